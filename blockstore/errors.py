@@ -1,0 +1,29 @@
+"""What can go wrong with a store, one class per thing a caller would do differently."""
+
+
+class StoreError(Exception):
+    """Base of everything that blockstore raises on its own account."""
+
+
+class NotAStore(StoreError):
+    """The path does not hold a store."""
+
+
+class StoreExists(StoreError):
+    """The path to be written is already taken."""
+
+
+class UnsupportedVersion(StoreError):
+    """The store, or a block in it, has a format version that this code does not read."""
+
+
+class CorruptBlock(StoreError):
+    """Bytes on disk are not what was written: wrong checksum, short file, impossible header."""
+
+
+class OutOfSpace(StoreError):
+    """The disk has no room for what is to be written."""
+
+
+class BudgetTooSmall(StoreError):
+    """The memory given cannot hold the work; the message says the least that would."""

@@ -1,0 +1,221 @@
+"""Byte layout of a store, format version 1: the only code that knows FORMAT.md."""
+
+import struct
+from typing import NamedTuple, Self
+
+import msgspec
+
+from blockstore.errors import CorruptBlock, UnsupportedVersion
+
+FORMAT_VERSION = 1
+PAGE_BYTES = 4096  # one crc32c each
+MIN_BLOCK_BYTES = PAGE_BYTES
+DEFAULT_BLOCK_BYTES = 1 << 20
+SHARD_BYTES = 1 << 30  # a shard holds at most this many bytes of slots
+MANIFEST_KEY = "blockstore"  # in the attributes of the root group
+
+ITEM_BYTES = {  # store dtype -> bytes; bfloat16 is a uint16 array as far as Zarr is concerned
+    "float32": 4, "float16": 2, "bfloat16": 2, "float64": 8,
+    "int8": 1, "int16": 2, "int32": 4, "int64": 8,
+    "uint8": 1, "uint16": 2, "uint32": 4, "uint64": 8,
+}  # fmt: skip
+
+BLOCK_MAGIC = b"GBLK"
+BLOCK_HEADER = struct.Struct("<4sHHQQIIII24x")  # FORMAT.md, "Graph block header"
+assert BLOCK_HEADER.size == 64
+
+HAS_EDGE_IDS = 1  # flag bits of a graph block
+WIDE_NODE_IDS = 2
+WIDE_EDGE_IDS = 4
+KNOWN_FLAGS = HAS_EDGE_IDS | WIDE_NODE_IDS | WIDE_EDGE_IDS
+
+# byte offsets inside the header, for kernels
+LAST_DEGREE_OFFSET = 16
+NUM_NODES_OFFSET = 24
+NUM_EDGES_OFFSET = 28
+NUM_CARRIED_OFFSET = 32
+EDGES_START_OFFSET = 36
+
+
+class BlockHeader(NamedTuple):
+    """The fields of a graph block after magic and version, in file order."""
+
+    flags: int
+    first_node: int  # store id of the first column that starts in this block
+    last_degree: int  # total degree of the last column that starts here, wherever its edges lie
+    num_nodes: int  # columns that start here; 0 in the middle of a giant column
+    num_edges: int  # edges that lie here, carried ones included
+    num_carried: int  # of these, the first ones continue the column before `first_node`
+    edges_start: int  # where the edges begin, in units of the id width from the block's start
+
+    def pack(self) -> bytes:
+        """The 64 header bytes."""
+        return BLOCK_HEADER.pack(BLOCK_MAGIC, FORMAT_VERSION, *self)
+
+    @classmethod
+    def unpack(cls, raw: bytes | memoryview, where: str) -> Self:
+        """Parse a header; `where` (path and byte offset) opens every error message."""
+        if len(raw) < BLOCK_HEADER.size:
+            raise CorruptBlock(f"{where}: header has {len(raw)} bytes, needs {BLOCK_HEADER.size}")
+        magic, version, *fields = BLOCK_HEADER.unpack_from(raw)
+        if magic != BLOCK_MAGIC:
+            raise CorruptBlock(f"{where}: magic is {magic!r}, not {BLOCK_MAGIC!r}")
+        if version != FORMAT_VERSION:
+            raise UnsupportedVersion(
+                f"{where}: block format {version}, this code reads {FORMAT_VERSION}"
+            )
+        header = cls(*fields)
+        if header.flags & ~KNOWN_FLAGS:
+            raise UnsupportedVersion(f"{where}: unknown flag bits {header.flags & ~KNOWN_FLAGS:#x}")
+        return header
+
+
+def align(count: int, to: int) -> int:
+    """`count` rounded up to a multiple of `to`."""
+    return -(-count // to) * to
+
+
+def edges_start_bytes(num_nodes: int) -> int:
+    """Byte offset of the first edge in a block in which `num_nodes` columns start."""
+    return align(BLOCK_HEADER.size + 4 * (num_nodes + 1), 8)
+
+
+def block_fill_bytes(num_nodes: int, num_edges: int, id_bytes: int, edge_id_bytes: int) -> int:
+    """Bytes that a graph block with these columns and edges takes; `edge_id_bytes` 0 without ids."""
+    edges = align(num_edges * id_bytes, 8)
+    return edges_start_bytes(num_nodes) + edges + num_edges * edge_id_bytes
+
+
+def giant_capacity(block_bytes: int, id_bytes: int, edge_id_bytes: int) -> int:
+    """Edges of one column that fill a block alone: a longer column is a giant, cut at multiples of it."""
+    room = block_bytes - edges_start_bytes(1)
+    capacity = room // (id_bytes + edge_id_bytes)
+    while capacity and block_fill_bytes(1, capacity, id_bytes, edge_id_bytes) > block_bytes:
+        capacity -= 1
+    return capacity
+
+
+class RowArray(msgspec.Struct, frozen=True):
+    """An array of equal rows (features, labels, ids, splits), stored as blocks of whole rows."""
+
+    path: str  # of the Zarr array, inside the store
+    dtype: str  # a key of ITEM_BYTES
+    num_rows: int
+    row_shape: tuple[int, ...] = ()  # () where a row is one number
+    source: str = ""  # how the source held it, for export: "dense", "csr" or ""
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row."""
+        count = 1
+        for extent in self.row_shape:
+            count *= extent
+        return count * ITEM_BYTES[self.dtype]
+
+
+class BlockGeometry(NamedTuple):
+    """Where the blocks of one array lie: block i is slot i % blocks_per_shard of shard i // ..."""
+
+    slot_bytes: int  # distance between blocks; a multiple of PAGE_BYTES
+    chunk_bytes: int  # true bytes of a block; the rest of the slot is a gap of zeros
+    num_blocks: int
+    blocks_per_shard: int
+    rows_per_block: int  # 1 for graph blocks: a block is a row of the Zarr array
+
+    @property
+    def pages_per_block(self) -> int:
+        """Entries of the crc array that belong to one block."""
+        return self.slot_bytes // PAGE_BYTES
+
+    @property
+    def num_shards(self) -> int:
+        """Files that hold the blocks."""
+        return -(-self.num_blocks // self.blocks_per_shard)
+
+    def locate(self, block: int) -> tuple[int, int]:
+        """Shard number and byte offset of a block."""
+        shard, slot = divmod(block, self.blocks_per_shard)
+        return shard, slot * self.slot_bytes
+
+
+def _geometry(slot: int, chunk: int, num_blocks: int, rows_per_block: int) -> BlockGeometry:
+    per_shard = max(1, min(num_blocks, SHARD_BYTES // slot))
+    return BlockGeometry(slot, chunk, num_blocks, per_shard, rows_per_block)
+
+
+def row_geometry(array: RowArray, block_bytes: int) -> BlockGeometry:
+    """Blocks of a row array: whole rows each; a row longer than a block takes whole slots."""
+    per_block = max(1, block_bytes // array.row_bytes)
+    chunk = per_block * array.row_bytes
+    num_blocks = -(-array.num_rows // per_block)
+    return _geometry(align(chunk, block_bytes), chunk, num_blocks, per_block)
+
+
+def graph_geometry(num_blocks: int, block_bytes: int) -> BlockGeometry:
+    """Blocks of a relation."""
+    return _geometry(block_bytes, block_bytes, num_blocks, 1)
+
+
+class NodeType(msgspec.Struct, frozen=True):
+    """One node type: a range of store ids and its per-node arrays, rows in store order."""
+
+    name: str
+    first: int  # store id of its first node
+    num_nodes: int
+    original_id: RowArray  # store order -> id in the source
+    store_id: RowArray  # source order -> store id
+    label: RowArray | None = None
+    features: dict[str, RowArray] = {}
+    splits: dict[str, RowArray] = {}  # source ids, in the order of the source
+
+
+class Relation(msgspec.Struct, frozen=True):
+    """One relation: in-edges of the nodes of `dst`, as graph blocks."""
+
+    src: str
+    name: str
+    dst: str
+    num_edges: int
+    num_blocks: int
+    path: str  # of the Zarr array of blocks
+    first_node_path: str  # of the object index: uint64 (num_blocks + 1,)
+    edge_id_dtype: str | None = None  # uint32 or uint64 where edge ids were kept
+    num_source_edges: int = 0  # edges the source listed; added reverses have ids from here on
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    """What a store holds: the attributes of its root group, under MANIFEST_KEY."""
+
+    format: int
+    fingerprint: str = ""
+    block_bytes: int
+    id_dtype: str  # uint32 or uint64: width of node ids in graph blocks and id arrays
+    types: tuple[NodeType, ...]
+    relations: tuple[Relation, ...]
+    order: str = "source"  # how store ids were given: "source", "bfs", ...
+    undirected: bool = False  # reverses were added and duplicates removed at ingest
+    duplicates: str = "keep"
+    self_loops: str = "keep"
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes of all types: store ids lie in [0, num_nodes)."""
+        return sum(t.num_nodes for t in self.types)
+
+    def row_arrays(self) -> list[RowArray]:
+        """Every row array of the store, in a fixed order."""
+        found: list[RowArray] = []
+        for t in self.types:
+            found += [t.original_id, t.store_id, *([t.label] if t.label else [])]
+            found += [*t.features.values(), *t.splits.values()]
+        return found
+
+
+def crc_path(array_path: str) -> str:
+    """Path of the side array with the crc32c of every page of `array_path`: uint32, shard order."""
+    return f"{array_path}.crc"
+
+
+def shard_path(array_path: str, shard: int, ndim: int) -> str:
+    """Path inside the store of one shard file of a Zarr array with `ndim` dimensions."""
+    return "/".join([array_path, "c", str(shard), *["0"] * (ndim - 1)])

@@ -1,0 +1,1 @@
+"""Block reads into the arena: files, reader threads, the arena itself."""

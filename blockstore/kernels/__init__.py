@@ -1,0 +1,1 @@
+"""Kernels over flat arrays: serial, `nogil`, one per worker thread."""

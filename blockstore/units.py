@@ -1,0 +1,33 @@
+"""Byte counts as people write them: `2G`, `512M`, `64K`, `4096`."""
+
+import re
+
+_FACTORS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+_PATTERN = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", re.IGNORECASE)
+
+
+def parse_bytes(text: str) -> int:
+    """The number of bytes that `text` names; K, M, G, T are powers of 1024.
+
+    Raises ValueError: not a positive number with an optional unit.
+    """
+    match = _PATTERN.fullmatch(text.strip())
+    if match is None or (count := int(float(match[1]) * _FACTORS[match[2].upper()])) <= 0:
+        raise ValueError(f"{text!r} is not a size such as 64K, 512M or 2G")
+    return count
+
+
+def format_bytes(count: int) -> str:
+    """`count` bytes for a person: three digits and a unit, `1.50G`."""
+    size = float(count)
+    for unit in "BKMG":
+        if abs(size) < 1024:
+            return (
+                f"{count}B"
+                if unit == "B"
+                else f"{size:.3g}{unit}"
+                if size < 1000
+                else f"{size:.0f}{unit}"
+            )
+        size /= 1024
+    return f"{size:.3g}T"

@@ -1,0 +1,1 @@
+"""What a training script holds: datasets, adapters and reference models."""

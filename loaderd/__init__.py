@@ -1,0 +1,1 @@
+"""The daemon: plans, engine, sessions, ledger and transport behind the `loaderd` command."""

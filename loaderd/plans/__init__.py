@@ -1,0 +1,1 @@
+"""Plans: pure functions from resolved parameters and a position to units of work."""

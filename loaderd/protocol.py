@@ -1,0 +1,256 @@
+"""Messages between loaderd and its clients, version 1: the only code that knows PROTOCOL.md."""
+
+from typing import Any
+
+import msgspec
+
+from loaderd.errors import BadMessage
+
+PROTOCOL_VERSION = 1
+SAMPLER_VERSION = 1  # of the draws: a change of kernels that changes batches counts it up
+DOOR_SUFFIX = ".door"  # ipc:///run/x -> the Unix socket /run/x.door passes the arena's descriptor
+
+
+class Message(msgspec.Struct, frozen=True, tag_field="kind"):
+    """Base of all messages: a MessagePack map with its kind in it; unknown fields are ignored."""
+
+
+class Resolved(msgspec.Struct, frozen=True, kw_only=True):
+    """Semantic parameters of a plan: with (epoch, step) they fix every bit of a batch."""
+
+    family: str  # "neighbor": plans minibatch and hyperbatch give the same batches
+    fingerprint: str  # of the store
+    sampler: int  # SAMPLER_VERSION
+    seeds: str  # "split:train", "ids:<digest>" or "all"
+    seed_type: str  # node type of the seeds
+    num_seeds: int
+    fanouts: tuple[tuple[int, ...], ...]  # [hop][relation], seeds outward; -1 is all
+    frontier: str  # "new": a hop expands newly found nodes only
+    replace: bool
+    batch_size: int  # global: all ranks together
+    shuffle: bool
+    seed: int
+    edge_ids: bool
+
+
+class Attach(Message, frozen=True, kw_only=True, tag="attach"):
+    """Client: open a session.  `split` is a name, "all", or "" where ids follow as an int64 frame."""
+
+    token: int  # from Welcome: ties the session to the connection at the door
+    request: int  # echoed in the reply
+    plan: str = "auto"
+    split: str = "train"
+    num_neighbors: tuple[int, ...] = ()  # per hop, the same for every relation
+    fanouts: tuple[tuple[int, ...], ...] = ()  # per hop and relation; instead of num_neighbors
+    batch_size: int = 1000
+    shuffle: bool = True
+    seed: int = 0
+    return_e_id: bool = False
+    seed_type: str = ""  # "" where the store has one node type
+    rank: int = 0
+    world_size: int = 1
+    window: int = 0  # batches in flight that the client would like; 0: as the daemon sees fit
+
+
+class RowArraySpec(msgspec.Struct, frozen=True):
+    """One per-node array that comes with each batch."""
+
+    name: str  # "x" for features, "y" for labels; other features by their name
+    dtype: str  # store dtype, bfloat16 included
+    row_shape: tuple[int, ...]
+    row_bytes: int
+
+
+class Attached(Message, frozen=True, kw_only=True, tag="attached"):
+    """Daemon: the session is open."""
+
+    request: int
+    session: int
+    resolved: Resolved
+    plan: str  # the physical plan that serves it
+    num_steps: int  # of every epoch
+    window: int  # at most this many batches are pushed and not yet released
+    rows: tuple[RowArraySpec, ...]
+    num_relations: int
+
+
+class Start(Message, frozen=True, kw_only=True, tag="start"):
+    """Client: push steps `step`, `step + stride`, ... of `epoch`.
+
+    Ends any earlier run of the session: its leases are taken back.  `run` grows from one start to the next; a
+    start that is repeated, or older than the newest, changes nothing.
+    """
+
+    session: int
+    run: int
+    epoch: int
+    step: int
+    stride: int = 1
+
+
+class Release(Message, frozen=True, kw_only=True, tag="release"):
+    """Client: row group `group` of a batch is copied, its slots may be used again.  Safe to repeat."""
+
+    session: int
+    run: int
+    step: int
+    group: int
+
+
+class Detach(Message, frozen=True, kw_only=True, tag="detach"):
+    """Client: close the session."""
+
+    session: int
+
+
+class StatusRequest(Message, frozen=True, kw_only=True, tag="status"):
+    """Client: say how you are."""
+
+    request: int = 0
+
+
+class BlobArray(msgspec.Struct, frozen=True):
+    """One array inside a blob.  A blob is a run of bytes laid over whole arena slots, in order."""
+
+    name: str
+    dtype: str
+    offset: int  # bytes from the blob's start; a multiple of 64
+    length: int  # items
+
+
+class Blob(msgspec.Struct, frozen=True):
+    """Where a blob lies and what is in it."""
+
+    slots: tuple[int, ...]  # byte b of the blob is byte b % slot_bytes of slots[b // slot_bytes]
+    arrays: tuple[BlobArray, ...]
+
+
+class RowGroup(Message, frozen=True, kw_only=True, tag="rows"):
+    """Daemon: rows of a batch, for the client to gather.
+
+    Blob arrays: `address:NAME` uint64 (num_rows,), the arena byte offset of each row of row array NAME, and, where the
+    group is not the whole batch, `positions` uint32 (num_rows,), the rows' places in `n_id`.
+    """
+
+    session: int
+    run: int
+    step: int
+    group: int
+    last: bool
+    num_rows: int
+    blob: Blob
+
+
+class BatchReady(Message, frozen=True, kw_only=True, tag="batch"):
+    """Daemon: a batch is built.
+
+    Blob arrays: `n_id` (original ids), `input_id` (places among the session's seeds), and per hop
+    and relation `counts:H:R` uint32 (nodes of hop H,), edges found per frontier node; `src` uint32
+    (edges,), the local source of each edge, hop by hop and relation by relation; `e_id` if asked.
+    The structure's slots are released together with row group 0.
+    """
+
+    session: int
+    run: int
+    epoch: int
+    step: int
+    num_seeds: int
+    nodes_per_hop: tuple[int, ...]  # [0] are the seeds, then those newly found by each hop
+    edges_per_hop: tuple[tuple[int, ...], ...]  # [hop][relation]
+    structure: Blob
+    rows: RowGroup  # group 0; further ones follow as messages of their own
+
+
+class ErrorReply(Message, frozen=True, kw_only=True, tag="error"):
+    """Daemon: a request was refused (`request` set), or a session failed (`session` set)."""
+
+    error: str  # class name in loaderd.errors
+    message: str
+    request: int = -1
+    session: int = -1
+    run: int = -1
+    step: int = -1
+
+
+class Welcome(Message, frozen=True, kw_only=True, tag="welcome"):
+    """Daemon, at the door, with the arena's descriptor: what the client maps."""
+
+    protocol: int
+    token: int
+    fingerprint: str
+    num_slots: int
+    slot_bytes: int
+
+
+class LedgerEntry(msgspec.Struct, frozen=True):
+    """One line of the memory budget."""
+
+    name: str
+    num_bytes: int
+    basis: str  # how it comes about: "4 B x 1,000,000 nodes"
+
+
+class SessionStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """One session, as `loaderd status` shows it."""
+
+    session: int
+    plan: str
+    seeds: str
+    epoch: int
+    step: int
+    num_steps: int
+    in_flight: int
+    window: int
+    batches: int
+
+
+class StatusReply(Message, frozen=True, kw_only=True, tag="status-reply"):
+    """Daemon: the answer to StatusRequest."""
+
+    request: int
+    store: str
+    fingerprint: str
+    pid: int
+    uptime_s: float
+    io_mode: str  # "O_DIRECT", or "buffered" and why
+    budget_bytes: int
+    ledger: tuple[LedgerEntry, ...]
+    sessions: tuple[SessionStatus, ...]
+    counters: dict[str, int]
+    draining: bool = False
+
+
+ClientMessage = Attach | Start | Release | Detach | StatusRequest
+DaemonMessage = Attached | BatchReady | RowGroup | ErrorReply | StatusReply | Welcome
+
+_encoder = msgspec.msgpack.Encoder()
+_envelope = msgspec.msgpack.Decoder(tuple[int, msgspec.Raw])
+_client = msgspec.msgpack.Decoder(ClientMessage)
+_daemon = msgspec.msgpack.Decoder(DaemonMessage)
+
+
+def encode(message: Message) -> bytes:
+    """The frame of a message: the MessagePack array [PROTOCOL_VERSION, map]."""
+    return _encoder.encode((PROTOCOL_VERSION, message))
+
+
+def _decode(frame: bytes | memoryview, decoder: msgspec.msgpack.Decoder[Any]) -> Any:
+    try:
+        version, body = _envelope.decode(frame)
+        if version != PROTOCOL_VERSION:
+            raise BadMessage(f"peer speaks protocol {version}, this side {PROTOCOL_VERSION}")
+        return decoder.decode(body)
+    except msgspec.MsgspecError as error:
+        raise BadMessage(f"{len(frame)}-byte frame: {error}") from error
+
+
+def decode_client(frame: bytes | memoryview) -> ClientMessage:
+    """What a client sent; raises BadMessage."""
+    message: ClientMessage = _decode(frame, _client)
+    return message
+
+
+def decode_daemon(frame: bytes | memoryview) -> DaemonMessage:
+    """What the daemon sent; raises BadMessage."""
+    message: DaemonMessage = _decode(frame, _daemon)
+    return message

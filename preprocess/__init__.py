@@ -1,0 +1,1 @@
+"""Sources in, a store out: the pipeline behind the `blockstore` command."""

@@ -1,0 +1,1 @@
+"""Benchmarks, reports and checks, run from the repository."""
