@@ -1,1 +1,1 @@
-"""The store: its format, block reads and writes, the arena, and the kernels that know a block's bytes."""
+"""The store: format, block reads and writes, arena, and the kernels that know a block's bytes."""

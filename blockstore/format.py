@@ -81,13 +81,13 @@ def edges_start_bytes(num_nodes: int) -> int:
 
 
 def block_fill_bytes(num_nodes: int, num_edges: int, id_bytes: int, edge_id_bytes: int) -> int:
-    """Bytes that a graph block with these columns and edges takes; `edge_id_bytes` 0 without ids."""
+    """Bytes that a graph block with these columns and edges takes; `edge_id_bytes` 0: no ids."""
     edges = align(num_edges * id_bytes, 8)
     return edges_start_bytes(num_nodes) + edges + num_edges * edge_id_bytes
 
 
 def giant_capacity(block_bytes: int, id_bytes: int, edge_id_bytes: int) -> int:
-    """Edges of one column that fill a block alone: a longer column is a giant, cut at multiples of it."""
+    """Edges of one column that fill a block alone; a longer column is a giant, cut there."""
     room = block_bytes - edges_start_bytes(1)
     capacity = room // (id_bytes + edge_id_bytes)
     while capacity and block_fill_bytes(1, capacity, id_bytes, edge_id_bytes) > block_bytes:
