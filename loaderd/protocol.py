@@ -34,7 +34,7 @@ class Resolved(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Attach(Message, frozen=True, kw_only=True, tag="attach"):
-    """Client: open a session.  `split` is a name, "all", or "" where ids follow as an int64 frame."""
+    """Client: open a session.  `split`: a name, "all", or "" where ids follow as an int64 frame."""
 
     token: int  # from Welcome: ties the session to the connection at the door
     request: int  # echoed in the reply
@@ -77,8 +77,8 @@ class Attached(Message, frozen=True, kw_only=True, tag="attached"):
 class Start(Message, frozen=True, kw_only=True, tag="start"):
     """Client: push steps `step`, `step + stride`, ... of `epoch`.
 
-    Ends any earlier run of the session: its leases are taken back.  `run` grows from one start to the next; a
-    start that is repeated, or older than the newest, changes nothing.
+    Ends any earlier run of the session: its leases are taken back.  `run` grows from one start to
+    the next; a start that is repeated, or older than the newest, changes nothing.
     """
 
     session: int
@@ -89,7 +89,7 @@ class Start(Message, frozen=True, kw_only=True, tag="start"):
 
 
 class Release(Message, frozen=True, kw_only=True, tag="release"):
-    """Client: row group `group` of a batch is copied, its slots may be used again.  Safe to repeat."""
+    """Client: row group `group` of a batch is copied, its slots are free.  Safe to repeat."""
 
     session: int
     run: int
@@ -128,8 +128,9 @@ class Blob(msgspec.Struct, frozen=True):
 class RowGroup(Message, frozen=True, kw_only=True, tag="rows"):
     """Daemon: rows of a batch, for the client to gather.
 
-    Blob arrays: `address:NAME` uint64 (num_rows,), the arena byte offset of each row of row array NAME, and, where the
-    group is not the whole batch, `positions` uint32 (num_rows,), the rows' places in `n_id`.
+    Blob arrays: `address:NAME` uint64 (num_rows,), the arena byte offset of each row of row array
+    NAME, and, where the group is not the whole batch, `positions` uint32 (num_rows,), the rows'
+    places in `n_id`.
     """
 
     session: int
