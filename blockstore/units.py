@@ -18,16 +18,12 @@ def parse_bytes(text: str) -> int:
 
 
 def format_bytes(count: int) -> str:
-    """`count` bytes for a person: three digits and a unit, `1.50G`."""
+    """`count` bytes for a person: three or four digits and a unit, `1.5G`."""
+    if count < 1024:
+        return f"{count}B"
     size = float(count)
-    for unit in "BKMG":
-        if abs(size) < 1024:
-            return (
-                f"{count}B"
-                if unit == "B"
-                else f"{size:.3g}{unit}"
-                if size < 1000
-                else f"{size:.0f}{unit}"
-            )
+    for unit in "KMGT":
         size /= 1024
-    return f"{size:.3g}T"
+        if size < 1024 or unit == "T":
+            break
+    return f"{size:.{3 if size < 1000 else 4}g}{unit}"

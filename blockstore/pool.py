@@ -1,0 +1,155 @@
+"""Which blocks of which files sit in which arena slots: pins, last use and eviction.  No I/O, no lock."""
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+_FOREIGN, _FREE = -2, -1  # in _file: not a slot of this pool, a slot without a block
+
+
+class Hold(NamedTuple):
+    """What `BlockPool.hold` decided for the blocks of one file."""
+
+    blocks: NDArray[np.int64]  # pinned now, present ones first
+    slots: NDArray[np.int64]  # where they are, or will be once read
+    num_present: int  # the first ones; the rest is for the caller to read, then `loaded`
+    left_out: NDArray[np.int64]  # no slot could be had; not pinned
+
+
+class BlockPool:
+    """Blocks in slots.  A block is pinned while somebody uses it; the longest unused goes first.
+
+    `slot_of_block[file]` int32 (num_blocks,) is what kernels read: the slot of a block whose bytes
+    are there, else -1.
+    """
+
+    def __init__(self, num_blocks: Sequence[int], num_slots: int) -> None:
+        """`num_blocks` of each file; `num_slots` of the whole arena (the pool owns none yet)."""
+        self.slot_of_block = [np.full(n, -1, np.int32) for n in num_blocks]
+        self._where = [np.full(n, -1, np.int32) for n in num_blocks]  # present or being read
+        self._present = [0] * len(num_blocks)
+        self._file = np.full(num_slots, _FOREIGN, np.int32)
+        self._block = np.zeros(num_slots, np.int64)
+        self._pins = np.zeros(num_slots, np.int32)
+        self._used = np.zeros(num_slots, np.int64)
+        self._file_pins = np.zeros(len(num_blocks) + 1, np.int64)  # [-1]: slots without a block
+        self.tick = 0  # of use: whoever holds counts it up
+
+    def add_slots(self, slots: Iterable[int]) -> None:
+        """Own these slots from now on."""
+        index = np.fromiter(slots, np.int64)
+        assert (self._file[index] == _FOREIGN).all()
+        self._file[index] = _FREE
+        self._used[index] = -1
+
+    def remove_run(self, first: int, count: int) -> bool:
+        """Give up `count` slots from `first` on; False, and nothing done, while one is pinned."""
+        run = np.arange(first, first + count)
+        if not self._evictable(run).all():
+            return False
+        self._evict(run)
+        self._file[run] = _FOREIGN
+        return True
+
+    def owned(self) -> NDArray[np.bool_]:
+        """Mask over the arena's slots: those of this pool."""
+        return self._file != _FOREIGN
+
+    def pinned(self) -> NDArray[np.bool_]:
+        """Mask over the arena's slots: those that cannot be given up at present."""
+        return self.owned() & ~self._evictable(np.arange(self._file.size))
+
+    def complete(self, file: int) -> bool:
+        """Whether every block of the file is present."""
+        return self._present[file] == self.slot_of_block[file].size
+
+    def num_present(self, file: int) -> int:
+        """Blocks of the file whose bytes are there."""
+        return self._present[file]
+
+    def present_mask(self, file: int, blocks: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Which of `blocks` are present or being read."""
+        return self._where[file][blocks] >= 0
+
+    def hold_file(self, file: int) -> bool:
+        """Pin a file that is complete, at no cost per block; False where it is not."""
+        if not self.complete(file):
+            return False
+        self._file_pins[file] += 1
+        return True
+
+    def drop_file(self, file: int) -> None:
+        """Undo one `hold_file`."""
+        self._file_pins[file] -= 1
+        assert self._file_pins[file] >= 0
+
+    def hold(self, file: int, blocks: NDArray[np.int64], min_age: int = 0) -> Hold:
+        """Pin distinct blocks; those absent get a slot that is free or unused for `min_age` ticks.
+
+        The caller reads the blocks after `num_present` and then calls `loaded` (or `failed`).  A
+        block in another caller's hands counts as present: wait until `slot_of_block` shows it.
+        """
+        where = self._where[file][blocks]
+        here = where >= 0
+        found = where[here].astype(np.int64)
+        self._pins[found] += 1
+        self._used[found] = self.tick
+        absent = blocks[~here]
+        slots = self._claim(absent.size, min_age)
+        taken, left_out = absent[: slots.size], absent[slots.size :]
+        self._file[slots], self._block[slots] = file, taken
+        self._pins[slots], self._used[slots] = 1, self.tick
+        self._where[file][taken] = slots
+        return Hold(
+            np.concatenate([blocks[here], taken]),
+            np.concatenate([found, slots]),
+            found.size,
+            left_out,
+        )
+
+    def loaded(self, file: int, blocks: NDArray[np.int64], slots: NDArray[np.int64]) -> None:
+        """The bytes of these held blocks are in their slots now."""
+        self.slot_of_block[file][blocks] = slots
+        self._present[file] += blocks.size
+
+    def failed(self, file: int, blocks: NDArray[np.int64], slots: NDArray[np.int64]) -> None:
+        """These held blocks could not be read: their slots are free, their pins gone."""
+        self._where[file][blocks] = -1
+        self._file[slots], self._pins[slots], self._used[slots] = _FREE, 0, -1
+
+    def drop(self, slots: NDArray[np.int64]) -> None:
+        """Unpin held blocks by their slots."""
+        self._pins[slots] -= 1
+        assert (self._pins[slots] >= 0).all()
+
+    def _evictable(self, slots: NDArray[np.int64]) -> NDArray[np.bool_]:
+        file = self._file[slots]
+        free = (file != _FOREIGN) & (self._pins[slots] == 0)
+        result: NDArray[np.bool_] = free & (self._file_pins[np.maximum(file, -1)] == 0)
+        return result
+
+    def _claim(self, count: int, min_age: int) -> NDArray[np.int64]:
+        """Up to `count` slots for new blocks: free ones, then the longest unused."""
+        if count == 0:
+            return np.empty(0, np.int64)
+        candidates = np.flatnonzero(self._evictable(np.arange(self._file.size)))
+        if min_age:
+            used = self._used[candidates]
+            candidates = candidates[(used < 0) | (used <= self.tick - min_age)]
+        if candidates.size > count:
+            oldest = np.argsort(self._used[candidates], kind="stable")[:count]
+            candidates = candidates[np.sort(oldest)]
+        self._evict(candidates)
+        return candidates
+
+    def _evict(self, slots: NDArray[np.int64]) -> None:
+        file, block = self._file[slots], self._block[slots]
+        for f in np.unique(file[file >= 0]):
+            blocks = block[file == f]
+            self._present[f] -= int((self.slot_of_block[f][blocks] >= 0).sum())
+            self.slot_of_block[f][blocks] = -1
+            self._where[f][blocks] = -1
+        self._file[slots] = _FREE
+        self._used[slots] = -1

@@ -1,0 +1,104 @@
+"""What a plan is: a pure function from resolved parameters and a position to a unit of work."""
+
+from typing import Literal, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from loaderd.errors import Refused
+from loaderd.protocol import Resolved
+
+Kind = Literal["batch", "macro", "chunk", "split"]  # of answer
+
+
+class Part(NamedTuple):
+    """Whose share of each global batch is wanted: rank of world_size trainers, or server of servers."""
+
+    rank: int = 0
+    world_size: int = 1
+
+
+class OwnerMap(NamedTuple):
+    """Who owns each node: trainers of a split-parallel job, or servers of a distributed store."""
+
+    name: str  # of the array in the store
+    num_owners: int
+    owner: NDArray[np.uint16]  # (num_nodes,) by store id
+
+
+class Unit(NamedTuple):
+    """One piece of work: seeds at positions [start, stop) of the epoch's order."""
+
+    epoch: int
+    step: int
+    start: int
+    stop: int
+
+    @property
+    def num_seeds(self) -> int:
+        """Seeds of this part in the step."""
+        return self.stop - self.start
+
+
+class Shape(NamedTuple):
+    """Bounds on one unit of work, for the ledger; items, not bytes."""
+
+    seeds: int
+    frontier: tuple[int, ...]  # nodes that hop h expands, at most
+    edges: tuple[tuple[int, ...], ...]  # [hop][relation] edges found, at most
+    nodes: int  # in the batch, at most
+
+    @property
+    def total_edges(self) -> int:
+        """Edges of all hops and relations, at most."""
+        return sum(sum(hop) for hop in self.edges)
+
+
+class Plan(Protocol):
+    """A plan: pure, so that any daemon with the same store answers (resolved, epoch, step) alike."""
+
+    name: str
+    kind: Kind
+    resolved: Resolved
+    part: Part
+    owners: OwnerMap | None
+
+    @property
+    def num_steps(self) -> int:
+        """Units of every epoch, the same for every part."""
+
+    def unit(self, epoch: int, step: int) -> Unit:
+        """The work of one step for this part."""
+
+    def epoch_key(self, epoch: int) -> int:
+        """Key of the epoch's order of seeds (`kernels.random.permute`), uint64."""
+
+    def hop_key(self, epoch: int, step: int, hop: int, relation: int) -> int:
+        """Key of the draws of one hop over one relation, uint64; knows no part."""
+
+    def shape(self) -> Shape:
+        """Bounds for the ledger."""
+
+
+def count_steps(num_seeds: int, batch_size: int, world_size: int) -> int:
+    """Global batches of an epoch; a tail smaller than `world_size` joins the batch before it.
+
+    Raises Refused: fewer seeds than ranks.
+    """
+    if num_seeds < world_size:
+        raise Refused(f"{num_seeds} seeds cannot be shared by {world_size} ranks")
+    steps, tail = divmod(num_seeds, batch_size)
+    if steps == 0:
+        return 1
+    return steps + (tail >= world_size)
+
+
+def share(step: int, num_steps: int, num_seeds: int, batch_size: int, part: Part) -> range:
+    """Positions of one part's contiguous share of a global batch; shares differ by one seed."""
+    start = step * batch_size
+    stop = num_seeds if step == num_steps - 1 else start + batch_size
+    size = stop - start
+    return range(
+        start + size * part.rank // part.world_size,
+        start + size * (part.rank + 1) // part.world_size,
+    )

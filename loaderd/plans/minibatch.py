@@ -1,0 +1,66 @@
+"""Plan `minibatch`: plain neighbor sampling, one batch after the other."""
+
+from typing import NamedTuple
+
+from blockstore.kernels.random import make_epoch_key, make_key
+from loaderd.plans.base import Kind, OwnerMap, Part, Shape, Unit, count_steps, share
+from loaderd.protocol import Resolved
+
+
+class GraphBounds(NamedTuple):
+    """What a plan must know of the store to bound its work."""
+
+    num_nodes: int
+    num_edges: tuple[int, ...]  # per relation
+
+
+class MinibatchPlan:
+    """Neighbor sampling without replacement, a hop expanding newly found nodes only (as PyG does)."""
+
+    name = "minibatch"
+    kind: Kind = "batch"
+    owners: OwnerMap | None = None
+
+    def __init__(self, resolved: Resolved, part: Part, bounds: GraphBounds) -> None:
+        """Raises Refused: fewer seeds than ranks."""
+        self.resolved = resolved
+        self.part = part
+        self._bounds = bounds
+        self._num_steps = count_steps(resolved.num_seeds, resolved.batch_size, part.world_size)
+
+    @property
+    def num_steps(self) -> int:
+        """Global batches of an epoch."""
+        return self._num_steps
+
+    def unit(self, epoch: int, step: int) -> Unit:
+        """This part's share of global batch `step`."""
+        r = self.resolved
+        own = share(step, self._num_steps, r.num_seeds, r.batch_size, self.part)
+        return Unit(epoch, step, own.start, own.stop)
+
+    def epoch_key(self, epoch: int) -> int:
+        """Key of the epoch's order of seeds."""
+        return int(make_epoch_key(self.resolved.seed, epoch))
+
+    def hop_key(self, epoch: int, step: int, hop: int, relation: int) -> int:
+        """Key of the draws of one hop over one relation."""
+        return int(make_key(self.resolved.seed, epoch, step, hop, relation))
+
+    def shape(self) -> Shape:
+        """Worst case of a step: every draw finds a new node, until the graph is used up."""
+        world = self.part.world_size
+        batch = self.resolved.batch_size
+        largest = min(self.resolved.num_seeds, batch + world - 1)  # with a tail that joined
+        seeds = -(-largest // world)
+        frontier, edges, nodes = [seeds], [], seeds
+        for fanouts in self.resolved.fanouts:
+            found = tuple(
+                total if fanout < 0 else min(frontier[-1] * fanout, max(total, seeds * fanout))
+                for fanout, total in zip(fanouts, self._bounds.num_edges, strict=True)
+            )
+            edges.append(found)
+            frontier.append(min(sum(found), self._bounds.num_nodes))
+            nodes += frontier[-1]
+        nodes = min(nodes, self._bounds.num_nodes + seeds)
+        return Shape(seeds, tuple(frontier[:-1]), tuple(edges), nodes)

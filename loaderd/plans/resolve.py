@@ -1,0 +1,77 @@
+"""From what a client asked for to resolved semantic parameters and the plan that serves them."""
+
+from blockstore.format import Manifest, NodeType
+from loaderd.errors import Refused
+from loaderd.plans.base import Part, Plan
+from loaderd.plans.minibatch import GraphBounds, MinibatchPlan
+from loaderd.protocol import SAMPLER_VERSION, Attach, Resolved
+
+PLANS = ("auto", "minibatch")  # `auto` chooses among plans with equal batches
+MAX_HOPS = 16
+MAX_FANOUT = 1 << 16
+
+
+def seed_type(manifest: Manifest, request: Attach) -> NodeType:
+    """The node type that the seeds belong to; Refused where it is unknown or not named."""
+    if not request.seed_type and len(manifest.types) == 1:
+        return manifest.types[0]
+    for node_type in manifest.types:
+        if node_type.name == request.seed_type:
+            return node_type
+    names = ", ".join(t.name for t in manifest.types)
+    raise Refused(f"seed type {request.seed_type!r} is not in the store: it has {names}")
+
+
+def resolve_fanouts(request: Attach, num_relations: int) -> tuple[tuple[int, ...], ...]:
+    """Fanouts per hop and relation; Refused where they are empty, 0 or out of range."""
+    fanouts = request.fanouts or tuple((k,) * num_relations for k in request.num_neighbors)
+    if not 1 <= len(fanouts) <= MAX_HOPS:
+        raise Refused(f"num_neighbors has {len(fanouts)} hops, expected 1 to {MAX_HOPS}")
+    for hop, row in enumerate(fanouts):
+        if len(row) != num_relations:
+            raise Refused(
+                f"hop {hop} has {len(row)} fanouts, expected one for each of the store's "
+                f"{num_relations} relations"
+            )
+        for k in row:
+            if k != -1 and not 1 <= k <= MAX_FANOUT:
+                raise Refused(
+                    f"fanout {k} at hop {hop}: expected -1 (all neighbors) or 1 to {MAX_FANOUT}"
+                )
+    return fanouts
+
+
+def resolve(manifest: Manifest, request: Attach, seeds_name: str, num_seeds: int) -> Resolved:
+    """The semantic parameters of a session, fixed at its first attach.  Raises Refused."""
+    if request.plan not in PLANS:
+        raise Refused(f"plan {request.plan!r} is not known: choose among {', '.join(PLANS)}")
+    if num_seeds < 1:
+        raise Refused(f"seeds {seeds_name!r}: there are none")
+    if request.batch_size < request.world_size:
+        raise Refused(
+            f"batch_size {request.batch_size} is the global batch and must be at least "
+            f"world_size {request.world_size}"
+        )
+    if request.return_e_id and any(r.edge_id_dtype is None for r in manifest.relations):
+        raise Refused("return_e_id: the store has no edge ids; ingest with --edge-ids")
+    return Resolved(
+        family="neighbor",
+        fingerprint=manifest.fingerprint,
+        sampler=SAMPLER_VERSION,
+        seeds=seeds_name,
+        seed_type=seed_type(manifest, request).name,
+        num_seeds=num_seeds,
+        fanouts=resolve_fanouts(request, len(manifest.relations)),
+        frontier="new",
+        replace=False,
+        batch_size=request.batch_size,
+        shuffle=request.shuffle,
+        seed=request.seed,
+        edge_ids=request.return_e_id,
+    )
+
+
+def make_plan(manifest: Manifest, resolved: Resolved, part: Part) -> Plan:
+    """The plan that serves these parameters; `auto` is decided here."""
+    bounds = GraphBounds(manifest.num_nodes, tuple(r.num_edges for r in manifest.relations))
+    return MinibatchPlan(resolved, part, bounds)
