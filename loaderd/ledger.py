@@ -1,0 +1,210 @@
+"""Where `--mem` goes: the tables that stay, the arena's slots, and what a session takes of them."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from blockstore.errors import BudgetTooSmall
+from blockstore.format import (
+    ITEM_BYTES,
+    Manifest,
+    NodeType,
+    RowArray,
+    graph_geometry,
+    row_geometry,
+)
+from blockstore.store import Store
+from blockstore.units import format_bytes
+from loaderd.plans.base import Shape
+from loaderd.protocol import LedgerEntry
+from loaderd.workspace import Sizes, workspace_bytes
+
+MAX_TRANSIT = 16  # slots a worker may use to pass blocks through
+LEAST_SESSION = 12  # slots: below this no session can be had, whatever it asks
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSettings:
+    """Physical settings: none of them changes a bit of a batch."""
+
+    mem_bytes: int
+    workers: int = 4
+    readers: int = 8
+
+
+class ServedRows(NamedTuple):
+    """One row array that comes with every batch."""
+
+    name: str  # "x", "y", ...
+    node_type: NodeType
+    array: RowArray
+
+
+def served_rows(manifest: Manifest) -> list[ServedRows]:
+    """Row arrays of a batch: features, then labels, of every type that has them."""
+    found = []
+    several = len(manifest.types) > 1
+    for t in manifest.types:
+        prefix = f"{t.name}." if several else ""
+        names = {name: "x" if len(t.features) == 1 else name for name in t.features}
+        found += [ServedRows(prefix + names[n], t, array) for n, array in t.features.items()]
+        if t.label is not None:
+            found.append(ServedRows(f"{prefix}y", t, t.label))
+    return found
+
+
+class Budget(NamedTuple):
+    """How the memory is cut at start."""
+
+    table_entries: tuple[LedgerEntry, ...]
+    slot_bytes: int
+    num_slots: int
+    graph_slots: int  # of these, the graph pool's
+    graph_least: int  # slots it always keeps
+    graph_blocks: int
+    row_blocks: int
+
+    def entries(self) -> tuple[LedgerEntry, ...]:
+        """The ledger as `serve --dry-run` prints it."""
+        slot = self.slot_bytes
+        graph = "all of" if self.graph_slots >= self.graph_blocks else "of"
+        rest = self.num_slots - self.graph_slots
+        return (
+            *self.table_entries,
+            LedgerEntry(
+                "graph pool",
+                self.graph_slots * slot,
+                f"{self.graph_slots:,} slots x {slot:,} B, {graph} {self.graph_blocks:,} blocks",
+            ),
+            LedgerEntry(
+                "row pool and sessions",
+                rest * slot,
+                f"{rest:,} slots x {slot:,} B, {self.row_blocks:,} blocks; sessions take "
+                "workspaces, seeds, structure and row areas from it",
+            ),
+        )
+
+
+def table_entries(manifest: Manifest) -> tuple[LedgerEntry, ...]:
+    """Tables that stay in memory beside the arena."""
+    pages = blocks = 0
+    for relation in manifest.relations:
+        geometry = graph_geometry(relation.num_blocks, manifest.block_bytes)
+        pages += geometry.num_blocks * geometry.pages_per_block
+        blocks += relation.num_blocks
+    for rows in served_rows(manifest):
+        geometry = row_geometry(rows.array, manifest.block_bytes)
+        pages += geometry.num_blocks * geometry.pages_per_block
+    item = ITEM_BYTES[manifest.id_dtype]
+    nodes = manifest.num_nodes
+    return (
+        LedgerEntry("page checksums", 4 * pages, f"4 B x {pages:,} pages of 4 KiB"),
+        LedgerEntry("object index", 20 * blocks, f"20 B x {blocks:,} graph blocks, with its guide"),
+        LedgerEntry("original ids", item * nodes, f"{item} B x {nodes:,} nodes"),
+    )
+
+
+def slot_bytes(manifest: Manifest) -> int:
+    """Bytes of an arena slot: the widest slot on disk, so that every block fits one."""
+    widths = [row_geometry(r.array, manifest.block_bytes).slot_bytes for r in served_rows(manifest)]
+    return max([manifest.block_bytes, *widths])
+
+
+def make_budget(manifest: Manifest, settings: EngineSettings) -> Budget:
+    """Cut the memory.  Raises BudgetTooSmall with the least that would do."""
+    tables = table_entries(manifest)
+    fixed = sum(e.num_bytes for e in tables)
+    slot = slot_bytes(manifest)
+    graph_blocks = sum(r.num_blocks for r in manifest.relations)
+    row_blocks = sum(
+        row_geometry(r.array, manifest.block_bytes).num_blocks for r in served_rows(manifest)
+    )
+    num_slots = (settings.mem_bytes - fixed) // slot
+    graph_least = min(2 * settings.workers, max(1, graph_blocks))
+    least = graph_least + LEAST_SESSION
+    if num_slots < least:
+        need = format_bytes(-(-(fixed + least * slot) // (1 << 20)) << 20)
+        raise BudgetTooSmall(
+            f"--mem {format_bytes(settings.mem_bytes)}: tables take {format_bytes(fixed)} and the "
+            f"arena at least {least} slots of {format_bytes(slot)}; give at least --mem {need}"
+        )
+    # the whole graph where at most half of the arena holds it, else a quarter
+    share = graph_blocks if graph_blocks <= num_slots // 2 else max(graph_least, num_slots // 4)
+    graph_slots = min(max(share, graph_least), num_slots - LEAST_SESSION)
+    return Budget(tables, slot, num_slots, graph_slots, graph_least, graph_blocks, row_blocks)
+
+
+def plan_budget(store: Store, settings: EngineSettings) -> tuple[LedgerEntry, ...]:
+    """The ledger of a daemon that would serve this store.  Raises BudgetTooSmall."""
+    return make_budget(store.manifest, settings).entries()
+
+
+class SessionNeed(NamedTuple):
+    """What a session takes of the arena, in slots unless said otherwise."""
+
+    workspace: int  # contiguous, per worker
+    workspace_bytes: int
+    seeds: int  # contiguous
+    structure: int  # of one batch, worst case
+    addresses: int  # of one batch, worst case, in several groups
+    area: int  # row area of one batch, worst case
+    least_area: int  # one slot a row array
+
+    @property
+    def least(self) -> int:
+        """Slots without which the session cannot be served, one worker and its transit included."""
+        return self.workspace + 2 + self.seeds + self.least_quota
+
+    @property
+    def least_quota(self) -> int:
+        """Slots for one batch at a time, its rows in as many groups as it takes."""
+        return self.structure + self.addresses + self.least_area
+
+
+def structure_bytes(shape: Shape, id_bytes: int, edge_id_bytes: int) -> int:
+    """Bytes of a batch's structure blob in the worst case, alignment included."""
+    relations = len(shape.edges[0])
+    arrays = 3 + len(shape.edges) * relations
+    total = shape.nodes * id_bytes + 8 * shape.seeds + 4 * sum(shape.frontier) * relations
+    return total + shape.total_edges * (4 + edge_id_bytes) + 64 * arrays
+
+
+def session_need(
+    shape: Shape, sizes: Sizes, rows: list[ServedRows], num_seeds: int, slot: int
+) -> SessionNeed:
+    """What a session with this plan takes."""
+
+    def slots(num_bytes: int) -> int:
+        return -(-num_bytes // slot)
+
+    item = ITEM_BYTES[sizes.id_dtype]
+    edge_item = ITEM_BYTES[sizes.edge_id_dtype] if sizes.edge_id_dtype else 0
+    work = workspace_bytes(shape, sizes)
+    return SessionNeed(
+        workspace=slots(work),
+        workspace_bytes=work,
+        seeds=slots(num_seeds * item),
+        structure=slots(structure_bytes(shape, item, edge_item)),
+        addresses=slots(shape.nodes * (8 * len(rows) + 4) + 64 * (len(rows) + 1)),
+        area=sum(-(-shape.nodes // (slot // r.array.row_bytes)) for r in rows),
+        least_area=len(rows),
+    )
+
+
+def make_sizes(manifest: Manifest, edge_ids: bool, stamp: bool) -> Sizes:
+    """What the store adds to a plan's shape."""
+    rows = [row_geometry(r.array, manifest.block_bytes) for r in served_rows(manifest)]
+    finest = min([g.rows_per_block for g in rows], default=1)
+    blocks = [r.num_blocks for r in manifest.relations] + [g.num_blocks for g in rows]
+    widths = [r.edge_id_dtype or "uint32" for r in manifest.relations]
+    edge_id_dtype = max(widths, key=lambda d: np.dtype(d).itemsize) if edge_ids else ""
+    return Sizes(
+        num_nodes=manifest.num_nodes,
+        id_dtype=manifest.id_dtype,
+        edge_id_dtype=edge_id_dtype,
+        num_row_arrays=len(rows),
+        max_blocks=max(blocks, default=1),
+        row_keys=manifest.num_nodes // finest + 1,
+        stamp=stamp,
+    )

@@ -1,0 +1,105 @@
+"""Blocks brought into a pool and held there: the pool's decisions, carried out."""
+
+import threading
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from blockstore.errors import CorruptBlock
+from blockstore.io.reader import BlockReader
+from blockstore.pool import BlockPool
+
+
+class Held(NamedTuple):
+    """Blocks that stay where they are until `drop`."""
+
+    slots: NDArray[np.int64]
+    left_out: NDArray[np.int64]  # blocks for which the pool had no slot
+
+
+class Residency:
+    """Holds blocks of some files of a reader for worker threads; reads what is absent."""
+
+    def __init__(
+        self, pool: BlockPool, reader: BlockReader, first_file: int, changed: threading.Condition
+    ) -> None:
+        """File f of the pool is file `first_file + f` of the reader; `changed` guards the pool."""
+        self.pool, self._reader, self._first_file, self._changed = pool, reader, first_file, changed
+
+    def hold_file(self, file: int) -> bool:
+        """Hold a file that is wholly present; False where it is not."""
+        with self._changed:
+            return self.pool.hold_file(file)
+
+    def drop_file(self, file: int) -> None:
+        """Undo one `hold_file`."""
+        with self._changed:
+            self.pool.drop_file(file)
+            self._changed.notify_all()
+
+    def present(self, file: int, blocks: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Which blocks are here, or on their way."""
+        with self._changed:
+            return self.pool.present_mask(file, blocks)
+
+    def hold(self, file: int, blocks: NDArray[np.int64], min_age: int = 0) -> Held:
+        """Hold distinct, ascending blocks, reading those that are absent and can get a slot.
+
+        Raises CorruptBlock, OSError: a block could not be read; nothing is held then.
+        """
+        with self._changed:
+            hold = self.pool.hold(file, blocks, min_age)
+        n = hold.num_present
+        wanted, slots = hold.blocks[n:], hold.slots[n:]
+        try:
+            if wanted.size:
+                self._reader.read(self._first_file + file, wanted, slots)
+        except BaseException:
+            with self._changed:
+                self.pool.failed(file, wanted, slots)
+                self._drop_present(file, hold.blocks[:n], hold.slots[:n])
+                self._changed.notify_all()
+            raise
+        with self._changed:
+            self.pool.loaded(file, wanted, slots)
+            self._changed.notify_all()
+            self._wait(file, hold.blocks[:n], hold.slots[:n], slots)
+        return Held(hold.slots, hold.left_out)
+
+    def drop(self, held: Held) -> None:
+        """Let the pool have the blocks again."""
+        if held.slots.size:
+            with self._changed:
+                self.pool.drop(held.slots)
+                self._changed.notify_all()
+
+    def tick(self) -> None:
+        """One more batch has begun: ages are counted in these."""
+        with self._changed:
+            self.pool.tick += 1
+
+    def _wait(
+        self,
+        file: int,
+        blocks: NDArray[np.int64],
+        slots: NDArray[np.int64],
+        own: NDArray[np.int64],
+    ) -> None:
+        """Until other threads have read what they began; raises if one of them failed."""
+
+        def settled() -> bool:
+            here = self.pool.slot_of_block[file][blocks] >= 0
+            return bool((here | ~self.pool.present_mask(file, blocks)).all())
+
+        self._changed.wait_for(settled)
+        lost = ~self.pool.present_mask(file, blocks)
+        if lost.any():
+            self._drop_present(file, blocks, slots)
+            self.pool.drop(own)
+            raise CorruptBlock(f"block {blocks[lost][0]} could not be read for another batch")
+
+    def _drop_present(
+        self, file: int, blocks: NDArray[np.int64], slots: NDArray[np.int64]
+    ) -> None:
+        self.pool.drop(slots[self.pool.present_mask(file, blocks)])

@@ -1,0 +1,106 @@
+"""Who owns which arena slot: two block pools, and what sessions have taken out of them."""
+
+import threading
+
+import numpy as np
+from numpy.typing import NDArray
+
+from blockstore.pool import BlockPool
+from loaderd.errors import Refused
+
+WAIT_S = 20.0  # for batches in flight to give back what an attach needs
+
+
+class SlotBroker:
+    """Takes slots out of the pools for workspaces and sessions, and puts them back.
+
+    Slots [0, graph_slots) are the graph pool's by birth, the others the row pool's.  What is taken
+    comes from the row pool, from the top, and only then from the graph pool, down to its least.
+    """
+
+    def __init__(
+        self,
+        graph: BlockPool,
+        rows: BlockPool,
+        changed: threading.Condition,
+        num_slots: int,
+        graph_slots: int,
+        graph_least: int,
+    ) -> None:
+        """`changed` guards both pools and is notified whenever a pin goes."""
+        self._graph, self._rows, self._changed = graph, rows, changed
+        self._num_slots, self._graph_slots, self._graph_least = num_slots, graph_slots, graph_least
+        with changed:
+            graph.add_slots(range(graph_slots))
+            rows.add_slots(range(graph_slots, num_slots))
+
+    def available(self) -> int:
+        """Slots that could be taken if nothing were pinned."""
+        with self._changed:
+            spare = max(0, int(self._graph.owned().sum()) - self._graph_least)
+            return int(self._rows.owned().sum()) + spare
+
+    def row_slots(self) -> int:
+        """Slots that the row pool has at present."""
+        with self._changed:
+            return int(self._rows.owned().sum())
+
+    def take_run(self, count: int) -> int:
+        """First of `count` adjacent slots, now the caller's.
+
+        Raises Refused: there is no such run, or batches in flight do not give it back in time.
+        """
+        if count == 0:
+            return 0
+        with self._changed:
+            found = self._changed.wait_for(lambda: self._try_run(count), WAIT_S)
+            if not found:
+                raise Refused(self._shortage(count))
+            return self._found
+
+    def take(self, count: int) -> list[int]:
+        """`count` slots, wherever they are, now the caller's.  Raises Refused as `take_run`."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._free_mask().sum() >= count, WAIT_S):
+                raise Refused(self._shortage(count))
+            chosen = np.flatnonzero(self._free_mask())[::-1][:count]
+            for slot in chosen:
+                self._remove(int(slot), 1)
+            return [int(slot) for slot in chosen]
+
+    def give(self, slots: list[int]) -> None:
+        """Back to the pools they came from."""
+        with self._changed:
+            self._graph.add_slots(s for s in slots if s < self._graph_slots)
+            self._rows.add_slots(s for s in slots if s >= self._graph_slots)
+            self._changed.notify_all()
+
+    def _shortage(self, count: int) -> str:
+        return (
+            f"{count} arena slots are not to be had: {int(self._free_mask().sum())} are free, others "
+            "serve sessions; detach one, ask for a smaller batch or window, or give more --mem"
+        )
+
+    def _free_mask(self) -> NDArray[np.bool_]:
+        free = self._rows.owned() & ~self._rows.pinned()
+        spare = int(self._graph.owned().sum()) - self._graph_least
+        graph = np.flatnonzero(self._graph.owned() & ~self._graph.pinned())
+        if spare > 0 and graph.size:
+            free[graph[-spare:]] = True
+        return free
+
+    def _try_run(self, count: int) -> bool:
+        free = self._free_mask()
+        ends = np.flatnonzero(~free)
+        edges = np.concatenate([[-1], ends, [free.size]])
+        gaps = np.flatnonzero(np.diff(edges) - 1 >= count)
+        if gaps.size == 0:
+            return False
+        self._found = int(edges[gaps[-1] + 1]) - count  # the top of the highest gap
+        self._remove(self._found, count)
+        return True
+
+    def _remove(self, first: int, count: int) -> None:
+        middle = min(max(self._graph_slots, first), first + count)
+        assert self._graph.remove_run(first, middle - first)
+        assert self._rows.remove_run(middle, first + count - middle)

@@ -1,0 +1,124 @@
+"""The arrays that one worker needs to build one batch, carved from a run of arena slots."""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from loaderd.plans.base import Shape
+
+ALIGN = 64
+
+
+class Sizes(NamedTuple):
+    """What the store and the session add to a plan's shape."""
+
+    num_nodes: int
+    id_dtype: str
+    edge_id_dtype: str  # "" where edge ids are not asked for
+    num_row_arrays: int
+    max_blocks: int  # of any file
+    row_keys: int  # store ids divided by the finest rows_per_block
+    stamp: bool  # renumber by a table of all nodes, else by a hash table
+
+
+class Carver:
+    """Cuts arrays from a piece of memory, or only adds up what they take."""
+
+    def __init__(self, memory: NDArray[np.uint8] | None) -> None:
+        self._memory = memory
+        self.used = 0
+
+    def array(self, dtype: DTypeLike, count: int) -> NDArray[Any]:
+        """The next `count` items; an empty array while only adding up."""
+        item = np.dtype(dtype)
+        start = self.used
+        self.used = start + -(-count * item.itemsize // ALIGN) * ALIGN
+        if self._memory is None:
+            return np.empty(0, item)
+        return self._memory[start : start + count * item.itemsize].view(item)
+
+
+@dataclass(slots=True)
+class Workspace:
+    """Named arrays of one worker.  Sizes are bounds; a batch says how far they are filled."""
+
+    n_id: NDArray[Any]  # id_dtype: store ids of the batch's nodes
+    index: NDArray[np.int64]  # places of the seeds among the session's seeds
+    counts: NDArray[np.uint32]  # per hop and relation, one after the other
+    local: NDArray[np.uint32]  # local source of each edge
+    edge_ids: NDArray[Any]  # of each edge, where asked for
+    draws: NDArray[Any]  # id_dtype: one hop's sources, each column at its start
+    edge_draws: NDArray[Any]  # the same, their edge ids
+    starts: NDArray[np.int64]  # of each column in draws
+    blocks: NDArray[np.int32]  # of each frontier node, or sort key of each row
+    order: NDArray[np.uint32]  # of the above, by block
+    block_starts: NDArray[np.int64]
+    giants: NDArray[np.uint32]
+    giant_degrees: NDArray[np.int64]
+    marks: NDArray[np.uint8]  # one a block, all 0 between uses
+    transit: NDArray[np.int32]  # one a block, all -1 between uses
+    table_keys: NDArray[Any]  # hash table, or empty where there is a stamp
+    table_values: NDArray[Any]
+    stamp: NDArray[np.int32]
+    original: NDArray[Any]  # id_dtype: original ids of n_id
+    addresses: list[NDArray[np.uint64]]  # per row array
+    positions: NDArray[np.uint32]
+
+    def renumber_table(self) -> tuple[Any, ...]:
+        """The table's arrays, as the renumber kernels take them."""
+        if self.stamp.size:
+            return (self.stamp,)
+        return (self.table_keys, self.table_values, self.table_keys.size - 1)
+
+
+def carve_workspace(carver: Carver, shape: Shape, sizes: Sizes) -> Workspace:
+    """Cut a workspace for a plan of this shape."""
+    relations = len(shape.edges[0])
+    widest = max(shape.frontier)
+    most = max(max(hop) for hop in shape.edges)
+    ids = np.dtype(sizes.id_dtype)
+    edge_ids = np.dtype(sizes.edge_id_dtype or "uint32")
+    with_ids = bool(sizes.edge_id_dtype)
+    hashed = 0 if sizes.stamp else 1 << max(4, (2 * shape.nodes - 1).bit_length())
+    nodes = max(shape.nodes, widest)
+    array = carver.array
+    return Workspace(
+        n_id=array(ids, shape.nodes),
+        index=array(np.int64, shape.seeds),
+        counts=array(np.uint32, sum(shape.frontier) * relations),
+        local=array(np.uint32, shape.total_edges),
+        edge_ids=array(edge_ids, shape.total_edges if with_ids else 0),
+        draws=array(ids, most),
+        edge_draws=array(edge_ids, most if with_ids else 0),
+        starts=array(np.int64, widest + 1),
+        blocks=array(np.int32, nodes),
+        order=array(np.uint32, nodes),
+        block_starts=array(np.int64, max(sizes.max_blocks, sizes.row_keys) + 1),
+        giants=array(np.uint32, widest),
+        giant_degrees=array(np.int64, widest),
+        marks=array(np.uint8, sizes.max_blocks),
+        transit=array(np.int32, sizes.max_blocks),
+        table_keys=array(ids, hashed),
+        table_values=array(np.uint32, hashed),
+        stamp=array(np.int32, sizes.num_nodes if sizes.stamp else 0),
+        original=array(ids, shape.nodes),
+        addresses=[array(np.uint64, shape.nodes) for _ in range(sizes.num_row_arrays)],
+        positions=array(np.uint32, shape.nodes),
+    )
+
+
+def workspace_bytes(shape: Shape, sizes: Sizes) -> int:
+    """Bytes that `carve_workspace` cuts."""
+    carver = Carver(None)
+    carve_workspace(carver, shape, sizes)
+    return carver.used
+
+
+def clear_workspace(workspace: Workspace) -> None:
+    """Bring the tables into the state that every batch leaves them in."""
+    workspace.marks[:] = 0
+    workspace.transit[:] = -1
+    workspace.stamp[:] = -1
+    workspace.table_keys[:] = np.iinfo(workspace.table_keys.dtype).max
