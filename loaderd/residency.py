@@ -99,7 +99,5 @@ class Residency:
             self.pool.drop(own)
             raise CorruptBlock(f"block {blocks[lost][0]} could not be read for another batch")
 
-    def _drop_present(
-        self, file: int, blocks: NDArray[np.int64], slots: NDArray[np.int64]
-    ) -> None:
+    def _drop_present(self, file: int, blocks: NDArray[np.int64], slots: NDArray[np.int64]) -> None:
         self.pool.drop(slots[self.pool.present_mask(file, blocks)])

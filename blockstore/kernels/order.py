@@ -35,18 +35,16 @@ def order_by_block(blocks, num, starts, order):
 
 
 @njit(nogil=True, cache=True)
-def missing_blocks(nodes, num, first, rows_per_block, addresses, blocks):
-    """Block of each row that has no address yet, else -1.
+def missing_keys(nodes, num, divisor, addresses, keys):
+    """keys[i] = store id // divisor for each row that has no address yet; other keys stay.
 
     nodes      id_dtype (>= num,)   store ids
     addresses  uint64 (>= num,)     from `address_rows`
-    blocks     int32 (>= num,)      in and out: entries already >= 0 are kept
-
-    An entry that several arrays miss keeps the block of the array that was asked first.
+    keys       int32 (>= num,)      in and out, so that several arrays can be asked in turn
     """
     for i in range(num):
-        if blocks[i] < 0 and addresses[i] == ABSENT:
-            blocks[i] = (np.int64(nodes[i]) - first) // rows_per_block
+        if addresses[i] == ABSENT:
+            keys[i] = np.int64(nodes[i]) // divisor
 
 
 @njit(nogil=True, cache=True)
@@ -109,3 +107,31 @@ def take_seeds(seeds, index, num, out):
     """out[i] = seeds[index[i]] for i < num."""
     for i in range(num):
         out[i] = seeds[index[i]]
+
+
+@njit(nogil=True, cache=True)
+def stride_starts(num, fanout, starts):
+    """starts[i] = i * fanout for i <= num: columns of equal room."""
+    for i in range(num + 1):
+        starts[i] = i * fanout
+
+
+@njit(nogil=True, cache=True)
+def prefix_starts(counts, num, starts):
+    """starts[i] = sum of counts[:i] for i <= num; returns the sum of all, int64."""
+    total = np.int64(0)
+    for i in range(num):
+        starts[i] = total
+        total += counts[i]
+    starts[num] = total
+    return total
+
+
+@njit(nogil=True, cache=True)
+def compact_draws(draws, starts, counts, num, out, first):
+    """Append draws[starts[i] : + counts[i]] of every column to out[first:]; returns the new end."""
+    for i in range(num):
+        for k in range(counts[i]):
+            out[first] = draws[starts[i] + k]
+            first += 1
+    return first

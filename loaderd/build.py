@@ -1,0 +1,131 @@
+"""Building one batch in a worker thread: sample and address, then fill what was placed."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from blockstore.io.arena import Arena
+from blockstore.kernels.order import take_seeds
+from blockstore.kernels.random import permute_range
+from loaderd.attachment import Attachment
+from loaderd.blob import blob_bytes, write_blob
+from loaderd.protocol import BatchReady, RowGroup
+from loaderd.rows import RowAssembler
+from loaderd.session import Job, Placement
+from loaderd.topology import Topology
+
+
+class Builder:
+    """The two steps of a batch.  Holds no state of its own."""
+
+    def __init__(
+        self,
+        topology: Topology,
+        assembler: RowAssembler,
+        arena: Arena,
+        original: NDArray[Any],
+    ) -> None:
+        """`original`: id_dtype (num_nodes,), store id -> id in the source."""
+        self._topology, self._assembler = topology, assembler
+        self._data, self._slot_bytes = arena.data, arena.slot_bytes
+        self._original = original
+
+    def sample(self, job: Job, attachment: Attachment) -> None:
+        """Seeds, structure, and the addresses of the rows that are or come in place."""
+        plan, unit, work = attachment.plan, job.unit, job.work
+        index = work.index[: unit.num_seeds]
+        if plan.resolved.shuffle:
+            key = np.uint64(plan.epoch_key(unit.epoch))
+            permute_range(unit.start, unit.stop, plan.resolved.num_seeds, key, index)
+        else:
+            index[:] = np.arange(unit.start, unit.stop)
+        take_seeds(attachment.seeds, index, unit.num_seeds, work.n_id)
+        structure = self._topology.sample(plan, unit, work)
+        self._assembler.tick()
+        job.addressed = self._assembler.address(work, structure.num_nodes, 2 * attachment.window)
+        job.structure = structure
+        np.take(
+            self._original,
+            work.n_id[: structure.num_nodes],
+            out=work.original[: structure.num_nodes],
+            mode="clip",
+        )
+        job.structure_bytes = blob_bytes(self._structure_arrays(job, attachment))
+
+    def fill(
+        self, session: int, job: Job, placement: Placement, attachment: Attachment
+    ) -> tuple[BatchReady | RowGroup, int]:
+        """Copy what the group needs into its slots; returns its message and the rows copied."""
+        assert job.structure is not None
+        assert job.addressed is not None
+        work, num = job.work, job.structure.num_nodes
+        copied = 0
+        if placement.high > placement.low:
+            copied = self._assembler.stage(
+                work, placement.low, placement.high, placement.area, attachment.transit(work)
+            )
+        whole = placement.group == 0 and placement.last
+        positions = None if whole else self._positions(job, placement)
+        arrays = self._assembler.group_arrays(work, num, positions)
+        rows = RowGroup(
+            session=session,
+            run=job.run,
+            step=job.unit.step,
+            group=placement.group,
+            last=placement.last,
+            num_rows=num if positions is None else positions.size,
+            blob=write_blob(self._data, self._slot_bytes, placement.addresses, arrays),
+        )
+        if placement.group > 0:
+            return rows, copied
+        return self._ready(session, job, placement, attachment, rows), copied
+
+    def _ready(
+        self,
+        session: int,
+        job: Job,
+        placement: Placement,
+        attachment: Attachment,
+        rows: RowGroup,
+    ) -> BatchReady:
+        assert job.structure is not None
+        arrays = self._structure_arrays(job, attachment)
+        return BatchReady(
+            session=session,
+            run=job.run,
+            epoch=job.unit.epoch,
+            step=job.unit.step,
+            num_seeds=job.unit.num_seeds,
+            nodes_per_hop=job.structure.nodes_per_hop,
+            edges_per_hop=job.structure.edges_per_hop,
+            structure=write_blob(self._data, self._slot_bytes, placement.structure, arrays),
+            rows=rows,
+        )
+
+    def _positions(self, job: Job, placement: Placement) -> NDArray[np.uint32]:
+        """Positions of the nodes of a group: its missing ones, and in group 0 all in place."""
+        assert job.structure is not None
+        missing = job.work.order[placement.low : placement.high]
+        if placement.group > 0:
+            return missing
+        in_place = self._assembler.in_place(job.work, job.structure.num_nodes)
+        return np.concatenate([in_place, missing])
+
+    def _structure_arrays(self, job: Job, attachment: Attachment) -> list[tuple[str, NDArray[Any]]]:
+        assert job.structure is not None
+        structure, work = job.structure, job.work
+        arrays: list[tuple[str, NDArray[Any]]] = [
+            ("n_id", work.original[: structure.num_nodes]),
+            ("input_id", work.index[: job.unit.num_seeds]),
+        ]
+        used = 0
+        for hop, edges in enumerate(structure.edges_per_hop):
+            frontier = structure.nodes_per_hop[hop]
+            for relation in range(len(edges)):
+                arrays.append((f"counts:{hop}:{relation}", work.counts[used : used + frontier]))
+                used += frontier
+        arrays.append(("src", work.local[: structure.num_edges]))
+        if attachment.plan.resolved.edge_ids:
+            arrays.append(("e_id", work.edge_ids[: structure.num_edges]))
+        return arrays

@@ -1,0 +1,338 @@
+"""The engine: one for all plans.  Sessions attach to it; its worker threads build their batches."""
+
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from blockstore.errors import StoreError
+from blockstore.io.arena import Arena
+from blockstore.io.reader import BlockReader
+from blockstore.pool import BlockPool
+from blockstore.store import Store, read_rows
+from blockstore.units import format_bytes
+from loaderd.attachment import Attachment, open_attachment
+from loaderd.build import Builder
+from loaderd.errors import BatchFailed, DaemonError, Refused
+from loaderd.ledger import EngineSettings, make_budget, served_rows
+from loaderd.plans.base import Unit
+from loaderd.protocol import (
+    Attach,
+    Attached,
+    BatchReady,
+    ErrorReply,
+    LedgerEntry,
+    Release,
+    RowGroup,
+    SessionStatus,
+    Start,
+)
+from loaderd.residency import Residency
+from loaderd.rows import RowAssembler
+from loaderd.session import Job, Placement
+from loaderd.slots import SlotBroker
+from loaderd.topology import Topology
+
+Deliver = Callable[[int, BatchReady | RowGroup | ErrorReply], None]
+
+
+class Engine:
+    """Owns the arena, the readers and the workers of one store.  A context manager."""
+
+    def __init__(self, store: Store, settings: EngineSettings) -> None:
+        """Take all memory at once.  Raises BudgetTooSmall, StoreError."""
+        self.store, self.settings = store, settings
+        self.budget = make_budget(store.manifest, settings)
+        self.deliver: Deliver = lambda _session, _message: None
+        self._served = served_rows(store.manifest)
+        self._stack = ExitStack()
+        try:
+            self._open()
+        except BaseException:
+            self._stack.close()
+            raise
+        self._lock = threading.RLock()
+        self._sessions: dict[int, Attachment] = {}
+        self._next_session = 1
+        self._tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._draining = False
+        self._counters = {"batches": 0, "edges": 0, "rows": 0, "rows_copied": 0, "groups": 0}
+        self._busy_ns = {"sample_ns": 0, "fill_ns": 0}
+        self._threads = [
+            threading.Thread(target=self._work, name=f"build-{i}", daemon=True)
+            for i in range(settings.workers)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def _open(self) -> None:
+        manifest, budget, stack = self.store.manifest, self.budget, self._stack
+        relations = manifest.relations
+        self.arena = stack.enter_context(Arena(budget.num_slots, budget.slot_bytes))
+        files = [self.store.graph(r) for r in relations]
+        files += [self.store.rows(r.array) for r in self._served]
+        data, slot = self.arena.data, budget.slot_bytes
+        self.reader = stack.enter_context(
+            BlockReader(files, data, slot, threads=self.settings.readers)
+        )
+        changed = threading.Condition()
+        graph = BlockPool(
+            [f.geometry.num_blocks for f in files[: len(relations)]], budget.num_slots
+        )
+        rows = BlockPool([f.geometry.num_blocks for f in files[len(relations) :]], budget.num_slots)
+        self.broker = SlotBroker(
+            graph, rows, changed, budget.num_slots, budget.graph_slots, budget.graph_least
+        )
+        self.graph = Residency(graph, self.reader, 0, changed)
+        self.rows = Residency(rows, self.reader, len(relations), changed)
+        share = budget.graph_least // self.settings.workers
+        self.topology = Topology(self.store, self.graph, data, slot, share)
+        self.assembler = RowAssembler(
+            self._served, self.rows, self.reader, len(relations), data, slot, manifest.block_bytes
+        )
+        original = np.empty(manifest.num_nodes, np.dtype(manifest.id_dtype))
+        for t in manifest.types:
+            original[t.first : t.first + t.num_nodes] = read_rows(self.store, t.original_id)
+        self.builder = Builder(self.topology, self.assembler, self.arena, original)
+
+    @property
+    def io_mode(self) -> str:
+        """How blocks are read: O_DIRECT, or buffered and why."""
+        return self.reader.mode
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.drain()
+        for _ in self._threads:
+            self._tasks.put(None)
+        for thread in self._threads:
+            thread.join()
+        self._stack.close()
+
+    # -- sessions ---------------------------------------------------------------------------------
+
+    def attach(self, request: Attach, seeds: NDArray[np.int64] | None) -> Attached:
+        """Open a session.  Raises Refused, StoreError; reads the seeds' store ids from disk."""
+        if self._draining:
+            raise Refused("the daemon is shutting down")
+        attachment = open_attachment(
+            self.store, self.settings, self.budget, self.broker, self.arena, request, seeds
+        )
+        with self._lock:
+            session, self._next_session = self._next_session, self._next_session + 1
+            self._sessions[session] = attachment
+        return attachment.describe(request.request, session)
+
+    def detach(self, session: int) -> None:
+        """Close a session; its memory is free once no worker has a batch of it."""
+        with self._lock:
+            attachment = self._sessions.pop(session, None)
+            if attachment is None:
+                return
+            attachment.closed = True
+            self._end(attachment, attachment.state.begin(1 << 62, 0, 1 << 62, 1))
+
+    def start(self, start: Start) -> None:
+        """Begin a run: earlier ones of the session end.  A start that is not newer does nothing.
+
+        Raises Refused: no such session, or a position that no epoch has.
+        """
+        with self._lock:
+            attachment = self._sessions.get(start.session)
+            if attachment is None:
+                raise Refused(f"session {start.session} is not open")
+            if start.step < 0 or start.stride < 1 or start.epoch < 0:
+                raise Refused(
+                    f"epoch {start.epoch}, step {start.step}, stride {start.stride}: "
+                    "expected 0 or more, 0 or more, 1 or more"
+                )
+            state = attachment.state
+            if start.run <= state.run:
+                return
+            self._end(attachment, state.begin(start.run, start.epoch, start.step, start.stride))
+            self._pump(start.session, attachment)
+
+    def release(self, release: Release) -> None:
+        """A client is done with a row group."""
+        with self._lock:
+            attachment = self._sessions.get(release.session)
+            if attachment is None:
+                return
+            done = attachment.state.release(release.run, release.step, release.group)
+            if done is not None and done.addressed is not None:
+                self.assembler.drop(done.addressed.pins)
+            self._pump(release.session, attachment)
+
+    def drain(self) -> None:
+        """Start nothing more; returns when no worker is busy."""
+        with self._lock:
+            self._draining = True
+            for session in list(self._sessions):
+                self.detach(session)
+        idle = threading.Barrier(len(self._threads) + 1)
+        for _ in self._threads:
+            self._tasks.put(lambda: idle.wait() and None)
+        idle.wait()
+
+    def status(
+        self,
+    ) -> tuple[tuple[LedgerEntry, ...], tuple[SessionStatus, ...], dict[str, int]]:
+        """Ledger, sessions and counters as they are now."""
+        with self._lock:
+            sessions = tuple(a.status(session) for session, a in self._sessions.items())
+            taken = [a.ledger_entry(session) for session, a in self._sessions.items()]
+            counters = self._counters | self._busy_ns
+        reader = self.reader
+        counters |= {
+            "bytes_read": reader.bytes_read,
+            "blocks_read": reader.blocks_read,
+            "reads": reader.reads,
+            "bytes_written": 0,
+        }
+        for name, residency, files in (
+            ("graph", self.graph, len(self.store.manifest.relations)),
+            ("row", self.rows, len(self._served)),
+        ):
+            counters[f"{name}_blocks_present"] = sum(
+                residency.pool.num_present(f) for f in range(files)
+            )
+        return (*self.budget.entries(), *taken), sessions, counters
+
+    # -- building ---------------------------------------------------------------------------------
+
+    def _pump(self, session: int, attachment: Attachment) -> None:
+        """Hand to the workers whatever may go on; called under the lock."""
+        state = attachment.state
+        while (job := state.head()) is not None:
+            placement = state.place(job)
+            if placement is None:
+                break
+            self._submit(session, attachment, job, placement)
+        while not self._draining and state.may_start() and attachment.workspaces:
+            unit = attachment.plan.unit(state.epoch, state.next_step)
+            job = state.start(unit, attachment.workspaces.pop())
+            self._submit(session, attachment, job, None)
+
+    def _submit(
+        self, session: int, attachment: Attachment, job: Job, placement: Placement | None
+    ) -> None:
+        def sample() -> None:
+            begun = time.perf_counter_ns()
+            self.builder.sample(job, attachment)
+            with self._lock:
+                self._busy_ns["sample_ns"] += time.perf_counter_ns() - begun
+                job.busy = False
+                if not job.cancelled:
+                    self._pump(session, attachment)
+
+        def fill() -> None:
+            assert placement is not None
+            begun = time.perf_counter_ns()
+            message, copied = self.builder.fill(session, job, placement, attachment)
+            with self._lock:
+                self._busy_ns["fill_ns"] += time.perf_counter_ns() - begun
+                if job.cancelled:
+                    job.busy = False
+                    return
+                self._count(job, placement, copied)
+                for out in attachment.state.filled(job, placement, message):
+                    self.deliver(session, out)
+                if placement.last:
+                    attachment.workspaces.append(job.work)
+                self._pump(session, attachment)
+
+        self._tasks.put(
+            lambda: self._guard(session, attachment, job, sample if placement is None else fill)
+        )
+
+    def _guard(
+        self, session: int, attachment: Attachment, job: Job, step: Callable[[], None]
+    ) -> None:
+        """Run one step of a job; an error ends the run and reaches the client."""
+        try:
+            if not job.cancelled:
+                step()
+            else:
+                job.busy = False
+        except Exception as error:
+            known = isinstance(error, StoreError | DaemonError | OSError)
+            text = str(error) if known else f"{type(error).__name__}: {error}"
+            with self._lock:
+                if not job.cancelled:
+                    attachment.state.fail(job)
+                    self._recycle(attachment, job)
+                    self.deliver(session, _failure(session, job.unit, job.run, text))
+                    return
+                job.busy = False
+        with self._lock:
+            if job.cancelled:
+                attachment.state.abandon(job)
+                self._recycle(attachment, job)
+                self._close_if_idle(attachment)
+                if not attachment.closed:
+                    self._pump(session, attachment)
+
+    def _end(self, attachment: Attachment, jobs: list[Job]) -> None:
+        """Jobs of an ended run that no worker has."""
+        for job in jobs:
+            self._recycle(attachment, job)
+        self._close_if_idle(attachment)
+
+    def _recycle(self, attachment: Attachment, job: Job) -> None:
+        if job.addressed is not None:
+            self.assembler.drop(job.addressed.pins)
+            job.addressed = None
+        if not job.finished:
+            attachment.workspaces.append(job.work)
+
+    def _close_if_idle(self, attachment: Attachment) -> None:
+        """Give back the memory of a closed session once all its workspaces are home."""
+        if attachment.closed and len(attachment.workspaces) == attachment.num_workspaces:
+            attachment.close(self.broker)
+
+    def _count(self, job: Job, placement: Placement, copied: int) -> None:
+        assert job.structure is not None
+        self._counters["groups"] += 1
+        self._counters["rows_copied"] += copied
+        if placement.last:
+            self._counters["batches"] += 1
+            self._counters["edges"] += job.structure.num_edges
+            self._counters["rows"] += job.structure.num_nodes
+
+    def _work(self) -> None:
+        """A worker thread: one task after the other."""
+        while (task := self._tasks.get()) is not None:
+            task()
+
+
+def _failure(session: int, unit: Unit, run: int, text: str) -> ErrorReply:
+    return ErrorReply(
+        error=BatchFailed.__name__,
+        message=f"epoch {unit.epoch}, step {unit.step}: {text}",
+        session=session,
+        run=run,
+        step=unit.step,
+    )
+
+
+def default_settings(mem_bytes: int, workers: int = 0, readers: int = 0) -> EngineSettings:
+    """Settings with what is 0 chosen for this machine."""
+    cores = len(os.sched_getaffinity(0))
+    return EngineSettings(mem_bytes, workers or min(4, cores), readers or 8)
+
+
+__all__ = ["Engine", "EngineSettings", "default_settings", "format_bytes"]

@@ -1,0 +1,258 @@
+"""Structure of a batch: seeds in, sampled neighbors and local ids out, over blocks held hop by hop."""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from blockstore.format import ITEM_BYTES, Relation, giant_capacity
+from blockstore.kernels.locate import build_guide, choose_shift, locate_columns
+from blockstore.kernels.order import (
+    compact_draws,
+    order_by_block,
+    prefix_starts,
+    stride_starts,
+)
+from blockstore.kernels.renumber import (
+    clear_hash,
+    clear_stamp,
+    enter_seeds_hash,
+    enter_seeds_stamp,
+    renumber_hash,
+    renumber_stamp,
+)
+from blockstore.kernels.sample import (
+    column_degrees,
+    column_edge_ids,
+    fill_giant_edge_ids,
+    fill_giants,
+    giant_blocks,
+    sample_columns,
+)
+from blockstore.store import Store
+from loaderd.errors import BatchFailed
+from loaderd.plans.base import Plan, Unit
+from loaderd.residency import Residency
+from loaderd.workspace import Workspace
+
+_IDENTITY = np.empty(0, np.uint32)  # as `order`: entries as they come
+
+
+class RelationIndex(NamedTuple):
+    """What stays in memory of one relation."""
+
+    first: int  # store id of the first node of the dst type
+    num_nodes: int
+    first_node: NDArray[np.uint64]  # (num_blocks + 1,)
+    guide: NDArray[np.uint32]
+    shift: int
+    num_blocks: int
+    capacity: int  # edges of one column in a block of its own
+
+
+class Structure(NamedTuple):
+    """How far a workspace is filled after sampling."""
+
+    nodes_per_hop: tuple[int, ...]
+    edges_per_hop: tuple[tuple[int, ...], ...]
+    num_nodes: int
+    num_edges: int
+
+
+class Column(NamedTuple):
+    """One frontier and one relation: what the kernels of a hop are called with."""
+
+    nodes: NDArray[Any]  # frontier, store ids
+    num: int
+    relation: int
+    fanout: int
+    key: Any  # uint64
+    counts: NDArray[np.uint32]
+
+
+class Topology:
+    """Samples from graph blocks, wherever the pool holds them."""
+
+    def __init__(
+        self,
+        store: Store,
+        residency: Residency,
+        data: NDArray[np.uint8],
+        slot_bytes: int,
+        share: int,
+    ) -> None:
+        """`share`: blocks that one worker may hold at a time where not all are present."""
+        manifest = store.manifest
+        self._residency, self._slot_bytes, self._share = residency, slot_bytes, max(1, share)
+        self._words = data.view(np.uint32)
+        self._ids = data.view(np.dtype(manifest.id_dtype))
+        self._id_bytes = ITEM_BYTES[manifest.id_dtype]
+        self._edge_views = [
+            data.view(np.dtype(r.edge_id_dtype or "uint32")) for r in manifest.relations
+        ]
+        self._block_bytes = manifest.block_bytes
+        self.relations = [self._index(store, r) for r in manifest.relations]
+
+    def _index(self, store: Store, relation: Relation) -> RelationIndex:
+        dst = next(t for t in store.manifest.types if t.name == relation.dst)
+        first_node = store.first_node(relation)
+        shift = choose_shift(dst.num_nodes, relation.num_blocks)
+        edge_bytes = ITEM_BYTES[relation.edge_id_dtype] if relation.edge_id_dtype else 0
+        return RelationIndex(
+            dst.first,
+            dst.num_nodes,
+            first_node,
+            build_guide(first_node, dst.first, dst.num_nodes, shift),
+            shift,
+            relation.num_blocks,
+            giant_capacity(store.manifest.block_bytes, self._id_bytes, edge_bytes),
+        )
+
+    def sample(self, plan: Plan, unit: Unit, work: Workspace) -> Structure:
+        """Fill the workspace with the batch's structure; `n_id` holds the seeds already.
+
+        Raises BatchFailed: fanout -1 finds more than the workspace holds; CorruptBlock, OSError.
+        """
+        table = work.renumber_table()
+        stamp = len(table) == 1
+        enter, renumber, clear = (
+            (enter_seeds_stamp, renumber_stamp, clear_stamp)
+            if stamp
+            else (enter_seeds_hash, renumber_hash, clear_hash)
+        )
+        num_nodes, edge, used, low = unit.num_seeds, 0, 0, 0
+        enter(work.n_id, num_nodes, *table)
+        nodes_per_hop, edges_per_hop = [num_nodes], []
+        try:
+            for hop, fanouts in enumerate(plan.resolved.fanouts):
+                frontier = work.n_id[low:num_nodes]
+                low, found = num_nodes, []
+                for r, fanout in enumerate(fanouts):
+                    counts = work.counts[used : used + frontier.size]
+                    key = np.uint64(plan.hop_key(unit.epoch, unit.step, hop, r))
+                    column = Column(frontier, frontier.size, r, fanout, key, counts)
+                    self._draw(column, work, bool(plan.resolved.edge_ids))
+                    if plan.resolved.edge_ids:
+                        compact_draws(
+                            work.edge_draws, work.starts, counts, frontier.size, work.edge_ids, edge
+                        )
+                    num_nodes, end = renumber(
+                        work.draws, work.starts, counts, frontier.size, *table, work.n_id, num_nodes,
+                        work.local, edge,
+                    )  # fmt: skip
+                    found.append(end - edge)
+                    edge, used = end, used + frontier.size
+                nodes_per_hop.append(num_nodes - low)
+                edges_per_hop.append(tuple(found))
+        finally:
+            clear(work.n_id, num_nodes, *table)
+        return Structure(tuple(nodes_per_hop), tuple(edges_per_hop), num_nodes, edge)
+
+    def _draw(self, column: Column, work: Workspace, edge_ids: bool) -> None:
+        """Draws of one frontier over one relation, into `work.draws` at `work.starts`."""
+        if column.num == 0:
+            return
+        index = self.relations[column.relation]
+        if index.num_blocks == 0:
+            column.counts[:] = 0
+            stride_starts(column.num, 0, work.starts)
+            return
+        locate_columns(
+            column.nodes, column.num, index.first, index.num_nodes, index.first_node, index.guide,
+            index.shift, work.blocks,
+        )  # fmt: skip
+        self._place(column, index, work)
+        num_giants = 0
+        for order, low, high in self._groups(column, index, work):
+            num_giants = sample_columns(
+                self._words, self._ids, column.nodes, order, low, high, work.blocks,
+                index.first_node, self._slots(column), self._slot_bytes, self._id_bytes,
+                index.capacity, column.fanout, False, column.key, work.starts, work.draws,
+                column.counts, work.giants, work.giant_degrees, num_giants,
+            )  # fmt: skip
+            if edge_ids:
+                column_edge_ids(
+                    self._words, self._edge_views[column.relation], column.nodes, order, low, high,
+                    work.blocks, index.first_node, self._slots(column), self._slot_bytes,
+                    self._id_bytes, index.capacity, column.fanout, False, column.key, work.starts,
+                    work.edge_draws,
+                )  # fmt: skip
+        if num_giants:
+            self._draw_giants(column, index, work, num_giants, edge_ids)
+
+    def _slots(self, column: Column) -> NDArray[np.int32]:
+        return self._residency.pool.slot_of_block[column.relation]
+
+    def _place(self, column: Column, index: RelationIndex, work: Workspace) -> None:
+        """Room for every column in `draws`; with fanout -1 that takes a pass over the degrees."""
+        if column.fanout >= 0:
+            stride_starts(column.num, column.fanout, work.starts)
+            return
+        for order, low, high in self._groups(column, index, work):
+            column_degrees(
+                self._words, column.nodes, order, low, high, work.blocks, index.first_node,
+                self._slots(column), self._slot_bytes, self._id_bytes, index.capacity, column.counts,
+            )  # fmt: skip
+        total = prefix_starts(column.counts, column.num, work.starts)
+        if total > work.draws.size:
+            raise BatchFailed(
+                f"all neighbors of {column.num} nodes are {total} edges, the workspace holds "
+                f"{work.draws.size}: duplicate seeds with fanout -1; make the seeds distinct"
+            )
+
+    def _groups(
+        self, column: Column, index: RelationIndex, work: Workspace
+    ) -> Iterator[tuple[NDArray[np.uint32], int, int]]:
+        """(order, low, high): entries whose head block is held while the caller works on them."""
+        if self._residency.hold_file(column.relation):
+            try:
+                yield _IDENTITY, 0, column.num
+            finally:
+                self._residency.drop_file(column.relation)
+            return
+        starts = work.block_starts[: index.num_blocks + 1]
+        placed = order_by_block(work.blocks, column.num, starts, work.order)
+        if placed < column.num:  # nodes of other types find nothing here
+            column.counts[work.blocks[: column.num] < 0] = 0
+        needed = np.flatnonzero(np.diff(starts)).astype(np.int64)
+        for blocks in self._held(column.relation, needed):
+            runs = np.searchsorted(needed, blocks)
+            breaks = np.flatnonzero(np.diff(runs) != 1) + 1
+            for run in np.split(blocks, breaks):
+                yield work.order, int(starts[run[0]]), int(starts[run[-1] + 1])
+
+    def _held(self, relation: int, needed: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
+        """`needed` in groups that fit a worker's share: those in memory first, each held in turn."""
+        here = self._residency.present(relation, needed)
+        for part in (needed[here], needed[~here]):
+            for i in range(0, part.size, self._share):
+                group = part[i : i + self._share]
+                held = self._residency.hold(relation, group)
+                assert held.left_out.size == 0, "a worker's share of the graph pool is its own"
+                try:
+                    yield group
+                finally:
+                    self._residency.drop(held)
+
+    def _draw_giants(
+        self, column: Column, index: RelationIndex, work: Workspace, num: int, edge_ids: bool
+    ) -> None:
+        """Fill the picks of columns that run over several blocks, reading only those picked from."""
+        marks = work.marks[: index.num_blocks]
+        giant_blocks(
+            work.giants, work.giant_degrees, num, column.nodes, work.blocks, index.capacity,
+            column.fanout, False, column.key, marks,
+        )  # fmt: skip
+        needed = np.flatnonzero(marks).astype(np.int64)
+        marks[needed] = 0
+        for _ in self._held(column.relation, needed):
+            arguments = (
+                work.giants, work.giant_degrees, num, column.nodes, work.blocks,
+                self._slots(column), self._slot_bytes, self._id_bytes, index.capacity,
+                column.fanout, False, column.key, work.starts,
+            )  # fmt: skip
+            fill_giants(self._words, self._ids, *arguments, work.draws)
+            if edge_ids:
+                view = self._edge_views[column.relation]
+                fill_giant_edge_ids(self._words, view, *arguments, work.edge_draws)
