@@ -1,0 +1,125 @@
+"""The arena: one sealed piece of shared memory, cut into equal slots, that only its maker can write."""
+
+import fcntl
+import mmap
+import os
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+
+from blockstore.errors import BudgetTooSmall
+from blockstore.units import format_bytes
+
+_F_ADD_SEALS = 1033
+_SEAL_SEAL, _SEAL_SHRINK, _SEAL_GROW, _SEAL_FUTURE_WRITE = 0x1, 0x2, 0x4, 0x10
+_MADV_POPULATE_WRITE = 23
+_POPULATE_STEP = 256 << 20
+_NO_LIMIT = 1 << 60
+
+
+class Arena:
+    """`num_slots` slots of `slot_bytes` each in a memfd: prefaulted, mapped, then sealed.
+
+    data   uint8 (num_slots * slot_bytes,), page-aligned; writable in this process, for whoever
+           maps `fd` otherwise it can only be read
+    """
+
+    def __init__(self, num_slots: int, slot_bytes: int) -> None:
+        """Raises BudgetTooSmall: free memory or a control group's limit cannot hold it."""
+        self.num_slots, self.slot_bytes = num_slots, slot_bytes
+        size = num_slots * slot_bytes
+        free, source = available_memory()
+        if size > free:
+            raise BudgetTooSmall(
+                f"the arena takes {format_bytes(size)}, {source} leaves {format_bytes(free)}: give "
+                f"a smaller --mem, or free some memory"
+            )
+        self.fd = os.memfd_create("blockstore-arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            os.ftruncate(self.fd, size)
+            self._map = mmap.mmap(self.fd, size, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+            self.data = np.frombuffer(self._map, np.uint8)
+            self._prefault(size)
+            seals = _SEAL_FUTURE_WRITE | _SEAL_SHRINK | _SEAL_GROW | _SEAL_SEAL
+            fcntl.fcntl(self.fd, _F_ADD_SEALS, seals)
+        except BaseException:
+            os.close(self.fd)
+            raise
+
+    def _prefault(self, size: int) -> None:
+        for start in range(0, size, _POPULATE_STEP):
+            count = min(_POPULATE_STEP, size - start)
+            try:
+                self._map.madvise(_MADV_POPULATE_WRITE, start, count)
+            except OSError:  # a kernel before 5.14
+                self.data[start : start + count : mmap.PAGESIZE] = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        os.close(self.fd)  # the mapping goes with its last view
+
+
+def available_memory() -> tuple[int, str]:
+    """Bytes that could be taken now, and what says so: free memory or a control group."""
+    limits = [(_meminfo_available(), "free memory")]
+    limits += [(room, f"the control group at {where}") for room, where in _cgroup_rooms()]
+    return min(limits)
+
+
+def _meminfo_available() -> int:
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return _NO_LIMIT
+
+
+def _cgroup_rooms() -> list[tuple[int, str]]:
+    """Room below the memory limit of every control group, v1 or v2, that this process is in."""
+    found = []
+    try:
+        lines = Path("/proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return []
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            root, names = Path("/sys/fs/cgroup"), ("memory.max", "memory.current")
+        elif "memory" in controllers.split(","):
+            root = Path("/sys/fs/cgroup/memory")
+            names = ("memory.limit_in_bytes", "memory.usage_in_bytes")
+        else:
+            continue
+        group = root / path.lstrip("/")
+        while True:
+            found += _room(group, *names)
+            if group == root or root not in group.parents:
+                break
+            group = group.parent
+    return found
+
+
+def _room(group: Path, limit_name: str, usage_name: str) -> list[tuple[int, str]]:
+    try:
+        limit = (group / limit_name).read_text().strip()
+        usage = int((group / usage_name).read_text())
+        stat = (group / "memory.stat").read_text().split()
+    except (OSError, ValueError):
+        return []
+    if limit == "max" or int(limit) >= _NO_LIMIT:
+        return []
+    cache = 0  # page cache is given back under pressure
+    for name in ("total_inactive_file", "total_active_file", "inactive_file", "active_file"):
+        if name in stat:
+            cache += int(stat[stat.index(name) + 1])
+            if name == "total_active_file":
+                break
+    return [(max(0, int(limit) - usage + cache), str(group))]

@@ -1,0 +1,12 @@
+"""Page-aligned memory outside the arena."""
+
+import mmap
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+def aligned_buffer(num_bytes: int) -> NDArray[np.uint8]:
+    """A zeroed uint8 array (num_bytes,) that starts on a page: what O_DIRECT asks for."""
+    size = max(mmap.PAGESIZE, num_bytes)
+    return np.frombuffer(mmap.mmap(-1, size), np.uint8)[:num_bytes]

@@ -1,0 +1,81 @@
+"""Descriptors for whole-block I/O: O_DIRECT where the file system takes it, else buffered."""
+
+import errno
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from blockstore.errors import CorruptBlock, OutOfSpace
+from blockstore.format import PAGE_BYTES
+from blockstore.io.buffers import aligned_buffer
+
+_REFUSED = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTSUP)
+
+
+def probe_direct(path: Path) -> str:
+    """ "O_DIRECT" where a page of the file can be read so, else "buffered: <reason>"."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC)
+    except OSError as error:
+        return f"buffered: {path.parent} refuses O_DIRECT ({error.strerror})"
+    try:
+        os.preadv(fd, [memoryview(aligned_buffer(PAGE_BYTES))], 0)
+    except OSError as error:
+        return f"buffered: {path.parent} refuses O_DIRECT ({error.strerror})"
+    finally:
+        os.close(fd)
+    return "O_DIRECT"
+
+
+def open_to_read(path: Path, direct: bool) -> int:
+    """Descriptor of a shard.  Raises CorruptBlock: it is missing."""
+    try:
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC | (os.O_DIRECT if direct else 0))
+    except FileNotFoundError as error:
+        raise CorruptBlock(f"{path}: missing, expected a shard of blocks") from error
+
+
+def open_to_write(path: Path) -> tuple[int, bool]:
+    """Descriptor of a new file and whether it takes O_DIRECT."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC
+    try:
+        return os.open(path, flags | os.O_DIRECT, 0o666), True
+    except OSError as error:
+        if error.errno not in _REFUSED:
+            raise
+        return os.open(path, flags, 0o666), False
+
+
+def read_exact(fd: int, buffers: Sequence[memoryview], offset: int, where: str) -> None:
+    """Fill all buffers from `offset` on.  Raises CorruptBlock: the file ends before that."""
+    left = [b for b in buffers if len(b)]
+    wanted = sum(len(b) for b in left)
+    done = 0
+    while left:
+        count = os.preadv(fd, left, offset + done)
+        if count == 0:
+            raise CorruptBlock(
+                f"{where}+{offset}: file ends after {done} bytes, expected {wanted}; "
+                "it was truncated: ingest again, or restore it from a copy"
+            )
+        done += count
+        while left and count >= len(left[0]):
+            count -= len(left.pop(0))
+        if count:
+            left[0] = left[0][count:]
+
+
+def write_exact(fd: int, data: memoryview, offset: int, where: str) -> None:
+    """Write all of `data` at `offset`.  Raises OutOfSpace."""
+    done = 0
+    try:
+        while done < len(data):
+            done += os.pwrite(fd, data[done:], offset + done)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise OutOfSpace(
+                f"{where}+{offset + done}: {error.strerror}, {len(data) - done} bytes still to "
+                "write; free some space, or choose another disk"
+            ) from error
+        raise

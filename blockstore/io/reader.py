@@ -1,0 +1,169 @@
+"""Blocks from disk into slots: reader threads, adjacent blocks in one call, every page verified."""
+
+import os
+import queue
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import NamedTuple, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from blockstore.format import PAGE_BYTES
+from blockstore.io.files import open_to_read, probe_direct, read_exact
+from blockstore.kernels.crc import find_bad_page
+from blockstore.store import BlockedFile, corrupt_page
+
+MERGE_BYTES = 4 << 20  # of adjacent blocks, at most, in one call
+_MOST_BUFFERS = 512  # of one call; the kernel takes 1024
+
+
+class _Run(NamedTuple):
+    """Adjacent blocks of one shard."""
+
+    file: int
+    first: int  # block
+    slots: NDArray[np.int64]
+
+
+@dataclass(slots=True)
+class _Request:
+    """What one `read` waits for."""
+
+    left: int
+    done: threading.Event = field(default_factory=threading.Event)
+    error: BaseException | None = None
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def finish(self, error: BaseException | None) -> None:
+        with self.lock:
+            self.error = self.error or error
+            self.left -= 1
+            if self.left == 0:
+                self.done.set()
+
+
+class BlockReader:
+    """Threads that read blocks of several files into the slots of one piece of memory."""
+
+    def __init__(
+        self,
+        files: Sequence[BlockedFile],
+        data: NDArray[np.uint8],
+        slot_bytes: int,
+        threads: int = 8,
+    ) -> None:
+        """`data`: uint8, page-aligned, slots of `slot_bytes`, at least as wide as any block's.
+
+        Raises CorruptBlock: a shard is missing.
+        """
+        self._files, self._data, self._slot_bytes = list(files), data, slot_bytes
+        self._view = memoryview(data)  # type: ignore[arg-type]
+        shards = [path for f in files for path in f.shards]
+        self.mode = probe_direct(shards[0]) if shards else "O_DIRECT"
+        self._direct = self.mode == "O_DIRECT"
+        self._fds: list[list[int]] = []
+        try:
+            for f in files:
+                self._fds.append([])
+                for path in f.shards:
+                    self._fds[-1].append(open_to_read(path, self._direct))
+        except BaseException:
+            self._close()
+            raise
+        self.bytes_read = self.reads = self.blocks_read = 0
+        self._lock = threading.Lock()
+        self._queue: queue.SimpleQueue[tuple[_Run, _Request] | None] = queue.SimpleQueue()
+        self._threads = [
+            threading.Thread(target=self._serve, name=f"read-{i}", daemon=True)
+            for i in range(threads)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for _ in self._threads:
+            self._queue.put(None)
+        for thread in self._threads:
+            thread.join()
+        self._close()
+
+    def read(self, file: int, blocks: NDArray[np.int64], slots: NDArray[np.int64]) -> None:
+        """Bring blocks[i] of files[file] into slot slots[i]; returns when all are there.
+
+        Ascending blocks that are adjacent on disk are read by one call.  Any thread may call.
+        Raises CorruptBlock (file, offset, found, expected), OSError: the first error met.
+        """
+        runs = list(self._runs(file, blocks, slots))
+        if not runs:
+            return
+        request = _Request(len(runs))
+        for run in runs:
+            self._queue.put((run, request))
+        request.done.wait()
+        if request.error is not None:
+            raise request.error
+
+    def _runs(self, file: int, blocks: NDArray[np.int64], slots: NDArray[np.int64]) -> list[_Run]:
+        geometry = self._files[file].geometry
+        most = max(1, min(_MOST_BUFFERS, MERGE_BYTES // geometry.slot_bytes))
+        most = min(most, max(1, -(-blocks.size // len(self._threads))))  # all threads have work
+        shard = blocks // geometry.blocks_per_shard
+        cuts = (np.flatnonzero((np.diff(blocks) != 1) | (np.diff(shard) != 0)) + 1).tolist()
+        runs = []
+        for low, high in zip([0, *cuts], [*cuts, blocks.size], strict=True):
+            for i in range(low, high, most):
+                part = slots[i : min(i + most, high)]
+                runs.append(_Run(file, int(blocks[i]), part))
+        return runs if blocks.size else []
+
+    def _serve(self) -> None:
+        while (item := self._queue.get()) is not None:
+            run, request = item
+            try:
+                self._read_run(run)
+            except BaseException as error:
+                request.finish(error)
+            else:
+                request.finish(None)
+
+    def _read_run(self, run: _Run) -> None:
+        file = self._files[run.file]
+        geometry = file.geometry
+        shard, offset = geometry.locate(run.first)
+        size = geometry.slot_bytes
+        where = str(file.shards[shard])
+        starts = [int(slot) * self._slot_bytes for slot in run.slots]
+        fd = self._fds[run.file][shard]
+        read_exact(fd, [self._view[s : s + size] for s in starts], offset, where)
+        if not self._direct:
+            os.posix_fadvise(fd, offset, size * len(starts), os.POSIX_FADV_DONTNEED)
+        pages = geometry.pages_per_block
+        for i, start in enumerate(starts):
+            first = (run.first + i) * pages
+            expected = file.crcs[first : first + pages]
+            data = self._data[start : start + size]
+            bad = int(find_bad_page(data, pages, expected))
+            if bad >= 0:
+                place = offset + i * size + bad * PAGE_BYTES
+                raise corrupt_page(where, place, data[bad * PAGE_BYTES :], int(expected[bad]))
+        with self._lock:
+            self.bytes_read += size * len(starts)
+            self.blocks_read += len(starts)
+            self.reads += 1
+
+    def _close(self) -> None:
+        for fds in self._fds:
+            for fd in fds:
+                os.close(fd)
+        self._fds = []

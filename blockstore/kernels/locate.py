@@ -1,0 +1,52 @@
+"""Which graph block a node's column starts in."""
+
+import numpy as np
+from numba import njit
+
+
+def choose_shift(num_nodes: int, num_blocks: int) -> int:
+    """log2 of the nodes that share one entry of the guide: about four entries a block."""
+    shift = 0
+    while num_nodes >> shift > 4 * max(1, num_blocks):
+        shift += 1
+    return shift
+
+
+@njit(cache=True)
+def build_guide(first_node, first, num_nodes, shift):
+    """Entry g: the block in which the column of node first + (g << shift) starts, uint32.
+
+    first_node  uint64 (num_blocks + 1,)  first column that starts in each block
+    """
+    size = ((num_nodes - 1) >> shift) + 1 if num_nodes > 0 else 0
+    guide = np.empty(size, np.uint32)
+    block = 0
+    for g in range(size):
+        node = np.uint64(first + (g << shift))
+        while block + 2 < first_node.size and first_node[block + 1] <= node:
+            block += 1
+        guide[g] = block
+    return guide
+
+
+@njit(nogil=True, cache=True)
+def locate_columns(nodes, num, first, num_nodes, first_node, guide, shift, blocks):
+    """The block in which each node's column starts, -1 for a node of another type.
+
+    nodes       id_dtype (>= num,)        store ids
+    first       int                       store id of the type's first node; it has num_nodes
+    first_node  uint64 (num_blocks + 1,)
+    guide       uint32                    from `build_guide`
+    blocks      int32 (>= num,)           out
+    """
+    last = first_node.size - 2
+    for i in range(num):
+        local = np.int64(nodes[i]) - first
+        if local < 0 or local >= num_nodes:
+            blocks[i] = -1
+            continue
+        block = np.int64(guide[local >> shift])
+        node = np.uint64(nodes[i])
+        while block < last and first_node[block + 1] <= node:
+            block += 1
+        blocks[i] = block

@@ -1,0 +1,87 @@
+"""Random numbers without state: every draw is a hash of (seed, epoch, step, hop, relation, node, draw)."""
+
+import numpy as np
+from numba import njit
+
+from blockstore.kernels.intrinsics import mulhi
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_M1 = np.uint64(0xBF58476D1CE4E5B9)
+_M2 = np.uint64(0x94D049BB133111EB)
+_S27, _S30, _S31 = np.uint64(27), np.uint64(30), np.uint64(31)
+_ROUNDS = 6
+
+
+@njit(nogil=True, cache=True, inline="always")
+def mix(x):
+    """A bijection of uint64 that scrambles every bit (splitmix64's finalizer).
+
+    Source: Steele, Lea and Flood, OOPSLA 2014.
+    """
+    x = np.uint64(x)
+    x = (x ^ (x >> _S30)) * _M1
+    x = (x ^ (x >> _S27)) * _M2
+    return x ^ (x >> _S31)
+
+
+@njit(nogil=True, cache=True)
+def make_key(seed, epoch, step, hop, relation):
+    """Key of one hop's draws over one relation, uint64, from five non-negative integers."""
+    key = mix(np.uint64(seed) + _GOLDEN)
+    key = mix(key ^ (np.uint64(epoch) + _GOLDEN))
+    key = mix(key ^ (np.uint64(step) + _GOLDEN))
+    key = mix(key ^ (np.uint64(hop) + _GOLDEN))
+    return mix(key ^ (np.uint64(relation) + _GOLDEN))
+
+
+@njit(nogil=True, cache=True)
+def make_epoch_key(seed, epoch):
+    """Key of the order of seeds in an epoch, uint64."""
+    return mix(mix(np.uint64(seed) + _M1) ^ (np.uint64(epoch) + _M2))
+
+
+@njit(nogil=True, cache=True, inline="always")
+def node_key(key, node):
+    """Key of one node's draws."""
+    return mix(key ^ (np.uint64(node) * _GOLDEN + _M1))
+
+
+@njit(nogil=True, cache=True, inline="always")
+def bounded(hashed, bound):
+    """A uint64 hash as an int64 in [0, bound), uniform to 2**-64."""
+    return np.int64(mulhi(hashed, np.uint64(bound)))
+
+
+@njit(nogil=True, cache=True, inline="always")
+def draw_below(key, node, draw, bound):
+    """Draw number `draw` of `node` under `key`: int64, uniform in [0, bound), bound >= 1."""
+    return bounded(mix(node_key(key, node) + np.uint64(draw) * _GOLDEN), bound)
+
+
+@njit(nogil=True, cache=True)
+def permute(index, size, key):
+    """Where `index` goes in the keyed bijection of [0, size), size >= 1; O(1) memory.
+
+    A balanced Feistel network on the next even number of bits, walked until the value is in range
+    (fewer than four rounds of it on average).  Source: Black and Rogaway, CT-RSA 2002.
+    """
+    half = 1
+    while np.int64(1) << (2 * half) < size:
+        half += 1
+    shift = np.uint64(half)
+    mask = (np.uint64(1) << shift) - np.uint64(1)
+    value = np.uint64(index)
+    while True:
+        left, right = value >> shift, value & mask
+        for r in range(_ROUNDS):
+            left, right = right, left ^ (mix(right * _GOLDEN + key + np.uint64(r) * _M2) & mask)
+        value = (left << shift) | right
+        if value < np.uint64(size):
+            return np.int64(value)
+
+
+@njit(nogil=True, cache=True)
+def permute_range(start, stop, size, key, out):
+    """out[i - start] = permute(i, size, key) for start <= i < stop; out int64."""
+    for i in range(start, stop):
+        out[i - start] = permute(i, size, key)

@@ -1,0 +1,133 @@
+"""Rows in arena slots: which blocks hold them, where they are, and copying them."""
+
+import numpy as np
+from numba import njit
+
+from blockstore.kernels.intrinsics import prefetch
+
+ABSENT = np.uint64(2**64 - 1)  # address of a row whose block has no slot
+NO_ROW = np.uint64(2**64 - 2)  # address for a node of another type
+_AHEAD = 8  # rows
+_LINE = 64  # bytes
+
+
+@njit(nogil=True, cache=True)
+def mark_blocks(nodes, num, first, num_nodes, rows_per_block, marks):
+    """marks[b] = 1 for each block that holds a row of the nodes.
+
+    nodes   id_dtype (>= num,)    store ids; those outside [first, first + num_nodes) have no row
+    marks   uint8 (num_blocks,)   the caller clears it
+    """
+    per_block = np.uint32(min(rows_per_block, num_nodes))
+    for i in range(num):
+        row = np.int64(nodes[i]) - first
+        if 0 <= row < num_nodes:
+            if num_nodes < 2**32:
+                marks[np.uint32(row) // per_block] = 1
+            else:
+                marks[row // rows_per_block] = 1
+
+
+@njit(nogil=True, cache=True)
+def address_rows(
+    nodes, num, first, num_nodes, rows_per_block, row_bytes, slot_of_block, slot_bytes, out
+):
+    """Arena byte offset of each node's row; returns how many are ABSENT, int64.
+
+    nodes          id_dtype (>= num,)     store ids
+    slot_of_block  int32 (num_blocks,)    -1 where a block is not in memory
+    out            uint64 (>= num,)       offset, ABSENT, or NO_ROW for a node of another type
+    """
+    missing = np.int64(0)
+    narrow = num_nodes < 2**32
+    per_block = np.uint32(min(rows_per_block, num_nodes))
+    for i in range(num):
+        row = np.int64(nodes[i]) - first
+        if row < 0 or row >= num_nodes:
+            out[i] = NO_ROW
+            continue
+        block = np.int64(np.uint32(row) // per_block) if narrow else row // rows_per_block
+        slot = np.int64(slot_of_block[block])
+        if slot < 0:
+            out[i] = ABSENT
+            missing += 1
+        else:
+            out[i] = np.uint64(slot * slot_bytes + (row - block * rows_per_block) * row_bytes)
+    return missing
+
+
+@njit(nogil=True, cache=True, inline="always")
+def copy_row(source, start, target, to, row_bytes):
+    """target[to : + row_bytes] = source[start : + row_bytes], both flat uint8."""
+    for b in range(row_bytes):
+        target[to + b] = source[start + b]
+
+
+@njit(nogil=True, cache=True)
+def _gather_words(words, addresses, shift, positions, start, stop, row_words, out):
+    """Rows as words of 8, 4 or 1 bytes: each address is shifted to a word index."""
+    per_line = _LINE >> np.int64(shift)
+    for i in range(start, stop):
+        ahead = i + _AHEAD
+        if ahead < stop and addresses[ahead] < NO_ROW:
+            near = np.int64(addresses[ahead] >> shift)
+            for w in range(0, row_words, per_line):
+                prefetch(words, near + w)
+        to = (np.int64(positions[i]) if positions.size else i) * row_words
+        if addresses[i] >= NO_ROW:
+            for w in range(row_words):
+                out[to + w] = 0
+            continue
+        place = np.int64(addresses[i] >> shift)
+        for w in range(row_words):
+            out[to + w] = words[place + w]
+
+
+@njit(nogil=True, cache=True)
+def scatter_rows(data, addresses, positions, start, stop, row_bytes, out):
+    """Row positions[i] of `out` = the row at addresses[i], for start <= i < stop.
+
+    data       uint8 (arena bytes,)   8-byte aligned, as `out` is
+    addresses  uint64 (rows,)         NO_ROW gives a row of zeros
+    positions  uint32 (rows,)         empty: row i goes to row i
+    out        uint8 (bytes,)         flat
+    """
+    if row_bytes % 8 == 0:
+        wide, wide_out = data.view(np.uint64), out.view(np.uint64)
+        _gather_words(
+            wide, addresses, np.uint64(3), positions, start, stop, row_bytes // 8, wide_out
+        )
+    elif row_bytes % 4 == 0 and out.size % 4 == 0:
+        half, half_out = data.view(np.uint32), out.view(np.uint32)
+        _gather_words(
+            half, addresses, np.uint64(2), positions, start, stop, row_bytes // 4, half_out
+        )
+    else:
+        _gather_words(data, addresses, np.uint64(0), positions, start, stop, row_bytes, out)
+
+
+@njit(nogil=True, cache=True)
+def gather_rows(data, addresses, start, stop, row_bytes, out):
+    """Row i of `out` = the row at addresses[i], for start <= i < stop; see `scatter_rows`."""
+    scatter_rows(data, addresses, np.empty(0, np.uint32), start, stop, row_bytes, out)
+
+
+@njit(nogil=True, cache=True)
+def widen(values, out):
+    """out[i] = values[i]; uint32 or uint64 in, int64 out."""
+    for i in range(values.size):
+        out[i] = np.int64(values[i])
+
+
+@njit(nogil=True, cache=True)
+def expand_counts(counts, first_local, out):
+    """Local target of each edge: entry i, counts[i] times first_local + i; out int64.
+
+    Returns the number of edges, int64.
+    """
+    edge = np.int64(0)
+    for i in range(counts.size):
+        for _ in range(counts[i]):
+            out[edge] = first_local + i
+            edge += 1
+    return edge

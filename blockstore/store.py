@@ -1,0 +1,243 @@
+"""An opened store: its manifest, where its blocks lie, and reading whole arrays in order."""
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import google_crc32c
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from blockstore.errors import CorruptBlock, NotAStore, UnsupportedVersion
+from blockstore.format import (
+    FORMAT_VERSION,
+    MANIFEST_KEY,
+    PAGE_BYTES,
+    BlockGeometry,
+    Manifest,
+    Relation,
+    RowArray,
+    crc_path,
+    graph_geometry,
+    row_geometry,
+    shard_path,
+)
+from blockstore.io.buffers import aligned_buffer
+from blockstore.io.files import open_to_read, probe_direct, read_exact
+from blockstore.kernels.crc import find_bad_page, page_crcs
+
+INDEX_ENTRY_BYTES = 16  # of a shard's index: offset and length, uint64 each
+_ABSENT = 2**64 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class BlockedFile:
+    """One Zarr array of blocks: a row array, or the graph blocks of a relation."""
+
+    path: str  # of the array inside the store
+    geometry: BlockGeometry
+    shards: tuple[Path, ...]
+    crcs: NDArray[np.uint32]  # (num_blocks * pages_per_block,)
+
+
+def numpy_dtype(dtype: str) -> np.dtype[Any]:
+    """The numpy dtype that holds a store dtype: bfloat16 is held as uint16."""
+    return np.dtype("uint16" if dtype == "bfloat16" else dtype)
+
+
+class Store:
+    """A store on disk.  Holds no descriptor; every file that is opened through it is checked."""
+
+    def __init__(self, path: Path, manifest: Manifest) -> None:
+        self.path, self.manifest = path, manifest
+
+    def rows(self, array: RowArray) -> BlockedFile:
+        """The blocks of a row array.  Raises CorruptBlock."""
+        geometry = row_geometry(array, self.manifest.block_bytes)
+        return self._blocked(array.path, geometry, 1 + len(array.row_shape))
+
+    def graph(self, relation: Relation) -> BlockedFile:
+        """The graph blocks of a relation.  Raises CorruptBlock."""
+        geometry = graph_geometry(relation.num_blocks, self.manifest.block_bytes)
+        return self._blocked(relation.path, geometry, 2)
+
+    def first_node(self, relation: Relation) -> NDArray[np.uint64]:
+        """The object index of a relation: first column of each block, then the end.
+
+        uint64 (num_blocks + 1,), ascending.  Raises CorruptBlock.
+        """
+        where = self.path / relation.first_node_path
+        index = self.side(relation.first_node_path, np.uint64, relation.num_blocks + 1)
+        if (np.diff(index.astype(np.int64)) < 0).any():
+            raise CorruptBlock(f"{where}: first nodes of blocks do not ascend")
+        return index.astype(np.uint64)
+
+    def side(self, array_path: str, dtype: Any, size: int) -> NDArray[Any]:
+        """A small array of one chunk, its checksum verified.  Raises CorruptBlock."""
+        if size == 0:
+            return np.empty(0, dtype)
+        path = self.path / array_path / "c" / "0"
+        try:
+            raw = path.read_bytes()
+        except OSError as error:
+            raise CorruptBlock(f"{path}: {error.strerror}, expected a side array") from error
+        expected = size * np.dtype(dtype).itemsize + 4
+        if len(raw) != expected:
+            raise CorruptBlock(f"{path}: {len(raw)} bytes, expected {expected}")
+        _check_crc(raw, f"{path}")
+        return np.frombuffer(raw, dtype, size)
+
+    def _blocked(self, array_path: str, geometry: BlockGeometry, ndim: int) -> BlockedFile:
+        count = geometry.num_blocks * geometry.pages_per_block
+        crcs = self.side(crc_path(array_path), np.uint32, count)
+        shards = []
+        for shard in range(geometry.num_shards):
+            path = self.path / shard_path(array_path, shard, ndim)
+            left = geometry.num_blocks - shard * geometry.blocks_per_shard
+            _check_shard(path, geometry, min(left, geometry.blocks_per_shard))
+            shards.append(path)
+        return BlockedFile(array_path, geometry, tuple(shards), crcs)
+
+
+def open_store(path: Path) -> Store:
+    """Open a store.  Raises NotAStore, UnsupportedVersion, CorruptBlock."""
+    root = path / "zarr.json"
+    try:
+        document = msgspec.json.decode(root.read_bytes())
+        raw = document["attributes"][MANIFEST_KEY]
+        version = raw["format"]
+    except FileNotFoundError as error:
+        raise NotAStore(
+            f"{path}: no zarr.json, expected a store made by `blockstore ingest`"
+        ) from error
+    except NotADirectoryError as error:
+        raise NotAStore(f"{path}: not a folder, expected a store") from error
+    except (msgspec.DecodeError, KeyError, TypeError) as error:
+        raise NotAStore(f"{root}: no attribute {MANIFEST_KEY!r}, expected a store") from error
+    if version != FORMAT_VERSION:
+        raise UnsupportedVersion(
+            f"{root}: format {version}, this code reads {FORMAT_VERSION}; use the version of "
+            "blockstore that wrote it, or ingest again"
+        )
+    try:
+        return Store(path, msgspec.convert(raw, Manifest))
+    except msgspec.ValidationError as error:
+        raise CorruptBlock(f"{root}: {error}") from error
+
+
+def scan_blocks(
+    file: BlockedFile, buffer_bytes: int = 4 << 20
+) -> Iterator[tuple[int, NDArray[np.uint8]]]:
+    """Blocks of a file in order, verified: (first block, uint8 (count, slot_bytes)).
+
+    The array is reused by the next step.  Raises CorruptBlock.
+    """
+    geometry = file.geometry
+    size = geometry.slot_bytes
+    batch = max(1, buffer_bytes // size)
+    buffer = aligned_buffer(batch * size)
+    for shard, path in enumerate(file.shards):
+        fd = open_to_read(path, probe_direct(path) == "O_DIRECT")
+        try:
+            first = shard * geometry.blocks_per_shard
+            last = min(first + geometry.blocks_per_shard, geometry.num_blocks)
+            for block in range(first, last, batch):
+                count = min(batch, last - block)
+                offset = (block - first) * size
+                _read_verified(fd, buffer[: count * size], offset, file, block, str(path))
+                yield block, buffer[: count * size].reshape(count, size)
+        finally:
+            os.close(fd)
+
+
+def scan_rows(
+    store: Store, array: RowArray, buffer_bytes: int = 4 << 20
+) -> Iterator[tuple[int, NDArray[Any]]]:
+    """Rows in order, verified: (first row, rows of numpy dtype (count, *row_shape)).
+
+    A piece is one block's rows, valid until the next step.  Raises CorruptBlock.
+    """
+    file = store.rows(array)
+    geometry = file.geometry
+    for first, blocks in scan_blocks(file, buffer_bytes):
+        for i in range(blocks.shape[0]):
+            row = (first + i) * geometry.rows_per_block
+            count = min(geometry.rows_per_block, array.num_rows - row)
+            raw = blocks[i, : count * array.row_bytes]
+            yield row, raw.view(numpy_dtype(array.dtype)).reshape(count, *array.row_shape)
+
+
+def read_rows(
+    store: Store, array: RowArray, start: int = 0, stop: int | None = None
+) -> NDArray[Any]:
+    """Rows [start, stop) as one array in memory.  Raises CorruptBlock."""
+    stop = array.num_rows if stop is None else stop
+    out = np.empty((stop - start, *array.row_shape), numpy_dtype(array.dtype))
+    for first, rows in scan_rows(store, array):
+        low, high = max(first, start), min(first + rows.shape[0], stop)
+        if low < high:
+            out[low - start : high - start] = rows[low - first : high - first]
+    return out
+
+
+def _read_verified(
+    fd: int, buffer: NDArray[np.uint8], offset: int, file: BlockedFile, block: int, where: str
+) -> None:
+    read_exact(fd, [memoryview(buffer)], offset, where)  # type: ignore[arg-type]
+    first = block * file.geometry.pages_per_block
+    pages = buffer.size // PAGE_BYTES
+    expected = file.crcs[first : first + pages]
+    bad = int(find_bad_page(buffer, pages, expected))
+    if bad >= 0:
+        raise corrupt_page(
+            where, offset + bad * PAGE_BYTES, buffer[bad * PAGE_BYTES :], int(expected[bad])
+        )
+
+
+def corrupt_page(where: str, offset: int, page: NDArray[np.uint8], expected: int) -> CorruptBlock:
+    """The error for a page whose checksum is wrong."""
+    found = np.empty(1, np.uint32)
+    page_crcs(page[:PAGE_BYTES], 1, found)
+    return CorruptBlock(
+        f"{where}+{offset}: crc32c of the page is {int(found[0]):#010x}, expected "
+        f"{expected:#010x}; the disk or a copy changed it: ingest again, or restore the file"
+    )
+
+
+def _check_crc(raw: bytes, where: str) -> None:
+    found, expected = google_crc32c.value(raw[:-4]), int.from_bytes(raw[-4:], "little")
+    if found != expected:
+        raise CorruptBlock(f"{where}: crc32c is {found:#010x}, expected {expected:#010x}")
+
+
+def _check_shard(path: Path, geometry: BlockGeometry, num_blocks: int) -> None:
+    """A shard has its size, and its index says that block i lies at i * slot_bytes."""
+    data_bytes = num_blocks * geometry.slot_bytes
+    index_bytes = geometry.blocks_per_shard * INDEX_ENTRY_BYTES
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as f:
+            f.seek(data_bytes)
+            raw = f.read(index_bytes + 4)
+    except OSError as error:
+        raise CorruptBlock(f"{path}: {error.strerror}, expected a shard of blocks") from error
+    if size != data_bytes + index_bytes + 4:
+        raise CorruptBlock(
+            f"{path}: {size} bytes, expected {data_bytes + index_bytes + 4}; it was truncated or "
+            "replaced: ingest again, or restore it from a copy"
+        )
+    _check_crc(raw, f"{path}+{data_bytes}: shard index")
+    index = np.frombuffer(raw, "<u8", 2 * geometry.blocks_per_shard).reshape(-1, 2)
+    if not np.array_equal(index, shard_index(geometry, num_blocks)):
+        raise CorruptBlock(f"{path}+{data_bytes}: shard index is not block i at i * slot bytes")
+
+
+def shard_index(geometry: BlockGeometry, num_blocks: int) -> NDArray[np.uint64]:
+    """The index of a shard that holds its first `num_blocks` blocks: uint64 (blocks, 2)."""
+    index = np.full((geometry.blocks_per_shard, 2), _ABSENT, np.uint64)
+    index[:num_blocks, 0] = np.arange(num_blocks, dtype=np.uint64) * np.uint64(geometry.slot_bytes)
+    index[:num_blocks, 1] = geometry.chunk_bytes
+    return index

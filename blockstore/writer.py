@@ -1,0 +1,286 @@
+"""Writing a store: whole shards by O_DIRECT, under a temporary name until all of it is on disk."""
+
+import hashlib
+import os
+import shutil
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import google_crc32c
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from blockstore.create import ZarrTree
+from blockstore.errors import StoreExists
+from blockstore.format import (
+    PAGE_BYTES,
+    SHARD_BYTES,
+    BlockGeometry,
+    Manifest,
+    RowArray,
+    crc_path,
+    graph_geometry,
+    row_geometry,
+    shard_path,
+)
+from blockstore.io.buffers import aligned_buffer
+from blockstore.io.files import open_to_write, write_exact
+from blockstore.kernels.crc import page_crcs
+from blockstore.store import shard_index
+
+
+class BlockSink:
+    """Slots, one after the other, into the shards of one array: one buffer fills, one is written."""
+
+    def __init__(
+        self, root: Path, path: str, ndim: int, slot_bytes: int, buffer_bytes: int
+    ) -> None:
+        self._root, self._path, self._ndim, self._slot_bytes = root, path, ndim, slot_bytes
+        self._per_shard = max(1, SHARD_BYTES // slot_bytes)
+        count = max(1, min(buffer_bytes // slot_bytes, self._per_shard))
+        self._buffers = [aligned_buffer(count * slot_bytes).reshape(count, -1) for _ in range(2)]
+        self._filled = self._written = 0
+        self._crcs: list[NDArray[np.uint32]] = []
+        self._fd, self._direct = -1, False
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="write")
+        self._pending: Future[None] | None = None
+
+    def next_slot(self) -> NDArray[np.uint8]:
+        """The slot to fill next, zeroed, uint8 (slot_bytes,)."""
+        if self._filled == self._buffers[0].shape[0]:
+            self._flush()
+        slot: NDArray[np.uint8] = self._buffers[0][self._filled]
+        slot[:] = 0
+        self._filled += 1
+        return slot
+
+    def close(self, chunk_bytes: int) -> tuple[int, NDArray[np.uint32]]:
+        """Write what is left and the last index; returns blocks written and their page crcs."""
+        self._flush()
+        self._wait()
+        self._chunk_bytes = chunk_bytes
+        for shard in range(-(-self._written // self._per_shard)):
+            self._finish_shard(shard, chunk_bytes)
+        self._thread.shutdown()
+        crcs = np.concatenate(self._crcs) if self._crcs else np.empty(0, np.uint32)
+        return self._written, crcs
+
+    def abort(self) -> None:
+        """Stop writing; what is there will be removed."""
+        self._thread.shutdown()
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def _wait(self) -> None:
+        if self._pending is not None:
+            pending, self._pending = self._pending, None
+            pending.result()
+
+    def _flush(self) -> None:
+        self._wait()
+        if self._filled:
+            full = self._buffers[0][: self._filled].reshape(-1)
+            self._pending = self._thread.submit(self._write, full, self._written)
+            self._written += self._filled
+        self._buffers.reverse()
+        self._filled = 0
+
+    def _write(self, data: NDArray[np.uint8], first: int) -> None:
+        crcs = np.empty(data.size // PAGE_BYTES, np.uint32)
+        page_crcs(data, crcs.size, crcs)
+        self._crcs.append(crcs)
+        done = 0
+        while done < data.size:
+            shard, slot = divmod(first + done // self._slot_bytes, self._per_shard)
+            if slot == 0:
+                self._open(shard)
+            count = min(data.size - done, (self._per_shard - slot) * self._slot_bytes)
+            piece = memoryview(data[done : done + count])  # type: ignore[arg-type]
+            write_exact(self._fd, piece, slot * self._slot_bytes, self._name(shard))
+            done += count
+
+    def _open(self, shard: int) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+        self._fd, self._direct = open_to_write(Path(self._name(shard)))
+
+    def _name(self, shard: int) -> str:
+        return str(self._root / shard_path(self._path, shard, self._ndim))
+
+    def _finish_shard(self, shard: int, chunk_bytes: int) -> None:
+        """Put the index behind the slots, through an ordinary descriptor: it is not page-sized."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+        held = min(self._written - shard * self._per_shard, self._per_shard)
+        per_shard = min(self._written, self._per_shard)
+        geometry = BlockGeometry(self._slot_bytes, chunk_bytes, self._written, per_shard, 1)
+        raw = shard_index(geometry, held).astype("<u8").tobytes()
+        raw += google_crc32c.value(raw).to_bytes(4, "little")
+        name = self._name(shard)
+        fd = os.open(name, os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            write_exact(fd, memoryview(raw), held * self._slot_bytes, name)
+        finally:
+            os.close(fd)
+
+
+class RowsWriter:
+    """Rows of one array, appended in order.  A context manager; leaving it closes the array."""
+
+    def __init__(self, writer: "StoreWriter", array: RowArray) -> None:
+        self._writer, self._array = writer, array
+        self._geometry = row_geometry(array, writer.block_bytes)
+        writer.tree.rows(array, self._geometry)
+        self._sink = writer.sink(array.path, 1 + len(array.row_shape), self._geometry.slot_bytes)
+        self._slot: NDArray[np.uint8] = np.empty(0, np.uint8)
+        self._in_slot, self._rows = self._geometry.rows_per_block, 0
+
+    def append(self, rows: NDArray[Any]) -> None:
+        """The next consecutive rows, any number, of the stored dtype (bfloat16: uint16)."""
+        raw = np.ascontiguousarray(rows).reshape(rows.shape[0], -1).view(np.uint8)
+        width, per_block, done = self._array.row_bytes, self._geometry.rows_per_block, 0
+        assert raw.size == rows.shape[0] * width
+        while done < rows.shape[0]:
+            if self._in_slot == per_block:
+                self._slot, self._in_slot = self._sink.next_slot(), 0
+            count = min(rows.shape[0] - done, per_block - self._in_slot)
+            at = self._in_slot * width
+            self._slot[at : at + count * width] = raw[done : done + count].reshape(-1)
+            self._in_slot += count
+            done += count
+        self._rows += rows.shape[0]
+
+    def close(self) -> None:
+        """All rows are there.  Raises OutOfSpace."""
+        assert self._rows == self._array.num_rows, f"{self._array.path}: {self._rows} rows"
+        blocks, crcs = self._sink.close(self._geometry.chunk_bytes)
+        assert blocks == self._geometry.num_blocks
+        self._writer.side(crc_path(self._array.path), crcs)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is None:
+            self.close()
+
+
+class GraphWriter:
+    """Graph blocks of one relation, appended in order."""
+
+    def __init__(self, writer: "StoreWriter", path: str) -> None:
+        self._writer, self._path = writer, path
+        self._sink = writer.sink(path, 2, writer.block_bytes)
+
+    def append(self, block: NDArray[np.uint8]) -> None:
+        """The next block, uint8 (block_bytes,); it is copied."""
+        self._sink.next_slot()[:] = block
+
+    def close(self) -> int:
+        """All blocks are there; returns their number.  Raises OutOfSpace."""
+        blocks, crcs = self._sink.close(self._writer.block_bytes)
+        self._writer.tree.graph(self._path, graph_geometry(blocks, self._writer.block_bytes))
+        self._writer.side(crc_path(self._path), crcs)
+        return blocks
+
+
+class StoreWriter:
+    """Builds a store beside its target; `commit` makes it appear, leaving without it removes all.
+
+    A context manager.  Raises StoreExists: the target is taken.
+    """
+
+    def __init__(self, path: Path, *, block_bytes: int, buffer_bytes: int = 8 << 20) -> None:
+        """`buffer_bytes`: of each of two buffers per array being written."""
+        self.path, self.block_bytes, self._buffer_bytes = path, block_bytes, buffer_bytes
+        if path.exists():
+            raise StoreExists(f"{path}: exists already; remove it, or choose another name")
+        remove_leftovers(path)
+        self._temporary = path.parent / f".{path.name}.partial-{os.getpid()}"
+        self._temporary.mkdir(parents=True)
+        self.tree = ZarrTree(self._temporary)
+        self._digests: dict[str, bytes] = {}
+        self._sinks: list[BlockSink] = []
+
+    def sink(self, path: str, ndim: int, slot_bytes: int) -> BlockSink:
+        """Where the slots of one array go."""
+        sink = BlockSink(self._temporary, path, ndim, slot_bytes, self._buffer_bytes)
+        self._sinks.append(sink)
+        return sink
+
+    def rows(self, array: RowArray) -> RowsWriter:
+        """Begin a row array."""
+        return RowsWriter(self, array)
+
+    def graph(self, path: str) -> GraphWriter:
+        """Begin the graph blocks of a relation."""
+        return GraphWriter(self, path)
+
+    def side(self, path: str, values: NDArray[Any]) -> None:
+        """Write a small array in one piece."""
+        self.tree.side(path, values)
+        self._digests[path] = hashlib.blake2b(values.tobytes()).digest()
+
+    def commit(self, manifest: Manifest) -> Manifest:
+        """Make the store appear; returns the manifest with its fingerprint."""
+        manifest = msgspec.structs.replace(
+            manifest, fingerprint=make_fingerprint(manifest, self._digests)
+        )
+        self.tree.attributes(msgspec.to_builtins(manifest))
+        for folder, _, files in os.walk(self._temporary):
+            for name in files:
+                _fsync(Path(folder, name))
+            _fsync(Path(folder))
+        if self.path.exists():
+            raise StoreExists(f"{self.path}: appeared while this store was being written")
+        self._temporary.rename(self.path)
+        _fsync(self.path.parent)
+        return manifest
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for sink in self._sinks:
+            sink.abort()
+        shutil.rmtree(self._temporary, ignore_errors=True)
+
+
+def make_fingerprint(manifest: Manifest, digests: dict[str, bytes]) -> str:
+    """Of content and layout: the manifest, and the digests of all side arrays by path."""
+    bare = msgspec.structs.replace(manifest, fingerprint="")
+    total = hashlib.blake2b(msgspec.json.encode(bare, order="sorted"), digest_size=16)
+    for path in sorted(digests):
+        total.update(path.encode() + b"\0" + digests[path])
+    return total.hexdigest()
+
+
+def remove_leftovers(path: Path) -> None:
+    """Remove what writers of this target that are no longer alive have left behind."""
+    for folder in path.parent.glob(f".{path.name}.partial-*"):
+        pid = folder.name.rpartition("-")[2]
+        if pid.isdigit() and not Path(f"/proc/{pid}").exists():
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _fsync(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
