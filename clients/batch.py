@@ -1,0 +1,177 @@
+"""From descriptors to arrays: copies a batch's structure and gathers its rows out of the arena."""
+
+import itertools
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from blockstore.kernels.rows import expand_counts, gather_rows, scatter_rows
+from clients.buffers import BufferPool
+from clients.session import Session
+from loaderd.protocol import BatchReady, Blob, BlobArray, RowArraySpec, RowGroup
+
+NUMPY_DTYPE = {"bfloat16": "uint16"}  # store dtypes that numpy does not know
+SPLIT_BYTES = 4 << 20  # rows of fewer bytes are gathered on the calling thread alone
+
+
+@dataclass(frozen=True, slots=True)
+class BatchArrays:
+    """A batch in arrays of its own; nodes are local ids, seeds first."""
+
+    epoch: int
+    step: int
+    num_seeds: int
+    n_id: NDArray[np.int64]  # (num_nodes,) original ids
+    input_id: NDArray[np.int64]  # (num_seeds,) places among the given seeds
+    edge_index: NDArray[np.int64]  # (2, num_edges): sources, targets
+    e_id: NDArray[np.int64] | None  # (num_edges,) where asked for
+    nodes_per_hop: tuple[int, ...]
+    edges_per_hop: tuple[int, ...]
+    rows: dict[str, NDArray[Any]]  # by name: (num_nodes, *row_shape); bfloat16 as uint16
+
+
+def views(
+    arena: NDArray[np.uint8], slot_bytes: int, blob: Blob, array: BlobArray
+) -> Iterator[tuple[int, NDArray[Any]]]:
+    """An array of a blob as (first item, view of the arena) pieces, cut where its slots are apart.
+
+    Items never straddle slots: offsets are multiples of 64, slots of 4096.
+    """
+    kind = np.dtype(array.dtype)
+    begin, end = array.offset, array.offset + array.length * kind.itemsize
+    at = begin
+    while at < end:
+        index, inside = divmod(at, slot_bytes)
+        last = index
+        while (last + 1) * slot_bytes < end and blob.slots[last + 1] == blob.slots[last] + 1:
+            last += 1
+        stop = min(end, (last + 1) * slot_bytes)
+        address = blob.slots[index] * slot_bytes + inside
+        yield (at - begin) // kind.itemsize, arena[address : address + stop - at].view(kind)
+        at = stop
+
+
+class BatchReader:
+    """Reads the batches of one session."""
+
+    def __init__(self, session: Session, pool: BufferPool, threads: int = 1) -> None:
+        self._session = session
+        self._pool = pool
+        self._threads = threads
+        self._helpers: ThreadPoolExecutor | None = None
+
+    def read(self, step: int) -> BatchArrays:
+        """The batch of `step`, all of it copied and released; waits for the daemon."""
+        ready = self._session.receive_batch(step)
+        blob = ready.structure
+        named = {array.name: array for array in blob.arrays}
+        num_nodes = sum(ready.nodes_per_hop)
+        batch = BatchArrays(
+            epoch=ready.epoch,
+            step=step,
+            num_seeds=ready.num_seeds,
+            n_id=self._wide(blob, named["n_id"]),
+            input_id=self._wide(blob, named["input_id"]),
+            edge_index=self._edges(ready, blob, named),
+            e_id=self._wide(blob, named["e_id"]) if "e_id" in named else None,
+            nodes_per_hop=ready.nodes_per_hop,
+            edges_per_hop=tuple(sum(edges) for edges in ready.edges_per_hop),
+            rows=self._empty_rows(num_nodes),
+        )
+        group = ready.rows
+        self._gather(group, batch.rows)
+        while not group.last:
+            group = self._session.receive_rows(step, group.group + 1)
+            self._gather(group, batch.rows)
+        return batch
+
+    def close(self) -> None:
+        """End the helper threads, if there are any."""
+        if self._helpers is not None:
+            self._helpers.shutdown()
+
+    def _views(self, blob: Blob, array: BlobArray) -> Iterator[tuple[int, NDArray[Any]]]:
+        attachment = self._session.attachment
+        return views(attachment.data, attachment.slot_bytes, blob, array)
+
+    def _copy(self, blob: Blob, array: BlobArray, out: NDArray[Any]) -> NDArray[Any]:
+        for start, view in self._views(blob, array):
+            out[start : start + view.size] = view
+        return out
+
+    def _wide(self, blob: Blob, array: BlobArray) -> NDArray[np.int64]:
+        return self._copy(blob, array, self._pool.empty((array.length,), np.int64))
+
+    def _edges(
+        self, ready: BatchReady, blob: Blob, named: dict[str, BlobArray]
+    ) -> NDArray[np.int64]:
+        """Sources are stored; targets follow from the counts, in the same order."""
+        edge_index = self._pool.empty((2, named["src"].length), np.int64)
+        self._copy(blob, named["src"], edge_index[0])
+        firsts = itertools.accumulate(ready.nodes_per_hop, initial=0)
+        edge = 0
+        for hop, (first, edges) in enumerate(zip(firsts, ready.edges_per_hop, strict=False)):
+            for relation, num_edges in enumerate(edges):
+                array = named[f"counts:{hop}:{relation}"]
+                counts = self._copy(blob, array, np.empty(array.length, np.uint32))
+                expand_counts(counts, first, edge_index[1, edge : edge + num_edges])
+                edge += num_edges
+        return edge_index
+
+    def _empty_rows(self, num_nodes: int) -> dict[str, NDArray[Any]]:
+        return {
+            spec.name: self._pool.empty(
+                (num_nodes, *spec.row_shape), NUMPY_DTYPE.get(spec.dtype, spec.dtype)
+            )
+            for spec in self._session.attached.rows
+        }
+
+    def _gather(self, group: RowGroup, rows: dict[str, NDArray[Any]]) -> None:
+        """Copy one row group to its places, then release it."""
+        named = {array.name: array for array in group.blob.arrays}
+        positions = None
+        if array := named.get("positions"):
+            positions = self._copy(group.blob, array, np.empty(array.length, np.uint32))
+        for spec in self._session.attached.rows:
+            out = rows[spec.name].reshape(-1).view(np.uint8)
+            for start, addresses in self._views(group.blob, named[f"address:{spec.name}"]):
+                self._gather_piece(spec, addresses, start, positions, out)
+        self._session.release(group.step, group.group)
+
+    def _gather_piece(
+        self,
+        spec: RowArraySpec,
+        addresses: NDArray[np.uint64],
+        first: int,
+        positions: NDArray[np.uint32] | None,
+        out: NDArray[np.uint8],
+    ) -> None:
+        """Rows `first`, `first + 1`, ... of a group, on as many threads as they are worth."""
+        arena = self._session.attachment.data
+
+        def gather(start: int, stop: int) -> None:
+            if positions is None:
+                whole = out[first * spec.row_bytes :]
+                gather_rows(arena, addresses, start, stop, spec.row_bytes, whole)
+            else:
+                places = positions[first:]
+                scatter_rows(arena, addresses, places, start, stop, spec.row_bytes, out)
+
+        num = addresses.size
+        if self._threads == 1 or num * spec.row_bytes < SPLIT_BYTES:
+            gather(0, num)
+            return
+        if self._helpers is None:
+            self._helpers = ThreadPoolExecutor(self._threads - 1, "gather")
+        cuts = [num * i // self._threads for i in range(self._threads + 1)]
+        helped = [
+            self._helpers.submit(gather, start, stop)
+            for start, stop in itertools.pairwise(cuts[1:])
+        ]
+        gather(0, cuts[1])
+        for future in helped:
+            future.result()

@@ -1,0 +1,304 @@
+"""Sessions with a daemon: the one module of the clients that imports pyzmq."""
+
+import contextlib
+import itertools
+import mmap
+import os
+import socket
+import threading
+import weakref
+from dataclasses import dataclass, field
+
+import msgspec
+import numpy as np
+import zmq
+from numpy.typing import NDArray
+
+from loaderd import errors
+from loaderd.errors import DaemonError, NoDaemon, Refused, SessionLost
+from loaderd.protocol import (
+    DOOR_SUFFIX,
+    Attach,
+    Attached,
+    BatchReady,
+    DaemonMessage,
+    Detach,
+    ErrorReply,
+    Message,
+    Release,
+    RowGroup,
+    Start,
+    Welcome,
+    decode_daemon,
+    encode,
+)
+
+WELCOME_TIMEOUT_S = 30.0  # a daemon that listens answers from its event loop
+WELCOME_BYTES = 1 << 16
+LINGER_MS = 200  # for the last Detach
+
+
+class Attachment:
+    """The arena of one daemon, mapped read-only, and the connection by which it is lent."""
+
+    def __init__(self, endpoint: str) -> None:
+        self.endpoint = endpoint
+        self.users = 0
+        self.door = _connect_door(endpoint)
+        try:
+            welcome, fd = _receive_welcome(self.door, endpoint)
+        except BaseException:
+            self.door.close()
+            raise
+        self.token = welcome.token
+        self.slot_bytes = welcome.slot_bytes
+        try:
+            num_bytes = welcome.num_slots * welcome.slot_bytes
+            mapped = mmap.mmap(fd, num_bytes, mmap.MAP_SHARED, mmap.PROT_READ)
+        finally:
+            os.close(fd)
+        self.data: NDArray[np.uint8] = np.frombuffer(mapped, np.uint8)
+        self.context = zmq.Context()
+
+    def lost(self) -> bool:
+        """Whether the daemon has gone: nothing but its hang-up ever comes through the door."""
+        poller = zmq.Poller()
+        poller.register(self.door, zmq.POLLIN | zmq.POLLERR)
+        return bool(poller.poll(0))
+
+    def close(self) -> None:
+        """Hand the arena back: the daemon ends the sessions of this attachment."""
+        self.context.term()
+        self.forget()
+
+    def forget(self) -> None:
+        """Close this process's copy of the connection and its mapping, and nothing else."""
+        self.door.close()
+        self.data = np.empty(0, np.uint8)
+
+
+def _connect_door(endpoint: str) -> socket.socket:
+    """The connection at `<ipc path>.door`; raises NoDaemon at once where nothing listens."""
+    scheme, _, path = endpoint.partition("://")
+    if scheme != "ipc" or not path:
+        raise Refused(f"endpoint {endpoint!r}: expected ipc:///path/of/the/socket")
+    door = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        door.connect(path + DOOR_SUFFIX)
+    except OSError as error:
+        door.close()
+        raise NoDaemon(
+            f"{endpoint}: no daemon listens there ({error.strerror or error}); "
+            f"start one with: loaderd serve STORE --endpoint {endpoint}"
+        ) from error
+    return door
+
+
+def _receive_welcome(door: socket.socket, endpoint: str) -> tuple[Welcome, int]:
+    """The daemon's greeting and the arena's descriptor, which is the caller's to close."""
+    door.settimeout(WELCOME_TIMEOUT_S)
+    try:
+        frame, fds, _, _ = socket.recv_fds(door, WELCOME_BYTES, 1, socket.MSG_CMSG_CLOEXEC)
+    except OSError as error:
+        raise NoDaemon(f"{endpoint}: the daemon does not answer ({error})") from error
+    try:
+        if not frame:
+            raise NoDaemon(f"{endpoint}: the daemon closed the connection")
+        message = decode_daemon(frame)
+        if isinstance(message, ErrorReply):
+            raise error_of(message)
+        if not isinstance(message, Welcome) or not fds:
+            raise NoDaemon(f"{endpoint}: the daemon greets with {type(message).__name__}")
+    except BaseException:
+        for fd in fds:
+            os.close(fd)
+        raise
+    return message, fds[0]
+
+
+def error_of(reply: ErrorReply) -> DaemonError:
+    """The exception that a daemon reports: of the class it names, where this side knows it."""
+    named = getattr(errors, reply.error, None)
+    if isinstance(named, type) and issubclass(named, DaemonError):
+        return named(reply.message)
+    return DaemonError(f"{reply.error}: {reply.message}")
+
+
+@dataclass
+class _Registry:
+    """What this process holds open."""
+
+    lock: threading.RLock = field(default_factory=threading.RLock)  # finalizers close sessions
+    attachments: dict[str, Attachment] = field(default_factory=dict)
+    sessions: "weakref.WeakSet[Session]" = field(default_factory=weakref.WeakSet)
+    inherited: list["Session"] = field(default_factory=list)  # pyzmq must not finalize them
+    hooked: bool = False
+
+
+_registry = _Registry()
+
+
+def _acquire(endpoint: str) -> Attachment:
+    """The process's one attachment to `endpoint`, made where there is none that lives."""
+    with _registry.lock:
+        if not _registry.hooked:
+            os.register_at_fork(after_in_child=_drop_inherited)
+            _registry.hooked = True
+        found = _registry.attachments.get(endpoint)
+        if found is None or found.lost():
+            found = _registry.attachments[endpoint] = Attachment(endpoint)
+        found.users += 1
+        return found
+
+
+def _release(attachment: Attachment) -> None:
+    """Give up one use; the last one closes."""
+    with _registry.lock:
+        attachment.users -= 1
+        if attachment.users:
+            return
+        if _registry.attachments.get(attachment.endpoint) is attachment:
+            del _registry.attachments[attachment.endpoint]
+    attachment.close()
+
+
+def _drop_inherited() -> None:
+    """In a forked child: let go of the parent's doors and arenas, and say nothing to the daemon.
+
+    A child that kept its copy of a door open would hide the parent's death.
+    """
+    _registry.lock = threading.RLock()
+    for session in _registry.sessions:
+        session.attachment.forget()
+        _registry.inherited.append(session)
+    _registry.attachments = {}
+    _registry.sessions = weakref.WeakSet()
+
+
+class Session:
+    """One dataset's conversation with the daemon; belongs to one process and one thread."""
+
+    def __init__(
+        self, endpoint: str, request: Attach, ids: NDArray[np.int64] | None = None
+    ) -> None:
+        """Attach with `request` (its token is filled in here), `ids` where its split is empty.
+
+        Raises NoDaemon, Refused, SessionLost.
+        """
+        self.pid = os.getpid()
+        self.run = 0
+        self.lost = False
+        self._requests = itertools.count(1)
+        self._pending: dict[tuple[int, int], BatchReady | RowGroup] = {}
+        self.attachment = _acquire(endpoint)
+        self._socket: zmq.Socket[bytes] = self.attachment.context.socket(zmq.DEALER)
+        self._closed = False
+        try:
+            self._open_socket(endpoint)
+            _registry.sessions.add(self)
+            self.attached = self._attach(request, ids)
+        except BaseException:
+            self.close()
+            raise
+
+    def _open_socket(self, endpoint: str) -> None:
+        # unlimited queues: the window bounds what is pushed; and no second daemon at the same
+        # path may get what was meant for the first
+        for option, value in (
+            (zmq.RCVHWM, 0),
+            (zmq.SNDHWM, 0),
+            (zmq.RECONNECT_IVL, -1),
+            (zmq.LINGER, LINGER_MS),
+        ):
+            self._socket.setsockopt(option, value)
+        self._socket.connect(endpoint)
+        self._poller = zmq.Poller()
+        self._poller.register(self._socket, zmq.POLLIN)
+        self._poller.register(self.attachment.door, zmq.POLLIN | zmq.POLLERR)
+
+    def _attach(self, request: Attach, ids: NDArray[np.int64] | None) -> Attached:
+        number = next(self._requests)
+        filled = msgspec.structs.replace(request, token=self.attachment.token, request=number)
+        self._send(filled, *([] if ids is None else [np.ascontiguousarray(ids, "<i8").tobytes()]))
+        while True:
+            match self._next():
+                case Attached(request=echo) as attached if echo == number:
+                    return attached
+                case ErrorReply(request=echo) as reply if echo == number:
+                    raise error_of(reply)
+
+    def start(self, epoch: int, step: int, stride: int = 1) -> int:
+        """Ask for steps `step`, `step + stride`, ... of `epoch`; ends what was asked for before."""
+        self.run += 1
+        self._pending.clear()
+        session = self.attached.session
+        self._send(Start(session=session, run=self.run, epoch=epoch, step=step, stride=stride))
+        return self.run
+
+    def receive_batch(self, step: int) -> BatchReady:
+        """The batch of `step`, with its first row group; waits for it."""
+        message = self._receive(step, 0)
+        assert isinstance(message, BatchReady)
+        return message
+
+    def receive_rows(self, step: int, group: int) -> RowGroup:
+        """A further row group of the batch of `step`; waits for it."""
+        message = self._receive(step, group)
+        assert isinstance(message, RowGroup)
+        return message
+
+    def release(self, step: int, group: int) -> None:
+        """Say that a row group is copied (with group 0, the structure too)."""
+        self._send(Release(session=self.attached.session, run=self.run, step=step, group=group))
+
+    def close(self) -> None:
+        """Detach; does nothing the second time, or in a process that inherited the session."""
+        if self._closed or self.pid != os.getpid():
+            return
+        self._closed = True
+        _registry.sessions.discard(self)
+        attached = getattr(self, "attached", None)
+        if attached is not None and not self.lost:
+            with contextlib.suppress(SessionLost):
+                self._send(Detach(session=attached.session))
+        self._socket.close(linger=0 if self.lost else LINGER_MS)
+        _release(self.attachment)
+
+    def _send(self, message: Message, *frames: bytes) -> None:
+        try:
+            self._socket.send_multipart([encode(message), *frames], zmq.NOBLOCK)
+        except zmq.Again as error:  # queues are unlimited: there is no peer
+            raise self._went_away() from error
+
+    def _receive(self, step: int, group: int) -> BatchReady | RowGroup:
+        while (found := self._pending.pop((step, group), None)) is None:
+            message = self._next()
+            match message:
+                case BatchReady(run=self.run):
+                    self._pending[message.step, 0] = message
+                case RowGroup(run=self.run):
+                    self._pending[message.step, message.group] = message
+                case ErrorReply(run=run) if run in (-1, self.run):
+                    raise self._failure(message)
+        return found
+
+    def _failure(self, reply: ErrorReply) -> DaemonError:
+        error = error_of(reply)
+        self.lost = self.lost or isinstance(error, SessionLost)
+        return error
+
+    def _next(self) -> DaemonMessage:
+        """The next message; what came before a hang-up is still handed out."""
+        gone = False
+        while True:
+            try:
+                return decode_daemon(self._socket.recv(zmq.NOBLOCK))
+            except zmq.Again:
+                pass
+            if gone:
+                raise self._went_away()
+            gone = self._socket not in dict(self._poller.poll())
+
+    def _went_away(self) -> SessionLost:
+        self.lost = True
+        return SessionLost(f"{self.attachment.endpoint}: the daemon went away")

@@ -1,0 +1,173 @@
+"""The `blockstore` command: generate, ingest, info, verify, export."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+from blockstore.verify import verify_store
+
+from blockstore.errors import StoreError
+from blockstore.store import open_store
+from blockstore.units import format_bytes, parse_bytes
+from preprocess.errors import BadInput
+from preprocess.export import export as export_store
+from preprocess.generate import GraphRecipe
+from preprocess.generate import generate as generate_graph
+from preprocess.info import info_text, store_info
+from preprocess.ingest import ingest as ingest_source
+from preprocess.options import IngestOptions
+from preprocess.progress import Progress
+from preprocess.sources.plain import PlainSource
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Make, look at and check stores of graphs.",
+)
+
+
+class Dtype(StrEnum):
+    """Of features in the store."""
+
+    float32 = "float32"
+    float16 = "float16"
+    bfloat16 = "bfloat16"
+
+
+class Order(StrEnum):
+    """Of nodes in the store."""
+
+    bfs = "bfs"
+    source = "source"
+
+
+class Keep(StrEnum):
+    """What to do with duplicates and self-loops."""
+
+    keep = "keep"
+    drop = "drop"
+
+
+class Ids(StrEnum):
+    """Width of node ids in the store."""
+
+    auto = "auto"
+    uint32 = "uint32"
+    uint64 = "uint64"
+
+
+@contextmanager
+def _one_line_errors() -> Iterator[None]:
+    """What can go wrong is said in one line, with exit code 2."""
+    try:
+        yield
+    except (StoreError, BadInput, OSError, ValueError) as error:
+        sys.stderr.write(f"error: {' '.join(str(error).split())}\n")
+        raise typer.Exit(2) from error
+
+
+@app.command()
+def generate(
+    folder: Path,
+    nodes: Annotated[int, typer.Option(help="number of nodes")] = 100_000,
+    degree: Annotated[int, typer.Option(help="average in-degree; edges go both ways")] = 16,
+    features: Annotated[int, typer.Option(help="float32 features a node")] = 64,
+    classes: Annotated[int, typer.Option(help="number of classes")] = 8,
+    train: Annotated[float, typer.Option(help="share of nodes to train on")] = 0.1,
+    valid: Annotated[float, typer.Option(help="share of nodes to validate on")] = 0.05,
+    test: Annotated[float, typer.Option(help="share of nodes to test on")] = 0.1,
+    seed: Annotated[int, typer.Option(help="the same seed gives the same graph")] = 0,
+) -> None:
+    """Generate a labelled power-law graph in the plain layout, streamed to disk."""
+    recipe = GraphRecipe(nodes, degree, features, classes, train, valid, test, seed)
+    with _one_line_errors():
+        generate_graph(folder, recipe, Progress())
+
+
+@app.command()
+def ingest(
+    source: Path,
+    store: Path,
+    mem: Annotated[str, typer.Option(help="memory to use, such as 512M or 2G")] = "2G",
+    undirected: Annotated[
+        bool, typer.Option(help="add the reverse of each edge, drop duplicates")
+    ] = False,
+    dtype: Annotated[Dtype, typer.Option(help="of features in the store")] = Dtype.float32,
+    block_size: Annotated[str, typer.Option(help="unit of disk I/O: 4K to 16M")] = "1M",
+    edge_ids: Annotated[bool, typer.Option(help="keep the id of each edge")] = False,
+    order: Annotated[Order, typer.Option(help="of nodes in the store")] = Order.bfs,
+    duplicates: Annotated[Keep, typer.Option(help="equal edges")] = Keep.keep,
+    self_loops: Annotated[Keep, typer.Option(help="edges from a node to itself")] = Keep.keep,
+    allow_nan: Annotated[bool, typer.Option(help="take NaN features as they are")] = False,
+    ids: Annotated[Ids, typer.Option(help="width of node ids")] = Ids.auto,
+) -> None:
+    """Make a store from a folder in the plain layout, within --mem.
+
+    Duplicate edges and self-loops are kept unless told otherwise.  --undirected adds the reverse of
+    each edge and drops duplicates; an added edge has id E + original, of duplicates the smallest stays.
+    """
+    with _one_line_errors():
+        options = IngestOptions(
+            mem_bytes=parse_bytes(mem),
+            block_bytes=parse_bytes(block_size),
+            dtype=dtype.value,
+            undirected=undirected,
+            edge_ids=edge_ids,
+            order=order.value,
+            duplicates=duplicates.value,
+            self_loops=self_loops.value,
+            ids=ids.value,
+            allow_nan=allow_nan,
+        )
+        manifest = ingest_source(PlainSource(source), store, options, Progress())
+        edges = sum(r.num_edges for r in manifest.relations)
+        typer.echo(
+            f"{store}: {manifest.num_nodes:,} nodes, {edges:,} edges, fingerprint "
+            f"{manifest.fingerprint}"
+        )
+
+
+@app.command()
+def info(
+    store: Path, json: Annotated[bool, typer.Option("--json", help="for scripts")] = False
+) -> None:
+    """Say what a store holds."""
+    with _one_line_errors():
+        opened = open_store(store)
+        typer.echo(msgspec.json.encode(store_info(opened)).decode() if json else info_text(opened))
+
+
+@app.command()
+def verify(store: Path) -> None:
+    """Check every checksum and every cross-reference of a store."""
+    with _one_line_errors():
+        report = verify_store(store)
+        typer.echo(
+            f"{store}: good: {report.blocks:,} blocks, {report.pages:,} pages, "
+            f"{report.nodes:,} nodes, {report.edges:,} edges, {format_bytes(report.bytes)} read"
+        )
+
+
+@app.command()
+def export(store: Path, folder: Path) -> None:
+    """Write a store back as a folder in the plain layout.
+
+    Edges come out in the source's order where the store has edge ids, else sorted by target.
+    """
+    with _one_line_errors():
+        export_store(open_store(store), folder, Progress())
+
+
+def main() -> None:
+    """Entry point of the console command."""
+    app()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Layouts that `ingest` reads, one module each."""
