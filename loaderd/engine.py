@@ -10,14 +10,13 @@ from types import TracebackType
 from typing import Self
 
 import numpy as np
+from blockstore.io.arena import Arena
+from blockstore.io.reader import BlockReader
+from blockstore.store import Store, read_rows
 from numpy.typing import NDArray
 
 from blockstore.errors import StoreError
-from blockstore.io.arena import Arena
-from blockstore.io.reader import BlockReader
 from blockstore.pool import BlockPool
-from blockstore.store import Store, read_rows
-from blockstore.units import format_bytes
 from loaderd.attachment import Attachment, open_attachment
 from loaderd.build import Builder
 from loaderd.errors import BatchFailed, DaemonError, Refused
@@ -185,7 +184,7 @@ class Engine:
                 self.detach(session)
         idle = threading.Barrier(len(self._threads) + 1)
         for _ in self._threads:
-            self._tasks.put(lambda: idle.wait() and None)
+            self._tasks.put(lambda: _pause(idle))
         idle.wait()
 
     def status(
@@ -319,6 +318,10 @@ class Engine:
             task()
 
 
+def _pause(idle: threading.Barrier) -> None:
+    idle.wait()
+
+
 def _failure(session: int, unit: Unit, run: int, text: str) -> ErrorReply:
     return ErrorReply(
         error=BatchFailed.__name__,
@@ -334,5 +337,3 @@ def default_settings(mem_bytes: int, workers: int = 0, readers: int = 0) -> Engi
     cores = len(os.sched_getaffinity(0))
     return EngineSettings(mem_bytes, workers or min(4, cores), readers or 8)
 
-
-__all__ = ["Engine", "EngineSettings", "default_settings", "format_bytes"]

@@ -1,15 +1,15 @@
-"""Rows of a batch: addressed in place where their block stays, else copied into a row area, in groups."""
+"""Rows of a batch: addressed in place where their block stays, else copied to a row area."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from blockstore.io.reader import BlockReader
+from blockstore.kernels.rows import ABSENT, address_rows, mark_blocks
 from numpy.typing import NDArray
 
 from blockstore.format import row_geometry
-from blockstore.io.reader import BlockReader
 from blockstore.kernels.order import mark_missing, missing_keys, order_by_block, stage_rows
-from blockstore.kernels.rows import ABSENT, address_rows, mark_blocks
 from loaderd.ledger import ServedRows
 from loaderd.residency import Held, Residency
 from loaderd.workspace import Workspace
@@ -110,6 +110,10 @@ class RowAssembler:
             raise
         count = self._order(work, num) if any(missing) else 0
         return Addressed(Pins(tuple(files), tuple(held)), count, tuple(missing))
+
+    def tick(self) -> None:
+        """One more batch has begun."""
+        self._residency.tick()
 
     def drop(self, pins: Pins) -> None:
         """Let the pool have the batch's blocks again."""

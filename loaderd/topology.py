@@ -4,16 +4,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
-
-from blockstore.format import ITEM_BYTES, Relation, giant_capacity
 from blockstore.kernels.locate import build_guide, choose_shift, locate_columns
-from blockstore.kernels.order import (
-    compact_draws,
-    order_by_block,
-    prefix_starts,
-    stride_starts,
-)
 from blockstore.kernels.renumber import (
     clear_hash,
     clear_stamp,
@@ -31,6 +22,15 @@ from blockstore.kernels.sample import (
     sample_columns,
 )
 from blockstore.store import Store
+from numpy.typing import NDArray
+
+from blockstore.format import ITEM_BYTES, Relation, giant_capacity
+from blockstore.kernels.order import (
+    compact_draws,
+    order_by_block,
+    prefix_starts,
+    stride_starts,
+)
 from loaderd.errors import BatchFailed
 from loaderd.plans.base import Plan, Unit
 from loaderd.residency import Residency

@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 from blockstore.kernels.random import make_epoch_key, make_key
+
 from loaderd.plans.base import Kind, OwnerMap, Part, Shape, Unit, count_steps, share
 from loaderd.protocol import Resolved
 
