@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from blockstore.create import ZarrTree
 from blockstore.errors import StoreExists
+from blockstore.fingerprint import make_fingerprint
 from blockstore.format import (
     PAGE_BYTES,
     SHARD_BYTES,
@@ -259,15 +260,6 @@ class StoreWriter:
         for sink in self._sinks:
             sink.abort()
         shutil.rmtree(self._temporary, ignore_errors=True)
-
-
-def make_fingerprint(manifest: Manifest, digests: dict[str, bytes]) -> str:
-    """Of content and layout: the manifest, and the digests of all side arrays by path."""
-    bare = msgspec.structs.replace(manifest, fingerprint="")
-    total = hashlib.blake2b(msgspec.json.encode(bare, order="sorted"), digest_size=16)
-    for path in sorted(digests):
-        total.update(path.encode() + b"\0" + digests[path])
-    return total.hexdigest()
 
 
 def remove_leftovers(path: Path) -> None:

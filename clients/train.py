@@ -1,0 +1,129 @@
+"""Train GraphSAGE from a daemon: `python -m clients.train ENDPOINT`."""
+
+import argparse
+import time
+from dataclasses import dataclass
+
+import torch
+from torch.nn import functional
+
+from clients.models import GraphSage
+from clients.torch import Batch, NeighborDataset
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What to train."""
+
+    endpoint: str
+    epochs: int = 5
+    num_neighbors: tuple[int, ...] = (15, 10)
+    batch_size: int = 1000
+    hidden: int = 128
+    learning_rate: float = 0.003
+    seed: int = 0
+
+
+@dataclass(slots=True)
+class Clock:
+    """Seconds spent waiting for batches, and in all."""
+
+    waiting_s: float = 0.0
+    total_s: float = 0.0
+
+
+def logits(model: GraphSage, batch: Batch) -> torch.Tensor:
+    """Of the batch's seeds."""
+    assert batch.x is not None
+    out: torch.Tensor = model(
+        batch.x.float(), batch.edge_index, batch.num_sampled_nodes, batch.num_sampled_edges
+    )
+    return out
+
+
+def train_epoch(
+    model: GraphSage, data: NeighborDataset, optimizer: torch.optim.Optimizer
+) -> tuple[float, Clock]:
+    """One pass: mean loss over seeds, and where the time went."""
+    model.train()
+    clock, total, seeds = Clock(), 0.0, 0
+    begun = asked = time.perf_counter()
+    for batch in data:
+        clock.waiting_s += time.perf_counter() - asked
+        assert batch.y is not None
+        loss = functional.cross_entropy(logits(model, batch), batch.y[: batch.batch_size])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        total += loss.item() * batch.batch_size
+        seeds += batch.batch_size
+        asked = time.perf_counter()
+    clock.total_s = time.perf_counter() - begun
+    return total / max(seeds, 1), clock
+
+
+@torch.no_grad()
+def accuracy(model: GraphSage, data: NeighborDataset) -> float:
+    """Share of seeds whose label is the likeliest class."""
+    model.eval()
+    right = seeds = 0
+    for batch in data:
+        assert batch.y is not None
+        guess = logits(model, batch).argmax(dim=1)
+        right += int((guess == batch.y[: batch.batch_size]).sum())
+        seeds += batch.batch_size
+    return right / max(seeds, 1)
+
+
+def train(settings: Settings) -> float:
+    """Train, print a line an epoch, and return the accuracy on the test split."""
+    torch.manual_seed(settings.seed)
+    data = {
+        split: NeighborDataset(
+            settings.endpoint,
+            split=split,
+            num_neighbors=settings.num_neighbors,
+            batch_size=settings.batch_size,
+            seed=settings.seed,
+            shuffle=split == "train",
+        )
+        for split in ("train", "valid", "test")
+    }
+    first = next(iter(data["train"]))
+    if first.x is None or first.y is None or first.y.dim() != 1:
+        raise SystemExit("error: training needs features and one label a node in the store")
+    num_classes = 1 + max(int(b.y.max()) for s in data for b in data[s] if b.y is not None)
+    model = GraphSage(first.x.size(1), settings.hidden, num_classes, len(settings.num_neighbors))
+    optimizer = torch.optim.Adam(model.parameters(), settings.learning_rate)
+    for epoch in range(settings.epochs):
+        data["train"].set_epoch(epoch)
+        loss, clock = train_epoch(model, data["train"], optimizer)
+        share = clock.waiting_s / clock.total_s
+        print(  # noqa: T201
+            f"epoch {epoch}: loss {loss:.4f}, valid accuracy {accuracy(model, data['valid']):.4f}, "
+            f"{clock.total_s:.2f} s, {share:.0%} of it waiting for data",
+            flush=True,
+        )
+    result = accuracy(model, data["test"])
+    print(f"test accuracy {result:.4f}", flush=True)  # noqa: T201
+    return result
+
+
+def main() -> None:
+    """Entry point."""
+    default = Settings("")
+    parser = argparse.ArgumentParser(description="Train GraphSAGE from a daemon.")
+    parser.add_argument("endpoint", help="ipc:///path/of/the/socket")
+    parser.add_argument("--epochs", type=int, default=default.epochs)
+    parser.add_argument("--num-neighbors", type=int, nargs="+", default=default.num_neighbors)
+    parser.add_argument("--batch-size", type=int, default=default.batch_size)
+    parser.add_argument("--hidden", type=int, default=default.hidden)
+    parser.add_argument("--learning-rate", type=float, default=default.learning_rate)
+    parser.add_argument("--seed", type=int, default=default.seed)
+    arguments = vars(parser.parse_args())
+    arguments["num_neighbors"] = tuple(arguments["num_neighbors"])
+    train(Settings(**arguments))
+
+
+if __name__ == "__main__":
+    main()
