@@ -52,13 +52,17 @@ def scratch_size(fanout):
 
 
 @njit(nogil=True, cache=True, inline="always")
-def _seen(out, at, count, pick, scratch):
-    """Whether `pick` is among out[at : at + count]; remembers it where there is a set."""
-    if scratch.size == 1:
-        for j in range(at, at + count):
-            if np.int64(out[j]) == pick:
-                return True
-        return False
+def _among(out, at, count, pick):
+    """Whether `pick` is among out[at : at + count]."""
+    for j in range(at, at + count):
+        if np.int64(out[j]) == pick:
+            return True
+    return False
+
+
+@njit(nogil=True, cache=True)
+def _remember(scratch, pick):
+    """Put `pick` into the set `scratch` (-1 where empty); whether it was there already."""
     mask = scratch.size - 1
     slot = np.int64(mix(np.uint64(pick)) & np.uint64(mask))
     while scratch[slot] >= 0:
@@ -67,6 +71,38 @@ def _seen(out, at, count, pick, scratch):
         slot = (slot + 1) & mask
     scratch[slot] = pick
     return False
+
+
+@njit(nogil=True, cache=True)
+def _pick_few(out, at, degree, fanout, nkey):
+    """Floyd's picks, at most _LINEAR of them: a word of bits tells most picks from those before.
+
+    Where the degree is at most 64 the bits are exact, and no pick is ever compared.
+    """
+    one, low = np.uint64(1), np.uint64(63)
+    bits = np.uint64(0)
+    for k in range(fanout):
+        last = degree - fanout + k
+        pick = bounded(mix(nkey + np.uint64(k) * _GOLDEN), last + 1)
+        bit = one << (np.uint64(pick) & low)
+        if bits & bit and (degree <= 64 or _among(out, at, k, pick)):
+            pick = last
+            bit = one << (np.uint64(pick) & low)
+        bits |= bit
+        out[at + k] = pick
+
+
+@njit(nogil=True, cache=True)
+def _pick_many(out, at, degree, fanout, nkey, scratch):
+    """Floyd's picks with a set of them."""
+    scratch[:] = -1
+    for k in range(fanout):
+        last = degree - fanout + k
+        pick = bounded(mix(nkey + np.uint64(k) * _GOLDEN), last + 1)
+        if _remember(scratch, pick):
+            pick = last
+            _remember(scratch, pick)
+        out[at + k] = pick
 
 
 @njit(nogil=True, cache=True)
@@ -86,16 +122,10 @@ def pick_positions(out, at, degree, fanout, replace, node, key, scratch):
     if replace:
         for k in range(fanout):
             out[at + k] = bounded(mix(nkey + np.uint64(k) * _GOLDEN), degree)
-        return np.int64(fanout)
-    if scratch.size > 1:
-        scratch[:] = -1
-    for k in range(fanout):
-        last = degree - fanout + k
-        pick = bounded(mix(nkey + np.uint64(k) * _GOLDEN), last + 1)
-        if _seen(out, at, k, pick, scratch):
-            pick = last
-            _seen(out, at, k, pick, scratch)
-        out[at + k] = pick
+    elif scratch.size == 1:
+        _pick_few(out, at, degree, fanout, nkey)
+    else:
+        _pick_many(out, at, degree, fanout, nkey, scratch)
     return np.int64(fanout)
 
 
@@ -130,6 +160,7 @@ def sample_columns(
     """
     scratch = np.full(scratch_size(fanout), -1, np.int64)
     place = np.empty(_GROUP, np.int64)  # offset word, then ids index of the column's first edge
+    at, found = np.empty(_GROUP, np.int64), np.empty(_GROUP, np.int64)
     for group in range(low, high, _GROUP):
         count = min(_GROUP, high - group)
         for g in range(count):
@@ -156,17 +187,18 @@ def sample_columns(
                 continue
             slot = np.int64(slot_of_block[blocks[i]])
             place[g] = slot * (slot_bytes // id_bytes) + np.int64(arena32[offset])
-            at = starts[i]
-            found = pick_positions(draws, at, degree, fanout, replace, nodes[i], key, scratch)
-            counts[i] = found
-            for k in range(found):
-                prefetch(ids, place[g] + np.int64(draws[at + k]))
+            at[g] = starts[i]
+            found[g] = pick_positions(
+                draws, at[g], degree, fanout, replace, nodes[i], key, scratch
+            )
+            counts[i] = found[g]
+            for k in range(at[g], at[g] + found[g]):
+                prefetch(ids, place[g] + np.int64(draws[k]))
         for g in range(count):
             if place[g] >= 0:
-                i = np.int64(order[group + g]) if order.size else group + g
-                at = starts[i]
-                for k in range(counts[i]):
-                    draws[at + k] = ids[place[g] + np.int64(draws[at + k])]
+                base, first = np.uint64(place[g]), np.uint64(at[g])
+                for k in range(first, first + np.uint64(found[g])):
+                    draws[k] = ids[base + np.uint64(draws[k])]
     return num_giants
 
 
