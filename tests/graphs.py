@@ -1,0 +1,133 @@
+"""Random graphs for tests, and graphs as the engine holds them: packed into blocks, in slots."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from blockstore.format import ITEM_BYTES, giant_capacity
+from blockstore.pack import GraphPacker
+
+ID_DTYPES = st.sampled_from(["uint32", "uint64"])
+EDGE_ID_DTYPES = st.sampled_from([None, "uint32", "uint64"])
+KEYS = st.integers(0, 2**64 - 1)
+FILL = 0xA5  # what slots hold where no block lies
+
+
+class Csc(NamedTuple):
+    """In-edges by target: column v is indices[indptr[v] : indptr[v + 1]]."""
+
+    indptr: NDArray[np.int64]
+    indices: NDArray[Any]
+    edge_ids: NDArray[Any]  # (num_edges,): a permutation, as large as the dtype allows
+
+    @property
+    def num_nodes(self) -> int:
+        """Columns."""
+        return self.indptr.size - 1
+
+
+def make_csc(
+    degrees: Any, seed: int, id_dtype: str = "uint32", edge_id_dtype: str | None = None
+) -> Csc:
+    """Columns of these degrees with random sources: self-loops and parallel edges included."""
+    rng = np.random.default_rng(seed)
+    indptr = np.concatenate([[0], np.cumsum(np.asarray(degrees, np.int64))]).astype(np.int64)
+    ids, edge_ids = np.dtype(id_dtype), np.dtype(edge_id_dtype or "uint32")
+    num_edges = int(indptr[-1])
+    indices = rng.integers(0, max(1, indptr.size - 1), num_edges).astype(ids)
+    top = np.iinfo(edge_ids).max - num_edges
+    return Csc(indptr, indices, rng.permutation(num_edges).astype(edge_ids) + edge_ids.type(top))
+
+
+@st.composite
+def csc_graphs(
+    draw: Any, max_nodes: int = 60, max_degree: int = 40, max_giants: int = 0,
+    giant_degree: int = 5000, id_dtype: str = "uint32", edge_id_dtype: str | None = None,
+) -> Csc:  # fmt: skip
+    """Graphs with empty columns, self-loops, parallel edges and up to `max_giants` long columns."""
+    degrees = draw(st.lists(st.integers(0, max_degree), min_size=1, max_size=max_nodes))
+    for _ in range(draw(st.integers(0, max_giants))):
+        place = draw(st.integers(0, len(degrees) - 1))
+        degrees[place] = draw(st.integers(giant_degree // 8, giant_degree))
+    return make_csc(degrees, draw(st.integers(0, 2**32 - 1)), id_dtype, edge_id_dtype)
+
+
+class Held(NamedTuple):
+    """A graph's blocks in slots of a made-up arena, and the arguments that kernels take for it."""
+
+    graph: Csc
+    first: int  # store id of column 0
+    blocks: list[NDArray[np.uint8]]
+    first_node: NDArray[np.uint64]
+    slot_of_block: NDArray[np.int32]  # of every block, all present
+    arena: NDArray[np.uint8]
+    slot_bytes: int
+    id_dtype: str
+    edge_id_dtype: str | None
+    capacity: int
+
+    def ids(self) -> NDArray[Any]:
+        """The arena as node ids."""
+        return self.arena.view(self.id_dtype)
+
+    def nodes(self, columns: Any) -> NDArray[Any]:
+        """Store ids of columns."""
+        return (np.asarray(columns, np.int64) + self.first).astype(self.id_dtype)
+
+    def block_of(self, columns: Any) -> NDArray[np.int32]:
+        """Block in which each column starts."""
+        nodes = self.nodes(columns).astype(np.uint64)
+        return (np.searchsorted(self.first_node, nodes, side="right") - 1).astype(np.int32)
+
+
+def pack(
+    graph: Csc, block_bytes: int, id_dtype: str, edge_id_dtype: str | None = None, first: int = 0
+) -> tuple[list[NDArray[np.uint8]], NDArray[np.uint64]]:
+    """(blocks, first_node) of a whole graph, given to the packer at once."""
+    blocks: list[NDArray[np.uint8]] = []
+    packer = GraphPacker(
+        block_bytes, id_dtype, edge_id_dtype, first, lambda block: blocks.append(block.copy())
+    )
+    edge_ids = graph.edge_ids if edge_id_dtype else None
+    packer.append(np.diff(graph.indptr), graph.indices, edge_ids)
+    return blocks, packer.close()
+
+
+def hold(
+    graph: Csc,
+    block_bytes: int = 4096,
+    id_dtype: str = "uint32",
+    edge_id_dtype: str | None = None,
+    first: int = 0,
+    seed: int = 0,
+) -> Held:
+    """Pack a graph and put its blocks into random slots; slots are longer than blocks."""
+    blocks, first_node = pack(graph, block_bytes, id_dtype, edge_id_dtype, first)
+    slot_bytes = 2 * block_bytes
+    num_slots = len(blocks) + 3
+    slots = np.random.default_rng(seed).permutation(num_slots)[: len(blocks)]
+    arena = np.full(num_slots * slot_bytes, FILL, np.uint8)
+    for slot, block in zip(slots, blocks, strict=True):
+        arena[slot * slot_bytes :][:block_bytes] = block
+    widths = ITEM_BYTES[id_dtype], ITEM_BYTES[edge_id_dtype] if edge_id_dtype else 0
+    return Held(
+        graph, first, blocks, first_node, slots.astype(np.int32), arena, slot_bytes, id_dtype,
+        edge_id_dtype, giant_capacity(block_bytes, *widths),
+    )  # fmt: skip
+
+
+@st.composite
+def held_graphs(draw: Any, with_edge_ids: bool = False, block_sizes: Any = (4096, 65536)) -> Held:
+    """Packed graphs of all widths; giants over several blocks where blocks are small."""
+    id_dtype = draw(ID_DTYPES)
+    edge_id_dtype = draw(EDGE_ID_DTYPES.filter(bool) if with_edge_ids else EDGE_ID_DTYPES)
+    block_bytes = draw(st.sampled_from(block_sizes))
+    giant = 5000 if block_bytes == 4096 else block_bytes // 2
+    graph = draw(
+        csc_graphs(max_giants=2, giant_degree=giant, id_dtype=id_dtype, edge_id_dtype=edge_id_dtype)
+    )
+    # store ids beyond 32 bits where they are wide: the graph's type comes late in the store
+    first = draw(st.sampled_from([0, 7, 2**33 if id_dtype == "uint64" else 2**31]))
+    return hold(graph, block_bytes, id_dtype, edge_id_dtype, first, draw(st.integers(0, 2**16)))

@@ -1,0 +1,169 @@
+"""What the kernels should give, in plain Python that is meant to be read.
+
+Nothing here knows blocks, slots or numpy tricks: a graph is `indptr` and `indices`, column v's
+edges are indices[indptr[v] : indptr[v + 1]], and numbers are Python's own, cut to 64 bits.
+"""
+
+from typing import Any, NamedTuple
+
+BITS = 2**64 - 1
+GOLDEN, M1, M2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+
+
+def mix(x: int) -> int:
+    """splitmix64's finalizer."""
+    x = ((x ^ (x >> 30)) * M1) & BITS
+    x = ((x ^ (x >> 27)) * M2) & BITS
+    return x ^ (x >> 31)
+
+
+def make_key(seed: int, epoch: int, step: int, hop: int, relation: int) -> int:
+    """Key of one hop's draws over one relation."""
+    key = mix((seed + GOLDEN) & BITS)
+    for part in (epoch, step, hop, relation):
+        key = mix(key ^ ((part + GOLDEN) & BITS))
+    return key
+
+
+def make_epoch_key(seed: int, epoch: int) -> int:
+    """Key of the order of seeds in an epoch."""
+    return mix(mix((seed + M1) & BITS) ^ ((epoch + M2) & BITS))
+
+
+def draw_below(key: int, node: int, draw: int, bound: int) -> int:
+    """Draw number `draw` of `node`: the top of (64-bit hash * bound)."""
+    node_key = mix(key ^ ((node * GOLDEN + M1) & BITS))
+    return mix((node_key + draw * GOLDEN) & BITS) * bound >> 64
+
+
+def permute(index: int, size: int, key: int) -> int:
+    """Six Feistel rounds over halves of an even number of bits, until the value is in range."""
+    half = 1
+    while 1 << (2 * half) < size:
+        half += 1
+    mask = (1 << half) - 1
+    value = index
+    while True:
+        left, right = value >> half, value & mask
+        for r in range(6):
+            left, right = right, left ^ (mix((right * GOLDEN + key + r * M2) & BITS) & mask)
+        value = left << half | right
+        if value < size:
+            return value
+
+
+def neighbors(indptr: Any, indices: Any, node: int) -> list[int]:
+    """Sources of a node's in-edges, by position."""
+    return [int(source) for source in indices[int(indptr[node]) : int(indptr[node + 1])]]
+
+
+def pick_positions(degree: int, fanout: int, replace: bool, key: int, node: int) -> list[int]:
+    """Positions, among a column's edges, that its draws pick, by draw slot."""
+    if fanout < 0 or (degree <= fanout and not replace):
+        return list(range(degree))
+    if degree == 0:
+        return []
+    if replace:
+        return [draw_below(key, node, k, degree) for k in range(fanout)]
+    picks: list[int] = []
+    for k in range(fanout):  # Floyd: Bentley, CACM 30(9), 1987
+        last = degree - fanout + k
+        pick = draw_below(key, node, k, last + 1)
+        picks.append(last if pick in picks else pick)
+    return picks
+
+
+def sample_edges(
+    indptr: Any, node: int, fanout: int, key: int, replace: bool = False, first: int = 0
+) -> list[int]:
+    """Edges (places in `indices`) that the draws of one column pick.
+
+    `first` is the store id of column 0: draws are keyed by store ids.
+    """
+    start, stop = int(indptr[node]), int(indptr[node + 1])
+    picks = pick_positions(stop - start, fanout, replace, key, first + node)
+    return [start + pick for pick in picks]
+
+
+class SampledBatch(NamedTuple):
+    """One batch; edges by hop, nodes in order of first occurrence, seeds first."""
+
+    n_id: list[int]
+    nodes_per_hop: list[int]  # seeds, then those that each hop found
+    src_local: list[list[int]]  # per hop: place in n_id of each edge's source
+    dst_local: list[list[int]]  # and of its target
+    edges: list[list[int]]  # and the edge's place in `indices`
+
+
+def sample_batch(
+    indptr: Any, indices: Any, seeds: Any, fanouts: Any, seed: int, epoch: int, step: int
+) -> SampledBatch:
+    """Neighbor sampling of one relation as PyG does it: a hop expands newly found nodes only.
+
+    Seeds keep their places even where one is given twice; edges then lead from its first place.
+    """
+    batch = SampledBatch([int(s) for s in seeds], [len(seeds)], [], [], [])
+    local: dict[int, int] = {}
+    for place, node in enumerate(batch.n_id):
+        local.setdefault(node, place)
+    low = 0
+    for hop, fanout in enumerate(fanouts):
+        key = make_key(seed, epoch, step, hop, 0)
+        frontier = range(low, len(batch.n_id))
+        low = len(batch.n_id)
+        src: list[int] = []
+        dst: list[int] = []
+        edges: list[int] = []
+        for place in frontier:
+            for edge in sample_edges(indptr, batch.n_id[place], fanout, key):
+                source = int(indices[edge])
+                if source not in local:
+                    local[source] = len(batch.n_id)
+                    batch.n_id.append(source)
+                src.append(local[source])
+                dst.append(place)
+                edges.append(edge)
+        batch.src_local.append(src)
+        batch.dst_local.append(dst)
+        batch.edges.append(edges)
+        batch.nodes_per_hop.append(len(batch.n_id) - low)
+    return batch
+
+
+def renumber(columns: list[list[int]], seeds: list[int]) -> tuple[list[int], list[int]]:
+    """(n_id, local id of every draw): ids in order of first occurrence, the seeds first."""
+    n_id = list(seeds)
+    local: dict[int, int] = {}
+    for place, node in enumerate(seeds):
+        local.setdefault(node, place)
+    found = []
+    for node in (node for column in columns for node in column):
+        if node not in local:
+            local[node] = len(n_id)
+            n_id.append(node)
+        found.append(local[node])
+    return n_id, found
+
+
+def pack_columns(degrees: list[int], capacity: int, fits: Any) -> list[tuple[int, int, int]]:
+    """(columns, edges, carried edges) of each block that a run of columns fills.
+
+    `fits(columns, edges)` says whether a block can hold so much.
+    """
+    blocks: list[tuple[int, int, int]] = []
+    columns = edges = carried = 0
+    for degree in degrees:
+        if degree > capacity or not fits(columns + 1, edges + degree):
+            if columns or edges:
+                blocks.append((columns, edges, carried))
+            columns = edges = carried = 0
+        left = degree
+        columns += 1
+        while left > capacity:
+            blocks.append((columns, capacity, capacity if columns == 0 else 0))
+            columns, left = 0, left - capacity
+        edges += left
+        carried = left if degree > capacity else carried
+    if columns or edges:
+        blocks.append((columns, edges, carried))
+    return blocks
