@@ -48,15 +48,8 @@ class ZarrTree:
             fill_value=0,
         )
         if values.size:
-            array[:] = values
-            self._write_zeros(path, array, values)
-
-    def _write_zeros(self, path: str, array: Any, values: NDArray[Any]) -> None:
-        """zarr leaves a chunk out that is all fill value; ours are always there."""
-        if not values.any():
-            with zarr.config.set({"array.write_empty_chunks": True}):
-                fresh = zarr.open_array(self._root.store_path / path, mode="r+")
-                fresh[:] = values
+            with zarr.config.set({"array.write_empty_chunks": True}):  # zeros are content too
+                array[:] = values
 
     def _array(
         self,

@@ -1,4 +1,4 @@
-"""Which blocks of which files sit in which arena slots: pins, last use and eviction.  No I/O, no lock."""
+"""Which blocks sit in which arena slots: pins, last use and eviction.  No I/O, no lock."""
 
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -55,7 +55,8 @@ class BlockPool:
 
     def owned(self) -> NDArray[np.bool_]:
         """Mask over the arena's slots: those of this pool."""
-        return self._file != _FOREIGN
+        mask: NDArray[np.bool_] = self._file != _FOREIGN
+        return mask
 
     def pinned(self) -> NDArray[np.bool_]:
         """Mask over the arena's slots: those that cannot be given up at present."""

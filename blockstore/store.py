@@ -25,7 +25,7 @@ from blockstore.format import (
     row_geometry,
     shard_path,
 )
-from blockstore.io.buffers import aligned_buffer
+from blockstore.io.buffers import aligned_buffer, byte_view
 from blockstore.io.files import open_to_read, probe_direct, read_exact
 from blockstore.kernels.crc import find_bad_page, page_crcs
 
@@ -186,7 +186,7 @@ def read_rows(
 def _read_verified(
     fd: int, buffer: NDArray[np.uint8], offset: int, file: BlockedFile, block: int, where: str
 ) -> None:
-    read_exact(fd, [memoryview(buffer)], offset, where)  # type: ignore[arg-type]
+    read_exact(fd, [byte_view(buffer)], offset, where)
     first = block * file.geometry.pages_per_block
     pages = buffer.size // PAGE_BYTES
     expected = file.crcs[first : first + pages]

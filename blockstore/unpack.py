@@ -27,7 +27,8 @@ class GraphBlock(NamedTuple):
 
     def degrees_here(self) -> NDArray[np.int64]:
         """Edges of each column that lie in this block, int64 (num_nodes,)."""
-        return np.diff(self.offsets.astype(np.int64))
+        offsets = self.offsets.astype(np.int64)
+        return offsets[1:] - offsets[:-1]
 
 
 def unpack_block(block: NDArray[np.uint8], where: str) -> GraphBlock:

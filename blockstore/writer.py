@@ -27,14 +27,14 @@ from blockstore.format import (
     row_geometry,
     shard_path,
 )
-from blockstore.io.buffers import aligned_buffer
+from blockstore.io.buffers import aligned_buffer, byte_view
 from blockstore.io.files import open_to_write, write_exact
 from blockstore.kernels.crc import page_crcs
 from blockstore.store import shard_index
 
 
 class BlockSink:
-    """Slots, one after the other, into the shards of one array: one buffer fills, one is written."""
+    """Slots in order into the shards of one array: one buffer fills, one is written."""
 
     def __init__(
         self, root: Path, path: str, ndim: int, slot_bytes: int, buffer_bytes: int
@@ -100,7 +100,7 @@ class BlockSink:
             if slot == 0:
                 self._open(shard)
             count = min(data.size - done, (self._per_shard - slot) * self._slot_bytes)
-            piece = memoryview(data[done : done + count])  # type: ignore[arg-type]
+            piece = byte_view(data[done : done + count])
             write_exact(self._fd, piece, slot * self._slot_bytes, self._name(shard))
             done += count
 

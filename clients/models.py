@@ -1,5 +1,7 @@
 """Reference models in plain torch: no graph library needed."""
 
+from itertools import pairwise
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -35,9 +37,7 @@ class GraphSage(nn.Module):
     ) -> None:
         super().__init__()
         widths = [num_in, *[num_hidden] * (num_layers - 1), num_out]
-        self.layers = nn.ModuleList(
-            SageLayer(a, b) for a, b in zip(widths[:-1], widths[1:], strict=True)
-        )
+        self.layers = nn.ModuleList(SageLayer(a, b) for a, b in pairwise(widths))
         self.dropout = dropout
 
     def forward(

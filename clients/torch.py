@@ -188,17 +188,23 @@ class NeighborDataset(IterableDataset[Batch]):
         self.close()
         session = Session(self.endpoint, self._request, self._ids)
         reader = BatchReader(session, BufferPool(), _gather_threads())
-        self._connection = _Connection(
-            session, reader, weakref.finalize(self, _close, session, reader)
-        )
+        close = weakref.finalize(self, _close, session, reader)
+        try:
+            self._check(session.attached)
+        except ValueError:
+            close()
+            raise
+        self._connection = _Connection(session, reader, close)
+        return self._connection
+
+    def _check(self, attached: Attached) -> None:
         if self._saved is not None:
-            check_resolved(self._saved, session.attached.resolved)
-        if session.attached.num_relations != 1:
+            check_resolved(self._saved, attached.resolved)
+        if attached.num_relations != 1:
             raise Refused(
-                f"{self.endpoint}: the store has {session.attached.num_relations} relations, "
+                f"{self.endpoint}: the store has {attached.num_relations} relations, "
                 "a NeighborDataset delivers stores of one"
             )
-        return self._connection
 
     def _batches(
         self, session: Session, reader: BatchReader, run: int, positions: Iterator[Position]

@@ -53,7 +53,7 @@ def train_epoch(
         assert batch.y is not None
         loss = functional.cross_entropy(logits(model, batch), batch.y[: batch.batch_size])
         optimizer.zero_grad()
-        loss.backward()
+        torch.autograd.backward(loss)
         optimizer.step()
         total += loss.item() * batch.batch_size
         seeds += batch.batch_size

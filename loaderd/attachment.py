@@ -4,11 +4,11 @@ import hashlib
 from typing import Any
 
 import numpy as np
-from blockstore.io.arena import Arena
-from blockstore.store import Store
 from numpy.typing import NDArray
 
 from blockstore.format import Manifest
+from blockstore.io.arena import Arena
+from blockstore.store import Store
 from blockstore.units import format_bytes
 from loaderd.errors import Refused
 from loaderd.ledger import (

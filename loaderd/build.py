@@ -3,11 +3,11 @@
 from typing import Any
 
 import numpy as np
-from blockstore.io.arena import Arena
-from blockstore.kernels.random import permute_range
 from numpy.typing import NDArray
 
+from blockstore.io.arena import Arena
 from blockstore.kernels.order import take_seeds
+from blockstore.kernels.random import permute_range
 from loaderd.attachment import Attachment
 from loaderd.blob import blob_bytes, write_blob
 from loaderd.protocol import BatchReady, RowGroup

@@ -1,4 +1,4 @@
-"""The daemon: an asyncio shell between clients and the engine.  It decides nothing about batches."""
+"""The daemon: an asyncio shell between clients and the engine; it decides nothing."""
 
 import asyncio
 import os
@@ -126,9 +126,7 @@ class Daemon:
         task = self._loop.create_task(self._open(identity, request, ids))
         task.add_done_callback(_raise_in_loop)
 
-    async def _open(
-        self, identity: bytes, request: Attach, ids: NDArray[np.int64] | None
-    ) -> None:
+    async def _open(self, identity: bytes, request: Attach, ids: NDArray[np.int64] | None) -> None:
         """Attach in a thread of its own: it reads from disk."""
         try:
             attached = await self._loop.run_in_executor(None, self._engine.attach, request, ids)

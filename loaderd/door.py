@@ -1,4 +1,4 @@
-"""The door: a Unix socket that hands the arena's descriptor to whoever may connect, and sees them leave."""
+"""The door: a Unix socket that hands out the arena's descriptor and sees clients leave."""
 
 import asyncio
 import contextlib
@@ -36,8 +36,8 @@ def knock(endpoint: str) -> socket.socket:
     except OSError as error:
         door.close()
         raise NoDaemon(
-            f"{endpoint}: no daemon listens there ({error.strerror}); start one with: loaderd serve "
-            f"STORE --endpoint {endpoint}"
+            f"{endpoint}: no daemon listens there ({error.strerror}); start one with: "
+            f"loaderd serve STORE --endpoint {endpoint}"
         ) from error
     return door
 
@@ -59,7 +59,7 @@ def claim(endpoint: str) -> None:
             elif stale.exists():
                 raise EndpointInUse(f"{stale}: is a file, expected a free path") from None
         return
-    raise EndpointInUse(f"{endpoint}: another daemon serves it; stop it, or choose another endpoint")
+    raise EndpointInUse(f"{endpoint}: another daemon serves it; stop it, or choose another one")
 
 
 class Door:

@@ -10,13 +10,13 @@ from types import TracebackType
 from typing import Self
 
 import numpy as np
-from blockstore.io.arena import Arena
-from blockstore.io.reader import BlockReader
-from blockstore.store import Store, read_rows
 from numpy.typing import NDArray
 
 from blockstore.errors import StoreError
+from blockstore.io.arena import Arena
+from blockstore.io.reader import BlockReader
 from blockstore.pool import BlockPool
+from blockstore.store import Store, read_rows
 from loaderd.attachment import Attachment, open_attachment
 from loaderd.build import Builder
 from loaderd.errors import BatchFailed, DaemonError, Refused
@@ -336,4 +336,3 @@ def default_settings(mem_bytes: int, workers: int = 0, readers: int = 0) -> Engi
     """Settings with what is 0 chosen for this machine."""
     cores = len(os.sched_getaffinity(0))
     return EngineSettings(mem_bytes, workers or min(4, cores), readers or 8)
-

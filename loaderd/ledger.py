@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from blockstore.store import Store
 
 from blockstore.errors import BudgetTooSmall
 from blockstore.format import (
@@ -15,6 +14,7 @@ from blockstore.format import (
     graph_geometry,
     row_geometry,
 )
+from blockstore.store import Store
 from blockstore.units import format_bytes
 from loaderd.plans.base import Shape
 from loaderd.protocol import LedgerEntry

@@ -4,10 +4,10 @@ import threading
 from typing import NamedTuple
 
 import numpy as np
-from blockstore.io.reader import BlockReader
 from numpy.typing import NDArray
 
 from blockstore.errors import CorruptBlock
+from blockstore.io.reader import BlockReader
 from blockstore.pool import BlockPool
 
 

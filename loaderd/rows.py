@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from blockstore.io.reader import BlockReader
-from blockstore.kernels.rows import ABSENT, address_rows, mark_blocks
 from numpy.typing import NDArray
 
 from blockstore.format import row_geometry
+from blockstore.io.reader import BlockReader
 from blockstore.kernels.order import mark_missing, missing_keys, order_by_block, stage_rows
+from blockstore.kernels.rows import ABSENT, address_rows, mark_blocks
 from loaderd.ledger import ServedRows
 from loaderd.residency import Held, Residency
 from loaderd.workspace import Workspace
@@ -71,7 +71,7 @@ class RowAssembler:
                     geometry.rows_per_block,
                     geometry.num_blocks,
                     slot_bytes // row_bytes,
-                )  # fmt: skip
+                )
             )
         self._finest = min([f.rows_per_block for f in self.files], default=1)
 
@@ -123,7 +123,7 @@ class RowAssembler:
             self._residency.drop(held)
 
     def _order(self, work: Workspace, num: int) -> int:
-        """Put the nodes that miss a row in store order, first in `work.order`; returns their number.
+        """Put the nodes that miss a row in store order, into `work.order`; returns their number.
 
         The key is the store id divided by the finest rows_per_block, so that blocks of every array
         ascend along the order.

@@ -3,11 +3,11 @@
 from typing import Any
 
 import numpy as np
-from blockstore.store import Store, scan_rows
 from numpy.typing import NDArray
 
 from blockstore.format import NodeType
 from blockstore.kernels.order import map_range
+from blockstore.store import Store, scan_rows
 from loaderd.errors import Refused
 
 SCAN_BYTES = 4 << 20

@@ -1,4 +1,4 @@
-"""One session's batches: which may start, which may be placed, what is released.  No thread, no I/O."""
+"""One session's batches: what may start, be placed, be released.  No thread, no I/O."""
 
 from collections import deque
 from dataclasses import dataclass, field

@@ -77,8 +77,8 @@ class SlotBroker:
 
     def _shortage(self, count: int) -> str:
         return (
-            f"{count} arena slots are not to be had: {int(self._free_mask().sum())} are free, others "
-            "serve sessions; detach one, ask for a smaller batch or window, or give more --mem"
+            f"{count} arena slots are not to be had: {int(self._free_mask().sum())} are free, the "
+            "others serve sessions; detach one, ask for a smaller batch, or give more --mem"
         )
 
     def _free_mask(self) -> NDArray[np.bool_]:

@@ -1,10 +1,19 @@
-"""Structure of a batch: seeds in, sampled neighbors and local ids out, over blocks held hop by hop."""
+"""Structure of a batch: seeds in, sampled neighbors out, over blocks held hop by hop."""
 
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
+
+from blockstore.format import ITEM_BYTES, Relation, giant_capacity
 from blockstore.kernels.locate import build_guide, choose_shift, locate_columns
+from blockstore.kernels.order import (
+    compact_draws,
+    order_by_block,
+    prefix_starts,
+    stride_starts,
+)
 from blockstore.kernels.renumber import (
     clear_hash,
     clear_stamp,
@@ -22,15 +31,6 @@ from blockstore.kernels.sample import (
     sample_columns,
 )
 from blockstore.store import Store
-from numpy.typing import NDArray
-
-from blockstore.format import ITEM_BYTES, Relation, giant_capacity
-from blockstore.kernels.order import (
-    compact_draws,
-    order_by_block,
-    prefix_starts,
-    stride_starts,
-)
 from loaderd.errors import BatchFailed
 from loaderd.plans.base import Plan, Unit
 from loaderd.residency import Residency
@@ -116,11 +116,12 @@ class Topology:
         """
         table = work.renumber_table()
         stamp = len(table) == 1
-        enter, renumber, clear = (
+        kernels: tuple[Any, Any, Any] = (
             (enter_seeds_stamp, renumber_stamp, clear_stamp)
             if stamp
             else (enter_seeds_hash, renumber_hash, clear_hash)
         )
+        enter, renumber, clear = kernels
         num_nodes, edge, used, low = unit.num_seeds, 0, 0, 0
         enter(work.n_id, num_nodes, *table)
         nodes_per_hop, edges_per_hop = [num_nodes], []
@@ -138,8 +139,8 @@ class Topology:
                             work.edge_draws, work.starts, counts, frontier.size, work.edge_ids, edge
                         )
                     num_nodes, end = renumber(
-                        work.draws, work.starts, counts, frontier.size, *table, work.n_id, num_nodes,
-                        work.local, edge,
+                        work.draws, work.starts, counts, frontier.size, *table, work.n_id,
+                        num_nodes, work.local, edge,
                     )  # fmt: skip
                     found.append(end - edge)
                     edge, used = end, used + frontier.size
@@ -192,7 +193,8 @@ class Topology:
         for order, low, high in self._groups(column, index, work):
             column_degrees(
                 self._words, column.nodes, order, low, high, work.blocks, index.first_node,
-                self._slots(column), self._slot_bytes, self._id_bytes, index.capacity, column.counts,
+                self._slots(column), self._slot_bytes, self._id_bytes, index.capacity,
+                column.counts,
             )  # fmt: skip
         total = prefix_starts(column.counts, column.num, work.starts)
         if total > work.draws.size:
@@ -223,7 +225,7 @@ class Topology:
                 yield work.order, int(starts[run[0]]), int(starts[run[-1] + 1])
 
     def _held(self, relation: int, needed: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
-        """`needed` in groups that fit a worker's share: those in memory first, each held in turn."""
+        """`needed` in groups of a worker's share, those in memory first, each held in turn."""
         here = self._residency.present(relation, needed)
         for part in (needed[here], needed[~here]):
             for i in range(0, part.size, self._share):
@@ -238,7 +240,7 @@ class Topology:
     def _draw_giants(
         self, column: Column, index: RelationIndex, work: Workspace, num: int, edge_ids: bool
     ) -> None:
-        """Fill the picks of columns that run over several blocks, reading only those picked from."""
+        """Fill the picks of columns over several blocks; only blocks picked from are read."""
         marks = work.marks[: index.num_blocks]
         giant_blocks(
             work.giants, work.giant_degrees, num, column.nodes, work.blocks, index.capacity,

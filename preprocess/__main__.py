@@ -9,11 +9,11 @@ from typing import Annotated
 
 import msgspec
 import typer
-from blockstore.verify import verify_store
 
 from blockstore.errors import StoreError
 from blockstore.store import open_store
 from blockstore.units import format_bytes, parse_bytes
+from blockstore.verify import verify_store
 from preprocess.errors import BadInput
 from preprocess.export import export as export_store
 from preprocess.generate import GraphRecipe
@@ -110,7 +110,8 @@ def ingest(
     """Make a store from a folder in the plain layout, within --mem.
 
     Duplicate edges and self-loops are kept unless told otherwise.  --undirected adds the reverse of
-    each edge and drops duplicates; an added edge has id E + original, of duplicates the smallest stays.
+    each edge and drops duplicates; an added edge has id E + original, of duplicates the smallest
+    id stays.
     """
     with _one_line_errors():
         options = IngestOptions(

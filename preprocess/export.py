@@ -1,7 +1,7 @@
 """A store back into the plain layout.
 
-Features, labels and splits come out as they came in.  Edges come out in the source's order, without added
-reverses, where the store kept edge ids; else all its edges, sorted by (target, source).
+Features, labels and splits come out as they came in.  Edges come out in the source's order,
+without added reverses, where the store kept edge ids; else all of them, by (target, source).
 """
 
 import os
@@ -92,10 +92,8 @@ def _export_edges(
             edges[1, where] = original[targets[mask]]
             done += sources.size
             stage.advance(sources.size)
-    if kept:
-        edges = edges[:, edges[0] >= 0]  # edges that ingest dropped have no place
-    else:
-        edges = edges[:, np.lexsort((edges[0], edges[1]))]
+    # by id, edges that ingest dropped have left a hole; without ids there is an order to choose
+    edges = edges[:, edges[0] >= 0] if kept else edges[:, np.lexsort((edges[0], edges[1]))]
     with NpyWriter(folder / "edge_index.npy", edges.shape, np.int64) as out:
         out.append(edges)
 

@@ -1,13 +1,15 @@
 """A labelled power-law graph, written in one stream: degree-corrected planted partition.
 
-Node ranks r = 0, 1, ... have weights (r + 1)**-a and class r mod C; ids are a keyed scramble of ranks, so that an id
-tells neither.  Both ends of an edge are drawn by weight in closed form (no table); with probability `homophily`
-the second end is moved to the nearest rank of the first one's class.  Features are the class's centroid,
-weak, in unit noise: a node alone is hard to classify, its neighborhood is not.
+Node ranks r = 0, 1, ... have weights (r + 1)**-a and class r mod C; ids are a keyed scramble of
+ranks, so that an id tells neither.  Both ends of an edge are drawn by weight in closed form (no
+table); with probability `homophily` the second end is moved to the nearest rank of the first one's
+class.  Features are the class's centroid, weak, in unit noise: a node alone is hard to classify,
+its neighborhood is not.
 """
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numba import njit
@@ -127,7 +129,7 @@ def _write_edges(folder: Path, recipe: GraphRecipe, id_key: np.uint64, progress:
 
 
 def _write_features(
-    folder: Path, recipe: GraphRecipe, labels: NDArray[np.uint16 | np.uint32], progress: Progress
+    folder: Path, recipe: GraphRecipe, labels: NDArray[Any], progress: Progress
 ) -> None:
     shape = (recipe.num_classes, recipe.num_features)
     centroids = np.random.Generator(np.random.Philox(key=recipe.seed)).standard_normal(shape)
@@ -154,7 +156,7 @@ def _write_splits(folder: Path, recipe: GraphRecipe) -> None:
     _permutation(recipe.num_nodes, key, order)
     first = 0
     for name in ("train", "valid", "test"):
-        count = int(round(getattr(recipe, name) * recipe.num_nodes))
+        count = round(getattr(recipe, name) * recipe.num_nodes)
         np.save(folder / f"{name}_idx.npy", np.sort(order[first : first + count]).astype(np.int64))
         first += count
 

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.lib import format as npy_format
 from numpy.typing import NDArray
 
+from blockstore.io.buffers import byte_view
 from preprocess.errors import BadInput
 
 
@@ -76,7 +77,7 @@ class NpyFile:
             os.close(fd)
 
     def _read_into(self, fd: int, first: int, out: NDArray[Any]) -> None:
-        view = memoryview(out.view(np.uint8)) if out.size else memoryview(b"")
+        view = byte_view(out)
         offset = self._start + first * self.dtype.itemsize
         done = 0
         while done < len(view):

@@ -51,4 +51,4 @@ def daemon(store: Path, mem: str = "256M", workers: int = 2, *options: str) -> I
         finally:
             code = stop(process)
         assert code == 0
-        assert os.listdir(folder) == []
+        assert list(Path(folder).iterdir()) == []

@@ -1,4 +1,4 @@
-"""The arena: one sealed piece of shared memory, cut into equal slots, that only its maker can write."""
+"""The arena: sealed shared memory in equal slots, which only its maker can write."""
 
 import fcntl
 import mmap

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from blockstore.errors import CorruptBlock, OutOfSpace
 from blockstore.format import PAGE_BYTES
-from blockstore.io.buffers import aligned_buffer
+from blockstore.io.buffers import aligned_buffer, byte_view
 
 _REFUSED = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTSUP)
 
@@ -19,7 +19,7 @@ def probe_direct(path: Path) -> str:
     except OSError as error:
         return f"buffered: {path.parent} refuses O_DIRECT ({error.strerror})"
     try:
-        os.preadv(fd, [memoryview(aligned_buffer(PAGE_BYTES))], 0)
+        os.preadv(fd, [byte_view(aligned_buffer(PAGE_BYTES))], 0)
     except OSError as error:
         return f"buffered: {path.parent} refuses O_DIRECT ({error.strerror})"
     finally:

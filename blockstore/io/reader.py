@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blockstore.format import PAGE_BYTES
+from blockstore.io.buffers import byte_view
 from blockstore.io.files import open_to_read, probe_direct, read_exact
 from blockstore.kernels.crc import find_bad_page
 from blockstore.store import BlockedFile, corrupt_page
@@ -60,7 +61,7 @@ class BlockReader:
         Raises CorruptBlock: a shard is missing.
         """
         self._files, self._data, self._slot_bytes = list(files), data, slot_bytes
-        self._view = memoryview(data)  # type: ignore[arg-type]
+        self._view = byte_view(data)
         shards = [path for f in files for path in f.shards]
         self.mode = probe_direct(shards[0]) if shards else "O_DIRECT"
         self._direct = self.mode == "O_DIRECT"

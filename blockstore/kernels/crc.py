@@ -1,106 +1,116 @@
-"""crc32c of 4 KiB pages: by the processor's instruction, four pages at a time, or by table."""
+"""crc32c of pages: by the CPU's instruction over several pages at once, by a table elsewhere."""
 
 import numpy as np
-from numba import config, njit
+from numba import njit
+from numba.extending import overload
 
-from blockstore.kernels.intrinsics import HAS_CRC32, crc32_u64
+from blockstore.format import PAGE_BYTES
+from blockstore.kernels.intrinsics import crc32_word, has_crc32
 
-PAGE_WORDS = 512  # of eight bytes
-_POLYNOMIAL = 0x82F63B78  # of crc32c, reflected
-_ONES = 0xFFFFFFFF
+PAGE_WORDS = PAGE_BYTES // 8
+_INITIAL = np.uint64(0xFFFF_FFFF)
+_AHEAD = 4 * PAGE_WORDS  # words; the next four pages
 
 
 def _make_tables():
-    """Slicing-by-eight tables, uint32 (8, 256)."""
-    table = np.zeros((8, 256), np.uint32)
-    for i in range(256):
-        crc = i
+    """uint32 (8, 256): crc of byte b followed by k zero bytes, for eight bytes a step."""
+    tables = np.zeros((8, 256), np.uint32)
+    crc = np.arange(256, dtype=np.uint32)
+    for k in range(8):
         for _ in range(8):
-            crc = (crc >> 1) ^ (_POLYNOMIAL if crc & 1 else 0)
-        table[0, i] = crc
-    for i in range(256):
-        for t in range(1, 8):
-            before = int(table[t - 1, i])
-            table[t, i] = int(table[0, before & 255]) ^ (before >> 8)
-    return table
+            crc = (crc >> 1) ^ (crc & 1) * np.uint32(0x82F6_3B78)
+        tables[k] = crc
+    return tables
 
 
 _TABLES = _make_tables()
 
 
 @njit(nogil=True, cache=True)
-def _table_page(words, start):
-    """crc32c of one page through the tables."""
-    crc = np.uint64(_ONES)
-    low = np.uint64(255)
+def crc_word_by_table(crc, word):
+    """crc32c taken on by eight bytes, as `crc32_word`, from eight tables of 1 KiB."""
+    mixed = crc ^ word
+    result = np.uint32(0)
+    for k in range(8):
+        byte = np.int64((mixed >> np.uint64(8 * k)) & np.uint64(255))
+        result ^= _TABLES[7 - k, byte]
+    return np.uint64(result)
+
+
+def _crc_word(crc, word):
+    return crc_word_by_table(crc, word)
+
+
+@overload(_crc_word)
+def _choose_crc_word(crc, word):
+    if has_crc32():
+        return lambda crc, word: crc32_word(crc, word)
+    return lambda crc, word: crc_word_by_table(crc, word)
+
+
+@njit(nogil=True, cache=True)
+def _crc_page(words, start):
+    crc = _INITIAL
     for i in range(start, start + PAGE_WORDS):
-        word = words[i] ^ crc
-        crc = np.uint64(0)
-        for byte in range(8):
-            entry = (word >> np.uint64(8 * byte)) & low
-            crc ^= np.uint64(_TABLES[7 - byte, np.int64(entry)])
-    return np.uint32(crc ^ np.uint64(_ONES))
+        crc = _crc_word(crc, words[i])
+    return np.uint32(crc ^ _INITIAL)
 
 
-if HAS_CRC32 and not config.DISABLE_JIT:
-
-    @njit(nogil=True, cache=True)
-    def _pages(words, num_pages, out):
-        """Four pages side by side: the instruction takes three cycles and one can start each."""
-        ones = np.uint64(_ONES)
-        page = 0
-        while page + 4 <= num_pages:
-            a = b = c = d = ones
-            start = page * PAGE_WORDS
-            for i in range(start, start + PAGE_WORDS):
-                a = crc32_u64(a, words[i])
-                b = crc32_u64(b, words[i + PAGE_WORDS])
-                c = crc32_u64(c, words[i + 2 * PAGE_WORDS])
-                d = crc32_u64(d, words[i + 3 * PAGE_WORDS])
-            out[page] = np.uint32(a ^ ones)
-            out[page + 1] = np.uint32(b ^ ones)
-            out[page + 2] = np.uint32(c ^ ones)
-            out[page + 3] = np.uint32(d ^ ones)
-            page += 4
-        while page < num_pages:
-            a = ones
-            for i in range(page * PAGE_WORDS, (page + 1) * PAGE_WORDS):
-                a = crc32_u64(a, words[i])
-            out[page] = np.uint32(a ^ ones)
-            page += 1
-
-else:
-
-    @njit(nogil=True, cache=True)
-    def _pages(words, num_pages, out):
-        """One page after the other, by table."""
-        for page in range(num_pages):
-            out[page] = _table_page(words, page * PAGE_WORDS)
+@njit(nogil=True, cache=True)
+def _crc_four_pages(words, start):
+    """The crcs of four pages, interleaved: the instruction takes 3 cycles, starts every cycle."""
+    a, b, c, d = _INITIAL, _INITIAL, _INITIAL, _INITIAL
+    for i in range(start, start + PAGE_WORDS):
+        a = _crc_word(a, words[i])
+        b = _crc_word(b, words[i + PAGE_WORDS])
+        c = _crc_word(c, words[i + 2 * PAGE_WORDS])
+        d = _crc_word(d, words[i + 3 * PAGE_WORDS])
+    return (
+        np.uint32(a ^ _INITIAL),
+        np.uint32(b ^ _INITIAL),
+        np.uint32(c ^ _INITIAL),
+        np.uint32(d ^ _INITIAL),
+    )
 
 
 @njit(nogil=True, cache=True)
 def page_crcs(data, num_pages, out):
-    """crc32c of each 4 KiB page.
+    """crc32c of each of the first pages of `data`.
 
-    data   uint8 (>= num_pages * 4096,)   8-byte aligned
-    out    uint32 (>= num_pages,)
+    data   uint8 (>= num_pages * 4096,)   aligned to 8 bytes; its size a multiple of 8
+    out    uint32 (>= num_pages,)         out: as google_crc32c.value gives
     """
-    _pages(data.view(np.uint64), num_pages, out)
+    words = data.view(np.uint64)
+    page = 0
+    while page + 4 <= num_pages:
+        crcs = _crc_four_pages(words, page * PAGE_WORDS)
+        for k in range(4):
+            out[page + k] = crcs[k]
+        page += 4
+    while page < num_pages:
+        out[page] = _crc_page(words, page * PAGE_WORDS)
+        page += 1
 
 
 @njit(nogil=True, cache=True)
 def find_bad_page(data, num_pages, expected):
-    """The first page whose crc32c is not the expected one, int64, or -1.
+    """The first page whose crc32c is not the expected one, or -1.
 
-    data      uint8 (>= num_pages * 4096,)   8-byte aligned
-    expected  uint32 (>= num_pages,)
+    data       uint8 (>= num_pages * 4096,)   aligned to 8 bytes; its size a multiple of 8
+    expected   uint32 (>= num_pages,)
+
+    Returns the page's index, int64.
     """
     words = data.view(np.uint64)
-    found = np.empty(64, np.uint32)
-    for first in range(0, num_pages, 64):
-        count = min(64, num_pages - first)
-        _pages(words[first * PAGE_WORDS : (first + count) * PAGE_WORDS], count, found)
-        for i in range(count):
-            if found[i] != expected[first + i]:
-                return np.int64(first + i)
-    return np.int64(-1)
+    page = 0
+    while page + 4 <= num_pages:
+        crcs = _crc_four_pages(words, page * PAGE_WORDS)
+        for k in range(4):
+            if crcs[k] != expected[page + k]:
+                return page + k
+        page += 4
+    while page < num_pages:
+        if _crc_page(words, page * PAGE_WORDS) != expected[page]:
+            return page
+        page += 1
+    return -1

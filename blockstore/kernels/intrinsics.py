@@ -1,80 +1,134 @@
-"""Instructions that numba has no name for: prefetch, 64 x 64 -> 128 bit product, crc32c."""
+"""Machine instructions that numba lacks, each with a plain Python path for runs without the JIT."""
 
 import platform
 
 import numpy as np
-from llvmlite import binding, ir
-from numba import config, njit, types
+from llvmlite import ir
+from llvmlite.binding import get_host_cpu_features
+from numba import types
 from numba.core import cgutils
+from numba.core.config import DISABLE_JIT
 from numba.extending import intrinsic
 
-HAS_CRC32 = platform.machine() in ("x86_64", "AMD64") and bool(
-    binding.get_host_cpu_features().get("sse4.2", False)
-)
-_I32, _I64, _I128 = ir.IntType(32), ir.IntType(64), ir.IntType(128)
-_BYTE_POINTER = ir.IntType(8).as_pointer()
+_BITS = 0xFFFF_FFFF_FFFF_FFFF
+_BYTE, _INT32, _INT64, _INT128 = (ir.IntType(bits) for bits in (8, 32, 64, 128))
 
 
-@intrinsic
-def _prefetch(typingctx, array, index):
-    """Ask for the cache line of array[index]; no access, so any index is harmless."""
+def _or_python(python):
+    """Decorator of a typing function: an intrinsic, or `python` itself where the JIT is off."""
 
-    def codegen(context, builder, signature, args):
-        view = context.make_array(signature.args[0])(context, builder, value=args[0])
-        place = builder.bitcast(builder.gep(view.data, [args[1]]), _BYTE_POINTER)
-        function_type = ir.FunctionType(ir.VoidType(), [_BYTE_POINTER, _I32, _I32, _I32])
-        function = cgutils.get_or_insert_function(builder.module, function_type, "llvm.prefetch.p0")
-        builder.call(function, [place, _I32(0), _I32(3), _I32(1)])
-        return context.get_dummy_value()
+    def choose(typing):
+        return python if DISABLE_JIT else intrinsic(typing)
 
-    return types.void(array, types.int64), codegen
+    return choose
 
 
-@intrinsic
-def _mulhi(typingctx, a, b):
-    """Upper 64 bits of the product of two uint64."""
+def has_crc32() -> bool:
+    """Whether this CPU has an instruction for crc32c (SSE4.2)."""
+    x86 = platform.machine().lower() in ("x86_64", "amd64")
+    return x86 and bool(get_host_cpu_features().get("sse4.2"))
 
-    def codegen(context, builder, signature, args):
-        wide = [builder.zext(x, _I128) for x in args]
-        return builder.trunc(builder.lshr(builder.mul(*wide), _I128(64)), _I64)
+
+@_or_python(lambda a, b: np.uint64(int(a) * int(b) & _BITS))
+def wrap_mul(_context, a, b):
+    """Low 64 bits of a product; uint64, uint64 -> uint64."""
+
+    def codegen(_context, builder, _signature, args):
+        return builder.mul(*args)
 
     return types.uint64(types.uint64, types.uint64), codegen
 
 
-@intrinsic
-def _crc32_u64(typingctx, crc, word):
-    """One step of crc32c over eight bytes, by the processor."""
+@_or_python(lambda a, b: np.uint64(int(a) + int(b) & _BITS))
+def wrap_add(_context, a, b):
+    """Low 64 bits of a sum; uint64, uint64 -> uint64."""
+
+    def codegen(_context, builder, _signature, args):
+        return builder.add(*args)
+
+    return types.uint64(types.uint64, types.uint64), codegen
+
+
+@_or_python(lambda a, b: np.uint64(int(a) * int(b) >> 64))
+def mulhi(_context, a, b):
+    """High 64 bits of a product; uint64, uint64 -> uint64."""
+
+    def codegen(_context, builder, _signature, args):
+        wide = builder.mul(*(builder.zext(arg, _INT128) for arg in args))
+        return builder.trunc(builder.lshr(wide, ir.Constant(_INT128, 64)), _INT64)
+
+    return types.uint64(types.uint64, types.uint64), codegen
+
+
+@_or_python(lambda array, index: None)
+def prefetch(_context, array, index):
+    """Ask for the cache line of array[index], to be read soon; any index is harmless.
+
+    array   any dtype, C-contiguous, one-dimensional
+    index   any integer
+    """
 
     def codegen(context, builder, signature, args):
-        function_type = ir.FunctionType(_I64, [_I64, _I64])
+        view = context.make_array(signature.args[0])(context, builder, args[0])
+        at = context.cast(builder, args[1], signature.args[1], types.intp)
+        address = builder.bitcast(builder.gep(view.data, [at]), _BYTE.as_pointer())
         function = cgutils.get_or_insert_function(
-            builder.module, function_type, "llvm.x86.sse42.crc32.64.64"
+            builder.module,
+            ir.FunctionType(ir.VoidType(), [_BYTE.as_pointer(), _INT32, _INT32, _INT32]),
+            "llvm.prefetch.p0",
+        )
+        read, keep, data = (ir.Constant(_INT32, value) for value in (0, 3, 1))
+        builder.call(function, [address, read, keep, data])
+        return context.get_dummy_value()
+
+    if isinstance(array, types.Array) and isinstance(index, types.Integer):
+        return types.void(array, index), codegen
+    return None
+
+
+def _copy_slice(source, start, target, at, num_bytes):
+    target[int(at) : int(at + num_bytes)] = source[int(start) : int(start + num_bytes)]
+
+
+@_or_python(_copy_slice)
+def copy_bytes(_context, source, start, target, at, num_bytes):
+    """target[at : at + num_bytes] = source[start : start + num_bytes], not overlapping.
+
+    source, target         uint8 (any,)   C-contiguous; the range is not checked
+    start, at, num_bytes   int64
+    """
+
+    def codegen(context, builder, signature, args):
+        sides = []
+        for array, offset in ((0, 1), (2, 3)):
+            view = context.make_array(signature.args[array])(context, builder, args[array])
+            sides.append(builder.gep(view.data, [args[offset]]))
+        cgutils.raw_memcpy(builder, sides[1], sides[0], args[4], 1)
+        return context.get_dummy_value()
+
+    return types.void(source, types.int64, target, types.int64, types.int64), codegen
+
+
+def _crc32_word(crc, word):
+    crc = int(crc) ^ int(word)
+    for _ in range(64):
+        crc = (crc >> 1) ^ (0x82F6_3B78 if crc & 1 else 0)
+    return np.uint64(crc)
+
+
+@_or_python(_crc32_word)
+def crc32_word(_context, crc, word):
+    """crc32c taken on by eight bytes, by the instruction; only where `has_crc32()`.
+
+    crc, word   uint64   the crc in the low half, not inverted; bytes in little-endian order
+    """
+
+    def codegen(_context, builder, _signature, args):
+        function = cgutils.get_or_insert_function(
+            builder.module,
+            ir.FunctionType(_INT64, [_INT64, _INT64]),
+            "llvm.x86.sse42.crc32.64.64",
         )
         return builder.call(function, args)
 
     return types.uint64(types.uint64, types.uint64), codegen
-
-
-if config.DISABLE_JIT:
-
-    def prefetch(array, index):
-        """Nothing: there is no cache to warm in plain Python."""
-
-    def mulhi(a, b):
-        """Upper 64 bits of the product of two uint64."""
-        return np.uint64((int(a) * int(b)) >> 64)
-
-else:
-
-    @njit(inline="always")
-    def prefetch(array, index):
-        """Ask for the cache line of array[index]."""
-        _prefetch(array, index)
-
-    @njit(inline="always")
-    def mulhi(a, b):
-        """Upper 64 bits of the product of two uint64."""
-        return _mulhi(a, b)
-
-
-crc32_u64 = _crc32_u64

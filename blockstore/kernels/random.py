@@ -1,9 +1,9 @@
-"""Random numbers without state: every draw is a hash of (seed, epoch, step, hop, relation, node, draw)."""
+"""Random numbers without state: a draw hashes (seed, epoch, step, hop, relation, node, draw)."""
 
 import numpy as np
 from numba import njit
 
-from blockstore.kernels.intrinsics import mulhi
+from blockstore.kernels.intrinsics import mulhi, wrap_add, wrap_mul
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _M1 = np.uint64(0xBF58476D1CE4E5B9)
@@ -19,31 +19,37 @@ def mix(x):
     Source: Steele, Lea and Flood, OOPSLA 2014.
     """
     x = np.uint64(x)
-    x = (x ^ (x >> _S30)) * _M1
-    x = (x ^ (x >> _S27)) * _M2
+    x = wrap_mul(x ^ (x >> _S30), _M1)
+    x = wrap_mul(x ^ (x >> _S27), _M2)
     return x ^ (x >> _S31)
 
 
 @njit(nogil=True, cache=True)
 def make_key(seed, epoch, step, hop, relation):
     """Key of one hop's draws over one relation, uint64, from five non-negative integers."""
-    key = mix(np.uint64(seed) + _GOLDEN)
-    key = mix(key ^ (np.uint64(epoch) + _GOLDEN))
-    key = mix(key ^ (np.uint64(step) + _GOLDEN))
-    key = mix(key ^ (np.uint64(hop) + _GOLDEN))
-    return mix(key ^ (np.uint64(relation) + _GOLDEN))
+    key = mix(wrap_add(np.uint64(seed), _GOLDEN))
+    key = mix(key ^ wrap_add(np.uint64(epoch), _GOLDEN))
+    key = mix(key ^ wrap_add(np.uint64(step), _GOLDEN))
+    key = mix(key ^ wrap_add(np.uint64(hop), _GOLDEN))
+    return mix(key ^ wrap_add(np.uint64(relation), _GOLDEN))
 
 
 @njit(nogil=True, cache=True)
 def make_epoch_key(seed, epoch):
     """Key of the order of seeds in an epoch, uint64."""
-    return mix(mix(np.uint64(seed) + _M1) ^ (np.uint64(epoch) + _M2))
+    return mix(mix(wrap_add(np.uint64(seed), _M1)) ^ wrap_add(np.uint64(epoch), _M2))
 
 
 @njit(nogil=True, cache=True, inline="always")
 def node_key(key, node):
     """Key of one node's draws."""
-    return mix(key ^ (np.uint64(node) * _GOLDEN + _M1))
+    return mix(key ^ wrap_add(wrap_mul(np.uint64(node), _GOLDEN), _M1))
+
+
+@njit(nogil=True, cache=True, inline="always")
+def draw_hash(nkey, draw):
+    """Hash of draw number `draw` under a node's key, uint64."""
+    return mix(wrap_add(nkey, wrap_mul(np.uint64(draw), _GOLDEN)))
 
 
 @njit(nogil=True, cache=True, inline="always")
@@ -55,7 +61,7 @@ def bounded(hashed, bound):
 @njit(nogil=True, cache=True, inline="always")
 def draw_below(key, node, draw, bound):
     """Draw number `draw` of `node` under `key`: int64, uniform in [0, bound), bound >= 1."""
-    return bounded(mix(node_key(key, node) + np.uint64(draw) * _GOLDEN), bound)
+    return bounded(draw_hash(node_key(key, node), draw), bound)
 
 
 @njit(nogil=True, cache=True)
@@ -74,7 +80,9 @@ def permute(index, size, key):
     while True:
         left, right = value >> shift, value & mask
         for r in range(_ROUNDS):
-            left, right = right, left ^ (mix(right * _GOLDEN + key + np.uint64(r) * _M2) & mask)
+            tweak = wrap_add(key, wrap_mul(np.uint64(r), _M2))
+            hashed = mix(wrap_add(wrap_mul(right, _GOLDEN), tweak))
+            left, right = right, left ^ (hashed & mask)
         value = (left << shift) | right
         if value < np.uint64(size):
             return np.int64(value)

@@ -15,9 +15,8 @@ import numpy as np
 from numba import njit
 
 from blockstore.kernels.intrinsics import prefetch
-from blockstore.kernels.random import bounded, mix, node_key
+from blockstore.kernels.random import bounded, draw_hash, mix, node_key
 
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _GROUP = 64  # columns whose memory is asked for before any is used
 _LINEAR = 64  # fanout up to which a pick is looked for among the others one by one
 _HEADER_WORDS = 16  # 64 bytes of header, then the offsets
@@ -25,7 +24,7 @@ _LAST_DEGREE, _NUM_EDGES, _EDGES_START = 4, 7, 9  # header fields, in words of f
 
 
 @njit(nogil=True, cache=True, inline="always")
-def _column(arena32, node, block, first_node, slot_of_block, slot_bytes):
+def _column(node, block, first_node, slot_of_block, slot_bytes):
     """Word index in the arena of the offset of a column; its block is present."""
     base = np.int64(slot_of_block[block]) * (slot_bytes // 4)
     return base + _HEADER_WORDS + np.int64(node) - np.int64(first_node[block])
@@ -83,7 +82,7 @@ def _pick_few(out, at, degree, fanout, nkey):
     bits = np.uint64(0)
     for k in range(fanout):
         last = degree - fanout + k
-        pick = bounded(mix(nkey + np.uint64(k) * _GOLDEN), last + 1)
+        pick = bounded(draw_hash(nkey, k), last + 1)
         bit = one << (np.uint64(pick) & low)
         if bits & bit and (degree <= 64 or _among(out, at, k, pick)):
             pick = last
@@ -98,7 +97,7 @@ def _pick_many(out, at, degree, fanout, nkey, scratch):
     scratch[:] = -1
     for k in range(fanout):
         last = degree - fanout + k
-        pick = bounded(mix(nkey + np.uint64(k) * _GOLDEN), last + 1)
+        pick = bounded(draw_hash(nkey, k), last + 1)
         if _remember(scratch, pick):
             pick = last
             _remember(scratch, pick)
@@ -121,7 +120,7 @@ def pick_positions(out, at, degree, fanout, replace, node, key, scratch):
     nkey = node_key(key, node)
     if replace:
         for k in range(fanout):
-            out[at + k] = bounded(mix(nkey + np.uint64(k) * _GOLDEN), degree)
+            out[at + k] = bounded(draw_hash(nkey, k), degree)
     elif scratch.size == 1:
         _pick_few(out, at, degree, fanout, nkey)
     else:
@@ -140,7 +139,7 @@ def column_degrees(
         if blocks[i] < 0:
             counts[i] = 0
             continue
-        offset = _column(arena32, nodes[i], blocks[i], first_node, slot_of_block, slot_bytes)
+        offset = _column(nodes[i], blocks[i], first_node, slot_of_block, slot_bytes)
         counts[i] = _degree(arena32, offset, nodes[i], blocks[i], first_node, capacity)
 
 
@@ -167,9 +166,7 @@ def sample_columns(
             i = np.int64(order[group + g]) if order.size else group + g
             place[g] = -1
             if blocks[i] >= 0:
-                place[g] = _column(
-                    arena32, nodes[i], blocks[i], first_node, slot_of_block, slot_bytes
-                )
+                place[g] = _column(nodes[i], blocks[i], first_node, slot_of_block, slot_bytes)
                 prefetch(arena32, place[g])
         for g in range(count):
             i = np.int64(order[group + g]) if order.size else group + g
@@ -188,9 +185,7 @@ def sample_columns(
             slot = np.int64(slot_of_block[blocks[i]])
             place[g] = slot * (slot_bytes // id_bytes) + np.int64(arena32[offset])
             at[g] = starts[i]
-            found[g] = pick_positions(
-                draws, at[g], degree, fanout, replace, nodes[i], key, scratch
-            )
+            found[g] = pick_positions(draws, at[g], degree, fanout, replace, nodes[i], key, scratch)
             counts[i] = found[g]
             for k in range(at[g], at[g] + found[g]):
                 prefetch(ids, place[g] + np.int64(draws[k]))
@@ -225,7 +220,7 @@ def column_edge_ids(
         i = np.int64(order[j]) if order.size else j
         if blocks[i] < 0:
             continue
-        offset = _column(arena32, nodes[i], blocks[i], first_node, slot_of_block, slot_bytes)
+        offset = _column(nodes[i], blocks[i], first_node, slot_of_block, slot_bytes)
         degree = _degree(arena32, offset, nodes[i], blocks[i], first_node, capacity)
         if degree > capacity:
             continue

@@ -12,7 +12,7 @@ Kind = Literal["batch", "macro", "chunk", "split"]  # of answer
 
 
 class Part(NamedTuple):
-    """Whose share of each global batch is wanted: rank of world_size trainers, or server of servers."""
+    """Whose share of each global batch is wanted: one trainer's of many, or one server's."""
 
     rank: int = 0
     world_size: int = 1
@@ -55,7 +55,7 @@ class Shape(NamedTuple):
 
 
 class Plan(Protocol):
-    """A plan: pure, so that any daemon with the same store answers (resolved, epoch, step) alike."""
+    """A plan is pure: any daemon with the same store answers (resolved, epoch, step) alike."""
 
     name: str
     kind: Kind

@@ -3,7 +3,6 @@
 from typing import NamedTuple
 
 from blockstore.kernels.random import make_epoch_key, make_key
-
 from loaderd.plans.base import Kind, OwnerMap, Part, Shape, Unit, count_steps, share
 from loaderd.protocol import Resolved
 
@@ -16,7 +15,7 @@ class GraphBounds(NamedTuple):
 
 
 class MinibatchPlan:
-    """Neighbor sampling without replacement, a hop expanding newly found nodes only (as PyG does)."""
+    """Neighbor sampling without replacement; a hop expands newly found nodes only, as in PyG."""
 
     name = "minibatch"
     kind: Kind = "batch"

@@ -38,7 +38,7 @@ class PlainSource:
         self._label = self._label_rows()
         count = self._count_nodes()
         self.num_nodes = {NODE: count}
-        self.relations = (
+        self.relations: tuple[SourceRelation, ...] = (
             SourceRelation(NODE, RELATION, NODE, self._edges.shape[1], str(self._edges.path)),
         )
 

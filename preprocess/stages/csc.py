@@ -1,7 +1,7 @@
 """Edges in any order -> columns in order: a bucketed external counting sort.
 
-Passes: the source's edges are read once (the counts of every target are known), written to one file of
-buckets by range of targets, and read back bucket by bucket.  No step holds the edge list.
+Passes: the source's edges are read once (the counts of every target are known), written to one
+file of buckets by range of targets, and read back bucket by bucket.  No step holds the edge list.
 """
 
 import os
@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blockstore.errors import BudgetTooSmall
+from blockstore.io.buffers import byte_view
 from blockstore.io.files import read_exact, write_exact
 from blockstore.units import format_bytes
 from preprocess.kernels import bucket_edges, count_targets, pack_keys, unpack_keys
@@ -103,7 +104,7 @@ class BucketFile:
         at, size = int(self._filled[bucket]), int(self._sizes[bucket])
         offset = int(self._starts[bucket])
         for part, dtype in zip(parts, self._dtypes, strict=True):
-            raw = memoryview(part).cast("B")
+            raw = byte_view(part)
             write_exact(self._fd, raw, offset + at * dtype.itemsize, str(self._path))
             offset += size * dtype.itemsize
         self._filled[bucket] += parts[0].size
@@ -116,7 +117,7 @@ class BucketFile:
         for dtype in self._dtypes:
             part = np.empty(size, dtype)
             if size:
-                read_exact(self._fd, [memoryview(part).cast("B")], offset, str(self._path))
+                read_exact(self._fd, [byte_view(part)], offset, str(self._path))
                 os.posix_fadvise(self._fd, offset, part.nbytes, os.POSIX_FADV_DONTNEED)
             offset += part.nbytes
             parts.append(part)

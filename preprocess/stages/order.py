@@ -1,8 +1,9 @@
 """Breadth-first order of the nodes: a function of the graph alone, found level by level.
 
-Roots by descending in-degree, ties by id.  A level's new nodes stand in the order of (their earliest
-discoverer, id).  Where a level finds nothing, the next roots are taken: one at first, twice as many each
-time.  After MAX_LEVELS levels the rest keeps its order by id.  Isolated nodes come last.
+Roots by descending in-degree, ties by id.  A level's new nodes stand in the order of (their
+earliest discoverer, id).  Where a level finds nothing, the next roots are taken: one at first,
+twice as many each time.  After MAX_LEVELS levels the rest keeps its order by id.  Isolated nodes
+come last.
 
 Memory: 20 bytes a node (degree, rank, best, order, roots) and 8 bytes a node of the widest level.
 """
@@ -15,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from blockstore.io.buffers import byte_view
 from blockstore.io.files import read_exact, write_exact
 from preprocess.kernels import (
     UNSET,
@@ -52,7 +54,7 @@ class ColumnFile:
         if self.in_memory:
             self._held[self._filled : self._filled + size] = columns.sources
         elif size:
-            raw = memoryview(columns.sources).cast("B")
+            raw = byte_view(columns.sources)
             write_exact(self._fd, raw, 4 * self._filled, str(self._path))
         self._filled += size
 
@@ -90,7 +92,7 @@ class ColumnFile:
     ) -> tuple[NDArray[np.uint32], NDArray[Any]]:
         out = np.empty(count, np.uint32)
         if count:
-            read_exact(self._fd, [memoryview(out).cast("B")], 4 * start, str(self._path))
+            read_exact(self._fd, [byte_view(out)], 4 * start, str(self._path))
         return np.arange(first, last, dtype=np.uint32), out
 
     def close(self) -> None:
@@ -170,7 +172,7 @@ def _append_rest(
 ) -> None:
     """What no level has placed, by id: first the nodes with an edge, then the isolated ones.
 
-    A node without in-edges that is a source of some placed node was discovered; one that is a source
+    A node without in-edges that is a source of a placed node was discovered; one that is a source
     of unplaced nodes only (more than MAX_LEVELS levels away) counts as isolated here.
     """
     left = rank == UNSET

@@ -1,8 +1,8 @@
 """Rows of a source into a row array of the store, in store order: never a random row write.
 
-In the source's order: one read, one write.  In another order: the same where the array fits the memory, else
-rows go to a file of buckets by range of their new places, and each bucket is put in order in memory: two
-reads, two writes.
+In the source's order: one read, one write.  In another order: the same where the array fits the
+memory, else rows go to a file of buckets by range of their new places, and each bucket is put in
+order in memory: two reads, two writes.
 """
 
 import os
@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blockstore.format import RowArray
+from blockstore.io.buffers import byte_view
 from blockstore.io.files import read_exact, write_exact
 from blockstore.store import numpy_dtype
 from blockstore.writer import RowsWriter, StoreWriter
@@ -113,9 +114,9 @@ def _write_buckets(
             for b in np.flatnonzero(np.diff(cuts)).tolist():
                 low, high = int(cuts[b]), int(cuts[b + 1])
                 at = b * per_bucket + int(filled[b])
-                raw = memoryview(np.ascontiguousarray(grouped[low:high])).cast("B")
+                raw = byte_view(np.ascontiguousarray(grouped[low:high]))
                 write_exact(fd, raw, at * width, str(path))
-                raw = memoryview(places[low:high]).cast("B")
+                raw = byte_view(places[low:high])
                 write_exact(fd, raw, places_at + 8 * at, str(path))
                 filled[b] += high - low
             done += piece.shape[0]
@@ -136,13 +137,13 @@ def _ordered_bucket(
     width = array.row_bytes
     places = np.empty(count, np.int64)
     at = array.num_rows * width + 8 * first
-    read_exact(fd, [memoryview(places).cast("B")], at, str(path))
+    read_exact(fd, [byte_view(places)], at, str(path))
     dense = np.empty((count, *array.row_shape), numpy_dtype(array.dtype))
     step = max(1, _CHUNK_BYTES // width)
     piece = np.empty((min(step, count), *array.row_shape), dense.dtype)
     for i in range(0, count, step):
         part = piece[: min(step, count - i)]
-        read_exact(fd, [memoryview(part).cast("B")], (first + i) * width, str(path))
+        read_exact(fd, [byte_view(part)], (first + i) * width, str(path))
         dense[places[i : i + part.shape[0]] - first] = part
         stage.advance(part.nbytes // 2)
     os.posix_fadvise(fd, first * width, count * width, os.POSIX_FADV_DONTNEED)

@@ -1,0 +1,37 @@
+# make demo [DATA=folder]   make test   make check   make clean
+
+VENV   := .venv
+PYTHON ?= python3
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+TORCH  := 2.13.0
+
+.PHONY: demo test check clean
+.DEFAULT_GOAL := test
+
+# torch first: with it installed nothing below asks for another build, so that a machine without a
+# GPU never pulls CUDA packages
+$(READY): pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install -q --upgrade pip setuptools wheel
+	if command -v nvidia-smi >/dev/null && nvidia-smi >/dev/null 2>&1; then \
+	    $(BIN)/pip install -q "torch>=$(TORCH)"; \
+	else \
+	    $(BIN)/python -c "import torch" 2>/dev/null \
+	    || $(BIN)/pip install -q "torch==$(TORCH)+cpu" 2>/dev/null \
+	    || $(BIN)/pip install -q "torch==$(TORCH)" --index-url https://download.pytorch.org/whl/cpu; \
+	fi
+	$(BIN)/pip install -q -e ".[torch,pyg,dev]"
+	touch $@
+
+demo: $(READY)
+	$(BIN)/python -m tools.demo $(DATA)
+
+test: $(READY)
+	$(BIN)/python -m pytest
+
+check: $(READY)
+	$(BIN)/python -m tools.check
+
+clean:
+	rm -rf $(VENV) demo build *.egg-info

@@ -1,0 +1,44 @@
+"""Fixtures shared by all tests: real graphs, unpacked once, and a small generated one."""
+
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from preprocess.generate import GraphRecipe, generate
+from preprocess.progress import Progress
+
+SHARED = Path(__file__).resolve().parent.parent.parent / "shared" / "data"
+CACHE = Path(tempfile.gettempdir()) / "blockstore-test-data"
+
+
+@pytest.fixture(scope="session")
+def dataset() -> Callable[[str], Path]:
+    """The folder of a real graph by name; skips where the archives are not beside the checkout."""
+
+    def find(name: str) -> Path:
+        folder = CACHE / name
+        if not folder.exists():
+            if not (SHARED / f"{name}.tar.xz").exists():
+                pytest.skip(f"{name}: no archive in {SHARED}")
+            with tempfile.TemporaryDirectory(dir=CACHE.parent) as fresh:
+                script = [sys.executable, str(SHARED / "unpack.py"), fresh, name]
+                subprocess.run(script, check=True, capture_output=True)
+                CACHE.mkdir(exist_ok=True)
+                (Path(fresh) / name).rename(folder)
+        return folder
+
+    return find
+
+
+@pytest.fixture(scope="session")
+def small_graph(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A generated graph in the plain layout: 4,000 nodes, 40,000 edges, 24 features, 5 classes."""
+    folder = tmp_path_factory.mktemp("graphs") / "small"
+    recipe = GraphRecipe(4000, 10, 24, 5, train=0.3, valid=0.1, test=0.2, seed=7)
+    with (folder.parent / "progress.txt").open("w") as stream:
+        generate(folder, recipe, Progress(stream))
+    return folder

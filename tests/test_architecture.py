@@ -1,0 +1,116 @@
+"""The arrows of README.md, "Architecture", held by a test: who may import whom, and what."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+MAY_IMPORT = {  # package -> modules of ours; a package stands for all of its modules
+    "blockstore": {"blockstore"},
+    "preprocess": {"preprocess", "blockstore"},
+    "loaderd": {"loaderd", "blockstore"},
+    "clients": {
+        "clients",
+        "blockstore.kernels",
+        "blockstore.format",
+        "loaderd.protocol",
+        "loaderd.errors",
+    },
+    "tools": {"tools", "blockstore", "preprocess", "loaderd", "clients"},
+}
+DOORS = {  # library -> the only files that import it, in the packages that are installed
+    "zarr": {"blockstore/create.py"},
+    "zmq": {"loaderd/transport.py", "clients/session.py"},
+    "typer": {"preprocess/__main__.py", "loaderd/__main__.py"},
+    "torch": {"clients/torch.py", "clients/pyg.py", "clients/models.py", "clients/train.py"},
+    "torch_geometric": {"clients/pyg.py"},
+}
+# what the daemon loads must stay light
+LIGHT = ("loaderd.engine", "loaderd.daemon", "clients.session", "clients.batch")
+FILES = [p for name in MAY_IMPORT for p in sorted((ROOT / name).rglob("*.py"))]
+
+
+def imports(path: Path) -> Iterator[tuple[int, str]]:
+    """Line and dotted name of everything that a file imports, also inside functions."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        match node:
+            case ast.Import(names):
+                yield from ((node.lineno, alias.name) for alias in names)
+            case ast.ImportFrom(module=str(module), names=names):
+                assert node.level == 0, f"{path}:{node.lineno}: relative import"
+                for alias in names:
+                    inner = f"{module}.{alias.name}"
+                    is_module = (ROOT / Path(*inner.split("."))).with_suffix(".py").exists()
+                    yield node.lineno, inner if is_module else module
+
+
+def within(name: str, allowed: set[str]) -> bool:
+    """Whether a module is one of `allowed`, or inside one."""
+    return any(name == a or name.startswith(f"{a}.") for a in allowed)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_imports_follow_the_arrows(path: Path) -> None:
+    package = path.relative_to(ROOT).parts[0]
+    for line, name in imports(path):
+        if name.split(".")[0] in MAY_IMPORT:
+            assert within(name, MAY_IMPORT[package]), f"line {line} imports {name}"
+
+
+@pytest.mark.parametrize("library", DOORS)
+def test_a_library_has_one_door(library: str) -> None:
+    found = {
+        str(path.relative_to(ROOT))
+        for path in FILES
+        if path.relative_to(ROOT).parts[0] != "tools"
+        for _, name in imports(path)
+        if name.split(".")[0] == library
+    }
+    assert found <= DOORS[library]
+
+
+def test_nothing_of_ours_is_imported_in_a_function() -> None:
+    for path in FILES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                inner = [n for n in ast.walk(node) if isinstance(n, ast.Import | ast.ImportFrom)]
+                assert not inner, f"{path}:{node.lineno}: {node.name} imports inside"
+
+
+def closure(module: str) -> set[str]:
+    """Every module, of ours or not, that importing `module` loads."""
+    seen: set[str] = set()
+    todo = [module]
+    while todo:
+        name = todo.pop()
+        if name in seen:
+            continue
+        seen.add(name)
+        path = (ROOT / Path(*name.split("."))).with_suffix(".py")
+        if path.exists():
+            todo += [inner for _, inner in imports(path)]
+    return seen
+
+
+@pytest.mark.parametrize("module", LIGHT)
+def test_the_daemon_and_the_session_stay_light(module: str) -> None:
+    heavy = {"zarr", "torch", "rich", "typer"}
+    assert not {name.split(".")[0] for name in closure(module)} & heavy
+
+
+def test_there_is_no_cycle() -> None:
+    modules = {".".join(p.relative_to(ROOT).with_suffix("").parts): p for p in FILES}
+    edges = {m: {n for _, n in imports(p) if n in modules} for m, p in modules.items()}
+    done: set[str] = set()
+
+    def visit(module: str, path: tuple[str, ...]) -> None:
+        assert module not in path, " -> ".join([*path, module])
+        if module not in done:
+            for inner in edges[module]:
+                visit(inner, (*path, module))
+            done.add(module)
+
+    for module in modules:
+        visit(module, ())
