@@ -16,16 +16,21 @@ class SageLayer(nn.Module):
 
     def __init__(self, num_in: int, num_out: int) -> None:
         super().__init__()
-        self.neighbor = nn.Linear(num_in, num_out)
-        self.own = nn.Linear(num_in, num_out, bias=False)
+        self.neighbor = nn.Linear(num_in, num_out, bias=False)
+        self.own = nn.Linear(num_in, num_out)
 
     def forward(self, h: Tensor, edge_index: Tensor, num_targets: int) -> Tensor:
-        """(num_nodes, num_in) -> (num_targets, num_out); targets are the first nodes."""
+        """(num_nodes, num_in) -> (num_targets, num_out); targets are the first nodes.
+
+        A(XW) where that is narrower than (AX)W: the same up to rounding.
+        """
+        narrow = self.neighbor.out_features < self.neighbor.in_features
+        message = self.neighbor(h) if narrow else h
         src, dst = edge_index[0], edge_index[1]
-        total = h.new_zeros(num_targets, h.size(1)).index_add_(0, dst, h[src])
+        total = message.new_zeros(num_targets, message.size(1)).index_add_(0, dst, message[src])
         degree = torch.bincount(dst, minlength=num_targets).clamp_(min=1).to(h.dtype)
         mean = total / degree.unsqueeze(1)
-        out: Tensor = self.neighbor(mean) + self.own(h[:num_targets])
+        out: Tensor = (mean if narrow else self.neighbor(mean)) + self.own(h[:num_targets])
         return out
 
 

@@ -18,7 +18,7 @@ def _make_tables():
     crc = np.arange(256, dtype=np.uint32)
     for k in range(8):
         for _ in range(8):
-            crc = (crc >> 1) ^ (crc & 1) * np.uint32(0x82F6_3B78)
+            crc = ((crc >> 1) ^ (crc & 1) * np.uint32(0x82F6_3B78)).astype(np.uint32)
         tables[k] = crc
     return tables
 
