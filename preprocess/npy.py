@@ -16,7 +16,8 @@ from preprocess.errors import BadInput
 class NpyFile:
     """The header of a `.npy` file and reads of its items.  A descriptor is open only while reading.
 
-    Raises BadInput: missing, not an npy file, Fortran order, objects, or shorter than it says.
+    `fortran`: an array of two dimensions lies column by column; `read` gives items as they lie.
+    Raises BadInput: missing, not an npy file, objects, or shorter than it says.
     """
 
     def __init__(self, path: Path) -> None:
@@ -29,7 +30,7 @@ class NpyFile:
                     if version == (1, 0)
                     else npy_format.read_array_header_2_0
                 )
-                self.shape, fortran, self.dtype = read(f)
+                self.shape, order, self.dtype = read(f)
                 self._start = f.tell()
         except FileNotFoundError as error:
             raise BadInput(f"{path}: missing, expected an npy file") from error
@@ -37,8 +38,7 @@ class NpyFile:
             raise BadInput(f"{path}: {error}; expected an npy file") from error
         if self.dtype.hasobject:
             raise BadInput(f"{path}: holds Python objects, expected plain numbers")
-        if fortran and len(self.shape) > 1 and min(self.shape) > 1:
-            raise BadInput(f"{path}: is in Fortran order, expected C order; save it again")
+        self.fortran = order and len(self.shape) > 1 and min(self.shape) > 1
         expected = self._start + self.size * self.dtype.itemsize
         if path.stat().st_size < expected:
             raise BadInput(

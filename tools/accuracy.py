@@ -97,7 +97,9 @@ def train_and_test(
     model.train()
     for epoch in range(settings.epochs):
         for batch in epoch_of(epoch):
-            out = model(batch.x, batch.edge_index, batch.num_sampled_nodes, batch.num_sampled_edges)
+            # without pyg-lib, PyG does not count per hop: its batches are then not trimmed
+            counts = [getattr(batch, f"num_sampled_{of}", None) for of in ("nodes", "edges")]
+            out = model(batch.x, batch.edge_index, *counts)[: batch.batch_size]
             loss = functional.cross_entropy(out, batch.y[: batch.batch_size])
             optimizer.zero_grad()
             torch.autograd.backward(loss)

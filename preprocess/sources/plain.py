@@ -46,11 +46,8 @@ class PlainSource:
         self, relation: SourceRelation, count: int
     ) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
         """(src, dst), checked, at most `count` at a time."""
-        total, num_nodes = relation.num_edges, self.num_nodes[NODE]
-        sources = self._edges.pieces(0, total, count)
-        targets = self._edges.pieces(total, 2 * total, count)
-        done = 0
-        for src, dst in zip(sources, targets, strict=True):
+        num_nodes, done = self.num_nodes[NODE], 0
+        for src, dst in self._pairs(relation.num_edges, count):
             for row, ids in enumerate((src, dst)):
                 bad = int(first_outside(ids, num_nodes))
                 if bad >= 0:
@@ -60,6 +57,16 @@ class PlainSource:
                     )
             yield src, dst
             done += src.size
+
+    def _pairs(self, total: int, count: int) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
+        """Pieces of both rows; in Fortran order they lie pair by pair."""
+        if self._edges.fortran:
+            for pairs in self._edges.pieces(0, 2 * total, 2 * count):
+                yield pairs[0::2].copy(), pairs[1::2].copy()
+        else:
+            sources = self._edges.pieces(0, total, count)
+            targets = self._edges.pieces(total, 2 * total, count)
+            yield from zip(sources, targets, strict=True)
 
     def features(self, node_type: str) -> list[SourceRows]:
         """`node_feat`, as "x"."""
@@ -120,6 +127,7 @@ class PlainSource:
         meta = self._folder / f"{FEATURES}_csr.json"
         if dense.exists():
             file = NpyFile(dense)
+            _refuse_fortran(file)
             if len(file.shape) != 2 or file.shape[1] == 0 or file.dtype.kind != "f":
                 raise BadInput(
                     f"{dense}: shape {file.shape} of {file.dtype}, expected (nodes, features) "
@@ -165,6 +173,7 @@ class PlainSource:
         if not path.exists():
             return None
         file = NpyFile(path)
+        _refuse_fortran(file)
         if len(file.shape) not in (1, 2) or file.dtype.kind not in "iuf":
             raise BadInput(
                 f"{path}: shape {file.shape} of {file.dtype}, expected (nodes,) or (nodes, labels)"
@@ -191,3 +200,8 @@ class PlainSource:
 
 
 _CSR_PARTS = ("indptr", "indices", "data")
+
+
+def _refuse_fortran(file: NpyFile) -> None:
+    if file.fortran:
+        raise BadInput(f"{file.path}: rows are not in C order, expected that; save it again")
