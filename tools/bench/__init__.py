@@ -1,0 +1,1 @@
+"""Measurements: `python -m tools.bench NAME`; a run is one JSON line a peer."""

@@ -1,0 +1,20 @@
+"""`python -m tools.bench NAME [options]`: run one bench."""
+
+import sys
+
+from tools.bench import disk, handover, loaders
+
+BENCHES = {"loaders": loaders.main, "disk": disk.main, "handover": handover.main}
+
+
+def main() -> int:
+    """Returns the exit code."""
+    if len(sys.argv) < 2 or sys.argv[1] not in BENCHES:
+        print(f"usage: python -m tools.bench {{{','.join(BENCHES)}}} [--help]", file=sys.stderr)
+        return 2
+    BENCHES[sys.argv[1]](sys.argv[2:])
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

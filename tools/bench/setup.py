@@ -1,0 +1,59 @@
+"""Graphs, stores and daemons for benches: made once under a folder, found again the next time."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class GraphSize:
+    """A generated graph."""
+
+    nodes: int = 1_000_000
+    degree: int = 30
+    features: int = 128
+    classes: int = 16
+
+
+def command(*words: str) -> None:
+    """One of our commands, quietly."""
+    subprocess.run([sys.executable, "-m", *words], check=True, capture_output=True)
+
+
+def make_graph(folder: Path, size: GraphSize) -> Path:
+    """The graph in the plain layout."""
+    path = folder / f"graph-{size.nodes}-{size.degree}-{size.features}-{size.classes}"
+    if not (path / "test_idx.npy").exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        command(
+            "preprocess", "generate", str(path), "--nodes", str(size.nodes), "--degree",
+            str(size.degree), "--features", str(size.features), "--classes", str(size.classes),
+        )  # fmt: skip
+    return path
+
+
+def make_store(folder: Path, graph: Path, mem: str = "2G") -> Path:
+    """The graph's store."""
+    store = folder / f"store-{graph.name}"
+    if not store.exists():
+        command("preprocess", "ingest", str(graph), str(store), "--mem", mem)
+    return store
+
+
+@contextmanager
+def serving(store: Path, folder: Path, mem: str, *options: str) -> Iterator[str]:
+    """The endpoint of a daemon."""
+    endpoint = f"ipc://{folder}/bench.sock"
+    words = ["loaderd", "serve", str(store), "--endpoint", endpoint, "--mem", mem, *options]
+    daemon = subprocess.Popen([sys.executable, "-m", *words], stdout=subprocess.PIPE, text=True)
+    try:
+        assert daemon.stdout is not None
+        if not daemon.stdout.readline():
+            raise RuntimeError(f"no daemon for {store}")
+        yield endpoint
+    finally:
+        daemon.terminate()
+        daemon.wait()
