@@ -38,7 +38,7 @@ def draw_below(key: int, node: int, draw: int, bound: int) -> int:
 
 def permute(index: int, size: int, key: int) -> int:
     """Six Feistel rounds over halves of an even number of bits, until the value is in range."""
-    half = 1
+    half = 3
     while 1 << (2 * half) < size:
         half += 1
     mask = (1 << half) - 1

@@ -9,7 +9,6 @@ from blockstore.kernels.intrinsics import crc32_word, has_crc32
 
 PAGE_WORDS = PAGE_BYTES // 8
 _INITIAL = np.uint64(0xFFFF_FFFF)
-_AHEAD = 4 * PAGE_WORDS  # words; the next four pages
 
 
 def _make_tables():

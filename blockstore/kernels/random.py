@@ -10,6 +10,8 @@ _M1 = np.uint64(0xBF58476D1CE4E5B9)
 _M2 = np.uint64(0x94D049BB133111EB)
 _S27, _S30, _S31 = np.uint64(27), np.uint64(30), np.uint64(31)
 _ROUNDS = 6
+_LEAST_HALF = 3  # bits: with fewer there are too few round functions to be uniform
+_BITS = 2**64 - 1
 
 
 @njit(nogil=True, cache=True, inline="always")
@@ -25,19 +27,30 @@ def mix(x):
 
 
 @njit(nogil=True, cache=True)
-def make_key(seed, epoch, step, hop, relation):
-    """Key of one hop's draws over one relation, uint64, from five non-negative integers."""
-    key = mix(wrap_add(np.uint64(seed), _GOLDEN))
-    key = mix(key ^ wrap_add(np.uint64(epoch), _GOLDEN))
-    key = mix(key ^ wrap_add(np.uint64(step), _GOLDEN))
-    key = mix(key ^ wrap_add(np.uint64(hop), _GOLDEN))
-    return mix(key ^ wrap_add(np.uint64(relation), _GOLDEN))
+def _hop_key(seed, epoch, step, hop, relation):
+    key = mix(wrap_add(seed, _GOLDEN))
+    key = mix(key ^ wrap_add(epoch, _GOLDEN))
+    key = mix(key ^ wrap_add(step, _GOLDEN))
+    key = mix(key ^ wrap_add(hop, _GOLDEN))
+    return mix(key ^ wrap_add(relation, _GOLDEN))
 
 
 @njit(nogil=True, cache=True)
-def make_epoch_key(seed, epoch):
-    """Key of the order of seeds in an epoch, uint64."""
-    return mix(mix(wrap_add(np.uint64(seed), _M1)) ^ wrap_add(np.uint64(epoch), _M2))
+def _epoch_key(seed, epoch):
+    return mix(mix(wrap_add(seed, _M1)) ^ wrap_add(epoch, _M2))
+
+
+def make_key(seed: int, epoch: int, step: int, hop: int, relation: int) -> int:
+    """Key of one hop's draws over one relation: a uint64 as a Python int; not for use in kernels.
+
+    Any integers will do: they are taken modulo 2**64.
+    """
+    return int(_hop_key(*(np.uint64(x & _BITS) for x in (seed, epoch, step, hop, relation))))
+
+
+def make_epoch_key(seed: int, epoch: int) -> int:
+    """Key of the order of seeds in an epoch, as `make_key`."""
+    return int(_epoch_key(np.uint64(seed & _BITS), np.uint64(epoch & _BITS)))
 
 
 @njit(nogil=True, cache=True, inline="always")
@@ -68,10 +81,11 @@ def draw_below(key, node, draw, bound):
 def permute(index, size, key):
     """Where `index` goes in the keyed bijection of [0, size), size >= 1; O(1) memory.
 
-    A balanced Feistel network on the next even number of bits, walked until the value is in range
-    (fewer than four rounds of it on average).  Source: Black and Rogaway, CT-RSA 2002.
+    A balanced Feistel network on the next even number of bits, six at least, walked until the
+    value is in range (fewer than four times on average, from size 17 on).
+    Source: Black and Rogaway, CT-RSA 2002.
     """
-    half = 1
+    half = _LEAST_HALF
     while np.int64(1) << (2 * half) < size:
         half += 1
     shift = np.uint64(half)

@@ -17,20 +17,10 @@ from blockstore.kernels.random import (
     permute_range,
 )
 from tests import reference
+from tests.blockstore.kernels.chi import RARE, chi_square, distribution
 from tests.graphs import KEYS
 
 SMALL = st.integers(0, 2**40)
-
-
-def chi_square(counts, expected: float) -> float:
-    """Pearson's statistic of equally likely cells, as standard deviations above its mean.
-
-    With k cells its mean is k - 1 and its variance 2 (k - 1).  A right sampler exceeds 5 about
-    once in 100,000 fixed seeds (the tail is a little heavier than the normal's).
-    """
-    counts = np.asarray(counts, np.float64).ravel()
-    freedom = counts.size - 1
-    return float((((counts - expected) ** 2 / expected).sum() - freedom) / np.sqrt(2 * freedom))
 
 
 @njit
@@ -42,8 +32,7 @@ def _draws(num, bound, out):
 @njit
 def _permutations(num, size, out):
     for key in range(num):
-        for i in range(size):
-            out[key, i] = permute(i, size, make_epoch_key(3, key))
+        permute_range(0, size, size, mix(np.uint64(key)), out[key])
 
 
 @given(x=KEYS)
@@ -54,13 +43,18 @@ def test_mix_is_splitmix64(x):
 @given(seed=KEYS, epoch=SMALL, step=SMALL, hop=st.integers(0, 9), relation=st.integers(0, 99))
 def test_keys_are_those_of_the_reference(seed, epoch, step, hop, relation):
     key = make_key(seed, epoch, step, hop, relation)
-    assert int(key) == reference.make_key(seed, epoch, step, hop, relation)
-    assert int(make_epoch_key(seed, epoch)) == reference.make_epoch_key(seed, epoch)
+    assert key == reference.make_key(seed, epoch, step, hop, relation)
+    assert make_epoch_key(seed, epoch) == reference.make_epoch_key(seed, epoch)
 
 
 def test_every_part_of_a_position_changes_the_key():
-    keys = [int(make_key(*place)) for place in np.eye(5, dtype=np.int64).tolist()]
-    assert len({*keys, int(make_key(0, 0, 0, 0, 0)), int(make_key(1, 1, 0, 0, 0))}) == 7
+    keys = [make_key(*place) for place in np.eye(5, dtype=np.int64).tolist()]
+    assert len({*keys, make_key(0, 0, 0, 0, 0), make_key(1, 1, 0, 0, 0)}) == 7
+
+
+def test_negative_seeds_are_taken_modulo_2_to_the_64():
+    assert make_key(-1, 0, 0, 0, 0) == reference.make_key(2**64 - 1, 0, 0, 0, 0)
+    assert make_epoch_key(-1, 0) == reference.make_epoch_key(2**64 - 1, 0)
 
 
 @given(key=KEYS, node=KEYS, draw=st.integers(0, 2**31), bound=st.integers(1, 2**62))
@@ -70,22 +64,24 @@ def test_draws_are_those_of_the_reference_and_below_their_bound(key, node, draw,
     assert 0 <= found < bound
 
 
+@distribution
 @pytest.mark.parametrize("bound", [2, 7, 64, 1000])
 def test_draws_are_uniform(bound):
-    """100,000 draws of 10,000 nodes: 100 or more a cell, Pearson's statistic within 5 deviations."""
+    """100,000 draws of 10,000 nodes: 100 or more expected in each cell."""
     num = 100_000
     out = np.empty(num, np.int64)
     _draws(num, bound, out)
-    assert abs(chi_square(np.bincount(out, minlength=bound), num / bound)) < 5
+    assert chi_square(np.bincount(out, minlength=bound), num / bound) > RARE
 
 
+@distribution
 def test_consecutive_draws_of_a_node_are_independent():
-    """Pairs of draws below 16: 256 cells, 351 expected in each, within 5 deviations."""
+    """Pairs of draws below 16: 256 cells, 351 expected in each."""
     out = np.empty(100_000, np.int64)
     _draws(out.size, 16, out)
     pairs = out.reshape(-1, 10)  # ids: (nodes, draws)
     cells = (pairs[:, :-1] * 16 + pairs[:, 1:]).ravel()
-    assert abs(chi_square(np.bincount(cells, minlength=256), cells.size / 256)) < 5
+    assert chi_square(np.bincount(cells, minlength=256), cells.size / 256) > RARE
 
 
 @given(size=st.integers(1, 2000), key=KEYS)
@@ -114,20 +110,19 @@ def test_permute_works_on_sizes_beyond_32_bits(size, key):
         assert 0 <= found < size
 
 
-@pytest.mark.parametrize("size", [17, 33, 64, 100])
-def test_every_position_of_a_permutation_is_equally_likely(size):
-    """20,000 keys: each index has 200 or more a position, and each pair of the first two.
+@distribution
+@pytest.mark.parametrize("size", [2, 3, 5, 10, 16, 17, 33, 64, 100])
+def test_positions_and_pairs_of_a_permutation_are_equally_likely(size):
+    """20,000 keys: 200 or more expected for each index at each position, and all pairs at once.
 
-    Per index `size` cells, 5 deviations; the worst of up to 100 indices is looked at, of which a
-    right bijection exceeds 5 once in 1,000 fixed seeds.  The first two indices have
-    size * (size - 1) pairs that are possible, with 2 or more in each.
+    The first two indices have size * (size - 1) pairs of positions, 2 or more expected in each.
     """
     num = 20_000
     out = np.empty((num, size), np.int64)
     _permutations(num, size, out)
     for index in range(size):
         counts = np.bincount(out[:, index], minlength=size)
-        assert abs(chi_square(counts, num / size)) < 5
+        assert chi_square(counts, num / size) > RARE
     cells = np.bincount(out[:, 0] * size + out[:, 1], minlength=size * size)
     possible = cells.reshape(size, size)[~np.eye(size, dtype=bool)]
-    assert abs(chi_square(possible, num / possible.size)) < 5
+    assert chi_square(possible, num / possible.size) > RARE
