@@ -1,65 +1,132 @@
 """The daemon: an asyncio shell between clients and the engine; it decides nothing."""
 
 import asyncio
+import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from blockstore.errors import StoreError
-from loaderd.door import Door, claim
-from loaderd.engine import Engine
-from loaderd.errors import BadMessage, DaemonError, Refused
+from blockstore.io.arena import Arena
+from blockstore.store import Store
+from loaderd.door import Door
+from loaderd.endpoint import Endpoint
+from loaderd.errors import BadMessage, DaemonError, Refused, SessionLost
+from loaderd.ledger import EngineSettings
 from loaderd.protocol import (
     PROTOCOL_VERSION,
     Attach,
+    Attached,
     BatchReady,
+    ClientMessage,
     Detach,
     ErrorReply,
+    LedgerEntry,
     Release,
     RowGroup,
+    SessionStatus,
     Start,
     StatusReply,
     StatusRequest,
     Welcome,
     decode_client,
 )
-from loaderd.transport import Router
+from loaderd.registry import Peer, Registry
+from loaderd.requests import check_attach, check_start
+from loaderd.transport import Frame, Router
 
-MAX_WINDOW = 1024
-MAX_WORLD = 1 << 16
-MAX_BATCH = 1 << 24
-MAX_SESSIONS = 256
+DRAIN_S = 5.0  # for workers to finish what they have in hand
+Out = BatchReady | RowGroup | ErrorReply
+
+
+class Serving(Protocol):
+    """What the shell asks of an engine."""
+
+    store: Store
+    settings: EngineSettings
+    arena: Arena
+    deliver: Callable[[int, Out], None]
+
+    @property
+    def io_mode(self) -> str:
+        """How blocks are read."""
+
+    def attach(self, request: Attach, seeds: NDArray[np.int64] | None) -> Attached:
+        """Open a session; may read from disk."""
+
+    def detach(self, session: int) -> None:
+        """Close a session."""
+
+    def start(self, start: Start) -> None:
+        """Begin a run."""
+
+    def release(self, release: Release) -> None:
+        """Take slots back."""
+
+    def drain(self) -> None:
+        """Start nothing more; returns when workers are idle."""
+
+    def status(self) -> tuple[tuple[LedgerEntry, ...], tuple[SessionStatus, ...], dict[str, int]]:
+        """Ledger, sessions, counters."""
 
 
 class Daemon:
-    """Routes messages: those of clients to the engine, those of the engine to their client."""
+    """Routes messages: those of clients to the engine, those of the engine to their client.
 
-    def __init__(self, engine: Engine, endpoint: str) -> None:
-        """Takes the endpoint.  Raises EndpointInUse, Refused.  Call it inside the event loop."""
+    Everything but `_deliver` runs in the event loop's thread.
+    """
+
+    def __init__(self, engine: Serving, endpoint: Endpoint) -> None:
+        """Opens both sockets, the door last.  Call it inside the loop, the endpoint claimed."""
         self._engine, self._loop = engine, asyncio.get_running_loop()
         self._begun = time.monotonic()
-        self._owner: dict[int, tuple[bytes, int]] = {}  # session -> zmq identity, token
-        self._attaching = 0
+        self._registry = Registry()
         self._draining = False
-        claim(endpoint)
+        self._attacher = ThreadPoolExecutor(1, "attach")  # one at a time: each takes memory
+        self._tasks: set[asyncio.Task[None]] = set()
         self._router = Router(endpoint, self._receive)
+        engine.deliver = self._deliver
         try:
             self._door = Door(endpoint, self._welcome, engine.arena.fd, self._gone)
         except BaseException:
             self._router.close()
             raise
-        engine.deliver = self._deliver
 
-    async def drain(self) -> None:
-        """Start nothing more, let workers finish, hang up and remove both sockets."""
+    async def drain(self, hurry: asyncio.Event) -> None:
+        """Start nothing more, let workers finish, hang up and remove both sockets.
+
+        hurry   set: wait no longer
+        """
         self._draining = True
-        await self._loop.run_in_executor(None, self._engine.drain)
+        idle = self._loop.run_in_executor(None, self._engine.drain)
+        hurried = self._loop.create_task(hurry.wait())
+        await asyncio.wait((idle, hurried), timeout=DRAIN_S, return_when=asyncio.FIRST_COMPLETED)
+        hurried.cancel()
         self._door.close()
         self._router.close()
+        self._attacher.shutdown(wait=False, cancel_futures=True)
+        if idle.done():
+            idle.result()
+
+    # -- from the engine --------------------------------------------------------------------------
+
+    def _deliver(self, session: int, message: Out) -> None:
+        """From a worker thread: on to the client, by way of the loop."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left to tell
+            self._loop.call_soon_threadsafe(self._push, session, message)
+
+    def _push(self, session: int, message: Out) -> None:
+        peer = self._registry.peer(session)
+        if peer is not None and not self._router.send(peer.identity, message):
+            self._detach(session)  # its socket is gone, or takes nothing: so are its leases
+
+    # -- from clients -----------------------------------------------------------------------------
 
     def _welcome(self, token: int) -> Welcome:
         arena = self._engine.arena
@@ -73,81 +140,81 @@ class Daemon:
 
     def _gone(self, token: int) -> None:
         """A client's process has died or hung up."""
-        for session in [s for s, (_, t) in self._owner.items() if t == token]:
-            del self._owner[session]
-            self._engine.detach(session)
+        for session in self._registry.sessions_of(token):
+            self._detach(session)
 
-    def _deliver(self, session: int, message: BatchReady | RowGroup | ErrorReply) -> None:
-        """From a worker thread: on to the client, by way of the loop."""
-        self._loop.call_soon_threadsafe(self._push, session, message)
+    def _detach(self, session: int) -> None:
+        self._registry.close(session)
+        self._engine.detach(session)
 
-    def _push(self, session: int, message: BatchReady | RowGroup | ErrorReply) -> None:
-        owner = self._owner.get(session)
-        if owner is not None:
-            self._router.send(owner[0], message)
-
-    def _receive(self, identity: bytes, frames: list[bytes]) -> None:
+    def _receive(self, identity: bytes, frames: Sequence[Frame]) -> None:
+        """One message; an error becomes the answer to it."""
+        message: ClientMessage | None = None
         try:
+            if not frames:
+                raise BadMessage("a message without a frame")
             message = decode_client(frames[0])
-            match message:
-                case Attach():
-                    check_attach(message, frames[1:])
-                    self._attach(identity, message, frames[1:])
-                case Start():
-                    self._own(identity, message.session)
-                    self._engine.start(message)
-                case Release():
-                    self._own(identity, message.session)
+            self._handle(identity, message, frames[1:])
+        except Exception as error:
+            self._router.send(identity, refusal(error, message))
+            if not isinstance(error, DaemonError):
+                raise  # a bug: the loop says so, and goes on
+
+    def _handle(self, identity: bytes, message: ClientMessage, arrays: Sequence[Frame]) -> None:
+        match message:
+            case Attach():
+                self._attach(Peer(identity, message.token), message, arrays)
+            case StatusRequest():
+                self._router.send(identity, self._status(message.request))
+            case Start(session=session):
+                if not self._registry.holds(identity, session):
+                    raise SessionLost(f"session {session} is not open, or not yours")
+                check_start(message)
+                self._engine.start(message)
+            case Release(session=session):  # late ones of an ended session are nobody's fault
+                if self._registry.holds(identity, session):
                     self._engine.release(message)
-                case Detach():
-                    self._own(identity, message.session)
-                    del self._owner[message.session]
-                    self._engine.detach(message.session)
-                case StatusRequest():
-                    self._router.send(identity, self._status(message.request))
-        except (DaemonError, IndexError) as error:
-            self._router.send(identity, _refusal(error, frames))
+            case Detach(session=session):
+                if self._registry.holds(identity, session):
+                    self._detach(session)
 
-    def _own(self, identity: bytes, session: int) -> None:
-        """A session answers to the peer that attached it, and to nobody else."""
-        owner = self._owner.get(session)
-        if owner is None or owner[0] != identity:
-            raise Refused(f"session {session} is not yours, or not open")
-
-    def _attach(self, identity: bytes, request: Attach, extra: list[bytes]) -> None:
+    def _attach(self, peer: Peer, request: Attach, arrays: Sequence[Frame]) -> None:
         if self._draining:
             raise Refused("the daemon is shutting down")
-        if not self._door.is_open(request.token):
-            raise Refused(f"token {request.token} is not one that the door gave out")
-        if len(self._owner) + self._attaching >= MAX_SESSIONS:
-            raise Refused(f"{MAX_SESSIONS} sessions are open, the most that are served")
-        ids = np.frombuffer(extra[0], "<i8") if extra else None
-        self._attaching += 1
-        task = self._loop.create_task(self._open(identity, request, ids))
-        task.add_done_callback(_raise_in_loop)
+        if not self._door.is_open(peer.token):
+            raise Refused(f"token {peer.token} is not one that the door gave out")
+        ids = check_attach(request, arrays)
+        if self._registry.is_opening(peer, request):
+            return
+        if (answered := self._registry.begin(peer, request)) is not None:
+            self._router.send(peer.identity, answered)
+            return
+        task = self._loop.create_task(self._open(peer, request, ids))
+        self._tasks.add(task)  # the loop itself holds tasks only weakly
+        task.add_done_callback(self._tasks.discard)
 
-    async def _open(self, identity: bytes, request: Attach, ids: NDArray[np.int64] | None) -> None:
+    async def _open(self, peer: Peer, request: Attach, ids: NDArray[np.int64] | None) -> None:
         """Attach in a thread of its own: it reads from disk."""
+        attach = self._engine.attach
         try:
-            attached = await self._loop.run_in_executor(None, self._engine.attach, request, ids)
-        except (DaemonError, StoreError, OSError) as error:
-            reply = ErrorReply(error=_name(error), message=str(error), request=request.request)
-            self._router.send(identity, reply)
+            attached = await self._loop.run_in_executor(self._attacher, attach, request, ids)
+        except Exception as error:
+            self._registry.failed(peer, request)
+            self._router.send(peer.identity, refusal(error, request))
+            if not isinstance(error, DaemonError | StoreError | OSError):
+                raise
             return
-        finally:
-            self._attaching -= 1
-        if not self._door.is_open(request.token):  # it left while we read
-            self._engine.detach(attached.session)
-            return
-        self._owner[attached.session] = (identity, request.token)
-        self._router.send(identity, attached)
+        self._registry.opened(peer, attached)
+        left = not self._door.is_open(peer.token)  # while we read
+        if left or not self._router.send(peer.identity, attached):
+            self._detach(attached.session)
 
     def _status(self, request: int) -> StatusReply:
         ledger, sessions, counters = self._engine.status()
         store = self._engine.store
         return StatusReply(
             request=request,
-            store=str(store.path),
+            store=_utf8(str(store.path)),
             fingerprint=store.manifest.fingerprint,
             pid=os.getpid(),
             uptime_s=time.monotonic() - self._begun,
@@ -160,55 +227,41 @@ class Daemon:
         )
 
 
-def check_attach(request: Attach, extra: list[bytes]) -> None:
-    """Bounds on what a client may ask for.  Raises Refused."""
-    ranges = {
-        "batch_size": (request.batch_size, 1, MAX_BATCH),
-        "world_size": (request.world_size, 1, MAX_WORLD),
-        "rank": (request.rank, 0, request.world_size - 1),
-        "window": (request.window, 0, MAX_WINDOW),
-        "seed": (request.seed, 0, 2**63 - 1),
-    }
-    for name, (value, least, most) in ranges.items():
-        if not least <= value <= most:
-            raise Refused(f"{name} is {value}, expected {least} to {most}")
-    if request.split and extra:
-        raise Refused(f"split {request.split!r} and ids were both given, expected one of them")
-    if not request.split and (len(extra) != 1 or len(extra[0]) % 8):
-        raise Refused("seeds: expected one frame of int64 ids where no split is named")
+def refusal(error: Exception, message: ClientMessage | None) -> ErrorReply:
+    """The answer to a message that could not be served; `message` None: it could not be read.
 
-
-def _refusal(error: Exception, frames: list[bytes]) -> ErrorReply:
-    """The answer to a message that cannot be taken, naming the request where it has one."""
-    if isinstance(error, IndexError):
-        error = BadMessage("a message without a frame")
-    request = session = run = -1
-    if frames and not isinstance(error, BadMessage):
-        message = decode_client(frames[0])
-        request = getattr(message, "request", -1)
-        session, run = getattr(message, "session", -1), getattr(message, "run", -1)
+    Errors of the store and of the system are refusals to a client.
+    """
+    name = type(error).__name__ if isinstance(error, DaemonError) else Refused.__name__
+    known = isinstance(error, DaemonError | StoreError | OSError)
+    text = str(error) if known else f"the daemon failed: {type(error).__name__}: {error}"
     return ErrorReply(
-        error=_name(error), message=str(error), request=request, session=session, run=run
+        error=name,
+        message=_utf8(text),
+        request=getattr(message, "request", -1),
+        session=getattr(message, "session", -1),
+        run=getattr(message, "run", -1),
     )
 
 
-def _name(error: Exception) -> str:
-    """The error's class as clients know it: those of the store are refusals to them."""
-    return type(error).__name__ if isinstance(error, DaemonError) else Refused.__name__
+def _utf8(text: str) -> str:
+    """Text that can be encoded: file names may hold bytes that are not UTF-8."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
-def _raise_in_loop(task: asyncio.Task[None]) -> None:
-    if not task.cancelled() and (error := task.exception()) is not None:
-        raise error
-
-
-async def serve(engine: Engine, endpoint: str, ready: Callable[[], None]) -> None:
-    """Serve until SIGTERM or SIGINT, then drain."""
+async def serve(engine: Serving, endpoint: Endpoint, ready: Callable[[], None]) -> None:
+    """Serve until SIGTERM or SIGINT, then drain; a second signal ends the wait for workers."""
     loop = asyncio.get_running_loop()
-    stop = asyncio.Event()
-    daemon = Daemon(engine, endpoint)
+    stop, hurry = asyncio.Event(), asyncio.Event()
+
+    def signalled() -> None:
+        (hurry if stop.is_set() else stop).set()
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
-    ready()
-    await stop.wait()
-    await daemon.drain()
+        loop.add_signal_handler(number, signalled)
+    daemon = Daemon(engine, endpoint)
+    try:
+        ready()
+        await stop.wait()
+    finally:
+        await daemon.drain(hurry)

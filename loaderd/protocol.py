@@ -241,7 +241,7 @@ def _decode(frame: bytes | memoryview, decoder: msgspec.msgpack.Decoder[Any]) ->
         if version != PROTOCOL_VERSION:
             raise BadMessage(f"peer speaks protocol {version}, this side {PROTOCOL_VERSION}")
         return decoder.decode(body)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise BadMessage(f"{len(frame)}-byte frame: {error}") from error
 
 

@@ -1,0 +1,70 @@
+"""Ledgers and statuses as people read them."""
+
+from collections.abc import Iterable, Sequence
+
+from blockstore.units import format_bytes
+from loaderd.protocol import LedgerEntry, SessionStatus, StatusReply
+
+
+def table(rows: Sequence[Sequence[str]], right: frozenset[int]) -> list[str]:
+    """Lines of aligned columns, the first row the header; those in `right` stand to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(
+            cell.rjust(width) if i in right else cell.ljust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
+
+
+def ledger_text(ledger: Iterable[LedgerEntry], mem_bytes: int) -> str:
+    """The ledger as a table, with its sum."""
+    rows = [("name", "size", "basis")]
+    total = 0
+    for entry in ledger:
+        rows.append((entry.name, format_bytes(entry.num_bytes), entry.basis))
+        total += entry.num_bytes
+    rows.append(("total", format_bytes(total), f"of --mem {format_bytes(mem_bytes)}"))
+    return "\n".join(table(rows, frozenset({1})))
+
+
+def status_text(reply: StatusReply) -> str:
+    """A status as a short page."""
+    own = [e for e in reply.ledger if not e.name.startswith("session ")]
+    taken = [e for e in reply.ledger if e.name.startswith("session ")]
+    pages = [
+        f"{reply.store} (fingerprint {reply.fingerprint})\n"
+        f"pid {reply.pid}, up {_duration(reply.uptime_s)}, {reply.io_mode}"
+        + (", draining" if reply.draining else ""),
+        ledger_text(own, reply.budget_bytes),
+        _sessions_text(reply.sessions),
+        "\n".join(
+            table(
+                [("counter", "value"), *((n, f"{c:,}") for n, c in reply.counters.items())],
+                frozenset({1}),
+            )
+        ),
+    ]
+    if taken:
+        held = [(e.name, format_bytes(e.num_bytes), e.basis) for e in taken]
+        pages.insert(
+            2, "\n".join(table([("of the pools", "size", "basis"), *held], frozenset({1})))
+        )
+    return "\n\n".join(pages)
+
+
+def _sessions_text(sessions: Iterable[SessionStatus]) -> str:
+    rows: list[tuple[str, ...]] = [
+        ("session", "plan", "seeds", "epoch", "step", "of", "in flight", "window", "done")
+    ]
+    for s in sessions:
+        numbers = (s.epoch, s.step, s.num_steps, s.in_flight, s.window, s.batches)
+        rows.append((str(s.session), s.plan, s.seeds, *map(str, numbers)))
+    return "\n".join(table(rows, frozenset({0, 3, 4, 5, 6, 7, 8}))) if rows[1:] else "no sessions"
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}"

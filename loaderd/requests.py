@@ -1,0 +1,57 @@
+"""What clients may ask for: bounds on the fields of their messages, in one place."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from loaderd.errors import Refused
+from loaderd.protocol import Attach, Start
+
+MAX_WINDOW = 1024
+MAX_WORLD = 1 << 16
+MAX_BATCH = 1 << 24
+MAX_IDS = 1 << 24  # seeds given by id: 128 MiB on their way
+MAX_NAME = 256  # characters of a split, plan or node type
+MAX_POSITION = 1 << 62  # kernels count in int64
+
+
+def _within(name: str, value: int, least: int, most: int) -> None:
+    if not least <= value <= most:
+        raise Refused(f"{name} is {value}, expected {least} to {most}")
+
+
+def check_attach(request: Attach, arrays: Sequence[bytes | memoryview]) -> NDArray[np.int64] | None:
+    """Returns the seeds' original ids, int64 (num_seeds,), where they are given by id.
+
+    arrays   the frames after the message: one of ids where no split is named, else none
+
+    Raises Refused.  What depends on the store (split, fanouts, ids) is checked by the engine.
+    """
+    _within("batch_size", request.batch_size, 1, MAX_BATCH)
+    _within("world_size", request.world_size, 1, MAX_WORLD)
+    _within("rank", request.rank, 0, request.world_size - 1)
+    _within("window", request.window, 0, MAX_WINDOW)
+    _within("seed", request.seed, 0, 2**63 - 1)
+    for name in ("plan", "split", "seed_type"):
+        if len(value := getattr(request, name)) > MAX_NAME:
+            raise Refused(f"{name} has {len(value)} characters, expected at most {MAX_NAME}")
+    if request.num_neighbors and request.fanouts:
+        raise Refused("num_neighbors and fanouts were both given, expected one of them")
+    if request.split:
+        if arrays:
+            raise Refused(f"split {request.split!r} and ids were both given, expected one of them")
+        return None
+    if len(arrays) != 1 or len(arrays[0]) % 8:
+        found = [len(a) for a in arrays]
+        raise Refused(f"ids: expected one frame of int64 where no split is named, found {found} B")
+    _within("number of ids", len(arrays[0]) // 8, 1, MAX_IDS)
+    return np.frombuffer(arrays[0], "<i8")
+
+
+def check_start(start: Start) -> None:
+    """Raises Refused: a position that no epoch has, or that kernels cannot count to."""
+    _within("epoch", start.epoch, 0, MAX_POSITION)
+    _within("step", start.step, 0, MAX_POSITION)
+    _within("stride", start.stride, 1, MAX_POSITION)
+    _within("run", start.run, 0, MAX_POSITION - 1)
