@@ -151,10 +151,16 @@ class NeighborDataset(IterableDataset[Batch]):
             self._position = Position(epoch)
             self._begun = False
 
-    def state_dict(self, batch: Batch | None = None) -> dict[str, Any]:
+    def skip_epoch(self) -> None:
+        """Leave the next epoch to copies of this dataset, such as DataLoader workers."""
+        self._position = Position(self._position.epoch + 1 + self._begun)
+        self._begun = False
+
+    def state_dict(self, batch: Any = None) -> dict[str, Any]:
         """What to save to go on after the last batch consumed here; connects.
 
-        With DataLoader workers the main process consumes what others read: pass the last batch.
+        With DataLoader workers the main process consumes what others read: pass the last batch
+        (anything with `epoch` and `step`).
         """
         attached = self.attached()
         position = self._position if batch is None else Position(batch.epoch, batch.step)
