@@ -15,7 +15,7 @@ def chi_square(counts, expected, shrink: float = 1.0) -> float:
     """How often a right sampler gives counts that are further from `expected` than these.
 
     counts     (cells,)   how often each cell came up; the cells are all there is
-    expected   number     the same for all cells
+    expected   (cells,)   how often it should; one number where that is the same for all
     shrink     number     variance of a cell, over `expected` * (1 - 1 / cells): 1 where each
                           trial falls into one cell
 
@@ -23,6 +23,6 @@ def chi_square(counts, expected, shrink: float = 1.0) -> float:
     Tests ask for more than `RARE`: they are at fixed seeds, and about one seed in a million would
     be unlucky.  A cell that is off by 8 standard deviations, sqrt(expected), fails them alone.
     """
-    counts = np.asarray(counts, np.float64).ravel()
-    distance = ((counts - expected) ** 2).sum() / (expected * shrink)
+    counts = np.asarray(counts, np.float64)
+    distance = ((counts - expected) ** 2 / (expected * shrink)).sum()
     return float(chi2.sf(distance, counts.size - 1))
