@@ -1,14 +1,23 @@
 """Train GraphSAGE from a daemon: `python -m clients.train ENDPOINT`."""
 
 import argparse
+import sys
 import time
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.nn import functional
 
 from clients.models import GraphSage
 from clients.torch import Batch, NeighborDataset
+from loaderd.errors import DaemonError
+
+UNLABELLED = -1
+
+
+class NotTrainable(ValueError):
+    """The store does not hold what a classifier is trained on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +60,8 @@ def train_epoch(
     for batch in data:
         clock.waiting_s += time.perf_counter() - asked
         assert batch.y is not None
-        loss = functional.cross_entropy(logits(model, batch), batch.y[: batch.batch_size])
+        label = batch.y[: batch.batch_size]
+        loss = functional.cross_entropy(logits(model, batch), label, ignore_index=UNLABELLED)
         optimizer.zero_grad()
         torch.autograd.backward(loss)
         optimizer.step()
@@ -64,47 +74,61 @@ def train_epoch(
 
 @torch.no_grad()
 def accuracy(model: GraphSage, data: NeighborDataset) -> float:
-    """Share of seeds whose label is the likeliest class."""
+    """Share of labelled seeds whose label is the likeliest class; detaches."""
     model.eval()
     right = seeds = 0
     for batch in data:
         assert batch.y is not None
-        guess = logits(model, batch).argmax(dim=1)
-        right += int((guess == batch.y[: batch.batch_size]).sum())
-        seeds += batch.batch_size
+        label = batch.y[: batch.batch_size]
+        right += int((logits(model, batch).argmax(dim=1) == label).sum())
+        seeds += int((label != UNLABELLED).sum())
+    data.close()  # evaluation takes no memory of the daemon's while the model trains
     return right / max(seeds, 1)
+
+
+def open_split(settings: Settings, split: str, **options: Any) -> NeighborDataset:
+    """The dataset of one split."""
+    wanted: dict[str, Any] = {
+        "num_neighbors": settings.num_neighbors,
+        "batch_size": settings.batch_size,
+        "seed": settings.seed,
+        "shuffle": split == "train",
+    }
+    return NeighborDataset(settings.endpoint, split=split, **(wanted | options))
+
+
+def look_at(settings: Settings) -> tuple[int, int]:
+    """Features of a node, and classes among the training labels: one quick pass over them."""
+    width = num_classes = 0
+    data = open_split(settings, "train", num_neighbors=(1,), shuffle=False)
+    for batch in data:
+        if batch.x is None or batch.y is None or batch.y.dim() != 1 or batch.x.dim() != 2:
+            raise NotTrainable("the store has no features, or not one label a node")
+        if batch.y.is_floating_point():
+            raise NotTrainable(f"labels are {batch.y.dtype}, expected integers: classes")
+        width, num_classes = batch.x.size(1), max(num_classes, int(batch.y.max()) + 1)
+    data.close()
+    return width, num_classes
 
 
 def train(settings: Settings) -> float:
     """Train, print a line an epoch, and return the accuracy on the test split."""
     torch.manual_seed(settings.seed)
-    data = {
-        split: NeighborDataset(
-            settings.endpoint,
-            split=split,
-            num_neighbors=settings.num_neighbors,
-            batch_size=settings.batch_size,
-            seed=settings.seed,
-            shuffle=split == "train",
-        )
-        for split in ("train", "valid", "test")
-    }
-    first = next(iter(data["train"]))
-    if first.x is None or first.y is None or first.y.dim() != 1:
-        raise SystemExit("error: training needs features and one label a node in the store")
-    num_classes = 1 + max(int(b.y.max()) for s in data for b in data[s] if b.y is not None)
-    model = GraphSage(first.x.size(1), settings.hidden, num_classes, len(settings.num_neighbors))
+    width, num_classes = look_at(settings)
+    data, valid, test = (open_split(settings, split) for split in ("train", "valid", "test"))
+    model = GraphSage(width, settings.hidden, num_classes, len(settings.num_neighbors))
     optimizer = torch.optim.Adam(model.parameters(), settings.learning_rate)
     for epoch in range(settings.epochs):
-        data["train"].set_epoch(epoch)
-        loss, clock = train_epoch(model, data["train"], optimizer)
+        data.set_epoch(epoch)
+        loss, clock = train_epoch(model, data, optimizer)
         share = clock.waiting_s / clock.total_s
         print(  # noqa: T201
-            f"epoch {epoch}: loss {loss:.4f}, valid accuracy {accuracy(model, data['valid']):.4f}, "
+            f"epoch {epoch}: loss {loss:.4f}, valid accuracy {accuracy(model, valid):.4f}, "
             f"{clock.total_s:.2f} s, {share:.0%} of it waiting for data",
             flush=True,
         )
-    result = accuracy(model, data["test"])
+    data.close()
+    result = accuracy(model, test)
     print(f"test accuracy {result:.4f}", flush=True)  # noqa: T201
     return result
 
@@ -122,7 +146,11 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=default.seed)
     arguments = vars(parser.parse_args())
     arguments["num_neighbors"] = tuple(arguments["num_neighbors"])
-    train(Settings(**arguments))
+    try:
+        train(Settings(**arguments))
+    except (DaemonError, NotTrainable) as error:
+        sys.stderr.write(f"error: {error}\n")
+        sys.exit(2)
 
 
 if __name__ == "__main__":

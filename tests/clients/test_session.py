@@ -44,9 +44,9 @@ def test_other_endpoints_are_refused(endpoint):
 
 
 def test_a_refusal_is_raised_and_hangs_up(tmp_path):
-    with fake_daemon(tmp_path, refusal="no split 'x'; there are: train") as daemon:
-        with pytest.raises(Refused, match="no split 'x'"):
-            Session(daemon.endpoint, attach())
+    refusing = fake_daemon(tmp_path, refusal="no split 'x'; there are: train")
+    with refusing as daemon, pytest.raises(Refused, match="no split 'x'"):
+        Session(daemon.endpoint, attach())
     assert daemon.hang_ups == 1
 
 

@@ -237,9 +237,9 @@ def test_a_closed_dataset_connects_again(daemon):
 
 
 def test_several_relations_are_refused(tmp_path):
-    with fake_daemon(tmp_path, num_relations=3) as daemon:
-        with pytest.raises(Refused, match="the store has 3 relations"):
-            iter(dataset(daemon))
+    refused = pytest.raises(Refused, match="the store has 3 relations")
+    with fake_daemon(tmp_path, num_relations=3) as daemon, refused:
+        iter(dataset(daemon))
     assert daemon.hang_ups == 1
 
 
