@@ -3,11 +3,11 @@
 import numpy as np
 from numba import njit
 
-from blockstore.kernels.intrinsics import prefetch
+from blockstore.kernels.intrinsics import copy_bytes, prefetch
 
 ABSENT = np.uint64(2**64 - 1)  # address of a row whose block has no slot
 NO_ROW = np.uint64(2**64 - 2)  # address for a node of another type
-_AHEAD = 8  # rows
+_AHEAD = 4  # rows
 _LINE = 64  # bytes
 
 
@@ -56,54 +56,31 @@ def address_rows(
     return missing
 
 
-@njit(nogil=True, cache=True, inline="always")
-def copy_row(source, start, target, to, row_bytes):
-    """target[to : + row_bytes] = source[start : + row_bytes], both flat uint8."""
-    for b in range(row_bytes):
-        target[to + b] = source[start + b]
-
-
 @njit(nogil=True, cache=True)
-def _gather_words(words, addresses, shift, positions, start, stop, row_words, out):
-    """Rows as words of 8, 4 or 1 bytes: each address is shifted to a word index."""
-    per_line = _LINE >> np.int64(shift)
-    for i in range(start, stop):
-        ahead = i + _AHEAD
-        if ahead < stop and addresses[ahead] < NO_ROW:
-            near = np.int64(addresses[ahead] >> shift)
-            for w in range(0, row_words, per_line):
-                prefetch(words, near + w)
-        to = (np.int64(positions[i]) if positions.size else i) * row_words
-        if addresses[i] >= NO_ROW:
-            for w in range(row_words):
-                out[to + w] = 0
-            continue
-        place = np.int64(addresses[i] >> shift)
-        for w in range(row_words):
-            out[to + w] = words[place + w]
+def copy_row(source, start, target, to, row_bytes):
+    """target[to : + row_bytes] = source[start : + row_bytes], both flat uint8, not overlapping."""
+    copy_bytes(source, np.int64(start), target, np.int64(to), np.int64(row_bytes))
 
 
 @njit(nogil=True, cache=True)
 def scatter_rows(data, addresses, positions, start, stop, row_bytes, out):
     """Row positions[i] of `out` = the row at addresses[i], for start <= i < stop.
 
-    data       uint8 (arena bytes,)   8-byte aligned, as `out` is
-    addresses  uint64 (rows,)         NO_ROW gives a row of zeros
+    data       uint8 (arena bytes,)
+    addresses  uint64 (rows,)         of any alignment; NO_ROW gives a row of zeros
     positions  uint32 (rows,)         empty: row i goes to row i
     out        uint8 (bytes,)         flat
     """
-    if row_bytes % 8 == 0:
-        wide, wide_out = data.view(np.uint64), out.view(np.uint64)
-        _gather_words(
-            wide, addresses, np.uint64(3), positions, start, stop, row_bytes // 8, wide_out
-        )
-    elif row_bytes % 4 == 0 and out.size % 4 == 0:
-        half, half_out = data.view(np.uint32), out.view(np.uint32)
-        _gather_words(
-            half, addresses, np.uint64(2), positions, start, stop, row_bytes // 4, half_out
-        )
-    else:
-        _gather_words(data, addresses, np.uint64(0), positions, start, stop, row_bytes, out)
+    for i in range(start, stop):
+        if i + _AHEAD < stop and addresses[i + _AHEAD] < NO_ROW:
+            near = np.int64(addresses[i + _AHEAD])
+            for byte in range(near, near + row_bytes, _LINE):
+                prefetch(data, byte)
+        to = (np.int64(positions[i]) if positions.size else i) * row_bytes
+        if addresses[i] < NO_ROW:
+            copy_row(data, addresses[i], out, to, row_bytes)
+        else:
+            out[to : to + row_bytes] = 0
 
 
 @njit(nogil=True, cache=True)
