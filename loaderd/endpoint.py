@@ -75,16 +75,17 @@ def claim(endpoint: Endpoint) -> Iterator[None]:
     if not endpoint.path.parent.is_dir():
         raise Refused(f"{endpoint.path.parent}: no such folder; make it, or choose another one")
     lock = _take_lock(endpoint)
+    sockets = (endpoint.path, endpoint.door)
     try:
-        for path in (endpoint.path, endpoint.door):
+        for path in sockets:
             _remove_stale(endpoint, path)
-        yield
+        try:
+            yield
+        finally:
+            for path in sockets:
+                path.unlink(missing_ok=True)
     finally:
-        for path in (endpoint.path, endpoint.door):
-            if path.is_socket():
-                path.unlink()
-        with contextlib.suppress(FileNotFoundError):
-            endpoint.lock.unlink()
+        endpoint.lock.unlink(missing_ok=True)
         os.close(lock)
 
 
