@@ -1,5 +1,7 @@
 """The `blockstore` command: generate, ingest, info, verify, export."""
 
+import errno
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,6 +25,8 @@ from preprocess.ingest import ingest as ingest_source
 from preprocess.options import IngestOptions
 from preprocess.progress import Progress
 from preprocess.sources.plain import PlainSource
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 app = typer.Typer(
     add_completion=False,
@@ -67,9 +71,23 @@ def _one_line_errors() -> Iterator[None]:
     """What can go wrong is said in one line, with exit code 2."""
     try:
         yield
-    except (StoreError, BadInput, OSError, ValueError) as error:
-        sys.stderr.write(f"error: {' '.join(str(error).split())}\n")
+    except (StoreError, BadInput, OSError) as error:
+        text = str(error)
+        if isinstance(error, OSError):
+            place = error.filename or "writing"
+            text = f"{place}: {error.strerror}, expected to read or write there"
+            if error.errno in _FULL:
+                text += "; free some space, or choose another disk"
+        sys.stderr.write(f"error: {' '.join(text.split())}\n")
         raise typer.Exit(2) from error
+
+
+def _size(text: str) -> int:
+    """A size as people write it, for options."""
+    try:
+        return parse_bytes(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
 
 
 @app.command()
@@ -83,9 +101,10 @@ def generate(
     valid: Annotated[float, typer.Option(help="share of nodes to validate on")] = 0.05,
     test: Annotated[float, typer.Option(help="share of nodes to test on")] = 0.1,
     seed: Annotated[int, typer.Option(help="the same seed gives the same graph")] = 0,
+    noise: Annotated[float, typer.Option(help="of the features; more is harder")] = 1.0,
 ) -> None:
     """Generate a labelled power-law graph in the plain layout, streamed to disk."""
-    recipe = GraphRecipe(nodes, degree, features, classes, train, valid, test, seed)
+    recipe = GraphRecipe(nodes, degree, features, classes, train, valid, test, seed, noise)
     with _one_line_errors():
         generate_graph(folder, recipe, Progress())
 
@@ -115,8 +134,8 @@ def ingest(
     """
     with _one_line_errors():
         options = IngestOptions(
-            mem_bytes=parse_bytes(mem),
-            block_bytes=parse_bytes(block_size),
+            mem_bytes=_size(mem),
+            block_bytes=_size(block_size),
             dtype=dtype.value,
             undirected=undirected,
             edge_ids=edge_ids,
@@ -156,18 +175,28 @@ def verify(store: Path) -> None:
 
 
 @app.command()
-def export(store: Path, folder: Path) -> None:
+def export(
+    store: Path,
+    folder: Path,
+    mem: Annotated[str, typer.Option(help="memory to use, such as 512M or 2G")] = "1G",
+) -> None:
     """Write a store back as a folder in the plain layout.
 
     Edges come out in the source's order where the store has edge ids, else sorted by target.
     """
     with _one_line_errors():
-        export_store(open_store(store), folder, Progress())
+        export_store(open_store(store), folder, Progress(), _size(mem))
 
 
 def main() -> None:
     """Entry point of the console command."""
+    signal.signal(signal.SIGTERM, _stop)
     app()
+
+
+def _stop(number: int, _: object) -> None:
+    """End as an exception does: what was begun is removed."""
+    raise SystemExit(128 + number)
 
 
 if __name__ == "__main__":

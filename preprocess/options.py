@@ -3,9 +3,11 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from blockstore.format import DEFAULT_BLOCK_BYTES
+from blockstore.format import DEFAULT_BLOCK_BYTES, PAGE_BYTES, SHARD_BYTES
+from preprocess.errors import BadInput
 
 FeatureDtype = Literal["float32", "float16", "bfloat16"]
+_MOST_BFS_NODES = 2**31 - 1  # a bit of the tables is taken
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,5 +27,24 @@ class IngestOptions:
 
     @property
     def drop_equal(self) -> bool:
-        """Whether of equal edges only the first is kept."""
+        """Whether of equal edges only the one of the smallest id is kept."""
         return self.undirected or self.duplicates == "drop"
+
+    def check(self) -> None:
+        """Raises BadInput: what no graph can be stored with."""
+        if self.block_bytes % PAGE_BYTES or not PAGE_BYTES <= self.block_bytes <= SHARD_BYTES:
+            raise BadInput.at(
+                "--block-size", self.block_bytes,
+                f"a multiple of {PAGE_BYTES}, at most {SHARD_BYTES}", "1M is a good choice",
+            )  # fmt: skip
+
+    def node_dtype(self, num_nodes: int) -> str:
+        """Width of node ids.  Raises BadInput: more nodes than the options allow."""
+        wide = num_nodes >= 2**32 - 1
+        if wide and self.ids == "uint32":
+            raise BadInput.at("--ids", "uint32", f"uint64 for {num_nodes:,} nodes", "leave it out")
+        if self.order == "bfs" and num_nodes >= _MOST_BFS_NODES:
+            raise BadInput.at(
+                "--order", "bfs", f"source for {num_nodes:,} nodes, 2^31 and more", "change it"
+            )
+        return "uint64" if wide or self.ids == "uint64" else "uint32"

@@ -1,6 +1,6 @@
 """What a source of graphs offers, whatever its layout: chunks of edges and rows, nothing whole."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -8,11 +8,11 @@ from numpy.typing import NDArray
 
 
 class SourceRows(NamedTuple):
-    """One per-node array of a source."""
+    """One array of rows: features or labels of a type, a row a node, or the ids of a split."""
 
     name: str
     dtype: np.dtype[Any]
-    row_shape: tuple[int, ...]
+    row_shape: tuple[int, ...]  # () where a row is one number
     num_rows: int
     held: str  # "dense" or "csr"
     where: str  # file, for messages
@@ -34,28 +34,36 @@ class SourceRelation(NamedTuple):
 
 
 class Source(Protocol):
-    """A homogeneous or heterogeneous graph on disk."""
+    """A homogeneous or heterogeneous graph on disk.  Headers are checked when it is opened."""
 
-    where: str
-    num_nodes: dict[str, int]  # per node type
-    relations: tuple[SourceRelation, ...]
+    @property
+    def where(self) -> str:
+        """Its path, for messages."""
+
+    @property
+    def num_nodes(self) -> Mapping[str, int]:
+        """Nodes of each type."""
+
+    @property
+    def relations(self) -> Sequence[SourceRelation]:
+        """All relations."""
 
     def edges(
         self, relation: SourceRelation, count: int
     ) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
         """(src, dst) in the source's order, at most `count` at a time; arrays are reused.
 
-        Ids are checked: BadInput names the position of one that is out of range.
+        Ids are checked each time: BadInput names the position of one that is out of range.
         """
 
-    def features(self, node_type: str) -> list[SourceRows]:
+    def features(self, node_type: str) -> Sequence[SourceRows]:
         """Feature arrays of a type, in a fixed order."""
 
     def label(self, node_type: str) -> SourceRows | None:
         """Labels of a type."""
 
-    def rows(self, node_type: str, rows: SourceRows, count: int) -> Iterator[NDArray[Any]]:
-        """Dense rows in order, (at most `count`, *row_shape) at a time; the array is reused."""
+    def splits(self, node_type: str) -> Sequence[SourceRows]:
+        """Splits of a type: lists of node ids, in the source's order.  Ids are not checked."""
 
-    def splits(self, node_type: str) -> dict[str, NDArray[np.int64]]:
-        """Node ids of each split, in the source's order; checked and disjoint."""
+    def rows(self, rows: SourceRows, count: int) -> Iterator[NDArray[Any]]:
+        """Dense rows in order, (at most `count`, *row_shape) at a time; the array is reused."""

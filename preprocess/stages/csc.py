@@ -1,223 +1,283 @@
 """Edges in any order -> columns in order: a bucketed external counting sort.
 
-Passes: the source's edges are read once (the counts of every target are known), written to one
-file of buckets by range of targets, and read back bucket by bucket.  No step holds the edge list.
+How many edges each target gets is known, so targets are cut into ranges whose edges can be sorted
+in the memory given.  Edges go to the bucket of their target, in memory where all fit, else into one
+file, and each bucket is sorted by (target, source, edge id).  No step holds the edge list.
 """
 
-import os
 from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from blockstore.errors import BudgetTooSmall
-from blockstore.io.buffers import byte_view
-from blockstore.io.files import read_exact, write_exact
-from blockstore.units import format_bytes
-from preprocess.kernels import bucket_edges, count_targets, pack_keys, unpack_keys
+from preprocess.kernels.edges import (
+    add_ids,
+    cut_ranges,
+    expand_edges,
+    group_columns,
+    group_edges,
+    split_values,
+)
 from preprocess.options import IngestOptions
 from preprocess.progress import Progress
 from preprocess.source import Source, SourceRelation
+from preprocess.stages.buckets import Buckets
 
-SORT_BYTES = 40  # an edge, while its bucket is sorted; 24 more with edge ids
-_NO_RANK: dict[str, NDArray[Any]] = {d: np.empty(0, np.dtype(d)) for d in ("uint32", "uint64")}
+_CHUNK_EDGE_BYTES = 64  # an edge on its way into a bucket; twice that with its reverse
+COLUMN_BYTES = 16  # a column, while its bucket is sorted
+_BUCKET_BYTES = 32 << 20  # larger buckets are not faster to sort ...
+_MOST_BUCKETS = 512  # ... but many mean small writes
+_GUIDE_BITS = 14
 
 
 class Columns(NamedTuple):
-    """Consecutive whole columns."""
+    """Consecutive whole columns; valid until the next ones are made."""
 
     first: int  # node of the first
     degrees: NDArray[np.int64]
     sources: NDArray[Any]  # ascending in a column
-    edge_ids: NDArray[Any] | None
+    edge_ids: NDArray[Any] | None  # where edges are equal, ascending
 
 
-class Dtypes(NamedTuple):
-    """Widths chosen for a graph."""
+class Records(NamedTuple):
+    """Edges as they will be stored, int64 each; valid until the next step."""
 
-    node: str  # of ids
-    edge: str  # of edge ids, "" where they are not kept
-
-
-def chunk_edges(mem_bytes: int) -> int:
-    """Edges to read at a time: a sixteenth of the memory at 64 bytes each."""
-    return max(1 << 12, min(1 << 21, mem_bytes // 16 // 64))
+    dst: NDArray[np.int64]
+    src: NDArray[np.int64]
+    edge_ids: NDArray[np.int64]  # empty where they are not kept
 
 
-def count_edges(
-    source: Source, relation: SourceRelation, options: IngestOptions, progress: Progress
-) -> NDArray[np.uint32]:
-    """Edges that each target will be given, reverses included, before equal ones are dropped.
+@dataclass(frozen=True, slots=True)
+class Widths:
+    """Dtypes and bits of the ids of a graph."""
 
-    Returns uint32 (num_nodes,).  Raises BadInput: an id out of range.
-    """
-    counts = np.zeros(source.num_nodes[relation.dst], np.uint32)
-    keep = options.self_loops == "keep"
-    with progress.stage("count edges", relation.num_edges, "edges") as stage:
-        for src, dst in source.edges(relation, chunk_edges(options.mem_bytes)):
-            count_targets(src, dst, options.undirected, keep, counts)
-            stage.advance(src.size)
-    return counts
+    node: str  # dtype of node ids in the columns
+    edge: str | None  # of edge ids; None: they are not kept
+    node_bits: int  # any node id fits
+    edge_bits: int  # any edge id fits; 0 where they are not kept
+
+    @classmethod
+    def of(cls, node: str, num_nodes: int, edge: str | None, num_edges: int) -> "Widths":
+        """`num_edges`: of the source; a reverse has an id up to twice that."""
+        bits = max(1, (2 * num_edges - 1).bit_length()) if edge else 0
+        return cls(node, edge, max(1, (num_nodes - 1).bit_length()), bits)
+
+    @property
+    def key_bytes(self) -> int:
+        """An edge in a bucket."""
+        return 8 + (np.dtype(self.edge).itemsize if self.edge else 0)
+
+    @property
+    def sort_bytes(self) -> int:
+        """An edge while its bucket is sorted, what is in the bucket included."""
+        words = 0 if self.edge is None else 24 if self.too_wide else 8
+        return self.key_bytes + words + self.column_bytes
+
+    @property
+    def column_bytes(self) -> int:
+        """An edge in a column."""
+        return np.dtype(self.node).itemsize + self.key_bytes - 8
+
+    @property
+    def too_wide(self) -> bool:
+        """A source and an edge id do not fit one word: the slow sort is for these."""
+        return self.node_bits + self.edge_bits > 64
+
+    @property
+    def column_bits(self) -> int:
+        """What a word has left for a column, beside source and edge id."""
+        return min(62, 64 - self.node_bits - self.edge_bits)
+
+    def num_groups(self, num_columns: int) -> int:
+        """Groups of columns that differ in more than these bits."""
+        return -(-num_columns >> self.column_bits) if num_columns else 0
 
 
-def cut_buckets(counts: NDArray[np.uint32], mem_bytes: int, with_ids: bool) -> NDArray[np.int64]:
-    """Bounds of target ranges whose edges can be sorted within `mem_bytes`: int64 (buckets + 1,).
-
-    Raises BudgetTooSmall: one column alone is too long; says what would do.
-    """
-    each = SORT_BYTES + 24 * with_ids
-    most = max(1, mem_bytes // each)
-    total = np.cumsum(counts, dtype=np.int64)
-    bounds, done = [0], 0
-    while bounds[-1] < counts.size:
-        first = bounds[-1]
-        last = int(np.searchsorted(total, done + most, side="right"))
-        if last == first:
-            raise BudgetTooSmall(
-                f"node {first} has {int(counts[first]):,} in-edges, sorting them takes "
-                f"{format_bytes(int(counts[first]) * each)}, {format_bytes(mem_bytes)} are left; "
-                f"give at least --mem {format_bytes(3 * int(counts[first]) * each)}"
-            )
-        bounds.append(last)
-        done = int(total[last - 1])
-    return np.array(bounds, np.int64)
-
-
-class BucketFile:
-    """Edges by bucket in one file: per bucket its targets, its sources, its edge ids."""
-
-    def __init__(self, path: Path, sizes: NDArray[np.int64], dtypes: Dtypes) -> None:
-        """`sizes`: int64 (buckets,), edges of each."""
-        self._path, self._sizes = path, sizes
-        self._dtypes = [np.dtype(dtypes.node)] * 2
-        if dtypes.edge:
-            self._dtypes.append(np.dtype(dtypes.edge))
-        self._width = sum(d.itemsize for d in self._dtypes)
-        self._starts = np.concatenate([[0], np.cumsum(sizes)]) * self._width
-        self._filled = np.zeros(sizes.size, np.int64)
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-
-    def append(self, bucket: int, parts: list[NDArray[Any]]) -> None:
-        """More edges of a bucket.  Raises OutOfSpace."""
-        at, size = int(self._filled[bucket]), int(self._sizes[bucket])
-        offset = int(self._starts[bucket])
-        for part, dtype in zip(parts, self._dtypes, strict=True):
-            raw = byte_view(part)
-            write_exact(self._fd, raw, offset + at * dtype.itemsize, str(self._path))
-            offset += size * dtype.itemsize
-        self._filled[bucket] += parts[0].size
-
-    def read(self, bucket: int) -> list[NDArray[Any]]:
-        """All edges of a bucket: targets, sources and, where kept, edge ids."""
-        size, offset = int(self._sizes[bucket]), int(self._starts[bucket])
-        assert self._filled[bucket] == size
-        parts = []
-        for dtype in self._dtypes:
-            part = np.empty(size, dtype)
-            if size:
-                read_exact(self._fd, [byte_view(part)], offset, str(self._path))
-                os.posix_fadvise(self._fd, offset, part.nbytes, os.POSIX_FADV_DONTNEED)
-            offset += part.nbytes
-            parts.append(part)
-        return parts
-
-    def flush(self) -> None:
-        """Let the page cache go, so that a small control group is not filled with it."""
-        os.fdatasync(self._fd)
-        os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_DONTNEED)
-
-    def close(self) -> None:
-        """Remove the file."""
-        os.close(self._fd)
-        self._path.unlink(missing_ok=True)
+def source_records(
+    source: Source,
+    relation: SourceRelation,
+    rank: NDArray[Any] | None,
+    options: IngestOptions,
+    with_ids: bool,
+    share: int,
+    progress: Progress,
+) -> Iterator[Records]:
+    """The source's edges, ends renamed by `rank`, with the reverses that the options ask for."""
+    fold = 2 if options.undirected else 1
+    chunk = max(1, min(1 << 20, share // (16 + fold * _CHUNK_EDGE_BYTES)))
+    dst, src = np.empty(fold * chunk, np.int64), np.empty(fold * chunk, np.int64)
+    ids = np.empty(fold * chunk if with_ids else 0, np.int64)
+    ranks = np.empty(0, np.uint32) if rank is None else rank
+    keep, done = options.self_loops == "keep", 0
+    with progress.stage("bucket edges", relation.num_edges, "edges") as stage:
+        for some_src, some_dst in source.edges(relation, chunk):
+            count = expand_edges(
+                some_src, some_dst, done, relation.num_edges, options.undirected, keep, ranks,
+                dst, src, ids,
+            )  # fmt: skip
+            yield Records(dst[:count], src[:count], ids[:count])
+            done += some_src.size
+            stage.advance(some_src.size)
 
 
 def sorted_columns(
-    source: Source,
-    relation: SourceRelation,
+    records: Iterator[Records],
     counts: NDArray[np.uint32],
-    rank: NDArray[Any] | None,
-    options: IngestOptions,
-    dtypes: Dtypes,
-    mem_bytes: int,
+    widths: Widths,
+    drop_equal: bool,
+    share: int,
     work: Path,
     progress: Progress,
 ) -> Iterator[Columns]:
     """All columns in order, neighbors ascending by (source, edge id).
 
-    counts  uint32 (num_nodes,)   from `count_edges`, in the order of the columns
-    rank    node_dtype            new id of each node, or None: ids stay
-    work    an existing folder for the file of buckets
+    records  a quarter of `share` is theirs
+    counts   uint32 (num_nodes,)   records of each target, exactly
+    work     an existing folder for the file of buckets
 
-    Which buckets there are follows memory; the columns do not.
+    Where buckets are cut follows memory; the columns do not.  The longest column must fit three
+    quarters of `share`: `plan.check_longest`.
     """
-    bounds = cut_buckets(counts, mem_bytes // 2, bool(dtypes.edge))
-    total = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
-    sizes = np.diff(total[bounds])
-    del total
-    bucket_file = BucketFile(work / f"buckets-{os.getpid()}", sizes, dtypes)
-    try:
-        _fill_buckets(source, relation, bounds, rank, options, dtypes, bucket_file, progress)
-        bucket_file.flush()
-        with progress.stage("sort columns", int(sizes.sum()), "edges") as stage:
+    total = int(counts.sum(dtype=np.int64))
+    longest = int(counts.max(initial=0)) * widths.sort_bytes + COLUMN_BYTES
+    in_memory = total * widths.key_bytes <= share // 2 and longest <= share // 4
+    bounds, sizes = cut_buckets(counts, widths, share // 4 * (1 if in_memory else 3))
+    parts: list[tuple[Any, int]] = [(np.uint64, 1), *([(widths.edge, 1)] if widths.edge else [])]
+    with Buckets(work / "edges", sizes, parts, in_memory) as buckets:
+        _fill(records, bounds, counts.size, widths, buckets)
+        buckets.flush()
+        sorter = ColumnSorter(widths, drop_equal)
+        with progress.stage("sort columns", total, "edges") as stage:
             for b in range(sizes.size):
+                ids = buckets.take(b, 1) if widths.edge else None
                 first, last = int(bounds[b]), int(bounds[b + 1])
-                yield _sort_bucket(bucket_file.read(b), first, last, options.drop_equal)
+                yield sorter.from_bucket(buckets.take(b, 0), ids, first, last)
                 stage.advance(int(sizes[b]))
-    finally:
-        bucket_file.close()
 
 
-def _fill_buckets(
-    source: Source,
-    relation: SourceRelation,
+def cut_buckets(
+    counts: NDArray[np.uint32], widths: Widths, room: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Ranges of columns that can be sorted in `room` bytes: (bounds, edges of each), int64.
+
+    Smaller ones than would fit are faster; the longest column, which must fit, is the least.
+    """
+    longest = int(counts.max(initial=0)) * widths.sort_bytes + COLUMN_BYTES
+    assert longest <= room
+    total = int(counts.sum(dtype=np.int64)) * widths.sort_bytes
+    most = max(longest, min(room, max(_BUCKET_BYTES, total // _MOST_BUCKETS)))
+    nothing = np.empty(0, np.int64)
+    ranges = cut_ranges(counts, widths.sort_bytes, COLUMN_BYTES, most, nothing, nothing)
+    bounds, sizes = np.zeros(ranges + 1, np.int64), np.empty(ranges, np.int64)
+    cut_ranges(counts, widths.sort_bytes, COLUMN_BYTES, most, bounds, sizes)
+    return bounds, sizes
+
+
+def _fill(
+    records: Iterator[Records],
     bounds: NDArray[np.int64],
-    rank: NDArray[Any] | None,
-    options: IngestOptions,
-    dtypes: Dtypes,
-    out: BucketFile,
-    progress: Progress,
+    num_nodes: int,
+    widths: Widths,
+    buckets: Buckets,
 ) -> None:
-    chunk = chunk_edges(options.mem_bytes)
-    room = chunk * (2 if options.undirected else 1)
-    parts = [np.empty(room, np.dtype(dtypes.node)) for _ in range(2)]
-    ids = np.empty(room if dtypes.edge else 0, np.dtype(dtypes.edge or "uint32"))
+    shift = max(0, (num_nodes - 1).bit_length() - _GUIDE_BITS)
+    cells = np.arange((num_nodes >> shift) + 1, dtype=np.int64) << shift
+    guide = np.maximum(np.searchsorted(bounds, cells, side="right") - 1, 0).astype(np.uint32)
     starts = np.empty(bounds.size, np.int64)
-    ranks = _NO_RANK[dtypes.node] if rank is None else rank
-    done = 0
-    with progress.stage("bucket edges", relation.num_edges, "edges") as stage:
-        for src, dst in source.edges(relation, chunk):
-            bucket_edges(
-                src, dst, done, relation.num_edges, options.undirected,
-                options.self_loops == "keep", ranks, bounds, starts, parts[0], parts[1], ids,
-            )  # fmt: skip
-            for b in np.flatnonzero(np.diff(starts)):
-                low, high = int(starts[b]), int(starts[b + 1])
-                kept = [p[low:high] for p in parts] + ([ids[low:high]] if dtypes.edge else [])
-                out.append(int(b), kept)
-            done += src.size
-            stage.advance(src.size)
+    bucket, keys = np.empty(0, np.uint32), np.empty(0, np.uint64)
+    ids = np.empty(0, np.dtype(widths.edge or "uint32"))
+    for dst, src, edge_ids in records:
+        if bucket.size < dst.size:
+            bucket, keys = np.empty(dst.size, np.uint32), np.empty(dst.size, np.uint64)
+            ids = np.empty(dst.size if widths.edge else 0, ids.dtype)
+        group_edges(
+            dst, src, edge_ids, dst.size, bounds, guide, shift, widths.node_bits, bucket, starts,
+            keys, ids,
+        )  # fmt: skip
+        buckets.append_grouped(starts, [keys, ids] if widths.edge else [keys])
 
 
-def _sort_bucket(parts: list[NDArray[Any]], first: int, last: int, drop_equal: bool) -> Columns:
-    dst, src = parts[0], parts[1]
-    degrees = np.zeros(last - first, np.int64)
-    if dst.dtype == np.uint32 and len(parts) == 2:
-        keys = np.empty(dst.size, np.uint64)
-        pack_keys(dst, src, first, keys)
-        keys.sort()
-        kept = unpack_keys(keys, drop_equal, degrees, src)
-        return Columns(first, degrees, src[:kept], None)
-    by = (parts[2], src, dst) if len(parts) == 3 else (src, dst)
-    order = np.lexsort(by)
-    dst, src = dst[order], src[order]
-    keep = np.ones(dst.size, np.bool_)
-    if drop_equal:
-        keep[1:] = (dst[1:] != dst[:-1]) | (src[1:] != src[:-1])
-    degrees += np.bincount(
-        (dst[keep] - dst.dtype.type(first)).astype(np.int64), minlength=last - first
-    )
-    edge_ids = parts[2][order][keep] if len(parts) == 3 else None
-    return Columns(first, degrees, src[keep], edge_ids)
+class ColumnSorter:
+    """Makes columns out of edges that are all of some consecutive targets.
+
+    What it gives is valid until it is asked again: memory is reused, because fresh pages cost more
+    than sorting.
+    """
+
+    def __init__(self, widths: Widths, drop_equal: bool) -> None:
+        self._widths, self._drop_equal = widths, drop_equal
+        self._sources = np.empty(0, np.dtype(widths.node))
+        self._ids = np.empty(0, np.dtype(widths.edge or "uint32"))
+        self._values = np.empty(0, np.uint64)
+
+    def from_bucket(
+        self, keys: NDArray[np.uint64], ids: NDArray[Any] | None, first: int, last: int
+    ) -> Columns:
+        """Columns [first, last) from `group_edges`; `keys` is scratch then."""
+        widths, num_columns = self._widths, last - first
+        if widths.too_wide:
+            assert ids is not None
+            return _sort_wide(keys, ids, first, last, widths, self._drop_equal)
+        starts = np.zeros(widths.num_groups(num_columns) + 1, np.int64)
+        starts[-1] = keys.size
+        values = keys
+        if ids is not None and starts.size > 2:
+            values = self.values(keys.size)
+            group_columns(
+                keys, ids, widths.node_bits, widths.edge_bits, widths.column_bits, starts, values
+            )
+        elif ids is not None:
+            add_ids(keys, ids, widths.edge_bits)
+        return self.from_values(values, starts, first, num_columns)
+
+    def values(self, size: int) -> NDArray[np.uint64]:
+        """Memory for edges as words."""
+        if self._values.size < size:
+            self._values = np.empty(size, np.uint64)
+        return self._values[:size]
+
+    def from_values(
+        self,
+        values: NDArray[np.uint64],
+        starts: NDArray[np.int64],
+        first: int,
+        num_columns: int,
+    ) -> Columns:
+        """Columns from edges as words, by group of columns; sorts them in place."""
+        widths = self._widths
+        for low, high in pairwise(starts.tolist()):
+            values[low:high].sort()
+        if self._sources.size < values.size:
+            self._sources = np.empty(values.size, self._sources.dtype)
+            self._ids = np.empty(values.size if widths.edge else 0, self._ids.dtype)
+        degrees = np.empty(num_columns, np.int64)
+        kept = split_values(
+            values, starts, widths.node_bits, widths.edge_bits, widths.column_bits,
+            self._drop_equal, degrees, self._sources, self._ids,
+        )  # fmt: skip
+        ids = self._ids[:kept] if widths.edge else None
+        return Columns(first, degrees, self._sources[:kept], ids)
+
+
+def _sort_wide(
+    keys: NDArray[np.uint64],
+    ids: NDArray[Any],
+    first: int,
+    last: int,
+    widths: Widths,
+    drop_equal: bool,
+) -> Columns:
+    """`from_bucket` for graphs whose source and edge id do not fit one word."""
+    order = np.lexsort((ids, keys))
+    keys, ids = keys[order], ids[order]
+    if drop_equal and keys.size:
+        keep = np.concatenate([[True], keys[1:] != keys[:-1]])
+        keys, ids = keys[keep], ids[keep]
+    bits = np.uint64(widths.node_bits)
+    degrees = np.bincount((keys >> bits).astype(np.int64), minlength=last - first)
+    sources = (keys & ((np.uint64(1) << bits) - np.uint64(1))).astype(np.dtype(widths.node))
+    return Columns(first, degrees.astype(np.int64), sources, ids)

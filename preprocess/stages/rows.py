@@ -1,12 +1,11 @@
-"""Rows of a source into a row array of the store, in store order: never a random row write.
+"""Rows into another order: never a random row write.
 
-In the source's order: one read, one write.  In another order: the same where the array fits the
-memory, else rows go to a file of buckets by range of their new places, and each bucket is put in
-order in memory: two reads, two writes.
+Kept where they are: one read, one write.  Renamed, and the array fits the memory: the same.  Else
+rows go to buckets by range of their new places, and each bucket is put in order in memory: two
+reads, two writes.
 """
 
-import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,137 +13,142 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blockstore.format import RowArray
-from blockstore.io.buffers import byte_view
-from blockstore.io.files import read_exact, write_exact
 from blockstore.store import numpy_dtype
-from blockstore.writer import RowsWriter, StoreWriter
 from preprocess.errors import BadInput
-from preprocess.kernels import to_bfloat16
-from preprocess.progress import Progress, Stage
+from preprocess.kernels.rows import group_places, to_bfloat16
+from preprocess.progress import Progress
 from preprocess.source import Source, SourceRows
+from preprocess.stages.buckets import Buckets
 
-_CHUNK_BYTES = 16 << 20
+_MOST_CHUNK_BYTES = 8 << 20
+
+Emit = Callable[[NDArray[Any]], None]
+
+
+def chunk_rows(row_bytes: int, share: int) -> int:
+    """Rows to read at a time: a few copies of them are made on the way."""
+    return max(1, min(_MOST_CHUNK_BYTES, share // 16) // max(1, row_bytes))
 
 
 def convert(rows: NDArray[Any], dtype: str) -> NDArray[Any]:
     """Rows in the numpy form of a store dtype."""
     if dtype != "bfloat16":
-        return rows.astype(numpy_dtype(dtype), copy=False)
+        with np.errstate(over="ignore", invalid="ignore"):
+            return rows.astype(numpy_dtype(dtype), copy=False)
     bits = np.ascontiguousarray(rows, np.float32).view(np.uint32)
     out = np.empty(bits.shape, np.uint16)
     to_bfloat16(bits.reshape(-1), out.reshape(-1))
     return out
 
 
-def checked_rows(
-    source: Source, node_type: str, rows: SourceRows, dtype: str, allow_nan: bool, mem_bytes: int
+def checked_features(
+    source: Source, rows: SourceRows, dtype: str, allow_nan: bool, share: int
 ) -> Iterator[NDArray[Any]]:
-    """Rows in the source's order, converted.  Raises BadInput: NaN where it is not allowed."""
-    count = max(1, min(_CHUNK_BYTES, mem_bytes // 16) // max(1, rows.row_bytes))
+    """Features in the source's order, converted.
+
+    Raises BadInput: NaN where it is not allowed, a number that the dtype cannot hold.
+    """
     done = 0
-    for piece in source.rows(node_type, rows, count):
-        if not allow_nan and piece.dtype.kind == "f":
-            flat = piece.reshape(piece.shape[0], -1)
-            if np.isnan(flat.min(initial=0)):  # NaN wins: one pass, nothing allocated
-                bad = np.flatnonzero(np.isnan(flat).any(axis=1))
-                raise BadInput(
-                    f"{rows.where}[{done + bad[0]}]: NaN in the features, expected numbers; "
-                    "--allow-nan takes them as they are"
-                )
-        yield convert(piece, dtype)
+    widest = max(rows.row_bytes, int(np.prod(rows.row_shape, dtype=np.int64)) * 4)
+    for piece in source.rows(rows, chunk_rows(widest, share)):
+        if piece.dtype.kind == "f":
+            least, most = piece.min(initial=0), piece.max(initial=0)  # NaN wins: nothing allocated
+            if not allow_nan and (np.isnan(least) or np.isnan(most)):
+                bad = _first_row(np.isnan(piece))
+                raise BadInput.at(
+                    f"{rows.where}[{done + bad}]", "NaN", "numbers",
+                    "--allow-nan takes them as they are",
+                )  # fmt: skip
+        out = convert(piece, dtype)
+        if dtype == "float16" and not np.isfinite(out).all():
+            _check_overflow(piece, out, rows, done)
+        yield out
         done += piece.shape[0]
 
 
-def write_rows(
-    writer: StoreWriter,
-    array: RowArray,
+def _first_row(mask: NDArray[np.bool_]) -> int:
+    return int(np.flatnonzero(mask.reshape(mask.shape[0], -1).any(axis=1))[0])
+
+
+def _check_overflow(piece: NDArray[Any], out: NDArray[Any], rows: SourceRows, done: int) -> None:
+    lost = np.isinf(out) & np.isfinite(piece)
+    if lost.any():
+        bad = _first_row(lost)
+        value = piece[bad][lost[bad]].flat[0]
+        raise BadInput.at(
+            f"{rows.where}[{done + bad}]", f"{value:g}", "less than 65520 for float16",
+            "--dtype bfloat16 or float32 holds it",
+        )  # fmt: skip
+
+
+def place_rows(
     pieces: Iterator[NDArray[Any]],
+    array: RowArray,
     rank: NDArray[Any] | None,
-    mem_bytes: int,
+    share: int,
     work: Path,
+    emit: Emit,
     progress: Progress,
 ) -> None:
-    """Write `pieces` (rows in the source's order) in the order of `rank`.
+    """Give `emit` the rows of `pieces` in the order of their new places, some at a time.
 
-    rank   new place of each row, or None: rows stay where they are
-    work   an existing folder for the file of buckets
+    pieces  rows of the array's dtype, in chunks of at most `chunk_rows`
+    rank    new place of each row, a permutation; None: rows stay where they are
+    work    an existing folder for the file of buckets
+
+    `emit` must not keep what it is given.
     """
     total = array.num_rows * array.row_bytes
-    with writer.rows(array) as out, progress.stage(array.path, total, "B") as stage:
+    with progress.stage(array.path, total, "B") as stage:
         if rank is None:
             for piece in pieces:
-                out.append(piece)
+                emit(piece)
                 stage.advance(piece.nbytes)
-        elif total <= mem_bytes // 2:
-            dense = np.empty((array.num_rows, *array.row_shape), numpy_dtype(array.dtype))
-            done = 0
+        elif total <= share // 2:
+            dense, done = np.empty((array.num_rows, *array.row_shape), numpy_dtype(array.dtype)), 0
             for piece in pieces:
                 dense[rank[done : done + piece.shape[0]]] = piece
                 done += piece.shape[0]
                 stage.advance(piece.nbytes)
-            out.append(dense)
+            emit(dense)
         else:
-            _write_buckets(array, pieces, rank, mem_bytes, work, stage, out)
+            _place_by_bucket(pieces, array, rank, share, work, emit, stage.advance)
 
 
-def _write_buckets(
-    array: RowArray,
+def _place_by_bucket(
     pieces: Iterator[NDArray[Any]],
+    array: RowArray,
     rank: NDArray[Any],
-    mem_bytes: int,
+    share: int,
     work: Path,
-    stage: Stage,
-    out: RowsWriter,
+    emit: Emit,
+    advance: Callable[[int], None],
 ) -> None:
-    width = array.row_bytes
-    per_bucket = max(1, mem_bytes // 4 // (width + 8))
+    width = max(1, int(np.prod(array.row_shape, dtype=np.int64)))
+    per_bucket = max(1, share // 2 // (array.row_bytes + 8))
     num_buckets = -(-array.num_rows // per_bucket)
-    filled = np.zeros(num_buckets, np.int64)
-    path = work / f"rows-{os.getpid()}"
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    places_at = array.num_rows * width  # places stand behind all rows
-    try:
-        done = 0
+    sizes = np.full(num_buckets, per_bucket, np.int64)
+    sizes[-1] = array.num_rows - per_bucket * (num_buckets - 1)
+    dtype = numpy_dtype(array.dtype)
+    starts, done = np.empty(num_buckets + 1, np.int64), 0
+    with Buckets(work / "rows", sizes, [(dtype, width), (rank.dtype, 1)], False) as buckets:
         for piece in pieces:
-            places = rank[done : done + piece.shape[0]].astype(np.int64)
-            bucket = places // per_bucket
-            order = np.argsort(bucket, kind="stable")
-            grouped, places = piece[order], places[order]
-            cuts = np.searchsorted(bucket[order], np.arange(num_buckets + 1))
-            for b in np.flatnonzero(np.diff(cuts)).tolist():
-                low, high = int(cuts[b]), int(cuts[b + 1])
-                at = b * per_bucket + int(filled[b])
-                raw = byte_view(np.ascontiguousarray(grouped[low:high]))
-                write_exact(fd, raw, at * width, str(path))
-                raw = byte_view(places[low:high])
-                write_exact(fd, raw, places_at + 8 * at, str(path))
-                filled[b] += high - low
+            places = rank[done : done + piece.shape[0]]
+            order = np.empty(places.size, np.int64)
+            group_places(places, per_bucket, starts, order)
+            buckets.append_grouped(starts, [piece[order].reshape(-1), places[order]])
             done += piece.shape[0]
-            stage.advance(piece.nbytes // 2)
-        os.fdatasync(fd)
-        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-        for b in range(num_buckets):
-            out.append(_ordered_bucket(fd, path, array, b * per_bucket, int(filled[b]), stage))
-    finally:
-        os.close(fd)
-        path.unlink(missing_ok=True)
-
-
-def _ordered_bucket(
-    fd: int, path: Path, array: RowArray, first: int, count: int, stage: Stage
-) -> NDArray[Any]:
-    """The rows of places [first, first + count), in order."""
-    width = array.row_bytes
-    places = np.empty(count, np.int64)
-    at = array.num_rows * width + 8 * first
-    read_exact(fd, [byte_view(places)], at, str(path))
-    dense = np.empty((count, *array.row_shape), numpy_dtype(array.dtype))
-    step = max(1, _CHUNK_BYTES // width)
-    piece = np.empty((min(step, count), *array.row_shape), dense.dtype)
-    for i in range(0, count, step):
-        part = piece[: min(step, count - i)]
-        read_exact(fd, [byte_view(part)], (first + i) * width, str(path))
-        dense[places[i : i + part.shape[0]] - first] = part
-        stage.advance(part.nbytes // 2)
-    os.posix_fadvise(fd, first * width, count * width, os.POSIX_FADV_DONTNEED)
-    return dense
+            advance(piece.nbytes // 2)
+        buckets.flush()
+        dense = np.empty((int(sizes[0]), *array.row_shape), dtype)
+        step = chunk_rows(array.row_bytes, share)
+        for b, size in enumerate(sizes.tolist()):
+            assert buckets.filled(b) == size
+            places = buckets.take(b, 1)
+            places -= places.dtype.type(b * per_bucket)
+            for first in range(0, size, step):
+                some = places[first : first + step]
+                rows = buckets.take(b, 0, first, some.size)
+                dense[some] = rows.reshape(-1, *array.row_shape)
+                advance(rows.nbytes - rows.nbytes // 2)
+            emit(dense[:size])

@@ -1,109 +1,182 @@
-"""The external sort of edges against plain sorting, for any number of buckets and chunks."""
+"""External sorting of edges against sorting them all, whatever the memory."""
 
-import tempfile
-from collections.abc import Iterator
+import io
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
-from blockstore.errors import BudgetTooSmall
+from preprocess.kernels.edges import cut_ranges
 from preprocess.options import IngestOptions
 from preprocess.progress import Progress
-from preprocess.source import SourceRelation
-from preprocess.stages import csc
-from preprocess.stages.csc import Dtypes, count_edges, cut_buckets, sorted_columns
+from preprocess.stages.csc import (
+    COLUMN_BYTES,
+    Columns,
+    ColumnSorter,
+    Widths,
+    cut_buckets,
+    sorted_columns,
+    source_records,
+)
+from preprocess.stages.scan import count_edges
+from tests.preprocess.naive import ArraySource, stored_edges
 
-
-class Edges:
-    """A source of edges that are given, in chunks."""
-
-    def __init__(self, num_nodes: int, edges: NDArray[np.int64], chunk: int) -> None:
-        self.num_nodes = {"node": num_nodes}
-        self._edges, self._chunk = edges, chunk
-
-    def edges(self, relation: SourceRelation, count: int) -> Iterator[tuple[Any, Any]]:
-        for first in range(0, self._edges.shape[1], self._chunk):
-            src, dst = self._edges[:, first : first + self._chunk]
-            yield src.copy(), dst.copy()
-
-
-def naive_columns(num_nodes: int, edges: NDArray[np.int64], options: IngestOptions, rank: Any):
-    """(dst, src, edge id) of every edge kept, sorted: what the stage must give."""
-    rows, total = [], edges.shape[1]
-    for i, (src, dst) in enumerate(edges.T.tolist()):
-        if src == dst and options.self_loops == "drop":
-            continue
-        rows.append((rank[dst], rank[src], i))
-        if options.undirected and src != dst:
-            rows.append((rank[src], rank[dst], total + i))
-    rows.sort()
-    if options.drop_equal:
-        rows = [r for i, r in enumerate(rows) if i == 0 or r[:2] != rows[i - 1][:2]]
-    return rows
+QUIET = Progress(io.StringIO())
+POLICIES = st.builds(
+    IngestOptions,
+    undirected=st.booleans(),
+    duplicates=st.sampled_from(["keep", "drop"]),
+    self_loops=st.sampled_from(["keep", "drop"]),
+    edge_ids=st.booleans(),
+    ids=st.sampled_from(["auto", "uint64"]),
+)
 
 
 @st.composite
-def cases(draw: st.DrawFn):
-    num_nodes = draw(st.integers(1, 12))
-    ends = st.integers(0, num_nodes - 1)
-    pairs = draw(st.lists(st.tuples(ends, ends), max_size=60))
-    options = IngestOptions(
-        undirected=draw(st.booleans()),
-        edge_ids=draw(st.booleans()),
-        duplicates=draw(st.sampled_from(["keep", "drop"])),
-        self_loops=draw(st.sampled_from(["keep", "drop"])),
+def edge_lists(draw, max_nodes=40):
+    """(nodes, edges): self-loops, duplicates, isolated nodes and hubs come of themselves."""
+    num_nodes = draw(st.integers(1, max_nodes))
+    node = st.integers(0, num_nodes - 1)
+    hub = st.integers(0, min(2, num_nodes - 1))
+    edge = st.tuples(node, node) | st.tuples(node, hub)
+    return num_nodes, draw(st.lists(edge, max_size=150))
+
+
+def flat(columns: list[Columns]) -> list[tuple[int, int, int]]:
+    """(target, source, edge id) of each edge; columns follow one another."""
+    found, following = [], 0
+    for part in columns:
+        assert part.first == following
+        following += part.degrees.size
+        dst = np.repeat(np.arange(part.first, following), part.degrees).tolist()
+        ids = [-1] * len(dst) if part.edge_ids is None else part.edge_ids.tolist()
+        found += zip(dst, part.sources.tolist(), ids, strict=True)
+    return found
+
+
+def keep(columns: Columns) -> Columns:
+    """A copy: what a sorter gives is valid until the next ones are made."""
+    ids = columns.edge_ids
+    return columns._replace(
+        sources=columns.sources.copy(), edge_ids=None if ids is None else ids.copy()
     )
-    edges = np.array(pairs, np.int64).reshape(-1, 2).T
-    rank = np.array(draw(st.permutations(range(num_nodes))), np.uint32)
-    return num_nodes, edges, options, rank, draw(st.integers(1, 9)), draw(st.integers(40, 200))
 
 
-@settings(deadline=None, max_examples=150)
-@given(case=cases(), wide=st.booleans())
-def test_columns_equal_plain_sorting(case: Any, wide: bool):
-    num_nodes, edges, options, rank, chunk, room = case
-    source = Edges(num_nodes, edges, chunk)
-    relation = SourceRelation("node", "to", "node", edges.shape[1], "edges")
-    dtypes = Dtypes("uint64" if wide else "uint32", "uint32" if options.edge_ids else "")
-    with tempfile.TemporaryDirectory() as name, (Path(name) / "log").open("w") as log:
-        progress = Progress(log)
-        counts = count_edges(source, relation, options, progress)
+def sort_all(num_nodes, edges, options, share, work, rank=None):
+    """The stage with `share` bytes, or what the longest column needs."""
+    source = ArraySource(num_nodes, edges)
+    (relation,) = source.relations
+    counts = count_edges(source, relation, options, share, QUIET)
+    if rank is not None:
         moved = np.empty_like(counts)
         moved[rank] = counts
-        longest = int(counts.max(initial=1)) * (csc.SORT_BYTES + 24)
-        found = list(
-            sorted_columns(
-                source, relation, moved, rank.astype(dtypes.node), options, dtypes,
-                2 * max(longest, room), Path(name), progress,
-            )
-        )  # fmt: skip
-        assert [p.name for p in Path(name).iterdir()] == ["log"]
-    rows, at = [], 0
-    for columns in found:
-        assert columns.first == at
-        at += columns.degrees.size
-        dst = np.repeat(np.arange(columns.first, at), columns.degrees)
-        ids = columns.edge_ids if options.edge_ids else np.zeros(dst.size, np.int64)
-        rows += list(zip(dst.tolist(), columns.sources.tolist(), ids.tolist(), strict=True))
-    expected = naive_columns(num_nodes, edges, options, rank.tolist())
+        counts = moved
+    edge = "uint32" if options.edge_ids else None
+    widths = Widths.of(options.node_dtype(num_nodes), num_nodes, edge, len(edges))
+    least = int(counts.max()) * widths.sort_bytes + COLUMN_BYTES
+    share = max(share, 4 * (least // 3 + 1))
+    records = source_records(source, relation, rank, options, bool(edge), share // 4, QUIET)
+    columns = [
+        keep(c)
+        for c in sorted_columns(records, counts, widths, options.drop_equal, share, work, QUIET)
+    ]
+    assert list(work.iterdir()) == []
+    return columns
+
+
+@settings(max_examples=60)
+@given(graph=edge_lists(), options=POLICIES, share=st.sampled_from([64, 2000, 1 << 20]))
+def test_columns_are_the_sorted_edges(tmp_path_factory, graph, options, share):
+    num_nodes, edges = graph
+    work = tmp_path_factory.mktemp("work")
+    columns = sort_all(num_nodes, edges, options, share, work)
+    expected = stored_edges(edges, options)
     if not options.edge_ids:
-        expected = [(dst, src, 0) for dst, src, _ in expected]
-    assert at == num_nodes
-    assert rows == expected
+        expected = [(dst, src, -1) for dst, src, _ in expected]
+    assert flat(columns) == expected
+    assert {c.sources.dtype for c in columns} == {np.dtype(options.node_dtype(num_nodes))}
 
 
-def test_buckets_hold_what_memory_holds():
-    counts = np.array([5, 0, 7, 3, 3, 0, 10], np.uint32)
-    bounds = cut_buckets(counts, 10 * csc.SORT_BYTES, with_ids=False)
-    assert bounds.tolist() == [0, 2, 4, 6, 7]
+@settings(max_examples=30)
+@given(graph=edge_lists(), options=POLICIES, seed=st.integers(0, 1000))
+def test_renamed_columns_are_the_renamed_graph(tmp_path_factory, graph, options, seed):
+    num_nodes, edges = graph
+    rank = np.random.default_rng(seed).permutation(num_nodes).astype(np.uint32)
+    renamed = [(int(rank[u]), int(rank[v])) for u, v in edges]
+    a, b = (tmp_path_factory.mktemp(name) for name in "ab")
+    got = flat(sort_all(num_nodes, edges, options, 500, a, rank))
+    assert got == flat(sort_all(num_nodes, renamed, options, 1 << 20, b))
 
 
-def test_a_column_longer_than_memory_says_what_would_do():
-    counts = np.array([1, 1000], np.uint32)
-    with pytest.raises(BudgetTooSmall, match=r"node 1 has 1,000 in-edges.*at least --mem"):
-        cut_buckets(counts, 100 * csc.SORT_BYTES, with_ids=False)
+def test_small_memory_makes_many_buckets(tmp_path: Path):
+    rng = np.random.default_rng(0)
+    edges = rng.integers(0, 300, (5000, 2)).tolist()
+    columns = sort_all(300, edges, IngestOptions(), 6000, tmp_path)
+    assert len(columns) > 12
+
+
+@given(
+    counts=st.lists(st.integers(0, 9), min_size=1, max_size=40),
+    most=st.integers(9 * 7 + 3, 200),
+)
+def test_ranges_are_as_long_as_they_can_be(counts, most):
+    counts = np.array(counts, np.uint32)
+    none = np.empty(0, np.int64)
+    number = cut_ranges(counts, 7, 3, most, none, none)
+    bounds, sizes = np.empty(number + 1, np.int64), np.empty(number, np.int64)
+    assert cut_ranges(counts, 7, 3, most, bounds, sizes) == number
+    assert bounds[0] == 0
+    assert bounds[-1] == counts.size
+    taken = [7 * int(counts[a:b].sum()) + 3 * (b - a) for a, b in pairwise(bounds.tolist())]
+    assert max(taken) <= most
+    for i in range(number - 1):
+        assert taken[i] + 7 * counts[bounds[i + 1]] + 3 > most
+    assert sizes.tolist() == [int(counts[a:b].sum()) for a, b in pairwise(bounds.tolist())]
+
+
+def test_a_bucket_is_never_smaller_than_the_longest_column():
+    counts = np.array([1, 50, 1], np.uint32)
+    widths = Widths.of("uint32", 3, None, 52)
+    bounds, sizes = cut_buckets(counts, widths, 50 * widths.sort_bytes + COLUMN_BYTES)
+    assert bounds.tolist() == [0, 1, 2, 3]
+    assert sizes.tolist() == [1, 50, 1]
+
+
+@given(graph=edge_lists(), drop=st.booleans())
+def test_ids_that_do_not_fit_a_word_are_sorted_the_same(graph, drop):
+    num_nodes, edges = graph
+    narrow = Widths.of("uint64", num_nodes, "uint64", len(edges))
+    wide = Widths("uint64", "uint64", narrow.node_bits, 64)
+    assert wide.too_wide
+    keys = np.array([v << wide.node_bits | u for u, v in edges], np.uint64)
+    ids = np.random.default_rng(1).permutation(len(edges)).astype(np.uint64)
+    got = flat([ColumnSorter(wide, drop).from_bucket(keys.copy(), ids, 0, num_nodes)])
+    assert got == flat([ColumnSorter(narrow, drop).from_bucket(keys, ids, 0, num_nodes)])
+
+
+@given(graph=edge_lists(), drop=st.booleans(), spare=st.integers(0, 4))
+def test_groups_of_columns_change_nothing(graph, drop, spare):
+    """A word that has few bits left for the column: every 2**spare columns are sorted alone."""
+    num_nodes, edges = graph
+    enough = Widths.of("uint32", num_nodes, "uint64", len(edges))
+    tight = Widths("uint32", "uint64", enough.node_bits, 64 - enough.node_bits - spare)
+    assert tight.column_bits == spare
+    keys = np.array([v << enough.node_bits | u for u, v in edges], np.uint64)
+    ids = np.random.default_rng(1).permutation(len(edges)).astype(np.uint64)
+    got = flat([keep(ColumnSorter(tight, drop).from_bucket(keys.copy(), ids, 0, num_nodes))])
+    assert got == flat([ColumnSorter(enough, drop).from_bucket(keys, ids, 0, num_nodes)])
+
+
+def test_long_columns_are_sorted_too(tmp_path: Path):
+    rng = np.random.default_rng(5)
+    edges = [(int(u), 1) for u in rng.integers(0, 5000, 3000)] + [(3, 4), (2, 4)]
+    options = IngestOptions(edge_ids=True)
+    assert flat(sort_all(5000, edges, options, 1 << 20, tmp_path)) == stored_edges(edges, options)
+
+
+@pytest.mark.parametrize(("nodes", "edges", "wide"), [(10, 10, False), (2**40, 2**30, True)])
+def test_widths(nodes, edges, wide):
+    assert Widths.of("uint64", nodes, "uint64", edges).too_wide is wide

@@ -10,7 +10,7 @@ from blockstore.store import open_store, read_rows
 from blockstore.verify import verify_store
 from preprocess.export import export
 from preprocess.ingest import ingest
-from preprocess.kernels import to_bfloat16
+from preprocess.kernels.rows import to_bfloat16
 from preprocess.options import IngestOptions
 from preprocess.progress import Progress
 from preprocess.sources.plain import PlainSource

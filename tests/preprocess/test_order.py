@@ -1,5 +1,6 @@
-"""Breadth-first order against a naive queue of levels, in memory and from disk."""
+"""Breadth-first order against plain Python, in memory and streamed, and its properties."""
 
+import io
 from pathlib import Path
 
 import numpy as np
@@ -7,89 +8,74 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from preprocess.options import IngestOptions
 from preprocess.progress import Progress
 from preprocess.stages import order as stage
+from preprocess.stages.columns import ColumnFile
 from preprocess.stages.csc import Columns
-from preprocess.stages.order import ColumnFile, breadth_first
+from preprocess.stages.order import breadth_first
+from tests.preprocess import naive
+from tests.preprocess.test_csc import edge_lists
+
+QUIET = Progress(io.StringIO())
 
 
-def naive_order(sources: list[list[int]], max_levels: int) -> list[int]:
-    """The order as its definition says it; sources[v] are the in-neighbors of v."""
-    num_nodes = len(sources)
-    roots = sorted((v for v in range(num_nodes) if sources[v]), key=lambda v: (-len(sources[v]), v))
-    order: list[int] = []
-    seen: set[int] = set()
-    frontier: list[int] = []
-    wanted = 1
-    for _ in range(max_levels):
-        if not frontier:
-            level = [v for v in roots if v not in seen][:wanted]
-            wanted *= 2
-            if not level:
-                break
-        else:
-            found: dict[int, int] = {}
-            for place, v in enumerate(frontier):
-                for u in sources[v]:
-                    if u not in seen:
-                        found.setdefault(u, place)
-            level = sorted(found, key=lambda u: (found[u], u))
-        order += level
-        seen |= set(level)
-        frontier = level
-    rest = [v for v in range(num_nodes) if v not in seen]
-    return order + sorted(rest, key=lambda v: (not sources[v], v))
+def order_of(num_nodes, edges, work: Path, in_memory: bool, share: int = 1 << 20) -> list[int]:
+    """The order of a graph given as sorted (target, source, id)."""
+    with ColumnFile(work / "columns", num_nodes, len(edges), None, in_memory) as file:
+        degrees = np.bincount([e[0] for e in edges], minlength=num_nodes).astype(np.int64)
+        ends = np.cumsum(degrees)
+        sources = np.array([e[1] for e in edges], np.uint32)
+        for first in range(0, num_nodes, 7):
+            last = min(first + 7, num_nodes)
+            low = ends[first] - degrees[first]
+            part = sources[low : ends[last - 1]]
+            file.append(Columns(first, degrees[first:last], part, None))
+        file.finish()
+        nodes = breadth_first(file, share, QUIET)
+    assert list(work.iterdir()) == []
+    assert nodes.rank[nodes.order].tolist() == list(range(num_nodes))
+    return nodes.order.tolist()
 
 
-graphs = st.integers(1, 25).flatmap(
-    lambda n: st.lists(
-        st.lists(st.integers(0, n - 1), max_size=5).map(sorted), min_size=n, max_size=n
-    )
+@settings(max_examples=100)
+@given(
+    graph=edge_lists(),
+    levels=st.sampled_from([1, 3, 4096]),
+    gap=st.sampled_from([0, 3, 1 << 14]),
+    few=st.sampled_from([1, 4, 1 << 30]),
 )
-
-
-def find_order(folder: Path, sources: list[list[int]], mem_bytes: int):
-    """Order and rank by the stage."""
-    edges = np.array([u for row in sources for u in row], np.uint32)
-    degrees = np.array([len(row) for row in sources], np.int64)
-    held = ColumnFile(folder / "columns", degrees.size, edges.size, mem_bytes)
-    cut = degrees.size // 2
-    split = int(degrees[:cut].sum())
-    try:
-        held.append(Columns(0, degrees[:cut], edges[:split], None))
-        held.append(Columns(cut, degrees[cut:], edges[split:], None))
-        held.finish()
-        with (folder / "log").open("w") as log:
-            return breadth_first(held, Progress(log))
-    finally:
-        held.close()
-
-
-@settings(deadline=None, max_examples=100)
-@given(sources=graphs, levels=st.sampled_from([1, 2, 3, 4096]), few=st.sampled_from([0, 3, 100]))
-def test_the_order_is_the_one_defined(tmp_path_factory, sources, levels, few):
-    folder = tmp_path_factory.mktemp("order")
+def test_the_order_is_that_of_the_definition(tmp_path_factory, graph, levels, gap, few):
+    num_nodes, pairs = graph
+    edges = naive.stored_edges(pairs, IngestOptions())
+    expected = naive.breadth_first(num_nodes, edges, levels)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(stage, "MAX_LEVELS", levels)
+        patch.setattr(stage, "_GAP_EDGES", gap)
         patch.setattr(stage, "_FEW", few)
-        expected = naive_order(sources, levels)
-        for mem_bytes in (1 << 30, 1):
-            order, rank = find_order(folder, sources, mem_bytes)
-            assert sorted(order.tolist()) == list(range(len(sources)))
-            assert rank[order].tolist() == list(range(len(sources)))
-            if levels == 4096:
-                assert order.tolist() == expected
-            placed = len([v for v in expected if sources[v]])
-            assert order.tolist()[:1] == expected[:1] or not placed
+        work = tmp_path_factory.mktemp("work")
+        assert order_of(num_nodes, edges, work, in_memory=True) == expected
+        assert order_of(num_nodes, edges, work, in_memory=False, share=64) == expected
+        assert order_of(num_nodes, edges, work, in_memory=False) == expected
 
 
-def test_a_path_graph_ends(tmp_path: Path):
-    sources = [[v - 1] if v else [] for v in range(6000)]
-    order, _ = find_order(tmp_path, sources, 1 << 30)
-    assert sorted(order.tolist()) == list(range(6000))
+def test_a_path_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(stage, "MAX_LEVELS", 10)
+    edges = [(v, v + 1, v) for v in range(99)]
+    order = order_of(102, edges, tmp_path, in_memory=False)
+    assert order == [*range(102)]  # 9 levels, the rest by id, two isolated nodes last
 
 
-def test_isolated_nodes_come_last(tmp_path: Path):
-    sources = [[], [3], [], [1], [], [1, 3]]
-    order, _ = find_order(tmp_path, sources, 1 << 30)
-    assert order.tolist() == [5, 1, 3, 0, 2, 4]
+def test_isolated_nodes_are_last_and_by_id(tmp_path: Path):
+    edges = [(4, 1, 0), (4, 6, 1), (6, 4, 2)]
+    assert order_of(8, edges, tmp_path, in_memory=True) == [4, 1, 6, 0, 2, 3, 5, 7]
+
+
+def test_many_components_take_few_levels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """4,000 pairs: roots in numbers 1, 2, 4, ... reach all of them in 2 * 12 levels."""
+    monkeypatch.setattr(stage, "MAX_LEVELS", 26)
+    edges = [(2 * i, 2 * i + 1, i) for i in range(4000)]
+    order = order_of(8000, edges, tmp_path, in_memory=False)
+    assert order[:8] == [0, 1, 2, 4, 3, 5, 6, 8]
+    assert sorted(order) == list(range(8000))
+    assert order[-1] % 2 == 1  # the last level, not what is left by id

@@ -1,0 +1,193 @@
+"""Edges in any order into sorted columns: checks, counts, buckets, and sorting inside a bucket."""
+
+import numpy as np
+from numba import njit
+
+
+@njit(nogil=True, cache=True)
+def first_outside(ids, limit):
+    """Position of the first id outside [0, limit), int64, or -1; ids any integers."""
+    for i in range(ids.size):
+        if ids[i] < 0 or ids[i] >= limit:
+            return np.int64(i)
+    return np.int64(-1)
+
+
+@njit(nogil=True, cache=True)
+def count_targets(src, dst, undirected, keep_loops, counts):
+    """counts[v] += edges into v, uint32; with `undirected` their reverses too, loops once."""
+    for i in range(src.size):
+        if src[i] == dst[i]:
+            if keep_loops:
+                counts[dst[i]] += np.uint32(1)
+            continue
+        counts[dst[i]] += np.uint32(1)
+        if undirected:
+            counts[src[i]] += np.uint32(1)
+
+
+@njit(nogil=True, cache=True)
+def expand_edges(
+    src, dst, first_edge, num_edges, undirected, keep_loops, rank, out_dst, out_src, out_ids
+):
+    """Edges of a chunk as they will be stored: loops dropped, reverses added, ends renamed.
+
+    src, dst     integers (chunk,)           ids in the source, in range
+    first_edge   int64                       id of the chunk's first edge
+    num_edges    int64                       what is added to the id of an edge for its reverse
+    rank         uint32 or uint64            new id of each node, or empty: ids stay
+    out_dst, out_src, out_ids  int64         out; twice the chunk if undirected; ids may be empty
+
+    Returns how many there are.
+    """
+    count = 0
+    ranked, with_ids = rank.size > 0, out_ids.size > 0
+    for i in range(src.size):
+        u, v = np.int64(src[i]), np.int64(dst[i])
+        loop = u == v
+        if loop and not keep_loops:
+            continue
+        if ranked:
+            u, v = np.int64(rank[u]), np.int64(rank[v])
+        out_dst[count], out_src[count] = v, u
+        if with_ids:
+            out_ids[count] = first_edge + i
+        count += 1
+        if undirected and not loop:
+            out_dst[count], out_src[count] = u, v
+            if with_ids:
+                out_ids[count] = first_edge + i + num_edges
+            count += 1
+    return count
+
+
+@njit(nogil=True, cache=True)
+def group_edges(
+    dst, src, ids, count, bounds, guide, shift, src_bits, bucket, starts, keys, out_ids
+):
+    """Edges by bucket of their target, each as one key.
+
+    dst, src, ids  int64 (>= count,)       from `expand_edges`; ids may be empty
+    bounds         int64 (buckets + 1,)    first target of each bucket
+    guide, shift   uint32                  bucket of target t is guide[t >> shift] or a later one
+    bucket         uint32 (>= count,)      scratch
+    starts         int64 (buckets + 1,)    out: where each bucket's edges begin
+    keys           uint64 (>= count,)      out: (target - its bucket's first) << src_bits | source
+    out_ids        uint32 or uint64        out, in the same order; may be empty
+    """
+    bits, with_ids = np.uint64(src_bits), out_ids.size > 0
+    starts[:] = 0
+    for i in range(count):
+        b = guide[dst[i] >> shift]
+        while bounds[b + 1] <= dst[i]:
+            b += 1
+        bucket[i] = b
+        starts[b + 1] += 1
+    for b in range(starts.size - 1):
+        starts[b + 1] += starts[b]
+    for i in range(count):
+        at = starts[bucket[i]]
+        starts[bucket[i]] = at + 1
+        keys[at] = np.uint64(dst[i] - bounds[bucket[i]]) << bits | np.uint64(src[i])
+        if with_ids:
+            out_ids[at] = ids[i]
+    for b in range(starts.size - 1, 0, -1):
+        starts[b] = starts[b - 1]
+    starts[0] = 0
+
+
+@njit(nogil=True, cache=True)
+def add_ids(keys, ids, id_bits):
+    """keys[i] = keys[i] << id_bits | ids[i], in place: (column, source, edge id) in a word."""
+    shift = np.uint64(id_bits)
+    for i in range(keys.size):
+        keys[i] = keys[i] << shift | np.uint64(ids[i])
+
+
+@njit(nogil=True, cache=True)
+def group_columns(keys, ids, src_bits, id_bits, column_bits, starts, values):
+    """Edges of a bucket by group of 2**column_bits columns, so that a word can hold each.
+
+    keys    uint64 (edges,)        column << src_bits | source
+    ids     uint32 or uint64       edge ids
+    starts  int64 (groups + 1,)    out: first edge of each group
+    values  uint64 (edges,)        out: (column in its group, source, edge id) in a word
+    """
+    to_group = np.uint64(src_bits) + np.uint64(column_bits)
+    mask = (np.uint64(1) << to_group) - np.uint64(1)
+    shift = np.uint64(id_bits)
+    starts[:] = 0
+    for i in range(keys.size):
+        starts[np.int64(keys[i] >> to_group) + 1] += 1
+    for g in range(starts.size - 1):
+        starts[g + 1] += starts[g]
+    for i in range(keys.size):
+        group = np.int64(keys[i] >> to_group)
+        values[starts[group]] = (keys[i] & mask) << shift | np.uint64(ids[i])
+        starts[group] += 1
+    for g in range(starts.size - 1, 0, -1):
+        starts[g] = starts[g - 1]
+    starts[0] = 0
+
+
+@njit(nogil=True, cache=True)
+def split_values(
+    values, starts, src_bits, id_bits, column_bits, drop_equal, degrees, sources, edge_ids
+):
+    """Sorted edges into degrees, sources and edge ids; of equal edges one where asked.
+
+    values             uint64 (edges,)      (column in its group, source, edge id), sorted by group
+    starts             int64 (groups + 1,)  first edge of each group of 2**column_bits columns
+    degrees            int64 (columns,)     out
+    sources, edge_ids  uint32 or uint64     out; edge_ids may be empty; of equals the first stays
+
+    Returns edges kept.
+    """
+    id_shift = np.uint64(id_bits)
+    to_column = np.uint64(min(63, src_bits + id_bits))  # 64 where a group is one column
+    column_mask = (np.uint64(1) << np.uint64(column_bits)) - np.uint64(1)
+    id_mask = (np.uint64(1) << id_shift) - np.uint64(1)
+    src_mask = (np.uint64(1) << np.uint64(src_bits)) - np.uint64(1)
+    kept = 0
+    degrees[:] = 0
+    for g in range(starts.size - 1):
+        for i in range(starts[g], starts[g + 1]):
+            edge = values[i] >> id_shift
+            if drop_equal and i > starts[g] and values[i - 1] >> id_shift == edge:
+                continue
+            column = np.int64(values[i] >> to_column & column_mask)
+            degrees[(g << column_bits) + column] += 1
+            sources[kept] = edge & src_mask
+            if edge_ids.size:
+                edge_ids[kept] = values[i] & id_mask
+            kept += 1
+    return kept
+
+
+@njit(nogil=True, cache=True)
+def cut_ranges(counts, edge_bytes, column_bytes, most_bytes, bounds, sizes):
+    """Ranges of columns that take at most `most_bytes` each, as long as they get.
+
+    counts  uint32 (columns,)
+    bounds  int64 (ranges + 1,)   out: first column of each range, then the end
+    sizes   int64 (ranges,)       out: edges of each
+
+    Returns how many.  Nothing is stored in arrays of size 0: a first call counts.
+    """
+    ranges, taken, size = 0, np.int64(0), np.int64(0)
+    if bounds.size:
+        bounds[0] = 0
+    for c in range(counts.size):
+        count = np.int64(counts[c])
+        more = count * edge_bytes + column_bytes
+        if taken + more > most_bytes:
+            if ranges < sizes.size:
+                sizes[ranges], bounds[ranges + 1] = size, c
+            ranges, taken, size = ranges + 1, np.int64(0), np.int64(0)
+        taken += more
+        size += count
+    if counts.size:
+        if ranges < sizes.size:
+            sizes[ranges], bounds[ranges + 1] = size, counts.size
+        ranges += 1
+    return ranges

@@ -1,0 +1,250 @@
+"""Breadth-first levels over columns in memory or streamed, and the order they give.
+
+State of a node is its entry in `rank`, uint32: its place where it has one; FOUND | place of its
+earliest discoverer so far while a level is read; UNSET where no level has reached it.
+"""
+
+import numpy as np
+from numba import njit
+
+UNSET = np.uint32(0xFFFFFFFF)
+FOUND = np.uint32(0x80000000)
+_PLACE = np.uint32(0x7FFFFFFF)
+STRIDE = 64  # columns between two entries of `starts`
+
+
+@njit(nogil=True, cache=True)
+def make_starts(degrees, starts):
+    """First edge of every STRIDE-th column.
+
+    degrees   uint32 (num_nodes,)
+    starts    int64 (num_nodes // STRIDE + 1,)   out
+    """
+    total = np.int64(0)
+    for v in range(degrees.size):
+        if v % STRIDE == 0:
+            starts[v // STRIDE] = total
+        total += np.int64(degrees[v])
+    if degrees.size % STRIDE == 0:
+        starts[degrees.size // STRIDE] = total
+
+
+@njit(nogil=True, cache=True, inline="always")
+def column_start(starts, degrees, node):
+    """First edge of a column."""
+    stride = node // STRIDE
+    at = starts[stride]
+    for v in range(stride * STRIDE, node):
+        at += np.int64(degrees[v])
+    return at
+
+
+@njit(nogil=True, cache=True)
+def column_ranges(nodes, starts, degrees, first, count):
+    """Where the columns of `nodes` begin and how long they are; first, count int64, out."""
+    for i in range(nodes.size):
+        node = np.int64(nodes[i])
+        first[i] = column_start(starts, degrees, node)
+        count[i] = np.int64(degrees[node])
+
+
+@njit(nogil=True, cache=True)
+def merge_ranges(nodes, first, count, gap, out):
+    """Runs of columns to read at once: those less than `gap` edges apart.
+
+    nodes         uint32 (nodes,)      ascending
+    first, count  int64 (nodes,)       from `column_ranges`
+    out           int64 (>= nodes, 3)  out: of a run, first column, first edge, edges
+
+    Returns the number of runs.
+    """
+    runs = 0
+    for i in range(nodes.size):
+        if count[i] == 0:
+            continue
+        if runs and first[i] - (out[runs - 1, 1] + out[runs - 1, 2]) < gap:
+            out[runs - 1, 2] = first[i] + count[i] - out[runs - 1, 1]
+        else:
+            out[runs, 0], out[runs, 1], out[runs, 2] = np.int64(nodes[i]), first[i], count[i]
+            runs += 1
+    return runs
+
+
+@njit(nogil=True, cache=True)
+def place_discovered(low, high, starts, degrees, sources, rank, order, placed):
+    """One level with all columns in memory: new nodes get their places as they are met.
+
+    low, high   places of the frontier
+    sources     uint32 (num_edges,)   ascending in each column, so that ids break ties
+    order       uint32 (num_nodes,)   in and out: node of each place
+    placed      int64                 places given so far
+
+    Returns how many are given now.
+    """
+    for i in range(low, high):
+        node = np.int64(order[i])
+        at = column_start(starts, degrees, node)
+        for k in range(at, at + np.int64(degrees[node])):
+            u = sources[k]
+            if rank[u] == UNSET:
+                rank[u] = placed
+                order[placed] = u
+                placed += 1
+    return placed
+
+
+@njit(nogil=True, cache=True)
+def mark_discovered(node, skip, degrees, sources, low, high, rank, touched, num_touched):
+    """A piece of a level: who is found by the columns that lie here, and by whom first.
+
+    node, skip  column of the first edge here, and how many of its edges came before
+    sources     uint32 (edges,)   of this column and the following ones
+    low, high   places of the frontier; other columns are passed over
+    touched     uint32            out, appended while there is room: nodes found for the first time
+
+    Returns (node, skip, num_touched) for the next piece; num_touched counts also what had no room.
+    """
+    at = np.int64(0)
+    while at < sources.size:
+        degree = np.int64(degrees[node])
+        here = min(degree - skip, sources.size - at)
+        place = rank[node]
+        if low <= place < high:
+            mine = FOUND | place
+            for k in range(at, at + here):
+                u = sources[k]
+                if rank[u] == UNSET:
+                    if num_touched < touched.size:
+                        touched[num_touched] = u
+                    num_touched += 1
+                if rank[u] > mine:
+                    rank[u] = mine
+        at += here
+        skip += here
+        if skip == degree:
+            node += 1
+            skip = np.int64(0)
+    return node, skip, num_touched
+
+
+@njit(nogil=True, cache=True)
+def discovery_keys(nodes, rank, keys):
+    """keys[i] = place of the discoverer << 32 | node, uint64."""
+    for i in range(nodes.size):
+        keys[i] = np.uint64(rank[nodes[i]] & _PLACE) << np.uint64(32) | np.uint64(nodes[i])
+
+
+@njit(nogil=True, cache=True)
+def place_found(rank, low, offsets, order, placed):
+    """Nodes that a level has marked, by (discoverer, id), behind those that have places.
+
+    offsets   uint32 (frontier + 1,)   zeros; scratch
+    """
+    for u in range(rank.size):
+        if rank[u] >= FOUND and rank[u] != UNSET:
+            offsets[np.int64(rank[u] & _PLACE) - low + 1] += np.uint32(1)
+    for i in range(offsets.size - 1):
+        offsets[i + 1] += offsets[i]
+    for u in range(rank.size):
+        if rank[u] >= FOUND and rank[u] != UNSET:
+            i = np.int64(rank[u] & _PLACE) - low
+            order[placed + np.int64(offsets[i])] = u
+            offsets[i] += np.uint32(1)
+
+
+@njit(nogil=True, cache=True)
+def assign_places(order, low, high, rank):
+    """rank[order[i]] = i for low <= i < high."""
+    for i in range(low, high):
+        rank[order[i]] = i
+
+
+@njit(nogil=True, cache=True)
+def root_keys(degrees, keys):
+    """Keys of the nodes with in-edges that sort by descending degree, then id; returns how many."""
+    count = 0
+    for v in range(degrees.size):
+        if degrees[v]:
+            keys[count] = np.uint64(UNSET - degrees[v]) << np.uint64(32) | np.uint64(v)
+            count += 1
+    return count
+
+
+@njit(nogil=True, cache=True)
+def take_roots(roots, at, wanted, rank, order, placed):
+    """Place the next `wanted` roots that have no place; returns (new position, places given)."""
+    end = placed + wanted
+    while at < roots.size and placed < end:
+        if rank[roots[at]] == UNSET:
+            order[placed] = roots[at]
+            rank[roots[at]] = placed
+            placed += 1
+        at += 1
+    return at, placed
+
+
+@njit(nogil=True, cache=True)
+def mark_sources(sources, rank):
+    """Mark every node without a place that is the source of an edge."""
+    for k in range(sources.size):
+        if rank[sources[k]] == UNSET:
+            rank[sources[k]] = FOUND
+
+
+@njit(nogil=True, cache=True)
+def place_rest(degrees, rank, order, placed):
+    """Nodes without a place, by id: first those with an edge, then the isolated ones."""
+    for isolated in (False, True):
+        for v in range(rank.size):
+            if rank[v] >= FOUND and (degrees[v] == 0 and rank[v] == UNSET) == isolated:
+                rank[v] = placed
+                order[placed] = v
+                placed += 1
+    return placed
+
+
+@njit(nogil=True, cache=True)
+def gather_columns(
+    order, low, high, starts, degrees, sources, edge_ids, rank, src_bits, id_bits, column_bits,
+    out, values,
+):  # fmt: skip
+    """Columns order[low:high] of a graph in memory, their sources renamed, in groups.
+
+    edge_ids   uint32 or uint64     beside `sources`, or empty
+    out        int64 (groups + 1,)  out: first edge of each group of 2**column_bits columns
+    values     uint64               out: (column in its group, source, edge id), not sorted
+    """
+    id_shift = np.uint64(id_bits)
+    to_column = np.uint64(min(63, src_bits + id_bits))  # 64 where a group is one column
+    count = np.int64(0)
+    for i in range(low, high):
+        column = (i - low) & ((1 << column_bits) - 1)
+        if column == 0:
+            out[(i - low) >> column_bits] = count
+        word = np.uint64(column) << to_column
+        node = np.int64(order[i])
+        at = column_start(starts, degrees, node)
+        for k in range(at, at + np.int64(degrees[node])):
+            value = word | np.uint64(rank[sources[k]]) << id_shift
+            values[count] = value | np.uint64(edge_ids[k]) if edge_ids.size else value
+            count += 1
+    out[out.size - 1] = count
+
+
+@njit(nogil=True, cache=True)
+def repeat_targets(node, skip, degrees, out):
+    """The column of each edge, from edge `skip` of column `node` on; out int64.
+
+    Returns (node, skip) for what follows.
+    """
+    at = np.int64(0)
+    while at < out.size:
+        here = min(np.int64(degrees[node]) - skip, out.size - at)
+        for k in range(at, at + here):
+            out[k] = node
+        at += here
+        skip += here
+        if skip == np.int64(degrees[node]):
+            node += 1
+            skip = np.int64(0)
+    return node, skip

@@ -1,0 +1,60 @@
+"""A planted partition with power-law weights, drawn by a counter: no table, any chunk alone."""
+
+import numpy as np
+from numba import njit
+
+from blockstore.kernels.random import draw_below, permute
+
+_UNIT = 1 << 53
+
+
+@njit(nogil=True, cache=True)
+def draw_rank(key, pair, end, num_nodes, exponent):
+    """A rank drawn by weight: inverse of the cumulated weights, r ~ u**(1 / (1 - exponent))."""
+    u = (draw_below(key, pair, end, _UNIT) + 0.5) / _UNIT
+    rank = np.int64(num_nodes * u ** (1.0 / (1.0 - exponent)))
+    return min(rank, num_nodes - 1)
+
+
+@njit(nogil=True, cache=True)
+def make_pairs(first, num_nodes, classes, homophily, exponent, key, id_key, src, dst):
+    """Pairs `first` and after, each in both directions, one after the other.
+
+    src, dst   int64 (2 * pairs,)   out
+    """
+    for i in range(src.size // 2):
+        pair = first + i
+        a = draw_rank(key, pair, 0, num_nodes, exponent)
+        b = draw_rank(key, pair, 1, num_nodes, exponent)
+        if draw_below(key, pair, 2, _UNIT) < homophily * _UNIT:
+            b = b - b % classes + a % classes
+            if b >= num_nodes:
+                b -= classes
+        if a == b:  # no self-loops: the next node of the class, or the next node
+            b = a + classes if a + classes < num_nodes else a % classes
+            if a == b:
+                b = (a + 1) % num_nodes
+        u, v = permute(a, num_nodes, id_key), permute(b, num_nodes, id_key)
+        src[2 * i], dst[2 * i] = u, v
+        src[2 * i + 1], dst[2 * i + 1] = v, u
+
+
+@njit(nogil=True, cache=True)
+def label_ranks(first, last, num_nodes, classes, id_key, labels):
+    """labels[id] = class of the rank that the id stands for, for ranks first to last."""
+    for rank in range(first, last):
+        labels[permute(rank, num_nodes, id_key)] = rank % classes
+
+
+@njit(nogil=True, cache=True)
+def assign_shares(first, last, size, key, ends, owner):
+    """Cut a keyed order of the nodes into shares, for its places first to last.
+
+    ends    int64 (shares,)   ascending: where each share ends in the order
+    owner   uint8 (size,)     out: number of the share that has the node, from 1 on
+    """
+    for place in range(first, last):
+        for share in range(ends.size):
+            if place < ends[share]:
+                owner[permute(place, size, key)] = share + 1
+                break

@@ -1,0 +1,73 @@
+"""One pass over edges and splits: every id is checked, the edges of each target are counted."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from preprocess.errors import BadInput
+from preprocess.kernels.edges import count_targets
+from preprocess.kernels.rows import take_ids
+from preprocess.options import IngestOptions
+from preprocess.progress import Progress
+from preprocess.source import Source, SourceRelation, SourceRows
+
+_READ_BYTES = 16  # an edge, as its two ends are read
+_SPLIT_IDS = 1 << 16
+
+
+def count_edges(
+    source: Source,
+    relation: SourceRelation,
+    options: IngestOptions,
+    share: int,
+    progress: Progress,
+) -> NDArray[np.uint32]:
+    """Edges that each target will be given, reverses included, before equal ones are dropped.
+
+    Returns uint32 (num_nodes,).  Raises BadInput: an id out of range.
+    """
+    counts = np.zeros(source.num_nodes[relation.dst], np.uint32)
+    keep = options.self_loops == "keep"
+    chunk = max(1, min(1 << 20, share // 4 // _READ_BYTES))
+    with progress.stage("count edges", relation.num_edges, "edges") as stage:
+        for src, dst in source.edges(relation, chunk):
+            count_targets(src, dst, options.undirected, keep, counts)
+            stage.advance(src.size)
+    return counts
+
+
+def check_splits(source: Source, node_type: str) -> None:
+    """Every id of a split is a node's, and no node is in two splits; 1 byte a node.
+
+    Raises BadInput.
+    """
+    splits = source.splits(node_type)
+    if not splits:
+        return
+    owner = np.zeros(source.num_nodes[node_type], np.uint8)
+    for number, split in enumerate(splits, 1):
+        done = 0
+        for ids in source.rows(split, _SPLIT_IDS):
+            bad = int(take_ids(ids, owner.size, owner, number))
+            if bad >= 0:
+                raise _bad_id(split, done + bad, int(ids[bad]), owner, splits)
+            done += ids.size
+
+
+def _bad_id(
+    split: SourceRows,
+    at: int,
+    node: int,
+    owner: NDArray[np.uint8],
+    splits: Sequence[SourceRows],
+) -> BadInput:
+    where = f"{split.where}[{at}]"
+    if not 0 <= node < owner.size:
+        return BadInput.at(where, f"node id {node}", f"0 to {owner.size - 1}", "correct the split")
+    other = Path(splits[owner[node] - 1].where).name
+    return BadInput.at(
+        where, f"node {node}, which is in {other} too", "splits that do not overlap",
+        "take it out of one of them",
+    )  # fmt: skip
