@@ -18,7 +18,7 @@ from typing import Any
 
 from blockstore.units import parse_bytes
 from clients.torch import NeighborDataset
-from tools.bench.harness import resident_bytes
+from tools.bench.resources import resident_bytes
 from tools.bench.setup import GraphSize, command, make_graph
 from tools.machine import machine, today
 

@@ -2,9 +2,15 @@
 
 import sys
 
-from tools.bench import disk, handover, loaders
+from tools.bench import disk, handover, ingest, kernels, loaders
 
-BENCHES = {"loaders": loaders.main, "disk": disk.main, "handover": handover.main}
+BENCHES = {
+    "disk": disk.main,
+    "handover": handover.main,
+    "ingest": ingest.main,
+    "kernels": kernels.main,
+    "loaders": loaders.main,
+}
 
 
 def main() -> int:

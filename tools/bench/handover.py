@@ -2,52 +2,101 @@
 
 import argparse
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from clients.batch import BatchReader
 from clients.buffers import BufferPool
 from clients.session import Session
-from loaderd.protocol import Attach, BatchReady
-from tools.bench.harness import Peer, measure, report
+from clients.torch import to_batch
+from loaderd.protocol import Attach, BatchReady, Blob, BlobArray, RowArraySpec
+from tools.bench.harness import Peer, Run, measure, report
 from tools.bench.setup import GraphSize, make_graph, make_store, serving
 
 
 class TimedSession(Session):
-    """A session that notes how long it took to get each batch's descriptor."""
+    """Notes how long the descriptor of the last batch took to come."""
 
-    waits: list[float]
+    received_s = 0.0
 
     def receive_batch(self, step: int) -> BatchReady:
+        """As the session's."""
         begun = time.perf_counter()
         message = super().receive_batch(step)
-        self.waits.append(time.perf_counter() - begun)
+        self.received_s = time.perf_counter() - begun
         return message
 
 
-def run(session: TimedSession, think_s: float) -> Mapping[str, float]:
-    """An epoch with a trainer that thinks; the first window is not counted."""
-    reader = BatchReader(session, BufferPool())
-    session.waits = []
-    session.start(0, 0)
-    copies = []
-    for step in range(session.attached.num_steps):
+class TimedReader(BatchReader):
+    """Notes how long the last batch's copies and gathers took."""
+
+    copied_s = 0.0
+
+    def _wide(self, blob: Blob, array: BlobArray) -> NDArray[np.int64]:
         begun = time.perf_counter()
-        reader.read(step)
-        copies.append(time.perf_counter() - begun - session.waits[-1])
+        found = super()._wide(blob, array)
+        self.copied_s += time.perf_counter() - begun
+        return found
+
+    def _edges(
+        self, ready: BatchReady, blob: Blob, named: dict[str, BlobArray]
+    ) -> NDArray[np.int64]:
+        begun = time.perf_counter()
+        found = super()._edges(ready, blob, named)
+        self.copied_s += time.perf_counter() - begun
+        return found
+
+    def _gather_piece(
+        self,
+        spec: RowArraySpec,
+        addresses: NDArray[np.uint64],
+        first: int,
+        positions: NDArray[np.uint32] | None,
+        out: NDArray[np.uint8],
+    ) -> None:
+        begun = time.perf_counter()
+        super()._gather_piece(spec, addresses, first, positions, out)
+        self.copied_s += time.perf_counter() - begun
+
+
+def epoch(
+    session: TimedSession, reader: TimedReader, number: int, think_s: float
+) -> Mapping[str, float]:
+    """Times of an epoch with a trainer that thinks; the first window is not counted."""
+    times: dict[str, list[float]] = {"wait": [], "beyond_copy": [], "copy_and_gather": []}
+    session.start(number, 0)
+    for step in range(session.attached.num_steps):
+        reader.copied_s = 0.0
+        begun = time.perf_counter()
+        to_batch(reader.read(step), session.attached)
+        seconds = time.perf_counter() - begun
+        times["wait"].append(session.received_s)
+        times["copy_and_gather"].append(reader.copied_s)
+        times["beyond_copy"].append(seconds - reader.copied_s)
         until = time.perf_counter() + think_s
         while time.perf_counter() < until:  # a trainer at work holds its core
             pass
-    waits = np.array(session.waits[session.attached.window :]) * 1e6
+    window = min(session.attached.window, session.attached.num_steps - 1)
     return {
-        "wait_p50_us": float(np.percentile(waits, 50)),
-        "wait_p90_us": float(np.percentile(waits, 90)),
-        "wait_p99_us": float(np.percentile(waits, 99)),
-        "copy_and_gather_p50_us": float(np.median(copies) * 1e6),
+        f"{name}_p{share}_us": 1e6 * float(np.percentile(values[window:], share))
+        for name, values in times.items()
+        for share in (50, 90, 99)
     }
+
+
+@contextmanager
+def open_ours(store: Path, folder: Path, request: Attach, think_s: float) -> Iterator[Run]:
+    """A daemon, and a client whose trainer takes `think_s` a batch."""
+    with serving(store, folder, "1G", "--workers", "2") as endpoint:
+        session = TimedSession(endpoint, request)
+        reader = TimedReader(session, BufferPool())
+        yield lambda: epoch(session, reader, session.run, think_s)
+        session.close()
 
 
 def main(words: list[str]) -> list[dict[str, Any]]:
@@ -60,19 +109,16 @@ def main(words: list[str]) -> list[dict[str, Any]]:
     parser.add_argument("--fanouts", type=int, nargs="+", default=(10, 10))
     parser.add_argument("--think-ms", type=float, default=20.0)
     parser.add_argument("--rounds", type=int, default=3)
-    arguments = parser.parse_args(words)
-    folder = Path(arguments.folder)
-    graph = make_graph(folder, GraphSize(arguments.nodes, 16, 64, 8))
-    with serving(make_store(folder, graph), folder, "1G", "--workers", "2") as endpoint:
-        request = Attach(
-            token=0,
-            request=0,
-            num_neighbors=tuple(arguments.fanouts),
-            batch_size=arguments.batch_size,
-        )
-        session = TimedSession(endpoint, request)
-        peers = [Peer("ours", lambda: run(session, arguments.think_ms / 1e3))]
-        found = measure(peers, arguments.rounds)
-        setting = {"batch_size": arguments.batch_size, "think_ms": arguments.think_ms}
-        session.close()
-    return report("handover", setting, found, arguments.out)
+    given = parser.parse_args(words)
+    folder = Path(given.folder)
+    graph = make_graph(folder, GraphSize(given.nodes, 16, 64, 8))
+    request = Attach(
+        token=0, request=0, num_neighbors=tuple(given.fanouts), batch_size=given.batch_size
+    )
+    arguments = (make_store(folder, graph), folder, request, given.think_ms / 1e3)
+    found = measure([Peer("ours", open_ours, arguments)], given.rounds)
+    setting = {
+        "nodes": given.nodes, "fanouts": list(given.fanouts), "batch_size": given.batch_size,
+        "think_ms": given.think_ms, "cache": "warm",
+    }  # fmt: skip
+    return report("handover", setting, found, given.out)

@@ -1,118 +1,186 @@
-"""Seeds per second of whole loaders, warm: ours, PyG's NeighborLoader, rows of mapped files."""
+"""Seeds per second of whole loaders: ours, PyG's NeighborLoader, workers over mapped files."""
 
 import argparse
+import functools
+import itertools
 import mmap
+import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.utils.data import DataLoader, Dataset
-from torch_geometric.data import Data
-from torch_geometric.loader import NeighborLoader
+from torch import Tensor
+from torch.utils.data import DataLoader
 
 from clients.torch import NeighborDataset
-from tools.bench.harness import Peer, measure, peak_memory, report
+from tools.bench.harness import Peer, Run, Skipped, measure, report
 from tools.bench.setup import GraphSize, make_graph, make_store, serving
 
 
-def drain(loader: Iterable[Any], seeds: int) -> dict[str, float]:
-    """Take batches until `seeds` seeds have come; the first batch is not timed."""
-    done, begun = 0, 0.0
-    for number, batch in enumerate(loader):
-        if number == 0:
-            begun = time.perf_counter()
-            continue
-        assert batch.x.size(0) >= batch.batch_size
-        done += int(batch.batch_size)
-        if done >= seeds:
-            break
-    return {"seeds_per_s": done / (time.perf_counter() - begun)}
+class Task(NamedTuple):
+    """What every loader does: an epoch over the same seeds."""
 
+    graph: Path
+    fanouts: tuple[int, ...]
+    batch_size: int
+    num_seeds: int
 
-class MappedRows(Dataset[Data]):
-    """Minibatches of a plain folder that is only mapped, with MADV_RANDOM: no readahead."""
-
-    def __init__(self, graph: Path, fanouts: tuple[int, ...], batch_size: int) -> None:
-        self._graph, self._fanouts, self._batch_size = graph, fanouts, batch_size
-        self.seeds = np.load(graph / "train_idx.npy")
-        edges = np.load(graph / "edge_index.npy", mmap_mode="r")
-        order = np.argsort(edges[1], kind="stable")
-        self._sources = np.ascontiguousarray(edges[0][order])
-        counts = np.bincount(edges[1], minlength=int(edges.max()) + 1)
-        self._indptr = np.concatenate([[0], np.cumsum(counts)])
-        self._rows: NDArray[np.float32] | None = None
-
-    def __len__(self) -> int:
-        return len(self.seeds) // self._batch_size
-
-    def __getitem__(self, step: int) -> Data:
-        if self._rows is None:  # in the worker
-            self._rows = np.load(self._graph / "node_feat.npy", mmap_mode="r")
-            base: Any = self._rows.base
-            if isinstance(base, mmap.mmap):
-                base.madvise(mmap.MADV_RANDOM)
-        generator = np.random.default_rng(step)
-        nodes = self.seeds[step * self._batch_size : (step + 1) * self._batch_size]
-        found = [nodes]
-        for fanout in self._fanouts:
-            first, degree = self._indptr[nodes], np.diff(self._indptr)[nodes]
-            picks = (
-                generator.integers(0, 1 << 62, (nodes.size, fanout))
-                % np.maximum(degree, 1)[:, None]
+    def seeds(self) -> NDArray[np.int64]:
+        """Original ids."""
+        found: NDArray[np.int64] = np.load(self.graph / "train_idx.npy")[: self.num_seeds]
+        if found.size < self.num_seeds:
+            raise Skipped(
+                f"the graph has {found.size} training nodes, {self.num_seeds} are asked for"
             )
-            sources = self._sources[np.minimum(first[:, None] + picks, self._sources.size - 1)]
-            nodes = np.unique(sources[degree > 0])
-            found.append(nodes)
-        n_id = np.unique(np.concatenate(found))
-        return Data(x=torch.from_numpy(self._rows[n_id]), batch_size=self._batch_size)
+        return found
 
 
-def _peers(
-    arguments: argparse.Namespace, graph: Path, endpoint: str, fanouts: tuple[int, ...]
-) -> list[Peer]:
-    edges = torch.from_numpy(np.load(graph / "edge_index.npy"))
-    data = Data(
-        x=torch.from_numpy(np.load(graph / "node_feat.npy")),
-        edge_index=edges,
-        y=torch.from_numpy(np.load(graph / "node_label.npy")),
-    )
-    train = torch.from_numpy(np.load(graph / "train_idx.npy"))
-    ours = NeighborDataset(endpoint, num_neighbors=fanouts, batch_size=arguments.batch_size)
-    drain(ours, arguments.seeds)  # cold blocks and kernels are not what is measured here
-    peers = [Peer("ours", lambda: drain(ours, arguments.seeds))]
-    for workers in arguments.pyg_workers:
-        loader = NeighborLoader(
-            data,
-            num_neighbors=list(fanouts),
-            input_nodes=train,
-            batch_size=arguments.batch_size,
-            shuffle=True,
-            num_workers=workers,
-            persistent_workers=workers > 0,
+def drain(loader: Iterable[Any], num_batches: int) -> Mapping[str, float]:
+    """An epoch to its end; the first tenth of it, in which pipelines fill, is not timed."""
+    skipped = max(1, num_batches // 10)
+    batches = iter(loader)
+    for batch in itertools.islice(batches, skipped):
+        assert batch.x.size(0) >= batch.batch_size
+    begun = time.perf_counter()
+    seeds = sum(int(batch.batch_size) for batch in batches)
+    return {"seeds_per_s": seeds / (time.perf_counter() - begun)}
+
+
+@contextmanager
+def open_ours(task: Task, store: Path, folder: Path, mem: str, workers: int) -> Iterator[Run]:
+    """A daemon and one client."""
+    with serving(store, folder, mem, "--workers", str(workers)) as endpoint:
+        data = NeighborDataset(
+            endpoint,
+            num_neighbors=task.fanouts,
+            batch_size=task.batch_size,
+            input_nodes=task.seeds(),
         )
-        run = _pyg_run(loader, arguments.peer_seeds)
-        peers.append(Peer(f"pyg NeighborLoader, {workers} workers", run))
-    if arguments.mapped_workers >= 0:
-        mapped = MappedRows(graph, fanouts, arguments.batch_size)
-        rows = DataLoader(mapped, batch_size=None, num_workers=arguments.mapped_workers)
-        name = f"mapped rows, MADV_RANDOM, {arguments.mapped_workers} workers"
-        peers.append(Peer(name, _pyg_run(rows, arguments.peer_seeds)))
-    return peers
+        yield lambda: drain(data, len(data))
+        data.close()
 
 
-def _pyg_run(loader: Iterable[Any], seeds: int) -> Any:
-    def run() -> Mapping[str, float]:
-        return drain(loader, seeds)
+@contextmanager
+def open_pyg(task: Task, workers: int, filter_in_workers: bool) -> Iterator[Run]:
+    """PyG's loader over tensors in memory; its sampler turns the edges to CSC beforehand."""
+    try:
+        from torch_geometric.data import Data
+        from torch_geometric.loader import NeighborLoader
+        from torch_geometric.typing import WITH_PYG_LIB, WITH_TORCH_SPARSE
+    except ImportError as error:
+        raise Skipped(f"torch_geometric cannot be imported: {error}") from error
+    if not WITH_PYG_LIB and not WITH_TORCH_SPARSE:
+        raise Skipped("PyG samples with pyg-lib or torch-sparse, and neither is installed")
+    arrays = {
+        name: torch.from_numpy(np.load(task.graph / f"{file}.npy"))
+        for name, file in (("x", "node_feat"), ("y", "node_label"), ("edge_index", "edge_index"))
+    }
+    loader = NeighborLoader(
+        Data(**arrays),
+        num_neighbors=list(task.fanouts),
+        input_nodes=torch.from_numpy(task.seeds()),
+        batch_size=task.batch_size,
+        shuffle=True,
+        num_workers=workers,
+        persistent_workers=workers > 0,
+        filter_per_worker=filter_in_workers,
+    )
+    yield lambda: drain(loader, len(loader))
 
-    return run
+
+class MappedBatch(NamedTuple):
+    """What a batch is for training."""
+
+    x: Tensor
+    y: Tensor
+    edge_index: Tensor
+    n_id: Tensor
+    batch_size: int
 
 
-def main(words: list[str]) -> list[dict[str, Any]]:
-    """Run the bench; returns its lines."""
+class MappedSampler:
+    """Collates seeds to batches over mapped files, without readahead: PyG's sampler, plain rows."""
+
+    def __init__(self, graph: Path, csc: Path, fanouts: tuple[int, ...]) -> None:
+        self._files = {
+            "indptr": csc / "indptr.npy",
+            "indices": csc / "indices.npy",
+            "x": graph / "node_feat.npy",
+            "y": graph / "node_label.npy",
+        }
+        self._fanouts = list(fanouts)
+        self._arrays: dict[str, Tensor] = {}
+
+    def __call__(self, seeds: list[int]) -> MappedBatch:
+        if not self._arrays:  # in the worker
+            self._arrays = {name: mapped(path) for name, path in self._files.items()}
+        held, first = self._arrays, torch.tensor(seeds)
+        sample = torch.ops.torch_sparse.neighbor_sample
+        n_id, row, col, _ = sample(
+            held["indptr"], held["indices"], first, self._fanouts, False, True
+        )
+        return MappedBatch(
+            held["x"][n_id], held["y"][n_id], torch.stack([row, col]), n_id, len(seeds)
+        )
+
+
+def mapped(path: Path) -> Tensor:
+    """A tensor over a mapped array, with MADV_RANDOM: a page fault reads one page."""
+    array = np.load(path, mmap_mode="c")
+    base: Any = array.base
+    assert isinstance(base, mmap.mmap)
+    base.madvise(mmap.MADV_RANDOM)
+    return torch.from_numpy(array)
+
+
+def make_csc(graph: Path, folder: Path) -> Path:
+    """`indptr.npy` and `indices.npy` of the graph; sorted in memory, once."""
+    path = folder / f"csc-{graph.name}"
+    if not (path / "indptr.npy").exists():
+        path.mkdir(parents=True, exist_ok=True)
+        src, dst = np.load(graph / "edge_index.npy", mmap_mode="r")
+        num_nodes = np.load(graph / "node_label.npy", mmap_mode="r").shape[0]
+        np.save(path / "indices.npy", src[np.argsort(dst, kind="stable")])
+        counts = np.bincount(dst, minlength=num_nodes)
+        np.save(path / "indptr.npy", np.concatenate([[0], np.cumsum(counts)]))
+    return path
+
+
+@contextmanager
+def open_mapped(task: Task, csc: Path, workers: int) -> Iterator[Run]:
+    """DataLoader workers, each of which samples and gathers from mapped files."""
+    try:
+        import torch_sparse  # noqa: F401  registers the sampler
+    except ImportError as error:
+        raise Skipped(
+            f"its sampler is torch-sparse's, which cannot be imported: {error}"
+        ) from error
+    loader: DataLoader[Any] = DataLoader(
+        task.seeds().tolist(),
+        batch_size=task.batch_size,
+        shuffle=True,
+        num_workers=workers,
+        persistent_workers=workers > 0,
+        collate_fn=MappedSampler(task.graph, csc, task.fanouts),
+    )
+    yield lambda: drain(loader, len(loader))
+
+
+def drop_cache(folders: tuple[Path, ...]) -> None:
+    """Ask the kernel to forget the pages of all files below."""
+    for path in (p for folder in folders for p in folder.rglob("*") if p.is_file()):
+        fd = os.open(path, os.O_RDONLY)
+        os.fsync(fd)
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(fd)
+
+
+def _parser() -> argparse.ArgumentParser:
     default = GraphSize()
     parser = argparse.ArgumentParser(prog="tools.bench loaders", description=__doc__)
     parser.add_argument("--folder", default="/tmp/blockstore-bench")
@@ -122,26 +190,51 @@ def main(words: list[str]) -> list[dict[str, Any]]:
     parser.add_argument("--features", type=int, default=default.features)
     parser.add_argument("--fanouts", type=int, nargs="+", default=(10, 10, 10))
     parser.add_argument("--batch-size", type=int, default=1000)
-    parser.add_argument("--seeds", type=int, default=90_000, help="that we are timed over")
-    parser.add_argument("--peer-seeds", type=int, default=20_000, help="that peers are timed over")
+    parser.add_argument("--seeds", type=int, default=100_000, help="of our epoch")
+    parser.add_argument("--peer-seeds", type=int, default=40_000, help="of a peer's epoch")
+    parser.add_argument("--workers", type=int, nargs="*", default=(0,), help="of the daemon")
     parser.add_argument("--pyg-workers", type=int, nargs="*", default=(0, 2, 4))
-    parser.add_argument("--mapped-workers", type=int, default=4, help="-1: leave it out")
+    parser.add_argument("--mapped-workers", type=int, nargs="*", default=(4,))
     parser.add_argument("--mem", default="4G")
-    parser.add_argument("--workers", type=int, default=0)
-    parser.add_argument("--rounds", type=int, default=3)
-    arguments = parser.parse_args(words)
-    folder, fanouts = Path(arguments.folder), tuple(arguments.fanouts)
-    size = GraphSize(arguments.nodes, arguments.degree, arguments.features)
-    graph = make_graph(folder, size)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument(
+        "--cold", action="store_true", help="empty the page cache before each round"
+    )
+    return parser
+
+
+def _peers(given: argparse.Namespace, graph: Path, folder: Path) -> list[Peer]:
+    ours = Task(graph, tuple(given.fanouts), given.batch_size, given.seeds)
+    theirs = ours._replace(num_seeds=given.peer_seeds)
     store = make_store(folder, graph)
-    with (
-        serving(store, folder, arguments.mem, "--workers", str(arguments.workers)) as endpoint,
-        peak_memory() as peak,
-    ):
-        found = measure(_peers(arguments, graph, endpoint, fanouts), arguments.rounds)
-        setting = {
-            "nodes": size.nodes, "edges": size.nodes * size.degree, "features": size.features,
-            "fanouts": list(fanouts), "batch_size": arguments.batch_size, "cache": "warm",
-            "peak_bytes_all": peak(),
-        }  # fmt: skip
-    return report("loaders", setting, found, arguments.out)
+    peers = [
+        Peer(f"ours, {w or 'auto'} workers", open_ours, (ours, store, folder, given.mem, w))
+        for w in given.workers
+    ]
+    for workers in given.pyg_workers:
+        peers.append(Peer(f"PyG, {workers} workers", open_pyg, (theirs, workers, True)))
+    if busy := [w for w in given.pyg_workers if w]:
+        name = f"PyG, {max(busy)} workers, rows gathered in the trainer"
+        peers.append(Peer(name, open_pyg, (theirs, max(busy), False)))
+    if given.mapped_workers:
+        csc = make_csc(graph, folder)
+        for workers in given.mapped_workers:
+            peers.append(Peer(f"mapped, {workers} workers", open_mapped, (theirs, csc, workers)))
+    return peers
+
+
+def main(words: list[str]) -> list[dict[str, Any]]:
+    """Run the bench; returns its lines."""
+    given = _parser().parse_args(words)
+    folder = Path(given.folder)
+    size = GraphSize(given.nodes, given.degree, given.features)
+    graph = make_graph(folder, size)
+    peers = _peers(given, graph, folder)
+    forget = functools.partial(drop_cache, (graph, folder / f"csc-{graph.name}"))
+    found = measure(peers, given.rounds, forget if given.cold else None)
+    setting = {
+        "nodes": size.nodes, "edges": size.nodes * size.degree, "features": size.features,
+        "fanouts": list(given.fanouts), "batch_size": given.batch_size, "mem": given.mem,
+        "cache": "cold" if given.cold else "warm",
+    }  # fmt: skip
+    return report("loaders", setting, found, given.out)

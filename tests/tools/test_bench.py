@@ -1,0 +1,87 @@
+"""Every bench, on a tiny graph."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+
+from tests.daemons import ROOT
+from tools.bench import disk, handover, ingest, kernels, loaders
+from tools.bench.harness import Skipped
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Where benches keep graphs and stores."""
+    return tmp_path_factory.mktemp("bench")
+
+
+def by_peer(lines):
+    return {line["peer"]: line for line in lines}
+
+
+TINY = ["--nodes", "3000", "--degree", "8", "--features", "16"]
+
+
+def test_loaders(folder):
+    sizes = ["--seeds", "300", "--peer-seeds", "200", "--batch-size", "50", "--fanouts", "3", "2"]
+    peers = ["--pyg-workers", "0", "--mapped-workers", "0", "--mem", "64M", "--rounds", "2"]
+    lines = by_peer(loaders.main(["--folder", str(folder), *TINY, *sizes, *peers]))
+    assert lines.keys() == {"ours, auto workers", "PyG, 0 workers", "mapped, 0 workers"}
+    for line in lines.values():
+        assert "skipped" in line or line["seeds_per_s"]["min"] > 0
+        assert "skipped" in line or line["peak_bytes"] > 0
+    assert lines["ours, auto workers"]["cache"] == "warm"
+
+
+def test_too_few_seeds_are_no_task(tmp_path):
+    np.save(tmp_path / "train_idx.npy", np.arange(300))
+    task = loaders.Task(tmp_path, (3,), 10, 300)
+    assert task.seeds().size == 300
+    with pytest.raises(Skipped, match="has 300 training nodes, 301 are asked for"):
+        task._replace(num_seeds=301).seeds()
+
+
+def test_disk(folder, tmp_path):
+    out = tmp_path / "results.jsonl"
+    sizes = ["--size", "1M", "--block-size", "64K", "--arena", "512K", "--rounds", "2"]
+    lines = disk.main(["--folder", str(folder), "--out", str(out), *sizes])
+    ours = by_peer(lines)["ours, verified"]
+    assert "skipped" in ours or ours["share_of_limit"]["min"] > 0
+    assert "skipped" in ours or ours["bytes_read"]["min"] >= 1 << 20
+    assert not (folder / "disk.bin").exists()
+    assert [json.loads(line) for line in out.read_text().splitlines()] == lines
+
+
+def test_handover(folder):
+    sizes = ["--nodes", "3000", "--batch-size", "10", "--fanouts", "3", "2"]
+    (line,) = handover.main(["--folder", str(folder), *sizes, "--think-ms", "1", "--rounds", "1"])
+    assert 0 < line["wait_p50_us"]["median"] <= line["beyond_copy_p50_us"]["median"]
+    assert line["copy_and_gather_p50_us"]["median"] > 0
+
+
+def test_ingest(folder):
+    ours, copy = ingest.main(["--folder", str(folder), *TINY, "--mem", "64M", "--rounds", "1"])
+    assert ours["seconds"]["median"] > 0
+    assert {"count_edges_s", "bucket_edges_s", "sort_columns_s"} <= ours.keys()
+    assert copy["source_GB_per_s"]["median"] > 0
+    assert not list(folder.glob("ingest-*")) + list(folder.glob("copy-*"))
+
+
+def test_kernels(folder):
+    sizes = ["--frontier", "500", "--fanout", "4", "--threads", "1", "2", "--rounds", "1"]
+    lines = kernels.main(["--folder", str(folder), *TINY, *sizes])
+    assert [line["peer"] for line in lines] == ["1 threads", "2 threads"]
+    for name in ("sample_M_edges_per_s", "renumber_M_ids_per_s", "gather_share_of_copy"):
+        assert all(line[name]["min"] > 0 for line in lines)
+
+
+def test_the_command_lists_its_benches():
+    command = [sys.executable, "-m", "tools.bench", "speed"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "{disk,handover,ingest,kernels,loaders}" in done.stderr

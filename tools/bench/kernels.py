@@ -1,0 +1,186 @@
+"""Rates of the kernels on one thread and on several, beside memcpy in the same round."""
+
+import argparse
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from blockstore.format import ITEM_BYTES, PAGE_BYTES, giant_capacity
+from blockstore.io.buffers import aligned_buffer
+from blockstore.kernels.crc import find_bad_page, page_crcs
+from blockstore.kernels.locate import build_guide, choose_shift, locate_columns
+from blockstore.kernels.order import stride_starts
+from blockstore.kernels.random import make_key
+from blockstore.kernels.renumber import clear_stamp, renumber_stamp
+from blockstore.kernels.rows import gather_rows
+from blockstore.kernels.sample import sample_columns
+from blockstore.store import open_store, scan_blocks
+from tools.bench.harness import Peer, Run, measure, report
+from tools.bench.setup import GraphSize, make_graph, make_store
+
+COPY_BYTES = 64 << 20  # a thread; beyond any cache
+REPEATS = 3  # of each kernel in a round: the best counts
+
+Job = Callable[[], object]
+
+
+class HeldGraph:
+    """The graph blocks of a store, all in memory, block b in slot b."""
+
+    def __init__(self, path: Path) -> None:
+        store = open_store(path)
+        manifest, relation = store.manifest, store.manifest.relations[0]
+        self.num_nodes, self.block_bytes = manifest.num_nodes, manifest.block_bytes
+        self.id_bytes = ITEM_BYTES[manifest.id_dtype]
+        data = aligned_buffer(relation.num_blocks * self.block_bytes)
+        for first, blocks in scan_blocks(store.graph(relation)):
+            data[first * self.block_bytes :][: blocks.size] = blocks.reshape(-1)
+        self.words, self.ids = data.view(np.uint32), data.view(np.dtype(manifest.id_dtype))
+        self.first_node = store.first_node(relation)
+        self.shift = choose_shift(self.num_nodes, relation.num_blocks)
+        self.guide = build_guide(self.first_node, 0, self.num_nodes, self.shift)
+        self.slot_of_block = np.arange(relation.num_blocks, dtype=np.int32)
+        edge_bytes = ITEM_BYTES[relation.edge_id_dtype] if relation.edge_id_dtype else 0
+        self.capacity = giant_capacity(self.block_bytes, self.id_bytes, edge_bytes)
+
+
+class Frontier:
+    """One hop of one worker: its nodes and workspace."""
+
+    def __init__(self, graph: HeldGraph, size: int, fanout: int, number: int) -> None:
+        self.graph, self.size, self.fanout = graph, size, fanout
+        generator = np.random.default_rng(number)
+        dtype = graph.ids.dtype
+        self.nodes = generator.permutation(graph.num_nodes)[:size].astype(dtype)
+        self.blocks, self.starts = np.empty(size, np.int32), np.empty(size, np.int64)
+        stride_starts(size, fanout, self.starts)
+        self.draws, self.counts = np.zeros(size * fanout, dtype), np.empty(size, np.uint32)
+        self.giants, self.giant_degrees = np.empty(size, np.uint32), np.empty(size, np.int64)
+        self.stamp = np.full(graph.num_nodes, -1, np.int32)
+        self.n_id = np.empty(size * fanout, dtype)
+        self.local = np.empty(size * fanout, np.uint32)
+        self.key = np.uint64(make_key(number, 0, 0, 0, 0))
+        self.sample()
+        self.num_edges = int(self.counts.sum())
+
+    def sample(self) -> None:
+        """Find the columns, draw the neighbors."""
+        g = self.graph
+        locate_columns(
+            self.nodes, self.size, 0, g.num_nodes, g.first_node, g.guide, g.shift, self.blocks
+        )
+        sample_columns(
+            g.words, g.ids, self.nodes, np.empty(0, np.uint32), 0, self.size, self.blocks,
+            g.first_node, g.slot_of_block, g.block_bytes, g.id_bytes, g.capacity, self.fanout,
+            False, self.key, self.starts, self.draws, self.counts, self.giants,
+            self.giant_degrees, 0,
+        )  # fmt: skip
+
+    def renumber(self) -> None:
+        """Local ids of what was drawn, and the table cleared."""
+        num_nodes, _ = renumber_stamp(
+            self.draws, self.starts, self.counts, self.size, self.stamp, self.n_id, 0, self.local, 0
+        )
+        clear_stamp(self.n_id, num_nodes, self.stamp)
+
+
+def best(pool: Executor, jobs: list[Job]) -> float:
+    """Seconds that all jobs take side by side, the best of a few times."""
+    times = []
+    for _ in range(REPEATS):
+        begun = time.perf_counter()
+        for future in [pool.submit(job) for job in jobs]:
+            future.result()
+        times.append(time.perf_counter() - begun)
+    return min(times)
+
+
+def copy_jobs(threads: int) -> list[Job]:
+    """Plain copies."""
+    sources = [np.ones(COPY_BYTES, np.uint8) for _ in range(threads)]
+    return [partial(np.copyto, np.zeros_like(source), source) for source in sources]
+
+
+def crc_jobs(threads: int) -> list[Job]:
+    """Checksums of as many bytes."""
+    num_pages = COPY_BYTES // PAGE_BYTES
+    expected = np.empty(num_pages, np.uint32)
+    page_crcs(np.ones(COPY_BYTES, np.uint8), num_pages, expected)
+    return [
+        partial(find_bad_page, np.ones(COPY_BYTES, np.uint8), num_pages, expected)
+        for _ in range(threads)
+    ]
+
+
+def gather_jobs(threads: int, num_rows: int, row_bytes: int, taken: int) -> list[Job]:
+    """Random rows of one large array."""
+    rows = np.ones(num_rows * row_bytes, np.uint8)
+    jobs: list[Job] = []
+    for number in range(threads):
+        picks = np.random.default_rng(number).integers(0, num_rows, taken)
+        addresses = picks.astype(np.uint64) * np.uint64(row_bytes)
+        out = np.zeros(taken * row_bytes, np.uint8)
+        jobs.append(partial(gather_rows, rows, addresses, 0, taken, row_bytes, out))
+    return jobs
+
+
+@contextmanager
+def open_kernels(
+    store: Path, threads: int, frontier: int, fanout: int, row_bytes: int
+) -> Iterator[Run]:
+    """All kernels in turn, each on all threads at once."""
+    graph = HeldGraph(store)
+    size = min(frontier, graph.num_nodes)
+    hops = [Frontier(graph, size, fanout, number) for number in range(threads)]
+    edges, copied, rows = sum(hop.num_edges for hop in hops), threads * COPY_BYTES, threads * size
+    work: dict[str, tuple[list[Job], float]] = {
+        "copy_GB_per_s": (copy_jobs(threads), copied / 1e9),
+        "crc_GB_per_s": (crc_jobs(threads), copied / 1e9),
+        "gather_GB_per_s": (
+            gather_jobs(threads, graph.num_nodes, row_bytes, size),
+            rows * row_bytes / 1e9,
+        ),
+        "sample_M_edges_per_s": ([hop.sample for hop in hops], edges / 1e6),
+        "renumber_M_ids_per_s": ([hop.renumber for hop in hops], edges / 1e6),
+    }
+
+    def run() -> Mapping[str, float]:
+        rates = {name: amount / best(pool, jobs) for name, (jobs, amount) in work.items()}
+        for name in ("crc", "gather"):
+            rates[f"{name}_share_of_copy"] = rates[f"{name}_GB_per_s"] / rates["copy_GB_per_s"]
+        return rates
+
+    with ThreadPoolExecutor(threads) as pool:
+        yield run
+
+
+def main(words: list[str]) -> list[dict[str, Any]]:
+    """Run the bench; returns its lines."""
+    parser = argparse.ArgumentParser(prog="tools.bench kernels", description=__doc__)
+    parser.add_argument("--folder", default="/tmp/blockstore-bench")
+    parser.add_argument("--out", default="")
+    parser.add_argument("--nodes", type=int, default=1_000_000)
+    parser.add_argument("--degree", type=int, default=30)
+    parser.add_argument("--features", type=int, default=128)
+    parser.add_argument("--frontier", type=int, default=100_000)
+    parser.add_argument("--fanout", type=int, default=10)
+    parser.add_argument("--threads", type=int, nargs="+", default=(1, 4))
+    parser.add_argument("--rounds", type=int, default=5)
+    given = parser.parse_args(words)
+    folder = Path(given.folder)
+    store = make_store(
+        folder, make_graph(folder, GraphSize(given.nodes, given.degree, given.features))
+    )
+    rest = (given.frontier, given.fanout, 4 * given.features)
+    peers = [Peer(f"{t} threads", open_kernels, (store, t, *rest)) for t in given.threads]
+    setting = {
+        "nodes": given.nodes, "edges": given.nodes * given.degree, "row_bytes": 4 * given.features,
+        "frontier": given.frontier, "fanout": given.fanout, "cache": "warm",
+    }  # fmt: skip
+    return report("kernels", setting, measure(peers, given.rounds), given.out)
