@@ -1,11 +1,10 @@
 """The `loaderd` command: serve a store, ask a daemon how it is."""
 
 import asyncio
+import contextlib
 import os
-import signal
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -21,6 +20,7 @@ from loaderd.engine import Engine, default_settings
 from loaderd.errors import DaemonError
 from loaderd.ledger import EngineSettings, plan_budget
 from loaderd.report import ledger_text, status_text
+from loaderd.signals import Signals, interrupt
 from loaderd.transport import ask_status
 
 SWITCH_INTERVAL_S = 0.0005  # between threads of the interpreter; the default 5 ms delays the loop
@@ -34,7 +34,7 @@ app = typer.Typer(
 )
 
 
-@contextmanager
+@contextlib.contextmanager
 def _one_line_errors() -> Iterator[None]:
     """What can go wrong is said in one line, with exit code 2."""
     try:
@@ -71,18 +71,18 @@ def serve(
 
 
 def _serve(store: Store, settings: EngineSettings, endpoint: Endpoint) -> None:
-    """Serve until a signal comes, also one that comes before the memory is taken."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    """Serve until a signal comes, also one that comes while memory is taken."""
+    signals = Signals()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    try:
-        with claim(endpoint), Engine(store, settings) as engine:
+    with contextlib.suppress(KeyboardInterrupt), claim(endpoint):
+        with signals.to(interrupt):
+            engine = Engine(store, settings)
+        with engine:
             line = (
                 f"serving {store.path} (fingerprint {store.manifest.fingerprint}) at {endpoint}, "
                 f"budget {format_bytes(settings.mem_bytes)}, {engine.io_mode}"
             )
-            asyncio.run(serve_engine(engine, endpoint, lambda: _say(line)))
-    except KeyboardInterrupt:
-        return
+            asyncio.run(serve_engine(engine, endpoint, signals, lambda: _say(line)))
 
 
 def _say(line: str) -> None:

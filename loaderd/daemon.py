@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import os
-import signal
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -39,6 +38,7 @@ from loaderd.protocol import (
 )
 from loaderd.registry import Peer, Registry
 from loaderd.requests import check_attach, check_start
+from loaderd.signals import Signals
 from loaderd.transport import Frame, Router
 
 DRAIN_S = 5.0  # for workers to finish what they have in hand
@@ -249,19 +249,20 @@ def _utf8(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode()
 
 
-async def serve(engine: Serving, endpoint: Endpoint, ready: Callable[[], None]) -> None:
-    """Serve until SIGTERM or SIGINT, then drain; a second signal ends the wait for workers."""
+async def serve(
+    engine: Serving, endpoint: Endpoint, signals: Signals, ready: Callable[[], None]
+) -> None:
+    """Serve until a signal comes, then drain; a second one ends the wait for workers."""
     loop = asyncio.get_running_loop()
     stop, hurry = asyncio.Event(), asyncio.Event()
 
-    def signalled() -> None:
+    def stop_or_hurry() -> None:
         (hurry if stop.is_set() else stop).set()
 
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, signalled)
-    daemon = Daemon(engine, endpoint)
-    try:
-        ready()
-        await stop.wait()
-    finally:
-        await daemon.drain(hurry)
+    with signals.to(lambda: loop.call_soon_threadsafe(stop_or_hurry)):
+        daemon = Daemon(engine, endpoint)
+        try:
+            ready()
+            await stop.wait()
+        finally:
+            await daemon.drain(hurry)

@@ -1,0 +1,43 @@
+"""SIGTERM and SIGINT of the daemon's process: who gets them, from the first file to the last."""
+
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+
+class Signals:
+    """Passes signals on to one receiver at a time; while there is none, they wait.
+
+    Unlike handlers of the event loop these stay when the loop closes, so that no moment is left in
+    which a signal would end the process with files behind it.
+    """
+
+    def __init__(self) -> None:
+        """Takes over both signals; call it in the main thread."""
+        self._receiver: Callable[[], object] | None = None
+        self._waiting = False
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda _number, _frame: self._arrived())
+
+    @contextmanager
+    def to(self, receiver: Callable[[], object]) -> Iterator[None]:
+        """Inside the `with`, `receiver` is called in the main thread for each signal."""
+        self._receiver = receiver
+        try:
+            if self._waiting:
+                self._arrived()
+            yield
+        finally:
+            self._receiver = None
+
+    def _arrived(self) -> None:
+        if self._receiver is None:
+            self._waiting = True
+        else:
+            self._waiting = False
+            self._receiver()
+
+
+def interrupt() -> None:
+    """A receiver for work that may be broken off anywhere."""
+    raise KeyboardInterrupt

@@ -1,0 +1,42 @@
+"""Signals reach their receiver, at once or as soon as there is one."""
+
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from loaderd.signals import Signals, interrupt
+
+
+@pytest.fixture
+def signals() -> Iterator[Signals]:
+    """Both signals as they were, afterwards."""
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    before = [signal.getsignal(n) for n in numbers]
+    yield Signals()
+    for number, handler in zip(numbers, before, strict=True):
+        signal.signal(number, handler)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_receiver_gets_each_signal(signals, number):
+    got = []
+    with signals.to(lambda: got.append(1)):
+        signal.raise_signal(number)
+        signal.raise_signal(number)
+    assert len(got) == 2
+
+
+def test_a_signal_without_a_receiver_waits_for_one(signals):
+    signal.raise_signal(signal.SIGTERM)
+    got = []
+    with signals.to(lambda: got.append(1)):
+        assert len(got) == 1
+    with signals.to(lambda: got.append(2)):
+        assert len(got) == 1
+
+
+def test_work_is_broken_off_and_later_signals_wait(signals):
+    with pytest.raises(KeyboardInterrupt), signals.to(interrupt):
+        signal.raise_signal(signal.SIGINT)
+    signal.raise_signal(signal.SIGTERM)
