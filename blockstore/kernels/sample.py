@@ -15,117 +15,45 @@ import numpy as np
 from numba import njit
 
 from blockstore.kernels.intrinsics import prefetch
-from blockstore.kernels.random import bounded, draw_hash, mix, node_key
+from blockstore.kernels.jit import leaf
+from blockstore.kernels.picks import pick_positions, scratch_size
 
 _GROUP = 64  # columns whose memory is asked for before any is used
-_LINEAR = 64  # fanout up to which a pick is looked for among the others one by one
+_PLACE, _AT, _FOUND, _WHOLE = 0, 1, 2, 3  # rows of a group's table
+_FEW_LINES = 16  # of a column that is copied whole; the processor asks for the rest by itself
 _HEADER_WORDS = 16  # 64 bytes of header, then the offsets
 _LAST_DEGREE, _NUM_EDGES, _EDGES_START = 4, 7, 9  # header fields, in words of four bytes
 
 
-@njit(nogil=True, cache=True, inline="always")
+@leaf
 def _column(node, block, first_node, slot_of_block, slot_bytes):
     """Word index in the arena of the offset of a column; its block is present."""
     base = np.int64(slot_of_block[block]) * (slot_bytes // 4)
     return base + _HEADER_WORDS + np.int64(node) - np.int64(first_node[block])
 
 
-@njit(nogil=True, cache=True, inline="always")
-def _degree(arena32, offset, node, block, first_node, capacity):
-    """Total degree of the column whose offset is at word `offset`."""
+@leaf
+def _degree(arena32, offset, base, capacity):
+    """Total degree of the column whose offset is at word `offset` of the block at word `base`."""
     degree = np.int64(arena32[offset + 1]) - np.int64(arena32[offset])
     if degree == capacity:  # alone in its block: it may go on in the next
-        base = offset - _HEADER_WORDS - (np.int64(node) - np.int64(first_node[block]))
         low = np.int64(arena32[base + _LAST_DEGREE])
-        degree = low + (np.int64(arena32[base + _LAST_DEGREE + 1]) << 32)
+        degree = max(degree, low + (np.int64(arena32[base + _LAST_DEGREE + 1]) << 32))
     return degree
 
 
-@njit(nogil=True, cache=True)
-def scratch_size(fanout):
-    """Slots of the set of picks that `pick_positions` needs."""
-    size = 1
-    while fanout > _LINEAR and size < 2 * fanout:
-        size *= 2
-    return size
+@leaf
+def _is_whole(degree, fanout, replace):
+    """Whether the picks of a column are all its edges, in order."""
+    return fanout < 0 or (degree <= fanout and not replace)
 
 
-@njit(nogil=True, cache=True, inline="always")
-def _among(out, at, count, pick):
-    """Whether `pick` is among out[at : at + count]."""
-    for j in range(at, at + count):
-        if np.int64(out[j]) == pick:
-            return True
-    return False
-
-
-@njit(nogil=True, cache=True)
-def _remember(scratch, pick):
-    """Put `pick` into the set `scratch` (-1 where empty); whether it was there already."""
-    mask = scratch.size - 1
-    slot = np.int64(mix(np.uint64(pick)) & np.uint64(mask))
-    while scratch[slot] >= 0:
-        if scratch[slot] == pick:
-            return True
-        slot = (slot + 1) & mask
-    scratch[slot] = pick
-    return False
-
-
-@njit(nogil=True, cache=True)
-def _pick_few(out, at, degree, fanout, nkey):
-    """Floyd's picks, at most _LINEAR of them: a word of bits tells most picks from those before.
-
-    Where the degree is at most 64 the bits are exact, and no pick is ever compared.
-    """
-    one, low = np.uint64(1), np.uint64(63)
-    bits = np.uint64(0)
-    for k in range(fanout):
-        last = degree - fanout + k
-        pick = bounded(draw_hash(nkey, k), last + 1)
-        bit = one << (np.uint64(pick) & low)
-        if bits & bit and (degree <= 64 or _among(out, at, k, pick)):
-            pick = last
-            bit = one << (np.uint64(pick) & low)
-        bits |= bit
-        out[at + k] = pick
-
-
-@njit(nogil=True, cache=True)
-def _pick_many(out, at, degree, fanout, nkey, scratch):
-    """Floyd's picks with a set of them."""
-    scratch[:] = -1
-    for k in range(fanout):
-        last = degree - fanout + k
-        pick = bounded(draw_hash(nkey, k), last + 1)
-        if _remember(scratch, pick):
-            pick = last
-            _remember(scratch, pick)
-        out[at + k] = pick
-
-
-@njit(nogil=True, cache=True)
-def pick_positions(out, at, degree, fanout, replace, node, key, scratch):
-    """Positions of the picks of one column, into out[at:]; returns their number, int64.
-
-    Without replacement by Floyd's method: draw k is uniform in [0, degree - fanout + k], and where
-    it was picked before, that bound is picked.  Source: Bentley and Floyd, CACM 30(9), 1987.
-    """
-    if fanout < 0 or (degree <= fanout and not replace):
-        for k in range(degree):
-            out[at + k] = k
-        return degree
-    if degree == 0:
-        return np.int64(0)
-    nkey = node_key(key, node)
-    if replace:
-        for k in range(fanout):
-            out[at + k] = bounded(draw_hash(nkey, k), degree)
-    elif scratch.size == 1:
-        _pick_few(out, at, degree, fanout, nkey)
-    else:
-        _pick_many(out, at, degree, fanout, nkey, scratch)
-    return np.int64(fanout)
+@leaf
+def _edge_ids_at(arena32, base, slot, slot_bytes, id_bytes, edge_id_bytes):
+    """Index, in the view of edge ids, of the edge id of the block's first edge."""
+    edges_start = np.int64(arena32[base + _EDGES_START])
+    end = (edges_start + np.int64(arena32[base + _NUM_EDGES])) * id_bytes
+    return (slot * slot_bytes + (end + 7) // 8 * 8) // edge_id_bytes
 
 
 @njit(nogil=True, cache=True)
@@ -134,13 +62,142 @@ def column_degrees(
     capacity, counts,
 ):  # fmt: skip
     """counts[i] = total degree of entry i, uint32; 0 for a node of another type."""
-    for j in range(low, high):
-        i = np.int64(order[j]) if order.size else j
-        if blocks[i] < 0:
-            counts[i] = 0
+    places = np.empty((4, _GROUP), np.int64)
+    for start in range(low, high, _GROUP):
+        count = min(_GROUP, high - start)
+        _find_group(
+            arena32, nodes, order, start, count, blocks, first_node, slot_of_block, slot_bytes,
+            False, places,
+        )  # fmt: skip
+        _degree_group(
+            arena32, order, start, count, blocks, slot_of_block, slot_bytes, capacity, counts,
+            places,
+        )  # fmt: skip
+
+
+@leaf
+def _degree_group(
+    arena32, order, start, count, blocks, slot_of_block, slot_bytes, capacity, counts, places
+):
+    for g in range(count):
+        i = np.int64(order[start + g]) if order.size else start + g
+        counts[i] = 0
+        if places[_PLACE, g] >= 0:
+            base = np.int64(slot_of_block[blocks[i]]) * (slot_bytes // 4)
+            counts[i] = _degree(arena32, places[_PLACE, g], base, capacity)
+
+
+@leaf
+def _find_group(
+    arena32, nodes, order, start, count, blocks, first_node, slot_of_block, slot_bytes, header,
+    places,
+):  # fmt: skip
+    """places[_PLACE] = word of each column's offset, -1 for a node of another type; asked for."""
+    for g in range(count):
+        i = np.int64(order[start + g]) if order.size else start + g
+        places[_PLACE, g] = -1
+        if blocks[i] >= 0:
+            place = _column(nodes[i], blocks[i], first_node, slot_of_block, slot_bytes)
+            places[_PLACE, g] = place
+            prefetch(arena32, place)
+            if header:
+                prefetch(arena32, np.int64(slot_of_block[blocks[i]]) * (slot_bytes // 4))
+
+
+@leaf
+def _ask_for(values, first, degree, draws, at, found, whole):
+    """Prefetch what a column's picks need: its cache lines, or those of the picks if fewer."""
+    per_line = 64 // values.itemsize
+    if whole or degree <= found * per_line:
+        stop = first + (min(degree, _FEW_LINES * per_line) if whole else degree)
+        for edge in range(first, stop, per_line):
+            prefetch(values, edge)
+        prefetch(values, stop - 1)
+    else:
+        for k in range(np.uint64(at), np.uint64(at + found)):
+            prefetch(values, first + np.int64(draws[k]))
+
+
+@leaf
+def _pick_group(
+    arena32, values, edge_ids, nodes, order, start, count, blocks, slot_of_block, slot_bytes,
+    id_bytes, capacity, fanout, replace, key, starts, draws, counts, giants, giant_degrees,
+    num_giants, scratch, places,
+):  # fmt: skip
+    """Positions of the picks into `draws`; where the columns lie, into `places`.
+
+    Returns the number of giants so far; of edge ids neither counts nor giants are written.
+    """
+    for g in range(count):
+        offset = places[_PLACE, g]
+        i = np.int64(order[start + g]) if order.size else start + g
+        places[_FOUND, g] = 0
+        if offset < 0:
+            if not edge_ids:
+                counts[i] = 0
             continue
-        offset = _column(nodes[i], blocks[i], first_node, slot_of_block, slot_bytes)
-        counts[i] = _degree(arena32, offset, nodes[i], blocks[i], first_node, capacity)
+        slot = np.int64(slot_of_block[blocks[i]])
+        base = slot * (slot_bytes // 4)
+        degree = _degree(arena32, offset, base, capacity)
+        whole = _is_whole(degree, fanout, replace)
+        found = degree if whole or degree == 0 else np.int64(fanout)
+        if not edge_ids:
+            counts[i] = found
+        if degree > capacity:
+            if not edge_ids:
+                giants[num_giants] = i
+                giant_degrees[num_giants] = degree
+                num_giants += 1
+            continue
+        first = np.int64(arena32[offset])
+        if edge_ids:
+            first -= np.int64(arena32[base + _EDGES_START])
+            first += _edge_ids_at(arena32, base, slot, slot_bytes, id_bytes, values.itemsize)
+        else:
+            first += slot * (slot_bytes // id_bytes)
+        if not whole:
+            pick_positions(draws, starts[i], degree, found, replace, nodes[i], key, scratch)
+        places[_PLACE, g], places[_AT, g], places[_FOUND, g] = first, starts[i], found
+        places[_WHOLE, g] = whole
+        if found:
+            _ask_for(values, first, degree, draws, starts[i], found, whole)
+    return num_giants
+
+
+@leaf
+def _fetch_group(values, count, draws, places):
+    """Picks to what lies there."""
+    for g in range(count):
+        first, at = np.uint64(places[_PLACE, g]), np.uint64(places[_AT, g])
+        found = np.uint64(places[_FOUND, g])
+        if places[_WHOLE, g]:
+            for k in range(found):
+                draws[at + k] = values[first + k]
+        else:
+            for k in range(at, at + found):
+                draws[k] = values[first + np.uint64(draws[k])]
+
+
+@leaf
+def _draw_columns(
+    arena32, values, edge_ids, nodes, order, low, high, blocks, first_node, slot_of_block,
+    slot_bytes, id_bytes, capacity, fanout, replace, key, starts, draws, counts, giants,
+    giant_degrees, num_giants, scratch, places,
+):  # fmt: skip
+    """Sources, or edge ids, group by group: find the columns, pick, fetch."""
+    for start in range(low, high, _GROUP):
+        count = min(_GROUP, high - start)
+        _find_group(
+            arena32, nodes, order, start, count, blocks, first_node, slot_of_block, slot_bytes,
+            edge_ids, places,
+        )  # fmt: skip
+        num_giants = _pick_group(
+            arena32, values, edge_ids, nodes, order, start, count, blocks, slot_of_block,
+            slot_bytes, id_bytes, capacity, fanout, replace, key, starts, draws, counts, giants,
+            giant_degrees, num_giants, scratch, places,
+        )  # fmt: skip
+        _fetch_group(values, count, draws, places)
+    return num_giants
 
 
 @njit(nogil=True, cache=True)
@@ -150,7 +207,8 @@ def sample_columns(
 ):  # fmt: skip
     """draws[starts[i] : + counts[i]] = sampled sources of entry i, by store id.
 
-    counts         uint32   out: min(degree, fanout); the degree where fanout < 0
+    counts         uint32   out: min(degree, fanout); the degree where fanout < 0; with replacement
+                            fanout, and 0 for a column without edges
     giants         uint32   out, appended: entries whose column is a giant; nothing is drawn yet
     giant_degrees  int64    out: their degrees
 
@@ -158,51 +216,12 @@ def sample_columns(
     that any order and grouping gives the same.  Time O(edges), O(fanout) more below fanout 64.
     """
     scratch = np.full(scratch_size(fanout), -1, np.int64)
-    place = np.empty(_GROUP, np.int64)  # offset word, then ids index of the column's first edge
-    at, found = np.empty(_GROUP, np.int64), np.empty(_GROUP, np.int64)
-    for group in range(low, high, _GROUP):
-        count = min(_GROUP, high - group)
-        for g in range(count):
-            i = np.int64(order[group + g]) if order.size else group + g
-            place[g] = -1
-            if blocks[i] >= 0:
-                place[g] = _column(nodes[i], blocks[i], first_node, slot_of_block, slot_bytes)
-                prefetch(arena32, place[g])
-        for g in range(count):
-            i = np.int64(order[group + g]) if order.size else group + g
-            counts[i] = 0
-            if place[g] < 0:
-                continue
-            offset = place[g]
-            degree = _degree(arena32, offset, nodes[i], blocks[i], first_node, capacity)
-            if degree > capacity:
-                giants[num_giants] = i
-                giant_degrees[num_giants] = degree
-                num_giants += 1
-                counts[i] = degree if fanout < 0 or degree < fanout else fanout
-                place[g] = -1
-                continue
-            slot = np.int64(slot_of_block[blocks[i]])
-            place[g] = slot * (slot_bytes // id_bytes) + np.int64(arena32[offset])
-            at[g] = starts[i]
-            found[g] = pick_positions(draws, at[g], degree, fanout, replace, nodes[i], key, scratch)
-            counts[i] = found[g]
-            for k in range(at[g], at[g] + found[g]):
-                prefetch(ids, place[g] + np.int64(draws[k]))
-        for g in range(count):
-            if place[g] >= 0:
-                base, first = np.uint64(place[g]), np.uint64(at[g])
-                for k in range(first, first + np.uint64(found[g])):
-                    draws[k] = ids[base + np.uint64(draws[k])]
-    return num_giants
-
-
-@njit(nogil=True, cache=True, inline="always")
-def _edge_ids_at(arena32, base32, slot, slot_bytes, id_bytes, edge_id_bytes):
-    """Index, in the view of edge ids, of the edge id of the block's first edge."""
-    edges_start = np.int64(arena32[base32 + _EDGES_START])
-    end = (edges_start + np.int64(arena32[base32 + _NUM_EDGES])) * id_bytes
-    return (slot * slot_bytes + (end + 7) // 8 * 8) // edge_id_bytes
+    places = np.empty((4, _GROUP), np.int64)
+    return _draw_columns(
+        arena32, ids, False, nodes, order, low, high, blocks, first_node, slot_of_block, slot_bytes,
+        id_bytes, capacity, fanout, replace, key, starts, draws, counts, giants, giant_degrees,
+        num_giants, scratch, places,
+    )  # fmt: skip
 
 
 @njit(nogil=True, cache=True)
@@ -216,22 +235,13 @@ def column_edge_ids(
     edge_draws  of that type
     """
     scratch = np.full(scratch_size(fanout), -1, np.int64)
-    for j in range(low, high):
-        i = np.int64(order[j]) if order.size else j
-        if blocks[i] < 0:
-            continue
-        offset = _column(nodes[i], blocks[i], first_node, slot_of_block, slot_bytes)
-        degree = _degree(arena32, offset, nodes[i], blocks[i], first_node, capacity)
-        if degree > capacity:
-            continue
-        slot = np.int64(slot_of_block[blocks[i]])
-        base = slot * (slot_bytes // 4)
-        first = _edge_ids_at(arena32, base, slot, slot_bytes, id_bytes, edge_ids.itemsize)
-        first += np.int64(arena32[offset]) - np.int64(arena32[base + _EDGES_START])
-        at = starts[i]
-        found = pick_positions(edge_draws, at, degree, fanout, replace, nodes[i], key, scratch)
-        for k in range(found):
-            edge_draws[at + k] = edge_ids[first + np.int64(edge_draws[at + k])]
+    places = np.empty((4, _GROUP), np.int64)
+    none32, none64 = np.empty(0, np.uint32), np.empty(0, np.int64)
+    _draw_columns(
+        arena32, edge_ids, True, nodes, order, low, high, blocks, first_node, slot_of_block,
+        slot_bytes, id_bytes, capacity, fanout, replace, key, starts, edge_draws, none32, none32,
+        none64, 0, scratch, places,
+    )  # fmt: skip
 
 
 @njit(nogil=True, cache=True)
@@ -241,42 +251,60 @@ def giant_blocks(
     """marks[b] = 1 (uint8) for each block that a pick of a giant lies in."""
     picks = np.empty(max(1, fanout), np.int64)
     scratch = np.full(scratch_size(fanout), -1, np.int64)
+    _mark_giants(
+        giants, giant_degrees, num_giants, nodes, blocks, capacity, fanout, replace, key, marks,
+        picks, scratch,
+    )  # fmt: skip
+
+
+@leaf
+def _mark_giants(
+    giants, giant_degrees, num_giants, nodes, blocks, capacity, fanout, replace, key, marks, picks,
+    scratch,
+):  # fmt: skip
     for g in range(num_giants):
         i, degree = np.int64(giants[g]), giant_degrees[g]
-        if fanout < 0 or (degree <= fanout and not replace):
+        if _is_whole(degree, fanout, replace):
             for b in range((degree + capacity - 1) // capacity):
                 marks[blocks[i] + b] = 1
-            continue
-        found = pick_positions(picks, 0, degree, fanout, replace, nodes[i], key, scratch)
-        for k in range(found):
-            marks[blocks[i] + picks[k] // capacity] = 1
+        else:
+            pick_positions(picks, 0, degree, fanout, replace, nodes[i], key, scratch)
+            for k in range(fanout):
+                marks[blocks[i] + picks[k] // capacity] = 1
 
 
-@njit(nogil=True, cache=True)
+@leaf
+def _giant_edges_at(arena32, values, edge_ids, slot, slot_bytes, id_bytes):
+    """Index in `values` of the first edge of the block in `slot`."""
+    base = slot * (slot_bytes // 4)
+    if edge_ids:
+        return _edge_ids_at(arena32, base, slot, slot_bytes, id_bytes, values.itemsize)
+    return slot * (slot_bytes // id_bytes) + np.int64(arena32[base + _EDGES_START])
+
+
+@leaf
 def _fill(
-    arena32, values, edge_id_bytes, giants, giant_degrees, num_giants, nodes, blocks, slot_of_block,
-    slot_bytes, id_bytes, capacity, fanout, replace, key, starts, draws,
+    arena32, values, edge_ids, giants, giant_degrees, num_giants, nodes, blocks, slot_of_block,
+    slot_bytes, id_bytes, capacity, fanout, replace, key, starts, draws, picks, scratch,
 ):  # fmt: skip
-    """Picks of giants whose block is present; `edge_id_bytes` 0: sources, else edge ids."""
-    picks = np.empty(max(1, fanout), np.int64)
-    scratch = np.full(scratch_size(fanout), -1, np.int64)
+    """Picks of giants whose block is present: sources, or edge ids."""
     for g in range(num_giants):
         i, degree = np.int64(giants[g]), giant_degrees[g]
-        everything = fanout < 0 or (degree <= fanout and not replace)
-        found = degree
-        if not everything:
-            found = pick_positions(picks, 0, degree, fanout, replace, nodes[i], key, scratch)
-        for k in range(found):
-            position = k if everything else picks[k]
-            slot = np.int64(slot_of_block[blocks[i] + position // capacity])
-            if slot < 0:
-                continue
-            base = slot * (slot_bytes // 4)
-            if edge_id_bytes:
-                first = _edge_ids_at(arena32, base, slot, slot_bytes, id_bytes, edge_id_bytes)
-            else:
-                first = slot * (slot_bytes // id_bytes) + np.int64(arena32[base + _EDGES_START])
-            draws[starts[i] + k] = values[first + position % capacity]
+        head, at = np.int64(blocks[i]), starts[i]
+        if _is_whole(degree, fanout, replace):
+            for done in range(0, degree, capacity):
+                slot = np.int64(slot_of_block[head + done // capacity])
+                if slot >= 0:
+                    first = _giant_edges_at(arena32, values, edge_ids, slot, slot_bytes, id_bytes)
+                    for k in range(min(capacity, degree - done)):
+                        draws[at + done + k] = values[first + k]
+            continue
+        pick_positions(picks, 0, degree, fanout, replace, nodes[i], key, scratch)
+        for k in range(fanout):
+            slot = np.int64(slot_of_block[head + picks[k] // capacity])
+            if slot >= 0:
+                first = _giant_edges_at(arena32, values, edge_ids, slot, slot_bytes, id_bytes)
+                draws[at + k] = values[first + picks[k] % capacity]
 
 
 @njit(nogil=True, cache=True)
@@ -288,9 +316,11 @@ def fill_giants(
 
     Position p of a giant that starts in block h is edge p % capacity of block h + p // capacity.
     """
+    picks = np.empty(max(1, fanout), np.int64)
+    scratch = np.full(scratch_size(fanout), -1, np.int64)
     _fill(
-        arena32, ids, 0, giants, giant_degrees, num_giants, nodes, blocks, slot_of_block,
-        slot_bytes, id_bytes, capacity, fanout, replace, key, starts, draws,
+        arena32, ids, False, giants, giant_degrees, num_giants, nodes, blocks, slot_of_block,
+        slot_bytes, id_bytes, capacity, fanout, replace, key, starts, draws, picks, scratch,
     )  # fmt: skip
 
 
@@ -300,7 +330,9 @@ def fill_giant_edge_ids(
     id_bytes, capacity, fanout, replace, key, starts, edge_draws,
 ):  # fmt: skip
     """Edge ids of the giants' picks that lie in blocks present now."""
+    picks = np.empty(max(1, fanout), np.int64)
+    scratch = np.full(scratch_size(fanout), -1, np.int64)
     _fill(
-        arena32, edge_ids, edge_ids.itemsize, giants, giant_degrees, num_giants, nodes, blocks,
-        slot_of_block, slot_bytes, id_bytes, capacity, fanout, replace, key, starts, edge_draws,
+        arena32, edge_ids, True, giants, giant_degrees, num_giants, nodes, blocks, slot_of_block,
+        slot_bytes, id_bytes, capacity, fanout, replace, key, starts, edge_draws, picks, scratch,
     )  # fmt: skip
