@@ -15,6 +15,7 @@ from blockstore.units import format_bytes
 
 _LINE_S = 5.0  # between lines where there is no terminal
 _DRAW_S = 0.2
+_LOOK_S = 0.05  # between looks at the memory
 _NAME_WIDTH = 28
 
 
@@ -61,13 +62,16 @@ class Stage:
         self._progress, self._name, self._total, self._unit = progress, name, total, unit
         self._bar = bar
         self._task = bar.add_task(name.ljust(_NAME_WIDTH), total=max(total, 1), text="")
-        self._begun = self._shown = time.monotonic()
+        self._begun = self._shown = self._looked = time.monotonic()
         self._done = 0
 
     def advance(self, count: int) -> None:
         """So many more items are done."""
         self._done += count
         now = time.monotonic()
+        if now - self._looked >= _LOOK_S:
+            self._looked = now
+            self._progress.look_at_memory()
         if now - self._shown >= self._progress.interval_s:
             self._shown = now
             self.show()

@@ -3,6 +3,10 @@
 import numpy as np
 from numba import njit
 
+from blockstore.kernels.intrinsics import prefetch
+
+AHEAD = 32  # edges between asking for a table's entry and using it
+
 
 @njit(nogil=True, cache=True)
 def first_outside(ids, limit):
@@ -17,6 +21,8 @@ def first_outside(ids, limit):
 def count_targets(src, dst, undirected, keep_loops, counts):
     """counts[v] += edges into v, uint32; with `undirected` their reverses too, loops once."""
     for i in range(src.size):
+        if i + AHEAD < src.size:
+            prefetch(counts, np.int64(dst[i + AHEAD]))
         if src[i] == dst[i]:
             if keep_loops:
                 counts[dst[i]] += np.uint32(1)
@@ -43,6 +49,9 @@ def expand_edges(
     count = 0
     ranked, with_ids = rank.size > 0, out_ids.size > 0
     for i in range(src.size):
+        if ranked and i + AHEAD < src.size:
+            prefetch(rank, np.int64(src[i + AHEAD]))
+            prefetch(rank, np.int64(dst[i + AHEAD]))
         u, v = np.int64(src[i]), np.int64(dst[i])
         loop = u == v
         if loop and not keep_loops:
