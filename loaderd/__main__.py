@@ -23,9 +23,6 @@ from loaderd.report import ledger_text, status_text
 from loaderd.signals import Signals, interrupt
 from loaderd.transport import ask_status
 
-SWITCH_INTERVAL_S = 0.0005  # between threads of the interpreter; the default 5 ms delays the loop
-
-
 app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
@@ -73,7 +70,6 @@ def serve(
 def _serve(store: Store, settings: EngineSettings, endpoint: Endpoint) -> None:
     """Serve until a signal comes, also one that comes while memory is taken."""
     signals = Signals()
-    sys.setswitchinterval(SWITCH_INTERVAL_S)
     with contextlib.suppress(KeyboardInterrupt), claim(endpoint):
         with signals.to(interrupt):
             engine = Engine(store, settings)
