@@ -1,15 +1,17 @@
 """Store ids to local ids, in order of first occurrence: by a table of all nodes, or by hashing."""
 
 import numpy as np
-from numba import njit
 
 from blockstore.kernels.intrinsics import prefetch
+from blockstore.kernels.jit import leaf
 from blockstore.kernels.random import mix
 
-_AHEAD = 16
+_COLUMNS = 8  # whose memory is asked for ahead, at most _DRAWS of each
+_DRAWS = 64
+_NODES = 32  # of n_id, likewise
 
 
-@njit(nogil=True, cache=True)
+@leaf
 def enter_seeds_stamp(n_id, num, stamp):
     """The seeds n_id[:num] get their places; of equal ones the first counts.
 
@@ -20,7 +22,7 @@ def enter_seeds_stamp(n_id, num, stamp):
             stamp[n_id[i]] = i
 
 
-@njit(nogil=True, cache=True)
+@leaf
 def renumber_stamp(draws, starts, counts, num, stamp, n_id, num_nodes, local, edge):
     """Local ids of a hop's sources; new ones are appended to n_id.
 
@@ -31,42 +33,44 @@ def renumber_stamp(draws, starts, counts, num, stamp, n_id, num_nodes, local, ed
 
     Returns (num_nodes, edge) after the hop.
     """
-    size = draws.size
     for i in range(num):
-        start = starts[i]
-        if start + _AHEAD < size:  # may lie in the next columns: harmless
-            for k in range(counts[i]):
-                if start + k + _AHEAD < size:
-                    ahead = np.int64(draws[start + k + _AHEAD])
-                    if ahead < stamp.size:
-                        prefetch(stamp, ahead)
-        for k in range(counts[i]):
-            node = draws[start + k]
-            place = stamp[node]
-            if place < 0:
-                place = np.int32(num_nodes)
-                stamp[node] = place
-                n_id[num_nodes] = node
-                num_nodes += 1
-            local[edge] = place
-            edge += 1
+        if i + _COLUMNS < num:
+            start = starts[i + _COLUMNS]
+            for k in range(start, start + min(np.int64(counts[i + _COLUMNS]), _DRAWS)):
+                prefetch(stamp, np.int64(draws[k]))
+        stop = starts[i] + np.int64(counts[i])
+        for low in range(starts[i], stop, _DRAWS):
+            for k in range(low + _DRAWS, min(low + 2 * _DRAWS, stop)):
+                prefetch(stamp, np.int64(draws[k]))
+            for k in range(low, min(low + _DRAWS, stop)):
+                node = draws[k]
+                place = stamp[node]
+                if place < 0:
+                    place = np.int32(num_nodes)
+                    stamp[node] = place
+                    n_id[num_nodes] = node
+                    num_nodes += 1
+                local[edge] = place
+                edge += 1
     return num_nodes, edge
 
 
-@njit(nogil=True, cache=True)
+@leaf
 def clear_stamp(n_id, num_nodes, stamp):
     """All -1 again."""
     for i in range(num_nodes):
+        if i + _NODES < num_nodes:
+            prefetch(stamp, np.int64(n_id[i + _NODES]))
         stamp[n_id[i]] = -1
 
 
-@njit(nogil=True, cache=True, inline="always")
+@leaf
 def _empty(keys):
     """The key of an empty slot: all ones of the width of the keys."""
     return np.uint64(0xFFFFFFFF) if keys.itemsize == 4 else np.uint64(0xFFFFFFFFFFFFFFFF)
 
 
-@njit(nogil=True, cache=True, inline="always")
+@leaf
 def _find(node, keys, mask, empty):
     """Slot of `node`, or the empty slot where it would go."""
     slot = np.int64(mix(node) & np.uint64(mask))
@@ -75,7 +79,15 @@ def _find(node, keys, mask, empty):
     return slot
 
 
-@njit(nogil=True, cache=True)
+@leaf
+def _ask_for(node, keys, values, mask):
+    """Prefetch where the search for `node` begins."""
+    slot = np.int64(mix(np.uint64(node)) & np.uint64(mask))
+    prefetch(keys, slot)
+    prefetch(values, slot)
+
+
+@leaf
 def enter_seeds_hash(n_id, num, keys, values, mask):
     """As `enter_seeds_stamp`, into a table of mask + 1 slots, at most half of them used.
 
@@ -90,34 +102,39 @@ def enter_seeds_hash(n_id, num, keys, values, mask):
             values[slot] = i
 
 
-@njit(nogil=True, cache=True)
+@leaf
 def renumber_hash(draws, starts, counts, num, keys, values, mask, n_id, num_nodes, local, edge):
     """As `renumber_stamp`, through a hash table."""
     empty = _empty(keys)
-    size = draws.size
     for i in range(num):
-        start = starts[i]
-        for k in range(counts[i]):
-            if start + k + _AHEAD < size:
-                ahead = mix(np.uint64(draws[start + k + _AHEAD])) & np.uint64(mask)
-                prefetch(keys, np.int64(ahead))
-            node = draws[start + k]
-            slot = _find(np.uint64(node), keys, mask, empty)
-            if np.uint64(keys[slot]) == empty:
-                keys[slot] = node
-                values[slot] = num_nodes
-                n_id[num_nodes] = node
-                num_nodes += 1
-            local[edge] = values[slot]
-            edge += 1
+        if i + _COLUMNS < num:
+            start = starts[i + _COLUMNS]
+            for k in range(start, start + min(np.int64(counts[i + _COLUMNS]), _DRAWS)):
+                _ask_for(draws[k], keys, values, mask)
+        stop = starts[i] + np.int64(counts[i])
+        for low in range(starts[i], stop, _DRAWS):
+            for k in range(low + _DRAWS, min(low + 2 * _DRAWS, stop)):
+                _ask_for(draws[k], keys, values, mask)
+            for k in range(low, min(low + _DRAWS, stop)):
+                node = draws[k]
+                slot = _find(np.uint64(node), keys, mask, empty)
+                if np.uint64(keys[slot]) == empty:
+                    keys[slot] = node
+                    values[slot] = num_nodes
+                    n_id[num_nodes] = node
+                    num_nodes += 1
+                local[edge] = values[slot]
+                edge += 1
     return num_nodes, edge
 
 
-@njit(nogil=True, cache=True)
+@leaf
 def clear_hash(n_id, num_nodes, keys, values, mask):
     """All empty again, by going through the nodes backwards: each is the last of its chain."""
     empty = _empty(keys)
     for i in range(num_nodes - 1, -1, -1):
+        if i >= _NODES:
+            _ask_for(n_id[i - _NODES], keys, values, mask)
         slot = _find(np.uint64(n_id[i]), keys, mask, empty)
         if values[slot] == i:  # not the second place of a seed that is given twice
             keys[slot] = empty
