@@ -4,6 +4,7 @@ import numpy as np
 from numba import njit
 
 from blockstore.kernels.intrinsics import copy_bytes, prefetch
+from blockstore.kernels.jit import leaf
 
 ABSENT = np.uint64(2**64 - 1)  # address of a row whose block has no slot
 NO_ROW = np.uint64(2**64 - 2)  # address for a node of another type
@@ -11,7 +12,7 @@ _AHEAD = 4  # rows
 _LINE = 64  # bytes
 
 
-@njit(nogil=True, cache=True)
+@leaf
 def mark_blocks(nodes, num, first, num_nodes, rows_per_block, marks):
     """marks[b] = 1 for each block that holds a row of the nodes.
 
@@ -28,7 +29,7 @@ def mark_blocks(nodes, num, first, num_nodes, rows_per_block, marks):
                 marks[row // rows_per_block] = 1
 
 
-@njit(nogil=True, cache=True)
+@leaf
 def address_rows(
     nodes, num, first, num_nodes, rows_per_block, row_bytes, slot_of_block, slot_bytes, out
 ):
@@ -56,7 +57,7 @@ def address_rows(
     return missing
 
 
-@njit(nogil=True, cache=True)
+@leaf
 def copy_row(source, start, target, to, row_bytes):
     """target[to : + row_bytes] = source[start : + row_bytes], both flat uint8, not overlapping."""
     copy_bytes(source, np.int64(start), target, np.int64(to), np.int64(row_bytes))
@@ -89,14 +90,14 @@ def gather_rows(data, addresses, start, stop, row_bytes, out):
     scatter_rows(data, addresses, np.empty(0, np.uint32), start, stop, row_bytes, out)
 
 
-@njit(nogil=True, cache=True)
+@leaf
 def widen(values, out):
     """out[i] = values[i]; uint32 or uint64 in, int64 out."""
     for i in range(values.size):
         out[i] = np.int64(values[i])
 
 
-@njit(nogil=True, cache=True)
+@leaf
 def expand_counts(counts, first_local, out):
     """Local target of each edge: entry i, counts[i] times first_local + i; out int64.
 
