@@ -69,16 +69,21 @@ def serve(
 
 def _serve(store: Store, settings: EngineSettings, endpoint: Endpoint) -> None:
     """Serve until a signal comes, also one that comes while memory is taken."""
-    signals = Signals()
+    signals, idle = Signals(), True
     with contextlib.suppress(KeyboardInterrupt), claim(endpoint):
         with signals.to(interrupt):
             engine = Engine(store, settings)
-        with engine:
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(engine)
             line = (
                 f"serving {store.path} (fingerprint {store.manifest.fingerprint}) at {endpoint}, "
                 f"budget {format_bytes(settings.mem_bytes)}, {engine.io_mode}"
             )
-            asyncio.run(serve_engine(engine, endpoint, signals, lambda: _say(line)))
+            idle = asyncio.run(serve_engine(engine, endpoint, signals, lambda: _say(line)))
+            if not idle:
+                stack.pop_all()
+    if not idle:  # a worker hangs in a read; nothing of it outlives the process
+        os._exit(0)
 
 
 def _say(line: str) -> None:

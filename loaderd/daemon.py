@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -98,21 +99,30 @@ class Daemon:
             self._router.close()
             raise
 
-    async def drain(self, hurry: asyncio.Event) -> None:
+    async def drain(self, hurry: asyncio.Event) -> bool:
         """Start nothing more, let workers finish, hang up and remove both sockets.
 
         hurry   set: wait no longer
+
+        Returns whether the workers have finished.
         """
         self._draining = True
-        idle = self._loop.run_in_executor(None, self._engine.drain)
-        hurried = self._loop.create_task(hurry.wait())
-        await asyncio.wait((idle, hurried), timeout=DRAIN_S, return_when=asyncio.FIRST_COMPLETED)
-        hurried.cancel()
+        idle = asyncio.Event()
+        threading.Thread(target=self._drain_engine, args=(idle,), daemon=True).start()
+        waits = [self._loop.create_task(event.wait()) for event in (idle, hurry)]
+        await asyncio.wait(waits, timeout=DRAIN_S, return_when=asyncio.FIRST_COMPLETED)
+        for wait in waits:
+            wait.cancel()
         self._door.close()
         self._router.close()
         self._attacher.shutdown(wait=False, cancel_futures=True)
-        if idle.done():
-            idle.result()
+        return idle.is_set()
+
+    def _drain_engine(self, idle: asyncio.Event) -> None:
+        """In a thread of its own, which nobody joins: a worker may hang in a read."""
+        self._engine.drain()
+        with contextlib.suppress(RuntimeError):  # the loop is closed: it came too late
+            self._loop.call_soon_threadsafe(idle.set)
 
     # -- from the engine --------------------------------------------------------------------------
 
@@ -251,8 +261,11 @@ def _utf8(text: str) -> str:
 
 async def serve(
     engine: Serving, endpoint: Endpoint, signals: Signals, ready: Callable[[], None]
-) -> None:
-    """Serve until a signal comes, then drain; a second one ends the wait for workers."""
+) -> bool:
+    """Serve until a signal comes, then drain; a second one ends the wait for workers.
+
+    Returns whether the workers have finished.
+    """
     loop = asyncio.get_running_loop()
     stop, hurry = asyncio.Event(), asyncio.Event()
 
@@ -264,5 +277,7 @@ async def serve(
         try:
             ready()
             await stop.wait()
-        finally:
+        except BaseException:
             await daemon.drain(hurry)
+            raise
+        return await daemon.drain(hurry)

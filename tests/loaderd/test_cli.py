@@ -46,6 +46,14 @@ print(client.receive().step, flush=True)
 sys.stdin.read()
 """
 
+HANGING = """
+import threading
+from loaderd import __main__, daemon
+daemon.DRAIN_S = 0.1
+__main__.Engine.drain = lambda self: threading.Event().wait()
+__main__.main()
+"""
+
 
 def run(*words: object) -> "subprocess.CompletedProcess[str]":
     """A command of ours, to its end."""
@@ -128,6 +136,18 @@ def test_a_signal_while_memory_is_taken(store, tmp_path):
         process.send_signal(signal.SIGTERM)
         _, errors = process.communicate(timeout=WAIT_S)
     assert (process.returncode, errors) == (0, b"")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_worker_that_hangs_does_not_hold_up_the_end(store, tmp_path):
+    endpoint = f"ipc://{tmp_path}/d.sock"
+    words = ["serve", str(store), "--endpoint", endpoint, "--mem", "64M"]
+    process = subprocess.Popen(
+        [sys.executable, "-c", HANGING, *words], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline().startswith("serving")
+    assert stop(process) == 0
     assert list(tmp_path.iterdir()) == []
 
 
