@@ -65,12 +65,6 @@ class Buckets:
                 b, [p[low * w : high * w] for p, (_, w) in zip(parts, self._parts, strict=True)]
             )
 
-    def flush(self) -> None:
-        """All records are there: what is on disk need not stay in the page cache."""
-        if self._fd >= 0:
-            os.fdatasync(self._fd)
-            os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_DONTNEED)
-
     def filled(self, bucket: int) -> int:
         """Records of a bucket."""
         return int(self._filled[bucket])
@@ -92,7 +86,6 @@ class Buckets:
         out = self._scratch[part][: count * width]
         offset = self._offset(part, at)
         read_exact(self._fd, [byte_view(out)], offset, str(self._path))
-        os.posix_fadvise(self._fd, offset, out.nbytes, os.POSIX_FADV_DONTNEED)
         return out
 
     def _offset(self, part: int, at: int) -> int:

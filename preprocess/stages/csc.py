@@ -149,7 +149,6 @@ def sorted_columns(
     parts: list[tuple[Any, int]] = [(np.uint64, 1), *([(widths.edge, 1)] if widths.edge else [])]
     with Buckets(work / "edges", sizes, parts, in_memory) as buckets:
         _fill(records, bounds, counts.size, widths, buckets)
-        buckets.flush()
         sorter = ColumnSorter(widths, drop_equal)
         with progress.stage("sort columns", total, "edges") as stage:
             for b in range(sizes.size):

@@ -70,7 +70,6 @@ def _fill(
             )
             kept += ids.size
             stage.advance(dst.size)
-    buckets.flush()
     return kept
 
 

@@ -139,7 +139,6 @@ def _place_by_bucket(
             buckets.append_grouped(starts, [piece[order].reshape(-1), places[order]])
             done += piece.shape[0]
             advance(piece.nbytes // 2)
-        buckets.flush()
         dense = np.empty((int(sizes[0]), *array.row_shape), dtype)
         step = chunk_rows(array.row_bytes, share)
         for b, size in enumerate(sizes.tolist()):
