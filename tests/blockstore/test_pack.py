@@ -84,11 +84,11 @@ def test_pieces_make_no_difference(held, cuts):
     assert _in_pieces(held, cuts) == expected
 
 
-@pytest.mark.parametrize("columns", [0, 1, 5000])
+@pytest.mark.parametrize("columns", [0, 1, 1007, 1008, 5000])
 def test_columns_without_edges(columns):
     held = hold(make_csc([0] * columns, 0), first=3)
     assert sum(block.header.num_nodes for block in _unpacked(held)) == columns
-    assert len(held.blocks) == -(-columns // 1006)  # (4096 - 64) / 4 offsets, in pairs
+    assert len(held.blocks) == -(-columns // 1007)  # 64 bytes and 1,008 offsets fill 4,096
     assert held.first_node[-1] == 3 + columns
 
 

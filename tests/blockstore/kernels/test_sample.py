@@ -90,3 +90,12 @@ def test_columns_no_longer_than_the_fanout_keep_their_order(fanout):
     graph = held.graph
     found = sample_present(held, range(4), fanout, 8).sources
     assert [source for column in found for source in column] == graph.indices.tolist()
+
+
+@pytest.mark.parametrize("fanout", [0, 7, 100, 4000])
+def test_replacement_draws_the_whole_fanout_from_any_column_with_edges(fanout):
+    held = hold(make_csc([0, 1, 5, 3000, 0, 80], 6))
+    found = sample_present(held, range(6), fanout, 2, replace=True)
+    assert [len(column) for column in found.sources] == [0, fanout, fanout, fanout, 0, fanout]
+    assert found == expected(held, range(6), fanout, 2, replace=True)
+    assert found == sample_by_block(held, range(6), fanout, 2, True, 1)
