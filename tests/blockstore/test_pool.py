@@ -10,8 +10,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from blockstore.pool import BlockPool, Hold
 
-NUM_BLOCKS = (6, 3, 0)  # of each file
-NUM_SLOTS = 9
+NUM_BLOCKS = (9, 3, 0)  # of each file
+NUM_SLOTS = 6
 
 
 def ids(*blocks: int):
@@ -29,7 +29,7 @@ def bring(pool: BlockPool, file: int, *blocks: int) -> Hold:
 @pytest.fixture
 def pool() -> BlockPool:
     """Two slots, 2 and 5, for files of 6, 3 and no blocks."""
-    pool = BlockPool(NUM_BLOCKS, NUM_SLOTS)
+    pool = BlockPool((6, 3, 0), 9)
     pool.add_slots([2, 5])
     return pool
 
@@ -82,9 +82,10 @@ def test_the_longest_unused_goes_first(pool):
 
 
 def test_only_blocks_of_an_age_make_room(pool):
+    pool.tick = 7
     pool.drop(bring(pool, 0, 0, 1).slots)
-    for age, room in ((0, 0), (2, 0), (3, 2)):
-        pool.tick = age
+    for tick, room in ((7, 0), (9, 0), (10, 2)):
+        pool.tick = tick
         assert pool.hold(1, ids(0, 1), min_age=3).blocks.size == room
 
 
@@ -185,7 +186,7 @@ class PoolMachine(RuleBasedStateMachine):
 
     @rule(data=st.data(), file=st.integers(0, 2), min_age=st.sampled_from([0, 0, 1, 2, 5]))
     def hold(self, data, file, min_age):
-        wanted = data.draw(st.lists(st.sampled_from(range(6)), unique=True))
+        wanted = data.draw(st.lists(st.integers(0, 8), unique=True, max_size=5))
         wanted = [block for block in wanted if block < NUM_BLOCKS[file]]
         known = [block for block in wanted if (file, block) in self.blocks]
         absent = [block for block in wanted if (file, block) not in self.blocks]
