@@ -72,7 +72,8 @@ def test_a_library_has_one_door(library: str) -> None:
 
 
 def test_nothing_of_ours_is_imported_in_a_function() -> None:
-    for path in FILES:
+    installed = [p for p in FILES if p.relative_to(ROOT).parts[0] != "tools"]
+    for path in installed:  # tools has peers to measure against that need not be there
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 inner = [n for n in ast.walk(node) if isinstance(n, ast.Import | ast.ImportFrom)]
