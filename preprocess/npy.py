@@ -2,8 +2,10 @@
 
 import io
 import os
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from tokenize import TokenError
 from types import TracebackType
 from typing import Any, Self
 
@@ -19,6 +21,10 @@ _READ_HEADER = {
     (1, 0): npy_format.read_array_header_1_0,
     (2, 0): npy_format.read_array_header_2_0,
 }
+# numpy parses the header with Python's own parser; what that raises for wild bytes comes through
+_UNREADABLE = (
+    ValueError, TypeError, SyntaxError, TokenError, RecursionError, MemoryError, OverflowError,
+)  # fmt: skip
 _SAVE_AGAIN = "save it again with numpy.save"
 _LIST_HEADER_BYTES = 128  # what numpy takes for any one-dimensional array of numbers
 
@@ -32,17 +38,20 @@ class NpyFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            with path.open("rb") as f:
+            with path.open("rb") as f, warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of headers that Python 2 wrote
                 version = npy_format.read_magic(f)
                 if version not in _READ_HEADER:
                     raise ValueError(f"npy version {version}")
                 self.shape, fortran, self._stored = _READ_HEADER[version](f)
                 self._start = f.tell()
+                if min(self.shape, default=0) < 0:
+                    raise ValueError(f"shape {self.shape}")
         except FileNotFoundError as error:
             raise BadInput.at(path, "no file: it is missing", "an npy file", "add it") from error
         except OSError as error:
             raise BadInput.at(path, error.strerror, "an npy file", _SAVE_AGAIN) from error
-        except ValueError as error:
+        except _UNREADABLE as error:
             raise BadInput.at(
                 f"{path}: header", " ".join(str(error).split()), "that of an npy file", _SAVE_AGAIN
             ) from error

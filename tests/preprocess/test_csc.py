@@ -1,6 +1,5 @@
 """External sorting of edges against sorting them all, whatever the memory."""
 
-import io
 from itertools import pairwise
 from pathlib import Path
 
@@ -11,7 +10,6 @@ from hypothesis import strategies as st
 
 from preprocess.kernels.edges import cut_ranges
 from preprocess.options import IngestOptions
-from preprocess.progress import Progress
 from preprocess.stages.csc import (
     COLUMN_BYTES,
     Columns,
@@ -23,8 +21,8 @@ from preprocess.stages.csc import (
 )
 from preprocess.stages.scan import count_edges
 from tests.preprocess.naive import ArraySource, stored_edges
+from tests.preprocess.quiet import QUIET
 
-QUIET = Progress(io.StringIO())
 POLICIES = st.builds(
     IngestOptions,
     undirected=st.booleans(),

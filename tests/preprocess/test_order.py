@@ -1,6 +1,5 @@
 """Breadth-first order against plain Python, in memory and streamed, and its properties."""
 
-import io
 from pathlib import Path
 
 import numpy as np
@@ -9,15 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from preprocess.options import IngestOptions
-from preprocess.progress import Progress
 from preprocess.stages import order as stage
 from preprocess.stages.columns import ColumnFile
 from preprocess.stages.csc import Columns
 from preprocess.stages.order import breadth_first
 from tests.preprocess import naive
+from tests.preprocess.quiet import QUIET
 from tests.preprocess.test_csc import edge_lists
-
-QUIET = Progress(io.StringIO())
 
 
 def order_of(num_nodes, edges, work: Path, in_memory: bool, share: int = 1 << 20) -> list[int]:

@@ -1,0 +1,175 @@
+"""The plain layout: every form of it that is taken, and what each refusal says."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import scipy.sparse
+
+from preprocess.errors import BadInput
+from preprocess.options import IngestOptions
+from preprocess.source import Source
+from preprocess.sources.plain import PlainSource
+from preprocess.stages.scan import check_splits, count_edges
+from tests.preprocess.quiet import QUIET
+
+EDGES = np.array([[0, 1, 2, 2, 3], [1, 0, 2, 3, 4]])
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Five nodes, five edges, three features, labels, splits."""
+    np.save(tmp_path / "edge_index.npy", EDGES)
+    np.save(tmp_path / "node_feat.npy", np.arange(15, dtype=np.float32).reshape(5, 3))
+    np.save(tmp_path / "node_label.npy", np.array([0, 1, 0, 1, 0]))
+    np.save(tmp_path / "train_idx.npy", np.array([4, 0]))
+    np.save(tmp_path / "test_idx.npy", np.array([1], np.int32))
+    return tmp_path
+
+
+def edges_of(source: Source, count: int = 2) -> np.ndarray:
+    """All edges, (2, E), read in small pieces."""
+    (relation,) = source.relations
+    parts = [np.stack([s, d]) for s, d in source.edges(relation, count)]
+    return np.concatenate([*parts, np.empty((2, 0), np.int64)], axis=1)
+
+
+def scan(folder: Path) -> None:
+    """What ingest looks at before it writes."""
+    source = PlainSource(folder)
+    check_splits(source, "node")
+    count_edges(source, source.relations[0], IngestOptions(), 1 << 20, QUIET)
+    for rows in [*source.features("node"), source.label("node"), *source.splits("node")]:
+        if rows is not None:
+            list(source.rows(rows, 2))
+
+
+@pytest.mark.parametrize("dtype", ["<i8", "<i4", "<u4", "<u8", ">i8", "<i2", "u1"])
+@pytest.mark.parametrize("fortran", [False, True])
+def test_edges_of_any_integers_in_either_order(folder: Path, dtype: str, fortran: bool):
+    array = np.asarray(EDGES.astype(dtype), order="F" if fortran else "C")
+    np.save(folder / "edge_index.npy", array)
+    for count in (1, 2, 100):
+        assert np.array_equal(edges_of(PlainSource(folder), count), EDGES)
+
+
+def test_facts_of_a_folder(folder: Path):
+    source = PlainSource(folder)
+    assert source.num_nodes == {"node": 5}
+    assert [r.num_edges for r in source.relations] == [5]
+    (features,) = source.features("node")
+    assert (features.row_shape, features.held, features.row_bytes) == ((3,), "dense", 12)
+    assert [s.name for s in source.splits("node")] == ["train", "test"]
+    rows = [piece.copy() for piece in source.rows(features, 2)]
+    assert [r.shape[0] for r in rows] == [2, 2, 1]
+    assert np.array_equal(np.concatenate(rows), np.load(folder / "node_feat.npy"))
+    scan(folder)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "float64"])
+def test_sparse_features_come_out_dense(folder: Path, dtype: str):
+    dense = np.array([[0, 1, 0], [0, 0, 0], [2, 0, 3], [0, 0, 0], [0, 0, 4]], dtype)
+    csr = scipy.sparse.csr_array(dense.astype(np.float64))
+    (folder / "node_feat.npy").unlink()
+    np.save(folder / "node_feat_indptr.npy", csr.indptr.astype(np.int64))
+    np.save(folder / "node_feat_indices.npy", csr.indices.astype(np.int32))
+    np.save(folder / "node_feat_data.npy", csr.data.astype(dtype))
+    (folder / "node_feat_csr.json").write_text(json.dumps({"shape": [5, 3], "nnz": 4}))
+    source = PlainSource(folder)
+    (features,) = source.features("node")
+    assert features.held == "csr"
+    for count in (1, 2, 9):
+        rows = np.concatenate([r.copy() for r in source.rows(features, count)])
+        assert np.array_equal(rows, dense)
+
+
+def test_nodes_are_counted_by_ids_where_nothing_else_counts_them(folder: Path):
+    for path in folder.glob("node_*"):
+        path.unlink()
+    assert PlainSource(folder).num_nodes == {"node": 5}
+
+
+@pytest.mark.parametrize("labels", [np.eye(5, 4, dtype=np.uint8), np.full(5, np.nan)])
+def test_labels_of_any_kind(folder: Path, labels: np.ndarray):
+    np.save(folder / "node_label.npy", labels)
+    label = PlainSource(folder).label("node")
+    assert label is not None
+    assert (label.dtype, label.row_shape) == (labels.dtype, labels.shape[1:])
+
+
+def save(name, array):
+    """A spoiler that replaces an array."""
+    return lambda folder: np.save(folder / f"{name}.npy", array)
+
+
+def csr(indptr, indices, meta='{"shape": [5, 3], "nnz": 2}', data=(1.0, 2.0)):
+    """A spoiler that replaces the features by a CSR matrix."""
+
+    def change(folder: Path) -> None:
+        (folder / "node_feat.npy").unlink()
+        np.save(folder / "node_feat_indptr.npy", np.array(indptr))
+        np.save(folder / "node_feat_indices.npy", np.array(indices))
+        np.save(folder / "node_feat_data.npy", np.array(data, np.float32))
+        (folder / "node_feat_csr.json").write_text(meta)
+
+    return change
+
+
+GOOD = [0, 1, 1, 2, 2, 2]
+REFUSED = {
+    "id too large": (save("edge_index", EDGES + 1), "edge_index.npy[1, 4]: found node id 5"),
+    "id below zero": (save("edge_index", EDGES - 1), "edge_index.npy[0, 0]: found node id -1"),
+    "unsigned id": (save("edge_index", EDGES.astype("u8") - np.uint64(1)), "id 1844674407370955"),
+    "shape": (save("edge_index", EDGES.T), "edge_index.npy: header: found shape (5, 2)"),
+    "one row": (save("edge_index", EDGES[0]), "edge_index.npy: header: found shape (5,)"),
+    "floats": (save("edge_index", EDGES + 0.5), "found items of float64"),
+    "bools": (save("edge_index", EDGES > 1), "found items of bool"),
+    "few features": (save("node_feat", np.ones((4, 3))), "node_feat.npy: header: found 4 rows"),
+    "few labels": (save("node_label", np.ones(4)), "node_label.npy: header: found 4 rows"),
+    "flat features": (save("node_feat", np.ones(5)), "found shape (5,), expected (nodes, f"),
+    "no features": (save("node_feat", np.ones((5, 0))), "found shape (5, 0)"),
+    "complex": (save("node_feat", np.ones((5, 1)) * 1j), "found items of complex128"),
+    "order": (save("node_feat", np.ones((3, 5)).T), "found Fortran order, expected C order"),
+    "label shape": (save("node_label", np.ones((5, 1, 1))), "found shape (5, 1, 1)"),
+    "label order": (save("node_label", np.ones((3, 5)).T), "found shape (5, 3) in Fortran order"),
+    "label kind": (save("node_label", np.ones(5, bool)), "found items of bool"),
+    "split shape": (save("test_idx", np.ones((1, 1), int)), "test_idx.npy: header: found shape"),
+    "split kind": (save("test_idx", np.ones(1)), "found shape (1,) of float64"),
+    "split id": (save("test_idx", np.array([1, 5])), "test_idx.npy[1]: found node id 5"),
+    "split below": (save("test_idx", np.array([-1])), "test_idx.npy[0]: found node id -1"),
+    "overlap": (save("test_idx", np.array([1, 4])), "[1]: found node 4, which is in train_idx"),
+    "csr meta": (csr(GOOD, [0, 1], "{"), "node_feat_csr.json: found"),
+    "csr size": (csr(GOOD, [0]), "node_feat_indices.npy: header: found shape (1,) of int64"),
+    "csr kind": (csr(GOOD, [0.5, 1]), "found shape (2,) of float64, expected (2,) of integers"),
+    "csr column": (csr(GOOD, [0, 3]), "node_feat_indices.npy[1]: found column 3, expected 0 to 2"),
+    "csr offsets": (csr([0, 2, 1, 2, 2, 2], [0, 1]), "node_feat_indptr.npy[0]: found offsets"),
+    "csr end": (csr([0, 1, 1, 2, 2, 9], [0, 1]), "node_feat_indptr.npy[4]: found offsets"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_refused_is_named(folder: Path, name: str):
+    spoiler, words = REFUSED[name]
+    spoiler(folder)
+    with pytest.raises(BadInput) as caught:
+        scan(folder)
+    text = str(caught.value)
+    assert words in text
+    assert text.startswith(str(folder))
+    assert text.count("\n") == 0
+
+
+def test_a_split_may_list_a_node_twice_but_no_two_splits_the_same(folder: Path):
+    np.save(folder / "train_idx.npy", np.array([4, 0, 4]))
+    scan(folder)
+
+
+def test_no_nodes_no_folder(tmp_path: Path):
+    with pytest.raises(BadInput, match="found nothing, not a folder"):
+        PlainSource(tmp_path / "none")
+    np.save(tmp_path / "edge_index.npy", np.empty((2, 0), np.int64))
+    with pytest.raises(BadInput, match="a graph with no nodes"):
+        PlainSource(tmp_path)
+    with pytest.raises(BadInput, match="found a file, not a folder"):
+        PlainSource(tmp_path / "edge_index.npy")
