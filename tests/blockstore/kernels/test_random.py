@@ -126,3 +126,12 @@ def test_positions_and_pairs_of_a_permutation_are_equally_likely(size):
     cells = np.bincount(out[:, 0] * size + out[:, 1], minlength=size * size)
     possible = cells.reshape(size, size)[~np.eye(size, dtype=bool)]
     assert chi_square(possible, num / possible.size) > RARE
+
+
+def test_numbers_are_what_they_were_in_version_1():
+    """Batches must stay the same: a change of these is a change of the sampler's version."""
+    assert make_key(1, 2, 3, 4, 5) == 0x65EF7D4EB5178A4D
+    assert make_epoch_key(1, 2) == 0x82144CE1906B8D15
+    draws = [int(draw_below(np.uint64(7), 8, k, 1000)) for k in range(4)]
+    assert draws == [26, 243, 413, 521]
+    assert [int(permute(i, 10, np.uint64(9))) for i in range(10)] == [3, 1, 6, 8, 5, 7, 9, 4, 0, 2]
