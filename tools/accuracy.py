@@ -8,7 +8,6 @@ Reported are the mean of the differences, its standard error and the 95 % interv
 import argparse
 import json
 import statistics
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterable
@@ -28,6 +27,7 @@ from blockstore.store import open_store, read_rows
 from clients.models import GraphSage
 from clients.torch import NeighborDataset
 from preprocess.export import columns_of
+from tools.bench.setup import command, serving
 from tools.machine import machine, today
 
 T_95 = {  # two-sided, by degrees of freedom
@@ -180,13 +180,12 @@ def prepare(settings: Settings, folder: Path) -> Path:
         np.save(noisy / "node_feat.npy", x.astype(np.float32))
         source = noisy
     extra = ["--undirected"] if settings.undirected else []
-    command = [sys.executable, "-m", "preprocess", "ingest", str(source), str(store), *extra]
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    command("preprocess", "ingest", str(source), str(store), *extra)
     return store
 
 
-def main() -> None:
-    """Entry point."""
+def main(words: list[str] | None = None) -> dict[str, Any]:
+    """Compare, print the line and return it."""
     default = Settings("")
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", help="a graph in the plain layout")
@@ -198,22 +197,23 @@ def main() -> None:
         option = "--" + name.replace("_", "-")
         parser.add_argument(option, type=float, default=getattr(default, name))
     parser.add_argument("--num-neighbors", type=int, nargs="+", default=default.num_neighbors)
-    arguments = vars(parser.parse_args())
+    parser.add_argument("--threads", type=int, default=0, help="of torch; 0: as torch chooses")
+    parser.add_argument("--out", default="", help="append the line to this file")
+    arguments = vars(parser.parse_args(words))
+    threads, out = arguments.pop("threads"), arguments.pop("out")
+    if threads:
+        torch.set_num_threads(threads)
     arguments["num_neighbors"] = tuple(arguments["num_neighbors"])
     settings = Settings(**arguments)
-    with tempfile.TemporaryDirectory(prefix="accuracy-") as folder:
-        store = prepare(settings, Path(folder))
-        endpoint = f"ipc://{folder}/daemon.sock"
-        command = [sys.executable, "-m", "loaderd", "serve", str(store), "--endpoint", endpoint]
-        daemon = subprocess.Popen([*command, "--mem", "2G"], stdout=subprocess.PIPE, text=True)
-        try:
-            assert daemon.stdout is not None
-            daemon.stdout.readline()
-            pairs = compare(settings, load_graph(store), endpoint)
-        finally:
-            daemon.terminate()
-            daemon.wait()
-    print(json.dumps(summarize(settings, pairs)))
+    with tempfile.TemporaryDirectory(prefix="accuracy-") as name:
+        store = prepare(settings, Path(name))
+        with serving(store, Path(name), "2G") as endpoint:
+            line = summarize(settings, compare(settings, load_graph(store), endpoint))
+    print(json.dumps(line))
+    if out:
+        with Path(out).open("a") as f:
+            f.write(json.dumps(line) + "\n")
+    return line
 
 
 if __name__ == "__main__":

@@ -36,6 +36,7 @@ def test_loaders(folder):
         assert "skipped" in line or line["seeds_per_s"]["min"] > 0
         assert "skipped" in line or line["peak_bytes"] > 0
     assert lines["ours, auto workers"]["cache"] == "warm"
+    assert ("skipped" in lines["PyG, 0 workers"]) is (loaders.pyg_sampler() == "none")
 
 
 def test_too_few_seeds_are_no_task(tmp_path):

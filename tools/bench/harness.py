@@ -114,6 +114,7 @@ class Host:
 
 def _serve(peer: Peer, pipe: Connection) -> None:
     """In the peer's process: prepare, then a round for each message, until the pipe closes."""
+    multiprocessing.set_start_method("fork", force=True)  # what scripts have, not its parent's way
     try:
         with peer.open(*peer.arguments) as run:
             pipe.send(("ready", None))

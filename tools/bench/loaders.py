@@ -1,13 +1,14 @@
 """Seeds per second of whole loaders: ours, PyG's NeighborLoader, workers over mapped files."""
 
 import argparse
+import contextlib
 import functools
+import importlib.metadata
 import itertools
 import mmap
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -51,7 +52,7 @@ def drain(loader: Iterable[Any], num_batches: int) -> Mapping[str, float]:
     return {"seeds_per_s": seeds / (time.perf_counter() - begun)}
 
 
-@contextmanager
+@contextlib.contextmanager
 def open_ours(task: Task, store: Path, folder: Path, mem: str, workers: int) -> Iterator[Run]:
     """A daemon and one client."""
     with serving(store, folder, mem, "--workers", str(workers)) as endpoint:
@@ -65,7 +66,7 @@ def open_ours(task: Task, store: Path, folder: Path, mem: str, workers: int) -> 
         data.close()
 
 
-@contextmanager
+@contextlib.contextmanager
 def open_pyg(task: Task, workers: int, filter_in_workers: bool) -> Iterator[Run]:
     """PyG's loader over tensors in memory; its sampler turns the edges to CSC beforehand."""
     try:
@@ -151,7 +152,7 @@ def make_csc(graph: Path, folder: Path) -> Path:
     return path
 
 
-@contextmanager
+@contextlib.contextmanager
 def open_mapped(task: Task, csc: Path, workers: int) -> Iterator[Run]:
     """DataLoader workers, each of which samples and gathers from mapped files."""
     try:
@@ -169,6 +170,14 @@ def open_mapped(task: Task, csc: Path, workers: int) -> Iterator[Run]:
         collate_fn=MappedSampler(task.graph, csc, task.fanouts),
     )
     yield lambda: drain(loader, len(loader))
+
+
+def pyg_sampler() -> str:
+    """What PyG samples with here: pyg-lib is the faster one."""
+    for name in ("pyg_lib", "torch_sparse"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            return f"{name} {importlib.metadata.version(name)}"
+    return "none"
 
 
 def drop_cache(folders: tuple[Path, ...]) -> None:
@@ -235,6 +244,6 @@ def main(words: list[str]) -> list[dict[str, Any]]:
     setting = {
         "nodes": size.nodes, "edges": size.nodes * size.degree, "features": size.features,
         "fanouts": list(given.fanouts), "batch_size": given.batch_size, "mem": given.mem,
-        "cache": "cold" if given.cold else "warm",
+        "cache": "cold" if given.cold else "warm", "pyg_sampler": pyg_sampler(),
     }  # fmt: skip
     return report("loaders", setting, found, given.out)

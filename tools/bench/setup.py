@@ -48,12 +48,12 @@ def serving(store: Path, folder: Path, mem: str, *options: str) -> Iterator[str]
     """The endpoint of a daemon."""
     endpoint = f"ipc://{folder}/bench.sock"
     words = ["loaderd", "serve", str(store), "--endpoint", endpoint, "--mem", mem, *options]
-    daemon = subprocess.Popen([sys.executable, "-m", *words], stdout=subprocess.PIPE, text=True)
-    try:
-        assert daemon.stdout is not None
-        if not daemon.stdout.readline():
-            raise RuntimeError(f"no daemon for {store}")
-        yield endpoint
-    finally:
-        daemon.terminate()
-        daemon.wait()
+    command_line = [sys.executable, "-m", *words]
+    with subprocess.Popen(command_line, stdout=subprocess.PIPE, text=True) as daemon:
+        try:
+            assert daemon.stdout is not None
+            if not daemon.stdout.readline():
+                raise RuntimeError(f"no daemon for {store}")
+            yield endpoint
+        finally:
+            daemon.terminate()
