@@ -1,6 +1,7 @@
 """Byte counts as people write them: `2G`, `512M`, `64K`, `4096`."""
 
 import re
+from fractions import Fraction
 
 _FACTORS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 _PATTERN = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", re.IGNORECASE)
@@ -12,7 +13,7 @@ def parse_bytes(text: str) -> int:
     Raises ValueError: not a positive number with an optional unit.
     """
     match = _PATTERN.fullmatch(text.strip())
-    if match is None or (count := int(float(match[1]) * _FACTORS[match[2].upper()])) <= 0:
+    if match is None or (count := int(Fraction(match[1]) * _FACTORS[match[2].upper()])) <= 0:
         raise ValueError(f"{text!r} is not a size such as 64K, 512M or 2G")
     return count
 
@@ -26,4 +27,4 @@ def format_bytes(count: int) -> str:
         size /= 1024
         if size < 1024 or unit == "T":
             break
-    return f"{size:.{3 if size < 1000 else 4}g}{unit}"
+    return f"{size:.3g}{unit}" if size < 999.5 else f"{size:.0f}{unit}"

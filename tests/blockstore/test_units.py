@@ -9,8 +9,6 @@ from hypothesis import strategies as st
 from blockstore.units import format_bytes, parse_bytes
 
 FACTORS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
-THROUGH_FLOAT = pytest.mark.xfail(strict=True, reason="sizes are parsed as float")
-EXPONENT = pytest.mark.xfail(strict=True, reason="999.5 to 1000 of a unit print an exponent")
 
 
 @pytest.mark.parametrize(
@@ -37,13 +35,12 @@ def test_what_is_no_positive_size_is_refused_and_quoted(text):
         parse_bytes(text)
 
 
-@THROUGH_FLOAT
 @pytest.mark.parametrize("digits", ["9007199254740993", "9" * 400])
 def test_sizes_that_no_float_holds(digits):
     assert parse_bytes(f"{digits}K") == int(digits) * 1024
 
 
-@given(count=st.integers(1, 2**53), unit=st.sampled_from(sorted(FACTORS)))
+@given(count=st.integers(1, 2**60), unit=st.sampled_from(sorted(FACTORS)))
 def test_whole_counts_are_exact_in_every_unit(count, unit):
     assert parse_bytes(f"{count}{unit}") == count * FACTORS[unit]
 
@@ -53,15 +50,15 @@ def test_whole_counts_are_exact_in_every_unit(count, unit):
     [
         (0, "0B"), (1, "1B"), (1023, "1023B"), (1024, "1K"), (1536, "1.5K"), (1 << 20, "1M"),
         (1_000_000, "977K"), (1 << 40, "1T"), ((1 << 20) - 1, "1024K"), (3 << 29, "1.5G"),
-        pytest.param(1_023_692, "1000K", marks=EXPONENT),
-        pytest.param(12345 << 40, "12345T", marks=EXPONENT),
+        (1_023_692, "1000K"),
+        (12345 << 40, "12345T"),
     ],
 )  # fmt: skip
 def test_counts_as_people_read_them(count, text):
     assert format_bytes(count) == text
 
 
-@given(count=st.integers(0, 2**53).filter(lambda count: "e" not in format_bytes(count)))
+@given(count=st.integers(0, 2**53))
 def test_what_is_shown_is_near_and_can_be_given_back(count):
     """Three digits: half a unit of the last one is at most 1 / 200 of the number."""
     text = format_bytes(count)
