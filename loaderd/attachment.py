@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from blockstore.format import Manifest
 from blockstore.io.arena import Arena
+from blockstore.io.buffers import byte_view
 from blockstore.store import Store
 from blockstore.units import format_bytes
 from loaderd.errors import Refused
@@ -152,7 +153,7 @@ def cut_session(
 def _seeds_name(split: str, ids: NDArray[np.int64] | None) -> str:
     if ids is None:
         return "all" if split == "all" else f"split:{split}"
-    return f"ids:{hashlib.blake2b(ids.tobytes(), digest_size=16).hexdigest()}"
+    return f"ids:{hashlib.blake2b(byte_view(ids), digest_size=16).hexdigest()}"
 
 
 def _refuse(least: int, available: int, budget: Budget, settings: EngineSettings) -> None:
