@@ -103,6 +103,7 @@ class RowArray(msgspec.Struct, frozen=True):
     num_rows: int
     row_shape: tuple[int, ...] = ()  # () where a row is one number
     source: str = ""  # how the source held it, for export: "dense", "csr" or ""
+    scale_path: str = ""  # of the side array float32 (columns,): int8 times scale is the value
 
     @property
     def row_bytes(self) -> int:
@@ -181,6 +182,11 @@ class Relation(msgspec.Struct, frozen=True):
     first_node_path: str  # of the object index: uint64 (num_blocks + 1,)
     edge_id_dtype: str | None = None  # uint32 or uint64 where edge ids were kept
     num_source_edges: int = 0  # edges the source listed; added reverses have ids from here on
+    has_weights: bool = False  # float32 beside each edge, in its block
+    has_times: bool = False  # int64 beside each edge, in its block
+    first_edge_path: str = ""  # side array uint64 (num_blocks + 1,): edges before each block
+    features: dict[str, RowArray] = {}  # a row an edge, in the order of the blocks
+    splits: dict[str, RowArray] = {}  # edge ids (), or original ids (source, target) (2,)
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
@@ -208,6 +214,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         for t in self.types:
             found += [t.original_id, t.store_id, *([t.label] if t.label else [])]
             found += [*t.features.values(), *t.splits.values()]
+        for r in self.relations:
+            found += [*r.features.values(), *r.splits.values()]
         return found
 
 

@@ -1,6 +1,7 @@
 """What a source of graphs offers, whatever its layout: chunks of edges and rows, nothing whole."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -8,7 +9,11 @@ from numpy.typing import NDArray
 
 
 class SourceRows(NamedTuple):
-    """One array of rows: features or labels of a type, a row a node, or the ids of a split."""
+    """One array of rows: of a type, a row a node; of a relation, a row an edge; or a split.
+
+    A split of a type is a list of node ids, one of a relation a list of edge positions, or of pairs
+    (source id, target id), row_shape (2,).
+    """
 
     name: str
     dtype: np.dtype[Any]
@@ -34,15 +39,30 @@ class SourceRelation(NamedTuple):
 
 
 class Source(Protocol):
-    """A homogeneous or heterogeneous graph on disk.  Headers are checked when it is opened."""
+    """A homogeneous or heterogeneous graph on disk.  Headers are checked when it is opened.
+
+    Ids of nodes are per type, from 0.  Raises BadInput, from everything here.
+    """
+
+    @property
+    def layout(self) -> str:
+        """Name of the layout, as `--layout` takes it."""
 
     @property
     def where(self) -> str:
         """Its path, for messages."""
 
     @property
+    def files(self) -> Sequence[Path]:
+        """Every file that is read: a resumed ingest checks that they are the same."""
+
+    @property
+    def undirected(self) -> bool:
+        """Whether the layout's owner adds the reverse of each edge when loading it."""
+
+    @property
     def num_nodes(self) -> Mapping[str, int]:
-        """Nodes of each type."""
+        """Nodes of each type, in the order of their ranges in a store."""
 
     @property
     def relations(self) -> Sequence[SourceRelation]:
@@ -56,11 +76,20 @@ class Source(Protocol):
         Ids are checked each time: BadInput names the position of one that is out of range.
         """
 
+    def edge_rows(self, relation: SourceRelation) -> Sequence[SourceRows]:
+        """Arrays of a relation, a row an edge in the order of `edges`, in a fixed order.
+
+        Of these, "weight" (one number a row) and "time" (one integer a row) guide sampling.
+        """
+
+    def edge_splits(self, relation: SourceRelation) -> Sequence[SourceRows]:
+        """Splits of a relation, for link prediction.  Ids are not checked."""
+
     def features(self, node_type: str) -> Sequence[SourceRows]:
-        """Feature arrays of a type, in a fixed order."""
+        """Arrays of a type other than labels, in a fixed order; the main one is named "x"."""
 
     def label(self, node_type: str) -> SourceRows | None:
-        """Labels of a type."""
+        """Labels of a type: one number a row, or a row of them (multi-label); -1 or NaN: none."""
 
     def splits(self, node_type: str) -> Sequence[SourceRows]:
         """Splits of a type: lists of node ids, in the source's order.  Ids are not checked."""

@@ -34,6 +34,9 @@ class PlainSource:
     rows, else one more than the largest id.  Raises BadInput.
     """
 
+    layout = "plain"
+    undirected = False
+
     def __init__(self, folder: Path) -> None:
         if not folder.is_dir():
             what = "a file, not a folder" if folder.exists() else "nothing, not a folder"
@@ -64,6 +67,19 @@ class PlainSource:
                     )  # fmt: skip
             yield src, dst
             done += src.size
+
+    @property
+    def files(self) -> list[Path]:
+        """Every npy file of the folder, and what describes them."""
+        return sorted(p for p in self._folder.iterdir() if p.suffix in (".npy", ".json"))
+
+    def edge_rows(self, relation: SourceRelation) -> list[SourceRows]:
+        """None yet."""
+        return []
+
+    def edge_splits(self, relation: SourceRelation) -> list[SourceRows]:
+        """None yet."""
+        return []
 
     def features(self, node_type: str) -> list[SourceRows]:
         """`node_feat`, as "x"."""
