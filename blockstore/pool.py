@@ -6,7 +6,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-_FOREIGN, _FREE = -2, -1  # in _file: not a slot of this pool, a slot without a block
+# in _file: a slot whose block could not be read, not of this pool, without a block
+_LOST, _FOREIGN, _FREE = -3, -2, -1
 
 
 class Hold(NamedTuple):
@@ -116,14 +117,28 @@ class BlockPool:
         self._present[file] += blocks.size
 
     def failed(self, file: int, blocks: NDArray[np.int64], slots: NDArray[np.int64]) -> None:
-        """These held blocks could not be read: their slots are free, their pins gone."""
+        """These held blocks could not be read.  Whoever holds one, this caller too, drops its slot.
+
+        Until the last one did, the slots stay what they are: `lost`.
+        """
         self._where[file][blocks] = -1
-        self._file[slots], self._pins[slots], self._used[slots] = _FREE, 0, -1
+        self._file[slots], self._used[slots] = _LOST, -1
+
+    def settled(self, file: int, slots: NDArray[np.int64]) -> bool:
+        """Whether no held slot of these is being read into: each holds its block, or lost it."""
+        there = self.slot_of_block[file][self._block[slots]] == slots
+        return bool((there | self.lost(slots)).all())
+
+    def lost(self, slots: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Which of these held slots belong to a block that could not be read."""
+        result: NDArray[np.bool_] = self._file[slots] == _LOST
+        return result
 
     def drop(self, slots: NDArray[np.int64]) -> None:
         """Unpin held blocks by their slots."""
         self._pins[slots] -= 1
         assert (self._pins[slots] >= 0).all()
+        self._file[slots[(self._file[slots] == _LOST) & (self._pins[slots] == 0)]] = _FREE
 
     def _evictable(self, slots: NDArray[np.int64]) -> NDArray[np.bool_]:
         file = self._file[slots]

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from blockstore.errors import CorruptBlock
 from blockstore.io.reader import BlockReader
-from blockstore.pool import BlockPool
+from blockstore.pool import BlockPool, Hold
 
 
 class Held(NamedTuple):
@@ -58,13 +58,13 @@ class Residency:
         except BaseException:
             with self._changed:
                 self.pool.failed(file, wanted, slots)
-                self._drop_present(file, hold.blocks[:n], hold.slots[:n])
+                self.pool.drop(hold.slots)
                 self._changed.notify_all()
             raise
         with self._changed:
             self.pool.loaded(file, wanted, slots)
             self._changed.notify_all()
-            self._wait(file, hold.blocks[:n], hold.slots[:n], slots)
+            self._wait(file, hold)
         return Held(hold.slots, hold.left_out)
 
     def drop(self, held: Held) -> None:
@@ -79,25 +79,13 @@ class Residency:
         with self._changed:
             self.pool.tick += 1
 
-    def _wait(
-        self,
-        file: int,
-        blocks: NDArray[np.int64],
-        slots: NDArray[np.int64],
-        own: NDArray[np.int64],
-    ) -> None:
+    def _wait(self, file: int, hold: Hold) -> None:
         """Until other threads have read what they began; raises if one of them failed."""
-
-        def settled() -> bool:
-            here = self.pool.slot_of_block[file][blocks] >= 0
-            return bool((here | ~self.pool.present_mask(file, blocks)).all())
-
-        self._changed.wait_for(settled)
-        lost = ~self.pool.present_mask(file, blocks)
+        slots = hold.slots[: hold.num_present]
+        self._changed.wait_for(lambda: self.pool.settled(file, slots))
+        lost = self.pool.lost(slots)
         if lost.any():
-            self._drop_present(file, blocks, slots)
-            self.pool.drop(own)
-            raise CorruptBlock(f"block {blocks[lost][0]} could not be read for another batch")
-
-    def _drop_present(self, file: int, blocks: NDArray[np.int64], slots: NDArray[np.int64]) -> None:
-        self.pool.drop(slots[self.pool.present_mask(file, blocks)])
+            self.pool.drop(hold.slots)
+            self._changed.notify_all()
+            block = hold.blocks[: hold.num_present][lost][0]
+            raise CorruptBlock(f"block {block} could not be read for another batch")

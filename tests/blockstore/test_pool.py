@@ -96,9 +96,25 @@ def test_free_slots_have_any_age(pool):
 def test_a_failed_read_leaves_nothing_behind(pool):
     held = pool.hold(0, ids(0, 1))
     pool.failed(0, held.blocks, held.slots)
+    assert pool.lost(held.slots).all()
+    pool.drop(held.slots)
     assert not pool.present_mask(0, ids(0, 1)).any()
     assert not pool.pinned().any()
     assert bring(pool, 0, 1).num_present == 0
+
+
+def test_a_slot_of_a_lost_block_is_kept_for_whoever_waits_for_it(pool):
+    reader, waiter = pool.hold(0, ids(0)), pool.hold(0, ids(0))
+    pool.failed(0, reader.blocks, reader.slots)
+    pool.drop(reader.slots)
+    again = bring(pool, 0, 0)  # a third caller reads the block anew, into another slot
+    assert again.slots.tolist() != waiter.slots.tolist()
+    assert pool.lost(waiter.slots).all()
+    assert pool.settled(0, waiter.slots)
+    assert pool.hold(0, ids(1)).blocks.size == 0
+    pool.drop(waiter.slots)
+    assert pool.hold(0, ids(1)).blocks.size == 1
+    assert not pool.lost(again.slots).any()
 
 
 def test_a_complete_file_is_pinned_as_a_whole(pool):
@@ -225,15 +241,12 @@ class PoolMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.reads)
     @rule(data=st.data())
     def a_read_fails(self, data):
-        """Nobody holds the blocks any longer, and nobody drops them."""
+        """The blocks are gone; their slots stay until every holder has dropped them."""
         file, fresh = self.reads.pop(data.draw(st.integers(0, len(self.reads) - 1)))
         self.pool.failed(file, ids(*fresh), ids(*fresh.values()))
         self.forget(set(fresh.values()))
-        for slot in fresh.values():
-            self.pins[slot] = 0
-        for holder, held in self.holds:
-            for block in fresh if holder == file else ():
-                held.pop(block, None)
+        assert self.pool.lost(ids(*fresh.values())).all()
+        assert self.pool.settled(file, ids(*fresh.values()))
 
     @precondition(lambda self: self.holds)
     @rule(data=st.data())
