@@ -65,7 +65,7 @@ def test_a_second_read_that_succeeds_does_not_hide_the_first_one_from_its_waiter
     pool.failed(0, reading.blocks, reading.slots)
     pool.drop(reading.slots)
     other, again = residency.hold(0, ids(1)), residency.hold(0, ids(5))
-    with pytest.raises(CorruptBlock, match="block 5 could not be read"):
+    with residency._changed, pytest.raises(CorruptBlock, match="block 5 could not be read"):
         residency._wait(0, waiting)
     assert pool.hold(0, ids(2)).blocks.tolist() == [2]  # the slot of the lost block is free
     residency.drop(other)
