@@ -3,8 +3,9 @@
 import os
 import queue
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from types import TracebackType
 from typing import NamedTuple, Self
 
@@ -18,6 +19,7 @@ from blockstore.kernels.crc import find_bad_page
 from blockstore.store import BlockedFile, corrupt_page
 
 MERGE_BYTES = 4 << 20  # of adjacent blocks, at most, in one call
+_TASK_RUNS, _TASK_PAGES = 16, 256  # runs of pages that one thread takes at a time, at most
 _MOST_BUFFERS = 512  # of one call; the kernel takes 1024
 
 
@@ -44,6 +46,24 @@ class _Request:
             self.left -= 1
             if self.left == 0:
                 self.done.set()
+
+
+Transit = queue.SimpleQueue[NDArray[np.uint8]]  # buffers that runs of pages pass through
+Consume = Callable[[int, NDArray[np.uint8]], None]  # number of a run, its pages
+
+
+class Reading:
+    """Runs of pages on their way."""
+
+    def __init__(self, request: _Request | None) -> None:
+        self._request = request
+
+    def wait(self) -> None:
+        """Until all are read and consumed.  Raises the first error met."""
+        if self._request is not None:
+            self._request.done.wait()
+            if self._request.error is not None:
+                raise self._request.error
 
 
 class BlockReader:
@@ -76,7 +96,9 @@ class BlockReader:
             raise
         self.bytes_read = self.reads = self.blocks_read = 0
         self._lock = threading.Lock()
-        self._queue: queue.SimpleQueue[tuple[_Run, _Request] | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[tuple[Callable[[], None], _Request] | None] = (
+            queue.SimpleQueue()
+        )
         self._threads = [
             threading.Thread(target=self._serve, name=f"read-{i}", daemon=True)
             for i in range(threads)
@@ -110,10 +132,69 @@ class BlockReader:
             return
         request = _Request(len(runs))
         for run in runs:
-            self._queue.put((run, request))
+            self._queue.put((partial(self._read_run, run), request))
         request.done.wait()
         if request.error is not None:
             raise request.error
+
+    def stream(
+        self, file: int, runs: NDArray[np.int64], transit: Transit, consume: Consume
+    ) -> Reading:
+        """Bring runs of pages through buffers; `consume` gets each in a reader thread.
+
+        runs      int64 (runs, 3 or more)   shard, first page in it, pages; kept until all are read
+        transit   page-aligned uint8 buffers, each with room for the longest run
+
+        Returns at once; errors come at `Reading.wait`: CorruptBlock, OSError.
+        """
+        tasks, first, pages = [], 0, 0
+        for i, count in enumerate(runs[:, 2].tolist()):
+            if i - first == _TASK_RUNS or (i > first and pages + count > _TASK_PAGES):
+                tasks.append((first, i))
+                first, pages = i, 0
+            pages += count
+        if not len(runs):
+            return Reading(None)
+        tasks.append((first, len(runs)))
+        request = _Request(len(tasks))
+        for low, high in tasks:
+            read = partial(self._read_pages, file, runs, low, high, transit, consume)
+            self._queue.put((read, request))
+        return Reading(request)
+
+    def _read_pages(
+        self,
+        number: int,
+        runs: NDArray[np.int64],
+        low: int,
+        high: int,
+        transit: Transit,
+        consume: Consume,
+    ) -> None:
+        file, total = self._files[number], 0
+        shard_pages = file.geometry.blocks_per_shard * file.geometry.pages_per_block
+        buffer = transit.get()
+        try:
+            for i in range(low, high):
+                shard, page, pages = runs[i, :3].tolist()
+                data, offset = buffer[: pages * PAGE_BYTES], page * PAGE_BYTES
+                fd, where = self._fds[number][shard], str(file.shards[shard])
+                read_exact(fd, [byte_view(data)], offset, where)
+                if not self._direct:
+                    os.posix_fadvise(fd, offset, data.size, os.POSIX_FADV_DONTNEED)
+                first = shard * shard_pages + page
+                expected = file.crcs[first : first + pages]
+                bad = int(find_bad_page(data, pages, expected))
+                if bad >= 0:
+                    rest = data[bad * PAGE_BYTES :]
+                    raise corrupt_page(where, offset + bad * PAGE_BYTES, rest, int(expected[bad]))
+                consume(i, data)
+                total += data.size
+        finally:
+            transit.put(buffer)
+            with self._lock:
+                self.bytes_read += total
+                self.reads += high - low
 
     def _runs(self, file: int, blocks: NDArray[np.int64], slots: NDArray[np.int64]) -> list[_Run]:
         geometry = self._files[file].geometry
@@ -130,9 +211,9 @@ class BlockReader:
 
     def _serve(self) -> None:
         while (item := self._queue.get()) is not None:
-            run, request = item
+            task, request = item
             try:
-                self._read_run(run)
+                task()
             except BaseException as error:
                 request.finish(error)
             else:

@@ -1,0 +1,279 @@
+"""Rows kept one by one: which row is in which entry, which entries make room, what must be read.
+
+Arguments that the kernels share:
+
+nodes     id_dtype (>= num,)    store ids; rows are counted from `first`, the type's first node
+place     int32 (num_nodes,)    entry of each row, ABSENT_ROW, or LISTED while it is to be read
+node      id_dtype (entries,)   row in each entry, its highest value where the entry is free
+last      int32 (entries,)      number of the last batch that uses the row, as far as known
+coming    int32 (entries,)      number of the next batch that will use it, NEVER if none is known
+uses      uint8 (entries,)      how often it was used, halved now and then
+"""
+
+import numpy as np
+
+from blockstore.format import PAGE_BYTES
+from blockstore.kernels.intrinsics import prefetch
+from blockstore.kernels.jit import leaf
+from blockstore.kernels.rows import NO_ROW, copy_row
+
+ABSENT_ROW, LISTED = np.int32(-1), np.int32(-2)
+NEVER = np.int32(2**31 - 1)
+LEVELS = 80  # of what `choose_by_level` tells apart
+_PAGE = np.int64(PAGE_BYTES)
+_TAKEN = np.uint8(255)  # uses of an entry that was chosen and not yet entered
+_AHEAD = 16
+_MOST_USES = 15
+_FAR = LEVELS - _MOST_USES - 2  # batches from now on, beyond which nothing is told apart
+
+
+@leaf
+def count_new(nodes, num, first, num_nodes, bits):
+    """Rows that are not in the set yet, which they enter; int64.
+
+    bits   uint64 (num_nodes // 64 + 1,)   the set
+    """
+    found = np.int64(0)
+    one, low = np.uint64(1), np.uint64(63)
+    for i in range(num):
+        if i + _AHEAD < num:
+            prefetch(bits, (np.int64(nodes[i + _AHEAD]) - first) >> 6)
+        row = np.int64(nodes[i]) - first
+        if 0 <= row < num_nodes:
+            mask = one << (np.uint64(row) & low)
+            word = row >> 6
+            if not bits[word] & mask:
+                bits[word] |= mask
+                found += 1
+    return found
+
+
+@leaf
+def list_absent(nodes, num, first, num_nodes, place, last, until, out, count):
+    """Append the rows that have no entry to `out`, each once; entries found stay until `until`.
+
+    out    id_dtype   rows, count of them so far
+
+    Returns the new count, int64.
+    """
+    for i in range(num):
+        if i + _AHEAD < num:
+            prefetch(place, np.int64(nodes[i + _AHEAD]) - first)
+        row = np.int64(nodes[i]) - first
+        if 0 <= row < num_nodes:
+            entry = place[row]
+            if entry >= 0:
+                last[entry] = until
+            elif entry == ABSENT_ROW:
+                place[row] = LISTED
+                out[count] = row
+                count += 1
+    return count
+
+
+@leaf
+def forget_listed(rows, num, place):
+    """Rows that were listed and will not be read after all."""
+    for i in range(num):
+        if place[rows[i]] == LISTED:
+            place[rows[i]] = ABSENT_ROW
+
+
+@leaf
+def touch(nodes, num, first, num_nodes, place, batch, last, uses):
+    """Batch number `batch` uses these rows; batches come in order."""
+    for i in range(num):
+        if i + _AHEAD < num:
+            prefetch(place, np.int64(nodes[i + _AHEAD]) - first)
+        row = np.int64(nodes[i]) - first
+        if 0 <= row < num_nodes:
+            entry = place[row]
+            if entry >= 0:
+                last[entry] = batch
+                uses[entry] = min(uses[entry] + 1, _MOST_USES)
+
+
+@leaf
+def foresee(nodes, num, first, num_nodes, place, batch, coming):
+    """Batch number `batch` will use these rows; batches come in descending order."""
+    for i in range(num):
+        if i + _AHEAD < num:
+            prefetch(place, np.int64(nodes[i + _AHEAD]) - first)
+        row = np.int64(nodes[i]) - first
+        if 0 <= row < num_nodes:
+            entry = place[row]
+            if entry >= 0:
+                coming[entry] = batch
+
+
+@leaf
+def _level(last, coming, uses, entry, now, by_next_use):
+    """What goes first is lowest, 0 to LEVELS - 1.
+
+    By next use: what is used never again and seldom so far, then what is used furthest from now.
+    Else: the longest unused.
+    """
+    if not by_next_use:
+        return _FAR - min(max(now - np.int64(last[entry]), 0), _FAR)
+    if coming[entry] == NEVER:
+        return min(np.int64(uses[entry]), _MOST_USES)
+    return _MOST_USES + 1 + _FAR - min(max(np.int64(coming[entry]) - now, 0), _FAR)
+
+
+@leaf
+def choose_by_level(node, last, coming, uses, empty, oldest, now, by_next_use, want, counts, out):
+    """Entries that make room: free ones first, then those of the lowest levels.
+
+    empty    uint64                what `node` holds in a free entry
+    oldest   int                   what batch `oldest` or a later one uses stays
+    now      int                   number of the batch that comes next
+    counts   int64 (LEVELS + 1,)   scratch
+    out      int32 (>= want,)      out: entries, ascending
+
+    Returns how many were found, int64: `want`, or all there are.
+    """
+    counts[:] = 0
+    for e in range(node.size):
+        if np.uint64(node[e]) == empty:
+            counts[0] += 1
+        elif last[e] < oldest:
+            counts[1 + _level(last, coming, uses, e, now, by_next_use)] += 1
+    bound, before = np.int64(0), np.int64(0)
+    while bound < LEVELS and before + counts[bound] < want:
+        before += counts[bound]
+        bound += 1
+    at_bound = want - before  # entries of level `bound` that go
+    found = np.int64(0)
+    for e in range(node.size):
+        if found == want:
+            break
+        if np.uint64(node[e]) == empty:
+            level = np.int64(0)
+        elif last[e] < oldest:
+            level = 1 + _level(last, coming, uses, e, now, by_next_use)
+        else:
+            continue
+        if level > bound or (level == bound and at_bound == 0):
+            continue
+        if level == bound:
+            at_bound -= 1
+        out[found] = e
+        found += 1
+    return found
+
+
+@leaf
+def choose_second_chance(node, last, uses, empty, oldest, hand, want, out):
+    """Entries that make room, as a clock's hand finds them; those used since it came by are spared.
+
+    hand   int64 (1,)   in and out: where the hand stands; `uses` is its mark
+
+    Returns how many were found, int64; `out` is not in order.
+    """
+    found, seen, size = np.int64(0), np.int64(0), node.size
+    e = hand[0]
+    while found < want and seen < 2 * size:
+        if np.uint64(node[e]) == empty:
+            if uses[e] != _TAKEN:
+                out[found] = e
+                found += 1
+                uses[e] = _TAKEN
+        elif last[e] < oldest and uses[e] != _TAKEN:
+            if uses[e]:
+                uses[e] = 0
+            else:
+                out[found] = e
+                found += 1
+                uses[e] = _TAKEN
+        e = e + 1 if e + 1 < size else 0
+        seen += 1
+    hand[0] = e
+    return found
+
+
+@leaf
+def enter_rows(rows, low, high, entries, place, node, last, coming, uses, empty, until):
+    """Rows rows[low:high] go to the entries, whose rows leave."""
+    for i in range(low, high):
+        entry = entries[i - low]
+        if np.uint64(node[entry]) != empty:
+            place[np.int64(node[entry])] = ABSENT_ROW
+        node[entry] = rows[i]
+        place[np.int64(rows[i])] = entry
+        last[entry] = until
+        coming[entry] = NEVER
+        uses[entry] = 0
+
+
+@leaf
+def plan_extents(
+    rows, low, high, rows_per_block, row_bytes, block_bytes, blocks_per_shard, gap_pages,
+    most_pages, out,
+):  # fmt: skip
+    """Runs of pages that hold the rows rows[low:high], ascending: what to read in one call each.
+
+    block_bytes   of a slot on disk          gap_pages   a larger gap ends a run
+    most_pages    of one run, but for one row longer than that
+    out           int64 (>= high - low, 5)   out: shard, first page in it, pages, first and last + 1
+                                             of the rows, as positions in `rows`
+
+    Returns the number of runs, int64.
+    """
+    count = np.int64(0)
+    for i in range(low, high):
+        row = np.int64(rows[i])
+        block = row // rows_per_block
+        shard = block // blocks_per_shard
+        start = (block - shard * blocks_per_shard) * block_bytes
+        start += (row - block * rows_per_block) * row_bytes
+        page, stop = start // _PAGE, (start + row_bytes + _PAGE - 1) // _PAGE
+        if count:
+            end = out[count - 1, 1] + out[count - 1, 2]
+            near = out[count - 1, 0] == shard and page - end <= gap_pages
+            if near and stop - out[count - 1, 1] <= most_pages:
+                out[count - 1, 2] = max(end, stop) - out[count - 1, 1]
+                out[count - 1, 4] = i + 1
+                continue
+        out[count, 0], out[count, 1], out[count, 2] = shard, page, stop - page
+        out[count, 3], out[count, 4] = i, i + 1
+        count += 1
+    return count
+
+
+@leaf
+def copy_extent(
+    source, first_byte, rows, low, high, rows_per_block, row_bytes, block_bytes, place, area,
+    data, slot_bytes,
+):  # fmt: skip
+    """Rows rows[low:high] out of a run of pages into their entries.
+
+    source       uint8     the pages
+    first_byte   int       where they begin, counted over the blocks of the array from its first
+    area         int64     arena slots of the array's entries
+    data         uint8     the arena
+    """
+    per_slot = slot_bytes // row_bytes
+    for i in range(low, high):
+        row, entry = np.int64(rows[i]), np.int64(place[np.int64(rows[i])])
+        block = row // rows_per_block
+        at = block * block_bytes + (row - block * rows_per_block) * row_bytes - first_byte
+        target = area[entry // per_slot] * slot_bytes + entry % per_slot * row_bytes
+        copy_row(source, at, data, target, row_bytes)
+
+
+@leaf
+def address_entries(nodes, num, first, num_nodes, place, area, slot_bytes, row_bytes, out):
+    """Arena byte offset of each node's row, all of which have an entry; NO_ROW for other types.
+
+    out   uint64 (>= num,)
+    """
+    per_slot = slot_bytes // row_bytes
+    for i in range(num):
+        if i + _AHEAD < num:
+            prefetch(place, np.int64(nodes[i + _AHEAD]) - first)
+        row = np.int64(nodes[i]) - first
+        if row < 0 or row >= num_nodes:
+            out[i] = NO_ROW
+        else:
+            entry = np.int64(place[row])
+            out[i] = area[entry // per_slot] * slot_bytes + entry % per_slot * row_bytes

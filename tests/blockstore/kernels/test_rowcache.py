@@ -1,0 +1,162 @@
+"""Kernels of the row cache against plain Python: lists, victims, runs of pages, copies."""
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from blockstore.format import PAGE_BYTES
+from blockstore.kernels import rowcache as k
+
+EMPTY = np.uint64(np.iinfo(np.uint32).max)
+rows_of = st.lists(st.integers(0, 99), max_size=40)
+
+
+def u32(values):
+    return np.array(values, np.uint32)
+
+
+@given(st.lists(rows_of, max_size=4), st.integers(0, 30))
+def test_new_rows_are_counted_once(batches, first):
+    bits, seen = np.zeros(100 // 64 + 1, np.uint64), set()
+    for batch in batches:
+        nodes = u32(batch)
+        own = {n - first for n in batch if first <= n < first + 60}
+        assert k.count_new(nodes, nodes.size, first, 60, bits) == len(own - seen)
+        seen |= own
+
+
+@given(rows_of, st.dictionaries(st.integers(0, 99), st.integers(0, 7), max_size=8))
+def test_absent_rows_are_listed_once_and_others_stay(batch, cached):
+    place = np.full(100, k.ABSENT_ROW, np.int32)
+    entries = {row: e for e, row in enumerate(cached)}
+    for row, e in entries.items():
+        place[row] = e
+    last = np.full(8, -1, np.int32)
+    out = np.zeros(100, np.uint32)
+    nodes = u32(batch)
+    count = k.list_absent(nodes, nodes.size, 0, 100, place, last, 5, out, 0)
+    absent = list(dict.fromkeys(n for n in batch if n not in entries))
+    assert out[:count].tolist() == absent
+    assert {e for e in range(8) if last[e] == 5} == {entries[n] for n in batch if n in entries}
+    k.forget_listed(out, count, place)
+    assert (place[absent] == k.ABSENT_ROW).all()
+
+
+def score(last, coming, uses, now, by_next_use):
+    """The lower, the sooner it goes: the rule in words."""
+    if not by_next_use:
+        return -min(max(now - last, 0), 63)
+    if coming == k.NEVER:
+        return min(uses, 15)
+    return 1000 - min(max(coming - now, 0), 63)
+
+
+entry = st.tuples(
+    st.booleans(), st.integers(-1, 20), st.one_of(st.just(int(k.NEVER)), st.integers(10, 90)),
+    st.integers(0, 20),
+)  # fmt: skip
+
+
+@given(
+    st.lists(entry, min_size=1, max_size=30), st.integers(0, 25), st.integers(1, 12), st.booleans()
+)
+def test_what_goes_is_free_or_of_the_lowest_level(entries, oldest, want, by_next_use):
+    node = u32([int(EMPTY) if free else 7 for free, *_ in entries])
+    last = np.array([e[1] for e in entries], np.int32)
+    coming = np.array([e[2] for e in entries], np.int32)
+    uses = np.array([e[3] for e in entries], np.uint8)
+    out, counts = np.zeros(want, np.int32), np.zeros(k.LEVELS + 1, np.int64)
+    found = k.choose_by_level(
+        node, last, coming, uses, EMPTY, oldest, 10, by_next_use, want, counts, out
+    )
+    scores = {
+        i: -1e9 if free else score(la, co, us, 10, by_next_use)
+        for i, (free, la, co, us) in enumerate(entries)
+        if free or la < oldest
+    }
+    chosen = out[:found].tolist()
+    assert found == min(want, len(scores))
+    assert chosen == sorted(set(chosen))
+    assert sorted(scores[i] for i in chosen) == sorted(scores.values())[:found]
+
+
+@given(st.lists(entry, min_size=1, max_size=30), st.integers(0, 25), st.integers(1, 12))
+def test_a_second_chance_is_given_once(entries, oldest, want):
+    node = u32([int(EMPTY) if free else 7 for free, *_ in entries])
+    last = np.array([e[1] for e in entries], np.int32)
+    uses = np.array([e[3] for e in entries], np.uint8)
+    before = uses.copy()
+    out, hand = np.zeros(want, np.int32), np.zeros(1, np.int64)
+    found = k.choose_second_chance(node, last, uses, EMPTY, oldest, hand, want, out)
+    allowed = [i for i, (free, la, *_) in enumerate(entries) if free or la < oldest]
+    chosen = out[:found].tolist()
+    assert found == min(want, len(allowed))
+    assert len(set(chosen)) == found
+    assert set(chosen) <= set(allowed)
+    unmarked = [i for i in allowed if entries[i][0] or before[i] == 0]
+    assert len(set(unmarked) & set(chosen)) == min(found, len(unmarked))
+
+
+@given(
+    st.sets(st.integers(0, 400), min_size=1, max_size=60),
+    st.sampled_from([4, 24, 512, 5000]),
+    st.integers(0, 5),
+    st.integers(2, 9),
+)
+def test_runs_cover_the_rows_and_copies_bring_them(rows, row_bytes, gap, most):
+    block_bytes = 2 * PAGE_BYTES
+    per_block, per_shard = block_bytes // row_bytes, 3
+    listed = u32(sorted(rows))
+    runs = np.zeros((listed.size, 5), np.int64)
+    count = k.plan_extents(
+        listed, 0, listed.size, per_block, row_bytes, block_bytes, per_shard, gap, most, runs
+    )
+    runs = runs[:count]
+    assert runs[0, 3] == 0
+    assert runs[-1, 4] == listed.size
+    assert (runs[1:, 3] == runs[:-1, 4]).all()
+    assert (runs[:, 2] <= max(most, -(-row_bytes // PAGE_BYTES) + 1)).all()
+    blocks = 400 // per_block + 1
+    disk = np.random.default_rng(0).integers(0, 255, blocks * block_bytes).astype(np.uint8)
+    slot = 8192
+    area = np.arange(-(-listed.size // (slot // row_bytes)), dtype=np.int64)[::-1].copy()
+    data = np.zeros((area.size + 1) * slot, np.uint8)
+    place = np.full(401, k.ABSENT_ROW, np.int32)
+    place[listed] = np.random.default_rng(1).permutation(listed.size)
+    for shard, page, pages, low, high in runs.tolist():
+        first = shard * per_shard * block_bytes + page * PAGE_BYTES
+        k.copy_extent(
+            disk[first : first + pages * PAGE_BYTES], first, listed, low, high, per_block,
+            row_bytes, block_bytes, place, area, data, slot,
+        )  # fmt: skip
+    out = np.zeros(listed.size, np.uint64)
+    k.address_entries(listed, listed.size, 0, 401, place, area, slot, row_bytes, out)
+    for row, at in zip(listed.tolist(), out.tolist(), strict=True):
+        start = row // per_block * block_bytes + row % per_block * row_bytes
+        assert data[at : at + row_bytes].tolist() == disk[start : start + row_bytes].tolist()
+
+
+def test_next_uses_and_touches_follow_the_batches():
+    place = np.array([2, k.ABSENT_ROW, 0, 1], np.int32)
+    coming, last = np.full(3, k.NEVER, np.int32), np.full(3, -1, np.int32)
+    uses = np.zeros(3, np.uint8)
+    for batch, nodes in ((9, [0, 1]), (8, [0, 2])):
+        k.foresee(u32(nodes), 2, 0, 4, place, batch, coming)
+    assert coming.tolist() == [8, k.NEVER, 8]
+    for batch, nodes in ((3, [0, 3]), (4, [0, 1])):
+        k.touch(u32(nodes), 2, 0, 4, place, batch, last, uses)
+    assert (last.tolist(), uses.tolist()) == ([-1, 3, 4], [0, 1, 2])
+
+
+def test_rows_that_enter_push_others_out():
+    place = np.array([0, k.LISTED, k.ABSENT_ROW, k.LISTED], np.int32)
+    node = u32([0, EMPTY])
+    last, coming = np.zeros(2, np.int32), np.zeros(2, np.int32)
+    uses = np.ones(2, np.uint8)
+    entries = np.array([1, 0], np.int32)
+    k.enter_rows(u32([1, 3]), 0, 2, entries, place, node, last, coming, uses, EMPTY, 6)
+    assert place.tolist() == [k.ABSENT_ROW, 1, k.ABSENT_ROW, 0]
+    assert node.tolist() == [3, 1]
+    assert (last == 6).all()
+    assert (coming == k.NEVER).all()
+    assert (uses == 0).all()
