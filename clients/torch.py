@@ -96,9 +96,11 @@ class NeighborDataset(IterableDataset[Batch]):
         rank: int = 0,
         world_size: int = 1,
         window: int = 0,
+        hyperbatch: int = 0,
     ) -> None:
         """`input_nodes`: ids, a bool mask, or the name of a split ("all": every node), which is
-        taken instead of `split`.  `batch_size` counts the seeds of all ranks together."""
+        taken instead of `split`.  `batch_size` counts the seeds of all ranks together.  `plan`,
+        `window` (batches under way) and `hyperbatch` (batches built together) change no batch."""
         super().__init__()
         self.endpoint = endpoint
         if isinstance(input_nodes, str):
@@ -117,6 +119,7 @@ class NeighborDataset(IterableDataset[Batch]):
             rank=rank,
             world_size=world_size,
             window=window,
+            hyperbatch=hyperbatch,
         )
         self._position = Position()
         self._begun = False  # whether an iteration has started from `_position`

@@ -6,12 +6,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from blockstore.format import Manifest
+from blockstore.format import Manifest, NodeType
 from blockstore.io.arena import Arena
 from blockstore.io.buffers import byte_view
+from blockstore.io.reader import BlockReader
 from blockstore.store import Store
 from blockstore.units import format_bytes
 from loaderd.errors import Refused
+from loaderd.hyper import Hyper, StructureArea
+from loaderd.hypercut import AREAS, HyperCut
 from loaderd.ledger import (
     MAX_TRANSIT,
     Budget,
@@ -23,58 +26,132 @@ from loaderd.ledger import (
     session_need,
 )
 from loaderd.plans.base import Part, Plan
+from loaderd.plans.hyperbatch import HyperbatchPlan
+from loaderd.plans.minibatch import MinibatchPlan
 from loaderd.plans.resolve import make_plan, resolve, seed_type
 from loaderd.protocol import Attach, Attached, LedgerEntry, RowArraySpec, SessionStatus
+from loaderd.rowcache import Policy, RowCache
+from loaderd.rows import Addressed, Pins
+from loaderd.sampling import Workspaces
 from loaderd.seeds import count_seeds, fill_seeds
 from loaderd.session import RowSizes, SessionState
 from loaderd.slots import SlotBroker
 from loaderd.workspace import Carver, Sizes, Workspace, carve_workspace, clear_workspace
+
+GAP_PAGES = 12  # between rows wanted, that is read rather than skipped
 
 
 class Attachment:
     """A session's plan, memory and state."""
 
     def __init__(
-        self, plan: Plan, served: list[ServedRows], slot_bytes: int, cut: "SessionCut"
+        self,
+        plan: Plan,
+        served: list[ServedRows],
+        slot_bytes: int,
+        need: SessionNeed,
+        cut: "SessionCut",
     ) -> None:
         """Memory is filled in by `open_attachment`."""
-        self.plan, self.window, self.served = plan, cut.window, served
-        self.workspaces: list[Workspace] = []  # those no batch uses
-        self.num_workspaces = cut.workers
+        self.plan, self.window, self.served, self.need = plan, cut.window, served, need
+        self.workspaces = Workspaces()
         self.seeds: NDArray[Any] = np.empty(0, np.uint32)
         self.closed = False
+        self.edge_id_bytes = 0
+        self.hyper: Hyper | None = None  # where the plan is `hyperbatch`
+        self.hyper_ended = False  # its threads have
+        self.hyper_cut: HyperCut | None = None
+        self.areas: list[StructureArea] = []
+        self._rows: RowCache | None = None
         self._slot_bytes = slot_bytes
-        self._taken: list[int] = []  # slots of workspaces, seeds and transit
+        self._taken: list[int] = []  # slots of workspaces, seeds, transit, areas and cache
         self._transit: dict[int, NDArray[np.int64]] = {}
         self._sizes = RowSizes(tuple(slot_bytes // r.array.row_bytes for r in served), slot_bytes)
         self.state = SessionState(cut.window, plan.num_steps, [], self._sizes)
         self._cut = cut
 
-    def take(self, broker: SlotBroker, arena: Arena, need: SessionNeed, sizes: Sizes) -> None:
-        """Take the session's memory.  Raises Refused; what was taken is given back by `close`."""
-        cut, slot = self._cut, self._slot_bytes
+    @property
+    def cached_rows(self) -> RowCache:
+        """The row cache of a session that has one."""
+        assert self._rows is not None
+        return self._rows
+
+    def take(self, broker: SlotBroker, arena: Arena, sizes: Sizes) -> None:
+        """Take workspaces and room for seeds.
+
+        Raises Refused; what was taken is given back by `close`.
+        """
+        cut, need = self._cut, self.need
         shape = self.plan.shape()
+        self.edge_id_bytes = np.dtype(sizes.edge_id_dtype or "uint8").itemsize
         for _ in range(cut.workers):
-            first = broker.take_run(need.workspace)
-            self._taken += range(first, first + need.workspace)
+            memory = self._take_run(broker, arena, need.workspace)
             transit = broker.take(cut.transit)
             self._taken += transit
-            memory = arena.data[first * slot : (first + need.workspace) * slot]
             work = carve_workspace(Carver(memory), shape, sizes)
             clear_workspace(work)
             self._transit[id(work)] = np.sort(np.asarray(transit, np.int64))
-            self.workspaces.append(work)
-        first = broker.take_run(need.seeds)
-        self._taken += range(first, first + need.seeds)
+            self.workspaces.add(work)
         dtype = np.dtype(sizes.id_dtype)
         num_bytes = self.plan.resolved.num_seeds * dtype.itemsize
-        self.seeds = arena.data[first * slot : first * slot + num_bytes].view(dtype)
-        quota = broker.take(cut.quota)
-        self.state = SessionState(cut.window, self.plan.num_steps, quota, self._sizes)
+        self.seeds = self._take_run(broker, arena, need.seeds)[:num_bytes].view(dtype)
+
+    def take_quota(self, broker: SlotBroker, quota: int) -> None:
+        """Take the slots in which batches are handed over.  Raises Refused."""
+        slots = broker.take(quota)
+        self.state = SessionState(self.window, self.plan.num_steps, slots, self._sizes)
+        self._cut = SessionCut(self._cut.workers, self._cut.transit, quota, self.window)
+
+    def take_hyper(
+        self,
+        broker: SlotBroker,
+        arena: Arena,
+        cut: HyperCut,
+        reader: BlockReader,
+        first_file: int,
+        manifest: Manifest,
+        readers: int,
+        policy: Policy,
+    ) -> None:
+        """Take what hyperbatches need: areas for structure, and the row cache.  Raises Refused."""
+        self.hyper_cut = cut
+        self.areas = [StructureArea(self._take_run(broker, arena, cut.area)) for _ in range(AREAS)]
+        tables = self._take_run(broker, arena, cut.tables)
+        transit = [self._take_run(broker, arena, cut.run) for _ in range(readers)]
+        area = broker.take(cut.rows)
+        self._taken += area
+        self._rows = RowCache(
+            self.served, reader, first_file, arena.data, self._slot_bytes, manifest.block_bytes,
+            manifest.id_dtype, cut.entries, tables, area, transit, GAP_PAGES, policy,
+        )  # fmt: skip
+
+    def fall_back(self, manifest: Manifest, broker: SlotBroker) -> None:
+        """Serve the same batches by plan `minibatch`."""
+        resolved, part = self.plan.resolved, self.plan.part
+        self.plan = make_plan(manifest, resolved, part, MinibatchPlan.name)
+        cut = self._cut
+        room = broker.available() // 2
+        wanted = self.window * (self.need.structure + self.need.addresses + self.need.area)
+        self.take_quota(broker, max(cut.quota, min(wanted, room)))
+
+    def nothing_missing(self) -> Addressed:
+        """Of a batch whose rows are in the cache."""
+        return Addressed(Pins((), ()), 0, (0,) * len(self.served))
+
+    def _take_run(self, broker: SlotBroker, arena: Arena, count: int) -> NDArray[np.uint8]:
+        """Memory of `count` adjacent slots."""
+        first = broker.take_run(count)
+        self._taken += range(first, first + count)
+        return arena.data[first * self._slot_bytes : (first + count) * self._slot_bytes]
 
     def transit(self, work: Workspace) -> NDArray[np.int64]:
         """Slots through which blocks pass while this workspace's rows are copied."""
         return self._transit[id(work)]
+
+    @property
+    def idle(self) -> bool:
+        """Whether no worker and no client has anything of the session."""
+        return self.workspaces.all_home and self.state.idle
 
     def close(self, broker: SlotBroker) -> None:
         """Give everything back; no worker has a batch of the session."""
@@ -120,7 +197,16 @@ class Attachment:
             f"session {session}, out of the pools",
             slots * self._slot_bytes,
             f"{cut.workers} workspaces, {cut.workers} x {cut.transit} transit slots, seeds, "
-            f"{cut.quota} slots for {cut.window} batches",
+            f"{cut.quota} slots for {cut.window} batches{self._hyper_basis()}",
+        )
+
+    def _hyper_basis(self) -> str:
+        cut = self.hyper_cut
+        if cut is None:
+            return ""
+        return (
+            f"; hyperbatches of {cut.size}: {AREAS} x {cut.area} slots of structure, {cut.rows} of "
+            f"rows ({sum(cut.entries):,}), {cut.tables} of tables"
         )
 
 
@@ -148,6 +234,17 @@ def cut_session(
     wanted = window * (batch + need.area) - need.least_quota
     quota = need.least_quota + max(0, min(wanted, room // 2))
     return SessionCut(workers, transit, quota, window)
+
+
+def cut_workspaces(
+    need: SessionNeed, available: int, _: int, settings: EngineSettings, window: int
+) -> SessionCut:
+    """The same for hyperbatches, which take what is left.  `need.least` fits."""
+    room = available - need.seeds - need.least_quota
+    workers = max(1, min(settings.workers, max(2, room // 4 // (need.workspace + 2))))
+    while workers > 1 and workers * (need.workspace + 2) > room:
+        workers -= 1
+    return SessionCut(workers, 2, need.least_quota, window or 2 * settings.workers)
 
 
 def _seeds_name(split: str, ids: NDArray[np.int64] | None) -> str:
@@ -182,7 +279,8 @@ def open_attachment(
     ids = None if request.split else ids
     num_seeds = count_seeds(node_type, request.split, ids)
     resolved = resolve(manifest, request, _seeds_name(request.split, ids), num_seeds)
-    plan = make_plan(manifest, resolved, Part(request.rank, request.world_size))
+    part = Part(request.rank, request.world_size)
+    plan = make_plan(manifest, resolved, part, request.plan)
     available = broker.available()
     needs = {
         stamp: session_need(
@@ -201,19 +299,46 @@ def open_attachment(
         or needs[True].least + (workers - 1) * needs[True].workspace <= available // 4
     )
     need = needs[stamp]
-    cut = cut_session(need, available, budget.row_blocks, settings, request.window)
-    attachment = Attachment(plan, served, budget.slot_bytes, cut)
+    if request.plan == "auto" and not fits_in_memory(need, available, budget, workers):
+        plan = make_plan(manifest, resolved, part, HyperbatchPlan.name)
+    hyper = plan.name == HyperbatchPlan.name
+    shares = cut_workspaces if hyper else cut_session
+    cut = shares(need, available, budget.row_blocks, settings, request.window)
+    attachment = Attachment(plan, served, budget.slot_bytes, need, cut)
     try:
-        attachment.take(broker, arena, need, make_sizes(manifest, resolved.edge_ids, stamp))
-        scratch_slots = 0 if request.split == "all" else -(-8 * num_seeds // budget.slot_bytes)
-        first = broker.take_run(scratch_slots)
-        start = first * budget.slot_bytes
-        scratch = arena.data[start : start + 8 * num_seeds * bool(scratch_slots)].view(np.int64)
-        try:
-            fill_seeds(store, node_type, request.split, ids, scratch, attachment.seeds)
-        finally:
-            broker.give(list(range(first, first + scratch_slots)))
+        attachment.take(broker, arena, make_sizes(manifest, resolved.edge_ids, stamp))
+        _fill_seeds(store, broker, arena, budget.slot_bytes, request, ids, node_type, attachment)
+        if not hyper:
+            attachment.take_quota(broker, cut.quota)
     except BaseException:
         attachment.close(broker)
         raise
     return attachment
+
+
+def fits_in_memory(need: SessionNeed, available: int, budget: Budget, workers: int) -> bool:
+    """Whether the graph and all rows stay in memory beside a session."""
+    own = need.seeds + need.least_quota + workers * (need.workspace + 2)
+    return budget.graph_blocks <= budget.graph_slots and available - own >= budget.row_blocks
+
+
+def _fill_seeds(
+    store: Store,
+    broker: SlotBroker,
+    arena: Arena,
+    slot_bytes: int,
+    request: Attach,
+    ids: NDArray[np.int64] | None,
+    node_type: NodeType,
+    attachment: Attachment,
+) -> None:
+    """Store ids of the seeds, through slots that are free again afterwards."""
+    num_seeds = attachment.seeds.size
+    slots = 0 if request.split == "all" else -(-8 * num_seeds // slot_bytes)
+    first = broker.take_run(slots)
+    start = first * slot_bytes
+    scratch = arena.data[start : start + 8 * num_seeds * bool(slots)].view(np.int64)
+    try:
+        fill_seeds(store, node_type, request.split, ids, scratch, attachment.seeds)
+    finally:
+        broker.give(list(range(first, first + slots)))

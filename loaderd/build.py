@@ -5,15 +5,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from blockstore.format import align
 from blockstore.io.arena import Arena
 from blockstore.kernels.order import take_seeds
 from blockstore.kernels.random import permute_range
 from loaderd.attachment import Attachment
-from loaderd.blob import blob_bytes, write_blob
+from loaderd.blob import ALIGN, write_blob
+from loaderd.plans.base import Unit
 from loaderd.protocol import BatchReady, RowGroup
 from loaderd.rows import RowAssembler
+from loaderd.sampling import expand
 from loaderd.session import Job, Placement
-from loaderd.topology import Topology
+from loaderd.topology import Structure, Topology
+from loaderd.workspace import Workspace
 
 
 class Builder:
@@ -31,27 +35,64 @@ class Builder:
         self._data, self._slot_bytes = arena.data, arena.slot_bytes
         self._original = original
 
+    def structure(self, attachment: Attachment, unit: Unit, work: Workspace) -> Structure:
+        """Seeds and structure of a batch into a workspace."""
+        index = self._index(attachment, unit, work)
+        take_seeds(attachment.seeds, index, unit.num_seeds, work.n_id)
+        return self._topology.sample(attachment.plan, unit, work)
+
     def sample(self, job: Job, attachment: Attachment) -> None:
         """Seeds, structure, and the addresses of the rows that are or come in place."""
-        plan, unit, work = attachment.plan, job.unit, job.work
-        index = work.index[: unit.num_seeds]
+        assert job.work is not None
+        structure = self.structure(attachment, job.unit, job.work)
+        self._complete(job, structure, attachment)
+
+    def adopt(self, job: Job, attachment: Attachment) -> None:
+        """A batch that was sampled before, as if its workspace had just been filled."""
+        sampled, work = job.sampled, job.work
+        assert sampled is not None
+        assert work is not None
+        expand(sampled, work)
+        self._index(attachment, job.unit, work)
+        if job.cached:
+            num = sampled.structure.num_nodes
+            for a, addresses in enumerate(work.addresses):
+                attachment.cached_rows.address(work.n_id, num, a, addresses)
+            self._take_original(work, num)
+        else:
+            self._complete(job, sampled.structure, attachment)
+
+    def _index(self, attachment: Attachment, unit: Unit, work: Workspace) -> NDArray[np.int64]:
+        """Places of the batch's seeds among the session's."""
+        plan, index = attachment.plan, work.index[: unit.num_seeds]
         if plan.resolved.shuffle:
             key = np.uint64(plan.epoch_key(unit.epoch))
             permute_range(unit.start, unit.stop, plan.resolved.num_seeds, key, index)
         else:
             index[:] = np.arange(unit.start, unit.stop)
-        take_seeds(attachment.seeds, index, unit.num_seeds, work.n_id)
-        structure = self._topology.sample(plan, unit, work)
+        return index
+
+    def _complete(self, job: Job, structure: Structure, attachment: Attachment) -> None:
+        work = job.work
+        assert work is not None
         self._assembler.tick()
         job.addressed = self._assembler.address(work, structure.num_nodes, 2 * attachment.window)
         job.structure = structure
-        np.take(
-            self._original,
-            work.n_id[: structure.num_nodes],
-            out=work.original[: structure.num_nodes],
-            mode="clip",
-        )
-        job.structure_bytes = blob_bytes(self._structure_arrays(job, attachment))
+        self._take_original(work, structure.num_nodes)
+        job.structure_bytes = self.structure_bytes(structure, job.unit, attachment)
+
+    def _take_original(self, work: Workspace, num: int) -> None:
+        np.take(self._original, work.n_id[:num], out=work.original[:num], mode="clip")
+
+    def structure_bytes(self, structure: Structure, unit: Unit, attachment: Attachment) -> int:
+        """Bytes of the blob of a batch's structure."""
+        item = self._original.itemsize
+        sizes = [item * structure.num_nodes, 8 * unit.num_seeds, 4 * structure.num_edges]
+        for frontier, edges in zip(structure.frontiers, structure.edges_per_hop, strict=True):
+            sizes += [4 * frontier] * len(edges)
+        if attachment.plan.resolved.edge_ids:
+            sizes.append(attachment.edge_id_bytes * structure.num_edges)
+        return sum(align(size, ALIGN) for size in sizes)
 
     def fill(
         self, session: int, job: Job, placement: Placement, attachment: Attachment
@@ -59,6 +100,7 @@ class Builder:
         """Copy what the group needs into its slots; returns its message and the rows copied."""
         assert job.structure is not None
         assert job.addressed is not None
+        assert job.work is not None
         work, num = job.work, job.structure.num_nodes
         copied = 0
         if placement.high > placement.low:
@@ -106,6 +148,7 @@ class Builder:
     def _positions(self, job: Job, placement: Placement) -> NDArray[np.uint32]:
         """Positions of the nodes of a group: its missing ones, and in group 0 all in place."""
         assert job.structure is not None
+        assert job.work is not None
         missing = job.work.order[placement.low : placement.high]
         if placement.group > 0:
             return missing
@@ -114,6 +157,7 @@ class Builder:
 
     def _structure_arrays(self, job: Job, attachment: Attachment) -> list[tuple[str, NDArray[Any]]]:
         assert job.structure is not None
+        assert job.work is not None
         structure, work = job.structure, job.work
         arrays: list[tuple[str, NDArray[Any]]] = [
             ("n_id", work.original[: structure.num_nodes]),
@@ -121,7 +165,7 @@ class Builder:
         ]
         used = 0
         for hop, edges in enumerate(structure.edges_per_hop):
-            frontier = structure.nodes_per_hop[hop]
+            frontier = structure.frontiers[hop]
             for relation in range(len(edges)):
                 arrays.append((f"counts:{hop}:{relation}", work.counts[used : used + frontier]))
                 used += frontier

@@ -1,13 +1,14 @@
 """The engine: one for all plans.  Sessions attach to it; its worker threads build their batches."""
 
+import itertools
 import os
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from types import TracebackType
-from typing import Self
+from typing import NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,13 +16,17 @@ from numpy.typing import NDArray
 from blockstore.errors import StoreError
 from blockstore.io.arena import Arena
 from blockstore.io.reader import BlockReader
+from blockstore.kernels.rowcache import count_new
 from blockstore.pool import BlockPool
 from blockstore.store import Store, read_rows
 from loaderd.attachment import Attachment, open_attachment
 from loaderd.build import Builder
 from loaderd.errors import BatchFailed, DaemonError, Refused
+from loaderd.hyper import Hyper, Sampled
+from loaderd.hypercut import Estimate, HyperCut, cut_hyper
 from loaderd.ledger import EngineSettings, make_budget, served_rows
 from loaderd.plans.base import Unit
+from loaderd.plans.hyperbatch import HyperbatchPlan
 from loaderd.protocol import (
     Attach,
     Attached,
@@ -35,9 +40,23 @@ from loaderd.protocol import (
 )
 from loaderd.residency import Residency
 from loaderd.rows import RowAssembler
+from loaderd.sampling import BatchSampler
 from loaderd.session import Job, Placement
 from loaderd.slots import SlotBroker
-from loaderd.topology import Topology
+from loaderd.topology import Structure, Topology
+from loaderd.workspace import Workspace
+
+_SOON, _LATER, _LAST = range(3)  # what a client waits for, what is sampled ahead, the end
+_ESTIMATE_BATCHES = 4
+
+
+class _Task(NamedTuple):
+    """A step for a worker; equal priorities in the order of their numbers."""
+
+    priority: int
+    number: int
+    step: Callable[[], None] | None
+
 
 Deliver = Callable[[int, BatchReady | RowGroup | ErrorReply], None]
 
@@ -60,8 +79,10 @@ class Engine:
         self._lock = threading.RLock()
         self._sessions: dict[int, Attachment] = {}
         self._next_session = 1
-        self._tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._tasks: queue.PriorityQueue[_Task] = queue.PriorityQueue()
+        self._task_number = itertools.count()
         self._draining = False
+        self._closers: list[threading.Thread] = []
         self._counters = {"batches": 0, "edges": 0, "rows": 0, "rows_copied": 0, "groups": 0}
         self._busy_ns = {"sample_ns": 0, "fill_ns": 0}
         self._threads = [
@@ -117,7 +138,7 @@ class Engine:
     ) -> None:
         self.drain()
         for _ in self._threads:
-            self._tasks.put(None)
+            self._put(_LAST, None)
         for thread in self._threads:
             thread.join()
         self._stack.close()
@@ -133,8 +154,106 @@ class Engine:
         )
         with self._lock:
             session, self._next_session = self._next_session, self._next_session + 1
+        if attachment.plan.name == HyperbatchPlan.name:
+            self._open_hyper(session, attachment, request)
+        with self._lock:
             self._sessions[session] = attachment
         return attachment.describe(request.request, session)
+
+    def _open_hyper(self, session: int, attachment: Attachment, request: Attach) -> None:
+        """Take the memory of a session of hyperbatches and start its threads."""
+        try:
+            cut = self._cut_hyper(attachment, request)
+            if cut is None:  # a budget for plain minibatches: they are the same
+                attachment.fall_back(self.store.manifest, self.broker)
+                return
+            attachment.take_quota(self.broker, cut.quota)
+            attachment.take_hyper(
+                self.broker, self.arena, cut, self.reader, len(self.store.manifest.relations),
+                self.store.manifest, self.settings.readers, self.settings.policy,
+            )  # fmt: skip
+        except BaseException:
+            attachment.close(self.broker)
+            raise
+        sampler = BatchSampler(
+            lambda unit, work: self._timed_structure(attachment, unit, work),
+            attachment.workspaces,
+            lambda step: self._put(_LATER, step),
+            lambda: self._pump_open(session, attachment),
+        )
+        attachment.hyper = Hyper(
+            attachment.plan, sampler, attachment.cached_rows, attachment.areas, cut.size,
+            _Hand(self, session, attachment),
+        )  # fmt: skip
+
+    def _cut_hyper(self, attachment: Attachment, request: Attach) -> HyperCut | None:
+        manifest, plan = self.store.manifest, attachment.plan
+        room = int(self.broker.available() * self.settings.session_share)
+        return cut_hyper(
+            room, self.budget.slot_bytes, attachment.need, self._estimate(attachment),
+            attachment.served, manifest.id_dtype, self.settings.readers, attachment.window,
+            request.hyperbatch, plan.num_steps,
+        )  # fmt: skip
+
+    def _estimate(self, attachment: Attachment) -> Estimate:
+        """Sample the first minibatches of an epoch, to know what they take."""
+        plan, seen = attachment.plan, np.zeros(self.store.manifest.num_nodes // 64 + 1, np.uint64)
+        work = attachment.workspaces.take()
+        sizes, nodes, rows, total = [], [], [], 0
+        try:
+            for step in range(min(_ESTIMATE_BATCHES, plan.num_steps)):
+                unit = plan.unit(0, step)
+                found = self.builder.structure(attachment, unit, work)
+                num = found.num_nodes
+                total += int(count_new(work.n_id[:num], num, 0, 64 * seen.size, seen))
+                sizes.append(self.builder.structure_bytes(found, unit, attachment))
+                nodes.append(num)
+                if step + 1 in (1, 2, 4):
+                    rows.append(total)
+        finally:
+            attachment.workspaces.give(work)
+        return Estimate(max(sizes), max(nodes), tuple(rows))
+
+    def _timed_structure(self, attachment: Attachment, unit: Unit, work: Workspace) -> Structure:
+        begun = time.perf_counter_ns()
+        structure = self.builder.structure(attachment, unit, work)
+        with self._lock:
+            self._busy_ns["sample_ns"] += time.perf_counter_ns() - begun
+        return structure
+
+    def _put(self, priority: int, step: Callable[[], None] | None) -> None:
+        self._tasks.put(_Task(priority, next(self._task_number), step))
+
+    def admit(
+        self,
+        session: int,
+        attachment: Attachment,
+        run: int,
+        batches: Sequence[Sampled],
+        cached: bool,
+    ) -> bool:
+        """Batches of a hyperbatch are ready to be handed out; False where their run has ended."""
+        with self._lock:
+            state = attachment.state
+            if attachment.closed or state.run != run:
+                return False
+            for sampled in batches:
+                job = Job(run, sampled.unit, None, sampled, cached, sampled.structure)
+                job.addressed = attachment.nothing_missing()
+                job.structure_bytes = self.builder.structure_bytes(
+                    sampled.structure, sampled.unit, attachment
+                )
+                state.admit(job)
+            self._pump(session, attachment)
+        return True
+
+    def hyper_failed(
+        self, session: int, attachment: Attachment, run: int, unit: Unit, error: BaseException
+    ) -> None:
+        """Nothing more comes of a run."""
+        with self._lock:
+            if not attachment.closed and attachment.state.run == run:
+                self.deliver(session, _failure(session, unit, run, _text(error)))
 
     def detach(self, session: int) -> None:
         """Close a session; its memory is free once no worker has a batch of it."""
@@ -143,7 +262,22 @@ class Engine:
             if attachment is None:
                 return
             attachment.closed = True
+            if attachment.hyper is not None:
+                attachment.hyper.stop()
             self._end(attachment, attachment.state.begin(1 << 62, 0, 1 << 62, 1))
+            if attachment.hyper is not None:
+                closer = threading.Thread(target=self._close_hyper, args=(attachment,))
+                self._closers.append(closer)
+                closer.start()
+
+    def _close_hyper(self, attachment: Attachment) -> None:
+        """In a thread of its own: a hyperbatch that is being sampled is waited for."""
+        assert attachment.hyper is not None
+        attachment.hyper.close()
+        with self._lock:
+            attachment.hyper_ended = True
+            self._close_if_idle(attachment)
+            self._closers.remove(threading.current_thread())
 
     def start(self, start: Start) -> None:
         """Begin a run: earlier ones of the session end.  A start that is not newer does nothing.
@@ -163,6 +297,8 @@ class Engine:
             if start.run <= state.run:
                 return
             self._end(attachment, state.begin(start.run, start.epoch, start.step, start.stride))
+            if attachment.hyper is not None:
+                attachment.hyper.begin(start.run, start.epoch, start.step, start.stride)
             self._pump(start.session, attachment)
 
     def release(self, release: Release) -> None:
@@ -174,6 +310,8 @@ class Engine:
             done = attachment.state.release(release.run, release.step, release.group)
             if done is not None and done.addressed is not None:
                 self.assembler.drop(done.addressed.pins)
+            if done is not None and done.sampled is not None and attachment.hyper is not None:
+                attachment.hyper.released(done.run, done.sampled.batch)
             self._pump(release.session, attachment)
 
     def drain(self) -> None:
@@ -182,9 +320,12 @@ class Engine:
             self._draining = True
             for session in list(self._sessions):
                 self.detach(session)
+            closers = list(self._closers)
+        for closer in closers:
+            closer.join()
         idle = threading.Barrier(len(self._threads) + 1)
         for _ in self._threads:
-            self._tasks.put(lambda: _pause(idle))
+            self._put(_LAST, lambda: _pause(idle))
         idle.wait()
 
     def status(
@@ -213,25 +354,45 @@ class Engine:
 
     # -- building ---------------------------------------------------------------------------------
 
+    def _pump_open(self, session: int, attachment: Attachment) -> None:
+        with self._lock:
+            if not attachment.closed:
+                self._pump(session, attachment)
+
     def _pump(self, session: int, attachment: Attachment) -> None:
         """Hand to the workers whatever may go on; called under the lock."""
         state = attachment.state
         while (job := state.head()) is not None:
+            if job.work is None:
+                job.work = attachment.workspaces.try_take()
+                if job.work is None:
+                    break
+                if not job.cached:  # its rows are to be found first
+                    job.busy = True
+                    self._submit(session, attachment, job, None)
+                    break
             placement = state.place(job)
             if placement is None:
                 break
             self._submit(session, attachment, job, placement)
-        while not self._draining and state.may_start() and attachment.workspaces:
+        if attachment.hyper is not None:
+            return
+        while not self._draining and state.may_start():
+            work = attachment.workspaces.try_take()
+            if work is None:
+                break
             unit = attachment.plan.unit(state.epoch, state.next_step)
-            job = state.start(unit, attachment.workspaces.pop())
-            self._submit(session, attachment, job, None)
+            self._submit(session, attachment, state.start(unit, work), None)
 
     def _submit(
         self, session: int, attachment: Attachment, job: Job, placement: Placement | None
     ) -> None:
         def sample() -> None:
             begun = time.perf_counter_ns()
-            self.builder.sample(job, attachment)
+            if job.sampled is None:
+                self.builder.sample(job, attachment)
+            else:
+                self.builder.adopt(job, attachment)
             with self._lock:
                 self._busy_ns["sample_ns"] += time.perf_counter_ns() - begun
                 job.busy = False
@@ -241,6 +402,8 @@ class Engine:
         def fill() -> None:
             assert placement is not None
             begun = time.perf_counter_ns()
+            if job.cached:
+                self.builder.adopt(job, attachment)
             message, copied = self.builder.fill(session, job, placement, attachment)
             with self._lock:
                 self._busy_ns["fill_ns"] += time.perf_counter_ns() - begun
@@ -251,12 +414,20 @@ class Engine:
                 for out in attachment.state.filled(job, placement, message):
                     self.deliver(session, out)
                 if placement.last:
-                    attachment.workspaces.append(job.work)
+                    self._give_work(attachment, job)
                 self._pump(session, attachment)
 
-        self._tasks.put(
-            lambda: self._guard(session, attachment, job, sample if placement is None else fill)
-        )
+        step = sample if placement is None else fill
+        self._put(_SOON, lambda: self._guard(session, attachment, job, step))
+
+    def _give_work(self, attachment: Attachment, job: Job) -> None:
+        """A batch is built, or never will be: its workspace and its structure are free."""
+        if job.work is not None:
+            attachment.workspaces.give(job.work)
+            job.work = None
+        if job.sampled is not None and attachment.hyper is not None and not job.handed_out:
+            job.handed_out = True
+            attachment.hyper.handed_out(job.sampled)
 
     def _guard(
         self, session: int, attachment: Attachment, job: Job, step: Callable[[], None]
@@ -268,8 +439,7 @@ class Engine:
             else:
                 job.busy = False
         except Exception as error:
-            known = isinstance(error, StoreError | DaemonError | OSError)
-            text = str(error) if known else f"{type(error).__name__}: {error}"
+            text = _text(error)
             with self._lock:
                 if not job.cancelled:
                     attachment.state.fail(job)
@@ -296,11 +466,12 @@ class Engine:
             self.assembler.drop(job.addressed.pins)
             job.addressed = None
         if not job.finished:
-            attachment.workspaces.append(job.work)
+            self._give_work(attachment, job)
 
     def _close_if_idle(self, attachment: Attachment) -> None:
-        """Give back the memory of a closed session once all its workspaces are home."""
-        if attachment.closed and len(attachment.workspaces) == attachment.num_workspaces:
+        """Give back the memory of a closed session once nobody has anything of it."""
+        ended = attachment.hyper is None or attachment.hyper_ended
+        if attachment.closed and ended and attachment.idle:
             attachment.close(self.broker)
 
     def _count(self, job: Job, placement: Placement, copied: int) -> None:
@@ -314,12 +485,32 @@ class Engine:
 
     def _work(self) -> None:
         """A worker thread: one task after the other."""
-        while (task := self._tasks.get()) is not None:
-            task()
+        while (step := self._tasks.get().step) is not None:
+            step()
+
+
+class _Hand:
+    """What a session's hyperbatches are handed to."""
+
+    def __init__(self, engine: Engine, session: int, attachment: Attachment) -> None:
+        self._engine, self._session, self._attachment = engine, session, attachment
+
+    def admit(self, run: int, batches: Sequence[Sampled], cached: bool) -> bool:
+        """Take batches in order; False where their run has ended."""
+        return self._engine.admit(self._session, self._attachment, run, batches, cached)
+
+    def failed(self, run: int, unit: Unit, error: BaseException) -> None:
+        """The run ends here."""
+        self._engine.hyper_failed(self._session, self._attachment, run, unit, error)
 
 
 def _pause(idle: threading.Barrier) -> None:
     idle.wait()
+
+
+def _text(error: BaseException) -> str:
+    known = isinstance(error, StoreError | DaemonError | OSError)
+    return str(error) if known else f"{type(error).__name__}: {error}"
 
 
 def _failure(session: int, unit: Unit, run: int, text: str) -> ErrorReply:

@@ -1,7 +1,7 @@
 """Where `--mem` goes: the tables that stay, the arena's slots, and what a session takes of them."""
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -31,6 +31,8 @@ class EngineSettings:
     mem_bytes: int
     workers: int = 4
     readers: int = 8
+    session_share: float = 0.9  # of what is free, that a session of hyperbatches takes at most
+    policy: Literal["next-use", "lru", "second-chance"] = "next-use"  # of rows that leave
 
 
 class ServedRows(NamedTuple):

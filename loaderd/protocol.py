@@ -50,6 +50,7 @@ class Attach(Message, frozen=True, kw_only=True, tag="attach"):
     rank: int = 0
     world_size: int = 1
     window: int = 0  # batches in flight that the client would like; 0: as the daemon sees fit
+    hyperbatch: int = 0  # minibatches built together, where the plan does so; 0: as has room
 
 
 class RowArraySpec(msgspec.Struct, frozen=True):

@@ -9,6 +9,7 @@ from loaderd.errors import Refused
 from loaderd.protocol import Attach, Start
 
 MAX_WINDOW = 1024
+MAX_HYPERBATCH = 1 << 16
 MAX_WORLD = 1 << 16
 MAX_BATCH = 1 << 24
 MAX_IDS = 1 << 24  # seeds given by id: 128 MiB on their way
@@ -32,6 +33,7 @@ def check_attach(request: Attach, arrays: Sequence[bytes | memoryview]) -> NDArr
     _within("world_size", request.world_size, 1, MAX_WORLD)
     _within("rank", request.rank, 0, request.world_size - 1)
     _within("window", request.window, 0, MAX_WINDOW)
+    _within("hyperbatch", request.hyperbatch, 0, MAX_HYPERBATCH)
     _within("seed", request.seed, 0, 2**63 - 1)
     for name in ("plan", "split", "seed_type"):
         if len(value := getattr(request, name)) > MAX_NAME:

@@ -4,6 +4,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from loaderd.hyper import Sampled
 from loaderd.plans.base import Unit
 from loaderd.protocol import BatchReady, RowGroup
 from loaderd.rows import Addressed
@@ -34,7 +35,9 @@ class Job:
 
     run: int
     unit: Unit
-    work: Workspace
+    work: Workspace | None  # None: a batch of a hyperbatch, until it is filled
+    sampled: Sampled | None = None  # where the structure stands meanwhile
+    cached: bool = False  # the row cache has its rows
     structure: Structure | None = None
     addressed: Addressed | None = None
     structure_bytes: int = 0
@@ -44,6 +47,7 @@ class Job:
     finished: bool = False  # its last group is filled: the workspace is free again
     leases: dict[int, list[int]] = field(default_factory=dict)  # group -> slots not yet released
     cancelled: bool = False
+    handed_out: bool = False  # what was sampled is not needed any more
 
 
 class RowSizes(NamedTuple):
@@ -121,10 +125,18 @@ class SessionState:
         self.next_step += self.stride
         return job
 
+    def admit(self, job: Job) -> None:
+        """A batch that was sampled elsewhere is to be placed after those before it."""
+        job.busy = False
+        self.jobs[job.unit.step] = job
+        self._order.append(job)
+
     def head(self) -> Job | None:
-        """The batch that is to be placed next, if it waits for that."""
+        """The batch that is to be placed next, if it waits for that and the window is open."""
         job = self._order[0] if self._order else None
-        return None if job is None or job.busy else job
+        if job is None or job.busy:
+            return None
+        return job if job.groups or len(self.jobs) - len(self._order) < self.window else None
 
     def place(self, job: Job) -> Placement | None:
         """Slots for the job's next group, or None while it must wait for releases."""

@@ -59,6 +59,11 @@ class Structure(NamedTuple):
     num_nodes: int
     num_edges: int
 
+    @property
+    def frontiers(self) -> tuple[int, ...]:
+        """Nodes that each hop expanded."""
+        return self.nodes_per_hop[: len(self.edges_per_hop)]
+
 
 class Column(NamedTuple):
     """One frontier and one relation: what the kernels of a hop are called with."""

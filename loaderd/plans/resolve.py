@@ -3,10 +3,11 @@
 from blockstore.format import Manifest, NodeType
 from loaderd.errors import Refused
 from loaderd.plans.base import Part, Plan
+from loaderd.plans.hyperbatch import HyperbatchPlan
 from loaderd.plans.minibatch import GraphBounds, MinibatchPlan
 from loaderd.protocol import SAMPLER_VERSION, Attach, Resolved
 
-PLANS = ("auto", "minibatch")  # `auto` chooses among plans with equal batches
+PLANS = ("auto", "minibatch", "hyperbatch")  # `auto` chooses among plans with equal batches
 MAX_HOPS = 16
 MAX_FANOUT = 1 << 16
 
@@ -71,7 +72,8 @@ def resolve(manifest: Manifest, request: Attach, seeds_name: str, num_seeds: int
     )
 
 
-def make_plan(manifest: Manifest, resolved: Resolved, part: Part) -> Plan:
-    """The plan that serves these parameters; `auto` is decided here."""
+def make_plan(manifest: Manifest, resolved: Resolved, part: Part, name: str) -> Plan:
+    """The plan of this name that serves these parameters; `auto`: the one for what is in memory."""
     bounds = GraphBounds(manifest.num_nodes, tuple(r.num_edges for r in manifest.relations))
-    return MinibatchPlan(resolved, part, bounds)
+    plans = {p.name: p for p in (MinibatchPlan, HyperbatchPlan)}
+    return plans.get(name, MinibatchPlan)(resolved, part, bounds)

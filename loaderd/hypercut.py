@@ -1,0 +1,99 @@
+"""How a session's share of the arena is cut for hyperbatches.  Pure."""
+
+from typing import NamedTuple
+
+from blockstore.format import ITEM_BYTES, PAGE_BYTES
+from loaderd.ledger import ServedRows, SessionNeed
+from loaderd.plans.hyperbatch import choose_size, grown
+from loaderd.rowcache import entry_bytes, rows_by_type, share_entries, table_bytes
+
+AREAS = 2  # one is sampled into while the other is handed out
+RUN_BYTES = 1 << 20  # of pages read in one call, at most
+_SLACK = 8  # an area has room for an eighth more than was counted
+_LEAST_BATCHES = 2  # whose rows a cache must hold to be of use
+
+
+class Estimate(NamedTuple):
+    """What the first minibatches of an epoch took."""
+
+    structure_bytes: int  # of one, compact
+    nodes: int  # of one
+    rows: tuple[int, ...]  # different nodes of the first 1, 2, 4, ...
+
+
+class HyperCut(NamedTuple):
+    """Slots, unless said otherwise."""
+
+    size: int  # minibatches of a hyperbatch
+    area: int  # contiguous, each of AREAS
+    tables: int  # contiguous
+    entries: tuple[int, ...]  # rows, per node type; empty: no cache
+    rows: int  # for the entries' rows
+    run: int  # contiguous, of each transit buffer
+    quota: int
+
+    def slots(self, readers: int) -> int:
+        """All of them."""
+        return AREAS * self.area + self.tables + self.rows + self.run * readers + self.quota
+
+
+def area_slots(types_entries: list[tuple[tuple[int, ...], int]], slot_bytes: int) -> int:
+    """Slots for the rows of so many entries: ((row bytes of each array), entries) per type."""
+    return sum(
+        -(-entries // (slot_bytes // width))
+        for widths, entries in types_entries
+        for width in widths
+    )
+
+
+def cut_hyper(
+    room: int,
+    slot_bytes: int,
+    need: SessionNeed,
+    estimate: Estimate,
+    served: list[ServedRows],
+    id_dtype: str,
+    readers: int,
+    window: int,
+    asked: int,
+    num_steps: int,
+) -> HyperCut | None:
+    """Cut `room` slots; None where they do not hold the least.
+
+    asked   minibatches of a hyperbatch that the client wants, 0: as many as have room
+    """
+    item = ITEM_BYTES[id_dtype]
+    types = rows_by_type(served)
+    each = sum(sum(t.row_bytes) for t in types) + entry_bytes(item)
+    addresses = estimate.nodes * 8 * len(served)
+    batch = -(-estimate.structure_bytes // slot_bytes) + -(-addresses // slot_bytes) + 1
+    quota = max(need.least_quota, min(window * batch, room // 4))
+    run = -(-max(RUN_BYTES, PAGE_BYTES) // slot_bytes) if slot_bytes < RUN_BYTES else 1
+    left = room - quota - run * readers
+    fixed = table_bytes(types, id_dtype, [0] * len(types))
+    num_bytes = left * slot_bytes - fixed
+    most = asked or num_steps
+    size = choose_size(
+        list(estimate.rows), each, AREAS * estimate.structure_bytes, max(0, num_bytes), most
+    )
+    if asked:  # the structure of so many, whatever becomes of their rows
+        half = max(1, num_bytes // 2 // max(1, AREAS * estimate.structure_bytes))
+        size = min(asked, max(size, half))
+    area_bytes = size * estimate.structure_bytes * (_SLACK + 1) // _SLACK
+    area = max(need.structure, -(-area_bytes // slot_bytes))
+    left -= AREAS * area
+    if left < 0:
+        return None
+    entries = tuple(share_entries(types, left * slot_bytes - fixed - 2 * slot_bytes, item))
+    while entries and min(entries) > 0:
+        tables = -(-table_bytes(types, id_dtype, list(entries)) // slot_bytes)
+        rows = area_slots(
+            [(t.row_bytes, n) for t, n in zip(types, entries, strict=True)], slot_bytes
+        )
+        if tables + rows <= left:
+            break
+        entries = tuple(n - max(1, n // 64) for n in entries)
+    wanted = grown(list(estimate.rows), _LEAST_BATCHES)
+    if not types or sum(max(0, n) for n in entries) < min(wanted, sum(t.num_nodes for t in types)):
+        return None
+    return HyperCut(size, area, tables, entries, rows, run, quota)
