@@ -14,7 +14,7 @@ from blockstore.store import Store
 from blockstore.units import format_bytes
 from loaderd.errors import Refused
 from loaderd.hyper import Hyper, StructureArea
-from loaderd.hypercut import AREAS, HyperCut
+from loaderd.hypercut import HyperCut
 from loaderd.ledger import (
     MAX_TRANSIT,
     Budget,
@@ -115,7 +115,9 @@ class Attachment:
     ) -> None:
         """Take what hyperbatches need: areas for structure, and the row cache.  Raises Refused."""
         self.hyper_cut = cut
-        self.areas = [StructureArea(self._take_run(broker, arena, cut.area)) for _ in range(AREAS)]
+        self.areas = [
+            StructureArea(self._take_run(broker, arena, cut.area)) for _ in range(cut.areas)
+        ]
         tables = self._take_run(broker, arena, cut.tables)
         transit = [self._take_run(broker, arena, cut.run) for _ in range(readers)]
         area = broker.take(cut.rows)
@@ -205,8 +207,8 @@ class Attachment:
         if cut is None:
             return ""
         return (
-            f"; hyperbatches of {cut.size}: {AREAS} x {cut.area} slots of structure, {cut.rows} of "
-            f"rows ({sum(cut.entries):,}), {cut.tables} of tables"
+            f"; hyperbatches of {cut.size}: {cut.areas} x {cut.area} slots of structure, {cut.rows} "
+            f"of rows ({sum(cut.entries):,}), {cut.tables} of tables"
         )
 
 

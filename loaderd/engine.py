@@ -47,7 +47,7 @@ from loaderd.topology import Structure, Topology
 from loaderd.workspace import Workspace
 
 _SOON, _LATER, _LAST = range(3)  # what a client waits for, what is sampled ahead, the end
-_ESTIMATE_BATCHES = 4
+_ESTIMATE_BATCHES, _ESTIMATE_S = 16, 2.0  # sampled to know what batches take
 
 
 class _Task(NamedTuple):
@@ -154,6 +154,8 @@ class Engine:
         )
         with self._lock:
             session, self._next_session = self._next_session, self._next_session + 1
+        if self.budget.graph_slots >= self.budget.graph_blocks:
+            self.topology.load()
         if attachment.plan.name == HyperbatchPlan.name:
             self._open_hyper(session, attachment, request)
         with self._lock:
@@ -182,13 +184,13 @@ class Engine:
             lambda: self._pump_open(session, attachment),
         )
         attachment.hyper = Hyper(
-            attachment.plan, sampler, attachment.cached_rows, attachment.areas, cut.size,
+            attachment.plan, sampler, attachment.cached_rows, attachment.areas, cut.size, cut.chunk,
             _Hand(self, session, attachment),
         )  # fmt: skip
 
     def _cut_hyper(self, attachment: Attachment, request: Attach) -> HyperCut | None:
         manifest, plan = self.store.manifest, attachment.plan
-        room = int(self.broker.available() * self.settings.session_share)
+        room = int(self.broker.row_slots() * self.settings.session_share)  # not the graph's
         return cut_hyper(
             room, self.budget.slot_bytes, attachment.need, self._estimate(attachment),
             attachment.served, manifest.id_dtype, self.settings.readers, attachment.window,
@@ -199,16 +201,21 @@ class Engine:
         """Sample the first minibatches of an epoch, to know what they take."""
         plan, seen = attachment.plan, np.zeros(self.store.manifest.num_nodes // 64 + 1, np.uint64)
         work = attachment.workspaces.take()
-        sizes, nodes, rows, total = [], [], [], 0
+        sizes: list[int] = []
+        nodes: list[int] = []
+        rows: list[int] = []
+        total, begun = 0, time.monotonic()
         try:
             for step in range(min(_ESTIMATE_BATCHES, plan.num_steps)):
+                if rows and time.monotonic() - begun > _ESTIMATE_S:
+                    break
                 unit = plan.unit(0, step)
                 found = self.builder.structure(attachment, unit, work)
                 num = found.num_nodes
                 total += int(count_new(work.n_id[:num], num, 0, 64 * seen.size, seen))
                 sizes.append(self.builder.structure_bytes(found, unit, attachment))
                 nodes.append(num)
-                if step + 1 in (1, 2, 4):
+                if (step + 1).bit_count() == 1:
                     rows.append(total)
         finally:
             attachment.workspaces.give(work)

@@ -1,8 +1,8 @@
 """Hyperbatches of one session: batches sampled many at a time, their rows brought in together.
 
-Two threads: one samples the next hyperbatch while the other brings in the rows of this one, group
-after group.  What they make are jobs whose rows have entries in the cache; the engine hands those
-out.  Batches are numbered in their run; a batch's rows stay until the client has released it.
+Two threads: one samples batches into areas as these become free, the other brings in the rows of
+as many batches as fit the cache together.  Then the engine hands the batches out.  Batches are
+numbered in their run; a batch's rows stay until the client has released it.
 """
 
 import threading
@@ -84,14 +84,9 @@ class _Run:
     step: int  # that is sampled next
     stride: int
     batches: int = 0  # sampled so far
+    grouped: int = 0  # of these, brought in so far
     released: set[int] = field(default_factory=set)  # out of order
     oldest: int = 0  # first batch not released
-
-
-class _Hyperbatch(NamedTuple):
-    run: _Run
-    batches: list[Sampled]
-    area: StructureArea
 
 
 class Sampler(Protocol):
@@ -123,21 +118,23 @@ class Hyper:
         self,
         plan: Plan,
         sampler: Sampler,
-        cache: RowCache | None,
+        cache: RowCache,
         areas: Sequence[StructureArea],
         size: int,
+        chunk: int,
         hand: Hand,
     ) -> None:
-        """`size`: batches of a hyperbatch, at most.  Without a cache rows are the engine's."""
-        self._plan, self._sampler, self.cache, self.size = plan, sampler, cache, size
-        self._hand = hand
+        """`size`: batches of a hyperbatch, at most; `chunk` of them are sampled into an area."""
+        self._plan, self._sampler, self.cache = plan, sampler, cache
+        self.size, self._chunk, self._hand = size, chunk, hand
         self._free = list(areas)
         self._changed = threading.Condition()
         self._run: _Run | None = None
         self._stopped = self._closed = False
-        self._queue: deque[_Hyperbatch] = deque()
+        self._sampling = False
+        self._queue: deque[Sampled] = deque()  # of the run, to be brought in
         self._cached_run: _Run | None = None  # of the numbers in the cache
-        self.counters = {"hyperbatches": 0, "groups": 0, "batches_sampled": 0}
+        self.counters = {"groups": 0, "batches_sampled": 0}
         self._threads = [
             threading.Thread(target=self._guard, args=(loop,), name=name, daemon=True)
             for name, loop in (("hyper-sample", self._sample), ("hyper-gather", self._gather))
@@ -150,6 +147,7 @@ class Hyper:
     def begin(self, run: int, epoch: int, step: int, stride: int) -> None:
         """A new run; the one before ends."""
         with self._changed:
+            self._forget()
             self._run = _Run(run, epoch, step, stride)
             self._stopped = False
             self._changed.notify_all()
@@ -157,6 +155,7 @@ class Hyper:
     def stop(self) -> None:
         """The run ends, no other begins yet."""
         with self._changed:
+            self._forget()
             self._run = None
             self._changed.notify_all()
 
@@ -180,6 +179,7 @@ class Hyper:
         """End both threads."""
         with self._changed:
             self._closed = True
+            self._forget()
             self._run = None
             self._changed.notify_all()
         for thread in self._threads:
@@ -199,13 +199,20 @@ class Hyper:
             self._free.append(area)
             self._changed.notify_all()
 
+    def _forget(self) -> None:
+        """What waits to be brought in is not needed any more; called under the lock."""
+        while self._queue:
+            self._drop(self._queue.popleft().area, 1)
+
+    def _more(self, run: _Run) -> bool:
+        return run.step < self._plan.num_steps and not self._stopped
+
     def _may_sample(self) -> bool:
         run = self._run
-        more = run is not None and run.step < self._plan.num_steps and not self._stopped
-        return self._closed or (more and bool(self._free))
+        return self._closed or (run is not None and self._more(run) and bool(self._free))
 
     def _sample(self) -> None:
-        """One hyperbatch."""
+        """One area's batches."""
         with self._changed:
             self._changed.wait_for(self._may_sample)
             run = self._run
@@ -213,55 +220,72 @@ class Hyper:
                 return
             area = self._free.pop()
             area.left = 1  # this thread's
-        units = []
-        for step in range(run.step, self._plan.num_steps, run.stride)[: self.size]:
-            units.append(self._plan.unit(run.epoch, step))
+            self._sampling = True
+        steps = range(run.step, self._plan.num_steps, run.stride)[: self._chunk]
+        units = [self._plan.unit(run.epoch, step) for step in steps]
+        sampled: list[Sampled] = []
         try:
             sampled = self._sampler.sample(units, run.batches, area, lambda: run is not self._run)
             if not sampled and run is self._run:
                 raise BatchFailed("a batch's structure takes more than there is room for")
         except BaseException as error:
             self._fail(run, units[0], error)
-            sampled = []
         with self._changed:
-            area.left += len(sampled)
-            if sampled:
+            if run is self._run:
+                area.left += len(sampled)
                 run.batches += len(sampled)
                 run.step += run.stride * len(sampled)
-                self.counters["hyperbatches"] += 1
                 self.counters["batches_sampled"] += len(sampled)
-                self._queue.append(_Hyperbatch(run, sampled, area))
-                self._changed.notify_all()
+                self._queue.extend(sampled)
+            self._sampling = False
+            self._changed.notify_all()
             self._drop(area, 1)
 
+    def _may_gather(self) -> bool:
+        """Whether a hyperbatch is there, or as much of one as there will be."""
+        run = self._run
+        if self._closed:
+            return True
+        if run is None or not self._queue:
+            return False
+        first = run.grouped == 0  # the client waits: begin with what there is
+        wanted = self._chunk if first else self.size
+        starved = not self._sampling and not (self._more(run) and self._free)
+        return len(self._queue) >= wanted or starved
+
     def _gather(self) -> None:
-        """One hyperbatch's rows."""
+        """The rows of one group: batches that fit the cache together."""
         with self._changed:
-            self._changed.wait_for(lambda: self._closed or bool(self._queue))
-            if self._closed:
+            self._changed.wait_for(self._may_gather)
+            run = self._run
+            if self._closed or run is None:
                 return
-            hyperbatch = self._queue.popleft()
-        run, todo = hyperbatch.run, list(hyperbatch.batches)
+            todo = list(self._queue)
+            areas = {id(s.area): s.area for s in todo}.values()
+            for area in areas:  # also if the run ends meanwhile
+                area.left += 1
+        count = -1
         try:
             self._begin_in_cache(run)
-            while todo:
-                if run is not self._run:
-                    raise _Cancelled
-                count = self._bring(run, todo)
-                if not self._hand.admit(run.number, todo[: max(1, count)], count > 0):
-                    raise _Cancelled
-                del todo[: max(1, count)]
+            count = self._bring(run, todo)
         except _Cancelled:
             pass
         except BaseException as error:
             self._fail(run, todo[0].unit, error)
         with self._changed:
-            if todo:
-                self._drop(hyperbatch.area, len(todo))
+            for area in areas:
+                self._drop(area, 1)
+            if run is not self._run or count < 0:
+                return
+            group = [self._queue.popleft() for _ in range(max(1, count))]
+            run.grouped += len(group)
+            self.counters["groups"] += 1
+        if not self._hand.admit(run.number, group, count > 0):
+            with self._changed:
+                for sampled in group:
+                    self._drop(sampled.area, 1)
 
     def _begin_in_cache(self, run: _Run) -> None:
-        if self.cache is None:
-            return
         if run is not self._cached_run:
             self.cache.begin_run()
             self._cached_run = run
@@ -269,13 +293,10 @@ class Hyper:
 
     def _bring(self, run: _Run, todo: Sequence[Sampled]) -> int:
         """Bring in the rows of the first batches that fit together; returns how many."""
-        if self.cache is None:
-            return 0
         needs = [Needs(s.batch, (s.nodes,)) for s in todo]
-        count = self.cache.count_fitting(needs)
+        count = min(self.cache.count_fitting(needs), self.size)
         if count:
             self.cache.bring(needs[:count], needs[count:], lambda known: self._oldest(run, known))
-            self.counters["groups"] += 1
         return count
 
     def _oldest(self, run: _Run, known: int) -> int:
@@ -295,4 +316,5 @@ class Hyper:
             if run is not self._run:
                 return
             self._stopped = True
+            self._forget()
         self._hand.failed(run.number, unit, error)

@@ -7,9 +7,9 @@ from loaderd.ledger import ServedRows, SessionNeed
 from loaderd.plans.hyperbatch import choose_size, grown
 from loaderd.rowcache import entry_bytes, rows_by_type, share_entries, table_bytes
 
-AREAS = 2  # one is sampled into while the other is handed out
 RUN_BYTES = 1 << 20  # of pages read in one call, at most
 _SLACK = 8  # an area has room for an eighth more than was counted
+_CHUNKS = 4  # areas that hold a hyperbatch; two more are sampled into meanwhile
 _LEAST_BATCHES = 2  # whose rows a cache must hold to be of use
 
 
@@ -25,7 +25,9 @@ class HyperCut(NamedTuple):
     """Slots, unless said otherwise."""
 
     size: int  # minibatches of a hyperbatch
-    area: int  # contiguous, each of AREAS
+    chunk: int  # of these, sampled into one area
+    areas: int
+    area: int  # contiguous, each
     tables: int  # contiguous
     entries: tuple[int, ...]  # rows, per node type; empty: no cache
     rows: int  # for the entries' rows
@@ -34,7 +36,7 @@ class HyperCut(NamedTuple):
 
     def slots(self, readers: int) -> int:
         """All of them."""
-        return AREAS * self.area + self.tables + self.rows + self.run * readers + self.quota
+        return self.areas * self.area + self.tables + self.rows + self.run * readers + self.quota
 
 
 def area_slots(types_entries: list[tuple[tuple[int, ...], int]], slot_bytes: int) -> int:
@@ -72,16 +74,15 @@ def cut_hyper(
     left = room - quota - run * readers
     fixed = table_bytes(types, id_dtype, [0] * len(types))
     num_bytes = left * slot_bytes - fixed
-    most = asked or num_steps
-    size = choose_size(
-        list(estimate.rows), each, AREAS * estimate.structure_bytes, max(0, num_bytes), most
-    )
+    one = estimate.structure_bytes * (_SLACK + 1) // _SLACK
+    ahead = one * (_CHUNKS + 2) // _CHUNKS
+    size = choose_size(list(estimate.rows), each, ahead, max(0, num_bytes), asked or num_steps)
     if asked:  # the structure of so many, whatever becomes of their rows
-        half = max(1, num_bytes // 2 // max(1, AREAS * estimate.structure_bytes))
-        size = min(asked, max(size, half))
-    area_bytes = size * estimate.structure_bytes * (_SLACK + 1) // _SLACK
-    area = max(need.structure, -(-area_bytes // slot_bytes))
-    left -= AREAS * area
+        size = min(asked, max(size, num_bytes // 2 // max(1, ahead)))
+    chunk = -(-size // _CHUNKS)
+    areas = -(-size // chunk) + min(2, size)
+    area = max(need.structure, -(-chunk * one // slot_bytes))
+    left -= areas * area
     if left < 0:
         return None
     entries = tuple(share_entries(types, left * slot_bytes - fixed - 2 * slot_bytes, item))
@@ -96,4 +97,4 @@ def cut_hyper(
     wanted = grown(list(estimate.rows), _LEAST_BATCHES)
     if not types or sum(max(0, n) for n in entries) < min(wanted, sum(t.num_nodes for t in types)):
         return None
-    return HyperCut(size, area, tables, entries, rows, run, quota)
+    return HyperCut(size, chunk, areas, area, tables, entries, rows, run, quota)

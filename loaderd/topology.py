@@ -99,6 +99,17 @@ class Topology:
         self._block_bytes = manifest.block_bytes
         self.relations = [self._index(store, r) for r in manifest.relations]
 
+    def load(self) -> None:
+        """Bring all graph blocks into memory, as far as they have room: one pass in order.
+
+        Where the whole graph stays, columns are found without a look at what is present.
+        """
+        for r, index in enumerate(self.relations):
+            if not self._residency.hold_file(r):
+                self._residency.drop(self._residency.hold(r, np.arange(index.num_blocks)))
+            else:
+                self._residency.drop_file(r)
+
     def _index(self, store: Store, relation: Relation) -> RelationIndex:
         dst = next(t for t in store.manifest.types if t.name == relation.dst)
         first_node = store.first_node(relation)
