@@ -207,8 +207,9 @@ class Attachment:
         if cut is None:
             return ""
         return (
-            f"; hyperbatches of {cut.size}: {cut.areas} x {cut.area} slots of structure, {cut.rows} "
-            f"of rows ({sum(cut.entries):,}), {cut.tables} of tables"
+            f"; hyperbatches of {cut.size}: {cut.areas} x {cut.area} slots of structure, "
+            f"{cut.rows} "
+            f"slots of rows ({sum(cut.entries):,}), {cut.tables} of tables"
         )
 
 
