@@ -62,6 +62,7 @@ class Attachment:
         self.hyper_ended = False  # its threads have
         self.hyper_cut: HyperCut | None = None
         self.areas: list[StructureArea] = []
+        self.scratch: StructureArea | None = None  # where batches are sampled together
         self._rows: RowCache | None = None
         self._slot_bytes = slot_bytes
         self._taken: list[int] = []  # slots of workspaces, seeds, transit, areas and cache
@@ -118,6 +119,8 @@ class Attachment:
         self.areas = [
             StructureArea(self._take_run(broker, arena, cut.area)) for _ in range(cut.areas)
         ]
+        if cut.scratch:
+            self.scratch = StructureArea(self._take_run(broker, arena, cut.scratch))
         tables = self._take_run(broker, arena, cut.tables)
         transit = [self._take_run(broker, arena, cut.run) for _ in range(readers)]
         area = broker.take(cut.rows)
@@ -208,7 +211,8 @@ class Attachment:
             return ""
         return (
             f"; hyperbatches of {cut.size}: {cut.areas} x {cut.area} slots of structure, "
-            f"{cut.rows} "
+            f"{cut.scratch} of "
+            f"scratch, {cut.rows} "
             f"slots of rows ({sum(cut.entries):,}), {cut.tables} of tables"
         )
 

@@ -35,16 +35,22 @@ class Builder:
         self._data, self._slot_bytes = arena.data, arena.slot_bytes
         self._original = original
 
+    def seeds(self, attachment: Attachment, unit: Unit, out: NDArray[Any]) -> None:
+        """Store ids of a batch's seeds."""
+        index = np.empty(unit.num_seeds, np.int64)
+        self._index(attachment, unit, index)
+        take_seeds(attachment.seeds, index, unit.num_seeds, out)
+
     def structure(self, attachment: Attachment, unit: Unit, work: Workspace) -> Structure:
         """Seeds and structure of a batch into a workspace."""
-        index = self._index(attachment, unit, work)
-        take_seeds(attachment.seeds, index, unit.num_seeds, work.n_id)
+        self.seeds(attachment, unit, work.n_id)
         return self._topology.sample(attachment.plan, unit, work)
 
     def sample(self, job: Job, attachment: Attachment) -> None:
         """Seeds, structure, and the addresses of the rows that are or come in place."""
         assert job.work is not None
         structure = self.structure(attachment, job.unit, job.work)
+        self._index(attachment, job.unit, job.work.index)
         self._complete(job, structure, attachment)
 
     def adopt(self, job: Job, attachment: Attachment) -> None:
@@ -53,7 +59,7 @@ class Builder:
         assert sampled is not None
         assert work is not None
         expand(sampled, work)
-        self._index(attachment, job.unit, work)
+        self._index(attachment, job.unit, work.index)
         if job.cached:
             num = sampled.structure.num_nodes
             for a, addresses in enumerate(work.addresses):
@@ -62,15 +68,14 @@ class Builder:
         else:
             self._complete(job, sampled.structure, attachment)
 
-    def _index(self, attachment: Attachment, unit: Unit, work: Workspace) -> NDArray[np.int64]:
+    def _index(self, attachment: Attachment, unit: Unit, out: NDArray[np.int64]) -> None:
         """Places of the batch's seeds among the session's."""
-        plan, index = attachment.plan, work.index[: unit.num_seeds]
+        plan, index = attachment.plan, out[: unit.num_seeds]
         if plan.resolved.shuffle:
             key = np.uint64(plan.epoch_key(unit.epoch))
             permute_range(unit.start, unit.stop, plan.resolved.num_seeds, key, index)
         else:
             index[:] = np.arange(unit.start, unit.stop)
-        return index
 
     def _complete(self, job: Job, structure: Structure, attachment: Attachment) -> None:
         work = job.work

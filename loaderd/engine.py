@@ -14,15 +14,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blockstore.errors import StoreError
+from blockstore.format import ITEM_BYTES
 from blockstore.io.arena import Arena
 from blockstore.io.reader import BlockReader
 from blockstore.kernels.rowcache import count_new
 from blockstore.pool import BlockPool
 from blockstore.store import Store, read_rows
 from loaderd.attachment import Attachment, open_attachment
+from loaderd.blocksampling import BlockSampler, scratch_bytes
 from loaderd.build import Builder
 from loaderd.errors import BatchFailed, DaemonError, Refused
-from loaderd.hyper import Hyper, Sampled
+from loaderd.hyper import Hyper, Sampled, Sampler
 from loaderd.hypercut import Estimate, HyperCut, cut_hyper
 from loaderd.ledger import EngineSettings, make_budget, served_rows
 from loaderd.plans.base import Unit
@@ -40,7 +42,7 @@ from loaderd.protocol import (
 )
 from loaderd.residency import Residency
 from loaderd.rows import RowAssembler
-from loaderd.sampling import BatchSampler
+from loaderd.sampling import BatchSampler, Crew
 from loaderd.session import Job, Placement
 from loaderd.slots import SlotBroker
 from loaderd.topology import Structure, Topology
@@ -81,6 +83,7 @@ class Engine:
         self._next_session = 1
         self._tasks: queue.PriorityQueue[_Task] = queue.PriorityQueue()
         self._task_number = itertools.count()
+        self._turn = threading.Lock()  # of sampling block by block
         self._draining = False
         self._closers: list[threading.Thread] = []
         self._counters = {"batches": 0, "edges": 0, "rows": 0, "rows_copied": 0, "groups": 0}
@@ -112,7 +115,7 @@ class Engine:
         )
         self.graph = Residency(graph, self.reader, 0, changed)
         self.rows = Residency(rows, self.reader, len(relations), changed)
-        share = budget.graph_least // self.settings.workers
+        share = max(1, (budget.graph_least - 2) // self.settings.workers)
         self.topology = Topology(self.store, self.graph, data, slot, share)
         self.assembler = RowAssembler(
             self._served, self.rows, self.reader, len(relations), data, slot, manifest.block_bytes
@@ -177,15 +180,30 @@ class Engine:
         except BaseException:
             attachment.close(self.broker)
             raise
-        sampler = BatchSampler(
-            lambda unit, work: self._timed_structure(attachment, unit, work),
+        crew = Crew(
             attachment.workspaces,
             lambda step: self._put(_LATER, step),
             lambda: self._pump_open(session, attachment),
         )
         attachment.hyper = Hyper(
-            attachment.plan, sampler, attachment.cached_rows, attachment.areas, cut.size, cut.chunk,
-            _Hand(self, session, attachment),
+            attachment.plan, self._sampler(attachment, crew), attachment.cached_rows,
+            attachment.areas, cut.size, cut.chunk, _Hand(self, session, attachment),
+        )  # fmt: skip
+
+    def _sampler(self, attachment: Attachment, crew: Crew) -> Sampler:
+        """Batches one by one where the graph is in memory, else together."""
+        if attachment.scratch is None:
+            return BatchSampler(
+                lambda unit, work: self._timed_structure(attachment, unit, work), crew
+            )
+        manifest, least = self.store.manifest, self.budget.graph_least
+        share = max(1, (self.broker.graph_slots() - least) // 2 + 1)
+        edge_ids = max((r.edge_id_dtype or "uint32" for r in manifest.relations), default="uint32")
+        return BlockSampler(
+            attachment.plan,
+            lambda unit, out: self.builder.seeds(attachment, unit, out),
+            self.topology, self.graph, crew, attachment.scratch, self._turn,
+            share, manifest.id_dtype, edge_ids,
         )  # fmt: skip
 
     def _cut_hyper(self, attachment: Attachment, request: Attach) -> HyperCut | None:
@@ -201,8 +219,10 @@ class Engine:
         """Sample the first minibatches of an epoch, to know what they take."""
         plan, seen = attachment.plan, np.zeros(self.store.manifest.num_nodes // 64 + 1, np.uint64)
         work = attachment.workspaces.take()
+        together = self.budget.graph_slots < self.budget.graph_blocks
         sizes: list[int] = []
         nodes: list[int] = []
+        scratch = [0]
         rows: list[int] = []
         total, begun = 0, time.monotonic()
         try:
@@ -215,11 +235,24 @@ class Engine:
                 total += int(count_new(work.n_id[:num], num, 0, 64 * seen.size, seen))
                 sizes.append(self.builder.structure_bytes(found, unit, attachment))
                 nodes.append(num)
+                if together:
+                    scratch.append(self._scratch_bytes(found, attachment))
                 if (step + 1).bit_count() == 1:
                     rows.append(total)
         finally:
             attachment.workspaces.give(work)
-        return Estimate(max(sizes), max(nodes), tuple(rows))
+        shape = plan.shape()
+        worst = Structure((*shape.frontier, 0), shape.edges, shape.nodes, shape.total_edges)
+        least = self._scratch_bytes(worst, attachment)
+        return Estimate(max(sizes), max(nodes), max(scratch), least, tuple(rows))
+
+    def _scratch_bytes(self, structure: Structure, attachment: Attachment) -> int:
+        manifest = self.store.manifest
+        edge_ids = attachment.edge_id_bytes if attachment.plan.resolved.edge_ids else 0
+        item = ITEM_BYTES[manifest.id_dtype]
+        return scratch_bytes(
+            structure, max(r.num_blocks for r in manifest.relations), item, edge_ids
+        )
 
     def _timed_structure(self, attachment: Attachment, unit: Unit, work: Workspace) -> Structure:
         begun = time.perf_counter_ns()

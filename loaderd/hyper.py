@@ -32,14 +32,23 @@ class StructureArea:
 
     def take(self, dtype: DTypeLike, count: int) -> NDArray[Any] | None:
         """Room for `count` items; None where there is no more.  Any thread may call."""
-        item = np.dtype(dtype)
-        size = -(-count * item.itemsize // ALIGN) * ALIGN
+        first = self.reserve(dtype, count)
+        return None if first is None else self.view(dtype)[first : first + count]
+
+    def reserve(self, dtype: DTypeLike, count: int) -> int | None:
+        """Room for `count` items, as the place of the first in `view(dtype)`."""
+        item = np.dtype(dtype).itemsize
+        size = -(-count * item // ALIGN) * ALIGN
         with self._lock:
             start = self._used
             if start + size > self._memory.size:
                 return None
             self._used = start + size
-        return self._memory[start : start + count * item.itemsize].view(item)
+        return start // item
+
+    def view(self, dtype: DTypeLike) -> NDArray[Any]:
+        """All of the memory as items."""
+        return self._memory.view(np.dtype(dtype))
 
     def copy(self, values: NDArray[Any]) -> NDArray[Any] | None:
         """A copy of an array; None where there is no room."""
@@ -64,10 +73,10 @@ class Sampled(NamedTuple):
     batch: int  # its number in the run
     unit: Unit
     structure: Structure
-    nodes: NDArray[Any]  # id_dtype: store ids, seeds first
-    counts: NDArray[np.uint32]
-    local: NDArray[np.uint32]
-    edge_ids: NDArray[Any]
+    nodes: tuple[NDArray[Any], ...]  # id_dtype: store ids, seeds first; all in pieces
+    counts: tuple[NDArray[np.uint32], ...]
+    local: tuple[NDArray[np.uint32], ...]
+    edge_ids: tuple[NDArray[Any], ...]
     area: StructureArea
 
 
@@ -293,7 +302,7 @@ class Hyper:
 
     def _bring(self, run: _Run, todo: Sequence[Sampled]) -> int:
         """Bring in the rows of the first batches that fit together; returns how many."""
-        needs = [Needs(s.batch, (s.nodes,)) for s in todo]
+        needs = [Needs(s.batch, s.nodes) for s in todo]
         count = min(self.cache.count_fitting(needs), self.size)
         if count:
             self.cache.bring(needs[:count], needs[count:], lambda known: self._oldest(run, known))

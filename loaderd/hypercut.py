@@ -18,6 +18,8 @@ class Estimate(NamedTuple):
 
     structure_bytes: int  # of one, compact
     nodes: int  # of one
+    scratch_bytes: int  # of one while its widest hop is sampled; 0: the graph is in memory
+    least_scratch: int  # of the worst there may be
     rows: tuple[int, ...]  # different nodes of the first 1, 2, 4, ...
 
 
@@ -28,6 +30,7 @@ class HyperCut(NamedTuple):
     chunk: int  # of these, sampled into one area
     areas: int
     area: int  # contiguous, each
+    scratch: int  # contiguous
     tables: int  # contiguous
     entries: tuple[int, ...]  # rows, per node type; empty: no cache
     rows: int  # for the entries' rows
@@ -36,7 +39,14 @@ class HyperCut(NamedTuple):
 
     def slots(self, readers: int) -> int:
         """All of them."""
-        return self.areas * self.area + self.tables + self.rows + self.run * readers + self.quota
+        return (
+            self.areas * self.area
+            + self.scratch
+            + self.tables
+            + self.rows
+            + self.run * readers
+            + self.quota
+        )
 
 
 def area_slots(types_entries: list[tuple[tuple[int, ...], int]], slot_bytes: int) -> int:
@@ -75,14 +85,17 @@ def cut_hyper(
     fixed = table_bytes(types, id_dtype, [0] * len(types))
     num_bytes = left * slot_bytes - fixed
     one = estimate.structure_bytes * (_SLACK + 1) // _SLACK
-    ahead = one * (_CHUNKS + 2) // _CHUNKS
+    together = bool(estimate.scratch_bytes)  # sampled so: an area holds all of them
+    spare = estimate.scratch_bytes * (_SLACK + 1) // _SLACK
+    ahead = 2 * one + spare if together else one * (_CHUNKS + 2) // _CHUNKS
     size = choose_size(list(estimate.rows), each, ahead, max(0, num_bytes), asked or num_steps)
     if asked:  # the structure of so many, whatever becomes of their rows
         size = min(asked, max(size, num_bytes // 2 // max(1, ahead)))
-    chunk = -(-size // _CHUNKS)
-    areas = -(-size // chunk) + min(2, size)
+    chunk = size if together else -(-size // _CHUNKS)
+    areas = 2 if together else -(-size // chunk) + min(2, size)
     area = max(need.structure, -(-chunk * one // slot_bytes))
-    left -= areas * area
+    scratch = -(-max(size * spare, estimate.least_scratch) // slot_bytes) if together else 0
+    left -= areas * area + scratch
     if left < 0:
         return None
     entries = tuple(share_entries(types, left * slot_bytes - fixed - 2 * slot_bytes, item))
@@ -97,4 +110,4 @@ def cut_hyper(
     wanted = grown(list(estimate.rows), _LEAST_BATCHES)
     if not types or sum(max(0, n) for n in entries) < min(wanted, sum(t.num_nodes for t in types)):
         return None
-    return HyperCut(size, chunk, areas, area, tables, entries, rows, run, quota)
+    return HyperCut(size, chunk, areas, area, scratch, tables, entries, rows, run, quota)

@@ -123,7 +123,7 @@ def make_budget(manifest: Manifest, settings: EngineSettings) -> Budget:
         row_geometry(r.array, manifest.block_bytes).num_blocks for r in served_rows(manifest)
     )
     num_slots = (settings.mem_bytes - fixed) // slot
-    graph_least = min(2 * settings.workers, max(1, graph_blocks))
+    graph_least = min(2 * settings.workers + 2, max(1, graph_blocks))
     least = graph_least + LEAST_SESSION
     if num_slots < least:
         need = format_bytes(-(-(fixed + least * slot) // (1 << 20)) << 20)

@@ -54,28 +54,33 @@ def compact(
     batch: int, unit: Unit, structure: Structure, work: Workspace, area: StructureArea
 ) -> Sampled | None:
     """What stands in a workspace after sampling, copied to the area; None where it has no room."""
-    used = _num_counts(structure)
     edges = structure.num_edges if work.edge_ids.size else 0
-    parts: list[NDArray[Any]] = []
+    parts: list[tuple[NDArray[Any], ...]] = []
     for values in (
         work.n_id[: structure.num_nodes],
-        work.counts[:used],
+        work.counts[: _num_counts(structure)],
         work.local[: structure.num_edges],
         work.edge_ids[:edges],
     ):
         copied = area.copy(values)
         if copied is None:
             return None
-        parts.append(copied)
+        parts.append((copied,))
     return Sampled(batch, unit, structure, parts[0], parts[1], parts[2], parts[3], area)
 
 
 def expand(sampled: Sampled, work: Workspace) -> None:
     """The other way round."""
-    work.n_id[: sampled.nodes.size] = sampled.nodes
-    work.counts[: sampled.counts.size] = sampled.counts
-    work.local[: sampled.local.size] = sampled.local
-    work.edge_ids[: sampled.edge_ids.size] = sampled.edge_ids
+    for pieces, out in (
+        (sampled.nodes, work.n_id),
+        (sampled.counts, work.counts),
+        (sampled.local, work.local),
+        (sampled.edge_ids, work.edge_ids),
+    ):
+        at = 0
+        for piece in pieces:
+            out[at : at + piece.size] = piece
+            at += piece.size
 
 
 def _num_counts(structure: Structure) -> int:
@@ -84,72 +89,87 @@ def _num_counts(structure: Structure) -> int:
     return sum(frontier * len(edges) for frontier, edges in hops)
 
 
-class BatchSampler:
-    """Where the graph is in memory: nothing is gained by sampling block by block."""
+class Crew:
+    """Workers, and the workspaces of a session that they use."""
 
-    def __init__(
-        self, build: Build, workspaces: Workspaces, submit: Submit, given: Callable[[], None]
-    ) -> None:
+    def __init__(self, workspaces: Workspaces, submit: Submit, given: Callable[[], None]) -> None:
         """`submit`: to a worker, after what batches wait for.  `given`: a workspace is back."""
-        self._build, self._workspaces = build, workspaces
-        self._submit, self._given = submit, given
+        self._workspaces, self._submit, self._given = workspaces, submit, given
 
-    def sample(
-        self, units: Sequence[Unit], first: int, area: StructureArea, cancelled: Callable[[], bool]
-    ) -> list[Sampled]:
-        """The first of these batches that the area holds.  Raises what sampling raises."""
-        work = _Work(len(units), cancelled)
-        width = max(1, min(self._workspaces.total - 1, len(units)))  # one is for handing out
-        work.active = width
-        for _ in range(width):
-            self._submit(partial(self._step, work, units, first, area))
+    def run(self, count: int, step: Callable[[int, Workspace], bool]) -> None:
+        """step(0), step(1), ... in order, several at a time, until one returns False.
+
+        Raises the first error met.  Between two steps a worker does what is more urgent.
+        """
+        if count == 0:
+            return
+        work = _Work(count)
+        work.active = max(1, min(self._workspaces.total - 1, count))  # one is for handing out
+        for _ in range(work.active):
+            self._submit(partial(self._step, work, step))
         work.done.wait()
         if work.error is not None:
             raise work.error
-        found: list[Sampled] = []
-        for sampled in work.results:
-            if sampled is None:
-                break
-            found.append(sampled)
-        return found
 
-    def _step(self, work: "_Work", units: Sequence[Unit], first: int, area: StructureArea) -> None:
-        """One batch, then the next one is submitted: what waits for a worker gets its turn."""
+    def _step(self, work: "_Work", step: Callable[[int, Workspace], bool]) -> None:
         i = work.next()
         if i is None:
             return
         space = self._workspaces.take()
         try:
-            structure = self._build(units[i], space)
-            work.results[i] = compact(first + i, units[i], structure, space, area)
-            work.stop = work.stop or work.results[i] is None
+            work.stop = not step(i, space) or work.stop
         except BaseException as error:
             work.error, work.stop = work.error or error, True
         finally:
             self._workspaces.give(space)
             self._given()
-        self._submit(partial(self._step, work, units, first, area))
+        self._submit(partial(self._step, work, step))
 
 
 class _Work:
-    """What the steps of one hyperbatch share."""
+    """What the steps of one run share."""
 
-    def __init__(self, count: int, cancelled: Callable[[], bool]) -> None:
-        self.results: list[Sampled | None] = [None] * count
+    def __init__(self, count: int) -> None:
         self.error: BaseException | None = None
         self.stop = False
         self.active = 0
         self.done = threading.Event()
-        self._cancelled, self._next = cancelled, 0
+        self._count, self._next = count, 0
         self._lock = threading.Lock()
 
     def next(self) -> int | None:
-        """The next batch; None: this chain of steps ends."""
+        """The next step; None: this chain of steps ends."""
         with self._lock:
-            if self.stop or self._next == len(self.results) or self._cancelled():
+            if self.stop or self._next == self._count:
                 self.active -= 1
                 if self.active == 0:
                     self.done.set()
                 return None
             self._next += 1
             return self._next - 1
+
+
+class BatchSampler:
+    """Where the graph is in memory: nothing is gained by sampling block by block."""
+
+    def __init__(self, build: Build, crew: Crew) -> None:
+        self._build, self._crew = build, crew
+
+    def sample(
+        self, units: Sequence[Unit], first: int, area: StructureArea, cancelled: Callable[[], bool]
+    ) -> list[Sampled]:
+        """The first of these batches that the area holds.  Raises what sampling raises."""
+        results: list[Sampled | None] = [None] * len(units)
+
+        def step(i: int, work: Workspace) -> bool:
+            structure = self._build(units[i], work)
+            results[i] = compact(first + i, units[i], structure, work, area)
+            return results[i] is not None and not cancelled()
+
+        self._crew.run(len(units), step)
+        found: list[Sampled] = []
+        for sampled in results:
+            if sampled is None:
+                break
+            found.append(sampled)
+        return found

@@ -45,6 +45,11 @@ class SlotBroker:
         with self._changed:
             return int(self._rows.owned().sum())
 
+    def graph_slots(self) -> int:
+        """Slots that the graph pool has at present."""
+        with self._changed:
+            return int(self._graph.owned().sum())
+
     def take_run(self, count: int) -> int:
         """First of `count` adjacent slots, now the caller's.
 

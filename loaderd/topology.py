@@ -1,7 +1,9 @@
 """Structure of a batch: seeds in, sampled neighbors out, over blocks held hop by hop."""
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -76,6 +78,67 @@ class Column(NamedTuple):
     counts: NDArray[np.uint32]
 
 
+class Draws(NamedTuple):
+    """Where the picks of a frontier go."""
+
+    starts: NDArray[np.int64]  # of each column
+    sources: NDArray[Any]  # id_dtype
+    edge_ids: NDArray[Any] | None  # where asked for
+    edge_starts: NDArray[np.int64]  # of each column in these
+
+
+@dataclass(slots=True)
+class Giants:
+    """Entries of a frontier whose column goes on in further blocks."""
+
+    entries: NDArray[np.uint32]
+    degrees: NDArray[np.int64]
+    count: int = 0
+
+
+class Renumbering:
+    """Store ids to local ids for one batch, by its workspace's table.  A context manager."""
+
+    def __init__(self, work: Workspace, num_nodes: int) -> None:
+        """`n_id[:num_nodes]` is in use: nodes found so far, in order."""
+        self._work, self.num_nodes = work, num_nodes
+        self._table = work.renumber_table()
+        kernels: tuple[Any, Any, Any] = (
+            (enter_seeds_stamp, renumber_stamp, clear_stamp)
+            if len(self._table) == 1
+            else (enter_seeds_hash, renumber_hash, clear_hash)
+        )
+        self._enter, self._renumber, self._clear = kernels
+
+    def __enter__(self) -> Self:
+        self._enter(self._work.n_id, self.num_nodes, *self._table)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._clear(self._work.n_id, self.num_nodes, *self._table)
+
+    def add(
+        self,
+        draws: NDArray[Any],
+        starts: NDArray[np.int64],
+        counts: NDArray[np.uint32],
+        edge: int,
+    ) -> int:
+        """Local ids of a frontier's draws, into `local` from `edge` on; returns the last's end."""
+        work = self._work
+        num_nodes, end = self._renumber(
+            draws, starts, counts, counts.size, *self._table, work.n_id, self.num_nodes,
+            work.local, edge,
+        )  # fmt: skip
+        self.num_nodes = int(num_nodes)
+        return int(end)
+
+
 class Topology:
     """Samples from graph blocks, wherever the pool holds them."""
 
@@ -130,41 +193,115 @@ class Topology:
 
         Raises BatchFailed: fanout -1 finds more than the workspace holds; CorruptBlock, OSError.
         """
-        table = work.renumber_table()
-        stamp = len(table) == 1
-        kernels: tuple[Any, Any, Any] = (
-            (enter_seeds_stamp, renumber_stamp, clear_stamp)
-            if stamp
-            else (enter_seeds_hash, renumber_hash, clear_hash)
-        )
-        enter, renumber, clear = kernels
         num_nodes, edge, used, low = unit.num_seeds, 0, 0, 0
-        enter(work.n_id, num_nodes, *table)
         nodes_per_hop, edges_per_hop = [num_nodes], []
-        try:
+        edge_ids = plan.resolved.edge_ids
+        with Renumbering(work, num_nodes) as numbers:
             for hop, fanouts in enumerate(plan.resolved.fanouts):
                 frontier = work.n_id[low:num_nodes]
                 low, found = num_nodes, []
-                for r, fanout in enumerate(fanouts):
+                for r in range(len(fanouts)):
                     counts = work.counts[used : used + frontier.size]
-                    key = np.uint64(plan.hop_key(unit.epoch, unit.step, hop, r))
-                    column = Column(frontier, frontier.size, r, fanout, key, counts)
-                    self._draw(column, work, bool(plan.resolved.edge_ids))
-                    if plan.resolved.edge_ids:
+                    column = self.column(plan, unit, hop, r, frontier, counts)
+                    self._draw(column, work, edge_ids)
+                    if edge_ids:
                         compact_draws(
                             work.edge_draws, work.starts, counts, frontier.size, work.edge_ids, edge
                         )
-                    num_nodes, end = renumber(
-                        work.draws, work.starts, counts, frontier.size, *table, work.n_id,
-                        num_nodes, work.local, edge,
-                    )  # fmt: skip
+                    end = numbers.add(work.draws, work.starts, counts, edge)
                     found.append(end - edge)
                     edge, used = end, used + frontier.size
+                num_nodes = numbers.num_nodes
                 nodes_per_hop.append(num_nodes - low)
                 edges_per_hop.append(tuple(found))
-        finally:
-            clear(work.n_id, num_nodes, *table)
         return Structure(tuple(nodes_per_hop), tuple(edges_per_hop), num_nodes, edge)
+
+    def column(
+        self,
+        plan: Plan,
+        unit: Unit,
+        hop: int,
+        relation: int,
+        frontier: NDArray[Any],
+        counts: NDArray[np.uint32],
+    ) -> Column:
+        """One hop of a batch over one relation."""
+        key = np.uint64(plan.hop_key(unit.epoch, unit.step, hop, relation))
+        fanout = plan.resolved.fanouts[hop][relation]
+        return Column(frontier, frontier.size, relation, fanout, key, counts)
+
+    def locate(self, column: Column, blocks: NDArray[np.int32]) -> None:
+        """The block in which each column starts, -1 for a node of another type."""
+        index = self.relations[column.relation]
+        locate_columns(
+            column.nodes, column.num, index.first, index.num_nodes, index.first_node, index.guide,
+            index.shift, blocks,
+        )  # fmt: skip
+
+    def count(
+        self,
+        column: Column,
+        order: NDArray[np.uint32],
+        low: int,
+        high: int,
+        blocks: NDArray[np.int32],
+    ) -> None:
+        """Degrees of entries order[low:high], whose blocks are held, into the column's counts."""
+        index = self.relations[column.relation]
+        column_degrees(
+            self._words, column.nodes, order, low, high, blocks, index.first_node,
+            self._slots(column), self._slot_bytes, self._id_bytes, index.capacity, column.counts,
+        )  # fmt: skip
+
+    def draw_held(
+        self,
+        column: Column,
+        order: NDArray[np.uint32],
+        low: int,
+        high: int,
+        blocks: NDArray[np.int32],
+        draws: Draws,
+        giants: Giants,
+    ) -> None:
+        """Draws of entries order[low:high], whose blocks are held; giants are appended."""
+        index = self.relations[column.relation]
+        giants.count = sample_columns(
+            self._words, self._ids, column.nodes, order, low, high, blocks, index.first_node,
+            self._slots(column), self._slot_bytes, self._id_bytes, index.capacity, column.fanout,
+            False, column.key, draws.starts, draws.sources, column.counts, giants.entries,
+            giants.degrees, giants.count,
+        )  # fmt: skip
+        if draws.edge_ids is not None:
+            column_edge_ids(
+                self._words, self._edge_views[column.relation], column.nodes, order, low, high,
+                blocks, index.first_node, self._slots(column), self._slot_bytes, self._id_bytes,
+                index.capacity, column.fanout, False, column.key, draws.edge_starts,
+                draws.edge_ids,
+            )  # fmt: skip
+
+    def mark_giants(
+        self, column: Column, giants: Giants, blocks: NDArray[np.int32], marks: NDArray[np.uint8]
+    ) -> None:
+        """Mark the blocks that the picks of giants lie in."""
+        giant_blocks(
+            giants.entries, giants.degrees, giants.count, column.nodes, blocks,
+            self.relations[column.relation].capacity, column.fanout, False, column.key, marks,
+        )  # fmt: skip
+
+    def fill_giants(
+        self, column: Column, giants: Giants, blocks: NDArray[np.int32], draws: Draws
+    ) -> None:
+        """The giants' picks that lie in blocks held now."""
+        index = self.relations[column.relation]
+        arguments = (
+            giants.entries, giants.degrees, giants.count, column.nodes, blocks,
+            self._slots(column), self._slot_bytes, self._id_bytes, index.capacity,
+            column.fanout, False, column.key,
+        )  # fmt: skip
+        fill_giants(self._words, self._ids, *arguments, draws.starts, draws.sources)
+        if draws.edge_ids is not None:
+            view = self._edge_views[column.relation]
+            fill_giant_edge_ids(self._words, view, *arguments, draws.edge_starts, draws.edge_ids)
 
     def _draw(self, column: Column, work: Workspace, edge_ids: bool) -> None:
         """Draws of one frontier over one relation, into `work.draws` at `work.starts`."""
@@ -175,28 +312,20 @@ class Topology:
             column.counts[:] = 0
             stride_starts(column.num, 0, work.starts)
             return
-        locate_columns(
-            column.nodes, column.num, index.first, index.num_nodes, index.first_node, index.guide,
-            index.shift, work.blocks,
-        )  # fmt: skip
+        self.locate(column, work.blocks)
         self._place(column, index, work)
-        num_giants = 0
+        own = work.edge_draws if edge_ids else None
+        draws = Draws(work.starts, work.draws, own, work.starts)
+        giants = Giants(work.giants, work.giant_degrees)
         for order, low, high in self._groups(column, index, work):
-            num_giants = sample_columns(
-                self._words, self._ids, column.nodes, order, low, high, work.blocks,
-                index.first_node, self._slots(column), self._slot_bytes, self._id_bytes,
-                index.capacity, column.fanout, False, column.key, work.starts, work.draws,
-                column.counts, work.giants, work.giant_degrees, num_giants,
-            )  # fmt: skip
-            if edge_ids:
-                column_edge_ids(
-                    self._words, self._edge_views[column.relation], column.nodes, order, low, high,
-                    work.blocks, index.first_node, self._slots(column), self._slot_bytes,
-                    self._id_bytes, index.capacity, column.fanout, False, column.key, work.starts,
-                    work.edge_draws,
-                )  # fmt: skip
-        if num_giants:
-            self._draw_giants(column, index, work, num_giants, edge_ids)
+            self.draw_held(column, order, low, high, work.blocks, draws, giants)
+        if giants.count:
+            marks = work.marks[: index.num_blocks]
+            self.mark_giants(column, giants, work.blocks, marks)
+            needed = np.flatnonzero(marks).astype(np.int64)
+            marks[needed] = 0
+            for _ in self._held(column.relation, needed):
+                self.fill_giants(column, giants, work.blocks, draws)
 
     def _slots(self, column: Column) -> NDArray[np.int32]:
         return self._residency.pool.slot_of_block[column.relation]
@@ -207,11 +336,7 @@ class Topology:
             stride_starts(column.num, column.fanout, work.starts)
             return
         for order, low, high in self._groups(column, index, work):
-            column_degrees(
-                self._words, column.nodes, order, low, high, work.blocks, index.first_node,
-                self._slots(column), self._slot_bytes, self._id_bytes, index.capacity,
-                column.counts,
-            )  # fmt: skip
+            self.count(column, order, low, high, work.blocks)
         total = prefix_starts(column.counts, column.num, work.starts)
         if total > work.draws.size:
             raise BatchFailed(
@@ -252,25 +377,3 @@ class Topology:
                     yield group
                 finally:
                     self._residency.drop(held)
-
-    def _draw_giants(
-        self, column: Column, index: RelationIndex, work: Workspace, num: int, edge_ids: bool
-    ) -> None:
-        """Fill the picks of columns over several blocks; only blocks picked from are read."""
-        marks = work.marks[: index.num_blocks]
-        giant_blocks(
-            work.giants, work.giant_degrees, num, column.nodes, work.blocks, index.capacity,
-            column.fanout, False, column.key, marks,
-        )  # fmt: skip
-        needed = np.flatnonzero(marks).astype(np.int64)
-        marks[needed] = 0
-        for _ in self._held(column.relation, needed):
-            arguments = (
-                work.giants, work.giant_degrees, num, column.nodes, work.blocks,
-                self._slots(column), self._slot_bytes, self._id_bytes, index.capacity,
-                column.fanout, False, column.key, work.starts,
-            )  # fmt: skip
-            fill_giants(self._words, self._ids, *arguments, work.draws)
-            if edge_ids:
-                view = self._edge_views[column.relation]
-                fill_giant_edge_ids(self._words, view, *arguments, work.edge_draws)

@@ -1,0 +1,306 @@
+"""Batches of a hyperbatch sampled together, hop by hop and block by block (AGNES, section 3).
+
+A hop's frontiers of all batches are brought into block order; each block that any of them needs is
+held once, those in memory first, and while one group of blocks is sampled from the next is read.
+"""
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from blockstore.kernels.order import (
+    compact_draws,
+    count_draws,
+    entries_of_blocks,
+    mark_needed,
+    order_by_block,
+    place_draws,
+)
+from loaderd.hyper import ALIGN, Sampled, StructureArea
+from loaderd.plans.base import Plan, Unit
+from loaderd.plans.hyperbatch import block_schedule
+from loaderd.residency import Held, Residency
+from loaderd.sampling import Crew
+from loaderd.topology import Column, Draws, Giants, Renumbering, Structure, Topology
+from loaderd.workspace import Workspace
+
+Seeds = Callable[[Unit, NDArray[Any]], None]  # writes the seeds of a unit
+
+
+class _Full(Exception):
+    """An area has no more room."""
+
+
+@dataclass(slots=True)
+class _Frontier:
+    """One hop's frontier of a batch over one relation, on its way."""
+
+    column: Column
+    blocks: NDArray[np.int32]
+    order: NDArray[np.uint32]
+    block_starts: NDArray[np.int32]
+    draws: Draws
+    giants: list[Giants] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Batch:
+    """A batch on its way."""
+
+    unit: Unit
+    pieces: list[NDArray[Any]]  # nodes: the seeds, then those each hop found
+    counts: list[NDArray[np.uint32]] = field(default_factory=list)
+    local: list[NDArray[np.uint32]] = field(default_factory=list)
+    edge_ids: list[NDArray[Any]] = field(default_factory=list)
+    edges_per_hop: list[tuple[int, ...]] = field(default_factory=list)
+    frontiers: list[_Frontier] = field(default_factory=list)  # of the hop, by relation
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes found so far."""
+        return sum(piece.size for piece in self.pieces)
+
+
+def scratch_bytes(structure: Structure, num_blocks: int, id_bytes: int, edge_id_bytes: int) -> int:
+    """Bytes that a batch of this structure takes while its widest hop is sampled."""
+    most = 0
+    for frontier, edges in zip(structure.frontiers, structure.edges_per_hop, strict=True):
+        each = frontier * (4 + 4 + 8 + 8 * bool(edge_id_bytes)) + 4 * num_blocks + 6 * ALIGN
+        each += 2 * ALIGN * num_blocks  # draws of each group of blocks are aligned
+        most = max(most, len(edges) * each + sum(edges) * (id_bytes + edge_id_bytes))
+    return most
+
+
+class BlockSampler:
+    """Where the graph is not in memory: a block is read once a hop for all batches."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        seeds: Seeds,
+        topology: Topology,
+        residency: Residency,
+        crew: Crew,
+        scratch: StructureArea,
+        turn: threading.Lock,
+        share: int,
+        id_dtype: str,
+        edge_id_dtype: str,
+    ) -> None:
+        """`share`: blocks held at a time by whoever's turn it is; as many are read meanwhile."""
+        self._plan, self._seeds, self._topology = plan, seeds, topology
+        self._residency, self._crew, self._scratch, self._share = residency, crew, scratch, share
+        self._turn = turn
+        self._ids, self._edge_ids = np.dtype(id_dtype), np.dtype(edge_id_dtype or "uint32")
+        self._upward = True
+        self.blocks_needed = 0
+
+    def sample(
+        self, units: Sequence[Unit], first: int, area: StructureArea, cancelled: Callable[[], bool]
+    ) -> list[Sampled]:
+        """The first of these batches that the areas hold.  Raises what sampling raises."""
+        batches: list[_Batch] = []
+        for unit in units:
+            seeds = area.take(self._ids, unit.num_seeds)
+            if seeds is None:
+                break
+            self._seeds(unit, seeds)
+            batches.append(_Batch(unit, [seeds]))
+        with self._turn, ThreadPoolExecutor(1, "hyper-read") as ahead:
+            for hop in range(len(self._plan.resolved.fanouts)):
+                if cancelled():
+                    return []
+                self._hop(hop, batches, area, ahead)
+        return [self._finish(first + i, b, area) for i, b in enumerate(batches)]
+
+    def _finish(self, number: int, batch: _Batch, area: StructureArea) -> Sampled:
+        structure = Structure(
+            tuple(piece.size for piece in batch.pieces),
+            tuple(batch.edges_per_hop),
+            batch.num_nodes,
+            sum(sum(edges) for edges in batch.edges_per_hop),
+        )
+        return Sampled(
+            number, batch.unit, structure, tuple(batch.pieces), tuple(batch.counts),
+            tuple(batch.local), tuple(batch.edge_ids), area,
+        )  # fmt: skip
+
+    # -- one hop ----------------------------------------------------------------------------------
+
+    def _hop(
+        self, hop: int, batches: list[_Batch], area: StructureArea, ahead: ThreadPoolExecutor
+    ) -> None:
+        """One hop of all batches; those that find no room are left out, the last first."""
+        self._scratch.reset()
+        relations = len(self._plan.resolved.fanouts[hop])
+        self._each(batches, lambda batch, _: self._begin(hop, batch, area))
+        for r in range(relations):
+            needed = np.zeros(self._topology.relations[r].num_blocks, np.uint8)
+            for batch in batches:
+                mark_needed(batch.frontiers[r].block_starts, needed)
+            for blocks in self._held(r, needed, ahead):
+
+                def draw(
+                    batch: _Batch, work: Workspace, r: int = r, blocks: NDArray[np.int64] = blocks
+                ) -> None:
+                    self._draw(batch.frontiers[r], blocks, work)
+
+                self._each(batches, draw)
+            self._draw_giants(r, batches, ahead)
+            self._upward = not self._upward
+        self._each(batches, lambda batch, work: self._renumber(batch, area, work))
+
+    def _each(self, batches: list[_Batch], step: Callable[[_Batch, Workspace], None]) -> None:
+        """A step of every batch; the first that finds no room and all after it are left out."""
+        full: list[int] = []
+
+        def run(i: int, work: Workspace) -> bool:
+            try:
+                step(batches[i], work)
+            except _Full:
+                full.append(i)
+                return False
+            return True
+
+        self._crew.run(len(batches), run)
+        if full:
+            del batches[min(full) :]
+
+    def _take(self, area: StructureArea, dtype: DTypeLike, count: int) -> NDArray[Any]:
+        out = area.take(dtype, count)
+        if out is None:
+            raise _Full
+        return out
+
+    def _copy(self, area: StructureArea, values: NDArray[Any]) -> NDArray[Any]:
+        out = self._take(area, values.dtype, values.size)
+        out[:] = values
+        return out
+
+    def _begin(self, hop: int, batch: _Batch, area: StructureArea) -> None:
+        """Bring a batch's frontier into block order, for every relation."""
+        nodes, take, scratch = batch.pieces[-1], self._take, self._scratch
+        batch.frontiers = []
+        for r, index in enumerate(self._topology.relations):
+            counts = take(area, np.uint32, nodes.size)
+            counts[:] = 0
+            column = self._topology.column(self._plan, batch.unit, hop, r, nodes, counts)
+            blocks = take(scratch, np.int32, nodes.size)
+            order = take(scratch, np.uint32, nodes.size)
+            block_starts = take(scratch, np.int32, index.num_blocks + 1)
+            starts = take(scratch, np.int64, nodes.size + 1)
+            starts[:] = 0
+            self._topology.locate(column, blocks)
+            order_by_block(blocks, nodes.size, block_starts, order)
+            draws = self._whole_scratch(starts)
+            if draws.edge_ids is not None:
+                edge_starts = take(scratch, np.int64, nodes.size + 1)
+                edge_starts[:] = 0
+                draws = draws._replace(edge_starts=edge_starts)
+            batch.frontiers.append(_Frontier(column, blocks, order, block_starts, draws))
+            batch.counts.append(counts)
+
+    def _whole_scratch(self, starts: NDArray[np.int64]) -> Draws:
+        """Draws go to wherever in the scratch there is room: starts count from its first item."""
+        edge_ids = self._scratch.view(self._edge_ids) if self._plan.resolved.edge_ids else None
+        return Draws(starts, self._scratch.view(self._ids), edge_ids, starts)
+
+    def _draw(self, frontier: _Frontier, blocks: NDArray[np.int64], work: Workspace) -> None:
+        """Draws of the entries whose blocks are held."""
+        column, entries, draws = frontier.column, work.order, frontier.draws
+        num = int(entries_of_blocks(frontier.order, frontier.block_starts, blocks, entries))
+        if num == 0:
+            return
+        topology, replace = self._topology, self._plan.resolved.replace
+        topology.count(column, entries, 0, num, frontier.blocks)
+        total = int(count_draws(column.counts, entries, num, column.fanout, replace))
+        places = [(draws.starts, self._ids)]
+        if draws.edge_ids is not None:
+            places.append((draws.edge_starts, self._edge_ids))
+        for starts, dtype in places:
+            first = self._scratch.reserve(dtype, total)
+            if first is None:
+                raise _Full
+            place_draws(column.counts, entries, num, column.fanout, replace, first, starts)
+        giants = Giants(work.giants, work.giant_degrees)
+        topology.draw_held(column, entries, 0, num, frontier.blocks, draws, giants)
+        if n := giants.count:
+            own = Giants(giants.entries[:n].copy(), giants.degrees[:n].copy(), n)
+            frontier.giants.append(own)
+
+    def _draw_giants(self, r: int, batches: list[_Batch], ahead: ThreadPoolExecutor) -> None:
+        """Picks of columns over several blocks: only blocks picked from are read."""
+        marks = np.zeros(self._topology.relations[r].num_blocks, np.uint8)
+        found = [(b.frontiers[r], g) for b in batches for g in b.frontiers[r].giants]
+        for frontier, giants in found:
+            self._topology.mark_giants(frontier.column, giants, frontier.blocks, marks)
+        for _ in self._held(r, marks, ahead):
+
+            def fill(i: int, _: Workspace) -> bool:
+                frontier, giants = found[i]
+                self._topology.fill_giants(frontier.column, giants, frontier.blocks, frontier.draws)
+                return True
+
+            self._crew.run(len(found), fill)
+
+    def _renumber(self, batch: _Batch, area: StructureArea, work: Workspace) -> None:
+        """Local ids of what a hop found, and the nodes that are new."""
+        before, edge, ends = batch.num_nodes, 0, [0]
+        at = 0
+        for piece in batch.pieces:
+            work.n_id[at : at + piece.size] = piece
+            at += piece.size
+        with Renumbering(work, before) as numbers:
+            for frontier in batch.frontiers:
+                draws, counts = frontier.draws, frontier.column.counts
+                if draws.edge_ids is not None:
+                    compact_draws(
+                        draws.edge_ids, draws.edge_starts, counts, counts.size, work.edge_ids, edge
+                    )
+                edge = numbers.add(draws.sources, draws.starts, counts, edge)
+                ends.append(edge)
+            found = numbers.num_nodes
+        batch.pieces.append(self._copy(area, work.n_id[before:found]))
+        batch.local.append(self._copy(area, work.local[:edge]))
+        if self._plan.resolved.edge_ids:
+            batch.edge_ids.append(self._copy(area, work.edge_ids[:edge]))
+        batch.edges_per_hop.append(tuple(b - a for a, b in pairwise(ends)))
+
+    # -- blocks -----------------------------------------------------------------------------------
+
+    def _held(
+        self, relation: int, needed: NDArray[np.uint8], ahead: ThreadPoolExecutor
+    ) -> Iterator[NDArray[np.int64]]:
+        """The needed blocks in groups, each held in turn while the next one is read."""
+        everything = np.arange(needed.size)
+        present = self._residency.present(relation, everything)
+        groups = block_schedule(needed, present, self._upward, self._share)
+        self.blocks_needed += int(np.count_nonzero(needed))
+        coming: Future[Held] | None = None
+        try:
+            while groups or coming is not None:
+                if coming is None:
+                    wanted = groups.pop(0)
+                    coming = ahead.submit(self._residency.hold, relation, wanted)
+                held, blocks = coming.result(), wanted
+                coming = None
+                try:
+                    if held.left_out.size:  # others hold so much: later, when they let go
+                        blocks = np.setdiff1d(blocks, held.left_out)
+                        groups.append(held.left_out)
+                    if groups and blocks.size:
+                        wanted = groups.pop(0)
+                        coming = ahead.submit(self._residency.hold, relation, wanted)
+                    if blocks.size:
+                        yield blocks
+                finally:
+                    self._residency.drop(held)
+        finally:
+            if coming is not None:
+                self._residency.drop(coming.result())
