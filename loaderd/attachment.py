@@ -1,6 +1,7 @@
 """Opening a session: parameters resolved, memory taken out of the arena, seeds looked up."""
 
 import hashlib
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -25,18 +26,26 @@ from loaderd.ledger import (
     served_rows,
     session_need,
 )
-from loaderd.plans.base import Part, Plan
+from loaderd.plans.base import Part, Plan, Shape
 from loaderd.plans.hyperbatch import HyperbatchPlan
 from loaderd.plans.minibatch import MinibatchPlan
 from loaderd.plans.resolve import make_plan, resolve, seed_type
 from loaderd.protocol import Attach, Attached, LedgerEntry, RowArraySpec, SessionStatus
 from loaderd.rowcache import Policy, RowCache
 from loaderd.rows import Addressed, Pins
-from loaderd.sampling import Workspaces
+from loaderd.sampling import Workspaces, usual_shape
 from loaderd.seeds import count_seeds, fill_seeds
 from loaderd.session import RowSizes, SessionState
 from loaderd.slots import SlotBroker
-from loaderd.workspace import Carver, Sizes, Workspace, carve_workspace, clear_workspace
+from loaderd.topology import Structure
+from loaderd.workspace import (
+    Carver,
+    Sizes,
+    Workspace,
+    carve_workspace,
+    clear_workspace,
+    workspace_bytes,
+)
 
 GAP_PAGES = 12  # between rows wanted, that is read rather than skipped
 
@@ -62,6 +71,7 @@ class Attachment:
         self.hyper_ended = False  # its threads have
         self.hyper_cut: HyperCut | None = None
         self.areas: list[StructureArea] = []
+        self._row_sizes: Sizes
         self.scratch: StructureArea | None = None  # where batches are sampled together
         self._rows: RowCache | None = None
         self._slot_bytes = slot_bytes
@@ -82,20 +92,40 @@ class Attachment:
 
         Raises Refused; what was taken is given back by `close`.
         """
-        cut, need = self._cut, self.need
-        shape = self.plan.shape()
+        need, self._row_sizes = self.need, sizes
         self.edge_id_bytes = np.dtype(sizes.edge_id_dtype or "uint8").itemsize
-        for _ in range(cut.workers):
-            memory = self._take_run(broker, arena, need.workspace)
-            transit = broker.take(cut.transit)
-            self._taken += transit
-            work = carve_workspace(Carver(memory), shape, sizes)
-            clear_workspace(work)
-            self._transit[id(work)] = np.sort(np.asarray(transit, np.int64))
-            self.workspaces.add(work)
+        self.take_workspaces(broker, arena, self._cut.workers, self.plan.shape(), small=False)
         dtype = np.dtype(sizes.id_dtype)
         num_bytes = self.plan.resolved.num_seeds * dtype.itemsize
         self.seeds = self._take_run(broker, arena, need.seeds)[:num_bytes].view(dtype)
+
+    def take_workspaces(
+        self, broker: SlotBroker, arena: Arena, count: int, shape: Shape, small: bool
+    ) -> None:
+        """Take workspaces for batches of this shape.  Raises Refused."""
+        sizes = self._row_sizes
+        slots = -(-workspace_bytes(shape, sizes) // self._slot_bytes)
+        for _ in range(count):
+            work = carve_workspace(Carver(self._take_run(broker, arena, slots)), shape, sizes)
+            clear_workspace(work)
+            work.small = small
+            transit = broker.take(self._cut.transit)
+            self._taken += transit
+            self._transit[id(work)] = np.sort(np.asarray(transit, np.int64))
+            self.workspaces.add(work)
+
+    def take_small_workspaces(
+        self, broker: SlotBroker, arena: Arena, seen: Sequence[Structure], workers: int
+    ) -> None:
+        """Beside the large one there is, as many more as there are workers.  Raises Refused."""
+        worst = self.plan.shape()
+        shape = usual_shape(seen, worst, self.plan.resolved.fanouts)
+        large, small = (workspace_bytes(s, self._row_sizes) for s in (worst, shape))
+        is_small = small < large * 3 // 4
+        room = broker.row_slots() // 4 * self._slot_bytes  # a quarter is for these
+        each = small if is_small else large
+        count = max(1, min(workers - 1, room // each))
+        self.take_workspaces(broker, arena, count, shape if is_small else worst, small=is_small)
 
     def take_quota(self, broker: SlotBroker, quota: int) -> None:
         """Take the slots in which batches are handed over.  Raises Refused."""
@@ -130,14 +160,23 @@ class Attachment:
             manifest.id_dtype, cut.entries, tables, area, transit, GAP_PAGES, policy,
         )  # fmt: skip
 
-    def fall_back(self, manifest: Manifest, broker: SlotBroker) -> None:
+    def fall_back(
+        self,
+        manifest: Manifest,
+        broker: SlotBroker,
+        arena: Arena,
+        blocks: int,
+        settings: EngineSettings,
+    ) -> None:
         """Serve the same batches by plan `minibatch`."""
         resolved, part = self.plan.resolved, self.plan.part
         self.plan = make_plan(manifest, resolved, part, MinibatchPlan.name)
-        cut = self._cut
-        room = broker.available() // 2
-        wanted = self.window * (self.need.structure + self.need.addresses + self.need.area)
-        self.take_quota(broker, max(cut.quota, min(wanted, room)))
+        cut = cut_session(
+            self.need, broker.available() + self.need.workspace + 2, blocks, settings, self.window
+        )
+        self._cut = SessionCut(cut.workers, cut.transit, cut.quota, self.window)
+        self.take_workspaces(broker, arena, cut.workers - 1, self.plan.shape(), small=False)
+        self.take_quota(broker, cut.quota)
 
     def nothing_missing(self) -> Addressed:
         """Of a batch whose rows are in the cache."""
@@ -201,7 +240,7 @@ class Attachment:
         return LedgerEntry(
             f"session {session}, out of the pools",
             slots * self._slot_bytes,
-            f"{cut.workers} workspaces, {cut.workers} x {cut.transit} transit slots, seeds, "
+            f"{self.workspaces.total} workspaces, each with {cut.transit} transit slots, seeds, "
             f"{cut.quota} slots for {cut.window} batches{self._hyper_basis()}",
         )
 
@@ -244,14 +283,10 @@ def cut_session(
 
 
 def cut_workspaces(
-    need: SessionNeed, available: int, _: int, settings: EngineSettings, window: int
+    need: SessionNeed, _available: int, _blocks: int, settings: EngineSettings, window: int
 ) -> SessionCut:
-    """The same for hyperbatches, which take what is left.  `need.least` fits."""
-    room = available - need.seeds - need.least_quota
-    workers = max(1, min(settings.workers, max(2, room // 4 // (need.workspace + 2))))
-    while workers > 1 and workers * (need.workspace + 2) > room:
-        workers -= 1
-    return SessionCut(workers, 2, need.least_quota, window or 2 * settings.workers)
+    """The same for hyperbatches, which begin with one workspace.  `need.least` fits."""
+    return SessionCut(1, 2, need.least_quota, window or 2 * settings.workers)
 
 
 def _seeds_name(split: str, ids: NDArray[np.int64] | None) -> str:

@@ -27,7 +27,7 @@ from loaderd.plans.base import Plan, Unit
 from loaderd.plans.hyperbatch import block_schedule
 from loaderd.residency import Held, Residency
 from loaderd.sampling import Crew
-from loaderd.topology import Column, Draws, Giants, Renumbering, Structure, Topology
+from loaderd.topology import Column, Draws, Giants, Renumbering, Structure, Topology, WorkspaceFull
 from loaderd.workspace import Workspace
 
 Seeds = Callable[[Unit, NDArray[Any]], None]  # writes the seeds of a unit
@@ -213,7 +213,8 @@ class BlockSampler:
 
     def _draw(self, frontier: _Frontier, blocks: NDArray[np.int64], work: Workspace) -> None:
         """Draws of the entries whose blocks are held."""
-        column, entries, draws = frontier.column, work.order, frontier.draws
+        column, draws = frontier.column, frontier.draws
+        entries = work.order if work.order.size >= column.num else np.empty(column.num, np.uint32)
         num = int(entries_of_blocks(frontier.order, frontier.block_starts, blocks, entries))
         if num == 0:
             return
@@ -228,7 +229,9 @@ class BlockSampler:
             if first is None:
                 raise _Full
             place_draws(column.counts, entries, num, column.fanout, replace, first, starts)
-        giants = Giants(work.giants, work.giant_degrees)
+        giants = Giants(np.empty(0, np.uint32), np.empty(0, np.int64))
+        if topology.has_giants(column):
+            giants = Giants(np.empty(num, np.uint32), np.empty(num, np.int64))
         topology.draw_held(column, entries, 0, num, frontier.blocks, draws, giants)
         if n := giants.count:
             own = Giants(giants.entries[:n].copy(), giants.degrees[:n].copy(), n)
@@ -251,8 +254,20 @@ class BlockSampler:
 
     def _renumber(self, batch: _Batch, area: StructureArea, work: Workspace) -> None:
         """Local ids of what a hop found, and the nodes that are new."""
-        before, edge, ends = batch.num_nodes, 0, [0]
-        at = 0
+        with self._crew.large_enough(work, lambda w: self._number(batch, w)) as (ends, w):
+            before = batch.num_nodes
+            batch.pieces.append(self._copy(area, w.n_id[before : ends[0]]))
+            batch.local.append(self._copy(area, w.local[: ends[-1]]))
+            if self._plan.resolved.edge_ids:
+                batch.edge_ids.append(self._copy(area, w.edge_ids[: ends[-1]]))
+            batch.edges_per_hop.append(tuple(b - a for a, b in pairwise([0, *ends[1:]])))
+
+    def _number(self, batch: _Batch, work: Workspace) -> list[int]:
+        """Into a workspace: nodes then known, and where the edges of each relation end."""
+        before, edge, ends, at = batch.num_nodes, 0, [0], 0
+        wanted = sum(int(f.column.counts.sum()) for f in batch.frontiers)
+        if before > work.n_id.size or wanted > work.local.size:
+            raise WorkspaceFull
         for piece in batch.pieces:
             work.n_id[at : at + piece.size] = piece
             at += piece.size
@@ -265,12 +280,8 @@ class BlockSampler:
                     )
                 edge = numbers.add(draws.sources, draws.starts, counts, edge)
                 ends.append(edge)
-            found = numbers.num_nodes
-        batch.pieces.append(self._copy(area, work.n_id[before:found]))
-        batch.local.append(self._copy(area, work.local[:edge]))
-        if self._plan.resolved.edge_ids:
-            batch.edge_ids.append(self._copy(area, work.edge_ids[:edge]))
-        batch.edges_per_hop.append(tuple(b - a for a, b in pairwise(ends)))
+            ends[0] = numbers.num_nodes
+        return ends
 
     # -- blocks -----------------------------------------------------------------------------------
 

@@ -11,12 +11,13 @@ from blockstore.kernels.order import take_seeds
 from blockstore.kernels.random import permute_range
 from loaderd.attachment import Attachment
 from loaderd.blob import ALIGN, write_blob
+from loaderd.errors import BatchFailed
 from loaderd.plans.base import Unit
 from loaderd.protocol import BatchReady, RowGroup
 from loaderd.rows import RowAssembler
 from loaderd.sampling import expand
 from loaderd.session import Job, Placement
-from loaderd.topology import Structure, Topology
+from loaderd.topology import Structure, Topology, WorkspaceFull
 from loaderd.workspace import Workspace
 
 
@@ -42,9 +43,19 @@ class Builder:
         take_seeds(attachment.seeds, index, unit.num_seeds, out)
 
     def structure(self, attachment: Attachment, unit: Unit, work: Workspace) -> Structure:
-        """Seeds and structure of a batch into a workspace."""
+        """Seeds and structure of a batch into a workspace.
+
+        Raises WorkspaceFull: it is a small one, the batch a large one; BatchFailed.
+        """
         self.seeds(attachment, unit, work.n_id)
-        return self._topology.sample(attachment.plan, unit, work)
+        try:
+            return self._topology.sample(attachment.plan, unit, work)
+        except WorkspaceFull:
+            if work.small:
+                raise
+            raise BatchFailed(
+                "a batch finds more edges than there are: with fanout -1 make the seeds distinct"
+            ) from None
 
     def sample(self, job: Job, attachment: Attachment) -> None:
         """Seeds, structure, and the addresses of the rows that are or come in place."""

@@ -24,7 +24,7 @@ from loaderd.attachment import Attachment, open_attachment
 from loaderd.blocksampling import BlockSampler, scratch_bytes
 from loaderd.build import Builder
 from loaderd.errors import BatchFailed, DaemonError, Refused
-from loaderd.hyper import Hyper, Sampled, Sampler
+from loaderd.hyper import Hyper, Sampled, Sampler, StructureArea
 from loaderd.hypercut import Estimate, HyperCut, cut_hyper
 from loaderd.ledger import EngineSettings, make_budget, served_rows
 from loaderd.plans.base import Unit
@@ -49,7 +49,7 @@ from loaderd.topology import Structure, Topology
 from loaderd.workspace import Workspace
 
 _SOON, _LATER, _LAST = range(3)  # what a client waits for, what is sampled ahead, the end
-_ESTIMATE_BATCHES, _ESTIMATE_S = 16, 2.0  # sampled to know what batches take
+_LOOK_AHEAD = 16  # minibatches sampled to know what they take
 
 
 class _Task(NamedTuple):
@@ -168,9 +168,12 @@ class Engine:
     def _open_hyper(self, session: int, attachment: Attachment, request: Attach) -> None:
         """Take the memory of a session of hyperbatches and start its threads."""
         try:
-            cut = self._cut_hyper(attachment, request)
+            cut = self._cut_hyper(session, attachment, request)
             if cut is None:  # a budget for plain minibatches: they are the same
-                attachment.fall_back(self.store.manifest, self.broker)
+                attachment.fall_back(
+                    self.store.manifest, self.broker, self.arena, self.budget.row_blocks,
+                    self.settings,
+                )  # fmt: skip
                 return
             attachment.take_quota(self.broker, cut.quota)
             attachment.take_hyper(
@@ -180,15 +183,18 @@ class Engine:
         except BaseException:
             attachment.close(self.broker)
             raise
-        crew = Crew(
-            attachment.workspaces,
-            lambda step: self._put(_LATER, step),
-            lambda: self._pump_open(session, attachment),
-        )
+        crew = self._crew(session, attachment)
         attachment.hyper = Hyper(
             attachment.plan, self._sampler(attachment, crew), attachment.cached_rows,
             attachment.areas, cut.size, cut.chunk, _Hand(self, session, attachment),
         )  # fmt: skip
+
+    def _crew(self, session: int, attachment: Attachment) -> Crew:
+        return Crew(
+            attachment.workspaces,
+            lambda step: self._put(_LATER, step),
+            lambda: self._pump_open(session, attachment),
+        )
 
     def _sampler(self, attachment: Attachment, crew: Crew) -> Sampler:
         """Batches one by one where the graph is in memory, else together."""
@@ -196,55 +202,82 @@ class Engine:
             return BatchSampler(
                 lambda unit, work: self._timed_structure(attachment, unit, work), crew
             )
+        return self._block_sampler(attachment, crew, attachment.scratch)
+
+    def _block_sampler(
+        self, attachment: Attachment, crew: Crew, scratch: StructureArea
+    ) -> BlockSampler:
         manifest, least = self.store.manifest, self.budget.graph_least
         share = max(1, (self.broker.graph_slots() - least) // 2 + 1)
         edge_ids = max((r.edge_id_dtype or "uint32" for r in manifest.relations), default="uint32")
         return BlockSampler(
             attachment.plan,
             lambda unit, out: self.builder.seeds(attachment, unit, out),
-            self.topology, self.graph, crew, attachment.scratch, self._turn,
-            share, manifest.id_dtype, edge_ids,
+            self.topology, self.graph, crew, scratch, self._turn, share, manifest.id_dtype,
+            edge_ids,
         )  # fmt: skip
 
-    def _cut_hyper(self, attachment: Attachment, request: Attach) -> HyperCut | None:
+    def _cut_hyper(self, session: int, attachment: Attachment, request: Attach) -> HyperCut | None:
+        """The memory of a session of hyperbatches, after a look at what its batches take."""
         manifest, plan = self.store.manifest, attachment.plan
-        room = int(self.broker.row_slots() * self.settings.session_share)  # not the graph's
-        return cut_hyper(
-            room, self.budget.slot_bytes, attachment.need, self._estimate(attachment),
-            attachment.served, manifest.id_dtype, self.settings.readers, attachment.window,
-            request.hyperbatch, plan.num_steps,
-        )  # fmt: skip
-
-    def _estimate(self, attachment: Attachment) -> Estimate:
-        """Sample the first minibatches of an epoch, to know what they take."""
-        plan, seen = attachment.plan, np.zeros(self.store.manifest.num_nodes // 64 + 1, np.uint64)
-        work = attachment.workspaces.take()
+        seen, rows = self._look_ahead(session, attachment)
+        if not seen:
+            return None
+        attachment.take_small_workspaces(self.broker, self.arena, seen, self.settings.workers)
         together = self.budget.graph_slots < self.budget.graph_blocks
-        sizes: list[int] = []
-        nodes: list[int] = []
-        scratch = [0]
-        rows: list[int] = []
-        total, begun = 0, time.monotonic()
-        try:
-            for step in range(min(_ESTIMATE_BATCHES, plan.num_steps)):
-                if rows and time.monotonic() - begun > _ESTIMATE_S:
-                    break
-                unit = plan.unit(0, step)
-                found = self.builder.structure(attachment, unit, work)
-                num = found.num_nodes
-                total += int(count_new(work.n_id[:num], num, 0, 64 * seen.size, seen))
-                sizes.append(self.builder.structure_bytes(found, unit, attachment))
-                nodes.append(num)
-                if together:
-                    scratch.append(self._scratch_bytes(found, attachment))
-                if (step + 1).bit_count() == 1:
-                    rows.append(total)
-        finally:
-            attachment.workspaces.give(work)
         shape = plan.shape()
         worst = Structure((*shape.frontier, 0), shape.edges, shape.nodes, shape.total_edges)
-        least = self._scratch_bytes(worst, attachment)
-        return Estimate(max(sizes), max(nodes), max(scratch), least, tuple(rows))
+        estimate = Estimate(
+            max(self.builder.structure_bytes(s, plan.unit(0, 0), attachment) for s in seen),
+            max(s.num_nodes for s in seen),
+            max(self._scratch_bytes(s, attachment) for s in seen) * together,
+            self._scratch_bytes(worst, attachment),
+            tuple(rows),
+        )
+        room = int(self.broker.row_slots() * self.settings.session_share)  # not the graph's
+        return cut_hyper(
+            room, self.budget.slot_bytes, attachment.need, estimate, attachment.served,
+            manifest.id_dtype, self.settings.readers, attachment.window, request.hyperbatch,
+            plan.num_steps,
+        )  # fmt: skip
+
+    def _look_ahead(
+        self, session: int, attachment: Attachment
+    ) -> tuple[list[Structure], list[int]]:
+        """Sample some minibatches: their structures, and the different nodes of the first 1, 2, 4.
+
+        They are sampled as they will be, in memory that is given back.
+        """
+        plan, slot = attachment.plan, self.budget.slot_bytes
+        units = [plan.unit(0, step) for step in range(min(_LOOK_AHEAD, plan.num_steps))]
+        together = self.budget.graph_slots < self.budget.graph_blocks
+        parts = [self.broker.row_slots() // 4 * (1 + together), self.broker.row_slots() // 4]
+        firsts = []
+        try:
+            for count in parts[: 1 + together]:
+                firsts.append(self.broker.take_run(count))
+            area, *scratch = [
+                StructureArea(self.arena.data[first * slot : (first + count) * slot])
+                for first, count in zip(firsts, parts, strict=False)
+            ]
+            crew = self._crew(session, attachment)
+            sampler: Sampler = (
+                self._block_sampler(attachment, crew, scratch[0])
+                if together
+                else BatchSampler(lambda u, w: self.builder.structure(attachment, u, w), crew)
+            )
+            found = sampler.sample(units, 0, area, lambda: False)
+            seen = np.zeros(self.store.manifest.num_nodes // 64 + 1, np.uint64)
+            rows, total = [], 0
+            for number, sampled in enumerate(found, 1):
+                for piece in sampled.nodes:
+                    total += int(count_new(piece, piece.size, 0, 64 * seen.size, seen))
+                if number.bit_count() == 1:
+                    rows.append(total)
+        finally:
+            for first, count in zip(firsts, parts, strict=False):
+                self.broker.give(list(range(first, first + count)))
+        return [sampled.structure for sampled in found], rows
 
     def _scratch_bytes(self, structure: Structure, attachment: Attachment) -> int:
         manifest = self.store.manifest
@@ -404,7 +437,7 @@ class Engine:
         state = attachment.state
         while (job := state.head()) is not None:
             if job.work is None:
-                job.work = attachment.workspaces.try_take()
+                job.work = attachment.workspaces.try_take(job.structure)
                 if job.work is None:
                     break
                 if not job.cached:  # its rows are to be found first

@@ -31,7 +31,7 @@ class EngineSettings:
     mem_bytes: int
     workers: int = 4
     readers: int = 8
-    session_share: float = 0.9  # of what is free, that a session of hyperbatches takes at most
+    session_share: float = 0.95  # of what is free, that a session of hyperbatches takes at most
     policy: Literal["next-use", "lru", "second-chance"] = "next-use"  # of rows that leave
 
 
@@ -131,8 +131,8 @@ def make_budget(manifest: Manifest, settings: EngineSettings) -> Budget:
             f"--mem {format_bytes(settings.mem_bytes)}: tables take {format_bytes(fixed)} and the "
             f"arena at least {least} slots of {format_bytes(slot)}; give at least --mem {need}"
         )
-    # the whole graph where at most half of the arena holds it, else a quarter
-    share = graph_blocks if graph_blocks <= num_slots // 2 else max(graph_least, num_slots // 4)
+    # the whole graph where at most half of the arena holds it; else little: rows are worth more
+    share = graph_blocks if graph_blocks <= num_slots // 2 else num_slots // 12
     graph_slots = min(max(share, graph_least), num_slots - LEAST_SESSION)
     return Budget(tables, slot, num_slots, graph_slots, graph_least, graph_blocks, row_blocks)
 

@@ -1,53 +1,102 @@
 """Batches of a hyperbatch sampled each by itself, on the engine's workers."""
 
+import contextlib
 import queue
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from numpy.typing import NDArray
 
 from loaderd.hyper import Sampled, StructureArea
-from loaderd.plans.base import Unit
-from loaderd.topology import Structure
+from loaderd.plans.base import Shape, Unit
+from loaderd.topology import Structure, WorkspaceFull
 from loaderd.workspace import Workspace
 
+_MORE = 4  # a small workspace has room for a quarter more than was seen
+Built = TypeVar("Built")
 Submit = Callable[[Callable[[], None]], None]
 Build = Callable[[Unit, Workspace], Structure]  # a batch's structure into a workspace
 
 
 class Workspaces:
-    """Those of a session: taken by whoever builds a batch, and given back."""
+    """Those of a session: taken by whoever builds a batch, and given back.
+
+    A large one holds any batch, a small one what batches usually take.
+    """
 
     def __init__(self) -> None:
-        self._spare: queue.SimpleQueue[Workspace] = queue.SimpleQueue()
-        self.total = 0
+        self._spare: dict[bool, queue.SimpleQueue[Workspace]] = {  # by whether they are small
+            False: queue.SimpleQueue(),
+            True: queue.SimpleQueue(),
+        }
+        self._total = {False: 0, True: 0}
+
+    @property
+    def total(self) -> int:
+        """All of them."""
+        return sum(self._total.values())
 
     def add(self, work: Workspace) -> None:
         """One more."""
-        self.total += 1
-        self._spare.put(work)
+        self._total[work.small] += 1
+        self.give(work)
 
-    def take(self) -> Workspace:
+    def take(self, large: bool = False) -> Workspace:
         """One, as soon as there is one."""
-        return self._spare.get()
+        if large or not self._total[True]:
+            return self._spare[False].get()
+        return self.try_take() or self._spare[True].get()
 
-    def try_take(self) -> Workspace | None:
-        """One, or None where all are in use."""
-        try:
-            return self._spare.get_nowait()
-        except queue.Empty:
-            return None
+    def try_take(self, structure: Structure | None = None) -> Workspace | None:
+        """One that holds a batch of this structure, or None where those are in use."""
+        for small in (True, False):
+            with contextlib.suppress(queue.Empty):
+                work = self._spare[small].get_nowait()
+                if structure is None or _holds(work, structure):
+                    return work
+                self.give(work)
+        return None
 
     def give(self, work: Workspace) -> None:
         """Back."""
-        self._spare.put(work)
+        self._spare[work.small].put(work)
 
     @property
     def all_home(self) -> bool:
         """Whether nobody has one."""
-        return self._spare.qsize() == self.total
+        return sum(q.qsize() for q in self._spare.values()) == self.total
+
+
+def usual_shape(seen: Sequence[Structure], worst: Shape, fanouts: Sequence[Sequence[int]]) -> Shape:
+    """Bounds of what batches like those seen take, a quarter more than the largest of them."""
+
+    def more(count: int) -> int:
+        return count + count // _MORE + 1
+
+    frontier = tuple(
+        min(most, more(max(s.frontiers[hop] for s in seen)))
+        for hop, most in enumerate(worst.frontier)
+    )
+    edges = tuple(
+        tuple(
+            min(most, max(more(max(s.edges_per_hop[h][r] for s in seen)), frontier[h] * fanout))
+            for r, (most, fanout) in enumerate(zip(worst.edges[h], fanouts[h], strict=True))
+        )
+        for h in range(len(frontier))
+    )
+    return Shape(
+        worst.seeds, frontier, edges, min(worst.nodes, more(max(s.num_nodes for s in seen)))
+    )
+
+
+def _holds(work: Workspace, structure: Structure) -> bool:
+    return not work.small or (
+        structure.num_nodes <= work.n_id.size
+        and structure.num_edges <= work.local.size
+        and _num_counts(structure) <= work.counts.size
+    )
 
 
 def compact(
@@ -111,6 +160,25 @@ class Crew:
         if work.error is not None:
             raise work.error
 
+    @contextlib.contextmanager
+    def large_enough(
+        self, work: Workspace, build: Callable[[Workspace], Built]
+    ) -> Iterator[tuple[Built, Workspace]]:
+        """What `build` makes of a workspace, or of a large one where it is too small."""
+        try:
+            built = build(work)
+        except WorkspaceFull:
+            if not work.small:
+                raise
+        else:
+            yield built, work
+            return
+        large = self._workspaces.take(large=True)
+        try:
+            yield build(large), large
+        finally:
+            self._workspaces.give(large)
+
     def _step(self, work: "_Work", step: Callable[[int, Workspace], bool]) -> None:
         i = work.next()
         if i is None:
@@ -162,8 +230,8 @@ class BatchSampler:
         results: list[Sampled | None] = [None] * len(units)
 
         def step(i: int, work: Workspace) -> bool:
-            structure = self._build(units[i], work)
-            results[i] = compact(first + i, units[i], structure, work, area)
+            with self._crew.large_enough(work, lambda w: self._build(units[i], w)) as (found, w):
+                results[i] = compact(first + i, units[i], found, w, area)
             return results[i] is not None and not cancelled()
 
         self._crew.run(len(units), step)

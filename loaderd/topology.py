@@ -33,12 +33,15 @@ from blockstore.kernels.sample import (
     sample_columns,
 )
 from blockstore.store import Store
-from loaderd.errors import BatchFailed
 from loaderd.plans.base import Plan, Unit
 from loaderd.residency import Residency
 from loaderd.workspace import Workspace
 
 _IDENTITY = np.empty(0, np.uint32)  # as `order`: entries as they come
+
+
+class WorkspaceFull(Exception):
+    """A batch needs a larger workspace than the one it has."""
 
 
 class RelationIndex(NamedTuple):
@@ -51,6 +54,7 @@ class RelationIndex(NamedTuple):
     shift: int
     num_blocks: int
     capacity: int  # edges of one column in a block of its own
+    has_giants: bool  # a column may be longer
 
 
 class Structure(NamedTuple):
@@ -135,7 +139,9 @@ class Renumbering:
             draws, starts, counts, counts.size, *self._table, work.n_id, self.num_nodes,
             work.local, edge,
         )  # fmt: skip
-        self.num_nodes = int(num_nodes)
+        self.num_nodes = int(num_nodes if num_nodes >= 0 else ~num_nodes)
+        if num_nodes < 0:
+            raise WorkspaceFull
         return int(end)
 
 
@@ -186,12 +192,14 @@ class Topology:
             shift,
             relation.num_blocks,
             giant_capacity(store.manifest.block_bytes, self._id_bytes, edge_bytes),
+            bool((np.diff(first_node.astype(np.int64)) <= 1).any()),
         )
 
     def sample(self, plan: Plan, unit: Unit, work: Workspace) -> Structure:
         """Fill the workspace with the batch's structure; `n_id` holds the seeds already.
 
-        Raises BatchFailed: fanout -1 finds more than the workspace holds; CorruptBlock, OSError.
+        Raises WorkspaceFull: what was found is more than a small workspace holds; BatchFailed:
+        fanout -1 finds more than there are edges; CorruptBlock, OSError.
         """
         num_nodes, edge, used, low = unit.num_seeds, 0, 0, 0
         nodes_per_hop, edges_per_hop = [num_nodes], []
@@ -200,6 +208,8 @@ class Topology:
             for hop, fanouts in enumerate(plan.resolved.fanouts):
                 frontier = work.n_id[low:num_nodes]
                 low, found = num_nodes, []
+                if frontier.size >= work.starts.size or used + frontier.size > work.counts.size:
+                    raise WorkspaceFull
                 for r in range(len(fanouts)):
                     counts = work.counts[used : used + frontier.size]
                     column = self.column(plan, unit, hop, r, frontier, counts)
@@ -229,6 +239,10 @@ class Topology:
         key = np.uint64(plan.hop_key(unit.epoch, unit.step, hop, relation))
         fanout = plan.resolved.fanouts[hop][relation]
         return Column(frontier, frontier.size, relation, fanout, key, counts)
+
+    def has_giants(self, column: Column) -> bool:
+        """Whether a column of the relation may go on in further blocks."""
+        return self.relations[column.relation].has_giants
 
     def locate(self, column: Column, blocks: NDArray[np.int32]) -> None:
         """The block in which each column starts, -1 for a node of another type."""
@@ -333,16 +347,15 @@ class Topology:
     def _place(self, column: Column, index: RelationIndex, work: Workspace) -> None:
         """Room for every column in `draws`; with fanout -1 that takes a pass over the degrees."""
         if column.fanout >= 0:
+            if column.num * column.fanout > work.draws.size:
+                raise WorkspaceFull
             stride_starts(column.num, column.fanout, work.starts)
             return
         for order, low, high in self._groups(column, index, work):
             self.count(column, order, low, high, work.blocks)
         total = prefix_starts(column.counts, column.num, work.starts)
         if total > work.draws.size:
-            raise BatchFailed(
-                f"all neighbors of {column.num} nodes are {total} edges, the workspace holds "
-                f"{work.draws.size}: duplicate seeds with fanout -1; make the seeds distinct"
-            )
+            raise WorkspaceFull
 
     def _groups(
         self, column: Column, index: RelationIndex, work: Workspace

@@ -65,6 +65,7 @@ class Workspace:
     original: NDArray[Any]  # id_dtype: original ids of n_id
     addresses: list[NDArray[np.uint64]]  # per row array
     positions: NDArray[np.uint32]
+    small: bool = False  # for what batches usually take, not for the worst
 
     def renumber_table(self) -> tuple[Any, ...]:
         """The table's arrays, as the renumber kernels take them."""

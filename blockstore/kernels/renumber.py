@@ -31,7 +31,7 @@ def renumber_stamp(draws, starts, counts, num, stamp, n_id, num_nodes, local, ed
     n_id    id_dtype               num_nodes of it are in use
     local   uint32                 out, compact, from position `edge` on
 
-    Returns (num_nodes, edge) after the hop.
+    Returns (num_nodes, edge) after the hop; ~num_nodes, where n_id or `local` has no more room.
     """
     for i in range(num):
         if i + _COLUMNS < num:
@@ -39,6 +39,8 @@ def renumber_stamp(draws, starts, counts, num, stamp, n_id, num_nodes, local, ed
             for k in range(start, start + min(np.int64(counts[i + _COLUMNS]), _DRAWS)):
                 prefetch(stamp, np.int64(draws[k]))
         stop = starts[i] + np.int64(counts[i])
+        if edge + np.int64(counts[i]) > local.size:
+            return ~np.int64(num_nodes), edge
         for low in range(starts[i], stop, _DRAWS):
             for k in range(low + _DRAWS, min(low + 2 * _DRAWS, stop)):
                 prefetch(stamp, np.int64(draws[k]))
@@ -46,13 +48,15 @@ def renumber_stamp(draws, starts, counts, num, stamp, n_id, num_nodes, local, ed
                 node = draws[k]
                 place = stamp[node]
                 if place < 0:
+                    if num_nodes == n_id.size:
+                        return ~np.int64(num_nodes), edge
                     place = np.int32(num_nodes)
                     stamp[node] = place
                     n_id[num_nodes] = node
                     num_nodes += 1
                 local[edge] = place
                 edge += 1
-    return num_nodes, edge
+    return np.int64(num_nodes), edge
 
 
 @leaf
@@ -112,6 +116,8 @@ def renumber_hash(draws, starts, counts, num, keys, values, mask, n_id, num_node
             for k in range(start, start + min(np.int64(counts[i + _COLUMNS]), _DRAWS)):
                 _ask_for(draws[k], keys, values, mask)
         stop = starts[i] + np.int64(counts[i])
+        if edge + np.int64(counts[i]) > local.size:
+            return ~np.int64(num_nodes), edge
         for low in range(starts[i], stop, _DRAWS):
             for k in range(low + _DRAWS, min(low + 2 * _DRAWS, stop)):
                 _ask_for(draws[k], keys, values, mask)
@@ -119,13 +125,15 @@ def renumber_hash(draws, starts, counts, num, keys, values, mask, n_id, num_node
                 node = draws[k]
                 slot = _find(np.uint64(node), keys, mask, empty)
                 if np.uint64(keys[slot]) == empty:
+                    if num_nodes == n_id.size:
+                        return ~np.int64(num_nodes), edge
                     keys[slot] = node
                     values[slot] = num_nodes
                     n_id[num_nodes] = node
                     num_nodes += 1
                 local[edge] = values[slot]
                 edge += 1
-    return num_nodes, edge
+    return np.int64(num_nodes), edge
 
 
 @leaf
