@@ -145,7 +145,7 @@ def ingest(
             ids=ids.value,
             allow_nan=allow_nan,
         )
-        manifest = ingest_source(PlainSource(source), store, options, Progress())
+        manifest = ingest_source(PlainSource(source), store, options, Progress()).manifest
         edges = sum(r.num_edges for r in manifest.relations)
         typer.echo(
             f"{store}: {manifest.num_nodes:,} nodes, {edges:,} edges, fingerprint "

@@ -20,6 +20,7 @@ from preprocess.graph import GraphStages
 from preprocess.options import IngestOptions
 from preprocess.plan import Facts, check_longest, edge_id_dtype, plan_disk, plan_memory
 from preprocess.progress import Progress
+from preprocess.result import IngestResult
 from preprocess.source import Source, SourceRows
 from preprocess.stages.csc import Widths
 from preprocess.stages.rows import checked_features, chunk_rows, place_rows
@@ -28,15 +29,22 @@ from preprocess.stages.scan import check_splits
 _PIECE_ROWS = 1 << 16
 
 
-def ingest(source: Source, target: Path, options: IngestOptions, progress: Progress) -> Manifest:
-    """Write the store; returns its manifest.
+def ingest(
+    source: Source,
+    target: Path,
+    options: IngestOptions,
+    progress: Progress,
+    fresh: bool = False,
+) -> IngestResult:
+    """Write the store.
 
     Raises BadInput, StoreExists, BudgetTooSmall, OutOfSpace; nothing is left behind then.
     """
     if target.exists():
         raise StoreExists(f"{target}: exists already; remove it, or choose another name")
     options.check()
-    return _Ingest(source, target, options, progress).run()
+    del fresh
+    return IngestResult(_Ingest(source, target, options, progress).run(), ())
 
 
 class _Ingest:

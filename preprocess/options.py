@@ -6,7 +6,8 @@ from typing import Literal
 from blockstore.format import DEFAULT_BLOCK_BYTES, PAGE_BYTES, SHARD_BYTES
 from preprocess.errors import BadInput
 
-FeatureDtype = Literal["float32", "float16", "bfloat16"]
+FeatureDtype = Literal["float32", "float16", "bfloat16", "int8"]
+NodeOrder = Literal["bfs", "degree", "random", "source"]
 _MOST_BFS_NODES = 2**31 - 1  # a bit of the tables is taken
 
 
@@ -19,11 +20,13 @@ class IngestOptions:
     dtype: FeatureDtype = "float32"
     undirected: bool = False
     edge_ids: bool = False
-    order: Literal["bfs", "source"] = "bfs"
+    order: NodeOrder = "bfs"
     duplicates: Literal["keep", "drop"] = "keep"
     self_loops: Literal["keep", "drop"] = "keep"
     ids: Literal["auto", "uint32", "uint64"] = "auto"
     allow_nan: bool = False
+    seed: int = 0  # of the random order and of seeded splits
+    split: tuple[float, ...] = ()  # shares of train, valid, test where the source has no splits
 
     @property
     def drop_equal(self) -> bool:

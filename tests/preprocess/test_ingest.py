@@ -36,7 +36,7 @@ def test_memory_does_not_show_in_the_store(small_graph: Path, tmp_path: Path, qu
     for number, mem in enumerate((9 << 20, 11 << 20, 256 << 20)):
         options = IngestOptions(mem_bytes=mem, block_bytes=8 << 10, edge_ids=True)
         target = tmp_path / str(number)
-        found.add(ingest(PlainSource(small_graph), target, options, quiet).fingerprint)
+        found.add(ingest(PlainSource(small_graph), target, options, quiet).manifest.fingerprint)
         verify_store(target)
     assert len(found) == 1
 
@@ -68,7 +68,7 @@ def test_undirected_adds_reverses_once(small_graph: Path, tmp_path: Path, quiet:
     source.mkdir()
     np.save(source / "edge_index.npy", np.array([[0, 1, 2, 2, 3, 0], [1, 0, 2, 3, 4, 1]]))
     options = IngestOptions(undirected=True, edge_ids=True)
-    manifest = ingest(PlainSource(source), tmp_path / "store", options, quiet)
+    manifest = ingest(PlainSource(source), tmp_path / "store", options, quiet).manifest
     # 0-1 both ways (three times listed), the loop at 2, 2-3 and 3-4 both ways
     assert manifest.relations[0].num_edges == 7
     back = tmp_path / "back"

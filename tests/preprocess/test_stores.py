@@ -57,7 +57,7 @@ def test_a_store_holds_what_the_definition_says(tmp_path_factory, graph, options
     options = replace(options, order=order, block_bytes=4096)
     rows = rows_for(num_nodes, seed)
     path = tmp_path_factory.mktemp("stores") / "store"
-    manifest = ingest(ArraySource(num_nodes, pairs, rows), path, options, QUIET)
+    manifest = ingest(ArraySource(num_nodes, pairs, rows), path, options, QUIET).manifest
     store, node = open_store(path), manifest.types[0]
     edges = naive.stored_edges(pairs, options)
     nodes = list(range(num_nodes))
@@ -112,7 +112,7 @@ def test_memory_does_not_show(tmp_path: Path, edge_ids: bool, undirected: bool, 
     for i, mem in enumerate((3 << 20, 6 << 20, 1 << 30)):
         manifest = ingest(
             source, tmp_path / str(i), replace(options, mem_bytes=max(mem, smallest)), QUIET
-        )
+        ).manifest
         fingerprints.add(manifest.fingerprint)
     assert len(fingerprints) == 1
     verify_store(tmp_path / "least")
@@ -133,7 +133,7 @@ def test_export_gives_back_what_came_in_whatever_the_memory(tmp_path: Path, edge
     rows = rows_for(3000, 4) | {"x": rng.random((3000, 33)).astype(np.float32)}
     source = ArraySource(3000, pairs, rows)
     options = IngestOptions(block_bytes=4096, edge_ids=edge_ids)
-    manifest = ingest(source, tmp_path / "store", options, QUIET)
+    manifest = ingest(source, tmp_path / "store", options, QUIET).manifest
     store = open_store(tmp_path / "store")
     for name, mem in (("small", 13 << 20), ("large", 1 << 30)):
         folder = tmp_path / name

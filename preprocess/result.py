@@ -1,0 +1,75 @@
+"""What an ingest will take, and what one has done: records for commands, benches and tests."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from blockstore.format import Manifest
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryLine:
+    """One line of the memory table."""
+
+    what: str
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class StagePlan:
+    """One stage to come: bytes that pass the disk, the source's included."""
+
+    name: str
+    read_bytes: int
+    written_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class IngestPlan:
+    """What an ingest will take; a function of the source's headers and the options alone."""
+
+    num_nodes: Mapping[str, int]  # by type
+    num_edges: Mapping[str, int]  # by "src-name-dst": at most so many are stored
+    store_bytes: int
+    temporary_bytes: int  # beside the store, at most, at any time
+    mem_bytes: int
+    memory: tuple[MemoryLine, ...]  # sums to `mem_bytes`
+    stages: tuple[StagePlan, ...]
+
+    @property
+    def read_bytes(self) -> int:
+        """Of all passes."""
+        return sum(s.read_bytes for s in self.stages)
+
+    @property
+    def written_bytes(self) -> int:
+        """Of all passes."""
+        return sum(s.written_bytes for s in self.stages)
+
+
+@dataclass(frozen=True, slots=True)
+class StageResult:
+    """One stage that is over."""
+
+    name: str
+    read_bytes: int
+    written_bytes: int
+    elapsed_s: float
+    resumed: bool  # an earlier run did it
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizationError:
+    """What int8 lost of one array."""
+
+    path: str  # of the array in the store
+    largest: float  # difference of a value to what is stored
+    rms: float
+
+
+@dataclass(frozen=True, slots=True)
+class IngestResult:
+    """A store that is there."""
+
+    manifest: Manifest
+    stages: tuple[StageResult, ...]  # in the order of the plan
+    quantization: tuple[QuantizationError, ...] = ()
