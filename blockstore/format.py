@@ -1,6 +1,8 @@
 """Byte layout of a store, format version 1: the only code that knows FORMAT.md."""
 
 import struct
+from collections.abc import Sequence
+from math import prod
 from typing import NamedTuple, Self
 
 import msgspec
@@ -27,7 +29,10 @@ assert BLOCK_HEADER.size == 64
 HAS_EDGE_IDS = 1  # flag bits of a graph block
 WIDE_NODE_IDS = 2
 WIDE_EDGE_IDS = 4
-KNOWN_FLAGS = HAS_EDGE_IDS | WIDE_NODE_IDS | WIDE_EDGE_IDS
+HAS_WEIGHTS = 8
+HAS_TIMES = 16
+KNOWN_FLAGS = HAS_EDGE_IDS | WIDE_NODE_IDS | WIDE_EDGE_IDS | HAS_WEIGHTS | HAS_TIMES
+WEIGHT_DTYPE, TIME_DTYPE = "float32", "int64"  # beside each edge, in its block
 
 # byte offsets inside the header, for kernels
 LAST_DEGREE_OFFSET = 16
@@ -80,17 +85,33 @@ def edges_start_bytes(num_nodes: int) -> int:
     return align(BLOCK_HEADER.size + 4 * (num_nodes + 1), 8)
 
 
-def block_fill_bytes(num_nodes: int, num_edges: int, id_bytes: int, edge_id_bytes: int) -> int:
-    """Bytes that a graph block with these columns and edges takes; `edge_id_bytes` 0: no ids."""
-    edges = align(num_edges * id_bytes, 8)
-    return edges_start_bytes(num_nodes) + edges + num_edges * edge_id_bytes
+def section_offsets(num_nodes: int, num_edges: int, item_bytes: Sequence[int]) -> list[int]:
+    """Byte offsets in a graph block of its sections (sources, edge ids, weights, times), then of
+    what follows the last one.
+
+    item_bytes   of an edge in each section; 0: the section is not there
+    """
+    at, offsets = edges_start_bytes(num_nodes), []
+    for size in item_bytes:
+        at = align(at, 8) if size else at
+        offsets.append(at)
+        at += num_edges * size
+    return [*offsets, at]
 
 
-def giant_capacity(block_bytes: int, id_bytes: int, edge_id_bytes: int) -> int:
-    """Edges of one column that fill a block alone; a longer column is a giant, cut there."""
+def block_fill_bytes(num_nodes: int, num_edges: int, *item_bytes: int) -> int:
+    """Bytes that a graph block with these columns and edges takes; `section_offsets`."""
+    return section_offsets(num_nodes, num_edges, item_bytes)[-1]
+
+
+def giant_capacity(block_bytes: int, *item_bytes: int) -> int:
+    """Edges of one column that fill a block alone; a longer column is a giant, cut there.
+
+    item_bytes   of an edge in each section: `edge_item_bytes`
+    """
     room = block_bytes - edges_start_bytes(1)
-    capacity = room // (id_bytes + edge_id_bytes)
-    while capacity and block_fill_bytes(1, capacity, id_bytes, edge_id_bytes) > block_bytes:
+    capacity = room // sum(item_bytes)
+    while capacity and block_fill_bytes(1, capacity, *item_bytes) > block_bytes:
         capacity -= 1
     return capacity
 
@@ -106,12 +127,14 @@ class RowArray(msgspec.Struct, frozen=True):
     scale_path: str = ""  # of the side array float32 (columns,): int8 times scale is the value
 
     @property
+    def row_items(self) -> int:
+        """Numbers in a row."""
+        return prod(self.row_shape)
+
+    @property
     def row_bytes(self) -> int:
         """Bytes of one row."""
-        count = 1
-        for extent in self.row_shape:
-            count *= extent
-        return count * ITEM_BYTES[self.dtype]
+        return self.row_items * ITEM_BYTES[self.dtype]
 
 
 class BlockGeometry(NamedTuple):
@@ -168,6 +191,8 @@ class NodeType(msgspec.Struct, frozen=True):
     label: RowArray | None = None
     features: dict[str, RowArray] = {}
     splits: dict[str, RowArray] = {}  # source ids, in the order of the source
+    num_partitions: int = 0
+    partition_offsets_path: str = ""  # side array uint64 (num_partitions + 1,): store ids
 
 
 class Relation(msgspec.Struct, frozen=True):
@@ -187,6 +212,16 @@ class Relation(msgspec.Struct, frozen=True):
     first_edge_path: str = ""  # side array uint64 (num_blocks + 1,): edges before each block
     features: dict[str, RowArray] = {}  # a row an edge, in the order of the blocks
     splits: dict[str, RowArray] = {}  # edge ids (), or original ids (source, target) (2,)
+    reverse_of: str = ""  # name of the relation (dst, name, src) that this one was made from
+
+    def item_bytes(self, id_dtype: str) -> tuple[int, int, int, int]:
+        """Bytes of an edge in each section of a graph block; 0: the section is not there."""
+        return (
+            ITEM_BYTES[id_dtype],
+            ITEM_BYTES[self.edge_id_dtype] if self.edge_id_dtype else 0,
+            ITEM_BYTES[WEIGHT_DTYPE] * self.has_weights,
+            ITEM_BYTES[TIME_DTYPE] * self.has_times,
+        )
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
@@ -217,6 +252,29 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         for r in self.relations:
             found += [*r.features.values(), *r.splits.values()]
         return found
+
+
+def side_arrays(manifest: Manifest) -> list[tuple[str, str, int]]:
+    """(path, dtype, items) of every side array of a store."""
+    sides: list[tuple[str, str, int]] = []
+    for relation in manifest.relations:
+        geometry = graph_geometry(relation.num_blocks, manifest.block_bytes)
+        pages = geometry.num_blocks * geometry.pages_per_block
+        sides.append((crc_path(relation.path), "uint32", pages))
+        sides.append((relation.first_node_path, "uint64", relation.num_blocks + 1))
+        if relation.first_edge_path:
+            sides.append((relation.first_edge_path, "uint64", relation.num_blocks + 1))
+    for node_type in manifest.types:
+        if node_type.partition_offsets_path:
+            path, count = node_type.partition_offsets_path, node_type.num_partitions
+            sides.append((path, "uint64", count + 1))
+    for array in manifest.row_arrays():
+        geometry = row_geometry(array, manifest.block_bytes)
+        pages = geometry.num_blocks * geometry.pages_per_block
+        sides.append((crc_path(array.path), "uint32", pages))
+        if array.scale_path:
+            sides.append((array.scale_path, "float32", array.row_items))
+    return sides
 
 
 def crc_path(array_path: str) -> str:

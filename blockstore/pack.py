@@ -9,17 +9,21 @@ from numpy.typing import NDArray
 from blockstore.format import (
     BLOCK_HEADER,
     HAS_EDGE_IDS,
+    HAS_TIMES,
+    HAS_WEIGHTS,
     ITEM_BYTES,
+    TIME_DTYPE,
+    WEIGHT_DTYPE,
     WIDE_EDGE_IDS,
     WIDE_NODE_IDS,
     BlockHeader,
-    align,
-    edges_start_bytes,
     giant_capacity,
+    section_offsets,
 )
 from blockstore.kernels.pack import count_fitting
 
 Emit = Callable[[NDArray[np.uint8]], None]
+EdgeArrays = tuple[NDArray[Any] | None, ...]  # sources, edge ids, weights, times
 
 
 class GraphPacker:
@@ -31,52 +35,65 @@ class GraphPacker:
     """
 
     def __init__(
-        self, block_bytes: int, id_dtype: str, edge_id_dtype: str | None, first: int, emit: Emit
+        self,
+        block_bytes: int,
+        id_dtype: str,
+        edge_id_dtype: str | None,
+        first: int,
+        emit: Emit,
+        *,
+        weights: bool = False,
+        times: bool = False,
     ) -> None:
         """`first`: store id of the first column."""
         self._block_bytes, self._emit = block_bytes, emit
-        self._id_bytes = ITEM_BYTES[id_dtype]
-        self._edge_id_bytes = ITEM_BYTES[edge_id_dtype] if edge_id_dtype else 0
-        self._capacity = giant_capacity(block_bytes, self._id_bytes, self._edge_id_bytes)
+        kept = [id_dtype, edge_id_dtype, WEIGHT_DTYPE * weights, TIME_DTYPE * times]
+        self._item_bytes = [ITEM_BYTES[d] if d else 0 for d in kept]
+        self._capacity = giant_capacity(block_bytes, *self._item_bytes)
         self._flags = (
             HAS_EDGE_IDS * bool(edge_id_dtype)
-            | WIDE_NODE_IDS * (self._id_bytes == 8)
-            | WIDE_EDGE_IDS * (self._edge_id_bytes == 8)
+            | WIDE_NODE_IDS * (self._item_bytes[0] == 8)
+            | WIDE_EDGE_IDS * (self._item_bytes[1] == 8)
+            | HAS_WEIGHTS * weights
+            | HAS_TIMES * times
         )
-        most = block_bytes // self._id_bytes
+        most = block_bytes // sum(self._item_bytes)
         self._degrees = np.empty(block_bytes // 4, np.int64)
-        self._sources = np.empty(most, np.dtype(id_dtype))
-        self._edge_ids = np.empty(most if edge_id_dtype else 0, np.dtype(edge_id_dtype or "uint32"))
+        self._sections = [np.empty(most if d else 0, np.dtype(d or "uint32")) for d in kept]
         self._block = np.zeros(block_bytes, np.uint8)
         self._num_nodes = self._num_edges = self._num_carried = 0
-        self._next = first
+        self._next, self._packed = first, 0
         self._first_nodes: list[int] = []
+        self._first_edges: list[int] = []
 
     def append(
         self,
         degrees: NDArray[np.int64],
         sources: NDArray[Any],
         edge_ids: NDArray[Any] | None = None,
+        weights: NDArray[np.float32] | None = None,
+        times: NDArray[np.int64] | None = None,
     ) -> None:
         """The next consecutive columns, whole.
 
         degrees   int64 (columns,)
         sources   id_dtype (sum of degrees,)
-        edge_ids  the same length, where the packer keeps them
+        edge_ids, weights, times  the same length, where the packer keeps them
         """
+        edges_of = (sources, edge_ids, weights, times)
         at = edge = 0
         while at < degrees.size:
             columns, edges = count_fitting(
-                degrees, at, self._num_nodes, self._num_edges, self._block_bytes, self._id_bytes,
-                self._edge_id_bytes, self._capacity,
+                degrees, at, self._num_nodes, self._num_edges, self._block_bytes,
+                *self._item_bytes, self._capacity,
             )  # fmt: skip
             if columns:
-                self._add(degrees[at : at + columns], sources, edge_ids, edge, edges)
+                self._add(degrees[at : at + columns], edges_of, edge, edges)
                 at, edge = at + columns, edge + edges
             elif self._num_nodes or self._num_carried:
                 self._flush()
             else:
-                self._add_giant(int(degrees[at]), sources, edge_ids, edge)
+                self._add_giant(int(degrees[at]), edges_of, edge)
                 at, edge = at + 1, edge + int(degrees[at])
 
     def close(self) -> NDArray[np.uint64]:
@@ -85,39 +102,34 @@ class GraphPacker:
             self._flush()
         return np.array([*self._first_nodes, self._next], np.uint64)
 
-    def _take_edges(
-        self, sources: NDArray[Any], edge_ids: NDArray[Any] | None, edge: int, count: int
-    ) -> None:
+    def first_edges(self) -> NDArray[np.uint64]:
+        """After `close`: edges before each block, then all, uint64 (num_blocks + 1,)."""
+        return np.array([*self._first_edges, self._packed], np.uint64)
+
+    def _take_edges(self, edges_of: EdgeArrays, edge: int, count: int) -> None:
         if not self._num_nodes and not self._num_edges:
             self._first_nodes.append(self._next)
+            self._first_edges.append(self._packed)
         at = self._num_edges
-        self._sources[at : at + count] = sources[edge : edge + count]
-        if self._edge_id_bytes:
-            assert edge_ids is not None
-            self._edge_ids[at : at + count] = edge_ids[edge : edge + count]
+        for section, values in zip(self._sections, edges_of, strict=True):
+            if section.size:
+                assert values is not None
+                section[at : at + count] = values[edge : edge + count]
         self._num_edges += count
+        self._packed += count
 
-    def _add(
-        self,
-        degrees: NDArray[np.int64],
-        sources: NDArray[Any],
-        edge_ids: NDArray[Any] | None,
-        edge: int,
-        edges: int,
-    ) -> None:
-        self._take_edges(sources, edge_ids, edge, edges)
+    def _add(self, degrees: NDArray[np.int64], edges_of: EdgeArrays, edge: int, edges: int) -> None:
+        self._take_edges(edges_of, edge, edges)
         self._degrees[self._num_nodes : self._num_nodes + degrees.size] = degrees
         self._num_nodes += degrees.size
         self._next += degrees.size
 
-    def _add_giant(
-        self, degree: int, sources: NDArray[Any], edge_ids: NDArray[Any] | None, edge: int
-    ) -> None:
+    def _add_giant(self, degree: int, edges_of: EdgeArrays, edge: int) -> None:
         """A column over several blocks; the last of them stays open."""
         done = 0
         while done < degree:
             count = min(self._capacity, degree - done)
-            self._take_edges(sources, edge_ids, edge + done, count)
+            self._take_edges(edges_of, edge + done, count)
             if done == 0:
                 self._degrees[0] = degree
                 self._num_nodes, self._next = 1, self._next + 1
@@ -129,11 +141,11 @@ class GraphPacker:
 
     def _flush(self) -> None:
         nodes, edges = self._num_nodes, self._num_edges
-        start = edges_start_bytes(nodes)
+        places = section_offsets(nodes, edges, self._item_bytes)
         last_degree = int(self._degrees[nodes - 1]) if nodes else 0
         header = BlockHeader(
             self._flags, self._first_nodes[-1], last_degree, nodes, edges, self._num_carried,
-            start // self._id_bytes,
+            places[0] // self._item_bytes[0],
         )  # fmt: skip
         block = self._block
         block[:] = 0
@@ -142,10 +154,8 @@ class GraphPacker:
         offsets[0] = header.edges_start + self._num_carried
         held = np.minimum(self._degrees[:nodes], self._capacity)  # of a giant, what lies here
         offsets[1:] = offsets[0] + np.cumsum(held)
-        end = start + edges * self._id_bytes
-        block[start:end] = self._sources[:edges].view(np.uint8)
-        if self._edge_id_bytes:
-            at = align(end, 8)
-            block[at : at + edges * self._edge_id_bytes] = self._edge_ids[:edges].view(np.uint8)
+        for at, section in zip(places, self._sections, strict=False):
+            raw = section[:edges].view(np.uint8)
+            block[at : at + raw.size] = raw
         self._emit(block)
         self._num_nodes = self._num_edges = self._num_carried = 0

@@ -75,6 +75,13 @@ class Store:
             raise CorruptBlock(f"{where}: first nodes of blocks do not ascend")
         return index.astype(np.uint64)
 
+    def first_edge(self, relation: Relation) -> NDArray[np.uint64]:
+        """Edges of a relation before each block, then all, uint64 (num_blocks + 1,).
+
+        Raises CorruptBlock.
+        """
+        return self.side(relation.first_edge_path, np.uint64, relation.num_blocks + 1)
+
     def side(self, array_path: str, dtype: Any, size: int) -> NDArray[Any]:
         """A small array of one chunk, its checksum verified.  Raises CorruptBlock."""
         if size == 0:

@@ -9,11 +9,14 @@ from blockstore.errors import CorruptBlock
 from blockstore.format import (
     BLOCK_HEADER,
     HAS_EDGE_IDS,
+    HAS_TIMES,
+    HAS_WEIGHTS,
+    TIME_DTYPE,
+    WEIGHT_DTYPE,
     WIDE_EDGE_IDS,
     WIDE_NODE_IDS,
     BlockHeader,
-    align,
-    edges_start_bytes,
+    section_offsets,
 )
 
 
@@ -24,6 +27,8 @@ class GraphBlock(NamedTuple):
     offsets: NDArray[np.uint32]  # (num_nodes + 1,) as stored
     sources: NDArray[Any]  # id_dtype (num_edges,): carried ones first
     edge_ids: NDArray[Any] | None  # (num_edges,)
+    weights: NDArray[np.float32] | None = None  # (num_edges,)
+    times: NDArray[np.int64] | None = None  # (num_edges,)
 
     def degrees_here(self) -> NDArray[np.int64]:
         """Edges of each column that lie in this block, int64 (num_nodes,)."""
@@ -40,24 +45,31 @@ def unpack_block(block: NDArray[np.uint8], where: str) -> GraphBlock:
     Raises CorruptBlock, UnsupportedVersion: the header does not fit the block.
     """
     header = BlockHeader.unpack(block[: BLOCK_HEADER.size].tobytes(), where)
-    ids = np.dtype(np.uint64 if header.flags & WIDE_NODE_IDS else np.uint32)
-    edge_dtype = np.dtype(np.uint64 if header.flags & WIDE_EDGE_IDS else np.uint32)
-    start = edges_start_bytes(header.num_nodes)
-    if header.edges_start * ids.itemsize != start:
+    flags = header.flags
+    dtypes = [
+        np.dtype(np.uint64 if flags & WIDE_NODE_IDS else np.uint32),
+        np.dtype(np.uint64 if flags & WIDE_EDGE_IDS else np.uint32),
+        np.dtype(WEIGHT_DTYPE),
+        np.dtype(TIME_DTYPE),
+    ]
+    held = [True, *(bool(flags & bit) for bit in (HAS_EDGE_IDS, HAS_WEIGHTS, HAS_TIMES))]
+    widths = [d.itemsize * h for d, h in zip(dtypes, held, strict=True)]
+    places = section_offsets(header.num_nodes, header.num_edges, widths)
+    if header.edges_start * widths[0] != places[0]:
         raise CorruptBlock(
-            f"{where}: edges start at {header.edges_start * ids.itemsize}, expected {start} for "
+            f"{where}: edges start at {header.edges_start * widths[0]}, expected {places[0]} for "
             f"{header.num_nodes} columns"
         )
-    end = start + header.num_edges * ids.itemsize
-    at = align(end, 8)
-    edge_bytes = header.num_edges * edge_dtype.itemsize if header.flags & HAS_EDGE_IDS else 0
-    if at + edge_bytes > block.size or header.num_carried > header.num_edges:
+    if places[-1] > block.size or header.num_carried > header.num_edges:
         raise CorruptBlock(
             f"{where}: {header.num_edges} edges, {header.num_carried} of them carried, do not fit "
             f"a block of {block.size} bytes"
         )
     offsets = block[BLOCK_HEADER.size : BLOCK_HEADER.size + 4 * (header.num_nodes + 1)]
-    edge_ids = block[at : at + edge_bytes].view(edge_dtype) if edge_bytes else None
-    if header.flags & HAS_EDGE_IDS and edge_ids is None:
-        edge_ids = np.empty(0, edge_dtype)
-    return GraphBlock(header, offsets.view(np.uint32), block[start:end].view(ids), edge_ids)
+    sections = [
+        block[at : at + header.num_edges * width].view(dtype) if width else None
+        for at, width, dtype in zip(places, widths, dtypes, strict=False)
+    ]
+    sources, edge_ids, weights, times = sections
+    assert sources is not None
+    return GraphBlock(header, offsets.view(np.uint32), sources, edge_ids, weights, times)

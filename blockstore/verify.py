@@ -11,14 +11,11 @@ from numpy.typing import NDArray
 from blockstore.errors import CorruptBlock
 from blockstore.fingerprint import make_fingerprint
 from blockstore.format import (
-    ITEM_BYTES,
     NodeType,
     Relation,
     RowArray,
-    crc_path,
     giant_capacity,
-    graph_geometry,
-    row_geometry,
+    side_arrays,
 )
 from blockstore.store import Store, open_store, read_rows, scan_blocks, scan_rows
 from blockstore.unpack import GraphBlock, unpack_block
@@ -42,12 +39,19 @@ def verify_store(path: Path) -> VerifyReport:
     """
     store, report = open_store(path), VerifyReport()
     _check_fingerprint(store)
+    sizes = {t.name: t.num_nodes for t in store.manifest.types}
     for relation in store.manifest.relations:
         _GraphCheck(store, relation, report).run()
+        for split in relation.splits.values():
+            if split.row_shape == ():
+                _check_range(store, split, relation.num_source_edges)
+            else:
+                _check_range(store, split, np.array([sizes[relation.src], sizes[relation.dst]]))
     for node_type in store.manifest.types:
         _check_ids(store, node_type)
         for split in node_type.splits.values():
             _check_range(store, split, node_type.num_nodes)
+        _check_partitions(store, node_type)
         report.nodes += node_type.num_nodes
     for array in store.manifest.row_arrays():
         _check_rows(store, array, report)
@@ -56,17 +60,7 @@ def verify_store(path: Path) -> VerifyReport:
 
 def _check_fingerprint(store: Store) -> None:
     manifest, digests = store.manifest, {}
-    sides: list[tuple[str, Any, int]] = []
-    for relation in manifest.relations:
-        geometry = graph_geometry(relation.num_blocks, manifest.block_bytes)
-        pages = geometry.num_blocks * geometry.pages_per_block
-        sides.append((crc_path(relation.path), np.uint32, pages))
-        sides.append((relation.first_node_path, np.uint64, relation.num_blocks + 1))
-    for array in manifest.row_arrays():
-        geometry = row_geometry(array, manifest.block_bytes)
-        pages = geometry.num_blocks * geometry.pages_per_block
-        sides.append((crc_path(array.path), np.uint32, pages))
-    for path, dtype, size in sides:
+    for path, dtype, size in side_arrays(manifest):
         digests[path] = hashlib.blake2b(store.side(path, dtype, size).tobytes()).digest()
     found = make_fingerprint(manifest, digests)
     if found != manifest.fingerprint:
@@ -101,12 +95,27 @@ def _check_ids(store: Store, node_type: NodeType) -> None:
             )
 
 
-def _check_range(store: Store, array: RowArray, limit: int) -> None:
+def _check_partitions(store: Store, node_type: NodeType) -> None:
+    if not node_type.partition_offsets_path:
+        return
+    path, count = node_type.partition_offsets_path, node_type.num_partitions
+    offsets = store.side(path, np.uint64, count + 1).astype(np.int64)
+    ends = [node_type.first, node_type.first + node_type.num_nodes]
+    if [offsets[0], offsets[-1]] != ends or (np.diff(offsets) < 0).any():
+        raise CorruptBlock(
+            f"{store.path / path}: partitions from {offsets[0]} to {offsets[-1]}, expected "
+            f"ascending offsets from {ends[0]} to {ends[1]}"
+        )
+
+
+def _check_range(store: Store, array: RowArray, limit: int | NDArray[np.int64]) -> None:
+    """`limit`: of every number in a row, or one for each of its columns."""
     for first, rows in scan_rows(store, array):
-        bad = np.flatnonzero((rows < 0) | (rows >= limit))
+        outside = (rows < 0) | (rows >= limit)
+        bad = np.flatnonzero(outside.reshape(rows.shape[0], -1).any(axis=1))
         if bad.size:
             raise CorruptBlock(
-                f"{store.path / array.path}[{first + bad[0]}]: node {rows[bad[0]]}, expected 0 to "
+                f"{store.path / array.path}[{first + bad[0]}]: id {rows[bad[0]]}, expected 0 to "
                 f"{limit - 1}"
             )
 
@@ -119,10 +128,11 @@ class _GraphCheck:
         self._store, self._relation, self._report = store, relation, report
         types = {t.name: t for t in manifest.types}
         self._src, self._dst = types[relation.src], types[relation.dst]
-        id_bytes = ITEM_BYTES[manifest.id_dtype]
-        edge_bytes = ITEM_BYTES[relation.edge_id_dtype] if relation.edge_id_dtype else 0
-        self._capacity = giant_capacity(manifest.block_bytes, id_bytes, edge_bytes)
+        widths = relation.item_bytes(manifest.id_dtype)
+        self._capacity = giant_capacity(manifest.block_bytes, *widths)
+        self._sections = [bool(width) for width in widths[1:]]
         self._first_node = store.first_node(relation)
+        self._first_edge = store.first_edge(relation) if relation.first_edge_path else None
         self._next = self._dst.first  # column that must come next
         self._owed = 0  # edges of the last column that are still to come
         self._edges = 0
@@ -147,6 +157,12 @@ class _GraphCheck:
             raise CorruptBlock(f"{path}: columns end at {self._next}, expected {end}")
         if self._edges != relation.num_edges:
             raise CorruptBlock(f"{path}: {self._edges} edges, expected {relation.num_edges}")
+        for array in relation.features.values():
+            if array.num_rows != relation.num_edges:
+                raise CorruptBlock(
+                    f"{self._store.path / array.path}: {array.num_rows} rows, expected "
+                    f"{relation.num_edges}, one an edge"
+                )
         self._report.pages += file.crcs.size
         self._report.edges += self._edges
 
@@ -156,6 +172,15 @@ class _GraphCheck:
             raise CorruptBlock(
                 f"{where}: first column {header.first_node}, object index "
                 f"{int(self._first_node[number])}, expected {self._next}"
+            )
+        if self._first_edge is not None and int(self._first_edge[number]) != self._edges:
+            raise CorruptBlock(
+                f"{where}: {int(self._first_edge[number])} edges before it, expected {self._edges}"
+            )
+        found = [s is not None for s in (block.edge_ids, block.weights, block.times)]
+        if found != self._sections:
+            raise CorruptBlock(
+                f"{where}: edge ids, weights, times: found {found}, expected {self._sections}"
             )
         carried = min(self._owed, self._capacity)
         if header.num_carried != carried:

@@ -183,7 +183,7 @@ class Topology:
         dst = next(t for t in store.manifest.types if t.name == relation.dst)
         first_node = store.first_node(relation)
         shift = choose_shift(dst.num_nodes, relation.num_blocks)
-        edge_bytes = ITEM_BYTES[relation.edge_id_dtype] if relation.edge_id_dtype else 0
+        item_bytes = relation.item_bytes(store.manifest.id_dtype)
         return RelationIndex(
             dst.first,
             dst.num_nodes,
@@ -191,7 +191,7 @@ class Topology:
             build_guide(first_node, dst.first, dst.num_nodes, shift),
             shift,
             relation.num_blocks,
-            giant_capacity(store.manifest.block_bytes, self._id_bytes, edge_bytes),
+            giant_capacity(store.manifest.block_bytes, *item_bytes),
             bool((np.diff(first_node.astype(np.int64)) <= 1).any()),
         )
 

@@ -27,6 +27,16 @@ class Csc(NamedTuple):
         """Columns."""
         return self.indptr.size - 1
 
+    @property
+    def weights(self) -> NDArray[np.float32]:
+        """(num_edges,), each another number."""
+        return np.arange(self.indices.size, dtype=np.float32) + np.float32(0.5)
+
+    @property
+    def times(self) -> NDArray[np.int64]:
+        """(num_edges,), each another number, of more than 32 bits."""
+        return -(np.arange(self.indices.size, dtype=np.int64) << 33)
+
 
 def make_csc(
     degrees: Any, seed: int, id_dtype: str = "uint32", edge_id_dtype: str | None = None
@@ -67,6 +77,11 @@ class Held(NamedTuple):
     id_dtype: str
     edge_id_dtype: str | None
     capacity: int
+    beside: tuple[bool, bool] = (False, False)  # whether weights and times lie beside the edges
+
+    def item_bytes(self) -> tuple[int, int, int, int]:
+        """Bytes of an edge in each section."""
+        return _item_bytes(self.id_dtype, self.edge_id_dtype, self.beside)
 
     def ids(self) -> NDArray[Any]:
         """The arena as node ids."""
@@ -82,16 +97,29 @@ class Held(NamedTuple):
         return (np.searchsorted(self.first_node, nodes, side="right") - 1).astype(np.int32)
 
 
+def _item_bytes(
+    id_dtype: str, edge_id_dtype: str | None, beside: tuple[bool, bool]
+) -> tuple[int, int, int, int]:
+    edge = ITEM_BYTES[edge_id_dtype] if edge_id_dtype else 0
+    return ITEM_BYTES[id_dtype], edge, 4 * beside[0], 8 * beside[1]
+
+
 def pack(
-    graph: Csc, block_bytes: int, id_dtype: str, edge_id_dtype: str | None = None, first: int = 0
+    graph: Csc,
+    block_bytes: int,
+    id_dtype: str,
+    edge_id_dtype: str | None = None,
+    first: int = 0,
+    beside: tuple[bool, bool] = (False, False),
 ) -> tuple[list[NDArray[np.uint8]], NDArray[np.uint64]]:
     """(blocks, first_node) of a whole graph, given to the packer at once."""
     blocks: list[NDArray[np.uint8]] = []
     packer = GraphPacker(
-        block_bytes, id_dtype, edge_id_dtype, first, lambda block: blocks.append(block.copy())
-    )
+        block_bytes, id_dtype, edge_id_dtype, first, lambda block: blocks.append(block.copy()),
+        weights=beside[0], times=beside[1],
+    )  # fmt: skip
     edge_ids = graph.edge_ids if edge_id_dtype else None
-    packer.append(np.diff(graph.indptr), graph.indices, edge_ids)
+    packer.append(np.diff(graph.indptr), graph.indices, edge_ids, graph.weights, graph.times)
     return blocks, packer.close()
 
 
@@ -102,19 +130,20 @@ def hold(
     edge_id_dtype: str | None = None,
     first: int = 0,
     seed: int = 0,
+    beside: tuple[bool, bool] = (False, False),
 ) -> Held:
     """Pack a graph and put its blocks into random slots; slots are longer than blocks."""
-    blocks, first_node = pack(graph, block_bytes, id_dtype, edge_id_dtype, first)
+    blocks, first_node = pack(graph, block_bytes, id_dtype, edge_id_dtype, first, beside)
     slot_bytes = 2 * block_bytes
     num_slots = len(blocks) + 3
     slots = np.random.default_rng(seed).permutation(num_slots)[: len(blocks)]
     arena = np.full(num_slots * slot_bytes, FILL, np.uint8)
     for slot, block in zip(slots, blocks, strict=True):
         arena[slot * slot_bytes :][:block_bytes] = block
-    widths = ITEM_BYTES[id_dtype], ITEM_BYTES[edge_id_dtype] if edge_id_dtype else 0
+    widths = _item_bytes(id_dtype, edge_id_dtype, beside)
     return Held(
         graph, first, blocks, first_node, slots.astype(np.int32), arena, slot_bytes, id_dtype,
-        edge_id_dtype, giant_capacity(block_bytes, *widths),
+        edge_id_dtype, giant_capacity(block_bytes, *widths), beside,
     )  # fmt: skip
 
 
@@ -130,4 +159,5 @@ def held_graphs(draw: Any, with_edge_ids: bool = False, block_sizes: Any = (4096
     )
     # store ids beyond 32 bits where they are wide: the graph's type comes late in the store
     first = draw(st.sampled_from([0, 7, 2**33 if id_dtype == "uint64" else 2**31]))
-    return hold(graph, block_bytes, id_dtype, edge_id_dtype, first, draw(st.integers(0, 2**16)))
+    seed, beside = draw(st.integers(0, 2**16)), draw(st.tuples(st.booleans(), st.booleans()))
+    return hold(graph, block_bytes, id_dtype, edge_id_dtype, first, seed, beside)

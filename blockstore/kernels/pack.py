@@ -5,8 +5,9 @@ from numba import njit
 
 @njit(nogil=True, cache=True)
 def count_fitting(
-    degrees, at, num_nodes, num_edges, block_bytes, id_bytes, edge_id_bytes, capacity
-):
+    degrees, at, num_nodes, num_edges, block_bytes, id_bytes, edge_id_bytes, weight_bytes,
+    time_bytes, capacity,
+):  # fmt: skip
     """Columns from `at` on that fit into a block that has num_nodes columns and num_edges edges.
 
     degrees   int64 (columns,)
@@ -20,7 +21,8 @@ def count_fitting(
             break
         nodes, total = num_nodes + columns + 1, num_edges + edges + degrees[j]
         fill = (64 + 4 * (nodes + 1) + 7) // 8 * 8
-        fill += (total * id_bytes + 7) // 8 * 8 + total * edge_id_bytes
+        fill += (total * id_bytes + 7) // 8 * 8 + (total * edge_id_bytes + 7) // 8 * 8
+        fill += (total * weight_bytes + 7) // 8 * 8 + total * time_bytes
         if fill > block_bytes:
             break
         columns += 1

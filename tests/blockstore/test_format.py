@@ -18,6 +18,7 @@ from blockstore.format import (
     block_fill_bytes,
     giant_capacity,
     row_geometry,
+    section_offsets,
 )
 
 TEXT = (Path(fmt.__file__).parent / "FORMAT.md").read_text()
@@ -98,8 +99,8 @@ def test_a_header_of_another_kind_is_refused():
     raw = bytearray(BlockHeader(0, 0, 0, 0, 0, 0, 18).pack())
     with pytest.raises(CorruptBlock, match=r"here: header has 63 bytes, needs 64"):
         BlockHeader.unpack(bytes(raw[:63]), "here")
-    with pytest.raises(UnsupportedVersion, match="unknown flag bits 0x8"):
-        BlockHeader.unpack(BlockHeader(8, 0, 0, 0, 0, 0, 18).pack(), "here")
+    with pytest.raises(UnsupportedVersion, match="unknown flag bits 0x20"):
+        BlockHeader.unpack(BlockHeader(33, 0, 0, 0, 0, 0, 18).pack(), "here")
     raw[4] = 2
     with pytest.raises(UnsupportedVersion, match="block format 2, this code reads 1"):
         BlockHeader.unpack(bytes(raw), "here")
@@ -109,11 +110,18 @@ def test_a_header_of_another_kind_is_refused():
 
 
 @pytest.mark.parametrize("block_bytes", [4096, 65536, 1 << 20])
-@pytest.mark.parametrize(("ids", "edge_ids"), [(4, 0), (4, 4), (4, 8), (8, 0), (8, 8)])
-def test_a_giant_fills_its_block_and_no_more(block_bytes: int, ids: int, edge_ids: int):
-    capacity = giant_capacity(block_bytes, ids, edge_ids)
-    assert block_fill_bytes(1, capacity, ids, edge_ids) <= block_bytes
-    assert block_fill_bytes(1, capacity + 1, ids, edge_ids) > block_bytes
+@pytest.mark.parametrize("edge_ids", [0, 4, 8])
+@pytest.mark.parametrize("others", [(), (0, 0), (4, 0), (0, 8), (4, 8)])
+@pytest.mark.parametrize("ids", [4, 8])
+def test_a_giant_fills_its_block_and_no_more(block_bytes, ids, edge_ids, others):
+    capacity = giant_capacity(block_bytes, ids, edge_ids, *others)
+    assert block_fill_bytes(1, capacity, ids, edge_ids, *others) <= block_bytes
+    assert block_fill_bytes(1, capacity + 1, ids, edge_ids, *others) > block_bytes
+
+
+def test_sections_begin_at_multiples_of_eight():
+    assert section_offsets(1, 3, (4, 4, 4, 8)) == [72, 88, 104, 120, 144]
+    assert section_offsets(1, 3, (4, 0, 4, 0)) == [72, 84, 88, 100, 100]
 
 
 def test_rows_wider_than_a_block_take_whole_slots():

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blockstore.errors import CorruptBlock, StoreError, UnsupportedVersion
-from blockstore.format import ITEM_BYTES, block_fill_bytes
+from blockstore.format import block_fill_bytes
 from blockstore.pack import GraphPacker
 from blockstore.unpack import unpack_block
 from tests import reference
@@ -24,13 +24,17 @@ def _in_pieces(held: Held, cuts: list[int]) -> tuple[list[bytes], list[int]]:
     blocks: list[bytes] = []
     graph, size = held.graph, held.blocks[0].size if held.blocks else 4096
     packer = GraphPacker(
-        size, held.id_dtype, held.edge_id_dtype, held.first, lambda b: blocks.append(b.tobytes())
-    )
+        size, held.id_dtype, held.edge_id_dtype, held.first, lambda b: blocks.append(b.tobytes()),
+        weights=held.beside[0], times=held.beside[1],
+    )  # fmt: skip
     bounds = [0, *sorted(min(cut, graph.num_nodes) for cut in cuts), graph.num_nodes]
     for low, high in pairwise(bounds):
         edges = slice(int(graph.indptr[low]), int(graph.indptr[high]))
         edge_ids = graph.edge_ids[edges] if held.edge_id_dtype else None
-        packer.append(np.diff(graph.indptr[low : high + 1]), graph.indices[edges], edge_ids)
+        packer.append(
+            np.diff(graph.indptr[low : high + 1]), graph.indices[edges], edge_ids,
+            graph.weights[edges], graph.times[edges],
+        )  # fmt: skip
     return blocks, packer.close().tolist()
 
 
@@ -44,6 +48,11 @@ def test_blocks_hold_the_columns_in_order(held):
         edge_ids = np.concatenate([block.edge_ids for block in found])
         assert edge_ids.tolist() == graph.edge_ids.tolist()
         assert edge_ids.dtype == held.edge_id_dtype
+    for name, kept in zip(("weights", "times"), held.beside, strict=True):
+        parts = [getattr(block, name) for block in found]
+        assert all((part is not None) == kept for part in parts)
+        if kept and parts:
+            assert np.array_equal(np.concatenate(parts), getattr(graph, name))
     nodes = [block.header.num_nodes for block in found]
     firsts = (held.first + np.concatenate([[0], np.cumsum(nodes)])).tolist()
     assert held.first_node.tolist() == firsts
@@ -68,7 +77,7 @@ def test_headers_say_what_lies_where(held):
 @given(held=held_graphs())
 def test_columns_are_cut_into_blocks_by_the_rule(held):
     size = held.blocks[0].size
-    widths = ITEM_BYTES[held.id_dtype], ITEM_BYTES[held.edge_id_dtype] if held.edge_id_dtype else 0
+    widths = held.item_bytes()
     expected = reference.pack_columns(
         np.diff(held.graph.indptr).tolist(),
         held.capacity,
