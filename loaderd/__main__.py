@@ -5,6 +5,8 @@ import contextlib
 import os
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -31,6 +33,14 @@ app = typer.Typer(
 )
 
 
+class Policy(StrEnum):
+    """Of rows that leave the cache."""
+
+    next_use = "next-use"
+    lru = "lru"
+    second_chance = "second-chance"
+
+
 @contextlib.contextmanager
 def _one_line_errors() -> Iterator[None]:
     """What can go wrong is said in one line, with exit code 2."""
@@ -52,6 +62,14 @@ def serve(
     readers: Annotated[
         int, typer.Option(min=0, max=256, help="threads that read blocks; 0: eight")
     ] = 0,
+    session_share: Annotated[
+        float,
+        typer.Option(min=0.1, max=1.0, help="of free memory that a session of hyperbatches takes"),
+    ] = 0.95,
+    policy: Annotated[Policy, typer.Option(help="which rows leave the cache")] = Policy.next_use,
+    trace: Annotated[
+        Path | None, typer.Option(help="record what hyperbatches need, for tools.traces")
+    ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="print where the memory would go, and exit")
     ] = False,
@@ -60,7 +78,10 @@ def serve(
     with _one_line_errors():
         address = parse_endpoint(endpoint)
         opened = open_store(store)
-        settings = default_settings(parse_bytes(mem), workers, readers)
+        settings = replace(
+            default_settings(parse_bytes(mem), workers, readers),
+            session_share=session_share, policy=policy.value, trace=trace,
+        )  # fmt: skip
         if dry_run:
             typer.echo(ledger_text(plan_budget(opened, settings), settings.mem_bytes))
             return

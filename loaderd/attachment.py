@@ -178,6 +178,18 @@ class Attachment:
         self.take_workspaces(broker, arena, cut.workers - 1, self.plan.shape(), small=False)
         self.take_quota(broker, cut.quota)
 
+    def hyper_counters(self) -> dict[str, int]:
+        """Of its hyperbatches so far."""
+        if self.hyper is None:
+            return {}
+        rows = self.cached_rows
+        return self.hyper.counters | {
+            "hyper_rows_wanted": rows.rows_wanted,  # by batches, each counted
+            "hyper_rows_read": rows.rows_read,  # into entries
+            "hyper_pages_read": rows.pages_read,  # of all arrays, 4 KiB each
+            "hyper_runs_read": rows.runs_read,  # of pages, in one call each
+        }
+
     def nothing_missing(self) -> Addressed:
         """Of a batch whose rows are in the cache."""
         return Addressed(Pins((), ()), 0, (0,) * len(self.served))

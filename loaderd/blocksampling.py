@@ -28,6 +28,7 @@ from loaderd.plans.hyperbatch import block_schedule
 from loaderd.residency import Held, Residency
 from loaderd.sampling import Crew
 from loaderd.topology import Column, Draws, Giants, Renumbering, Structure, Topology, WorkspaceFull
+from loaderd.trace import BLOCKS, Trace
 from loaderd.workspace import Workspace
 
 Seeds = Callable[[Unit, NDArray[Any]], None]  # writes the seeds of a unit
@@ -92,14 +93,15 @@ class BlockSampler:
         share: int,
         id_dtype: str,
         edge_id_dtype: str,
+        trace: Trace | None = None,
     ) -> None:
         """`share`: blocks held at a time by whoever's turn it is; as many are read meanwhile."""
         self._plan, self._seeds, self._topology = plan, seeds, topology
         self._residency, self._crew, self._scratch, self._share = residency, crew, scratch, share
         self._turn = turn
         self._ids, self._edge_ids = np.dtype(id_dtype), np.dtype(edge_id_dtype or "uint32")
-        self._upward = True
-        self.blocks_needed = 0
+        self._upward, self._trace = True, trace
+        self.blocks_needed = 0  # counted once a hop
 
     def sample(
         self, units: Sequence[Unit], first: int, area: StructureArea, cancelled: Callable[[], bool]
@@ -293,6 +295,8 @@ class BlockSampler:
         present = self._residency.present(relation, everything)
         groups = block_schedule(needed, present, self._upward, self._share)
         self.blocks_needed += int(np.count_nonzero(needed))
+        if self._trace is not None:
+            self._trace.write(BLOCKS, 0, relation, np.flatnonzero(needed))
         coming: Future[Held] | None = None
         try:
             while groups or coming is not None:

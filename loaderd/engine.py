@@ -46,6 +46,7 @@ from loaderd.sampling import BatchSampler, Crew
 from loaderd.session import Job, Placement
 from loaderd.slots import SlotBroker
 from loaderd.topology import Structure, Topology
+from loaderd.trace import Trace
 from loaderd.workspace import Workspace
 
 _SOON, _LATER, _LAST = range(3)  # what a client waits for, what is sampled ahead, the end
@@ -83,6 +84,7 @@ class Engine:
         self._next_session = 1
         self._tasks: queue.PriorityQueue[_Task] = queue.PriorityQueue()
         self._task_number = itertools.count()
+        self._hyper_counters: dict[str, int] = {}  # of sessions that have ended
         self._turn = threading.Lock()  # of sampling block by block
         self._draining = False
         self._closers: list[threading.Thread] = []
@@ -97,6 +99,9 @@ class Engine:
 
     def _open(self) -> None:
         manifest, budget, stack = self.store.manifest, self.budget, self._stack
+        self._trace = Trace(self.settings.trace) if self.settings.trace else None
+        if self._trace is not None:
+            stack.callback(self._trace.close)
         relations = manifest.relations
         self.arena = stack.enter_context(Arena(budget.num_slots, budget.slot_bytes))
         files = [self.store.graph(r) for r in relations]
@@ -186,7 +191,7 @@ class Engine:
         crew = self._crew(session, attachment)
         attachment.hyper = Hyper(
             attachment.plan, self._sampler(attachment, crew), attachment.cached_rows,
-            attachment.areas, cut.size, cut.chunk, _Hand(self, session, attachment),
+            attachment.areas, cut.size, cut.chunk, _Hand(self, session, attachment), self._trace,
         )  # fmt: skip
 
     def _crew(self, session: int, attachment: Attachment) -> Crew:
@@ -214,7 +219,7 @@ class Engine:
             attachment.plan,
             lambda unit, out: self.builder.seeds(attachment, unit, out),
             self.topology, self.graph, crew, scratch, self._turn, share, manifest.id_dtype,
-            edge_ids,
+            edge_ids, self._trace,
         )  # fmt: skip
 
     def _cut_hyper(self, session: int, attachment: Attachment, request: Attach) -> HyperCut | None:
@@ -349,6 +354,7 @@ class Engine:
         attachment.hyper.close()
         with self._lock:
             attachment.hyper_ended = True
+            add_counts(self._hyper_counters, attachment.hyper_counters())
             self._close_if_idle(attachment)
             self._closers.remove(threading.current_thread())
 
@@ -409,6 +415,10 @@ class Engine:
             sessions = tuple(a.status(session) for session, a in self._sessions.items())
             taken = [a.ledger_entry(session) for session, a in self._sessions.items()]
             counters = self._counters | self._busy_ns
+            hyper = dict(self._hyper_counters)
+            for attachment in self._sessions.values():
+                add_counts(hyper, attachment.hyper_counters())
+            counters |= hyper
         reader = self.reader
         counters |= {
             "bytes_read": reader.bytes_read,
@@ -579,6 +589,12 @@ class _Hand:
 
 def _pause(idle: threading.Barrier) -> None:
     idle.wait()
+
+
+def add_counts(to: dict[str, int], more: dict[str, int]) -> None:
+    """Add counts by name."""
+    for name, count in more.items():
+        to[name] = to.get(name, 0) + count
 
 
 def _text(error: BaseException) -> str:

@@ -6,6 +6,7 @@ numbered in their run; a batch's rows stay until the client has released it.
 """
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from loaderd.errors import BatchFailed
 from loaderd.plans.base import Plan, Unit
 from loaderd.rowcache import Needs, RowCache
 from loaderd.topology import Structure
+from loaderd.trace import ROWS, Trace
 
 ALIGN = 64
 
@@ -132,10 +134,11 @@ class Hyper:
         size: int,
         chunk: int,
         hand: Hand,
+        trace: Trace | None = None,
     ) -> None:
         """`size`: batches of a hyperbatch, at most; `chunk` of them are sampled into an area."""
         self._plan, self._sampler, self.cache = plan, sampler, cache
-        self.size, self._chunk, self._hand = size, chunk, hand
+        self.size, self._chunk, self._hand, self._trace = size, chunk, hand, trace
         self._free = list(areas)
         self._changed = threading.Condition()
         self._run: _Run | None = None
@@ -143,7 +146,14 @@ class Hyper:
         self._sampling = False
         self._queue: deque[Sampled] = deque()  # of the run, to be brought in
         self._cached_run: _Run | None = None  # of the numbers in the cache
-        self.counters = {"groups": 0, "batches_sampled": 0}
+        self.counters = {
+            "hyper_groups": 0,  # of batches brought in together
+            "hyper_areas": 0,  # of batches sampled together
+            "hyper_sampled": 0,  # batches
+            "hyper_sample_ns": 0,  # of the sampling thread at work
+            "hyper_bring_ns": 0,  # of the gathering thread at work
+            "hyper_release_wait_ns": 0,  # of these, waiting for the client
+        }
         self._threads = [
             threading.Thread(target=self._guard, args=(loop,), name=name, daemon=True)
             for name, loop in (("hyper-sample", self._sample), ("hyper-gather", self._gather))
@@ -233,6 +243,7 @@ class Hyper:
         steps = range(run.step, self._plan.num_steps, run.stride)[: self._chunk]
         units = [self._plan.unit(run.epoch, step) for step in steps]
         sampled: list[Sampled] = []
+        begun = time.perf_counter_ns()
         try:
             sampled = self._sampler.sample(units, run.batches, area, lambda: run is not self._run)
             if not sampled and run is self._run:
@@ -244,9 +255,11 @@ class Hyper:
                 area.left += len(sampled)
                 run.batches += len(sampled)
                 run.step += run.stride * len(sampled)
-                self.counters["batches_sampled"] += len(sampled)
+                self.counters["hyper_sampled"] += len(sampled)
+                self.counters["hyper_areas"] += 1
                 self._queue.extend(sampled)
             self._sampling = False
+            self.counters["hyper_sample_ns"] += time.perf_counter_ns() - begun
             self._changed.notify_all()
             self._drop(area, 1)
 
@@ -273,7 +286,7 @@ class Hyper:
             areas = {id(s.area): s.area for s in todo}.values()
             for area in areas:  # also if the run ends meanwhile
                 area.left += 1
-        count = -1
+        count, begun = -1, time.perf_counter_ns()
         try:
             self._begin_in_cache(run)
             count = self._bring(run, todo)
@@ -282,13 +295,18 @@ class Hyper:
         except BaseException as error:
             self._fail(run, todo[0].unit, error)
         with self._changed:
+            self.counters["hyper_bring_ns"] += time.perf_counter_ns() - begun
             for area in areas:
                 self._drop(area, 1)
             if run is not self._run or count < 0:
                 return
             group = [self._queue.popleft() for _ in range(max(1, count))]
             run.grouped += len(group)
-            self.counters["groups"] += 1
+            self.counters["hyper_groups"] += 1
+        if self._trace is not None:
+            for sampled in group:
+                nodes = np.concatenate(sampled.nodes)
+                self._trace.write(ROWS, run.number, self.counters["hyper_groups"], nodes)
         if not self._hand.admit(run.number, group, count > 0):
             with self._changed:
                 for sampled in group:
@@ -314,8 +332,10 @@ class Hyper:
         def moved() -> bool:
             return self._closed or run is not self._run or run.oldest > known
 
+        begun = time.perf_counter_ns()
         with self._changed:
             self._changed.wait_for(moved)
+            self.counters["hyper_release_wait_ns"] += time.perf_counter_ns() - begun
             if self._closed or run is not self._run:
                 raise _Cancelled
             return run.oldest

@@ -1,6 +1,7 @@
 """Where `--mem` goes: the tables that stay, the arena's slots, and what a session takes of them."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -33,6 +34,7 @@ class EngineSettings:
     readers: int = 8
     session_share: float = 0.95  # of what is free, that a session of hyperbatches takes at most
     policy: Literal["next-use", "lru", "second-chance"] = "next-use"  # of rows that leave
+    trace: Path | None = None  # where to record what hyperbatches needed
 
 
 class ServedRows(NamedTuple):

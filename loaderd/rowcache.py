@@ -196,7 +196,7 @@ class RowCache:
         self._chosen, self._runs = _carve_chunks(carver)
         self._counts = np.zeros(LEVELS + 1, np.int64)
         self._hand = np.zeros(1, np.int64)
-        self.rows_read = self.rows_wanted = self.pages_read = 0
+        self.rows_read = self.rows_wanted = self.pages_read = self.runs_read = 0
 
     # -- groups -----------------------------------------------------------------------------------
 
@@ -331,6 +331,7 @@ class RowCache:
             )  # fmt: skip
             own = runs[:count].copy()
             self.pages_read += int(own[:, 2].sum())
+            self.runs_read += count
             readings.append(
                 self._reader.stream(a.file, own, self._transit, self._copier(t, a, own))
             )

@@ -1,0 +1,37 @@
+"""A record of what hyperbatches needed, for an offline look at other policies (`tools.traces`).
+
+A file of records, each int64 (kind, run, number, count) and then `count` ids, int64:
+
+ROWS   number: of the group        the nodes of one batch of the group, by store id
+BLOCKS number: of the relation     the graph blocks that one hop needed, in ascending order
+"""
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+ROWS, BLOCKS = 0, 1
+
+
+class Trace:
+    """Writes records; any thread may."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("wb")
+        self._lock = threading.Lock()
+
+    def write(self, kind: int, run: int, number: int, ids: NDArray[Any]) -> None:
+        """One record."""
+        head = np.array([kind, run, number, ids.size], np.int64)
+        with self._lock:
+            if not self._file.closed:
+                self._file.write(head.tobytes())
+                self._file.write(ids.astype(np.int64).tobytes())
+
+    def close(self) -> None:
+        """No more comes."""
+        with self._lock:
+            self._file.close()
