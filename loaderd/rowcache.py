@@ -31,6 +31,7 @@ from loaderd.workspace import Carver
 
 Policy = Literal["next-use", "lru", "second-chance"]
 CHUNK_ROWS = 1 << 16  # brought in between two looks at what may leave, at most
+_HALVE_EVERY = 8  # groups
 _RUNS_HELD = 2  # chunks on their way at a time
 
 
@@ -195,7 +196,7 @@ class RowCache:
             )  # fmt: skip
         self._chosen, self._runs = _carve_chunks(carver)
         self._counts = np.zeros(LEVELS + 1, np.int64)
-        self._hand = np.zeros(1, np.int64)
+        self._hand, self._groups = np.zeros(1, np.int64), 0
         self.rows_read = self.rows_wanted = self.pages_read = self.runs_read = 0
 
     # -- groups -----------------------------------------------------------------------------------
@@ -208,8 +209,9 @@ class RowCache:
             self._forget(t)
 
     def age(self) -> None:
-        """Uses count half from now on."""
-        if self._policy == "next-use":
+        """A group begins: uses count half now and then."""
+        self._groups += 1
+        if self._policy == "next-use" and self._groups % _HALVE_EVERY == 0:
             for t in self.types:
                 t.uses >>= 1
 
@@ -243,8 +245,8 @@ class RowCache:
         for t in self.types:
             for _, piece in _pieces(group):
                 t.num_listed = list_absent(
-                    piece, piece.size, t.first, t.num_nodes, t.place, t.last, until, t.listed,
-                    t.num_listed,
+                    piece, piece.size, t.first, t.num_nodes, t.place, t.last, t.uses, until,
+                    t.listed, t.num_listed,
                 )  # fmt: skip
                 self.rows_wanted += piece.size
             t.coming[:] = NEVER
@@ -260,7 +262,7 @@ class RowCache:
                 self._forget(t)
         for t in self.types:
             for needs, piece in _pieces(group):
-                touch(piece, piece.size, t.first, t.num_nodes, t.place, needs.batch, t.last, t.uses)
+                touch(piece, piece.size, t.first, t.num_nodes, t.place, needs.batch, t.last)
 
     def _forget(self, t: _Type) -> None:
         forget_listed(t.listed, t.num_listed, t.place)
@@ -316,7 +318,7 @@ class RowCache:
         return int(
             choose_by_level(
                 t.node, t.last, t.coming, t.uses, self._empty, oldest, now,
-                self._policy == "next-use", want, self._counts, self._chosen,
+                self._policy == "next-use", self._hand, want, self._counts, self._chosen,
             )
         )  # fmt: skip
 

@@ -7,7 +7,7 @@ place     int32 (num_nodes,)    entry of each row, ABSENT_ROW, or LISTED while i
 node      id_dtype (entries,)   row in each entry, its highest value where the entry is free
 last      int32 (entries,)      number of the last batch that uses the row, as far as known
 coming    int32 (entries,)      number of the next batch that will use it, NEVER if none is known
-uses      uint8 (entries,)      how often it was used, halved now and then
+uses      uint8 (entries,)      groups of batches that used it, halved now and then
 """
 
 import numpy as np
@@ -49,8 +49,10 @@ def count_new(nodes, num, first, num_nodes, bits):
 
 
 @leaf
-def list_absent(nodes, num, first, num_nodes, place, last, until, out, count):
+def list_absent(nodes, num, first, num_nodes, place, last, uses, until, out, count):
     """Append the rows that have no entry to `out`, each once; entries found stay until `until`.
+
+    That is the last batch of a group; what a group uses counts once in `uses`.
 
     out    id_dtype   rows, count of them so far
 
@@ -63,7 +65,9 @@ def list_absent(nodes, num, first, num_nodes, place, last, until, out, count):
         if 0 <= row < num_nodes:
             entry = place[row]
             if entry >= 0:
-                last[entry] = until
+                if last[entry] != until:
+                    last[entry] = until
+                    uses[entry] = min(uses[entry] + 1, _MOST_USES)
             elif entry == ABSENT_ROW:
                 place[row] = LISTED
                 out[count] = row
@@ -80,7 +84,7 @@ def forget_listed(rows, num, place):
 
 
 @leaf
-def touch(nodes, num, first, num_nodes, place, batch, last, uses):
+def touch(nodes, num, first, num_nodes, place, batch, last):
     """Batch number `batch` uses these rows; batches come in order."""
     for i in range(num):
         if i + _AHEAD < num:
@@ -90,7 +94,6 @@ def touch(nodes, num, first, num_nodes, place, batch, last, uses):
             entry = place[row]
             if entry >= 0:
                 last[entry] = batch
-                uses[entry] = min(uses[entry] + 1, _MOST_USES)
 
 
 @leaf
@@ -121,14 +124,17 @@ def _level(last, coming, uses, entry, now, by_next_use):
 
 
 @leaf
-def choose_by_level(node, last, coming, uses, empty, oldest, now, by_next_use, want, counts, out):
+def choose_by_level(
+    node, last, coming, uses, empty, oldest, now, by_next_use, hand, want, counts, out
+):
     """Entries that make room: free ones first, then those of the lowest levels.
 
     empty    uint64                what `node` holds in a free entry
     oldest   int                   what batch `oldest` or a later one uses stays
     now      int                   number of the batch that comes next
+    hand     int64 (1,)            in and out: where the search begins, so that equals take turns
     counts   int64 (LEVELS + 1,)   scratch
-    out      int32 (>= want,)      out: entries, ascending
+    out      int32 (>= want,)      out: entries
 
     Returns how many were found, int64: `want`, or all there are.
     """
@@ -143,9 +149,11 @@ def choose_by_level(node, last, coming, uses, empty, oldest, now, by_next_use, w
         before += counts[bound]
         bound += 1
     at_bound = want - before  # entries of level `bound` that go
-    found = np.int64(0)
-    for e in range(node.size):
+    found, begin = np.int64(0), hand[0]
+    for step in range(node.size):
+        e = begin + step if begin + step < node.size else begin + step - node.size
         if found == want:
+            hand[0] = e
             break
         if np.uint64(node[e]) == empty:
             level = np.int64(0)
@@ -202,7 +210,7 @@ def enter_rows(rows, low, high, entries, place, node, last, coming, uses, empty,
         place[np.int64(rows[i])] = entry
         last[entry] = until
         coming[entry] = NEVER
-        uses[entry] = 0
+        uses[entry] = 1
 
 
 @leaf
