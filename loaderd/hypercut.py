@@ -5,7 +5,7 @@ from typing import NamedTuple
 from blockstore.format import ITEM_BYTES, PAGE_BYTES
 from loaderd.ledger import ServedRows, SessionNeed
 from loaderd.plans.hyperbatch import choose_size, grown
-from loaderd.rowcache import entry_bytes, rows_by_type, share_entries, table_bytes
+from loaderd.rowcache import area_slots_of, entry_bytes, rows_by_type, share_entries, table_bytes
 
 RUN_BYTES = 1 << 20  # of pages read in one call, at most
 _SLACK = 8  # an area has room for an eighth more than was counted
@@ -47,15 +47,6 @@ class HyperCut(NamedTuple):
             + self.run * readers
             + self.quota
         )
-
-
-def area_slots(types_entries: list[tuple[tuple[int, ...], int]], slot_bytes: int) -> int:
-    """Slots for the rows of so many entries: ((row bytes of each array), entries) per type."""
-    return sum(
-        -(-entries // (slot_bytes // width))
-        for widths, entries in types_entries
-        for width in widths
-    )
 
 
 def cut_hyper(
@@ -101,9 +92,7 @@ def cut_hyper(
     entries = tuple(share_entries(types, left * slot_bytes - fixed - 2 * slot_bytes, item))
     while entries and min(entries) > 0:
         tables = -(-table_bytes(types, id_dtype, list(entries)) // slot_bytes)
-        rows = area_slots(
-            [(t.row_bytes, n) for t, n in zip(types, entries, strict=True)], slot_bytes
-        )
+        rows = area_slots_of(types, entries, slot_bytes)
         if tables + rows <= left:
             break
         entries = tuple(n - max(1, n // 64) for n in entries)

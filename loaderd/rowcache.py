@@ -107,6 +107,15 @@ def share_entries(types: Sequence[TypeRows], num_bytes: int, id_bytes: int) -> l
     ]
 
 
+def area_slots_of(types: Sequence[TypeRows], entries: Sequence[int], slot_bytes: int) -> int:
+    """Arena slots for the rows of so many entries of each type."""
+    return sum(
+        -(-count // (slot_bytes // width))
+        for t, count in zip(types, entries, strict=True)
+        for width in t.row_bytes
+    )
+
+
 def entry_bytes(id_bytes: int) -> int:
     """Bytes kept of an entry beside its rows: node, last, coming, uses, and its place in a list."""
     return 2 * id_bytes + 4 + 4 + 1

@@ -1,0 +1,248 @@
+"""Hyperbatches: schedules, sizes, memory cuts; then the row cache over real files."""
+
+import queue
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from blockstore.errors import CorruptBlock
+from blockstore.io.buffers import aligned_buffer
+from blockstore.io.reader import BlockReader
+from blockstore.pool import BlockPool
+from blockstore.store import open_store, read_rows
+from loaderd.ledger import served_rows
+from loaderd.plans.hyperbatch import block_schedule, choose_size, grown
+from loaderd.rowcache import Needs, RowCache, area_slots_of, rows_by_type, table_bytes
+from preprocess.ingest import ingest
+from preprocess.options import IngestOptions
+from preprocess.progress import Progress
+from preprocess.sources.plain import PlainSource
+
+BLOCK = 4096
+
+
+def count_reads(pool: BlockPool, groups: list[np.ndarray]) -> int:
+    """Reads of a pool that is asked for groups of blocks, one after the other."""
+    reads = 0
+    for blocks in groups:
+        held = pool.hold(0, np.asarray(blocks, np.int64))
+        fresh = slice(held.num_present, None)
+        pool.loaded(0, held.blocks[fresh], held.slots[fresh])
+        reads += held.blocks[fresh].size
+        pool.drop(held.slots)
+        pool.tick += 1
+    return reads
+
+
+def test_twenty_reads_become_five():
+    """Fig. 5 of AGNES: four targets in two minibatches, five blocks, room for two."""
+    five = np.arange(5)
+    one_by_one, together = BlockPool([5], 2), BlockPool([5], 2)
+    one_by_one.add_slots(range(2))
+    together.add_slots(range(2))
+    assert count_reads(one_by_one, [[block] for _ in range(4) for block in five]) == 20
+    schedule = block_schedule(np.ones(5, np.uint8), np.zeros(5, bool), True, 1)
+    assert count_reads(together, schedule) == 5
+
+
+@given(
+    st.lists(st.tuples(st.booleans(), st.booleans()), max_size=40),
+    st.booleans(),
+    st.integers(1, 9),
+)
+def test_a_schedule_has_each_needed_block_once_and_those_in_memory_first(blocks, upward, share):
+    needed = np.array([n for n, _ in blocks], np.uint8)
+    present = np.array([p for _, p in blocks], bool)
+    groups = block_schedule(needed, present, upward, share)
+    order = [int(b) for group in groups for b in group]
+    assert sorted(order) == np.flatnonzero(needed).tolist()
+    assert all(0 < len(group) <= share for group in groups)
+    assert all((np.diff(group) > 0).all() for group in groups)
+    kinds = [bool(present[b]) for b in order]
+    assert kinds == sorted(kinds, reverse=True)
+    absent = [int(g[0]) for g in groups if not present[g[0]]]
+    assert absent == sorted(absent, reverse=not upward)
+
+
+def test_directions_alternate_so_that_what_was_read_last_is_used_first():
+    pool = BlockPool([10], 4)
+    pool.add_slots(range(4))
+    reads = []
+    for hop in range(4):
+        everything = np.arange(10)
+        present = pool.present_mask(0, everything)
+        groups = block_schedule(np.ones(10, np.uint8), present, hop % 2 == 0, 2)
+        reads.append(count_reads(pool, groups))
+    assert reads == [10, 6, 6, 6]  # what an optimal policy reads of a scan with room for four
+
+
+def test_different_rows_go_on_as_a_power():
+    assert [grown([100, 150, 225], n) for n in (1, 2, 4)] == [100, 150, 225]
+    assert grown([100, 150, 225], 8) == pytest.approx(337, abs=1)
+    assert grown([100], 5) == 500
+    assert grown([100, 100], 64) == 100
+
+
+@given(st.integers(1, 500), st.integers(1, 1 << 20), st.integers(0, 1 << 26), st.integers(1, 200))
+def test_a_hyperbatch_is_as_large_as_has_room(rows, batch_bytes, room, most):
+    curve = [rows, rows * 3 // 2, rows * 2]
+    size = choose_size(curve, 512, batch_bytes, room, most)
+
+    def takes(n: int) -> int:
+        return n * batch_bytes + grown(curve, n) * 512
+
+    assert 1 <= size <= most
+    assert size == 1 or takes(size) <= room
+    assert size == most or takes(size + 1) > room
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    """Rows of 40 and 8 bytes over several blocks."""
+    folder = tmp_path_factory.mktemp("rows")
+    rng = np.random.default_rng(3)
+    source = folder / "source"
+    source.mkdir()
+    np.save(source / "edge_index.npy", rng.integers(0, 2000, (2, 5000)))
+    np.save(source / "node_feat.npy", rng.standard_normal((2000, 10), dtype=np.float32))
+    np.save(source / "node_label.npy", rng.integers(0, 9, 2000))
+    with (folder / "progress.txt").open("w") as stream:
+        ingest(
+            PlainSource(source), folder / "store", IngestOptions(block_bytes=BLOCK),
+            Progress(stream),
+        )  # fmt: skip
+    return open_store(folder / "store")
+
+
+class Kit:
+    """A row cache over a store's row files, in memory of its own."""
+
+    def __init__(self, store, entries: int, policy: str = "next-use", gap: int = 2) -> None:
+        self.store, self.served = store, served_rows(store.manifest)
+        types = rows_by_type(self.served)
+        rows = area_slots_of(types, [entries], BLOCK)
+        tables = -(-table_bytes(types, "uint32", [entries]) // BLOCK)
+        self.data = aligned_buffer((rows + tables + 2) * BLOCK)
+        files = [store.rows(r.array) for r in self.served]
+        self.reader = BlockReader(files, self.data, BLOCK, threads=2)
+        at = rows * BLOCK
+        transit = [self.data[-2 * BLOCK : -BLOCK], self.data[-BLOCK:]]
+        self.cache = RowCache(
+            self.served, self.reader, 0, self.data, BLOCK, store.manifest.block_bytes, "uint32",
+            [entries], self.data[at : at + tables * BLOCK], list(range(rows)), transit, gap, policy,
+        )  # fmt: skip
+        self.cache.begin_run()
+
+    def check(self, nodes: np.ndarray) -> None:
+        """Every row of the nodes is where the cache says."""
+        for a, rows in enumerate(self.served):
+            expected = read_rows(self.store, rows.array)[nodes]
+            addresses = np.zeros(nodes.size, np.uint64)
+            self.cache.address(nodes, nodes.size, a, addresses)
+            width = rows.array.row_bytes
+            for at, row in zip(addresses.tolist(), expected, strict=True):
+                assert self.data[at : at + width].tobytes() == row.tobytes()
+
+
+@pytest.fixture
+def kit(store):
+    """Makes caches, and ends their readers."""
+    made: list[Kit] = []
+
+    def make(*arguments, **named) -> Kit:
+        made.append(Kit(store, *arguments, **named))
+        return made[-1]
+
+    yield make
+    for kit in made:
+        kit.reader.__exit__(None, None, None)
+
+
+@pytest.mark.parametrize("policy", ["next-use", "lru", "second-chance"])
+@settings(max_examples=15, deadline=None)
+@given(st.data())
+def test_rows_of_a_group_are_there_whatever_leaves(store, policy, data):
+    kit = Kit(store, 300, policy)
+    try:
+        number = 0
+        for _ in range(data.draw(st.integers(1, 5))):
+            batches = []
+            for _ in range(data.draw(st.integers(1, 4))):
+                seed = data.draw(st.integers(0, 10**6))
+                nodes = np.random.default_rng(seed).choice(2000, 70, replace=False)
+                batches.append(
+                    Needs(number, (nodes[:30].astype(np.uint32), nodes[30:].astype(np.uint32)))
+                )
+                number += 1
+            assert kit.cache.count_fitting(batches) == len(batches)
+            kit.cache.age()
+            oldest = batches[0].batch
+            kit.cache.bring(batches, [], lambda known, oldest=oldest: oldest)
+            for needs in batches:
+                kit.check(np.concatenate(needs.pieces))
+    finally:
+        kit.reader.__exit__(None, None, None)
+
+
+def test_a_batch_that_is_not_released_keeps_its_rows(kit):
+    small = kit(150)
+    nodes = [np.arange(i * 100, i * 100 + 100, dtype=np.uint32) for i in range(3)]
+    small.cache.bring([Needs(0, (nodes[0],))], [], lambda known: 0)
+    asked: queue.SimpleQueue[int] = queue.SimpleQueue()
+
+    def oldest(known: int) -> int:
+        asked.put(known)
+        small.check(nodes[0])  # nothing of it was overwritten before it is released
+        return 0 if known < 0 else 1
+
+    small.cache.bring([Needs(1, (nodes[1],))], [], oldest)
+    assert [asked.get(), asked.get()] == [-1, 0]
+    small.check(nodes[1])
+    assert small.cache.count_fitting([Needs(2, (nodes[1],)), Needs(3, (nodes[2],))]) == 1
+    assert small.cache.count_fitting([Needs(2, (np.arange(151, dtype=np.uint32),))]) == 0
+
+
+def test_rows_that_stay_are_not_read_again(kit):
+    roomy = kit(1000)
+    nodes = np.arange(0, 900, dtype=np.uint32)
+    for batch in range(3):
+        roomy.cache.bring([Needs(batch, (nodes,))], [], lambda known, batch=batch: batch)
+    assert roomy.cache.rows_read == 900
+    assert roomy.cache.rows_wanted == 2700
+
+
+def test_rows_used_again_soon_stay_and_others_leave(kit):
+    tight = kit(200)
+    a, b, c = (np.arange(i * 100, i * 100 + 100, dtype=np.uint32) for i in range(3))
+    tight.cache.bring([Needs(0, (a,))], [], lambda known: 0)
+    tight.cache.bring([Needs(1, (b,))], [], lambda known: 1)
+    tight.cache.bring([Needs(2, (c,))], [Needs(3, (a,))], lambda known: 2)
+    read = tight.cache.rows_read
+    tight.cache.bring([Needs(3, (a,))], [], lambda known: 3)
+    assert tight.cache.rows_read == read
+
+
+def test_a_page_that_is_wrong_is_an_error_and_nothing_of_it_is_kept(store, tmp_path):
+    damaged = tmp_path / "store"
+    for path in sorted(store.path.rglob("*")):
+        target = damaged / path.relative_to(store.path)
+        target.mkdir(parents=True) if path.is_dir() else target.write_bytes(path.read_bytes())
+    opened = open_store(damaged)
+    shard = opened.rows(served_rows(opened.manifest)[0].array).shards[0]
+    raw = bytearray(Path(shard).read_bytes())
+    raw[5000] ^= 1
+    Path(shard).write_bytes(raw)
+    kit = Kit(opened, 1000)
+    nodes = np.arange(0, 400, dtype=np.uint32)
+    try:
+        with pytest.raises(CorruptBlock, match="crc32c"):
+            kit.cache.bring([Needs(0, (nodes,))], [], lambda known: 0)
+        raw[5000] ^= 1
+        Path(shard).write_bytes(raw)
+        kit.cache.bring([Needs(1, (nodes,))], [], lambda known: 1)
+        kit.check(nodes)
+    finally:
+        kit.reader.__exit__(None, None, None)
