@@ -110,6 +110,7 @@ class BatchReader:
         self, ready: BatchReady, blob: Blob, named: dict[str, BlobArray]
     ) -> NDArray[np.int64]:
         """Sources are stored; targets follow from the counts, in the same order."""
+        layers = self._session.attached.resolved.frontier == "layer"
         edge_index = self._pool.empty((2, named["src"].length), np.int64)
         self._copy(blob, named["src"], edge_index[0])
         firsts = itertools.accumulate(ready.nodes_per_hop, initial=0)
@@ -118,7 +119,9 @@ class BatchReader:
             for relation, num_edges in enumerate(edges):
                 array = named[f"counts:{hop}:{relation}"]
                 counts = self._copy(blob, array, np.empty(array.length, np.uint32))
-                expand_counts(counts, first, edge_index[1, edge : edge + num_edges])
+                expand_counts(
+                    counts, 0 if layers else first, edge_index[1, edge : edge + num_edges]
+                )
                 edge += num_edges
         return edge_index
 

@@ -97,10 +97,18 @@ class NeighborDataset(IterableDataset[Batch]):
         world_size: int = 1,
         window: int = 0,
         hyperbatch: int = 0,
+        frontier: str = "new",
+        replace: bool = False,
+        weighted: bool = False,
     ) -> None:
         """`input_nodes`: ids, a bool mask, or the name of a split ("all": every node), which is
         taken instead of `split`.  `batch_size` counts the seeds of all ranks together.  `plan`,
-        `window` (batches under way) and `hyperbatch` (batches built together) change no batch."""
+        `window` (batches under way) and `hyperbatch` (batches built together) change no batch.
+
+        frontier   "new": a hop expands newly found nodes, as in PyG; "layer": all nodes found so
+                   far, drawing anew, as in DGL
+        weighted   neighbors are drawn by the weights of the edges; one of weight 0 never is
+        """
         super().__init__()
         self.endpoint = endpoint
         if isinstance(input_nodes, str):
@@ -120,6 +128,9 @@ class NeighborDataset(IterableDataset[Batch]):
             world_size=world_size,
             window=window,
             hyperbatch=hyperbatch,
+            frontier=frontier,
+            replace=replace,
+            weighted=weighted,
         )
         self._position = Position()
         self._begun = False  # whether an iteration has started from `_position`

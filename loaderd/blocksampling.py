@@ -60,6 +60,7 @@ class _Batch:
     local: list[NDArray[np.uint32]] = field(default_factory=list)
     edge_ids: list[NDArray[Any]] = field(default_factory=list)
     edges_per_hop: list[tuple[int, ...]] = field(default_factory=list)
+    expanded: list[int] = field(default_factory=list)  # nodes, by hop
     frontiers: list[_Frontier] = field(default_factory=list)  # of the hop, by relation
 
     @property
@@ -73,8 +74,10 @@ def scratch_bytes(structure: Structure, num_blocks: int, id_bytes: int, edge_id_
     most = 0
     for frontier, edges in zip(structure.frontiers, structure.edges_per_hop, strict=True):
         each = frontier * (4 + 4 + 8 + 8 * bool(edge_id_bytes)) + 4 * num_blocks + 6 * ALIGN
+        most_nodes = frontier * id_bytes + ALIGN  # a copy, where hops expand layers
         each += 2 * ALIGN * num_blocks  # draws of each group of blocks are aligned
-        most = max(most, len(edges) * each + sum(edges) * (id_bytes + edge_id_bytes))
+        draws = sum(edges) * (id_bytes + edge_id_bytes)
+        most = max(most, len(edges) * each + draws + most_nodes)
     return most
 
 
@@ -127,6 +130,7 @@ class BlockSampler:
             tuple(batch.edges_per_hop),
             batch.num_nodes,
             sum(sum(edges) for edges in batch.edges_per_hop),
+            tuple(batch.expanded),
         )
         return Sampled(
             number, batch.unit, structure, tuple(batch.pieces), tuple(batch.counts),
@@ -188,7 +192,11 @@ class BlockSampler:
     def _begin(self, hop: int, batch: _Batch, area: StructureArea) -> None:
         """Bring a batch's frontier into block order, for every relation."""
         nodes, take, scratch = batch.pieces[-1], self._take, self._scratch
+        if self._plan.resolved.frontier == "layer" and hop > 0:
+            nodes = take(scratch, self._ids, batch.num_nodes)
+            np.concatenate(batch.pieces, out=nodes)
         batch.frontiers = []
+        batch.expanded.append(nodes.size)
         for r, index in enumerate(self._topology.relations):
             counts = take(area, np.uint32, nodes.size)
             counts[:] = 0
@@ -220,7 +228,7 @@ class BlockSampler:
         num = int(entries_of_blocks(frontier.order, frontier.block_starts, blocks, entries))
         if num == 0:
             return
-        topology, replace = self._topology, self._plan.resolved.replace
+        topology, replace = self._topology, column.replace
         topology.count(column, entries, 0, num, frontier.blocks)
         total = int(count_draws(column.counts, entries, num, column.fanout, replace))
         places = [(draws.starts, self._ids)]
@@ -240,19 +248,12 @@ class BlockSampler:
             frontier.giants.append(own)
 
     def _draw_giants(self, r: int, batches: list[_Batch], ahead: ThreadPoolExecutor) -> None:
-        """Picks of columns over several blocks: only blocks picked from are read."""
-        marks = np.zeros(self._topology.relations[r].num_blocks, np.uint8)
-        found = [(b.frontiers[r], g) for b in batches for g in b.frontiers[r].giants]
-        for frontier, giants in found:
-            self._topology.mark_giants(frontier.column, giants, frontier.blocks, marks)
-        for _ in self._held(r, marks, ahead):
-
-            def fill(i: int, _: Workspace) -> bool:
-                frontier, giants = found[i]
-                self._topology.fill_giants(frontier.column, giants, frontier.blocks, frontier.draws)
-                return True
-
-            self._crew.run(len(found), fill)
+        """Draws of columns over several blocks."""
+        frontiers = [batch.frontiers[r] for batch in batches]
+        self._topology.draw_giants(
+            [(f.column, giants, f.blocks, f.draws) for f in frontiers for giants in f.giants],
+            lambda marks: self._held(r, marks, ahead),
+        )
 
     def _renumber(self, batch: _Batch, area: StructureArea, work: Workspace) -> None:
         """Local ids of what a hop found, and the nodes that are new."""

@@ -231,7 +231,9 @@ class Engine:
         attachment.take_small_workspaces(self.broker, self.arena, seen, self.settings.workers)
         together = self.budget.graph_slots < self.budget.graph_blocks
         shape = plan.shape()
-        worst = Structure((*shape.frontier, 0), shape.edges, shape.nodes, shape.total_edges)
+        worst = Structure(
+            (*shape.frontier, 0), shape.edges, shape.nodes, shape.total_edges, shape.frontier
+        )
         estimate = Estimate(
             max(self.builder.structure_bytes(s, plan.unit(0, 0), attachment) for s in seen),
             max(s.num_nodes for s in seen),

@@ -25,8 +25,9 @@ class Resolved(msgspec.Struct, frozen=True, kw_only=True):
     seed_type: str  # node type of the seeds
     num_seeds: int
     fanouts: tuple[tuple[int, ...], ...]  # [hop][relation], seeds outward; -1 is all
-    frontier: str  # "new": a hop expands newly found nodes only
+    frontier: str  # "new": a hop expands newly found nodes only; "layer": all found so far
     replace: bool
+    weighted: bool  # draws by the weights of edges
     batch_size: int  # global: all ranks together
     shuffle: bool
     seed: int
@@ -50,6 +51,9 @@ class Attach(Message, frozen=True, kw_only=True, tag="attach"):
     rank: int = 0
     world_size: int = 1
     window: int = 0  # batches in flight that the client would like; 0: as the daemon sees fit
+    frontier: str = "new"
+    replace: bool = False
+    weighted: bool = False
     hyperbatch: int = 0  # minibatches built together, where the plan does so; 0: as has room
 
 

@@ -35,7 +35,7 @@ def check_attach(request: Attach, arrays: Sequence[bytes | memoryview]) -> NDArr
     _within("window", request.window, 0, MAX_WINDOW)
     _within("hyperbatch", request.hyperbatch, 0, MAX_HYPERBATCH)
     _within("seed", request.seed, 0, 2**63 - 1)
-    for name in ("plan", "split", "seed_type"):
+    for name in ("plan", "split", "seed_type", "frontier"):
         if len(value := getattr(request, name)) > MAX_NAME:
             raise Refused(f"{name} has {len(value)} characters, expected at most {MAX_NAME}")
     if request.num_neighbors and request.fanouts:

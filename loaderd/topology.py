@@ -1,7 +1,7 @@
 """Structure of a batch: seeds in, sampled neighbors out, over blocks held hop by hop."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
@@ -32,6 +32,13 @@ from blockstore.kernels.sample import (
     giant_blocks,
     sample_columns,
 )
+from blockstore.kernels.weighted import (
+    fetch_giants,
+    mark_picked_giants,
+    mark_whole_giants,
+    sample_weighted,
+    weigh_giants,
+)
 from blockstore.store import Store
 from loaderd.plans.base import Plan, Unit
 from loaderd.residency import Residency
@@ -55,6 +62,7 @@ class RelationIndex(NamedTuple):
     num_blocks: int
     capacity: int  # edges of one column in a block of its own
     has_giants: bool  # a column may be longer
+    edge_id_bytes: int  # 0: the blocks hold none
 
 
 class Structure(NamedTuple):
@@ -64,11 +72,7 @@ class Structure(NamedTuple):
     edges_per_hop: tuple[tuple[int, ...], ...]
     num_nodes: int
     num_edges: int
-
-    @property
-    def frontiers(self) -> tuple[int, ...]:
-        """Nodes that each hop expanded."""
-        return self.nodes_per_hop[: len(self.edges_per_hop)]
+    frontiers: tuple[int, ...]  # nodes that each hop expanded
 
 
 class Column(NamedTuple):
@@ -80,6 +84,8 @@ class Column(NamedTuple):
     fanout: int
     key: Any  # uint64
     counts: NDArray[np.uint32]
+    replace: bool = False
+    weighted: bool = False
 
 
 class Draws(NamedTuple):
@@ -98,6 +104,9 @@ class Giants:
     entries: NDArray[np.uint32]
     degrees: NDArray[np.int64]
     count: int = 0
+    keys: NDArray[np.float64] = field(default_factory=lambda: np.empty((0, 0)))  # of weighted draws
+    places: NDArray[np.int64] = field(default_factory=lambda: np.empty((0, 0), np.int64))
+    found: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
 
 
 class Renumbering:
@@ -160,6 +169,7 @@ class Topology:
         manifest = store.manifest
         self._residency, self._slot_bytes, self._share = residency, slot_bytes, max(1, share)
         self._words = data.view(np.uint32)
+        self._floats = data.view(np.float32)
         self._ids = data.view(np.dtype(manifest.id_dtype))
         self._id_bytes = ITEM_BYTES[manifest.id_dtype]
         self._edge_views = [
@@ -193,6 +203,7 @@ class Topology:
             relation.num_blocks,
             giant_capacity(store.manifest.block_bytes, *item_bytes),
             bool((np.diff(first_node.astype(np.int64)) <= 1).any()),
+            item_bytes[1],
         )
 
     def sample(self, plan: Plan, unit: Unit, work: Workspace) -> Structure:
@@ -202,12 +213,15 @@ class Topology:
         fanout -1 finds more than there are edges; CorruptBlock, OSError.
         """
         num_nodes, edge, used, low = unit.num_seeds, 0, 0, 0
-        nodes_per_hop, edges_per_hop = [num_nodes], []
+        nodes_per_hop, edges_per_hop, frontiers = [num_nodes], [], []
         edge_ids = plan.resolved.edge_ids
         with Renumbering(work, num_nodes) as numbers:
             for hop, fanouts in enumerate(plan.resolved.fanouts):
+                if plan.resolved.frontier == "layer":
+                    low = 0
                 frontier = work.n_id[low:num_nodes]
                 low, found = num_nodes, []
+                frontiers.append(frontier.size)
                 if frontier.size >= work.starts.size or used + frontier.size > work.counts.size:
                     raise WorkspaceFull
                 for r in range(len(fanouts)):
@@ -224,7 +238,9 @@ class Topology:
                 num_nodes = numbers.num_nodes
                 nodes_per_hop.append(num_nodes - low)
                 edges_per_hop.append(tuple(found))
-        return Structure(tuple(nodes_per_hop), tuple(edges_per_hop), num_nodes, edge)
+        return Structure(
+            tuple(nodes_per_hop), tuple(edges_per_hop), num_nodes, edge, tuple(frontiers)
+        )
 
     def column(
         self,
@@ -237,8 +253,12 @@ class Topology:
     ) -> Column:
         """One hop of a batch over one relation."""
         key = np.uint64(plan.hop_key(unit.epoch, unit.step, hop, relation))
-        fanout = plan.resolved.fanouts[hop][relation]
-        return Column(frontier, frontier.size, relation, fanout, key, counts)
+        resolved = plan.resolved
+        fanout = resolved.fanouts[hop][relation]
+        weighted = resolved.weighted and fanout >= 0
+        return Column(
+            frontier, frontier.size, relation, fanout, key, counts, resolved.replace, weighted
+        )
 
     def has_giants(self, column: Column) -> bool:
         """Whether a column of the relation may go on in further blocks."""
@@ -279,43 +299,126 @@ class Topology:
     ) -> None:
         """Draws of entries order[low:high], whose blocks are held; giants are appended."""
         index = self.relations[column.relation]
+        if column.weighted:
+            giants.count = sample_weighted(
+                self._words, self._ids, self._edge_views[column.relation], self._floats,
+                column.nodes, order, low, high, blocks, index.first_node, self._slots(column),
+                self._slot_bytes, self._id_bytes, index.edge_id_bytes, index.capacity,
+                column.fanout, column.key, draws.starts, draws.sources, draws.edge_starts,
+                self._edge_draws(column, draws), column.counts, giants.entries, giants.degrees,
+                giants.count,
+            )  # fmt: skip
+            return
         giants.count = sample_columns(
             self._words, self._ids, column.nodes, order, low, high, blocks, index.first_node,
             self._slots(column), self._slot_bytes, self._id_bytes, index.capacity, column.fanout,
-            False, column.key, draws.starts, draws.sources, column.counts, giants.entries,
+            column.replace, column.key, draws.starts, draws.sources, column.counts, giants.entries,
             giants.degrees, giants.count,
         )  # fmt: skip
         if draws.edge_ids is not None:
             column_edge_ids(
                 self._words, self._edge_views[column.relation], column.nodes, order, low, high,
                 blocks, index.first_node, self._slots(column), self._slot_bytes, self._id_bytes,
-                index.capacity, column.fanout, False, column.key, draws.edge_starts,
+                index.capacity, column.fanout, column.replace, column.key, draws.edge_starts,
                 draws.edge_ids,
             )  # fmt: skip
 
-    def mark_giants(
-        self, column: Column, giants: Giants, blocks: NDArray[np.int32], marks: NDArray[np.uint8]
-    ) -> None:
-        """Mark the blocks that the picks of giants lie in."""
-        giant_blocks(
-            giants.entries, giants.degrees, giants.count, column.nodes, blocks,
-            self.relations[column.relation].capacity, column.fanout, False, column.key, marks,
-        )  # fmt: skip
+    def _edge_draws(self, column: Column, draws: Draws) -> NDArray[Any]:
+        """Where edge ids go; of size 0 where they are not asked for."""
+        if draws.edge_ids is None:
+            return self._edge_views[column.relation][:0]
+        return draws.edge_ids
 
-    def fill_giants(
-        self, column: Column, giants: Giants, blocks: NDArray[np.int32], draws: Draws
+    def draw_giants(
+        self,
+        found: Sequence[tuple[Column, Giants, NDArray[np.int32], Draws]],
+        held: Callable[[NDArray[np.uint8]], Iterator[NDArray[np.int64]]],
     ) -> None:
-        """The giants' picks that lie in blocks held now."""
-        index = self.relations[column.relation]
-        arguments = (
-            giants.entries, giants.degrees, giants.count, column.nodes, blocks,
-            self._slots(column), self._slot_bytes, self._id_bytes, index.capacity,
-            column.fanout, False, column.key,
-        )  # fmt: skip
-        fill_giants(self._words, self._ids, *arguments, draws.starts, draws.sources)
-        if draws.edge_ids is not None:
+        """Draws of columns of one relation over several blocks: all that were found in a hop.
+
+        found   of each frontier: its giants, the blocks its columns start in, where draws go
+        held    gives the blocks marked in a mask, uint8 (num_blocks,), in groups, each held in turn
+
+        Only blocks that are picked from are read; of a weighted draw, all of the columns before.
+        """
+        found = [f for f in found if f[1].count]
+        if not found:
+            return
+        index = self.relations[found[0][0].relation]
+        marks = np.zeros(index.num_blocks, np.uint8)
+        for column, giants, blocks, _ in found:
+            if column.weighted:
+                giants.keys = np.empty((giants.count, max(1, column.fanout)))
+                giants.places = np.empty((giants.count, max(1, column.fanout)), np.int64)
+                giants.found = np.zeros(giants.count, np.int64)
+                mark_whole_giants(
+                    giants.entries, giants.degrees, giants.count, blocks, index.capacity, marks
+                )
+            else:
+                giant_blocks(
+                    giants.entries, giants.degrees, giants.count, column.nodes, blocks,
+                    index.capacity, column.fanout, column.replace, column.key, marks,
+                )  # fmt: skip
+        if found[0][0].weighted:
+            for group in held(marks):
+                self._weigh_giants(found, self._only(found[0][0], group))
+            marks[:] = 0
+            for _, giants, blocks, _ in found:
+                for places, count in zip(giants.places, giants.found.tolist(), strict=True):
+                    places[:count].sort()
+                mark_picked_giants(
+                    giants.entries, giants.count, blocks, index.capacity, giants.places,
+                    giants.found, marks,
+                )  # fmt: skip
+        for group in held(marks):
+            self._fetch_giants(found, self._only(found[0][0], group))
+
+    def _only(self, column: Column, blocks: NDArray[np.int64]) -> NDArray[np.int32]:
+        """Slots of these blocks alone: others may be there, and leave at any time."""
+        slots = np.full(self.relations[column.relation].num_blocks, -1, np.int32)
+        slots[blocks] = self._slots(column)[blocks]
+        return slots
+
+    def _weigh_giants(
+        self,
+        found: Sequence[tuple[Column, Giants, NDArray[np.int32], Draws]],
+        slots: NDArray[np.int32],
+    ) -> None:
+        for column, giants, blocks, _ in found:
+            index = self.relations[column.relation]
+            weigh_giants(
+                self._words, self._floats, giants.entries, giants.degrees, giants.count,
+                column.nodes, blocks, slots, self._slot_bytes, self._id_bytes, index.edge_id_bytes,
+                index.capacity, column.fanout, column.key, giants.keys, giants.places,
+                giants.found,
+            )  # fmt: skip
+
+    def _fetch_giants(
+        self,
+        found: Sequence[tuple[Column, Giants, NDArray[np.int32], Draws]],
+        slots: NDArray[np.int32],
+    ) -> None:
+        for column, giants, blocks, draws in found:
+            index = self.relations[column.relation]
             view = self._edge_views[column.relation]
-            fill_giant_edge_ids(self._words, view, *arguments, draws.edge_starts, draws.edge_ids)
+            if column.weighted:
+                fetch_giants(
+                    self._words, self._ids, view, giants.entries, giants.count, blocks, slots,
+                    self._slot_bytes, self._id_bytes, index.edge_id_bytes, index.capacity,
+                    giants.places, giants.found, draws.starts, draws.sources, draws.edge_starts,
+                    self._edge_draws(column, draws), column.counts,
+                )  # fmt: skip
+                continue
+            arguments = (
+                giants.entries, giants.degrees, giants.count, column.nodes, blocks, slots,
+                self._slot_bytes, self._id_bytes, index.capacity, column.fanout, column.replace,
+                column.key,
+            )  # fmt: skip
+            fill_giants(self._words, self._ids, *arguments, draws.starts, draws.sources)
+            if draws.edge_ids is not None:
+                fill_giant_edge_ids(
+                    self._words, view, *arguments, draws.edge_starts, draws.edge_ids
+                )
 
     def _draw(self, column: Column, work: Workspace, edge_ids: bool) -> None:
         """Draws of one frontier over one relation, into `work.draws` at `work.starts`."""
@@ -333,13 +436,10 @@ class Topology:
         giants = Giants(work.giants, work.giant_degrees)
         for order, low, high in self._groups(column, index, work):
             self.draw_held(column, order, low, high, work.blocks, draws, giants)
-        if giants.count:
-            marks = work.marks[: index.num_blocks]
-            self.mark_giants(column, giants, work.blocks, marks)
-            needed = np.flatnonzero(marks).astype(np.int64)
-            marks[needed] = 0
-            for _ in self._held(column.relation, needed):
-                self.fill_giants(column, giants, work.blocks, draws)
+        self.draw_giants(
+            [(column, giants, work.blocks, draws)],
+            lambda marks: self._held(column.relation, np.flatnonzero(marks)),
+        )
 
     def _slots(self, column: Column) -> NDArray[np.int32]:
         return self._residency.pool.slot_of_block[column.relation]

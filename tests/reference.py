@@ -4,6 +4,7 @@ Nothing here knows blocks, slots or numpy tricks: a graph is `indptr` and `indic
 edges are indices[indptr[v] : indptr[v + 1]], and numbers are Python's own, cut to 64 bits.
 """
 
+import math
 from typing import Any, NamedTuple
 
 BITS = 2**64 - 1
@@ -32,8 +33,13 @@ def make_epoch_key(seed: int, epoch: int) -> int:
 
 def draw_below(key: int, node: int, draw: int, bound: int) -> int:
     """Draw number `draw` of `node`: the top of (64-bit hash * bound)."""
+    return draw_hash(key, node, draw) * bound >> 64
+
+
+def draw_hash(key: int, node: int, draw: int) -> int:
+    """64 random bits of draw number `draw` of `node`."""
     node_key = mix(key ^ ((node * GOLDEN + M1) & BITS))
-    return mix((node_key + draw * GOLDEN) & BITS) * bound >> 64
+    return mix((node_key + draw * GOLDEN) & BITS)
 
 
 def permute(index: int, size: int, key: int) -> int:
@@ -85,6 +91,17 @@ def sample_edges(
     return [start + pick for pick in picks]
 
 
+def weigh_edges(indptr: Any, weights: Any, node: int, fanout: int, key: int) -> list[int]:
+    """Places in `indices` of a weighted draw without replacement, ascending: the least keys."""
+    start, stop = int(indptr[node]), int(indptr[node + 1])
+    keys = [
+        (-math.log(((draw_hash(key, node, edge - start) >> 11) + 0.5) * 2.0**-53) / w, edge)
+        for edge in range(start, stop)
+        if (w := float(weights[edge])) > 0
+    ]
+    return sorted(edge for _, edge in sorted(keys)[:fanout])
+
+
 class SampledBatch(NamedTuple):
     """One batch; edges by hop, nodes in order of first occurrence, seeds first."""
 
@@ -96,9 +113,18 @@ class SampledBatch(NamedTuple):
 
 
 def sample_batch(
-    indptr: Any, indices: Any, seeds: Any, fanouts: Any, seed: int, epoch: int, step: int
+    indptr: Any,
+    indices: Any,
+    seeds: Any,
+    fanouts: Any,
+    seed: int,
+    epoch: int,
+    step: int,
+    frontier: str = "new",
+    replace: bool = False,
+    weights: Any = None,
 ) -> SampledBatch:
-    """Neighbor sampling of one relation as PyG does it: a hop expands newly found nodes only.
+    """Neighbor sampling of one relation: a hop expands newly found nodes only, or all so far.
 
     Seeds keep their places even where one is given twice; edges then lead from its first place.
     """
@@ -109,13 +135,18 @@ def sample_batch(
     low = 0
     for hop, fanout in enumerate(fanouts):
         key = make_key(seed, epoch, step, hop, 0)
-        frontier = range(low, len(batch.n_id))
+        expanded = range(low if frontier == "new" else 0, len(batch.n_id))
         low = len(batch.n_id)
         src: list[int] = []
         dst: list[int] = []
         edges: list[int] = []
-        for place in frontier:
-            for edge in sample_edges(indptr, batch.n_id[place], fanout, key):
+        for place in expanded:
+            node = batch.n_id[place]
+            for edge in (
+                sample_edges(indptr, node, fanout, key, replace)
+                if weights is None or fanout < 0
+                else weigh_edges(indptr, weights, node, fanout, key)
+            ):
                 source = int(indices[edge])
                 if source not in local:
                     local[source] = len(batch.n_id)

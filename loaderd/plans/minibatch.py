@@ -53,14 +53,25 @@ class MinibatchPlan:
         batch = self.resolved.batch_size
         largest = min(self.resolved.num_seeds, batch + world - 1)  # with a tail that joined
         seeds = -(-largest // world)
+        layers = self.resolved.frontier == "layer"
         frontier, edges, nodes = [seeds], [], seeds
         for fanouts in self.resolved.fanouts:
             found = tuple(
-                total if fanout < 0 else min(frontier[-1] * fanout, max(total, seeds * fanout))
+                self._most_edges(frontier[-1], seeds, fanout, total)
                 for fanout, total in zip(fanouts, self._bounds.num_edges, strict=True)
             )
             edges.append(found)
-            frontier.append(min(sum(found), self._bounds.num_nodes))
-            nodes += frontier[-1]
+            new = min(sum(found), self._bounds.num_nodes)
+            nodes += new
+            whole = min(nodes, self._bounds.num_nodes + seeds)
+            frontier.append(whole if layers else new)
         nodes = min(nodes, self._bounds.num_nodes + seeds)
         return Shape(seeds, tuple(frontier[:-1]), tuple(edges), nodes)
+
+    def _most_edges(self, frontier: int, seeds: int, fanout: int, total: int) -> int:
+        """Edges that a hop finds over a relation of `total` edges; a seed may be given twice."""
+        if fanout < 0:
+            return total
+        if self.resolved.replace:
+            return frontier * fanout
+        return min(frontier * fanout, total + seeds * fanout)

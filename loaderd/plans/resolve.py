@@ -8,6 +8,7 @@ from loaderd.plans.minibatch import GraphBounds, MinibatchPlan
 from loaderd.protocol import SAMPLER_VERSION, Attach, Resolved
 
 PLANS = ("auto", "minibatch", "hyperbatch")  # `auto` chooses among plans with equal batches
+FRONTIERS = ("new", "layer")  # a hop expands newly found nodes, or all found so far
 MAX_HOPS = 16
 MAX_FANOUT = 1 << 16
 
@@ -44,6 +45,7 @@ def resolve_fanouts(request: Attach, num_relations: int) -> tuple[tuple[int, ...
 
 def resolve(manifest: Manifest, request: Attach, seeds_name: str, num_seeds: int) -> Resolved:
     """The semantic parameters of a session, fixed at its first attach.  Raises Refused."""
+    fanouts = resolve_fanouts(request, len(manifest.relations))
     if request.plan not in PLANS:
         raise Refused(f"plan {request.plan!r} is not known: choose among {', '.join(PLANS)}")
     if num_seeds < 1:
@@ -53,6 +55,13 @@ def resolve(manifest: Manifest, request: Attach, seeds_name: str, num_seeds: int
             f"batch_size {request.batch_size} is the global batch and must be at least "
             f"world_size {request.world_size}"
         )
+    if request.frontier not in FRONTIERS:
+        raise Refused(f"frontier {request.frontier!r}: expected {' or '.join(FRONTIERS)}")
+    if request.replace and (request.weighted or any(-1 in row for row in fanouts)):
+        what = "weighted=True" if request.weighted else "fanout -1 (all neighbors)"
+        raise Refused(f"replace=True: expected no {what}; leave one of them out")
+    if request.weighted and not all(r.has_weights for r in manifest.relations):
+        raise Refused("weighted=True: the store has no edge weights; ingest a graph that has them")
     if request.return_e_id and any(r.edge_id_dtype is None for r in manifest.relations):
         raise Refused("return_e_id: the store has no edge ids; ingest with --edge-ids")
     return Resolved(
@@ -62,9 +71,10 @@ def resolve(manifest: Manifest, request: Attach, seeds_name: str, num_seeds: int
         seeds=seeds_name,
         seed_type=seed_type(manifest, request).name,
         num_seeds=num_seeds,
-        fanouts=resolve_fanouts(request, len(manifest.relations)),
-        frontier="new",
-        replace=False,
+        fanouts=fanouts,
+        frontier=request.frontier,
+        replace=request.replace,
+        weighted=request.weighted,
         batch_size=request.batch_size,
         shuffle=request.shuffle,
         seed=request.seed,

@@ -240,6 +240,7 @@ class FakeDaemon:
             fanouts=tuple((fanout,) for fanout in request.num_neighbors),
             frontier="new",
             replace=False,
+            weighted=False,
             batch_size=request.batch_size,
             shuffle=request.shuffle,
             seed=request.seed,

@@ -12,7 +12,8 @@ from loaderd.protocol import Resolved
 
 RESOLVED = Resolved(
     family="neighbor", fingerprint="f00d", sampler=1, seeds="split:train", seed_type="node",
-    num_seeds=10, fanouts=((5,), (-1,)), frontier="new", replace=False, batch_size=4, shuffle=True,
+    num_seeds=10, fanouts=((5,), (-1,)), frontier="new", replace=False, weighted=False,
+    batch_size=4, shuffle=True,
     seed=7, edge_ids=False,
 )  # fmt: skip
 

@@ -22,7 +22,8 @@ from loaderd.protocol import (
 
 RESOLVED = Resolved(
     family="neighbor", fingerprint="f00d", sampler=1, seeds="split:train", seed_type="node",
-    num_seeds=1000, fanouts=((10,), (5,)), frontier="new", replace=False, batch_size=100,
+    num_seeds=1000, fanouts=((10,), (5,)), frontier="new", replace=False, weighted=False,
+    batch_size=100,
     shuffle=True, seed=7, edge_ids=False,
 )  # fmt: skip
 BLOB = Blob((3, 4, 9), (BlobArray("n_id", "uint32", 0, 70), BlobArray("src", "uint32", 320, 90)))

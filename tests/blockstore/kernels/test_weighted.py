@@ -1,0 +1,91 @@
+"""Weighted draws: against plain Python, in distribution, and of giants part by part."""
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from blockstore.kernels import weighted as k
+from tests.graphs import hold, make_csc
+from tests.reference import weigh_edges
+
+NONE32 = np.empty(0, np.uint32)
+
+
+def draw(held, weights, columns, fanout, key, batch=1000):
+    """Sources, edge ids and counts of columns drawn over a packed graph."""
+    nodes, blocks = held.nodes(columns), held.block_of(columns)
+    num = len(columns)
+    starts = np.arange(num, dtype=np.int64) * fanout
+    draws, edges = np.zeros(num * fanout, held.id_dtype), np.zeros(num * fanout, np.uint32)
+    counts = np.zeros(num, np.uint32)
+    giants, degrees = np.zeros(num, np.uint32), np.zeros(num, np.int64)
+    arena32, arena_f = held.arena.view(np.uint32), held.arena.view(np.float32)
+    shared = (held.slot_bytes, held.ids().itemsize, 4, held.capacity, fanout, key)
+    count = k.sample_weighted(
+        arena32, held.ids(), arena32, arena_f, nodes, NONE32, 0, num, blocks, held.first_node,
+        held.slot_of_block, *shared, starts, draws, starts, edges, counts, giants, degrees, 0,
+    )  # fmt: skip
+    keys, places = np.empty((count, max(1, fanout))), np.empty((count, max(1, fanout)), np.int64)
+    found = np.zeros(count, np.int64)
+    marks = np.zeros(len(held.blocks), np.uint8)
+    k.mark_whole_giants(giants, degrees, count, blocks, held.capacity, marks)
+    for block in np.flatnonzero(marks)[::-1]:  # one at a time, from the last
+        only = np.full(len(held.blocks), -1, np.int32)
+        only[block] = held.slot_of_block[block]
+        k.weigh_giants(
+            arena32, arena_f, giants, degrees, count, nodes, blocks, only, *shared, keys, places,
+            found,
+        )  # fmt: skip
+    for row, size in zip(places, found, strict=True):
+        row[:size].sort()
+    picked = np.zeros(len(held.blocks), np.uint8)
+    k.mark_picked_giants(giants, count, blocks, held.capacity, places, found, picked)
+    assert not (picked & ~marks).any()
+    k.fetch_giants(
+        arena32, held.ids(), arena32, giants, count, blocks, held.slot_of_block, *shared[:4],
+        places, found, starts, draws, starts, edges, counts,
+    )  # fmt: skip
+    return draws.reshape(num, -1), edges.reshape(num, -1), counts
+
+
+@given(
+    st.lists(st.integers(0, 60), min_size=1, max_size=12),
+    st.integers(0, 3000),
+    st.integers(1, 80),
+    st.integers(0, 2**63),
+    st.sampled_from(["uint32", "uint64"]),
+)
+def test_draws_are_the_references(degrees, giant, fanout, key, id_dtype):
+    graph = make_csc([*degrees, giant, 3], 1, id_dtype, "uint32")
+    held = hold(graph, 4096, id_dtype, "uint32", beside=(True, False))
+    columns = list(range(graph.num_nodes))
+    draws, edges, counts = draw(held, graph.weights, columns, fanout, np.uint64(key))
+    for column in columns:
+        expected = weigh_edges(graph.indptr, graph.weights, column, fanout, key)
+        n = counts[column]
+        assert n == len(expected)
+        assert draws[column, :n].tolist() == graph.indices[expected].tolist()
+        assert edges[column, :n].tolist() == graph.edge_ids[expected].tolist()
+
+
+def test_edges_are_drawn_in_proportion_to_their_weights():
+    graph = make_csc([40], 3, "uint32", "uint32")
+    held = hold(graph, 4096, "uint32", "uint32", beside=(True, False))
+    first = np.zeros(40)
+    for key in range(6000):
+        _, edges, counts = draw(held, graph.weights, [0], 1, np.uint64(key * 7919))
+        assert counts[0] == 1
+        first[np.flatnonzero(graph.edge_ids == edges[0, 0])] += 1
+    share = graph.weights / graph.weights.sum()
+    chi = ((first - 6000 * share) ** 2 / (6000 * share)).sum()
+    assert chi < 39 + 5 * np.sqrt(2 * 39)
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 99)), max_size=40), st.integers(1, 8))
+def test_a_heap_keeps_the_least(marks, most):
+    marks = list(dict.fromkeys(marks))
+    keys, places, count = np.empty(most), np.empty(most, np.int64), 0
+    for key, place in marks:
+        count = k.push(keys, places, count, most, np.inf if key == 5 else float(key), place)
+    kept = sorted((a, b) for a, b in marks if a != 5)[:most]
+    assert sorted(zip(keys[:count].tolist(), places[:count].tolist(), strict=True)) == kept
