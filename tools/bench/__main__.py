@@ -2,11 +2,12 @@
 
 import sys
 
-from tools.bench import disk, handover, ingest, kernels, loaders
+from tools.bench import disk, handover, hyperbatch, ingest, kernels, loaders
 
 BENCHES = {
     "disk": disk.main,
     "handover": handover.main,
+    "hyperbatch": hyperbatch.main,
     "ingest": ingest.main,
     "kernels": kernels.main,
     "loaders": loaders.main,
