@@ -16,7 +16,7 @@ from numpy.lib.format import open_memmap
 
 from blockstore.kernels.random import draw_below, make_key, permute
 
-PAIRS, NODES, FEATURES = 125_000_000, 10_000_000, 128
+PAIRS, NODES, FEATURES = 100_000_000, 10_000_000, 128
 _CHUNK = 4 << 20
 _ROWS = 1 << 17
 _LABEL_BITS = 4
