@@ -47,8 +47,6 @@ from loaderd.workspace import (
     workspace_bytes,
 )
 
-GAP_PAGES = 12  # between rows wanted, that is read rather than skipped
-
 
 class Attachment:
     """A session's plan, memory and state."""
@@ -143,6 +141,7 @@ class Attachment:
         manifest: Manifest,
         readers: int,
         policy: Policy,
+        gap_pages: int,
     ) -> None:
         """Take what hyperbatches need: areas for structure, and the row cache.  Raises Refused."""
         self.hyper_cut = cut
@@ -157,7 +156,7 @@ class Attachment:
         self._taken += area
         self._rows = RowCache(
             self.served, reader, first_file, arena.data, self._slot_bytes, manifest.block_bytes,
-            manifest.id_dtype, cut.entries, tables, area, transit, GAP_PAGES, policy,
+            manifest.id_dtype, cut.entries, tables, area, transit, gap_pages, policy,
         )  # fmt: skip
 
     def fall_back(

@@ -23,9 +23,10 @@ from blockstore.store import Store, read_rows
 from loaderd.attachment import Attachment, open_attachment
 from loaderd.blocksampling import BlockSampler, scratch_bytes
 from loaderd.build import Builder
+from loaderd.devicecost import DeviceCost, measure_cost
 from loaderd.errors import BatchFailed, DaemonError, Refused
 from loaderd.hyper import Hyper, Sampled, Sampler, StructureArea
-from loaderd.hypercut import Estimate, HyperCut, cut_hyper
+from loaderd.hypercut import RUN_BYTES, Estimate, HyperCut, cut_hyper
 from loaderd.ledger import EngineSettings, make_budget, served_rows
 from loaderd.plans.base import Unit
 from loaderd.plans.hyperbatch import HyperbatchPlan
@@ -85,6 +86,7 @@ class Engine:
         self._tasks: queue.PriorityQueue[_Task] = queue.PriorityQueue()
         self._task_number = itertools.count()
         self._hyper_counters: dict[str, int] = {}  # of sessions that have ended
+        self._cost: DeviceCost | None = None
         self._turn = threading.Lock()  # of sampling block by block
         self._draining = False
         self._closers: list[threading.Thread] = []
@@ -184,6 +186,7 @@ class Engine:
             attachment.take_hyper(
                 self.broker, self.arena, cut, self.reader, len(self.store.manifest.relations),
                 self.store.manifest, self.settings.readers, self.settings.policy,
+                self._device_cost().gap_pages,
             )  # fmt: skip
         except BaseException:
             attachment.close(self.broker)
@@ -193,6 +196,23 @@ class Engine:
             attachment.plan, self._sampler(attachment, crew), attachment.cached_rows,
             attachment.areas, cut.size, cut.chunk, _Hand(self, session, attachment), self._trace,
         )  # fmt: skip
+
+    def _device_cost(self) -> DeviceCost:
+        """What reading rows costs; measured once, over the largest row array."""
+        if self._cost is None:
+            first = len(self.store.manifest.relations)
+            numbers = [first + i for i in range(len(self._served))]
+            number = max(numbers, key=lambda i: self.reader.files[i].geometry.num_blocks)
+            width = max(1, RUN_BYTES // self.budget.slot_bytes)
+            runs = [self.broker.take_run(width) for _ in range(self.settings.readers)]
+            try:
+                size = self.budget.slot_bytes
+                buffers = [self.arena.data[r * size : (r + width) * size] for r in runs]
+                self._cost = measure_cost(self.reader, number, self.reader.files[number], buffers)
+            finally:
+                for run in runs:
+                    self.broker.give(list(range(run, run + width)))
+        return self._cost
 
     def _crew(self, session: int, attachment: Attachment) -> Crew:
         return Crew(
@@ -421,6 +441,9 @@ class Engine:
             for attachment in self._sessions.values():
                 add_counts(hyper, attachment.hyper_counters())
             counters |= hyper
+            if self._cost is not None:
+                counters["device_run_ns"] = int(self._cost.run_s * 1e9)
+                counters["device_page_ns"] = int(self._cost.page_s * 1e9)
         reader = self.reader
         counters |= {
             "bytes_read": reader.bytes_read,

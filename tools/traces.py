@@ -21,7 +21,7 @@ from blockstore.format import PAGE_BYTES, row_geometry
 from blockstore.kernels.rowcache import plan_extents
 from blockstore.store import Store, open_store
 from blockstore.units import parse_bytes
-from loaderd.attachment import GAP_PAGES
+from loaderd.devicecost import FLASH
 from loaderd.hypercut import RUN_BYTES
 from loaderd.ledger import served_rows
 from loaderd.trace import BLOCKS, ROWS
@@ -116,7 +116,7 @@ def pages_of(store: Store, rows: NDArray[np.int64]) -> int:
         runs = np.empty((own.size, 5), np.int64)
         count = plan_extents(
             own, 0, own.size, geometry.rows_per_block, served.array.row_bytes, geometry.slot_bytes,
-            geometry.blocks_per_shard, GAP_PAGES, RUN_BYTES // PAGE_BYTES, runs,
+            geometry.blocks_per_shard, FLASH.gap_pages, RUN_BYTES // PAGE_BYTES, runs,
         )  # fmt: skip
         pages += int(runs[:count, 2].sum())
     return pages

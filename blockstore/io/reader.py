@@ -80,7 +80,7 @@ class BlockReader:
 
         Raises CorruptBlock: a shard is missing.
         """
-        self._files, self._data, self._slot_bytes = list(files), data, slot_bytes
+        self.files, self._data, self._slot_bytes = tuple(files), data, slot_bytes
         self._view = byte_view(data)
         shards = [path for f in files for path in f.shards]
         self.mode = probe_direct(shards[0]) if shards else "O_DIRECT"
@@ -171,7 +171,7 @@ class BlockReader:
         transit: Transit,
         consume: Consume,
     ) -> None:
-        file, total = self._files[number], 0
+        file, total = self.files[number], 0
         shard_pages = file.geometry.blocks_per_shard * file.geometry.pages_per_block
         buffer = transit.get()
         try:
@@ -197,7 +197,7 @@ class BlockReader:
                 self.reads += high - low
 
     def _runs(self, file: int, blocks: NDArray[np.int64], slots: NDArray[np.int64]) -> list[_Run]:
-        geometry = self._files[file].geometry
+        geometry = self.files[file].geometry
         most = max(1, min(_MOST_BUFFERS, MERGE_BYTES // geometry.slot_bytes))
         most = min(most, max(1, -(-blocks.size // len(self._threads))))  # all threads have work
         shard = blocks // geometry.blocks_per_shard
@@ -220,7 +220,7 @@ class BlockReader:
                 request.finish(None)
 
     def _read_run(self, run: _Run) -> None:
-        file = self._files[run.file]
+        file = self.files[run.file]
         geometry = file.geometry
         shard, offset = geometry.locate(run.first)
         size = geometry.slot_bytes

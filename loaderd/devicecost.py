@@ -1,0 +1,65 @@
+"""What reading costs on this device, measured when the first session needs to know."""
+
+import queue
+import time
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from blockstore.format import PAGE_BYTES
+from blockstore.io.reader import BlockReader, Transit
+from blockstore.store import BlockedFile
+
+_PAGES, _RUNS = 512, 48  # of a page each, and of a whole buffer
+_MOST_GAP = 256
+
+
+class DeviceCost(NamedTuple):
+    """With all reader threads at work."""
+
+    run_s: float  # for one more run of pages, however short
+    page_s: float  # for one more page in a run
+
+    @property
+    def gap_pages(self) -> int:
+        """Pages between rows wanted that are read in no more time than another run takes."""
+        return max(0, min(_MOST_GAP, int(self.run_s / self.page_s)))
+
+
+FLASH = DeviceCost(50e-6, 3e-6)  # where there is too little to measure on
+
+
+def measure_cost(
+    reader: BlockReader, number: int, file: BlockedFile, buffers: Sequence[NDArray[np.uint8]]
+) -> DeviceCost:
+    """Read pages here and there, then longer runs; a few hundred milliseconds at most.
+
+    number    of `file` in the reader
+    buffers   page-aligned, of equal size
+
+    Raises CorruptBlock, OSError.
+    """
+    geometry = file.geometry
+    shard_pages = min(geometry.num_blocks, geometry.blocks_per_shard) * geometry.pages_per_block
+    long = min(b.size for b in buffers) // PAGE_BYTES
+    if shard_pages < 4 * _PAGES or shard_pages < 4 * long:
+        return FLASH
+    transit: Transit = queue.SimpleQueue()
+    for buffer in buffers:
+        transit.put(buffer)
+    spread = np.random.default_rng(0)
+
+    def seconds(count: int, pages: int) -> float:
+        runs = np.zeros((count, 3), np.int64)
+        runs[:, 1] = np.sort(spread.integers(0, shard_pages - pages, count))
+        runs[:, 2] = pages
+        begun = time.perf_counter()
+        reader.stream(number, runs, transit, lambda _run, _data: None).wait()
+        return (time.perf_counter() - begun) / count
+
+    short = min(seconds(_PAGES, 1) for _ in range(2))
+    whole = min(seconds(_RUNS, long) for _ in range(2))
+    page_s = max(1e-9, (whole - short) / max(1, long - 1))
+    return DeviceCost(max(short - page_s, 0.0), page_s)
