@@ -17,7 +17,8 @@ class ZarrTree:
     """The groups and arrays of a store, as metadata; blocks are written by `blockstore.writer`."""
 
     def __init__(self, path: Path) -> None:
-        self._root = zarr.create_group(LocalStore(path), zarr_format=3)
+        """In a folder that is empty, or holds such a tree."""
+        self._root = zarr.open_group(LocalStore(path), mode="a", zarr_format=3)
 
     def rows(self, array: RowArray, geometry: BlockGeometry) -> None:
         """A row array in blocks of whole rows."""
@@ -46,10 +47,10 @@ class ZarrTree:
             chunks=(max(1, values.shape[0]),),
             compressors=[Crc32cCodec()],
             fill_value=0,
+            config={"write_empty_chunks": True},  # zeros are content too
         )
         if values.size:
-            with zarr.config.set({"array.write_empty_chunks": True}):  # zeros are content too
-                array[:] = values
+            array[:] = values
 
     def _array(
         self,

@@ -27,3 +27,7 @@ class OutOfSpace(StoreError):
 
 class BudgetTooSmall(StoreError):
     """The memory given cannot hold the work; the message says the least that would."""
+
+
+class StoreBusy(StoreError):
+    """Another process is writing the same store."""

@@ -62,11 +62,12 @@ class BlockSink:
         """Write what is left and the last index; returns blocks written and their page crcs."""
         self._flush()
         self._wait()
-        self._chunk_bytes = chunk_bytes
+        self._buffers = []
         for shard in range(-(-self._written // self._per_shard)):
             self._finish_shard(shard, chunk_bytes)
         self._thread.shutdown()
         crcs = np.concatenate(self._crcs) if self._crcs else np.empty(0, np.uint32)
+        self._crcs = []
         return self._written, crcs
 
     def abort(self) -> None:
@@ -143,6 +144,8 @@ class RowsWriter:
 
     def append(self, rows: NDArray[Any]) -> None:
         """The next consecutive rows, any number, of the stored dtype (bfloat16: uint16)."""
+        if rows.shape[0] == 0:
+            return
         raw = np.ascontiguousarray(rows).reshape(rows.shape[0], -1).view(np.uint8)
         width, per_block, done = self._array.row_bytes, self._geometry.rows_per_block, 0
         assert raw.size == rows.shape[0] * width
@@ -201,14 +204,26 @@ class StoreWriter:
     A context manager.  Raises StoreExists: the target is taken.
     """
 
-    def __init__(self, path: Path, *, block_bytes: int, buffer_bytes: int = 8 << 20) -> None:
-        """`buffer_bytes`: of each of two buffers per array being written."""
+    def __init__(
+        self,
+        path: Path,
+        *,
+        block_bytes: int,
+        buffer_bytes: int = 8 << 20,
+        folder: Path | None = None,
+    ) -> None:
+        """`buffer_bytes`: of each of two buffers per array being written.
+
+        folder   where to build the store; what is there is gone on with, and stays where there was
+                 no `commit`: it is the caller's.  None: a folder of this process, that is removed
+        """
         self.path, self.block_bytes, self._buffer_bytes = path, block_bytes, buffer_bytes
         if path.exists():
             raise StoreExists(f"{path}: exists already; remove it, or choose another name")
         remove_leftovers(path)
-        self._temporary = path.parent / f".{path.name}.partial-{os.getpid()}"
-        self._temporary.mkdir(parents=True)
+        self._own = folder is None
+        self._temporary = folder or path.parent / f".{path.name}.partial-{os.getpid()}"
+        self._temporary.mkdir(parents=True, exist_ok=not self._own)
         self.tree = ZarrTree(self._temporary)
         self._digests: dict[str, bytes] = {}
         self._sinks: list[BlockSink] = []
@@ -231,6 +246,19 @@ class StoreWriter:
         """Write a small array in one piece."""
         self.tree.side(path, values)
         self._digests[path] = hashlib.blake2b(values.tobytes()).digest()
+
+    @property
+    def digests(self) -> dict[str, bytes]:
+        """Of the side arrays written so far, by path."""
+        return dict(self._digests)
+
+    def restore(self, path: str, digest: bytes) -> None:
+        """A side array that is there already, from an earlier writer of the folder."""
+        self._digests[path] = digest
+
+    def discard(self, path: str) -> None:
+        """Remove what an earlier writer of the folder has left of an array."""
+        shutil.rmtree(self._temporary / path, ignore_errors=True)
 
     def commit(self, manifest: Manifest) -> Manifest:
         """Make the store appear; returns the manifest with its fingerprint."""
@@ -259,7 +287,8 @@ class StoreWriter:
     ) -> None:
         for sink in self._sinks:
             sink.abort()
-        shutil.rmtree(self._temporary, ignore_errors=True)
+        if self._own:
+            shutil.rmtree(self._temporary, ignore_errors=True)
 
 
 def remove_leftovers(path: Path) -> None:

@@ -1,168 +1,256 @@
-"""The stages of one relation: count, columns by source id, node order, columns by store id."""
+"""The stages of graphs: count, columns by source id, node order, columns by store id.
+
+Nodes of all types are numbered through: id of the type's first node + id.  Their order is found on
+the union of all relations; then each relation is sorted into columns by store id.
+"""
 
 from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from preprocess.kernels.levels import gather_columns, repeat_targets
+from preprocess.contents import Contents, RelationContents
+from preprocess.kernels.levels import gather_columns, repeat_targets, take_counts
 from preprocess.options import IngestOptions
+from preprocess.plan import columns_fit, needs_columns, reads_columns
 from preprocess.progress import Progress
-from preprocess.source import Source, SourceRelation
-from preprocess.stages.columns import ColumnFile
+from preprocess.source import Source
+from preprocess.stages.array_file import load_array, save_array
+from preprocess.stages.columns import COLUMNS, DEGREES, ColumnFile
 from preprocess.stages.csc import (
     COLUMN_BYTES,
     Columns,
     ColumnSorter,
+    Ends,
     Records,
     Widths,
     cut_buckets,
     sorted_columns,
     source_records,
 )
-from preprocess.stages.order import NodeOrder, breadth_first
+from preprocess.stages.order import NodeOrder, at_random, breadth_first, by_degree, group_nodes
 from preprocess.stages.scan import count_edges
 
+RANK = "rank"  # temporary file
 _LEAST_READ = 1 << 12  # edges
 
 
+def counts_file(number: int) -> str:
+    """Name of the temporary file of the counts of a relation."""
+    return f"counts-{number}"
+
+
 class GraphStages:
-    """A relation on its way into the store.  A context manager: it removes what is on disk."""
+    """All graphs of a source on their way into the store."""
 
     def __init__(
         self,
         source: Source,
-        relation: SourceRelation,
+        contents: Contents,
         options: IngestOptions,
-        widths: Widths,
         share: int,
         work: Path,
         progress: Progress,
     ) -> None:
-        self._source, self._relation, self._options = source, relation, options
-        self._widths, self._share, self._work, self._progress = widths, share, work, progress
-        self._counts = np.empty(0, np.uint32)
-        self.longest_bytes = 0  # what sorting the longest column takes
-        self._file: ColumnFile | None = None
-        self._nodes: NodeOrder | None = None
+        self._source, self._contents, self._options = source, contents, options
+        self._share, self._work, self._progress = share, work, progress
+        self._held: ColumnFile | None = None  # columns by source id, in memory
+        self.nodes: NodeOrder | None = None  # None: nodes keep their numbers
 
-    def count(self) -> None:
-        """Read all edges once: every id is checked, targets are counted."""
-        self._counts = count_edges(
-            self._source, self._relation, self._options, self._share, self._progress
-        )
-        longest = int(self._counts.max(initial=0))
-        self.longest_bytes = longest * self._widths.sort_bytes + COLUMN_BYTES
+    def count(self) -> int:
+        """Read all edges once: every id is checked, targets are counted, into files.
 
-    def place_nodes(self) -> NodeOrder | None:
-        """The order of the nodes; None: they keep their numbers."""
-        if self._options.order == "source":
-            return None
-        most = int(self._counts.sum(dtype=np.int64))
-        edge = self._widths.edge
-        each = 4 + (np.dtype(edge).itemsize if edge else 0)
-        fits = each * most <= self._share // 3 and self.longest_bytes <= self._share // 4
-        in_memory = fits and not self._widths.too_wide
-        if not in_memory:
-            edge = None  # ids come from the source again
-        widths = Widths.of("uint32", self._counts.size, edge, self._relation.num_edges)
-        self._file = ColumnFile(self._work / "columns", self._counts.size, most, edge, in_memory)
-        self._share -= each * most if in_memory else 0
-        for columns in self._sorted(self._from_source(None, edge), self._counts, widths, True):
-            self._file.append(columns)
-        self._file.finish()
-        kept = self._work / "counts"  # not needed while levels are: 4 bytes a node
-        self._counts.tofile(kept)
-        self._counts = np.empty(0, np.uint32)
-        self._nodes = breadth_first(self._file, self._share, self._progress)
-        self._counts = np.fromfile(kept, np.uint32)
-        kept.unlink()
-        return self._nodes
-
-    def columns(self) -> Iterator[Columns]:
-        """All columns by store id, in order."""
-        widths, file, nodes = self._widths, self._file, self._nodes
-        if file is None or nodes is None:
-            yield from self._sorted(
-                self._from_source(None, widths.edge), self._counts, widths, True
+        Returns the bytes that sorting the longest column takes.
+        """
+        longest = 0
+        for number, r in enumerate(self._contents.relations):
+            counts = count_edges(
+                self._source, r.source, r.undirected, r.keep_loops, self._share, self._progress
             )
-        elif file.in_memory:
-            yield from self._gathered(file, nodes)
-        elif widths.edge:
-            counts, self._counts = self._counts[nodes.order], np.empty(0, np.uint32)
-            records = self._from_source(nodes.rank, widths.edge)
-            yield from self._sorted(records, counts, widths, True)
+            longest = max(longest, int(counts.max(initial=0)) * r.widths.sort_bytes + COLUMN_BYTES)
+            save_array(self._work / counts_file(number), counts)
+        if needs_columns(self._options):
+            counts = self._union_counts()
+            widths = self._union_widths(None)
+            longest = max(longest, int(counts.max(initial=0)) * widths.sort_bytes + COLUMN_BYTES)
+        return longest
+
+    def fits(self, longest_bytes: int) -> bool:
+        """Whether columns by source id can stay in memory."""
+        return columns_fit(self._contents, self._share) and longest_bytes <= self._share // 4
+
+    def columns(self, in_memory: bool) -> None:
+        """Columns of the union by source id: in memory, else into the files COLUMNS and DEGREES."""
+        contents, counts = self._contents, self._union_counts()
+        total = int(counts.sum(dtype=np.int64))
+        edge = None
+        if in_memory and len(contents.relations) == 1:
+            widths = contents.relations[0].widths
+            edge = None if widths.too_wide else widths.edge
+        path = None if in_memory else self._work / COLUMNS
+        if path is not None:
+            path.unlink(missing_ok=True)
+        file = ColumnFile(path, counts.size, total, edge)
+        share = self._share - file.held_bytes
+        for columns in sorted_columns(
+            self._union_records(bool(edge), share // 4), counts, self._union_widths(edge),
+            self._options.drop_equal, share, self._work, self._progress,
+        ):  # fmt: skip
+            file.append(columns)
+        file.finish()
+        if in_memory:
+            self._held = file
         else:
-            self._counts = np.empty(0, np.uint32)
-            counts = file.degrees[nodes.order]
-            yield from self._sorted(self._from_file(file, nodes.rank), counts, widths, False)
-        self.close()
+            save_array(self._work / DEGREES, file.degrees)
+            file.close()
 
-    def close(self) -> None:
-        """Remove what is on disk, and forget what is in memory."""
-        if self._file is not None:
-            self._file.__exit__(None, None, None)
-            self._file = None
-        self._counts = np.empty(0, np.uint32)
+    def order(self, partition: NDArray[np.uint32] | None) -> list[int]:
+        """Find the order, and write the rank.
 
-    def _from_source(self, rank: NDArray[Any] | None, edge: str | None) -> Iterator[Records]:
-        return source_records(
-            self._source, self._relation, rank, self._options, bool(edge), self._share // 4,
-            self._progress,
+        partition  uint32 (num_nodes,)   None: one
+
+        Returns where each (type, partition) begins, then the end.
+        """
+        options, contents = self._options, self._contents
+        order = None
+        if needs_columns(options):
+            file = self._held or self._reopened()
+            if options.order == "bfs":
+                order = breadth_first(file, self._share - file.held_bytes, self._progress)
+            else:
+                order = by_degree(file.degrees)
+            if file is not self._held:
+                file.close()
+        elif options.order == "degree":
+            order = by_degree(self._union_counts())
+        elif options.order == "random":
+            order = at_random(contents.num_nodes, options.seed)
+        bounds = np.array([0, *(t.stop for t in contents.types)], np.int64)
+        self.nodes, starts = group_nodes(order, bounds, partition)
+        save_array(self._work / RANK, self.nodes.rank)
+        found: list[int] = starts.tolist()
+        return found
+
+    def load_order(self) -> None:
+        """The order that an earlier run has found."""
+        self.nodes = NodeOrder.from_rank(load_array(self._work / RANK, np.uint32))
+
+    def sorted_relation(self, number: int, share: int) -> Iterator[Columns]:
+        """All columns of a relation by store id, in order; column 0 is the type's first node.
+
+        `share`: bytes of memory, at most those that this was made with.
+        """
+        relation, nodes = self._contents.relations[number], self.nodes
+        widths, dst = relation.widths, relation.dst
+        on_disk = (self._work / COLUMNS).exists() and reads_columns(self._contents)
+        if self._held is not None and nodes is not None and self._can_gather(relation):
+            yield from self._gathered(self._held, nodes, widths, share - self._held.held_bytes)
+            return
+        self.release_columns()
+        if nodes is not None and on_disk:
+            with self._reopened() as file:
+                counts = np.empty(dst.num_nodes, np.uint32)
+                take_counts(file.degrees, nodes.order[dst.first : dst.stop], 0, counts)
+                records = self._from_file(file, nodes.rank, share)
+                yield from sorted_columns(
+                    records, counts, widths, False, share, self._work, self._progress
+                )
+            return
+        counts = load_array(self._work / counts_file(number), np.uint32)
+        if nodes is not None:
+            moved = np.empty(counts.size, np.uint32)
+            take_counts(counts, nodes.order[dst.first : dst.stop], dst.first, moved)
+            counts = moved
+        records = source_records(
+            self._source, relation.source, _stored_ends(relation, nodes), bool(widths.edge),
+            share // 4, self._progress,
         )  # fmt: skip
+        yield from sorted_columns(
+            records, counts, widths, self._options.drop_equal, share, self._work, self._progress
+        )
 
-    def _from_file(self, file: ColumnFile, rank: NDArray[np.uint32]) -> Iterator[Records]:
+    def release_columns(self) -> None:
+        """Forget columns in memory."""
+        if self._held is not None:
+            self._held.close()
+            self._held = None
+
+    def _can_gather(self, relation: RelationContents) -> bool:
+        """Whether columns in memory are those of the relation, ids included."""
+        assert self._held is not None
+        with_ids = self._held.edge_ids.size == self._held.sources.size
+        return len(self._contents.relations) == 1 and (with_ids or not relation.widths.edge)
+
+    def _reopened(self) -> ColumnFile:
+        degrees = load_array(self._work / DEGREES, np.uint32)
+        return ColumnFile.reopen(self._work / COLUMNS, degrees)
+
+    def _union_counts(self) -> NDArray[np.uint32]:
+        """Edges into each node, of all relations."""
+        total = np.zeros(self._contents.num_nodes, np.uint32)
+        for number, r in enumerate(self._contents.relations):
+            counts = load_array(self._work / counts_file(number), np.uint32)
+            total[r.dst.first : r.dst.stop] += counts
+        return total
+
+    def _union_widths(self, edge: str | None) -> Widths:
+        num_edges = sum(r.source.num_edges for r in self._contents.relations)
+        return Widths.of("uint32", self._contents.num_nodes, edge, num_edges)
+
+    def _union_records(self, with_ids: bool, share: int) -> Iterator[Records]:
+        for r in self._contents.relations:
+            ends = Ends(r.undirected, r.keep_loops, src_first=r.src.first, dst_first=r.dst.first)
+            yield from source_records(self._source, r.source, ends, with_ids, share, self._progress)
+
+    def _from_file(
+        self, file: ColumnFile, rank: NDArray[np.uint32], share: int
+    ) -> Iterator[Records]:
         """Columns by source id as edges, both ends renamed."""
-        step = max(_LEAST_READ, min(1 << 20, self._share // 4 // 64))
+        step = max(_LEAST_READ, min(1 << 20, share // 4 // 64))
         no_ids = np.empty(0, np.int64)
         node, skip = 0, 0
+        base = self._contents.relations[0].dst.first
         with self._progress.stage("bucket edges", file.num_edges, "edges") as stage:
             for sources in file.read(0, file.num_edges, step):
                 targets = np.empty(sources.size, np.int64)
                 node, skip = repeat_targets(node, skip, file.degrees, targets)
-                yield Records(
-                    rank[targets].astype(np.int64), rank[sources].astype(np.int64), no_ids
-                )
+                dst = rank[targets].astype(np.int64)
+                dst -= base
+                yield Records(dst, rank[sources].astype(np.int64), no_ids)
                 stage.advance(sources.size)
 
-    def _sorted(
-        self, records: Iterator[Records], counts: NDArray[np.uint32], widths: Widths, drop: bool
+    def _gathered(
+        self, file: ColumnFile, nodes: NodeOrder, widths: Widths, share: int
     ) -> Iterator[Columns]:
-        return sorted_columns(
-            records, counts, widths, drop and self._options.drop_equal, self._share, self._work,
-            self._progress,
-        )  # fmt: skip
-
-    def _gathered(self, file: ColumnFile, nodes: NodeOrder) -> Iterator[Columns]:
         """Columns by store id from those by source id, all in memory."""
-        self._counts = np.empty(0, np.uint32)
-        widths, counts = self._widths, file.degrees[nodes.order]
-        bounds, sizes = cut_buckets(counts, widths, self._share // 2)
+        dst = self._contents.relations[0].dst
+        order = nodes.order[dst.first : dst.stop]
+        counts = np.empty(order.size, np.uint32)
+        take_counts(file.degrees, order, 0, counts)
+        bounds, sizes = cut_buckets(counts, widths, share // 4 * 3)
         del counts
         sorter = ColumnSorter(widths, False)
+        edge_ids = file.edge_ids if widths.edge else file.edge_ids[:0]
         with self._progress.stage("rename columns", file.num_edges, "edges") as stage:
             for b, size in enumerate(sizes.tolist()):
                 low, high = int(bounds[b]), int(bounds[b + 1])
                 starts = np.empty(widths.num_groups(high - low) + 1, np.int64)
                 values = sorter.values(size)
                 gather_columns(
-                    nodes.order, low, high, file.starts, file.degrees, file.sources,
-                    file.edge_ids, nodes.rank, widths.node_bits, widths.edge_bits,
-                    widths.column_bits, starts, values,
+                    order, low, high, file.starts, file.degrees, file.sources, edge_ids,
+                    nodes.rank, widths.node_bits, widths.edge_bits, widths.column_bits, starts,
+                    values,
                 )  # fmt: skip
                 yield sorter.from_values(values, starts, low, high - low)
                 stage.advance(size)
 
-    def __enter__(self) -> Self:
-        return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
+def _stored_ends(relation: RelationContents, nodes: NodeOrder | None) -> Ends:
+    """Both ends by store id; columns count from the first node of their type."""
+    src, dst = relation.src, relation.dst
+    ranks: tuple[NDArray[Any] | None, NDArray[Any] | None] = (None, None)
+    if nodes is not None:
+        ranks = nodes.rank[src.first : src.stop], nodes.rank[dst.first : dst.stop]
+    return Ends(relation.undirected, relation.keep_loops, *ranks, src.first, dst.first, dst.first)

@@ -1,32 +1,76 @@
-"""From a source to a store: the stages in order, within one budget, whole or absent."""
+"""From a source to a store: the stages in order, within one budget, whole or absent.
+
+Each stage leaves a record in the work folder: after a kill the same command goes on behind the
+last one.
+"""
 
 import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import google_crc32c
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from blockstore.errors import OutOfSpace, StoreExists
 from blockstore.format import FORMAT_VERSION, Manifest, NodeType, Relation, RowArray
-from blockstore.pack import GraphPacker
-from blockstore.store import numpy_dtype
+from blockstore.io.buffers import byte_view
 from blockstore.units import format_bytes
 from blockstore.writer import StoreWriter
-from preprocess.graph import GraphStages
+from preprocess.arrays import (
+    quantization_errors,
+    write_features,
+    write_ids,
+    write_in_order,
+    write_placed,
+    write_split,
+)
+from preprocess.contents import SPLITS, Contents, TypeContents, as_path, list_contents
+from preprocess.graph import RANK, GraphStages, counts_file
 from preprocess.options import IngestOptions
-from preprocess.plan import Facts, check_longest, edge_id_dtype, plan_disk, plan_memory
+from preprocess.plan import (
+    CHECK,
+    COLUMNS_STAGE,
+    COUNT,
+    ORDER,
+    MemoryPlan,
+    check_longest,
+    ids_stage,
+    looks_at_label,
+    needs_columns,
+    plan_memory,
+    plan_steps,
+    reads_columns,
+    store_bytes,
+    temporary_bytes,
+)
 from preprocess.progress import Progress
+from preprocess.relations import RelationStages
 from preprocess.result import IngestResult
-from preprocess.source import Source, SourceRows
-from preprocess.stages.csc import Widths
-from preprocess.stages.rows import checked_features, chunk_rows, place_rows
-from preprocess.stages.scan import check_splits
+from preprocess.reverse import with_reverses
+from preprocess.run import Facts, Run
+from preprocess.source import Source
+from preprocess.stages.array_file import load_array, save_array
+from preprocess.stages.columns import COLUMNS, DEGREES
+from preprocess.stages.labels import (
+    are_whole,
+    label_dtype,
+    label_pieces,
+    labelled_bits,
+    seeded_ids,
+    split_key,
+    split_sizes,
+)
+from preprocess.stages.rows import Emit, place_rows
+from preprocess.stages.scan import check_edge_splits, check_splits
+from preprocess.work import STORE, WorkFolder, sign
 
-_PIECE_ROWS = 1 << 16
+_PIPELINE = 1  # goes up when stages or their files change: nothing older is taken over
 
 
 def ingest(
@@ -35,189 +79,239 @@ def ingest(
     options: IngestOptions,
     progress: Progress,
     fresh: bool = False,
+    partition: NDArray[np.uint32] | None = None,
 ) -> IngestResult:
     """Write the store.
 
-    Raises BadInput, StoreExists, BudgetTooSmall, OutOfSpace; nothing is left behind then.
+    fresh      begin anew, whatever an earlier run has left
+    partition  uint32 (num_nodes,)   of each node, numbered through all types: nodes stand
+               partition by partition
+
+    Raises BadInput, StoreExists, BudgetTooSmall, StoreBusy and, where there is too little room
+    from the start, OutOfSpace: nothing is left behind then.  Where the disk fills up later, or the
+    run is stopped, finished stages stay, and the same call goes on behind them.
     """
     if target.exists():
         raise StoreExists(f"{target}: exists already; remove it, or choose another name")
+    options = replace(options, partitioned=partition is not None)
     options.check()
-    del fresh
-    return IngestResult(_Ingest(source, target, options, progress).run(), ())
+    source = with_reverses(source, options)
+    contents = list_contents(source, options)
+    memory = plan_memory(contents, options)
+    _check_disk(contents, options, memory, target)
+    signature = _sign(source, options, partition)
+    work = WorkFolder(target, signature, fresh)
+    try:
+        with (
+            work,
+            StoreWriter(
+                target,
+                block_bytes=options.block_bytes,
+                buffer_bytes=memory.buffer,
+                folder=work.path / STORE,
+            ) as writer,
+        ):
+            run = Run(source, contents, options, memory, work, writer, progress)
+            return _Ingest(run, partition).run()
+    except (OutOfSpace, OSError, KeyboardInterrupt, SystemExit) as error:
+        if not work.path.exists():
+            raise
+        left = f"what {len(work.stages)} stages made stays in {work.path}: the same command goes on"
+        if isinstance(error, OutOfSpace):
+            raise OutOfSpace(f"{error}; {left}") from error
+        progress.line(left)
+        raise
 
 
 class _Ingest:
-    """One run over a source with one node type and one relation."""
+    """The stages of one run."""
 
-    def __init__(
-        self, source: Source, target: Path, options: IngestOptions, progress: Progress
-    ) -> None:
-        self._source, self._target, self._options = source, target, options
-        self._progress = progress
-        (self._type,) = source.num_nodes
-        (self._relation,) = source.relations
-        self._num_nodes = source.num_nodes[self._type]
-        node = options.node_dtype(self._num_nodes)
-        num_edges = self._relation.num_edges
-        self._widths = Widths.of(
-            node, self._num_nodes, edge_id_dtype(num_edges, options), num_edges
+    def __init__(self, run: Run, partition: NDArray[np.uint32] | None) -> None:
+        self._run, self._partition = run, partition
+        self._graph = GraphStages(
+            run.source, run.contents, run.options, run.memory.share, run.work.path, run.progress
         )
-        self._features = [
-            (rows, self._row_array(f"features/{rows.name}", rows, options.dtype))
-            for rows in source.features(self._type)
-        ]
-        label = source.label(self._type)
-        self._label = label and (label, self._row_array("label", label, label.dtype.name))
-        self._splits = [
-            (rows, RowArray(f"nodes/{self._type}/splits/{rows.name}", "int64", rows.num_rows))
-            for rows in source.splits(self._type)
-        ]
-        self._ids = {
-            name: RowArray(f"nodes/{self._type}/{name}", node, self._num_nodes)
-            for name in ("original_id", "store_id")
-        }
-        self._facts = self._collect_facts()
-        self._memory = plan_memory(self._facts, options)
+        self._starts: list[int] = []  # of each (type, partition)
 
-    def _row_array(self, name: str, rows: SourceRows, dtype: str) -> RowArray:
-        path = f"nodes/{self._type}/{name}"
-        return RowArray(path, dtype, rows.num_rows, rows.row_shape, rows.held)
+    def run(self) -> IngestResult:
+        """All stages, in the order of `plan.plan_steps`."""
+        run, contents = self._run, self._run.contents
+        labels = run.stage(CHECK, self._check, made=self._label_files())["labels"]
+        longest = run.stage(COUNT, lambda: {"longest": self._graph.count()}, made=self._counts())
+        check_longest(contents, run.options, run.memory, longest["longest"])
+        if run.options.renames:
+            self._order(longest["longest"])
+        relations = tuple(
+            RelationStages(run, self._graph, number).write()
+            for number in range(len(contents.relations))
+        )
+        types = tuple(
+            self._write_type(number, labels.get(t.name, {}))
+            for number, t in enumerate(contents.types)
+        )
+        manifest = run.writer.commit(self._manifest(types, relations))
+        return IngestResult(manifest, tuple(run.results), quantization_errors(run))
 
-    def _collect_facts(self) -> Facts:
-        held = [*self._features, *([self._label] if self._label else []), *self._splits]
-        arrays = (*(array for _, array in held), *self._ids.values())
-        widest = max((rows.row_bytes for rows, _ in held), default=1)
-        return Facts(self._num_nodes, self._relation.num_edges, arrays, widest)
+    def _counts(self) -> list[str]:
+        return [counts_file(i) for i in range(len(self._run.contents.relations))]
 
-    def run(self) -> Manifest:
-        """All stages."""
-        self._check_disk()
-        check_splits(self._source, self._type)
-        with work_folder(self._target) as work:
-            graph = GraphStages(
-                self._source, self._relation, self._options, self._widths, self._memory.share,
-                work, self._progress,
-            )  # fmt: skip
-            graph.count()
-            check_longest(self._facts, self._options, self._memory, graph.longest_bytes)
-            with (
-                graph,
-                StoreWriter(
-                    self._target,
-                    block_bytes=self._options.block_bytes,
-                    buffer_bytes=self._memory.buffer,
-                ) as writer,
-            ):
-                nodes = graph.place_nodes()
-                relation = self._write_graph(writer, graph)
-                node_type = self._write_nodes(
-                    writer, nodes and nodes.order, nodes and nodes.rank, work
+    def _splits_type(self, node_type: TypeContents) -> bool:
+        """Whether a seeded split is to be made."""
+        return bool(self._run.options.split and node_type.label and not node_type.splits)
+
+    def _label_files(self) -> list[str]:
+        types = enumerate(self._run.contents.types)
+        return [_bits_file(number) for number, t in types if self._splits_type(t)]
+
+    def _check(self) -> Facts:
+        """Splits are sound; labels are looked at where their dtype, or a split, depends on them."""
+        run = self._run
+        labels: dict[str, Facts] = {}
+        for number, t in enumerate(run.contents.types):
+            check_splits(run.source, t.name)
+            if t.label is None or not looks_at_label(t.label, run.options):
+                continue
+            rows, share = t.label.source, run.memory.share
+            whole = rows.dtype.kind == "f" and are_whole(run.source, rows, share)
+            labels[t.name] = {"dtype": label_dtype(rows, whole)}
+            if self._splits_type(t):
+                bits = labelled_bits(run.source, rows, label_dtype(rows, whole), share)
+                labels[t.name]["labelled"] = int(np.bitwise_count(bits).sum(dtype=np.int64))
+                save_array(run.path(_bits_file(number)), bits)
+        for r in run.contents.relations:
+            check_edge_splits(run.source, r.source)
+        return {"labels": labels}
+
+    def _order(self, longest_bytes: int) -> None:
+        run, graph = self._run, self._graph
+        if run.work.find(ORDER) is None and needs_columns(run.options):
+            if run.work.find(COLUMNS_STAGE) is None and graph.fits(longest_bytes):
+                graph.columns(in_memory=True)
+            else:
+                run.stage(
+                    COLUMNS_STAGE, lambda: graph.columns(in_memory=False), made=[COLUMNS, DEGREES]
                 )
-                return writer.commit(self._manifest(node_type, relation))
-
-    def _check_disk(self) -> None:
-        """Raises OutOfSpace before anything is written, where the store cannot fit."""
-        plan = plan_disk(self._facts, self._options, self._memory)
-        folder = self._target.absolute().parent
-        while not folder.exists():
-            folder = folder.parent
-        free = shutil.disk_usage(folder).free
-        if plan.store + plan.temporary > free:
-            raise OutOfSpace(
-                f"{folder}: found {format_bytes(free)} free, expected {format_bytes(plan.store)} "
-                f"for the store and {format_bytes(plan.temporary)} for its making; free some "
-                "space, or choose another disk"
-            )
-
-    def _write_graph(self, writer: StoreWriter, stages: GraphStages) -> Relation:
-        relation, widths = self._relation, self._widths
-        folder = f"edges/{relation.src}___{relation.name}___{relation.dst}"
-        graph = writer.graph(f"{folder}/blocks")
-        packer = GraphPacker(self._options.block_bytes, widths.node, widths.edge, 0, graph.append)
-        num_edges = 0
-        for columns in stages.columns():
-            packer.append(columns.degrees, columns.sources, columns.edge_ids)
-            num_edges += columns.sources.size
-        first_node = packer.close()
-        num_blocks = graph.close()
-        writer.side(f"{folder}/first_node", first_node)
-        return Relation(
-            src=relation.src,
-            name=relation.name,
-            dst=relation.dst,
-            num_edges=num_edges,
-            num_blocks=num_blocks,
-            path=f"{folder}/blocks",
-            first_node_path=f"{folder}/first_node",
-            edge_id_dtype=widths.edge,
-            num_source_edges=relation.num_edges,
+        spent = [] if reads_columns(run.contents) else [COLUMNS, DEGREES]
+        facts = run.stage(
+            ORDER, lambda: {"starts": graph.order(self._partition)}, made=[RANK], spent=spent
         )
+        self._starts = facts["starts"]
+        if graph.nodes is None:
+            graph.load_order()
 
-    def _write_nodes(
-        self,
-        writer: StoreWriter,
-        order: NDArray[Any] | None,
-        rank: NDArray[Any] | None,
-        work: Path,
-    ) -> NodeType:
-        share, options = self._memory.share, self._options
-        self._write_ids(writer, self._ids["original_id"], order)
-        self._write_ids(writer, self._ids["store_id"], rank)
-        for rows, array in self._features:
-            pieces = checked_features(self._source, rows, array.dtype, options.allow_nan, share)
-            self._write_rows(writer, array, pieces, rank, work)
-        if self._label:
-            rows, array = self._label
-            pieces = self._source.rows(rows, chunk_rows(rows.row_bytes, share))
-            self._write_rows(writer, array, pieces, rank, work)
-        for rows, array in self._splits:
-            with writer.rows(array) as out:
-                for ids in self._source.rows(rows, _PIECE_ROWS):
-                    out.append(ids.astype(np.int64))
+    def _write_type(self, number: int, label_facts: Facts) -> NodeType:
+        run, t = self._run, self._run.contents.types[number]
+        nodes = self._graph.nodes
+        order = nodes and nodes.order[t.first : t.stop]
+        rank = nodes and nodes.rank[t.first : t.stop]
+        write_ids(run, ids_stage(t), t.original_id, order, t.store_id, rank, t.first)
+        local = rank - np.uint32(t.first) if rank is not None and t.first else rank
+
+        def place(pieces: Iterator[NDArray[Any]], array: RowArray, emit: Emit) -> None:
+            place_rows(pieces, array, local, run.memory.share, run.work.path, emit, run.progress)
+
+        for rows in t.features:
+            write_features(run, rows, place)
+        label = None
+        if t.label is not None:
+            label = t.label.array
+            if label_facts:
+                label = msgspec.structs.replace(label, dtype=label_facts["dtype"])
+            pieces = label_pieces(run.source, t.label.source, label.dtype, run.memory.share)
+            write_placed(run, label, pieces, place)
+        for rows in t.splits:
+            write_split(run, rows)
+        splits = {r.source.name: r.array for r in t.splits}
+        if self._splits_type(t):
+            splits = self._seeded_splits(number, label_facts["labelled"])
+        num_partitions, path = self._write_partitions(number)
         return NodeType(
-            name=self._type,
-            first=0,
-            num_nodes=self._num_nodes,
-            original_id=self._ids["original_id"],
-            store_id=self._ids["store_id"],
-            label=self._label[1] if self._label else None,
-            features={rows.name: array for rows, array in self._features},
-            splits={rows.name: array for rows, array in self._splits},
+            name=t.name,
+            first=t.first,
+            num_nodes=t.num_nodes,
+            original_id=t.original_id,
+            store_id=t.store_id,
+            label=label,
+            features={r.source.name: r.array for r in t.features},
+            splits=splits,
+            num_partitions=num_partitions,
+            partition_offsets_path=path,
         )
 
-    def _write_rows(
-        self,
-        writer: StoreWriter,
-        array: RowArray,
-        pieces: Iterator[NDArray[Any]],
-        rank: NDArray[Any] | None,
-        work: Path,
-    ) -> None:
-        with writer.rows(array) as out:
-            place_rows(pieces, array, rank, self._memory.share, work, out.append, self._progress)
+    def _seeded_splits(self, number: int, total: int) -> dict[str, RowArray]:
+        run, t = self._run, self._run.contents.types[number]
+        path = run.path(_bits_file(number))  # it is gone when an earlier run has made the splits
+        bits = load_array(path, np.uint8) if path.exists() else np.empty(0, np.uint8)
+        key = split_key(run.options.seed, number)
+        splits = {}
+        for name, (first, stop) in zip(SPLITS, split_sizes(run.options.split, total), strict=True):
+            array = RowArray(f"nodes/{as_path(t.name)}/splits/{name}", "int64", stop - first)
+            ids = seeded_ids(bits, t.num_nodes, total, (first, stop), key)
+            write_in_order(run, array, ids, [_bits_file(number)] if name == SPLITS[-1] else [])
+            splits[name] = array
+        return splits
 
-    def _write_ids(self, writer: StoreWriter, array: RowArray, values: NDArray[Any] | None) -> None:
-        """`values` None: each node keeps its number."""
-        dtype = numpy_dtype(array.dtype)
-        with writer.rows(array) as out:
-            for first in range(0, array.num_rows, _PIECE_ROWS):
-                stop = min(first + _PIECE_ROWS, array.num_rows)
-                piece = np.arange(first, stop) if values is None else values[first:stop]
-                out.append(piece.astype(dtype))
+    def _write_partitions(self, number: int) -> tuple[int, str]:
+        """(partitions, path of their offsets) of a type."""
+        run, t = self._run, self._run.contents.types[number]
+        if self._partition is None:
+            return 0, ""
+        count = (len(self._starts) - 1) // len(run.contents.types)
+        offsets = np.array(self._starts[number * count : (number + 1) * count + 1], np.uint64)
+        path = f"nodes/{as_path(t.name)}/partition_offsets"
+        run.stage(path, lambda: run.writer.side(path, offsets), arrays=[path])
+        return count, path
 
-    def _manifest(self, node_type: NodeType, relation: Relation) -> Manifest:
-        options = self._options
+    def _manifest(self, types: tuple[NodeType, ...], relations: tuple[Relation, ...]) -> Manifest:
+        options = self._run.options
         return Manifest(
             format=FORMAT_VERSION,
             block_bytes=options.block_bytes,
-            id_dtype=self._widths.node,
-            types=(node_type,),
-            relations=(relation,),
+            id_dtype=self._run.contents.id_dtype,
+            types=types,
+            relations=relations,
             order=options.order,
             undirected=options.undirected,
             duplicates="drop" if options.drop_equal else "keep",
             self_loops=options.self_loops,
+        )
+
+
+def _bits_file(number: int) -> str:
+    """Name of the temporary file of the labelled nodes of a type."""
+    return f"labelled-{number}"
+
+
+def _sign(source: Source, options: IngestOptions, partition: NDArray[np.uint32] | None) -> str:
+    """Of everything that decides the store's bytes."""
+    facts = {
+        "pipeline": [_PIPELINE, FORMAT_VERSION],
+        "layout": source.layout,
+        "options": {k: v for k, v in asdict(options).items() if k != "mem_bytes"},
+        "num_nodes": dict(source.num_nodes),
+        "relations": [list(r[:4]) for r in source.relations],
+        "partition": 0 if partition is None else google_crc32c.value(bytes(byte_view(partition))),
+    }
+    return sign(facts, source.files)
+
+
+def _check_disk(
+    contents: Contents, options: IngestOptions, memory: MemoryPlan, target: Path
+) -> None:
+    """Raises OutOfSpace before anything is written, where the store cannot fit."""
+    store = store_bytes(contents, options)
+    temporary = temporary_bytes(plan_steps(contents, options, memory))
+    folder = target.absolute().parent
+    while not folder.exists():
+        folder = folder.parent
+    left = target.absolute().with_name(f".{target.name}.work")  # of an earlier run: room too
+    taken = sum(p.stat().st_blocks * 512 for p in left.rglob("*") if p.is_file())
+    free = shutil.disk_usage(folder).free + taken
+    if store + temporary > free:
+        raise OutOfSpace(
+            f"{folder}: found {format_bytes(free)} free, expected {format_bytes(store)} "
+            f"for the store and {format_bytes(temporary)} for its making; free some "
+            "space, or choose another disk"
         )
 
 

@@ -8,7 +8,7 @@ from preprocess.errors import BadInput
 
 FeatureDtype = Literal["float32", "float16", "bfloat16", "int8"]
 NodeOrder = Literal["bfs", "degree", "random", "source"]
-_MOST_BFS_NODES = 2**31 - 1  # a bit of the tables is taken
+_MOST_NODES = {"bfs": 2**31 - 1, "degree": 2**32 - 1, "random": 2**32 - 1}  # bfs takes a bit
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +27,12 @@ class IngestOptions:
     allow_nan: bool = False
     seed: int = 0  # of the random order and of seeded splits
     split: tuple[float, ...] = ()  # shares of train, valid, test where the source has no splits
+    partitioned: bool = False  # a partition of the nodes is given
+
+    @property
+    def renames(self) -> bool:
+        """Whether nodes get other numbers than they have in the source."""
+        return self.order != "source" or self.partitioned
 
     @property
     def drop_equal(self) -> bool:
@@ -40,14 +46,22 @@ class IngestOptions:
                 "--block-size", self.block_bytes,
                 f"a multiple of {PAGE_BYTES}, at most {SHARD_BYTES}", "1M is a good choice",
             )  # fmt: skip
+        shares = self.split
+        if shares and (len(shares) != 3 or min(shares) < 0 or not 0 < sum(shares) <= 1 + 1e-9):
+            raise BadInput.at(
+                "--split", ",".join(f"{s:g}" for s in shares),
+                "three shares, of train, valid and test, of at most 1 together",
+                "0.6,0.2,0.2 is usual",
+            )  # fmt: skip
 
     def node_dtype(self, num_nodes: int) -> str:
         """Width of node ids.  Raises BadInput: more nodes than the options allow."""
         wide = num_nodes >= 2**32 - 1
         if wide and self.ids == "uint32":
             raise BadInput.at("--ids", "uint32", f"uint64 for {num_nodes:,} nodes", "leave it out")
-        if self.order == "bfs" and num_nodes >= _MOST_BFS_NODES:
+        if num_nodes >= _MOST_NODES.get(self.order, 2**32 - 1 if self.partitioned else 2**64):
             raise BadInput.at(
-                "--order", "bfs", f"source for {num_nodes:,} nodes, 2^31 and more", "change it"
-            )
+                "--order", self.order, f"source for {num_nodes:,} nodes, which need more bits",
+                "change it",
+            )  # fmt: skip
         return "uint64" if wide or self.ids == "uint64" else "uint32"

@@ -1,29 +1,32 @@
 """How the memory and the disk of an ingest are shared out, decided before it starts.  Pure."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
 from blockstore.errors import BudgetTooSmall
-from blockstore.format import RowArray, align, row_geometry
+from blockstore.format import PAGE_BYTES, RowArray, align, row_geometry
 from blockstore.units import format_bytes
+from preprocess.contents import Contents, RelationContents, Rows, TypeContents, list_contents
 from preprocess.options import IngestOptions
+from preprocess.result import IngestPlan, MemoryLine, StagePlan
+from preprocess.reverse import with_reverses
+from preprocess.source import Source, SourceRows
 
+CHECK, COUNT = "check labels and splits", "count edges"  # names of stages
+COLUMNS_STAGE, ORDER = "columns by source id", "order nodes"
+
+# bytes a node, of tables that are in memory at the same time
 BFS_NODE_BYTES = 21  # degree, root, place, order, level: 4 each, and one start for 64 columns
+RENAMED_NODE_BYTES = 16  # place, order, count and count by place: 4 each
 SOURCE_NODE_BYTES = 6  # count 4, owner of a split 1
 _FIXED_BYTES = 4 << 20  # interpreter objects, Zarr metadata, small buffers
 _LEAST_SHARE = 4 << 20
 _LEAST_ROWS = 8  # of the widest row array, that a share must hold
 _MOST_BUFFER = 8 << 20
-_PACKER_BLOCKS = 6  # degrees 2, sources 1, edge ids 2, the block
-
-
-class Facts(NamedTuple):
-    """Sizes of a source, as far as they decide what an ingest takes."""
-
-    num_nodes: int
-    num_edges: int
-    rows: tuple[RowArray, ...]  # all row arrays of the store-to-be
-    widest_source_row: int  # bytes
+_PACKER_BLOCKS = 6  # degrees 2, the sections of edges 1, the block 1, room
+_CRC_BYTES = 16  # a page: kept while the array is written, then copied into its side array
+_EDGE_BYTES = 16  # an edge of a source that does not say
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,36 +37,64 @@ class MemoryPlan:
     share: int  # bytes for chunks, buckets and dense rows, one stage at a time
 
 
-@dataclass(frozen=True, slots=True)
-class DiskPlan:
-    """Bytes on disk."""
+class Step(NamedTuple):
+    """A stage: the bytes that it moves, and those that it keeps."""
 
-    store: int
-    temporary: int  # at most, at any time, beside the store
+    name: str
+    read: int
+    written: int
+    made: int = 0  # temporary bytes that later stages need
+    spent: int = 0  # temporary bytes that no stage needs after it
+    passing: int = 0  # temporary bytes that are gone when it is over
 
 
-def plan_memory(facts: Facts, options: IngestOptions) -> MemoryPlan:
+def plan(source: Source, options: IngestOptions) -> IngestPlan:
+    """What an ingest will take.  Raises BadInput, BudgetTooSmall."""
+    options.check()
+    source = with_reverses(source, options)
+    contents = list_contents(source, options)
+    memory = plan_memory(contents, options)
+    steps = plan_steps(contents, options, memory)
+    return IngestPlan(
+        num_nodes=dict(source.num_nodes),
+        num_edges={
+            f"{r.source.src}-{r.source.name}-{r.source.dst}": r.most_edges
+            for r in contents.relations
+        },
+        store_bytes=store_bytes(contents, options),
+        temporary_bytes=temporary_bytes(steps),
+        mem_bytes=options.mem_bytes,
+        memory=_memory_lines(contents, options, memory),
+        stages=tuple(StagePlan(s.name, s.read, s.written) for s in steps),
+    )
+
+
+def plan_memory(contents: Contents, options: IngestOptions) -> MemoryPlan:
     """Share out --mem.  Raises BudgetTooSmall with the least that would do."""
-    least = _least_bytes(facts, options, max(_LEAST_SHARE, _LEAST_ROWS * _widest(facts)))
+    least = _least_bytes(contents, options, max(_LEAST_SHARE, _LEAST_ROWS * _widest(contents)))
     if options.mem_bytes < least:
         raise too_little_memory(
             options.mem_bytes, least,
-            f"{facts.num_nodes:,} nodes of {_node_bytes(options)} bytes each, blocks of "
+            f"{contents.num_nodes:,} nodes of {node_bytes(options)} bytes each, blocks of "
             f"{format_bytes(options.block_bytes)} and buffers",
         )  # fmt: skip
-    spare = options.mem_bytes - _taken_first(facts, options)
-    buffer = _buffer_bytes(facts, options, spare)
+    spare = options.mem_bytes - _taken_first(contents, options)
+    buffer = _buffer_bytes(contents, options, spare)
     return MemoryPlan(buffer, spare - 2 * buffer)
 
 
 def check_longest(
-    facts: Facts, options: IngestOptions, memory: MemoryPlan, column_bytes: int
+    contents: Contents, options: IngestOptions, memory: MemoryPlan, column_bytes: int
 ) -> None:
-    """Raises BudgetTooSmall: the longest column takes `column_bytes` to sort, which is too much."""
-    need = 4 * (column_bytes // 3 + 1)
+    """Raises BudgetTooSmall: the longest column takes `column_bytes` to sort, which is too much.
+
+    Buckets have three quarters of what is given to sorting, which is three quarters of the share
+    where edge arrays follow.
+    """
+    need = 16 * (column_bytes // 9 + 1)
     if need > memory.share:
         raise too_little_memory(
-            options.mem_bytes, _least_bytes(facts, options, need),
+            options.mem_bytes, _least_bytes(contents, options, need),
             f"sorting the in-edges of one node, {format_bytes(column_bytes)}",
         )  # fmt: skip
 
@@ -75,47 +106,140 @@ def too_little_memory(found: int, least: int, why: str) -> BudgetTooSmall:
     )
 
 
-def _node_bytes(options: IngestOptions) -> int:
-    return BFS_NODE_BYTES if options.order == "bfs" else SOURCE_NODE_BYTES
+def node_bytes(options: IngestOptions) -> int:
+    """Of tables, for each node: the documented number."""
+    if options.order in ("bfs", "degree"):
+        return BFS_NODE_BYTES
+    return RENAMED_NODE_BYTES if options.renames else SOURCE_NODE_BYTES
 
 
-def _taken_first(facts: Facts, options: IngestOptions) -> int:
+def _memory_lines(
+    contents: Contents, options: IngestOptions, memory: MemoryPlan
+) -> tuple[MemoryLine, ...]:
+    each = node_bytes(options)
+    return (
+        MemoryLine(f"tables, {each} bytes a node", each * contents.num_nodes),
+        MemoryLine("blocks being packed", _PACKER_BLOCKS * options.block_bytes),
+        MemoryLine("checksums of the array being written", _crc_bytes(contents, options)),
+        MemoryLine("two buffers of the array being written", 2 * memory.buffer),
+        MemoryLine("edges and rows of the stage that runs", memory.share),
+        MemoryLine("small things", _FIXED_BYTES),
+    )
+
+
+def _crc_bytes(contents: Contents, options: IngestOptions) -> int:
+    """Of the largest array."""
+    rows = [row_disk_bytes(a, options.block_bytes) for a in contents.row_arrays()]
+    graphs = [_graph_bytes(r, options) for r in contents.relations]
+    return _CRC_BYTES * (max([*rows, *graphs], default=0) // PAGE_BYTES)
+
+
+def _taken_first(contents: Contents, options: IngestOptions) -> int:
     """Tables with an entry a node, the blocks of the packer, and what is always there."""
-    nodes = _node_bytes(options) * facts.num_nodes
-    return nodes + _PACKER_BLOCKS * options.block_bytes + _FIXED_BYTES
+    nodes = node_bytes(options) * contents.num_nodes
+    blocks = _PACKER_BLOCKS * options.block_bytes
+    return nodes + blocks + _crc_bytes(contents, options) + _FIXED_BYTES
 
 
-def _least_bytes(facts: Facts, options: IngestOptions, share: int) -> int:
+def _least_bytes(contents: Contents, options: IngestOptions, share: int) -> int:
     """The least --mem that leaves so much to share."""
-    slot = align(_widest(facts), options.block_bytes)
+    slot = align(_widest(contents), options.block_bytes)
     buffers = max(2 * slot, min(2 * _MOST_BUFFER, share // 7 + 2))  # two of a 16th of what is left
-    return _taken_first(facts, options) + share + buffers
+    return _taken_first(contents, options) + share + buffers
 
 
-def _buffer_bytes(facts: Facts, options: IngestOptions, spare: int) -> int:
-    return max(align(_widest(facts), options.block_bytes), min(_MOST_BUFFER, spare // 16))
+def _buffer_bytes(contents: Contents, options: IngestOptions, spare: int) -> int:
+    return max(align(_widest(contents), options.block_bytes), min(_MOST_BUFFER, spare // 16))
 
 
-def _widest(facts: Facts) -> int:
-    return max([a.row_bytes for a in facts.rows] + [facts.widest_source_row])
+def _widest(contents: Contents) -> int:
+    """Bytes of the widest row, in the source or in the store."""
+    stored = [a.row_bytes for a in contents.row_arrays()]
+    return max([1, *stored, *(r.source.row_bytes for r in contents.rows())])
 
 
-def plan_disk(facts: Facts, options: IngestOptions, memory: MemoryPlan) -> DiskPlan:
-    """What the store will take, and what its making takes beside it at most."""
-    edges = facts.num_edges * (2 if options.undirected else 1)
-    node = 8 if options.ids == "uint64" or facts.num_nodes >= 2**32 - 1 else 4
-    ids = 0 if not options.edge_ids else 4 if 2 * facts.num_edges < 2**32 else 8
-    rows = sum(row_disk_bytes(a, options.block_bytes) for a in facts.rows)
-    graph = edges * (node + ids) + 4 * facts.num_nodes
-    graph += graph // 64 + options.block_bytes  # headers, and what is left of blocks
-    held = 4 * edges if options.order == "bfs" and 4 * edges > memory.share // 3 else 0
-    buckets = edges * (8 + ids) if edges * (8 + ids) > memory.share // 2 else 0
-    passing = 0
-    if options.order == "bfs":
-        sizes = [a.num_rows * (a.row_bytes + 8) for a in facts.rows]
-        passing = max([s for s in sizes if s > memory.share // 2], default=0)
-    counts = 4 * facts.num_nodes
-    return DiskPlan(graph + rows, max(held + buckets + counts, passing))
+def plan_steps(contents: Contents, options: IngestOptions, memory: MemoryPlan) -> list[Step]:
+    """The stages of an ingest in order, and what they move."""
+    steps = [_check_step(contents, options), _count_step(contents)]
+    steps += _order_steps(contents, options, memory.share)
+    for r in contents.relations:
+        steps += _relation_steps(contents, r, options, memory.share)
+    for t in contents.types:
+        ids = row_disk_bytes(t.original_id, options.block_bytes)
+        steps.append(Step(ids_stage(t), 0, 2 * ids))
+        rank = 4 if options.renames else 0
+        for rows in (*t.features, *([t.label] if t.label else [])):
+            steps += _rows_steps(rows, memory.share, rank, rows.array.num_rows)
+        steps += [_split_step(s, options) for s in t.splits]
+    return steps
+
+
+def ids_stage(node_type: TypeContents) -> str:
+    """Name of the stage that writes the ids of a type."""
+    return f"ids of {node_type.name}"
+
+
+def sort_stage(relation: RelationContents) -> str:
+    """Of the one that sorts a relation whose blocks hold more than edges."""
+    return f"{relation.path}: sort"
+
+
+def inline_stage(relation: RelationContents, rows: SourceRows) -> str:
+    """Of the one that brings an edge array into the order of the blocks."""
+    return f"{relation.path}: {rows.name}"
+
+
+def scale_stage(array: RowArray) -> str:
+    """Of the one that finds the scale of an int8 array."""
+    return f"{array.path}: scale"
+
+
+def temporary_bytes(steps: list[Step]) -> int:
+    """At most at any time."""
+    held = most = 0
+    for step in steps:
+        most = max(most, held + step.made + step.passing)
+        held += step.made - step.spent
+    return most
+
+
+def store_bytes(contents: Contents, options: IngestOptions) -> int:
+    """Of a store, at most."""
+    rows = sum(row_disk_bytes(a, options.block_bytes) for a in contents.row_arrays())
+    return rows + sum(_graph_bytes(r, options) for r in contents.relations)
+
+
+def columns_fit(contents: Contents, share: int) -> bool:
+    """Whether the columns that give the order can stay in memory, beside other things."""
+    total = sum(r.most_edges for r in contents.relations)
+    return column_item_bytes(contents) * total <= share // 3
+
+
+def column_item_bytes(contents: Contents) -> int:
+    """Of an edge in columns in memory: with its id where these become the graph itself."""
+    if len(contents.relations) != 1:
+        return 4
+    return 4 + contents.relations[0].widths.key_bytes - 8
+
+
+def needs_columns(options: IngestOptions) -> bool:
+    """Whether the order of nodes is found in sorted columns."""
+    return options.order == "bfs" or (options.order == "degree" and options.drop_equal)
+
+
+def reads_columns(contents: Contents) -> bool:
+    """Whether columns on disk that gave the order become the graph: else the source does."""
+    return len(contents.relations) == 1 and not contents.relations[0].widths.edge
+
+
+def place_dtype(relation: RelationContents) -> str:
+    """Of the places of edges in the order of the blocks."""
+    return "uint32" if relation.most_edges < 2**32 - 1 else "uint64"
+
+
+def looks_at_label(label: Rows, options: IngestOptions) -> bool:
+    """Whether labels are read before they are written: for their dtype, or to split them."""
+    return label.source.dtype.kind == "f" or bool(options.split)
 
 
 def row_disk_bytes(array: RowArray, block_bytes: int) -> int:
@@ -124,8 +248,116 @@ def row_disk_bytes(array: RowArray, block_bytes: int) -> int:
     return geometry.num_blocks * geometry.slot_bytes * 1025 // 1024
 
 
-def edge_id_dtype(num_edges: int, options: IngestOptions) -> str | None:
-    """Width of edge ids in the store; added reverses have ids up to twice the edges."""
-    if not options.edge_ids:
-        return None
-    return "uint32" if 2 * num_edges < 2**32 else "uint64"
+def _graph_bytes(relation: RelationContents, options: IngestOptions) -> int:
+    """Blocks of a relation, with their headers and what is left of them."""
+    size = relation.most_edges * relation.item_bytes + 4 * relation.dst.num_nodes
+    return size + size // 64 + options.block_bytes
+
+
+def _source_bytes(relation: RelationContents) -> int:
+    """What one read of a relation's edges brings."""
+    path = Path(relation.source.where)
+    size = path.stat().st_size if path.is_file() else 0
+    return size or _EDGE_BYTES * relation.source.num_edges
+
+
+def _rows_bytes(rows: SourceRows) -> int:
+    return rows.num_rows * rows.row_bytes
+
+
+def _check_step(contents: Contents, options: IngestOptions) -> Step:
+    read = 0
+    for t in contents.types:
+        read += sum(_rows_bytes(s.source) for s in t.splits)
+        if t.label and looks_at_label(t.label, options):
+            read += _rows_bytes(t.label.source)
+    read += sum(_rows_bytes(s.source) for r in contents.relations for s in r.splits)
+    return Step(CHECK, read, 0)
+
+
+def _count_step(contents: Contents) -> Step:
+    counts = sum(4 * r.dst.num_nodes for r in contents.relations)
+    return Step(COUNT, sum(map(_source_bytes, contents.relations)), counts, made=counts)
+
+
+def _order_steps(contents: Contents, options: IngestOptions, share: int) -> list[Step]:
+    if not options.renames:
+        return []
+    rank = 4 * contents.num_nodes
+    if not needs_columns(options):
+        return [Step(ORDER, 0, rank, made=rank)]
+    total = sum(r.most_edges for r in contents.relations)
+    read = sum(map(_source_bytes, contents.relations))
+    if columns_fit(contents, share):
+        each = column_item_bytes(contents)
+        passing = _sort_bytes(total, 4 + each, share - each * total)
+        return [Step(ORDER, read + passing, passing + rank, rank, passing=passing)]
+    columns = 4 * total + rank
+    passing = _sort_bytes(total, 8, share)
+    spent = 0 if reads_columns(contents) else columns
+    return [
+        Step(COLUMNS_STAGE, read + passing, columns + passing, columns, passing=passing),
+        Step(ORDER, columns, rank, rank, spent),
+    ]
+
+
+def _sort_bytes(num_edges: int, key_bytes: int, share: int) -> int:
+    """Temporary bytes of sorting edges."""
+    return num_edges * key_bytes if num_edges * key_bytes > share // 2 else 0
+
+
+def _relation_steps(
+    contents: Contents, relation: RelationContents, options: IngestOptions, share: int
+) -> list[Step]:
+    edges, widths, path = relation.most_edges, relation.widths, relation.path
+    counts = spent = 4 * relation.dst.num_nodes
+    read, passing = _source_bytes(relation), _sort_bytes(edges, widths.key_bytes, share)
+    if needs_columns(options) and columns_fit(contents, share) and len(contents.relations) == 1:
+        read = passing = 0
+    elif needs_columns(options) and reads_columns(contents):
+        read = 4 * edges + 4 * contents.num_nodes
+        spent += read
+    place = int(place_dtype(relation).removeprefix("uint")) // 8
+    places = passed = 0
+    if relation.has_rows:
+        places = edges * place
+        passed = edges * (4 + place)
+    moved, passing = read + counts + passing + passed, passing + passed
+    graph, steps = _graph_bytes(relation, options), []
+    if relation.inline:
+        held = edges * widths.column_bytes + counts
+        made, written = held + places, held + places + passing
+        steps.append(Step(sort_stage(relation), moved, written, made, spent, passing))
+        for rows in relation.inline:
+            each = 4 if rows is relation.weight else 8
+            name, passing = inline_stage(relation, rows), _scatter_bytes(edges, each, place, share)
+            read, written = _rows_bytes(rows) + places + passing, edges * each + passing
+            steps.append(Step(name, read, written, edges * each, passing=passing))
+            held += edges * each
+        steps.append(Step(path, held, graph, spent=held))
+    else:
+        steps.append(Step(path, moved, graph + passing + places, places, spent, passing))
+    for f in relation.features:
+        steps += _rows_steps(f, share, place, edges)
+    steps[-1] = steps[-1]._replace(spent=steps[-1].spent + places)
+    return [*steps, *(_split_step(s, options) for s in relation.splits)]
+
+
+def _scatter_bytes(num_rows: int, row_bytes: int, place: int, share: int) -> int:
+    """Temporary bytes of rows that are put into another order."""
+    return num_rows * (row_bytes + place) if num_rows * row_bytes > share // 2 else 0
+
+
+def _rows_steps(rows: Rows, share: int, place: int, num_rows: int) -> list[Step]:
+    """`place`: bytes of the new place of a row; 0: rows stay where they are."""
+    array = rows.array
+    passing = _scatter_bytes(num_rows, array.row_bytes, place, share) if place else 0
+    read = _rows_bytes(rows.source)
+    scale = [Step(scale_stage(array), read, 0)] if array.scale_path else []
+    written = num_rows * array.row_bytes * 1025 // 1024
+    return [*scale, Step(array.path, read + passing, written + passing, passing=passing)]
+
+
+def _split_step(rows: Rows, options: IngestOptions) -> Step:
+    written = row_disk_bytes(rows.array, options.block_bytes)
+    return Step(rows.array.path, _rows_bytes(rows.source), written)

@@ -34,36 +34,41 @@ def count_targets(src, dst, undirected, keep_loops, counts):
 
 @njit(nogil=True, cache=True)
 def expand_edges(
-    src, dst, first_edge, num_edges, undirected, keep_loops, rank, out_dst, out_src, out_ids
-):
+    src, dst, first_edge, num_edges, undirected, keep_loops, src_rank, dst_rank, src_first,
+    dst_first, base, out_dst, out_src, out_ids,
+):  # fmt: skip
     """Edges of a chunk as they will be stored: loops dropped, reverses added, ends renamed.
 
     src, dst     integers (chunk,)           ids in the source, in range
     first_edge   int64                       id of the chunk's first edge
     num_edges    int64                       what is added to the id of an edge for its reverse
-    rank         uint32 or uint64            new id of each node, or empty: ids stay
+    src_rank, dst_rank  uint32 or uint64     new id of each node of the type; empty: by the firsts
+    src_first, dst_first  int64              what is added to ids where there are no ranks
+    base         int64                       new id of the first column: columns count from there
     out_dst, out_src, out_ids  int64         out; twice the chunk if undirected; ids may be empty
 
-    Returns how many there are.
+    `undirected` and loops are for ends of one type.  Returns how many there are.
     """
     count = 0
-    ranked, with_ids = rank.size > 0, out_ids.size > 0
+    ranked, with_ids = dst_rank.size > 0, out_ids.size > 0
     for i in range(src.size):
         if ranked and i + AHEAD < src.size:
-            prefetch(rank, np.int64(src[i + AHEAD]))
-            prefetch(rank, np.int64(dst[i + AHEAD]))
+            prefetch(src_rank, np.int64(src[i + AHEAD]))
+            prefetch(dst_rank, np.int64(dst[i + AHEAD]))
         u, v = np.int64(src[i]), np.int64(dst[i])
         loop = u == v
         if loop and not keep_loops:
             continue
         if ranked:
-            u, v = np.int64(rank[u]), np.int64(rank[v])
-        out_dst[count], out_src[count] = v, u
+            u, v = np.int64(src_rank[u]), np.int64(dst_rank[v])
+        else:
+            u, v = u + src_first, v + dst_first
+        out_dst[count], out_src[count] = v - base, u
         if with_ids:
             out_ids[count] = first_edge + i
         count += 1
         if undirected and not loop:
-            out_dst[count], out_src[count] = u, v
+            out_dst[count], out_src[count] = u - base, v
             if with_ids:
                 out_ids[count] = first_edge + i + num_edges
             count += 1

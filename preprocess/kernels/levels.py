@@ -7,9 +7,13 @@ earliest discoverer so far while a level is read; UNSET where no level has reach
 import numpy as np
 from numba import njit
 
+from blockstore.kernels.intrinsics import prefetch
+from blockstore.kernels.random import permute
+
 UNSET = np.uint32(0xFFFFFFFF)
 FOUND = np.uint32(0x80000000)
 _PLACE = np.uint32(0x7FFFFFFF)
+AHEAD = 32  # nodes between asking for a table's entry and using it
 STRIDE = 64  # columns between two entries of `starts`
 
 
@@ -248,3 +252,62 @@ def repeat_targets(node, skip, degrees, out):
             node += 1
             skip = np.int64(0)
     return node, skip
+
+
+@njit(nogil=True, cache=True)
+def degree_keys(degrees, keys):
+    """Keys that sort nodes by descending degree, then id."""
+    for v in range(degrees.size):
+        keys[v] = np.uint64(UNSET - degrees[v]) << np.uint64(32) | np.uint64(v)
+
+
+@njit(nogil=True, cache=True)
+def place_randomly(size, key, rank):
+    """rank[v] = place of v in the keyed permutation of [0, size), uint32."""
+    for v in range(size):
+        rank[v] = permute(v, size, key)
+
+
+@njit(nogil=True, cache=True)
+def count_groups(bounds, partition, num_partitions, starts):
+    """First place of each group of nodes, by type, then by partition.
+
+    bounds     int64 (types + 1,)     first node of each type
+    partition  uint32 (num_nodes,)    or empty: one
+    starts     int64 (groups + 1,)    out
+    """
+    starts[:] = 0
+    for t in range(bounds.size - 1):
+        for v in range(bounds[t], bounds[t + 1]):
+            part = np.int64(partition[v]) if partition.size else np.int64(0)
+            starts[t * num_partitions + part + 1] += 1
+    for g in range(starts.size - 1):
+        starts[g + 1] += starts[g]
+
+
+@njit(nogil=True, cache=True)
+def split_order(order, bounds, partition, num_partitions, cursors, out):
+    """Nodes of an order by group, in that order inside a group.
+
+    order    uint32 (num_nodes,)   or empty: nodes by id
+    cursors  int64 (groups,)       starts of the groups; scratch
+    out      uint32 (num_nodes,)   out
+    """
+    for place in range(out.size):
+        v = np.int64(order[place]) if order.size else np.int64(place)
+        t = 0
+        while bounds[t + 1] <= v:
+            t += 1
+        part = np.int64(partition[v]) if partition.size else np.int64(0)
+        g = t * num_partitions + part
+        out[cursors[g]] = v
+        cursors[g] += 1
+
+
+@njit(nogil=True, cache=True)
+def take_counts(counts, order, first, out):
+    """out[i] = counts[order[i] - first]."""
+    for i in range(order.size):
+        if i + AHEAD < order.size:
+            prefetch(counts, np.int64(order[i + AHEAD]) - first)
+        out[i] = counts[np.int64(order[i]) - first]

@@ -3,6 +3,8 @@
 import numpy as np
 from numba import njit
 
+from blockstore.kernels.random import permute
+
 
 @njit(nogil=True, cache=True)
 def densify(indptr, columns, values, out):
@@ -70,3 +72,45 @@ def take_ids(values, limit, owner, number):
             return np.int64(i)
         owner[v] = number
     return np.int64(-1)
+
+
+@njit(nogil=True, cache=True)
+def quantize(values, scale, out, errors):
+    """Rows to int8: value divided by its column's scale, to the nearest, ties to even.
+
+    values  float32 (rows, columns)   finite
+    scale   float32 (columns,)        0 where a column holds nothing else
+    out     int8 (rows, columns)      out: within -127 to 127
+    errors  float64 (2,)              in and out: largest error, sum of squared errors
+    """
+    for row in range(values.shape[0]):
+        for column in range(values.shape[1]):
+            value, unit = np.float64(values[row, column]), np.float64(scale[column])
+            nearest = np.rint(value / unit) if unit > 0 else 0.0
+            nearest = min(127.0, max(-127.0, nearest))
+            out[row, column] = np.int8(nearest)
+            error = abs(value - nearest * unit)
+            errors[0] = max(errors[0], error)
+            errors[1] += error * error
+
+
+@njit(nogil=True, cache=True)
+def split_ids(labelled, first, index, total, key, low, high, out):
+    """Nodes of a split, of those that are labelled: by their places in a keyed permutation.
+
+    labelled   uint8 (nodes,)   1 where node `first` + i is labelled
+    index      int64            labelled nodes before `first`
+    total      int64            labelled nodes in all; places are in [0, total)
+    low, high  int64            places that the split takes
+    out        int64 (>= nodes,)  out: ids
+
+    Returns (ids written, labelled nodes up to the end of these).
+    """
+    count = np.int64(0)
+    for i in range(labelled.size):
+        if labelled[i]:
+            if low <= permute(index, total, key) < high:
+                out[count] = first + i
+                count += 1
+            index += 1
+    return count, index

@@ -22,7 +22,6 @@ from preprocess.kernels.edges import (
     group_edges,
     split_values,
 )
-from preprocess.options import IngestOptions
 from preprocess.progress import Progress
 from preprocess.source import Source, SourceRelation
 from preprocess.stages.buckets import Buckets
@@ -97,27 +96,41 @@ class Widths:
         return -(-num_columns >> self.column_bits) if num_columns else 0
 
 
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """How the ends of a relation's edges are named, and what becomes of loops and reverses."""
+
+    undirected: bool = False  # both ends are of one type, and reverses are added
+    keep_loops: bool = True
+    src_rank: NDArray[Any] | None = None  # new id of each node of the type
+    dst_rank: NDArray[Any] | None = None
+    src_first: int = 0  # where there are no ranks: what is added to ids
+    dst_first: int = 0
+    base: int = 0  # new id of the first column
+
+
 def source_records(
     source: Source,
     relation: SourceRelation,
-    rank: NDArray[Any] | None,
-    options: IngestOptions,
+    ends: Ends,
     with_ids: bool,
     share: int,
     progress: Progress,
 ) -> Iterator[Records]:
-    """The source's edges, ends renamed by `rank`, with the reverses that the options ask for."""
-    fold = 2 if options.undirected else 1
+    """The source's edges, ends renamed, with the reverses that are asked for."""
+    fold = 2 if ends.undirected else 1
     chunk = max(1, min(1 << 20, share // (16 + fold * _CHUNK_EDGE_BYTES)))
     dst, src = np.empty(fold * chunk, np.int64), np.empty(fold * chunk, np.int64)
     ids = np.empty(fold * chunk if with_ids else 0, np.int64)
-    ranks = np.empty(0, np.uint32) if rank is None else rank
-    keep, done = options.self_loops == "keep", 0
+    none = np.empty(0, np.uint32)
+    src_rank = none if ends.src_rank is None else ends.src_rank
+    dst_rank = none if ends.dst_rank is None else ends.dst_rank
+    done = 0
     with progress.stage("bucket edges", relation.num_edges, "edges") as stage:
         for some_src, some_dst in source.edges(relation, chunk):
             count = expand_edges(
-                some_src, some_dst, done, relation.num_edges, options.undirected, keep, ranks,
-                dst, src, ids,
+                some_src, some_dst, done, relation.num_edges, ends.undirected, ends.keep_loops,
+                src_rank, dst_rank, ends.src_first, ends.dst_first, ends.base, dst, src, ids,
             )  # fmt: skip
             yield Records(dst[:count], src[:count], ids[:count])
             done += some_src.size

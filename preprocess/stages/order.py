@@ -1,6 +1,7 @@
-"""Breadth-first order of the nodes: a function of the graph alone, found level by level.
+"""Orders of the nodes: functions of the graph and a seed alone.
 
-Roots by descending in-degree, ties by id.  A level's new nodes stand in the order of (their
+`degree`: by descending in-degree, ties by id.  `random`: a keyed permutation.  `bfs`, level by
+level: roots by descending in-degree, ties by id.  A level's new nodes stand in the order of (their
 earliest discoverer, id).  Where a level finds nothing, the next roots are taken: one at first,
 twice as many each time.  After MAX_LEVELS levels the rest keeps its order by id.  Isolated nodes
 come last.
@@ -14,18 +15,23 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from blockstore.kernels.random import make_key
 from preprocess.kernels.levels import (
     UNSET,
     assign_places,
     column_ranges,
+    count_groups,
+    degree_keys,
     discovery_keys,
     mark_discovered,
     mark_sources,
     merge_ranges,
     place_discovered,
     place_found,
+    place_randomly,
     place_rest,
     root_keys,
+    split_order,
     take_roots,
 )
 from preprocess.progress import Progress
@@ -34,18 +40,71 @@ from preprocess.stages.columns import ColumnFile
 MAX_LEVELS = 4096
 _GAP_EDGES = (64 << 10) // 4  # what a scan reads in the time that another read takes
 _MOST_STEP = 2 << 20  # edges read at a time
+_PURPOSE = 0x4F72_6465  # of the key: no other draw has it
 _FEW = 32  # a level of at most 1/32 of the nodes is ordered by sorting, and may be read in runs
 
 
 class NodeOrder(NamedTuple):
-    """Where nodes go, uint32 (num_nodes,) each."""
+    """Where nodes go, uint32 (num_nodes,) each; ids in the source count through all types."""
 
     order: NDArray[np.uint32]  # source id of each store id
     rank: NDArray[np.uint32]  # store id of each source id
 
+    @classmethod
+    def from_rank(cls, rank: NDArray[np.uint32]) -> "NodeOrder":
+        """The order that belongs to a rank."""
+        order = np.empty(rank.size, np.uint32)
+        assign_places(rank, 0, rank.size, order)
+        return cls(order, rank)
 
-def breadth_first(columns: ColumnFile, share: int, progress: Progress) -> NodeOrder:
-    """The order of the nodes; 20 bytes a node and `share` for reading."""
+
+def by_degree(degrees: NDArray[np.uint32]) -> NDArray[np.uint32]:
+    """Nodes by descending in-degree, ties by id; 12 bytes a node beside the degrees."""
+    keys = np.empty(degrees.size, np.uint64)
+    degree_keys(degrees, keys)
+    keys.sort()
+    return keys.astype(np.uint32)  # the low half: ids
+
+
+def at_random(num_nodes: int, seed: int) -> NDArray[np.uint32]:
+    """Nodes in the order of a keyed permutation."""
+    rank, order = np.empty(num_nodes, np.uint32), np.empty(num_nodes, np.uint32)
+    if num_nodes:
+        place_randomly(num_nodes, np.uint64(make_key(seed, _PURPOSE, 0, 0, 0)), rank)
+    assign_places(rank, 0, num_nodes, order)
+    return order
+
+
+def group_nodes(
+    order: NDArray[np.uint32] | None,
+    bounds: NDArray[np.int64],
+    partition: NDArray[np.uint32] | None,
+) -> tuple[NodeOrder, NDArray[np.int64]]:
+    """Nodes type by type, in a type partition by partition, inside in the order given.
+
+    order      uint32 (num_nodes,)    None: by id
+    bounds     int64 (types + 1,)     first node of each type, then the end
+    partition  uint32 (num_nodes,)    None: one
+
+    Returns the order, and where each (type, partition) begins, then the end: int64.
+    """
+    num_nodes = int(bounds[-1])
+    none = np.empty(0, np.uint32)
+    parts = 1 if partition is None or partition.size == 0 else int(partition.max()) + 1
+    starts = np.zeros((bounds.size - 1) * parts + 1, np.int64)
+    where = none if partition is None else partition
+    count_groups(bounds, where, parts, starts)
+    if order is None or starts.size > 2:
+        grouped = np.empty(num_nodes, np.uint32)
+        split_order(none if order is None else order, bounds, where, parts, starts.copy(), grouped)
+        order = grouped
+    rank = np.empty(num_nodes, np.uint32)
+    assign_places(order, 0, num_nodes, rank)
+    return NodeOrder(order, rank), starts
+
+
+def breadth_first(columns: ColumnFile, share: int, progress: Progress) -> NDArray[np.uint32]:
+    """Nodes in breadth-first order; 20 bytes a node and `share` for reading."""
     num_nodes = columns.degrees.size
     roots = _roots(columns.degrees)
     rank = np.full(num_nodes, UNSET, np.uint32)
@@ -71,7 +130,7 @@ def breadth_first(columns: ColumnFile, share: int, progress: Progress) -> NodeOr
             for piece in columns.read(0, columns.num_edges, step):
                 mark_sources(piece, rank)
         stage.advance(int(place_rest(columns.degrees, rank, order, high)) - high)
-    return NodeOrder(order, rank)
+    return order
 
 
 def _roots(degrees: NDArray[np.uint32]) -> NDArray[np.uint32]:

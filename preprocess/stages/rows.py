@@ -30,6 +30,12 @@ def chunk_rows(row_bytes: int, share: int) -> int:
     return max(1, min(_MOST_CHUNK_BYTES, share // 16) // max(1, row_bytes))
 
 
+def source_chunk(rows: SourceRows, share: int) -> int:
+    """Rows of a source to read at a time."""
+    items = int(np.prod(rows.row_shape, dtype=np.int64))
+    return chunk_rows(max(rows.row_bytes, items * 4), share)
+
+
 def convert(rows: NDArray[Any], dtype: str) -> NDArray[Any]:
     """Rows in the numpy form of a store dtype."""
     if dtype != "bfloat16":
@@ -49,8 +55,7 @@ def checked_features(
     Raises BadInput: NaN where it is not allowed, a number that the dtype cannot hold.
     """
     done = 0
-    widest = max(rows.row_bytes, int(np.prod(rows.row_shape, dtype=np.int64)) * 4)
-    for piece in source.rows(rows, chunk_rows(widest, share)):
+    for piece in source.rows(rows, source_chunk(rows, share)):
         if piece.dtype.kind == "f":
             least, most = piece.min(initial=0), piece.max(initial=0)  # NaN wins: nothing allocated
             if not allow_nan and (np.isnan(least) or np.isnan(most)):
@@ -98,46 +103,71 @@ def place_rows(
 
     `emit` must not keep what it is given.
     """
+    if rank is not None:
+        placed = _with_ranks(pieces, rank)
+        scatter_rows(placed, array, rank.dtype, share, work, emit, progress)
+        return
+    with progress.stage(array.path, array.num_rows * array.row_bytes, "B") as stage:
+        for piece in pieces:
+            emit(piece)
+            stage.advance(piece.nbytes)
+
+
+def _with_ranks(
+    pieces: Iterator[NDArray[Any]], rank: NDArray[Any]
+) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
+    done = 0
+    for piece in pieces:
+        yield piece, rank[done : done + piece.shape[0]]
+        done += piece.shape[0]
+
+
+def scatter_rows(
+    placed: Iterator[tuple[NDArray[Any], NDArray[Any]]],
+    array: RowArray,
+    place_dtype: np.dtype[Any],
+    share: int,
+    work: Path,
+    emit: Emit,
+    progress: Progress,
+) -> None:
+    """As `place_rows`, of (rows, their places); every place of the array is given once.
+
+    place_dtype  of places, uint32 or uint64
+    """
     total = array.num_rows * array.row_bytes
     with progress.stage(array.path, total, "B") as stage:
-        if rank is None:
-            for piece in pieces:
-                emit(piece)
-                stage.advance(piece.nbytes)
-        elif total <= share // 2:
-            dense, done = np.empty((array.num_rows, *array.row_shape), numpy_dtype(array.dtype)), 0
-            for piece in pieces:
-                dense[rank[done : done + piece.shape[0]]] = piece
-                done += piece.shape[0]
+        if total <= share // 2:
+            dense = np.empty((array.num_rows, *array.row_shape), numpy_dtype(array.dtype))
+            for piece, places in placed:
+                dense[places] = piece
                 stage.advance(piece.nbytes)
             emit(dense)
         else:
-            _place_by_bucket(pieces, array, rank, share, work, emit, stage.advance)
+            _place_by_bucket(placed, array, place_dtype, share, work, emit, stage.advance)
 
 
 def _place_by_bucket(
-    pieces: Iterator[NDArray[Any]],
+    placed: Iterator[tuple[NDArray[Any], NDArray[Any]]],
     array: RowArray,
-    rank: NDArray[Any],
+    place_dtype: np.dtype[Any],
     share: int,
     work: Path,
     emit: Emit,
     advance: Callable[[int], None],
 ) -> None:
-    width = max(1, int(np.prod(array.row_shape, dtype=np.int64)))
+    width = array.row_items
     per_bucket = max(1, share // 2 // (array.row_bytes + 8))
     num_buckets = -(-array.num_rows // per_bucket)
     sizes = np.full(num_buckets, per_bucket, np.int64)
     sizes[-1] = array.num_rows - per_bucket * (num_buckets - 1)
     dtype = numpy_dtype(array.dtype)
-    starts, done = np.empty(num_buckets + 1, np.int64), 0
-    with Buckets(work / "rows", sizes, [(dtype, width), (rank.dtype, 1)], False) as buckets:
-        for piece in pieces:
-            places = rank[done : done + piece.shape[0]]
+    starts = np.empty(num_buckets + 1, np.int64)
+    with Buckets(work / "rows", sizes, [(dtype, width), (place_dtype, 1)], False) as buckets:
+        for piece, places in placed:
             order = np.empty(places.size, np.int64)
             group_places(places, per_bucket, starts, order)
             buckets.append_grouped(starts, [piece[order].reshape(-1), places[order]])
-            done += piece.shape[0]
             advance(piece.nbytes // 2)
         dense = np.empty((int(sizes[0]), *array.row_shape), dtype)
         step = chunk_rows(array.row_bytes, share)

@@ -9,7 +9,6 @@ from numpy.typing import NDArray
 from preprocess.errors import BadInput
 from preprocess.kernels.edges import count_targets
 from preprocess.kernels.rows import take_ids
-from preprocess.options import IngestOptions
 from preprocess.progress import Progress
 from preprocess.source import Source, SourceRelation, SourceRows
 
@@ -20,21 +19,27 @@ _SPLIT_IDS = 1 << 16
 def count_edges(
     source: Source,
     relation: SourceRelation,
-    options: IngestOptions,
+    undirected: bool,
+    keep_loops: bool,
     share: int,
     progress: Progress,
 ) -> NDArray[np.uint32]:
     """Edges that each target will be given, reverses included, before equal ones are dropped.
 
-    Returns uint32 (num_nodes,).  Raises BadInput: an id out of range.
+    Returns uint32 (num_nodes of the dst type,).  Raises BadInput: an id out of range.
     """
     counts = np.zeros(source.num_nodes[relation.dst], np.uint32)
-    keep = options.self_loops == "keep"
     chunk = max(1, min(1 << 20, share // 4 // _READ_BYTES))
+    done = 0
     with progress.stage("count edges", relation.num_edges, "edges") as stage:
         for src, dst in source.edges(relation, chunk):
-            count_targets(src, dst, options.undirected, keep, counts)
+            count_targets(src, dst, undirected, keep_loops, counts)
+            done += src.size
             stage.advance(src.size)
+    if done != relation.num_edges:
+        raise BadInput.at(
+            relation.where, f"{done:,} edges", f"{relation.num_edges:,}", "it changed while read"
+        )
     return counts
 
 
@@ -71,3 +76,26 @@ def _bad_id(
         where, f"node {node}, which is in {other} too", "splits that do not overlap",
         "take it out of one of them",
     )  # fmt: skip
+
+
+def check_edge_splits(source: Source, relation: SourceRelation) -> None:
+    """Every row is the position of an edge, or a pair of ids of nodes.  Raises BadInput."""
+    most = np.array([source.num_nodes[relation.src], source.num_nodes[relation.dst]])
+    for split in source.edge_splits(relation):
+        if split.row_shape not in ((), (2,)) or split.dtype.kind not in "iu":
+            raise BadInput.at(
+                split.where, f"{split.dtype} of shape {split.row_shape}",
+                "positions of edges, or pairs of node ids", "correct the split",
+            )  # fmt: skip
+        limits = most if split.row_shape else np.array([relation.num_edges])
+        done = 0
+        for rows in source.rows(split, _SPLIT_IDS):
+            ids = rows.reshape(rows.shape[0], -1)
+            bad = np.argwhere((ids < 0) | (ids >= limits))
+            if bad.size:
+                at, column = bad[0].tolist()
+                raise BadInput.at(
+                    f"{split.where}[{done + at}]", ids[at, column],
+                    f"0 to {limits[column] - 1}", "correct the split",
+                )  # fmt: skip
+            done += rows.shape[0]

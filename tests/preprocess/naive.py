@@ -58,7 +58,7 @@ class ArraySource:
     """A source held in memory: one type, one relation; rows by name."""
 
     def __init__(self, num_nodes: int, edges: Any, rows: dict[str, NDArray[Any]] | None = None):
-        self.where = "arrays"
+        self.layout, self.where, self.files, self.undirected = "arrays", "arrays", [], False
         self.num_nodes = {"node": num_nodes}
         self._edges = np.array(edges, np.int64).reshape(-1, 2).T
         self.relations = (SourceRelation("node", "to", "node", self._edges.shape[1], "edges"),)
@@ -71,6 +71,12 @@ class ArraySource:
             part = self._edges[:, first : first + count].copy()
             yield part[0], part[1]
             part[:] = -1  # arrays are reused
+
+    def edge_rows(self, relation: SourceRelation) -> list[SourceRows]:
+        return []
+
+    def edge_splits(self, relation: SourceRelation) -> list[SourceRows]:
+        return []
 
     def _facts(self, name: str) -> SourceRows:
         rows = self._rows[name]

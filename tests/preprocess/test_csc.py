@@ -14,6 +14,7 @@ from preprocess.stages.csc import (
     COLUMN_BYTES,
     Columns,
     ColumnSorter,
+    Ends,
     Widths,
     cut_buckets,
     sorted_columns,
@@ -67,7 +68,9 @@ def sort_all(num_nodes, edges, options, share, work, rank=None):
     """The stage with `share` bytes, or what the longest column needs."""
     source = ArraySource(num_nodes, edges)
     (relation,) = source.relations
-    counts = count_edges(source, relation, options, share, QUIET)
+    counts = count_edges(
+        source, relation, options.undirected, options.self_loops == "keep", share, QUIET
+    )
     if rank is not None:
         moved = np.empty_like(counts)
         moved[rank] = counts
@@ -76,7 +79,8 @@ def sort_all(num_nodes, edges, options, share, work, rank=None):
     widths = Widths.of(options.node_dtype(num_nodes), num_nodes, edge, len(edges))
     least = int(counts.max()) * widths.sort_bytes + COLUMN_BYTES
     share = max(share, 4 * (least // 3 + 1))
-    records = source_records(source, relation, rank, options, bool(edge), share // 4, QUIET)
+    ends = Ends(options.undirected, options.self_loops == "keep", rank, rank)
+    records = source_records(source, relation, ends, bool(edge), share // 4, QUIET)
     columns = [
         keep(c)
         for c in sorted_columns(records, counts, widths, options.drop_equal, share, work, QUIET)

@@ -8,7 +8,6 @@ import pytest
 import scipy.sparse
 
 from preprocess.errors import BadInput
-from preprocess.options import IngestOptions
 from preprocess.source import Source
 from preprocess.sources.plain import PlainSource
 from preprocess.stages.scan import check_splits, count_edges
@@ -39,7 +38,7 @@ def scan(folder: Path) -> None:
     """What ingest looks at before it writes."""
     source = PlainSource(folder)
     check_splits(source, "node")
-    count_edges(source, source.relations[0], IngestOptions(), 1 << 20, QUIET)
+    count_edges(source, source.relations[0], False, True, 1 << 20, QUIET)
     for rows in [*source.features("node"), source.label("node"), *source.splits("node")]:
         if rows is not None:
             list(source.rows(rows, 2))

@@ -3,27 +3,42 @@
 import re
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from blockstore.errors import BudgetTooSmall
-from blockstore.format import RowArray
+from preprocess.contents import Contents, edge_id_dtype, list_contents
 from preprocess.errors import BadInput
 from preprocess.options import IngestOptions
-from preprocess.plan import Facts, check_longest, edge_id_dtype, plan_disk, plan_memory
+from preprocess.plan import check_longest, node_bytes, plan, plan_memory
+from preprocess.source import SourceRelation, SourceRows
+from tests.preprocess.naive import ArraySource
 
 MB = 1 << 20
-SIZES = st.builds(
-    lambda nodes, edges, width: Facts(
-        nodes, edges, (RowArray("x", "float32", nodes, (width,)),), 8 * width
-    ),
-    nodes=st.integers(1, 10**8), edges=st.integers(0, 10**10), width=st.integers(1, 10**6),
-)  # fmt: skip
+
+
+class Headers(ArraySource):
+    """A source that has nothing but sizes."""
+
+    def __init__(self, num_nodes: int, num_edges: int, width: int) -> None:
+        super().__init__(num_nodes, [])
+        self.relations = (SourceRelation("node", "to", "node", num_edges, "edges"),)
+        self._width = width
+
+    def features(self, node_type: str) -> list[SourceRows]:
+        rows = self.num_nodes["node"]
+        return [SourceRows("x", np.dtype(np.float64), (self._width,), rows, "dense", "x")]
+
+
+SIZES = st.builds(Headers, st.integers(1, 10**8), st.integers(0, 10**10), st.integers(1, 10**6))
 OPTIONS = st.builds(
     IngestOptions,
     block_bytes=st.sampled_from([4096, 1 << 16, 1 << 20, 1 << 24]),
-    order=st.sampled_from(["bfs", "source"]),
+    order=st.sampled_from(["bfs", "degree", "random", "source"]),
+    edge_ids=st.booleans(),
+    undirected=st.booleans(),
 )
 
 
@@ -34,44 +49,59 @@ def least(error: BudgetTooSmall) -> int:
     return int(found[1]) * MB
 
 
-@given(facts=SIZES, options=OPTIONS, column=st.integers(0, 1 << 32))
-def test_the_least_that_is_named_does_and_less_does_not(facts, options, column):
+def least_of(contents: Contents, options: IngestOptions) -> int:
+    """The least that a plan asks for."""
     with pytest.raises(BudgetTooSmall) as caught:
-        plan_memory(facts, replace(options, mem_bytes=1))
-    enough = replace(options, mem_bytes=least(caught.value))
-    memory = plan_memory(facts, enough)
+        plan_memory(contents, replace(options, mem_bytes=1))
+    return least(caught.value)
+
+
+@given(source=SIZES, options=OPTIONS, column=st.integers(0, 1 << 32))
+def test_the_least_that_is_named_does_and_less_does_not(source, options, column):
+    contents = list_contents(source, options)
+    enough = replace(options, mem_bytes=least_of(contents, options))
+    memory = plan_memory(contents, enough)
     with pytest.raises(BudgetTooSmall):
-        plan_memory(facts, replace(options, mem_bytes=enough.mem_bytes - MB))
+        plan_memory(contents, replace(options, mem_bytes=enough.mem_bytes - MB))
     try:
-        check_longest(facts, enough, memory, column)
+        check_longest(contents, enough, memory, column)
     except BudgetTooSmall as error:
         more = replace(options, mem_bytes=least(error))
         assert more.mem_bytes > enough.mem_bytes
-        check_longest(facts, more, plan_memory(facts, more), column)
+        check_longest(contents, more, plan_memory(contents, more), column)
 
 
-@given(facts=SIZES, options=OPTIONS, spare=st.integers(0, 1 << 32))
-def test_what_is_shared_out_is_there(facts, options, spare):
-    with pytest.raises(BudgetTooSmall) as caught:
-        plan_memory(facts, replace(options, mem_bytes=1))
-    given_bytes = least(caught.value) + spare
-    memory = plan_memory(facts, replace(options, mem_bytes=given_bytes))
-    nodes = facts.num_nodes * (21 if options.order == "bfs" else 6)
-    assert nodes + 6 * options.block_bytes + 2 * memory.buffer + memory.share <= given_bytes
+@given(source=SIZES, options=OPTIONS, spare=st.integers(0, 1 << 32))
+def test_what_is_shared_out_is_there(source, options, spare):
+    contents = list_contents(source, options)
+    options = replace(options, mem_bytes=least_of(contents, options) + spare)
+    memory = plan_memory(contents, options)
     assert memory.buffer >= options.block_bytes
-    assert memory.share >= 8 * facts.widest_source_row
+    assert memory.share >= 8 * max(r.source.row_bytes for r in contents.rows())
+    found = plan(source, options)
+    assert sum(line.bytes for line in found.memory) == options.mem_bytes
+    assert all(line.bytes >= 0 for line in found.memory)
+    assert found.memory[0].bytes == node_bytes(options) * source.num_nodes["node"]
 
 
 def test_disk_counts_what_passes_through():
-    rows = (RowArray("x", "float32", 1_000_000, (128,)),)
-    facts = Facts(1_000_000, 30_000_000, rows, 512)
-    large, small = IngestOptions(mem_bytes=4 << 30), IngestOptions(mem_bytes=128 * MB)
-    roomy = plan_disk(facts, large, plan_memory(facts, large))
-    tight = plan_disk(facts, small, plan_memory(facts, small))
-    assert roomy.store == tight.store
-    assert roomy.store > 30_000_000 * 4 + 512_000_000
-    assert roomy.temporary == 4_000_000
-    assert tight.temporary > 512_000_000
+    source = Headers(1_000_000, 30_000_000, 128)
+    roomy = plan(source, IngestOptions(mem_bytes=4 << 30))
+    tight = plan(source, IngestOptions(mem_bytes=128 * MB))
+    assert roomy.store_bytes == tight.store_bytes
+    assert roomy.store_bytes > 30_000_000 * 4 + 512_000_000
+    assert roomy.temporary_bytes == 8_000_000  # counts and ranks
+    assert tight.temporary_bytes > 512_000_000
+    assert roomy.read_bytes < tight.read_bytes
+    assert roomy.written_bytes < tight.written_bytes
+    names = [s.name for s in tight.stages]
+    assert len(set(names)) == len(names)
+
+
+@pytest.mark.parametrize("shares", [(0.5, 0.5), (0.9, 0.2, 0.1), (-0.1, 0.5, 0.5), (0, 0, 0)])
+def test_splits_that_are_none(shares):
+    with pytest.raises(BadInput, match="--split: found"):
+        IngestOptions(split=shares).check()
 
 
 def test_options_that_no_graph_can_be_stored_with():
@@ -88,7 +118,6 @@ def test_options_that_no_graph_can_be_stored_with():
 
 
 def test_edge_ids_are_wide_where_reverses_would_not_fit():
-    kept = IngestOptions(edge_ids=True)
-    assert edge_id_dtype(2**31 - 1, kept) == "uint32"
-    assert edge_id_dtype(2**31, kept) == "uint64"
-    assert edge_id_dtype(2**40, IngestOptions()) is None
+    assert edge_id_dtype(2**31 - 1, True) == "uint32"
+    assert edge_id_dtype(2**31, True) == "uint64"
+    assert edge_id_dtype(2**40, False) is None

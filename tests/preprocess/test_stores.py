@@ -2,6 +2,7 @@
 
 import errno
 import os
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -189,7 +190,7 @@ def there_and_back(source: ArraySource, store: Path, folder: Path, options: Inge
 
 
 @pytest.mark.usefixtures("tight")
-def test_a_disk_that_fills_up_at_any_write_leaves_nothing(
+def test_a_disk_that_fills_up_at_any_write_leaves_what_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     rng = np.random.default_rng(1)
@@ -200,16 +201,26 @@ def test_a_disk_that_fills_up_at_any_write_leaves_nothing(
         patch.setattr(os, "pwrite", counter)
         there_and_back(source, tmp_path / "store", tmp_path / "back", options)
     total = 10**9 - counter.left
+    fingerprint = open_store(tmp_path / "store").manifest.fingerprint
     kept = sorted(tmp_path.iterdir())
     for writes in sorted({*range(0, total, max(1, total // 12)), total - 1}):
         with monkeypatch.context() as patch:
             patch.setattr(os, "pwrite", FullDisk(writes))
-            with pytest.raises(OutOfSpace, match=r"No space left"):
+            with pytest.raises(OutOfSpace, match=r"No space left") as caught:
                 there_and_back(source, tmp_path / "deep" / "er", tmp_path / "out", options)
-        if (tmp_path / "deep").exists():  # the export failed
-            assert [p.name for p in (tmp_path / "deep").iterdir()] == ["er"]
-            open_store(tmp_path / "deep" / "er")
-            (tmp_path / "deep").rename(tmp_path.parent / f"{tmp_path.name}-{writes}")
+        assert not (tmp_path / "out").exists()
+        if (tmp_path / "deep").exists():
+            (left,) = (tmp_path / "deep").iterdir()
+            if left.name == "er":  # the export failed
+                open_store(left)
+            else:
+                assert left.name == ".er.work"
+                assert "the same command goes on" in str(caught.value)
+                assert not list(left.glob("edges")) + list(left.glob("rows"))
+                again = ingest(source, tmp_path / "deep" / "er", options, QUIET)
+                assert again.manifest.fingerprint == fingerprint
+                assert any(s.resumed for s in again.stages)
+            shutil.rmtree(tmp_path / "deep")
         assert sorted(tmp_path.iterdir()) == kept
 
 
@@ -218,7 +229,8 @@ def test_leftovers_of_killed_runs_are_removed(tmp_path: Path):
     for folder in (dead, alive):
         folder.mkdir()
         (folder / "edges").write_bytes(b"")
-    ingest(ArraySource(2, [(0, 1)]), tmp_path / "store", IngestOptions(), QUIET)
+    with export_module.work_folder(tmp_path / "store"):
+        pass
     assert not dead.exists()
     assert alive.exists()
 

@@ -1,0 +1,92 @@
+"""Labels: what they are, which nodes have one, and seeded splits of those nodes."""
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from blockstore.kernels.random import make_key
+from preprocess.kernels.rows import split_ids
+from preprocess.source import Source, SourceRows
+from preprocess.stages.rows import source_chunk
+
+_EXACT = 2.0**53  # whole numbers up to here are floats, each of its own
+_STEP = 1 << 16  # nodes, a multiple of 8
+_PURPOSE = 0x5370_6C69  # of the key: no other draw has it
+
+
+class LabelFacts(NamedTuple):
+    """What a pass over labels has found."""
+
+    whole: bool  # floats that are all whole numbers or NaN: classes, stored as int64
+    num_labelled: int
+
+
+def label_dtype(rows: SourceRows, whole: bool) -> str:
+    """Of labels in a store."""
+    if rows.dtype.kind == "f":
+        return "int64" if whole else "float32"
+    return "uint8" if rows.dtype.kind == "b" else rows.dtype.name
+
+
+def are_whole(source: Source, rows: SourceRows, share: int) -> bool:
+    """Whether float labels are classes: whole numbers, and NaN where there is none."""
+    for piece in source.rows(rows, source_chunk(rows, share)):
+        values = piece[~np.isnan(piece)]
+        if not ((np.abs(values) < _EXACT) & (values == np.floor(values))).all():
+            return False
+    return True
+
+
+def label_pieces(
+    source: Source, rows: SourceRows, dtype: str, share: int
+) -> Iterator[NDArray[Any]]:
+    """Labels in the source's order, as stored: of classes, -1 for NaN."""
+    for piece in source.rows(rows, source_chunk(rows, share)):
+        if piece.dtype.kind == "f" and dtype == "int64":
+            yield np.where(np.isnan(piece), -1.0, piece).astype(np.int64)
+        else:
+            yield piece.astype(np.dtype(dtype), copy=False)
+
+
+def labelled_bits(source: Source, rows: SourceRows, dtype: str, share: int) -> NDArray[np.uint8]:
+    """A bit a node, packed: it has a label, or one of its row of labels."""
+    bits = np.zeros(-(-rows.num_rows // 8), np.uint8)
+    left, at = np.empty(0, np.bool_), 0
+    for piece in label_pieces(source, rows, dtype, share):
+        here = ~np.isnan(piece) if piece.dtype.kind == "f" else piece != -1
+        flags = np.concatenate([left, here.reshape(here.shape[0], -1).any(axis=1)])
+        whole = flags.size // 8 * 8
+        bits[at : at + whole // 8] = np.packbits(flags[:whole])
+        left, at = flags[whole:], at + whole // 8
+    if left.size:
+        bits[at] = np.packbits(left)[0]
+    return bits
+
+
+def split_sizes(shares: Sequence[float], total: int) -> list[tuple[int, int]]:
+    """The places of each split among `total`: (first, stop)."""
+    ends = [0]
+    for share in shares:
+        ends.append(min(total, ends[-1] + round(share * total)))
+    if sum(shares) > 1 - 1e-9:  # nothing is left out, whatever was rounded
+        ends[-1] = total
+    return list(pairwise(ends))
+
+
+def seeded_ids(
+    bits: NDArray[np.uint8], num_nodes: int, total: int, places: tuple[int, int], key: int
+) -> Iterator[NDArray[np.int64]]:
+    """Ids of a split, ascending: a function of the labelled nodes and the key alone."""
+    out, index = np.empty(_STEP, np.int64), 0
+    for first in range(0, num_nodes, _STEP):
+        flags = np.unpackbits(bits[first // 8 : (first + _STEP) // 8])[: num_nodes - first]
+        count, index = split_ids(flags, first, index, total, np.uint64(key), *places, out)
+        yield out[:count]
+
+
+def split_key(seed: int, type_number: int) -> int:
+    """Of the split of one type."""
+    return make_key(seed, _PURPOSE, type_number, 0, 0)

@@ -1,0 +1,186 @@
+"""The work folder of an ingest: a lock, temporary files, a journal of the stages that are over.
+
+Beside the target `name` it is `.name.work`.  A run that finds one takes it over where the journal
+has the signature of its own inputs, and begins anew otherwise.  Files that the journal does not
+name are of a stage that was interrupted: they are removed.
+"""
+
+import fcntl
+import hashlib
+import os
+import shutil
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import google_crc32c
+import msgspec
+
+from blockstore.errors import OutOfSpace, StoreBusy
+
+STORE = "store"  # the store to be, inside the work folder
+_JOURNAL, _LOCK = "journal.json", "lock"
+_PIECE_BYTES, _PIECES = 64 << 10, 16  # of a source file, that are looked at
+
+
+class StageRecord(msgspec.Struct, frozen=True):
+    """A stage that is over."""
+
+    name: str
+    facts: dict[str, Any]
+    read_bytes: int
+    written_bytes: int
+    elapsed_s: float
+
+
+class _Journal(msgspec.Struct):
+    signature: str
+    stages: list[StageRecord] = []
+    files: dict[str, int] = {}  # temporary files that later stages need, and their bytes
+
+
+class WorkFolder:
+    """A context manager: locked while it is open.
+
+    Leaving it after success or for an error that another attempt would meet again removes it; where
+    the run was stopped, or the disk is full, what finished stages made stays.  Raises StoreBusy.
+    """
+
+    def __init__(self, target: Path, signature: str, fresh: bool) -> None:
+        parent = target.absolute().parent
+        self._target = target
+        self._made = [p for p in (parent, *parent.parents) if not p.exists()]
+        self.path = parent / f".{target.name}.work"
+        self._lock = _lock(self.path, target)
+        try:
+            self._journal = _Journal(signature) if fresh else self._take_over(signature)
+            self._clean()
+        except BaseException:
+            os.close(self._lock)
+            raise
+        self.resumed = frozenset(s.name for s in self._journal.stages)
+
+    def find(self, name: str) -> StageRecord | None:
+        """The record of a stage that is over."""
+        return next((s for s in self._journal.stages if s.name == name), None)
+
+    def finish(self, record: StageRecord, made: Iterable[str], spent: Iterable[str]) -> None:
+        """A stage is over: what it made is flushed to disk, what nobody needs is removed."""
+        files = dict(self._journal.files)
+        for name in made:
+            _fsync(self.path / name)
+            files[name] = (self.path / name).stat().st_size
+        gone = [name for name in spent if files.pop(name, None) is not None]
+        journal = _Journal(self._journal.signature, [*self._journal.stages, record], files)
+        self._write(journal)
+        self._journal = journal
+        for name in gone:
+            (self.path / name).unlink()
+
+    def holds(self, name: str) -> bool:
+        """Whether a temporary file of a finished stage is there."""
+        return name in self._journal.files
+
+    @property
+    def stages(self) -> list[StageRecord]:
+        """Of this run and those that it goes on with, in order."""
+        return self._journal.stages
+
+    def remove(self) -> None:
+        """Everything, the folders that were made for it too if they are empty."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        if not self._target.exists():
+            for folder in self._made:
+                if folder.exists() and not any(folder.iterdir()):
+                    folder.rmdir()
+
+    def _take_over(self, signature: str) -> _Journal:
+        try:
+            raw = (self.path / _JOURNAL).read_bytes()
+            journal = msgspec.json.decode(raw, type=_Journal)
+        except (FileNotFoundError, msgspec.DecodeError):
+            return _Journal(signature)
+        whole = all(
+            (self.path / name).is_file() and (self.path / name).stat().st_size == size
+            for name, size in journal.files.items()
+        )
+        return journal if whole and journal.signature == signature else _Journal(signature)
+
+    def _clean(self) -> None:
+        """Remove what no finished stage vouches for."""
+        kept = {_LOCK, _JOURNAL, *self._journal.files, *([STORE] if self._journal.stages else [])}
+        for path in self.path.iterdir():
+            if path.name not in kept:
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+        for path in (self.path / STORE).rglob("*.partial"):  # of a write that was cut off
+            path.unlink()
+
+    def _write(self, journal: _Journal) -> None:
+        fresh = self.path / f"{_JOURNAL}.new"
+        fresh.write_bytes(msgspec.json.encode(journal))
+        _fsync(fresh)
+        fresh.rename(self.path / _JOURNAL)
+        _fsync(self.path)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        worth_keeping = isinstance(error, OutOfSpace | OSError | KeyboardInterrupt | SystemExit)
+        if worth_keeping and self._journal.stages:
+            self._clean()
+        else:
+            self.remove()
+        os.close(self._lock)
+
+
+def sign(facts: Any, files: Sequence[Path]) -> str:
+    """32 hex digits over `facts` and over size, time and parts of each source file."""
+    total = hashlib.blake2b(msgspec.json.encode(facts, order="sorted"), digest_size=16)
+    for path in files:
+        stat = path.stat()
+        total.update(f"{path.name} {stat.st_size} {stat.st_mtime_ns} ".encode())
+        last = max(0, stat.st_size - _PIECE_BYTES)
+        crc = google_crc32c.Checksum()
+        with path.open("rb") as f:
+            for i in range(_PIECES + 1):
+                f.seek(last * i // _PIECES)
+                crc.update(f.read(_PIECE_BYTES))
+        total.update(crc.digest())
+    return total.hexdigest()
+
+
+def _lock(folder: Path, target: Path) -> int:
+    """A descriptor that holds the lock of a work folder, which is made.  Raises StoreBusy."""
+    while True:
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            fd = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except FileNotFoundError:  # another run has just removed it
+            continue
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.path.samestat(os.fstat(fd), (folder / _LOCK).stat()):
+                return fd
+        except BlockingIOError as error:
+            os.close(fd)
+            raise StoreBusy(
+                f"{target}: another ingest is writing it, expected none; wait for it, or stop it"
+            ) from error
+        except FileNotFoundError:
+            pass
+        os.close(fd)
+
+
+def _fsync(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
