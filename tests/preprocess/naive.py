@@ -95,3 +95,120 @@ class ArraySource:
         held = self._rows[rows.name]
         for first in range(0, rows.num_rows, count):
             yield held[first : first + count].copy()
+
+
+class Graph:
+    """A source of several types and relations, held in memory; arrays by name."""
+
+    def __init__(self) -> None:
+        self.layout, self.where, self.files, self.undirected = "graph", "graph", [], False
+        self.num_nodes: dict[str, int] = {}
+        self.relations: list[SourceRelation] = []
+        self.pairs: dict[SourceRelation, NDArray[Any]] = {}  # (edges, 2)
+        self.arrays: dict[str, NDArray[Any]] = {}  # where -> array
+        self._edge_rows: dict[SourceRelation, list[SourceRows]] = {}
+        self._edge_splits: dict[SourceRelation, list[SourceRows]] = {}
+        self._rows: dict[tuple[str, str], list[SourceRows]] = {}
+
+    def add_type(self, name: str, num_nodes: int, **arrays: NDArray[Any]) -> "Graph":
+        """`y`, `train`, `valid` and `test` are what they are called; others are features."""
+        self.num_nodes[name] = num_nodes
+        for key, array in arrays.items():
+            kind = {"y": "label", "train": "split", "valid": "split", "test": "split"}
+            kept = self._rows.setdefault((name, kind.get(key, "feature")), [])
+            kept.append(self._held(f"{name}.{key}", key, array))
+        return self
+
+    def add_relation(
+        self, src: str, name: str, dst: str, pairs: Any, splits: Any = None, **arrays: Any
+    ) -> "Graph":
+        """`pairs`: (source, target) of each edge; arrays have a row an edge."""
+        held = np.array(pairs, np.int64).reshape(-1, 2)
+        where = f"{src}.{name}.{dst}"
+        relation = SourceRelation(src, name, dst, held.shape[0], where)
+        self.relations.append(relation)
+        self.pairs[relation] = held
+        self._edge_rows[relation] = [
+            self._held(f"{where}.{key}", key, array) for key, array in arrays.items()
+        ]
+        self._edge_splits[relation] = [
+            self._held(f"{where}/{key}", key, array) for key, array in (splits or {}).items()
+        ]
+        return self
+
+    def _held(self, where: str, name: str, array: NDArray[Any]) -> SourceRows:
+        self.arrays[where] = array
+        return SourceRows(name, array.dtype, array.shape[1:], array.shape[0], "dense", where)
+
+    def edges(
+        self, relation: SourceRelation, count: int
+    ) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
+        for first in range(0, relation.num_edges, count):
+            part = self.pairs[relation][first : first + count].T.copy()
+            yield part[0], part[1]
+            part[:] = -1  # arrays are reused
+
+    def edge_rows(self, relation: SourceRelation) -> list[SourceRows]:
+        return self._edge_rows[relation]
+
+    def edge_splits(self, relation: SourceRelation) -> list[SourceRows]:
+        return self._edge_splits[relation]
+
+    def features(self, node_type: str) -> list[SourceRows]:
+        return self._rows.get((node_type, "feature"), [])
+
+    def label(self, node_type: str) -> SourceRows | None:
+        return next(iter(self._rows.get((node_type, "label"), [])), None)
+
+    def splits(self, node_type: str) -> list[SourceRows]:
+        return self._rows.get((node_type, "split"), [])
+
+    def rows(self, rows: SourceRows, count: int) -> Iterator[NDArray[Any]]:
+        held = self.arrays[rows.where]
+        for first in range(0, rows.num_rows, count):
+            part = held[first : first + count].copy()
+            yield part
+            if part.dtype.kind != "b":
+                part[:] = 77  # arrays are reused
+
+
+def union_edges(source: Any, options: IngestOptions) -> list[Edge]:
+    """Edges of all relations, nodes numbered through the types, as the order of nodes sees them."""
+    first, at = {}, 0
+    for name, num_nodes in source.num_nodes.items():
+        first[name], at = at, at + num_nodes
+    found: list[Edge] = []
+    for r in source.relations:
+        for dst, src, i in stored_relation(source, r, options):
+            found.append((first[r.dst] + dst, first[r.src] + src, i))
+    found.sort()
+    if options.drop_equal:
+        found = [e for k, e in enumerate(found) if k == 0 or found[k - 1][:2] != e[:2]]
+    return found
+
+
+def stored_relation(source: Any, relation: SourceRelation, options: IngestOptions) -> list[Edge]:
+    """Edges of a relation that a store holds, by ids of their types; sorted."""
+    pairs = [(u, v) for chunk in source.edges(relation, 7) for u, v in np.stack(chunk, 1).tolist()]
+    if relation.src == relation.dst:
+        return stored_edges(pairs, options)
+    found = sorted((v, u, i) for i, (u, v) in enumerate(pairs))
+    if options.drop_equal:
+        found = [e for k, e in enumerate(found) if k == 0 or found[k - 1][:2] != e[:2]]
+    return found
+
+
+def node_order(source: Any, options: IngestOptions, max_levels: int) -> list[int]:
+    """The node, numbered through the types, of each store id; `random` is not for here."""
+    total = sum(source.num_nodes.values())
+    edges = union_edges(source, options)
+    order = list(range(total))
+    if options.order == "bfs":
+        order = breadth_first(total, edges, max_levels)
+    elif options.order == "degree":
+        degree = [0] * total
+        for dst, _, _ in edges:
+            degree[dst] += 1
+        order.sort(key=lambda v: (-degree[v], v))
+    types = [t for t, count in enumerate(source.num_nodes.values()) for _ in range(count)]
+    return sorted(order, key=lambda v: types[v])
