@@ -47,6 +47,8 @@ from loaderd.workspace import (
     workspace_bytes,
 )
 
+_ROOMY = 512  # slots: sessions of hyperbatches have a cache then
+
 
 class Attachment:
     """A session's plan, memory and state."""
@@ -83,6 +85,11 @@ class Attachment:
     def cached_rows(self) -> RowCache:
         """The row cache of a session that has one."""
         assert self._rows is not None
+        return self._rows
+
+    @property
+    def row_cache(self) -> RowCache | None:
+        """The same, or None."""
         return self._rows
 
     def take(self, broker: SlotBroker, arena: Arena, sizes: Sizes) -> None:
@@ -150,6 +157,8 @@ class Attachment:
         ]
         if cut.scratch:
             self.scratch = StructureArea(self._take_run(broker, arena, cut.scratch))
+        if not cut.entries:
+            return
         tables = self._take_run(broker, arena, cut.tables)
         transit = [self._take_run(broker, arena, cut.run) for _ in range(readers)]
         area = broker.take(cut.rows)
@@ -181,7 +190,9 @@ class Attachment:
         """Of its hyperbatches so far."""
         if self.hyper is None:
             return {}
-        rows = self.cached_rows
+        rows = self._rows
+        if rows is None:
+            return dict(self.hyper.counters)
         return self.hyper.counters | {
             "hyper_rows_wanted": rows.rows_wanted,  # by batches, each counted
             "hyper_rows_read": rows.rows_read,  # into entries
@@ -294,10 +305,13 @@ def cut_session(
 
 
 def cut_workspaces(
-    need: SessionNeed, _available: int, _blocks: int, settings: EngineSettings, window: int
+    need: SessionNeed, available: int, _blocks: int, settings: EngineSettings, window: int
 ) -> SessionCut:
     """The same for hyperbatches, which begin with one workspace.  `need.least` fits."""
-    return SessionCut(1, 2, need.least_quota, window or 2 * settings.workers)
+    # blocks pass through where there is no room for a cache
+    spare = available - need.workspace - need.seeds - need.least_quota
+    transit = 2 if available > _ROOMY else max(2, min(MAX_TRANSIT // 2, spare // 8))
+    return SessionCut(1, transit, need.least_quota, window or 2 * settings.workers)
 
 
 def _seeds_name(split: str, ids: NDArray[np.int64] | None) -> str:

@@ -110,6 +110,17 @@ class BlockSampler:
         self, units: Sequence[Unit], first: int, area: StructureArea, cancelled: Callable[[], bool]
     ) -> list[Sampled]:
         """The first of these batches that the areas hold.  Raises what sampling raises."""
+        while units and not cancelled():
+            found = self._sample(units, first, area, cancelled)
+            if found:
+                return found
+            area.rewind()  # so many took it all and none was done
+            units = units[: len(units) // 2]
+        return []
+
+    def _sample(
+        self, units: Sequence[Unit], first: int, area: StructureArea, cancelled: Callable[[], bool]
+    ) -> list[Sampled]:
         batches: list[_Batch] = []
         for unit in units:
             seeds = area.take(self._ids, unit.num_seeds)

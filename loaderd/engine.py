@@ -193,7 +193,7 @@ class Engine:
             raise
         crew = self._crew(session, attachment)
         attachment.hyper = Hyper(
-            attachment.plan, self._sampler(attachment, crew), attachment.cached_rows,
+            attachment.plan, self._sampler(attachment, crew), attachment.row_cache,
             attachment.areas, cut.size, cut.chunk, _Hand(self, session, attachment), self._trace,
         )  # fmt: skip
 

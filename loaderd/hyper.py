@@ -59,6 +59,10 @@ class StructureArea:
             out[:] = values
         return out
 
+    def rewind(self) -> None:
+        """Nothing of what was taken is needed."""
+        self._used = 0
+
     def reset(self) -> None:
         """Everything is free again."""
         self._used = self.left = 0
@@ -129,14 +133,17 @@ class Hyper:
         self,
         plan: Plan,
         sampler: Sampler,
-        cache: RowCache,
+        cache: RowCache | None,
         areas: Sequence[StructureArea],
         size: int,
         chunk: int,
         hand: Hand,
         trace: Trace | None = None,
     ) -> None:
-        """`size`: batches of a hyperbatch, at most; `chunk` of them are sampled into an area."""
+        """`size`: batches of a hyperbatch, at most; `chunk` of them are sampled into an area.
+
+        Without a cache each batch's rows are for the engine to bring.
+        """
         self._plan, self._sampler, self.cache = plan, sampler, cache
         self.size, self._chunk, self._hand, self._trace = size, chunk, hand, trace
         self._free = list(areas)
@@ -270,8 +277,8 @@ class Hyper:
             return True
         if run is None or not self._queue:
             return False
-        first = run.grouped == 0  # the client waits: begin with what there is
-        wanted = self._chunk if first else self.size
+        first = run.grouped == 0 or self.cache is None  # begin with what there is
+        wanted = 1 if first and self.cache is None else self._chunk if first else self.size
         starved = not self._sampling and not (self._more(run) and self._free)
         return len(self._queue) >= wanted or starved
 
@@ -313,6 +320,8 @@ class Hyper:
                     self._drop(sampled.area, 1)
 
     def _begin_in_cache(self, run: _Run) -> None:
+        if self.cache is None:
+            return
         if run is not self._cached_run:
             self.cache.begin_run()
             self._cached_run = run
@@ -320,6 +329,8 @@ class Hyper:
 
     def _bring(self, run: _Run, todo: Sequence[Sampled]) -> int:
         """Bring in the rows of the first batches that fit together; returns how many."""
+        if self.cache is None:
+            return 0
         needs = [Needs(s.batch, s.nodes) for s in todo]
         count = min(self.cache.count_fitting(needs), self.size)
         if count:

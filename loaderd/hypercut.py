@@ -88,7 +88,7 @@ def cut_hyper(
     scratch = -(-max(size * spare, estimate.least_scratch) // slot_bytes) if together else 0
     left -= areas * area + scratch
     if left < 0:
-        return None
+        return cut_without_cache(room, slot_bytes, need, estimate, asked or num_steps)
     entries = tuple(share_entries(types, left * slot_bytes - fixed - 2 * slot_bytes, item))
     while entries and min(entries) > 0:
         tables = -(-table_bytes(types, id_dtype, list(entries)) // slot_bytes)
@@ -98,5 +98,27 @@ def cut_hyper(
         entries = tuple(n - max(1, n // 64) for n in entries)
     wanted = grown(list(estimate.rows), _LEAST_BATCHES)
     if not types or sum(max(0, n) for n in entries) < min(wanted, sum(t.num_nodes for t in types)):
-        return None
+        return cut_without_cache(room, slot_bytes, need, estimate, asked or num_steps)
     return HyperCut(size, chunk, areas, area, scratch, tables, entries, rows, run, quota)
+
+
+def cut_without_cache(
+    room: int, slot_bytes: int, need: SessionNeed, estimate: Estimate, most: int
+) -> HyperCut | None:
+    """Where the rows of two minibatches have no room: the graph alone is read for many together.
+
+    None where not even two are sampled together, or the graph is in memory.
+    """
+    if not estimate.scratch_bytes:
+        return None
+    quota = max(need.least_quota, room // 3)  # rows pass through it, part by part
+    one = estimate.structure_bytes * (_SLACK + 1) // _SLACK
+    spare = estimate.scratch_bytes * (_SLACK + 1) // _SLACK
+    size = min(most, max(0, room - quota) * slot_bytes // (one + spare))
+    while size > 1:
+        area = max(need.structure, -(-size * one // slot_bytes))
+        scratch = -(-max(size * spare, estimate.least_scratch) // slot_bytes)
+        if quota + area + scratch <= room:
+            return HyperCut(size, size, 1, area, scratch, 0, (), 0, 0, quota)
+        size -= 1
+    return None
