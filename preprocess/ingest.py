@@ -68,7 +68,7 @@ from preprocess.stages.labels import (
 )
 from preprocess.stages.rows import Emit, place_rows
 from preprocess.stages.scan import check_edge_splits, check_splits
-from preprocess.work import STORE, WorkFolder, sign
+from preprocess.work import STORE, WorkFolder, remove_dead, sign
 
 _PIPELINE = 1  # goes up when stages or their files change: nothing older is taken over
 
@@ -92,6 +92,7 @@ def ingest(
     run is stopped, finished stages stay, and the same call goes on behind them.
     """
     if target.exists():
+        remove_dead(target)
         raise StoreExists(f"{target}: exists already; remove it, or choose another name")
     options = replace(options, partitioned=partition is not None)
     options.check()

@@ -140,6 +140,18 @@ class WorkFolder:
         os.close(self._lock)
 
 
+def remove_dead(target: Path) -> None:
+    """Remove the work folder of a run that was killed just after its store appeared."""
+    work = target.absolute().with_name(f".{target.name}.work")
+    if work.is_dir():
+        try:
+            lock = _lock(work, target)
+        except StoreBusy:
+            return
+        shutil.rmtree(work, ignore_errors=True)
+        os.close(lock)
+
+
 def sign(facts: Any, files: Sequence[Path]) -> str:
     """32 hex digits over `facts` and over size, time and parts of each source file."""
     total = hashlib.blake2b(msgspec.json.encode(facts, order="sorted"), digest_size=16)

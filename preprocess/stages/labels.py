@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blockstore.kernels.random import make_key
+from preprocess.errors import BadInput
 from preprocess.kernels.rows import split_ids
 from preprocess.source import Source, SourceRows
 from preprocess.stages.rows import source_chunk
@@ -34,7 +35,7 @@ def label_dtype(rows: SourceRows, whole: bool) -> str:
 def are_whole(source: Source, rows: SourceRows, share: int) -> bool:
     """Whether float labels are classes: whole numbers, and NaN where there is none."""
     for piece in source.rows(rows, source_chunk(rows, share)):
-        values = piece[~np.isnan(piece)]
+        values = piece[~np.isnan(piece)].astype(np.float64)
         if not ((np.abs(values) < _EXACT) & (values == np.floor(values))).all():
             return False
     return True
@@ -43,12 +44,25 @@ def are_whole(source: Source, rows: SourceRows, share: int) -> bool:
 def label_pieces(
     source: Source, rows: SourceRows, dtype: str, share: int
 ) -> Iterator[NDArray[Any]]:
-    """Labels in the source's order, as stored: of classes, -1 for NaN."""
+    """Labels in the source's order, as stored: of classes, -1 for NaN.
+
+    Raises BadInput: a number that float32 cannot hold.
+    """
+    done = 0
     for piece in source.rows(rows, source_chunk(rows, share)):
         if piece.dtype.kind == "f" and dtype == "int64":
             yield np.where(np.isnan(piece), -1.0, piece).astype(np.int64)
         else:
-            yield piece.astype(np.dtype(dtype), copy=False)
+            with np.errstate(over="ignore"):
+                out = piece.astype(np.dtype(dtype), copy=False)
+            if out.dtype.kind == "f" and (np.isinf(out) & np.isfinite(piece)).any():
+                bad = np.argwhere(np.isinf(out) & np.isfinite(piece))[0]
+                raise BadInput.at(
+                    f"{rows.where}[{done + bad[0]}]", f"label {piece[tuple(bad)]:g}",
+                    "less than 3.4e38 for float32", "scale the labels",
+                )  # fmt: skip
+            yield out
+        done += piece.shape[0]
 
 
 def labelled_bits(source: Source, rows: SourceRows, dtype: str, share: int) -> NDArray[np.uint8]:
