@@ -208,18 +208,18 @@ def make_csc(store: Path, folder: Path) -> Path:
     original = read_rows(opened, opened.manifest.types[0].original_id).astype(np.int64)
     relation = opened.manifest.relations[0]
     counts = np.zeros(original.size, np.int64)
-    pieces = list(columns_of(opened, relation))
-    for targets, *_ in pieces:
-        np.add.at(counts, original[targets], 1)
+    for targets, *_ in columns_of(opened, relation):
+        columns, edges = np.unique(targets, return_counts=True)
+        counts[original[columns]] += edges
     indptr = np.concatenate([[0], np.cumsum(counts)])
     indices = np.empty(relation.num_edges, np.int64)
     cursor = indptr[:-1].copy()
-    for targets, sources, *_ in pieces:
-        columns = original[targets]
-        starts = np.flatnonzero(np.concatenate([[True], columns[1:] != columns[:-1]]))
-        within = np.arange(columns.size) - np.repeat(starts, np.diff([*starts, columns.size]))
-        indices[cursor[columns] + within] = original[sources]
-        np.add.at(cursor, columns[starts], np.diff([*starts, columns.size]))
+    for targets, sources, *_ in columns_of(opened, relation):
+        columns, starts, edges = np.unique(targets, return_index=True, return_counts=True)
+        nodes = original[columns]
+        within = np.arange(targets.size) - np.repeat(starts, edges)
+        indices[np.repeat(cursor[nodes], edges) + within] = original[sources]
+        cursor[nodes] += edges
     np.save(path / "indices.npy", indices)
     np.save(path / "indptr.npy", indptr)
     return path
@@ -285,8 +285,9 @@ def _measure(store: Path, given: argparse.Namespace) -> list[dict[str, Any]]:
 
 def _line(store: Path, case: Case, runs: list[dict[str, Any]]) -> dict[str, Any]:
     line = {
-        "bench": "hyperbatch", "peer": case.name, "date": today(), "machine": machine(),
-        "store": store.name, "store_bytes": format_bytes(_size(store)), **case._asdict(),
+        **case._asdict(), "bench": "hyperbatch", "case": case.peer, "peer": case.name,
+        "date": today(), "machine": machine(), "store": store.name,
+        "store_bytes": format_bytes(_size(store)),
         "rounds": len(runs), "kills": sum(r["kills"] for r in runs),
     }  # fmt: skip
     good = [r for r in runs if "failed" not in r]

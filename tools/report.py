@@ -1,0 +1,139 @@
+"""Figures and tables out of what benches wrote: `python -m tools.report LINES.jsonl FOLDER`.
+
+Draws, as PNG: bytes read against H and block size (as Fig. 9 of AGNES), seeds per second against the
+memory budget (as Fig. 10), and the time line of the stages of a run; prints a Markdown table.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+
+mpl.use("Agg")
+from matplotlib import pyplot as plt  # noqa: E402  after the backend is chosen
+from matplotlib.axes import Axes  # noqa: E402
+
+from blockstore.units import parse_bytes  # noqa: E402
+
+_WIDTH, _HEIGHT = 6.4, 4.0
+_STAGES = ("sample", "bring", "wait", "deliver")
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The lines of a bench, without those that failed."""
+    found = [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
+    return [line for line in found if "failed" not in line and "skipped" not in line]
+
+
+def median(line: dict[str, Any], figure: str) -> float:
+    """A figure's median, nan where the line has none."""
+    value = line.get(figure)
+    return float(value["median"]) if isinstance(value, dict) else float("nan")
+
+
+def _series(
+    axes: Axes,
+    lines: list[dict[str, Any]],
+    x: Callable[[dict[str, Any]], float],
+    y: Callable[[dict[str, Any]], float],
+    name: Callable[[dict[str, Any]], str],
+) -> None:
+    """A marked line for each name, points by ascending x."""
+    groups: dict[str, list[tuple[float, float]]] = {}
+    for line in lines:
+        groups.setdefault(name(line), []).append((x(line), y(line)))
+    for label, points in sorted(groups.items()):
+        xs, ys = zip(*sorted(points), strict=True)
+        axes.plot(xs, ys, marker="o", label=label)
+    if len(groups) > 1:
+        axes.legend(frameon=False)
+    axes.grid(alpha=0.3)
+
+
+def draw_reads(lines: list[dict[str, Any]], target: Path) -> None:
+    """Bytes read per seed against minibatches built together, a line for each store."""
+    figure, axes = plt.subplots(figsize=(_WIDTH, _HEIGHT), layout="constrained")
+    _series(
+        axes, [line for line in lines if line.get("size")],
+        lambda line: line["size"], lambda line: median(line, "bytes_per_seed") / 1e3,
+        lambda line: f"{line['store']}, --mem {line['mem']}",
+    )  # fmt: skip
+    axes.set(xscale="log", yscale="log", xlabel="minibatches built together (H)")
+    axes.set(ylabel="KB read per seed", title="Reads fall with the hyperbatch")
+    figure.savefig(target, dpi=150)
+    plt.close(figure)
+
+
+def draw_budgets(lines: list[dict[str, Any]], target: Path) -> None:
+    """Seeds per second against the memory of the whole process group."""
+    figure, axes = plt.subplots(figsize=(_WIDTH, _HEIGHT), layout="constrained")
+    _series(
+        axes, [line for line in lines if not line.get("size")],
+        lambda line: parse_bytes(line["limit"]) / 2**30, lambda line: median(line, "seeds_per_s"),
+        lambda line: "mapped files, PyG's sampler" if line["case"] == "mapped" else "ours",
+    )  # fmt: skip
+    axes.set(yscale="log", xlabel="memory of daemon and client together (GiB)")
+    axes.set(ylabel="seeds per second", title="Throughput against memory")
+    figure.savefig(target, dpi=150)
+    plt.close(figure)
+
+
+def draw_stages(spans: list[tuple[str, float, float]], target: Path) -> None:
+    """A bar for each (stage, begin, end) in seconds, a row for each stage."""
+    figure, axes = plt.subplots(figsize=(2 * _WIDTH, _HEIGHT * 0.7), layout="constrained")
+    rows = [stage for stage in _STAGES if any(span[0] == stage for span in spans)]
+    for stage, begin, end in spans:
+        axes.barh(
+            rows.index(stage), end - begin, left=begin, height=0.6, color=f"C{rows.index(stage)}"
+        )
+    axes.set_yticks(range(len(rows)), rows)
+    axes.invert_yaxis()
+    axes.set(xlabel="seconds", title="Stages of a run")
+    axes.grid(axis="x", alpha=0.3)
+    figure.savefig(target, dpi=150)
+    plt.close(figure)
+
+
+def table(lines: list[dict[str, Any]]) -> str:
+    """Markdown: a row for each line."""
+    head = "| run | seeds/s | KB read / seed | share of the disk | longest wait | killed |"
+    rows = [head, "| --- | --- | --- | --- | --- | --- |"]
+    for line in lines:
+        spread = line["seeds_per_s"]
+        rate = f"{spread['median']:,.0f} ({spread['min']:,.0f} - {spread['max']:,.0f})"
+        cells = [line["peer"], rate]
+        for figure, scale, form in (
+            ("bytes_per_seed", 1e-3, "{:.1f}"), ("share_of_disk", 1, "{:.2f}"),
+            ("longest_wait_s", 1, "{:.2f} s"),
+        ):  # fmt: skip
+            value = median(line, figure) * scale
+            cells.append("" if value != value else form.format(value))
+        rows.append(f"| {' | '.join([*cells, str(line.get('kills', ''))])} |")
+    return "\n".join(rows)
+
+
+def main(words: list[str]) -> None:
+    """Draw what there are lines for."""
+    parser = argparse.ArgumentParser(prog="tools.report", description=__doc__)
+    parser.add_argument("lines", type=Path, help="of `tools.bench hyperbatch --out`")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--stages", type=Path, help="JSON list of [stage, begin, end]")
+    given = parser.parse_args(words)
+    given.folder.mkdir(parents=True, exist_ok=True)
+    lines = [line for line in read_lines(given.lines) if line["bench"] == "hyperbatch"]
+    if any(line.get("size") for line in lines):
+        draw_reads(lines, given.folder / "reads.png")
+    if any(not line.get("size") for line in lines):
+        draw_budgets(lines, given.folder / "budgets.png")
+    if given.stages:
+        spans = [(str(s), float(a), float(b)) for s, a, b in json.loads(given.stages.read_text())]
+        draw_stages(spans, given.folder / "stages.png")
+    print(table(lines))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
