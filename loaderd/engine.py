@@ -47,7 +47,7 @@ from loaderd.sampling import BatchSampler, Crew
 from loaderd.session import Job, Placement
 from loaderd.slots import SlotBroker
 from loaderd.topology import Structure, Topology
-from loaderd.trace import Trace
+from loaderd.trace import STAGE, Trace
 from loaderd.workspace import Workspace
 
 _SOON, _LATER, _LAST = range(3)  # what a client waits for, what is sampled ahead, the end
@@ -513,6 +513,9 @@ class Engine:
             if job.cached:
                 self.builder.adopt(job, attachment)
             message, copied = self.builder.fill(session, job, placement, attachment)
+            if self._trace is not None and job.sampled is not None:
+                span = np.array([begun, time.perf_counter_ns()])
+                self._trace.write(STAGE, job.run, 2, span)
             with self._lock:
                 self._busy_ns["fill_ns"] += time.perf_counter_ns() - begun
                 if job.cancelled:

@@ -19,7 +19,7 @@ from loaderd.errors import BatchFailed
 from loaderd.plans.base import Plan, Unit
 from loaderd.rowcache import Needs, RowCache
 from loaderd.topology import Structure
-from loaderd.trace import ROWS, Trace
+from loaderd.trace import ROWS, STAGE, Trace
 
 ALIGN = 64
 
@@ -225,6 +225,13 @@ class Hyper:
             self._free.append(area)
             self._changed.notify_all()
 
+    def _stage(self, number: int, run: _Run, begun: int) -> int:
+        """Nanoseconds that a stage took until now; they are recorded."""
+        now = time.perf_counter_ns()
+        if self._trace is not None:
+            self._trace.write(STAGE, run.number, number, np.array([begun, now]))
+        return now - begun
+
     def _forget(self) -> None:
         """What waits to be brought in is not needed any more; called under the lock."""
         while self._queue:
@@ -266,7 +273,7 @@ class Hyper:
                 self.counters["hyper_areas"] += 1
                 self._queue.extend(sampled)
             self._sampling = False
-            self.counters["hyper_sample_ns"] += time.perf_counter_ns() - begun
+            self.counters["hyper_sample_ns"] += self._stage(0, run, begun)
             self._changed.notify_all()
             self._drop(area, 1)
 
@@ -302,7 +309,7 @@ class Hyper:
         except BaseException as error:
             self._fail(run, todo[0].unit, error)
         with self._changed:
-            self.counters["hyper_bring_ns"] += time.perf_counter_ns() - begun
+            self.counters["hyper_bring_ns"] += self._stage(1, run, begun)
             for area in areas:
                 self._drop(area, 1)
             if run is not self._run or count < 0:

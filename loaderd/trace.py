@@ -4,6 +4,7 @@ A file of records, each int64 (kind, run, number, count) and then `count` ids, i
 
 ROWS   number: of the group        the nodes of one batch of the group, by store id
 BLOCKS number: of the relation     the graph blocks that one hop needed, in ascending order
+STAGE  number: into STAGES         when the stage began and ended, ns of a steady clock
 """
 
 import threading
@@ -13,7 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-ROWS, BLOCKS = 0, 1
+ROWS, BLOCKS, STAGE = 0, 1, 2
+STAGES = ("sample", "bring in", "hand out")
 
 
 class Trace:

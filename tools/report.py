@@ -1,7 +1,8 @@
 """Figures and tables out of what benches wrote: `python -m tools.report LINES.jsonl FOLDER`.
 
-Draws, as PNG: bytes read against H and block size (as Fig. 9 of AGNES), seeds per second against the
-memory budget (as Fig. 10), and the time line of the stages of a run; prints a Markdown table.
+Draws, as PNG: bytes read against H and block size (as Fig. 9 of AGNES), seeds per second against
+the memory budget (as Fig. 10), and, out of a trace, the time line of a daemon's stages; prints a
+Markdown table.
 """
 
 import argparse
@@ -11,16 +12,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
-mpl.use("Agg")
-from matplotlib import pyplot as plt  # noqa: E402  after the backend is chosen
-from matplotlib.axes import Axes  # noqa: E402
-
-from blockstore.units import parse_bytes  # noqa: E402
+from blockstore.units import parse_bytes
+from loaderd.trace import STAGE, STAGES
+from tools.traces import read_trace
 
 _WIDTH, _HEIGHT = 6.4, 4.0
-_STAGES = ("sample", "bring", "wait", "deliver")
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
@@ -56,7 +55,8 @@ def _series(
 
 def draw_reads(lines: list[dict[str, Any]], target: Path) -> None:
     """Bytes read per seed against minibatches built together, a line for each store."""
-    figure, axes = plt.subplots(figsize=(_WIDTH, _HEIGHT), layout="constrained")
+    figure = Figure((_WIDTH, _HEIGHT), layout="constrained")
+    axes = figure.subplots()
     _series(
         axes, [line for line in lines if line.get("size")],
         lambda line: line["size"], lambda line: median(line, "bytes_per_seed") / 1e3,
@@ -65,12 +65,12 @@ def draw_reads(lines: list[dict[str, Any]], target: Path) -> None:
     axes.set(xscale="log", yscale="log", xlabel="minibatches built together (H)")
     axes.set(ylabel="KB read per seed", title="Reads fall with the hyperbatch")
     figure.savefig(target, dpi=150)
-    plt.close(figure)
 
 
 def draw_budgets(lines: list[dict[str, Any]], target: Path) -> None:
     """Seeds per second against the memory of the whole process group."""
-    figure, axes = plt.subplots(figsize=(_WIDTH, _HEIGHT), layout="constrained")
+    figure = Figure((_WIDTH, _HEIGHT), layout="constrained")
+    axes = figure.subplots()
     _series(
         axes, [line for line in lines if not line.get("size")],
         lambda line: parse_bytes(line["limit"]) / 2**30, lambda line: median(line, "seeds_per_s"),
@@ -79,13 +79,20 @@ def draw_budgets(lines: list[dict[str, Any]], target: Path) -> None:
     axes.set(yscale="log", xlabel="memory of daemon and client together (GiB)")
     axes.set(ylabel="seeds per second", title="Throughput against memory")
     figure.savefig(target, dpi=150)
-    plt.close(figure)
+
+
+def read_spans(trace: Path) -> list[tuple[str, float, float]]:
+    """(stage, begin, end) in seconds since the first began."""
+    found = [(STAGES[r.number], *r.ids.tolist()) for r in read_trace(trace) if r.kind == STAGE]
+    zero = min((begin for _, begin, _ in found), default=0)
+    return [(stage, (begin - zero) / 1e9, (end - zero) / 1e9) for stage, begin, end in found]
 
 
 def draw_stages(spans: list[tuple[str, float, float]], target: Path) -> None:
     """A bar for each (stage, begin, end) in seconds, a row for each stage."""
-    figure, axes = plt.subplots(figsize=(2 * _WIDTH, _HEIGHT * 0.7), layout="constrained")
-    rows = [stage for stage in _STAGES if any(span[0] == stage for span in spans)]
+    figure = Figure((2 * _WIDTH, _HEIGHT * 0.6), layout="constrained")
+    axes = figure.subplots()
+    rows = [stage for stage in STAGES if any(span[0] == stage for span in spans)]
     for stage, begin, end in spans:
         axes.barh(
             rows.index(stage), end - begin, left=begin, height=0.6, color=f"C{rows.index(stage)}"
@@ -95,7 +102,6 @@ def draw_stages(spans: list[tuple[str, float, float]], target: Path) -> None:
     axes.set(xlabel="seconds", title="Stages of a run")
     axes.grid(axis="x", alpha=0.3)
     figure.savefig(target, dpi=150)
-    plt.close(figure)
 
 
 def table(lines: list[dict[str, Any]]) -> str:
@@ -121,7 +127,7 @@ def main(words: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="tools.report", description=__doc__)
     parser.add_argument("lines", type=Path, help="of `tools.bench hyperbatch --out`")
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--stages", type=Path, help="JSON list of [stage, begin, end]")
+    parser.add_argument("--trace", type=Path, help="of `loaderd serve --trace`: its stages")
     given = parser.parse_args(words)
     given.folder.mkdir(parents=True, exist_ok=True)
     lines = [line for line in read_lines(given.lines) if line["bench"] == "hyperbatch"]
@@ -129,9 +135,8 @@ def main(words: list[str]) -> None:
         draw_reads(lines, given.folder / "reads.png")
     if any(not line.get("size") for line in lines):
         draw_budgets(lines, given.folder / "budgets.png")
-    if given.stages:
-        spans = [(str(s), float(a), float(b)) for s, a, b in json.loads(given.stages.read_text())]
-        draw_stages(spans, given.folder / "stages.png")
+    if given.trace:
+        draw_stages(read_spans(given.trace), given.folder / "stages.png")
     print(table(lines))
 
 
