@@ -42,12 +42,15 @@ class Dtype(StrEnum):
     float32 = "float32"
     float16 = "float16"
     bfloat16 = "bfloat16"
+    int8 = "int8"
 
 
 class Order(StrEnum):
     """Of nodes in the store."""
 
     bfs = "bfs"
+    degree = "degree"
+    random = "random"
     source = "source"
 
 
@@ -90,6 +93,14 @@ def _size(text: str) -> int:
         raise typer.BadParameter(str(error)) from error
 
 
+def _shares(text: str) -> tuple[float, ...]:
+    """Numbers between commas, for options."""
+    try:
+        return tuple(float(part) for part in text.split(",")) if text else ()
+    except ValueError as error:
+        raise typer.BadParameter(f"{text!r}: expected shares such as 0.6,0.2,0.2") from error
+
+
 @app.command()
 def generate(
     folder: Path,
@@ -125,6 +136,13 @@ def ingest(
     self_loops: Annotated[Keep, typer.Option(help="edges from a node to itself")] = Keep.keep,
     allow_nan: Annotated[bool, typer.Option(help="take NaN features as they are")] = False,
     ids: Annotated[Ids, typer.Option(help="width of node ids")] = Ids.auto,
+    seed: Annotated[int, typer.Option(help="of the random order and of seeded splits")] = 0,
+    split: Annotated[
+        str, typer.Option(help="where there are no splits: shares of train, valid and test")
+    ] = "",
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="begin anew, do not go on where a run stopped")
+    ] = False,
 ) -> None:
     """Make a store from a folder in the plain layout, within --mem.
 
@@ -144,8 +162,10 @@ def ingest(
             self_loops=self_loops.value,
             ids=ids.value,
             allow_nan=allow_nan,
+            seed=seed,
+            split=_shares(split),
         )
-        manifest = ingest_source(PlainSource(source), store, options, Progress()).manifest
+        manifest = ingest_source(PlainSource(source), store, options, Progress(), fresh).manifest
         edges = sum(r.num_edges for r in manifest.relations)
         typer.echo(
             f"{store}: {manifest.num_nodes:,} nodes, {edges:,} edges, fingerprint "
