@@ -21,6 +21,7 @@ MAY_IMPORT = {  # package -> modules of ours; a package stands for all of its mo
     "tools": {"tools", "blockstore", "preprocess", "loaderd", "clients"},
 }
 DOORS = {  # library -> the only files that import it, in the packages that are installed
+    "pyarrow": {"preprocess/tables.py"},
     "zarr": {"blockstore/create.py"},
     "zmq": {"loaderd/transport.py", "clients/session.py"},
     "typer": {"preprocess/__main__.py", "loaderd/__main__.py"},

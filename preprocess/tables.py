@@ -1,0 +1,506 @@
+"""Delimited text and Parquet in bounded pieces: the only code that imports pyarrow."""
+
+import io
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv as pa_csv
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from preprocess.errors import BadInput
+
+PIECE_BYTES = 1 << 20  # of text that are parsed at once, and of a Parquet column that are read
+_MOST_LINE_BYTES = 64 << 20
+_SUFFIXES = {
+    ".csv": ("csv", ","),
+    ".tsv": ("csv", "\t"),
+    ".txt": ("csv", ","),
+    ".parquet": ("parquet", ""),
+    ".pq": ("parquet", ""),
+}
+_PACKED = (".gz", ".bz2", ".zst", ".lz4")
+_CELL = re.compile(r"In CSV column #(\d+): Row #(\d+): CSV conversion error to (.*?): (.*)", re.S)
+_ROW = re.compile(r"CSV parse error: Row #(\d+): Expected (\d+) columns?, got (\d+): ?(.*)", re.S)
+_BRACKETS = " []()"
+_MOST_SHOWN = 60  # characters of a value, in a message
+
+
+class ColumnType(NamedTuple):
+    """What a column holds: numbers, vectors of numbers, or text."""
+
+    dtype: np.dtype[Any] | None  # None: text
+    width: int = 0  # numbers of a vector; 0 where a cell is one number
+
+    def __str__(self) -> str:
+        if self.dtype is None:
+            return "text"
+        return f"{self.width} x {self.dtype}" if self.width else str(self.dtype)
+
+
+TEXT = ColumnType(None)
+INTEGER = ColumnType(np.dtype(np.int64))
+FLAG = ColumnType(np.dtype(np.bool_))
+
+
+class Texts(NamedTuple):
+    """Strings, one behind the other in UTF-8."""
+
+    offsets: NDArray[np.int64]  # (count + 1,), of bytes in `data`
+    data: NDArray[np.uint8]
+
+    def __len__(self) -> int:
+        return self.offsets.size - 1
+
+    def at(self, i: int) -> str:
+        """String i."""
+        return bytes(self.data[self.offsets[i] : self.offsets[i + 1]]).decode(errors="replace")
+
+
+class Table:
+    """A file of rows: text with a delimiter, packed or not, or Parquet.  Read in order, in pieces.
+
+    Where text has no header the columns are named "0", "1", ...  Empty lines are no rows.
+    Raises BadInput, from everything here: it names the line of text, or the row of Parquet.
+    """
+
+    def __init__(
+        self, path: Path, form: str = "", delimiter: str = "", header: bool = True
+    ) -> None:
+        """`form` is "csv" or "parquet"; it and the delimiter are the suffix's where they are ""."""
+        self.path = path
+        known = _form_of(path)
+        if not form and known is None:
+            raise BadInput.at(
+                path, "a name that says no format", f"one of {', '.join(_SUFFIXES)}", "say which"
+            )
+        if form not in ("", "csv", "parquet"):
+            raise BadInput.at(path, f"format {form!r}", "csv or parquet", "convert the table")
+        self.form = form or (known[0] if known else "")
+        self._delimiter = delimiter or (known[1] if known else "") or ","
+        self._header = header
+        self._piece_bytes = PIECE_BYTES
+        if not path.is_file():
+            what = "a folder" if path.exists() else "no file: it is missing"
+            raise BadInput.at(path, what, "a table", "is the path right?")
+        self._names: tuple[str, ...] | None = None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the columns."""
+        if self._names is None:
+            names = self._parquet_names() if self.form == "parquet" else self._csv_names()
+            twice = next((n for n in names if names.count(n) > 1), None)
+            if twice is not None:
+                raise BadInput.at(
+                    self.path, f"two columns {twice!r}", "names that differ", "rename one"
+                )
+            self._names = names
+        return self._names
+
+    def num_rows(self) -> int:
+        """Parquet says it; text is parsed once."""
+        if self.form == "parquet":
+            with self._translated(), self._parquet() as file:
+                return int(file.metadata.num_rows)
+        first = self.names[0]
+        return sum(batch.num_rows for batch in self._csv_batches({first: TEXT}))
+
+    def look(self) -> dict[str, ColumnType]:
+        """What each column holds, by the schema of Parquet or the first piece of text.
+
+        Floats of text become float32.
+        """
+        if self.form == "parquet":
+            with self._translated(), self._parquet() as file:
+                schema = file.schema_arrow
+                head = next(file.iter_batches(1, use_threads=False), None)
+            return {
+                name: self._type_of(name, schema.field(name).type, head) for name in schema.names
+            }
+        batch = next(self._csv_batches(None), None)
+        if batch is None:
+            return dict.fromkeys(self.names, INTEGER)
+        return {n: _look_at(batch.column(i)) for i, n in enumerate(self.names)}
+
+    def arrays(self, columns: Mapping[str, ColumnType], count: int) -> Iterator[list[NDArray[Any]]]:
+        """Columns of numbers, in the order of `columns`, at most `count` rows at a time.
+
+        (rows,) or (rows, width) each.  Empty cells are NaN, and refused where integers are wanted.
+        """
+        row = 0
+        for batch in self._batches(columns, count):
+            yield [self._numbers(batch.column(name), name, columns[name], row) for name in columns]
+            row += batch.num_rows
+
+    def matrix(self, dtype: np.dtype[Any] | type, count: int) -> Iterator[NDArray[Any]]:
+        """All columns as one array, (at most `count`, columns); the array is reused."""
+        column = ColumnType(np.dtype(dtype))
+        out = np.empty((0, len(self.names)), dtype)
+        for arrays in self.arrays(dict.fromkeys(self.names, column), count):
+            if out.shape[0] < arrays[0].size:
+                out = np.empty((arrays[0].size, len(arrays)), dtype)
+            for i, array in enumerate(arrays):
+                out[: array.size, i] = array
+            yield out[: arrays[0].size]
+
+    def texts(self, name: str, count: int) -> Iterator[Texts]:
+        """A column as text, at most `count` rows at a time; integers are written in decimal."""
+        row = 0
+        for batch in self._batches({name: TEXT}, count):
+            column = batch.column(name)
+            if column.null_count:
+                self._refuse_null(column, name, row, "a text")
+            yield _as_texts(column)
+            row += batch.num_rows
+
+    def place(self, row: int) -> str:
+        """Of a row, from 0, for messages: file and line of text, file and row of Parquet."""
+        if self.form == "parquet":
+            return f"{self.path}[{row}]"
+        return f"{self.path}:{self._line_of(row + self._header)}"
+
+    def check_has(self, name: str, remedy: str) -> None:
+        """Raises BadInput: no column of that name."""
+        if name not in self.names:
+            raise BadInput.at(
+                f"{self.path}: header", f"columns {', '.join(self.names)}", f"one {name!r}", remedy
+            )
+
+    def _batches(self, columns: Mapping[str, ColumnType], count: int) -> Iterator[Any]:
+        for name in columns:
+            self.check_has(name, "name one of those")
+        count = max(count, 1)
+        if self.form == "parquet":
+            yield from self._parquet_batches(list(columns), count)
+            return
+        for batch in self._csv_batches(columns):
+            for first in range(0, batch.num_rows, count):
+                yield batch.slice(first, count)
+
+    def _parquet(self) -> Any:
+        return pq.ParquetFile(
+            self.path, buffer_size=PIECE_BYTES, pre_buffer=False, memory_map=False
+        )
+
+    def _parquet_names(self) -> tuple[str, ...]:
+        with self._translated(), self._parquet() as file:
+            return tuple(file.schema_arrow.names)
+
+    def _parquet_batches(self, names: list[str], count: int) -> Iterator[Any]:
+        with self._translated(), self._parquet() as file:
+            yield from file.iter_batches(count, columns=names, use_threads=False)
+
+    def _csv_names(self) -> tuple[str, ...]:
+        with self._translated(), self._stream() as stream:
+            line = io.BufferedReader(stream).readline(_MOST_LINE_BYTES)
+            if len(line) > PIECE_BYTES >> 3:
+                self._piece_bytes = len(line) << 3
+        with self._translated(), self._csv(None) as reader:
+            names = tuple(reader.schema.names)
+        return names if self._header else tuple(str(i) for i in range(len(names)))
+
+    def _stream(self) -> Any:
+        return pa.input_stream(str(self.path), compression="detect", buffer_size=PIECE_BYTES)
+
+    @contextmanager
+    def _csv(self, columns: Mapping[str, ColumnType] | None) -> Iterator[Any]:
+        """A reader of all columns, as they seem, or of some, as they are said to be."""
+        wanted = {} if columns is None else {self._held_name(n): t for n, t in columns.items()}
+        convert = pa_csv.ConvertOptions(
+            include_columns=list(wanted),
+            column_types={name: _parsed_as(kind) for name, kind in wanted.items()},
+        )
+        with self._stream() as stream:
+            reader = pa_csv.open_csv(
+                stream,
+                read_options=pa_csv.ReadOptions(
+                    use_threads=False,
+                    block_size=self._piece_bytes,
+                    autogenerate_column_names=not self._header,
+                ),
+                parse_options=pa_csv.ParseOptions(delimiter=self._delimiter),
+                convert_options=convert,
+            )
+            with reader:
+                yield reader
+
+    def _csv_batches(self, columns: Mapping[str, ColumnType] | None) -> Iterator[Any]:
+        names = self.names
+        with self._translated(), self._csv(columns) as reader:
+            for batch in reader:
+                if batch.num_rows:
+                    yield batch.rename_columns(list(names if columns is None else columns))
+
+    def _held_name(self, name: str) -> str:
+        return name if self._header else f"f{name}"  # what arrow calls a column without a name
+
+    def _numbers(self, column: Any, name: str, kind: ColumnType, row: int) -> NDArray[Any]:
+        """A column as (rows,) or (rows, width) of the dtype wanted."""
+        assert kind.dtype is not None
+        if kind.width:
+            return self._vectors(column, name, kind, row)
+        if pa.types.is_dictionary(column.type):
+            column = column.dictionary_decode()
+        if pa.types.is_temporal(column.type):
+            column = column.cast(pa.int32() if pa.types.is_date32(column.type) else pa.int64())
+        if not _is_number(column.type):
+            raise BadInput.at(
+                self.place(row), f"{column.type} in column {name!r}", str(kind), "convert it"
+            )
+        if column.null_count:
+            if kind.dtype.kind != "f":
+                self._refuse_null(column, name, row, str(kind))
+            if not pa.types.is_floating(column.type):
+                column = column.cast(pa.float64())
+        array = column.to_numpy(zero_copy_only=False)
+        return self._cast(array, name, kind, row)
+
+    def _cast(self, array: NDArray[Any], name: str, kind: ColumnType, row: int) -> NDArray[Any]:
+        """To the dtype wanted, where no value changes by more than a float's rounding."""
+        assert kind.dtype is not None
+        if kind.dtype.kind == "f" or array.dtype == kind.dtype or array.dtype.kind == "b":
+            return array.astype(kind.dtype, copy=False)
+        with np.errstate(invalid="ignore"):
+            cast = array.astype(kind.dtype)
+        bad = cast != array
+        if bad.any():
+            at = int(np.argmax(bad.reshape(bad.shape[0], -1).any(axis=1)))
+            raise BadInput.at(
+                self.place(row + at), f"{array[at]} in column {name!r}", str(kind), "correct it"
+            )
+        return cast
+
+    def _vectors(self, column: Any, name: str, kind: ColumnType, row: int) -> NDArray[Any]:
+        if column.null_count:
+            self._refuse_null(column, name, row, str(kind))
+        if _is_text(column.type):
+            return self._parsed_vectors(column, name, kind, row)
+        if not _is_list(column.type):
+            raise BadInput.at(
+                self.place(row), f"{column.type} in column {name!r}", str(kind), "convert it"
+            )
+        self._check_lengths(column, name, kind, row)
+        values = column.flatten()
+        if values.null_count or not _is_number(values.type):
+            found = "an empty number" if values.null_count else f"a list of {values.type}"
+            raise BadInput.at(
+                self.place(row), f"{found} in column {name!r}", str(kind), "correct it"
+            )
+        array = values.to_numpy(zero_copy_only=False).reshape(-1, kind.width)
+        return self._cast(array, name, kind, row)
+
+    def _parsed_vectors(self, column: Any, name: str, kind: ColumnType, row: int) -> NDArray[Any]:
+        parts = _split(column)
+        self._check_lengths(parts, name, kind, row)
+        try:
+            values = pc.cast(parts.flatten(), _parsed_as(ColumnType(kind.dtype)))
+        except pa.ArrowInvalid as error:
+            at = next(i for i in range(len(parts)) if not _parses(parts[i].values, kind))
+            raise BadInput.at(
+                self.place(row + at), f"{_shown(column[at].as_py())} in column {name!r}",
+                str(kind), "correct it",
+            ) from error  # fmt: skip
+        array = values.to_numpy(zero_copy_only=False).reshape(-1, kind.width)
+        return self._cast(array, name, kind, row)
+
+    def _check_lengths(self, lists: Any, name: str, kind: ColumnType, row: int) -> None:
+        lengths = pc.list_value_length(lists).to_numpy(zero_copy_only=False)
+        bad = lengths != kind.width
+        if bad.any():
+            at = int(np.argmax(bad))
+            raise BadInput.at(
+                self.place(row + at), f"{lengths[at]} numbers in column {name!r}",
+                f"{kind.width}", "all rows have the same width",
+            )  # fmt: skip
+
+    def _type_of(self, name: str, held: Any, head: Any) -> ColumnType:
+        """Of a column of Parquet; `head` is a batch of one row, or None."""
+        if pa.types.is_dictionary(held):
+            held = held.value_type
+        if _is_list(held):
+            width = 0 if head is None else int(pc.list_value_length(head.column(name))[0].as_py())
+            if pa.types.is_fixed_size_list(held):
+                width = held.list_size
+            if width and _is_number(held.value_type):
+                return ColumnType(_dtype_of(held.value_type), width)
+            raise BadInput.at(
+                f"{self.path}: schema", f"{held} in column {name!r}", "lists of numbers",
+                "convert it",
+            )  # fmt: skip
+        if pa.types.is_temporal(held):
+            return INTEGER
+        return ColumnType(_dtype_of(held)) if _is_number(held) else TEXT
+
+    def _refuse_null(self, column: Any, name: str, row: int, expected: str) -> None:
+        at = int(np.argmax(column.is_null().to_numpy(zero_copy_only=False)))
+        raise BadInput.at(
+            self.place(row + at),
+            f"nothing in column {name!r}",
+            expected,
+            "fill it, or drop the row",
+        )
+
+    def _line_of(self, row: int) -> int:
+        """Line, from 1, of the row-th line that is not empty, from 0; 0 where there is none."""
+        with self._stream() as stream:
+            for line, text in enumerate(io.BufferedReader(stream), 1):
+                row -= bool(text.strip(b"\r\n"))
+                if row < 0:
+                    return line
+        return 0
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        """Arrow's errors as BadInput."""
+        try:
+            yield
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowKeyError) as error:
+            raise self._said(str(error)) from error
+        except (OSError, EOFError, pa.ArrowException) as error:
+            what = " ".join(str(error).split())
+            raise BadInput.at(
+                self.path, _shown(what), f"a whole {self.form} file", "copy it again"
+            ) from error
+
+    def _said(self, text: str) -> BadInput:
+        if cell := _CELL.search(text):
+            name = self.names[int(cell[1])] if self._names else cell[1]
+            value = cell[4].removeprefix("invalid value ")
+            return BadInput.at(
+                f"{self.path}:{self._line_of(int(cell[2]) - 1)}",
+                f"{_shown(value)} in column {name!r}", cell[3], "correct the line",
+            )  # fmt: skip
+        if row := _ROW.search(text):
+            return BadInput.at(
+                f"{self.path}:{self._line_of(int(row[1]) - 1)}",
+                f"{row[3]} columns in {_shown(row[4])}", row[2], "correct the line",
+            )  # fmt: skip
+        if "straddling" in text:
+            return BadInput.at(
+                self.path, f"a line longer than {self._piece_bytes >> 1} bytes", "shorter ones",
+                "is the file text, with lines that end?",
+            )  # fmt: skip
+        what = "an empty file" if "Empty CSV" in text else _shown(" ".join(text.split()))
+        return BadInput.at(self.path, what, f"a {self.form} table", "write it again")
+
+
+class KeyWriter:
+    """A Parquet file of one column "key", text or int64, a row a node.  A context manager."""
+
+    def __init__(self, path: Path, text: bool) -> None:
+        self._type = pa.large_string() if text else pa.int64()
+        schema = pa.schema([("key", self._type)])
+        self._writer = pq.ParquetWriter(path, schema, compression="zstd", use_dictionary=False)
+
+    def append(self, keys: Texts | NDArray[np.int64]) -> None:
+        """The next rows."""
+        if isinstance(keys, Texts):
+            first = int(keys.offsets[0])
+            data = np.ascontiguousarray(keys.data[first : int(keys.offsets[-1])])
+            buffers = [None, pa.py_buffer(keys.offsets - first), pa.py_buffer(data)]
+            column = pa.Array.from_buffers(self._type, len(keys), buffers)
+        else:
+            column = pa.array(keys)
+        self._writer.write_batch(pa.record_batch([column], ["key"]))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._writer.close()
+
+
+def is_table(path: Path) -> bool:
+    """Whether a file's name says that it is a table."""
+    return _form_of(path) is not None
+
+
+def _form_of(path: Path) -> tuple[str, str] | None:
+    suffix = path.with_suffix("").suffix if path.suffix in _PACKED else path.suffix
+    return _SUFFIXES.get(suffix)
+
+
+def _look_at(column: Any) -> ColumnType:
+    """What a column of text seems to hold, by its first piece."""
+    if pa.types.is_integer(column.type):
+        return INTEGER
+    if pa.types.is_boolean(column.type):
+        return FLAG
+    if pa.types.is_floating(column.type) or pa.types.is_null(column.type):
+        return ColumnType(np.dtype(np.float32))
+    parts = _split(column.cast(pa.string()))
+    width = len(parts[0].values)
+    for dtype in (np.int64, np.float32):
+        kind = ColumnType(np.dtype(dtype), width)
+        if width and _parses(parts.flatten(), kind):
+            return kind
+    return TEXT
+
+
+def _split(column: Any) -> Any:
+    """A text column of numbers between commas, in brackets or not, as lists of text."""
+    return pc.split_pattern_regex(pc.utf8_trim(column, _BRACKETS), r"\s*,\s*")
+
+
+def _parses(values: Any, kind: ColumnType) -> bool:
+    try:
+        pc.cast(values, _parsed_as(ColumnType(kind.dtype)))
+    except pa.ArrowInvalid:
+        return False
+    return True
+
+
+def _parsed_as(kind: ColumnType) -> Any:
+    """The arrow type that text is parsed as."""
+    if kind.dtype is None or kind.width:
+        return pa.string()
+    return pa.from_numpy_dtype(kind.dtype)
+
+
+def _is_number(held: Any) -> bool:
+    return bool(
+        pa.types.is_integer(held) or pa.types.is_floating(held) or pa.types.is_boolean(held)
+    )
+
+
+def _is_text(held: Any) -> bool:
+    return bool(pa.types.is_string(held) or pa.types.is_large_string(held))
+
+
+def _is_list(held: Any) -> bool:
+    return bool(
+        pa.types.is_list(held) or pa.types.is_large_list(held) or pa.types.is_fixed_size_list(held)
+    )
+
+
+def _dtype_of(held: Any) -> np.dtype[Any]:
+    dtype: np.dtype[Any] = np.dtype(held.to_pandas_dtype())
+    return dtype
+
+
+def _as_texts(column: Any) -> Texts:
+    """No copy where the column is text already."""
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    column = column.cast(pa.large_string())
+    _, offsets, data = column.buffers()
+    at = np.frombuffer(offsets, np.int64)[column.offset : column.offset + len(column) + 1]
+    return Texts(at, np.frombuffer(data, np.uint8) if data else np.empty(0, np.uint8))
+
+
+def _shown(text: str) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
