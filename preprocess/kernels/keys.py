@@ -56,8 +56,17 @@ def find_keys(slots, hashes, starts, held, counts, offsets, data, hashed, first,
     """
     mask = np.uint64(slots.size - 1)
     for i in range(first, hashed.size):
+        # what a key is compared with hangs on its slot: three steps, each asked for in time
+        if i + 3 * _AHEAD < hashed.size:
+            prefetch(slots, np.int64(hashed[i + 3 * _AHEAD] & mask))
+        if i + 2 * _AHEAD < hashed.size:
+            number = np.int64(slots[np.int64(hashed[i + 2 * _AHEAD] & mask)]) - 1
+            prefetch(hashes, number)
+            prefetch(starts, number)
         if i + _AHEAD < hashed.size:
-            prefetch(slots, np.int64(hashed[i + _AHEAD] & mask))
+            number = np.int64(slots[np.int64(hashed[i + _AHEAD] & mask)]) - 1
+            if number >= 0:
+                prefetch(held, starts[number])
         start, size = offsets[i], offsets[i + 1] - offsets[i]
         at = np.int64(hashed[i] & mask)
         number = np.int64(slots[at]) - 1
