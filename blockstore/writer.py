@@ -50,11 +50,10 @@ class BlockSink:
         self._pending: Future[None] | None = None
 
     def next_slot(self) -> NDArray[np.uint8]:
-        """The slot to fill next, zeroed, uint8 (slot_bytes,)."""
+        """The slot to fill next, uint8 (slot_bytes,): all of it, it holds anything."""
         if self._filled == self._buffers[0].shape[0]:
             self._flush()
         slot: NDArray[np.uint8] = self._buffers[0][self._filled]
-        slot[:] = 0
         self._filled += 1
         return slot
 
@@ -152,6 +151,7 @@ class RowsWriter:
         while done < rows.shape[0]:
             if self._in_slot == per_block:
                 self._slot, self._in_slot = self._sink.next_slot(), 0
+                self._slot[self._geometry.chunk_bytes :] = 0
             count = min(rows.shape[0] - done, per_block - self._in_slot)
             at = self._in_slot * width
             self._slot[at : at + count * width] = raw[done : done + count].reshape(-1)
@@ -162,6 +162,7 @@ class RowsWriter:
     def close(self) -> None:
         """All rows are there.  Raises OutOfSpace."""
         assert self._rows == self._array.num_rows, f"{self._array.path}: {self._rows} rows"
+        self._slot[self._in_slot * self._array.row_bytes :] = 0  # of the last block
         blocks, crcs = self._sink.close(self._geometry.chunk_bytes)
         assert blocks == self._geometry.num_blocks
         self._writer.side(crc_path(self._array.path), crcs)

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from preprocess.contents import Contents, RelationContents
-from preprocess.kernels.levels import gather_columns, repeat_targets, take_counts
+from preprocess.kernels.levels import gather_columns, rename_columns, take_counts
 from preprocess.options import IngestOptions
 from preprocess.plan import columns_fit, needs_columns, reads_columns
 from preprocess.progress import Progress
@@ -208,18 +208,19 @@ class GraphStages:
         self, file: ColumnFile, rank: NDArray[np.uint32], share: int
     ) -> Iterator[Records]:
         """Columns by source id as edges, both ends renamed."""
-        step = max(_LEAST_READ, min(1 << 20, share // 4 // 64))
+        step = max(_LEAST_READ, min(1 << 19, share // 4 // 80))
+        dst, src = np.empty(step, np.int64), np.empty(step, np.int64)
         no_ids = np.empty(0, np.int64)
         node, skip = 0, 0
         base = self._contents.relations[0].dst.first
         with self._progress.stage("bucket edges", file.num_edges, "edges") as stage:
             for sources in file.read(0, file.num_edges, step):
-                targets = np.empty(sources.size, np.int64)
-                node, skip = repeat_targets(node, skip, file.degrees, targets)
-                dst = rank[targets].astype(np.int64)
-                dst -= base
-                yield Records(dst, rank[sources].astype(np.int64), no_ids)
-                stage.advance(sources.size)
+                size = sources.size
+                node, skip = rename_columns(
+                    node, skip, file.degrees, sources, rank, base, dst[:size], src[:size]
+                )
+                yield Records(dst[:size], src[:size], no_ids)
+                stage.advance(size)
 
     def _gathered(
         self, file: ColumnFile, nodes: NodeOrder, widths: Widths, share: int

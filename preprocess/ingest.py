@@ -32,6 +32,7 @@ from preprocess.arrays import (
 )
 from preprocess.contents import SPLITS, Contents, TypeContents, as_path, list_contents
 from preprocess.graph import RANK, GraphStages, counts_file
+from preprocess.memory import give_back_freed
 from preprocess.options import IngestOptions
 from preprocess.plan import (
     CHECK,
@@ -94,6 +95,7 @@ def ingest(
     if target.exists():
         remove_dead(target)
         raise StoreExists(f"{target}: exists already; remove it, or choose another name")
+    give_back_freed()
     options = replace(options, partitioned=partition is not None)
     options.check()
     source = with_reverses(source, options)

@@ -20,7 +20,8 @@ COLUMNS_STAGE, ORDER = "columns by source id", "order nodes"
 BFS_NODE_BYTES = 21  # degree, root, place, order, level: 4 each, and one start for 64 columns
 RENAMED_NODE_BYTES = 16  # place, order, count and count by place: 4 each
 SOURCE_NODE_BYTES = 6  # count 4, owner of a split 1
-_FIXED_BYTES = 4 << 20  # interpreter objects, Zarr metadata, small buffers
+_FIXED_BYTES = 4 << 20  # Zarr metadata, small buffers
+_INTERPRETER_BYTES = 96 << 20  # Python, numpy and compiled kernels: a quarter of --mem at most
 _LEAST_SHARE = 4 << 20
 _LEAST_ROWS = 8  # of the widest row array, that a share must hold
 _MOST_BUFFER = 8 << 20
@@ -78,7 +79,7 @@ def plan_memory(contents: Contents, options: IngestOptions) -> MemoryPlan:
             f"{contents.num_nodes:,} nodes of {node_bytes(options)} bytes each, blocks of "
             f"{format_bytes(options.block_bytes)} and buffers",
         )  # fmt: skip
-    spare = options.mem_bytes - _taken_first(contents, options)
+    spare = options.mem_bytes - _taken_first(contents, options) - _interpreter(options.mem_bytes)
     buffer = _buffer_bytes(contents, options, spare)
     return MemoryPlan(buffer, spare - 2 * buffer)
 
@@ -123,6 +124,7 @@ def _memory_lines(
         MemoryLine("checksums of the array being written", _crc_bytes(contents, options)),
         MemoryLine("two buffers of the array being written", 2 * memory.buffer),
         MemoryLine("edges and rows of the stage that runs", memory.share),
+        MemoryLine("Python and libraries", _interpreter(options.mem_bytes)),
         MemoryLine("small things", _FIXED_BYTES),
     )
 
@@ -145,7 +147,13 @@ def _least_bytes(contents: Contents, options: IngestOptions, share: int) -> int:
     """The least --mem that leaves so much to share."""
     slot = align(_widest(contents), options.block_bytes)
     buffers = max(2 * slot, min(2 * _MOST_BUFFER, share // 7 + 2))  # two of a 16th of what is left
-    return _taken_first(contents, options) + share + buffers
+    least = _taken_first(contents, options) + share + buffers
+    return min(-(-least * 4 // 3), least + _INTERPRETER_BYTES)
+
+
+def _interpreter(mem_bytes: int) -> int:
+    """What is left to Python and libraries: in little memory they are beside it."""
+    return min(_INTERPRETER_BYTES, mem_bytes // 4)
 
 
 def _buffer_bytes(contents: Contents, options: IngestOptions, spare: int) -> int:

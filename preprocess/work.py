@@ -18,6 +18,7 @@ import google_crc32c
 import msgspec
 
 from blockstore.errors import OutOfSpace, StoreBusy
+from preprocess.stages.array_file import remove_file
 
 STORE = "store"  # the store to be, inside the work folder
 _JOURNAL, _LOCK = "journal.json", "lock"
@@ -76,7 +77,7 @@ class WorkFolder:
         self._write(journal)
         self._journal = journal
         for name in gone:
-            (self.path / name).unlink()
+            remove_file(self.path / name)
 
     def holds(self, name: str) -> bool:
         """Whether a temporary file of a finished stage is there."""

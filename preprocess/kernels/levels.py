@@ -236,16 +236,25 @@ def gather_columns(
 
 
 @njit(nogil=True, cache=True)
-def repeat_targets(node, skip, degrees, out):
-    """The column of each edge, from edge `skip` of column `node` on; out int64.
+def rename_columns(node, skip, degrees, sources, rank, base, dst, src):
+    """Edges of columns, from edge `skip` of column `node` on, both ends renamed.
+
+    sources   uint32 (edges,)
+    rank      uint32 (num_nodes,)   new id of each node
+    base      int64                 new id of the first column: columns count from there
+    dst, src  int64 (edges,)        out
 
     Returns (node, skip) for what follows.
     """
     at = np.int64(0)
-    while at < out.size:
-        here = min(np.int64(degrees[node]) - skip, out.size - at)
+    while at < sources.size:
+        here = min(np.int64(degrees[node]) - skip, sources.size - at)
+        target = np.int64(rank[node]) - base
         for k in range(at, at + here):
-            out[k] = node
+            if k + AHEAD < sources.size:
+                prefetch(rank, np.int64(sources[k + AHEAD]))
+            dst[k] = target
+            src[k] = rank[sources[k]]
         at += here
         skip += here
         if skip == np.int64(degrees[node]):

@@ -1,6 +1,7 @@
 """All columns of a graph between two stages: in memory where they fit, else in one file."""
 
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -9,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from preprocess.kernels.levels import STRIDE, make_starts
+from preprocess.stages.ahead import read_ahead
 from preprocess.stages.array_file import ArrayFile
 from preprocess.stages.csc import Columns
 
@@ -76,8 +78,11 @@ class ColumnFile:
         """Sources of edges [first, first + count) in pieces of `step`, reused by the next one."""
         if self._file is None:
             yield self.sources[first : first + count]
-        else:
+        elif count <= 2 * step:
             yield from self._file.pieces(first, first + count, step)
+        else:
+            with closing(read_ahead(self._file.pieces(first, first + count, step))) as ahead:
+                yield from ahead
 
     def close(self) -> None:
         """Forget what is in memory, close the file."""

@@ -5,7 +5,10 @@ in the memory given.  Edges go to the bucket of their target, in memory where al
 file, and each bucket is sorted by (target, source, edge id).  No step holds the edge list.
 """
 
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Generator, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -14,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from blockstore.io.buffers import aligned_buffer
 from preprocess.kernels.edges import (
     add_ids,
     cut_ranges,
@@ -24,13 +28,17 @@ from preprocess.kernels.edges import (
 )
 from preprocess.progress import Progress
 from preprocess.source import Source, SourceRelation
+from preprocess.stages.ahead import COPIES, read_ahead
 from preprocess.stages.buckets import Buckets
 
 _CHUNK_EDGE_BYTES = 64  # an edge on its way into a bucket; twice that with its reverse
+_READ_EDGE_BYTES = 16 * (1 + COPIES)  # an edge of the source, with what is read ahead
+_SORTERS = 3  # buckets that are sorted at the same time
 COLUMN_BYTES = 16  # a column, while its bucket is sorted
 _BUCKET_BYTES = 32 << 20  # larger buckets are not faster to sort ...
 _MOST_BUCKETS = 512  # ... but many mean small writes
 _GUIDE_BITS = 14
+_MOST_CHUNK = 1 << 19  # edges
 
 
 class Columns(NamedTuple):
@@ -119,7 +127,7 @@ def source_records(
 ) -> Iterator[Records]:
     """The source's edges, ends renamed, with the reverses that are asked for."""
     fold = 2 if ends.undirected else 1
-    chunk = max(1, min(1 << 20, share // (16 + fold * _CHUNK_EDGE_BYTES)))
+    chunk = max(1, min(_MOST_CHUNK, share // (_READ_EDGE_BYTES + fold * _CHUNK_EDGE_BYTES)))
     dst, src = np.empty(fold * chunk, np.int64), np.empty(fold * chunk, np.int64)
     ids = np.empty(fold * chunk if with_ids else 0, np.int64)
     none = np.empty(0, np.uint32)
@@ -127,7 +135,7 @@ def source_records(
     dst_rank = none if ends.dst_rank is None else ends.dst_rank
     done = 0
     with progress.stage("bucket edges", relation.num_edges, "edges") as stage:
-        for some_src, some_dst in source.edges(relation, chunk):
+        for some_src, some_dst in read_ahead(source.edges(relation, chunk)):
             count = expand_edges(
                 some_src, some_dst, done, relation.num_edges, ends.undirected, ends.keep_loops,
                 src_rank, dst_rank, ends.src_first, ends.dst_first, ends.base, dst, src, ids,
@@ -158,30 +166,68 @@ def sorted_columns(
     total = int(counts.sum(dtype=np.int64))
     longest = int(counts.max(initial=0)) * widths.sort_bytes + COLUMN_BYTES
     in_memory = total * widths.key_bytes <= share // 2 and longest <= share // 4
-    bounds, sizes = cut_buckets(counts, widths, share // 4 * (1 if in_memory else 3))
+    room = share // 4 * (1 if in_memory else 3)
+    bounds, sizes = cut_buckets(counts, widths, room, _SORTERS)
+    del counts
     parts: list[tuple[Any, int]] = [(np.uint64, 1), *([(widths.edge, 1)] if widths.edge else [])]
-    with Buckets(work / "edges", sizes, parts, in_memory) as buckets:
-        _fill(records, bounds, counts.size, widths, buckets)
-        sorter = ColumnSorter(widths, drop_equal)
+    with Buckets(work / "edges", sizes, parts, in_memory, share // 8) as buckets:
+        _fill(records, bounds, int(bounds[-1]), widths, buckets)
         with progress.stage("sort columns", total, "edges") as stage:
-            for b in range(sizes.size):
-                ids = buckets.take(b, 1) if widths.edge else None
-                first, last = int(bounds[b]), int(bounds[b + 1])
-                yield sorter.from_bucket(buckets.take(b, 0), ids, first, last)
-                stage.advance(int(sizes[b]))
+            made = _sort_buckets(buckets, bounds, sizes, widths, drop_equal, room)
+            with closing(made):
+                for columns in made:
+                    yield columns
+                    stage.advance(columns.sources.size)
+
+
+def _sort_buckets(
+    buckets: Buckets,
+    bounds: NDArray[np.int64],
+    sizes: NDArray[np.int64],
+    widths: Widths,
+    drop_equal: bool,
+    room: int,
+) -> Generator[Columns]:
+    """Columns of all buckets in order, some sorted ahead: as many as `room` bytes hold."""
+    each = sizes * widths.sort_bytes + np.diff(bounds) * COLUMN_BYTES
+    usual = room // _SORTERS
+    free: list[ColumnSorter] = []
+    waiting: deque[tuple[Future[Columns], ColumnSorter, int]] = deque()
+    taken = following = 0
+    pool = ThreadPoolExecutor(_SORTERS, thread_name_prefix="sort")
+    try:
+        while waiting or following < sizes.size:
+            while following < sizes.size and len(waiting) < _SORTERS:
+                need = int(each[following])
+                if waiting and taken + need > room:
+                    break
+                sorter = free.pop() if free else ColumnSorter(widths, drop_equal)
+                low, high = int(bounds[following]), int(bounds[following + 1])
+                future = pool.submit(sorter.from_buckets, buckets, following, low, high)
+                waiting.append((future, sorter, need))
+                taken, following = taken + need, following + 1
+            future, sorter, need = waiting.popleft()
+            yield future.result()
+            taken -= need
+            if need <= usual:
+                free.append(sorter)  # else its memory is too much to keep
+            del future, sorter
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def cut_buckets(
-    counts: NDArray[np.uint32], widths: Widths, room: int
+    counts: NDArray[np.uint32], widths: Widths, room: int, at_once: int = 1
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Ranges of columns that can be sorted in `room` bytes: (bounds, edges of each), int64.
 
-    Smaller ones than would fit are faster; the longest column, which must fit, is the least.
+    `at_once` of them, where no column is too long for that.  Smaller ones than would fit are
+    faster; the longest column, which must fit, is the least.
     """
     longest = int(counts.max(initial=0)) * widths.sort_bytes + COLUMN_BYTES
     assert longest <= room
     total = int(counts.sum(dtype=np.int64)) * widths.sort_bytes
-    most = max(longest, min(room, max(_BUCKET_BYTES, total // _MOST_BUCKETS)))
+    most = max(longest, min(room // at_once, max(_BUCKET_BYTES, total // _MOST_BUCKETS)))
     nothing = np.empty(0, np.int64)
     ranges = cut_ranges(counts, widths.sort_bytes, COLUMN_BYTES, most, nothing, nothing)
     bounds, sizes = np.zeros(ranges + 1, np.int64), np.empty(ranges, np.int64)
@@ -211,6 +257,7 @@ def _fill(
             keys, ids,
         )  # fmt: skip
         buckets.append_grouped(starts, [keys, ids] if widths.edge else [keys])
+    buckets.finish()
 
 
 class ColumnSorter:
@@ -225,6 +272,17 @@ class ColumnSorter:
         self._sources = np.empty(0, np.dtype(widths.node))
         self._ids = np.empty(0, np.dtype(widths.edge or "uint32"))
         self._values = np.empty(0, np.uint64)
+        self._taken = [aligned_buffer(0) for _ in range(2)]  # from the file of buckets
+
+    def from_buckets(self, buckets: Buckets, bucket: int, first: int, last: int) -> Columns:
+        """Columns [first, last): those of a bucket."""
+        taken: list[NDArray[Any]] = []
+        for part in range(2 if self._widths.edge else 1):
+            need = buckets.scratch_bytes(part, buckets.filled(bucket))
+            if self._taken[part].size < need:
+                self._taken[part] = aligned_buffer(need)
+            taken.append(buckets.take_into(bucket, part, self._taken[part]))
+        return self.from_bucket(taken[0], taken[1] if len(taken) > 1 else None, first, last)
 
     def from_bucket(
         self, keys: NDArray[np.uint64], ids: NDArray[Any] | None, first: int, last: int

@@ -38,7 +38,7 @@ def edges_by_id(
     num_buckets = -(-num_ids // per_bucket)
     sizes = np.full(num_buckets, per_bucket, np.int64)
     parts: list[tuple[Any, int]] = [(np.uint32, 1), (dtype, 1), (dtype, 1)]
-    buckets = Buckets(work / "edges", sizes, parts, in_memory)
+    buckets = Buckets(work / "edges", sizes, parts, in_memory, share // 8)
     try:
         count = _fill(records, num_ids, num_edges, per_bucket, dtype, buckets, progress)
     except BaseException:
@@ -70,6 +70,7 @@ def _fill(
             )
             kept += ids.size
             stage.advance(dst.size)
+    buckets.finish()
     return kept
 
 

@@ -5,6 +5,7 @@ put in order in memory: nothing is written at random.
 """
 
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -13,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from preprocess.kernels.rows import group_places
+from preprocess.stages.ahead import read_ahead
 from preprocess.stages.array_file import ArrayFile
 from preprocess.stages.buckets import Buckets
 
@@ -31,7 +33,7 @@ class EdgePlaces:
         self._num_buckets = -(-num_ids // self._per_bucket)
         sizes = np.full(self._num_buckets, self._per_bucket, np.int64)
         self._buckets = Buckets(
-            work / "places.buckets", sizes, [(np.uint32, 1), (self._dtype, 1)], False
+            work / "places.buckets", sizes, [(np.uint32, 1), (self._dtype, 1)], False, share // 4
         )
         self._starts = np.empty(self._num_buckets + 1, np.int64)
         self._done = 0
@@ -50,6 +52,7 @@ class EdgePlaces:
     def write(self, path: Path) -> None:
         """The file of places: one for each id."""
         path.unlink(missing_ok=True)
+        self._buckets.finish()
         with ArrayFile(path, self._dtype) as file:
             for b in range(self._num_buckets):
                 count = min(self._per_bucket, self._num_ids - b * self._per_bucket)
@@ -80,12 +83,13 @@ def placed_rows(
     """
     nowhere = np.iinfo(places.dtype).max
     done = 0
-    for piece in pieces:
-        for first in range(0, places.size, max(num_edges, 1)):
-            to = places.read(first + done, piece.shape[0])
-            stored = to != nowhere
-            if stored.all():
-                yield piece, to
-            else:
-                yield piece[stored], to[stored]
-        done += piece.shape[0]
+    with closing(read_ahead(pieces)) as ahead:
+        for piece in ahead:
+            for first in range(0, places.size, max(num_edges, 1)):
+                to = places.read(first + done, piece.shape[0])
+                stored = to != nowhere
+                if stored.all():
+                    yield piece, to
+                else:
+                    yield piece[stored], to[stored]
+            done += piece.shape[0]

@@ -39,7 +39,7 @@ from preprocess.stages.columns import ColumnFile
 
 MAX_LEVELS = 4096
 _GAP_EDGES = (64 << 10) // 4  # what a scan reads in the time that another read takes
-_MOST_STEP = 2 << 20  # edges read at a time
+_MOST_STEP = 1 << 20  # edges read at a time
 _PURPOSE = 0x4F72_6465  # of the key: no other draw has it
 _FEW = 32  # a level of at most 1/32 of the nodes is ordered by sorting, and may be read in runs
 
@@ -109,7 +109,7 @@ def breadth_first(columns: ColumnFile, share: int, progress: Progress) -> NDArra
     roots = _roots(columns.degrees)
     rank = np.full(num_nodes, UNSET, np.uint32)
     order = np.empty(num_nodes, np.uint32)
-    step = max(1, min(_MOST_STEP, share // 8))
+    step = max(1, min(_MOST_STEP, share // 32))
     at, wanted, low, high = 0, 1, 0, 0  # low, high: places of the frontier
     with progress.stage("breadth-first order", num_nodes, "nodes") as stage:
         for _ in range(MAX_LEVELS):

@@ -6,6 +6,7 @@ reads, two writes.
 """
 
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from preprocess.errors import BadInput
 from preprocess.kernels.rows import group_places, to_bfloat16
 from preprocess.progress import Progress
 from preprocess.source import Source, SourceRows
+from preprocess.stages.ahead import read_ahead
 from preprocess.stages.buckets import Buckets
 
 _MOST_CHUNK_BYTES = 8 << 20
@@ -107,8 +109,11 @@ def place_rows(
         placed = _with_ranks(pieces, rank)
         scatter_rows(placed, array, rank.dtype, share, work, emit, progress)
         return
-    with progress.stage(array.path, array.num_rows * array.row_bytes, "B") as stage:
-        for piece in pieces:
+    with (
+        progress.stage(array.path, array.num_rows * array.row_bytes, "B") as stage,
+        closing(read_ahead(pieces)) as ahead,
+    ):
+        for piece in ahead:
             emit(piece)
             stage.advance(piece.nbytes)
 
@@ -117,9 +122,10 @@ def _with_ranks(
     pieces: Iterator[NDArray[Any]], rank: NDArray[Any]
 ) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
     done = 0
-    for piece in pieces:
-        yield piece, rank[done : done + piece.shape[0]]
-        done += piece.shape[0]
+    with closing(read_ahead(pieces)) as ahead:
+        for piece in ahead:
+            yield piece, rank[done : done + piece.shape[0]]
+            done += piece.shape[0]
 
 
 def scatter_rows(
@@ -163,21 +169,31 @@ def _place_by_bucket(
     sizes[-1] = array.num_rows - per_bucket * (num_buckets - 1)
     dtype = numpy_dtype(array.dtype)
     starts = np.empty(num_buckets + 1, np.int64)
-    with Buckets(work / "rows", sizes, [(dtype, width), (place_dtype, 1)], False) as buckets:
+    parts = [(dtype, width), (place_dtype, 1)]
+    with Buckets(work / "rows", sizes, parts, False, share // 8) as buckets:
         for piece, places in placed:
             order = np.empty(places.size, np.int64)
             group_places(places, per_bucket, starts, order)
-            buckets.append_grouped(starts, [piece[order].reshape(-1), places[order]])
+            buckets.append_chosen(starts, order, [piece, places])
             advance(piece.nbytes // 2)
-        dense = np.empty((int(sizes[0]), *array.row_shape), dtype)
+        buckets.finish()
+        dense, filled = np.empty((int(sizes[0]), *array.row_shape), dtype), 0
         step = chunk_rows(array.row_bytes, share)
-        for b, size in enumerate(sizes.tolist()):
-            assert buckets.filled(b) == size
-            places = buckets.take(b, 1)
-            places -= places.dtype.type(b * per_bucket)
-            for first in range(0, size, step):
-                some = places[first : first + step]
-                rows = buckets.take(b, 0, first, some.size)
-                dense[some] = rows.reshape(-1, *array.row_shape)
+        with closing(read_ahead(_bucket_rows(buckets, sizes, step))) as ahead:
+            for rows, places in ahead:
+                dense[places % places.dtype.type(per_bucket)] = rows.reshape(-1, *array.row_shape)
+                filled += places.size
                 advance(rows.nbytes - rows.nbytes // 2)
-            emit(dense[:size])
+                if filled % per_bucket == 0 or filled == array.num_rows:
+                    emit(dense[: (filled - 1) % per_bucket + 1])
+
+
+def _bucket_rows(
+    buckets: Buckets, sizes: NDArray[np.int64], step: int
+) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
+    """(rows, flat, their places) of each bucket in order, at most `step` rows of one bucket."""
+    for b, size in enumerate(sizes.tolist()):
+        assert buckets.filled(b) == size
+        for first in range(0, size, step):
+            count = min(step, size - first)
+            yield buckets.take(b, 0, first, count), buckets.take(b, 1, first, count)

@@ -11,8 +11,10 @@ from preprocess.kernels.edges import count_targets
 from preprocess.kernels.rows import take_ids
 from preprocess.progress import Progress
 from preprocess.source import Source, SourceRelation, SourceRows
+from preprocess.stages.ahead import COPIES, read_ahead
 
-_READ_BYTES = 16  # an edge, as its two ends are read
+_READ_BYTES = 16 * (1 + COPIES)  # an edge, as its two ends are read, and what is read ahead
+_MOST_CHUNK = 1 << 19  # edges
 _SPLIT_IDS = 1 << 16
 
 
@@ -29,10 +31,10 @@ def count_edges(
     Returns uint32 (num_nodes of the dst type,).  Raises BadInput: an id out of range.
     """
     counts = np.zeros(source.num_nodes[relation.dst], np.uint32)
-    chunk = max(1, min(1 << 20, share // 4 // _READ_BYTES))
+    chunk = max(1, min(_MOST_CHUNK, share // 4 // _READ_BYTES))
     done = 0
     with progress.stage("count edges", relation.num_edges, "edges") as stage:
-        for src, dst in source.edges(relation, chunk):
+        for src, dst in read_ahead(source.edges(relation, chunk)):
             count_targets(src, dst, undirected, keep_loops, counts)
             done += src.size
             stage.advance(src.size)

@@ -33,7 +33,7 @@ def same_folder(left: Path, right: Path) -> None:
 
 def test_memory_does_not_show_in_the_store(small_graph: Path, tmp_path: Path, quiet: Progress):
     found = set()
-    for number, mem in enumerate((9 << 20, 11 << 20, 256 << 20)):
+    for number, mem in enumerate((12 << 20, 15 << 20, 256 << 20)):
         options = IngestOptions(mem_bytes=mem, block_bytes=8 << 10, edge_ids=True)
         target = tmp_path / str(number)
         found.add(ingest(PlainSource(small_graph), target, options, quiet).manifest.fingerprint)

@@ -1,0 +1,58 @@
+"""Pieces made by another thread, in order, while a stage works on those before."""
+
+from collections import deque
+from collections.abc import Generator, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+_AHEAD = 2  # pieces
+COPIES = _AHEAD + 1  # of a piece, that reading ahead holds beside the one being read
+
+Piece = TypeVar("Piece")
+
+
+def read_ahead(pieces: Iterator[Piece]) -> Generator[Piece]:
+    """The same arrays, or tuples of them, made by another thread; valid until the next step.
+
+    `pieces` may reuse its arrays: each piece is copied.  Memory: COPIES of the largest piece.
+    """
+    slots: list[list[NDArray[Any]]] = [[] for _ in range(COPIES)]
+
+    def step(slot: list[NDArray[Any]]) -> Any:
+        piece: Any = next(pieces, None)
+        if piece is None:
+            return None
+        parts = piece if isinstance(piece, tuple) else (piece,)
+        copies = tuple(_copy(slot, i, part) for i, part in enumerate(parts))
+        return copies if isinstance(piece, tuple) else copies[0]
+
+    pool = ThreadPoolExecutor(1, thread_name_prefix="ahead")
+    waiting: deque[Future[Any]] = deque()
+    try:
+        for slot in slots[:_AHEAD]:
+            waiting.append(pool.submit(step, slot))
+        number = _AHEAD
+        while (piece := waiting.popleft().result()) is not None:
+            waiting.append(pool.submit(step, slots[number % COPIES]))
+            number += 1
+            yield piece
+    finally:
+        pool.shutdown(cancel_futures=True)
+        close = getattr(pieces, "close", None)
+        if close is not None:
+            close()
+
+
+def _copy(slot: list[NDArray[Any]], number: int, part: NDArray[Any]) -> NDArray[Any]:
+    """A copy in the slot's memory, which is kept for the next one."""
+    if number == len(slot):
+        slot.append(np.empty(0, part.dtype))
+    held = slot[number]
+    if held.size < part.size or held.dtype != part.dtype:
+        held = slot[number] = np.empty(part.size, part.dtype)
+    out = held[: part.size].reshape(part.shape)
+    out[...] = part
+    return out
