@@ -50,6 +50,7 @@ from preprocess.plan import (
     store_bytes,
     temporary_bytes,
 )
+from preprocess.prepare import preparation_of, prepared
 from preprocess.progress import Progress
 from preprocess.relations import RelationStages
 from preprocess.result import IngestResult
@@ -93,8 +94,21 @@ def ingest(
     run is stopped, finished stages stay, and the same call goes on behind them.
     """
     if target.exists():
-        remove_dead(target)
+        for name in (target, preparation_of(target)):
+            remove_dead(name)
         raise StoreExists(f"{target}: exists already; remove it, or choose another name")
+    with prepared(source, target, options.mem_bytes, progress, fresh):
+        return _write_store(source, target, options, progress, fresh, partition)
+
+
+def _write_store(
+    source: Source,
+    target: Path,
+    options: IngestOptions,
+    progress: Progress,
+    fresh: bool,
+    partition: NDArray[np.uint32] | None,
+) -> IngestResult:
     give_back_freed()
     options = replace(options, partitioned=partition is not None)
     options.check()

@@ -1,0 +1,85 @@
+"""What a source does before its nodes and edges can be counted: steps that a stopped run keeps."""
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+from preprocess.progress import Progress
+from preprocess.source import Source
+from preprocess.work import StageRecord, WorkFolder, sign
+
+_PREPARATION = 1  # goes up when steps or their files change: nothing older is taken over
+
+Facts = dict[str, Any]
+
+
+class Preparation:
+    """The folder, the memory and the journal of a preparation."""
+
+    def __init__(self, work: WorkFolder, mem_bytes: int, progress: Progress) -> None:
+        self._work = work
+        self.mem_bytes, self.progress = mem_bytes, progress
+
+    @property
+    def folder(self) -> Path:
+        """For files of this ingest; it is gone when the store is there."""
+        return self._work.path
+
+    def step(
+        self, name: str, body: Callable[[], Facts], made: Callable[[Facts], Iterable[str]]
+    ) -> Facts:
+        """Run a step, unless an earlier run has; returns its facts, plain values.
+
+        made   names of the files in the folder that it leaves, from its facts
+        """
+        record = self._work.find(name)
+        if record is None:
+            begun = time.monotonic()
+            facts = body()
+            record = StageRecord(name, facts, 0, 0, time.monotonic() - begun)
+            self._work.finish(record, made(facts), ())
+        return record.facts
+
+
+@runtime_checkable
+class Preparable(Protocol):
+    """A source that has more to do than to open its files, such as to map ids of nodes.
+
+    Before it is prepared its counts may be too high, and its splits are missing; no edges are read.
+    """
+
+    def prepare(self, preparation: Preparation) -> None:
+        """Do it, within the memory, or find what an earlier run has done.  Raises BadInput."""
+
+    def write_keys(self, folder: Path, progress: Progress) -> None:
+        """Write the owner's ids of nodes that no array of the store holds, a file a type."""
+
+
+@contextmanager
+def prepared(
+    source: Source, target: Path, mem_bytes: int, progress: Progress, fresh: bool
+) -> Iterator[None]:
+    """A source is ready to be read, inside; its files lie in a work folder beside the target.
+
+    Raises BadInput, BudgetTooSmall, StoreBusy, OutOfSpace.
+    """
+    if not isinstance(source, Preparable):
+        yield
+        return
+    facts = {"preparation": _PREPARATION, "layout": source.layout}
+    with WorkFolder(preparation_of(target), sign(facts, source.files), fresh) as work:
+        source.prepare(Preparation(work, mem_bytes, progress))
+        source.write_keys(keys_of(target), progress)
+        yield
+
+
+def preparation_of(target: Path) -> Path:
+    """What the work folder of a preparation is named after."""
+    return target.with_name(f"{target.name}.prepared")
+
+
+def keys_of(target: Path) -> Path:
+    """The folder of the owner's ids, beside a store."""
+    return target.with_name(f"{target.name}.keys")
