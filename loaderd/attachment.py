@@ -1,7 +1,7 @@
 """Opening a session: parameters resolved, memory taken out of the arena, seeds looked up."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from blockstore.io.buffers import byte_view
 from blockstore.io.reader import BlockReader
 from blockstore.store import Store
 from blockstore.units import format_bytes
+from loaderd.devicecost import DeviceCost
 from loaderd.errors import Refused
 from loaderd.hyper import Hyper, StructureArea
 from loaderd.hypercut import HyperCut
@@ -36,7 +37,7 @@ from loaderd.rows import Addressed, Pins
 from loaderd.sampling import Workspaces, usual_shape
 from loaderd.seeds import count_seeds, fill_seeds
 from loaderd.session import RowSizes, SessionState
-from loaderd.slots import SlotBroker
+from loaderd.slots import LOOK_WAIT_S, WAIT_S, SlotBroker
 from loaderd.topology import Structure
 from loaderd.workspace import (
     Carver,
@@ -148,24 +149,54 @@ class Attachment:
         manifest: Manifest,
         readers: int,
         policy: Policy,
-        gap_pages: int,
+        cost: Callable[[Sequence[NDArray[np.uint8]]], DeviceCost],
     ) -> None:
-        """Take what hyperbatches need: areas for structure, and the row cache.  Raises Refused."""
+        """Take what hyperbatches need: areas for structure, and the row cache.
+
+        cost   measures the device, through the buffers that pages will pass through
+
+        Raises Refused; what was taken is given back then.
+        """
+        before = len(self._taken)
+        try:
+            self._take_hyper(
+                broker, arena, cut, reader, first_file, manifest, readers, policy, cost
+            )
+        except BaseException:
+            broker.give(self._taken[before:])
+            del self._taken[before:]
+            self.areas, self.scratch, self.hyper_cut = [], None, None
+            raise
+
+    def _take_hyper(
+        self,
+        broker: SlotBroker,
+        arena: Arena,
+        cut: HyperCut,
+        reader: BlockReader,
+        first_file: int,
+        manifest: Manifest,
+        readers: int,
+        policy: Policy,
+        cost: Callable[[Sequence[NDArray[np.uint8]]], DeviceCost],
+    ) -> None:
         self.hyper_cut = cut
         self.areas = [
-            StructureArea(self._take_run(broker, arena, cut.area)) for _ in range(cut.areas)
+            StructureArea(self._take_run(broker, arena, cut.area, LOOK_WAIT_S))
+            for _ in range(cut.areas)
         ]
         if cut.scratch:
-            self.scratch = StructureArea(self._take_run(broker, arena, cut.scratch))
+            self.scratch = StructureArea(self._take_run(broker, arena, cut.scratch, LOOK_WAIT_S))
         if not cut.entries:
             return
-        tables = self._take_run(broker, arena, cut.tables)
-        transit = [self._take_run(broker, arena, cut.run) for _ in range(readers)]
+        tables = self._take_run(broker, arena, cut.tables, LOOK_WAIT_S)
+        transit = [self._take_run(broker, arena, cut.run, LOOK_WAIT_S) for _ in range(readers)]
         area = broker.take(cut.rows)
         self._taken += area
         self._rows = RowCache(
             self.served, reader, first_file, arena.data, self._slot_bytes, manifest.block_bytes,
-            manifest.id_dtype, cut.entries, tables, area, transit, gap_pages, policy,
+            manifest.id_dtype, cut.entries, tables, area, transit, cost(transit).gap_pages,
+            policy,
         )  # fmt: skip
 
     def fall_back(
@@ -204,9 +235,11 @@ class Attachment:
         """Of a batch whose rows are in the cache."""
         return Addressed(Pins((), ()), 0, (0,) * len(self.served))
 
-    def _take_run(self, broker: SlotBroker, arena: Arena, count: int) -> NDArray[np.uint8]:
+    def _take_run(
+        self, broker: SlotBroker, arena: Arena, count: int, wait_s: float = WAIT_S
+    ) -> NDArray[np.uint8]:
         """Memory of `count` adjacent slots."""
-        first = broker.take_run(count)
+        first = broker.take_run(count, wait_s)
         self._taken += range(first, first + count)
         return arena.data[first * self._slot_bytes : (first + count) * self._slot_bytes]
 

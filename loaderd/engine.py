@@ -26,7 +26,7 @@ from loaderd.build import Builder
 from loaderd.devicecost import DeviceCost, measure_cost
 from loaderd.errors import BatchFailed, DaemonError, Refused
 from loaderd.hyper import Hyper, Sampled, Sampler, StructureArea
-from loaderd.hypercut import RUN_BYTES, Estimate, HyperCut, cut_hyper
+from loaderd.hypercut import Estimate, HyperCut, cut_hyper
 from loaderd.ledger import EngineSettings, make_budget, served_rows
 from loaderd.plans.base import Unit
 from loaderd.plans.hyperbatch import HyperbatchPlan
@@ -45,7 +45,7 @@ from loaderd.residency import Residency
 from loaderd.rows import RowAssembler
 from loaderd.sampling import BatchSampler, Crew
 from loaderd.session import Job, Placement
-from loaderd.slots import SlotBroker
+from loaderd.slots import LOOK_WAIT_S, SlotBroker
 from loaderd.topology import Structure, Topology
 from loaderd.trace import STAGE, Trace
 from loaderd.workspace import Workspace
@@ -164,54 +164,52 @@ class Engine:
         )
         with self._lock:
             session, self._next_session = self._next_session, self._next_session + 1
-        if self.budget.graph_slots >= self.budget.graph_blocks:
-            self.topology.load()
-        if attachment.plan.name == HyperbatchPlan.name:
-            self._open_hyper(session, attachment, request)
+        try:
+            if self.budget.graph_slots >= self.budget.graph_blocks:
+                self.topology.load()
+            if attachment.plan.name == HyperbatchPlan.name:
+                self._open_hyper(session, attachment, request)
+        except BaseException:
+            attachment.close(self.broker)
+            raise
         with self._lock:
             self._sessions[session] = attachment
         return attachment.describe(request.request, session)
 
     def _open_hyper(self, session: int, attachment: Attachment, request: Attach) -> None:
         """Take the memory of a session of hyperbatches and start its threads."""
-        try:
-            cut = self._cut_hyper(session, attachment, request)
-            if cut is None:  # a budget for plain minibatches: they are the same
-                attachment.fall_back(
-                    self.store.manifest, self.broker, self.arena, self.budget.row_blocks,
-                    self.settings,
-                )  # fmt: skip
-                return
-            attachment.take_quota(self.broker, cut.quota)
-            attachment.take_hyper(
-                self.broker, self.arena, cut, self.reader, len(self.store.manifest.relations),
-                self.store.manifest, self.settings.readers, self.settings.policy,
-                self._device_cost().gap_pages,
-            )  # fmt: skip
-        except BaseException:
-            attachment.close(self.broker)
-            raise
+        cut = self._cut_hyper(session, attachment, request)
+        if cut is None or not self._take_hyper(attachment, cut):
+            attachment.fall_back(  # a budget for plain minibatches: they are the same
+                self.store.manifest, self.broker, self.arena, self.budget.row_blocks, self.settings
+            )
+            return
+        attachment.take_quota(self.broker, cut.quota)
         crew = self._crew(session, attachment)
         attachment.hyper = Hyper(
             attachment.plan, self._sampler(attachment, crew), attachment.row_cache,
             attachment.areas, cut.size, cut.chunk, _Hand(self, session, attachment), self._trace,
         )  # fmt: skip
 
-    def _device_cost(self) -> DeviceCost:
+    def _take_hyper(self, attachment: Attachment, cut: HyperCut) -> bool:
+        """Take areas and cache; False where the arena's free slots lie too far apart."""
+        manifest = self.store.manifest
+        try:
+            attachment.take_hyper(
+                self.broker, self.arena, cut, self.reader, len(manifest.relations), manifest,
+                self.settings.readers, self.settings.policy, self._device_cost,
+            )  # fmt: skip
+        except Refused:
+            return False
+        return True
+
+    def _device_cost(self, buffers: Sequence[NDArray[np.uint8]]) -> DeviceCost:
         """What reading rows costs; measured once, over the largest row array."""
         if self._cost is None:
             first = len(self.store.manifest.relations)
             numbers = [first + i for i in range(len(self._served))]
             number = max(numbers, key=lambda i: self.reader.files[i].geometry.num_blocks)
-            width = max(1, RUN_BYTES // self.budget.slot_bytes)
-            runs = [self.broker.take_run(width) for _ in range(self.settings.readers)]
-            try:
-                size = self.budget.slot_bytes
-                buffers = [self.arena.data[r * size : (r + width) * size] for r in runs]
-                self._cost = measure_cost(self.reader, number, self.reader.files[number], buffers)
-            finally:
-                for run in runs:
-                    self.broker.give(list(range(run, run + width)))
+            self._cost = measure_cost(self.reader, number, self.reader.files[number], buffers)
         return self._cost
 
     def _crew(self, session: int, attachment: Attachment) -> Crew:
@@ -282,7 +280,7 @@ class Engine:
         firsts = []
         try:
             for count in parts[: 1 + together]:
-                firsts.append(self.broker.take_run(count))
+                firsts.append(self.broker.take_run(count, LOOK_WAIT_S))
             area, *scratch = [
                 StructureArea(self.arena.data[first * slot : (first + count) * slot])
                 for first, count in zip(firsts, parts, strict=False)
@@ -301,6 +299,8 @@ class Engine:
                     total += int(count_new(piece, piece.size, 0, 64 * seen.size, seen))
                 if number.bit_count() == 1:
                     rows.append(total)
+        except Refused:
+            return [], []
         finally:
             for first, count in zip(firsts, parts, strict=False):
                 self.broker.give(list(range(first, first + count)))

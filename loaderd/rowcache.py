@@ -126,7 +126,7 @@ def table_bytes(types: Sequence[TypeRows], id_dtype: str, entries: Sequence[int]
     carver = Carver(None)
     for t, count in zip(types, entries, strict=True):
         _carve(carver, t, count, np.dtype(id_dtype))
-    _carve_chunks(carver)
+    _carve_chunks(carver, entries)
     return carver.used
 
 
@@ -139,9 +139,10 @@ def _carve(carver: Carver, t: TypeRows, entries: int, ids: np.dtype[Any]) -> tup
     )  # fmt: skip
 
 
-def _carve_chunks(carver: Carver) -> tuple[Any, Any]:
-    chosen = carver.array(np.int32, CHUNK_ROWS)
-    return chosen, [carver.array(np.int64, 5 * CHUNK_ROWS) for _ in range(_RUNS_HELD)]
+def _carve_chunks(carver: Carver, entries: Sequence[int]) -> tuple[Any, Any]:
+    """Entries chosen for a chunk of rows, and the runs of pages that these are read by."""
+    rows = min(CHUNK_ROWS, max(1, *entries, 1))
+    return carver.array(np.int32, rows), carver.array(np.int64, 5 * rows)
 
 
 class RowCache:
@@ -203,7 +204,7 @@ class RowCache:
                     bits, listed,
                 )
             )  # fmt: skip
-        self._chosen, self._runs = _carve_chunks(carver)
+        self._chosen, self._runs = _carve_chunks(carver, entries)
         self._counts = np.zeros(LEVELS + 1, np.int64)
         self._hand, self._groups = np.zeros(1, np.int64), 0
         self.rows_read = self.rows_wanted = self.pages_read = self.runs_read = 0
@@ -283,9 +284,11 @@ class RowCache:
         low, known = 0, oldest(-1)
         try:
             while low < t.num_listed:
-                want = min(CHUNK_ROWS, t.num_listed - low)
+                want = min(self._chosen.size, t.num_listed - low)
                 found = self._choose(t, known, now, want)
-                if found < min(want, max(1, CHUNK_ROWS // 16)) and known < now:
+                if found < min(want, max(1, self._chosen.size // 16)) and known < now:
+                    if self._policy == "second-chance":
+                        t.uses[self._chosen[:found]] = 0  # not taken after all
                     known = oldest(known)
                     continue
                 assert found, "a group that fits finds room once all before it are released"
@@ -335,7 +338,7 @@ class RowCache:
         """Begin to read rows listed[low:high] of every array."""
         readings = []
         for a in t.arrays:
-            runs = self._runs[0].reshape(-1, 5)
+            runs = self._runs.reshape(-1, 5)
             count = plan_extents(
                 t.listed, low, high, a.rows_per_block, a.row_bytes, a.block_bytes,
                 a.blocks_per_shard, self._gap_pages, self._most_pages, runs,

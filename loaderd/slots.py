@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from blockstore.pool import BlockPool
 from loaderd.errors import Refused
 
+LOOK_WAIT_S = 1.0  # the same, where there is another way
 WAIT_S = 20.0  # for batches in flight to give back what an attach needs
 
 
@@ -50,7 +51,7 @@ class SlotBroker:
         with self._changed:
             return int(self._graph.owned().sum())
 
-    def take_run(self, count: int) -> int:
+    def take_run(self, count: int, wait_s: float = WAIT_S) -> int:
         """First of `count` adjacent slots, now the caller's.
 
         Raises Refused: there is no such run, or batches in flight do not give it back in time.
@@ -58,7 +59,7 @@ class SlotBroker:
         if count == 0:
             return 0
         with self._changed:
-            found = self._changed.wait_for(lambda: self._try_run(count), WAIT_S)
+            found = self._changed.wait_for(lambda: self._try_run(count), wait_s)
             if not found:
                 raise Refused(self._shortage(count))
             return self._found

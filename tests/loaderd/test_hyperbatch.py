@@ -9,11 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from blockstore.errors import CorruptBlock
+from blockstore.format import NodeType, RowArray
 from blockstore.io.buffers import aligned_buffer
 from blockstore.io.reader import BlockReader
 from blockstore.pool import BlockPool
 from blockstore.store import open_store, read_rows
-from loaderd.ledger import served_rows
+from loaderd.hypercut import Estimate, cut_hyper
+from loaderd.ledger import ServedRows, SessionNeed, served_rows
 from loaderd.plans.hyperbatch import block_schedule, choose_size, grown
 from loaderd.rowcache import Needs, RowCache, area_slots_of, rows_by_type, table_bytes
 from preprocess.ingest import ingest
@@ -22,6 +24,8 @@ from preprocess.progress import Progress
 from preprocess.sources.plain import PlainSource
 
 BLOCK = 4096
+IDS = RowArray("ids", "uint32", 1_000_000)
+NODES = NodeType(name="node", first=0, num_nodes=1_000_000, original_id=IDS, store_id=IDS)
 
 
 def count_reads(pool: BlockPool, groups: list[np.ndarray]) -> int:
@@ -97,6 +101,27 @@ def test_a_hyperbatch_is_as_large_as_has_room(rows, batch_bytes, room, most):
     assert 1 <= size <= most
     assert size == 1 or takes(size) <= room
     assert size == most or takes(size + 1) > room
+
+
+NEED = SessionNeed(9, 9 << 20, 1, 4, 6, 50, 2)
+
+
+@given(st.integers(1, 3000), st.integers(0, 1), st.integers(0, 40))
+def test_a_cut_takes_no_more_than_there_is(room, together, asked):
+    estimate = Estimate(1 << 20, 10_000, together << 19, 1 << 20, (10_000, 18_000, 30_000))
+    types = [ServedRows("x", NODES, RowArray("x", "float32", 1_000_000, (16,)))]
+    cut = cut_hyper(room, 1 << 20, NEED, estimate, types, "uint32", 8, 4, asked, 100)
+    if cut is None:
+        assert not together or room < 12 + NEED.least_quota + room // 3
+        return
+    assert cut.slots(8) <= room
+    assert 1 <= cut.size <= (asked or 100)
+    assert cut.chunk * cut.areas >= cut.size
+    assert cut.quota >= NEED.least_quota
+    assert cut.area >= NEED.structure
+    assert bool(cut.scratch) == bool(together)
+    assert bool(cut.entries) == bool(cut.rows) == bool(cut.tables)
+    assert cut.entries or together  # with the graph in memory nothing else is gained
 
 
 @pytest.fixture(scope="module")

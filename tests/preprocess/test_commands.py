@@ -91,8 +91,8 @@ def test_a_store_with_32_megabytes(folder: Path, tmp_path: Path):
     [
         ["ingest", "--mem", "much"],
         ["ingest", "--block-size", "0"],
-        ["ingest", "--order", "random"],
-        ["ingest", "--dtype", "int8"],
+        ["ingest", "--order", "sideways"],
+        ["ingest", "--dtype", "int4"],
         ["export", "--mem", "-1"],
         ["verify", "--deep"],
     ],

@@ -85,4 +85,4 @@ def test_the_command_lists_its_benches():
     command = [sys.executable, "-m", "tools.bench", "speed"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert "{disk,handover,ingest,kernels,loaders}" in done.stderr
+    assert "{disk,handover,hyperbatch,ingest,kernels,loaders}" in done.stderr
