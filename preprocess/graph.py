@@ -208,7 +208,7 @@ class GraphStages:
         self, file: ColumnFile, rank: NDArray[np.uint32], share: int
     ) -> Iterator[Records]:
         """Columns by source id as edges, both ends renamed."""
-        step = max(_LEAST_READ, min(1 << 19, share // 4 // 80))
+        step = max(_LEAST_READ, min(1 << 19, share // 4 // 160))
         dst, src = np.empty(step, np.int64), np.empty(step, np.int64)
         no_ids = np.empty(0, np.int64)
         node, skip = 0, 0

@@ -20,7 +20,8 @@ from blockstore.io.buffers import aligned_buffer, byte_view
 from blockstore.io.files import open_to_write, read_exact, write_exact
 from preprocess.stages.array_file import remove_file, reserve
 
-_WRITERS = 2
+_WRITERS, _READERS = 3, 4  # threads; a reader is also who asks
+_LEAST_READ = 1 << 20
 _IN_FLIGHT = 4  # buffers being written
 _MOST_BUFFER = 1 << 20
 
@@ -247,9 +248,19 @@ class _File:
         begin = self._begins[bucket * self._num_parts + part] + first
         skip = begin % PAGE_BYTES if self._direct else 0
         size = align(skip + count, PAGE_BYTES) if self._direct else count
-        raw = scratch[:size]
-        read_exact(self._read_fd, [byte_view(raw)], begin - skip, str(self._path))
+        raw, offset = scratch[:size], begin - skip
+        step = align(max(-(-size // _READERS), _LEAST_READ), PAGE_BYTES)
+        others = [
+            self._pool.submit(self._read, raw[at : at + step], offset + at)
+            for at in range(step, size, step)
+        ]
+        self._read(raw[:step], offset)
+        for other in others:
+            other.result()
         return raw[skip : skip + count]
+
+    def _read(self, out: NDArray[np.uint8], offset: int) -> None:
+        read_exact(self._read_fd, [byte_view(out)], offset, str(self._path))
 
     def remove(self) -> None:
         """Close the file, and remove it."""

@@ -31,7 +31,8 @@ from preprocess.source import Source, SourceRelation
 from preprocess.stages.ahead import COPIES, read_ahead
 from preprocess.stages.buckets import Buckets
 
-_CHUNK_EDGE_BYTES = 64  # an edge on its way into a bucket; twice that with its reverse
+# an edge on its way into a bucket, what is made ahead included; twice that with its reverse
+_CHUNK_EDGE_BYTES = 64 + 24 * COPIES
 _READ_EDGE_BYTES = 16 * (1 + COPIES)  # an edge of the source, with what is read ahead
 _SORTERS = 3  # buckets that are sorted at the same time
 COLUMN_BYTES = 16  # a column, while its bucket is sorted
@@ -248,15 +249,16 @@ def _fill(
     starts = np.empty(bounds.size, np.int64)
     bucket, keys = np.empty(0, np.uint32), np.empty(0, np.uint64)
     ids = np.empty(0, np.dtype(widths.edge or "uint32"))
-    for dst, src, edge_ids in records:
-        if bucket.size < dst.size:
-            bucket, keys = np.empty(dst.size, np.uint32), np.empty(dst.size, np.uint64)
-            ids = np.empty(dst.size if widths.edge else 0, ids.dtype)
-        group_edges(
-            dst, src, edge_ids, dst.size, bounds, guide, shift, widths.node_bits, bucket, starts,
-            keys, ids,
-        )  # fmt: skip
-        buckets.append_grouped(starts, [keys, ids] if widths.edge else [keys])
+    with closing(read_ahead(records)) as ahead:
+        for dst, src, edge_ids in ahead:
+            if bucket.size < dst.size:
+                bucket, keys = np.empty(dst.size, np.uint32), np.empty(dst.size, np.uint64)
+                ids = np.empty(dst.size if widths.edge else 0, ids.dtype)
+            group_edges(
+                dst, src, edge_ids, dst.size, bounds, guide, shift, widths.node_bits, bucket,
+                starts, keys, ids,
+            )  # fmt: skip
+            buckets.append_grouped(starts, [keys, ids] if widths.edge else [keys])
     buckets.finish()
 
 

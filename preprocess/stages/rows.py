@@ -6,6 +6,7 @@ reads, two writes.
 """
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -163,7 +164,7 @@ def _place_by_bucket(
     advance: Callable[[int], None],
 ) -> None:
     width = array.row_items
-    per_bucket = max(1, share // 2 // (array.row_bytes + 8))
+    per_bucket = max(1, share // 4 // (array.row_bytes + 8))
     num_buckets = -(-array.num_rows // per_bucket)
     sizes = np.full(num_buckets, per_bucket, np.int64)
     sizes[-1] = array.num_rows - per_bucket * (num_buckets - 1)
@@ -177,15 +178,27 @@ def _place_by_bucket(
             buckets.append_chosen(starts, order, [piece, places])
             advance(piece.nbytes // 2)
         buckets.finish()
-        dense, filled = np.empty((int(sizes[0]), *array.row_shape), dtype), 0
         step = chunk_rows(array.row_bytes, share)
-        with closing(read_ahead(_bucket_rows(buckets, sizes, step))) as ahead:
+        shape = (int(sizes[0]), *array.row_shape)
+        dense = [np.empty(shape, dtype) for _ in range(min(2, num_buckets))]  # one is given away
+        giving: Future[None] | None = None
+        filled = 0
+        with (
+            ThreadPoolExecutor(1, thread_name_prefix="emit") as pool,
+            closing(read_ahead(_bucket_rows(buckets, sizes, step))) as ahead,
+        ):
             for rows, places in ahead:
-                dense[places % places.dtype.type(per_bucket)] = rows.reshape(-1, *array.row_shape)
+                local = places % places.dtype.type(per_bucket)
+                dense[0][local] = rows.reshape(-1, *array.row_shape)
                 filled += places.size
                 advance(rows.nbytes - rows.nbytes // 2)
                 if filled % per_bucket == 0 or filled == array.num_rows:
-                    emit(dense[: (filled - 1) % per_bucket + 1])
+                    if giving is not None:
+                        giving.result()
+                    giving = pool.submit(emit, dense[0][: (filled - 1) % per_bucket + 1])
+                    dense.reverse()
+            assert giving is not None
+            giving.result()
 
 
 def _bucket_rows(
