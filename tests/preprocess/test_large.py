@@ -1,0 +1,133 @@
+"""More than 2^31, and 2^32, edges: offsets and counts of 64 bits, by sparse files and headers."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from blockstore.format import giant_capacity
+from blockstore.pack import GraphPacker
+from preprocess.contents import list_contents
+from preprocess.kernels.edges import cut_ranges, expand_edges, group_edges, split_values
+from preprocess.kernels.levels import STRIDE, column_ranges, make_starts
+from preprocess.options import IngestOptions
+from preprocess.plan import place_dtype, plan
+from preprocess.stages import buckets as buckets_module
+from preprocess.stages.array_file import ArrayFile
+from preprocess.stages.buckets import Buckets
+from preprocess.stages.columns import ColumnFile
+from preprocess.stages.csc import Columns, Widths
+from preprocess.stages.edge_places import placed_rows
+from tests.preprocess.test_plan import Headers
+
+BEYOND = 2**32 + 5
+NONE = np.empty(0, np.uint32)
+
+
+def test_files_of_columns_go_on_behind_two_to_the_32(tmp_path: Path):
+    path = tmp_path / "columns"
+    with path.open("wb") as f:
+        os.truncate(f.fileno(), 4 * BEYOND)
+    degrees = np.full(2 * STRIDE + 1, 2**26, np.uint32)
+    with ColumnFile.reopen(path, degrees) as file:
+        assert file.num_edges == BEYOND
+        assert file.starts.tolist() == [0, 2**32, 2**33]
+        file.append(Columns(5, np.array([3]), np.array([7, 8, 9], np.uint32), None))
+        (found,) = [p.tolist() for p in file.read(BEYOND - 1, 4, 10)]
+        assert found == [0, 7, 8, 9]
+        assert file.num_edges == BEYOND + 3
+
+
+def test_columns_begin_behind_two_to_the_32():
+    degrees = np.full(70, 2**31 + 1, np.uint32)
+    starts = np.zeros(degrees.size // STRIDE + 1, np.int64)
+    make_starts(degrees, starts)
+    assert starts.tolist() == [0, 64 * (2**31 + 1)]
+    first, count = np.empty(2, np.int64), np.empty(2, np.int64)
+    column_ranges(np.array([3, 69], np.uint32), starts, degrees, first, count)
+    assert first.tolist() == [3 * (2**31 + 1), 69 * (2**31 + 1)]
+    assert count.tolist() == [2**31 + 1] * 2
+
+
+def test_ranges_of_columns_count_beyond_two_to_the_32():
+    counts = np.full(9, 2**31, np.uint32)
+    bounds, sizes = np.empty(10, np.int64), np.empty(9, np.int64)
+    number = cut_ranges(counts, 12, 16, 3 * (12 * 2**31 + 16), bounds, sizes)
+    assert number == 3
+    assert bounds[:4].tolist() == [0, 3, 6, 9]
+    assert sizes[:3].tolist() == [3 * 2**31] * 3
+
+
+@pytest.mark.parametrize("room", [0, 1 << 20])
+def test_buckets_lie_behind_two_to_the_32(tmp_path: Path, monkeypatch, room: int):
+    monkeypatch.setattr(buckets_module, "reserve", lambda fd, size, where: None)
+    sizes = np.array([2**31, 2**31 + 7, 3], np.int64)
+    parts = [(np.uint64, 1), (np.uint32, 2)]
+    with Buckets(tmp_path / "b", sizes, parts, False, room) as held:
+        keys, ids = np.arange(6, dtype=np.uint64), np.arange(12, dtype=np.uint32)
+        held.append_grouped(np.array([0, 2, 5, 6]), [keys, ids])
+        held.append_grouped(np.array([0, 0, 1, 3]), [keys + np.uint64(9), ids])
+        held.finish()
+        assert (tmp_path / "b").stat().st_size > 2**34
+        assert held.take(1, 0).tolist() == [2, 3, 4, 9]
+        assert held.take(2, 0, 1).tolist() == [10, 11]
+        assert held.take(2, 1).tolist() == [10, 11, 2, 3, 4, 5]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_edge_ids_beyond_two_to_the_32():
+    widths = Widths.of("uint32", 100, "uint64", BEYOND)
+    assert (widths.edge_bits, widths.node_bits, widths.too_wide) == (34, 7, False)
+    src, dst = np.array([3, 4]), np.array([5, 5])
+    out = [np.empty(4, np.int64) for _ in range(3)]
+    count = expand_edges(src, dst, BEYOND - 2, BEYOND, True, True, NONE, NONE, 0, 0, 0, *out)
+    assert count == 4
+    assert out[2].tolist() == [BEYOND - 2, 2 * BEYOND - 2, BEYOND - 1, 2 * BEYOND - 1]
+    keys, ids = np.empty(4, np.uint64), np.empty(4, np.uint64)
+    bounds, guide = np.array([0, 100]), np.zeros(101, np.uint32)
+    group_edges(
+        *out, 4, bounds, guide, 0, 7, np.empty(4, np.uint32), np.empty(2, np.int64), keys, ids
+    )
+    values = np.sort(keys << np.uint64(34) | ids)
+    degrees, sources, edges = np.empty(100, np.int64), np.empty(4, np.uint32), ids.copy()
+    assert split_values(values, np.array([0, 4]), 7, 34, 23, False, degrees, sources, edges) == 4
+    assert edges.tolist() == [2 * BEYOND - 2, 2 * BEYOND - 1, BEYOND - 2, BEYOND - 1]
+    assert degrees[[3, 4, 5]].tolist() == [1, 1, 2]
+
+
+def test_blocks_count_edges_beyond_two_to_the_32():
+    blocks: list[bytes] = []
+    packer = GraphPacker(4096, "uint32", None, 0, lambda b: blocks.append(b.tobytes()))
+    packer._packed = 2**32 - 1  # as if so many edges were packed
+    degrees = np.array([giant_capacity(4096, 4), 3])
+    packer.append(degrees, np.zeros(degrees.sum(), np.uint32))
+    packer.close()
+    assert packer.first_edges().tolist() == [
+        2**32 - 1, 2**32 - 1 + degrees[0], 2**32 - 1 + degrees.sum()
+    ]  # fmt: skip
+
+
+def test_places_of_edges_beyond_two_to_the_32(tmp_path: Path):
+    """Places of uint64; those of reverses lie BEYOND edges behind those of the edges."""
+    path = tmp_path / "places"
+    with path.open("wb") as f:
+        os.truncate(f.fileno(), 8 * 2 * BEYOND)
+    with ArrayFile(path, np.uint64) as places:
+        assert places.size == 2 * BEYOND
+        os.pwrite(places._fd, np.array([2**33, 2**64 - 1], np.uint64).tobytes(), 0)
+        os.pwrite(places._fd, np.array([2**34, 5], np.uint64).tobytes(), 8 * BEYOND)
+        pieces = iter([np.array([[1.5], [2.5]], np.float32)])
+        found = [(rows.tolist(), at.tolist()) for rows, at in placed_rows(pieces, places, BEYOND)]
+    assert found == [([[1.5]], [2**33]), ([[1.5], [2.5]], [2**34, 5])]
+
+
+def test_plans_of_graphs_beyond_two_to_the_32():
+    source = Headers(10**8, 2**33, 128)
+    options = IngestOptions(mem_bytes=8 << 30, edge_ids=True)
+    contents = list_contents(source, options)
+    assert contents.relations[0].edge_id_dtype == "uint64"
+    assert place_dtype(contents.relations[0]) == "uint64"
+    found = plan(source, options)
+    assert found.store_bytes > 2**33 * 12 + 10**8 * 512
+    assert found.temporary_bytes > 2**33 * 16
