@@ -2,7 +2,7 @@
 
 import io
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -30,6 +30,7 @@ _PACKED = (".gz", ".bz2", ".zst", ".lz4")
 _CELL = re.compile(r"In CSV column #(\d+): Row #(\d+): CSV conversion error to (.*?): (.*)", re.S)
 _ROW = re.compile(r"CSV parse error: Row #(\d+): Expected (\d+) columns?, got (\d+): ?(.*)", re.S)
 _BRACKETS = " []()"
+_GUESS_BYTES, _PACKING = 1 << 16, 4  # packed text is about so many times as long
 _MOST_SHOWN = 60  # characters of a value, in a message
 
 
@@ -43,6 +44,10 @@ class ColumnType(NamedTuple):
         if self.dtype is None:
             return "text"
         return f"{self.width} x {self.dtype}" if self.width else str(self.dtype)
+
+
+class BadCell(BadInput):
+    """A value is not of the type that was wanted of its column."""
 
 
 TEXT = ColumnType(None)
@@ -113,6 +118,16 @@ class Table:
         first = self.names[0]
         return sum(batch.num_rows for batch in self._csv_batches({first: TEXT}))
 
+    def guess_rows(self) -> int:
+        """About so many: Parquet says it, of text the first lines are looked at."""
+        if self.form == "parquet":
+            return self.num_rows()
+        with self._translated(), self._stream() as stream:
+            head = stream.read(_GUESS_BYTES)
+        packing = _PACKING if self.path.suffix in _PACKED else 1
+        lines = int(head.count(b"\n"))
+        return self.path.stat().st_size * packing * lines // max(1, len(head))
+
     def look(self) -> dict[str, ColumnType]:
         """What each column holds, by the schema of Parquet or the first piece of text.
 
@@ -160,6 +175,13 @@ class Table:
                 self._refuse_null(column, name, row, "a text")
             yield _as_texts(column)
             row += batch.num_rows
+
+    def words(self, name: str, words: Sequence[str], count: int) -> Iterator[NDArray[np.int32]]:
+        """Position of each row's text among `words`; -1 where it is another, or nothing."""
+        known = pa.array(words, pa.large_string())
+        for batch in self._batches({name: TEXT}, count):
+            column = _decoded(batch.column(name)).cast(pa.large_string())
+            yield pc.index_in(column, known).fill_null(-1).to_numpy()
 
     def place(self, row: int) -> str:
         """Of a row, from 0, for messages: file and line of text, file and row of Parquet."""
@@ -247,8 +269,7 @@ class Table:
         assert kind.dtype is not None
         if kind.width:
             return self._vectors(column, name, kind, row)
-        if pa.types.is_dictionary(column.type):
-            column = column.dictionary_decode()
+        column = _decoded(column)
         if pa.types.is_temporal(column.type):
             column = column.cast(pa.int32() if pa.types.is_date32(column.type) else pa.int64())
         if not _is_number(column.type):
@@ -273,7 +294,7 @@ class Table:
         bad = cast != array
         if bad.any():
             at = int(np.argmax(bad.reshape(bad.shape[0], -1).any(axis=1)))
-            raise BadInput.at(
+            raise BadCell.at(
                 self.place(row + at), f"{array[at]} in column {name!r}", str(kind), "correct it"
             )
         return cast
@@ -374,7 +395,7 @@ class Table:
         if cell := _CELL.search(text):
             name = self.names[int(cell[1])] if self._names else cell[1]
             value = cell[4].removeprefix("invalid value ")
-            return BadInput.at(
+            return BadCell.at(
                 f"{self.path}:{self._line_of(int(cell[2]) - 1)}",
                 f"{_shown(value)} in column {name!r}", cell[3], "correct the line",
             )  # fmt: skip
@@ -491,11 +512,13 @@ def _dtype_of(held: Any) -> np.dtype[Any]:
     return dtype
 
 
+def _decoded(column: Any) -> Any:
+    return column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
+
+
 def _as_texts(column: Any) -> Texts:
     """No copy where the column is text already."""
-    if pa.types.is_dictionary(column.type):
-        column = column.dictionary_decode()
-    column = column.cast(pa.large_string())
+    column = _decoded(column).cast(pa.large_string())
     _, offsets, data = column.buffers()
     at = np.frombuffer(offsets, np.int64)[column.offset : column.offset + len(column) + 1]
     return Texts(at, np.frombuffer(data, np.uint8) if data else np.empty(0, np.uint8))

@@ -1,0 +1,239 @@
+"""Tables of a user's own, described by a schema file: `schema.json`, `schema.yaml` or another name.
+
+    {"nodes": [{"node_type": "user", "files": "users/*.parquet", "node_id_col": "id",
+                "features": [{"feature_name": "x", "feature_col": ["age", "vector"]}],
+                "labels": [{"label_col": "class"}], "split_col": "part"},
+               {"node_type": "tag", "from_edges": true}],
+     "edges": [{"relation": ["user", "likes", "tag"], "files": ["likes.csv.gz"],
+                "source_id_col": "user", "dest_id_col": "tag",
+                "weight_col": "stars", "time_col": "when"}]}
+
+The names are those of GraphStorm's construction files; what those can do beyond this is refused.
+
+of a node type
+node_type    its name
+files        paths and patterns, beside the schema file; .csv, .tsv, .txt, also .gz, .bz2, .zst or
+             .lz4, and .parquet.  Patterns are taken in the order of the names
+format       where names do not say it: "csv", "parquet", or {"name": "csv", "separator": ";",
+             "header": false}; without a header the columns are "0", "1", ...
+node_id_col  column of ids, integers or text, each once; without it a node's id is its row, from 0
+id_type      "integer" or "text"; without it ids are integers where all of them are
+features     [{feature_name, feature_col}]: a column or several side by side, of numbers or of
+             vectors (lists in Parquet, "0.5,1" in text); the array "x" is the main one; the name of
+             the column where there is no other
+labels       one {label_col, task_type}; several columns: a row of labels
+split_col    column of words: train, valid (val, validation), test, or nothing
+mask_cols    instead {"train": column, "valid": column, "test": column} of truth values
+time_col     the array "time"
+from_edges   true, and no files: nodes are those that edges name, in order of first appearance,
+             relation by relation, all sources, then all targets
+
+of a relation
+relation     [source type, name, target type]
+source_id_col, dest_id_col
+files, format, features, split_col, mask_cols   as above; splits are of edges
+weight_col, time_col                            guide sampling: numbers, integers
+labels       one {label_col}: the array "label"
+
+undirected   true: the reverse of each edge is added
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from preprocess.errors import BadInput
+from preprocess.sources.columns import Columns, EdgeTables, NodeTables, Splits, Tables
+from preprocess.sources.tabular import TabularSource
+from preprocess.tables import Table, is_table
+
+_NAMES = ("schema.json", "schema.yaml", "schema.yml")
+_SUFFIXES = (".json", ".yaml", ".yml")
+_SPLITS = ("train", "valid", "test")
+_PATTERN = "*?["
+
+_Schema = TypeVar("_Schema")
+
+
+class _Format(msgspec.Struct, forbid_unknown_fields=True):
+    name: str
+    separator: str = ""
+    header: bool = True
+
+
+class _Feature(msgspec.Struct, forbid_unknown_fields=True):
+    feature_col: str | list[str]
+    feature_name: str = ""
+
+
+class _Label(msgspec.Struct, forbid_unknown_fields=True):
+    label_col: str | list[str]
+    task_type: str = ""
+
+
+class _Rows(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    files: str | list[str] = []
+    format: str | _Format = ""
+    features: list[_Feature] = []
+    labels: list[_Label] = []
+    split_col: str = ""
+    mask_cols: dict[str, str] = {}
+    time_col: str = ""
+
+
+class _Nodes(_Rows, forbid_unknown_fields=True, kw_only=True):
+    node_type: str
+    node_id_col: str = ""
+    id_type: str = ""
+    from_edges: bool = False
+
+
+class _Edges(_Rows, forbid_unknown_fields=True, kw_only=True):
+    relation: tuple[str, str, str]
+    source_id_col: str
+    dest_id_col: str
+    weight_col: str = ""
+
+
+class _Graph(msgspec.Struct, forbid_unknown_fields=True):
+    nodes: list[_Nodes]
+    edges: list[_Edges]
+    version: str = ""
+    undirected: bool = False
+
+
+class TableSource(TabularSource):
+    """CSV and Parquet tables with a schema file.  Raises BadInput."""
+
+    layout = "table"
+
+    def __init__(self, path: Path) -> None:
+        """`path` is the schema file, or a folder that has one."""
+        schema = path
+        if path.is_dir():
+            schema = next((path / n for n in _NAMES if (path / n).is_file()), path / _NAMES[0])
+        graph = read_description(schema, _Graph)
+        self.undirected = graph.undirected
+        nodes = [self._node(schema, f"nodes[{i}]", n) for i, n in enumerate(graph.nodes)]
+        edges = [self._edge(schema, f"edges[{i}]", e) for i, e in enumerate(graph.edges)]
+        super().__init__(schema, nodes, edges, [schema])
+
+    @classmethod
+    def recognise(cls, path: Path) -> str | None:
+        """A schema file, or a folder with `schema.json` or `schema.yaml`."""
+        if path.is_dir():
+            name = next((n for n in _NAMES if (path / n).is_file()), None)
+            return f"{name}, a schema of tables" if name else None
+        is_schema = path.is_file() and path.suffix in _SUFFIXES
+        return f"{path.name}, a schema of tables" if is_schema else None
+
+    def _node(self, schema: Path, place: str, node: _Nodes) -> NodeTables:
+        where = f"{schema}: {place}"
+        if node.from_edges:
+            given = [n for n in ("files", "node_id_col", "features", "labels", "split_col",
+                                 "mask_cols", "time_col") if getattr(node, n)]  # fmt: skip
+            if given:
+                raise BadInput.at(
+                    where, f"from_edges and {given[0]}", "one of them",
+                    "nodes that only edges name have no table",
+                )  # fmt: skip
+            return NodeTables(node.node_type, None, kind=_id_kind(where, node.id_type))
+        features = _features(node)
+        if node.time_col:
+            features.append(Columns("time", (node.time_col,)))
+        return NodeTables(
+            node.node_type, _tables(schema, where, node), node.node_id_col,
+            _id_kind(where, node.id_type), tuple(features), _label(where, node),
+            _splits(where, node),
+        )  # fmt: skip
+
+    def _edge(self, schema: Path, place: str, edge: _Edges) -> EdgeTables:
+        where = f"{schema}: {place}"
+        features, label = _features(edge), _label(where, edge)
+        for name, column in (("weight", edge.weight_col), ("time", edge.time_col)):
+            if column:
+                features.append(Columns(name, (column,)))
+        if label is not None:
+            features.append(label)
+        return EdgeTables(
+            *edge.relation, _tables(schema, where, edge), edge.source_id_col, edge.dest_id_col,
+            tuple(features), _splits(where, edge),
+        )  # fmt: skip
+
+
+def read_description(path: Path, kind: type[_Schema]) -> _Schema:
+    """A JSON or YAML file as records of a type.  Raises BadInput."""
+    what = "a file that describes tables"
+    try:
+        raw = path.read_bytes()
+    except OSError as error:
+        raise BadInput.at(path, error.strerror, what, "is the path right?") from error
+    decode: Any = msgspec.json.decode if path.suffix == ".json" else msgspec.yaml.decode
+    try:
+        return decode(raw, type=kind)  # type: ignore[no-any-return]
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        said = " ".join(str(error).split()).replace("`", "'")
+        raise BadInput.at(path, said, what, "correct it") from error
+
+
+def _tables(schema: Path, where: str, rows: _Rows) -> Tables:
+    form = _Format(rows.format) if isinstance(rows.format, str) else rows.format
+    patterns = [rows.files] if isinstance(rows.files, str) else rows.files
+    if not patterns:
+        raise BadInput.at(where, "no files", "one at least", "name the files")
+    paths = [p for pattern in patterns for p in _matches(schema.parent, where, pattern)]
+    tables = [Table(p, form.name, form.separator, form.header) for p in paths]
+    return Tables(tables, f"correct {where}")
+
+
+def _matches(folder: Path, where: str, pattern: str) -> Sequence[Path]:
+    """Files of a pattern, by name; a folder stands for the tables in it."""
+    path = folder / pattern
+    if path.is_dir():
+        found = sorted(p for p in path.iterdir() if is_table(p))
+    elif any(c in pattern for c in _PATTERN) and not path.exists():
+        anchor = Path(pattern).anchor
+        base, relative = (Path(anchor) if anchor else folder), pattern.removeprefix(anchor)
+        found = sorted(p for p in base.glob(relative) if p.is_file())
+    else:
+        return [path]
+    if not found:
+        raise BadInput.at(where, f"no file for {pattern!r}", "one at least", "is the path right?")
+    return found
+
+
+def _features(rows: _Rows) -> list[Columns]:
+    found = []
+    for f in rows.features:
+        columns = (f.feature_col,) if isinstance(f.feature_col, str) else tuple(f.feature_col)
+        found.append(Columns(f.feature_name or columns[0], columns))
+    return found
+
+
+def _label(where: str, rows: _Rows) -> Columns | None:
+    if len(rows.labels) > 1:
+        raise BadInput.at(
+            where, f"{len(rows.labels)} labels", "one at most", "list the others as features"
+        )
+    if not rows.labels:
+        return None
+    column = rows.labels[0].label_col
+    return Columns("label", (column,) if isinstance(column, str) else tuple(column))
+
+
+def _splits(where: str, rows: _Rows) -> Splits:
+    unknown = [name for name in rows.mask_cols if name not in _SPLITS]
+    if unknown or (rows.split_col and rows.mask_cols):
+        found = f"mask_cols of {unknown[0]!r}" if unknown else "split_col and mask_cols"
+        raise BadInput.at(
+            where, found, f"split_col, or mask_cols of {', '.join(_SPLITS)}", "choose"
+        )
+    return Splits(rows.split_col, tuple(rows.mask_cols.items()))
+
+
+def _id_kind(where: str, kind: str) -> str:
+    if kind not in ("", "integer", "text"):
+        raise BadInput.at(where, f"id_type {kind!r}", "integer or text", "correct it")
+    return kind

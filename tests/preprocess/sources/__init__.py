@@ -1,0 +1,1 @@
+"""Tests of the layouts, each as its owner lays it out."""
