@@ -1,7 +1,9 @@
 """What a store will hold: its arrays and graphs, from a source's headers and the options.  Pure."""
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 from urllib.parse import quote
 
@@ -145,6 +147,16 @@ def as_path(name: str) -> str:
 def relation_path(relation: SourceRelation) -> str:
     """Of a relation's folder in a store."""
     return f"edges/{'___'.join(as_path(n) for n in (relation.src, relation.name, relation.dst))}"
+
+
+def split_sizes(shares: Sequence[float], total: int) -> list[tuple[int, int]]:
+    """The places of each split among `total`: (first, stop)."""
+    ends = [0]
+    for share in shares:
+        ends.append(min(total, ends[-1] + round(share * total)))
+    if sum(shares) > 1 - 1e-9:  # nothing is left out, whatever was rounded
+        ends[-1] = total
+    return list(pairwise(ends))
 
 
 def _type_contents(

@@ -30,7 +30,7 @@ from preprocess.arrays import (
     write_placed,
     write_split,
 )
-from preprocess.contents import SPLITS, Contents, TypeContents, as_path, list_contents
+from preprocess.contents import SPLITS, Contents, TypeContents, list_contents, split_sizes
 from preprocess.graph import RANK, GraphStages, counts_file
 from preprocess.memory import give_back_freed
 from preprocess.options import IngestOptions
@@ -44,9 +44,11 @@ from preprocess.plan import (
     ids_stage,
     looks_at_label,
     needs_columns,
+    partition_path,
     plan_memory,
     plan_steps,
     reads_columns,
+    seeded_splits,
     store_bytes,
     temporary_bytes,
 )
@@ -66,7 +68,6 @@ from preprocess.stages.labels import (
     labelled_bits,
     seeded_ids,
     split_key,
-    split_sizes,
 )
 from preprocess.stages.rows import Emit, place_rows
 from preprocess.stages.scan import check_edge_splits, check_splits
@@ -174,7 +175,7 @@ class _Ingest:
 
     def _splits_type(self, node_type: TypeContents) -> bool:
         """Whether a seeded split is to be made."""
-        return bool(self._run.options.split and node_type.label and not node_type.splits)
+        return bool(seeded_splits(node_type, 0, self._run.options))
 
     def _label_files(self) -> list[str]:
         types = enumerate(self._run.contents.types)
@@ -260,12 +261,12 @@ class _Ingest:
         path = run.path(_bits_file(number))  # it is gone when an earlier run has made the splits
         bits = load_array(path, np.uint8) if path.exists() else np.empty(0, np.uint8)
         key = split_key(run.options.seed, number)
-        splits = {}
-        for name, (first, stop) in zip(SPLITS, split_sizes(run.options.split, total), strict=True):
-            array = RowArray(f"nodes/{as_path(t.name)}/splits/{name}", "int64", stop - first)
-            ids = seeded_ids(bits, t.num_nodes, total, (first, stop), key)
+        arrays = seeded_splits(t, total, run.options)
+        places = split_sizes(run.options.split, total)
+        splits = dict(zip(SPLITS, arrays, strict=True))
+        for name, array in splits.items():
+            ids = seeded_ids(bits, t.num_nodes, total, places[SPLITS.index(name)], key)
             write_in_order(run, array, ids, [_bits_file(number)] if name == SPLITS[-1] else [])
-            splits[name] = array
         return splits
 
     def _write_partitions(self, number: int) -> tuple[int, str]:
@@ -275,7 +276,7 @@ class _Ingest:
             return 0, ""
         count = (len(self._starts) - 1) // len(run.contents.types)
         offsets = np.array(self._starts[number * count : (number + 1) * count + 1], np.uint64)
-        path = f"nodes/{as_path(t.name)}/partition_offsets"
+        path = partition_path(t)
         run.stage(path, lambda: run.writer.side(path, offsets), arrays=[path])
         return count, path
 

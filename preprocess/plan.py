@@ -7,7 +7,16 @@ from typing import NamedTuple
 from blockstore.errors import BudgetTooSmall
 from blockstore.format import PAGE_BYTES, RowArray, align, row_geometry
 from blockstore.units import format_bytes
-from preprocess.contents import Contents, RelationContents, Rows, TypeContents, list_contents
+from preprocess.contents import (
+    SPLITS,
+    Contents,
+    RelationContents,
+    Rows,
+    TypeContents,
+    as_path,
+    list_contents,
+    split_sizes,
+)
 from preprocess.options import IngestOptions
 from preprocess.result import IngestPlan, MemoryLine, StagePlan
 from preprocess.reverse import with_reverses
@@ -179,7 +188,28 @@ def plan_steps(contents: Contents, options: IngestOptions, memory: MemoryPlan) -
         for rows in (*t.features, *([t.label] if t.label else [])):
             steps += _rows_steps(rows, memory.share, rank, rows.array.num_rows)
         steps += [_split_step(s, options) for s in t.splits]
+        steps += [
+            Step(a.path, 0, row_disk_bytes(a, options.block_bytes))
+            for a in seeded_splits(t, t.num_nodes, options)
+        ]
+        if options.partitioned:
+            steps.append(Step(partition_path(t), 0, 0))
     return steps
+
+
+def seeded_splits(t: TypeContents, labelled: int, options: IngestOptions) -> list[RowArray]:
+    """The splits that are made for a type: where there are labels, and no splits."""
+    if not (options.split and t.label and not t.splits):
+        return []
+    return [
+        RowArray(f"nodes/{as_path(t.name)}/splits/{name}", "int64", stop - first)
+        for name, (first, stop) in zip(SPLITS, split_sizes(options.split, labelled), strict=True)
+    ]
+
+
+def partition_path(node_type: TypeContents) -> str:
+    """Of the side array of partitions."""
+    return f"nodes/{as_path(node_type.name)}/partition_offsets"
 
 
 def ids_stage(node_type: TypeContents) -> str:
@@ -213,7 +243,10 @@ def temporary_bytes(steps: list[Step]) -> int:
 
 def store_bytes(contents: Contents, options: IngestOptions) -> int:
     """Of a store, at most."""
-    rows = sum(row_disk_bytes(a, options.block_bytes) for a in contents.row_arrays())
+    arrays = contents.row_arrays()
+    for t in contents.types:
+        arrays += seeded_splits(t, t.num_nodes, options)
+    rows = sum(row_disk_bytes(a, options.block_bytes) for a in arrays)
     return rows + sum(_graph_bytes(r, options) for r in contents.relations)
 
 

@@ -1,7 +1,6 @@
 """Labels: what they are, which nodes have one, and seeded splits of those nodes."""
 
-from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -78,16 +77,6 @@ def labelled_bits(source: Source, rows: SourceRows, dtype: str, share: int) -> N
     if left.size:
         bits[at] = np.packbits(left)[0]
     return bits
-
-
-def split_sizes(shares: Sequence[float], total: int) -> list[tuple[int, int]]:
-    """The places of each split among `total`: (first, stop)."""
-    ends = [0]
-    for share in shares:
-        ends.append(min(total, ends[-1] + round(share * total)))
-    if sum(shares) > 1 - 1e-9:  # nothing is left out, whatever was rounded
-        ends[-1] = total
-    return list(pairwise(ends))
 
 
 def seeded_ids(

@@ -201,6 +201,21 @@ def test_memory_does_not_show(tmp_path: Path, order: str, undirected: bool):
         check_relation(store, told, number, options)
 
 
+@pytest.mark.parametrize("order", ["bfs", "degree", "random", "source"])
+@pytest.mark.parametrize("mem", [16 << 20, 1 << 30])
+@pytest.mark.usefixtures("tight")
+def test_the_plan_names_the_stages_that_are_run(tmp_path: Path, order: str, mem: int):
+    source, split = citations(), (0.5, 0.25, 0.25)
+    options = IngestOptions(
+        mem_bytes=mem, block_bytes=4096, order=order, undirected=True, dtype="int8", split=split
+    )
+    result = ingest(source, tmp_path / "store", options, QUIET)
+    planned = plan.plan(source, options)
+    assert [s.name for s in result.stages] == [s.name for s in planned.stages]
+    size = sum(p.stat().st_size for p in (tmp_path / "store").rglob("*"))
+    assert planned.store_bytes * 0.7 < size < planned.store_bytes * 1.3 + (1 << 20)
+
+
 def test_a_partition_comes_first_and_the_order_inside_it(tmp_path: Path):
     source = citations()
     partition = np.random.default_rng(0).integers(0, 5, 4000).astype(np.uint32)
