@@ -46,6 +46,7 @@ from preprocess.plan import (
     needs_columns,
     partition_path,
     plan_memory,
+    plan_of,
     plan_steps,
     reads_columns,
     seeded_splits,
@@ -117,6 +118,8 @@ def _write_store(
     contents = list_contents(source, options)
     memory = plan_memory(contents, options)
     _check_disk(contents, options, memory, target)
+    facts = {"source": source.where, "layout": source.layout, "store": str(target)}
+    progress.begin(plan_of(contents, options), facts)
     signature = _sign(source, options, partition)
     work = WorkFolder(target, signature, fresh)
     try:
@@ -202,17 +205,21 @@ class _Ingest:
 
     def _order(self, longest_bytes: int) -> None:
         run, graph = self._run, self._graph
+        in_memory = needs_columns(run.options)
         if run.work.find(ORDER) is None and needs_columns(run.options):
-            if run.work.find(COLUMNS_STAGE) is None and graph.fits(longest_bytes):
-                graph.columns(in_memory=True)
-            else:
+            in_memory = run.work.find(COLUMNS_STAGE) is None and graph.fits(longest_bytes)
+            if not in_memory:
                 run.stage(
                     COLUMNS_STAGE, lambda: graph.columns(in_memory=False), made=[COLUMNS, DEGREES]
                 )
+
+        def body() -> Facts:
+            if in_memory:
+                graph.columns(in_memory=True)
+            return {"starts": graph.order(self._partition)}
+
         spent = [] if reads_columns(run.contents) else [COLUMNS, DEGREES]
-        facts = run.stage(
-            ORDER, lambda: {"starts": graph.order(self._partition)}, made=[RANK], spent=spent
-        )
+        facts = run.stage(ORDER, body, made=[RANK], spent=spent)
         self._starts = facts["starts"]
         if graph.nodes is None:
             graph.load_order()

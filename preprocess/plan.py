@@ -61,12 +61,15 @@ class Step(NamedTuple):
 def plan(source: Source, options: IngestOptions) -> IngestPlan:
     """What an ingest will take.  Raises BadInput, BudgetTooSmall."""
     options.check()
-    source = with_reverses(source, options)
-    contents = list_contents(source, options)
+    return plan_of(list_contents(with_reverses(source, options), options), options)
+
+
+def plan_of(contents: Contents, options: IngestOptions) -> IngestPlan:
+    """The same, once it is known what the store will hold."""
     memory = plan_memory(contents, options)
     steps = plan_steps(contents, options, memory)
     return IngestPlan(
-        num_nodes=dict(source.num_nodes),
+        num_nodes={t.name: t.num_nodes for t in contents.types},
         num_edges={
             f"{r.source.src}-{r.source.name}-{r.source.dst}": r.most_edges
             for r in contents.relations

@@ -1,6 +1,5 @@
 """What a source does before its nodes and edges can be counted: steps that a stopped run keeps."""
 
-import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -36,9 +35,11 @@ class Preparation:
         """
         record = self._work.find(name)
         if record is None:
-            begun = time.monotonic()
-            facts = body()
-            record = StageRecord(name, facts, 0, 0, time.monotonic() - begun)
+            with self.progress.recorded(name) as took:
+                facts = body()
+            record = StageRecord(
+                name, facts, took.read_bytes, took.written_bytes, took.elapsed_s, took.peak_bytes
+            )
             self._work.finish(record, made(facts), ())
         return record.facts
 

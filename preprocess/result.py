@@ -55,6 +55,7 @@ class StageResult:
     written_bytes: int
     elapsed_s: float
     resumed: bool  # an earlier run did it
+    peak_bytes: int = 0  # of memory
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,5 @@
 """One run of an ingest: what all its stages share, and the record that each leaves."""
 
-import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -58,7 +57,9 @@ class Run:
             for path, digest in record.facts[_SIDES].items():
                 self.writer.restore(path, bytes.fromhex(digest))
         moved, resumed = (record.read_bytes, record.written_bytes), name in self.work.resumed
-        self.results.append(StageResult(name, *moved, record.elapsed_s, resumed))
+        if resumed:
+            self.progress.resumed(name, *moved, record.elapsed_s)
+        self.results.append(StageResult(name, *moved, record.elapsed_s, resumed, record.peak_bytes))
         return record.facts
 
     def _run(
@@ -71,19 +72,13 @@ class Run:
     ) -> StageRecord:
         for path in arrays:
             self.writer.discard(path)
-        before, (read, written), begun = set(self.writer.digests), _moved(), time.monotonic()
-        facts = body() or {}
-        elapsed_s, (read_now, written_now) = time.monotonic() - begun, _moved()
+        before = set(self.writer.digests)
+        with self.progress.recorded(name) as took:
+            facts = body() or {}
         sides = {p: d.hex() for p, d in self.writer.digests.items() if p not in before}
         record = StageRecord(
-            name, {**facts, _SIDES: sides}, read_now - read, written_now - written, elapsed_s
-        )
+            name, {**facts, _SIDES: sides}, took.read_bytes, took.written_bytes, took.elapsed_s,
+            took.peak_bytes,
+        )  # fmt: skip
         self.work.finish(record, made, spent)
         return record
-
-
-def _moved() -> tuple[int, int]:
-    """Bytes that this process has read and written so far, the page cache included."""
-    lines = Path("/proc/self/io").read_text().splitlines()
-    counts = {name: int(value) for name, value in (line.split(": ") for line in lines)}
-    return counts["rchar"], counts["wchar"]

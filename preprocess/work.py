@@ -33,6 +33,7 @@ class StageRecord(msgspec.Struct, frozen=True):
     read_bytes: int
     written_bytes: int
     elapsed_s: float
+    peak_bytes: int = 0
 
 
 class _Journal(msgspec.Struct):

@@ -1,0 +1,381 @@
+"""Three ways to show an ingest: bars on a terminal, plain lines elsewhere, events for scripts."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol, TextIO
+
+import msgspec
+from rich.console import Console
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from blockstore.units import format_bytes
+
+_HEADS = ("time", "read", "written", "rate", "peak mem")
+_COLUMN = 8  # characters of each number in the table of stages
+_LEAST_NAME, _PLAIN_NAME = 24, 44
+_BAR = 20
+
+
+@dataclass(frozen=True, slots=True)
+class StepView:
+    """A pass that runs inside a stage, counted in items."""
+
+    name: str
+    unit: str  # "edges", "nodes", "B"
+    total: int
+    done: int
+    elapsed_s: float
+
+    @property
+    def share(self) -> float:
+        """Done, 0 to 1."""
+        return min(1.0, self.done / self.total) if self.total else 1.0
+
+    @property
+    def rate(self) -> float:
+        """Items a second."""
+        return self.done / max(self.elapsed_s, 1e-9)
+
+    @property
+    def left_s(self) -> float | None:
+        """At this rate; None: nothing is done yet."""
+        return max(0, self.total - self.done) / self.rate if self.done else None
+
+
+@dataclass(frozen=True, slots=True)
+class StageView:
+    """A stage: what it was to move, and what it has moved, through the disk or the page cache."""
+
+    name: str
+    number: int  # in the plan, from 1; 0: there is no plan, or it is not in it
+    planned_bytes: int  # read and written
+    read_bytes: int
+    written_bytes: int
+    elapsed_s: float
+    peak_bytes: int  # of memory, in this stage
+    resumed: bool = False  # an earlier run did it
+    steps: tuple[StepView, ...] = ()  # that run
+
+
+@dataclass(frozen=True, slots=True)
+class WholeView:
+    """All stages of a plan, in bytes to read and to write."""
+
+    num_stages: int  # 0: there is no plan
+    planned_bytes: int
+    moved_bytes: int
+    elapsed_s: float
+    memory_bytes: int  # now
+
+    @property
+    def share(self) -> float:
+        """Done, 0 to 1."""
+        return min(1.0, self.moved_bytes / self.planned_bytes) if self.planned_bytes else 0.0
+
+    @property
+    def left_s(self) -> float | None:
+        """At the rate so far."""
+        share = self.share
+        return self.elapsed_s * (1 - share) / share if share else None
+
+
+class Rendering(Protocol):
+    """What a person or a script sees; called by one thread at a time."""
+
+    interval_s: float  # between two calls of `show`
+
+    def begin(self, facts: Mapping[str, Any]) -> None:
+        """Before the first stage: plain values, the plan among them."""
+
+    def begin_stage(self, stage: StageView, whole: WholeView) -> None:
+        """A stage begins."""
+
+    def show(self, stage: StageView, whole: WholeView) -> None:
+        """Where it stands."""
+
+    def end_step(self, stage: StageView, step: StepView) -> None:
+        """A step is over."""
+
+    def end_stage(self, stage: StageView, whole: WholeView) -> None:
+        """A stage is over, or was by an earlier run."""
+
+    def line(self, text: str) -> None:
+        """Something worth saying."""
+
+    def pause(self) -> None:
+        """Nothing runs now."""
+
+
+class Lines:
+    """A line for each stage, and one now and then while it runs."""
+
+    interval_s = 5.0
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream, self._headed = stream, False
+
+    def begin(self, facts: Mapping[str, Any]) -> None:
+        """Nothing to say."""
+
+    def begin_stage(self, stage: StageView, whole: WholeView) -> None:
+        """Nothing to say."""
+
+    def show(self, stage: StageView, whole: WholeView) -> None:
+        """How far each step is."""
+        for step in stage.steps:
+            text = f"{step.share:4.0%}  {_done(step)}  {_rate(step)}  {_left(step.left_s)}"
+            if whole.num_stages:
+                text += f", of all {whole.share:.0%}, {_left(whole.left_s)}"
+            self.line(f"      {step.name}: {text}, memory {format_bytes(whole.memory_bytes)}")
+
+    def end_step(self, stage: StageView, step: StepView) -> None:
+        """Nothing to say."""
+
+    def end_stage(self, stage: StageView, whole: WholeView) -> None:
+        """One line."""
+        if not self._headed:
+            self._headed = True
+            self.line(table_head(_PLAIN_NAME))
+        self.line(table_line(stage, whole, _PLAIN_NAME))
+
+    def line(self, text: str) -> None:
+        """Put it out at once."""
+        self._stream.write(text + "\n")
+        self._stream.flush()
+
+    def pause(self) -> None:
+        """Nothing is held."""
+
+
+class Bars:
+    """A table of stages that grows, and below it a bar for each step and one for everything."""
+
+    interval_s = 0.1
+
+    def __init__(self, stream: TextIO, width: int | None = None) -> None:
+        self._console = Console(file=stream, width=width, highlight=False)
+        self._live: Live | None = None
+        self._headed = False
+
+    def begin(self, facts: Mapping[str, Any]) -> None:
+        """Nothing to say."""
+
+    def begin_stage(self, stage: StageView, whole: WholeView) -> None:
+        """The bars appear."""
+        if self._live is None:
+            self._live = Live(
+                console=self._console, auto_refresh=False, transient=True,
+                redirect_stdout=False, redirect_stderr=False,
+            )  # fmt: skip
+            self._live.start()
+        self.show(stage, whole)
+
+    def show(self, stage: StageView, whole: WholeView) -> None:
+        """Draw the bars anew."""
+        if self._live is not None:
+            self._live.update(_bars(stage, whole, self._console.width), refresh=True)
+
+    def end_step(self, stage: StageView, step: StepView) -> None:
+        """Its bar is not drawn again."""
+
+    def end_stage(self, stage: StageView, whole: WholeView) -> None:
+        """One more line of the table."""
+        name = max(_LEAST_NAME, min(_PLAIN_NAME, self._console.width - len(_HEADS) * (_COLUMN + 2)))
+        if not self._headed:
+            self._headed = True
+            self._print(Text(table_head(name), style="bold"))
+        self._print(Text(table_line(stage, whole, name), style="dim" if stage.resumed else ""))
+
+    def line(self, text: str) -> None:
+        """Above the bars."""
+        self._print(Text(text))
+
+    def pause(self) -> None:
+        """The bars vanish, the cursor is back."""
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def _print(self, text: Text) -> None:
+        self._console.print(text, overflow="ignore", no_wrap=True, crop=False)
+
+
+class Events:
+    """A JSON object a line.
+
+    Each has "event", and then:
+
+    begin        source, layout, store, plan: {num_nodes, num_edges, store_bytes, temporary_bytes,
+                 mem_bytes, memory: [{what, bytes}], stages: [{name, read_bytes, written_bytes}]}
+    stage_begin  stage, number (in the plan, from 1; 0: not in it), of, planned_bytes
+    advance      stage, steps: [{name, unit, total, done, elapsed_s, left_s}], read_bytes,
+                 written_bytes, peak_bytes, elapsed_s, whole: {share, left_s, memory_bytes}; at most
+                 twice a second
+    step_end     stage, step, unit, done, elapsed_s
+    stage_end    stage, number, of, planned_bytes, read_bytes, written_bytes, peak_bytes,
+                 elapsed_s, resumed
+    note         text
+    end          store, fingerprint, summary: as `blockstore info --summary --json`
+    error        message: the line that is on stderr too; the exit code is 2
+
+    Bytes are counts, times seconds; what a later version adds is to be ignored.
+    """
+
+    interval_s = 0.5
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def emit(self, event: str, facts: Mapping[str, Any]) -> None:
+        """One line."""
+        self.line_of({"event": event, **facts})
+
+    def line_of(self, facts: Mapping[str, Any]) -> None:
+        """One line of plain values."""
+        self._stream.write(msgspec.json.encode(facts).decode() + "\n")
+        self._stream.flush()
+
+    def begin(self, facts: Mapping[str, Any]) -> None:
+        """Event `begin`."""
+        self.emit("begin", facts)
+
+    def begin_stage(self, stage: StageView, whole: WholeView) -> None:
+        """Event `stage_begin`."""
+        self.emit("stage_begin", _named(stage, whole))
+
+    def show(self, stage: StageView, whole: WholeView) -> None:
+        """Event `advance`."""
+        steps = [{**asdict(s), "left_s": s.left_s} for s in stage.steps]
+        total = {"share": whole.share, "left_s": whole.left_s, "memory_bytes": whole.memory_bytes}
+        self.emit("advance", {"stage": stage.name, "steps": steps, **_moved(stage), "whole": total})
+
+    def end_step(self, stage: StageView, step: StepView) -> None:
+        """Event `step_end`."""
+        facts = {"stage": stage.name, "step": step.name, "unit": step.unit, "done": step.done}
+        self.emit("step_end", {**facts, "elapsed_s": step.elapsed_s})
+
+    def end_stage(self, stage: StageView, whole: WholeView) -> None:
+        """Event `stage_end`."""
+        facts = {**_named(stage, whole), **_moved(stage), "resumed": stage.resumed}
+        self.emit("stage_end", facts)
+
+    def line(self, text: str) -> None:
+        """Event `note`."""
+        self.emit("note", {"text": text})
+
+    def pause(self) -> None:
+        """Nothing is held."""
+
+
+def _named(stage: StageView, whole: WholeView) -> dict[str, Any]:
+    return {
+        "stage": stage.name,
+        "number": stage.number,
+        "of": whole.num_stages,
+        "planned_bytes": stage.planned_bytes,
+    }
+
+
+def _moved(stage: StageView) -> dict[str, Any]:
+    return {
+        "read_bytes": stage.read_bytes,
+        "written_bytes": stage.written_bytes,
+        "peak_bytes": stage.peak_bytes,
+        "elapsed_s": stage.elapsed_s,
+    }
+
+
+def table_head(name_width: int) -> str:
+    """The heads over `table_line`."""
+    return "stage".ljust(name_width) + "".join(f"  {head:>{_COLUMN}}" for head in _HEADS)
+
+
+def table_line(stage: StageView, whole: WholeView, name_width: int) -> str:
+    """A stage that is over."""
+    name = f"{stage.number:>2}/{whole.num_stages} {stage.name}" if stage.number else stage.name
+    moved = stage.read_bytes + stage.written_bytes
+    if stage.resumed:
+        numbers = ("earlier", *(format_bytes(n) for n in (stage.read_bytes, stage.written_bytes)))
+    else:
+        numbers = (
+            format_seconds(stage.elapsed_s),
+            format_bytes(stage.read_bytes),
+            format_bytes(stage.written_bytes),
+            f"{format_bytes(int(moved / max(stage.elapsed_s, 1e-3)))}/s",
+            format_bytes(stage.peak_bytes),
+        )
+    return shorten(name, name_width).ljust(name_width) + "".join(
+        f"  {number:>{_COLUMN}}" for number in numbers
+    )
+
+
+def _bars(stage: StageView, whole: WholeView, width: int) -> Table:
+    """A bar for each step, and one for everything where there is a plan."""
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    wide = width >= 80
+    bar = _BAR if wide else 10
+    memory = format_bytes(whole.memory_bytes)
+    steps = stage.steps or (StepView(stage.name, "", 0, 0, stage.elapsed_s),)
+    for step in steps:
+        left = _left(step.left_s) if step.unit else format_seconds(step.elapsed_s)
+        grid.add_row(
+            shorten(step.name, 24 if wide else 16),
+            ProgressBar(max(step.total, 1), step.done, width=bar, pulse=not step.unit),
+            f"{step.share:4.0%}" if step.unit else "",
+            *([_done(step), _rate(step)] if wide and step.unit else ["", ""] if wide else []),
+            left,
+        )
+    if whole.num_stages:
+        moved = f"{format_bytes(whole.moved_bytes)} of {format_bytes(whole.planned_bytes)}"
+        grid.add_row(
+            Text("all stages", style="bold"),
+            ProgressBar(max(whole.planned_bytes, 1), whole.moved_bytes, width=bar),
+            f"{whole.share:4.0%}",
+            *([moved, f"mem {memory}"] if wide else []),
+            _left(whole.left_s),
+        )
+    return grid
+
+
+def _done(step: StepView) -> str:
+    return format_bytes(step.done) if step.unit == "B" else f"{format_count(step.done)} {step.unit}"
+
+
+def _rate(step: StepView) -> str:
+    rate = int(step.rate)
+    return f"{format_bytes(rate) if step.unit == 'B' else format_count(rate)}/s"
+
+
+def _left(seconds: float | None) -> str:
+    return "" if seconds is None else f"{format_seconds(seconds)} left"
+
+
+def format_count(count: float) -> str:
+    """A count for a person: three digits and a unit, `13.5M`."""
+    for unit in ("", "K", "M", "G"):
+        if count < 999.5 or unit == "G":
+            break
+        count /= 1000
+    return f"{count:.0f}{unit}" if not unit or count >= 99.95 else f"{count:.3g}{unit}"
+
+
+def format_seconds(seconds: float) -> str:
+    """A time for a person: `0.4 s`, `85 s`, `12:07`, `1:02:03`."""
+    if seconds < 9.95:
+        return f"{seconds:.1f} s"
+    if seconds < 99.5:
+        return f"{seconds:.0f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def shorten(text: str, width: int) -> str:
+    """At most `width` characters, cut in the middle."""
+    if len(text) <= width:
+        return text
+    tail = (width - 1) // 2
+    return f"{text[: width - 1 - tail]}…{text[-tail:]}"
