@@ -445,14 +445,21 @@ class Topology:
         return self._residency.pool.slot_of_block[column.relation]
 
     def _place(self, column: Column, index: RelationIndex, work: Workspace) -> None:
-        """Room for every column in `draws`; with fanout -1 that takes a pass over the degrees."""
-        if column.fanout >= 0:
-            if column.num * column.fanout > work.draws.size:
-                raise WorkspaceFull
+        """Room for every column in `draws`.
+
+        That takes a pass over the degrees with fanout -1, and where the columns cannot all have
+        `fanout` edges: few of them do then.
+        """
+        room = column.num * column.fanout
+        if 0 <= room <= work.draws.size:
             stride_starts(column.num, column.fanout, work.starts)
             return
+        if column.replace:
+            raise WorkspaceFull
         for order, low, high in self._groups(column, index, work):
             self.count(column, order, low, high, work.blocks)
+        if column.fanout >= 0:
+            np.minimum(column.counts, column.fanout, out=column.counts)
         total = prefix_starts(column.counts, column.num, work.starts)
         if total > work.draws.size:
             raise WorkspaceFull

@@ -49,6 +49,8 @@ CASES = {
     "weighted, layer": {"num_neighbors": (7, 70), "weighted": True, "frontier": "layer"},
     "weighted, all": {"num_neighbors": (3, -1), "weighted": True},
     "five hops": {"num_neighbors": (2, 2, 2, 1, 1)},
+    "wider than the graph": {"num_neighbors": (10, 200)},
+    "wider than the graph, layer": {"num_neighbors": (20, 70, 70), "frontier": "layer"},
 }
 
 
