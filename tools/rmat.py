@@ -14,10 +14,10 @@ from pathlib import Path
 
 import numpy as np
 from numba import njit
-from numpy.lib.format import open_memmap
 from numpy.typing import NDArray
 
 from blockstore.kernels.random import draw_below, make_key, permute
+from preprocess.npy import NpyWriter
 
 NODES, EDGES, FEATURES = 10_000_000, 195_000_000, 128
 _CHUNK = 4 << 20
@@ -111,24 +111,23 @@ def generate(folder: Path, nodes: int, edges: int, features: int, seed: int) -> 
     pairs = draws.count_for(edges)
     folder.mkdir(parents=True)
     bits, id_key = draws.bits, draws.id_key
-    columns = open_memmap(folder / "edge_index.npy", "w+", np.int32, (2, pairs))
     has_edge = np.zeros(nodes, np.bool_)
-    for first, src, dst in draws.pieces(pairs, _CHUNK):
-        columns[0, first : first + src.size], columns[1, first : first + src.size] = src, dst
-        has_edge[src] = has_edge[dst] = True
-    columns.flush()
+    with NpyWriter(folder / "edge_index.npy", (2, pairs), np.int32) as columns:
+        for first, src, dst in draws.pieces(pairs, _CHUNK):
+            columns.put(first, src)
+            columns.put(pairs + first, dst)
+            has_edge[src] = has_edge[dst] = True
     labels = np.empty(nodes, np.int64)
     label_nodes(bits, nodes, id_key, labels)
     np.save(folder / "node_label.npy", labels)
     centres = np.random.default_rng([seed, 2]).standard_normal((1 << _LABEL_BITS, features))
-    rows = open_memmap(folder / "node_feat.npy", "w+", np.float32, (nodes, features))
-    for first in range(0, nodes, _ROWS):
-        last = min(first + _ROWS, nodes)
-        noise = np.random.default_rng([seed, 3, first]).standard_normal(
-            (last - first, features), np.float32
-        )
-        rows[first:last] = noise + 0.5 * centres[labels[first:last]].astype(np.float32)
-    rows.flush()
+    with NpyWriter(folder / "node_feat.npy", (nodes, features), np.float32) as rows:
+        for first in range(0, nodes, _ROWS):
+            own = labels[first : first + _ROWS]
+            noise = np.random.default_rng([seed, 3, first]).standard_normal(
+                (own.size, features), np.float32
+            )
+            rows.append(noise + 0.5 * centres[own].astype(np.float32))
     connected = np.flatnonzero(has_edge)
     np.random.default_rng([seed, 4]).shuffle(connected)
     tenth = connected.size // 10
