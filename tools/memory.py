@@ -4,12 +4,15 @@ The client stays outside.  Prints one JSON line: peaks of both commands, and the
 """
 
 import argparse
+import contextlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,6 +26,7 @@ from tools.bench.setup import GraphSize, command, make_graph
 from tools.machine import machine, today
 
 SLACK_BYTES = 256 << 20  # interpreter and libraries
+_END_S = 30.0
 _V1, _V2 = Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")
 
 
@@ -45,6 +49,17 @@ class Group:
                 return int(line.split()[1])
         return 0
 
+    def end(self) -> None:
+        """Kill who is left: of a run that failed, or was killed in part.  Waits until all left."""
+        deadline = time.monotonic() + _END_S
+        while pids := (self._folder / "cgroup.procs").read_text().split():
+            for pid in pids:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(int(pid), signal.SIGKILL)
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"{self._folder}: processes {', '.join(pids)} do not end")
+            time.sleep(0.01)
+
     def _write(self, name: str, value: int) -> None:
         (self._folder / name).write_text(str(value))
 
@@ -56,8 +71,14 @@ def group(limit: int) -> Iterator[Group]:
     folder = parent / f"blockstore-{uuid.uuid4().hex[:8]}"
     folder.mkdir()
     try:
-        yield Group(folder, limit)
+        made = Group(folder, limit)
+    except BaseException:
+        folder.rmdir()
+        raise
+    try:
+        yield made
     finally:
+        made.end()
         folder.rmdir()
 
 

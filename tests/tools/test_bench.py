@@ -10,8 +10,9 @@ import pytest
 pytest.importorskip("torch")
 
 from tests.daemons import ROOT
-from tools.bench import disk, handover, ingest, kernels, loaders
+from tools.bench import disk, handover, hyperbatch, ingest, kernels, loaders
 from tools.bench.harness import Skipped
+from tools.bench.setup import GraphSize, make_graph, make_store
 
 
 @pytest.fixture(scope="module")
@@ -71,6 +72,35 @@ def test_ingest(folder):
     assert {"count_edges_s", "bucket_edges_s", "sort_columns_s"} <= ours.keys()
     assert copy["source_GB_per_s"]["median"] > 0
     assert not list(folder.glob("ingest-*")) + list(folder.glob("copy-*"))
+
+
+def test_hyperbatch(folder, tmp_path):
+    graph = make_graph(folder, GraphSize(3000, 8, 16))
+    store = make_store(folder, graph, "64M")
+    words = [
+        "--folder", str(folder), "--graph", str(graph), "--stores", str(store), "--limits", "2G",
+        "--mem", "32M", "--batch-size", "20", "--fanouts", "3", "2", "--plans", "hyperbatch",
+        "--sizes", "4", "--steps", "3", "--skipped", "2", "--peer-steps", "2",
+        "--peer-workers", "1", "--rounds", "1", "--out", str(tmp_path / "lines"),
+    ]  # fmt: skip
+    lines = hyperbatch.main(words)
+    assert [json.loads(text) for text in (tmp_path / "lines").read_text().splitlines()] == lines
+    ours, mapped = lines
+    assert (ours["size"], ours["kills"], ours["order"]) == (4, 0, "bfs")
+    assert ours["seeds_per_s"]["min"] > 0
+    assert ours["bytes_written"]["max"] == 0
+    assert ours["over_bound"]["min"] > 0
+    assert mapped["case"] == "mapped"
+    assert "torch-sparse" in mapped.get("failed", "") or mapped["seeds_per_s"]["min"] > 0
+
+
+def test_a_store_of_the_peer_holds_the_same_graph(folder, tmp_path):
+    graph = make_graph(folder, GraphSize(3000, 8, 16))
+    csc = hyperbatch.make_csc(make_store(folder, graph, "64M"), tmp_path)
+    indptr, indices = np.load(csc / "indptr.npy"), np.load(csc / "indices.npy")
+    dst = np.repeat(np.arange(indptr.size - 1), np.diff(indptr))
+    expected = np.load(graph / "edge_index.npy").astype(np.int64)
+    assert sorted(zip(indices, dst, strict=True)) == sorted(zip(*expected, strict=True))
 
 
 def test_kernels(folder):

@@ -2,8 +2,11 @@
 
 Daemon and client, or the peer with its workers, share the group: interpreter, arena, page cache and
 the gather into torch tensors are all inside.  Caches are emptied before each run; runs take turns,
-and the disk's limit is measured in the same round.  Where no control group can be made the budget
-is the daemon's alone, and the line says so.
+and the disk's limit is measured before and after each (the greater counts).  What is read and
+written is the kernel's count of the whole group, the daemon's own beside it.  `over_bound` is the
+time taken over the greater of two that none can beat: bytes read at the disk's limit, and the CPU
+seconds of all processes shared by the cores.  Where no control group can be made the budget is the
+daemon's alone, and the line says so.
 """
 
 import argparse
@@ -21,6 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch.utils.data import DataLoader
 
+from blockstore.format import PAGE_BYTES
 from blockstore.store import open_store, read_rows
 from blockstore.units import format_bytes, parse_bytes
 from clients.torch import NeighborDataset
@@ -28,12 +32,17 @@ from preprocess.export import columns_of
 from tools.bench.disk import open_fio, open_preadv
 from tools.bench.harness import Skipped, spread
 from tools.bench.loaders import MappedSampler, drop_cache
-from tools.bench.resources import descendants, proportional_bytes
+from tools.bench.resources import (
+    bytes_read,
+    bytes_written,
+    cpu_seconds,
+    descendants,
+    proportional_bytes,
+)
 from tools.bench.setup import serving
 from tools.machine import machine, today
 from tools.memory import group
 
-FANOUTS = (10, 10, 10)
 LIMIT_BYTES = 1 << 30  # that are read to know the disk's limit
 
 
@@ -49,6 +58,8 @@ class Case(NamedTuple):
     workers: int = 4
     steps: int = 0  # timed; 0: to the end of the epoch
     skipped: int = 8  # before
+    fanouts: tuple[int, ...] = (10, 10, 10)
+    batch_size: int = 1000
 
     @property
     def name(self) -> str:
@@ -69,6 +80,31 @@ def status(endpoint: str) -> dict[str, Any]:
     return found
 
 
+class Meter:
+    """What this process and all below it do between two looks."""
+
+    def __init__(self) -> None:
+        self._begun = self._look()
+
+    def _look(self) -> tuple[float, float, int, int]:
+        pids = descendants(os.getpid())
+        return time.perf_counter(), cpu_seconds(pids), bytes_read(pids), bytes_written(pids)
+
+    def read(self, seeds: int) -> dict[str, float]:
+        """Figures since the beginning, in which so many seeds were served."""
+        seconds, cpu, read, written = (
+            now - then for now, then in zip(self._look(), self._begun, strict=True)
+        )
+        return {
+            "seeds_per_s": seeds / seconds,
+            "seconds": seconds,
+            "cpu_s": cpu,
+            "bytes_per_seed": read / seeds,
+            "GB_per_s": read / seconds / 1e9,
+            "bytes_written": written,
+        }
+
+
 def run_ours(store: Path, case: Case) -> dict[str, float]:
     """A daemon and its client in this process, until `steps` batches were timed."""
     with contextlib.ExitStack() as stack:
@@ -76,30 +112,26 @@ def run_ours(store: Path, case: Case) -> dict[str, float]:
         options = ("--workers", str(case.workers), "--policy", case.policy, "--session-share", "1")
         endpoint = stack.enter_context(serving(store, folder, case.mem, *options))
         data = NeighborDataset(
-            endpoint, num_neighbors=FANOUTS, batch_size=1000, plan=case.plan, hyperbatch=case.size
-        )
+            endpoint, num_neighbors=case.fanouts, batch_size=case.batch_size, plan=case.plan,
+            hyperbatch=case.size,
+        )  # fmt: skip
         batches, opened = iter(data), time.perf_counter()
         for _ in range(case.skipped):
             next(batches)
-        before, cpu = status(endpoint), _cpu_s()
-        begun, seeds, waits = time.perf_counter(), 0, []
+        before, seeds, waits = status(endpoint), 0, []
+        begun, meter = time.perf_counter(), Meter()
         for step in range(case.steps or len(data) - case.skipped):
             asked = time.perf_counter()
             batch = next(batches)
             waits.append(time.perf_counter() - asked)
             seeds += batch.batch_size
             assert batch.x is not None, step
-        seconds = time.perf_counter() - begun
+        figures = meter.read(seeds)
         after, held = status(endpoint), proportional_bytes(descendants(os.getpid()))
         counts = {k: v - before["counters"].get(k, 0) for k, v in after["counters"].items()}
         data.close()
-    return {
-        "seeds_per_s": seeds / seconds,
-        "bytes_per_seed": counts["bytes_read"] / seeds,
-        "GB_per_s": counts["bytes_read"] / seconds / 1e9,
-        "bytes_written": counts["bytes_written"],
-        "cpu_s": _cpu_s() - cpu,
-        "seconds": seconds,
+    return figures | {
+        "daemon_bytes_per_seed": counts["bytes_read"] / seeds,
         "first_s": begun - opened,
         "longest_wait_s": max(waits),
         "held_bytes": held,
@@ -119,37 +151,28 @@ def run_mapped(graph: Path, csc: Path, case: Case) -> dict[str, float]:
         raise Skipped(f"its sampler is torch-sparse's: {error}") from error
     loader: DataLoader[Any] = DataLoader(
         np.load(graph / "train_idx.npy").tolist(),
-        batch_size=1000, shuffle=True, num_workers=case.workers,
-        collate_fn=MappedSampler(graph, csc, FANOUTS),
+        batch_size=case.batch_size, shuffle=True, num_workers=case.workers,
+        collate_fn=MappedSampler(graph, csc, case.fanouts),
     )  # fmt: skip
     batches = iter(loader)
     for _ in range(case.skipped):
         next(batches)
-    begun, seeds = time.perf_counter(), 0
+    meter, seeds = Meter(), 0
     for _ in range(case.steps):
         seeds += next(batches).batch_size
-    seconds = time.perf_counter() - begun
-    held = proportional_bytes(descendants(os.getpid()))
-    return {"seeds_per_s": seeds / seconds, "seconds": seconds, "held_bytes": held}
-
-
-def _cpu_s() -> float:
-    """CPU seconds of this process and all below it, also of those that ended."""
-    ticks = 0
-    for pid in descendants(os.getpid()):
-        with contextlib.suppress(OSError):
-            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-            ticks += sum(int(f) for f in fields[11:15])
-    return ticks / os.sysconf("SC_CLK_TCK")
+    figures = meter.read(seeds)
+    return figures | {"held_bytes": proportional_bytes(descendants(os.getpid()))}
 
 
 def disk_limit(store: Path) -> float:
-    """GB/s that the disk gives now, over the largest shard of the store."""
-    path = max(store.rglob("c/*/*"), key=lambda p: p.stat().st_size if p.is_file() else 0)
-    size = min(LIMIT_BYTES, path.stat().st_size) >> 20 << 20
+    """GB/s that the disk gives the better of two readers now, over the store's largest shard."""
+    shards = [p for p in store.rglob("c/*/*") if p.is_file()]
+    path = max(shards, key=lambda p: p.stat().st_size)
+    size = min(LIMIT_BYTES, path.stat().st_size)
+    block = next(b for b in (1 << 20, PAGE_BYTES) if size >= b)
     rates = []
     for opener in (open_fio, open_preadv):
-        with contextlib.suppress(Skipped), opener(path, size, 1 << 20) as run:
+        with contextlib.suppress(Skipped), opener(path, size // block * block, block) as run:
             rates.append(run()["GB_per_s"])
     return max(rates)
 
@@ -180,7 +203,8 @@ def run_case(folders: dict[str, Path], case: Case) -> dict[str, Any]:
         )  # fmt: skip
         kills = limits.kills() if limits else 0
     if done.returncode:
-        return {"failed": (done.stderr or "killed").strip().splitlines()[-1], "kills": kills}
+        words = (done.stderr.strip() or "killed").splitlines()
+        return {"failed": words[-1], "kills": kills}
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found | {"kills": kills, "limited": limits is not None}
 
@@ -237,7 +261,11 @@ def main(words: list[str]) -> list[dict[str, Any]]:
     parser.add_argument("--policies", nargs="+", default=("next-use",))
     parser.add_argument("--plans", nargs="+", default=("auto",))
     parser.add_argument("--steps", type=int, default=0, help="batches timed; 0: an epoch")
+    parser.add_argument("--skipped", type=int, default=8, help="batches before these")
+    parser.add_argument("--fanouts", type=int, nargs="+", default=(10, 10, 10))
+    parser.add_argument("--batch-size", type=int, default=1000)
     parser.add_argument("--peer-steps", type=int, default=8, help="of mapped files; 0: leave out")
+    parser.add_argument("--peer-workers", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--out", default="")
     given = parser.parse_args(words)
@@ -248,15 +276,23 @@ def main(words: list[str]) -> list[dict[str, Any]]:
 
 
 def _cases(given: argparse.Namespace) -> list[Case]:
+    shape = {"fanouts": tuple(given.fanouts), "batch_size": given.batch_size}
+    ours = Case("ours", "", steps=given.steps, skipped=given.skipped, **shape)
     cases = [
-        Case("ours", limit, mem, plan, size, policy, steps=given.steps)
+        ours._replace(limit=limit, mem=mem, plan=plan, size=size, policy=policy)
         for limit, mem in zip(given.limits, given.mem, strict=True)
         for plan in given.plans
         for size in given.sizes
         for policy in given.policies
     ]
     if given.peer_steps and given.graph:
-        cases.append(Case("mapped", given.limits[0], steps=given.peer_steps, skipped=4))
+        workers = given.peer_workers
+        cases.append(
+            Case(
+                "mapped", given.limits[0], workers=workers, steps=given.peer_steps,
+                skipped=max(1, workers), **shape,
+            )
+        )  # fmt: skip
     return cases
 
 
@@ -270,8 +306,8 @@ def _measure(store: Path, given: argparse.Namespace) -> list[dict[str, Any]]:
             drop_cache(tuple(folders.values()))
             limit = disk_limit(store)
             run = run_case(folders, case)
-            if "GB_per_s" in run:
-                run |= {"disk_GB_per_s": limit, "share_of_disk": run["GB_per_s"] / limit}
+            if "failed" not in run:
+                run |= _bounds(run, max(limit, disk_limit(store)))
             found[case.name].append(run)
             print(f"# {case.name}: {json.dumps(run)}", file=sys.stderr, flush=True)
     lines = [_line(store, case, found[case.name]) for case in cases]
@@ -283,10 +319,24 @@ def _measure(store: Path, given: argparse.Namespace) -> list[dict[str, Any]]:
     return lines
 
 
+def _bounds(run: dict[str, Any], limit: float) -> dict[str, float]:
+    """What the disk, at `limit` GB/s, and the cores would have allowed."""
+    read_s = run["GB_per_s"] * run["seconds"] / limit
+    compute_s = run["cpu_s"] / len(os.sched_getaffinity(0))
+    return {
+        "disk_GB_per_s": limit,
+        "share_of_disk": run["GB_per_s"] / limit,
+        "over_bound": run["seconds"] / max(read_s, compute_s, 1e-9),
+    }
+
+
 def _line(store: Path, case: Case, runs: list[dict[str, Any]]) -> dict[str, Any]:
+    manifest = open_store(store).manifest
     line = {
-        **case._asdict(), "bench": "hyperbatch", "case": case.peer, "peer": case.name,
+        **case._asdict(), "fanouts": list(case.fanouts), "bench": "hyperbatch",
+        "case": case.peer, "peer": case.name,
         "date": today(), "machine": machine(), "store": store.name,
+        "order": manifest.order, "block_bytes": manifest.block_bytes,
         "store_bytes": format_bytes(_size(store)),
         "rounds": len(runs), "kills": sum(r["kills"] for r in runs),
     }  # fmt: skip

@@ -1,5 +1,6 @@
-"""What processes hold in memory and read from disk, out of /proc."""
+"""What processes hold in memory, read, write and compute, out of /proc."""
 
+import os
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -39,6 +40,20 @@ def proportional_bytes(pids: Iterable[int]) -> int:
 def bytes_read(pids: Iterable[int]) -> int:
     """Bytes that storage delivered to processes and their ended children."""
     return sum(_fields(PROC / str(pid) / "io").get("read_bytes", 0) for pid in pids)
+
+
+def bytes_written(pids: Iterable[int]) -> int:
+    """Bytes that processes and their ended children sent to storage."""
+    return sum(_fields(PROC / str(pid) / "io").get("write_bytes", 0) for pid in pids)
+
+
+def cpu_seconds(pids: Iterable[int]) -> float:
+    """CPU seconds of processes and their ended children."""
+    ticks = 0
+    for pid in pids:
+        fields = _read(PROC / str(pid) / "stat").rpartition(")")[2].split()
+        ticks += sum(int(f) for f in fields[11:15])
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def _fields(path: Path) -> dict[str, int]:
