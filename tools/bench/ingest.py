@@ -16,8 +16,8 @@ from blockstore.units import parse_bytes
 from tools.bench.harness import Peer, Run, measure, report
 from tools.bench.setup import GraphSize, make_graph
 
-# "csc, 1 of 2            100%  1,000 edges  5,000 edges/s  0.2 s  peak 60.1M" as Progress writes
-STAGE = re.compile(r"(?P<name>\S.*?)\s+100%\s.*\s(?P<seconds>[\d.]+) s  peak")
+# " 2/10 count edges        0.0 s      566K  ..." as Progress writes
+STAGE = re.compile(r"\s*\d+/\d+ (?P<name>\S.*?)\s{2,}(?P<seconds>[\d.]+) s\s")
 COPY_BYTES = 1 << 20
 
 
