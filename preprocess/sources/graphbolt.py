@@ -110,9 +110,9 @@ class GraphBoltSource:
     layout = "graphbolt"
     undirected = False
 
-    def __init__(self, folder: Path) -> None:
-        self.where, self._folder = str(folder), folder
-        self._meta_path = folder / META
+    def __init__(self, path: Path) -> None:
+        self.where, self._folder = str(path), path
+        self._meta_path = path / META
         meta = read_description(self._meta_path, _Meta)
         self.num_nodes: Mapping[str, int] = self._count_nodes(meta.graph.nodes)
         self._edges: list[_EdgeFile] = []
