@@ -52,7 +52,7 @@ def replay_rows(ids, starts, after, room, num_ids, policy, look, read):
         for i in range(starts[time], starts[time + 1]):
             needed[ids[i]] = time
             read[i] = entry_of[ids[i]] < 0
-            absent += read[i]
+            absent += np.int64(read[i])
         if starts[time + 1] - starts[time] > room:
             return time
         short = absent - free
@@ -81,7 +81,7 @@ def replay_rows(ids, starts, after, room, num_ids, policy, look, read):
                 if held[e] >= 0 and needed[held[e]] != time:
                     level = _level(policy, time, look, times, coming[e], last[e], uses[e])
                     if level < bound or (level == bound and at_bound > 0):
-                        at_bound -= level == bound
+                        at_bound -= np.int64(level == bound)
                         entry_of[held[e]], held[e] = -1, -1
                         free += 1
         e = 0
@@ -130,7 +130,7 @@ def replay_blocks(ids, starts, after, room, num_ids, policy):
     for time in range(times):
         own = ids[starts[time] : starts[time + 1]]
         for i in range(own.size):
-            reads += not held[own[i]]
+            reads += np.int64(not held[own[i]])
             coming[own[i]] = after[starts[time] + i]
         if policy == OPTIMAL:
             for i in range(own.size):
