@@ -16,15 +16,17 @@ from blockstore.errors import StoreError
 from blockstore.store import open_store
 from blockstore.units import format_bytes, parse_bytes
 from blockstore.verify import verify_store
+from preprocess.command import IngestRequest, error_event, run_dry, run_ingest
 from preprocess.errors import BadInput
 from preprocess.export import export as export_store
 from preprocess.generate import GraphRecipe
 from preprocess.generate import generate as generate_graph
 from preprocess.info import info_text, store_info
-from preprocess.ingest import ingest as ingest_source
+from preprocess.layouts import LAYOUTS
 from preprocess.options import IngestOptions
 from preprocess.progress import Progress
-from preprocess.sources.plain import PlainSource
+from preprocess.report import graph_text
+from preprocess.summary import summarise
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -70,8 +72,8 @@ class Ids(StrEnum):
 
 
 @contextmanager
-def _one_line_errors() -> Iterator[None]:
-    """What can go wrong is said in one line, with exit code 2."""
+def _one_line_errors(events: bool = False) -> Iterator[None]:
+    """What can go wrong is said in one line, with exit code 2; as the last event too."""
     try:
         yield
     except (StoreError, BadInput, OSError) as error:
@@ -81,7 +83,10 @@ def _one_line_errors() -> Iterator[None]:
             text = f"{place}: {error.strerror}, expected to read or write there"
             if error.errno in _FULL:
                 text += "; free some space, or choose another disk"
-        sys.stderr.write(f"error: {' '.join(text.split())}\n")
+        message = " ".join(text.split())
+        if events:
+            error_event(message)
+        sys.stderr.write(f"error: {message}\n")
         raise typer.Exit(2) from error
 
 
@@ -125,9 +130,17 @@ def ingest(
     source: Path,
     store: Path,
     mem: Annotated[str, typer.Option(help="memory to use, such as 512M or 2G")] = "2G",
+    layout: Annotated[
+        str, typer.Option(help=f"of the source, where it is not recognised: {', '.join(LAYOUTS)}")
+    ] = "",
     undirected: Annotated[
-        bool, typer.Option(help="add the reverse of each edge, drop duplicates")
-    ] = False,
+        bool | None,
+        typer.Option(
+            "--undirected/--directed",
+            help="add the reverse of each edge, drop duplicates; else as the source says",
+            show_default=False,
+        ),
+    ] = None,
     dtype: Annotated[Dtype, typer.Option(help="of features in the store")] = Dtype.float32,
     block_size: Annotated[str, typer.Option(help="unit of disk I/O: 4K to 16M")] = "1M",
     edge_ids: Annotated[bool, typer.Option(help="keep the id of each edge")] = False,
@@ -143,19 +156,25 @@ def ingest(
     fresh: Annotated[
         bool, typer.Option("--fresh", help="begin anew, do not go on where a run stopped")
     ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="say what it would take, and do nothing")
+    ] = False,
+    summary: Annotated[bool, typer.Option(help="look at the graph when it is there")] = True,
+    json: Annotated[
+        bool, typer.Option("--json", help="for scripts: an event a line, see README")
+    ] = False,
 ) -> None:
-    """Make a store from a folder in the plain layout, within --mem.
+    """Make a store from a graph in any layout that is known, within --mem.
 
     Duplicate edges and self-loops are kept unless told otherwise.  --undirected adds the reverse of
     each edge and drops duplicates; an added edge has id E + original, of duplicates the smallest
     id stays.
     """
-    with _one_line_errors():
+    with _one_line_errors(events=json):
         options = IngestOptions(
             mem_bytes=_size(mem),
             block_bytes=_size(block_size),
             dtype=dtype.value,
-            undirected=undirected,
             edge_ids=edge_ids,
             order=order.value,
             duplicates=duplicates.value,
@@ -165,22 +184,36 @@ def ingest(
             seed=seed,
             split=_shares(split),
         )
-        manifest = ingest_source(PlainSource(source), store, options, Progress(), fresh).manifest
-        edges = sum(r.num_edges for r in manifest.relations)
-        typer.echo(
-            f"{store}: {manifest.num_nodes:,} nodes, {edges:,} edges, fingerprint "
-            f"{manifest.fingerprint}"
+        request = IngestRequest(
+            source, store, options, undirected, layout or None, fresh, summary, json
         )
+        if dry_run:
+            run_dry(request)
+        else:
+            run_ingest(request)
 
 
 @app.command()
 def info(
-    store: Path, json: Annotated[bool, typer.Option("--json", help="for scripts")] = False
+    store: Path,
+    summary: Annotated[
+        bool, typer.Option("--summary", help="degrees, isolated nodes, labels: reads the graph")
+    ] = False,
+    json: Annotated[bool, typer.Option("--json", help="for scripts")] = False,
 ) -> None:
     """Say what a store holds."""
     with _one_line_errors():
         opened = open_store(store)
-        typer.echo(msgspec.json.encode(store_info(opened)).decode() if json else info_text(opened))
+        found = summarise(opened, Progress()) if summary else None
+        if json:
+            facts = store_info(opened)
+            if found is not None:
+                facts["summary"] = msgspec.to_builtins(found)
+            typer.echo(msgspec.json.encode(facts).decode())
+            return
+        typer.echo(info_text(opened))
+        if found is not None:
+            typer.echo(graph_text(found))
 
 
 @app.command()

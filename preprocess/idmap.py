@@ -93,6 +93,10 @@ class KeySizes:
         return cls(spare // 2, min(2048, 1 << (most.bit_length() - 1)), 16 << 10)
 
 
+class KeyTwice(BadInput):
+    """A key is defined again."""
+
+
 class _Full(Exception):
     """The table may not grow any more."""
 
@@ -139,7 +143,7 @@ class _Columns(NamedTuple):
     def twice(self, key: bytes, row: int, first: int) -> BadInput:
         """The error of a key that is defined again."""
         assert self.defined is not None
-        return BadInput.at(
+        return KeyTwice.at(
             self.defined.place(row),
             f"node id {self.show(key)} again, first in {self.defined.place(first)}",
             "each node once", "remove one",

@@ -1,13 +1,18 @@
-"""`.npy` files in pieces: the header is checked first, nothing is mapped, nothing unpickled."""
+"""`.npy` files, alone and in `.npz`, in pieces: nothing is mapped, nothing unpickled."""
 
 import io
 import os
+import struct
 import warnings
+import zlib
 from collections.abc import Iterator
+from contextlib import contextmanager
+from math import prod
 from pathlib import Path
 from tokenize import TokenError
 from types import TracebackType
-from typing import Any, Self
+from typing import IO, Any, NamedTuple, Protocol, Self
+from zipfile import ZIP_STORED, BadZipFile, ZipFile, ZipInfo
 
 import numpy as np
 from numpy.lib import format as npy_format
@@ -25,56 +30,75 @@ _READ_HEADER = {
 _UNREADABLE = (
     ValueError, TypeError, SyntaxError, TokenError, RecursionError, MemoryError, OverflowError,
 )  # fmt: skip
+# of a zip file; NotImplementedError where it is packed or encrypted in a way that zipfile lacks
+_DAMAGED = (BadZipFile, zlib.error, EOFError, struct.error, NotImplementedError, RuntimeError)
+_ZIP_LOCAL = struct.Struct("<26xHH")  # of the header before each member, the last two lengths
+_PART_BYTES = 1 << 18  # that are decompressed at a time
+_MOST_SHOWN = 8  # names
 _SAVE_AGAIN = "save it again with numpy.save"
 _LIST_HEADER_BYTES = 128  # what numpy takes for any one-dimensional array of numbers
 
 
-class NpyFile:
-    """The header of a `.npy` file, and reads of its items.  It is open only while it is read.
+class StoredArray(Protocol):
+    """An array in a file, whatever holds it.  Items are numbered in the order of the file.
 
-    Raises BadInput: missing, not an npy file, objects or records, or shorter than it says.
+    Raises BadInput, from everything here.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        try:
-            with path.open("rb") as f, warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of headers that Python 2 wrote
-                version = npy_format.read_magic(f)
-                if version not in _READ_HEADER:
-                    raise ValueError(f"npy version {version}")
-                self.shape, fortran, self._stored = _READ_HEADER[version](f)
-                self._start = f.tell()
-                if min(self.shape, default=0) < 0:
-                    raise ValueError(f"shape {self.shape}")
-        except FileNotFoundError as error:
-            raise BadInput.at(path, "no file: it is missing", "an npy file", "add it") from error
-        except OSError as error:
-            raise BadInput.at(path, error.strerror, "an npy file", _SAVE_AGAIN) from error
-        except _UNREADABLE as error:
-            raise BadInput.at(
-                f"{path}: header", " ".join(str(error).split()), "that of an npy file", _SAVE_AGAIN
-            ) from error
-        if self._stored.kind not in "biufc":
-            kind = "Python objects" if self._stored.hasobject else f"items of {self._stored}"
-            raise BadInput.at(path, kind, "plain numbers", _SAVE_AGAIN)
-        self.dtype = self._stored.newbyteorder("=")
-        self.fortran_order = bool(fortran) and len(self.shape) > 1 and min(self.shape) > 1
-        expected = self._start + self.size * self.dtype.itemsize
-        found = path.stat().st_size
-        if found < expected:
-            raise BadInput.at(
-                f"{path}: end", f"{found} bytes", f"{expected} for shape {self.shape}",
-                "the file is truncated: copy it again",
-            )  # fmt: skip
+    @property
+    def path(self) -> Path:
+        """The file that it is in."""
+
+    @property
+    def where(self) -> str:
+        """The file, and the place in it where there are several, for messages."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the array."""
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Of items as they are given, in native byte order."""
+
+    @property
+    def fortran_order(self) -> bool:
+        """Whether the first index runs fastest in the file, where that makes a difference."""
 
     @property
     def size(self) -> int:
         """Items in the array."""
-        count = 1
-        for extent in self.shape:
-            count *= extent
-        return count
+
+    def read(self, first: int, count: int) -> NDArray[Any]:
+        """Items [first, first + count)."""
+
+    def pieces(self, first: int, stop: int, count: int) -> Iterator[NDArray[Any]]:
+        """Items [first, stop) in pieces of `count`; the array is reused by the next step."""
+
+
+class _Header(NamedTuple):
+    """What stands before the items of a `.npy` file."""
+
+    shape: tuple[int, ...]
+    fortran: bool
+    stored: np.dtype[Any]
+    num_bytes: int
+
+
+class _Items:
+    """Items that lie together in a file, which is open only while it is read."""
+
+    def __init__(self, path: Path, where: str, header: _Header, start: int) -> None:
+        """`start` is the offset of the first item."""
+        self.path, self.where, self.shape = path, where, header.shape
+        self._stored, self._start = header.stored, start
+        self.dtype = self._stored.newbyteorder("=")
+        self.fortran_order = header.fortran and len(self.shape) > 1 and min(self.shape) > 1
+
+    @property
+    def size(self) -> int:
+        """Items in the array."""
+        return prod(self.shape)
 
     def read(self, first: int, count: int) -> NDArray[Any]:
         """Items [first, first + count) in the order of the file."""
@@ -111,6 +135,186 @@ class NpyFile:
         os.posix_fadvise(fd, offset, done, os.POSIX_FADV_DONTNEED)  # it is read once
         if not self._stored.isnative:
             out.byteswap(inplace=True)
+
+
+class NpyFile(_Items):
+    """A `.npy` file.
+
+    Raises BadInput: missing, not an npy file, objects or records, or shorter than it says.
+    """
+
+    def __init__(self, path: Path) -> None:
+        with _translated(path, str(path)), path.open("rb") as f:
+            header = _read_header(f)
+        _check_numbers(str(path), header)
+        super().__init__(path, str(path), header, header.num_bytes)
+        expected = self._start + self.size * self.dtype.itemsize
+        found = path.stat().st_size
+        if found < expected:
+            raise BadInput.at(
+                f"{path}: end", f"{found} bytes", f"{expected} for shape {self.shape}",
+                "the file is truncated: copy it again",
+            )  # fmt: skip
+
+
+class RawFile(_Items):
+    """A file of items in C order without a header.  Raises BadInput: missing, of another size."""
+
+    def __init__(self, path: Path, dtype: Any, shape: tuple[int, ...]) -> None:
+        super().__init__(path, str(path), _Header(shape, False, np.dtype(dtype), 0), 0)
+        with _translated(path, str(path)), path.open("rb") as f:
+            found = f.seek(0, os.SEEK_END)
+        expected = self.size * self.dtype.itemsize
+        if found != expected:
+            raise BadInput.at(
+                f"{path}: end", f"{found} bytes", f"{expected} for shape {shape} of {self.dtype}",
+                "it has no header: is it whole, and of this graph?",
+            )  # fmt: skip
+
+
+class ZipArray(_Items):
+    """An array of a `.npz` file: read in place where it is stored, else decompressed in order.
+
+    Items far into a compressed array cost the time to decompress all before them.
+
+    Raises BadInput: missing, no zip file, no such member, or what is wrong with an npy file;
+    while it is read, damage that decompressing or its checksum shows.
+    """
+
+    def __init__(self, path: Path, member: str) -> None:
+        """`member` as numpy.savez takes it, without ".npy"."""
+        where = f"{path}: {member}"
+        self._member = f"{member}.npy"
+        with _translated(path, where), ZipFile(path) as file:
+            if self._member not in file.namelist():
+                raise BadInput.at(
+                    path, f"no array {member!r}", f"it beside {_listed(file)}",
+                    "save it again with numpy.savez",
+                )  # fmt: skip
+            info = file.getinfo(self._member)
+            with file.open(info) as f:
+                header = _read_header(f)
+            start = _data_offset(path, info) + header.num_bytes
+        _check_numbers(where, header)
+        super().__init__(path, where, header, start)
+        self._packed = info.compress_type != ZIP_STORED
+        expected = header.num_bytes + self.size * self.dtype.itemsize
+        end = start - header.num_bytes + info.compress_size
+        if info.file_size < expected or end > path.stat().st_size:
+            raise BadInput.at(
+                f"{where}: end", f"{info.file_size} bytes", f"{expected} for shape {self.shape}",
+                "the file is truncated: copy it again",
+            )  # fmt: skip
+
+    def pieces(self, first: int, stop: int, count: int) -> Iterator[NDArray[Any]]:
+        """Items [first, stop) in pieces of `count`; the array is reused by the next step."""
+        if not self._packed:
+            yield from super().pieces(first, stop, count)
+            return
+        count = max(count, 1)
+        buffer = np.empty(min(count, max(stop - first, 0)), self.dtype)
+        with (
+            _translated(self.path, self.where),
+            ZipFile(self.path) as file,
+            file.open(self._member) as stream,
+        ):
+            _read_header(stream)
+            self._skip(stream, first * self.dtype.itemsize)
+            for at in range(first, stop, count):
+                piece = buffer[: min(count, stop - at)]
+                self._take(stream, byte_view(piece))
+                if not self._stored.isnative:
+                    piece.byteswap(inplace=True)
+                yield piece
+            if stop == self.size:
+                stream.read(1)  # the checksum is compared at the end
+
+    def _skip(self, stream: IO[bytes], num_bytes: int) -> None:
+        while num_bytes:
+            num_bytes -= len(self._part(stream, num_bytes))
+
+    def _take(self, stream: IO[bytes], view: memoryview) -> None:
+        done = 0
+        while done < len(view):
+            part = self._part(stream, len(view) - done)
+            view[done : done + len(part)] = part
+            done += len(part)
+
+    def _part(self, stream: IO[bytes], most: int) -> bytes:
+        part = stream.read(min(most, _PART_BYTES))
+        if not part:
+            raise BadInput.at(
+                f"{self.where}: end", "the end of the data", f"{most} more bytes",
+                "it became shorter while it was read",
+            )  # fmt: skip
+        return part
+
+
+def list_members(path: Path) -> list[str]:
+    """Names of the arrays in a `.npz` file.  Raises BadInput."""
+    with _translated(path, str(path)), ZipFile(path) as file:
+        names = [name for name in file.namelist() if name.endswith(".npy")]
+    return [name.removesuffix(".npy") for name in names]
+
+
+def has_header(path: Path) -> bool:
+    """Whether a file begins as an npy file does.  Raises BadInput: it is missing."""
+    with _translated(path, str(path)), path.open("rb") as f:
+        return f.read(len(npy_format.MAGIC_PREFIX)) == npy_format.MAGIC_PREFIX
+
+
+@contextmanager
+def _translated(path: Path, where: str) -> Iterator[None]:
+    """What is raised where a file is opened, its header parsed or it is decompressed."""
+    try:
+        yield
+    except BadInput:
+        raise
+    except FileNotFoundError as error:
+        raise BadInput.at(path, "no file: it is missing", "an npy file", "add it") from error
+    except OSError as error:
+        raise BadInput.at(where, error.strerror or error, "an npy file", _SAVE_AGAIN) from error
+    except _UNREADABLE as error:
+        expected = "that of an npy file"
+        raise BadInput.at(
+            f"{where}: header", " ".join(str(error).split()), expected, _SAVE_AGAIN
+        ) from error
+    except _DAMAGED as error:
+        raise BadInput.at(
+            where, " ".join(str(error).split()), "a whole npz file", "copy it again"
+        ) from error
+
+
+def _read_header(f: IO[bytes]) -> _Header:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of headers that Python 2 wrote
+        version = npy_format.read_magic(f)
+        if version not in _READ_HEADER:
+            raise ValueError(f"npy version {version}")
+        shape, fortran, stored = _READ_HEADER[version](f)
+    if min(shape, default=0) < 0:
+        raise ValueError(f"shape {shape}")
+    return _Header(shape, bool(fortran), stored, f.tell())
+
+
+def _check_numbers(where: str, header: _Header) -> None:
+    if header.stored.kind not in "biufc":
+        kind = "Python objects" if header.stored.hasobject else f"items of {header.stored}"
+        raise BadInput.at(where, kind, "plain numbers", _SAVE_AGAIN)
+
+
+def _data_offset(path: Path, info: ZipInfo) -> int:
+    """Where the data of a member begins: its own header's names may be longer than the index's."""
+    with path.open("rb") as f:
+        f.seek(info.header_offset)
+        raw = f.read(_ZIP_LOCAL.size)
+    name_bytes, extra_bytes = _ZIP_LOCAL.unpack(raw)
+    return info.header_offset + _ZIP_LOCAL.size + int(name_bytes) + int(extra_bytes)
+
+
+def _listed(file: ZipFile) -> str:
+    names = [name.removesuffix(".npy") for name in file.namelist()]
+    return ", ".join(names[:_MOST_SHOWN]) or "nothing"
 
 
 class NpyWriter:

@@ -144,7 +144,7 @@ def _memory_lines(
 def _crc_bytes(contents: Contents, options: IngestOptions) -> int:
     """Of the largest array."""
     rows = [row_disk_bytes(a, options.block_bytes) for a in contents.row_arrays()]
-    graphs = [_graph_bytes(r, options) for r in contents.relations]
+    graphs = [graph_bytes(r, options) for r in contents.relations]
     return _CRC_BYTES * (max([*rows, *graphs], default=0) // PAGE_BYTES)
 
 
@@ -250,7 +250,7 @@ def store_bytes(contents: Contents, options: IngestOptions) -> int:
     for t in contents.types:
         arrays += seeded_splits(t, t.num_nodes, options)
     rows = sum(row_disk_bytes(a, options.block_bytes) for a in arrays)
-    return rows + sum(_graph_bytes(r, options) for r in contents.relations)
+    return rows + sum(graph_bytes(r, options) for r in contents.relations)
 
 
 def columns_fit(contents: Contents, share: int) -> bool:
@@ -292,7 +292,7 @@ def row_disk_bytes(array: RowArray, block_bytes: int) -> int:
     return geometry.num_blocks * geometry.slot_bytes * 1025 // 1024
 
 
-def _graph_bytes(relation: RelationContents, options: IngestOptions) -> int:
+def graph_bytes(relation: RelationContents, options: IngestOptions) -> int:
     """Blocks of a relation, with their headers and what is left of them."""
     size = relation.most_edges * relation.item_bytes + 4 * relation.dst.num_nodes
     return size + size // 64 + options.block_bytes
@@ -367,7 +367,7 @@ def _relation_steps(
         places = edges * place
         passed = edges * (4 + place)
     moved, passing = read + counts + passing + passed, passing + passed
-    graph, steps = _graph_bytes(relation, options), []
+    graph, steps = graph_bytes(relation, options), []
     if relation.inline:
         held = edges * widths.column_bytes + counts
         made, written = held + places, held + places + passing

@@ -239,6 +239,7 @@ class Table:
         convert = pa_csv.ConvertOptions(
             include_columns=list(wanted),
             column_types={name: _parsed_as(kind) for name, kind in wanted.items()},
+            null_values=[""],  # "NA" may be the id of a node
         )
         with self._stream() as stream:
             reader = pa_csv.open_csv(

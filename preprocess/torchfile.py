@@ -1,6 +1,7 @@
 """Files that `torch.save` wrote: tensors, plain values and numpy arrays, no other objects."""
 
 import importlib
+import struct
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
@@ -13,7 +14,7 @@ from preprocess.errors import BadInput
 # what a damaged pickle raises depends on where it is damaged
 _UNREADABLE = (
     UnpicklingError, RuntimeError, OSError, EOFError, ValueError, TypeError, LookupError,
-    AttributeError, AssertionError, MemoryError,
+    AttributeError, AssertionError, MemoryError, struct.error,
 )  # fmt: skip
 _MOST_SHOWN = 100  # characters of what torch says
 

@@ -25,7 +25,13 @@ DOORS = {  # library -> the only files that import it, in the packages that are 
     "zarr": {"blockstore/create.py"},
     "zmq": {"loaderd/transport.py", "clients/session.py"},
     "typer": {"preprocess/__main__.py", "loaderd/__main__.py"},
-    "torch": {"clients/torch.py", "clients/pyg.py", "clients/models.py", "clients/train.py"},
+    "torch": {
+        "clients/torch.py",
+        "clients/pyg.py",
+        "clients/models.py",
+        "clients/train.py",
+        "preprocess/torchfile.py",
+    },
     "torch_geometric": {"clients/pyg.py"},
 }
 # what the daemon loads must stay light

@@ -115,7 +115,7 @@ def test_a_graph_without_edges_works(source: Path, tmp_path: Path):
 
 
 def test_missing_truncated_and_pickled_files(source: Path, tmp_path: Path):
-    refused(command("preprocess", "ingest", tmp_path / "none", tmp_path / "s"), "not a folder")
+    refused(command("preprocess", "ingest", tmp_path / "none", tmp_path / "s"), "found nothing")
     path = source / "node_feat.npy"
     whole = path.read_bytes()
     path.write_bytes(whole[:-100])

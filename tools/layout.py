@@ -129,8 +129,10 @@ def make_workspace(store: Store, plan: MinibatchPlan) -> Workspace:
     return work
 
 
-def extents_of(store: Store, served: ServedRows, nodes: NDArray[Any]) -> Extents:
-    """Where the rows of ascending store ids lie.
+def extents_of(
+    store: Store, served: ServedRows, nodes: NDArray[Any], gap_pages: int = FLASH.gap_pages
+) -> Extents:
+    """Where the rows of ascending store ids lie, read in runs with gaps of so many pages.
 
     nodes   id_dtype (num_nodes,)   of all types
     """
@@ -140,23 +142,23 @@ def extents_of(store: Store, served: ServedRows, nodes: NDArray[Any]) -> Extents
     rows = nodes[low:high] - nodes.dtype.type(first)
     runs = np.empty((rows.size, 5), np.int64)
 
-    def plan(gap_pages: int) -> tuple[int, int]:
+    def plan(gap: int) -> tuple[int, int]:
         count = plan_extents(
             rows, 0, rows.size, geometry.rows_per_block, served.array.row_bytes,
-            geometry.slot_bytes, geometry.blocks_per_shard, gap_pages, RUN_BYTES // PAGE_BYTES,
+            geometry.slot_bytes, geometry.blocks_per_shard, gap, RUN_BYTES // PAGE_BYTES,
             runs,
         )  # fmt: skip
         return int(count), int(runs[:count, 2].sum())
 
     blocks = np.unique(rows // rows.dtype.type(geometry.rows_per_block)).size
     _, pages = plan(0)
-    num_runs, read = plan(FLASH.gap_pages)
+    num_runs, read = plan(gap_pages)
     return Extents(blocks, pages, num_runs, read * PAGE_BYTES)
 
 
-def touched(store: Store, nodes: NDArray[Any]) -> Extents:
+def touched(store: Store, nodes: NDArray[Any], gap_pages: int = FLASH.gap_pages) -> Extents:
     """Where rows of all served arrays lie: `nodes` ascending store ids."""
-    parts = [extents_of(store, served, nodes) for served in served_rows(store.manifest)]
+    parts = [extents_of(store, s, nodes, gap_pages) for s in served_rows(store.manifest)]
     return Extents(*(sum(figures) for figures in zip(*parts, strict=True)))
 
 

@@ -1,10 +1,18 @@
 """Replays what hyperbatches needed under other policies: `python -m tools.traces TRACE STORE`.
 
-A trace is written by `loaderd serve --trace FILE` (its records: `loaderd/trace.py`).  Rows: groups
-of batches as they were, a cache of `--entries` rows; a group's rows must all be there at once, what
-is absent is read by runs of pages, as the daemon does.  The optimal policy (Belady's MIN) lets the
-rows go that are needed furthest in the future.  Graph blocks: hop after hop, a block that a hop
-needs is read unless it is in memory.  Prints a JSON line per policy: rows, pages and bytes.
+A trace is written by `loaderd serve --trace FILE` (its records: `loaderd/trace.py`).
+
+Rows: groups of batches as they were, a cache of `--entries` rows.  A group's rows must all be there
+at once; what is absent is read by runs of pages, as the daemon does.  `optimal` (Belady's MIN) lets
+those rows go that are needed furthest in the future; no policy reads fewer rows.  `next-use` knows
+the next `--look` groups, and lets those go first that come in none of them and were seldom used.
+
+Graph blocks: hop after hop, a block that a hop needs is read unless it is in memory.  `optimal`
+takes a hop's blocks in whatever order it likes, and keeps those of all that it held or read which
+are needed soonest; no order and no policy reads fewer.  `present first` is the daemon's: what is in
+memory, then the rest, whose last ones stay.  `lru` and `second-chance` go in ascending order.
+
+Prints a JSON line per policy: rows or blocks needed and read, bytes.
 """
 
 import argparse
@@ -17,18 +25,28 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from blockstore.format import PAGE_BYTES, row_geometry
-from blockstore.kernels.rowcache import plan_extents
 from blockstore.store import Store, open_store
 from blockstore.units import parse_bytes
 from loaderd.devicecost import FLASH
-from loaderd.hypercut import RUN_BYTES
-from loaderd.ledger import served_rows
 from loaderd.trace import BLOCKS, ROWS
+from tools.layout import touched
+from tools.replay import (
+    LRU,
+    NEXT_USE,
+    OPTIMAL,
+    PRESENT_FIRST,
+    SECOND_CHANCE,
+    replay_blocks,
+    replay_rows,
+)
 
 _HEAD = 4
-NEVER = np.iinfo(np.int64).max
-POLICIES = ("optimal", "lru", "fifo")
+ROW_POLICIES = {
+    "optimal": OPTIMAL, "next-use": NEXT_USE, "lru": LRU, "second-chance": SECOND_CHANCE,
+}  # fmt: skip
+BLOCK_POLICIES = {
+    "optimal": OPTIMAL, "present first": PRESENT_FIRST, "lru": LRU, "second-chance": SECOND_CHANCE,
+}  # fmt: skip
 
 
 class Record(NamedTuple):
@@ -62,116 +80,77 @@ def row_groups(records: list[Record]) -> list[NDArray[np.int64]]:
     return [np.unique(np.concatenate(parts)) for parts in found.values()]
 
 
-def next_uses(groups: list[NDArray[np.int64]], num_ids: int) -> list[NDArray[np.int64]]:
-    """For each id of each group, the next group that needs it, NEVER if none does."""
-    coming = np.full(num_ids, NEVER, np.int64)
-    found: list[NDArray[np.int64]] = [np.empty(0, np.int64)] * len(groups)
-    for number in range(len(groups) - 1, -1, -1):
-        found[number] = coming[groups[number]]
-        coming[groups[number]] = number
-    return found
+class Needs(NamedTuple):
+    """What comes after what: `ids[starts[g] : starts[g + 1]]`, each once, are needed at time g."""
+
+    ids: NDArray[np.int64]
+    starts: NDArray[np.int64]
+    after: NDArray[np.int64]  # the next time that needs the id, the number of times if none does
+
+    @property
+    def times(self) -> int:
+        """Groups, or hops."""
+        return self.starts.size - 1
 
 
-def replay(
-    groups: list[NDArray[np.int64]], room: int, num_ids: int, policy: str
-) -> Iterator[NDArray[np.int64]]:
-    """What each group has to read, ascending, with room for `room` ids that groups need at once.
-
-    Raises ValueError: a group alone needs more.
-    """
-    held = np.zeros(num_ids, bool)
-    rank = np.zeros(num_ids, np.int64)  # who goes first is greatest
-    after = next_uses(groups, num_ids)
-    for number, group in enumerate(groups):
-        if group.size > room:
-            raise ValueError(f"group {number} needs {group.size} rows, there is room for {room}")
-        absent = group[~held[group]]
-        inside = np.flatnonzero(held)
-        short = inside.size + absent.size - room
-        if short > 0:
-            needed = np.zeros(num_ids, bool)
-            needed[group] = True
-            others = inside[~needed[inside]]
-            leave = others[np.argsort(-rank[others], kind="stable")[:short]]
-            held[leave] = False
-        held[absent] = True
-        if policy == "optimal":
-            rank[group] = after[number]
-        elif policy == "lru":
-            rank[group] = -number
-        else:
-            rank[absent] = -number
-        yield absent
+def needs_of(groups: list[NDArray[np.int64]], num_ids: int) -> Needs:
+    """Groups of ids below `num_ids`, and when each is needed again."""
+    starts = np.concatenate([[0], np.cumsum([g.size for g in groups])]).astype(np.int64)
+    ids = np.concatenate([np.empty(0, np.int64), *groups])
+    after = np.empty(ids.size, np.int64)
+    coming = np.full(num_ids, len(groups), np.int64)
+    for time in range(len(groups) - 1, -1, -1):
+        own = slice(starts[time], starts[time + 1])
+        after[own] = coming[ids[own]]
+        coming[ids[own]] = time
+    return Needs(ids, starts, after)
 
 
-def pages_of(store: Store, rows: NDArray[np.int64]) -> int:
-    """Pages that are read to bring in these rows of a type, of every array, in runs."""
-    pages = 0
-    listed = rows.astype(store.manifest.id_dtype)
-    for served in served_rows(store.manifest):
-        geometry = row_geometry(served.array, store.manifest.block_bytes)
-        first = served.node_type.first
-        low, high = np.searchsorted(rows, [first, first + served.node_type.num_nodes])
-        own = listed[low:high] - listed.dtype.type(first)
-        runs = np.empty((own.size, 5), np.int64)
-        count = plan_extents(
-            own, 0, own.size, geometry.rows_per_block, served.array.row_bytes, geometry.slot_bytes,
-            geometry.blocks_per_shard, FLASH.gap_pages, RUN_BYTES // PAGE_BYTES, runs,
-        )  # fmt: skip
-        pages += int(runs[:count, 2].sum())
-    return pages
-
-
-def row_lines(store: Store, records: list[Record], room: int) -> list[dict[str, Any]]:
-    """A line per policy: what the groups' rows cost."""
-    groups = row_groups(records)
-    lines = []
-    for policy in POLICIES if groups else ():
-        rows = pages = 0
-        for absent in replay(groups, room, store.manifest.num_nodes, policy):
-            rows += absent.size
-            pages += pages_of(store, absent)
+def row_lines(
+    store: Store, records: list[Record], room: int, look: int, gap_pages: int
+) -> list[dict[str, Any]]:
+    """A line per policy: what the groups' rows cost.  Raises ValueError: a group has no room."""
+    groups, lines = row_groups(records), []
+    needs = needs_of(groups, store.manifest.num_nodes)
+    read = np.empty(needs.ids.size, np.uint8)
+    for name, policy in ROW_POLICIES.items() if groups else ():
+        full = replay_rows(*needs, room, store.manifest.num_nodes, policy, look, read)
+        if full >= 0:
+            raise ValueError(
+                f"group {full} needs {groups[full].size} rows, there is room for {room}: "
+                "give --entries as the daemon had them"
+            )
+        bytes_read = 0
+        for time, group in enumerate(groups):
+            absent = group[read[needs.starts[time] : needs.starts[time + 1]] > 0]
+            rows = absent.astype(store.manifest.id_dtype)
+            bytes_read += touched(store, rows, gap_pages).read_bytes
         lines.append(
             {
-                "what": "rows", "policy": policy, "room": room, "groups": len(groups),
-                "needed": sum(g.size for g in groups), "read": rows, "bytes": pages * PAGE_BYTES,
+                "what": "rows", "policy": name, "room": room, "groups": len(groups),
+                "needed": needs.ids.size, "read": int(read.sum()), "bytes": bytes_read,
             }
         )  # fmt: skip
     return lines
 
 
-def block_lines(store: Store, records: list[Record], slots: int) -> list[dict[str, Any]]:
-    """A line per policy: what the hops' graph blocks cost.
+def hop_blocks(records: list[Record]) -> tuple[list[NDArray[np.int64]], int]:
+    """Graph blocks of each hop by numbers of their own, all relations', and how many there are."""
+    named = [r.ids + (r.number << 40) for r in records if r.kind == BLOCKS]
+    names = np.unique(np.concatenate([np.empty(0, np.int64), *named]))
+    return [np.searchsorted(names, ids) for ids in named], names.size
 
-    A hop needs no two blocks at once, so an optimal policy keeps what comes first in the next hop:
-    of a hop that needs more than there is room for, `slots` blocks are never read again.
-    """
-    lines = []
-    hops = [r.ids for r in records if r.kind == BLOCKS]
-    for policy in ("optimal", "lru in order") if hops else ():
-        read, held = 0, np.empty(0, np.int64)
-        for needed in hops:
-            present = np.isin(needed, held)
-            if policy == "optimal":
-                read += int((~present).sum())
-                keep = needed[present]
-                held = np.concatenate([keep, needed[~present]])[-slots:] if slots else held[:0]
-            else:
-                recent = dict.fromkeys(held.tolist())
-                for block in needed.tolist():
-                    if block in recent:
-                        del recent[block]
-                    else:
-                        read += 1
-                        if len(recent) == slots:
-                            del recent[next(iter(recent))]
-                    recent[block] = None
-                held = np.fromiter(recent, np.int64, len(recent))
+
+def block_lines(store: Store, records: list[Record], slots: int) -> list[dict[str, Any]]:
+    """A line per policy: what the hops' graph blocks cost."""
+    hops, num_blocks = hop_blocks(records)
+    needs, lines = needs_of(hops, num_blocks), []
+    for name, policy in BLOCK_POLICIES.items() if hops else ():
+        read = int(replay_blocks(*needs, slots, num_blocks, policy))
         lines.append(
             {
-                "what": "graph blocks", "policy": policy, "room": slots, "hops": len(hops),
-                "needed": sum(h.size for h in hops), "read": read,
-                "bytes": read * store.manifest.block_bytes,
+                "what": "graph blocks", "policy": name, "room": slots, "hops": len(hops),
+                "needed": needs.ids.size, "read": read, "bytes": read * store.manifest.block_bytes,
             }
         )  # fmt: skip
     return lines
@@ -183,11 +162,15 @@ def main(words: list[str]) -> list[dict[str, Any]]:
     parser.add_argument("trace", type=Path)
     parser.add_argument("store", type=Path)
     parser.add_argument("--entries", type=int, default=0, help="rows that the cache holds")
+    parser.add_argument("--look", type=int, default=1, help="groups that next-use knows of")
+    parser.add_argument("--gap-pages", type=int, default=FLASH.gap_pages, help="read over")
     parser.add_argument("--graph-mem", default="0", help="memory for graph blocks")
     given = parser.parse_args(words)
     store = open_store(given.store)
     records = list(read_trace(given.trace))
-    lines = row_lines(store, records, given.entries) if given.entries else []
+    lines = []
+    if given.entries:
+        lines += row_lines(store, records, given.entries, given.look, given.gap_pages)
     slots = parse_bytes(given.graph_mem) // store.manifest.block_bytes
     lines += block_lines(store, records, slots) if slots else []
     for line in lines:

@@ -52,16 +52,20 @@ class DglCsvSource(TabularSource):
 
     layout = "dgl-csv"
 
-    def __init__(self, folder: Path) -> None:
-        path = folder / META
-        meta = read_description(path, _Meta)
+    def __init__(self, path: Path) -> None:
+        described = path / META
+        meta = read_description(described, _Meta)
         if meta.version != _VERSION:
-            raise BadInput.at(path, f"version {meta.version!r}", _VERSION, "is it of CSVDataset?")
+            raise BadInput.at(
+                described, f"version {meta.version!r}", _VERSION, "is it of CSVDataset?"
+            )
         if meta.graph_data is not None:
-            raise BadInput.at(path, "graph_data, for many graphs", "one graph", "join the graphs")
-        nodes = [_node(folder, meta.separator, n) for n in meta.node_data]
-        edges = [_edge(folder, meta.separator, e) for e in meta.edge_data]
-        super().__init__(folder, nodes, edges, [path])
+            raise BadInput.at(
+                described, "graph_data, for many graphs", "one graph", "join the graphs"
+            )
+        nodes = [_node(path, meta.separator, n) for n in meta.node_data]
+        edges = [_edge(path, meta.separator, e) for e in meta.edge_data]
+        super().__init__(path, nodes, edges, [described])
 
     @classmethod
     def recognise(cls, path: Path) -> str | None:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from preprocess.errors import BadInput
-from preprocess.idmap import PIECE_ROWS, KeyColumn, KeySizes, map_keys
+from preprocess.idmap import PIECE_ROWS, KeyColumn, KeySizes, KeyTwice, map_keys
 from preprocess.kernels.edges import first_outside
 from preprocess.prepare import Facts, Preparation
 from preprocess.progress import Stage
@@ -133,7 +133,7 @@ class NodeIds:
                 if same is not None:
                     return {"kind": SAME, "nodes": same, "columns": {}}
                 return self._map_as(INTEGERS, node, columns, preparation)
-            except BadCell:
+            except (BadCell, KeyTwice):  # "x1" somewhere, or "01" and "1"
                 if node.kind:
                     raise
         return self._map_as(TEXTS, node, columns, preparation)
@@ -240,7 +240,19 @@ def _key_pieces(tables: Tables, key: str, kind: str) -> Callable[[], Iterator[Te
             data = np.ascontiguousarray(ids).view(np.uint8)
             yield Texts(np.arange(ids.size + 1, dtype=np.int64) * ids.itemsize, data)
 
-    return integers if kind == INTEGERS else lambda: tables.texts(key, PIECE_ROWS)
+    def texts() -> Iterator[Texts]:
+        row = 0
+        for keys in tables.texts(key, PIECE_ROWS):
+            empty = np.diff(keys.offsets) == 0
+            if empty.any():
+                raise BadInput.at(
+                    tables.place(row + int(np.argmax(empty))), f"nothing in column {key!r}",
+                    "the id of a node", "fill it, or drop the row",
+                )  # fmt: skip
+            yield keys
+            row += len(keys)
+
+    return integers if kind == INTEGERS else texts
 
 
 def _pick(keys: Texts, rows: NDArray[np.int64]) -> Texts:

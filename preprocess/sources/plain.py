@@ -37,6 +37,12 @@ class PlainSource:
     layout = "plain"
     undirected = False
 
+    @classmethod
+    def recognise(cls, path: Path) -> str | None:
+        """A folder with `edge_index.npy`, and no `schema.json`."""
+        found = (path / f"{EDGES}.npy").is_file() and not (path / "schema.json").exists()
+        return f"{EDGES}.npy" if found else None
+
     def __init__(self, folder: Path) -> None:
         if not folder.is_dir():
             what = "a file, not a folder" if folder.exists() else "nothing, not a folder"

@@ -51,6 +51,7 @@ from preprocess.tables import Table, is_table
 
 _NAMES = ("schema.json", "schema.yaml", "schema.yml")
 _SUFFIXES = (".json", ".yaml", ".yml")
+_OTHERS = ("meta", "metadata")  # descriptions of DGL's layouts
 _SPLITS = ("train", "valid", "test")
 _PATTERN = "*?["
 
@@ -126,7 +127,7 @@ class TableSource(TabularSource):
         if path.is_dir():
             name = next((n for n in _NAMES if (path / n).is_file()), None)
             return f"{name}, a schema of tables" if name else None
-        is_schema = path.is_file() and path.suffix in _SUFFIXES
+        is_schema = path.is_file() and path.suffix in _SUFFIXES and path.stem not in _OTHERS
         return f"{path.name}, a schema of tables" if is_schema else None
 
     def _node(self, schema: Path, place: str, node: _Nodes) -> NodeTables:

@@ -1,5 +1,7 @@
 """npy files in pieces: equal to what numpy reads and writes, refused where they are not sound."""
 
+import tracemalloc
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +10,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from preprocess.errors import BadInput
-from preprocess.npy import NpyFile, NpyWriter
+from preprocess.npy import NpyFile, NpyWriter, RawFile, StoredArray, ZipArray, list_members
+
+
+def open_stored(folder: Path, values: np.ndarray, kind: str) -> StoredArray:
+    """The same array in a file of each kind."""
+    path = folder / "a"
+    match kind:
+        case "npy":
+            with path.open("wb") as f:
+                np.save(f, values)
+            return NpyFile(path)
+        case "raw":
+            values.tofile(path)
+            return RawFile(path, values.dtype, values.shape)
+    save = np.savez_compressed if kind == "packed" else np.savez
+    with path.open("wb") as f:
+        save(f, other=np.arange(3), a=values, last=np.arange(2))
+    return ZipArray(path, "a")
 
 
 @given(
@@ -16,12 +35,12 @@ from preprocess.npy import NpyFile, NpyWriter
     first=st.integers(0, 40),
     count=st.integers(1, 50),
     dtype=st.sampled_from(["<i8", ">i4", "<f2", ">f8", "?", "|u1", "<u8"]),
+    kind=st.sampled_from(["npy", "raw", "zip", "packed"]),
 )
-def test_pieces_are_the_array(tmp_path_factory, size, first, count, dtype):
-    path = tmp_path_factory.mktemp("npy") / "a.npy"
+def test_pieces_are_the_array(tmp_path_factory, size, first, count, dtype, kind):
     values = (np.arange(size) * 7 % 5).astype(dtype)
-    np.save(path, values)
-    file = NpyFile(path)
+    file = open_stored(tmp_path_factory.mktemp("npy"), values, kind)
+    assert (file.shape, file.dtype) == ((size,), values.dtype.newbyteorder("="))
     first = min(first, size)
     found = [piece.copy() for piece in file.pieces(first, size, count)]
     assert all(piece.size <= count for piece in found)
@@ -121,5 +140,114 @@ def test_any_bytes_in_a_header_are_read_or_refused(tmp_path_factory, data):
     try:
         file = NpyFile(path)
         file.read(0, file.size)
+    except BadInput:
+        pass
+
+
+@pytest.mark.parametrize("kind", ["npy", "raw", "zip", "packed"])
+def test_both_rows_are_read_in_step(tmp_path: Path, kind: str):
+    values = np.arange(2000).reshape(2, 1000)
+    file = open_stored(tmp_path, values, kind)
+    pairs = zip(file.pieces(0, 1000, 7), file.pieces(1000, 2000, 7), strict=True)
+    found = [np.stack(pair) for pair in pairs]
+    assert np.array_equal(np.concatenate(found, axis=1), values)
+
+
+def test_a_packed_array_takes_no_more_memory_than_a_piece(tmp_path: Path):
+    values = np.zeros(4_000_000, np.int64)  # 32 MB, of which deflate makes 31 KB
+    file = open_stored(tmp_path, values, "packed")
+    tracemalloc.start()
+    total = sum(piece.size for piece in file.pieces(1_000_000, values.size, 10_000))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert total == 3_000_000
+    assert peak < 4 << 20
+
+
+def test_members_of_an_npz_file_are_listed(tmp_path: Path):
+    np.savez(tmp_path / "a.npz", edge_index=np.arange(2), node_feat=np.arange(3))
+    assert list_members(tmp_path / "a.npz") == ["edge_index", "node_feat"]
+
+
+@pytest.mark.parametrize("size", [79, 81])
+def test_a_file_without_a_header_has_its_exact_size(tmp_path: Path, size: int):
+    path = tmp_path / "a.npy"
+    path.write_bytes(bytes(size))
+    with pytest.raises(BadInput, match=rf"a.npy: end: found {size} bytes, expected 80 for"):
+        RawFile(path, np.float32, (5, 4))
+    with pytest.raises(BadInput, match=r"none.npy: found no file: it is missing"):
+        RawFile(tmp_path / "none.npy", np.float32, (5, 4))
+
+
+def rewrite(path: Path, change: bytes) -> None:
+    """Put another file in the place of one member."""
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
+        file.writestr("a.npy", change)
+
+
+def whole(folder: Path) -> bytes:
+    """An npy file of 1,000 items that hardly compress."""
+    np.save(folder / "whole.npy", np.random.default_rng(1).integers(0, 2**60, 1000))
+    return (folder / "whole.npy").read_bytes()
+
+
+def spoil_zip(path: Path, kind: str) -> None:
+    """A zip file that is not sound in one way."""
+    raw = whole(path.parent)
+    rewrite(path, raw)
+    match kind:
+        case "missing":
+            path.unlink()
+        case "not a zip file":
+            path.write_bytes(path.read_bytes()[:-30])
+        case "no array 'a', expected it beside b":
+            np.savez(path, b=np.arange(3))
+        case "found 8127 bytes, expected 8128 for shape (1000,)":
+            rewrite(path, raw[:-1])
+        case "magic":
+            rewrite(path, b"PK" + raw[2:])
+        case "Python objects":
+            np.savez(path, a=np.array([{}, 1], object))
+        case "header":
+            rewrite(path, raw[:10] + b"(" * 20 + raw[30:])
+        case "Bad CRC-32" | "invalid":
+            packed = bytearray(path.read_bytes())
+            at = 5000 if kind == "Bad CRC-32" else 40
+            packed[at : at + 8] = bytes(8) if kind == "Bad CRC-32" else b"\xff" * 8
+            path.write_bytes(packed)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "missing", "not a zip file", "no array 'a', expected it beside b", "magic", "header",
+        "found 8127 bytes, expected 8128 for shape (1000,)", "Python objects", "Bad CRC-32",
+        "invalid",
+    ],
+)  # fmt: skip
+def test_a_zip_file_that_is_not_sound_is_said_in_one_line(tmp_path: Path, kind: str):
+    path = tmp_path / "a.npz"
+    spoil_zip(path, kind)
+    with pytest.raises(BadInput) as caught:
+        ZipArray(path, "a").read(0, 1000)
+    text = str(caught.value)
+    assert text.startswith(str(path))
+    assert kind in text
+    assert "\n" not in text
+
+
+@given(st.data())
+def test_any_bytes_in_a_zip_file_are_read_or_refused(tmp_path_factory, data):
+    path = tmp_path_factory.mktemp("npy") / "a.npz"
+    save = data.draw(st.sampled_from([np.savez, np.savez_compressed]))
+    save(path, a=np.arange(4), b=np.arange(2))
+    raw = bytearray(path.read_bytes())
+    for _ in range(data.draw(st.integers(1, 4))):
+        raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
+    path.write_bytes(raw)
+    try:
+        file = ZipArray(path, "a")
+        if file.size < 100:
+            file.read(0, file.size)
     except BadInput:
         pass

@@ -30,7 +30,7 @@ def store(tmp_path_factory):
 
 
 @given(st.sets(st.integers(0, NODES - 1), max_size=60))
-@settings(max_examples=30)
+@settings(max_examples=30, deadline=None)
 def test_extents_are_those_of_the_bytes(store, nodes):
     (served,) = served_rows(store.manifest)
     geometry = row_geometry(served.array, store.manifest.block_bytes)

@@ -1,47 +1,18 @@
-"""Replays of traces: optimal is least, and equals brute force on small ones."""
-
-from itertools import combinations
+"""Traces are read back, and replayed by every policy."""
 
 import numpy as np
-from hypothesis import given
-from hypothesis import strategies as st
+import pytest
 
 from loaderd.trace import BLOCKS, ROWS, Trace
 from tests.graphs import make_csc
 from tests.stores import write_store
-from tools.traces import main, next_uses, read_trace, replay, row_groups
-
-groups_of = st.lists(st.sets(st.integers(0, 6), min_size=1, max_size=3), min_size=1, max_size=6)
+from tools.traces import main, needs_of, read_trace, row_groups
 
 
-def reads(groups, room, policy):
-    return sum(absent.size for absent in replay(groups, room, 7, policy))
-
-
-def least(groups: list[set[int]], room: int, held: frozenset[int] = frozenset()) -> int:
-    """By trying everything."""
-    if not groups:
-        return 0
-    need, after = frozenset(groups[0]), []
-    others = sorted(held - need)
-    spare = min(len(others), room - len(need))
-    for kept in combinations(others, spare):
-        after.append(least(groups[1:], room, need | frozenset(kept)))
-    return len(need - held) + min(after)
-
-
-@given(groups_of, st.integers(3, 6))
-def test_optimal_is_what_brute_force_finds(groups, room):
-    arrays = [np.array(sorted(g), np.int64) for g in groups]
-    found = {policy: reads(arrays, room, policy) for policy in ("optimal", "lru", "fifo")}
-    assert found["optimal"] == least(groups, room)
-    assert found["optimal"] <= min(found.values())
-
-
-def test_next_uses_look_ahead():
-    groups = [np.array([0, 2]), np.array([1]), np.array([0, 1])]
-    never = np.iinfo(np.int64).max
-    assert [u.tolist() for u in next_uses(groups, 3)] == [[2, never], [2], [never, never]]
+def test_needs_look_ahead():
+    needs = needs_of([np.array([0, 2]), np.array([1]), np.array([0, 1])], 3)
+    assert needs.starts.tolist() == [0, 2, 3, 5]
+    assert needs.after.tolist() == [2, 3, 2, 3, 3]
 
 
 def test_a_trace_is_read_back_and_replayed(tmp_path):
@@ -60,8 +31,20 @@ def test_a_trace_is_read_back_and_replayed(tmp_path):
     lines = main([
         str(tmp_path / "trace"), str(tmp_path / "store"), "--entries", "950", "--graph-mem", "8192",
     ])  # fmt: skip
-    found = {(line["what"], line["policy"]): line for line in lines}
-    assert found["rows", "optimal"]["read"] == 900 + 100 + 50
-    assert found["rows", "optimal"]["bytes"] % 4096 == 0
-    assert found["graph blocks", "optimal"]["read"] == 5 + 3
-    assert found["graph blocks", "lru in order"]["read"] == 10
+    found = {(line["what"], line["policy"]): line["read"] for line in lines}
+    assert found["rows", "optimal"] == found["rows", "next-use"] == 900 + 100 + 50
+    assert found["graph blocks", "optimal"] == found["graph blocks", "present first"] == 5 + 3
+    assert found["graph blocks", "lru"] == found["graph blocks", "second-chance"] == 10
+    assert all(line["bytes"] % 4096 == 0 < line["bytes"] for line in lines)
+    with pytest.raises(ValueError, match="group 0 needs 900 rows, there is room for 800"):
+        main([str(tmp_path / "trace"), str(tmp_path / "store"), "--entries", "800"])
+
+
+def test_blocks_of_relations_are_told_apart(tmp_path):
+    write_store(tmp_path / "store", make_csc([3] * 2000, 0), range(10))
+    trace = Trace(tmp_path / "trace")
+    for relation in (0, 1):
+        trace.write(BLOCKS, 0, relation, np.arange(4))
+    trace.close()
+    lines = main([str(tmp_path / "trace"), str(tmp_path / "store"), "--graph-mem", "64K"])
+    assert {line["read"] for line in lines} == {8}

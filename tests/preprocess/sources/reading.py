@@ -54,13 +54,14 @@ def rows_of(source: Source, rows: SourceRows) -> np.ndarray:
 
 def arrays_of(source: Source, listed: Any) -> dict[str, list[Any]]:
     """Name to values of each array, NaN as None."""
-    return {
-        rows.name: [
-            None if isinstance(v, float) and v != v else v for v in rows_of(source, rows).tolist()
-        ]
-        for rows in listed
-        if rows is not None
-    }
+    return {r.name: _plain(rows_of(source, r).tolist()) for r in listed if r is not None}
+
+
+def _plain(value: Any) -> Any:
+    """NaN as None, in lists of any depth."""
+    if isinstance(value, list):
+        return [_plain(v) for v in value]
+    return None if value != value else value
 
 
 def read_all(source: Source) -> dict[str, Any]:

@@ -126,7 +126,7 @@ REFUSED = {
     "missing file": (lambda f: (f / "edges.csv").unlink(), "edges.csv: found no file: it is miss"),
     "missing id": (text("edges.csv", "src,dst_id\n5,3\n"), "edges.csv: header: found columns"),
     "unknown id": (text("edges.csv", "src_id,dst_id\n5,3\n\n3,4\n"), "edges.csv:4: found node id"),
-    "id twice": (text("nodes.csv", "node_id\n3\n5\n3\n"), "nodes.csv:4: found node id 3 again"),
+    "id twice": (text("nodes.csv", "node_id\n3\n5\n3\n"), "nodes.csv:4: found node id '3' again"),
     "ragged": (text("edges.csv", "src_id,dst_id\n5,3,1\n"), "edges.csv:2: found 3 columns"),
     "width": (
         text("edges.csv", 'src_id,dst_id,feat\n5,3,"1,2"\n9,9,"1"\n'),

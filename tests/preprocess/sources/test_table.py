@@ -225,7 +225,7 @@ def write_edges(
 
 
 INTEGERS = st.integers(-(2**63), 2**63 - 1)
-TEXTS = st.text(st.characters(exclude_categories=["C", "Z"]), max_size=6)
+TEXTS = st.text(st.characters(exclude_categories=["C", "Z"]), min_size=1, max_size=6)
 
 
 @settings(max_examples=40)
@@ -262,13 +262,16 @@ def test_ids_of_any_kind_in_any_memory(tmp_path_factory, data, parquet, tiny):
                 )
 
 
-def test_integers_that_turn_out_to_be_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("last", [["x1"], ["NA"], []])
+def test_integers_that_turn_out_to_be_texts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, last: list[str]
+):
     monkeypatch.setattr("preprocess.tables.PIECE_BYTES", 32)
-    nodes = [*map(str, range(50)), "007", "x1"]
-    write_edges(tmp_path, nodes, [("x1", "7"), ("7", "007")], parquet=False)
+    nodes = [*map(str, range(50)), "007", *last]
+    write_edges(tmp_path, nodes, [(nodes[-1], "7"), ("7", "007")], parquet=False)
     source = TableSource(tmp_path)
     with ready(source, tmp_path) as keys:
-        assert read_all(source)["n to n"]["edges"] == [(51, 7), (7, 50)]
+        assert read_all(source)["n to n"]["edges"] == [(len(nodes) - 1, 7), (7, 50)]
         assert texts_of(keys / "n.parquet") == nodes
 
 
@@ -409,6 +412,7 @@ REFUSED = {
     "unknown end": (likes("eve,-3,1,1,1,1,"), "likes.csv.gz:3: found node id 'eve', expected one"),
     "unknown integer": (likes("ann,13,1,1,1,1,"), "likes.csv.gz:3: found node id 13, expected one"),
     "no id": (likes("ann,,1,1,1,1,"), "likes.csv.gz:3: found nothing in column 'item'"),
+    "no text": (likes(",-3,1,1,1,1,"), "likes.csv.gz:3: found nothing in column 'user'"),
     "row out of range": (
         text("came.csv", "user,day\nann,0\nbob,2\n"),
         "came.csv:3: found node id 2 in column 'day', expected 0 to 1",

@@ -1,0 +1,78 @@
+"""`blockstore ingest` once its words are read: dry run or real one, for a person or a script."""
+
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import msgspec
+
+from preprocess.dryrun import dry_run, dry_run_text
+from preprocess.ingest import ingest
+from preprocess.layouts import open_source
+from preprocess.options import IngestOptions
+from preprocess.prepare import Preparable
+from preprocess.progress import Progress
+from preprocess.renderings import Events
+from preprocess.report import made_line, summarise_ingest, summary_text
+from preprocess.source import Source
+
+
+@dataclass(frozen=True, slots=True)
+class IngestRequest:
+    """What the command was asked for."""
+
+    source: Path
+    store: Path
+    options: IngestOptions
+    undirected: bool | None  # None: as the source's owner does
+    layout: str | None  # None: as recognised
+    fresh: bool = False
+    summary: bool = True
+    json: bool = False
+
+
+def run_ingest(request: IngestRequest) -> None:
+    """Make the store; stdout has events, or what was made.  Raises what `ingest` does."""
+    rendering = Events(sys.stdout) if request.json else None
+    progress = Progress(rendering=rendering)
+    source, options = _open(request, progress)
+    result = ingest(source, request.store, options, progress, request.fresh)
+    summary = None
+    if request.summary:
+        summary = summarise_ingest(source, request.store, result, progress)
+    if rendering is not None:
+        facts = {"store": str(request.store), "fingerprint": result.manifest.fingerprint}
+        rendering.emit("end", {**facts, "summary": msgspec.to_builtins(summary)})
+        return
+    _say(made_line(request.store, result.manifest))
+    if summary is not None:
+        _say(summary_text(summary))
+
+
+def run_dry(request: IngestRequest) -> None:
+    """Say what it would take: a page, or one JSON object.  Raises what `dry_run` does."""
+    progress = Progress(rendering=Events(sys.stderr) if request.json else None)
+    source, options = _open(request, progress)
+    found = dry_run(source, request.store, options, isinstance(source, Preparable))
+    _say(msgspec.json.encode(found).decode() if request.json else dry_run_text(found, options))
+
+
+def error_event(message: str) -> None:
+    """The last event of a run that failed."""
+    Events(sys.stdout).emit("error", {"message": message})
+
+
+def _open(request: IngestRequest, progress: Progress) -> tuple[Source, IngestOptions]:
+    source, saw = open_source(request.source, request.layout)
+    progress.line(f"{request.source}: {source.layout}, {saw}")
+    undirected = request.undirected
+    if undirected is None:
+        undirected = source.undirected
+        if undirected:
+            progress.line("reverses are added, as its owner does: --directed leaves them out")
+    return source, replace(request.options, undirected=undirected)
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()

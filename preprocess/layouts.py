@@ -1,0 +1,74 @@
+"""The layouts of graphs that are known, and which of them a path has."""
+
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from preprocess.errors import BadInput
+from preprocess.source import Source
+from preprocess.sources.dgl_csv import DglCsvSource
+from preprocess.sources.plain import PlainSource
+from preprocess.sources.table import TableSource
+
+_MOST_SHOWN = 6  # names in a folder
+
+
+class Layout(Protocol):
+    """A class of sources."""
+
+    @property
+    def layout(self) -> str:
+        """Its name, as `--layout` takes it."""
+
+    def recognise(self, path: Path, /) -> str | None:
+        """What of this layout is there, by the names of files; None where it is another."""
+
+    def __call__(self, path: Path, /) -> Source:
+        """Open it.  Raises BadInput."""
+
+
+class Opened(NamedTuple):
+    """A source and how it came to be taken for what it is."""
+
+    source: Source
+    saw: str  # "raw/edge.csv.gz and raw/num-node-list.csv.gz"
+
+
+_CLASSES: tuple[Layout, ...] = (PlainSource, DglCsvSource, TableSource)
+LAYOUTS = {layout.layout: layout for layout in _CLASSES}
+
+
+def open_source(path: Path, layout: str | None = None) -> Opened:
+    """Open a graph in the layout of that name, or in the only one that recognises it.
+
+    Raises BadInput: no such path or layout, no layout or several that match, a bad source.
+    """
+    known = ", ".join(LAYOUTS)
+    if layout is not None and layout not in LAYOUTS:
+        raise BadInput.at("--layout", repr(layout), f"one of {known}", "or leave it out")
+    if not path.exists():
+        raise BadInput.at(path, "nothing", "a graph on disk", "is the path right?")
+    if layout is not None:
+        chosen = LAYOUTS[layout]
+        return Opened(chosen(path), chosen.recognise(path) or "named by --layout")
+    matches = [(c, saw) for c in LAYOUTS.values() if (saw := c.recognise(path)) is not None]
+    if not matches:
+        raise BadInput.at(
+            path, _listing(path), f"a graph in a layout that is known ({known})",
+            "is the path right? --layout says which it is",
+        )  # fmt: skip
+    if len(matches) > 1:
+        found = " and ".join(f"{saw} ({c.layout})" for c, saw in matches)
+        raise BadInput.at(path, found, "one layout", "--layout says which it is")
+    ((chosen, saw),) = matches
+    return Opened(chosen(path), saw)
+
+
+def _listing(path: Path) -> str:
+    """What a path that is of no layout is."""
+    if not path.is_dir():
+        return f"a file {path.name}"
+    names = sorted(f"{p.name}/" if p.is_dir() else p.name for p in path.iterdir())
+    if not names:
+        return "an empty folder"
+    more = f" and {len(names) - _MOST_SHOWN} more" if len(names) > _MOST_SHOWN else ""
+    return f"a folder with {', '.join(names[:_MOST_SHOWN])}{more}"
