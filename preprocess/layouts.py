@@ -6,6 +6,7 @@ from typing import NamedTuple, Protocol
 from preprocess.errors import BadInput
 from preprocess.source import Source
 from preprocess.sources.dgl_csv import DglCsvSource
+from preprocess.sources.graphbolt import GraphBoltSource
 from preprocess.sources.plain import PlainSource
 from preprocess.sources.table import TableSource
 
@@ -33,7 +34,12 @@ class Opened(NamedTuple):
     saw: str  # "raw/edge.csv.gz and raw/num-node-list.csv.gz"
 
 
-_CLASSES: tuple[Layout, ...] = (PlainSource, DglCsvSource, TableSource)
+_CLASSES: tuple[Layout, ...] = (
+    PlainSource,
+    DglCsvSource,
+    GraphBoltSource,
+    TableSource,
+)
 LAYOUTS = {layout.layout: layout for layout in _CLASSES}
 
 

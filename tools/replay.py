@@ -52,7 +52,7 @@ def replay_rows(ids, starts, after, room, num_ids, policy, look, read):
         for i in range(starts[time], starts[time + 1]):
             needed[ids[i]] = time
             read[i] = entry_of[ids[i]] < 0
-            absent += np.int64(read[i])
+            absent += int(read[i])
         if starts[time + 1] - starts[time] > room:
             return time
         short = absent - free
@@ -130,7 +130,7 @@ def replay_blocks(ids, starts, after, room, num_ids, policy):
     for time in range(times):
         own = ids[starts[time] : starts[time + 1]]
         for i in range(own.size):
-            reads += np.int64(not held[own[i]])
+            reads += int(not held[own[i]])
             coming[own[i]] = after[starts[time] + i]
         if policy == OPTIMAL:
             for i in range(own.size):
