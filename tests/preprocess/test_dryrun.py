@@ -116,7 +116,7 @@ def test_sizes_by_dtype(tmp_path: Path):
                      (("float32", 4), ("float16", 2), ("bfloat16", 2), ("int8", 1))}  # fmt: skip
     assert all(held.fits is (held.daemon_bytes <= found.machine_bytes) for held in found.held)
     tall = dry_run(Headers(100_000_000, 10, 10_000), tmp_path / "s",
-                   replace(OPTIONS, mem_bytes=4 << 30))  # fmt: skip
+                   replace(OPTIONS, mem_bytes=64 << 30))  # fmt: skip
     assert not any(held.fits or tall.fits_disk for held in tall.held)
     assert "too much" in dry_run_text(tall, OPTIONS)
     json.dumps(sizes)
