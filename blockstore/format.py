@@ -180,6 +180,28 @@ def graph_geometry(num_blocks: int, block_bytes: int) -> BlockGeometry:
     return _geometry(block_bytes, block_bytes, num_blocks, 1)
 
 
+class Halo(msgspec.Struct, frozen=True):
+    """With each partition of a type, nodes from outside of it, as slots: partition by partition.
+
+    Inside a partition slots stand in the order of their store ids.  A row a slot, in each array.
+    """
+
+    nodes: RowArray  # id_dtype: store id of each slot
+    offsets_path: str  # side array uint64 (num_partitions + 1,): first slot of each partition
+    label: RowArray | None = None
+    features: dict[str, RowArray] = {}
+
+
+class HaloColumns(msgspec.Struct, frozen=True):
+    """In-edges of the halo slots of a relation's `dst`: graph blocks whose columns are slots."""
+
+    num_edges: int
+    num_blocks: int
+    path: str  # of the Zarr array of blocks; their sections are those of the relation
+    first_node_path: str  # side array uint64 (num_blocks + 1,): first slot of each block
+    first_edge_path: str  # side array uint64 (num_blocks + 1,): edges before each block
+
+
 class NodeType(msgspec.Struct, frozen=True):
     """One node type: a range of store ids and its per-node arrays, rows in store order."""
 
@@ -193,6 +215,8 @@ class NodeType(msgspec.Struct, frozen=True):
     splits: dict[str, RowArray] = {}  # source ids, in the order of the source
     num_partitions: int = 0
     partition_offsets_path: str = ""  # side array uint64 (num_partitions + 1,): store ids
+    hubs: RowArray | None = None  # id_dtype: store ids of hubs, the most influential first
+    halo: Halo | None = None
 
 
 class Relation(msgspec.Struct, frozen=True):
@@ -213,6 +237,7 @@ class Relation(msgspec.Struct, frozen=True):
     features: dict[str, RowArray] = {}  # a row an edge, in the order of the blocks
     splits: dict[str, RowArray] = {}  # edge ids (), or original ids (source, target) (2,)
     reverse_of: str = ""  # name of the relation (dst, name, src) that this one was made from
+    halo: HaloColumns | None = None
 
     def item_bytes(self, id_dtype: str) -> tuple[int, int, int, int]:
         """Bytes of an edge in each section of a graph block; 0: the section is not there."""
@@ -249,6 +274,10 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         for t in self.types:
             found += [t.original_id, t.store_id, *([t.label] if t.label else [])]
             found += [*t.features.values(), *t.splits.values()]
+            found += [t.hubs] if t.hubs else []
+            if t.halo:
+                found += [t.halo.nodes, *([t.halo.label] if t.halo.label else [])]
+                found += t.halo.features.values()
         for r in self.relations:
             found += [*r.features.values(), *r.splits.values()]
         return found
@@ -264,10 +293,19 @@ def side_arrays(manifest: Manifest) -> list[tuple[str, str, int]]:
         sides.append((relation.first_node_path, "uint64", relation.num_blocks + 1))
         if relation.first_edge_path:
             sides.append((relation.first_edge_path, "uint64", relation.num_blocks + 1))
+        if relation.halo:
+            halo = relation.halo
+            geometry = graph_geometry(halo.num_blocks, manifest.block_bytes)
+            pages = geometry.num_blocks * geometry.pages_per_block
+            sides.append((crc_path(halo.path), "uint32", pages))
+            sides.append((halo.first_node_path, "uint64", halo.num_blocks + 1))
+            sides.append((halo.first_edge_path, "uint64", halo.num_blocks + 1))
     for node_type in manifest.types:
         if node_type.partition_offsets_path:
             path, count = node_type.partition_offsets_path, node_type.num_partitions
             sides.append((path, "uint64", count + 1))
+        if node_type.halo:
+            sides.append((node_type.halo.offsets_path, "uint64", node_type.num_partitions + 1))
     for array in manifest.row_arrays():
         geometry = row_geometry(array, manifest.block_bytes)
         pages = geometry.num_blocks * geometry.pages_per_block

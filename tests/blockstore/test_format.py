@@ -11,6 +11,8 @@ from blockstore import format as fmt
 from blockstore.errors import CorruptBlock, UnsupportedVersion
 from blockstore.format import (
     BlockHeader,
+    Halo,
+    HaloColumns,
     Manifest,
     NodeType,
     Relation,
@@ -78,6 +80,8 @@ def test_flags_are_those_of_the_document():
         ("field of a type", NodeType),
         ("field of a relation", Relation),
         ("field of a row array", RowArray),
+        ("field of a halo", Halo),
+        ("field of halo columns", HaloColumns),
     ],
 )
 def test_records_are_those_of_the_document(heading: str, record: type[msgspec.Struct]):
