@@ -181,13 +181,15 @@ def graph_geometry(num_blocks: int, block_bytes: int) -> BlockGeometry:
 
 
 class Halo(msgspec.Struct, frozen=True):
-    """With each partition of a type, nodes from outside of it, as slots: partition by partition.
+    """Copies of nodes of a type as slots, group by group: a group a partition, the last the hubs.
 
-    Inside a partition slots stand in the order of their store ids.  A row a slot, in each array.
+    Group p are the nodes that partition p needs most from outside of it; the last group are the
+    type's hubs.  Any may be empty.  Inside a group slots stand in the order of their store ids.  A
+    row a slot, in each array.
     """
 
     nodes: RowArray  # id_dtype: store id of each slot
-    offsets_path: str  # side array uint64 (num_partitions + 1,): first slot of each partition
+    offsets_path: str  # side array uint64 (num_partitions + 2,): first slot of each group, then all
     label: RowArray | None = None
     features: dict[str, RowArray] = {}
 
@@ -305,7 +307,7 @@ def side_arrays(manifest: Manifest) -> list[tuple[str, str, int]]:
             path, count = node_type.partition_offsets_path, node_type.num_partitions
             sides.append((path, "uint64", count + 1))
         if node_type.halo:
-            sides.append((node_type.halo.offsets_path, "uint64", node_type.num_partitions + 1))
+            sides.append((node_type.halo.offsets_path, "uint64", node_type.num_partitions + 2))
     for array in manifest.row_arrays():
         geometry = row_geometry(array, manifest.block_bytes)
         pages = geometry.num_blocks * geometry.pages_per_block
