@@ -7,6 +7,8 @@ from preprocess.errors import BadInput
 from preprocess.source import Source
 from preprocess.sources.dgl_csv import DglCsvSource
 from preprocess.sources.graphbolt import GraphBoltSource
+from preprocess.sources.igb import Igb2kSource, IgbSource
+from preprocess.sources.mag240m import Mag240mSource
 from preprocess.sources.plain import PlainSource
 from preprocess.sources.table import TableSource
 
@@ -38,6 +40,9 @@ _CLASSES: tuple[Layout, ...] = (
     PlainSource,
     DglCsvSource,
     GraphBoltSource,
+    IgbSource,
+    Igb2kSource,
+    Mag240mSource,
     TableSource,
 )
 LAYOUTS = {layout.layout: layout for layout in _CLASSES}

@@ -1,0 +1,243 @@
+"""The layout of IGB: the homogeneous IGB260M and the heterogeneous IGBH, of every size.
+
+    <size>/processed/                     tiny, small, medium, large or full
+      paper/node_feat.npy                 float32 (papers, 1024)
+      paper/node_label_19.npy             floats (papers,): classes 0 to 18
+      paper/node_label_2K.npy             floats (papers,): classes 0 to 2982
+      paper__cites__paper/edge_index.npy  integers (edges, 2)
+
+and in IGBH `paper__written_by__author`, `author__affiliated_to__institute`, `paper__topic__fos`,
+`paper__published__journal` and `paper__venue__conference`, with the features of those types.  Of
+`large` and `full` the papers' and authors' files have no header: how many rows they have is known
+from the size alone.  In `full` only the first papers have labels; zeros follow.  There are no
+splits.
+"""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from preprocess.errors import BadInput
+from preprocess.npy import NpyFile, RawFile, StoredArray, has_header
+from preprocess.source import SourceRows
+from preprocess.sources.typed import ArrayRows, EdgeArray, TypedArrays
+
+PROCESSED, EDGES, FEATURES = "processed", "edge_index.npy", "node_feat.npy"
+NUM_COLUMNS = 1024  # of features
+_PAPER, _BETWEEN = "paper", "__"
+_CITES = "paper__cites__paper"
+_KNOWN = (
+    _CITES, "paper__written_by__author", "author__affiliated_to__institute", "paper__topic__fos",
+    "paper__published__journal", "paper__venue__conference",
+)  # fmt: skip
+_LABEL_DTYPE = np.dtype(np.int16)  # holds 2983 classes, and -1 for none
+
+
+class Headerless(NamedTuple):
+    """What is known of the files of one size that have no header."""
+
+    num_nodes: Mapping[str, int]  # rows of the features, by type
+    num_labelled: Mapping[str, int] = {}  # papers in front that have a label, by classes
+
+
+SIZES: Mapping[str, Headerless] = {  # as in the owner's loader
+    "large": Headerless({_PAPER: 100_000_000, "author": 116_959_896}),
+    "full": Headerless(
+        {_PAPER: 269_346_174, "author": 277_220_883}, {"19": 227_130_858, "2K": 157_675_969}
+    ),
+}
+
+
+class IgbSource(TypedArrays):
+    """The folder of a size, or the one that it alone lies in; labels of 19 classes.
+
+    Labels of 2983 classes, where they are there, are the array "label_2K".  Raises BadInput.
+    """
+
+    layout = "igb"
+    classes, other_classes = "19", "2K"
+
+    @classmethod
+    def recognise(cls, path: Path) -> str | None:
+        """A folder of citations between papers."""
+        folders = _graphs(path)
+        if not folders:
+            return None
+        names = _relation_names(folders[0])
+        place = "" if folders[0] == path else f"{folders[0].name}/"
+        more = f" and {len(names) - 1} more relations" if len(names) > 1 else ""
+        return f"{place}{PROCESSED}/{_CITES}{more}"
+
+    def __init__(self, path: Path, sizes: Mapping[str, Headerless] = SIZES) -> None:
+        """`sizes` says what is known of files without a header."""
+        folders = _graphs(path)
+        if len(folders) != 1:
+            found = ", ".join(f.name for f in folders)
+            raise BadInput.at(
+                path, f"several graphs: {found}" if found else f"no {PROCESSED}/{_CITES}",
+                "the folder of one size of IGB", "name that folder",
+            )  # fmt: skip
+        (folder,) = folders
+        self._size, self._sizes = folder.absolute().name, sizes
+        held = folder / PROCESSED
+        ends = {name: _ends(held / name) for name in _relation_names(folder)}
+        features = {
+            name: self._open(held / name / FEATURES, name)
+            for name in dict.fromkeys(t for s, _, d in ends.values() for t in (s, d))
+        }
+        super().__init__(path, {name: file.shape[0] for name, file in features.items()})
+        for name, types in ends.items():
+            self.add_edges(types, EdgeArray(NpyFile(held / name / EDGES), paired=True))
+        for name, file in features.items():
+            self.add_feature(name, "x", ArrayRows(file, file.shape[0]))
+            self.files.append(file.path)
+        self._add_labels(held / _PAPER)
+
+    @property
+    def _known(self) -> Headerless:
+        """Of the graph's size: the last word of its folder's name."""
+        word = self._size.replace("_", "-").rpartition("-")[2]
+        return self._sizes.get(word, Headerless({}))
+
+    def _open(self, path: Path, node_type: str) -> StoredArray:
+        """The features of a type, with a header or without."""
+        if has_header(path):
+            file = NpyFile(path)
+            if len(file.shape) != 2:
+                raise BadInput.at(
+                    f"{path}: header", f"shape {file.shape}", "(nodes, features)", "reshape it"
+                )
+            return file
+        return RawFile(path, np.float32, (self._rows_of(path, node_type), NUM_COLUMNS))
+
+    def _rows_of(self, path: Path, node_type: str) -> int:
+        """Rows of a file of a type without a header."""
+        num_rows = self._known.num_nodes.get(node_type)
+        if num_rows is None:
+            known = " or ".join(n for n, s in self._sizes.items() if node_type in s.num_nodes)
+            expected = f"one, or {known} as the folder's name" if known else "one"
+            raise BadInput.at(
+                f"{path}: header", f"none, in a folder {self._size}", expected,
+                "the name of the folder says how many rows there are: rename it" if known
+                else "save it again with numpy.save",
+            )  # fmt: skip
+        return num_rows
+
+    def _add_labels(self, folder: Path) -> None:
+        first = folder / f"node_label_{self.classes}.npy"
+        self.add_label(_PAPER, self._label_rows(first, self.classes))
+        self.files.append(first)
+        second = folder / f"node_label_{self.other_classes}.npy"
+        if second.exists():
+            rows = self._label_rows(second, self.other_classes)
+            self.add_feature(_PAPER, f"label_{self.other_classes}", rows)
+            self.files.append(second)
+
+    def _label_rows(self, path: Path, classes: str) -> "_Labels":
+        num_papers = self.num_nodes[_PAPER]
+        num_labelled = min(self._known.num_labelled.get(classes, num_papers), num_papers)
+        if has_header(path):
+            return _Labels(NpyFile(path), num_papers, num_labelled)
+        whole = self._rows_of(path, _PAPER)
+        item = np.dtype(np.float32).itemsize
+        num_rows = num_labelled if path.stat().st_size == num_labelled * item else whole
+        return _Labels(RawFile(path, np.float32, (num_rows,)), num_papers, num_labelled)
+
+
+class Igb2kSource(IgbSource):
+    """As `igb`, with labels of 2983 classes; those of 19 are the array "label_19"."""
+
+    layout = "igb-2k"
+    classes, other_classes = "2K", "19"
+
+    @classmethod
+    def recognise(cls, _path: Path) -> str | None:
+        """Never: `igb` does; this one is asked for by name."""
+        return None
+
+
+class _Labels:
+    """Classes of papers, -1 where there is none.
+
+    Raises BadInput: another shape or dtype; while it is read, a number that is no class.
+    """
+
+    def __init__(self, file: StoredArray, num_papers: int, num_labelled: int) -> None:
+        """Those at `num_labelled` and beyond have none, whatever the file holds."""
+        if len(file.shape) != 1 or file.dtype.kind not in "iuf":
+            raise BadInput.at(
+                f"{file.where}: header", f"shape {file.shape} of {file.dtype}",
+                "(papers,) of numbers", "save it again",
+            )  # fmt: skip
+        if file.shape[0] not in (num_papers, num_labelled):
+            raise BadInput.at(
+                f"{file.where}: header", f"{file.shape[0]} rows", f"{num_papers}, one a paper",
+                "is it of this graph?",
+            )  # fmt: skip
+        self._file, self._num_papers, self._num_labelled = file, num_papers, num_labelled
+
+    def rows(self, name: str) -> SourceRows:
+        """What they are, under a name."""
+        return SourceRows(name, _LABEL_DTYPE, (), self._num_papers, "dense", self._file.where)
+
+    def pieces(self, count: int) -> Iterator[NDArray[Any]]:
+        """Labels in order, at most `count` at a time; the array is reused."""
+        out = np.empty(min(count, self._num_papers), _LABEL_DTYPE)
+        done = 0
+        for piece in self._file.pieces(0, self._num_labelled, count):
+            yield self._classes(piece, done, out[: piece.size])
+            done += piece.size
+        out[:] = -1
+        for first in range(done, self._num_papers, count):
+            yield out[: self._num_papers - first]
+
+    def _classes(
+        self, values: NDArray[Any], first: int, out: NDArray[np.int16]
+    ) -> NDArray[np.int16]:
+        """Numbers as classes, into `out`; `first` is the place of the first."""
+        most = np.iinfo(out.dtype).max
+        known = ~np.isnan(values) if values.dtype.kind == "f" else np.ones(values.shape, np.bool_)
+        bad = known & ~((values >= -1) & (values <= most) & (values == np.floor(values)))
+        if bad.any():
+            at = int(np.argmax(bad))
+            raise BadInput.at(
+                f"{self._file.where}[{first + at}]", f"label {values[at]}",
+                f"a class from 0 to {most}, or -1 or NaN for none", "is it of this graph?",
+            )  # fmt: skip
+        out[:] = -1
+        np.copyto(out, values, where=known, casting="unsafe")
+        return out
+
+
+def _graphs(path: Path) -> list[Path]:
+    """Folders that hold `processed`: the path, else the one above, else all of those in it."""
+    if (path / PROCESSED / _CITES).is_dir():
+        return [path]
+    if (path / _CITES).is_dir() and path.absolute().name == PROCESSED:
+        return [path.absolute().parent]
+    return sorted(p.parent.parent for p in path.glob(f"*/{PROCESSED}/{_CITES}"))
+
+
+def _relation_names(folder: Path) -> list[str]:
+    """The owner's relations in the owner's order, then any others."""
+    found = (folder / PROCESSED).glob(f"*{_BETWEEN}*")
+    names = sorted(p.name for p in found if p.is_dir())
+    return [n for n in _KNOWN if n in names] + [n for n in names if n not in _KNOWN]
+
+
+def _ends(path: Path) -> tuple[str, str, str]:
+    """(source type, relation, target type) of the folder of a relation."""
+    parts = path.name.split(_BETWEEN)
+    if len(parts) != 3:
+        raise BadInput.at(path, f"{len(parts)} names", "source__relation__target", "rename it")
+    for end in (parts[0], parts[2]):
+        if not (path.parent / end).is_dir():
+            raise BadInput.at(
+                path, f"a relation of node type {end!r}",
+                f"a folder {PROCESSED}/{end} with its {FEATURES}",
+                "add it, or move the relation away",
+            )  # fmt: skip
+    return parts[0], parts[1], parts[2]
