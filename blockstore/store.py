@@ -136,9 +136,9 @@ def open_store(path: Path) -> Store:
 
 
 def scan_blocks(
-    file: BlockedFile, buffer_bytes: int = 4 << 20
+    file: BlockedFile, buffer_bytes: int = 4 << 20, start: int = 0, stop: int | None = None
 ) -> Iterator[tuple[int, NDArray[np.uint8]]]:
-    """Blocks of a file in order, verified: (first block, uint8 (count, slot_bytes)).
+    """Blocks [start, stop) of a file in order, verified: (first block, uint8 (count, slot_bytes)).
 
     The array is reused by the next step.  Raises CorruptBlock.
     """
@@ -146,12 +146,15 @@ def scan_blocks(
     size = geometry.slot_bytes
     batch = max(1, buffer_bytes // size)
     buffer = aligned_buffer(batch * size)
+    stop = geometry.num_blocks if stop is None else stop
     for shard, path in enumerate(file.shards):
+        first = shard * geometry.blocks_per_shard
+        last = min(first + geometry.blocks_per_shard, stop)
+        if max(first, start) >= last:
+            continue
         fd = open_to_read(path, probe_direct(path) == "O_DIRECT")
         try:
-            first = shard * geometry.blocks_per_shard
-            last = min(first + geometry.blocks_per_shard, geometry.num_blocks)
-            for block in range(first, last, batch):
+            for block in range(max(first, start), last, batch):
                 count = min(batch, last - block)
                 offset = (block - first) * size
                 _read_verified(fd, buffer[: count * size], offset, file, block, str(path))

@@ -267,14 +267,11 @@ class StoreWriter:
             manifest, fingerprint=make_fingerprint(manifest, self._digests)
         )
         self.tree.attributes(msgspec.to_builtins(manifest))
-        for folder, _, files in os.walk(self._temporary):
-            for name in files:
-                _fsync(Path(folder, name))
-            _fsync(Path(folder))
+        flush_tree(self._temporary)
         if self.path.exists():
             raise StoreExists(f"{self.path}: appeared while this store was being written")
         self._temporary.rename(self.path)
-        _fsync(self.path.parent)
+        flush(self.path.parent)
         return manifest
 
     def __enter__(self) -> Self:
@@ -300,7 +297,16 @@ def remove_leftovers(path: Path) -> None:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _fsync(path: Path) -> None:
+def flush_tree(folder: Path) -> None:
+    """Every file and folder in it is on disk then, and itself."""
+    for inner, _, files in os.walk(folder):
+        for name in files:
+            flush(Path(inner, name))
+        flush(Path(inner))
+
+
+def flush(path: Path) -> None:
+    """A file, or what a folder names, is on disk then."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
