@@ -9,6 +9,8 @@ from preprocess.sources.dgl_csv import DglCsvSource
 from preprocess.sources.graphbolt import GraphBoltSource
 from preprocess.sources.igb import Igb2kSource, IgbSource
 from preprocess.sources.mag240m import Mag240mSource
+from preprocess.sources.ogb_binary import OgbBinarySource
+from preprocess.sources.ogb_csv import OgbCsvSource
 from preprocess.sources.plain import PlainSource
 from preprocess.sources.table import TableSource
 
@@ -43,6 +45,8 @@ _CLASSES: tuple[Layout, ...] = (
     IgbSource,
     Igb2kSource,
     Mag240mSource,
+    OgbCsvSource,
+    OgbBinarySource,
     TableSource,
 )
 LAYOUTS = {layout.layout: layout for layout in _CLASSES}
