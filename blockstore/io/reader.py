@@ -147,6 +147,20 @@ class BlockReader:
 
         Returns at once; errors come at `Reading.wait`: CorruptBlock, OSError.
         """
+        return self._ask(runs, partial(self._pass_pages, file, runs, transit, consume))
+
+    def fetch(self, file: int, runs: NDArray[np.int64], places: NDArray[np.int64]) -> Reading:
+        """Bring runs of pages straight to where they stay.
+
+        runs    int64 (runs, 3 or more)   shard, first page in it, pages; kept until all are read
+        places  int64 (runs,)             byte in `data` that each run goes to; page-aligned
+
+        Returns at once; errors come at `Reading.wait`: CorruptBlock, OSError.
+        """
+        return self._ask(runs, partial(self._place_pages, file, runs, places))
+
+    def _ask(self, runs: NDArray[np.int64], read: Callable[[int, int], None]) -> Reading:
+        """Have runs [low, high) read, some at a time."""
         tasks, first, pages = [], 0, 0
         for i, count in enumerate(runs[:, 2].tolist()):
             if i - first == _TASK_RUNS or (i > first and pages + count > _TASK_PAGES):
@@ -158,43 +172,53 @@ class BlockReader:
         tasks.append((first, len(runs)))
         request = _Request(len(tasks))
         for low, high in tasks:
-            read = partial(self._read_pages, file, runs, low, high, transit, consume)
-            self._queue.put((read, request))
+            self._queue.put((partial(read, low, high), request))
         return Reading(request)
 
-    def _read_pages(
+    def _pass_pages(
         self,
         number: int,
         runs: NDArray[np.int64],
-        low: int,
-        high: int,
         transit: Transit,
         consume: Consume,
+        low: int,
+        high: int,
     ) -> None:
-        file, total = self.files[number], 0
-        shard_pages = file.geometry.blocks_per_shard * file.geometry.pages_per_block
         buffer = transit.get()
         try:
             for i in range(low, high):
-                shard, page, pages = runs[i, :3].tolist()
-                data, offset = buffer[: pages * PAGE_BYTES], page * PAGE_BYTES
-                fd, where = self._fds[number][shard], str(file.shards[shard])
-                read_exact(fd, [byte_view(data)], offset, where)
-                if not self._direct:
-                    os.posix_fadvise(fd, offset, data.size, os.POSIX_FADV_DONTNEED)
-                first = shard * shard_pages + page
-                expected = file.crcs[first : first + pages]
-                bad = int(find_bad_page(data, pages, expected))
-                if bad >= 0:
-                    rest = data[bad * PAGE_BYTES :]
-                    raise corrupt_page(where, offset + bad * PAGE_BYTES, rest, int(expected[bad]))
+                data = buffer[: int(runs[i, 2]) * PAGE_BYTES]
+                self._read_pages(number, runs[i], data)
                 consume(i, data)
-                total += data.size
         finally:
             transit.put(buffer)
-            with self._lock:
-                self.bytes_read += total
-                self.reads += high - low
+
+    def _place_pages(
+        self, number: int, runs: NDArray[np.int64], places: NDArray[np.int64], low: int, high: int
+    ) -> None:
+        for i in range(low, high):
+            start = int(places[i])
+            size = int(runs[i, 2]) * PAGE_BYTES
+            self._read_pages(number, runs[i], self._data[start : start + size])
+
+    def _read_pages(self, number: int, run: NDArray[np.int64], data: NDArray[np.uint8]) -> None:
+        """One run of pages, verified."""
+        file = self.files[number]
+        shard, page, pages = run[:3].tolist()
+        offset = page * PAGE_BYTES
+        fd, where = self._fds[number][shard], str(file.shards[shard])
+        read_exact(fd, [byte_view(data)], offset, where)
+        if not self._direct:
+            os.posix_fadvise(fd, offset, data.size, os.POSIX_FADV_DONTNEED)
+        first = shard * file.geometry.blocks_per_shard * file.geometry.pages_per_block + page
+        expected = file.crcs[first : first + pages]
+        bad = int(find_bad_page(data, pages, expected))
+        if bad >= 0:
+            rest = data[bad * PAGE_BYTES :]
+            raise corrupt_page(where, offset + bad * PAGE_BYTES, rest, int(expected[bad]))
+        with self._lock:
+            self.bytes_read += data.size
+            self.reads += 1
 
     def _runs(self, file: int, blocks: NDArray[np.int64], slots: NDArray[np.int64]) -> list[_Run]:
         geometry = self.files[file].geometry

@@ -60,6 +60,16 @@ def mulhi(_context, a, b):
     return types.uint64(types.uint64, types.uint64), codegen
 
 
+@_or_python(lambda word: np.int64(int(word).bit_count()))
+def popcount(_context, word):
+    """Bits that are 1; uint64 -> int64."""
+
+    def codegen(_context, builder, _signature, args):
+        return builder.ctpop(args[0])
+
+    return types.int64(types.uint64), codegen
+
+
 @_or_python(lambda array, index: None)
 def prefetch(_context, array, index):
     """Ask for the cache line of array[index], to be read soon; any index is harmless.
