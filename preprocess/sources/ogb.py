@@ -126,13 +126,11 @@ class OgbSource:
         self.undirected = not _names(folder, releases).isdisjoint(_ADD_INVERSE)
         self._splits = _find_splits(folder, self.num_nodes, list(self._parts))
         self._readers: dict[SourceRows, Array] = {}
-        arrays = [a for p in (*types.values(), *relations) for a in p.arrays]
-        lists = [a for held in self._splits.nodes.values() for a in held]
-        self.files = sorted(
-            {*files, *releases, *self._splits.files}
-            | {a.path for a in (*arrays, *lists)}
-            | {r.edges.path for r in relations}
-        )
+        arrays = [a for t in types.values() for a in t.arrays]
+        arrays += [a for r in relations for a in r.arrays]
+        arrays += [a for lists in self._splits.nodes.values() for a in lists]
+        read = {*files, *releases, *self._splits.files, *(r.edges.path for r in relations)}
+        self.files = sorted(read | {a.path for a in arrays})
 
     def edges(
         self, relation: SourceRelation, count: int

@@ -204,6 +204,7 @@ class CsvRows:
         held = self._table.look()
         for name, kind in held.items():
             if kind not in (INTEGER, ColumnType(_FLOAT32)):
+                next(self._table.arrays({name: ColumnType(_FLOAT32)}, 1))  # which names the line
                 raise BadInput.at(f"{self.path}: column {name}", kind, "numbers", "correct it")
         return INTEGER.dtype if set(held.values()) == {INTEGER} and INTEGER.dtype else _FLOAT32
 
