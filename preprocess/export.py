@@ -25,7 +25,7 @@ from preprocess.ingest import work_folder
 from preprocess.npy import NpyWriter
 from preprocess.plan import row_disk_bytes, too_little_memory
 from preprocess.progress import Progress
-from preprocess.sources.plain import EDGES, FEATURES, LABEL
+from preprocess.sources.plain_names import EDGES, FEATURES, LABEL
 from preprocess.stages.csc import Records, Widths, sorted_columns
 from preprocess.stages.edge_list import edges_by_id
 from preprocess.stages.rows import place_rows

@@ -1,256 +1,137 @@
-"""The plain layout: a folder of npy files with fixed names."""
+"""The plain layout: a folder of npy files with fixed names.
 
-from collections.abc import Iterator
+    edge_index.npy                  (2, edges): sources, targets
+    node_feat.npy                   (nodes, features), the array "x"; or node_feat_csr.json and
+                                    node_feat_{indptr,indices,data}.npy
+    node_<name>.npy                 another array of the nodes, or its CSR form in the same way
+    node_label.npy                  (nodes,), or (nodes, labels)
+    <name>_idx.npy                  a split: train_idx.npy, valid_idx.npy, test_idx.npy, others
+    edge_<name>.npy                 an array of the edges; "weight" and "time" guide sampling
+    <name>_edge.npy                 a split of edges: positions, or pairs (source, target) a row
+    meta.json                       {"num_nodes": n}, where no array of the nodes says it
+
+Files of other names are not read.
+"""
+
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
 
-from blockstore.format import ITEM_BYTES
 from preprocess.errors import BadInput
-from preprocess.kernels.edges import first_outside
-from preprocess.kernels.rows import densify
 from preprocess.npy import NpyFile
-from preprocess.source import SourceRelation, SourceRows
+from preprocess.source import SourceRelation
+from preprocess.sources.plain_arrays import PlainArrays
+from preprocess.sources.plain_names import (
+    CSR,
+    CSR_PARTS,
+    EDGES,
+    LABEL,
+    META,
+    SCHEMA,
+    OneType,
+    array_order,
+    parse_stem,
+    plain_name,
+    split_order,
+)
 
 NODE, RELATION = "node", "to"
-EDGES, FEATURES, LABEL = "edge_index", "node_feat", "node_label"
-SPLITS = ("train", "valid", "test")
-_CSR_PARTS = ("indptr", "indices", "data")
 _SCAN_ITEMS = 1 << 18
 
 
-class _Csr(msgspec.Struct):
-    shape: tuple[int, int]
-    nnz: int
+class _Meta(msgspec.Struct):
+    num_nodes: int | None = None
 
 
-class PlainSource:
-    """`edge_index.npy` (2, E), `node_feat.npy` or its CSR parts, `node_label.npy`, `*_idx.npy`.
+class PlainSource(PlainArrays):
+    """One node type "node", one relation "to".  Raises BadInput.
 
-    One node type "node", one relation "to".  There are as many nodes as labels, else as feature
-    rows, else one more than the largest id.  Raises BadInput.
+    There are as many nodes as rows of labels or features, else as `meta.json` says, else one more
+    than the largest id.
     """
 
     layout = "plain"
-    undirected = False
 
     @classmethod
     def recognise(cls, path: Path) -> str | None:
         """A folder with `edge_index.npy`, and no `schema.json`."""
-        found = (path / f"{EDGES}.npy").is_file() and not (path / "schema.json").exists()
+        found = (path / f"{EDGES}.npy").is_file() and not (path / SCHEMA).exists()
         return f"{EDGES}.npy" if found else None
 
     def __init__(self, folder: Path) -> None:
-        if not folder.is_dir():
-            what = "a file, not a folder" if folder.exists() else "nothing, not a folder"
-            raise BadInput.at(folder, what, f"a folder with {EDGES}.npy", "is the path right?")
-        self.where, self._folder = str(folder), folder
-        self._csr: dict[str, NpyFile] = {}
-        self._edges = self._edge_index()
-        self._features = self._dense_features() or self._csr_features()
-        self._label = self._label_rows()
-        self._splits = tuple(r for name in SPLITS if (r := self._split_rows(name)) is not None)
-        self.num_nodes = {NODE: self._count_nodes()}
-        self.relations = (
-            SourceRelation(NODE, RELATION, NODE, self._edges.shape[1], str(self._edges.path)),
-        )
-
-    def edges(
-        self, relation: SourceRelation, count: int
-    ) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
-        """(src, dst), checked, at most `count` at a time."""
-        num_nodes, done = self.num_nodes[NODE], 0
-        for src, dst in self._edge_chunks(count):
-            for row, ids in enumerate((src, dst)):
-                bad = int(first_outside(ids, num_nodes))
-                if bad >= 0:
-                    raise BadInput.at(
-                        f"{relation.where}[{row}, {done + bad}]", f"node id {ids[bad]}",
-                        f"0 to {num_nodes - 1}", f"{self._counted} has {num_nodes} nodes",
-                    )  # fmt: skip
-            yield src, dst
-            done += src.size
-
-    @property
-    def files(self) -> list[Path]:
-        """Every npy file of the folder, and what describes them."""
-        return sorted(p for p in self._folder.iterdir() if p.suffix in (".npy", ".json"))
-
-    def edge_rows(self, relation: SourceRelation) -> list[SourceRows]:
-        """None yet."""
-        return []
-
-    def edge_splits(self, relation: SourceRelation) -> list[SourceRows]:
-        """None yet."""
-        return []
-
-    def features(self, node_type: str) -> list[SourceRows]:
-        """`node_feat`, as "x"."""
-        return [self._features] if self._features is not None and node_type == NODE else []
-
-    def label(self, node_type: str) -> SourceRows | None:
-        """`node_label`."""
-        return self._label if node_type == NODE else None
-
-    def splits(self, node_type: str) -> tuple[SourceRows, ...]:
-        """The splits that have a file."""
-        return self._splits if node_type == NODE else ()
-
-    def rows(self, rows: SourceRows, count: int) -> Iterator[NDArray[Any]]:
-        """Dense rows in order."""
-        count = max(count, 1)
-        if rows.held == "csr":
-            yield from self._csr_rows(rows, count)
-            return
-        width = int(np.prod(rows.row_shape, dtype=np.int64))
-        file = NpyFile(Path(rows.where))
-        for piece in file.pieces(0, rows.num_rows * width, count * width):
-            yield piece.reshape(-1, *rows.row_shape)
-
-    def _edge_chunks(self, count: int) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
-        total = self._edges.shape[1]
-        if not self._edges.fortran_order:
-            sources = self._edges.pieces(0, total, count)
-            yield from zip(sources, self._edges.pieces(total, 2 * total, count), strict=True)
-            return
-        split = np.empty((2, min(count, total)), self._edges.dtype)  # pairs lie together on disk
-        for pairs in self._edges.pieces(0, 2 * total, 2 * count):
-            src, dst = split[:, : pairs.size // 2]
-            src[:], dst[:] = pairs[::2], pairs[1::2]
-            yield src, dst
-
-    def _edge_index(self) -> NpyFile:
-        file = NpyFile(self._folder / f"{EDGES}.npy")
-        if len(file.shape) != 2 or file.shape[0] != 2:
-            raise BadInput.at(
-                f"{file.path}: header",
-                f"shape {file.shape}",
-                "(2, edges)",
-                "transpose or reshape it",
-            )
-        if file.dtype.kind not in "iu":
-            raise BadInput.at(
-                f"{file.path}: header", f"items of {file.dtype}", "integer node ids", "convert them"
-            )
-        return file
-
-    def _dense_features(self) -> SourceRows | None:
-        path = self._folder / f"{FEATURES}.npy"
-        if not path.exists():
-            return None
-        file = NpyFile(path)
-        if len(file.shape) != 2 or file.shape[1] == 0:
-            raise BadInput.at(
-                f"{path}: header", f"shape {file.shape}", "(nodes, features)", "reshape it"
-            )
-        if file.fortran_order:
-            raise BadInput.at(
-                f"{path}: header", "Fortran order", "C order",
-                "save it again with numpy.ascontiguousarray",
-            )  # fmt: skip
-        if file.dtype.kind not in "biuf":
-            raise BadInput.at(
-                f"{path}: header", f"items of {file.dtype}", "numbers", "convert them"
-            )
-        return SourceRows("x", file.dtype, file.shape[1:], file.shape[0], "dense", str(path))
-
-    def _csr_features(self) -> SourceRows | None:
-        meta = self._folder / f"{FEATURES}_csr.json"
-        if not meta.exists():
-            return None
-        try:
-            csr = msgspec.json.decode(meta.read_bytes(), type=_Csr)
-        except msgspec.MsgspecError as error:
-            raise BadInput.at(
-                meta, error, '{"shape": [rows, columns], "nnz": n}', "correct it"
-            ) from error
-        rows, width = csr.shape
-        for part, size in zip(_CSR_PARTS, (rows + 1, csr.nnz, csr.nnz), strict=True):
-            file = self._csr[part] = NpyFile(self._folder / f"{FEATURES}_{part}.npy")
-            kinds = "biuf" if part == "data" else "iu"
-            if file.shape != (size,) or file.dtype.kind not in kinds or rows < 0 or width < 1:
+        super().__init__(folder, OneType(), f"{EDGES}.npy")
+        relation = self.open_edges((NODE, RELATION, NODE))
+        found: dict[str, dict[str, str]] = {}
+        for stem in self.stems():
+            parsed = parse_stem(stem)
+            if parsed is None:
+                continue
+            kind, raw = parsed
+            named = found.setdefault(kind, {})
+            if (name := plain_name(raw)) in named:
                 raise BadInput.at(
-                    f"{file.path}: header", f"shape {file.shape} of {file.dtype}",
-                    f"({size},) of {'numbers' if part == 'data' else 'integers'}",
-                    f"it must agree with {meta.name}",
+                    folder / f"{stem}.npy", f"an array {name!r}, which {named[name]}.npy is too",
+                    "names that differ", "rename one",
                 )  # fmt: skip
-        return SourceRows("x", self._csr["data"].dtype, (width,), rows, "csr", str(meta))
+            named[name] = stem
+        self._open_features(found.get("features", {}))
+        if LABEL in found.get("label", {}).values():
+            self.open_label(NODE, LABEL)
+        self._counts[NODE] = self._count_nodes(relation)
+        for name in split_order(named := found.get("split", {})):
+            self.open_split(NODE, name, named[name])
+        for name in array_order(named := found.get("edge_rows", {})):
+            self.open_edge_rows(relation, name, named[name])
+        for name in split_order(named := found.get("edge_split", {})):
+            self.open_edge_split(relation, name, named[name])
 
-    def _csr_rows(self, rows: SourceRows, count: int) -> Iterator[NDArray[Any]]:
-        out = np.empty((min(count, rows.num_rows), *rows.row_shape), rows.dtype)
-        indptr_file, indices, data = (self._csr[part] for part in _CSR_PARTS)
-        for first in range(0, rows.num_rows, count):
-            dense = out[: min(count, rows.num_rows - first)]
-            indptr = indptr_file.read(first, dense.shape[0] + 1).astype(np.int64)
-            start, size = int(indptr[0]), int(indptr[-1] - indptr[0])
-            if (np.diff(indptr) < 0).any() or start < 0 or start + size > data.size:
+    def _open_features(self, named: dict[str, str]) -> None:
+        """Dense arrays, and sparse ones: those with a `_csr.json`, or with offsets."""
+        tail, first = f"_{CSR}", f"_{CSR_PARTS[0]}"
+        raws = [p.stem.removesuffix(tail) for p in self._folder.glob(f"node_*{tail}.json")]
+        raws += [s.removesuffix(first) for s in named.values() if s.endswith(first)]
+        sparse = {plain_name(r.removeprefix("node_")): r for r in raws}
+        parts = {f"{raw}_{part}" for raw in sparse.values() for part in CSR_PARTS}
+        dense = {name: stem for name, stem in named.items() if stem not in parts}
+        for name in array_order([*dense, *sparse]):
+            if name in dense and name in sparse:
                 raise BadInput.at(
-                    f"{indptr_file.path}[{first}]", "offsets that do not ascend",
-                    f"0 to {data.size} in order", "write the matrix again",
+                    self._folder / f"{dense[name]}.npy", f"{sparse[name]}{tail}.json beside it",
+                    "one of them", "remove one",
                 )  # fmt: skip
-            columns = indices.read(start, size)
-            bad = int(first_outside(columns, rows.row_shape[0]))
-            if bad >= 0:
-                raise BadInput.at(
-                    f"{indices.path}[{start + bad}]", f"column {columns[bad]}",
-                    f"0 to {rows.row_shape[0] - 1}", "write the matrix again",
-                )  # fmt: skip
-            values = data.read(start, size)
-            item = dense.dtype.itemsize  # float16 is no type of numba: bits are moved
-            densify(indptr, columns, values.view(f"u{item}"), dense.view(f"u{item}"))
-            yield dense
+            if name in dense:
+                self.open_features(NODE, name, dense[name])
+            else:
+                self.open_csr(NODE, name)
 
-    def _label_rows(self) -> SourceRows | None:
-        path = self._folder / f"{LABEL}.npy"
-        if not path.exists():
-            return None
-        file = NpyFile(path)
-        if len(file.shape) not in (1, 2) or 0 in file.shape[1:] or file.fortran_order:
-            order = " in Fortran order" if file.fortran_order else ""
-            raise BadInput.at(
-                f"{path}: header", f"shape {file.shape}{order}",
-                "(nodes,) or (nodes, labels) in C order", "save it again",
-            )  # fmt: skip
-        if file.dtype.name not in ITEM_BYTES:
-            raise BadInput.at(
-                f"{path}: header", f"items of {file.dtype}", f"one of {', '.join(ITEM_BYTES)}",
-                "convert them",
-            )  # fmt: skip
-        return SourceRows("y", file.dtype, file.shape[1:], file.shape[0], "dense", str(path))
-
-    def _split_rows(self, name: str) -> SourceRows | None:
-        path = self._folder / f"{name}_idx.npy"
-        if not path.exists():
-            return None
-        file = NpyFile(path)
-        if len(file.shape) != 1 or file.dtype.kind not in "iu":
-            raise BadInput.at(
-                f"{path}: header", f"shape {file.shape} of {file.dtype}", "(n,) of integers",
-                "save the ids of the nodes as a list",
-            )  # fmt: skip
-        return SourceRows(name, file.dtype, (), file.shape[0], "dense", str(path))
-
-    def _count_nodes(self) -> int:
-        """Nodes of the graph, and in `_counted` what says so."""
-        counts = [r for r in (self._label, self._features) if r is not None]
+    def _count_nodes(self, relation: SourceRelation) -> int:
+        counts: dict[str, int] = {Path(r.where).name: r.num_rows for r in self.node_arrays(NODE)}
+        meta = self._folder / META
+        if meta.exists():
+            self.files.append(meta)
+            try:
+                said = msgspec.json.decode(meta.read_bytes(), type=_Meta).num_nodes
+            except msgspec.MsgspecError as error:
+                raise BadInput.at(meta, error, '{"num_nodes": n}', "correct it") from error
+            counts |= {META: said} if said is not None else {}
         if counts:
-            most = max(counts, key=lambda r: r.num_rows)
-            num_nodes, self._counted = most.num_rows, Path(most.where).name
-            for r in counts:
-                if r.num_rows != num_nodes:
-                    raise BadInput.at(
-                        f"{r.where}: header", f"{r.num_rows} rows", f"{num_nodes}, one a node",
-                        f"{self._counted} has {num_nodes}",
-                    )  # fmt: skip
+            says, num_nodes = max(counts.items(), key=lambda c: c[1])
+            self.check_counts(NODE, num_nodes, says)
+            if counts.get(META, num_nodes) != num_nodes:
+                raise BadInput.at(
+                    meta, f"{counts[META]} nodes", f"{num_nodes}, as {says} has", "correct it"
+                )
         else:
-            num_nodes, self._counted = 0, "the folder"
-            for piece in self._edges.pieces(0, self._edges.size, _SCAN_ITEMS):
-                num_nodes = max(num_nodes, int(piece.max()) + 1)
-        if num_nodes == 0:
+            num_nodes = _largest(NpyFile(Path(relation.where))) + 1
+        if num_nodes <= 0:
             raise BadInput.at(
                 self._folder, "a graph with no nodes", "at least one", "is this the right folder?"
             )
         return num_nodes
+
+
+def _largest(file: Any) -> int:
+    """The largest item, or -1."""
+    pieces = file.pieces(0, file.size, _SCAN_ITEMS)
+    return max((int(piece.max()) for piece in pieces), default=-1)

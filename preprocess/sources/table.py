@@ -46,6 +46,7 @@ import msgspec
 
 from preprocess.errors import BadInput
 from preprocess.sources.columns import Columns, EdgeTables, NodeTables, Splits, Tables
+from preprocess.sources.plain_names import typed_file
 from preprocess.sources.tabular import TabularSource
 from preprocess.tables import Table, is_table
 
@@ -123,8 +124,10 @@ class TableSource(TabularSource):
 
     @classmethod
     def recognise(cls, path: Path) -> str | None:
-        """A schema file, or a folder with `schema.json` or `schema.yaml`."""
+        """A schema file, or a folder with `schema.json` or `schema.yaml`, but for npy files."""
         if path.is_dir():
+            if typed_file(path) is not None:
+                return None
             name = next((n for n in _NAMES if (path / n).is_file()), None)
             return f"{name}, a schema of tables" if name else None
         is_schema = path.is_file() and path.suffix in _SUFFIXES and path.stem not in _OTHERS

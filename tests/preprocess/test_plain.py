@@ -129,7 +129,7 @@ REFUSED = {
     "flat features": (save("node_feat", np.ones(5)), "found shape (5,), expected (nodes, f"),
     "no features": (save("node_feat", np.ones((5, 0))), "found shape (5, 0)"),
     "complex": (save("node_feat", np.ones((5, 1)) * 1j), "found items of complex128"),
-    "order": (save("node_feat", np.ones((3, 5)).T), "found Fortran order, expected C order"),
+    "order": (save("node_feat", np.ones((3, 5)).T), "(5, 3) in Fortran order, expected rows"),
     "label shape": (save("node_label", np.ones((5, 1, 1))), "found shape (5, 1, 1)"),
     "label order": (save("node_label", np.ones((3, 5)).T), "found shape (5, 3) in Fortran order"),
     "label kind": (save("node_label", np.ones(5, bool)), "found items of bool"),

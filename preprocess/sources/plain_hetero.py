@@ -1,0 +1,239 @@
+"""The plain layout of several types or relations: npy files whose names say what they are of.
+
+    schema.json                              {"node_types": {"paper": 3, "author": 2},
+                                              "relations": ["author|writes|paper"]}
+    edge__<src>__<relation>__<dst>.npy       (2, edges); ids count from 0 in each type
+    feat__<type>.npy                         the array "x", or its CSR form:
+    feat__<type>__{indptr,indices,data}.npy  shape in feat__<type>__csr.json, or in the schema:
+                                             "feature_shapes": {"paper": [3, 100]}
+    feat__<type>__<name>.npy                 another array, or its CSR form in the same way
+    label__<type>.npy                        (nodes,), or (nodes, labels)
+    split__<type>__<name>.npy                ids of nodes
+    edge__<src>__<relation>__<dst>__<name>.npy        an array of the edges
+    edge_split__<src>__<relation>__<dst>__<name>.npy  positions, or pairs (source, target) a row
+
+Where the schema names a "target", its labels may lie in `node_label.npy`, and its splits in
+`<name>_idx.npy`, in which ids count through the types, by "offsets".  Files of other names are not
+read.
+"""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+from urllib.parse import unquote
+
+import msgspec
+
+from preprocess.errors import BadInput
+from preprocess.npy import NpyFile
+from preprocess.source import SourceRelation
+from preprocess.sources.plain_arrays import PlainArrays
+from preprocess.sources.plain_names import (
+    CSR_PARTS,
+    FORMS,
+    LABEL,
+    MAIN,
+    SCHEMA,
+    Ends,
+    SeveralTypes,
+    array_order,
+    parse_stem,
+    parse_stems,
+    plain_name,
+    split_order,
+    typed_file,
+)
+
+_Count = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class _Schema(msgspec.Struct):
+    node_types: dict[str, _Count]
+    relations: list[str | tuple[str, str, str]]
+    offsets: dict[str, _Count] = {}
+    target: str | None = None
+    feature_shapes: dict[str, tuple[int, int]] = {}
+
+
+class PlainHeteroSource(PlainArrays):
+    """Any number of types and relations, in the order of the schema.  Raises BadInput."""
+
+    layout = "plain-hetero"
+
+    @classmethod
+    def recognise(cls, path: Path) -> str | None:
+        """A folder with `schema.json` and arrays that are called after types."""
+        first = typed_file(path)
+        return f"{SCHEMA} and {first}" if first else None
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, SeveralTypes(), SCHEMA)
+        self._schema_path = folder / SCHEMA
+        self._schema = _read_schema(self._schema_path)
+        self.files.append(self._schema_path)
+        self._counts |= self._schema.node_types
+        if sum(self._counts.values()) == 0:
+            raise self._bad("a graph with no nodes", "at least one", "is this the right folder?")
+        self._of_type: dict[str, dict[str, dict[str, str]]] = {}  # kind, type -> name -> stem
+        listed = [self._ends(r) for r in self._schema.relations]
+        twice = next((e for i, e in enumerate(listed) if e in listed[:i]), None)
+        if twice is not None:
+            raise self._bad(f"relation {'|'.join(twice)} twice", "it once", "remove one")
+        self._of_edges: dict[Ends, dict[str, dict[str, str]]] = {e: {} for e in listed}
+        for stem in self.stems():
+            self._sort_in(stem)
+        for ends in listed:
+            self._open_relation(self.open_edges(ends), self._of_edges[ends])
+        for node_type in self._counts:
+            self._open_type(node_type, self._of_type.get(node_type, {}))
+        self._open_target()
+        for node_type, num_nodes in self._counts.items():
+            self.check_counts(node_type, num_nodes, SCHEMA)
+
+    def _sort_in(self, stem: str) -> None:
+        """Take down what a file is of."""
+        head, raws = parse_stems(stem)
+        path = self._path(stem)
+        if head not in FORMS or not raws:
+            return
+        if len(raws) not in FORMS[head]:
+            raise BadInput.at(
+                path, f"{len(raws)} names behind {head}",
+                " or ".join(map(str, FORMS[head])), "see docs/layouts.md, or rename it",
+            )  # fmt: skip
+        names = [unquote(r) for r in raws]
+        if head in ("edge", "edge_split"):
+            ends: Ends = (names[0], names[1], names[2])
+            if ends not in self._of_edges:
+                raise self._unknown(path, f"relation {'|'.join(ends)}", "relations")
+            if len(names) > 3:
+                self._of_edges[ends].setdefault(head, {})[names[3]] = stem
+            return
+        if names[0] not in self._counts:
+            raise self._unknown(path, f"node type {names[0]!r}", "node_types")
+        kinds = self._of_type.setdefault(names[0], {})
+        if head == "feat" and raws[-1] in CSR_PARTS and len(raws) > 1:
+            kinds.setdefault("csr", {})[names[1] if len(raws) > 2 else MAIN] = stem
+        elif len(raws) > 2:
+            raise BadInput.at(
+                path, f"a part {raws[-1]!r}", f"one of {', '.join(CSR_PARTS)}", "rename it"
+            )
+        else:
+            kinds.setdefault(head, {})[names[1] if len(raws) > 1 else MAIN] = stem
+
+    def _open_relation(self, relation: SourceRelation, kinds: dict[str, dict[str, str]]) -> None:
+        for name in array_order(named := kinds.get("edge", {})):
+            self.open_edge_rows(relation, name, named[name])
+        for name in split_order(named := kinds.get("edge_split", {})):
+            self.open_edge_split(relation, name, named[name])
+
+    def _open_type(self, node_type: str, kinds: dict[str, dict[str, str]]) -> None:
+        dense, sparse = kinds.get("feat", {}), kinds.get("csr", {})
+        for name in array_order([*dense, *sparse]):
+            if name in dense and name in sparse:
+                raise BadInput.at(
+                    self._path(dense[name]), f"{sparse[name]}.npy beside it", "one of them",
+                    "remove one",
+                )  # fmt: skip
+            if name in dense:
+                self.open_features(node_type, name, dense[name])
+            else:
+                shapes = self._schema.feature_shapes
+                self.open_csr(node_type, name, shapes.get(node_type) if name == MAIN else None)
+        for stem in kinds.get("label", {}).values():
+            self.open_label(node_type, stem)
+        for name in split_order(named := kinds.get("split", {})):
+            self.open_split(node_type, name, named[name])
+
+    def _open_target(self) -> None:
+        """Labels and splits in which nodes are numbered through the types."""
+        target, path = self._schema.target, self._path(LABEL)
+        if target is None:
+            return
+        if target not in self._counts:
+            raise self._unknown(self._schema_path, f"target {target!r}", "node_types")
+        first = self._first(target)
+        if path.exists():
+            if self.label(target) is not None:
+                raise BadInput.at(
+                    path, f"labels of {target}, which have a file of their own", "one of them",
+                    "remove one",
+                )  # fmt: skip
+            total, found = sum(self._counts.values()), NpyFile(path).shape[:1]
+            if found != (total,):
+                raise BadInput.at(
+                    f"{path}: header", f"{found[0] if found else 0} rows",
+                    f"{total}, one a node of any type", f"{SCHEMA} has {total}",
+                )  # fmt: skip
+            self.open_label(target, LABEL, first, self._counts[target])
+        held = {r.name for r in self.splits(target)}
+        stems = {
+            plain_name(p[1]): s for s in self.stems() if (p := parse_stem(s)) and p[0] == "split"
+        }
+        for name in split_order(stems):
+            if name in held:
+                raise BadInput.at(
+                    self._path(stems[name]), f"split {name} of {target}, which has another file",
+                    "one of them", "remove one",
+                )  # fmt: skip
+            self.open_split(target, name, stems[name], first)
+
+    def _first(self, target: str) -> int:
+        """Number of the first node of a type, counted through the types."""
+        first = 0
+        for name, num_nodes in self._counts.items():
+            if self._schema.offsets.get(name, first) != first:
+                raise self._bad(
+                    f"offset {self._schema.offsets[name]} of {name}",
+                    f"{first}, behind the types before it", "correct it",
+                )  # fmt: skip
+            if name == target:
+                return first
+            first += num_nodes
+        raise AssertionError(target)
+
+    def _ends(self, relation: str | tuple[str, str, str]) -> Ends:
+        names = relation.split("|") if isinstance(relation, str) else list(relation)
+        if len(names) != 3:
+            raise self._bad(f"relation {relation!r}", '"<src>|<name>|<dst>"', "correct it")
+        for name in (names[0], names[2]):
+            if name not in self._counts:
+                raise self._unknown(
+                    self._schema_path, f"node type {name!r} of {'|'.join(names)}", "node_types"
+                )
+        return names[0], names[1], names[2]
+
+    def _bad(self, found: object, expected: str, remedy: str) -> BadInput:
+        return BadInput.at(self._schema_path, found, expected, remedy)
+
+    def _unknown(self, path: Path, found: str, field: str) -> BadInput:
+        return BadInput.at(path, found, f'one of "{field}" in {SCHEMA}', "add it there")
+
+
+def _read_schema(path: Path) -> _Schema:
+    """Raises BadInput, also for a type that is there twice."""
+    expected = '{"node_types": {"<type>": nodes}, "relations": ["<src>|<name>|<dst>"]}'
+    try:
+        return msgspec.convert(
+            json.loads(path.read_bytes(), object_pairs_hook=_once(path)), _Schema
+        )
+    except FileNotFoundError as error:
+        raise BadInput.at(path, "no file: it is missing", expected, "add it") from error
+    except (ValueError, msgspec.MsgspecError) as error:
+        if isinstance(error, BadInput):
+            raise
+        what = " ".join(str(error).split())
+        raise BadInput.at(path, what, expected, "correct it") from error
+
+
+def _once(path: Path) -> Callable[[list[tuple[str, Any]]], dict[str, Any]]:
+    def taken(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        fields = dict(pairs)
+        if len(fields) < len(pairs):
+            names = [name for name, _ in pairs]
+            twice = next(n for i, n in enumerate(names) if n in names[:i])
+            raise BadInput.at(path, f"{twice!r} twice", "each name once", "rename one")
+        return fields
+
+    return taken
