@@ -1,4 +1,4 @@
-"""The `blockstore` command: generate, ingest, info, verify, export."""
+"""The `blockstore` command: generate, ingest, derive, info, verify, export."""
 
 import errno
 import signal
@@ -17,6 +17,8 @@ from blockstore.store import open_store
 from blockstore.units import format_bytes, parse_bytes
 from blockstore.verify import verify_store
 from preprocess.command import IngestRequest, error_event, run_dry, run_ingest
+from preprocess.derivation import Derivation
+from preprocess.derive import derive as derive_features
 from preprocess.errors import BadInput
 from preprocess.export import export as export_store
 from preprocess.generate import GraphRecipe
@@ -45,6 +47,14 @@ class Dtype(StrEnum):
     float16 = "float16"
     bfloat16 = "bfloat16"
     int8 = "int8"
+
+
+class Op(StrEnum):
+    """What becomes of the rows of a node's neighbors."""
+
+    mean = "mean"
+    sum = "sum"
+    max = "max"
 
 
 class Order(StrEnum):
@@ -191,6 +201,35 @@ def ingest(
             run_dry(request)
         else:
             run_ingest(request)
+
+
+@app.command()
+def derive(
+    store: Path,
+    node_type: Annotated[str, typer.Option("--type", help="of the nodes that get features")],
+    origin: Annotated[str, typer.Option("--from", help="type whose features are taken")],
+    relation: Annotated[str, typer.Option(help="between them: its name, or src-name-dst")],
+    op: Annotated[Op, typer.Option(help="over the rows of a node's neighbors")] = Op.mean,
+    name: Annotated[str, typer.Option(help="of the new array")] = "x",
+    feature: Annotated[
+        str, typer.Option(help="which of several features", show_default=False)
+    ] = "",
+    dtype: Annotated[
+        Dtype | None, typer.Option(help="of the new array; else as the origin's")
+    ] = None,
+    mem: Annotated[str, typer.Option(help="memory to use, such as 512M or 2G")] = "2G",
+) -> None:
+    """Give a type features that are the mean, sum or maximum of its neighbors', within --mem.
+
+    Sums are made in float32, in the order of the store's ids: --mem changes no byte.  Nodes without
+    neighbors get zeros.  The store gets another fingerprint; who has it open sees what it had.
+    """
+    with _one_line_errors():
+        asked = Derivation(
+            node_type, origin, relation, op.value, name, feature, dtype.value if dtype else None
+        )
+        result = derive_features(store, asked, Progress(), _size(mem))
+        typer.echo(result.text(store, asked.op))
 
 
 @app.command()

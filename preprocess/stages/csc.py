@@ -154,7 +154,7 @@ def sorted_columns(
     share: int,
     work: Path,
     progress: Progress,
-) -> Iterator[Columns]:
+) -> Generator[Columns]:
     """All columns in order, neighbors ascending by (source, edge id).
 
     records  a quarter of `share` is theirs

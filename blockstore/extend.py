@@ -1,0 +1,185 @@
+"""Arrays added to a store that is there: written inside it, moved in, then named by its manifest.
+
+Everything is made in the folder `.extend` of the store.  The manifest is replaced by one rename,
+after all that it names is on disk: until then the store is as it was, and who has opened it before
+sees nothing of it at all.  What a dead run left is removed by the next one.
+"""
+
+import fcntl
+import hashlib
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from blockstore.errors import CorruptBlock, StoreBusy, StoreExists
+from blockstore.fingerprint import make_fingerprint
+from blockstore.format import Manifest, RowArray, side_arrays
+from blockstore.io.buffers import byte_view
+from blockstore.store import Store, open_store
+from blockstore.writer import RowsWriter, StoreWriter, flush, flush_tree
+
+FOLDER = ".extend"
+_LOCK, _MOVED = "lock", "moved.json"  # the second one: what is on its way into the store
+_TREE, _WORK = "store", "work"
+_ROOT = "zarr.json"
+
+
+class StoreExtender:
+    """A context manager: locked while it is open; leaving it without `commit` undoes everything.
+
+    Raises NotAStore, UnsupportedVersion, CorruptBlock; StoreBusy: another process extends it.
+    """
+
+    def __init__(self, path: Path, buffer_bytes: int = 8 << 20) -> None:
+        """`buffer_bytes`: of each of two buffers per array being written."""
+        self._path, self._folder = path, path / FOLDER
+        open_store(path)  # else nothing is made there
+        self._held = ExitStack()
+        with ExitStack() as held:
+            held.callback(os.close, _lock(self._folder, path))
+            _clean(path)
+            held.callback(shutil.rmtree, self._folder, ignore_errors=True)
+            held.callback(_clean, path)
+            self.store = open_store(path)
+            self._digests = _read_digests(self.store)
+            self._tree, self.work = self._folder / _TREE, self._folder / _WORK
+            self._tree.mkdir()
+            self.work.mkdir()  # for temporary files of the caller
+            shutil.copyfile(path / _ROOT, self._tree / _ROOT)  # with attributes of other people
+            self._writer = held.enter_context(
+                StoreWriter(
+                    self._folder / "whole",  # it never appears: parts of the tree are moved
+                    block_bytes=self.store.manifest.block_bytes,
+                    buffer_bytes=buffer_bytes,
+                    folder=self._tree,
+                )
+            )
+            self._held = held.pop_all()
+
+    def rows(self, array: RowArray) -> RowsWriter:
+        """Begin a row array.  Raises StoreExists: there is something in its place."""
+        self._check_free(array.path)
+        return self._writer.rows(array)
+
+    def side(self, path: str, values: NDArray[Any]) -> None:
+        """Write a small array in one piece.  Raises StoreExists."""
+        self._check_free(path)
+        self._writer.side(path, values)
+
+    def commit(self, manifest: Manifest) -> Manifest:
+        """The store has the arrays; returns the manifest with its new fingerprint."""
+        digests = {**self._digests, **self._writer.digests}
+        manifest = msgspec.structs.replace(
+            manifest, fingerprint=make_fingerprint(manifest, digests)
+        )
+        self._writer.tree.attributes(msgspec.to_builtins(manifest))
+        flush_tree(self._tree)
+        moves = list(_absent(self._tree, self._path))
+        (self._folder / _MOVED).write_bytes(msgspec.json.encode(moves))
+        flush(self._folder / _MOVED)
+        flush(self._folder)
+        flush(self._path)  # that the folder is there
+        for name in moves:
+            (self._tree / name).rename(self._path / name)
+            flush((self._path / name).parent)
+        (self._tree / _ROOT).rename(self._path / _ROOT)
+        flush(self._path)
+        return manifest
+
+    def _check_free(self, path: str) -> None:
+        if (self._path / path).exists():
+            raise StoreExists(
+                f"{self._path / path}: exists, and the manifest does not name it; remove it, or "
+                "choose another name"
+            )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._held.__exit__(kind, error, trace)
+
+
+def _absent(tree: Path, store: Path, inner: str = "") -> Iterator[str]:
+    """Files and folders of a tree that a store lacks, by path in it; not what lies in them."""
+    for entry in sorted((tree / inner).iterdir()):
+        name = str(entry.relative_to(tree))
+        if not (store / name).exists():
+            yield name
+        elif entry.is_dir():
+            yield from _absent(tree, store, name)
+
+
+def _clean(path: Path) -> None:
+    """Remove what the last run has left: what it moved in, unless the manifest names it."""
+    folder = path / FOLDER
+    try:
+        moved = msgspec.json.decode((folder / _MOVED).read_bytes(), type=list[str])
+    except (FileNotFoundError, msgspec.DecodeError):  # cut off: nothing had been moved
+        moved = []
+    named = _paths(open_store(path).manifest) if moved else set()
+    for name in moved:
+        if not any(p == name or p.startswith(f"{name}/") for p in named):
+            shutil.rmtree(path / name, ignore_errors=True)
+            flush((path / name).parent)
+    for entry in folder.iterdir():
+        if entry.is_dir():
+            shutil.rmtree(entry)
+    (folder / _MOVED).unlink(missing_ok=True)
+
+
+def _paths(manifest: Manifest) -> set[str]:
+    """Of every array of a store."""
+    sides = {path for path, _, _ in side_arrays(manifest)}
+    rows = {array.path for array in manifest.row_arrays()}
+    return sides | rows | {relation.path for relation in manifest.relations}
+
+
+def _read_digests(store: Store) -> dict[str, bytes]:
+    """Of all side arrays, which must be those of the fingerprint.  Raises CorruptBlock."""
+    manifest, digests = store.manifest, {}
+    for path, dtype, size in side_arrays(manifest):
+        values = store.side(path, np.dtype(dtype), size)
+        digests[path] = hashlib.blake2b(byte_view(values)).digest()
+    found = make_fingerprint(manifest, digests)
+    if found != manifest.fingerprint:
+        raise CorruptBlock(
+            f"{store.path / _ROOT}: content has fingerprint {found}, expected "
+            f"{manifest.fingerprint}; a file was replaced: ingest again, or restore it"
+        )
+    return digests
+
+
+def _lock(folder: Path, store: Path) -> int:
+    """A descriptor that holds the lock of the folder, which is made.  Raises StoreBusy."""
+    while True:
+        folder.mkdir(exist_ok=True)
+        try:
+            fd = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except FileNotFoundError:  # another run has just removed it
+            continue
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.path.samestat(os.fstat(fd), (folder / _LOCK).stat()):
+                return fd
+        except BlockingIOError as error:
+            os.close(fd)
+            raise StoreBusy(
+                f"{store}: another process is extending it, expected none; wait for it, or stop it"
+            ) from error
+        except FileNotFoundError:
+            pass
+        os.close(fd)

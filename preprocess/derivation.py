@@ -1,0 +1,270 @@
+"""What deriving features is about, and what it will take: names, memory, passes, disk.  Pure."""
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, get_args
+
+import msgspec
+
+from blockstore.format import (
+    ITEM_BYTES,
+    PAGE_BYTES,
+    Manifest,
+    NodeType,
+    Relation,
+    RowArray,
+    crc_path,
+    row_geometry,
+    side_arrays,
+)
+from blockstore.units import format_bytes
+from preprocess.contents import as_path
+from preprocess.errors import BadInput
+from preprocess.options import FeatureDtype
+from preprocess.plan import row_disk_bytes, too_little_memory
+from preprocess.stages.csc import COLUMN_BYTES, Widths
+
+Op = Literal["mean", "sum", "max"]
+
+_FIXED_BYTES = 4 << 20  # Zarr metadata, small buffers
+_INTERPRETER_BYTES = 96 << 20  # Python, numpy and compiled kernels: a quarter of --mem at most
+_EDGE_BLOCKS = 6  # a graph block being read, its targets, degrees and offsets
+_CRC_BYTES = 16  # a page of the array being written
+_LEAST_SHARE = 4 << 20
+_LEAST_ROWS = 64  # sums of so many targets must fit a half of the share
+_MOST_BUFFER, _MOST_PIECE = 8 << 20, 8 << 20
+_MOST_EDGES = 1 << 18
+_PIECE_EDGE_BYTES = 96  # an edge in all copies that are on their way
+
+
+@dataclass(frozen=True, slots=True)
+class Derivation:
+    """What is asked for, by name."""
+
+    node_type: str
+    origin: str  # type whose features are taken
+    relation: str  # its name, or "src-name-dst"
+    op: Op = "mean"
+    name: str = "x"  # of the new array
+    feature: str = ""  # of the origin; empty: its only one, or "x"
+    dtype: FeatureDtype | None = None  # None: that of the origin's array
+
+
+class Resolved(NamedTuple):
+    """The same, found in a manifest."""
+
+    target: NodeType
+    origin: NodeType
+    relation: Relation
+    outward: bool  # targets are the relation's sources: it lists their edges by origin
+    feature: RowArray
+    array: RowArray  # the new one
+    name: str
+
+    @property
+    def title(self) -> str:
+        """Of the relation."""
+        return _title(self.relation)
+
+    @property
+    def origin_dtype(self) -> str:
+        """Of an origin's number in its type."""
+        return "uint32" if self.origin.num_nodes < 2**32 else "uint64"
+
+    @property
+    def widths(self) -> Widths:
+        """Of edges that are sorted by origin."""
+        num_nodes = self.target.num_nodes
+        return Widths.of("uint32" if num_nodes < 2**32 else "uint64", num_nodes, None, 0)
+
+    def extended(self, manifest: Manifest) -> Manifest:
+        """The manifest with the new array; its fingerprint is to be made."""
+        features = {**self.target.features, self.name: self.array}
+        types = tuple(
+            msgspec.structs.replace(t, features=features) if t.name == self.target.name else t
+            for t in manifest.types
+        )
+        return msgspec.structs.replace(manifest, types=types)
+
+
+@dataclass(frozen=True, slots=True)
+class DerivePlan:
+    """How memory is shared out, and which way is taken."""
+
+    buffer: int  # bytes of each of two buffers of the array being written
+    scan_bytes: int  # of blocks of rows, read at a time
+    piece_rows: int  # rows on their way together
+    piece_edges: int
+    sort_bytes: int  # for sorting edges, or for their buckets
+    range_nodes: int  # targets whose sums are in memory together
+    num_ranges: int
+    spill: bool  # a row an edge goes to a file: less to move than all rows for each range
+    array_bytes: int  # on disk, for good
+    temporary_bytes: int  # on disk meanwhile, at most
+
+
+def resolve(manifest: Manifest, derivation: Derivation, where: str) -> Resolved:
+    """Find what is named in a store, which is at `where`.  Raises BadInput."""
+    for option, found, known in (
+        ("--op", derivation.op, get_args(Op)),
+        ("--dtype", derivation.dtype, (None, *get_args(FeatureDtype))),
+    ):
+        if found not in known:
+            names = ", ".join(str(k) for k in known if k)
+            raise BadInput.at(option, repr(found), f"one of {names}", "choose one")
+    target = _find_type(manifest, derivation.node_type, f"{where}: --type")
+    origin = _find_type(manifest, derivation.origin, f"{where}: --from")
+    relation = _find_relation(manifest, derivation, f"{where}: --relation")
+    feature = _find_feature(origin, derivation.feature, where)
+    array = _new_array(manifest, target, feature, derivation, where)
+    outward = relation.src == target.name and relation.dst != target.name
+    return Resolved(target, origin, relation, outward, feature, array, derivation.name)
+
+
+def _find_type(manifest: Manifest, name: str, where: str) -> NodeType:
+    found = [t for t in manifest.types if t.name == name]
+    if not found:
+        names = ", ".join(t.name for t in manifest.types)
+        raise BadInput.at(where, f"type {name!r}", f"one of {names}", "choose one")
+    return found[0]
+
+
+def _title(relation: Relation) -> str:
+    return f"{relation.src}-{relation.name}-{relation.dst}"
+
+
+def _find_relation(manifest: Manifest, derivation: Derivation, where: str) -> Relation:
+    """By name, of those between both types; a type with itself: its in-edges are meant."""
+    ends = {derivation.node_type, derivation.origin}
+    named = [r for r in manifest.relations if derivation.relation in (r.name, _title(r))]
+    joining = [_title(r) for r in manifest.relations if {r.src, r.dst} == ends]
+    found = [r for r in named if {r.src, r.dst} == ends]
+    if len(found) == 1:
+        return found[0]
+    between = f"a relation between {derivation.node_type} and {derivation.origin}"
+    if joining:
+        between += f": {', '.join(joining)}"
+    if found:
+        names = " and ".join(_title(r) for r in found)
+        raise BadInput.at(
+            where, names, f"one relation, not {len(found)}", "name it as src-name-dst"
+        )
+    text = ", ".join(_title(r) for r in named) or f"relation {derivation.relation!r}"
+    remedy = "choose one" if joining else "no relation joins them: derive by a type between them"
+    raise BadInput.at(where, text, between, remedy)
+
+
+def _find_feature(origin: NodeType, name: str, where: str) -> RowArray:
+    held = origin.features
+    if not held:
+        raise BadInput.at(
+            f"{where}: --from", f"type {origin.name!r} without features", "a type with features",
+            "derive its own first",
+        )  # fmt: skip
+    if not name:
+        name = "x" if "x" in held else next(iter(held)) if len(held) == 1 else ""
+    if name not in held:
+        found = f"feature {name!r}" if name else f"{len(held)} features and no name"
+        raise BadInput.at(
+            f"{where}: --feature", found, f"one of {', '.join(held)} of {origin.name}", "choose one"
+        )
+    return held[name]
+
+
+def _new_array(
+    manifest: Manifest, target: NodeType, feature: RowArray, derivation: Derivation, where: str
+) -> RowArray:
+    path = f"nodes/{as_path(target.name)}/features/{as_path(derivation.name)}"
+    dtype = derivation.dtype or _result_dtype(feature)
+    scale = f"{path}.scale" if dtype == "int8" else ""
+    taken = {a.path for a in manifest.row_arrays()} | {s[0] for s in side_arrays(manifest)}
+    if not derivation.name or {path, crc_path(path), f"{path}.scale"} & taken:
+        found = f"name {derivation.name!r}, which {target.name} has already"
+        raise BadInput.at(
+            f"{where}: --name", found if derivation.name else "no name", "a name that is free",
+            "choose another",
+        )  # fmt: skip
+    return RowArray(path, dtype, target.num_nodes, feature.row_shape, "dense", scale)
+
+
+def _result_dtype(feature: RowArray) -> str:
+    """That of the origin; of integers and wide floats the mean is kept as it is computed."""
+    kept = feature.dtype in ("float32", "float16", "bfloat16") or feature.scale_path
+    return feature.dtype if kept else "float32"
+
+
+def plan_derivation(
+    manifest: Manifest,
+    resolved: Resolved,
+    mem_bytes: int,
+    free_bytes: int | None = None,
+    longest: int = 0,
+) -> DerivePlan:
+    """Share out --mem, and choose the way that moves the least.
+
+    free_bytes   on disk, where it is known: a way that has no room there is not taken
+    longest      edges of the origin that has the most, where they are to be sorted
+
+    Raises BudgetTooSmall with the least that would do.
+    """
+    target, feature, num_edges = resolved.target, resolved.feature, resolved.relation.num_edges
+    slot = row_geometry(feature, manifest.block_bytes).slot_bytes
+    out_slot = row_geometry(resolved.array, manifest.block_bytes).slot_bytes
+    sum_bytes, tables = 4 * feature.row_items, _table_bytes(manifest, resolved)
+    sort_need = 0 if resolved.outward else longest * resolved.widths.sort_bytes + COLUMN_BYTES
+    share = max(_LEAST_SHARE, 2 * _LEAST_ROWS * sum_bytes, 16 * slot, 16 * sort_need // 3 + 64)
+    least = _least_bytes(tables, share, out_slot)
+    if mem_bytes < least:
+        why = f"{target.num_nodes:,} targets, rows of {format_bytes(feature.row_bytes)} and buffers"
+        if sort_need * 16 // 3 + 64 == share:
+            why = f"sorting the {longest:,} edges of one node"
+        raise too_little_memory(mem_bytes, least, why)
+    spare = mem_bytes - tables - min(_INTERPRETER_BYTES, mem_bytes // 4)
+    buffer = max(out_slot, min(_MOST_BUFFER, spare // 16))
+    share = spare - 2 * buffer
+    piece = min(_MOST_PIECE, share // 64)
+    range_nodes = min(max(1, target.num_nodes), share // 2 // sum_bytes)
+    num_ranges = -(-target.num_nodes // range_nodes)
+    array_bytes = row_disk_bytes(resolved.array, manifest.block_bytes)
+    sort, width = share // 4, ITEM_BYTES[resolved.origin_dtype]
+    in_buckets = num_edges * (width + 4) + 2 * PAGE_BYTES * num_ranges
+    in_rows = num_edges * (feature.row_bytes + 4) + 2 * PAGE_BYTES * num_ranges
+    sorting = 0 if resolved.outward or 8 * num_edges <= sort // 2 else 8 * num_edges
+    floats = sum_bytes * target.num_nodes if resolved.array.scale_path else 0
+    passing = floats + (sorting if not resolved.outward or num_ranges == 1 else in_buckets)
+    spilling = floats + sorting + in_rows
+    rows_bytes = row_disk_bytes(feature, manifest.block_bytes)
+    others = num_ranges * rows_bytes + 2 * (in_buckets if resolved.outward else sorting)
+    spill = num_ranges > 1 and rows_bytes + 2 * (in_rows + sorting) < others
+    if free_bytes is not None and array_bytes + spilling > free_bytes:
+        spill = False
+    return DerivePlan(
+        buffer=buffer,
+        scan_bytes=max(slot, piece),
+        piece_rows=max(1, piece // sum_bytes),
+        piece_edges=max(1, min(_MOST_EDGES, share // 16 // _PIECE_EDGE_BYTES)),
+        sort_bytes=sort,
+        range_nodes=range_nodes,
+        num_ranges=num_ranges,
+        spill=spill,
+        array_bytes=array_bytes,
+        temporary_bytes=spilling if spill else passing,
+    )
+
+
+def _table_bytes(manifest: Manifest, resolved: Resolved) -> int:
+    """What stays in memory beside the share: counts, checksums, blocks of edges."""
+    counts = 4 * resolved.target.num_nodes
+    if not resolved.outward:
+        counts += 4 * resolved.origin.num_nodes
+    pages = row_disk_bytes(resolved.array, manifest.block_bytes) // PAGE_BYTES
+    largest = max(ITEM_BYTES[dtype] * size for _, dtype, size in side_arrays(manifest))
+    graph = resolved.relation.num_blocks * (manifest.block_bytes // PAGE_BYTES * 4 + 8)
+    blocks = _EDGE_BLOCKS * manifest.block_bytes
+    return counts + _CRC_BYTES * pages + largest + graph + blocks + _FIXED_BYTES
+
+
+def _least_bytes(tables: int, share: int, out_slot: int) -> int:
+    """The least --mem that leaves so much to share."""
+    buffers = max(2 * out_slot, min(2 * _MOST_BUFFER, share // 7 + 2))  # two 16ths of what is left
+    least = tables + share + buffers
+    return min(-(-least * 4 // 3), least + _INTERPRETER_BYTES)

@@ -1,0 +1,69 @@
+"""Rows added to the sums of their neighbors; numbers as float32."""
+
+import numpy as np
+from numba import njit
+
+from blockstore.kernels.intrinsics import prefetch
+
+LINE_ITEMS = 16  # float32 in a cache line
+_AHEAD = 6  # edges
+
+
+@njit(nogil=True, cache=True)
+def add_rows(rows, first_row, origins, targets, low, high, sums):
+    """sums[target] += row of its origin, edge by edge, in columns [low, high).
+
+    rows       float32 (some, width)          those of nodes `first_row` and on
+    origins    uint32 or uint64 (edges,)      nodes whose rows are there
+    targets    uint32 or uint64 (>= edges,)   rows of `sums`
+    sums       float32 (nodes, width)         in and out, C-contiguous
+    """
+    width, flat = sums.shape[1], sums.reshape(-1)
+    for i in range(origins.size):
+        if i + _AHEAD < origins.size:
+            near = np.int64(targets[i + _AHEAD]) * width
+            for item in range(near + low, near + high, LINE_ITEMS):
+                prefetch(flat, item)
+        row = rows[np.int64(origins[i]) - first_row, low:high]
+        into = sums[np.int64(targets[i]), low:high]
+        for c in range(row.size):
+            into[c] += row[c]
+
+
+@njit(nogil=True, cache=True)
+def take_greatest(rows, first_row, origins, targets, low, high, sums):
+    """As `add_rows`, but the greater number stays; NaN wins."""
+    width, flat = sums.shape[1], sums.reshape(-1)
+    for i in range(origins.size):
+        if i + _AHEAD < origins.size:
+            near = np.int64(targets[i + _AHEAD]) * width
+            for item in range(near + low, near + high, LINE_ITEMS):
+                prefetch(flat, item)
+        row = rows[np.int64(origins[i]) - first_row, low:high]
+        into = sums[np.int64(targets[i]), low:high]
+        for c in range(row.size):
+            into[c] = row[c] if (row[c] > into[c]) | (row[c] != row[c]) else into[c]
+
+
+@njit(nogil=True, cache=True)
+def finish_rows(counts, mean, sums):
+    """Sums divided by their counts where the mean is asked for; zeros where there is nothing.
+
+    counts  uint32 (nodes,)            rows that went into each sum
+    sums    float32 (nodes, width)     in and out
+    """
+    for node in range(sums.shape[0]):
+        into = sums[node]
+        if counts[node] == 0:
+            into[:] = 0
+        elif mean:
+            count = np.float32(counts[node])
+            for c in range(into.size):
+                into[c] /= count
+
+
+@njit(nogil=True, cache=True)
+def count_ids(ids, first, counts):
+    """counts[id - first] += 1; uint32 or uint64 ids, uint32 counts."""
+    for i in range(ids.size):
+        counts[np.int64(ids[i]) - first] += np.uint32(1)
