@@ -12,6 +12,7 @@ from preprocess.sources.mag240m import Mag240mSource
 from preprocess.sources.ogb_binary import OgbBinarySource
 from preprocess.sources.ogb_csv import OgbCsvSource
 from preprocess.sources.plain import PlainSource
+from preprocess.sources.plain_hetero import PlainHeteroSource
 from preprocess.sources.table import TableSource
 
 _MOST_SHOWN = 6  # names in a folder
@@ -40,6 +41,7 @@ class Opened(NamedTuple):
 
 _CLASSES: tuple[Layout, ...] = (
     PlainSource,
+    PlainHeteroSource,
     DglCsvSource,
     GraphBoltSource,
     IgbSource,
