@@ -16,13 +16,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from preprocess.errors import BadInput
 from preprocess.npy import NpyFile
 from preprocess.source import SourceRows
 from preprocess.sources.typed import ArrayRows, EdgeArray, TypedArrays
-from preprocess.torchfile import as_numpy, is_tensor, load_torch
+from preprocess.torchapart import load_apart
 
 FOLDER = "mag240m_kddcup2021"
 META, SPLITS, PROCESSED, EDGES = "meta.pt", "split_dict.pt", "processed", "edge_index.npy"
@@ -105,11 +106,11 @@ class _IdList:
 
     def __init__(self, where: str, ids: Any) -> None:
         self._where = where
-        if not is_tensor(ids):
+        if not isinstance(ids, np.ndarray):
             raise BadInput.at(
                 where, f"a {type(ids).__name__}", "an array of node ids", "save it again"
             )
-        self._ids = as_numpy(ids)
+        self._ids = ids
         if self._ids.ndim != 1 or self._ids.dtype.kind not in "iu":
             raise BadInput.at(
                 f"{where}: header", f"shape {self._ids.shape} of {self._ids.dtype}",
@@ -132,7 +133,7 @@ def _relation_names(folder: Path) -> list[str]:
 
 
 def _load_dict(path: Path, of: str) -> dict[str, Any]:
-    held = load_torch(path)
+    held = load_apart(path)
     if not isinstance(held, dict) or not all(isinstance(name, str) for name in held):
         what = "names that are not text" if isinstance(held, dict) else f"a {type(held).__name__}"
         raise BadInput.at(path, what, f"a dict of names and {of}", "is it of MAG240M?")
