@@ -1,6 +1,11 @@
-"""Ingest and serve inside a control group of `--mem` + 256 MiB: `python -m tools.memory`.
+"""Commands inside a control group of `--mem` + 256 MiB: `python -m tools.memory {both,ingest}`.
 
-The client stays outside.  Prints one JSON line: peaks of both commands, and the kills.
+`both` ingests a graph and serves it to a client outside; one JSON line: peaks, and the kills.
+
+`ingest` ingests a folder of any layout once for each `--mem` given, one store at a time: a JSON
+line each, with its peak, the kills and one sha256 over every file of the store.  It fails where a
+run took more than its `--mem`, was killed, or made other bytes than the first.  Options of
+`blockstore ingest` stand behind `--`, as in `... ingest SOURCE -- --undirected`.
 """
 
 import argparse
@@ -14,19 +19,21 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from blockstore.units import parse_bytes
 from clients.torch import NeighborDataset
 from tools.bench.resources import resident_bytes
 from tools.bench.setup import GraphSize, command, make_graph
 from tools.machine import machine, today
+from tools.tree import differences, file_digests, one_digest, split_options
 
 SLACK_BYTES = 256 << 20  # interpreter and libraries
 _END_S = 30.0
+_LOOK_S = 0.01  # between looks at the memory of an ingest
 _V1, _V2 = Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")
 
 
@@ -93,19 +100,40 @@ def inside(limits: Group, *words: str) -> "subprocess.Popen[str]":
     )
 
 
-def ingest_peak(limits: Group, graph: Path, store: Path, mem: str) -> int:
-    """Run an ingest to its end; its peak of RssAnon + RssShmem."""
-    process = inside(limits, "preprocess", "ingest", str(graph), str(store), "--mem", mem)
+class IngestRun(NamedTuple):
+    """What an ingest took."""
+
+    peak_bytes: int  # of RssAnon + RssShmem
+    seconds: float
+    stages: dict[str, float]  # seconds of each
+    stage_peaks: dict[str, int]
+
+
+def run_ingest(
+    limits: Group, source: Path, store: Path, mem: str, options: Sequence[str] = ()
+) -> IngestRun:
+    """Run an ingest to its end.  Raises SystemExit: it failed, or was killed."""
+    words = ("ingest", str(source), str(store), "--mem", mem, "--json", *options)
+    begun = time.perf_counter()
+    process = inside(limits, "preprocess", *words)
     peak = 0
     while True:
         try:
-            process.communicate(timeout=0.05)
+            text, errors = process.communicate(timeout=_LOOK_S)
             break
         except subprocess.TimeoutExpired:
             peak = max(peak, resident_bytes([process.pid]))
+    seconds = time.perf_counter() - begun
     if process.returncode:
-        raise SystemExit(f"ingest ended with {process.returncode}, {limits.kills()} kills")
-    return peak
+        raise SystemExit(
+            f"ingest --mem {mem} ended with {process.returncode}, {limits.kills()} kills: {errors}"
+        )
+    events = [json.loads(line) for line in text.splitlines()]
+    ends = [e for e in events if e["event"] == "stage_end"]
+    return IngestRun(
+        peak, seconds, {e["stage"]: round(e["elapsed_s"], 2) for e in ends},
+        {e["stage"]: e["peak_bytes"] for e in ends},
+    )  # fmt: skip
 
 
 def serve_peak(limits: Group, store: Path, folder: Path, mem: str, steps: int) -> dict[str, Any]:
@@ -133,17 +161,8 @@ def serve_peak(limits: Group, store: Path, folder: Path, mem: str, steps: int) -
     return {"serve_idle_bytes": idle, "serve_peak_bytes": peak, "seeds": seeds}
 
 
-def main(words: list[str]) -> dict[str, Any]:
-    """Run both; returns what is printed."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--folder", default="/tmp/blockstore-bench")
-    parser.add_argument("--mem", default="512M")
-    parser.add_argument("--nodes", type=int, default=3_500_000)
-    parser.add_argument("--degree", type=int, default=12)
-    parser.add_argument("--features", type=int, default=128)
-    parser.add_argument("--steps", type=int, default=30)
-    parser.add_argument("--out", default="")
-    arguments = parser.parse_args(words)
+def both(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Ingest and serve; returns what is printed."""
     graph = make_graph(
         Path(arguments.folder), GraphSize(arguments.nodes, arguments.degree, arguments.features)
     )
@@ -158,16 +177,72 @@ def main(words: list[str]) -> dict[str, Any]:
             "limit_bytes": limit,
             "graph_bytes": sum(p.stat().st_size for p in graph.iterdir()),
         }
-        found["ingest_peak_bytes"] = ingest_peak(limits, graph, store, arguments.mem)
+        found["ingest_peak_bytes"] = run_ingest(limits, graph, store, arguments.mem).peak_bytes
         found |= serve_peak(limits, store, Path(name), arguments.mem, arguments.steps)
         found["kills"] = limits.kills()
         command("preprocess", "verify", str(store))
         shutil.rmtree(store)
-    print(json.dumps(found))
-    if arguments.out:
-        with Path(arguments.out).open("a") as f:
-            f.write(json.dumps(found) + "\n")
+    _put(found, arguments.out)
     return found
+
+
+def ingest(arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """Ingest a folder within each `--mem`; returns what is printed.  Raises SystemExit."""
+    first: dict[str, str] = {}
+    lines = []
+    for mem in arguments.mem:
+        limit = parse_bytes(mem) + SLACK_BYTES
+        with tempfile.TemporaryDirectory(dir=arguments.folder) as name, group(limit) as limits:
+            store = Path(name) / "store"
+            run = run_ingest(limits, arguments.source, store, mem, arguments.options)
+            kills, digests = limits.kills(), file_digests(store)
+            store_bytes = sum(p.stat().st_size for p in store.rglob("*") if p.is_file())
+        first = first or digests
+        lines.append({
+            "bench": "memory of an ingest", "date": today(), "machine": machine(), "mem": mem,
+            "mem_bytes": parse_bytes(mem), "limit_bytes": limit, "source": str(arguments.source),
+            "options": arguments.options, **run._asdict(), "kills": kills,
+            "store_bytes": store_bytes, "sha256": one_digest(digests),
+        })  # fmt: skip
+        _put(lines[-1], arguments.out)
+        if kills or run.peak_bytes > parse_bytes(mem):
+            raise SystemExit(f"--mem {mem}: {kills} kills, a peak of {run.peak_bytes} bytes")
+        if other := differences(first, digests):
+            raise SystemExit(f"--mem {mem}: other bytes than before in {', '.join(other)}")
+    return lines
+
+
+def _put(line: dict[str, Any], out: str) -> None:
+    print(json.dumps(line), flush=True)
+    if out:
+        with Path(out).open("a") as f:
+            f.write(json.dumps(line) + "\n")
+
+
+def main(words: list[str]) -> Any:
+    """Run one of the commands; returns what it printed."""
+    parser = argparse.ArgumentParser(prog="tools.memory", description=__doc__)
+    commands = parser.add_subparsers(required=True)
+    pair = commands.add_parser("both", help="ingest, then serve")
+    pair.add_argument("--folder", default="/tmp/blockstore-bench")
+    pair.add_argument("--mem", default="512M")
+    pair.add_argument("--nodes", type=int, default=3_500_000)
+    pair.add_argument("--degree", type=int, default=12)
+    pair.add_argument("--features", type=int, default=128)
+    pair.add_argument("--steps", type=int, default=30)
+    pair.add_argument("--out", default="")
+    pair.set_defaults(run=both)
+    alone = commands.add_parser("ingest", help="ingest a folder within each --mem")
+    alone.add_argument("source", type=Path)
+    alone.add_argument("--folder", type=Path, help="for a store at a time; beside the source")
+    alone.add_argument("--mem", nargs="+", default=["512M", "4G"])
+    alone.add_argument("--out", default="")
+    own, options = split_options(words)
+    alone.set_defaults(run=ingest, options=options)
+    arguments = parser.parse_args(own)
+    if arguments.run is ingest and arguments.folder is None:
+        arguments.folder = arguments.source.absolute().parent
+    return arguments.run(arguments)
 
 
 if __name__ == "__main__":

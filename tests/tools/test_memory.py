@@ -2,30 +2,58 @@
 
 import signal
 
+import numpy as np
 import pytest
 
-from tools import memory
+from tools import memory, rmat
 
 
-def test_a_group_ends_those_who_stay():
-    try:
-        with memory.group(1 << 30) as limits:
-            process = memory.inside(limits, "http.server", "--bind", "127.0.0.1", "0")
-    except OSError as error:
-        pytest.skip(f"no control group can be made here: {error}")
-    process.communicate()
-    assert process.returncode == -signal.SIGKILL
-
-
-def test_ingest_and_serve_stay_inside_their_group(tmp_path):
+@pytest.fixture
+def groups():
+    """Control groups can be made."""
     try:
         with memory.group(1 << 30):
             pass
     except OSError as error:
         pytest.skip(f"no control group can be made here: {error}")
+
+
+@pytest.mark.usefixtures("groups")
+def test_a_group_ends_those_who_stay():
+    with memory.group(1 << 30) as limits:
+        process = memory.inside(limits, "http.server", "--bind", "127.0.0.1", "0")
+    process.communicate()
+    assert process.returncode == -signal.SIGKILL
+
+
+@pytest.mark.usefixtures("groups")
+def test_ingest_and_serve_stay_inside_their_group(tmp_path):
     words = ["--folder", str(tmp_path), "--nodes", "60000", "--features", "64", "--degree", "6"]
-    found = memory.main([*words, "--mem", "48M", "--steps", "3"])
+    found = memory.main(["both", *words, "--mem", "48M", "--steps", "3"])
     assert found["kills"] == 0
     assert found["seeds"] == 3000
     arena = 48 << 20
     assert found["serve_idle_bytes"] - arena < 200 << 20
+
+
+@pytest.mark.usefixtures("groups")
+def test_an_ingest_holds_any_memory_and_makes_the_same_bytes(tmp_path):
+    """256 MB of rows: more than half of what 400 MiB leave, so that they pass the disk twice."""
+    source = tmp_path / "graph"
+    rmat.generate(source, 400_000, 2_000_000, 160, 0)
+    words = ["ingest", str(source), "--mem", "400M", "900M", "--", "--undirected", "--edge-ids"]
+    tight, roomy = memory.main(words)
+    assert tight["kills"] == roomy["kills"] == 0
+    assert tight["peak_bytes"] <= 400 << 20
+    assert roomy["peak_bytes"] > max(tight["peak_bytes"], 400_000 * 640)
+    assert tight["sha256"] == roomy["sha256"]
+    assert [p.name for p in tmp_path.iterdir()] == ["graph"]
+
+
+@pytest.mark.usefixtures("groups")
+def test_a_run_that_takes_too_much_fails(tmp_path, monkeypatch):
+    """Peaks are compared with --mem: one that is nothing is exceeded."""
+    np.save(tmp_path / "edge_index.npy", np.array([[0, 1], [1, 0]]))
+    monkeypatch.setattr(memory, "parse_bytes", lambda text: 1 << 20)
+    with pytest.raises(SystemExit, match=r"--mem 64M: 0 kills, a peak of [0-9]{8,} bytes"):
+        memory.main(["ingest", str(tmp_path), "--folder", str(tmp_path), "--mem", "64M"])
