@@ -1,0 +1,55 @@
+"""Reading a store in bounded pieces gives what reading it whole does."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from blockstore.store import open_store, read_rows
+from preprocess.ingest import ingest
+from preprocess.options import IngestOptions
+from preprocess.stored import stored_edges, stored_rows
+from tests.graphs import csc_graphs
+from tests.preprocess.naive import Graph
+from tests.preprocess.quiet import QUIET
+from tests.stores import write_store
+
+
+@settings(max_examples=12)
+@given(
+    graph=csc_graphs(max_giants=2),
+    most=st.sampled_from([1, 7, 500, 10**6]),
+    ends=st.tuples(st.integers(0, 62), st.integers(0, 62)),
+)
+def test_edges_of_some_columns(tmp_path_factory, graph, most: int, ends: tuple[int, int]):
+    path = tmp_path_factory.mktemp("stored") / "store"
+    manifest = write_store(path, graph, [0])
+    low, high = (min(end, graph.num_nodes) for end in sorted(ends))
+    targets = np.repeat(np.arange(graph.num_nodes), np.diff(graph.indptr))
+    for columns in (None, (low, high)):
+        pieces = [
+            (e.targets.copy(), e.sources.copy())
+            for e in stored_edges(open_store(path), manifest.relations[0], most, columns, 8192)
+        ]
+        assert all(0 < t.size <= most for t, _ in pieces)
+        start, stop = (0, graph.num_nodes) if columns is None else columns
+        some = slice(graph.indptr[start], graph.indptr[stop])
+        assert [t for piece, _ in pieces for t in piece.tolist()] == targets[some].tolist()
+        assert [s for _, piece in pieces for s in piece.tolist()] == graph.indices[some].tolist()
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (2, 600)])
+@pytest.mark.parametrize("most", [1, 50, 10**6])
+def test_rows_in_pieces(tmp_path: Path, shape: tuple[int, ...], most: int):
+    rows = np.random.default_rng(0).random((2222, *shape)).astype(np.float32)
+    if len(shape) > 1:
+        rows = rows[:30]
+    graph = Graph().add_type("node", len(rows), x=rows)
+    ingest(graph, tmp_path / "store", IngestOptions(block_bytes=4096, order="source"), QUIET)
+    store = open_store(tmp_path / "store")
+    array = store.manifest.types[0].features["x"]
+    pieces = [p.copy() for p in stored_rows(store, array, most, 3 * 4096)]
+    assert all(p.shape[0] <= most and p.ndim == 2 for p in pieces)
+    assert np.array_equal(np.concatenate(pieces).reshape(rows.shape), read_rows(store, array))
