@@ -8,10 +8,10 @@ and `raw/node-label.npz`: node_label, (nodes,) or (nodes, labels); NaN where the
 """
 
 from collections.abc import Iterator
+from math import prod
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from preprocess.errors import BadInput
@@ -98,13 +98,13 @@ class ZipRows:
                 self._array.where, f"{shape[0]} rows", f"{num_rows}, as {counts} says",
                 "are they of one graph?",
             )  # fmt: skip
-        single = not main and self._array.size == num_rows
+        single = not main and prod(shape[1:]) == 1
         row_shape = () if single else shape[1:] or (1,)
         self.form = SourceRows(name, dtype, row_shape, num_rows, "dense", self._array.where)
 
     def pieces(self, count: int) -> Iterator[NDArray[Any]]:
         """Rows in order; the array is reused."""
-        width = int(np.prod(self.form.row_shape, dtype=np.int64))
+        width = prod(self.form.row_shape)
         for piece in self._array.pieces(0, self._array.size, count * width):
             yield piece.reshape(-1, *self.form.row_shape)
 

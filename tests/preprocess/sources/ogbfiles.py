@@ -55,6 +55,8 @@ def arxiv(folder: Path) -> Path:
     csv(raw / "node-label.csv.gz", [4, 0, 2, 1, 4])
     csv(raw / "node_year.csv.gz", YEARS)
     (folder / "RELEASE_v1.txt").write_text("")
+    (folder / "processed").mkdir()
+    torch.save({}, folder / "processed/geometric_data_processed.pt")
     (folder / "mapping").mkdir()
     csv(folder / "mapping/nodeidx2paperid.csv.gz", [(0, 9657784)], ["node idx", "paper id"])
     for split, ids in SPLITS.items():
