@@ -251,6 +251,28 @@ class Relation(msgspec.Struct, frozen=True):
         )
 
 
+class Partitioning(msgspec.Struct, frozen=True, kw_only=True):
+    """How nodes were partitioned, and how well: a function of the graph and the settings."""
+
+    method: str  # "gap", "fennel", "ldg", "random" or "metis"
+    num_partitions: int
+    slack: float
+    gamma: float
+    passes: int  # over all edges; 0 where they were not streamed
+    num_train: int  # training nodes
+    num_classes: int  # of training nodes
+    cut: float  # share of edges between partitions
+    inside: float  # share of the in-edges of training nodes that come from their partition
+    kept_8: float  # share of these whose source is loaded with one partition of 8, expected
+    kept_16: float  # the same of 16
+    node_balance: float  # nodes of the largest partition, over the mean
+    train_balance: float  # training nodes of the partition with most of them, over the mean
+    kl_mean: float  # of partitions: divergence of their training labels from those of all, nats
+    kl_max: float
+    kl_random: float  # expected mean of a random partition
+    evaluations: int  # scores that were worked out, in all passes
+
+
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """What a store holds: the attributes of its root group, under MANIFEST_KEY."""
 
@@ -264,6 +286,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     undirected: bool = False  # reverses were added and duplicates removed at ingest
     duplicates: str = "keep"
     self_loops: str = "keep"
+    partitioning: Partitioning | None = None  # None: nodes were not partitioned, or as given
 
     @property
     def num_nodes(self) -> int:

@@ -26,6 +26,7 @@ from preprocess.generate import generate as generate_graph
 from preprocess.info import info_text, store_info
 from preprocess.layouts import LAYOUTS
 from preprocess.options import IngestOptions
+from preprocess.partition import PartitionOptions
 from preprocess.progress import Progress
 from preprocess.report import graph_text
 from preprocess.summary import summarise
@@ -79,6 +80,24 @@ class Ids(StrEnum):
     auto = "auto"
     uint32 = "uint32"
     uint64 = "uint64"
+
+
+class Partitioner(StrEnum):
+    """What decides where a node goes."""
+
+    gap = "gap"
+    fennel = "fennel"
+    ldg = "ldg"
+    random = "random"
+    metis = "metis"
+
+
+class Visit(StrEnum):
+    """The order in which nodes are placed."""
+
+    degree = "degree"
+    random = "random"
+    source = "source"
 
 
 @contextmanager
@@ -163,6 +182,23 @@ def ingest(
     split: Annotated[
         str, typer.Option(help="where there are no splits: shares of train, valid and test")
     ] = "",
+    partitions: Annotated[
+        int, typer.Option(help="partition the nodes, for macro-batches; 0: do not")
+    ] = 0,
+    partitioner: Annotated[
+        Partitioner, typer.Option(help="gap balances labels of training nodes too")
+    ] = Partitioner.gap,
+    slack: Annotated[float, typer.Option(help="a partition holds so many times the mean")] = 1.1,
+    gamma: Annotated[float, typer.Option(help="exponent of the cost of nodes")] = 1.5,
+    passes: Annotated[int, typer.Option(help="over all edges")] = 5,
+    alpha: Annotated[float, typer.Option(help="times the cost of FENNEL")] = 1.0,
+    soften: Annotated[
+        float, typer.Option(help="nodes of a class a partition below which it costs less; 0: none")
+    ] = 50.0,
+    relative: Annotated[
+        bool, typer.Option(help="sizes count relative to the share of the class")
+    ] = True,
+    visit: Annotated[Visit, typer.Option(help="in which order nodes are placed")] = Visit.degree,
     fresh: Annotated[
         bool, typer.Option("--fresh", help="begin anew, do not go on where a run stopped")
     ] = False,
@@ -181,6 +217,10 @@ def ingest(
     id stays.
     """
     with _one_line_errors(events=json):
+        found = PartitionOptions(
+            partitions, partitioner.value, slack, gamma, passes, alpha, soften, relative,
+            visit.value,
+        )  # fmt: skip
         options = IngestOptions(
             mem_bytes=_size(mem),
             block_bytes=_size(block_size),
@@ -193,6 +233,7 @@ def ingest(
             allow_nan=allow_nan,
             seed=seed,
             split=_shares(split),
+            partition=found if partitions else None,
         )
         request = IngestRequest(
             source, store, options, undirected, layout or None, fresh, summary, json

@@ -10,6 +10,7 @@ from preprocess.plan import (
     COLUMNS_STAGE,
     COUNT,
     ORDER,
+    PARTITION_STAGE,
     columns_fit,
     needs_columns,
     plan_memory,
@@ -29,6 +30,7 @@ class ProcessorRates:
     ordered_edges: float = 60e6  # breadth-first, columns at hand
     packed_edges: float = 60e6  # into blocks
     moved_bytes: float = 1.7e9  # bytes a second of rows, read and written
+    partitioned_edges: float = 30e6  # in one pass of a partitioner, on one core
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +84,15 @@ def _edge_seconds(
     found = {COUNT: listed / processor.counted_edges}
     if needs_columns(options):
         found[ORDER] = stored / processor.ordered_edges
+        settings = options.partition
+        if settings is not None:
+            passes = settings.passes + 1 if settings.is_streamed else 1
+            found[PARTITION_STAGE] = passes * stored / processor.partitioned_edges
+            if settings.is_streamed:
+                found[PARTITION_STAGE] += stored / processor.sorted_edges
         columns_s = stored / processor.sorted_edges
         if columns_fit(contents, plan_memory(contents, options).share):
-            found[ORDER] += columns_s
+            found[ORDER if settings is None else PARTITION_STAGE] += columns_s
         else:
             found[COLUMNS_STAGE] = columns_s
     for r in contents.relations:

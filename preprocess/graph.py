@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from blockstore.format import Partitioning
 from preprocess.contents import Contents, RelationContents
 from preprocess.kernels.levels import gather_columns, rename_columns, take_counts
 from preprocess.options import IngestOptions
@@ -18,6 +19,7 @@ from preprocess.plan import columns_fit, needs_columns, reads_columns
 from preprocess.progress import Progress
 from preprocess.source import Source
 from preprocess.stages.array_file import load_array, save_array
+from preprocess.stages.classes import NodeClasses
 from preprocess.stages.columns import COLUMNS, DEGREES, ColumnFile
 from preprocess.stages.csc import (
     COLUMN_BYTES,
@@ -31,9 +33,10 @@ from preprocess.stages.csc import (
     source_records,
 )
 from preprocess.stages.order import NodeOrder, at_random, breadth_first, by_degree, group_nodes
+from preprocess.stages.partition import partition_nodes
 from preprocess.stages.scan import count_edges
 
-RANK = "rank"  # temporary file
+RANK, PARTITION = "rank", "partition"  # temporary files
 _LEAST_READ = 1 << 12  # edges
 
 
@@ -106,16 +109,35 @@ class GraphStages:
             save_array(self._work / DEGREES, file.degrees)
             file.close()
 
+    @property
+    def holds_columns(self) -> bool:
+        """Whether columns by source id are in memory."""
+        return self._held is not None
+
+    def partition(self, classes: NodeClasses) -> tuple[Partitioning, float]:
+        """Find a partition of the nodes, and write it to PARTITION; `stages.partition`."""
+        settings = self._options.partition
+        assert settings is not None
+        file = self._held or self._reopened()
+        share = self._share - file.held_bytes
+        found = partition_nodes(
+            file, classes, settings, self._options.seed, share, self._work, self._progress
+        )
+        if file is not self._held:
+            file.close()
+        save_array(self._work / PARTITION, found.partition)
+        return found.report, found.pass_s
+
     def order(self, partition: NDArray[np.uint32] | None) -> list[int]:
         """Find the order, and write the rank.
 
-        partition  uint32 (num_nodes,)   None: one
+        partition  uint32 (num_nodes,)   None: the one that was found, or none
 
         Returns where each (type, partition) begins, then the end.
         """
         options, contents = self._options, self._contents
         order = None
-        if needs_columns(options):
+        if options.order == "bfs" or (options.order == "degree" and needs_columns(options)):
             file = self._held or self._reopened()
             if options.order == "bfs":
                 order = breadth_first(file, self._share - file.held_bytes, self._progress)
@@ -128,7 +150,11 @@ class GraphStages:
         elif options.order == "random":
             order = at_random(contents.num_nodes, options.seed)
         bounds = np.array([0, *(t.stop for t in contents.types)], np.int64)
-        self.nodes, starts = group_nodes(order, bounds, partition)
+        num_partitions = 0
+        if options.partition is not None:
+            partition = load_array(self._work / PARTITION, np.uint32)
+            num_partitions = options.partition.num_partitions
+        self.nodes, starts = group_nodes(order, bounds, partition, num_partitions)
         save_array(self._work / RANK, self.nodes.rank)
         found: list[int] = starts.tolist()
         return found

@@ -7,6 +7,7 @@ import msgspec
 from blockstore.format import graph_geometry, row_geometry
 from blockstore.store import Store
 from blockstore.units import format_bytes
+from preprocess.partition_report import partition_lines
 
 
 def store_info(store: Store) -> dict[str, Any]:
@@ -62,4 +63,7 @@ def info_text(store: Store) -> str:
         f"  edges         {policy}duplicates {manifest.duplicates}, self-loops "
         f"{manifest.self_loops}"
     )
+    if manifest.partitioning is not None:
+        first, *rest = partition_lines(manifest.partitioning)
+        lines += [f"  partitions    {first}", *(f"                {line}" for line in rest)]
     return "\n".join(lines)

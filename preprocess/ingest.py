@@ -6,9 +6,10 @@ last one.
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blockstore.errors import OutOfSpace, StoreExists
-from blockstore.format import FORMAT_VERSION, Manifest, NodeType, Relation, RowArray
+from blockstore.format import (
+    FORMAT_VERSION,
+    Manifest,
+    NodeType,
+    Partitioning,
+    Relation,
+    RowArray,
+)
 from blockstore.io.buffers import byte_view
 from blockstore.units import format_bytes
 from blockstore.writer import StoreWriter
 from preprocess.arrays import (
+    PIECE_ROWS,
     quantization_errors,
     write_features,
     write_ids,
@@ -31,7 +40,8 @@ from preprocess.arrays import (
     write_split,
 )
 from preprocess.contents import SPLITS, Contents, TypeContents, list_contents, split_sizes
-from preprocess.graph import RANK, GraphStages, counts_file
+from preprocess.errors import BadInput
+from preprocess.graph import PARTITION, RANK, GraphStages, counts_file
 from preprocess.memory import give_back_freed
 from preprocess.options import IngestOptions
 from preprocess.plan import (
@@ -39,6 +49,7 @@ from preprocess.plan import (
     COLUMNS_STAGE,
     COUNT,
     ORDER,
+    PARTITION_STAGE,
     MemoryPlan,
     check_longest,
     ids_stage,
@@ -61,6 +72,7 @@ from preprocess.reverse import with_reverses
 from preprocess.run import Facts, Run
 from preprocess.source import Source
 from preprocess.stages.array_file import load_array, save_array
+from preprocess.stages.classes import NodeClasses, TrainingNodes, read_classes
 from preprocess.stages.columns import COLUMNS, DEGREES
 from preprocess.stages.labels import (
     are_whole,
@@ -74,6 +86,7 @@ from preprocess.stages.rows import Emit, place_rows
 from preprocess.stages.scan import check_edge_splits, check_splits
 from preprocess.work import STORE, WorkFolder, remove_dead, sign
 
+_PARTITIONING, _PASS_S = "partitioning", "pass_s"  # in the facts of a stage
 _PIPELINE = 1  # goes up when stages or their files change: nothing older is taken over
 
 
@@ -114,6 +127,11 @@ def _write_store(
     give_back_freed()
     options = replace(options, partitioned=partition is not None)
     options.check()
+    if options.partitioned and options.partition is not None:
+        raise BadInput.at(
+            "--partitions", options.partition.num_partitions, "none, as a partition is given",
+            "leave one of them out",
+        )  # fmt: skip
     source = with_reverses(source, options)
     contents = list_contents(source, options)
     memory = plan_memory(contents, options)
@@ -153,6 +171,8 @@ class _Ingest:
             run.source, run.contents, run.options, run.memory.share, run.work.path, run.progress
         )
         self._starts: list[int] = []  # of each (type, partition)
+        self._partitioning: Partitioning | None = None
+        self._pass_s = 0.0
 
     def run(self) -> IngestResult:
         """All stages, in the order of `plan.plan_steps`."""
@@ -161,7 +181,7 @@ class _Ingest:
         longest = run.stage(COUNT, lambda: {"longest": self._graph.count()}, made=self._counts())
         check_longest(contents, run.options, run.memory, longest["longest"])
         if run.options.renames:
-            self._order(longest["longest"])
+            self._order(longest["longest"], labels)
         relations = tuple(
             RelationStages(run, self._graph, number).write()
             for number in range(len(contents.relations))
@@ -171,7 +191,7 @@ class _Ingest:
             for number, t in enumerate(contents.types)
         )
         manifest = run.writer.commit(self._manifest(types, relations))
-        return IngestResult(manifest, tuple(run.results), quantization_errors(run))
+        return IngestResult(manifest, tuple(run.results), quantization_errors(run), self._pass_s)
 
     def _counts(self) -> list[str]:
         return [counts_file(i) for i in range(len(self._run.contents.relations))]
@@ -203,7 +223,7 @@ class _Ingest:
             check_edge_splits(run.source, r.source)
         return {"labels": labels}
 
-    def _order(self, longest_bytes: int) -> None:
+    def _order(self, longest_bytes: int, labels: dict[str, Facts]) -> None:
         run, graph = self._run, self._graph
         in_memory = needs_columns(run.options)
         if run.work.find(ORDER) is None and needs_columns(run.options):
@@ -213,16 +233,53 @@ class _Ingest:
                     COLUMNS_STAGE, lambda: graph.columns(in_memory=False), made=[COLUMNS, DEGREES]
                 )
 
-        def body() -> Facts:
-            if in_memory:
+        def hold() -> None:
+            if in_memory and not graph.holds_columns:
                 graph.columns(in_memory=True)
+
+        def partition() -> Facts:
+            hold()
+            report, pass_s = graph.partition(self._classes(labels))
+            return {_PARTITIONING: msgspec.to_builtins(report), _PASS_S: pass_s}
+
+        def body() -> Facts:
+            hold()
             return {"starts": graph.order(self._partition)}
 
         spent = [] if reads_columns(run.contents) else [COLUMNS, DEGREES]
+        if run.options.partition is not None:
+            found = run.stage(PARTITION_STAGE, partition, made=[PARTITION])
+            self._partitioning = msgspec.convert(found[_PARTITIONING], Partitioning)
+            self._pass_s = float(found[_PASS_S])
+            spent.append(PARTITION)
         facts = run.stage(ORDER, body, made=[RANK], spent=spent)
         self._starts = facts["starts"]
         if graph.nodes is None:
             graph.load_order()
+
+    def _classes(self, labels: dict[str, Facts]) -> NodeClasses:
+        """Those of training nodes, as the source or a seeded split has them."""
+        run, parts = self._run, []
+        for number, t in enumerate(run.contents.types):
+            facts = labels.get(t.name, {})
+            train = self._train_ids(number, facts)
+            pieces = None
+            if t.label is not None:
+                dtype = facts.get("dtype", t.label.array.dtype)
+                pieces = partial(label_pieces, run.source, t.label.source, dtype, run.memory.share)
+            if train is not None:
+                parts.append(TrainingNodes(t.first, train, pieces))
+        return read_classes(parts, run.contents.num_nodes)
+
+    def _train_ids(
+        self, number: int, facts: Facts
+    ) -> Callable[[], Iterator[NDArray[np.int64]]] | None:
+        """Reads the training nodes of a type; None: it has none."""
+        run, t = self._run, self._run.contents.types[number]
+        if self._splits_type(t):
+            return partial(self._seeded, number, facts["labelled"], 0)
+        train = next((r.source for r in t.splits if r.source.name == SPLITS[0]), None)
+        return None if train is None else partial(run.source.rows, train, PIECE_ROWS)
 
     def _write_type(self, number: int, label_facts: Facts) -> NodeType:
         run, t = self._run, self._run.contents.types[number]
@@ -265,21 +322,25 @@ class _Ingest:
 
     def _seeded_splits(self, number: int, total: int) -> dict[str, RowArray]:
         run, t = self._run, self._run.contents.types[number]
+        arrays = seeded_splits(t, total, run.options)
+        splits = dict(zip(SPLITS, arrays, strict=True))
+        for i, array in enumerate(arrays):
+            ids = self._seeded(number, total, i)
+            write_in_order(run, array, ids, [_bits_file(number)] if i == len(arrays) - 1 else [])
+        return splits
+
+    def _seeded(self, number: int, total: int, split: int) -> Iterator[NDArray[np.int64]]:
+        """Ids of a seeded split of a type."""
+        run, t = self._run, self._run.contents.types[number]
         path = run.path(_bits_file(number))  # it is gone when an earlier run has made the splits
         bits = load_array(path, np.uint8) if path.exists() else np.empty(0, np.uint8)
-        key = split_key(run.options.seed, number)
-        arrays = seeded_splits(t, total, run.options)
-        places = split_sizes(run.options.split, total)
-        splits = dict(zip(SPLITS, arrays, strict=True))
-        for name, array in splits.items():
-            ids = seeded_ids(bits, t.num_nodes, total, places[SPLITS.index(name)], key)
-            write_in_order(run, array, ids, [_bits_file(number)] if name == SPLITS[-1] else [])
-        return splits
+        places = split_sizes(run.options.split, total)[split]
+        return seeded_ids(bits, t.num_nodes, total, places, split_key(run.options.seed, number))
 
     def _write_partitions(self, number: int) -> tuple[int, str]:
         """(partitions, path of their offsets) of a type."""
         run, t = self._run, self._run.contents.types[number]
-        if self._partition is None:
+        if not run.options.in_partitions:
             return 0, ""
         count = (len(self._starts) - 1) // len(run.contents.types)
         offsets = np.array(self._starts[number * count : (number + 1) * count + 1], np.uint64)
@@ -299,6 +360,7 @@ class _Ingest:
             undirected=options.undirected,
             duplicates="drop" if options.drop_equal else "keep",
             self_loops=options.self_loops,
+            partitioning=self._partitioning,
         )
 
 

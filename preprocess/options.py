@@ -5,6 +5,7 @@ from typing import Literal
 
 from blockstore.format import DEFAULT_BLOCK_BYTES, PAGE_BYTES, SHARD_BYTES
 from preprocess.errors import BadInput
+from preprocess.partition import PartitionOptions
 
 FeatureDtype = Literal["float32", "float16", "bfloat16", "int8"]
 NodeOrder = Literal["bfs", "degree", "random", "source"]
@@ -28,11 +29,17 @@ class IngestOptions:
     seed: int = 0  # of the random order and of seeded splits
     split: tuple[float, ...] = ()  # shares of train, valid, test where the source has no splits
     partitioned: bool = False  # a partition of the nodes is given
+    partition: PartitionOptions | None = None  # one is to be found
+
+    @property
+    def in_partitions(self) -> bool:
+        """Whether nodes stand partition by partition."""
+        return self.partitioned or self.partition is not None
 
     @property
     def renames(self) -> bool:
         """Whether nodes get other numbers than they have in the source."""
-        return self.order != "source" or self.partitioned
+        return self.order != "source" or self.in_partitions
 
     @property
     def drop_equal(self) -> bool:
@@ -46,6 +53,8 @@ class IngestOptions:
                 "--block-size", self.block_bytes,
                 f"a multiple of {PAGE_BYTES}, at most {SHARD_BYTES}", "1M is a good choice",
             )  # fmt: skip
+        if self.partition is not None:
+            self.partition.check()
         shares = self.split
         if shares and (len(shares) != 3 or min(shares) < 0 or not 0 < sum(shares) <= 1 + 1e-9):
             raise BadInput.at(
@@ -59,7 +68,7 @@ class IngestOptions:
         wide = num_nodes >= 2**32 - 1
         if wide and self.ids == "uint32":
             raise BadInput.at("--ids", "uint32", f"uint64 for {num_nodes:,} nodes", "leave it out")
-        if num_nodes >= _MOST_NODES.get(self.order, 2**32 - 1 if self.partitioned else 2**64):
+        if num_nodes >= _MOST_NODES.get(self.order, 2**32 - 1 if self.in_partitions else 2**64):
             raise BadInput.at(
                 "--order", self.order, f"source for {num_nodes:,} nodes, which need more bits",
                 "change it",

@@ -18,12 +18,14 @@ from preprocess.contents import (
     split_sizes,
 )
 from preprocess.options import IngestOptions
+from preprocess.partition import PartitionOptions, visited_fits
 from preprocess.result import IngestPlan, MemoryLine, StagePlan
 from preprocess.reverse import with_reverses
 from preprocess.source import Source, SourceRows
 
 CHECK, COUNT = "check labels and splits", "count edges"  # names of stages
 COLUMNS_STAGE, ORDER = "columns by source id", "order nodes"
+PARTITION_STAGE = "partition nodes"
 
 # bytes a node, of tables that are in memory at the same time
 BFS_NODE_BYTES = 21  # degree, root, place, order, level: 4 each, and one start for 64 columns
@@ -121,9 +123,10 @@ def too_little_memory(found: int, least: int, why: str) -> BudgetTooSmall:
 
 def node_bytes(options: IngestOptions) -> int:
     """Of tables, for each node: the documented number."""
+    least = 0 if options.partition is None else options.partition.node_bytes
     if options.order in ("bfs", "degree"):
-        return BFS_NODE_BYTES
-    return RENAMED_NODE_BYTES if options.renames else SOURCE_NODE_BYTES
+        return max(BFS_NODE_BYTES, least)
+    return max(RENAMED_NODE_BYTES if options.renames else SOURCE_NODE_BYTES, least)
 
 
 def _memory_lines(
@@ -195,7 +198,7 @@ def plan_steps(contents: Contents, options: IngestOptions, memory: MemoryPlan) -
             Step(a.path, 0, row_disk_bytes(a, options.block_bytes))
             for a in seeded_splits(t, t.num_nodes, options)
         ]
-        if options.partitioned:
+        if options.in_partitions:
             steps.append(Step(partition_path(t), 0, 0))
     return steps
 
@@ -267,8 +270,10 @@ def column_item_bytes(contents: Contents) -> int:
 
 
 def needs_columns(options: IngestOptions) -> bool:
-    """Whether the order of nodes is found in sorted columns."""
-    return options.order == "bfs" or (options.order == "degree" and options.drop_equal)
+    """Whether the order of nodes, or their partition, is found in sorted columns."""
+    if options.partition is not None or options.order == "bfs":
+        return True
+    return options.order == "degree" and options.drop_equal
 
 
 def reads_columns(contents: Contents) -> bool:
@@ -331,17 +336,46 @@ def _order_steps(contents: Contents, options: IngestOptions, share: int) -> list
     if not needs_columns(options):
         return [Step(ORDER, 0, rank, made=rank)]
     total = sum(r.most_edges for r in contents.relations)
-    read = sum(map(_source_bytes, contents.relations))
+    read, held = sum(map(_source_bytes, contents.relations)), 0
+    steps = []
     if columns_fit(contents, share):
-        each = column_item_bytes(contents)
-        passing = _sort_bytes(total, 4 + each, share - each * total)
-        return [Step(ORDER, read + passing, passing + rank, rank, passing=passing)]
-    columns = 4 * total + rank
-    passing = _sort_bytes(total, 8, share)
-    spent = 0 if reads_columns(contents) else columns
+        held = column_item_bytes(contents) * total
+        passing = _sort_bytes(total, 4 + column_item_bytes(contents), share - held)
+        steps.append(Step(ORDER, read + passing, passing + rank, rank, passing=passing))
+    else:
+        columns, passing = 4 * total + rank, _sort_bytes(total, 8, share)
+        spent = 0 if reads_columns(contents) else columns
+        steps = [
+            Step(COLUMNS_STAGE, read + passing, columns + passing, columns, passing=passing),
+            Step(ORDER, columns, rank, rank, spent),
+        ]
+    if options.partition is not None:
+        steps[-1:] = _partition_steps(contents, options.partition, steps[-1], share, held)
+    return steps
+
+
+def _partition_steps(
+    contents: Contents, settings: PartitionOptions, order: Step, share: int, held: int
+) -> list[Step]:
+    """Nodes are partitioned, then ordered.
+
+    order  as if they were only ordered
+    held   bytes of columns in memory; 0: they are on disk
+    """
+    made = 4 * contents.num_nodes
+    total = sum(r.most_edges for r in contents.relations)
+    columns = 0 if held else order.read
+    sorting = visited = 0
+    if settings.is_streamed and settings.visit != "source":
+        share -= held
+        visited = 0 if visited_fits(total, share, held > 0) else 4 * total
+        sorting = _sort_bytes(total, 8, share)
+    labels = 2 * sum(_rows_bytes(t.label.source) for t in contents.types if t.label)
+    read = order.read + labels + sorting + (settings.passes + 1) * visited
+    written = order.written - 4 * contents.num_nodes + sorting + visited + made
     return [
-        Step(COLUMNS_STAGE, read + passing, columns + passing, columns, passing=passing),
-        Step(ORDER, columns, rank, rank, spent),
+        Step(PARTITION_STAGE, read, written, made, passing=max(order.passing, sorting + visited)),
+        Step(ORDER, columns + made, order.made, order.made, order.spent + made),
     ]
 
 

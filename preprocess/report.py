@@ -3,12 +3,13 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from blockstore.format import Manifest
+from blockstore.format import Manifest, Partitioning
 from blockstore.store import open_store
 from blockstore.units import format_bytes
 from preprocess.dryrun import source_bytes
+from preprocess.partition_report import partition_lines
 from preprocess.progress import Progress
-from preprocess.renderings import format_seconds
+from preprocess.renderings import format_count, format_seconds
 from preprocess.result import IngestResult, QuantizationError, StageResult
 from preprocess.source import Source
 from preprocess.summary import Bin, Degrees, Labels, StoreSummary, TypeSummary, summarise
@@ -27,12 +28,16 @@ class IngestSummary:
     peak_bytes: int  # of memory, in this run
     stages: tuple[StageResult, ...]
     quantization: tuple[QuantizationError, ...]
+    partitioning: Partitioning | None = None
+    partition_edges_per_s: float = 0.0  # in a pass of a streaming partitioner
 
 
 def summarise_ingest(
     source: Source, target: Path, result: IngestResult, progress: Progress
 ) -> IngestSummary:
     """Read the graph of a store that has just been made.  Raises CorruptBlock."""
+    edges = sum(r.num_edges for r in result.manifest.relations)
+    pass_s = result.partition_pass_s
     return IngestSummary(
         graph=summarise(open_store(target), progress),
         source_bytes=source_bytes(source.files),
@@ -41,6 +46,8 @@ def summarise_ingest(
         peak_bytes=progress.peak_bytes,
         stages=result.stages,
         quantization=result.quantization,
+        partitioning=result.manifest.partitioning,
+        partition_edges_per_s=edges / pass_s if pass_s else 0.0,
     )
 
 
@@ -65,6 +72,11 @@ def summary_text(found: IngestSummary) -> str:
         f"took        {format_seconds(found.elapsed_s)}{earlier}, at most "
         f"{format_bytes(found.peak_bytes)} of memory",
     ]
+    if found.partitioning is not None:
+        first, *rest = partition_lines(found.partitioning)
+        rate = found.partition_edges_per_s
+        tail = f", {format_count(rate)} edges/s a pass" if rate else ""
+        lines += [f"partitions  {first}{tail}", *(f"            {line}" for line in rest)]
     for error in found.quantization:
         lines.append(
             f"int8        {error.path}: off by {error.largest:.3g} at most, {error.rms:.3g} rms"

@@ -74,3 +74,4 @@ class IngestResult:
     manifest: Manifest
     stages: tuple[StageResult, ...]  # in the order of the plan
     quantization: tuple[QuantizationError, ...] = ()
+    partition_pass_s: float = 0.0  # mean of the passes of a streaming partitioner, else 0

@@ -1,6 +1,6 @@
 """All columns of a graph between two stages: in memory where they fit, else in one file."""
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import closing
 from pathlib import Path
 from types import TracebackType
@@ -101,3 +101,10 @@ class ColumnFile:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def in_steps(columns: ColumnFile, step: int) -> Generator[NDArray[Any]]:
+    """All sources, at most `step` at a time, also where they are in memory."""
+    for piece in columns.read(0, columns.num_edges, step):
+        for first in range(0, piece.size, step):
+            yield piece[first : first + step]

@@ -79,18 +79,21 @@ def group_nodes(
     order: NDArray[np.uint32] | None,
     bounds: NDArray[np.int64],
     partition: NDArray[np.uint32] | None,
+    num_partitions: int = 0,
 ) -> tuple[NodeOrder, NDArray[np.int64]]:
     """Nodes type by type, in a type partition by partition, inside in the order given.
 
-    order      uint32 (num_nodes,)    None: by id
-    bounds     int64 (types + 1,)     first node of each type, then the end
-    partition  uint32 (num_nodes,)    None: one
+    order           uint32 (num_nodes,)   None: by id
+    bounds          int64 (types + 1,)    first node of each type, then the end
+    partition       uint32 (num_nodes,)   None: one
+    num_partitions  int                   0: up to the greatest in `partition`
 
     Returns the order, and where each (type, partition) begins, then the end: int64.
     """
     num_nodes = int(bounds[-1])
     none = np.empty(0, np.uint32)
-    parts = 1 if partition is None or partition.size == 0 else int(partition.max()) + 1
+    found = 0 if partition is None else int(partition.max(initial=0))
+    parts = num_partitions or found + 1
     starts = np.zeros((bounds.size - 1) * parts + 1, np.int64)
     where = none if partition is None else partition
     count_groups(bounds, where, parts, starts)

@@ -15,6 +15,7 @@ from blockstore.format import (
     HaloColumns,
     Manifest,
     NodeType,
+    Partitioning,
     Relation,
     RowArray,
     block_fill_bytes,
@@ -77,6 +78,7 @@ def test_flags_are_those_of_the_document():
     ("heading", "record"),
     [
         ("field", Manifest),
+        ("field of a partitioning", Partitioning),
         ("field of a type", NodeType),
         ("field of a relation", Relation),
         ("field of a row array", RowArray),

@@ -1,0 +1,227 @@
+"""Streaming partitioning: one node after the other to the partition where its neighbours are.
+
+Nodes have classes: those to train on one for each label, all others one together.  A partition is
+the dearer for a class the more nodes of that class it holds; it is closed to training nodes, or to
+the others, once it holds as many as the cap of their group.  For each class the partitions stay
+sorted by what they hold of it, so that the cheapest is found, and kept, in O(1).
+
+Source: GAP, the thesis on HANOI, Algorithm 2; FENNEL, Tsourakakis et al., WSDM 2014; LDG, Stanton
+and Kliot, KDD 2012.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from blockstore.kernels.intrinsics import prefetch
+from blockstore.kernels.random import permute
+from preprocess.kernels.levels import AHEAD
+
+
+class Balance(NamedTuple):
+    """What partitions hold of each class, and what one more node costs there."""
+
+    sizes: NDArray[np.int32]  # (classes, k): nodes
+    ascending: NDArray[np.int32]  # (classes, k): partitions by size
+    places: NDArray[np.int32]  # (classes, k): of each partition in `ascending`
+    costs: NDArray[np.float64]  # (classes, k): of one more node
+    bases: NDArray[np.int64]  # (classes,): where each class begins in `firsts` and `prices`
+    firsts: NDArray[np.int32]  # first place of a partition of at least so many nodes
+    prices: NDArray[np.float64]  # cost of one more node where there are so many
+    groups: NDArray[np.uint8]  # (classes,): 1 for training nodes, 0 for others
+    loads: NDArray[np.int64]  # (2, k): nodes of each group
+    caps: NDArray[np.int64]  # (2,): at most
+
+
+@njit(nogil=True, cache=True, inline="always")
+def _swap(ascending, places, c, i, j):
+    p, q = ascending[c, i], ascending[c, j]
+    ascending[c, i], ascending[c, j] = q, p
+    places[c, p], places[c, q] = j, i
+
+
+@njit(nogil=True, cache=True, inline="always")
+def _put_in(balance, c, p):
+    """One more node of class c in partition p: it changes places with the last of its size."""
+    size = np.int64(balance.sizes[c, p])
+    above = balance.bases[c] + size + 1
+    last = np.int64(balance.firsts[above]) - 1
+    _swap(balance.ascending, balance.places, c, balance.places[c, p], last)
+    balance.firsts[above] = last
+    balance.sizes[c, p] = size + 1
+    balance.costs[c, p] = balance.prices[above]
+    balance.loads[balance.groups[c], p] += 1
+
+
+@njit(nogil=True, cache=True, inline="always")
+def _take_out(balance, c, p):
+    """One node less: it changes places with the first of its size."""
+    size = np.int64(balance.sizes[c, p])
+    at = balance.bases[c] + size
+    first = np.int64(balance.firsts[at])
+    _swap(balance.ascending, balance.places, c, balance.places[c, p], first)
+    balance.firsts[at] = first + 1
+    balance.sizes[c, p] = size - 1
+    balance.costs[c, p] = balance.prices[at - 1]
+    balance.loads[balance.groups[c], p] -= 1
+
+
+@njit(nogil=True, cache=True)
+def place_nodes(
+    node, skip, num_adjacent, degrees, sources, classes, partition, balance, counts, adjacent,
+    linear,
+):  # fmt: skip
+    """Nodes whose columns end in a piece, each to the best partition that is open to it.
+
+    node, skip    column of the first edge here, and how many of its edges came before
+    num_adjacent  int64                  partitions in `adjacent` from those edges
+    degrees       uint32 (num_nodes,)    in the order of the columns, as everything of a node
+    sources       uint32 (edges,)        of this column and the following ones; empty: columns
+                                         without edges from here on
+    classes       uint16 (num_nodes,)
+    partition     uint16 or uint32 (num_nodes,)   in and out; k: none yet
+    counts        uint32 (k + 1,)        scratch, zeros at first: neighbours in each
+    adjacent      int64 (k + 2,)         scratch: those that are not zero
+    linear        bool                   neighbours count less the fuller a partition is (LDG);
+                                         else they count against the cost
+
+    The best is the adjacent one of the highest score, of equal ones the first by number; or the
+    emptiest one of the class, where that is better.
+
+    Returns (node, skip, num_adjacent) for the next piece, and how many scores were worked out.
+    """
+    at, evaluated = np.int64(0), np.int64(0)
+    none = np.int64(balance.sizes.shape[1])
+    while node < degrees.size:
+        degree = np.int64(degrees[node])
+        here = min(degree - skip, sources.size - at)
+        for i in range(at, at + here):
+            if i + AHEAD < sources.size:
+                prefetch(partition, np.int64(sources[i + AHEAD]))
+            p = np.int64(partition[sources[i]])
+            adjacent[num_adjacent] = p
+            num_adjacent += counts[p] == 0
+            counts[p] += np.uint32(1)
+        at += here
+        skip += here
+        if skip < degree:
+            break
+        c = np.int64(classes[node])
+        group = np.int64(balance.groups[c])
+        cap, old = balance.caps[group], np.int64(partition[node])
+        if old != none:
+            _take_out(balance, c, old)
+        found, best = none, -np.inf
+        for i in range(num_adjacent):
+            p = adjacent[i]
+            count = np.float64(counts[p])
+            counts[p] = np.uint32(0)
+            if p == none or balance.loads[group, p] >= cap:
+                continue
+            evaluated += 1
+            if linear:
+                score = count * (1.0 - np.float64(balance.sizes[c, p]) / np.float64(cap))
+            else:
+                score = count - balance.costs[c, p]
+            if score > best or (score == best and p < found):
+                found, best = p, score
+        i = 0
+        while balance.loads[group, balance.ascending[c, i]] >= cap:
+            i += 1
+        emptiest = np.int64(balance.ascending[c, i])
+        evaluated += 1
+        if found == none or (0.0 if linear else -balance.costs[c, emptiest]) > best:
+            found = emptiest
+        _put_in(balance, c, found)
+        partition[node] = found
+        node += 1
+        skip, num_adjacent = np.int64(0), np.int64(0)
+    return node, skip, num_adjacent, evaluated
+
+
+@njit(nogil=True, cache=True)
+def place_evenly(num_partitions, key, partition):
+    """Every node to a random partition; sizes differ by one at most."""
+    for v in range(partition.size):
+        partition[v] = permute(v, partition.size, key) % num_partitions
+
+
+@njit(nogil=True, cache=True)
+def count_members(partition, classes, table):
+    """table[c, p] = nodes of class c in partition p; int64 (classes, k), zeros at first."""
+    for v in range(partition.size):
+        table[classes[v], partition[v]] += 1
+
+
+@njit(nogil=True, cache=True)
+def count_inside(node, skip, degrees, sources, partition, classes, other, always, totals):
+    """Edges of a piece whose source is in the partition of their target, or always there.
+
+    node, skip  column of the first edge here, and how many of its edges came before
+    degrees     uint32 (num_nodes,)
+    sources     uint32 (edges,)
+    partition   uint16 or uint32 (num_nodes,)
+    classes     uint16 (num_nodes,)   `other`: no training node
+    always      uint8 (num_nodes,)    1: sources that are there for every target; or empty
+    totals      int64 (4,)            in and out: edges inside; edges of training nodes; of these
+                                      inside; of these inside or always there
+
+    Returns (node, skip) for the next piece.
+    """
+    at = np.int64(0)
+    while at < sources.size:
+        degree = np.int64(degrees[node])
+        here = min(degree - skip, sources.size - at)
+        p, inside, kept = partition[node], np.int64(0), np.int64(0)
+        for i in range(at, at + here):
+            if i + AHEAD < sources.size:
+                prefetch(partition, np.int64(sources[i + AHEAD]))
+            same = partition[sources[i]] == p
+            inside += same
+            if always.size:
+                kept += same or always[sources[i]] != 0
+        totals[0] += inside
+        if classes[node] != other:
+            totals[1] += here
+            totals[2] += inside
+            totals[3] += kept if always.size else inside
+        at += here
+        skip += here
+        if skip == degree:
+            node += 1
+            skip = np.int64(0)
+    return node, skip
+
+
+def make_balance(
+    num_partitions: int,
+    groups: NDArray[np.uint8],
+    caps: NDArray[np.int64],
+    prices: list[NDArray[np.float64]],
+) -> Balance:
+    """That of empty partitions.
+
+    groups   uint8 (classes,)   1 for training nodes, 0 for others
+    caps     int64 (2,)         of each group
+    prices   float64            of each class, for sizes 0, 1, ..., one beyond the greatest
+    """
+    shape = (groups.size, num_partitions)
+    lengths = np.array([p.size for p in prices], np.int64)
+    bases = np.concatenate([[0], np.cumsum(lengths)[:-1]]).astype(np.int64)
+    flat = np.concatenate(prices)
+    firsts = np.full(flat.size, num_partitions, np.int32)
+    firsts[bases] = 0
+    return Balance(
+        sizes=np.zeros(shape, np.int32),
+        ascending=np.tile(np.arange(num_partitions, dtype=np.int32), (shape[0], 1)),
+        places=np.tile(np.arange(num_partitions, dtype=np.int32), (shape[0], 1)),
+        costs=np.repeat(flat[bases], num_partitions).reshape(shape),
+        bases=bases,
+        firsts=firsts,
+        prices=flat,
+        groups=groups,
+        loads=np.zeros((2, num_partitions), np.int64),
+        caps=caps,
+    )

@@ -1,0 +1,66 @@
+"""METIS, for comparison: the only module that knows pymetis.  It holds the whole graph."""
+
+import importlib
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from preprocess.errors import BadInput
+from preprocess.progress import Progress
+from preprocess.stages.columns import ColumnFile
+
+_EDGE_BYTES, _NODE_BYTES = 100, 200  # at most, of what was seen
+
+
+def metis_bytes(columns: ColumnFile) -> int:
+    """Memory that it takes, about: both directions of each edge, and coarser graphs of them."""
+    return 2 * _EDGE_BYTES * columns.num_edges + _NODE_BYTES * columns.degrees.size
+
+
+def metis_partition(
+    columns: ColumnFile, num_partitions: int, progress: Progress
+) -> NDArray[np.uint32]:
+    """Edges count in both directions, once; loops not at all.
+
+    Returns uint32 (num_nodes,).  Raises BadInput: pymetis is not installed.
+    """
+    pymetis = _pymetis()
+    num_nodes = columns.degrees.size
+    sources = np.empty(columns.num_edges, np.uint32)
+    done = 0
+    for piece in columns.read(0, columns.num_edges, 1 << 20):
+        sources[done : done + piece.size] = piece
+        done += piece.size
+    targets = np.repeat(np.arange(num_nodes, dtype=np.uint32), columns.degrees)
+    starts, neighbors = both_ways(targets, sources, num_nodes)
+    with progress.stage("METIS", num_nodes, "nodes") as stage:
+        graph = pymetis.CSRAdjacency(adj_starts=starts, adjacent=neighbors)
+        _, found = pymetis.part_graph(num_partitions, adjacency=graph)
+        stage.advance(num_nodes)
+    return np.asarray(found, np.uint32)
+
+
+def both_ways(
+    targets: NDArray[np.uint32], sources: NDArray[np.uint32], num_nodes: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """CSR of the undirected graph without loops and parallel edges: (starts, neighbors), int64."""
+    shift, low = np.uint64(32), np.uint64(0xFFFFFFFF)
+    ends = targets.astype(np.uint64), sources.astype(np.uint64)
+    pairs = np.unique(np.concatenate([ends[0] << shift | ends[1], ends[1] << shift | ends[0]]))
+    first = (pairs >> shift).astype(np.int64)
+    second = (pairs & low).astype(np.int64)
+    kept = first != second
+    starts = np.zeros(num_nodes + 1, np.int64)
+    np.cumsum(np.bincount(first[kept], minlength=num_nodes), out=starts[1:])
+    return starts, second[kept]
+
+
+def _pymetis() -> Any:
+    try:
+        return importlib.import_module("pymetis")
+    except ImportError as error:
+        raise BadInput.at(
+            "--partitioner", "metis without pymetis", "it to be installed",
+            'pip install "blockstore[metis]"; gap needs nothing',
+        ) from error  # fmt: skip

@@ -1,0 +1,121 @@
+"""How nodes are to be partitioned: the settings, the caps, the costs, and what it takes.  Pure.
+
+Cost of one more node of class l in a partition that holds s of them (thesis, Eq. 4.2):
+`alpha_l * gamma * (s / mu_l) ** (gamma - 1)`, mu_l the share of the class among all nodes,
+`alpha_l = alpha * m * sqrt(k) / n ** 1.5 * min(1, sqrt(n_l / (soften * k)))`.  The first factors
+are FENNEL's; the last is ours: where a partition gets few nodes of a class, one more of them is not
+worth giving up many neighbours.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from preprocess.errors import BadInput
+
+Partitioner = Literal["gap", "fennel", "ldg", "random", "metis"]
+Visit = Literal["degree", "random", "source"]
+MOST_PARTITIONS = 1 << 24
+NARROW_PARTITIONS = (1 << 16) - 1  # so many, and the number that means none, fit uint16
+_NODE_BYTES = 22  # degrees twice, classes twice, place, partition
+_SIZE_BYTES = 12  # of a size that partitions of a class may have: its first place, its cost
+_CELL_BYTES = 20  # of a class in a partition: its size, two places, its cost
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionOptions:
+    """What decides a partition, beside the graph, the training nodes and the seed."""
+
+    num_partitions: int
+    method: Partitioner = "gap"
+    slack: float = 1.1
+    gamma: float = 1.5
+    passes: int = 5
+    alpha: float = 1.0  # times FENNEL's
+    soften: float = 50.0  # nodes of a class in a partition below which it costs less; 0: never
+    relative: bool = True  # sizes are divided by the share of the class, as Eq. 4.2 is printed
+    visit: Visit = "degree"  # order in which nodes are placed; degree: the highest first
+
+    @property
+    def is_streamed(self) -> bool:
+        """Whether nodes are placed in passes over the edges."""
+        return self.method not in ("random", "metis") and self.num_partitions > 1
+
+    @property
+    def knows_classes(self) -> bool:
+        """Whether each class is balanced."""
+        return self.method == "gap"
+
+    @property
+    def dtype(self) -> type[np.uint16] | type[np.uint32]:
+        """Of the partition of a node, while they are found."""
+        return np.uint16 if self.num_partitions < NARROW_PARTITIONS else np.uint32
+
+    @property
+    def node_bytes(self) -> int:
+        """Of tables, for each node."""
+        sizes = _SIZE_BYTES * min(1.0, max(1.0, self.slack) / max(1, self.num_partitions))
+        return _NODE_BYTES + math.ceil(sizes)
+
+    def check(self) -> None:
+        """Raises BadInput: what no graph can be partitioned with."""
+        for name, value, least, most in (
+            ("--partitions", self.num_partitions, 1, MOST_PARTITIONS),
+            ("--passes", self.passes, 1, 1000),
+            ("--slack", self.slack, 1, 1000),
+            ("--gamma", self.gamma, 1, 10),
+            ("--alpha", self.alpha, 0, 1e9),
+            ("--soften", self.soften, 0, 1e9),
+        ):
+            if not least <= value <= most:
+                raise BadInput.at(
+                    name, f"{value:g}", f"{least:g} to {most:g}", "the defaults are a good choice"
+                )
+
+
+def group_caps(settings: PartitionOptions, group_sizes: list[int]) -> NDArray[np.int64]:
+    """Nodes of each group that a partition may hold; int64.
+
+    Together they hold all of a group; where slack is less than a node, the mean is rounded up.
+    """
+    k = settings.num_partitions
+    return np.array([max(-(-n // k), math.floor(settings.slack * n / k)) for n in group_sizes])
+
+
+def class_costs(
+    settings: PartitionOptions,
+    class_sizes: NDArray[np.int64],
+    num_edges: int,
+    most: NDArray[np.int64],
+) -> list[NDArray[np.float64]]:
+    """Costs of each class for sizes 0, 1, ..., one beyond the greatest that a partition may have.
+
+    class_sizes  int64 (classes,)   nodes
+    most         int64 (classes,)   of the class in a partition
+    """
+    k, n = settings.num_partitions, max(1, int(class_sizes.sum()))
+    alpha = settings.alpha * num_edges * math.sqrt(k) / n**1.5
+    found = []
+    for size, cap in zip(class_sizes.tolist(), most.tolist(), strict=True):
+        softened = 1.0
+        if settings.knows_classes and settings.soften:
+            softened = min(1.0, math.sqrt(size / (settings.soften * k)))
+        sizes = np.arange(min(size, cap) + 2, dtype=np.float64)
+        if settings.relative:
+            sizes *= n / max(1, size)
+        raised = np.sqrt(sizes) if settings.gamma == 1.5 else sizes ** (settings.gamma - 1)
+        found.append(alpha * softened * settings.gamma * raised)
+    return found
+
+
+def table_bytes(settings: PartitionOptions, num_classes: int) -> int:
+    """Of what is kept for each class in each partition."""
+    return settings.num_partitions * (_CELL_BYTES * num_classes + 32)
+
+
+def visited_fits(num_edges: int, share: int, in_memory: bool) -> bool:
+    """Whether columns in the order of the visits stay in memory; those by id are `in_memory`."""
+    return in_memory and 4 * num_edges <= share // 4

@@ -1,0 +1,119 @@
+"""Classes of nodes for partitioning: a number for each training label, one for all other nodes.
+
+A training node without a label is of a class of its own.  Of several labels it is the rarest among
+training nodes, then the first column, that counts: balancing it spreads what is hardest to spread.
+Labels that are no classes (other floats than whole ones, more than MOST_CLASSES values) are one
+class.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+MOST_CLASSES = 4096  # of a type
+_MOST_OF_ALL = (1 << 16) - 2  # classes of all types fit uint16, with the one of other nodes
+
+Pieces = Callable[[], Iterator[NDArray[Any]]]
+
+
+class TrainingNodes(NamedTuple):
+    """Where training nodes of a type, and its labels, are read; each call reads them again."""
+
+    first: int  # number of the type's first node
+    ids: Pieces  # of training nodes, by id in the type
+    labels: Pieces | None  # of all nodes of the type, -1 or NaN where there is none
+
+
+class NodeClasses(NamedTuple):
+    """The class of every node."""
+
+    of_node: NDArray[np.uint16]  # (num_nodes,)
+    num_classes: int  # of training nodes; the next number is that of other nodes
+
+    @property
+    def sizes(self) -> NDArray[np.int64]:
+        """Nodes of each class, those of other nodes last."""
+        return np.bincount(self.of_node, minlength=self.num_classes + 1)
+
+
+def read_classes(parts: list[TrainingNodes], num_nodes: int) -> NodeClasses:
+    """Two reads of the labels; 2 bytes a node, and what is looked at."""
+    of_node = np.zeros(num_nodes, np.uint16)
+    count = 0
+    for part in parts:
+        marked = 0
+        for ids in part.ids():
+            of_node[part.first + ids.astype(np.int64)] = 1
+            marked += ids.size
+        if marked:
+            count += _number(part, of_node, count)
+    of_node[of_node == 0] = count + 1
+    of_node -= np.uint16(1)
+    return NodeClasses(of_node, count)
+
+
+def _number(part: TrainingNodes, of_node: NDArray[np.uint16], before: int) -> int:
+    """Nodes of a type that are marked with 1 get before + 1, ...; returns how many numbers."""
+    found = None if part.labels is None else _values(part.labels, of_node, part.first)
+    if found is None or part.labels is None or before + found.size > _MOST_OF_ALL:
+        for ids in part.ids():
+            of_node[part.first + ids.astype(np.int64)] = before + 1
+        return 1
+    at, is_rows = part.first, False
+    used = np.zeros(found.size + 1, np.bool_)
+    ascending = np.sort(found)
+    for piece in part.labels():
+        here = of_node[at : at + piece.shape[0]]
+        train = np.flatnonzero(here)
+        rows = _flat(piece)[train]
+        is_rows = rows.shape[1] > 1
+        numbers = _rarest(rows, found) if is_rows else np.searchsorted(ascending, rows[:, 0])
+        here[train] = before + 1 + numbers
+        used[numbers] = True
+        at += piece.shape[0]
+    _close_gaps(of_node[part.first : at], before, used)
+    return int(used.sum())
+
+
+def _close_gaps(of_node: NDArray[np.uint16], before: int, used: NDArray[np.bool_]) -> None:
+    """Numbers that no node has got are given to the following ones."""
+    if used[:-1].all() or not used.any():
+        return
+    renumbered = np.arange(before + 1 + used.size, dtype=np.uint16)
+    renumbered[before + 1 :] = before + np.cumsum(used)
+    of_node[of_node > before] = renumbered[of_node[of_node > before]]
+
+
+def _values(labels: Pieces, of_node: NDArray[np.uint16], first: int) -> NDArray[Any] | None:
+    """Of training nodes: values that occur, or columns from the rarest on; None: one class."""
+    values, positive = np.empty(0, np.int64), None
+    for piece in labels():
+        train = of_node[first : first + piece.shape[0]] != 0
+        first += piece.shape[0]
+        rows = _flat(piece)[train]
+        if rows.shape[1] > 1:
+            marked = (rows > 0).sum(axis=0)  # NaN is not
+            positive = marked if positive is None else positive + marked
+        elif rows.dtype.kind == "f":
+            return None
+        else:
+            values = np.union1d(values, rows)
+        if values.size > MOST_CLASSES:
+            return None
+    if positive is None:
+        return values
+    return None if positive.size > MOST_CLASSES else np.argsort(positive, kind="stable")
+
+
+def _rarest(rows: NDArray[Any], columns: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Of each row the first of `columns` that is positive; where none is, their number."""
+    marked = rows[:, columns] > 0
+    return np.where(marked.any(axis=1), marked.argmax(axis=1), columns.size)
+
+
+def _flat(rows: NDArray[Any]) -> NDArray[Any]:
+    """Rows of one dimension."""
+    return rows.reshape(rows.shape[0], math.prod(rows.shape[1:]))

@@ -1,0 +1,215 @@
+"""A partition of the nodes out of all columns of a graph, in memory or streamed.
+
+Streaming partitioners place nodes in the order of their degree, and read all columns in each pass:
+columns are first brought into that order, with both ends renamed by it, in one external sort.  So a
+pass reads one file from begin to end, and partitions of the nodes that are asked for most lie
+together.  Memory beside that of the pieces is a few bytes a node and a number for each class in
+each partition, whatever the number of edges.
+"""
+
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from blockstore.errors import BudgetTooSmall
+from blockstore.format import Partitioning
+from blockstore.kernels.random import make_key
+from blockstore.units import format_bytes
+from preprocess.kernels.levels import rename_columns, take_counts
+from preprocess.kernels.partition import make_balance, place_evenly, place_nodes
+from preprocess.metis import metis_bytes, metis_partition
+from preprocess.partition import (
+    PartitionOptions,
+    class_costs,
+    group_caps,
+    table_bytes,
+    visited_fits,
+)
+from preprocess.partition_report import count_kept, make_report
+from preprocess.progress import Progress
+from preprocess.stages.array_file import remove_file
+from preprocess.stages.classes import NodeClasses
+from preprocess.stages.columns import ColumnFile, in_steps
+from preprocess.stages.csc import Records, Widths, sorted_columns
+from preprocess.stages.order import NodeOrder, at_random, by_degree
+
+_VISITED = "visited"  # temporary file of this stage
+_PURPOSE = 0x5061_7274  # of the key: no other draw has it
+_LEAST_READ, _MOST_READ = 1 << 12, 1 << 20  # edges
+_EDGE_BYTES = 160  # an edge on its way into a bucket, what is made ahead included
+
+
+class Partitioned(NamedTuple):
+    """A partition, and what there is to say about it."""
+
+    partition: NDArray[np.uint32]  # (num_nodes,)
+    report: Partitioning
+    pass_s: float  # mean of the passes; 0: it was not streamed
+
+
+def partition_nodes(
+    columns: ColumnFile,
+    classes: NodeClasses,
+    settings: PartitionOptions,
+    seed: int,
+    share: int,
+    work: Path,
+    progress: Progress,
+) -> Partitioned:
+    """Find it.
+
+    columns  of all nodes, by id
+    share    bytes for sorting, reading and tables of classes
+
+    Raises BudgetTooSmall; BadInput: METIS is not installed.
+    """
+    num_nodes, k = classes.of_node.size, settings.num_partitions
+    if not settings.is_streamed:
+        partition = np.zeros(num_nodes, np.uint32)
+        if settings.method == "metis" and k > 1:
+            _check_room(metis_bytes(columns), share, "METIS, which holds the whole graph")
+            partition = metis_partition(columns, k, progress)
+        elif k > 1:
+            place_evenly(k, np.uint64(make_key(seed, _PURPOSE, 0, 0, 0)), partition)
+        kept = count_kept(columns, partition, classes, None, share, progress)
+        return Partitioned(partition, make_report(settings, classes, partition, kept, 0), 0.0)
+    tables = table_bytes(settings, classes.num_classes + 1)
+    why = f"{classes.num_classes + 1} classes in each of {k:,} partitions"
+    _check_room(4 * tables, share, why)
+    with _Visits(columns, settings, seed, share, work, progress) as visits:
+        ranked = NodeClasses(classes.of_node[visits.order], classes.num_classes)
+        partition, evaluations, pass_s = _place(visits.columns, ranked, settings, share, progress)
+        kept = count_kept(visits.columns, partition, ranked, None, share, progress)
+        report = make_report(settings, ranked, partition, kept, evaluations)
+        found = np.empty(num_nodes, np.uint32)
+        found[visits.order] = partition
+    return Partitioned(found, report, pass_s)
+
+
+def _check_room(need: int, share: int, why: str) -> None:
+    if need > share:
+        raise BudgetTooSmall(
+            f"--mem: found {format_bytes(share)} to partition with, expected "
+            f"{format_bytes(need)} for {why}; give {format_bytes(need - share)} more"
+        )
+
+
+class _Visits:
+    """Columns in the order in which nodes are visited, both ends by their places in it.
+
+    A context manager that removes the file.
+    """
+
+    def __init__(
+        self,
+        columns: ColumnFile,
+        settings: PartitionOptions,
+        seed: int,
+        share: int,
+        work: Path,
+        progress: Progress,
+    ) -> None:
+        self._path: Path | None = None
+        num_nodes, num_edges = columns.degrees.size, columns.num_edges
+        if settings.visit == "source":
+            self.order = np.arange(num_nodes, dtype=np.uint32)
+            self.columns = columns
+            return
+        if settings.visit == "degree":
+            order = by_degree(columns.degrees)
+        else:
+            order = at_random(num_nodes, make_key(seed, _PURPOSE, 1, 0, 0))
+        counts, rank = np.empty(num_nodes, np.uint32), np.empty(num_nodes, np.uint32)
+        take_counts(columns.degrees, order, 0, counts)
+        rank[order] = np.arange(num_nodes, dtype=np.uint32)
+        del order
+        if not visited_fits(num_edges, share, columns.in_memory):
+            self._path = work / _VISITED
+            self._path.unlink(missing_ok=True)
+        self.columns = ColumnFile(self._path, num_nodes, num_edges)
+        share -= self.columns.held_bytes
+        for some in sorted_columns(
+            _renamed(columns, rank, share // 4, progress), counts,
+            Widths.of("uint32", num_nodes, None, num_edges), False, share, work, progress,
+        ):  # fmt: skip
+            self.columns.append(some)
+        self.columns.finish()
+        self.order = NodeOrder.from_rank(rank).order
+
+    def __enter__(self) -> "_Visits":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._path is not None:
+            self.columns.close()
+            remove_file(self._path)
+
+
+def _renamed(
+    columns: ColumnFile, rank: NDArray[np.uint32], share: int, progress: Progress
+) -> Iterator[Records]:
+    """Columns as edges, both ends renamed."""
+    step = max(_LEAST_READ, min(1 << 19, share // _EDGE_BYTES))
+    dst, src = np.empty(step, np.int64), np.empty(step, np.int64)
+    no_ids = np.empty(0, np.int64)
+    node, skip = 0, 0
+    with progress.stage("bucket edges", columns.num_edges, "edges") as stage:
+        for some in columns.read(0, columns.num_edges, step):
+            for first in range(0, some.size, step):
+                sources = some[first : first + step]
+                size = sources.size
+                node, skip = rename_columns(
+                    node, skip, columns.degrees, sources, rank, 0, dst[:size], src[:size]
+                )
+                yield Records(dst[:size], src[:size], no_ids)
+                stage.advance(size)
+
+
+def _place(
+    columns: ColumnFile,
+    classes: NodeClasses,
+    settings: PartitionOptions,
+    share: int,
+    progress: Progress,
+) -> tuple[NDArray[Any], int, float]:
+    """(partition of each node, scores worked out, seconds a pass); all by place of visit."""
+    k = settings.num_partitions
+    of_node, sizes = classes.of_node, classes.sizes
+    if not settings.knows_classes:
+        of_node, sizes = np.zeros_like(of_node), np.array([of_node.size])
+    groups = np.arange(sizes.size) < sizes.size - 1
+    caps = group_caps(settings, [int(sizes[~groups].sum()), int(sizes[groups].sum())])
+    costs = class_costs(settings, sizes, columns.num_edges, caps[groups.astype(np.int64)])
+    balance = make_balance(k, groups.astype(np.uint8), caps, costs)
+    partition = np.full(of_node.size, k, settings.dtype)
+    counts, adjacent = np.zeros(k + 1, np.uint32), np.zeros(k + 2, np.int64)
+    linear = settings.method == "ldg"
+    step = max(_LEAST_READ, min(_MOST_READ, share // 32))
+    evaluations, begun = 0, time.perf_counter()
+    no_edges = np.empty(0, np.uint32)
+    for number in range(1, settings.passes + 1):
+        node, skip, found = 0, 0, 0
+        name = f"pass {number} of {settings.passes}"
+        with (
+            progress.stage(name, columns.num_edges, "edges") as stage,
+            closing(in_steps(columns, step)) as pieces,
+        ):
+            for sources in pieces:
+                node, skip, found, evaluated = place_nodes(
+                    node, skip, found, columns.degrees, sources, of_node, partition, balance,
+                    counts, adjacent, linear,
+                )  # fmt: skip
+                evaluations += int(evaluated)
+                stage.advance(sources.size)
+        node, _, _, evaluated = place_nodes(
+            node, skip, found, columns.degrees, no_edges, of_node, partition, balance, counts,
+            adjacent, linear,
+        )  # fmt: skip
+        evaluations += int(evaluated)
+        assert node == of_node.size
+    return partition, evaluations, (time.perf_counter() - begun) / settings.passes
