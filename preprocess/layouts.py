@@ -6,13 +6,17 @@ from typing import NamedTuple, Protocol
 from preprocess.errors import BadInput
 from preprocess.source import Source
 from preprocess.sources.dgl_csv import DglCsvSource
+from preprocess.sources.ginex import GinexSource
 from preprocess.sources.graphbolt import GraphBoltSource
+from preprocess.sources.graphsaint import GraphSaintSource
 from preprocess.sources.igb import Igb2kSource, IgbSource
 from preprocess.sources.mag240m import Mag240mSource
 from preprocess.sources.ogb_binary import OgbBinarySource
 from preprocess.sources.ogb_csv import OgbCsvSource
 from preprocess.sources.plain import PlainSource
 from preprocess.sources.plain_hetero import PlainHeteroSource
+from preprocess.sources.pyg import PygSource
+from preprocess.sources.scipy_npz import ScipyNpzSource
 from preprocess.sources.table import TableSource
 
 _MOST_SHOWN = 6  # names in a folder
@@ -50,6 +54,10 @@ _CLASSES: tuple[Layout, ...] = (
     OgbCsvSource,
     OgbBinarySource,
     TableSource,
+    ScipyNpzSource,
+    GraphSaintSource,
+    GinexSource,
+    PygSource,
 )
 LAYOUTS = {layout.layout: layout for layout in _CLASSES}
 

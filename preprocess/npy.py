@@ -35,6 +35,7 @@ _DAMAGED = (BadZipFile, zlib.error, EOFError, struct.error, NotImplementedError,
 _ZIP_LOCAL = struct.Struct("<26xHH")  # of the header before each member, the last two lengths
 _PART_BYTES = 1 << 18  # that are decompressed at a time
 _MOST_SHOWN = 8  # names
+_MOST_WORD_BYTES = 64
 _SAVE_AGAIN = "save it again with numpy.save"
 _LIST_HEADER_BYTES = 128  # what numpy takes for any one-dimensional array of numbers
 
@@ -248,6 +249,32 @@ class ZipArray(_Items):
                 "it became shorter while it was read",
             )  # fmt: skip
         return part
+
+
+def read_word(path: Path, member: str) -> str:
+    """A word, text or bytes, that `numpy.savez` wrote as an array without dimensions.
+
+    Raises BadInput.
+    """
+    where = f"{path}: {member}"
+    with _translated(path, where), ZipFile(path) as file:
+        if f"{member}.npy" not in file.namelist():
+            raise BadInput.at(
+                path, f"no array {member!r}", f"it beside {_listed(file)}", "is it another layout?"
+            )
+        with file.open(f"{member}.npy") as f:
+            header = _read_header(f)
+            fits = header.shape == () and header.stored.kind in "SU"
+            if not fits or header.stored.itemsize > _MOST_WORD_BYTES:
+                raise BadInput.at(
+                    f"{where}: header", f"shape {header.shape} of {header.stored}", "one word",
+                    "is it another layout?",
+                )  # fmt: skip
+            raw = f.read(header.stored.itemsize)
+    if len(raw) != header.stored.itemsize:
+        raise BadInput.at(f"{where}: end", f"{len(raw)} bytes", header.stored.itemsize, _SAVE_AGAIN)
+    word = np.frombuffer(raw, header.stored)[0]
+    return word.decode("latin-1") if isinstance(word, bytes) else str(word)
 
 
 def list_members(path: Path) -> list[str]:

@@ -2,6 +2,9 @@
 
 import importlib
 import struct
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
@@ -19,8 +22,52 @@ _UNREADABLE = (
 _MOST_SHOWN = 100  # characters of what torch says
 
 
-def load_torch(path: Path) -> Any:
+class Record:
+    """What stands for an object of a class that may be in a file: its attributes, none of its code.
+
+    The class itself is not imported, and stands for no more than this one.
+    """
+
+    def __init__(self, *_: Any) -> None:
+        self.attributes: dict[Any, Any] = {}
+
+    def __setstate__(self, state: Any) -> None:
+        if type(state) is not dict:
+            raise TypeError(f"attributes in a {type(state).__name__}")
+        self.attributes = state
+
+
+class TensorRows:
+    """Rows of a dense tensor or an array, in order; of a mapped tensor no more is read.
+
+    Raises BadInput: it has no rows, or its items are no numbers of numpy's.
+    """
+
+    def __init__(self, values: Any, where: str) -> None:
+        self._values, self.where = values, where
+        self.shape = tuple(int(n) for n in values.shape)
+        if not self.shape:
+            raise BadInput.at(where, "one number", "rows", "leave it out")
+        try:
+            self.dtype = as_numpy(values[:0]).dtype
+        except (TypeError, RuntimeError) as error:
+            raise BadInput.at(where, f"items of {values.dtype}", "numbers", "convert it") from error
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the array."""
+        return self.shape[0]
+
+    def pieces(self, first: int, stop: int, count: int) -> Iterator[NDArray[Any]]:
+        """Rows [first, stop), `count` at a time; they are not to be written to."""
+        for at in range(first, stop, count):
+            yield as_numpy(self._values[at : min(at + count, stop)])
+
+
+def load_torch(path: Path, records: Sequence[str] = ()) -> Any:
     """What a file holds; tensors are mapped into memory where the file's format allows it.
+
+    records   full names of classes: their objects become a `Record`; of others there must be none
 
     Raises BadInput: torch is not installed, the file is missing or damaged, or holds other objects.
     """
@@ -38,7 +85,7 @@ def load_torch(path: Path) -> Any:
     with path.open("rb") as file:
         is_zip = file.read(2) == b"PK"  # what torch writes since 1.6
     try:
-        with torch.serialization.safe_globals(_numpy_parts()):
+        with _allowed(torch, [*_numpy_parts(), *_record_parts(records)]):
             return torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
     except _UNREADABLE as error:
         said = " ".join(str(error).split())
@@ -63,7 +110,33 @@ def is_tensor(values: Any) -> bool:
     """Whether a value is a dense tensor or an array."""
     if isinstance(values, np.ndarray):
         return True
-    return type(values).__module__.split(".")[0] == "torch" and hasattr(values, "numpy")
+    is_torch = type(values).__module__.split(".")[0] == "torch" and hasattr(values, "numpy")
+    return is_torch and str(values.layout) == "torch.strided"
+
+
+@contextmanager
+def _allowed(torch: Any, parts: list[Any]) -> Iterator[None]:
+    """These alone are allowed in files, whatever other libraries have allowed; nothing is said."""
+    allowed = torch.serialization.get_safe_globals()
+    torch.serialization.clear_safe_globals()
+    torch.serialization.add_safe_globals(parts)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that sparse tensors are new
+            yield
+    finally:
+        torch.serialization.clear_safe_globals()
+        torch.serialization.add_safe_globals(allowed)
+
+
+def _record_parts(records: Sequence[str]) -> list[Any]:
+    """What objects of these classes are made of, under the names that files have for it."""
+    made: list[Any] = [(Record, name) for name in records]
+    return [*made, (_empty_dict, "collections.defaultdict")] if made else []
+
+
+def _empty_dict(*_: Any) -> dict[Any, Any]:
+    return {}
 
 
 def _numpy_parts() -> list[Any]:

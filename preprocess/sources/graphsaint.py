@@ -1,0 +1,160 @@
+"""The layout of GraphSAINT: `adj_full.npz`, `feats.npy`, `class_map.json`, `role.json`.
+
+    adj_full.npz     scipy.sparse.save_npz of (nodes, nodes): an entry an edge, its value not read
+    feats.npy        (nodes, features)
+    class_map.json   {"<node>": class, ...} or {"<node>": [0, 1, ...], ...} of -128 to 127
+    role.json        {"tr": [nodes], "va": [nodes], "te": [nodes]}
+
+`adj_train.npz`, edges between nodes of "tr", is not read.
+"""
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from preprocess.errors import BadInput
+from preprocess.prepare import Facts, Preparation
+from preprocess.progress import Progress
+from preprocess.source import SourceRows
+from preprocess.sources.jsontext import read_entries, read_lists
+from preprocess.sources.listed import RowFile, read_list
+from preprocess.sources.plain import NODE
+from preprocess.sources.scipy_npz import NpzMatrix
+from preprocess.sources.single import SingleSource
+from preprocess.stages.array_file import ArrayFile
+
+ADJACENCY, FEATURES, CLASSES, ROLES = "adj_full.npz", "feats.npy", "class_map.json", "role.json"
+_SPLITS = {"tr": "train", "va": "valid", "te": "test"}
+_LEAST_WINDOW = 1 << 16  # nodes
+
+_Class = Annotated[int, msgspec.Meta(ge=-(1 << 62), lt=1 << 62)]
+_Flags = list[Annotated[int, msgspec.Meta(ge=-128, le=127)]]
+
+
+class GraphSaintSource(SingleSource):
+    """A `Source` that is `Preparable`: JSON becomes arrays, a window of the nodes at a time.
+
+    Raises BadInput.
+    """
+
+    layout = "graphsaint"
+
+    def __init__(self, path: Path) -> None:
+        self._matrix = NpzMatrix(path / ADJACENCY)
+        num_nodes = self._matrix.num_nodes
+        features = RowFile(path / FEATURES, "numpy")
+        if features.num_rows != num_nodes:
+            raise BadInput.at(
+                f"{features.path}: header", f"{features.num_rows} rows", f"{num_nodes}, one a node",
+                f"{ADJACENCY} has {num_nodes}",
+            )  # fmt: skip
+        files = [path / n for n in (ADJACENCY, FEATURES, CLASSES, ROLES)]
+        self._classes, self._roles = files[2:]
+        if not self._roles.is_file():
+            raise BadInput.at(self._roles, "no file: it is missing", "a JSON file", "add it")
+        super().__init__(path, files, num_nodes, self._matrix.num_edges, str(path / ADJACENCY))
+        self._features = [features.rows("x")]
+        self._readers[self._features[0]] = features.pieces
+        self._kind, self._label = self._label_form()
+
+    @classmethod
+    def recognise(cls, path: Path) -> str | None:
+        """A folder with `adj_full.npz` and `role.json`."""
+        found = (path / ADJACENCY).is_file() and (path / ROLES).is_file()
+        return f"{ADJACENCY} and {ROLES}" if found else None
+
+    def prepare(self, preparation: Preparation) -> None:
+        """Labels and splits as arrays: passes over the JSON, memory a share of what there is."""
+        assert self._label is not None
+        path = preparation.folder / "labels"
+        window = max(_LEAST_WINDOW, preparation.mem_bytes // 8 // self._label.row_bytes)
+        preparation.step("labels", partial(self._write_labels, path, window), lambda _: ["labels"])
+        self._readers[self._label] = partial(read_list, path, self._label)
+        counts = preparation.step(
+            "splits", partial(self._write_splits, preparation.folder), lambda facts: facts
+        )
+        self._splits = []
+        for name, count in counts.items():
+            where = f"{self._roles}: {next(k for k, v in _SPLITS.items() if v == name)}"
+            rows = SourceRows(name, np.dtype(np.int64), (), count, "dense", where)
+            self._splits.append(rows)
+            self._readers[rows] = partial(read_list, preparation.folder / name, rows)
+
+    def write_keys(self, folder: Path, progress: Progress) -> None:
+        """None: ids are numbers from 0."""
+
+    def _edge_pieces(self, count: int) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
+        return self._matrix.pieces(count)
+
+    def _place(self, end: int, row: int) -> str:
+        return self._matrix.place(end, row)
+
+    def _label_form(self) -> tuple[Any, SourceRows]:
+        """The type of a value, and what labels become: the first entry says it."""
+        _, entries = next(read_entries(self._classes, int | list[int]))
+        first: Any = next(iter(entries.values()), 0)
+        is_row = isinstance(first, list)
+        dtype = np.dtype(np.int8 if is_row else np.int64)
+        shape = (len(first),) if is_row else ()
+        rows = SourceRows("label", dtype, shape, self.num_nodes[NODE], "dense", str(self._classes))
+        return _Flags if is_row else _Class, rows
+
+    def _write_labels(self, path: Path, window: int) -> Facts:
+        """All labels to a file, -1 where a node has none: one pass for `window` nodes."""
+        form = self._label
+        assert form is not None
+        path.unlink(missing_ok=True)
+        buffer = np.empty((min(window, form.num_rows), *form.row_shape), form.dtype)
+        with ArrayFile(path, form.dtype) as out:
+            for first in range(0, form.num_rows, window):
+                labels = buffer[: min(window, form.num_rows - first)]
+                labels[:] = -1
+                for place, entries in read_entries(self._classes, self._kind):
+                    ids = np.fromiter(entries, np.int64, len(entries))
+                    self._check(place, ids, entries)
+                    here = (ids >= first) & (ids < first + labels.shape[0])
+                    if here.any():
+                        values = np.array(list(entries.values()), form.dtype)
+                        labels[ids[here] - first] = values[here]
+                out.append(labels)
+        return {}
+
+    def _check(self, place: str, ids: NDArray[np.int64], entries: dict[int, Any]) -> None:
+        """Nodes are there, and rows are of one width.  Raises BadInput."""
+        num_nodes = self.num_nodes[NODE]
+        if ids.size and int(ids.max()) >= num_nodes:
+            raise BadInput.at(
+                place, f'"{ids.max()}"', f"nodes 0 to {num_nodes - 1}",
+                f"{ADJACENCY} has {num_nodes} nodes",
+            )  # fmt: skip
+        assert self._label is not None
+        for width in self._label.row_shape:
+            bad = next((n for n, values in entries.items() if len(values) != width), None)
+            if bad is not None:
+                raise BadInput.at(
+                    place, f'{len(entries[bad])} labels of "{bad}"', f"{width}, as the first has",
+                    "write the file again",
+                )  # fmt: skip
+
+    def _write_splits(self, folder: Path) -> Facts:
+        """A file of ids for each split; how many there are."""
+        counts: dict[str, int] = {}
+        for name in _SPLITS.values():
+            (folder / name).unlink(missing_ok=True)
+        for key, ids in read_lists(self._roles):
+            if key not in _SPLITS or (not ids.size and _SPLITS[key] in counts):
+                raise BadInput.at(
+                    f"{self._roles}: {key}", "this list", "tr, va and te, each once", "correct it"
+                )
+            with ArrayFile(folder / _SPLITS[key], np.int64) as out:
+                out.append(ids)
+                counts[_SPLITS[key]] = out.size
+        missing = next((key for key, name in _SPLITS.items() if name not in counts), None)
+        if missing is not None:
+            raise BadInput.at(self._roles, f"no list {missing!r}", "tr, va and te", "add it")
+        return {name: counts[name] for name in _SPLITS.values()}
