@@ -193,7 +193,7 @@ class TorchList:
             if not is_tensor(array):
                 what = type(array).__name__
                 raise BadInput.at(place, f"a {what}", "a tensor", "save it again")
-            dtype = as_numpy(array[:0]).dtype if len(array.shape) else np.dtype(np.float64)
+            dtype = as_numpy(array.reshape(-1)[:0]).dtype
             if tuple(array.shape[1:]) != shape or dtype.kind not in "iu":
                 raise BadInput.at(
                     place, f"shape {tuple(array.shape)} of {dtype}",
