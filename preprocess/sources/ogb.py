@@ -194,7 +194,8 @@ class TorchList:
                 what = type(array).__name__
                 raise BadInput.at(place, f"a {what}", "a tensor", "save it again")
             dtype = as_numpy(array.reshape(-1)[:0]).dtype
-            if tuple(array.shape[1:]) != shape or dtype.kind not in "iu":
+            is_list = len(array.shape) > 0 and tuple(array.shape[1:]) == shape
+            if not is_list or dtype.kind not in "iu":
                 raise BadInput.at(
                     place, f"shape {tuple(array.shape)} of {dtype}",
                     f"{'(pairs, 2)' if shape else '(n,)'} of integers", "save it again",
