@@ -19,7 +19,7 @@ from preprocess.stages.rows import Emit, checked_features
 
 _SCALE = "scale"  # temporary file
 _QUANTIZATION = "quantization"  # in the facts of a stage
-PIECE_ROWS = 1 << 16
+_PIECE_ROWS = 1 << 16
 
 Place = Callable[[Iterator[NDArray[Any]], RowArray, Emit], None]
 
@@ -80,7 +80,7 @@ def write_in_order(
 
 def write_split(run: Run, rows: Rows) -> None:
     """Ids as the source lists them."""
-    write_in_order(run, rows.array, run.source.rows(rows.source, PIECE_ROWS))
+    write_in_order(run, rows.array, run.source.rows(rows.source, _PIECE_ROWS))
 
 
 def write_ids(
@@ -96,8 +96,8 @@ def write_ids(
         for array, values, minus, plus in ((original, order, first, 0), (store, rank, 0, first)):
             dtype = numpy_dtype(array.dtype)
             with run.writer.rows(array) as out:
-                for low in range(0, array.num_rows, PIECE_ROWS):
-                    high = min(low + PIECE_ROWS, array.num_rows)
+                for low in range(0, array.num_rows, _PIECE_ROWS):
+                    high = min(low + _PIECE_ROWS, array.num_rows)
                     if values is None:
                         piece = np.arange(low + plus, high + plus, dtype=dtype)
                     else:

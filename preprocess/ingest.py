@@ -31,7 +31,6 @@ from blockstore.io.buffers import byte_view
 from blockstore.units import format_bytes
 from blockstore.writer import StoreWriter
 from preprocess.arrays import (
-    PIECE_ROWS,
     quantization_errors,
     write_features,
     write_ids,
@@ -72,7 +71,7 @@ from preprocess.reverse import with_reverses
 from preprocess.run import Facts, Run
 from preprocess.source import Source
 from preprocess.stages.array_file import load_array, save_array
-from preprocess.stages.classes import NodeClasses, TrainingNodes, read_classes
+from preprocess.stages.classes import NodeClasses, source_classes
 from preprocess.stages.columns import COLUMNS, DEGREES
 from preprocess.stages.labels import (
     are_whole,
@@ -259,27 +258,16 @@ class _Ingest:
 
     def _classes(self, labels: dict[str, Facts]) -> NodeClasses:
         """Those of training nodes, as the source or a seeded split has them."""
-        run, parts = self._run, []
-        for number, t in enumerate(run.contents.types):
-            facts = labels.get(t.name, {})
-            train = self._train_ids(number, facts)
-            pieces = None
-            if t.label is not None:
-                dtype = facts.get("dtype", t.label.array.dtype)
-                pieces = partial(label_pieces, run.source, t.label.source, dtype, run.memory.share)
-            if train is not None:
-                parts.append(TrainingNodes(t.first, train, pieces))
-        return read_classes(parts, run.contents.num_nodes)
+        run = self._run
+        numbers = {t.name: number for number, t in enumerate(run.contents.types)}
 
-    def _train_ids(
-        self, number: int, facts: Facts
-    ) -> Callable[[], Iterator[NDArray[np.int64]]] | None:
-        """Reads the training nodes of a type; None: it has none."""
-        run, t = self._run, self._run.contents.types[number]
-        if self._splits_type(t):
-            return partial(self._seeded, number, facts["labelled"], 0)
-        train = next((r.source for r in t.splits if r.source.name == SPLITS[0]), None)
-        return None if train is None else partial(run.source.rows, train, PIECE_ROWS)
+        def seeded(t: TypeContents) -> Callable[[], Iterator[NDArray[np.int64]]] | None:
+            if not self._splits_type(t):
+                return None
+            return partial(self._seeded, numbers[t.name], labels[t.name]["labelled"], 0)
+
+        dtypes = {name: facts["dtype"] for name, facts in labels.items()}
+        return source_classes(run.source, run.contents, dtypes, run.memory.share, seeded)
 
     def _write_type(self, number: int, label_facts: Facts) -> NodeType:
         run, t = self._run, self._run.contents.types[number]

@@ -1,8 +1,8 @@
 """Figures and tables out of what benches wrote: `python -m tools.report LINES.jsonl FOLDER`.
 
 Draws, as PNG: bytes read against H and block size (as Fig. 9 of AGNES), seeds per second against
-the memory budget (as Fig. 10), and, out of a trace, the time line of a daemon's stages; prints a
-Markdown table.
+the memory budget (as Fig. 10), partitioners side by side, and, out of a trace, the time line of a
+daemon's stages; prints Markdown tables.
 """
 
 import argparse
@@ -122,15 +122,78 @@ def table(lines: list[dict[str, Any]]) -> str:
     return "\n".join(rows)
 
 
+def draw_partitions(lines: list[dict[str, Any]], target: Path) -> None:
+    """Neighbours kept with 1/8 of the partitions, and divergence of labels, beside each other."""
+    groups = list(dict.fromkeys(f"{line['graph']}, {line['num_partitions']}" for line in lines))
+    methods = list(dict.fromkeys(line["method"] for line in lines))
+    figure = Figure((2 * _WIDTH, _HEIGHT), layout="constrained")
+    for axes, name, label in zip(
+        figure.subplots(1, 2), ("kept_8", "kl_mean"),
+        ("neighbours kept with 1/8 of the partitions", "divergence of labels (nats)"),
+        strict=True,
+    ):  # fmt: skip
+        for i, method in enumerate(methods):
+            at = {f"{x['graph']}, {x['num_partitions']}": x[name] for x in lines
+                  if x["method"] == method}  # fmt: skip
+            places = [g + (i - len(methods) / 2 + 0.5) / (len(methods) + 1)
+                      for g in range(len(groups))]  # fmt: skip
+            heights = [at.get(group, float("nan")) for group in groups]
+            axes.bar(places, heights, 1 / (len(methods) + 1), label=method)
+        axes.set_xticks(range(len(groups)), groups, rotation=30, ha="right")
+        axes.set(ylabel=label)
+        axes.grid(axis="y", alpha=0.3)
+    figure.axes[1].set_yscale("symlog", linthresh=1e-3)
+    figure.axes[0].legend(frameon=False)
+    figure.savefig(target, dpi=150)
+
+
+def partition_table(lines: list[dict[str, Any]]) -> str:
+    """Markdown: a row for each partition, against METIS on the same graph where it is there."""
+    metis = {(x["graph"], x["num_partitions"]): x for x in lines if x["method"] == "metis"}
+    rows = [
+        "| graph, k | partitioner | cut | kept at 1/8 (of METIS) | at 1/16 | label KL, mean, max "
+        "| KL / random | METIS KL / it | largest, training | scores / (E + V) a pass "
+        "| M edges/s a pass (CPU) |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for x in lines:
+        peer = metis.get((x["graph"], x["num_partitions"]))
+        share = f" ({x['kept_8'] / peer['kept_8']:.3f})" if peer else ""
+        random, cpu = x["kl_random"], x["pass_cpu_s"]
+        size = x["num_edges"] + x["num_nodes"]
+        cells = [
+            f"{x['graph']}, {x['num_partitions']}", x["method"], f"{x['cut']:.3f}",
+            f"{x['kept_8']:.3f}{share}", f"{x['kept_16']:.3f}",
+            f"{x['kl_mean']:.3g}, {x['kl_max']:.3g}" if random else "",
+            f"{x['kl_mean'] / random:.2f}" if random else "",
+            f"{peer['kl_mean'] / x['kl_mean']:.0f}" if random and peer and x["kl_mean"] else "",
+            f"{x['node_balance']:.3f}, {x['train_balance']:.3f}",
+            f"{x['evaluations'] / x['passes'] / size:.2f}" if x["passes"] else "",
+            f"{x['num_edges'] / x['pass_s'] / 1e6:.0f} ({x['num_edges'] / cpu / 1e6:.0f})"
+            if cpu else "",
+        ]  # fmt: skip
+        rows.append(f"| {' | '.join(cells)} |")
+    return "\n".join(rows)
+
+
 def main(words: list[str]) -> None:
     """Draw what there are lines for."""
     parser = argparse.ArgumentParser(prog="tools.report", description=__doc__)
-    parser.add_argument("lines", type=Path, help="of `tools.bench hyperbatch --out`")
+    parser.add_argument(
+        "lines", type=Path, help="of `tools.bench hyperbatch --out`, or `tools.partition --out`"
+    )
     parser.add_argument("folder", type=Path)
     parser.add_argument("--trace", type=Path, help="of `loaderd serve --trace`: its stages")
     given = parser.parse_args(words)
     given.folder.mkdir(parents=True, exist_ok=True)
-    lines = [line for line in read_lines(given.lines) if line["bench"] == "hyperbatch"]
+    found = read_lines(given.lines)
+    partitions = [line for line in found if line["bench"] == "partition"]
+    if partitions:
+        draw_partitions(partitions, given.folder / "partitions.png")
+        print(partition_table(partitions))
+    lines = [line for line in found if line["bench"] == "hyperbatch"]
+    if not lines:
+        return
     if any(line.get("size") for line in lines):
         draw_reads(lines, given.folder / "reads.png")
     if any(not line.get("size") for line in lines):

@@ -7,12 +7,18 @@ class.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from preprocess.contents import SPLITS, Contents, TypeContents
+from preprocess.source import Source
+from preprocess.stages.labels import label_pieces
+
+_SPLIT_IDS = 1 << 16
 MOST_CLASSES = 4096  # of a type
 _MOST_OF_ALL = (1 << 16) - 2  # classes of all types fit uint16, with the one of other nodes
 
@@ -37,6 +43,33 @@ class NodeClasses(NamedTuple):
     def sizes(self) -> NDArray[np.int64]:
         """Nodes of each class, those of other nodes last."""
         return np.bincount(self.of_node, minlength=self.num_classes + 1)
+
+
+def source_classes(
+    source: Source,
+    contents: Contents,
+    label_dtypes: Mapping[str, str],
+    share: int,
+    seeded: Callable[[TypeContents], Pieces | None],
+) -> NodeClasses:
+    """Those of a source's training nodes.
+
+    label_dtypes  of stored labels by type, where they are known better than from the header
+    seeded        reads the training nodes of a seeded split of a type; None: it has none
+    """
+    parts = []
+    for t in contents.types:
+        train = seeded(t)
+        listed = next((r.source for r in t.splits if r.source.name == SPLITS[0]), None)
+        if train is None and listed is not None:
+            train = partial(source.rows, listed, _SPLIT_IDS)
+        labels = None
+        if t.label is not None:
+            dtype = label_dtypes.get(t.name, t.label.array.dtype)
+            labels = partial(label_pieces, source, t.label.source, dtype, share)
+        if train is not None:
+            parts.append(TrainingNodes(t.first, train, labels))
+    return read_classes(parts, contents.num_nodes)
 
 
 def read_classes(parts: list[TrainingNodes], num_nodes: int) -> NodeClasses:

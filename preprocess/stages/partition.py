@@ -50,6 +50,7 @@ class Partitioned(NamedTuple):
     partition: NDArray[np.uint32]  # (num_nodes,)
     report: Partitioning
     pass_s: float  # mean of the passes; 0: it was not streamed
+    pass_cpu_s: float  # the same, of the processor that places nodes
 
 
 def partition_nodes(
@@ -77,18 +78,18 @@ def partition_nodes(
         elif k > 1:
             place_evenly(k, np.uint64(make_key(seed, _PURPOSE, 0, 0, 0)), partition)
         kept = count_kept(columns, partition, classes, None, share, progress)
-        return Partitioned(partition, make_report(settings, classes, partition, kept, 0), 0.0)
+        return Partitioned(partition, make_report(settings, classes, partition, kept, 0), 0.0, 0.0)
     tables = table_bytes(settings, classes.num_classes + 1)
     why = f"{classes.num_classes + 1} classes in each of {k:,} partitions"
     _check_room(4 * tables, share, why)
     with _Visits(columns, settings, seed, share, work, progress) as visits:
         ranked = NodeClasses(classes.of_node[visits.order], classes.num_classes)
-        partition, evaluations, pass_s = _place(visits.columns, ranked, settings, share, progress)
+        partition, evaluations, *seconds = _place(visits.columns, ranked, settings, share, progress)
         kept = count_kept(visits.columns, partition, ranked, None, share, progress)
         report = make_report(settings, ranked, partition, kept, evaluations)
         found = np.empty(num_nodes, np.uint32)
         found[visits.order] = partition
-    return Partitioned(found, report, pass_s)
+    return Partitioned(found, report, *seconds)
 
 
 def _check_room(need: int, share: int, why: str) -> None:
@@ -176,8 +177,11 @@ def _place(
     settings: PartitionOptions,
     share: int,
     progress: Progress,
-) -> tuple[NDArray[Any], int, float]:
-    """(partition of each node, scores worked out, seconds a pass); all by place of visit."""
+) -> tuple[NDArray[Any], int, float, float]:
+    """(partition of each node, scores worked out, seconds a pass, of the processor a pass).
+
+    Nodes are numbered by place of visit.
+    """
     k = settings.num_partitions
     of_node, sizes = classes.of_node, classes.sizes
     if not settings.knows_classes:
@@ -190,7 +194,7 @@ def _place(
     counts, adjacent = np.zeros(k + 1, np.uint32), np.zeros(k + 2, np.int64)
     linear = settings.method == "ldg"
     step = max(_LEAST_READ, min(_MOST_READ, share // 32))
-    evaluations, begun = 0, time.perf_counter()
+    evaluations, begun, begun_cpu = 0, time.perf_counter(), time.thread_time()
     no_edges = np.empty(0, np.uint32)
     for number in range(1, settings.passes + 1):
         node, skip, found = 0, 0, 0
@@ -212,4 +216,5 @@ def _place(
         )  # fmt: skip
         evaluations += int(evaluated)
         assert node == of_node.size
-    return partition, evaluations, (time.perf_counter() - begun) / settings.passes
+    pass_s = (time.perf_counter() - begun) / settings.passes
+    return partition, evaluations, pass_s, (time.thread_time() - begun_cpu) / settings.passes

@@ -1,0 +1,126 @@
+"""Partitioners side by side on one graph: `python -m tools.partition FOLDER --k 64 1024`.
+
+A source is read and its columns are made as ingest does, without a store; then each partitioner
+runs on them.  Prints a Markdown table, and a JSON line a run to `--out`: `tools.report` draws them.
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any, get_args
+
+import msgspec
+
+from blockstore.errors import BudgetTooSmall
+from blockstore.units import parse_bytes
+from preprocess.contents import list_contents
+from preprocess.errors import BadInput
+from preprocess.graph import GraphStages
+from preprocess.layouts import open_source
+from preprocess.options import IngestOptions
+from preprocess.partition import Partitioner, PartitionOptions
+from preprocess.plan import plan_memory
+from preprocess.progress import Progress
+from preprocess.reverse import with_reverses
+from preprocess.source import Source
+from preprocess.stages.array_file import load_array
+from preprocess.stages.classes import NodeClasses, source_classes
+from preprocess.stages.columns import COLUMNS, DEGREES, ColumnFile
+from preprocess.stages.partition import Partitioned, partition_nodes
+from tools.machine import machine, today
+from tools.report import partition_table
+
+METHODS = get_args(Partitioner)
+
+
+@contextmanager
+def made_columns(
+    source: Source, options: IngestOptions, work: Path, progress: Progress
+) -> Iterator[tuple[ColumnFile, NodeClasses, int]]:
+    """(columns on disk by source id, classes of nodes, bytes of memory for what follows)."""
+    source = with_reverses(source, options)
+    contents = list_contents(source, options)
+    share = plan_memory(contents, options).share
+    stages = GraphStages(source, contents, options, share, work, progress)
+    stages.count()
+    stages.columns(in_memory=False)
+    classes = source_classes(source, contents, {}, share, lambda _: None)
+    with ColumnFile.reopen(work / COLUMNS, load_array(work / DEGREES, "uint32")) as columns:
+        yield columns, classes, share
+
+
+def as_line(graph: str, columns: ColumnFile, found: Partitioned) -> dict[str, Any]:
+    """What a run is, for a file of lines."""
+    sizes = {"num_nodes": columns.degrees.size, "num_edges": columns.num_edges}
+    return {
+        "bench": "partition", "graph": graph, "date": today(), "machine": machine(), **sizes,
+        **msgspec.to_builtins(found.report), "pass_s": found.pass_s,
+        "pass_cpu_s": found.pass_cpu_s,
+    }  # fmt: skip
+
+
+def compare(
+    source: Source,
+    options: IngestOptions,
+    settings: list[PartitionOptions],
+    folder: Path,
+    progress: Progress,
+) -> Iterator[dict[str, Any]]:
+    """A line for each of `settings`; what cannot run here has "skipped"."""
+    name = Path(source.where).name
+    options = replace(options, partition=settings[0])
+    with (
+        tempfile.TemporaryDirectory(dir=folder, prefix="partition-") as work,
+        made_columns(source, options, Path(work), progress) as (columns, classes, share),
+    ):
+        for each in settings:
+            try:
+                found = partition_nodes(
+                    columns, classes, each, options.seed, share, Path(work), progress
+                )
+            except (BadInput, BudgetTooSmall) as error:
+                yield {"bench": "partition", "graph": name, **asdict(each), "skipped": str(error)}
+            else:
+                yield as_line(name, columns, found)
+
+
+def main(words: list[str]) -> list[dict[str, Any]]:
+    """Run them; returns their lines."""
+    parser = argparse.ArgumentParser(prog="tools.partition", description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--k", type=int, nargs="+", default=[64])
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
+    parser.add_argument("--passes", type=int, default=5)
+    parser.add_argument("--soften", type=float, default=50.0)
+    parser.add_argument("--mem", default="8G")
+    parser.add_argument("--undirected", action="store_true")
+    parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()))
+    parser.add_argument("--out", type=Path)
+    given = parser.parse_args(words)
+    source, _ = open_source(given.folder, None)
+    options = IngestOptions(mem_bytes=parse_bytes(given.mem), undirected=given.undirected)
+    settings = [
+        PartitionOptions(k, method, passes=given.passes, soften=given.soften)
+        for k in given.k
+        for method in given.methods
+    ]
+    lines = []
+    for line in compare(source, options, settings, given.work, Progress()):
+        lines.append(line)
+        if given.out:
+            with given.out.open("a") as out:
+                out.write(json.dumps(line) + "\n")
+    print(partition_table([line for line in lines if "skipped" not in line]))
+    for line in lines:
+        if "skipped" in line:
+            print(f"{line['method']}, {line['num_partitions']}: {line['skipped']}")
+    return lines
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
