@@ -104,6 +104,8 @@ def _type_lines(t: TypeSummary) -> list[str]:
     if t.splits:
         parts = ", ".join(f"{name} {_share(count, t)}" for name, count in t.splits.items())
         lines.append(f"              splits: {parts}")
+    elif t.labels is not None:
+        lines.append("              splits: none; ingest --split 0.6,0.2,0.2 makes some")
     return lines
 
 

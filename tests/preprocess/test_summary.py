@@ -142,3 +142,10 @@ def test_a_page_on_what_was_made(tmp_path: Path):
     ):  # fmt: skip
         assert words in text
     assert text.startswith(graph_text(found.graph))
+
+
+def test_labels_without_splits_are_pointed_out(tmp_path: Path):
+    source = Graph().add_type("node", 2, y=np.array([0, 1])).add_type("other", 2)
+    source.add_relation("node", "to", "other", [(0, 0)])
+    text = graph_text(made(tmp_path / "store", source))
+    assert text.count("splits: none; ingest --split 0.6,0.2,0.2 makes some") == 1
