@@ -17,6 +17,7 @@ from blockstore.format import (
     MANIFEST_KEY,
     PAGE_BYTES,
     BlockGeometry,
+    HaloColumns,
     Manifest,
     Relation,
     RowArray,
@@ -59,12 +60,12 @@ class Store:
         geometry = row_geometry(array, self.manifest.block_bytes)
         return self._blocked(array.path, geometry, 1 + len(array.row_shape))
 
-    def graph(self, relation: Relation) -> BlockedFile:
-        """The graph blocks of a relation.  Raises CorruptBlock."""
+    def graph(self, relation: Relation | HaloColumns) -> BlockedFile:
+        """The graph blocks of a relation, or of its copies.  Raises CorruptBlock."""
         geometry = graph_geometry(relation.num_blocks, self.manifest.block_bytes)
         return self._blocked(relation.path, geometry, 2)
 
-    def first_node(self, relation: Relation) -> NDArray[np.uint64]:
+    def first_node(self, relation: Relation | HaloColumns) -> NDArray[np.uint64]:
         """The object index of a relation: first column of each block, then the end.
 
         uint64 (num_blocks + 1,), ascending.  Raises CorruptBlock.
@@ -75,7 +76,7 @@ class Store:
             raise CorruptBlock(f"{where}: first nodes of blocks do not ascend")
         return index.astype(np.uint64)
 
-    def first_edge(self, relation: Relation) -> NDArray[np.uint64]:
+    def first_edge(self, relation: Relation | HaloColumns) -> NDArray[np.uint64]:
         """Edges of a relation before each block, then all, uint64 (num_blocks + 1,).
 
         Raises CorruptBlock.

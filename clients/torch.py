@@ -100,6 +100,10 @@ class NeighborDataset(IterableDataset[Batch]):
         frontier: str = "new",
         replace: bool = False,
         weighted: bool = False,
+        macro_partitions: int = 0,
+        reuse: int = 1,
+        hubs: bool = True,
+        halos: bool = True,
     ) -> None:
         """`input_nodes`: ids, a bool mask, or the name of a split ("all": every node), which is
         taken instead of `split`.  `batch_size` counts the seeds of all ranks together.  `plan`,
@@ -108,6 +112,11 @@ class NeighborDataset(IterableDataset[Batch]):
         frontier   "new": a hop expands newly found nodes, as in PyG; "layer": all nodes found so
                    far, drawing anew, as in DGL
         weighted   neighbors are drawn by the weights of the edges; one of weight 0 never is
+
+        Of plan "macrobatch", on a partitioned store: each epoch deals the partitions out,
+        `macro_partitions` at a time (0: an eighth of them), and samples within what is in memory
+        of the graph then: these partitions, the store's `hubs`, and the partitions' `halos`.
+        `reuse`: passes over the seeds of each.  These do change batches.
         """
         super().__init__()
         self.endpoint = endpoint
@@ -131,6 +140,10 @@ class NeighborDataset(IterableDataset[Batch]):
             frontier=frontier,
             replace=replace,
             weighted=weighted,
+            macro_partitions=macro_partitions,
+            reuse=reuse,
+            hubs=hubs,
+            halos=halos,
         )
         self._position = Position()
         self._begun = False  # whether an iteration has started from `_position`

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,8 +27,13 @@ from loaderd.ledger import (
     served_rows,
     session_need,
 )
+from loaderd.macro import Announce, Macro
+from loaderd.macrocut import MacroCut, cut_macro
+from loaderd.macrofiles import MacroFiles
+from loaderd.macrograph import MacroGraph, MacroShared, carve_macro
 from loaderd.plans.base import Part, Plan, Shape
 from loaderd.plans.hyperbatch import HyperbatchPlan
+from loaderd.plans.macrobatch import MacrobatchPlan, SeedGroups
 from loaderd.plans.minibatch import MinibatchPlan
 from loaderd.plans.resolve import make_plan, resolve, seed_type
 from loaderd.protocol import Attach, Attached, LedgerEntry, RowArraySpec, SessionStatus
@@ -69,9 +74,11 @@ class Attachment:
         self.closed = False
         self.edge_id_bytes = 0
         self.hyper: Hyper | None = None  # where the plan is `hyperbatch`
-        self.hyper_ended = False  # its threads have
+        self.background_ended = False  # its threads have
         self.hyper_cut: HyperCut | None = None
         self.areas: list[StructureArea] = []
+        self.macro: Macro | None = None  # where the plan is `macrobatch`
+        self.macro_cut: MacroCut | None = None
         self._row_sizes: Sizes
         self.scratch: StructureArea | None = None  # where batches are sampled together
         self._rows: RowCache | None = None
@@ -199,6 +206,49 @@ class Attachment:
             policy,
         )  # fmt: skip
 
+    def take_macro(
+        self,
+        store: Store,
+        files: MacroFiles,
+        broker: SlotBroker,
+        arena: Arena,
+        reader: BlockReader,
+        node_type: NodeType,
+        cut: MacroCut,
+        announce: Announce,
+    ) -> None:
+        """Take what macro-batches need, and start reading.  The seeds are there.
+
+        Raises Refused; what was taken is given back by `close`.
+        """
+        plan = self.plan
+        assert isinstance(plan, MacrobatchPlan)
+        places = self._take_run(broker, arena, cut.places).view(np.int64)[: self.seeds.size]
+        offsets = files.offsets[files.type_of[node_type.name]]
+        groups = SeedGroups(self.seeds, offsets, places)
+        self.plan = plan = plan.placed(groups.counts)
+        runs = [self._take_run(broker, arena, cut.macro) for _ in range(cut.memories)]
+        transit = [self._take_run(broker, arena, cut.run) for _ in range(cut.transit)]
+        shared = MacroShared(
+            store, files, self.served, reader, arena.data, transit,
+            self._take_run(broker, arena, cut.ids), self._take_run(broker, arena, cut.hubs),
+            cut.choice,
+        )  # fmt: skip
+        graphs = [
+            MacroGraph(
+                shared,
+                carve_macro(Carver(run), store.manifest, self.served, cut.bounds, cut.choice),
+            )
+            for run in runs
+        ]
+        self.macro_cut = cut
+        self.macro = Macro(plan, groups, graphs, announce)
+
+    @property
+    def background(self) -> Hyper | Macro | None:
+        """Threads of its own."""
+        return self.hyper or self.macro
+
     def fall_back(
         self,
         manifest: Manifest,
@@ -217,8 +267,10 @@ class Attachment:
         self.take_workspaces(broker, arena, cut.workers - 1, self.plan.shape(), small=False)
         self.take_quota(broker, cut.quota)
 
-    def hyper_counters(self) -> dict[str, int]:
-        """Of its hyperbatches so far."""
+    def own_counters(self) -> dict[str, int]:
+        """Of its hyperbatches or macro-batches so far."""
+        if self.macro is not None:
+            return self.macro.counters
         if self.hyper is None:
             return {}
         rows = self._rows
@@ -250,7 +302,8 @@ class Attachment:
     @property
     def idle(self) -> bool:
         """Whether no worker and no client has anything of the session."""
-        return self.workspaces.all_home and self.state.idle
+        unused = self.macro is None or self.macro.idle
+        return self.workspaces.all_home and self.state.idle and unused
 
     def close(self, broker: SlotBroker) -> None:
         """Give everything back; no worker has a batch of the session."""
@@ -296,10 +349,12 @@ class Attachment:
             f"session {session}, out of the pools",
             slots * self._slot_bytes,
             f"{self.workspaces.total} workspaces, each with {cut.transit} transit slots, seeds, "
-            f"{cut.quota} slots for {cut.window} batches{self._hyper_basis()}",
+            f"{cut.quota} slots for {cut.window} batches{self._own_basis()}",
         )
 
-    def _hyper_basis(self) -> str:
+    def _own_basis(self) -> str:
+        if self.macro_cut is not None:
+            return self.macro_cut.basis()
         cut = self.hyper_cut
         if cut is None:
             return ""
@@ -363,16 +418,23 @@ def _refuse(least: int, available: int, budget: Budget, settings: EngineSettings
     )
 
 
+class Opening(NamedTuple):
+    """What of the engine a session is opened with."""
+
+    store: Store
+    settings: EngineSettings
+    budget: Budget
+    broker: SlotBroker
+    arena: Arena
+    reader: BlockReader
+    macro_files: Callable[[], MacroFiles]  # of a partitioned store
+
+
 def open_attachment(
-    store: Store,
-    settings: EngineSettings,
-    budget: Budget,
-    broker: SlotBroker,
-    arena: Arena,
-    request: Attach,
-    ids: NDArray[np.int64] | None,
+    opening: Opening, request: Attach, ids: NDArray[np.int64] | None, announce: Announce
 ) -> Attachment:
     """Resolve a request and take its memory.  Raises Refused with the least that would do."""
+    store, settings, budget, broker, arena, reader, macro_files = opening
     manifest: Manifest = store.manifest
     served = served_rows(manifest)
     node_type = seed_type(manifest, request)
@@ -390,8 +452,16 @@ def open_attachment(
         for stamp in (True, False)
     }  # fmt: skip
     least = min(need.least for need in needs.values())
+    macro = None
+    if isinstance(plan, MacrobatchPlan):
+        macro = cut_macro(
+            manifest, macro_files(), served, resolved, settings, budget.slot_bytes,
+            available - least,
+        )  # fmt: skip
+        least += macro.least
     if least > available:
         _refuse(least, available, budget, settings)
+    available -= macro.slots if macro else 0
     # a table of all nodes is the faster one, where it takes little of what there is
     workers = settings.workers
     stamp = (
@@ -403,14 +473,21 @@ def open_attachment(
         plan = make_plan(manifest, resolved, part, HyperbatchPlan.name)
     hyper = plan.name == HyperbatchPlan.name
     shares = cut_workspaces if hyper else cut_session
-    cut = shares(need, available, budget.row_blocks, settings, request.window)
+    row_blocks = 0 if macro else budget.row_blocks  # its rows are in the macro-batch
+    cut = shares(need, available, row_blocks, settings, request.window)
     attachment = Attachment(plan, served, budget.slot_bytes, need, cut)
     try:
         attachment.take(broker, arena, make_sizes(manifest, resolved.edge_ids, stamp))
         _fill_seeds(store, broker, arena, budget.slot_bytes, request, ids, node_type, attachment)
+        if macro is not None:
+            attachment.take_macro(
+                store, macro_files(), broker, arena, reader, node_type, macro, announce
+            )
         if not hyper:
             attachment.take_quota(broker, cut.quota)
     except BaseException:
+        if attachment.macro is not None:
+            attachment.macro.close()
         attachment.close(broker)
         raise
     return attachment

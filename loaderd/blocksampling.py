@@ -27,7 +27,16 @@ from loaderd.plans.base import Plan, Unit
 from loaderd.plans.hyperbatch import block_schedule
 from loaderd.residency import Held, Residency
 from loaderd.sampling import Crew
-from loaderd.topology import Column, Draws, Giants, Renumbering, Structure, Topology, WorkspaceFull
+from loaderd.topology import (
+    Column,
+    Draws,
+    Giants,
+    Renumbering,
+    Structure,
+    Topology,
+    WorkspaceFull,
+    make_column,
+)
 from loaderd.trace import BLOCKS, Trace
 from loaderd.workspace import Workspace
 
@@ -211,7 +220,7 @@ class BlockSampler:
         for r, index in enumerate(self._topology.relations):
             counts = take(area, np.uint32, nodes.size)
             counts[:] = 0
-            column = self._topology.column(self._plan, batch.unit, hop, r, nodes, counts)
+            column = make_column(self._plan, batch.unit, hop, r, nodes, counts)
             blocks = take(scratch, np.int32, nodes.size)
             order = take(scratch, np.uint32, nodes.size)
             block_starts = take(scratch, np.int32, index.num_blocks + 1)

@@ -48,8 +48,10 @@ class Builder:
         Raises WorkspaceFull: it is a small one, the batch a large one; BatchFailed.
         """
         self.seeds(attachment, unit, work.n_id)
+        macro = attachment.macro
+        sampled_from = self._topology if macro is None else macro.graph(unit)
         try:
-            return self._topology.sample(attachment.plan, unit, work)
+            return sampled_from.sample(attachment.plan, unit, work)
         except WorkspaceFull:
             if work.small:
                 raise
@@ -82,7 +84,9 @@ class Builder:
     def _index(self, attachment: Attachment, unit: Unit, out: NDArray[np.int64]) -> None:
         """Places of the batch's seeds among the session's."""
         plan, index = attachment.plan, out[: unit.num_seeds]
-        if plan.resolved.shuffle:
+        if attachment.macro is not None:
+            attachment.macro.place_seeds(unit, index)
+        elif plan.resolved.shuffle:
             key = np.uint64(plan.epoch_key(unit.epoch))
             permute_range(unit.start, unit.stop, plan.resolved.num_seeds, key, index)
         else:
@@ -91,11 +95,17 @@ class Builder:
     def _complete(self, job: Job, structure: Structure, attachment: Attachment) -> None:
         work = job.work
         assert work is not None
+        job.structure = structure
+        job.structure_bytes = self.structure_bytes(structure, job.unit, attachment)
+        self._take_original(work, structure.num_nodes)
+        if attachment.macro is not None:
+            graph = attachment.macro.graph(job.unit)
+            for a, addresses in enumerate(work.addresses):
+                graph.address(work.n_id, structure.num_nodes, a, addresses)
+            job.addressed = attachment.nothing_missing()
+            return
         self._assembler.tick()
         job.addressed = self._assembler.address(work, structure.num_nodes, 2 * attachment.window)
-        job.structure = structure
-        self._take_original(work, structure.num_nodes)
-        job.structure_bytes = self.structure_bytes(structure, job.unit, attachment)
 
     def _take_original(self, work: Workspace, num: int) -> None:
         np.take(self._original, work.n_id[:num], out=work.original[:num], mode="clip")

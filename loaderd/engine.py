@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import cache
 from types import TracebackType
 from typing import NamedTuple, Self
 
@@ -20,7 +21,7 @@ from blockstore.io.reader import BlockReader
 from blockstore.kernels.rowcache import count_new
 from blockstore.pool import BlockPool
 from blockstore.store import Store, read_rows
-from loaderd.attachment import Attachment, open_attachment
+from loaderd.attachment import Attachment, Opening, open_attachment
 from loaderd.blocksampling import BlockSampler, scratch_bytes
 from loaderd.build import Builder
 from loaderd.devicecost import DeviceCost, measure_cost
@@ -28,6 +29,7 @@ from loaderd.errors import BatchFailed, DaemonError, Refused
 from loaderd.hyper import Hyper, Sampled, Sampler, StructureArea
 from loaderd.hypercut import Estimate, HyperCut, cut_hyper
 from loaderd.ledger import EngineSettings, make_budget, served_rows
+from loaderd.macrofiles import MacroFiles, copied_files
 from loaderd.plans.base import Unit
 from loaderd.plans.hyperbatch import HyperbatchPlan
 from loaderd.protocol import (
@@ -85,7 +87,7 @@ class Engine:
         self._next_session = 1
         self._tasks: queue.PriorityQueue[_Task] = queue.PriorityQueue()
         self._task_number = itertools.count()
-        self._hyper_counters: dict[str, int] = {}  # of sessions that have ended
+        self._own_counters: dict[str, int] = {}  # of sessions that have ended
         self._cost: DeviceCost | None = None
         self._turn = threading.Lock()  # of sampling block by block
         self._draining = False
@@ -108,11 +110,14 @@ class Engine:
         self.arena = stack.enter_context(Arena(budget.num_slots, budget.slot_bytes))
         files = [self.store.graph(r) for r in relations]
         files += [self.store.rows(r.array) for r in self._served]
+        first_copied = len(files)
+        files += copied_files(self.store, self._served)
         data, slot = self.arena.data, budget.slot_bytes
         self.reader = stack.enter_context(
             BlockReader(files, data, slot, threads=self.settings.readers)
         )
         changed = threading.Condition()
+        files = files[:first_copied]
         graph = BlockPool(
             [f.geometry.num_blocks for f in files[: len(relations)]], budget.num_slots
         )
@@ -120,6 +125,10 @@ class Engine:
         self.broker = SlotBroker(
             graph, rows, changed, budget.num_slots, budget.graph_slots, budget.graph_least
         )
+        self._opening = Opening(
+            self.store, self.settings, budget, self.broker, self.arena, self.reader,
+            cache(lambda: MacroFiles(self.store, self._served, first_copied)),
+        )  # fmt: skip
         self.graph = Residency(graph, self.reader, 0, changed)
         self.rows = Residency(rows, self.reader, len(relations), changed)
         share = max(1, (budget.graph_least - 2) // self.settings.workers)
@@ -159,13 +168,14 @@ class Engine:
         """Open a session.  Raises Refused, StoreError; reads the seeds' store ids from disk."""
         if self._draining:
             raise Refused("the daemon is shutting down")
-        attachment = open_attachment(
-            self.store, self.settings, self.budget, self.broker, self.arena, request, seeds
-        )
+        announce = _MacroNews(self)
+        attachment = open_attachment(self._opening, request, seeds, announce)
         with self._lock:
             session, self._next_session = self._next_session, self._next_session + 1
+        announce.belong(session, attachment)
         try:
-            if self.budget.graph_slots >= self.budget.graph_blocks:
+            whole = self.budget.graph_slots >= self.budget.graph_blocks
+            if whole and attachment.macro is None:
                 self.topology.load()
             if attachment.plan.name == HyperbatchPlan.name:
                 self._open_hyper(session, attachment, request)
@@ -216,7 +226,7 @@ class Engine:
         return Crew(
             attachment.workspaces,
             lambda step: self._put(_LATER, step),
-            lambda: self._pump_open(session, attachment),
+            lambda: self.pump_open(session, attachment),
         )
 
     def _sampler(self, attachment: Attachment, crew: Crew) -> Sampler:
@@ -355,6 +365,18 @@ class Engine:
             if not attachment.closed and attachment.state.run == run:
                 self.deliver(session, _failure(session, unit, run, _text(error)))
 
+    def macro_failed(
+        self, session: int, attachment: Attachment, epoch: int, error: BaseException
+    ) -> None:
+        """A macro-batch of an epoch could not be read: a run that waits for it ends."""
+        with self._lock:
+            state = attachment.state
+            if attachment.closed or state.epoch != epoch or state.next_step >= state.num_steps:
+                return
+            unit = attachment.plan.unit(epoch, state.next_step)
+            state.next_step = state.num_steps
+            self.deliver(session, _failure(session, unit, state.run, _text(error)))
+
     def detach(self, session: int) -> None:
         """Close a session; its memory is free once no worker has a batch of it."""
         with self._lock:
@@ -362,21 +384,22 @@ class Engine:
             if attachment is None:
                 return
             attachment.closed = True
-            if attachment.hyper is not None:
-                attachment.hyper.stop()
+            background = attachment.background
+            if background is not None:
+                background.stop()
             self._end(attachment, attachment.state.begin(1 << 62, 0, 1 << 62, 1))
-            if attachment.hyper is not None:
-                closer = threading.Thread(target=self._close_hyper, args=(attachment,))
+            if background is not None:
+                closer = threading.Thread(target=self._close_background, args=(attachment,))
                 self._closers.append(closer)
                 closer.start()
 
-    def _close_hyper(self, attachment: Attachment) -> None:
-        """In a thread of its own: a hyperbatch that is being sampled is waited for."""
-        assert attachment.hyper is not None
-        attachment.hyper.close()
+    def _close_background(self, attachment: Attachment) -> None:
+        """In a thread of its own: what is being sampled or read is waited for."""
+        assert attachment.background is not None
+        attachment.background.close()
         with self._lock:
-            attachment.hyper_ended = True
-            add_counts(self._hyper_counters, attachment.hyper_counters())
+            attachment.background_ended = True
+            add_counts(self._own_counters, attachment.own_counters())
             self._close_if_idle(attachment)
             self._closers.remove(threading.current_thread())
 
@@ -400,6 +423,8 @@ class Engine:
             self._end(attachment, state.begin(start.run, start.epoch, start.step, start.stride))
             if attachment.hyper is not None:
                 attachment.hyper.begin(start.run, start.epoch, start.step, start.stride)
+            if attachment.macro is not None:
+                attachment.macro.begin(start.epoch, start.step)
             self._pump(start.session, attachment)
 
     def release(self, release: Release) -> None:
@@ -413,6 +438,8 @@ class Engine:
                 self.assembler.drop(done.addressed.pins)
             if done is not None and done.sampled is not None and attachment.hyper is not None:
                 attachment.hyper.released(done.run, done.sampled.batch)
+            if done is not None and attachment.macro is not None:
+                attachment.macro.release(done.unit)
             self._pump(release.session, attachment)
 
     def drain(self) -> None:
@@ -437,10 +464,10 @@ class Engine:
             sessions = tuple(a.status(session) for session, a in self._sessions.items())
             taken = [a.ledger_entry(session) for session, a in self._sessions.items()]
             counters = self._counters | self._busy_ns
-            hyper = dict(self._hyper_counters)
+            own = dict(self._own_counters)
             for attachment in self._sessions.values():
-                add_counts(hyper, attachment.hyper_counters())
-            counters |= hyper
+                add_counts(own, attachment.own_counters())
+            counters |= own
             if self._cost is not None:
                 counters["device_run_ns"] = int(self._cost.run_s * 1e9)
                 counters["device_page_ns"] = int(self._cost.page_s * 1e9)
@@ -462,7 +489,8 @@ class Engine:
 
     # -- building ---------------------------------------------------------------------------------
 
-    def _pump_open(self, session: int, attachment: Attachment) -> None:
+    def pump_open(self, session: int, attachment: Attachment) -> None:
+        """Go on with a session for which something has changed."""
         with self._lock:
             if not attachment.closed:
                 self._pump(session, attachment)
@@ -490,6 +518,9 @@ class Engine:
             if work is None:
                 break
             unit = attachment.plan.unit(state.epoch, state.next_step)
+            if attachment.macro is not None and not attachment.macro.acquire(unit):
+                attachment.workspaces.give(work)
+                break
             self._submit(session, attachment, state.start(unit, work), None)
 
     def _submit(
@@ -578,10 +609,12 @@ class Engine:
             job.addressed = None
         if not job.finished:
             self._give_work(attachment, job)
+        if attachment.macro is not None:
+            attachment.macro.release(job.unit)
 
     def _close_if_idle(self, attachment: Attachment) -> None:
         """Give back the memory of a closed session once nobody has anything of it."""
-        ended = attachment.hyper is None or attachment.hyper_ended
+        ended = attachment.background is None or attachment.background_ended
         if attachment.closed and ended and attachment.idle:
             attachment.close(self.broker)
 
@@ -613,6 +646,28 @@ class _Hand:
     def failed(self, run: int, unit: Unit, error: BaseException) -> None:
         """The run ends here."""
         self._engine.hyper_failed(self._session, self._attachment, run, unit, error)
+
+
+class _MacroNews:
+    """What a session's macro-batches tell."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._owner: tuple[int, Attachment] | None = None
+
+    def belong(self, session: int, attachment: Attachment) -> None:
+        """Whose they are."""
+        self._owner = session, attachment
+
+    def ready(self) -> None:
+        """A macro-batch has been loaded: batches of it may be built."""
+        if self._owner is not None:
+            self._engine.pump_open(*self._owner)
+
+    def failed(self, epoch: int, error: BaseException) -> None:
+        """One could not be."""
+        if self._owner is not None:
+            self._engine.macro_failed(*self._owner, epoch, error)
 
 
 def _pause(idle: threading.Barrier) -> None:

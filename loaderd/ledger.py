@@ -58,6 +58,17 @@ def served_rows(manifest: Manifest) -> list[ServedRows]:
     return found
 
 
+def copied_rows(rows: ServedRows) -> RowArray | None:
+    """The array of copies that belongs to a served array."""
+    halo = rows.node_type.halo
+    if halo is None:
+        return None
+    if rows.array is rows.node_type.label:
+        return halo.label
+    names = [n for n, array in rows.node_type.features.items() if array is rows.array]
+    return halo.features[names[0]]
+
+
 class Budget(NamedTuple):
     """How the memory is cut at start."""
 
@@ -94,12 +105,16 @@ def table_entries(manifest: Manifest) -> tuple[LedgerEntry, ...]:
     """Tables that stay in memory beside the arena."""
     pages = blocks = 0
     for relation in manifest.relations:
-        geometry = graph_geometry(relation.num_blocks, manifest.block_bytes)
-        pages += geometry.num_blocks * geometry.pages_per_block
-        blocks += relation.num_blocks
+        for columns in (relation, relation.halo):
+            if columns is not None:
+                geometry = graph_geometry(columns.num_blocks, manifest.block_bytes)
+                pages += geometry.num_blocks * geometry.pages_per_block
+                blocks += columns.num_blocks
     for rows in served_rows(manifest):
-        geometry = row_geometry(rows.array, manifest.block_bytes)
-        pages += geometry.num_blocks * geometry.pages_per_block
+        for array in (rows.array, copied_rows(rows)):
+            if array is not None:
+                geometry = row_geometry(array, manifest.block_bytes)
+                pages += geometry.num_blocks * geometry.pages_per_block
     item = ITEM_BYTES[manifest.id_dtype]
     nodes = manifest.num_nodes
     return (

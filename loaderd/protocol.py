@@ -15,10 +15,20 @@ class Message(msgspec.Struct, frozen=True, tag_field="kind"):
     """Base of all messages: a MessagePack map with its kind in it; unknown fields are ignored."""
 
 
+class MacroBatch(msgspec.Struct, frozen=True):
+    """What macro-batches are made of."""
+
+    num_partitions: int  # of the store
+    partitions: int  # of a macro-batch
+    reuse: int  # passes over its seeds
+    hubs: bool  # whether the store's hubs belong to each
+    halos: bool  # whether the halos of its partitions do
+
+
 class Resolved(msgspec.Struct, frozen=True, kw_only=True):
     """Semantic parameters of a plan: with (epoch, step) they fix every bit of a batch."""
 
-    family: str  # "neighbor": plans minibatch and hyperbatch give the same batches
+    family: str  # "neighbor": plans minibatch and hyperbatch give the same batches; or "macro"
     fingerprint: str  # of the store
     sampler: int  # SAMPLER_VERSION
     seeds: str  # "split:train", "ids:<digest>" or "all"
@@ -32,6 +42,7 @@ class Resolved(msgspec.Struct, frozen=True, kw_only=True):
     shuffle: bool
     seed: int
     edge_ids: bool
+    macro: MacroBatch | None = None  # of family "macro"
 
 
 class Attach(Message, frozen=True, kw_only=True, tag="attach"):
@@ -55,6 +66,10 @@ class Attach(Message, frozen=True, kw_only=True, tag="attach"):
     replace: bool = False
     weighted: bool = False
     hyperbatch: int = 0  # minibatches built together, where the plan does so; 0: as has room
+    macro_partitions: int = 0  # of a macro-batch; 0: an eighth of the store's
+    reuse: int = 1  # passes over the seeds of a macro-batch
+    hubs: bool = True  # in every macro-batch, where the store has them
+    halos: bool = True  # of a macro-batch's partitions, where the store has them
 
 
 class RowArraySpec(msgspec.Struct, frozen=True):

@@ -10,6 +10,8 @@ from loaderd.protocol import Attach, Start
 
 MAX_WINDOW = 1024
 MAX_HYPERBATCH = 1 << 16
+MAX_PARTITIONS = 1 << 32
+MAX_REUSE = 4
 MAX_WORLD = 1 << 16
 MAX_BATCH = 1 << 24
 MAX_IDS = 1 << 24  # seeds given by id: 128 MiB on their way
@@ -34,6 +36,8 @@ def check_attach(request: Attach, arrays: Sequence[bytes | memoryview]) -> NDArr
     _within("rank", request.rank, 0, request.world_size - 1)
     _within("window", request.window, 0, MAX_WINDOW)
     _within("hyperbatch", request.hyperbatch, 0, MAX_HYPERBATCH)
+    _within("macro_partitions", request.macro_partitions, 0, MAX_PARTITIONS)
+    _within("reuse", request.reuse, 1, MAX_REUSE)
     _within("seed", request.seed, 0, 2**63 - 1)
     for name in ("plan", "split", "seed_type", "frontier"):
         if len(value := getattr(request, name)) > MAX_NAME:

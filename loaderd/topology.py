@@ -154,6 +154,62 @@ class Renumbering:
         return int(end)
 
 
+Draw = Callable[[Column, Workspace, bool], None]  # of a frontier, with edge ids or without
+
+
+def sample_hops(draw: Draw, plan: Plan, unit: Unit, work: Workspace) -> Structure:
+    """Fill the workspace with a batch's structure, hop by hop; `n_id` holds the seeds already.
+
+    draw   puts the picks of a column into `work.draws` at `work.starts`, and counts them
+
+    Raises WorkspaceFull, and what `draw` raises.
+    """
+    num_nodes, edge, used, low = unit.num_seeds, 0, 0, 0
+    nodes_per_hop, edges_per_hop, frontiers = [num_nodes], [], []
+    edge_ids = plan.resolved.edge_ids
+    with Renumbering(work, num_nodes) as numbers:
+        for hop, fanouts in enumerate(plan.resolved.fanouts):
+            if plan.resolved.frontier == "layer":
+                low = 0
+            frontier = work.n_id[low:num_nodes]
+            low, found = num_nodes, []
+            frontiers.append(frontier.size)
+            if frontier.size >= work.starts.size or used + frontier.size > work.counts.size:
+                raise WorkspaceFull
+            for r in range(len(fanouts)):
+                counts = work.counts[used : used + frontier.size]
+                draw(make_column(plan, unit, hop, r, frontier, counts), work, edge_ids)
+                if edge_ids:
+                    compact_draws(
+                        work.edge_draws, work.starts, counts, frontier.size, work.edge_ids, edge
+                    )
+                end = numbers.add(work.draws, work.starts, counts, edge)
+                found.append(end - edge)
+                edge, used = end, used + frontier.size
+            num_nodes = numbers.num_nodes
+            nodes_per_hop.append(num_nodes - low)
+            edges_per_hop.append(tuple(found))
+    return Structure(tuple(nodes_per_hop), tuple(edges_per_hop), num_nodes, edge, tuple(frontiers))
+
+
+def make_column(
+    plan: Plan,
+    unit: Unit,
+    hop: int,
+    relation: int,
+    frontier: NDArray[Any],
+    counts: NDArray[np.uint32],
+) -> Column:
+    """One hop of a batch over one relation."""
+    key = np.uint64(plan.hop_key(unit.epoch, unit.step, hop, relation))
+    resolved = plan.resolved
+    fanout = resolved.fanouts[hop][relation]
+    weighted = resolved.weighted and fanout >= 0
+    return Column(
+        frontier, frontier.size, relation, fanout, key, counts, resolved.replace, weighted
+    )
+
+
 class Topology:
     """Samples from graph blocks, wherever the pool holds them."""
 
@@ -212,53 +268,7 @@ class Topology:
         Raises WorkspaceFull: what was found is more than a small workspace holds; BatchFailed:
         fanout -1 finds more than there are edges; CorruptBlock, OSError.
         """
-        num_nodes, edge, used, low = unit.num_seeds, 0, 0, 0
-        nodes_per_hop, edges_per_hop, frontiers = [num_nodes], [], []
-        edge_ids = plan.resolved.edge_ids
-        with Renumbering(work, num_nodes) as numbers:
-            for hop, fanouts in enumerate(plan.resolved.fanouts):
-                if plan.resolved.frontier == "layer":
-                    low = 0
-                frontier = work.n_id[low:num_nodes]
-                low, found = num_nodes, []
-                frontiers.append(frontier.size)
-                if frontier.size >= work.starts.size or used + frontier.size > work.counts.size:
-                    raise WorkspaceFull
-                for r in range(len(fanouts)):
-                    counts = work.counts[used : used + frontier.size]
-                    column = self.column(plan, unit, hop, r, frontier, counts)
-                    self._draw(column, work, edge_ids)
-                    if edge_ids:
-                        compact_draws(
-                            work.edge_draws, work.starts, counts, frontier.size, work.edge_ids, edge
-                        )
-                    end = numbers.add(work.draws, work.starts, counts, edge)
-                    found.append(end - edge)
-                    edge, used = end, used + frontier.size
-                num_nodes = numbers.num_nodes
-                nodes_per_hop.append(num_nodes - low)
-                edges_per_hop.append(tuple(found))
-        return Structure(
-            tuple(nodes_per_hop), tuple(edges_per_hop), num_nodes, edge, tuple(frontiers)
-        )
-
-    def column(
-        self,
-        plan: Plan,
-        unit: Unit,
-        hop: int,
-        relation: int,
-        frontier: NDArray[Any],
-        counts: NDArray[np.uint32],
-    ) -> Column:
-        """One hop of a batch over one relation."""
-        key = np.uint64(plan.hop_key(unit.epoch, unit.step, hop, relation))
-        resolved = plan.resolved
-        fanout = resolved.fanouts[hop][relation]
-        weighted = resolved.weighted and fanout >= 0
-        return Column(
-            frontier, frontier.size, relation, fanout, key, counts, resolved.replace, weighted
-        )
+        return sample_hops(self._draw, plan, unit, work)
 
     def has_giants(self, column: Column) -> bool:
         """Whether a column of the relation may go on in further blocks."""

@@ -5,7 +5,7 @@ Arguments that the kernels share:
 words     uint64 (2 * (nodes // 64 + 1),)   pairs: a bit for each of 64 nodes, 1 for members; how
                                             many members come before them (a member's *rank*)
 base      int      rank of the first member of a type: its columns and rows count from there
-starts    int64    of each member of a type, where its column lies in `sources`; UNSET: nowhere yet
+starts    int64    of each member of a type, where its column lies in `sources`
 degrees   uint32   edges in the column
 sources   id_dtype columns, sources that are members alone; `edge_ids` and `weights` beside them, of
                    size 0 where they are not wanted
@@ -21,7 +21,6 @@ from blockstore.kernels.random import node_key
 from blockstore.kernels.rows import NO_ROW
 from blockstore.kernels.weighted import push, weight_key
 
-UNSET, CLAIMED = np.int64(-1), np.int64(-2)  # in `starts`
 _GROUP = 64  # columns whose memory is asked for before any is used
 _HEADER_WORDS = 16  # 64 bytes of header, then the offsets
 _NUM_NODES, _NUM_EDGES, _CARRIED, _EDGES_START = 6, 7, 8, 9  # header fields, in words of 4 bytes
@@ -43,13 +42,6 @@ def add_range(words, first, stop):
         mask = _ALL if count == 64 else ((_ONE << np.uint64(count)) - _ONE) << np.uint64(bit)
         words[2 * word] |= mask
         node += count
-
-
-@leaf
-def add_nodes(words, nodes):
-    """These nodes are members."""
-    for node in nodes:
-        words[2 * (np.int64(node) >> 6)] |= _ONE << (np.uint64(node) & np.uint64(63))
 
 
 @leaf
@@ -76,24 +68,12 @@ def rank_of(words, node):
 
 
 @leaf
-def list_members(words, first, stop, out):
-    """Members among nodes [first, stop) in order, into `out`; returns their number."""
-    count = np.int64(0)
-    for node in range(first, stop):
-        if _is_member(words, node):
-            out[count] = node
-            count += 1
-    return count
-
-
-@leaf
-def claim(nodes, words, base, starts, take):
-    """take[i] = 1 (uint8) where nodes[i] has no column yet and nobody claimed it before; else 0."""
+def take_new(words, nodes, take):
+    """take[i] = 1 (uint8) where nodes[i] was no member, and makes it one; else 0."""
     for i in range(nodes.size):
-        rank = rank_of(words, nodes[i]) - base
-        take[i] = starts[rank] == UNSET
-        if take[i]:
-            starts[rank] = CLAIMED
+        word, bit = 2 * (np.int64(nodes[i]) >> 6), _ONE << (np.uint64(nodes[i]) & np.uint64(63))
+        take[i] = (words[word] & bit) == 0
+        words[word] |= bit
 
 
 @leaf
@@ -125,7 +105,7 @@ def filter_block(
     nodes       id_dtype (high - low,)   store id of each column; empty: columns are store ids
     take        uint8 (high - low,)      0: not this column; empty: all
     fragments   int64 (blocks, 3)        out, at `row`: rank of the column that the block carries
-                                         edges of, where they begin and how many; -1: none
+                                         edges of, where they begin and how many; left as it is where there are none
 
     All edges of the block have room.  Returns where the next column would begin.
     """
@@ -138,7 +118,6 @@ def filter_block(
         edge_at = at // edge_bytes
         at = (at + num_edges * edge_bytes + 7) // 8 * 8
     weight_at = at // 4
-    fragments[row, 0] = -1
     for column in range(first_node - 1, first_node + np.int64(block[_NUM_NODES])):
         if column < low or column >= high:
             continue
@@ -184,12 +163,12 @@ def join_fragments(fragments, starts, degrees, sources, edge_ids, weights):
 
 @leaf
 def address_group(
-    first, stop, nodes, take, words, base, rows_per_block, row_bytes, slot_bytes, per_shard, shard,
-    places, out,
+    first, stop, nodes, take, in_order, words, base, rows_per_block, row_bytes, slot_bytes,
+    per_shard, shard, places, out,
 ):  # fmt: skip
     """out[rank] = arena byte offset of the rows [first, stop) of an array that lie in the arena.
 
-    nodes      id_dtype (stop - first,)   store id of each row; of size 1: of the first, in order
+    nodes      id_dtype (stop - first,)   store id of each row; where `in_order`, of the first one
     take       uint8 (stop - first,)      0: not this row; empty: all
     per_shard  blocks of a shard
     places     int64 (shards,)            where byte 0 of shard `shard`, `shard` + 1, ... would lie
@@ -199,7 +178,7 @@ def address_group(
         i = row - first
         if take.size and not take[i]:
             continue
-        node = np.int64(nodes[0]) + i if nodes.size == 1 else np.int64(nodes[i])
+        node = np.int64(nodes[0]) + i if in_order else np.int64(nodes[i])
         block = row // rows_per_block
         number = block // per_shard
         offset = (block - number * per_shard) * slot_bytes

@@ -188,3 +188,25 @@ def place_draws(degrees, entries, num, fanout, replace, first, starts):
             first += degree
         elif degree > 0:
             first += fanout
+
+
+@njit(nogil=True, cache=True)
+def group_by_range(ids, offsets, starts, out):
+    """Places of ids, range by range, in a range in their order.
+
+    ids      integers (num,)
+    offsets  int64 (ranges + 1,)   range r is [offsets[r], offsets[r + 1]); every id is in one
+    starts   int64 (ranges + 1,)   out: where each range's places begin in `out`, then num
+    out      int64 (num,)          out
+    """
+    starts[:] = 0
+    for i in range(ids.size):
+        out[i] = np.searchsorted(offsets, np.int64(ids[i]), side="right") - 1
+        starts[out[i] + 1] += 1
+    for r in range(starts.size - 1):
+        starts[r + 1] += starts[r]
+    at = starts[:-1].copy()
+    ranges = out.copy()
+    for i in range(ids.size):
+        out[at[ranges[i]]] = i
+        at[ranges[i]] += 1

@@ -27,12 +27,17 @@ class OwnerMap(NamedTuple):
 
 
 class Unit(NamedTuple):
-    """One piece of work: seeds at positions [start, stop) of the epoch's order."""
+    """One piece of work: seeds at positions [start, stop) of the epoch's order.
+
+    Of a macro-batch: of the order of its seeds, in its pass `cycle` over them.
+    """
 
     epoch: int
     step: int
     start: int
     stop: int
+    macro: int = -1  # number of the macro-batch in the epoch
+    cycle: int = 0
 
     @property
     def num_seeds(self) -> int:

@@ -2,12 +2,13 @@
 
 from blockstore.format import Manifest, NodeType
 from loaderd.errors import Refused
-from loaderd.plans.base import Part, Plan
+from loaderd.plans.base import Part
 from loaderd.plans.hyperbatch import HyperbatchPlan
+from loaderd.plans.macrobatch import MacrobatchPlan
 from loaderd.plans.minibatch import GraphBounds, MinibatchPlan
-from loaderd.protocol import SAMPLER_VERSION, Attach, Resolved
+from loaderd.protocol import SAMPLER_VERSION, Attach, MacroBatch, Resolved
 
-PLANS = ("auto", "minibatch", "hyperbatch")  # `auto` chooses among plans with equal batches
+PLANS = ("auto", "minibatch", "hyperbatch", "macrobatch")  # `auto`: among those of equal batches
 FRONTIERS = ("new", "layer")  # a hop expands newly found nodes, or all found so far
 MAX_HOPS = 16
 MAX_FANOUT = 1 << 16
@@ -64,8 +65,9 @@ def resolve(manifest: Manifest, request: Attach, seeds_name: str, num_seeds: int
         raise Refused("weighted=True: the store has no edge weights; ingest a graph that has them")
     if request.return_e_id and any(r.edge_id_dtype is None for r in manifest.relations):
         raise Refused("return_e_id: the store has no edge ids; ingest with --edge-ids")
+    macro = _resolve_macro(manifest, request) if request.plan == MacrobatchPlan.name else None
     return Resolved(
-        family="neighbor",
+        family="neighbor" if macro is None else "macro",
         fingerprint=manifest.fingerprint,
         sampler=SAMPLER_VERSION,
         seeds=seeds_name,
@@ -79,11 +81,40 @@ def resolve(manifest: Manifest, request: Attach, seeds_name: str, num_seeds: int
         shuffle=request.shuffle,
         seed=request.seed,
         edge_ids=request.return_e_id,
+        macro=macro,
     )
 
 
-def make_plan(manifest: Manifest, resolved: Resolved, part: Part, name: str) -> Plan:
+def _resolve_macro(manifest: Manifest, request: Attach) -> MacroBatch:
+    """What macro-batches are made of.  Raises Refused."""
+    count = max(t.num_partitions for t in manifest.types)
+    if not count:
+        raise Refused(
+            "plan 'macrobatch': the store is not partitioned; make one that is by `blockstore "
+            "repartition STORE NEW --partitions 64`"
+        )
+    partitions = request.macro_partitions or max(1, count // 8)
+    if partitions > count:
+        raise Refused(f"macro_partitions is {partitions}, expected 1 to the store's {count}")
+    return MacroBatch(
+        num_partitions=count,
+        partitions=partitions,
+        reuse=request.reuse,
+        hubs=request.hubs and any(t.hubs for t in manifest.types),
+        halos=request.halos and has_halos(manifest),
+    )
+
+
+def has_halos(manifest: Manifest) -> bool:
+    """Whether partitions have nodes from outside with them: hubs are in the last group alone."""
+    return any(
+        t.halo is not None and t.halo.nodes.num_rows > (t.hubs.num_rows if t.hubs else 0)
+        for t in manifest.types
+    )
+
+
+def make_plan(manifest: Manifest, resolved: Resolved, part: Part, name: str) -> MinibatchPlan:
     """The plan of this name that serves these parameters; `auto`: the one for what is in memory."""
     bounds = GraphBounds(manifest.num_nodes, tuple(r.num_edges for r in manifest.relations))
-    plans = {p.name: p for p in (MinibatchPlan, HyperbatchPlan)}
+    plans = {p.name: p for p in (MinibatchPlan, HyperbatchPlan, MacrobatchPlan)}
     return plans.get(name, MinibatchPlan)(resolved, part, bounds)

@@ -1,0 +1,162 @@
+"""Plan `macrobatch`: neighbor sampling inside some partitions at a time (HANOI).
+
+An epoch deals the partitions out into macro-batches, each partition into one.  A macro-batch's
+seeds are those in its partitions; it is cut into steps of nearly equal size, as many as no epoch
+exceeds: so every epoch has the same number of steps, and no step more seeds than a batch.
+"""
+
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from blockstore.kernels.order import group_by_range
+from blockstore.kernels.random import make_key, permute_range
+from loaderd.errors import Refused
+from loaderd.plans.base import Part, Unit
+from loaderd.plans.minibatch import GraphBounds, MinibatchPlan
+from loaderd.protocol import Resolved
+
+_PARTITIONS, _SEEDS = 1 << 62, 3 << 61  # of keys, in place of a step: no draw has them
+
+
+class Epoch(NamedTuple):
+    """How an epoch's steps fall to macro-batches."""
+
+    members: tuple[NDArray[np.int64], ...]  # partitions of each macro-batch, ascending
+    seeds: NDArray[np.int64]  # (macro-batches,)
+    steps: NDArray[np.int64]  # (macro-batches,) in one pass over its seeds
+    first_step: NDArray[np.int64]  # (macro-batches + 1,) all passes counted
+
+
+class MacrobatchPlan(MinibatchPlan):
+    """Every seed comes `reuse` times an epoch, each time with others of its macro-batch."""
+
+    name = "macrobatch"
+
+    def __init__(
+        self,
+        resolved: Resolved,
+        part: Part,
+        bounds: GraphBounds,
+        seeds_in: NDArray[np.int64] | None = None,
+    ) -> None:
+        """`seeds_in`: int64 (partitions,), seeds in each; without them there are no steps yet.
+
+        Raises Refused: fewer seeds than ranks, or than steps need.
+        """
+        super().__init__(resolved, part, bounds)
+        assert resolved.macro is not None
+        self._macro = resolved.macro
+        self._seeds_in = seeds_in
+        self._bounds = bounds
+        self._steps = 0 if seeds_in is None else self._count_steps(seeds_in)
+        self._num_steps = self._steps * self._macro.reuse
+        self.epoch_layout = lru_cache(4)(self._lay_out)
+
+    def placed(self, seeds_in: NDArray[np.int64]) -> "MacrobatchPlan":
+        """The plan, once it is known how many seeds are in each partition."""
+        return MacrobatchPlan(self.resolved, self.part, self._bounds, seeds_in)
+
+    @property
+    def num_macros(self) -> int:
+        """Macro-batches of an epoch."""
+        return -(-self._macro.num_partitions // self._macro.partitions)
+
+    def unit(self, epoch: int, step: int) -> Unit:
+        """This part's share of a step: positions among the seeds of its macro-batch."""
+        layout: Epoch = self.epoch_layout(epoch)
+        macro = int(np.searchsorted(layout.first_step, step, "right")) - 1
+        cycle, i = divmod(step - int(layout.first_step[macro]), int(layout.steps[macro]))
+        seeds, steps = int(layout.seeds[macro]), int(layout.steps[macro])
+        start, stop = seeds * i // steps, seeds * (i + 1) // steps
+        size, rank, world = stop - start, self.part.rank, self.part.world_size
+        return Unit(
+            epoch, step, start + size * rank // world, start + size * (rank + 1) // world, macro,
+            cycle,
+        )  # fmt: skip
+
+    def order(self, unit: Unit, out: NDArray[np.int64]) -> None:
+        """out[i] = place, among the seeds of the unit's macro-batch, of its seed i."""
+        layout: Epoch = self.epoch_layout(unit.epoch)
+        if not self.resolved.shuffle:
+            out[:] = np.arange(unit.start, unit.stop)
+            return
+        key = make_key(self.resolved.seed, unit.epoch, _SEEDS, unit.macro, unit.cycle)
+        size = int(layout.seeds[unit.macro])
+        permute_range(unit.start, unit.stop, size, np.uint64(key), out)
+
+    def _lay_out(self, epoch: int) -> Epoch:
+        assert self._seeds_in is not None
+        macro, seeds_in = self._macro, self._seeds_in
+        order = np.arange(macro.num_partitions)
+        if self.resolved.shuffle:
+            key = make_key(self.resolved.seed, epoch, _PARTITIONS, 0, 0)
+            permute_range(0, order.size, order.size, np.uint64(key), order)
+        cuts = range(macro.partitions, order.size, macro.partitions)
+        members = tuple(np.sort(m) for m in np.split(order, cuts))
+        seeds = np.array([seeds_in[m].sum() for m in members], np.int64)
+        steps = share_steps(seeds, self._steps, self.resolved.batch_size, self.part.world_size)
+        first = np.concatenate([[0], np.cumsum(steps * macro.reuse)])
+        return Epoch(members, seeds, steps, first)
+
+    def _count_steps(self, seeds_in: NDArray[np.int64]) -> int:
+        """Steps of a pass, enough for every deal of partitions."""
+        world, total = self.part.world_size, int(seeds_in.sum())
+        most = min(self.num_macros, int(np.count_nonzero(seeds_in)))  # macro-batches with seeds
+        steps = -(-total // self.resolved.batch_size) + most - 1
+        if world == 1:
+            return min(steps, total)
+        least = np.sort(seeds_in)[: self._macro.partitions]
+        fewest = int(least.sum()) or int(seeds_in[seeds_in > 0].min())
+        if fewest < world or total // world - most + 1 < steps:
+            raise Refused(
+                f"macro-batches of {self._macro.partitions} partitions may hold as few as {fewest} "
+                f"of {total} seeds, too few for {steps} steps of {world} ranks: ask for a larger "
+                "batch_size or for more partitions a macro-batch"
+            )
+        return steps
+
+
+def share_steps(
+    seeds: NDArray[np.int64], total: int, batch_size: int, world_size: int
+) -> NDArray[np.int64]:
+    """Steps of each macro-batch, `total` together: none has more seeds a step than a batch.
+
+    What is left over goes where steps are largest; ties to the first.  One without seeds has none.
+    """
+    steps = -(-seeds // batch_size)
+    most = seeds // world_size
+    steps = np.minimum(steps, most)
+    for _ in range(total - int(steps.sum())):
+        size = np.where(steps < most, seeds / np.maximum(steps, 1), -1.0)
+        steps[int(np.argmax(size))] += 1
+    return steps
+
+
+class SeedGroups:
+    """A session's seeds, partition by partition."""
+
+    def __init__(
+        self, seeds: NDArray[Any], offsets: NDArray[np.int64], places: NDArray[np.int64]
+    ) -> None:
+        """Groups the seeds' places; takes 8 bytes a seed for the time being.
+
+        seeds    id_dtype (num_seeds,)      store ids
+        offsets  int64 (partitions + 1,)    first node of each partition, then the end
+        places   int64 (num_seeds,)         out: places of the seeds, partition by partition
+        """
+        self._starts = np.empty(offsets.size, np.int64)
+        group_by_range(seeds, offsets, self._starts, places)
+        self._places = places
+        self.counts = np.diff(self._starts)  # int64 (partitions,)
+
+    def place(self, plan: MacrobatchPlan, unit: Unit, out: NDArray[np.int64]) -> None:
+        """Places, among the session's seeds, of those of a unit."""
+        plan.order(unit, out)
+        members = plan.epoch_layout(unit.epoch).members[unit.macro]
+        ends = np.cumsum(self.counts[members])
+        group = np.searchsorted(ends, out, "right")
+        inside = out - np.concatenate([[0], ends])[group]
+        out[:] = self._places[self._starts[members[group]] + inside]

@@ -1,0 +1,241 @@
+"""Macro-batches end to end against plain Python: members, draws, order, passes, memory."""
+
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from clients.torch import NeighborDataset
+from loaderd.errors import Refused
+from loaderd.plans.macrobatch import share_steps
+from tests.daemons import daemon
+from tests.graphs import Csc, make_csc
+from tests.reference import make_key, permute, sample_batch
+from tests.stores import write_store
+
+SEED, BATCH, NODES = 3, 8, 400
+OFFSETS = (0, 60, 61, 150, 230, 230, 310, 400)  # one of one node, one empty
+HUBS = (200, 17, 33)
+HALOS = ([70, 200, 399], [], [0, 17, 300], [61, 62], [5], [], [1, 2, 3, 200, 201])
+SEEDS = [*range(0, 400, 3), 5, 5, 17]
+PARTITIONS = 3
+_PARTITIONS, _SEEDS = 1 << 62, 3 << 61
+
+
+@pytest.fixture(scope="module")
+def graph(tmp_path_factory) -> tuple[Csc, np.ndarray, Path]:
+    """Columns from none to several blocks of 4 KiB, weights with zeros, and their store."""
+    rng = np.random.default_rng(1)
+    degrees = rng.integers(0, 30, NODES)
+    degrees[[5, 17, 61, 200, 229, 399]] = (3000, 1500, 2000, 900, 2500, 2100)
+    graph = make_csc(degrees, 2)
+    weights = rng.exponential(1.0, graph.indices.size).astype(np.float32)
+    weights[rng.random(weights.size) < 0.2] = 0
+    store = tmp_path_factory.mktemp("macro") / "store"
+    write_store(
+        store, graph, SEEDS, weights=weights, offsets=OFFSETS, hubs=HUBS, halos=HALOS
+    )  # fmt: skip
+    return graph, weights, store
+
+
+@pytest.fixture(scope="module", params=["16M", "3M"])
+def endpoint(request, graph):
+    """A daemon with room for two macro-batches, or hardly for one."""
+    with daemon(graph[2], request.param, 2) as endpoint:
+        yield endpoint
+
+
+def deal(epoch: int, size: int, shuffle: bool = True) -> list[list[int]]:
+    """Partitions of each macro-batch."""
+    count = len(OFFSETS) - 1
+    key = make_key(SEED, epoch, _PARTITIONS, 0, 0)
+    order = [permute(i, count, key) for i in range(count)] if shuffle else list(range(count))
+    return [sorted(order[i : i + size]) for i in range(0, count, size)]
+
+
+def members_of(partitions: list[int], hubs: bool, halos: bool) -> set[int]:
+    """Nodes of a macro-batch."""
+    found = set(HUBS) if hubs else set()
+    for p in partitions:
+        found |= set(range(OFFSETS[p], OFFSETS[p + 1]))
+        found |= set(HALOS[p]) if halos else set()
+    return found
+
+
+def steps_of(partitions: list[list[int]], total: int) -> list[int]:
+    """Steps of each macro-batch: none larger than a batch, the largest get what is left."""
+    sizes = [len(seeds_in(p)) for p in partitions]
+    steps = [-(-n // BATCH) for n in sizes]
+    while sum(steps) < total:
+        ratio = [n / s if s and s < n else -1 for n, s in zip(sizes, steps, strict=True)]
+        steps[ratio.index(max(ratio))] += 1
+    return steps
+
+
+def seeds_in(partitions: list[int]) -> list[int]:
+    """Places of the seeds in these partitions, partition by partition."""
+    return [
+        i for p in partitions for i, seed in enumerate(SEEDS) if OFFSETS[p] <= seed < OFFSETS[p + 1]
+    ]
+
+
+def expected_epoch(graph, epoch: int, options: dict, passes: int = 1):
+    """(seeds' places, sampled batch by the reference, original edge ids) of every step."""
+    csc, weights, _ = graph
+    macros = deal(epoch, PARTITIONS, options.get("shuffle", True))
+    with_seeds = min(len(macros), sum(bool(seeds_in([p])) for p in range(len(OFFSETS) - 1)))
+    total = -(-len(SEEDS) // BATCH) + with_seeds - 1
+    step = 0
+    for m, (partitions, count) in enumerate(zip(macros, steps_of(macros, total), strict=True)):
+        members = members_of(partitions, options.get("hubs", True), options.get("halos", True))
+        kept = [
+            [e for e in range(csc.indptr[v], csc.indptr[v + 1]) if csc.indices[e] in members]
+            for v in range(NODES)
+        ]
+        indptr = np.cumsum([0, *map(len, kept)])
+        edges = np.array([e for column in kept for e in column], np.int64)
+        places = seeds_in(partitions)
+        for cycle in range(passes):
+            key = make_key(SEED, epoch, _SEEDS, m, cycle)
+            order = range(len(places))
+            if options.get("shuffle", True):
+                order = [permute(i, len(places), key) for i in order]
+            for i in range(count):
+                own = order[len(places) * i // count : len(places) * (i + 1) // count]
+                index = [places[j] for j in own]
+                batch = sample_batch(
+                    indptr, csc.indices[edges], [SEEDS[j] for j in index],
+                    options["num_neighbors"], SEED, epoch, step,
+                    options.get("frontier", "new"), options.get("replace", False),
+                    weights[edges] if options.get("weighted") else None,
+                )  # fmt: skip
+                yield index, batch, edges
+                step += 1
+
+
+def flat(hops: list[list[int]]) -> list[int]:
+    """All hops, one after the other."""
+    return [item for hop in hops for item in hop]
+
+
+CASES = {
+    "plain": {"num_neighbors": (4, 3, 2), "hubs": False, "halos": False},
+    "hubs": {"num_neighbors": (4, 3, 2), "halos": False},
+    "halos": {"num_neighbors": (4, 3, 2), "hubs": False},
+    "both": {"num_neighbors": (4, 3, 2)},
+    "in order": {"num_neighbors": (4, 3), "shuffle": False},
+    "layer": {"num_neighbors": (4, 3, 2), "frontier": "layer"},
+    "all": {"num_neighbors": (-1, 2)},
+    "wide": {"num_neighbors": (10, 200)},
+    "replace": {"num_neighbors": (5, 4), "replace": True},
+    "weighted": {"num_neighbors": (4, 3, 2), "weighted": True},
+    "three passes": {"num_neighbors": (3, 2), "reuse": 3},
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_batches_are_the_references(graph, endpoint, case):
+    options = CASES[case]
+    data = NeighborDataset(
+        endpoint, batch_size=BATCH, seed=SEED, plan="macrobatch", return_e_id=True,
+        macro_partitions=PARTITIONS, **options,
+    )  # fmt: skip
+    data.set_epoch(2)
+    batches = list(data)
+    assert len(batches) == len(data)
+    data.close()
+    found = list(expected_epoch(graph, 2, options, options.get("reuse", 1)))
+    assert len(batches) == len(found)
+    for batch, (index, expected, edges) in zip(batches, found, strict=True):
+        assert batch.input_id.tolist() == index
+        assert batch.batch_size <= BATCH
+        assert batch.n_id.tolist() == expected.n_id
+        assert batch.num_sampled_nodes == expected.nodes_per_hop
+        assert batch.edge_index[0].tolist() == flat(expected.src_local)
+        assert batch.edge_index[1].tolist() == flat(expected.dst_local)
+        assert batch.e_id.tolist() == [edges[e] for e in flat(expected.edges)]
+        assert batch.x[:, 1].tolist() == [2.0 * node for node in expected.n_id]
+
+
+@pytest.mark.parametrize("reuse", [1, 2])
+def test_every_seed_comes_as_often_as_asked_and_epochs_are_equally_long(endpoint, reuse):
+    data = NeighborDataset(
+        endpoint, "train", (2,), BATCH, SEED, "macrobatch", macro_partitions=2, reuse=reuse
+    )
+    for _ in range(3):
+        batches = list(data)
+        assert len(batches) == len(data)
+        counts = Counter(i for b in batches for i in b.input_id.tolist())
+        assert counts == dict.fromkeys(range(len(SEEDS)), reuse)
+    data.close()
+
+
+def test_a_run_left_anywhere_goes_on_as_if_it_had_not_been(endpoint):
+    options = {"macro_partitions": 2, "num_neighbors": (3, 2)}
+    data = NeighborDataset(endpoint, batch_size=BATCH, plan="macrobatch", **options)
+    whole = [b.n_id.tolist() for b in data]
+    for left in (1, len(whole) // 2, len(whole) - 1):
+        data.set_epoch(0)
+        it = iter(data)
+        for _ in range(left):
+            next(it)
+        state = data.state_dict()
+        again = NeighborDataset(endpoint, batch_size=BATCH, plan="macrobatch", **options)
+        again.load_state_dict(state)
+        assert [b.n_id.tolist() for b in again] == whole[left:]
+        again.close()
+    data.close()
+
+
+def test_ranks_share_each_step(endpoint):
+    options = {"macro_partitions": 4, "num_neighbors": (2,), "batch_size": 16}
+    whole = NeighborDataset(endpoint, plan="macrobatch", **options)
+    parts = [
+        NeighborDataset(endpoint, plan="macrobatch", rank=rank, world_size=2, **options)
+        for rank in range(2)
+    ]
+    assert len(parts[0]) == len(parts[1])
+    seeds = [[b.input_id.tolist() for b in part] for part in parts]
+    assert all(len(a) and len(b) and abs(len(a) - len(b)) <= 1 for a, b in zip(*seeds, strict=True))
+    assert sorted(i for part in seeds for batch in part for i in batch) == list(range(len(SEEDS)))
+    assert len(whole) == len(parts[0])
+    for data in (whole, *parts):
+        data.close()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"macro_partitions": 8}, "expected 1 to the store's 7"),
+        ({"reuse": 5}, "reuse is 5, expected 1 to 4"),
+        ({"batch_size": 40, "world_size": 30}, "too few for"),
+    ],
+)
+def test_what_cannot_be_is_refused(endpoint, options, words):
+    with pytest.raises(Refused, match=words):
+        len(NeighborDataset(endpoint, plan="macrobatch", **options))
+
+
+def test_a_store_without_partitions_is_refused_with_what_to_do(graph, tmp_path):
+    write_store(tmp_path / "store", graph[0], range(40))
+    with daemon(tmp_path / "store", "16M", 1) as endpoint, pytest.raises(Refused) as caught:
+        len(NeighborDataset(endpoint, plan="macrobatch"))
+    assert "blockstore repartition" in str(caught.value)
+
+
+def test_too_little_memory_names_what_would_do(graph):
+    options = {"plan": "macrobatch", "num_neighbors": (3,), "batch_size": BATCH}
+    with daemon(graph[2], "400K", 1) as endpoint, pytest.raises(Refused) as caught:
+        len(NeighborDataset(endpoint, macro_partitions=7, **options))
+    enough = str(caught.value).split("--mem ")[1].split(",")[0]
+    with daemon(graph[2], enough.replace(" ", "").replace("iB", ""), 1) as endpoint:
+        data = NeighborDataset(endpoint, macro_partitions=7, **options)
+        assert len(list(data)) == len(data)
+        data.close()
+
+
+def test_steps_are_shared_out_by_size():
+    shared = share_steps(np.array([100, 0, 5, 41]), 20, 10, 1)
+    assert shared.tolist() == [13, 0, 1, 6]
+    assert share_steps(np.array([2, 2]), 4, 8, 1).tolist() == [2, 2]
