@@ -144,4 +144,4 @@ def _numpy_parts() -> list[Any]:
     rebuild = importlib.import_module("numpy._core.multiarray")._reconstruct
     kinds = [getattr(np.dtypes, name) for name in dir(np.dtypes) if name.endswith("DType")]
     old = (rebuild, "numpy.core.multiarray._reconstruct")  # its name before numpy 2
-    return [rebuild, old, np.ndarray, np.dtype, *kinds]
+    return [bytes, rebuild, old, np.ndarray, np.dtype, *kinds]  # bytes: of empty ones

@@ -35,7 +35,7 @@ print(json.dumps([shown, "torch" in sys.modules]))
 SCALARS = st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats() | st.text()
 ARRAYS = arrays_of.arrays(
     st.sampled_from([np.int64, np.uint8, np.float32, np.float16, np.bool_]),
-    arrays_of.array_shapes(min_dims=0, max_dims=3, max_side=3),
+    arrays_of.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=3),
 )
 VALUES = st.recursive(
     SCALARS | ARRAYS, lambda v: st.lists(v, max_size=3) | st.dictionaries(st.text(), v, max_size=3)

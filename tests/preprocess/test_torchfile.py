@@ -21,12 +21,14 @@ def test_tensors_and_arrays_come_out(tmp_path: Path, zipped: bool):
         "a": torch.arange(6).reshape(2, 3),
         "b": [torch.tensor([0.5, 2], dtype=torch.bfloat16)],
         "c": np.arange(3, dtype=np.int32),
+        "d": np.empty((0, 2), np.int16),
     }
     torch.save(held, tmp_path / "a.pt", _use_new_zipfile_serialization=zipped)
     found = load_torch(tmp_path / "a.pt")
     assert as_numpy(found["a"]).tolist() == [[0, 1, 2], [3, 4, 5]]
     assert as_numpy(found["b"][0]).tolist() == [0.5, 2]
     assert as_numpy(found["c"]).dtype == np.int32
+    assert (found["d"].shape, found["d"].dtype) == ((0, 2), np.int16)
     assert is_tensor(found["a"])
     assert is_tensor(found["c"])
     assert not is_tensor(found["b"])

@@ -39,7 +39,7 @@ def write_graph(root: Path, splits: dict[str, Any] = SPLITS) -> Path:
     paper = folder / "processed" / "paper"
     paper.mkdir(parents=True)
     torch.save(META, folder / "meta.pt")
-    torch.save({k: np.array(v) for k, v in splits.items()}, folder / "split_dict.pt")
+    torch.save({k: np.array(v, int) for k, v in splits.items()}, folder / "split_dict.pt")
     (folder / "RELEASE_v1.txt").touch()
     np.save(paper / "node_feat.npy", FEATURES)
     np.save(paper / "node_label.npy", LABELS)
@@ -98,6 +98,8 @@ def test_edges_may_lie_in_pairs_on_disk(tmp_path: Path):
         ),
         ({"train": [0], "test": [6, 1], "test-dev": [6]}, {"train": [0], "test": [6, 1]}),
         ({"train": [0], "test-dev": [6]}, {"train": [0], "test-dev": [6]}),
+        ({"train": [0], "valid": []}, {"train": [0], "valid": np.empty(0, np.int64)}),
+        ({}, {}),
     ],
 )
 def test_parts_of_the_test_split_are_taken_where_they_are(tmp_path: Path, held: Any, given: Any):
