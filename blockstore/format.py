@@ -273,6 +273,30 @@ class Partitioning(msgspec.Struct, frozen=True, kw_only=True):
     evaluations: int  # scores that were worked out, in all passes
 
 
+class Kept(msgspec.Struct, frozen=True, kw_only=True):
+    """What is loaded with some of the partitions, drawn at random: expected shares.
+
+    Three numbers: by partitions alone, with hubs, with hubs and halos.
+    """
+
+    num_partitions: int  # so many are loaded
+    nodes: tuple[float, float, float]  # of a training node's in-neighbors; mean over these nodes
+    edges: tuple[float, float, float]  # of all in-edges of training nodes
+    loaded: tuple[float, float, float]  # of all nodes, each counted once
+    rows: float  # nodes of partitions, slots of their halos and hubs, over all nodes
+
+
+class Influence(msgspec.Struct, frozen=True, kw_only=True):
+    """How hubs and halos were chosen, and what they are good for."""
+
+    hub_score: str  # "walk", "degree", or empty: there are none
+    steps: int  # of the lazy reverse walks
+    num_hubs: int
+    halo: float  # nodes of a halo at most, as a share of those of its partition
+    num_slots: int  # of all halos, hubs not counted
+    kept: tuple[Kept, ...]  # with an 8th and a 16th of the partitions
+
+
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """What a store holds: the attributes of its root group, under MANIFEST_KEY."""
 
@@ -287,6 +311,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     duplicates: str = "keep"
     self_loops: str = "keep"
     partitioning: Partitioning | None = None  # None: nodes were not partitioned, or as given
+    influence: Influence | None = None  # None: there are no hubs and no halos
 
     @property
     def num_nodes(self) -> int:

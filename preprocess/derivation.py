@@ -20,8 +20,9 @@ from blockstore.units import format_bytes
 from preprocess.contents import as_path
 from preprocess.errors import BadInput
 from preprocess.options import FeatureDtype
-from preprocess.plan import row_disk_bytes, too_little_memory
+from preprocess.plan import too_little_memory
 from preprocess.stages.csc import COLUMN_BYTES, Widths
+from preprocess.steps import row_disk_bytes
 
 Op = Literal["mean", "sum", "max"]
 
@@ -92,9 +93,10 @@ class DerivePlan:
 
     buffer: int  # bytes of each of two buffers of the array being written
     scan_bytes: int  # of blocks of rows, read at a time
-    piece_rows: int  # rows on their way together
+    lanes: int  # threads that read them
+    piece_rows: int  # rows on their way together, where it is not by blocks
     piece_edges: int
-    sort_bytes: int  # for sorting edges, or for their buckets
+    sort_bytes: int  # for sorting edges, or for buckets
     range_nodes: int  # targets whose sums are in memory together
     num_ranges: int
     spill: bool  # a row an edge goes to a file: less to move than all rows for each range
@@ -207,26 +209,30 @@ def plan_derivation(
     Raises BudgetTooSmall with the least that would do.
     """
     target, feature, num_edges = resolved.target, resolved.feature, resolved.relation.num_edges
-    slot = row_geometry(feature, manifest.block_bytes).slot_bytes
     out_slot = row_geometry(resolved.array, manifest.block_bytes).slot_bytes
     sum_bytes, tables = 4 * feature.row_items, _table_bytes(manifest, resolved)
+    slot = row_geometry(feature, manifest.block_bytes).slot_bytes
     sort_need = 0 if resolved.outward else longest * resolved.widths.sort_bytes + COLUMN_BYTES
-    share = max(_LEAST_SHARE, 2 * _LEAST_ROWS * sum_bytes, 16 * slot, 16 * sort_need // 3 + 64)
-    least = _least_bytes(tables, share, out_slot)
+    share = max(_LEAST_SHARE, 3 * _LEAST_ROWS * sum_bytes, 3 * _reading(feature, slot))
+    least = _least_bytes(tables, max(share, 8 * sort_need), out_slot)
     if mem_bytes < least:
         why = f"{target.num_nodes:,} targets, rows of {format_bytes(feature.row_bytes)} and buffers"
-        if sort_need * 16 // 3 + 64 == share:
+        if 8 * sort_need > share:
             why = f"sorting the {longest:,} edges of one node"
         raise too_little_memory(mem_bytes, least, why)
     spare = mem_bytes - tables - min(_INTERPRETER_BYTES, mem_bytes // 4)
     buffer = max(out_slot, min(_MOST_BUFFER, spare // 16))
     share = spare - 2 * buffer
-    piece = min(_MOST_PIECE, share // 64)
-    range_nodes = min(max(1, target.num_nodes), share // 2 // sum_bytes)
+    piece = min(_MOST_PIECE, share // 96)
+    scan = max(slot, piece * ITEM_BYTES[feature.dtype] // 4)
+    lanes = 2 if 2 * _reading(feature, scan) <= share // 6 else 1
+    rest = share - lanes * _reading(feature, scan)
+    sort = rest // (8 if resolved.outward else 4)
+    sums = rest // 8 * (6 if resolved.outward else 5)
+    range_nodes = min(max(1, target.num_nodes), sums // sum_bytes)
     num_ranges = -(-target.num_nodes // range_nodes)
     array_bytes = row_disk_bytes(resolved.array, manifest.block_bytes)
-    sort, width = share // 4, ITEM_BYTES[resolved.origin_dtype]
-    in_buckets = num_edges * (width + 4) + 2 * PAGE_BYTES * num_ranges
+    in_buckets = num_edges * (ITEM_BYTES[resolved.origin_dtype] + 4) + 2 * PAGE_BYTES * num_ranges
     in_rows = num_edges * (feature.row_bytes + 4) + 2 * PAGE_BYTES * num_ranges
     sorting = 0 if resolved.outward or 8 * num_edges <= sort // 2 else 8 * num_edges
     floats = sum_bytes * target.num_nodes if resolved.array.scale_path else 0
@@ -239,9 +245,10 @@ def plan_derivation(
         spill = False
     return DerivePlan(
         buffer=buffer,
-        scan_bytes=max(slot, piece),
+        scan_bytes=scan,
+        lanes=lanes,
         piece_rows=max(1, piece // sum_bytes),
-        piece_edges=max(1, min(_MOST_EDGES, share // 16 // _PIECE_EDGE_BYTES)),
+        piece_edges=max(1, min(_MOST_EDGES, rest // 24 // _PIECE_EDGE_BYTES)),
         sort_bytes=sort,
         range_nodes=range_nodes,
         num_ranges=num_ranges,
@@ -249,6 +256,11 @@ def plan_derivation(
         array_bytes=array_bytes,
         temporary_bytes=spilling if spill else passing,
     )
+
+
+def _reading(feature: RowArray, scan_bytes: int) -> int:
+    """Memory of a thread that reads rows ahead: of what it reads 2, of that in float32 4."""
+    return 2 * scan_bytes + 4 * (scan_bytes * 4 // ITEM_BYTES[feature.dtype])
 
 
 def _table_bytes(manifest: Manifest, resolved: Resolved) -> int:

@@ -12,11 +12,12 @@ from preprocess.contents import Contents, list_contents
 from preprocess.disk import DiskRates, existing_folder, measure_disk
 from preprocess.estimate import START_S, ProcessorRates, StageEstimate, estimate_stages
 from preprocess.options import FeatureDtype, IngestOptions
-from preprocess.plan import graph_bytes, plan_of, store_bytes
+from preprocess.plan import plan_of, store_bytes
 from preprocess.renderings import format_count, format_seconds
 from preprocess.result import IngestPlan
 from preprocess.reverse import with_reverses
 from preprocess.source import Source
+from preprocess.steps import graph_bytes
 
 _DTYPES: tuple[FeatureDtype, ...] = ("float32", "float16", "bfloat16", "int8")
 _SESSION_SLOTS = 12  # the least that a session takes of a daemon's arena

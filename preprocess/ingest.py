@@ -41,6 +41,8 @@ from preprocess.arrays import (
 from preprocess.contents import SPLITS, Contents, TypeContents, list_contents, split_sizes
 from preprocess.errors import BadInput
 from preprocess.graph import PARTITION, RANK, GraphStages, counts_file
+from preprocess.influence_plan import copies_nodes
+from preprocess.influence_stages import InfluenceStages
 from preprocess.memory import give_back_freed
 from preprocess.options import IngestOptions
 from preprocess.plan import (
@@ -189,7 +191,11 @@ class _Ingest:
             self._write_type(number, labels.get(t.name, {}))
             for number, t in enumerate(contents.types)
         )
-        manifest = run.writer.commit(self._manifest(types, relations))
+        manifest = self._manifest(types, relations)
+        if copies_nodes(run.options):
+            self._graph.nodes = None
+            manifest = InfluenceStages(run, manifest).write()
+        manifest = run.writer.commit(manifest)
         return IngestResult(manifest, tuple(run.results), quantization_errors(run), self._pass_s)
 
     def _counts(self) -> list[str]:

@@ -5,6 +5,7 @@ from typing import Literal
 
 from blockstore.format import DEFAULT_BLOCK_BYTES, PAGE_BYTES, SHARD_BYTES
 from preprocess.errors import BadInput
+from preprocess.influence import NO_WISHES, InfluenceOptions
 from preprocess.partition import PartitionOptions
 
 FeatureDtype = Literal["float32", "float16", "bfloat16", "int8"]
@@ -30,6 +31,7 @@ class IngestOptions:
     split: tuple[float, ...] = ()  # shares of train, valid, test where the source has no splits
     partitioned: bool = False  # a partition of the nodes is given
     partition: PartitionOptions | None = None  # one is to be found
+    influence: InfluenceOptions = NO_WISHES  # hubs and halos
 
     @property
     def in_partitions(self) -> bool:
@@ -55,6 +57,7 @@ class IngestOptions:
             )  # fmt: skip
         if self.partition is not None:
             self.partition.check()
+        self.influence.check(self.in_partitions)
         shares = self.split
         if shares and (len(shares) != 3 or min(shares) < 0 or not 0 < sum(shares) <= 1 + 1e-9):
             raise BadInput.at(

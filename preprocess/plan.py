@@ -2,10 +2,9 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 from blockstore.errors import BudgetTooSmall
-from blockstore.format import PAGE_BYTES, RowArray, align, row_geometry
+from blockstore.format import PAGE_BYTES, RowArray, align
 from blockstore.units import format_bytes
 from preprocess.contents import (
     SPLITS,
@@ -17,11 +16,13 @@ from preprocess.contents import (
     list_contents,
     split_sizes,
 )
+from preprocess.influence_plan import influence_bytes, influence_node_bytes, influence_steps
 from preprocess.options import IngestOptions
 from preprocess.partition import PartitionOptions, visited_fits
 from preprocess.result import IngestPlan, MemoryLine, StagePlan
 from preprocess.reverse import with_reverses
 from preprocess.source import Source, SourceRows
+from preprocess.steps import Step, graph_bytes, row_disk_bytes, scatter_bytes
 
 CHECK, COUNT = "check labels and splits", "count edges"  # names of stages
 COLUMNS_STAGE, ORDER = "columns by source id", "order nodes"
@@ -47,17 +48,6 @@ class MemoryPlan:
 
     buffer: int  # bytes of each of two buffers of an array being written
     share: int  # bytes for chunks, buckets and dense rows, one stage at a time
-
-
-class Step(NamedTuple):
-    """A stage: the bytes that it moves, and those that it keeps."""
-
-    name: str
-    read: int
-    written: int
-    made: int = 0  # temporary bytes that later stages need
-    spent: int = 0  # temporary bytes that no stage needs after it
-    passing: int = 0  # temporary bytes that are gone when it is over
 
 
 def plan(source: Source, options: IngestOptions) -> IngestPlan:
@@ -123,7 +113,9 @@ def too_little_memory(found: int, least: int, why: str) -> BudgetTooSmall:
 
 def node_bytes(options: IngestOptions) -> int:
     """Of tables, for each node: the documented number."""
-    least = 0 if options.partition is None else options.partition.node_bytes
+    least = influence_node_bytes(options)
+    if options.partition is not None:
+        least = max(least, options.partition.node_bytes)
     if options.order in ("bfs", "degree"):
         return max(BFS_NODE_BYTES, least)
     return max(RENAMED_NODE_BYTES if options.renames else SOURCE_NODE_BYTES, least)
@@ -200,7 +192,7 @@ def plan_steps(contents: Contents, options: IngestOptions, memory: MemoryPlan) -
         ]
         if options.in_partitions:
             steps.append(Step(partition_path(t), 0, 0))
-    return steps
+    return steps + influence_steps(contents, options, memory.share, node_bytes(options))
 
 
 def seeded_splits(t: TypeContents, labelled: int, options: IngestOptions) -> list[RowArray]:
@@ -253,7 +245,8 @@ def store_bytes(contents: Contents, options: IngestOptions) -> int:
     for t in contents.types:
         arrays += seeded_splits(t, t.num_nodes, options)
     rows = sum(row_disk_bytes(a, options.block_bytes) for a in arrays)
-    return rows + sum(graph_bytes(r, options) for r in contents.relations)
+    graphs = sum(graph_bytes(r, options) for r in contents.relations)
+    return rows + graphs + influence_bytes(contents, options)
 
 
 def columns_fit(contents: Contents, share: int) -> bool:
@@ -289,18 +282,6 @@ def place_dtype(relation: RelationContents) -> str:
 def looks_at_label(label: Rows, options: IngestOptions) -> bool:
     """Whether labels are read before they are written: for their dtype, or to split them."""
     return label.source.dtype.kind == "f" or bool(options.split)
-
-
-def row_disk_bytes(array: RowArray, block_bytes: int) -> int:
-    """Bytes of the shards of a row array, and of its checksums."""
-    geometry = row_geometry(array, block_bytes)
-    return geometry.num_blocks * geometry.slot_bytes * 1025 // 1024
-
-
-def graph_bytes(relation: RelationContents, options: IngestOptions) -> int:
-    """Blocks of a relation, with their headers and what is left of them."""
-    size = relation.most_edges * relation.item_bytes + 4 * relation.dst.num_nodes
-    return size + size // 64 + options.block_bytes
 
 
 def _source_bytes(relation: RelationContents) -> int:
@@ -408,7 +389,7 @@ def _relation_steps(
         steps.append(Step(sort_stage(relation), moved, written, made, spent, passing))
         for rows in relation.inline:
             each = 4 if rows is relation.weight else 8
-            name, passing = inline_stage(relation, rows), _scatter_bytes(edges, each, place, share)
+            name, passing = inline_stage(relation, rows), scatter_bytes(edges, each, place, share)
             read, written = _rows_bytes(rows) + places + passing, edges * each + passing
             steps.append(Step(name, read, written, edges * each, passing=passing))
             held += edges * each
@@ -421,15 +402,10 @@ def _relation_steps(
     return [*steps, *(_split_step(s, options) for s in relation.splits)]
 
 
-def _scatter_bytes(num_rows: int, row_bytes: int, place: int, share: int) -> int:
-    """Temporary bytes of rows that are put into another order."""
-    return num_rows * (row_bytes + place) if num_rows * row_bytes > share // 2 else 0
-
-
 def _rows_steps(rows: Rows, share: int, place: int, num_rows: int) -> list[Step]:
     """`place`: bytes of the new place of a row; 0: rows stay where they are."""
     array = rows.array
-    passing = _scatter_bytes(num_rows, array.row_bytes, place, share) if place else 0
+    passing = scatter_bytes(num_rows, array.row_bytes, place, share) if place else 0
     read = _rows_bytes(rows.source)
     scale = [Step(scale_stage(array), read, 0)] if array.scale_path else []
     written = num_rows * array.row_bytes * 1025 // 1024

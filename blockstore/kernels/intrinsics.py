@@ -119,6 +119,37 @@ def copy_bytes(_context, source, start, target, at, num_bytes):
     return types.void(source, types.int64, target, types.int64, types.int64), codegen
 
 
+LANES = 16  # that `add_lanes` adds at once
+
+
+def _add_slice(target, at, source):
+    target[int(at) : int(at) + LANES] += source[:LANES]
+
+
+@_or_python(_add_slice)
+def add_lanes(_context, target, at, source):
+    """target[at : at + LANES] += source[:LANES], one vector; the ranges are not checked.
+
+    target, source   float32 or float64 (any,)   C-contiguous, of one dtype
+    at               int64
+    """
+
+    def codegen(context, builder, signature, args):
+        dtype = context.get_value_type(signature.args[0].dtype)
+        size = context.get_abi_sizeof(dtype)
+        vector = ir.VectorType(dtype, LANES).as_pointer()
+        to = context.make_array(signature.args[0])(context, builder, args[0]).data
+        of = context.make_array(signature.args[2])(context, builder, args[2]).data
+        place = builder.bitcast(builder.gep(to, [args[1]]), vector)
+        total = builder.fadd(
+            builder.load(place, align=size), builder.load(builder.bitcast(of, vector), align=size)
+        )
+        builder.store(total, place, align=size)
+        return context.get_dummy_value()
+
+    return types.void(target, types.int64, source), codegen
+
+
 def _crc32_word(crc, word):
     crc = int(crc) ^ int(word)
     for _ in range(64):

@@ -13,6 +13,8 @@ from blockstore.format import (
     BlockHeader,
     Halo,
     HaloColumns,
+    Influence,
+    Kept,
     Manifest,
     NodeType,
     Partitioning,
@@ -79,6 +81,8 @@ def test_flags_are_those_of_the_document():
     [
         ("field", Manifest),
         ("field of a partitioning", Partitioning),
+        ("field of an influence", Influence),
+        ("field of what is kept", Kept),
         ("field of a type", NodeType),
         ("field of a relation", Relation),
         ("field of a row array", RowArray),

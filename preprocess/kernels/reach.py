@@ -1,0 +1,98 @@
+"""In-edges of training nodes that are loaded with some of the partitions; copies of columns."""
+
+import numpy as np
+from numba import njit
+
+
+@njit(nogil=True, cache=True)
+def add_kept(
+    first, degrees, sources, marks, hubs, times, stamps, offsets, dst, halo, halo_starts, chances,
+    state, column, totals,
+):  # fmt: skip
+    """Expected shares of the in-edges of marked nodes whose sources are loaded with their targets.
+
+    first        int64                     node of the first column
+    degrees      int64 (columns,)          edges that are here
+    sources      integers (edges,)
+    marks, hubs  uint8 (num_nodes,)
+    times        uint32 (num_nodes,)       groups that hold each node: its partition, and halos
+    stamps       uint32 (num_nodes,)       in and out: 1 + the last part whose halo held each node
+    offsets      int64 (types, parts + 1)  store ids
+    dst          int64                     type of the columns
+    halo         uint64 (slots,)           nodes of all halos, part by part
+    halo_starts  int64 (parts + 1,)
+    chances      float64 (cases, most + 1)  that a node in so many other groups is loaded
+    state        int64 (5,)                in and out: column in hand or -1, its part or -1, its
+                                           edges; columns and edges that are over
+    column       float64 (cases, 3)        in and out: edges kept of the column in hand, by
+                                           partitions, with hubs, with halos too
+    totals       float64 (cases, 3, 2)     in and out: sums of shares, and of edges
+    """
+    at = np.int64(0)
+    for i in range(degrees.size):
+        v, stop = first + i, at + degrees[i]
+        if stop == at or marks[v] == 0:
+            at = stop
+            continue
+        if v != state[0]:
+            end_column(state, column, totals)
+            state[0] = v
+        part = max(np.int64(0), state[1])
+        while offsets[dst, part + 1] <= v:
+            part += 1
+        if part != state[1]:
+            state[1] = part
+            for k in range(halo_starts[part], halo_starts[part + 1]):
+                stamps[np.int64(halo[k])] = part + 1
+        for k in range(at, stop):
+            u = np.int64(sources[k])
+            near = False
+            for t in range(offsets.shape[0]):
+                near |= offsets[t, part] <= u < offsets[t, part + 1]
+            pinned = near or hubs[u] != 0
+            held = pinned or stamps[u] == part + 1
+            for c in range(chances.shape[0]):
+                column[c, 0] += 1.0 if near else chances[c, 1]
+                column[c, 1] += 1.0 if pinned else chances[c, 1]
+                column[c, 2] += 1.0 if held else chances[c, times[u]]
+        state[2] += stop - at
+        at = stop
+
+
+@njit(nogil=True, cache=True)
+def end_column(state, column, totals):
+    """The column in hand is over: `add_kept`."""
+    if state[2] > 0:
+        for c in range(column.shape[0]):
+            for j in range(3):
+                totals[c, j, 0] += column[c, j] / state[2]
+                totals[c, j, 1] += column[c, j]
+        state[3] += 1
+        state[4] += state[2]
+    column[:] = 0
+    state[0] = -1
+    state[2] = 0
+
+
+@njit(nogil=True, cache=True)
+def spread_columns(nodes, slots, first, skipped, begins, slot_starts, index, places):
+    """Where the edges of columns go: to the columns of slots that are copies of them.
+
+    nodes        int64 (copies,)        node of each copy: a column of this piece
+    slots        int64 (copies,)        its slot
+    first        int64                  node of the first column
+    skipped      int64                  edges of that column in earlier pieces
+    begins       int64 (columns + 1,)   first edge of each column here
+    slot_starts  int64 (slots + 1,)     first edge of each slot
+    index        int64                  out: an edge of this piece ...
+    places       integers               out: ... and its place among the edges of all slots
+    """
+    done = np.int64(0)
+    for i in range(nodes.size):
+        c = nodes[i] - first
+        place = slot_starts[slots[i]] + (skipped if c == 0 else 0)
+        for k in range(begins[c], begins[c + 1]):
+            index[done] = k
+            places[done] = place
+            place += 1
+            done += 1

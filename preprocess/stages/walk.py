@@ -1,0 +1,254 @@
+"""Lazy reverse walks over the relation blocks of a store: who matters to whom.
+
+In a step half of a node's score stays, and the other half goes to the sources of its in-edges, the
+same to each edge, of all relations; a node without in-edges keeps its score.  What is added to a
+node is added in the order of the blocks, so scores depend on the store alone.
+"""
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from blockstore.format import NodeType
+from blockstore.kernels.intrinsics import LANES
+from blockstore.store import Store, scan_rows
+from preprocess.kernels.walk import (
+    add_degrees,
+    count_digits,
+    keep_half,
+    push_shares,
+    start_walk,
+    take_top,
+)
+from preprocess.progress import Progress, Stage
+from preprocess.stages.ahead import read_ahead
+from preprocess.stages.stored_columns import relation_columns
+
+STEPS = 3
+_THREADS = 4
+_LINE_BYTES = 64
+_DIGITS = ((20, 11), (10, 10), (0, 10))  # shift and bits: 31 bits of a positive float32
+LANE_BYTES = 8  # a node, in one lane: before and after a step
+WALK_NODE_BYTES = 5  # beside lanes: in-degree 4, training node 1
+
+
+class Lanes(NamedTuple):
+    """How many walks go at the same time: `groups` threads, `width` walks each."""
+
+    width: int
+    groups: int
+
+    @property
+    def num_walks(self) -> int:
+        """Walks at a time."""
+        return self.width * self.groups
+
+
+def plan_lanes(num_nodes: int, num_walks: int, room: int) -> Lanes:
+    """As many as `room` bytes hold: full lines for each thread where they fit; at least one."""
+    fitting = max(1, room // (LANE_BYTES * max(1, num_nodes)))
+    width = LANES if min(fitting, num_walks) > LANES // 2 and fitting >= LANES else 1
+    while width < min(fitting, num_walks, LANES) and 2 * width <= fitting:
+        width *= 2
+    groups = max(1, min(_THREADS, fitting // width, -(-num_walks // width)))
+    return Lanes(width, groups)
+
+
+class LazyWalk:
+    """Walks over all relations of a store.  Raises CorruptBlock."""
+
+    def __init__(self, store: Store, scan_bytes: int, progress: Progress) -> None:
+        """Reads the graph once, for in-degrees: 4 bytes a node are held."""
+        self._store, self._scan_bytes, self._progress = store, scan_bytes, progress
+        self.num_nodes = store.manifest.num_nodes
+        self.num_edges = sum(r.num_edges for r in store.manifest.relations)
+        self.in_degrees: NDArray[np.uint32] = np.zeros(self.num_nodes, np.uint32)
+        with progress.stage("count in-edges", self.num_edges, "edges") as stage:
+            for head, degrees, sources in self._pieces(None):
+                add_degrees(head[0], degrees, self.in_degrees)
+                stage.advance(sources.size)
+
+    def scores(self, marks: NDArray[np.uint8]) -> NDArray[np.float64]:
+        """After all steps, from score 1 at each node that is marked: float64 (num_nodes,)."""
+        scores, out = new_lanes(self.num_nodes, np.float64), new_lanes(self.num_nodes, np.float64)
+        scores[:] = marks
+        with self._progress.stage("walk", STEPS * self.num_edges, "edges") as stage:
+            for _ in range(STEPS):
+                self._step([(scores, out)], 1, None, None, stage)
+                scores, out = out, scores
+        return scores
+
+    def top_of_parts(
+        self,
+        marks: NDArray[np.uint8],
+        offsets: NDArray[np.int64],
+        wanted: NDArray[np.int64],
+        never: NDArray[np.int64],
+        lanes: Lanes,
+    ) -> Iterator[NDArray[np.uint64]]:
+        """Outside nodes of the highest scores for the marked nodes of each part, ascending.
+
+        marks    uint8 (num_nodes,)
+        offsets  int64 (types, parts + 1)   store ids of each part, type by type
+        wanted   int64 (parts,)             how many nodes; fewer where fewer have a score
+        never    int64                      nodes that are not chosen
+
+        Equal scores: the smaller id.
+        """
+        num_parts = offsets.shape[1] - 1
+        batches = [*range(0, num_parts, lanes.num_walks), num_parts]
+        arrays = [
+            tuple(new_lanes(self.num_nodes * lanes.width, np.float32) for _ in range(2))
+            for _ in range(lanes.groups)
+        ]
+        total = (STEPS * (len(batches) - 1)) * self.num_edges
+        with (
+            self._progress.stage("walk", total, "edges") as stage,
+            ThreadPoolExecutor(lanes.groups, thread_name_prefix="walk") as pool,
+        ):
+            for low, high in pairwise(batches):
+                groups = [
+                    range(first, min(first + lanes.width, high))
+                    for first in range(low, high, lanes.width)
+                ]
+                pairs = [(a, b) for a, b in arrays[: len(groups)]]
+                list(pool.map(lambda g, p: _start(marks, offsets, g, lanes.width, p[0]),
+                              groups, pairs))  # fmt: skip
+                spans = [(int(row[low]), int(row[high])) for row in offsets]
+                for step in range(STEPS):
+                    self._step(pairs, lanes.width, spans if step == 0 else None, pool, stage)
+                    pairs = [(b, a) for a, b in pairs]
+
+                def choose(parts: range, pair: tuple[Any, Any]) -> list[NDArray[np.uint64]]:
+                    return _choose(pair[0], lanes.width, parts, offsets, wanted, never)
+
+                for chosen in list(pool.map(choose, groups, pairs)):
+                    yield from chosen
+
+    def _step(
+        self,
+        pairs: Sequence[tuple[NDArray[Any], NDArray[Any]]],
+        width: int,
+        spans: list[tuple[int, int]] | None,
+        pool: ThreadPoolExecutor | None,
+        stage: Stage,
+    ) -> None:
+        """From the first to the second of each pair; `spans`: where scores are, type by type."""
+
+        def each(work: Any) -> None:
+            if pool is None:
+                for pair in pairs:
+                    work(pair)
+            else:
+                list(pool.map(work, pairs))
+
+        each(lambda pair: keep_half(self.in_degrees, pair[0], width, pair[1]))
+        passed = 0
+        for head, degrees, sources in self._pieces(spans):
+            first = head[0]
+            each(
+                lambda pair, f=first, d=degrees, s=sources: push_shares(
+                    f, d, s, self.in_degrees, pair[0], width, pair[1]
+                )
+            )
+            stage.advance(sources.size)
+            passed += sources.size
+        stage.advance(self.num_edges - passed)
+
+    def _pieces(self, spans: list[tuple[int, int]] | None) -> Iterator[Any]:
+        """Columns of all relations; `spans`: those that are wanted of each type."""
+        types = {t.name: i for i, t in enumerate(self._store.manifest.types)}
+        for relation in self._store.manifest.relations:
+            columns = None if spans is None else spans[types[relation.dst]]
+            if columns is not None and columns[0] == columns[1]:
+                continue
+            pieces = relation_columns(self._store, relation, self._scan_bytes, columns)
+            with closing(read_ahead(pieces)) as ahead:
+                yield from ahead
+
+
+def training_marks(store: Store, types: Sequence[NodeType], split: str) -> NDArray[np.uint8]:
+    """1 for each node of a split of any type, uint8 (num_nodes,), by store id."""
+    marks = np.zeros(store.manifest.num_nodes, np.uint8)
+    for t in types:
+        if split not in t.splits:
+            continue
+        listed = np.zeros(t.num_nodes, np.uint8)
+        for _, ids in scan_rows(store, t.splits[split]):
+            listed[ids] = 1
+        for first, ids in scan_rows(store, t.store_id):
+            marks[ids] = listed[first : first + ids.size]
+    return marks
+
+
+def new_lanes(size: int, dtype: Any) -> NDArray[Any]:
+    """Zeros that begin with a cache line: lanes of a node are whole lines then."""
+    num_bytes = size * np.dtype(dtype).itemsize
+    raw = np.zeros(num_bytes + _LINE_BYTES, np.uint8)
+    at = -raw.ctypes.data % _LINE_BYTES
+    return raw[at : at + num_bytes].view(dtype)
+
+
+def _start(
+    marks: NDArray[np.uint8],
+    offsets: NDArray[np.int64],
+    parts: range,
+    width: int,
+    scores: NDArray[np.float32],
+) -> None:
+    scores[:] = 0
+    for lane, part in enumerate(parts):
+        for row in offsets:
+            start_walk(marks, row[part], row[part + 1], lane, width, scores)
+
+
+def _choose(
+    scores: NDArray[np.float32],
+    width: int,
+    parts: range,
+    offsets: NDArray[np.int64],
+    wanted: NDArray[np.int64],
+    never: NDArray[np.int64],
+) -> list[NDArray[np.uint64]]:
+    by_node = scores.reshape(-1, width)
+    by_node[never] = 0
+    for lane, part in enumerate(parts):
+        for row in offsets:
+            by_node[row[part] : row[part + 1], lane] = 0
+    quota = np.zeros(width, np.int64)
+    quota[: len(parts)] = wanted[parts.start : parts.stop]
+    return top_nodes(scores, width, quota)[: len(parts)]
+
+
+def top_nodes(
+    scores: NDArray[np.float32], width: int, quota: NDArray[np.int64]
+) -> list[NDArray[np.uint64]]:
+    """Nodes of the highest positive scores of each lane, ascending; the smaller id among equals.
+
+    scores  float32 (num_nodes * width,)
+    quota   int64 (width,)                at most so many
+
+    Reads the scores once for each digit of a radix select, and once to take the nodes.
+    """
+    bits, left = scores.view(np.uint32), quota.copy()
+    prefix = np.zeros(width, np.uint32)
+    for shift, digits in _DIGITS:
+        counts = np.empty((width, 1 << digits), np.int64)
+        count_digits(bits, width, prefix, shift, digits, counts)
+        above = np.cumsum(counts[:, ::-1], axis=1)[:, ::-1]  # of this digit and higher ones
+        for lane in range(width):
+            digit = max(0, int(np.searchsorted(-above[lane], -left[lane], "right")) - 1)
+            left[lane] -= int(above[lane, digit + 1]) if digit + 1 < 1 << digits else 0
+            prefix[lane] = (int(prefix[lane]) << digits) | digit
+    equal = counts[np.arange(width), prefix & np.uint32((1 << digits) - 1)]
+    ties = np.minimum(left, equal)
+    sizes = quota - left + ties
+    ends = np.cumsum(sizes)
+    out = np.empty(int(ends[-1]), np.uint64)
+    take_top(bits, width, prefix, ties, ends - sizes, out)
+    return np.split(out, ends[:-1])
