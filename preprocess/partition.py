@@ -37,6 +37,7 @@ class PartitionOptions:
     alpha: float = 1.0  # times FENNEL's
     soften: float = 50.0  # nodes of a class in a partition below which it costs less; 0: never
     relative: bool = True  # sizes are divided by the share of the class, as Eq. 4.2 is printed
+    deviations: float = 10.0  # `class_limits`; 0: no limits
     visit: Visit = "degree"  # order in which nodes are placed; degree: the highest first
 
     @property
@@ -69,6 +70,7 @@ class PartitionOptions:
             ("--gamma", self.gamma, 1, 10),
             ("--alpha", self.alpha, 0, 1e9),
             ("--soften", self.soften, 0, 1e9),
+            ("--deviations", self.deviations, 0, 1e9),
         ):
             if not least <= value <= most:
                 raise BadInput.at(
@@ -83,6 +85,20 @@ def group_caps(settings: PartitionOptions, group_sizes: list[int]) -> NDArray[np
     """
     k = settings.num_partitions
     return np.array([max(-(-n // k), math.floor(settings.slack * n / k)) for n in group_sizes])
+
+
+def class_limits(settings: PartitionOptions, class_sizes: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Nodes of each class beyond which no more of it follow their neighbours to a partition; int64.
+
+    Neighbours of hubs count for more than any cost, so that hubs of one class would fill a
+    partition.  A random one would hold so many with a probability of nothing: the limit is the
+    slack, and beyond it `deviations` of its standard deviations.
+    """
+    mean = class_sizes / settings.num_partitions
+    if not (settings.knows_classes and settings.deviations):
+        return np.full(class_sizes.size, np.iinfo(np.int64).max)
+    most = settings.slack * mean + settings.deviations * np.sqrt(mean)
+    return np.maximum(np.ceil(mean), np.floor(most)).astype(np.int64)
 
 
 def class_costs(

@@ -97,6 +97,7 @@ def main(words: list[str]) -> list[dict[str, Any]]:
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--passes", type=int, default=5)
     parser.add_argument("--soften", type=float, default=50.0)
+    parser.add_argument("--deviations", type=float, nargs="+", default=[10.0])
     parser.add_argument("--mem", default="8G")
     parser.add_argument("--undirected", action="store_true")
     parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()))
@@ -105,9 +106,10 @@ def main(words: list[str]) -> list[dict[str, Any]]:
     source, _ = open_source(given.folder, None)
     options = IngestOptions(mem_bytes=parse_bytes(given.mem), undirected=given.undirected)
     settings = [
-        PartitionOptions(k, method, passes=given.passes, soften=given.soften)
+        PartitionOptions(k, method, passes=given.passes, soften=given.soften, deviations=deviations)
         for k in given.k
         for method in given.methods
+        for deviations in (given.deviations if method == "gap" else given.deviations[:1])
     ]
     lines = []
     for line in compare(source, options, settings, given.work, Progress()):

@@ -33,6 +33,7 @@ class Balance(NamedTuple):
     groups: NDArray[np.uint8]  # (classes,): 1 for training nodes, 0 for others
     loads: NDArray[np.int64]  # (2, k): nodes of each group
     caps: NDArray[np.int64]  # (2,): at most
+    limits: NDArray[np.int64]  # (classes,): nodes of a class, beyond which none joins neighbours
 
 
 @njit(nogil=True, cache=True, inline="always")
@@ -110,7 +111,8 @@ def place_nodes(
             break
         c = np.int64(classes[node])
         group = np.int64(balance.groups[c])
-        cap, old = balance.caps[group], np.int64(partition[node])
+        cap, limit = balance.caps[group], balance.limits[c]
+        old = np.int64(partition[node])
         if old != none:
             _take_out(balance, c, old)
         found, best = none, -np.inf
@@ -118,7 +120,7 @@ def place_nodes(
             p = adjacent[i]
             count = np.float64(counts[p])
             counts[p] = np.uint32(0)
-            if p == none or balance.loads[group, p] >= cap:
+            if p == none or balance.loads[group, p] >= cap or balance.sizes[c, p] >= limit:
                 continue
             evaluated += 1
             if linear:
@@ -199,12 +201,14 @@ def make_balance(
     num_partitions: int,
     groups: NDArray[np.uint8],
     caps: NDArray[np.int64],
+    limits: NDArray[np.int64],
     prices: list[NDArray[np.float64]],
 ) -> Balance:
     """That of empty partitions.
 
     groups   uint8 (classes,)   1 for training nodes, 0 for others
     caps     int64 (2,)         of each group
+    limits   int64 (classes,)   of each class
     prices   float64            of each class, for sizes 0, 1, ..., one beyond the greatest
     """
     shape = (groups.size, num_partitions)
@@ -224,4 +228,5 @@ def make_balance(
         groups=groups,
         loads=np.zeros((2, num_partitions), np.int64),
         caps=caps,
+        limits=limits,
     )

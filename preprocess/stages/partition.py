@@ -26,6 +26,7 @@ from preprocess.metis import metis_bytes, metis_partition
 from preprocess.partition import (
     PartitionOptions,
     class_costs,
+    class_limits,
     group_caps,
     table_bytes,
     visited_fits,
@@ -189,7 +190,7 @@ def _place(
     groups = np.arange(sizes.size) < sizes.size - 1
     caps = group_caps(settings, [int(sizes[~groups].sum()), int(sizes[groups].sum())])
     costs = class_costs(settings, sizes, columns.num_edges, caps[groups.astype(np.int64)])
-    balance = make_balance(k, groups.astype(np.uint8), caps, costs)
+    balance = make_balance(k, groups.astype(np.uint8), caps, class_limits(settings, sizes), costs)
     partition = np.full(of_node.size, k, settings.dtype)
     counts, adjacent = np.zeros(k + 1, np.uint32), np.zeros(k + 2, np.int64)
     linear = settings.method == "ldg"

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from preprocess.partition import PartitionOptions, class_costs, group_caps
+from preprocess.partition import PartitionOptions, class_costs, class_limits, group_caps
 
 
 class Shelf:
@@ -47,6 +47,7 @@ def stream(
     caps = group_caps(settings, [int(sizes[-1]), int(sizes[:-1].sum())])
     group = [0 if c == num_classes else 1 for c in range(num_classes + 1)]
     costs = class_costs(settings, sizes, sum(map(len, columns)), np.array([caps[g] for g in group]))
+    limits = class_limits(settings, sizes)
     shelves = [Shelf(k) for _ in sizes]
     loads = [[0] * k, [0] * k]
     found: list[int | None] = [None] * n
@@ -69,7 +70,8 @@ def stream(
 
             is_open = [loads[g][p] < cap for p in range(k)]
             emptiest = next(p for p in shelf.ascending if is_open[p])
-            adjacent = sorted({p for p in neighbours if p is not None and is_open[p]})
+            near = {p for p in neighbours if p is not None and is_open[p]}
+            adjacent = sorted(p for p in near if shelf.sizes[p] < limits[c])
             best = max(adjacent, key=score, default=None)
             nothing = 0.0 if settings.method == "ldg" else -cost(emptiest)
             chosen = emptiest if best is None or nothing > score(best) else best

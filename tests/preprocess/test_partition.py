@@ -89,6 +89,7 @@ OPTIONS = st.builds(
     gamma=st.sampled_from([1.5, 1.2, 2.0]),
     passes=st.integers(1, 3),
     soften=st.sampled_from([0.0, 50.0]),
+    deviations=st.sampled_from([0.0, 0.5, 10.0]),
     relative=st.booleans(),
 )
 
@@ -153,6 +154,23 @@ def test_gap_finds_communities_and_balances_their_labels(tmp_path: Path):
     assert random.kl_mean == pytest.approx(random.kl_random, rel=0.5)
     assert gap.evaluations <= 5 * (len(pairs) + 2000)
     assert random.passes == random.evaluations == 0
+
+
+def test_hubs_of_one_class_do_not_fill_a_partition(tmp_path: Path):
+    """A fifth of the nodes are all linked to each other, and of one class: 400 nodes in all."""
+    rng = np.random.default_rng(6)
+    lists = [[u for u in range(200) if u != v] for v in range(200)]
+    lists += [rng.integers(0, 1000, 2).tolist() for _ in range(800)]
+    labels = np.array([0] * 200 + [0, 1, 2, 3] * 200)
+    free = run(lists, labels, 4, PartitionOptions(8, deviations=0), tmp_path)
+    held = run(lists, labels, 4, PartitionOptions(8, deviations=1), tmp_path)
+    most = {
+        f: np.bincount(found.partition[labels == 0], minlength=8).max()
+        for f, found in (("free", free), ("held", held))
+    }
+    assert most["free"] > 100
+    assert most["held"] <= 1.1 * 50 + np.sqrt(50) + 1  # the emptiest one is open to all
+    assert held.report.kl_mean < free.report.kl_mean / 2
 
 
 def test_nodes_without_edges_are_spread(tmp_path: Path):
