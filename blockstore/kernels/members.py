@@ -105,7 +105,8 @@ def filter_block(
     nodes       id_dtype (high - low,)   store id of each column; empty: columns are store ids
     take        uint8 (high - low,)      0: not this column; empty: all
     fragments   int64 (blocks, 3)        out, at `row`: rank of the column that the block carries
-                                         edges of, where they begin and how many; left as it is where there are none
+                                         edges of, where they begin and how many; untouched
+                                         where it carries none that are wanted
 
     All edges of the block have room.  Returns where the next column would begin.
     """

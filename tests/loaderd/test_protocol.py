@@ -6,6 +6,7 @@ import inspect
 import json
 import re
 from pathlib import Path
+from types import NoneType, UnionType
 from typing import Any, get_args, get_origin
 
 import msgspec
@@ -40,6 +41,8 @@ def written(kind: Any) -> str:
         return f"[{written(get_args(kind)[0])}]"
     if get_origin(kind) is dict:
         return "{" + ": ".join(map(written, get_args(kind))) + "}"
+    if isinstance(kind, UnionType):
+        return " or ".join("null" if k is NoneType else written(k) for k in get_args(kind))
     return str(kind.__name__)
 
 
