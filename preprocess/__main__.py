@@ -23,6 +23,7 @@ from preprocess.errors import BadInput
 from preprocess.export import export as export_store
 from preprocess.generate import GraphRecipe
 from preprocess.generate import generate as generate_graph
+from preprocess.influence import InfluenceOptions, parse_hubs
 from preprocess.info import info_text, store_info
 from preprocess.layouts import LAYOUTS
 from preprocess.options import IngestOptions
@@ -90,6 +91,13 @@ class Partitioner(StrEnum):
     ldg = "ldg"
     random = "random"
     metis = "metis"
+
+
+class HubScore(StrEnum):
+    """What makes a hub."""
+
+    walk = "walk"
+    degree = "degree"
 
 
 class Visit(StrEnum):
@@ -195,10 +203,24 @@ def ingest(
     soften: Annotated[
         float, typer.Option(help="nodes of a class a partition below which it costs less; 0: none")
     ] = 50.0,
+    deviations: Annotated[
+        float,
+        typer.Option(help="a class in a partition, beyond the slack, of a random one; 0: any"),
+    ] = 10.0,
     relative: Annotated[
         bool, typer.Option(help="sizes count relative to the share of the class")
     ] = True,
     visit: Annotated[Visit, typer.Option(help="in which order nodes are placed")] = Visit.degree,
+    hubs: Annotated[
+        str,
+        typer.Option(help="of partitions: share of nodes, or bytes such as 64M; 0.01 if not given"),
+    ] = "",
+    hub_score: Annotated[
+        HubScore, typer.Option(help="walk: from training nodes, backwards")
+    ] = HubScore.walk,
+    halo: Annotated[
+        float, typer.Option(help="outside nodes stored with a partition, as a share of its nodes")
+    ] = 0.0,
     fresh: Annotated[
         bool, typer.Option("--fresh", help="begin anew, do not go on where a run stopped")
     ] = False,
@@ -218,7 +240,7 @@ def ingest(
     """
     with _one_line_errors(events=json):
         found = PartitionOptions(
-            partitions, partitioner.value, slack, gamma, passes, alpha, soften, relative,
+            partitions, partitioner.value, slack, gamma, passes, alpha, soften, relative, deviations,
             visit.value,
         )  # fmt: skip
         options = IngestOptions(
@@ -234,6 +256,7 @@ def ingest(
             seed=seed,
             split=_shares(split),
             partition=found if partitions else None,
+            influence=InfluenceOptions(*parse_hubs(hubs), hub_score.value, halo),
         )
         request = IngestRequest(
             source, store, options, undirected, layout or None, fresh, summary, json

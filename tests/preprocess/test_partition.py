@@ -162,8 +162,8 @@ def test_hubs_of_one_class_do_not_fill_a_partition(tmp_path: Path):
     lists = [[u for u in range(200) if u != v] for v in range(200)]
     lists += [rng.integers(0, 1000, 2).tolist() for _ in range(800)]
     labels = np.array([0] * 200 + [0, 1, 2, 3] * 200)
-    free = run(lists, labels, 4, PartitionOptions(8, deviations=0), tmp_path)
-    held = run(lists, labels, 4, PartitionOptions(8, deviations=1), tmp_path)
+    free = run(lists, labels, 4, PartitionOptions(8, alpha=0.1, deviations=0), tmp_path)
+    held = run(lists, labels, 4, PartitionOptions(8, alpha=0.1, deviations=1), tmp_path)
     most = {
         f: np.bincount(found.partition[labels == 0], minlength=8).max()
         for f, found in (("free", free), ("held", held))
