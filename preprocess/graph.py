@@ -5,6 +5,7 @@ the union of all relations; then each relation is sorted into columns by store i
 """
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,24 +14,33 @@ from numpy.typing import NDArray
 
 from blockstore.format import Partitioning
 from preprocess.contents import Contents, RelationContents
-from preprocess.kernels.levels import gather_columns, rename_columns, take_counts
+from preprocess.kernels.levels import (
+    advance_columns,
+    gather_columns,
+    rename_columns,
+    take_counts,
+)
 from preprocess.options import IngestOptions
 from preprocess.plan import columns_fit, needs_columns, reads_columns
 from preprocess.progress import Progress
 from preprocess.source import Source
+from preprocess.stages.ahead import COPIES, Arrays
 from preprocess.stages.array_file import load_array, save_array
 from preprocess.stages.classes import NodeClasses
 from preprocess.stages.columns import COLUMNS, DEGREES, ColumnFile
 from preprocess.stages.csc import (
     COLUMN_BYTES,
+    FILLERS,
+    RECORD_BYTES,
     Columns,
     ColumnSorter,
     Ends,
+    RawEdges,
     Records,
     Widths,
     cut_buckets,
     sorted_columns,
-    source_records,
+    source_edges,
 )
 from preprocess.stages.order import NodeOrder, at_random, breadth_first, by_degree, group_nodes
 from preprocess.stages.partition import partition_nodes
@@ -98,7 +108,7 @@ class GraphStages:
         file = ColumnFile(path, counts.size, total, edge)
         share = self._share - file.held_bytes
         for columns in sorted_columns(
-            self._union_records(bool(edge), share // 4), counts, self._union_widths(edge),
+            self._union_edges(bool(edge), share // 4), counts, self._union_widths(edge),
             self._options.drop_equal, share, self._work, self._progress,
         ):  # fmt: skip
             file.append(columns)
@@ -189,7 +199,7 @@ class GraphStages:
             moved = np.empty(counts.size, np.uint32)
             take_counts(counts, nodes.order[dst.first : dst.stop], dst.first, moved)
             counts = moved
-        records = source_records(
+        records = source_edges(
             self._source, relation.source, _stored_ends(relation, nodes), bool(widths.edge),
             share // 4, self._progress,
         )  # fmt: skip
@@ -225,28 +235,29 @@ class GraphStages:
         num_edges = sum(r.source.num_edges for r in self._contents.relations)
         return Widths.of("uint32", self._contents.num_nodes, edge, num_edges)
 
-    def _union_records(self, with_ids: bool, share: int) -> Iterator[Records]:
+    def _union_edges(self, with_ids: bool, share: int) -> Iterator[RawEdges]:
         for r in self._contents.relations:
             ends = Ends(r.undirected, r.keep_loops, src_first=r.src.first, dst_first=r.dst.first)
-            yield from source_records(self._source, r.source, ends, with_ids, share, self._progress)
+            yield from source_edges(self._source, r.source, ends, with_ids, share, self._progress)
 
     def _from_file(
         self, file: ColumnFile, rank: NDArray[np.uint32], share: int
-    ) -> Iterator[Records]:
-        """Columns by source id as edges, both ends renamed."""
-        step = max(_LEAST_READ, min(1 << 19, share // 4 // 160))
-        dst, src = np.empty(step, np.int64), np.empty(step, np.int64)
-        no_ids = np.empty(0, np.int64)
-        node, skip = 0, 0
+    ) -> Iterator[RawEdges]:
+        """Columns by source id as edges: both ends will be renamed."""
+        each = 4 * (1 + COPIES) + FILLERS * (4 + RECORD_BYTES)
+        step = max(_LEAST_READ, min(1 << 19, share // 4 // each))
         base = self._contents.relations[0].dst.first
+
+        def make(node: int, skip: int, read: Arrays, out: Records) -> int:
+            rename_columns(node, skip, file.degrees, read[0], rank, base, out.dst, out.src)
+            return read[0].size
+
+        node, skip = 0, 0
         with self._progress.stage("bucket edges", file.num_edges, "edges") as stage:
             for sources in file.read(0, file.num_edges, step):
-                size = sources.size
-                node, skip = rename_columns(
-                    node, skip, file.degrees, sources, rank, base, dst[:size], src[:size]
-                )
-                yield Records(dst[:size], src[:size], no_ids)
-                stage.advance(size)
+                yield RawEdges((sources,), partial(make, node, skip), sources.size)
+                node, skip = advance_columns(node, skip, file.degrees, sources.size)
+                stage.advance(sources.size)
 
     def _gathered(
         self, file: ColumnFile, nodes: NodeOrder, widths: Widths, share: int

@@ -264,6 +264,20 @@ def rename_columns(node, skip, degrees, sources, rank, base, dst, src):
 
 
 @njit(nogil=True, cache=True)
+def advance_columns(node, skip, degrees, count):
+    """What `rename_columns` returns for `count` edges.
+
+    degrees   uint32 (num_nodes,)
+    """
+    left = np.int64(count)
+    while left and left >= np.int64(degrees[node]) - skip:
+        left -= np.int64(degrees[node]) - skip
+        node += 1
+        skip = np.int64(0)
+    return node, skip + left
+
+
+@njit(nogil=True, cache=True)
 def degree_keys(degrees, keys):
     """Keys that sort nodes by descending degree, then id."""
     for v in range(degrees.size):

@@ -1,8 +1,9 @@
-"""Pieces made by another thread, in order, while a stage works on those before."""
+"""Pieces made by another thread, in order, while a stage works on those before; or dealt out."""
 
 from collections import deque
-from collections.abc import Generator, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from threading import Event, Lock
 from typing import Any, TypeVar
 
 import numpy as np
@@ -12,6 +13,8 @@ _AHEAD = 2  # pieces
 COPIES = _AHEAD + 1  # of a piece, that reading ahead holds beside the one being read
 
 Piece = TypeVar("Piece")
+Tag = TypeVar("Tag")
+Arrays = tuple[NDArray[Any], ...]
 
 
 def read_ahead(pieces: Iterator[Piece]) -> Generator[Piece]:
@@ -41,6 +44,40 @@ def read_ahead(pieces: Iterator[Piece]) -> Generator[Piece]:
             yield piece
     finally:
         pool.shutdown(cancel_futures=True)
+        close = getattr(pieces, "close", None)
+        if close is not None:
+            close()
+
+
+def deal(
+    pieces: Iterator[tuple[Arrays, Tag]], workers: Sequence[Callable[[Arrays, Tag], None]]
+) -> None:
+    """Each piece to one of the workers, a thread each, whichever is free: in no order.
+
+    `pieces` may reuse its arrays: a worker has copies, its own until it returns.  What a worker or
+    `pieces` raises is raised here, when all have stopped.  Memory: a piece for each worker.
+    """
+    taking, over = Lock(), Event()
+
+    def run(worker: Callable[[Arrays, Tag], None]) -> None:
+        slot: list[NDArray[Any]] = []
+        while not over.is_set():
+            with taking:
+                piece = next(pieces, None)
+                if piece is None:
+                    return
+                arrays = tuple(_copy(slot, i, part) for i, part in enumerate(piece[0]))
+            worker(arrays, piece[1])
+
+    try:
+        with ThreadPoolExecutor(len(workers), thread_name_prefix="deal") as pool:
+            running = [pool.submit(run, worker) for worker in workers]
+            try:
+                for each in as_completed(running):
+                    each.result()
+            finally:
+                over.set()
+    finally:
         close = getattr(pieces, "close", None)
         if close is not None:
             close()

@@ -6,13 +6,15 @@ file, and each bucket is sorted by (target, source, edge id).  No step holds the
 """
 
 from collections import deque
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from threading import Lock
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,12 +30,13 @@ from preprocess.kernels.edges import (
 )
 from preprocess.progress import Progress
 from preprocess.source import Source, SourceRelation
-from preprocess.stages.ahead import COPIES, read_ahead
+from preprocess.stages.ahead import Arrays, deal
 from preprocess.stages.buckets import Buckets
 
-# an edge on its way into a bucket, what is made ahead included; twice that with its reverse
-_CHUNK_EDGE_BYTES = 64 + 24 * COPIES
-_READ_EDGE_BYTES = 16 * (1 + COPIES)  # an edge of the source, with what is read ahead
+FILLERS = 3  # threads that bring edges into buckets
+# a record and what becomes of it in a thread: its fields 24, bucket 4, key and id 16
+RECORD_BYTES = 44
+_READ_EDGE_BYTES = 16  # an edge of the source: as it is read, converted, and for each thread
 _SORTERS = 3  # buckets that are sorted at the same time
 COLUMN_BYTES = 16  # a column, while its bucket is sorted
 _BUCKET_BYTES = 32 << 20  # larger buckets are not faster to sort ...
@@ -57,6 +60,14 @@ class Records(NamedTuple):
     dst: NDArray[np.int64]
     src: NDArray[np.int64]
     edge_ids: NDArray[np.int64]  # empty where they are not kept
+
+
+class RawEdges(NamedTuple):
+    """Edges as they are read; valid until the next step."""
+
+    arrays: Arrays
+    make: Callable[[Arrays, Records], int]  # out of a copy of `arrays`; returns how many there are
+    most: int  # records that `make` needs room for
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,36 +129,41 @@ class Ends:
     base: int = 0  # new id of the first column
 
 
-def source_records(
+def source_edges(
     source: Source,
     relation: SourceRelation,
     ends: Ends,
     with_ids: bool,
     share: int,
     progress: Progress,
-) -> Iterator[Records]:
-    """The source's edges, ends renamed, with the reverses that are asked for."""
+) -> Iterator[RawEdges]:
+    """The source's edges: ends will be renamed, and the reverses added that are asked for."""
     fold = 2 if ends.undirected else 1
-    chunk = max(1, min(_MOST_CHUNK, share // (_READ_EDGE_BYTES + fold * _CHUNK_EDGE_BYTES)))
-    dst, src = np.empty(fold * chunk, np.int64), np.empty(fold * chunk, np.int64)
-    ids = np.empty(fold * chunk if with_ids else 0, np.int64)
+    each = (2 + FILLERS) * _READ_EDGE_BYTES + FILLERS * fold * RECORD_BYTES
+    chunk = max(1, min(_MOST_CHUNK, share // each))
     none = np.empty(0, np.uint32)
     src_rank = none if ends.src_rank is None else ends.src_rank
     dst_rank = none if ends.dst_rank is None else ends.dst_rank
+    no_ids = np.empty(0, np.int64)
     done = 0
+
+    def make(first: int, read: Arrays, out: Records) -> int:
+        count: int = expand_edges(
+            read[0], read[1], first, relation.num_edges, ends.undirected, ends.keep_loops,
+            src_rank, dst_rank, ends.src_first, ends.dst_first, ends.base, out.dst, out.src,
+            out.edge_ids if with_ids else no_ids,
+        )  # fmt: skip
+        return count
+
     with progress.stage("bucket edges", relation.num_edges, "edges") as stage:
-        for some_src, some_dst in read_ahead(source.edges(relation, chunk)):
-            count = expand_edges(
-                some_src, some_dst, done, relation.num_edges, ends.undirected, ends.keep_loops,
-                src_rank, dst_rank, ends.src_first, ends.dst_first, ends.base, dst, src, ids,
-            )  # fmt: skip
-            yield Records(dst[:count], src[:count], ids[:count])
-            done += some_src.size
-            stage.advance(some_src.size)
+        for src, dst in source.edges(relation, chunk):
+            yield RawEdges((src, dst), partial(make, done), fold * src.size)
+            done += src.size
+            stage.advance(src.size)
 
 
 def sorted_columns(
-    records: Iterator[Records],
+    records: Iterator[Records] | Iterator[RawEdges],
     counts: NDArray[np.uint32],
     widths: Widths,
     drop_equal: bool,
@@ -237,7 +253,7 @@ def cut_buckets(
 
 
 def _fill(
-    records: Iterator[Records],
+    records: Iterator[Records] | Iterator[RawEdges],
     bounds: NDArray[np.int64],
     num_nodes: int,
     widths: Widths,
@@ -246,20 +262,69 @@ def _fill(
     shift = max(0, (num_nodes - 1).bit_length() - _GUIDE_BITS)
     cells = np.arange((num_nodes >> shift) + 1, dtype=np.int64) << shift
     guide = np.maximum(np.searchsorted(bounds, cells, side="right") - 1, 0).astype(np.uint32)
-    starts = np.empty(bounds.size, np.int64)
-    bucket, keys = np.empty(0, np.uint32), np.empty(0, np.uint64)
-    ids = np.empty(0, np.dtype(widths.edge or "uint32"))
-    with closing(read_ahead(records)) as ahead:
-        for dst, src, edge_ids in ahead:
-            if bucket.size < dst.size:
-                bucket, keys = np.empty(dst.size, np.uint32), np.empty(dst.size, np.uint64)
-                ids = np.empty(dst.size if widths.edge else 0, ids.dtype)
-            group_edges(
-                dst, src, edge_ids, dst.size, bounds, guide, shift, widths.node_bits, bucket,
-                starts, keys, ids,
-            )  # fmt: skip
-            buckets.append_grouped(starts, [keys, ids] if widths.edge else [keys])
+    giving = Lock()
+
+    def fill(filler: _Filler, arrays: Arrays, raw: RawEdges | None) -> None:
+        parts = filler.group(arrays, raw, bounds, guide, shift)
+        with giving:
+            buckets.append_grouped(filler.starts, parts)
+
+    fillers = [_Filler(widths, bounds.size) for _ in range(FILLERS)]
+    deal(_tagged(records), [partial(fill, filler) for filler in fillers])
     buckets.finish()
+
+
+def _tagged(
+    records: Iterator[Records] | Iterator[RawEdges],
+) -> Iterator[tuple[Arrays, RawEdges | None]]:
+    with closing(cast(Generator[Records | RawEdges], records)) as given:
+        for piece in given:
+            yield (piece.arrays, piece) if isinstance(piece, RawEdges) else (tuple(piece), None)
+
+
+class _Filler:
+    """Brings pieces of edges into the order of their buckets, in memory that it keeps."""
+
+    def __init__(self, widths: Widths, num_bounds: int) -> None:
+        self._widths = widths
+        self.starts = np.empty(num_bounds, np.int64)  # of each bucket, in the last piece
+        self._records = Records(*(np.empty(0, np.int64) for _ in range(3)))
+        self._bucket, self._keys = np.empty(0, np.uint32), np.empty(0, np.uint64)
+        self._ids = np.empty(0, np.dtype(widths.edge or "uint32"))
+
+    def group(
+        self,
+        arrays: Arrays,
+        raw: RawEdges | None,
+        bounds: NDArray[np.int64],
+        guide: NDArray[np.uint32],
+        shift: int,
+    ) -> list[NDArray[Any]]:
+        """Keys and, where they are kept, ids by bucket; `starts` says where each begins.
+
+        arrays   of `raw`, else records as they are
+        """
+        if raw is None:
+            records = Records(*arrays)
+            count = records.dst.size
+            self._make_room(count)
+        else:
+            self._make_room(raw.most)
+            if self._records.dst.size < raw.most:
+                ids = raw.most if self._widths.edge else 0
+                self._records = Records(*(np.empty(n, np.int64) for n in (raw.most, raw.most, ids)))
+            records = self._records
+            count = raw.make(arrays, records)
+        group_edges(
+            *records, count, bounds, guide, shift, self._widths.node_bits, self._bucket,
+            self.starts, self._keys, self._ids,
+        )  # fmt: skip
+        return [self._keys, self._ids] if self._widths.edge else [self._keys]
+
+    def _make_room(self, most: int) -> None:
+        if self._bucket.size < most:
+            self._bucket, self._keys = np.empty(most, np.uint32), np.empty(most, np.uint64)
+            self._ids = np.empty(most if self._widths.edge else 0, self._ids.dtype)
 
 
 class ColumnSorter:

@@ -1,6 +1,7 @@
 """One pass over edges and splits: every id is checked, the edges of each target are counted."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -11,9 +12,10 @@ from preprocess.kernels.edges import count_targets
 from preprocess.kernels.rows import take_ids
 from preprocess.progress import Progress
 from preprocess.source import Source, SourceRelation, SourceRows
-from preprocess.stages.ahead import COPIES, read_ahead
+from preprocess.stages.ahead import Arrays, deal
 
-_READ_BYTES = 16 * (1 + COPIES)  # an edge, as its two ends are read, and what is read ahead
+_READ_BYTES = 16  # an edge, as its two ends are read
+_COUNTERS = 3  # threads, each with counts of its own where half of the share holds them
 _MOST_CHUNK = 1 << 19  # edges
 _SPLIT_IDS = 1 << 16
 
@@ -31,13 +33,25 @@ def count_edges(
     Returns uint32 (num_nodes of the dst type,).  Raises BadInput: an id out of range.
     """
     counts = np.zeros(source.num_nodes[relation.dst], np.uint32)
-    chunk = max(1, min(_MOST_CHUNK, share // 4 // _READ_BYTES))
+    more = min(_COUNTERS - 1, share // 2 // max(1, counts.nbytes))
+    parts = [counts, *(np.zeros_like(counts) for _ in range(more))]
+    chunk = max(1, min(_MOST_CHUNK, share // 4 // (_READ_BYTES * (2 + len(parts)))))
     done = 0
+
+    def read() -> Iterator[tuple[Arrays, None]]:
+        nonlocal done
+        for ends in source.edges(relation, chunk):
+            yield ends, None
+            done += ends[0].size
+            stage.advance(ends[0].size)
+
+    def count(part: NDArray[np.uint32], ends: Arrays, _: None) -> None:
+        count_targets(ends[0], ends[1], undirected, keep_loops, part)
+
     with progress.stage("count edges", relation.num_edges, "edges") as stage:
-        for src, dst in read_ahead(source.edges(relation, chunk)):
-            count_targets(src, dst, undirected, keep_loops, counts)
-            done += src.size
-            stage.advance(src.size)
+        deal(read(), [partial(count, part) for part in parts])
+    for part in parts[1:]:
+        counts += part
     if done != relation.num_edges:
         raise BadInput.at(
             relation.where, f"{done:,} edges", f"{relation.num_edges:,}", "it changed while read"

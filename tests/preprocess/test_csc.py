@@ -18,7 +18,7 @@ from preprocess.stages.csc import (
     Widths,
     cut_buckets,
     sorted_columns,
-    source_records,
+    source_edges,
 )
 from preprocess.stages.scan import count_edges
 from tests.preprocess.naive import ArraySource, stored_edges
@@ -80,7 +80,7 @@ def sort_all(num_nodes, edges, options, share, work, rank=None):
     least = int(counts.max()) * widths.sort_bytes + COLUMN_BYTES
     share = max(share, 4 * (least // 3 + 1))
     ends = Ends(options.undirected, options.self_loops == "keep", rank, rank)
-    records = source_records(source, relation, ends, bool(edge), share // 4, QUIET)
+    records = source_edges(source, relation, ends, bool(edge), share // 4, QUIET)
     columns = [
         keep(c)
         for c in sorted_columns(records, counts, widths, options.drop_equal, share, work, QUIET)
