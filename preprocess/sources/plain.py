@@ -69,7 +69,7 @@ class PlainSource(PlainArrays):
                 continue
             kind, raw = parsed
             named = found.setdefault(kind, {})
-            if (name := plain_name(raw)) in named:
+            if (name := plain_name(kind, raw)) in named:
                 raise BadInput.at(
                     folder / f"{stem}.npy", f"an array {name!r}, which {named[name]}.npy is too",
                     "names that differ", "rename one",
@@ -91,7 +91,7 @@ class PlainSource(PlainArrays):
         tail, first = f"_{CSR}", f"_{CSR_PARTS[0]}"
         raws = [p.stem.removesuffix(tail) for p in self._folder.glob(f"node_*{tail}.json")]
         raws += [s.removesuffix(first) for s in named.values() if s.endswith(first)]
-        sparse = {plain_name(r.removeprefix("node_")): r for r in raws}
+        sparse = {plain_name("features", r.removeprefix("node_")): r for r in raws}
         parts = {f"{raw}_{part}" for raw in sparse.values() for part in CSR_PARTS}
         dense = {name: stem for name, stem in named.items() if stem not in parts}
         for name in array_order([*dense, *sparse]):

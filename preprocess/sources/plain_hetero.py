@@ -169,7 +169,7 @@ class PlainHeteroSource(PlainArrays):
             self.open_label(target, LABEL, first, self._counts[target])
         held = {r.name for r in self.splits(target)}
         stems = {
-            plain_name(p[1]): s for s in self.stems() if (p := parse_stem(s)) and p[0] == "split"
+            plain_name(*p): s for s in self.stems() if (p := parse_stem(s)) and p[0] == "split"
         }
         for name in split_order(stems):
             if name in held:

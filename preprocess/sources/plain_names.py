@@ -150,9 +150,9 @@ def parse_stems(stem: str) -> tuple[str, list[str]]:
     return head, names
 
 
-def plain_name(raw: str) -> str:
+def plain_name(kind: str, raw: str) -> str:
     """The name of an array from that in a file name of `OneType`."""
-    return MAIN if _NODE + raw == FEATURES else unquote(raw)
+    return MAIN if kind == "features" and _NODE + raw == FEATURES else unquote(raw)
 
 
 def typed_file(folder: Path) -> str | None:

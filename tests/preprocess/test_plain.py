@@ -8,10 +8,19 @@ import pytest
 import scipy.sparse
 
 from preprocess.errors import BadInput
+from preprocess.layouts import open_source
 from preprocess.source import Source
 from preprocess.sources.plain import PlainSource
 from preprocess.stages.scan import check_splits, count_edges
 from tests.preprocess.quiet import QUIET
+from tests.preprocess.sources.conformance import (
+    ExpectedGraph,
+    ExpectedRelation,
+    ExpectedType,
+    check_source,
+    round_trip,
+)
+from tests.preprocess.sources.refusals import assert_refused
 
 EDGES = np.array([[0, 1, 2, 2, 3], [1, 0, 2, 3, 4]])
 
@@ -172,3 +181,95 @@ def test_no_nodes_no_folder(tmp_path: Path):
         PlainSource(tmp_path)
     with pytest.raises(BadInput, match="found a file, not a folder"):
         PlainSource(tmp_path / "edge_index.npy")
+
+
+def everything(folder: Path) -> ExpectedGraph:
+    """Arrays of every kind beside those of the folder; what it then holds."""
+    node = ExpectedType(5)
+    node.features = {
+        "x": np.load(folder / "node_feat.npy"),
+        "kind": np.arange(10).reshape(5, 1, 2),
+        "words": np.array([[0, 1], [0, 0], [2, 3], [0, 0], [0, 4]], np.float16),
+        "year": np.array([1, 2, 3, 4, 5], np.int16),
+    }
+    np.save(folder / "node_year.npy", node.features["year"])
+    np.save(folder / "node_kind.npy", node.features["kind"])
+    for part, values in (("indptr", [0, 1, 1, 3, 3, 4]), ("indices", [1, 0, 1, 1])):
+        np.save(folder / f"node_words_{part}.npy", np.array(values))
+    np.save(folder / "node_words_data.npy", np.array([1, 2, 3, 4], np.float16))
+    (folder / "node_words_csr.json").write_text('{"shape": [5, 2], "nnz": 4}')
+    node.label = np.eye(5, 4, dtype=np.uint8)
+    np.save(folder / "node_label.npy", node.label)
+    np.save(folder / "meta_test_idx.npy", np.array([3]))
+    node.splits = {"train": np.array([4, 0]), "test": np.array([1]), "meta_test": np.array([3])}
+    edges = ExpectedRelation(EDGES)
+    edges.arrays = {
+        "time": np.arange(5),
+        "type": np.array([2, 0, 1, 1, 0], np.int16),
+        "weight": np.array([0, 0.5, 1, 2, 8]),
+    }
+    for name, rows in edges.arrays.items():
+        np.save(folder / f"edge_{name}.npy", rows)
+    edges.splits = {"train": np.array([4, 2]), "test": np.array([[0, 1], [4, 4]])}
+    for name, rows in edges.splits.items():
+        np.save(folder / f"{name}_edge.npy", rows)
+    np.save(folder / "split_masks.npy", np.ones((3, 5), bool))  # of another name: not read
+    return ExpectedGraph({"node": node}, {("node", "to", "node"): edges})
+
+
+def test_a_folder_with_everything(folder: Path, tmp_path: Path):
+    graph = everything(folder)
+    opened = open_source(folder)
+    assert (opened.source.layout, opened.saw) == ("plain", "edge_index.npy")
+    assert "split_masks.npy" not in {p.name for p in opened.source.files}
+    check_source(opened.source, graph)
+    round_trip(opened.source, graph, tmp_path / "out")
+
+
+def test_a_file_says_how_many_nodes_there_are(tmp_path: Path):
+    np.save(tmp_path / "edge_index.npy", EDGES)
+    (tmp_path / "meta.json").write_text('{"num_nodes": 7}')
+    assert PlainSource(tmp_path).num_nodes == {"node": 7}
+    (tmp_path / "meta.json").write_text("{}")
+    assert PlainSource(tmp_path).num_nodes == {"node": 5}
+
+
+def write(name, words):
+    """A spoiler that writes a text."""
+    return lambda folder: [(folder / name).write_text(words)]
+
+
+def cut(name):
+    """A spoiler that takes the end of a file."""
+    return lambda folder: [(folder / name).write_bytes((folder / name).read_bytes()[:-1])]
+
+
+MORE_REFUSED = {
+    "no edges": (lambda f: (f / "edge_index.npy").unlink(), "edge_index.npy: found no file"),
+    "edges cut": (cut("edge_index.npy"), "edge_index.npy: end: found"),
+    "array cut": (cut("node_year.npy"), "node_year.npy: end: found"),
+    "few rows": (save("node_year", np.ones(4)), "node_year.npy: header: found 4 rows, expected 5"),
+    "no rows": (save("node_year", np.array(3)), "node_year.npy: header: found shape ()"),
+    "texts": (save("node_year", np.array(["a"] * 5)), "node_year.npy: found items of <U1"),
+    "no shape": (lambda f: (f / "node_words_csr.json").unlink(), "node_words_csr.json: found no"),
+    "no offsets": (lambda f: (f / "node_words_indptr.npy").unlink(), "indptr.npy: found no file"),
+    "dense too": (save("node_words", np.ones((5, 1))), "node_words.npy: found node_words_csr.json"),
+    "twice": (save("node_%79ear", np.ones(5)), "node_year.npy: found an array 'year', which n"),
+    "count": (write("meta.json", '{"num_nodes": 6}'), "header: found 5 rows, expected 6, one"),
+    "fewer": (write("meta.json", '{"num_nodes": 4}'), "meta.json: found 4 nodes, expected 5, as"),
+    "no count": (write("meta.json", '{"num_nodes": "six"}'), "meta.json: found Expected `int |"),
+    "edge rows": (save("edge_type", np.ones(4)), "edge_type.npy: header: found shape (4,), expect"),
+    "edge kind": (save("edge_type", np.ones(5) * 1j), "edge_type.npy: header: found items of com"),
+    "position": (save("train_edge", np.array([0, 5])), "train_edge.npy[1]: found 5, expected 0 t"),
+    "pair": (save("test_edge", np.array([[0, 5]])), "test_edge.npy[0]: found 5, expected 0 to 4"),
+    "list": (save("test_edge", np.ones(2)), "test_edge.npy: header: found shape (2,) of float64"),
+    "other split": (save("meta_test_idx", np.array([9])), "meta_test_idx.npy[0]: found node id 9"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MORE_REFUSED)
+def test_what_else_is_refused_is_named(folder: Path, name: str):
+    everything(folder)
+    spoiler, words = MORE_REFUSED[name]
+    spoiler(folder)
+    assert_refused(folder, lambda: PlainSource(folder), words)

@@ -11,8 +11,7 @@ from hypothesis.extra import numpy as hnp
 from blockstore.format import RowArray
 from preprocess.errors import BadInput
 from preprocess.kernels.rows import densify, group_places
-from preprocess.stages.csc import Records
-from preprocess.stages.edge_list import edges_by_id
+from preprocess.stages.edge_list import Identified, Part, rows_by_id
 from preprocess.stages.rows import checked_features, convert, place_rows
 from tests.preprocess.naive import ArraySource
 from tests.preprocess.quiet import QUIET
@@ -123,21 +122,23 @@ def test_densify_undoes_sparse(dense, offset):
     share=st.sampled_from([1, 100, 1 << 20]),
     seed=st.integers(0, 1000),
 )
-def test_edges_come_back_by_id(tmp_path_factory, num_ids, share, seed):
+def test_rows_come_back_by_id(tmp_path_factory, num_ids, share, seed):
     """Some ids are missing (dropped edges), some are beyond the list (added reverses)."""
     rng = np.random.default_rng(seed)
     ids = rng.permutation(2 * num_ids)[: rng.integers(0, 2 * num_ids + 1)]
-    ends = rng.integers(0, 100, (2, ids.size))
+    numbers, rows = rng.integers(0, 100, ids.size), rng.random((ids.size, 3))
     work = tmp_path_factory.mktemp("work")
-    chunks = (
-        Records(ends[1, i : i + 7], ends[0, i : i + 7], ids[i : i + 7])
+    pieces = (
+        Identified(ids[i : i + 7].astype("uint32"), (numbers[i : i + 7], rows[i : i + 7]))
         for i in range(0, ids.size, 7)
     )
-    count, pieces = edges_by_id(chunks, num_ids, ids.size, np.dtype("uint32"), share, work, QUIET)
-    found: tuple[list[int], list[int]] = ([], [])
-    for row, values in pieces:
-        found[row].extend(values.tolist())
+    parts = [Part(np.dtype("uint16")), Part(np.dtype("float64"), 3)]
+    count, ordered = rows_by_id(pieces, num_ids, parts, ids.size, share, work, QUIET)
+    found: tuple[list[np.ndarray], list[np.ndarray]] = ([np.empty((0, 1))], [np.empty((0, 3))])
+    for number, values in ordered:
+        found[number].append(values)
     listed = np.argsort(ids)[: np.count_nonzero(ids < num_ids)]
     assert count == listed.size
-    assert np.array_equal(found, ends[:, listed])
+    assert np.array_equal(np.concatenate(found[0]).reshape(-1), numbers[listed])
+    assert np.array_equal(np.concatenate(found[1]), rows[listed])
     assert list(work.iterdir()) == []

@@ -18,7 +18,8 @@ from blockstore.verify import verify_store
 from preprocess import export as export_module
 from preprocess import plan
 from preprocess.errors import BadInput
-from preprocess.export import columns_of, export
+from preprocess.export import export
+from preprocess.export_edges import columns_of
 from preprocess.ingest import ingest
 from preprocess.options import IngestOptions
 from tests.preprocess import naive
