@@ -137,9 +137,15 @@ def open_store(path: Path) -> Store:
 
 
 def scan_blocks(
-    file: BlockedFile, buffer_bytes: int = 4 << 20, start: int = 0, stop: int | None = None
+    file: BlockedFile,
+    buffer_bytes: int = 4 << 20,
+    start: int = 0,
+    stop: int | None = None,
+    lane: tuple[int, int] = (0, 1),
 ) -> Iterator[tuple[int, NDArray[np.uint8]]]:
     """Blocks [start, stop) of a file in order, verified: (first block, uint8 (count, slot_bytes)).
+
+    lane   (i, n)   only parts i, i + n, i + 2 n, ... of those that come: n threads share the work
 
     The array is reused by the next step.  Raises CorruptBlock.
     """
@@ -148,6 +154,7 @@ def scan_blocks(
     batch = max(1, buffer_bytes // size)
     buffer = aligned_buffer(batch * size)
     stop = geometry.num_blocks if stop is None else stop
+    number = -1
     for shard, path in enumerate(file.shards):
         first = shard * geometry.blocks_per_shard
         last = min(first + geometry.blocks_per_shard, stop)
@@ -156,6 +163,9 @@ def scan_blocks(
         fd = open_to_read(path, probe_direct(path) == "O_DIRECT")
         try:
             for block in range(max(first, start), last, batch):
+                number += 1
+                if number % lane[1] != lane[0]:
+                    continue
                 count = min(batch, last - block)
                 offset = (block - first) * size
                 _read_verified(fd, buffer[: count * size], offset, file, block, str(path))

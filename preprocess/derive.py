@@ -5,10 +5,11 @@ the memory and the threads: sums of a range of targets are in memory, and rows p
 """
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from preprocess.stages.ahead import read_ahead
 from preprocess.stages.buckets import Buckets
 from preprocess.stages.csc import Columns, Records, sorted_columns
 from preprocess.stages.derived import DerivedRows
-from preprocess.stored import stored_edges, stored_rows
+from preprocess.stored import rows_ahead, stored_edges
 
 THREADS = 3
 
@@ -224,11 +225,15 @@ class _Derive:
                 none,
             )
 
-    def _floats(self) -> Iterator[NDArray[np.float32]]:
+    def _rows(
+        self, change: Callable[[NDArray[Any]], NDArray[Any]]
+    ) -> "closing[Generator[NDArray[Any]]]":
         """All rows of the origin, in order."""
         plan = self._plan
-        for rows in stored_rows(self._store, self._feature, plan.piece_rows, plan.scan_bytes):
-            yield to_floats(rows, self._feature, self._scale)
+        return closing(rows_ahead(self._store, self._feature, plan.scan_bytes, plan.lanes, change))
+
+    def _floats(self, rows: NDArray[Any]) -> NDArray[np.float32]:
+        return to_floats(rows.reshape(-1, self._feature.row_items), self._feature, self._scale)
 
     def _by_targets(self, by_origin: NDArray[np.uint32]) -> None:
         """Edges of a range of targets come in order beside the rows, which are read each time."""
@@ -283,7 +288,7 @@ class _Derive:
         plan, feature = self._plan, self._feature
         sizes, width = self._sizes(), self._feature.row_items
         parts: list[tuple[Any, int]] = [(numpy_dtype(feature.dtype), width), (np.uint32, 1)]
-        room = 2 * plan.sort_bytes  # there are no sums yet
+        room = plan.range_nodes * width * 2  # half of that of the sums, which come later
         with Buckets(self._work / "rows", sizes, parts, False, room) as buckets:
             self._spill(edges, buckets)
             buckets.finish()
@@ -293,12 +298,12 @@ class _Derive:
                 for number, (low, high) in enumerate(self._ranges()):
                     self._clear(sums)
                     taken = _taken(buckets, number, plan.piece_rows)
-                    with closing(read_ahead(taken)) as ahead:
+                    floats = ((self._floats(rows), targets) for rows, targets in taken)
+                    with closing(read_ahead(floats)) as ahead:
                         for rows, targets in ahead:
-                            floats = to_floats(rows.reshape(-1, width), feature, self._scale)
-                            self._add(floats, 0, np.arange(targets.size, dtype=np.uint32),
-                                      targets, sums)  # fmt: skip
-                            stage.advance(rows.nbytes)
+                            origins = np.arange(targets.size, dtype=np.uint32)
+                            self._add(rows, 0, origins, targets, sums)
+                            stage.advance(targets.size * feature.row_bytes)
                     self._finish(sums, low, high)
 
     def _spill(self, edges: Edges, buckets: Buckets) -> None:
@@ -306,15 +311,14 @@ class _Derive:
         plan, feature, per_range = self._plan, self._feature, self._plan.range_nodes
         starts = np.empty(plan.num_ranges + 1, np.int64)
         order, first = np.empty(plan.piece_rows, np.int64), 0
-        pieces = stored_rows(self._store, feature, plan.piece_rows, plan.scan_bytes)
         total = feature.num_rows * feature.row_bytes
         with (
             self._progress.stage("rows by range", total, "B") as stage,
             closing(read_ahead(edges)) as edges_ahead,
-            closing(read_ahead(pieces)) as rows_ahead,
+            self._rows(lambda rows: rows) as all_rows,
         ):
             cursor = _Cursor(edges_ahead)
-            for rows in rows_ahead:
+            for rows in all_rows:
                 for origins, targets in cursor.until(first + rows.shape[0], plan.piece_rows):
                     group_places(targets, per_range, starts, order)
                     grouped = order[: targets.size]
@@ -338,10 +342,10 @@ class _Derive:
         with (
             self._progress.stage(name, total, "B") as stage,
             closing(read_ahead(edges)) as edges_ahead,
-            closing(read_ahead(self._floats())) as rows_ahead,
+            self._rows(self._floats) as all_rows,
         ):
             cursor = _Cursor(edges_ahead)
-            for rows in rows_ahead:
+            for rows in all_rows:
                 stop = first + rows.shape[0]
                 for origins, targets in cursor.until(stop, plan.piece_edges):
                     self._add(rows, first, origins, targets, sums)
@@ -387,11 +391,13 @@ class _Derive:
         )
 
     def _clear(self, sums: NDArray[np.float32]) -> None:
-        sums[:] = -np.inf if self._op == "max" else 0
+        value = -np.inf if self._op == "max" else 0
+        list(self._pool.map(lambda part: part.fill(value), np.array_split(sums, self._threads)))
 
     def _finish(self, sums: NDArray[np.float32], low: int, high: int) -> None:
-        done = sums[: high - low]
-        kernels.finish_rows(self._counts[low:high], self._op == "mean", done)
+        done, mean = sums[: high - low], self._op == "mean"
+        parts = (np.array_split(x, self._threads) for x in (self._counts[low:high], done))
+        list(self._pool.map(kernels.finish_rows, *parts, repeat(mean, self._threads)))
         self._output.append(done)
 
 

@@ -1,6 +1,8 @@
 """What a store holds, in the order of its blocks, in pieces of bounded size."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import ExitStack, closing
+from itertools import cycle
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -9,6 +11,7 @@ from numpy.typing import NDArray
 from blockstore.format import Relation, RowArray
 from blockstore.store import Store, numpy_dtype, scan_blocks
 from blockstore.unpack import unpack_block
+from preprocess.stages.ahead import read_ahead
 
 
 class StoredEdges(NamedTuple):
@@ -56,18 +59,39 @@ def stored_edges(
 
 
 def stored_rows(
-    store: Store, array: RowArray, most: int, scan_bytes: int = 1 << 20
+    store: Store, array: RowArray, scan_bytes: int = 1 << 20, lane: tuple[int, int] = (0, 1)
 ) -> Iterator[NDArray[Any]]:
-    """Rows of an array in order, at most so many at a time, of its numpy dtype (rows, items).
+    """Rows of an array in order, of its numpy dtype (rows, items), about `scan_bytes` at a time.
 
-    Blocks are read about `scan_bytes` at a time, and copied where there are gaps between them.
-    Valid until the next step.  Raises CorruptBlock.
+    lane   as `scan_blocks` takes it
+
+    Where there are gaps between blocks, rows are a copy.  Valid until the next step.  Raises
+    CorruptBlock.
     """
     file, dtype = store.rows(array), numpy_dtype(array.dtype)
-    per_block, left = file.geometry.rows_per_block, array.num_rows
-    for _, blocks in scan_blocks(file, scan_bytes):
+    per_block = file.geometry.rows_per_block
+    for first, blocks in scan_blocks(file, scan_bytes, lane=lane):
         raw = blocks[:, : file.geometry.chunk_bytes].view(dtype)
-        rows = raw.reshape(blocks.shape[0] * per_block, array.row_items)[:left]
-        for low in range(0, rows.shape[0], most):
-            yield rows[low : low + most]
-        left -= rows.shape[0]
+        rows = raw.reshape(blocks.shape[0] * per_block, array.row_items)
+        yield rows[: array.num_rows - first * per_block]
+
+
+def rows_ahead(
+    store: Store,
+    array: RowArray,
+    scan_bytes: int,
+    lanes: int,
+    change: Callable[[NDArray[Any]], NDArray[Any]],
+) -> Generator[NDArray[Any]]:
+    """The same, read, verified and changed by `lanes` threads ahead of who uses them."""
+
+    def changed(lane: int) -> Iterator[NDArray[Any]]:
+        return (change(rows) for rows in stored_rows(store, array, scan_bytes, (lane, lanes)))
+
+    with ExitStack() as held:
+        ahead = [held.enter_context(closing(read_ahead(changed(lane)))) for lane in range(lanes)]
+        for pieces in cycle(ahead):
+            piece = next(pieces, None)
+            if piece is None:
+                return
+            yield piece

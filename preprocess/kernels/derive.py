@@ -46,7 +46,7 @@ def take_greatest(rows, first_row, origins, targets, low, high, sums):
 
 
 @njit(nogil=True, cache=True)
-def finish_rows(counts, mean, sums):
+def finish_rows(counts, sums, mean):
     """Sums divided by their counts where the mean is asked for; zeros where there is nothing.
 
     counts  uint32 (nodes,)            rows that went into each sum

@@ -1,5 +1,6 @@
 """Reading a store in bounded pieces gives what reading it whole does."""
 
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -7,10 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from blockstore.store import open_store, read_rows
+from blockstore.errors import CorruptBlock
+from blockstore.store import open_store
 from preprocess.ingest import ingest
 from preprocess.options import IngestOptions
-from preprocess.stored import stored_edges, stored_rows
+from preprocess.stored import rows_ahead, stored_edges
 from tests.graphs import csc_graphs
 from tests.preprocess.naive import Graph
 from tests.preprocess.quiet import QUIET
@@ -41,8 +43,8 @@ def test_edges_of_some_columns(tmp_path_factory, graph, most: int, ends: tuple[i
 
 
 @pytest.mark.parametrize("shape", [(), (3,), (2, 600)])
-@pytest.mark.parametrize("most", [1, 50, 10**6])
-def test_rows_in_pieces(tmp_path: Path, shape: tuple[int, ...], most: int):
+@pytest.mark.parametrize("lanes", [1, 2, 3])
+def test_rows_in_pieces(tmp_path: Path, shape: tuple[int, ...], lanes: int):
     rows = np.random.default_rng(0).random((2222, *shape)).astype(np.float32)
     if len(shape) > 1:
         rows = rows[:30]
@@ -50,6 +52,23 @@ def test_rows_in_pieces(tmp_path: Path, shape: tuple[int, ...], most: int):
     ingest(graph, tmp_path / "store", IngestOptions(block_bytes=4096, order="source"), QUIET)
     store = open_store(tmp_path / "store")
     array = store.manifest.types[0].features["x"]
-    pieces = [p.copy() for p in stored_rows(store, array, most, 3 * 4096)]
-    assert all(p.shape[0] <= most and p.ndim == 2 for p in pieces)
-    assert np.array_equal(np.concatenate(pieces).reshape(rows.shape), read_rows(store, array))
+    with closing(rows_ahead(store, array, 2 * 4096, lanes, lambda rows: rows * 2)) as ahead:
+        pieces = [p.copy() for p in ahead]
+    assert len(pieces) > 1
+    assert np.array_equal(np.concatenate(pieces).reshape(rows.shape), rows * 2)
+
+
+def test_a_bad_page_is_found_by_whatever_thread_reads_it(tmp_path: Path):
+    graph = Graph().add_type("node", 9000, x=np.ones((9000, 2), np.float32))
+    ingest(graph, tmp_path / "store", IngestOptions(block_bytes=4096), QUIET)
+    shard = tmp_path / "store/nodes/node/features/x/c/0/0"
+    raw = bytearray(shard.read_bytes())
+    raw[4096 * 7 + 5] ^= 1
+    shard.write_bytes(raw)
+    store = open_store(tmp_path / "store")
+    array = store.manifest.types[0].features["x"]
+    with closing(rows_ahead(store, array, 4096, 2, lambda rows: rows)) as ahead:
+        for _ in range(7):
+            next(ahead)
+        with pytest.raises(CorruptBlock, match=r"x/c/0/0\+28672: crc32c"):
+            next(ahead)

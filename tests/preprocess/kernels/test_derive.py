@@ -52,5 +52,5 @@ def test_nan_is_the_greatest_of_all(order: list[int]):
 
 def test_means_and_nodes_without_neighbors():
     sums = np.array([[6, 1], [-np.inf, -np.inf], [5, 7]], np.float32)
-    finish_rows(np.array([3, 0, 1], np.uint32), True, sums)
+    finish_rows(np.array([3, 0, 1], np.uint32), sums, True)
     assert sums.tolist() == [[2, np.float32(1) / np.float32(3)], [0, 0], [5, 7]]
