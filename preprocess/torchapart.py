@@ -1,4 +1,4 @@
-"""Small torch files, read by a process of its own: torch's libraries do not stay in this one.
+"""Torch files, read by a process of its own: torch's libraries do not stay in this one.
 
 They take 150 MB and more, which the stages of an ingest would have to leave free of --mem.
 """
@@ -6,6 +6,7 @@ They take 150 MB and more, which the stages of an ingest would have to leave fre
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,21 +27,43 @@ def load_apart(path: Path) -> Any:
     Where torch is loaded already, this process reads it.  Raises BadInput, as `load_torch` does,
     and for a value that is nothing of the kind.
     """
+    return _unpacked(ask_apart(path, __spec__.name, _load))
+
+
+def ask_apart(path: Path, module: str, read: Callable[[Path], Any]) -> bytes:
+    """What `read` makes of a file, as msgpack, by a process that runs `module`: it `answer`s.
+
+    Where torch is loaded already, or no process can be had, this one reads it.  Raises BadInput.
+    """
     if "torch" in sys.modules:
-        return _unpacked(_packed(path))
+        return _packed(path, read)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-m", __spec__.name, str(path.absolute())]
-    done = subprocess.run(  # noqa: S603 this module, by this interpreter
+    command = [sys.executable, "-m", module, str(path.absolute())]
+    done = subprocess.run(  # noqa: S603 a module of ours, by this interpreter
         command, env=environment, capture_output=True, check=False
     )
     if done.returncode == _REFUSED:
         raise BadInput(done.stdout.decode(errors="surrogateescape"))
-    return _unpacked(done.stdout if done.returncode == 0 else _packed(path))
+    return done.stdout if done.returncode == 0 else _packed(path, read)
 
 
-def _packed(path: Path) -> bytes:
-    """A file's values as msgpack.  Raises BadInput."""
-    values = load_torch(path)
+def answer(path: Path, read: Callable[[Path], Any]) -> int:
+    """Write what is made of a file, or what is wrong with it, to stdout; the exit status."""
+    try:
+        raw, status = _packed(path, read), 0
+    except BadInput as error:
+        raw, status = str(error).encode(errors="surrogateescape"), _REFUSED
+    sys.stdout.buffer.write(raw)
+    return status
+
+
+def _load(path: Path) -> Any:
+    return load_torch(path)
+
+
+def _packed(path: Path, read: Callable[[Path], Any]) -> bytes:
+    """What is made of a file as msgpack.  Raises BadInput."""
+    values = read(path)
     try:
         return msgspec.msgpack.encode(values, enc_hook=_plain)
     except _UNPACKABLE as error:
@@ -72,15 +95,5 @@ def _array(_: int, raw: memoryview) -> Any:
     return np.frombuffer(items, dtype).reshape(shape).copy()
 
 
-def _answer(path: Path) -> int:
-    """Write a file's values, or what is wrong with it, to stdout; returns the exit status."""
-    try:
-        raw, status = _packed(path), 0
-    except BadInput as error:
-        raw, status = str(error).encode(errors="surrogateescape"), _REFUSED
-    sys.stdout.buffer.write(raw)
-    return status
-
-
 if __name__ == "__main__":
-    sys.exit(_answer(Path(sys.argv[1])))
+    sys.exit(answer(Path(sys.argv[1]), _load))

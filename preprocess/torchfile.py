@@ -2,12 +2,14 @@
 
 import importlib
 import struct
+import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
+from zipfile import ZipFile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,33 +37,6 @@ class Record:
         if type(state) is not dict:
             raise TypeError(f"attributes in a {type(state).__name__}")
         self.attributes = state
-
-
-class TensorRows:
-    """Rows of a dense tensor or an array, in order; of a mapped tensor no more is read.
-
-    Raises BadInput: it has no rows, or its items are no numbers of numpy's.
-    """
-
-    def __init__(self, values: Any, where: str) -> None:
-        self._values, self.where = values, where
-        self.shape = tuple(int(n) for n in values.shape)
-        if not self.shape:
-            raise BadInput.at(where, "one number", "rows", "leave it out")
-        try:
-            self.dtype = as_numpy(values[:0]).dtype
-        except (TypeError, RuntimeError) as error:
-            raise BadInput.at(where, f"items of {values.dtype}", "numbers", "convert it") from error
-
-    @property
-    def num_rows(self) -> int:
-        """Rows of the array."""
-        return self.shape[0]
-
-    def pieces(self, first: int, stop: int, count: int) -> Iterator[NDArray[Any]]:
-        """Rows [first, stop), `count` at a time; they are not to be written to."""
-        for at in range(first, stop, count):
-            yield as_numpy(self._values[at : min(at + count, stop)])
 
 
 def load_torch(path: Path, records: Sequence[str] = ()) -> Any:
@@ -112,6 +87,30 @@ def is_tensor(values: Any) -> bool:
         return True
     is_torch = type(values).__module__.split(".")[0] == "torch" and hasattr(values, "numpy")
     return is_torch and str(values.layout) == "torch.strided"
+
+
+def place_of(path: Path, tensor: Any) -> int | None:
+    """Offset in the file of the first item of a mapped tensor; None where it is not mapped.
+
+    Items lie in the file as they do in memory, at the tensor's strides.
+    """
+    if isinstance(tensor, np.ndarray) or tensor.is_neg():
+        return None
+    address, inode = tensor.data_ptr(), path.stat().st_ino
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        span, _, offset, _, number = line.split(maxsplit=5)[:5]
+        first, stop = (int(end, 16) for end in span.split("-"))
+        if first <= address < stop:
+            is_file = int(number) == inode and _is_native(path)
+            return int(offset, 16) + address - first if is_file else None
+    return None
+
+
+def _is_native(path: Path) -> bool:
+    """Whether a file has the byte order of this machine; a file that does not say has."""
+    with ZipFile(path) as file:
+        names = (name for name in file.namelist() if name.endswith("/byteorder"))
+        return all(file.read(name) == sys.byteorder.encode() for name in names)
 
 
 @contextmanager

@@ -23,7 +23,7 @@ from preprocess.source import SourceRows
 from preprocess.sources.compressed import check_ends, major_ids, offsets
 from preprocess.sources.single import SingleSource
 from preprocess.sources.table import read_description
-from preprocess.torchfile import TensorRows, is_tensor, load_torch
+from preprocess.torchapart import load_apart
 
 CONF, SPLITS = "conf.json", "split_idx.pth"
 
@@ -100,21 +100,20 @@ class GinexSource(SingleSource):
         return rows
 
     def _load_splits(self, path: Path) -> list[SourceRows]:
-        held = load_torch(path)
+        held = load_apart(path)
         if not isinstance(held, dict):
             raise BadInput.at(path, f"a {type(held).__name__}", "a dict of splits", "save one")
         found = []
         for name in ("train", "valid", "test"):
-            where = f"{path}: {name}"
-            ids = held.get(name)
+            ids, where = held.get(name), f"{path}: {name}"
             if ids is None:
                 continue
-            array = TensorRows(ids, where) if is_tensor(ids) else None
-            if array is None or len(array.shape) != 1 or array.dtype.kind not in "iu":
-                what = f"shape {array.shape} of {array.dtype}" if array else type(ids).__name__
+            is_array = isinstance(ids, np.ndarray)
+            if not is_array or ids.ndim != 1 or ids.dtype.kind not in "iu":
+                what = f"shape {ids.shape} of {ids.dtype}" if is_array else type(ids).__name__
                 raise BadInput.at(where, what, "a list of integers", "save ids of nodes")
-            rows = SourceRows(name, array.dtype, (), array.num_rows, "dense", where)
-            self._readers[rows] = partial(array.pieces, 0, array.num_rows)
+            rows = SourceRows(name, ids.dtype, (), ids.size, "dense", where)
+            self._readers[rows] = partial(_cut, ids)
             found.append(rows)
         return found
 
@@ -131,3 +130,8 @@ def _read_rows(file: RawFile, rows: SourceRows, count: int) -> Iterator[NDArray[
     width = int(np.prod(rows.row_shape, dtype=np.int64))
     for piece in file.pieces(0, rows.num_rows * width, count * width):
         yield piece.reshape(-1, *rows.row_shape)
+
+
+def _cut(ids: NDArray[Any], count: int) -> Iterator[NDArray[Any]]:
+    for first in range(0, ids.size, count):
+        yield ids[first : first + count]

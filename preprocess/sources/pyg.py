@@ -33,12 +33,14 @@ from preprocess.sources.pygfile import (
     EDGES,
     ONLY,
     Ends,
+    Other,
     Stores,
+    Value,
     listed_nodes,
     num_rows,
     read_stores,
 )
-from preprocess.torchfile import TensorRows, is_tensor
+from preprocess.strided import Held, Placed, StridedRows
 
 _SUFFIXES = (".pt", ".pth")
 _PROCESSED = "processed/data.pt"
@@ -60,7 +62,7 @@ class PygSource:
         file = path / _PROCESSED if path.is_dir() else path
         self.where, self.files, self._file = str(path), [file], file
         stores = read_stores(file)
-        self._edges = {e: open_edges(held, self._place(e)) for e, held in stores.edges.items()}
+        self._edges = {e: open_edges(file, held, self._place(e)) for e, held in stores.edges}
         self.num_nodes: Mapping[str, int] = self._count_nodes(stores)
         if not stores.edges or not any(self.num_nodes.values()):
             raise BadInput.at(file, "no edges, or no nodes", "edge_index and x", "is it a graph?")
@@ -73,16 +75,11 @@ class PygSource:
         self._split_arrays: dict[str | Ends, list[_Split]] = {}
         for name, num_nodes in self.num_nodes.items():
             self._add(name, stores.nodes.get(name, {}), num_nodes)
-        for ends, held in stores.edges.items():
-            edges = self._edges[ends]
-            name = (
-                "edge_attr" if edges.values is not None and edges.values.ndim > 1 else "edge_weight"
-            )
-            self._add(
-                ends,
-                held if edges.values is None else {name: edges.values, **held},
-                edges.num_edges,
-            )
+        for ends, held in stores.edges:
+            values = self._edges[ends].values
+            if values is not None:
+                held = {_VALUES[len(values.shape) > 1]: values, **held}
+            self._add(ends, held, self._edges[ends].num_edges)
 
     @classmethod
     def recognise(cls, path: Path) -> str | None:
@@ -150,7 +147,7 @@ class PygSource:
     def _count_nodes(self, stores: Stores) -> dict[str, int]:
         """Nodes of every type: those of stores, then those that relations name."""
         counts = {}
-        for name in [*stores.nodes, *(end for ends in stores.edges for end in ends[::2])]:
+        for name in [*stores.nodes, *(end for ends, _ in stores.edges for end in ends[::2])]:
             if name not in counts:
                 found = listed_nodes(stores.nodes.get(name, {}))
                 counts[name] = self._largest_id(name) + 1 if found is None else found
@@ -166,37 +163,44 @@ class PygSource:
             found += [edges.largest_id(end) for end in (0, 1) if ends[2 * end] == name]
         return max(found)
 
-    def _add(self, owner: str | Ends, held: dict[str, Any], count: int) -> None:
+    def _add(self, owner: str | Ends, held: Mapping[str, Value], count: int) -> None:
         """The arrays of a type or a relation.  Raises BadInput: one that must fit does not."""
         arrays: dict[str, SourceRows] = {}
         for key, value in held.items():
             where = f"{self._place(owner)}{key}"
             split, _, form = key.rpartition("_")
-            if split in _SPLITS and form in ("mask", "idx") and is_tensor(value):
-                self._add_split(owner, _Split(_SPLITS[split], value, form, where), count)
-            elif key not in EDGES and self._fits(key, value, count, where):
-                rows = self._listed(owner, key, TensorRows(value, where))
-                if rows.name in arrays:
-                    raise BadInput.at(
-                        where, f"a second array {rows.name!r}", f"one, {arrays[rows.name].where}",
-                        "leave one out",
-                    )  # fmt: skip
-                arrays[rows.name] = rows
+            is_split = split in _SPLITS and form in ("mask", "idx")
+            if key in EDGES or not self._fits(key, value, None if is_split else count, where):
+                continue
+            assert isinstance(value, Placed | Held)
+            array = StridedRows(self._file, value, where)
+            if is_split:
+                self._add_split(owner, _Split(_SPLITS[split], array, form), count)
+                continue
+            rows = self._listed(owner, key, array)
+            if rows.name in arrays:
+                raise BadInput.at(
+                    where, f"a second array {rows.name!r}", f"one, {arrays[rows.name].where}",
+                    "leave one out",
+                )  # fmt: skip
+            arrays[rows.name] = rows
         if isinstance(owner, str) and "y" in arrays:
             self._labels[owner] = arrays.pop("y")
         self._arrays[owner] = list(arrays.values())
 
-    def _fits(self, key: str, value: Any, expected: int, where: str) -> bool:
-        """Whether it is an array of that many rows.  Raises BadInput: it must be."""
+    def _fits(self, key: str, value: Value, expected: int | None, where: str) -> bool:
+        """Whether it is an array of that many rows, or any.  Raises BadInput: it must be."""
         found = num_rows(value)
         if key in _FITTING and found is None:
-            what = str(getattr(value, "layout", type(value).__name__))
-            raise BadInput.at(where, what, "a dense array", "save value.to_dense()")
+            what = value.text if isinstance(value, Other) else "no rows"
+            raise BadInput.at(
+                where, what, "a dense array of numbers", "convert it, or leave it out"
+            )
         if key in _FITTING and found != expected:
             raise BadInput.at(where, f"{found} rows", expected, "save it whole, or leave it out")
-        return found == expected
+        return found is not None and expected in (None, found)
 
-    def _listed(self, owner: str | Ends, key: str, array: TensorRows) -> SourceRows:
+    def _listed(self, owner: str | Ends, key: str, array: StridedRows) -> SourceRows:
         if array.dtype.kind not in "biuf":
             raise BadInput.at(array.where, f"items of {array.dtype}", "numbers", "convert it")
         is_node = isinstance(owner, str)
@@ -222,15 +226,14 @@ class PygSource:
 class _Split:
     """A mask, of which the first column counts, or a list of ids."""
 
-    def __init__(self, name: str, values: Any, form: str, where: str) -> None:
-        self.name, self.is_mask = name, form == "mask"
+    def __init__(self, name: str, array: StridedRows, form: str) -> None:
+        self.name, self.array, self.is_mask = name, array, form == "mask"
         most = 2 if self.is_mask else 1
-        self.array = TensorRows(values, where)
-        shape, kind = self.array.shape, self.array.dtype.kind
+        shape, kind = array.shape, array.dtype.kind
         fits = kind in "bu" if self.is_mask else kind in "iu"
         if not fits or len(shape) > most or 0 in shape[1:]:
             raise BadInput.at(
-                where, f"shape {shape} of {self.array.dtype}",
+                array.where, f"shape {shape} of {array.dtype}",
                 "truth values, one a row" if self.is_mask else "a list of integers", "convert it",
             )  # fmt: skip
         self._num_ids: int | None = None
@@ -256,6 +259,6 @@ class _Split:
             first += piece.shape[0]
 
 
-def _shaped(array: TensorRows, shape: Sequence[int], count: int) -> Iterator[NDArray[Any]]:
+def _shaped(array: StridedRows, shape: Sequence[int], count: int) -> Iterator[NDArray[Any]]:
     for piece in array.pieces(0, array.num_rows, count):
         yield piece.reshape(-1, *shape)

@@ -1,27 +1,28 @@
 """Edges as PyG holds them: pairs of ids, or the transposed adjacency matrix."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from numpy.typing import NDArray
 
 from preprocess.errors import BadInput
 from preprocess.sources.compressed import major_ids
-from preprocess.torchfile import Record, TensorRows, is_tensor
+from preprocess.sources.pygfile import Adjacency, Other, Value
+from preprocess.strided import Array, Held, Placed, StridedRows
 
 SCAN_ROWS = 1 << 18  # that are looked through at a time
 
 
-def open_edges(held: dict[str, Any], where: str) -> "Pairs | Transposed":
-    """The edges among the arrays of a store.  Raises BadInput: there are none."""
+def open_edges(path: Path, held: Mapping[str, Value], where: str) -> "Pairs | Transposed":
+    """The edges among the values of a store.  Raises BadInput: there are none."""
     index, adjacency = held.get("edge_index"), held.get("adj_t")
-    if is_tensor(index):
-        return Pairs(index, f"{where}edge_index")
-    is_csr = str(getattr(adjacency, "layout", "")) == "torch.sparse_csr"
-    if isinstance(adjacency, Record) or is_csr:
-        return Transposed(adjacency, f"{where}adj_t")
+    if isinstance(index, Placed | Held):
+        return Pairs(StridedRows(path, index, f"{where}edge_index"))
+    if isinstance(adjacency, Adjacency):
+        return Transposed(path, adjacency, f"{where}adj_t")
     name, found = ("adj_t", adjacency) if adjacency is not None else ("edge_index", index)
-    what = "nothing" if found is None else str(getattr(found, "layout", type(found).__name__))
+    what = found.text if isinstance(found, Other) else "nothing" if found is None else "an array"
     raise BadInput.at(
         f"{where}{name}", what, "edge_index, a tensor (2, edges), or adj_t in CSR",
         "set it with torch_geometric.utils.to_edge_index, and save the graph again",
@@ -31,19 +32,17 @@ def open_edges(held: dict[str, Any], where: str) -> "Pairs | Transposed":
 class Pairs:
     """`edge_index`."""
 
-    values = None  # weights are an array of their own
+    values: Array | None = None  # weights are an array of their own
 
-    def __init__(self, tensor: Any, where: str) -> None:
-        self.where = where
-        shape = tuple(tensor.shape)
-        kind = TensorRows(tensor, where).dtype.kind
-        if len(shape) != 2 or shape[0] != 2 or kind not in "iu":
+    def __init__(self, index: StridedRows) -> None:
+        self.where, shape = index.where, index.shape
+        if len(shape) != 2 or shape[0] != 2 or index.dtype.kind not in "iu":
             raise BadInput.at(
-                where, f"shape {shape} of {tensor.dtype}", "(2, edges) of integers",
+                self.where, f"shape {shape} of {index.dtype}", "(2, edges) of integers",
                 "transpose or convert it",
             )  # fmt: skip
-        self.num_edges = int(shape[1])
-        self._ends = [TensorRows(tensor[end], where) for end in (0, 1)]
+        self.num_edges = shape[1]
+        self._ends = [index.row(end) for end in (0, 1)]
 
     def pieces(self, count: int) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
         """(src, dst), not checked."""
@@ -63,24 +62,19 @@ class Pairs:
 class Transposed:
     """`adj_t`: rows are targets, columns sources."""
 
-    def __init__(self, adjacency: Any, where: str) -> None:
-        self.where = where
-        if isinstance(adjacency, Record):
-            storage = adjacency.attributes.get("storage")
-            parts = storage.attributes if isinstance(storage, Record) else {}
-            indptr, row = parts.get("_rowptr"), parts.get("_row")
-            col, values = parts.get("_col"), parts.get("_value")
-            sizes = parts.get("_sparse_sizes")
-        else:
-            indptr, row, col = adjacency.crow_indices(), None, adjacency.col_indices()
-            values, sizes = adjacency.values(), tuple(adjacency.shape)
-        self.values = values if is_tensor(values) else None
-        self._sizes = self._checked_sizes(sizes)
-        self._col = self._ids("columns", col, None)
+    def __init__(self, path: Path, adjacency: Adjacency, where: str) -> None:
+        self.where, self.values, self._path = where, adjacency.values, path
+        sizes, indptr = adjacency.sizes, adjacency.indptr
+        if len(sizes) != 2 or min(sizes) < 0:
+            raise BadInput.at(where, f"sizes {sizes}", "(rows, columns)", "save edge_index instead")
+        self._num_rows, self._num_columns = sizes
+        self._col = self._ids("columns", adjacency.col, None)
         self.num_edges = self._col.num_rows
-        by_offset = indptr is not None
-        self._indptr = self._ids("row offsets", indptr, self._sizes[0] + 1) if by_offset else None
-        self._row = None if by_offset else self._ids("rows", row, self.num_edges)
+        self._indptr = self._row = None
+        if indptr is not None:
+            self._indptr = self._ids("row offsets", indptr, self._num_rows + 1)
+        else:
+            self._row = self._ids("rows", adjacency.row, self.num_edges)
 
     def pieces(self, count: int) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
         """(src, dst), not checked."""
@@ -100,27 +94,18 @@ class Transposed:
 
     def largest_id(self, end: int) -> int:
         """Sources (0) are columns, targets (1) rows, and some may have no edge."""
-        return self._sizes[1 - end] - 1
+        return (self._num_columns, self._num_rows)[end] - 1
 
-    def _checked_sizes(self, sizes: Any) -> tuple[int, int]:
-        if not (
-            isinstance(sizes, tuple)
-            and len(sizes) == 2
-            and all(isinstance(n, int) and n >= 0 for n in sizes)
-        ):
-            raise BadInput.at(self.where, f"sizes {sizes}", "(rows, columns)", "save edge_index")
-        return sizes[0], sizes[1]
-
-    def _ids(self, what: str, values: Any, num_rows: int | None) -> TensorRows:
+    def _ids(self, what: str, array: Array | None, num_rows: int | None) -> StridedRows:
         where = f"{self.where}: {what}"
-        array = TensorRows(values, where) if is_tensor(values) else None
+        rows = StridedRows(self._path, array, where) if array is not None else None
         if (
-            array is None
-            or len(array.shape) != 1
-            or array.dtype.kind not in "iu"
-            or num_rows not in (None, array.num_rows)
+            rows is None
+            or len(rows.shape) != 1
+            or rows.dtype.kind not in "iu"
+            or num_rows not in (None, rows.num_rows)
         ):
-            found = f"shape {array.shape} of {array.dtype}" if array else type(values).__name__
+            found = f"shape {rows.shape} of {rows.dtype}" if rows is not None else "no array"
             expected = f"({'entries' if num_rows is None else num_rows},) of integers"
             raise BadInput.at(where, found, expected, "save edge_index instead")
-        return array
+        return rows
