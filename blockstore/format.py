@@ -2,7 +2,7 @@
 
 import struct
 from collections.abc import Sequence
-from math import prod
+from math import gcd, prod
 from typing import NamedTuple, Self
 
 import msgspec
@@ -125,6 +125,7 @@ class RowArray(msgspec.Struct, frozen=True):
     row_shape: tuple[int, ...] = ()  # () where a row is one number
     source: str = ""  # how the source held it, for export: "dense", "csr" or ""
     scale_path: str = ""  # of the side array float32 (columns,): int8 times scale is the value
+    rows_per_block: int = 0  # 0: as many as fill a block; else gapless: `gapless_rows`
 
     @property
     def row_items(self) -> int:
@@ -168,11 +169,32 @@ def _geometry(slot: int, chunk: int, num_blocks: int, rows_per_block: int) -> Bl
 
 
 def row_geometry(array: RowArray, block_bytes: int) -> BlockGeometry:
-    """Blocks of a row array: whole rows each; a row longer than a block takes whole slots."""
+    """Blocks of a row array: whole rows each; a row longer than a block takes whole slots.
+
+    Where the array says how many rows a block has, there are no gaps: a row and the next one are
+    adjacent bytes of a shard.  Raises CorruptBlock: these rows do not fill whole pages.
+    """
+    if array.rows_per_block:
+        chunk = array.rows_per_block * array.row_bytes
+        if array.rows_per_block < 0 or chunk % PAGE_BYTES:
+            raise CorruptBlock(
+                f"{array.path}: {array.rows_per_block} rows of {array.row_bytes} bytes a block, "
+                f"expected whole pages of {PAGE_BYTES}; ingest again"
+            )
+        num_blocks = -(-array.num_rows // array.rows_per_block)
+        return _geometry(chunk, chunk, num_blocks, array.rows_per_block)
     per_block = max(1, block_bytes // array.row_bytes)
     chunk = per_block * array.row_bytes
     num_blocks = -(-array.num_rows // per_block)
     return _geometry(align(chunk, block_bytes), chunk, num_blocks, per_block)
+
+
+def gapless_rows(row_bytes: int, block_bytes: int, num_rows: int) -> int:
+    """`rows_per_block` of an array without gaps: the smallest number of rows that fills whole
+    pages, times what comes closest to a block, no more than hold all rows."""
+    unit = PAGE_BYTES // gcd(PAGE_BYTES, row_bytes)
+    times = max(1, (2 * block_bytes + unit * row_bytes) // (2 * unit * row_bytes))
+    return unit * min(times, max(1, -(-num_rows // unit)))
 
 
 def graph_geometry(num_blocks: int, block_bytes: int) -> BlockGeometry:
@@ -204,6 +226,21 @@ class HaloColumns(msgspec.Struct, frozen=True):
     first_edge_path: str  # side array uint64 (num_blocks + 1,): edges before each block
 
 
+class HopSet(msgspec.Struct, frozen=True):
+    """Features of the nodes of a split and what operators make of them, hop by hop.
+
+    All arrays have a row a node, in one seeded random order, and none has gaps: chunks of
+    consecutive rows are consecutive bytes of a shard.
+    """
+
+    split: str  # "train", "valid", "test", ..., or "all": every node of the type
+    nodes: RowArray  # int64: original id of the node of each row
+    label: RowArray | None  # None: the type has no labels
+    operators: dict[str, tuple[RowArray, ...]]  # hops 0 to R; hop 0 is one array for all of them
+    feature: str = ""  # name of the features that hop 0 is
+    seed: int = 0  # of the order of rows
+
+
 class NodeType(msgspec.Struct, frozen=True):
     """One node type: a range of store ids and its per-node arrays, rows in store order."""
 
@@ -219,6 +256,7 @@ class NodeType(msgspec.Struct, frozen=True):
     partition_offsets_path: str = ""  # side array uint64 (num_partitions + 1,): store ids
     hubs: RowArray | None = None  # id_dtype: store ids of hubs, the most influential first
     halo: Halo | None = None
+    hops: dict[str, HopSet] = {}  # by split
 
 
 class Relation(msgspec.Struct, frozen=True):
@@ -328,6 +366,10 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
             if t.halo:
                 found += [t.halo.nodes, *([t.halo.label] if t.halo.label else [])]
                 found += t.halo.features.values()
+            for hops in t.hops.values():
+                found += [hops.nodes, *([hops.label] if hops.label else [])]
+                arrays = [array for chain in hops.operators.values() for array in chain]
+                found += {array.path: array for array in arrays}.values()  # hop 0 once
         for r in self.relations:
             found += [*r.features.values(), *r.splits.values()]
         return found

@@ -13,6 +13,7 @@ from blockstore.format import (
     BlockHeader,
     Halo,
     HaloColumns,
+    HopSet,
     Influence,
     Kept,
     Manifest,
@@ -21,6 +22,7 @@ from blockstore.format import (
     Relation,
     RowArray,
     block_fill_bytes,
+    gapless_rows,
     giant_capacity,
     row_geometry,
     section_offsets,
@@ -87,6 +89,7 @@ def test_flags_are_those_of_the_document():
         ("field of a relation", Relation),
         ("field of a row array", RowArray),
         ("field of a halo", Halo),
+        ("field of a hop set", HopSet),
         ("field of halo columns", HaloColumns),
     ],
 )
@@ -139,3 +142,25 @@ def test_rows_wider_than_a_block_take_whole_slots():
     assert (wide.rows_per_block, wide.chunk_bytes, wide.slot_bytes) == (1, 20000, 32768)
     narrow = row_geometry(RowArray("x", "float32", 10, (1000,)), 16384)
     assert (narrow.rows_per_block, narrow.chunk_bytes, narrow.num_blocks) == (4, 16000, 3)
+
+
+@pytest.mark.parametrize("row_bytes", [1, 4, 77, 100, 512, 4096, 5732])
+@pytest.mark.parametrize("block_bytes", [4096, 1 << 20])
+@pytest.mark.parametrize("num_rows", [0, 1, 5000, 10_000_000])
+def test_gapless_rows_fill_whole_pages(row_bytes, block_bytes, num_rows):
+    rows = gapless_rows(row_bytes, block_bytes, num_rows)
+    found = row_geometry(RowArray("x", "uint8", num_rows, (row_bytes,), rows_per_block=rows), 4096)
+    assert found.slot_bytes == found.chunk_bytes == rows * row_bytes
+    assert found.slot_bytes % fmt.PAGE_BYTES == 0
+    unit = min(n for n in range(1, 4097) if n * row_bytes % 4096 == 0)
+    assert rows % unit == 0
+    distance = abs(rows * row_bytes - block_bytes)
+    assert rows - unit < num_rows or rows == unit
+    if rows < num_rows:  # not cut: nothing is closer
+        near = [n for n in (rows - unit, rows + unit) if n]
+        assert all(distance <= abs(n * row_bytes - block_bytes) for n in near)
+
+
+def test_rows_without_gaps_that_do_not_fill_pages_are_refused():
+    with pytest.raises(CorruptBlock, match="3 rows of 4 bytes a block, expected whole pages"):
+        row_geometry(RowArray("x", "float32", 10, rows_per_block=3), 4096)
