@@ -72,10 +72,10 @@ def test_a_folder_of_graphsaint(
 @contextmanager
 def small_memory(source: Any, folder: Path, window: int) -> Iterator[None]:
     """Prepared with memory for a window of nodes."""
-    monkey = pytest.MonkeyPatch()
-    monkey.setattr("tests.preprocess.sources.reading.MEM", 8 * window)
-    with monkey.context(), ready(source, folder):
-        yield
+    with pytest.MonkeyPatch.context() as monkey:
+        monkey.setattr("tests.preprocess.sources.reading.MEM", 8 * window)
+        with ready(source, folder):
+            yield
 
 
 @pytest.mark.parametrize(
