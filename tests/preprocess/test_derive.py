@@ -24,6 +24,7 @@ from preprocess.options import IngestOptions
 from tests.daemons import daemon
 from tests.preprocess.naive import Graph
 from tests.preprocess.quiet import QUIET
+from tests.preprocess.test_commands import good, refused
 from tests.preprocess.test_hetero import citations, stored_blocks
 from tests.preprocess.test_resume import tree
 
@@ -280,6 +281,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 GOOD = Derivation("author", "paper", "author-writes-paper", feature="x")
+TITLE = "author-writes-paper"
 REFUSED = [
     (replace(GOOD, node_type="autor"), "--type: found type 'autor', expected one of paper, author"),
     (replace(GOOD, origin="x"), "--from: found type 'x', expected one of paper, author, venue"),
@@ -326,6 +328,26 @@ def test_a_full_disk_is_seen_first(store: Path, monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(OutOfSpace, match=r"found 97.7K free, expected .* for the array and"):
         derive(store, GOOD, QUIET)
     assert tree(store) == before
+
+
+def test_the_command(tmp_path: Path):
+    graph = Graph().add_type("paper", 3, x=np.array([[1, 2], [3, 5], [9, 9]], np.float32))
+    graph.add_type("author", 3)
+    graph.add_relation("author", "writes", "paper", [(0, 0), (0, 1), (2, 1), (2, 1)])
+    path = tmp_path / "store"
+    ingest(graph, path, replace(OPTIONS, order="source"), QUIET)
+    words = ("derive", path, "--type", "author", "--from", "paper", "--relation", "writes")
+    said = good(*words, "--op", "mean", "--mem", "64M")
+    fingerprint = open_store(path).manifest.fingerprint
+    assert f"nodes/author/features/x, float32 3x2: mean of the paper rows over {TITLE}" in said
+    assert f"fingerprint {fingerprint}" in said
+    assert "1 of 3 author nodes have no neighbor" in said
+    x = read_rows(open_store(path), open_store(path).manifest.types[1].features["x"])
+    assert x.tolist() == [[2, 3.5], [0, 0], [3, 5]]
+    assert "good: " in good("verify", path)
+    assert "off by" in good(*words, "--op", "max", "--name", "m", "--dtype", "int8")
+    assert "which author has already, expected a name that is free" in refused(*words)
+    assert "expected at least --mem" in refused(*words, "--name", "z", "--mem", "1M")
 
 
 def test_the_least_that_sorting_needs(store: Path):
