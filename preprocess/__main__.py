@@ -28,8 +28,10 @@ from preprocess.info import info_text, store_info
 from preprocess.layouts import LAYOUTS
 from preprocess.options import IngestOptions
 from preprocess.partition import PartitionOptions
+from preprocess.partition_report import partition_lines
 from preprocess.progress import Progress
-from preprocess.report import graph_text
+from preprocess.repartition import repartition as repartition_store
+from preprocess.report import graph_text, made_line
 from preprocess.summary import summarise
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -143,6 +145,34 @@ def _shares(text: str) -> tuple[float, ...]:
         raise typer.BadParameter(f"{text!r}: expected shares such as 0.6,0.2,0.2") from error
 
 
+PartitionerOption = Annotated[
+    Partitioner, typer.Option(help="gap balances labels of training nodes too")
+]
+SlackOption = Annotated[float, typer.Option(help="a partition holds so many times the mean")]
+GammaOption = Annotated[float, typer.Option(help="exponent of the cost of nodes")]
+PassesOption = Annotated[int, typer.Option(help="over all edges")]
+AlphaOption = Annotated[float, typer.Option(help="times the cost of FENNEL")]
+SoftenOption = Annotated[
+    float, typer.Option(help="nodes of a class a partition below which it costs less; 0: none")
+]
+DeviationsOption = Annotated[
+    float,
+    typer.Option(help="a class in a partition, beyond the slack, of a random one; 0: any"),
+]
+RelativeOption = Annotated[
+    bool, typer.Option(help="sizes count relative to the share of the class")
+]
+VisitOption = Annotated[Visit, typer.Option(help="in which order nodes are placed")]
+HubsOption = Annotated[
+    str,
+    typer.Option(help="of partitions: share of nodes, or bytes such as 64M; 0.01 if not given"),
+]
+HubScoreOption = Annotated[HubScore, typer.Option(help="walk: from training nodes, backwards")]
+HaloOption = Annotated[
+    float, typer.Option(help="outside nodes stored with a partition, as a share of its nodes")
+]
+
+
 @app.command()
 def generate(
     folder: Path,
@@ -193,34 +223,18 @@ def ingest(
     partitions: Annotated[
         int, typer.Option(help="partition the nodes, for macro-batches; 0: do not")
     ] = 0,
-    partitioner: Annotated[
-        Partitioner, typer.Option(help="gap balances labels of training nodes too")
-    ] = Partitioner.gap,
-    slack: Annotated[float, typer.Option(help="a partition holds so many times the mean")] = 1.1,
-    gamma: Annotated[float, typer.Option(help="exponent of the cost of nodes")] = 1.5,
-    passes: Annotated[int, typer.Option(help="over all edges")] = 5,
-    alpha: Annotated[float, typer.Option(help="times the cost of FENNEL")] = 1.0,
-    soften: Annotated[
-        float, typer.Option(help="nodes of a class a partition below which it costs less; 0: none")
-    ] = 50.0,
-    deviations: Annotated[
-        float,
-        typer.Option(help="a class in a partition, beyond the slack, of a random one; 0: any"),
-    ] = 10.0,
-    relative: Annotated[
-        bool, typer.Option(help="sizes count relative to the share of the class")
-    ] = True,
-    visit: Annotated[Visit, typer.Option(help="in which order nodes are placed")] = Visit.degree,
-    hubs: Annotated[
-        str,
-        typer.Option(help="of partitions: share of nodes, or bytes such as 64M; 0.01 if not given"),
-    ] = "",
-    hub_score: Annotated[
-        HubScore, typer.Option(help="walk: from training nodes, backwards")
-    ] = HubScore.walk,
-    halo: Annotated[
-        float, typer.Option(help="outside nodes stored with a partition, as a share of its nodes")
-    ] = 0.0,
+    partitioner: PartitionerOption = Partitioner.gap,
+    slack: SlackOption = 1.1,
+    gamma: GammaOption = 1.5,
+    passes: PassesOption = 5,
+    alpha: AlphaOption = 1.0,
+    soften: SoftenOption = 50.0,
+    deviations: DeviationsOption = 10.0,
+    relative: RelativeOption = True,
+    visit: VisitOption = Visit.degree,
+    hubs: HubsOption = "",
+    hub_score: HubScoreOption = HubScore.walk,
+    halo: HaloOption = 0.0,
     fresh: Annotated[
         bool, typer.Option("--fresh", help="begin anew, do not go on where a run stopped")
     ] = False,
@@ -240,8 +254,8 @@ def ingest(
     """
     with _one_line_errors(events=json):
         found = PartitionOptions(
-            partitions, partitioner.value, slack, gamma, passes, alpha, soften, relative, deviations,
-            visit.value,
+            partitions, partitioner.value, slack, gamma, passes, alpha, soften, relative,
+            deviations, visit.value,
         )  # fmt: skip
         options = IngestOptions(
             mem_bytes=_size(mem),
@@ -294,6 +308,45 @@ def derive(
         )
         result = derive_features(store, asked, Progress(), _size(mem))
         typer.echo(result.text(store, asked.op))
+
+
+@app.command()
+def repartition(
+    store: Path,
+    new: Path,
+    partitions: Annotated[int, typer.Option(help="of the nodes of the new store")],
+    partitioner: PartitionerOption = Partitioner.gap,
+    slack: SlackOption = 1.1,
+    gamma: GammaOption = 1.5,
+    passes: PassesOption = 5,
+    alpha: AlphaOption = 1.0,
+    soften: SoftenOption = 50.0,
+    deviations: DeviationsOption = 10.0,
+    relative: RelativeOption = True,
+    visit: VisitOption = Visit.degree,
+    hubs: HubsOption = "",
+    hub_score: HubScoreOption = HubScore.walk,
+    halo: HaloOption = 0.0,
+    seed: Annotated[int, typer.Option(help="of a random partition")] = 0,
+    mem: Annotated[str, typer.Option(help="memory to use, such as 512M or 2G")] = "2G",
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="begin anew, do not go on where a run stopped")
+    ] = False,
+) -> None:
+    """Write a store anew, its nodes partition by partition; ids of nodes and edges stay."""
+    with _one_line_errors():
+        settings = PartitionOptions(
+            partitions, partitioner.value, slack, gamma, passes, alpha, soften, relative,
+            deviations, visit.value,
+        )  # fmt: skip
+        influence = InfluenceOptions(*parse_hubs(hubs), hub_score.value, halo)
+        result = repartition_store(
+            open_store(store), new, settings, Progress(), _size(mem), influence, seed, fresh
+        )
+        typer.echo(made_line(new, result.manifest))
+        assert result.manifest.partitioning is not None
+        for line in partition_lines(result.manifest.partitioning):
+            typer.echo(f"  {line}")
 
 
 @app.command()

@@ -15,7 +15,7 @@ from preprocess.result import QuantizationError
 from preprocess.run import Facts, Run
 from preprocess.stages.array_file import load_array, save_array
 from preprocess.stages.quantize import Quantizer, find_scale
-from preprocess.stages.rows import Emit, checked_features
+from preprocess.stages.rows import Emit, checked_features, source_chunk
 
 _SCALE = "scale"  # temporary file
 _QUANTIZATION = "quantization"  # in the facts of a stage
@@ -27,6 +27,10 @@ Place = Callable[[Iterator[NDArray[Any]], RowArray, Emit], None]
 def write_features(run: Run, rows: Rows, place: Place, spent: Iterable[str] = ()) -> None:
     """An array of features, its rows brought into order by `place`."""
     array = rows.array
+    if rows.is_stored:
+        pieces = run.source.rows(rows.source, source_chunk(rows.source, run.memory.share))
+        write_placed(run, array, pieces, place, spent)
+        return
     if not array.scale_path:
         pieces = checked_features(
             run.source, rows.source, array.dtype, run.options.allow_nan, run.memory.share

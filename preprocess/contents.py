@@ -23,6 +23,7 @@ class Rows(NamedTuple):
 
     source: SourceRows
     array: RowArray
+    is_stored: bool = False  # rows come as a store has them
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +61,7 @@ class RelationContents:
     features: tuple[Rows, ...]
     splits: tuple[Rows, ...]
     reverse_of: str
+    ids: SourceRows | None = None  # of edges, where these are not their positions
 
     @property
     def path(self) -> str:
@@ -82,7 +84,7 @@ class RelationContents:
     @property
     def inline(self) -> tuple[SourceRows, ...]:
         """Edge arrays that lie inside the blocks."""
-        return tuple(r for r in (self.weight, self.time) if r is not None)
+        return tuple(r for r in (self.ids, self.weight, self.time) if r is not None)
 
     @property
     def has_rows(self) -> bool:

@@ -31,6 +31,7 @@ from blockstore.io.buffers import byte_view
 from blockstore.units import format_bytes
 from blockstore.writer import StoreWriter
 from preprocess.arrays import (
+    Place,
     quantization_errors,
     write_features,
     write_ids,
@@ -135,11 +136,35 @@ def _write_store(
         )  # fmt: skip
     source = with_reverses(source, options)
     contents = list_contents(source, options)
+    signature = sign(_sign_facts(source, options, partition), source.files)
+
+    def stages(run: Run) -> "IngestStages":
+        return IngestStages(run, partition)
+
+    return write_store(source, contents, target, options, progress, signature, fresh, stages)
+
+
+def write_store(
+    source: Source,
+    contents: Contents,
+    target: Path,
+    options: IngestOptions,
+    progress: Progress,
+    signature: str,
+    fresh: bool,
+    stages: Callable[[Run], "IngestStages"],
+) -> IngestResult:
+    """Run the stages in a work folder beside the target.
+
+    signature  of everything that decides the store's bytes
+    stages     makes them
+
+    Raises what `ingest` does.
+    """
     memory = plan_memory(contents, options)
     _check_disk(contents, options, memory, target)
     facts = {"source": source.where, "layout": source.layout, "store": str(target)}
     progress.begin(plan_of(contents, options), facts)
-    signature = _sign(source, options, partition)
     work = WorkFolder(target, signature, fresh)
     try:
         with (
@@ -152,7 +177,7 @@ def _write_store(
             ) as writer,
         ):
             run = Run(source, contents, options, memory, work, writer, progress)
-            return _Ingest(run, partition).run()
+            return stages(run).run()
     except (OutOfSpace, OSError, KeyboardInterrupt, SystemExit) as error:
         if not work.path.exists():
             raise
@@ -163,7 +188,7 @@ def _write_store(
         raise
 
 
-class _Ingest:
+class IngestStages:
     """The stages of one run."""
 
     def __init__(self, run: Run, partition: NDArray[np.uint32] | None) -> None:
@@ -183,10 +208,7 @@ class _Ingest:
         check_longest(contents, run.options, run.memory, longest["longest"])
         if run.options.renames:
             self._order(longest["longest"], labels)
-        relations = tuple(
-            RelationStages(run, self._graph, number).write()
-            for number in range(len(contents.relations))
-        )
+        relations = tuple(self._write_relation(n) for n in range(len(contents.relations)))
         types = tuple(
             self._write_type(number, labels.get(t.name, {}))
             for number, t in enumerate(contents.types)
@@ -275,17 +297,13 @@ class _Ingest:
         dtypes = {name: facts["dtype"] for name, facts in labels.items()}
         return source_classes(run.source, run.contents, dtypes, run.memory.share, seeded)
 
+    def _write_relation(self, number: int) -> Relation:
+        return RelationStages(self._run, self._graph, number).write()
+
     def _write_type(self, number: int, label_facts: Facts) -> NodeType:
         run, t = self._run, self._run.contents.types[number]
-        nodes = self._graph.nodes
-        order = nodes and nodes.order[t.first : t.stop]
-        rank = nodes and nodes.rank[t.first : t.stop]
-        write_ids(run, ids_stage(t), t.original_id, order, t.store_id, rank, t.first)
-        local = rank - np.uint32(t.first) if rank is not None and t.first else rank
-
-        def place(pieces: Iterator[NDArray[Any]], array: RowArray, emit: Emit) -> None:
-            place_rows(pieces, array, local, run.memory.share, run.work.path, emit, run.progress)
-
+        self._write_ids(t)
+        place = self._placing(t)
         for rows in t.features:
             write_features(run, rows, place)
         label = None
@@ -313,6 +331,23 @@ class _Ingest:
             num_partitions=num_partitions,
             partition_offsets_path=path,
         )
+
+    def _write_ids(self, t: TypeContents) -> None:
+        nodes = self._graph.nodes
+        order = nodes and nodes.order[t.first : t.stop]
+        rank = nodes and nodes.rank[t.first : t.stop]
+        write_ids(self._run, ids_stage(t), t.original_id, order, t.store_id, rank, t.first)
+
+    def _placing(self, t: TypeContents) -> Place:
+        """Brings rows of a type into the order of its nodes."""
+        run, nodes = self._run, self._graph.nodes
+        rank = nodes and nodes.rank[t.first : t.stop]
+        local = rank - np.uint32(t.first) if rank is not None and t.first else rank
+
+        def place(pieces: Iterator[NDArray[Any]], array: RowArray, emit: Emit) -> None:
+            place_rows(pieces, array, local, run.memory.share, run.work.path, emit, run.progress)
+
+        return place
 
     def _seeded_splits(self, number: int, total: int) -> dict[str, RowArray]:
         run, t = self._run, self._run.contents.types[number]
@@ -363,17 +398,25 @@ def _bits_file(number: int) -> str:
     return f"labelled-{number}"
 
 
-def _sign(source: Source, options: IngestOptions, partition: NDArray[np.uint32] | None) -> str:
-    """Of everything that decides the store's bytes."""
-    facts = {
-        "pipeline": [_PIPELINE, FORMAT_VERSION],
+def _sign_facts(
+    source: Source, options: IngestOptions, partition: NDArray[np.uint32] | None
+) -> Facts:
+    """Of everything that decides the store's bytes, files aside."""
+    return {
         "layout": source.layout,
-        "options": {k: v for k, v in asdict(options).items() if k != "mem_bytes"},
         "num_nodes": dict(source.num_nodes),
         "relations": [list(r[:4]) for r in source.relations],
         "partition": 0 if partition is None else google_crc32c.value(bytes(byte_view(partition))),
+        **option_facts(options),
     }
-    return sign(facts, source.files)
+
+
+def option_facts(options: IngestOptions) -> Facts:
+    """The same, of the pipeline and the options."""
+    return {
+        "pipeline": [_PIPELINE, FORMAT_VERSION],
+        "options": {k: v for k, v in asdict(options).items() if k != "mem_bytes"},
+    }
 
 
 def _check_disk(

@@ -20,6 +20,7 @@ Partitioner = Literal["gap", "fennel", "ldg", "random", "metis"]
 Visit = Literal["degree", "random", "source"]
 MOST_PARTITIONS = 1 << 24
 NARROW_PARTITIONS = (1 << 16) - 1  # so many, and the number that means none, fit uint16
+_MANY = 400.0  # nodes of a class in a partition
 _NODE_BYTES = 22  # degrees twice, classes twice, place, partition
 _SIZE_BYTES = 12  # of a size that partitions of a class may have: its first place, its cost
 _CELL_BYTES = 20  # of a class in a partition: its size, two places, its cost
@@ -92,12 +93,12 @@ def class_limits(settings: PartitionOptions, class_sizes: NDArray[np.int64]) -> 
 
     Neighbours of hubs count for more than any cost, so that hubs of one class would fill a
     partition.  A random one would hold so many with a probability of nothing: the limit is the
-    slack, and beyond it `deviations` of its standard deviations.
+    slack, and beyond it `deviations` of its standard deviations, those of a mean of 400 at most.
     """
     mean = class_sizes / settings.num_partitions
     if not (settings.knows_classes and settings.deviations):
         return np.full(class_sizes.size, np.iinfo(np.int64).max)
-    most = settings.slack * mean + settings.deviations * np.sqrt(mean)
+    most = settings.slack * mean + settings.deviations * np.sqrt(np.minimum(mean, _MANY))
     return np.maximum(np.ceil(mean), np.floor(most)).astype(np.int64)
 
 

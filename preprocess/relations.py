@@ -82,20 +82,26 @@ class RelationStages:
     def _sort(self) -> None:
         """Sorted columns to files, then the arrays that lie beside them."""
         run, relation = self._run, self._relation
-        made = [_DEGREES, _SOURCES, _PLACES, *([_IDS] if relation.edge_id_dtype else [])]
+        made = [_DEGREES, _SOURCES, _PLACES, *([_IDS] if self._sorts_ids else [])]
         facts = run.stage(
             sort_stage(relation), self._save_columns, made=made, spent=self._counts_and_columns()
         )
         self._num_edges = facts["num_edges"]
         left = len(relation.inline)
         for rows, name, dtype in (
+            (relation.ids, _IDS, relation.edge_id_dtype),
             (relation.weight, _WEIGHTS, WEIGHT_DTYPE),
             (relation.time, _TIMES, TIME_DTYPE),
         ):
-            if rows is not None:
+            if rows is not None and dtype is not None:
                 left -= 1
                 spent = [] if left or relation.features else [_PLACES]
                 self._order_inline(rows, name, dtype, spent)
+
+    @property
+    def _sorts_ids(self) -> bool:
+        """Whether ids of edges are their positions, which are sorted with them."""
+        return bool(self._relation.edge_id_dtype) and self._relation.ids is None
 
     def _order_inline(self, rows: SourceRows, name: str, dtype: str, spent: list[str]) -> None:
         run, array = self._run, RowArray(rows.name, dtype, self._num_edges)
@@ -138,7 +144,7 @@ class RelationStages:
         with ExitStack() as stack:
             sources = stack.enter_context(_new(run, _SOURCES, relation.widths.node))
             ids = None
-            if relation.edge_id_dtype:
+            if self._sorts_ids and relation.edge_id_dtype:
                 ids = stack.enter_context(_new(run, _IDS, relation.edge_id_dtype))
             places = stack.enter_context(self._edge_places())
             for c in self._graph.sorted_relation(self._number, self._sort_share()):
