@@ -10,8 +10,11 @@ Relations that ingest added are left out.
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from blockstore.errors import OutOfSpace, StoreExists
 from blockstore.format import Manifest, NodeType, Relation, RowArray
@@ -43,6 +46,7 @@ from preprocess.steps import row_disk_bytes
 
 _NODE_BYTES = 16  # original id 4 or 8, count 4
 _FIXED_BYTES = 8 << 20
+_STEP = 1 << 18  # ids looked at together
 _EDGE_TEMPORARY = 40  # bytes of an edge on its way: sorted, with its id, its place and its row's
 
 
@@ -156,9 +160,18 @@ class _Export:
     def _place(self, t: NodeType, array: RowArray, emit: Emit) -> None:
         """Rows of a type in the source's order."""
         run = self._run
-        original = self._types[t.name].original
         pieces = (rows for _, rows in scan_rows(run.store, array, SCAN_BYTES))
-        place_rows(pieces, array, original, run.share, run.work, emit, run.progress)
+        rank = self._rank(self._types[t.name].original)
+        place_rows(pieces, array, rank, run.share, run.work, emit, run.progress)
+
+    def _rank(self, original: NDArray[Any]) -> NDArray[Any] | None:
+        """Where rows go; None where they stand in the source's order."""
+        moved = any(
+            (original[first : first + _STEP] != np.arange(first, min(first + _STEP, original.size)))
+            .any()
+            for first in range(0, original.size, _STEP)
+        )  # fmt: skip
+        return original if moved else None
 
     def _describe_one(self, t: NodeType, most_node: int) -> None:
         """`meta.json`, where nothing else says how many nodes there are."""
