@@ -50,16 +50,16 @@ class StoreExtender:
             held.callback(_clean, path)
             self.store = open_store(path)
             self._digests = _read_digests(self.store)
-            self._tree, self.work = self._folder / _TREE, self._folder / _WORK
-            self._tree.mkdir()
+            self.tree, self.work = self._folder / _TREE, self._folder / _WORK
+            self.tree.mkdir()  # arrays that are closed lie there as in a store
             self.work.mkdir()  # for temporary files of the caller
-            shutil.copyfile(path / _ROOT, self._tree / _ROOT)  # with attributes of other people
+            shutil.copyfile(path / _ROOT, self.tree / _ROOT)  # with attributes of other people
             self._writer = held.enter_context(
                 StoreWriter(
                     self._folder / "whole",  # it never appears: parts of the tree are moved
                     block_bytes=self.store.manifest.block_bytes,
                     buffer_bytes=buffer_bytes,
-                    folder=self._tree,
+                    folder=self.tree,
                 )
             )
             self._held = held.pop_all()
@@ -81,16 +81,16 @@ class StoreExtender:
             manifest, fingerprint=make_fingerprint(manifest, digests)
         )
         self._writer.tree.attributes(msgspec.to_builtins(manifest))
-        flush_tree(self._tree)
-        moves = list(_absent(self._tree, self._path))
+        flush_tree(self.tree)
+        moves = list(_absent(self.tree, self._path))
         (self._folder / _MOVED).write_bytes(msgspec.json.encode(moves))
         flush(self._folder / _MOVED)
         flush(self._folder)
         flush(self._path)  # that the folder is there
         for name in moves:
-            (self._tree / name).rename(self._path / name)
+            (self.tree / name).rename(self._path / name)
             flush((self._path / name).parent)
-        (self._tree / _ROOT).rename(self._path / _ROOT)
+        (self.tree / _ROOT).rename(self._path / _ROOT)
         flush(self._path)
         return manifest
 

@@ -19,10 +19,12 @@ from blockstore.format import (
 from blockstore.units import format_bytes
 from preprocess.contents import as_path
 from preprocess.errors import BadInput
+from preprocess.influence_plan import halo_paths
 from preprocess.options import FeatureDtype
 from preprocess.plan import too_little_memory
 from preprocess.stages.csc import COLUMN_BYTES, Widths
-from preprocess.steps import row_disk_bytes
+from preprocess.stages.slots import SLOT_BYTES
+from preprocess.steps import row_disk_bytes, scatter_bytes
 
 Op = Literal["mean", "sum", "max"]
 
@@ -60,6 +62,7 @@ class Resolved(NamedTuple):
     feature: RowArray
     array: RowArray  # the new one
     name: str
+    copies: RowArray | None  # its rows once more, for the halo of the target
 
     @property
     def title(self) -> str:
@@ -80,10 +83,12 @@ class Resolved(NamedTuple):
     def extended(self, manifest: Manifest) -> Manifest:
         """The manifest with the new array; its fingerprint is to be made."""
         features = {**self.target.features, self.name: self.array}
-        types = tuple(
-            msgspec.structs.replace(t, features=features) if t.name == self.target.name else t
-            for t in manifest.types
-        )
+        target = msgspec.structs.replace(self.target, features=features)
+        if self.copies is not None and target.halo is not None:
+            held = {**target.halo.features, self.name: self.copies}
+            halo = msgspec.structs.replace(target.halo, features=held)
+            target = msgspec.structs.replace(target, halo=halo)
+        types = tuple(target if t.name == target.name else t for t in manifest.types)
         return msgspec.structs.replace(manifest, types=types)
 
 
@@ -91,7 +96,8 @@ class Resolved(NamedTuple):
 class DerivePlan:
     """How memory is shared out, and which way is taken."""
 
-    buffer: int  # bytes of each of two buffers of the array being written
+    share: int  # bytes for sums, sorting, buckets
+    buffer: int  # of each of two buffers of the array being written
     scan_bytes: int  # of blocks of rows, read at a time
     lanes: int  # threads that read them
     piece_rows: int  # rows on their way together, where it is not by blocks
@@ -119,7 +125,8 @@ def resolve(manifest: Manifest, derivation: Derivation, where: str) -> Resolved:
     feature = _find_feature(origin, derivation.feature, where)
     array = _new_array(manifest, target, feature, derivation, where)
     outward = relation.src == target.name and relation.dst != target.name
-    return Resolved(target, origin, relation, outward, feature, array, derivation.name)
+    copies = _copies(target, array, derivation.name)
+    return Resolved(target, origin, relation, outward, feature, array, derivation.name, copies)
 
 
 def _find_type(manifest: Manifest, name: str, where: str) -> NodeType:
@@ -188,6 +195,14 @@ def _new_array(
     return RowArray(path, dtype, target.num_nodes, feature.row_shape, "dense", scale)
 
 
+def _copies(target: NodeType, array: RowArray, name: str) -> RowArray | None:
+    """A row a slot; the scale of int8 stays that of the array."""
+    if target.halo is None:
+        return None
+    path, slots = halo_paths(target.name).feature(name), target.halo.nodes.num_rows
+    return msgspec.structs.replace(array, path=path, num_rows=slots)
+
+
 def _result_dtype(feature: RowArray) -> str:
     """That of the origin; of integers and wide floats the mean is kept as it is computed."""
     kept = feature.dtype in ("float32", "float16", "bfloat16") or feature.scale_path
@@ -208,15 +223,54 @@ def plan_derivation(
 
     Raises BudgetTooSmall with the least that would do.
     """
-    target, feature, num_edges = resolved.target, resolved.feature, resolved.relation.num_edges
+    memory = _share_out(manifest, resolved, mem_bytes, longest)
+    sum_bytes, num_nodes = 4 * resolved.feature.row_items, resolved.target.num_nodes
+    range_nodes = min(max(1, num_nodes), memory.sums // sum_bytes)
+    num_ranges = -(-num_nodes // range_nodes)
+    disk = _disk_bytes(manifest, resolved, memory, num_ranges)
+    spill = num_ranges > 1 and disk.moved_by_rows < disk.moved
+    if free_bytes is not None and disk.array + disk.by_rows > free_bytes:
+        spill = False
+    return DerivePlan(
+        share=memory.share,
+        buffer=memory.buffer,
+        scan_bytes=memory.scan,
+        lanes=memory.lanes,
+        piece_rows=max(1, memory.piece // sum_bytes),
+        piece_edges=max(1, min(_MOST_EDGES, memory.share // 24 // _PIECE_EDGE_BYTES)),
+        sort_bytes=memory.sort,
+        range_nodes=range_nodes,
+        num_ranges=num_ranges,
+        spill=spill,
+        array_bytes=disk.array,
+        temporary_bytes=max(disk.by_rows if spill else disk.by_ranges, disk.copying),
+    )
+
+
+class _Memory(NamedTuple):
+    """Bytes of --mem."""
+
+    buffer: int
+    piece: int  # of rows in float32 that are on their way together
+    scan: int
+    lanes: int
+    share: int  # what is left: sums, sorting, edges on their way
+    sort: int
+    sums: int
+
+
+def _share_out(manifest: Manifest, resolved: Resolved, mem_bytes: int, longest: int) -> _Memory:
+    feature, sort_need = resolved.feature, 0
+    if not resolved.outward:
+        sort_need = longest * resolved.widths.sort_bytes + COLUMN_BYTES
     out_slot = row_geometry(resolved.array, manifest.block_bytes).slot_bytes
-    sum_bytes, tables = 4 * feature.row_items, _table_bytes(manifest, resolved)
     slot = row_geometry(feature, manifest.block_bytes).slot_bytes
-    sort_need = 0 if resolved.outward else longest * resolved.widths.sort_bytes + COLUMN_BYTES
-    share = max(_LEAST_SHARE, 3 * _LEAST_ROWS * sum_bytes, 3 * _reading(feature, slot))
+    tables = _table_bytes(manifest, resolved)
+    share = max(_LEAST_SHARE, 12 * _LEAST_ROWS * feature.row_items, 3 * _reading(feature, slot))
     least = _least_bytes(tables, max(share, 8 * sort_need), out_slot)
     if mem_bytes < least:
-        why = f"{target.num_nodes:,} targets, rows of {format_bytes(feature.row_bytes)} and buffers"
+        rows = format_bytes(feature.row_bytes)
+        why = f"{resolved.target.num_nodes:,} targets, rows of {rows} and buffers"
         if 8 * sort_need > share:
             why = f"sorting the {longest:,} edges of one node"
         raise too_little_memory(mem_bytes, least, why)
@@ -226,35 +280,45 @@ def plan_derivation(
     piece = min(_MOST_PIECE, share // 96)
     scan = max(slot, piece * ITEM_BYTES[feature.dtype] // 4)
     lanes = 2 if 2 * _reading(feature, scan) <= share // 6 else 1
-    rest = share - lanes * _reading(feature, scan)
-    sort = rest // (8 if resolved.outward else 4)
-    sums = rest // 8 * (6 if resolved.outward else 5)
-    range_nodes = min(max(1, target.num_nodes), sums // sum_bytes)
-    num_ranges = -(-target.num_nodes // range_nodes)
-    array_bytes = row_disk_bytes(resolved.array, manifest.block_bytes)
-    in_buckets = num_edges * (ITEM_BYTES[resolved.origin_dtype] + 4) + 2 * PAGE_BYTES * num_ranges
-    in_rows = num_edges * (feature.row_bytes + 4) + 2 * PAGE_BYTES * num_ranges
-    sorting = 0 if resolved.outward or 8 * num_edges <= sort // 2 else 8 * num_edges
-    floats = sum_bytes * target.num_nodes if resolved.array.scale_path else 0
-    passing = floats + (sorting if not resolved.outward or num_ranges == 1 else in_buckets)
-    spilling = floats + sorting + in_rows
-    rows_bytes = row_disk_bytes(feature, manifest.block_bytes)
-    others = num_ranges * rows_bytes + 2 * (in_buckets if resolved.outward else sorting)
-    spill = num_ranges > 1 and rows_bytes + 2 * (in_rows + sorting) < others
-    if free_bytes is not None and array_bytes + spilling > free_bytes:
-        spill = False
-    return DerivePlan(
-        buffer=buffer,
-        scan_bytes=scan,
-        lanes=lanes,
-        piece_rows=max(1, piece // sum_bytes),
-        piece_edges=max(1, min(_MOST_EDGES, rest // 24 // _PIECE_EDGE_BYTES)),
-        sort_bytes=sort,
-        range_nodes=range_nodes,
-        num_ranges=num_ranges,
-        spill=spill,
-        array_bytes=array_bytes,
-        temporary_bytes=spilling if spill else passing,
+    share -= lanes * _reading(feature, scan)
+    sort, eighths = (share // 8, 6) if resolved.outward else (share // 4, 5)
+    return _Memory(buffer, piece, scan, lanes, share, sort, share // 8 * eighths)
+
+
+class _Disk(NamedTuple):
+    """Bytes on disk: of the array for good, then of what is there for a while, by way."""
+
+    array: int
+    by_ranges: int
+    by_rows: int
+    copying: int  # rows of a halo
+    moved: int  # of rows and temporary files, by ranges
+    moved_by_rows: int
+
+
+def _disk_bytes(manifest: Manifest, resolved: Resolved, memory: _Memory, num_ranges: int) -> _Disk:
+    feature, copies, edges = resolved.feature, resolved.copies, resolved.relation.num_edges
+    array, copying = row_disk_bytes(resolved.array, manifest.block_bytes), 0
+    if copies is not None:
+        array += row_disk_bytes(copies, manifest.block_bytes)
+        copying = scatter_bytes(copies.num_rows, copies.row_bytes, 4, memory.share)
+    pages = 2 * PAGE_BYTES * num_ranges
+    in_rows = edges * (feature.row_bytes + 4) + pages
+    grouped = sorting = 0
+    if resolved.outward and num_ranges > 1:
+        grouped = edges * (ITEM_BYTES[resolved.origin_dtype] + 4) + pages
+    if not resolved.outward and 8 * edges > memory.sort // 2:
+        sorting = 8 * edges
+    floats = 4 * resolved.array.row_items * resolved.array.num_rows
+    floats = floats if resolved.array.scale_path else 0
+    rows = row_disk_bytes(feature, manifest.block_bytes)
+    return _Disk(
+        array=array,
+        by_ranges=floats + grouped + sorting,
+        by_rows=floats + sorting + in_rows,
+        copying=copying,
+        moved=num_ranges * rows + 2 * (grouped + sorting),
+        moved_by_rows=rows + 2 * (in_rows + sorting),
     )
 
 
@@ -272,6 +336,8 @@ def _table_bytes(manifest: Manifest, resolved: Resolved) -> int:
     largest = max(ITEM_BYTES[dtype] * size for _, dtype, size in side_arrays(manifest))
     graph = resolved.relation.num_blocks * (manifest.block_bytes // PAGE_BYTES * 4 + 8)
     blocks = _EDGE_BLOCKS * manifest.block_bytes
+    if resolved.copies:  # when counts are gone
+        counts = max(counts, SLOT_BYTES * resolved.copies.num_rows)
     return counts + _CRC_BYTES * pages + largest + graph + blocks + _FIXED_BYTES
 
 

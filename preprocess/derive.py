@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from blockstore.errors import CorruptBlock, OutOfSpace
 from blockstore.extend import StoreExtender
 from blockstore.format import Manifest, RowArray
-from blockstore.store import numpy_dtype, open_store
+from blockstore.store import Store, numpy_dtype, open_store, read_rows
 from blockstore.units import format_bytes
 from preprocess.derivation import Derivation, DerivePlan, Resolved, plan_derivation, resolve
 from preprocess.kernels import derive as kernels
@@ -31,6 +31,7 @@ from preprocess.stages.ahead import read_ahead
 from preprocess.stages.buckets import Buckets
 from preprocess.stages.csc import Columns, Records, sorted_columns
 from preprocess.stages.derived import DerivedRows
+from preprocess.stages.slots import SlotCopies
 from preprocess.stored import rows_ahead, stored_edges
 
 THREADS = 3
@@ -143,7 +144,11 @@ class _Derive:
             else:
                 self._by_targets(by_origin)
             quantization = self._output.close()
-        return plan, int(np.count_nonzero(self._counts == 0)), quantization
+        without = int(np.count_nonzero(self._counts == 0))
+        del self._counts, by_origin
+        if resolved.copies is not None:
+            self._copy_slots(resolved.copies)
+        return plan, without, quantization
 
     def _make_plan(self, longest: int) -> DerivePlan:
         """Raises BudgetTooSmall, OutOfSpace."""
@@ -159,6 +164,17 @@ class _Derive:
                 "the store to another disk"
             )
         return plan
+
+    def _copy_slots(self, copies: RowArray) -> None:
+        """Rows of the new array once more, for the halo of its type."""
+        resolved, manifest = self._resolved, self._store.manifest
+        halo = resolved.target.halo
+        assert halo is not None
+        nodes = read_rows(self._store, halo.nodes).astype(np.uint64)
+        made = Store(self._extender.tree, resolved.extended(manifest))
+        slots = SlotCopies(made, nodes, self._plan.share, self._work, self._progress)
+        with self._extender.rows(copies) as out:
+            slots.rows(resolved.array, resolved.target.first, copies, out.append)
 
     def _count(self) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
         """Neighbors of each target; of each origin too where edges must be sorted, else none."""

@@ -19,8 +19,10 @@ from preprocess import derivation as plans
 from preprocess.derivation import Derivation, plan_derivation, resolve
 from preprocess.derive import DeriveResult, derive
 from preprocess.errors import BadInput
+from preprocess.influence import InfluenceOptions
 from preprocess.ingest import ingest
 from preprocess.options import IngestOptions
+from preprocess.partition import PartitionOptions
 from tests.daemons import daemon
 from tests.preprocess.naive import Graph
 from tests.preprocess.quiet import QUIET
@@ -237,6 +239,26 @@ def test_a_chain_of_types(tmp_path: Path):
     assert sorted(p.name for p in path.iterdir()) == ["edges", "nodes", "zarr.json"]
     with daemon(path):
         pass
+
+
+@pytest.mark.parametrize("dtype", [None, "int8"])
+def test_halos_have_copies_of_the_new_rows(tmp_path: Path, dtype: Any):
+    options = replace(
+        OPTIONS, split=(0.5, 0.3, 0.2), partition=PartitionOptions(5),
+        influence=InfluenceOptions(hubs=0.02, halo=0.5),
+    )  # fmt: skip
+    path = tmp_path / "store"
+    ingest(citations(), path, options, QUIET)
+    derive(path, Derivation("author", "paper", "writes", feature="x", dtype=dtype), QUIET)
+    store = open_store(path)
+    author = store.manifest.types[1]
+    assert author.halo is not None
+    slots = read_rows(store, author.halo.nodes).astype(np.int64) - author.first
+    assert slots.size > 500
+    rows = read_rows(store, author.features["x"])
+    assert np.array_equal(read_rows(store, author.halo.features["x"]), rows[slots])
+    assert author.halo.features["x"].scale_path == author.features["x"].scale_path
+    verify_store(path)
 
 
 def test_rows_longer_than_a_block(tmp_path: Path):
