@@ -22,6 +22,7 @@ from preprocess.partition import PartitionOptions, visited_fits
 from preprocess.result import IngestPlan, MemoryLine, StagePlan
 from preprocess.reverse import with_reverses
 from preprocess.source import Source, SourceRows
+from preprocess.stages.rows import dense_bytes
 from preprocess.steps import Step, graph_bytes, row_disk_bytes, scatter_bytes
 
 CHECK, COUNT = "check labels and splits", "count edges"  # names of stages
@@ -389,7 +390,7 @@ def _relation_steps(
         steps.append(Step(sort_stage(relation), moved, written, made, spent, passing))
         for rows in relation.inline:
             each = 4 if rows is relation.weight else 8
-            name, passing = inline_stage(relation, rows), scatter_bytes(edges, each, place, share)
+            name, passing = inline_stage(relation, rows), _scatter_bytes(edges, each, place, share)
             read, written = _rows_bytes(rows) + places + passing, edges * each + passing
             steps.append(Step(name, read, written, edges * each, passing=passing))
             held += edges * each
@@ -402,10 +403,15 @@ def _relation_steps(
     return [*steps, *(_split_step(s, options) for s in relation.splits)]
 
 
+def _scatter_bytes(num_rows: int, row_bytes: int, place: int, share: int) -> int:
+    """Temporary bytes of rows that are put into another order, by `stages.rows`."""
+    return scatter_bytes(num_rows, row_bytes, place, 2 * dense_bytes(share))
+
+
 def _rows_steps(rows: Rows, share: int, place: int, num_rows: int) -> list[Step]:
     """`place`: bytes of the new place of a row; 0: rows stay where they are."""
     array = rows.array
-    passing = scatter_bytes(num_rows, array.row_bytes, place, share) if place else 0
+    passing = _scatter_bytes(num_rows, array.row_bytes, place, share) if place else 0
     read = _rows_bytes(rows.source)
     scale = [Step(scale_stage(array), read, 0)] if array.scale_path else []
     written = num_rows * array.row_bytes * 1025 // 1024

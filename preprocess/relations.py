@@ -30,7 +30,7 @@ from preprocess.source import SourceRows
 from preprocess.stages.array_file import ArrayFile, load_array, save_array
 from preprocess.stages.columns import COLUMNS, DEGREES
 from preprocess.stages.edge_places import EdgePlaces, placed_rows
-from preprocess.stages.rows import Emit, scatter_rows, source_chunk
+from preprocess.stages.rows import Emit, dense_bytes, scatter_rows, source_chunk
 
 _PLACES = "places"  # temporary files of the relation in hand
 _DEGREES, _SOURCES, _IDS = "sorted.degrees", "sorted.sources", "sorted.ids"
@@ -241,8 +241,9 @@ class RelationStages:
         with ArrayFile(run.path(_PLACES), dtype) as places:
             placed = placed_rows(pieces, places, self._relation.source.num_edges)
             scatter_rows(
-                placed, array, np.dtype(dtype), run.memory.share, run.work.path, emit, run.progress
-            )
+                placed, array, np.dtype(dtype), run.memory.share, run.work.path, emit,
+                run.progress, dense_bytes(run.memory.share),
+            )  # fmt: skip
 
 
 def _new(run: Run, name: str, dtype: str) -> ArrayFile:

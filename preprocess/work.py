@@ -10,6 +10,8 @@ import hashlib
 import os
 import shutil
 from collections.abc import Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -62,21 +64,28 @@ class WorkFolder:
             os.close(self._lock)
             raise
         self.resumed = frozenset(s.name for s in self._journal.stages)
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="journal")
+        self._saving: Future[None] | None = None
 
     def find(self, name: str) -> StageRecord | None:
         """The record of a stage that is over."""
         return next((s for s in self._journal.stages if s.name == name), None)
 
     def finish(self, record: StageRecord, made: Iterable[str], spent: Iterable[str]) -> None:
-        """A stage is over: what it made is flushed to disk, what nobody needs is removed."""
-        files = dict(self._journal.files)
+        """A stage is over: what it made is flushed to disk, what nobody needs is removed.
+
+        Where nothing is to be removed the next stage need not wait for the disk: errors are raised
+        by the next call then.
+        """
+        self._settle()
+        files, made = dict(self._journal.files), list(made)
         for name in made:
-            _fsync(self.path / name)
             files[name] = (self.path / name).stat().st_size
         gone = [name for name in spent if files.pop(name, None) is not None]
-        journal = _Journal(self._journal.signature, [*self._journal.stages, record], files)
-        self._write(journal)
-        self._journal = journal
+        self._journal = _Journal(self._journal.signature, [*self._journal.stages, record], files)
+        self._saving = self._pool.submit(self._save, self._journal, made)
+        if gone:
+            self._settle()
         for name in gone:
             remove_file(self.path / name)
 
@@ -118,6 +127,17 @@ class WorkFolder:
         for path in (self.path / STORE).rglob("*.partial"):  # of a write that was cut off
             path.unlink()
 
+    def _settle(self) -> None:
+        """The journal on disk is that in memory."""
+        saving, self._saving = self._saving, None
+        if saving is not None:
+            saving.result()
+
+    def _save(self, journal: _Journal, made: list[str]) -> None:
+        for name in made:
+            _fsync(self.path / name)
+        self._write(journal)
+
     def _write(self, journal: _Journal) -> None:
         fresh = self.path / f"{_JOURNAL}.new"
         fresh.write_bytes(msgspec.json.encode(journal))
@@ -134,6 +154,9 @@ class WorkFolder:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        with suppress(OSError):  # then the journal on disk is an older one, as after a kill
+            self._settle()
+        self._pool.shutdown()
         worth_keeping = isinstance(error, OutOfSpace | OSError | KeyboardInterrupt | SystemExit)
         if worth_keeping and self._journal.stages:
             self._clean()

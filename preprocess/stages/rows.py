@@ -1,6 +1,6 @@
 """Rows into another order: never a random row write.
 
-Kept where they are: one read, one write.  Renamed, and the array fits the memory: the same.  Else
+Kept where they are: one read, one write.  Renamed, and the array fits the share: the same.  Else
 rows go to buckets by range of their new places, and each bucket is put in order in memory: two
 reads, two writes.
 """
@@ -24,6 +24,7 @@ from preprocess.stages.ahead import read_ahead
 from preprocess.stages.buckets import Buckets
 
 _MOST_CHUNK_BYTES = 8 << 20
+_CHUNKS = 8  # in memory while rows are put where they go: read, converted, ahead, their places
 
 Emit = Callable[[NDArray[Any]], None]
 
@@ -31,6 +32,11 @@ Emit = Callable[[NDArray[Any]], None]
 def chunk_rows(row_bytes: int, share: int) -> int:
     """Rows to read at a time: a few copies of them are made on the way."""
     return max(1, min(_MOST_CHUNK_BYTES, share // 16) // max(1, row_bytes))
+
+
+def dense_bytes(share: int) -> int:
+    """Of rows that are put in order in memory, beside the chunks that they come in."""
+    return share - _CHUNKS * min(_MOST_CHUNK_BYTES, share // 16)
 
 
 def source_chunk(rows: SourceRows, share: int) -> int:
@@ -108,7 +114,8 @@ def place_rows(
     """
     if rank is not None:
         placed = _with_ranks(pieces, rank)
-        scatter_rows(placed, array, rank.dtype, share, work, emit, progress)
+        dense = dense_bytes(share)
+        scatter_rows(placed, array, rank.dtype, share, work, emit, progress, dense)
         return
     with (
         progress.stage(array.path, array.num_rows * array.row_bytes, "B") as stage,
@@ -137,14 +144,16 @@ def scatter_rows(
     work: Path,
     emit: Emit,
     progress: Progress,
+    most_dense: int | None = None,
 ) -> None:
     """As `place_rows`, of (rows, their places); every place of the array is given once.
 
     place_dtype  of places, uint32 or uint64
+    most_dense   bytes of rows that are put in order in memory; None: half of the share
     """
     total = array.num_rows * array.row_bytes
     with progress.stage(array.path, total, "B") as stage:
-        if total <= share // 2:
+        if total <= (share // 2 if most_dense is None else most_dense):
             dense = np.empty((array.num_rows, *array.row_shape), numpy_dtype(array.dtype))
             for piece, places in placed:
                 dense[places] = piece

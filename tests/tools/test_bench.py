@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("torch")
 
 from tests.daemons import ROOT
-from tools.bench import disk, handover, hyperbatch, ingest, kernels, loaders
+from tools.bench import csc, disk, handover, hyperbatch, ingest, kernels, loaders
 from tools.bench.harness import Skipped
 from tools.bench.setup import GraphSize, make_graph, make_store
 
@@ -67,11 +67,26 @@ def test_handover(folder):
 
 
 def test_ingest(folder):
-    ours, copy = ingest.main(["--folder", str(folder), *TINY, "--mem", "64M", "--rounds", "1"])
+    words = ["--folder", str(folder), *TINY, "--mem", "64M", "--rounds", "1", "--limit-size", "8M"]
+    ours, fio, copy = ingest.main([*words, "--undirected"])
+    assert ours["options"] == ["--mem", "64M", "--order", "bfs", "--undirected"]
     assert ours["seconds"]["median"] > 0
     assert {"count_edges_s", "order_nodes_s"} <= ours.keys()
+    if "skipped" not in fio:
+        expected = ours["GB_per_s"]["median"] / fio["GB_per_s"]["median"]
+        assert ours["share_of_limit"]["median"] == pytest.approx(expected, rel=1e-3)
     assert copy["source_GB_per_s"]["median"] > 0
-    assert not list(folder.glob("ingest-*")) + list(folder.glob("copy-*"))
+    left = [list(folder.glob(f"{name}-*")) for name in ("ingest", "copy", "limit")]
+    assert left == [[], [], []]
+
+
+def test_csc(folder):
+    words = ["--nodes", "3000", "--degree", "8", "--mem", "64M", "--rounds", "2"]
+    ours, scipy = csc.main(["--folder", str(folder), *words])
+    assert ours["edges"] == scipy["edges"] >= 20_000
+    assert 0 < ours["seconds"]["min"] < ours["command_s"]["min"]
+    assert ours["over_scipy"]["min"] > 0
+    assert not list(folder.glob("csc-*"))
 
 
 def test_hyperbatch(folder, tmp_path):
@@ -115,4 +130,4 @@ def test_the_command_lists_its_benches():
     command = [sys.executable, "-m", "tools.bench", "speed"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert "{disk,handover,hyperbatch,ingest,kernels,loaders}" in done.stderr
+    assert "{csc,disk,handover,hyperbatch,ingest,kernels,loaders}" in done.stderr

@@ -2,9 +2,10 @@
 
 import sys
 
-from tools.bench import disk, handover, hyperbatch, ingest, kernels, loaders
+from tools.bench import csc, disk, handover, hyperbatch, ingest, kernels, loaders
 
 BENCHES = {
+    "csc": csc.main,
     "disk": disk.main,
     "handover": handover.main,
     "hyperbatch": hyperbatch.main,

@@ -45,22 +45,25 @@ def make_file(path: Path, size: int, block: int) -> BlockedFile:
 
 
 @contextmanager
-def open_fio(path: Path, size: int, block: int) -> Iterator[Run]:
-    """fio: sequential blocks, direct, depth 8, io_uring or else libaio."""
+def open_fio(path: Path, size: int, block: int, what: str = "read") -> Iterator[Run]:
+    """fio: sequential blocks, direct, depth 8, io_uring or else libaio.
+
+    `what`: "read", or "rw": half of the blocks are written, and all bytes count.
+    """
     if not shutil.which("fio"):
         raise Skipped("fio is not installed")
 
     def run() -> Mapping[str, float]:
         for engine in ("io_uring", "libaio"):
             words = [
-                "fio", "--name=limit", f"--filename={path}", "--rw=read", f"--bs={block}",
+                "fio", "--name=limit", f"--filename={path}", f"--rw={what}", f"--bs={block}",
                 "--direct=1", f"--ioengine={engine}", f"--iodepth={DEPTH}", f"--size={size}",
                 "--output-format=json",
             ]  # fmt: skip
             done = subprocess.run(words, capture_output=True, text=True, check=False)
             if done.returncode == 0:
-                job = json.loads(done.stdout)["jobs"][0]["read"]
-                return {"GB_per_s": job["bw_bytes"] / 1e9}
+                job = json.loads(done.stdout)["jobs"][0]
+                return {"GB_per_s": (job["read"]["bw_bytes"] + job["write"]["bw_bytes"]) / 1e9}
         raise RuntimeError(f"fio failed: {done.stderr}")
 
     yield run
