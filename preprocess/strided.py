@@ -15,7 +15,7 @@ from blockstore.io.buffers import byte_view
 from preprocess.errors import BadInput
 
 _MOST_SPAN = 1 << 20  # bytes that are read at once where rows do not lie side by side
-_BFLOAT16 = "bfloat16"
+BFLOAT16 = "bfloat16"
 
 
 class Placed(msgspec.Struct, frozen=True, tag=True):
@@ -49,7 +49,7 @@ class StridedRows:
             raise BadInput.at(where, "one number", "rows", "leave it out")
         self._path, self._array, self.where = path, array, where
         self.shape = array.shape
-        self._is_bfloat16 = array.dtype == _BFLOAT16
+        self._is_bfloat16 = array.dtype == BFLOAT16
         self._stored = np.dtype(np.uint16 if self._is_bfloat16 else array.dtype)
         self.dtype = np.dtype(np.float32) if self._is_bfloat16 else self._stored
 

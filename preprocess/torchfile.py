@@ -74,7 +74,7 @@ def as_numpy(values: Any) -> NDArray[Any]:
     """A tensor or an array as an array, without a copy; bfloat16 becomes float32, with one."""
     if isinstance(values, np.ndarray):
         return values
-    values = values.detach()
+    values = values.detach().resolve_conj().resolve_neg()
     if str(values.dtype) == "torch.bfloat16":
         values = values.float()
     array: NDArray[Any] = values.numpy()

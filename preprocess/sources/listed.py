@@ -12,7 +12,8 @@ from preprocess.kernels.edges import first_outside
 from preprocess.npy import NpyFile
 from preprocess.source import SourceRows
 from preprocess.stages.array_file import ArrayFile
-from preprocess.torchfile import as_numpy, is_tensor, load_torch
+from preprocess.strided import StridedRows
+from preprocess.torchplaces import open_tensor
 
 PIECE_ROWS = 1 << 14
 
@@ -22,18 +23,17 @@ class RowFile:
 
     def __init__(self, path: Path, form: str) -> None:
         self.path = path
-        self._tensor: Any = None
+        self._placed: StridedRows | None = None
         if form == "numpy":
             self._file = NpyFile(path)
             self.shape, self.dtype = self._file.shape, self._file.dtype
             fortran = self._file.fortran_order
         elif form == "torch":
-            self._tensor = load_torch(path)
-            if not is_tensor(self._tensor):
-                what = type(self._tensor).__name__
-                raise BadInput.at(path, f"a {what}", "one tensor", "save the tensor alone")
-            self.shape, fortran = tuple(self._tensor.shape), False
-            self.dtype = as_numpy(self._tensor[:0]).dtype if self.shape else np.dtype(np.int64)
+            array = open_tensor(path)
+            self.shape, self.dtype, fortran = array.shape, np.dtype(np.int64), False
+            if array.shape:
+                self._placed = StridedRows(path, array, str(path))
+                self.dtype = self._placed.dtype
         else:
             raise BadInput.at(path, f"format {form!r}", "numpy or torch", "correct it")
         if not self.shape or 0 in self.shape[1:] or fortran or self.dtype.kind not in "biuf":
@@ -55,12 +55,11 @@ class RowFile:
     def pieces(self, count: int) -> Iterator[NDArray[Any]]:
         """Rows in order, at most `count` at a time."""
         width = int(np.prod(self.shape[1:], dtype=np.int64))
-        if self._tensor is None:
-            for piece in self._file.pieces(0, self.num_rows * width, count * width):
-                yield piece.reshape(-1, *self.shape[1:])
+        if self._placed is not None:
+            yield from self._placed.pieces(0, self.num_rows, count)
             return
-        for first in range(0, self.num_rows, count):
-            yield as_numpy(self._tensor[first : first + count])
+        for piece in self._file.pieces(0, self.num_rows * width, count * width):
+            yield piece.reshape(-1, *self.shape[1:])
 
 
 def write_listed(

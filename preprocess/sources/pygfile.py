@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 
 from preprocess.errors import BadInput
 from preprocess.sources.plain import NODE, RELATION
 from preprocess.strided import Array, Held, Placed
 from preprocess.torchapart import answer, ask_apart
-from preprocess.torchfile import Record, as_numpy, is_tensor, load_torch, place_of
+from preprocess.torchfile import Record, is_tensor, load_torch
+from preprocess.torchplaces import describe
 
 Ends = tuple[str, str, str]
 
@@ -172,7 +172,7 @@ def _value(path: Path, value: Any) -> Value:
     if type(value) is int:
         return value
     if is_tensor(value):
-        return _described(path, value)
+        return describe(path, value) or Other(f"items of {value.dtype}")
     layout = str(getattr(value, "layout", type(value).__name__))
     if layout == "torch.sparse_csr":
         crow, col = _part(path, value.crow_indices()), _part(path, value.col_indices())
@@ -189,24 +189,7 @@ def _value(path: Path, value: Any) -> Value:
 
 
 def _part(path: Path, value: Any) -> Array | None:
-    found = _described(path, value) if is_tensor(value) else None
-    return found if isinstance(found, Placed | Held) else None
-
-
-def _described(path: Path, values: Any) -> Value:
-    """A tensor by its place in the file; an array, or what torch did not map, by its items."""
-    shape = tuple(int(n) for n in values.shape)
-    try:
-        dtype = as_numpy(values.reshape(-1)[:0]).dtype
-    except (TypeError, RuntimeError):
-        return Other(f"items of {values.dtype}")
-    if dtype.kind not in "biufc":
-        return Other(f"items of {dtype}")
-    offset = place_of(path, values) if 0 not in shape else None
-    if offset is not None:
-        name = "bfloat16" if str(values.dtype) == "torch.bfloat16" else dtype.str
-        return Placed(name, shape, tuple(int(n) for n in values.stride()), offset)
-    return Held(dtype.str, shape, np.ascontiguousarray(as_numpy(values)).tobytes())
+    return describe(path, value) if is_tensor(value) else None
 
 
 def _dict(path: Path, held: Any) -> dict[Any, Any]:
