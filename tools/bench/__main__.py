@@ -2,7 +2,7 @@
 
 import sys
 
-from tools.bench import csc, disk, handover, hyperbatch, ingest, kernels, loaders
+from tools.bench import csc, disk, handover, hyperbatch, ingest, kernels, loaders, macro
 
 BENCHES = {
     "csc": csc.main,
@@ -12,6 +12,7 @@ BENCHES = {
     "ingest": ingest.main,
     "kernels": kernels.main,
     "loaders": loaders.main,
+    "macro": macro.main,
 }
 
 
