@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from blockstore.errors import BudgetTooSmall
 from blockstore.store import open_store, read_rows
 from blockstore.verify import verify_store
-from preprocess import plan
+from preprocess import graph, plan
 from preprocess.__main__ import app
 from preprocess.errors import BadInput
 from preprocess.info import info_text, store_info
@@ -309,6 +309,35 @@ def test_a_store_stands_partition_by_partition(tmp_path: Path, order: Any):
     ).manifest  # fmt: skip
     assert given.partitioning is None
     assert np.array_equal(read_rows(open_store(tmp_path / "given"), node.original_id), original)
+
+
+@pytest.mark.usefixtures("tight")
+@pytest.mark.parametrize("mem", [None, 256 * MB])
+def test_a_run_that_was_stopped_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mem: int | None
+):
+    """It is stopped in the passes, then when nodes are ordered by the partition that was found."""
+    rng = np.random.default_rng(1)
+    pairs = (5000 * rng.random((150_000, 2)) ** 2).astype(np.int64)
+    source = ArraySource(5000, pairs, rows_of(rng.integers(0, 9, 5000)))
+    options = IngestOptions(block_bytes=4096, partition=PartitionOptions(12, passes=2))
+    smallest = least(source, tmp_path / "whole", options)
+    options = replace(options, mem_bytes=mem or smallest)
+
+    def stop(*_: Any) -> Any:
+        raise KeyboardInterrupt
+
+    for name in ("partition_nodes", "group_nodes"):
+        with monkeypatch.context() as patched:
+            patched.setattr(graph, name, stop)
+            with pytest.raises(KeyboardInterrupt):
+                ingest(source, tmp_path / "store", options, QUIET)
+    result = ingest(source, tmp_path / "store", options, QUIET)
+    resumed = [s.name for s in result.stages if s.resumed]
+    assert resumed[-1] == "partition nodes"
+    assert ("columns by source id" in resumed) == (mem is None)
+    assert tree(tmp_path / "store") == tree(tmp_path / "whole")
+    assert not (tmp_path / ".store.work").exists()
 
 
 def test_types_are_partitioned_together(tmp_path: Path):
