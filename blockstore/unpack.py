@@ -35,6 +35,17 @@ class GraphBlock(NamedTuple):
         offsets = self.offsets.astype(np.int64)
         return offsets[1:] - offsets[:-1]
 
+    def edge_words(self) -> NDArray[np.uint32]:
+        """All that the block has of each edge, section by section: uint32 (num_edges, words)."""
+        held = (self.sources, self.edge_ids, self.weights, self.times)
+        size = self.sources.size
+        if size == 0:
+            return np.empty((0, 1), np.uint32)
+        return np.hstack([
+            np.ascontiguousarray(part).view(np.uint32).reshape(size, -1)
+            for part in held if part is not None
+        ])  # fmt: skip
+
 
 def unpack_block(block: NDArray[np.uint8], where: str) -> GraphBlock:
     """Take a block apart.

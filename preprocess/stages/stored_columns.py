@@ -50,7 +50,7 @@ def stored_columns(
         head[1] = skipped if opened[0].header.num_carried else 0
         skipped = int(degrees[-1]) if degrees.size else 0
         skipped += int(head[1]) if degrees.size == 1 else 0
-        edges = [_records(block) if records else block.sources for block in opened]
+        edges = [block.edge_words() if records else block.sources for block in opened]
         yield head, degrees, np.concatenate(edges) if len(edges) > 1 else edges[0]
 
 
@@ -82,14 +82,3 @@ def _merge(blocks: list[GraphBlock]) -> tuple[NDArray[np.int64], NDArray[np.int6
             last[-1] += block.header.num_carried
         parts.append(block.degrees_here())
     return np.array([first, 0], np.int64), np.concatenate(parts)
-
-
-def _records(block: GraphBlock) -> NDArray[np.uint32]:
-    """uint32 (edges, words): sources, edge ids, weights, times."""
-    held = (block.sources, block.edge_ids, block.weights, block.times)
-    words = [
-        np.ascontiguousarray(part).view(np.uint32).reshape(block.sources.size, -1)
-        for part in held
-        if part is not None and part.size
-    ]
-    return np.hstack(words) if words else np.empty((0, 1), np.uint32)

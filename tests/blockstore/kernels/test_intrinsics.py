@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numba import njit
 
-from blockstore.kernels.intrinsics import mulhi, prefetch
+from blockstore.kernels.intrinsics import LANES, add_lanes, mulhi, prefetch
 
 WORDS = st.integers(0, 2**64 - 1)
 
@@ -20,6 +20,21 @@ def _prefetch_around(array, far):
     for index in range(-far, array.size + far):
         prefetch(array, index)
     return array.sum()
+
+
+@njit
+def _add_lanes(target, at, source):
+    add_lanes(target, at, source)
+
+
+@given(dtype=st.sampled_from([np.float32, np.float64]), at=st.integers(0, 9))
+def test_lanes_are_added_and_others_left_alone(dtype, at):
+    target = np.linspace(0, 1, LANES + 9).astype(dtype)
+    source = np.arange(LANES).astype(dtype)
+    expected = target.copy()
+    expected[at : at + LANES] += source
+    _add_lanes(target, at, source)
+    assert np.array_equal(target, expected)
 
 
 @given(a=WORDS, b=WORDS)

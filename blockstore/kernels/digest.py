@@ -1,0 +1,47 @@
+"""Digests of rows and of columns, to compare copies that are not in memory together."""
+
+import numpy as np
+from numba import njit
+
+from blockstore.kernels.intrinsics import wrap_add, wrap_mul
+
+_ODD = np.uint64(0x9E37_79B9_7F4A_7C15)
+
+
+@njit(nogil=True, cache=True)
+def fold(digest, word):
+    """A digest that has seen one more word; uint64."""
+    mixed = wrap_mul(wrap_add(digest ^ np.uint64(word), _ODD), _ODD)
+    return mixed ^ (mixed >> np.uint64(29))
+
+
+@njit(nogil=True, cache=True)
+def digest_rows(words, chosen, out):
+    """out[i] = digest of row chosen[i].
+
+    words    uint8 or uint32 (rows, words)
+    chosen   int64 (any,)
+    out      uint64 (any,)
+    """
+    for i in range(chosen.size):
+        digest = np.uint64(0)
+        for j in range(words.shape[1]):
+            digest = fold(digest, words[chosen[i], j])
+        out[i] = digest
+
+
+@njit(nogil=True, cache=True)
+def digest_columns(words, begins, columns, digests):
+    """Take digests of columns on by the edges that are here.
+
+    words    uint32 (edges, words)
+    begins   int64 (any + 1,)         first edge of each column of a block, then all
+    columns  int64 (chosen,)          which of these
+    digests  uint64 (chosen,)         in and out
+    """
+    for i in range(columns.size):
+        digest = digests[i]
+        for k in range(begins[columns[i]], begins[columns[i] + 1]):
+            for j in range(words.shape[1]):
+                digest = fold(digest, words[k, j])
+        digests[i] = digest
