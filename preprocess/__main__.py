@@ -389,7 +389,7 @@ def export(
     folder: Path,
     mem: Annotated[str, typer.Option(help="memory to use, such as 512M or 2G")] = "1G",
 ) -> None:
-    """Write a store back as a folder in the plain layout.
+    """Write a store back as a folder in a plain layout: of one type, or of several.
 
     Edges come out in the source's order where the store has edge ids, else sorted by target.
     """

@@ -30,7 +30,7 @@ from preprocess.export_rows import (
     written_bytes,
 )
 from preprocess.ingest import work_folder
-from preprocess.plan import too_little_memory
+from preprocess.plan import interpreter_bytes, too_little_memory, with_interpreter
 from preprocess.progress import Progress
 from preprocess.sources.plain import NODE, RELATION
 from preprocess.sources.plain_names import (
@@ -83,10 +83,11 @@ def _plan_memory(manifest: Manifest, mem_bytes: int) -> int:
     widest = max(a.row_bytes for a in manifest.row_arrays())
     tables = _NODE_BYTES * manifest.num_nodes + _FIXED_BYTES + 2 * max(SCAN_BYTES, block, widest)
     least = tables + 16 * max(block, widest, 1 << 18)
-    if mem_bytes < least:
+    left = mem_bytes - interpreter_bytes(mem_bytes)
+    if left < least:
         why = f"{manifest.num_nodes:,} nodes of {_NODE_BYTES} bytes each, and buffers"
-        raise too_little_memory(mem_bytes, least, why)
-    return mem_bytes - tables
+        raise too_little_memory(mem_bytes, with_interpreter(least), why)
+    return left - tables
 
 
 def _check_disk(manifest: Manifest, work: Path) -> None:

@@ -143,7 +143,7 @@ class EdgeExport:
         share = run.share // 4 * 3 if wanted else run.share
         longest = int(counts.max(initial=0)) * widths.sort_bytes + COLUMN_BYTES
         if longest > share // 4 * 3:
-            least = run.mem_bytes - run.share + 2 * longest
+            least = run.mem_bytes + 2 * longest
             raise too_little_memory(run.mem_bytes, least, "sorting the in-edges of one node")
         edges = self._counted() if wanted else self._records()
         columns = sorted_columns(edges, counts, widths, False, share, run.work, run.progress)
@@ -244,7 +244,7 @@ class EdgeExport:
         run = self._run
         need = 16 * (self._num_ids // 64 + 1)
         if need > run.share // 2:
-            least = run.mem_bytes - run.share + 2 * need
+            least = run.mem_bytes + 2 * need
             raise too_little_memory(run.mem_bytes, least, "a quarter of a byte an edge of a split")
         kept = _KeptIds(self._num_ids)
         for piece in ids.pieces(0, ids.size, _PIECE_IDS):

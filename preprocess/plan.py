@@ -84,7 +84,9 @@ def plan_memory(contents: Contents, options: IngestOptions) -> MemoryPlan:
             f"{contents.num_nodes:,} nodes of {node_bytes(options)} bytes each, blocks of "
             f"{format_bytes(options.block_bytes)} and buffers",
         )  # fmt: skip
-    spare = options.mem_bytes - _taken_first(contents, options) - _interpreter(options.mem_bytes)
+    spare = (
+        options.mem_bytes - _taken_first(contents, options) - interpreter_bytes(options.mem_bytes)
+    )
     buffer = _buffer_bytes(contents, options, spare)
     return MemoryPlan(buffer, spare - 2 * buffer)
 
@@ -132,7 +134,7 @@ def _memory_lines(
         MemoryLine("checksums of the array being written", _crc_bytes(contents, options)),
         MemoryLine("two buffers of the array being written", 2 * memory.buffer),
         MemoryLine("edges and rows of the stage that runs", memory.share),
-        MemoryLine("Python and libraries", _interpreter(options.mem_bytes)),
+        MemoryLine("Python and libraries", interpreter_bytes(options.mem_bytes)),
         MemoryLine("small things", _FIXED_BYTES),
     )
 
@@ -156,12 +158,17 @@ def _least_bytes(contents: Contents, options: IngestOptions, share: int) -> int:
     slot = align(_widest(contents), options.block_bytes)
     buffers = max(2 * slot, min(2 * _MOST_BUFFER, share // 7 + 2))  # two of a 16th of what is left
     least = _taken_first(contents, options) + share + buffers
-    return min(-(-least * 4 // 3), least + _INTERPRETER_BYTES)
+    return with_interpreter(least)
 
 
-def _interpreter(mem_bytes: int) -> int:
+def interpreter_bytes(mem_bytes: int) -> int:
     """What is left to Python and libraries: in little memory they are beside it."""
     return min(_INTERPRETER_BYTES, mem_bytes // 4)
+
+
+def with_interpreter(least: int) -> int:
+    """The least --mem that leaves so many bytes beside Python and libraries."""
+    return min(-(-least * 4 // 3), least + _INTERPRETER_BYTES)
 
 
 def _buffer_bytes(contents: Contents, options: IngestOptions, spare: int) -> int:

@@ -125,7 +125,8 @@ def test_missing_truncated_and_pickled_files(source: Path, tmp_path: Path):
     path.write_bytes(b"not numpy")
     refused(command("preprocess", "ingest", source, tmp_path / "s"), "node_feat.npy")
     (source / "edge_index.npy").unlink()
-    refused(command("preprocess", "ingest", source, tmp_path / "s"), "edge_index.npy", "missing")
+    words = ("preprocess", "ingest", source, tmp_path / "s", "--layout", "plain")
+    refused(command(*words), "edge_index.npy", "missing")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["in"]
 
 

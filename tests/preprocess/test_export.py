@@ -144,9 +144,9 @@ def test_memory_does_not_show_in_an_export(
     source = larger(1)
     check_export(source, tmp_path, options)
     store = open_store(tmp_path / "store")
-    with pytest.raises(BudgetTooSmall, match="at least --mem 13M"):
+    with pytest.raises(BudgetTooSmall, match="at least --mem 17M"):
         export(store, tmp_path / "small", QUIET, 1 << 20)
-    export(store, tmp_path / "small", QUIET, 13 << 20)
+    export(store, tmp_path / "small", QUIET, 17 << 20)
     for path in (tmp_path / "back").iterdir():
         assert path.read_bytes() == (tmp_path / "small" / path.name).read_bytes()
 

@@ -137,7 +137,7 @@ def test_export_gives_back_what_came_in_whatever_the_memory(tmp_path: Path, edge
     options = IngestOptions(block_bytes=4096, edge_ids=edge_ids)
     manifest = ingest(source, tmp_path / "store", options, QUIET).manifest
     store = open_store(tmp_path / "store")
-    for name, mem in (("small", 13 << 20), ("large", 1 << 30)):
+    for name, mem in (("small", 17 << 20), ("large", 1 << 30)):
         folder = tmp_path / name
         export(store, folder, QUIET, mem)
         assert np.array_equal(np.load(folder / "edge_index.npy"), undone(pairs, manifest))
