@@ -10,15 +10,28 @@ from blockstore.format import giant_capacity
 from blockstore.pack import GraphPacker
 from preprocess.contents import list_contents
 from preprocess.kernels.edges import cut_ranges, expand_edges, group_edges, split_values
-from preprocess.kernels.levels import STRIDE, column_ranges, make_starts
+from preprocess.kernels.levels import (
+    FOUND,
+    STRIDE,
+    UNSET,
+    advance_columns,
+    column_ranges,
+    make_starts,
+    mark_discovered,
+    rename_columns,
+)
+from preprocess.npy import NpyFile, NpyWriter
 from preprocess.options import IngestOptions
 from preprocess.plan import place_dtype, plan
+from preprocess.source import SourceRelation
 from preprocess.stages import buckets as buckets_module
 from preprocess.stages.array_file import ArrayFile
 from preprocess.stages.buckets import Buckets
 from preprocess.stages.columns import ColumnFile
-from preprocess.stages.csc import Columns, Widths
-from preprocess.stages.edge_places import placed_rows
+from preprocess.stages.csc import Columns, Ends, Records, Widths, source_edges
+from preprocess.stages.edge_places import EdgePlaces, placed_rows
+from tests.preprocess.naive import ArraySource
+from tests.preprocess.quiet import QUIET
 from tests.preprocess.test_plan import Headers
 
 BEYOND = 2**32 + 5
@@ -131,3 +144,68 @@ def test_plans_of_graphs_beyond_two_to_the_32():
     found = plan(source, options)
     assert found.store_bytes > 2**33 * 12 + 10**8 * 512
     assert found.temporary_bytes > 2**33 * 16
+
+
+def test_npy_files_are_read_behind_two_to_the_32_items(tmp_path: Path):
+    """Both ends of the last edges of a list of 2**32 + 5: the file is nearly all hole."""
+    path = tmp_path / "edge_index.npy"
+    with NpyWriter(path, (2, BEYOND), np.int32) as out:
+        out.put(BEYOND - 2, np.array([1, 2]))
+        out.put(2 * BEYOND - 2, np.array([3, 4]))
+    file = NpyFile(path)
+    assert (file.shape, file.size) == ((2, BEYOND), 2 * BEYOND)
+    found = [p.tolist() for p in file.pieces(BEYOND - 2, BEYOND + 1, 2)]
+    assert found == [[1, 2], [0]]
+    assert file.read(2 * BEYOND - 3, 3).tolist() == [0, 3, 4]
+
+
+def test_edges_of_a_source_have_ids_beyond_two_to_the_32():
+    """The first piece has 2**32 + 3 of them, all one number in memory; the next is looked at."""
+
+    class Late(ArraySource):
+        def edges(self, relation, count):
+            none = np.broadcast_to(np.int32(0), BEYOND - 2)  # one number, as often as it takes
+            yield none, none
+            yield np.array([3, 4]), np.array([5, 6])
+
+    source = Late(9, [])
+    relation = SourceRelation("node", "to", "node", BEYOND, "edges")
+    *_, last = source_edges(source, relation, Ends(undirected=True), True, 1 << 20, QUIET)
+    out = Records(*(np.empty(last.most, np.int64) for _ in range(3)))
+    assert last.make(last.arrays, out) == 4
+    assert out.edge_ids.tolist() == [BEYOND - 2, 2 * BEYOND - 2, BEYOND - 1, 2 * BEYOND - 1]
+
+
+def test_columns_longer_than_two_to_the_31_are_passed_over():
+    degrees = np.array([2**31 + 5, 0, 2**32 - 1, 7], np.uint32)
+    assert advance_columns(0, np.int64(0), degrees, 2**31) == (0, 2**31)
+    assert advance_columns(0, np.int64(2**31), degrees, 5) == (1, 0)
+    assert advance_columns(0, np.int64(9), degrees, 2**31 + 2**32) == (3, 5)
+    rank = np.full(4, 2, np.uint32)
+    dst, src = np.empty(4, np.int64), np.empty(4, np.int64)
+    found = rename_columns(
+        2, np.int64(2**32 - 4), degrees, np.zeros(4, np.uint32), rank, 0, dst, src
+    )
+    assert found == (3, 1)
+    rank, touched = np.array([0, UNSET, 1, UNSET], np.uint32), np.zeros(4, np.uint32)
+    sources = np.array([1, 1, 3, 3], np.uint32)
+    at = mark_discovered(2, np.int64(2**32 - 3), degrees, sources, 0, 2, rank, touched, 0)
+    assert at == (3, 2, 1)
+    assert rank[1] == FOUND | np.uint32(1)
+
+
+def test_places_of_the_last_of_many_edges(tmp_path: Path, monkeypatch):
+    """2**33 edges, of which the last three are placed: buckets are sparse files."""
+    monkeypatch.setattr(buckets_module, "reserve", lambda fd, size, where: None)
+    num_ids = 2**33
+    with EdgePlaces(num_ids, "uint64", 1 << 40, tmp_path) as places:
+        places._done = num_ids - 3  # as if so many had come
+        places.append(np.array([num_ids - 1, 5, 2**32 - 1], np.uint64))
+        places._buckets.finish()
+        taken = [
+            (places._buckets.take(b, 0).tolist(), places._buckets.take(b, 1).tolist())
+            for b in range(places._num_buckets)
+        ]
+    assert taken[0] == ([5], [num_ids - 2])
+    assert taken[1] == ([0], [num_ids - 1])
+    assert taken[2] == ([num_ids - 1 - 2 * (2**32 - 1)], [num_ids - 3])
