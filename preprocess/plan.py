@@ -239,10 +239,11 @@ def scale_stage(array: RowArray) -> str:
 
 
 def temporary_bytes(steps: list[Step]) -> int:
-    """At most at any time."""
-    held = most = 0
+    """At most at any time; files of buckets stay, to be used again: `stages.buckets`."""
+    held = most = spare = 0
     for step in steps:
-        most = max(most, held + step.made + step.passing)
+        spare = max(spare, step.passing)
+        most = max(most, held + step.made + spare)
         held += step.made - step.spent
     return most
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from blockstore.format import NodeType, Relation, RowArray
 from blockstore.store import Store, scan_blocks, scan_rows
 from blockstore.unpack import unpack_block
+from preprocess.kernels.edges import mark_nodes
 from preprocess.progress import Progress
 
 _BUFFER_BYTES = 4 << 20
@@ -187,7 +188,7 @@ def _scan_graph(
             if header.num_nodes:
                 degrees[-1] = header.last_degree
             has_edge[header.first_node : header.first_node + header.num_nodes][degrees > 0] = 1
-            has_edge[block.sources] = 1
+            mark_nodes(block.sources, has_edge)
             yield degrees, header.num_edges
 
 

@@ -21,6 +21,7 @@ import msgspec
 
 from blockstore.errors import OutOfSpace, StoreBusy
 from preprocess.stages.array_file import remove_file
+from preprocess.stages.buckets import SPARE
 
 STORE = "store"  # the store to be, inside the work folder
 _JOURNAL, _LOCK = "journal.json", "lock"
@@ -100,6 +101,7 @@ class WorkFolder:
 
     def remove(self) -> None:
         """Everything, the folders that were made for it too if they are empty."""
+        remove_file(self.path / SPARE)
         shutil.rmtree(self.path, ignore_errors=True)
         if not self._target.exists():
             for folder in self._made:
@@ -119,13 +121,14 @@ class WorkFolder:
         return journal if whole and journal.signature == signature else _Journal(signature)
 
     def _clean(self) -> None:
-        """Remove what no finished stage vouches for."""
+        """Remove what no finished stage vouches for; files of buckets may go on as SPARE."""
         kept = {_LOCK, _JOURNAL, *self._journal.files, *([STORE] if self._journal.stages else [])}
         for path in self.path.iterdir():
             if path.name not in kept:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
         for path in (self.path / STORE).rglob("*.partial"):  # of a write that was cut off
             path.unlink()
+        (self.path / SPARE).touch()
 
     def _settle(self) -> None:
         """The journal on disk is that in memory."""

@@ -18,6 +18,15 @@ def first_outside(ids, limit):
 
 
 @njit(nogil=True, cache=True)
+def mark_nodes(ids, marks):
+    """marks[v] = 1 for every id; marks uint8 (num_nodes,)."""
+    for i in range(ids.size):
+        if i + AHEAD < ids.size:
+            prefetch(marks, np.int64(ids[i + AHEAD]))
+        marks[ids[i]] = 1
+
+
+@njit(nogil=True, cache=True)
 def count_targets(src, dst, undirected, keep_loops, counts):
     """counts[v] += edges into v, uint32; with `undirected` their reverses too, loops once."""
     for i in range(src.size):

@@ -116,12 +116,15 @@ def mark_discovered(node, skip, degrees, sources, low, high, rank, touched, num_
         if low <= place < high:
             mine = FOUND | place
             for k in range(at, at + here):
+                if k + AHEAD < sources.size:
+                    prefetch(rank, np.int64(sources[k + AHEAD]))
                 u = sources[k]
-                if rank[u] == UNSET:
-                    if num_touched < touched.size:
-                        touched[num_touched] = u
-                    num_touched += 1
-                if rank[u] > mine:
+                found = rank[u]
+                if found > mine:
+                    if found == UNSET:
+                        if num_touched < touched.size:
+                            touched[num_touched] = u
+                        num_touched += 1
                     rank[u] = mine
         at += here
         skip += here

@@ -3,6 +3,9 @@
 Records for the file wait in a buffer for each bucket until it is full; buffers are written by other
 threads, past the page cache where the file system allows it.  Where memory has no room for so many
 buffers, records are written as they come.
+
+A file named SPARE beside the one of buckets is used for these, and given back: to free gigabytes on
+disk only to take others costs seconds.
 """
 
 import os
@@ -24,6 +27,7 @@ _WRITERS, _READERS = 3, 4  # threads; a reader is also who asks
 _LEAST_READ = 1 << 20
 _IN_FLIGHT = 4  # buffers being written
 _MOST_BUFFER = 1 << 20
+SPARE = "spare"
 
 
 class Buckets:
@@ -177,11 +181,15 @@ class _File:
         usable = room // count - 2 * PAGE_BYTES - max(widths)
         self._buffer_bytes = min(_MOST_BUFFER, usable) // PAGE_BYTES * PAGE_BYTES
         path.unlink(missing_ok=True)
+        self._spare = path.with_name(SPARE)
+        self._borrowed = self._spare.exists()
+        if self._borrowed:
+            self._spare.rename(path)
         if self._buffer_bytes > 0:
             self._fd, self._direct = open_to_write(path)
             reserve(self._fd, ends[-1], str(path))
         else:
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+            flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC
             self._fd, self._direct = os.open(path, flags, 0o600), False
         flags = os.O_RDONLY | os.O_CLOEXEC | (os.O_DIRECT if self._direct else 0)
         self._read_fd = os.open(path, flags)
@@ -263,13 +271,16 @@ class _File:
         read_exact(self._read_fd, [byte_view(out)], offset, str(self._path))
 
     def remove(self) -> None:
-        """Close the file, and remove it."""
+        """Close the file, and remove it or give it back."""
         self._pool.shutdown()
         if self._fd >= 0:
             os.close(self._fd)
             os.close(self._read_fd)
             self._fd = -1
-            remove_file(self._path)
+            if self._borrowed:
+                self._path.rename(self._spare)
+            else:
+                remove_file(self._path)
 
     def _buffer_of(self, region: _Region) -> NDArray[np.uint8]:
         if region.buffer is None:

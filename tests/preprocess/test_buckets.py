@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from blockstore.io.buffers import aligned_buffer
 from preprocess.stages import buckets as buckets_module
 from preprocess.stages.ahead import read_ahead
-from preprocess.stages.buckets import Buckets
+from preprocess.stages.buckets import SPARE, Buckets
 
 PARTS = [(np.uint64, 1), (np.uint16, 3)]
 
@@ -104,3 +104,26 @@ def test_what_is_left_early_is_closed():
     next(ahead)
     ahead.close()
     assert closed == [1]
+
+
+@pytest.mark.parametrize("room", [0, 1 << 20])
+def test_a_spare_file_is_used_and_given_back(tmp_path: Path, room: int):
+    """What it held does not show, nor that it was longer; who comes second makes a file."""
+    spare = tmp_path / SPARE
+    spare.write_bytes(b"\xff" * 100_000)
+    number = spare.stat().st_ino
+    sizes, parts = np.array([5, 3]), [(np.uint64, 1), (np.uint32, 2)]
+    keys, ids = np.arange(4, dtype=np.uint64), np.arange(8, dtype=np.uint32)
+    with Buckets(tmp_path / "a", sizes, parts, False, room) as first:
+        assert (tmp_path / "a").stat().st_ino == number
+        with Buckets(tmp_path / "b", sizes, parts, False, room) as second:
+            assert sorted(p.name for p in tmp_path.iterdir()) == ["a", "b"]
+            for each in (first, second):
+                each.append_grouped(np.array([0, 3, 4]), [keys, ids])
+                each.finish()
+                assert each.take(0, 0).tolist() == [0, 1, 2]
+                assert each.take(1, 0).tolist() == [3]
+                assert each.take(1, 1).tolist() == [6, 7]
+        assert [p.name for p in tmp_path.iterdir()] == ["a"]
+    assert [p.name for p in tmp_path.iterdir()] == [SPARE]
+    assert spare.stat().st_ino == number
