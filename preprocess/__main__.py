@@ -1,4 +1,4 @@
-"""The `blockstore` command: generate, ingest, derive, info, verify, export."""
+"""The `blockstore` command: generate, ingest, derive, hops, info, verify, export."""
 
 import errno
 import signal
@@ -23,6 +23,8 @@ from preprocess.errors import BadInput
 from preprocess.export import export as export_store
 from preprocess.generate import GraphRecipe
 from preprocess.generate import generate as generate_graph
+from preprocess.hops import make_hops
+from preprocess.hops_plan import HopsRequest
 from preprocess.influence import InfluenceOptions, parse_hubs
 from preprocess.info import info_text, store_info
 from preprocess.layouts import LAYOUTS
@@ -59,6 +61,22 @@ class Op(StrEnum):
     mean = "mean"
     sum = "sum"
     max = "max"
+
+
+class Matrix(StrEnum):
+    """What features are multiplied by, hop by hop."""
+
+    sym = "sym"
+    row = "row"
+    ppr = "ppr"
+    heat = "heat"
+
+
+class HopRows(StrEnum):
+    """Nodes whose rows are kept."""
+
+    labelled = "labelled"
+    all = "all"
 
 
 class Order(StrEnum):
@@ -347,6 +365,49 @@ def repartition(
         assert result.manifest.partitioning is not None
         for line in partition_lines(result.manifest.partitioning):
             typer.echo(f"  {line}")
+
+
+@app.command()
+def hops(
+    store: Path,
+    operator: Annotated[
+        list[Matrix] | None,
+        typer.Option(help="sym if not given; several may be", show_default=False),
+    ] = None,
+    hops: Annotated[int, typer.Option(help="how often each is applied")] = 2,
+    self_loops: Annotated[bool, typer.Option(help="each node is its own neighbor too")] = True,
+    node_type: Annotated[str, typer.Option("--type", help="of nodes, where it is not clear")] = "",
+    feature: Annotated[str, typer.Option(help="which of several features")] = "",
+    relation: Annotated[str, typer.Option(help="which of several: its name, or src-name-dst")] = "",
+    rows: Annotated[
+        HopRows, typer.Option(help="those of splits that have labels, or of all nodes")
+    ] = HopRows.labelled,
+    split: Annotated[
+        list[str] | None, typer.Option(help="only this; several may be given", show_default=False)
+    ] = None,
+    dtype: Annotated[Dtype | None, typer.Option(help="of hops; else as the features")] = None,
+    seed: Annotated[int, typer.Option(help="of the order of rows")] = 0,
+    alpha: Annotated[float, typer.Option(help="of ppr: probability to go back")] = 0.1,
+    t: Annotated[float, typer.Option(help="of heat: time")] = 3.0,
+    weighted: Annotated[bool, typer.Option("--weighted", help="by weights of edges")] = False,
+    mem: Annotated[str, typer.Option(help="memory to use, such as 512M or 2G")] = "2G",
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="begin anew, do not go on where a run stopped")
+    ] = False,
+) -> None:
+    """Propagate features: B X, B B X, ... for each operator B, beside X, within --mem.
+
+    sym and row are the normalised adjacency, ppr and heat its diffusions (personalised PageRank,
+    heat kernel).  Rows stand in one seeded random order per split.  --mem changes no byte.
+    """
+    with _one_line_errors():
+        request = HopsRequest(
+            tuple(o.value for o in operator or [Matrix.sym]), hops, self_loops, node_type, feature,
+            relation, rows.value, tuple(split or ()), dtype.value if dtype else None, seed, alpha,
+            t, weighted,
+        )  # fmt: skip
+        result = make_hops(store, request, Progress(), _size(mem), fresh=fresh)
+        typer.echo(result.text(store))
 
 
 @app.command()

@@ -1,0 +1,468 @@
+"""What propagation is about, and what it will take: operators, memory, passes, disk.  Pure."""
+
+from dataclasses import dataclass
+from math import exp, log
+from typing import Literal, NamedTuple, get_args
+
+import msgspec
+
+from blockstore.format import (
+    ITEM_BYTES,
+    PAGE_BYTES,
+    HopSet,
+    Manifest,
+    NodeType,
+    Relation,
+    RowArray,
+    gapless_rows,
+    row_geometry,
+    side_arrays,
+)
+from preprocess.contents import as_path
+from preprocess.errors import BadInput
+from preprocess.options import FeatureDtype
+from preprocess.plan import too_little_memory
+from preprocess.steps import row_disk_bytes
+
+Kind = Literal["sym", "row", "ppr", "heat"]
+Rows = Literal["labelled", "all"]
+ALL = "all"  # the split that is every node
+
+SERIES_ERROR = 1e-6  # what the rest of a series may be, times the features
+_MOST_T = 20.0  # of the heat kernel: its terms must fit float32
+_LEAST_ALPHA = 0.005
+
+_FIXED_BYTES = 8 << 20  # Zarr metadata, small buffers
+_INTERPRETER_BYTES = 128 << 20  # Python, numpy and compiled kernels: a quarter of --mem at most
+_MOST_SCAN, _MOST_PIECE, _MOST_BUFFER = 2 << 20, 1 << 20, 8 << 20
+_LEAST_PIECE = 16 << 10
+_CRC_BYTES = 16  # a page of the array being written
+_LINE_ITEMS = 16  # float32 in a cache line
+_MOST_WIDTH = 1 << 10  # of a slice
+
+
+@dataclass(frozen=True, slots=True)
+class HopsRequest:
+    """What is asked for, by name."""
+
+    operators: tuple[str, ...] = ("sym",)
+    hops: int = 2
+    self_loops: bool = True
+    node_type: str = ""  # empty: the only one that has features and a relation with itself
+    feature: str = ""  # empty: its only one, or "x"
+    relation: str = ""  # its name, or "src-name-dst"; empty: the only one of the type with itself
+    rows: Rows = "labelled"
+    splits: tuple[str, ...] = ()  # of labelled rows; empty: all
+    dtype: FeatureDtype | None = None  # None: that of the features
+    seed: int = 0  # of the order of rows
+    alpha: float = 0.1  # of ppr: probability to go back
+    t: float = 3.0  # of heat: time
+    weighted: bool = False  # by the weights of edges; else each weighs 1
+
+
+class Operator(NamedTuple):
+    """A matrix B: hop r is B**r times the features."""
+
+    kind: Kind
+    loops: bool
+    parameter: float  # alpha or t; 0: none
+    weighted: bool
+    relation: str  # name; empty where the type has no other with itself
+
+    @property
+    def name(self) -> str:
+        """With all that it depends on."""
+        text = f"{self.kind}:{self.parameter:g}" if self.parameter else self.kind
+        text += "+loops" * self.loops + "+weights" * self.weighted
+        return f"{text}@{self.relation}" if self.relation else text
+
+    def steps(self) -> list[tuple[float, float]]:
+        """What makes a hop: (scale, share) of each product out = scale * T rows + share * x.
+
+        T is the normalised matrix, `rows` the features of the hop before at first, then what the
+        product before has given; x are always those of the hop before.
+        """
+        if self.kind == "ppr":
+            count = max(1, _ceil(log(SERIES_ERROR / 2) / log(1 - self.parameter)))
+            return [(1 - self.parameter, self.parameter)] * count
+        if self.kind == "heat":
+            t = self.parameter
+            pairs = [(t / k, 1.0) for k in range(_heat_terms(t), 0, -1)]
+            last, share = pairs[-1]
+            return [*pairs[:-1], (last * exp(-t), share * exp(-t))]
+        return [(1.0, 0.0)]
+
+
+def _ceil(number: float) -> int:
+    return -int(-number // 1)
+
+
+def _heat_terms(t: float) -> int:
+    """Of the series of exp(-t (I - T)): what is left out adds up to SERIES_ERROR at most."""
+    term, total, k = exp(-t), exp(-t), 0
+    while 1 - total > SERIES_ERROR / 2:
+        k += 1
+        term *= t / k
+        total += term
+    return max(1, k)
+
+
+class Resolved(NamedTuple):
+    """The same, found in a manifest."""
+
+    nodes: NodeType
+    relation: Relation
+    feature: RowArray
+    feature_name: str
+    operators: tuple[Operator, ...]
+    hops: int
+    dtype: str
+    sizes: dict[str, int]  # rows of each split at most
+    held: dict[str, int]  # hops that there are already, by name of the operator; -1: not even hop 0
+    seed: int
+
+    @property
+    def is_new(self) -> bool:
+        """Whether nodes, labels and hop 0 are to be written."""
+        return not any(split in self.nodes.hops for split in self.sizes)
+
+    @property
+    def num_rows(self) -> int:
+        """Of all splits, at most."""
+        return sum(self.sizes.values())
+
+    def missing(self, operator: Operator) -> range:
+        """Hops from 1 on that are to be written."""
+        return range(self.held.get(operator.name, 0) + 1, self.hops + 1)
+
+    @property
+    def num_arrays(self) -> int:
+        """Of features, for each split."""
+        return self.is_new + sum(len(self.missing(operator)) for operator in self.operators)
+
+    def array(self, manifest: Manifest, split: str, rows: int, tail: str) -> RowArray:
+        """Features of a hop."""
+        path = f"{self.folder(split)}/{tail}"
+        return gapless(
+            manifest, path, self.dtype, rows, self.feature.row_shape,
+            f"{path}.scale" if self.dtype == "int8" else "",
+        )  # fmt: skip
+
+    def folder(self, split: str) -> str:
+        """Of the arrays of a split."""
+        return f"nodes/{as_path(self.nodes.name)}/hops/{as_path(split)}"
+
+    def extended(self, manifest: Manifest, sets: dict[str, HopSet]) -> Manifest:
+        """The manifest with these sets; its fingerprint is to be made."""
+        hops = {**self.nodes.hops, **sets}
+        types = tuple(
+            msgspec.structs.replace(t, hops=hops) if t.name == self.nodes.name else t
+            for t in manifest.types
+        )
+        return msgspec.structs.replace(manifest, types=types)
+
+
+def gapless(
+    manifest: Manifest, path: str, dtype: str, rows: int, shape: tuple[int, ...], scale: str = ""
+) -> RowArray:
+    """A row array without gaps."""
+    array = RowArray(path, dtype, rows, shape, "", scale)
+    per_block = gapless_rows(array.row_bytes, manifest.block_bytes, rows)
+    return msgspec.structs.replace(array, rows_per_block=per_block)
+
+
+def resolve_hops(manifest: Manifest, request: HopsRequest, where: str) -> Resolved:
+    """Find what is named in a store, which is at `where`.  Raises BadInput."""
+    _check_numbers(request)
+    nodes = _find_type(manifest, request, where)
+    relation, named = _find_relation(manifest, nodes, request, where)
+    feature_name = _find_feature(nodes, request.feature, where)
+    feature = nodes.features[feature_name]
+    operators = tuple(
+        Operator(
+            kind,  # type: ignore[arg-type]
+            request.self_loops,
+            {"ppr": request.alpha, "heat": request.t}.get(kind, 0.0),
+            request.weighted,
+            relation.name if named else "",
+        )
+        for kind in request.operators
+    )
+    kept = feature.dtype in ("float32", "float16", "bfloat16") or feature.scale_path
+    dtype = request.dtype or (feature.dtype if kept else "float32")
+    sizes = _find_splits(nodes, request, where)
+    held = _find_held(nodes, sizes, operators, request, feature_name, dtype, where)
+    return Resolved(
+        nodes, relation, feature, feature_name, operators, request.hops, dtype, sizes, held,
+        request.seed,
+    )  # fmt: skip
+
+
+def _check_numbers(request: HopsRequest) -> None:
+    kinds = get_args(Kind)
+    for kind in request.operators:
+        if kind not in kinds:
+            raise BadInput.at(
+                "--operator", f"{kind!r}", f"one of {', '.join(kinds)}", "choose some of them"
+            )
+    if not request.operators or len(set(request.operators)) < len(request.operators):
+        found = "one twice" if request.operators else "none"
+        raise BadInput.at("--operator", found, "different operators", "name each once")
+    checks: list[tuple[str, object, bool, str]] = [
+        ("--hops", request.hops, 1 <= request.hops <= 64, "1 to 64"),
+        ("--seed", request.seed, 0 <= request.seed < 2**63, "0 to 2^63 - 1"),
+        ("--alpha", request.alpha, _LEAST_ALPHA <= request.alpha < 1, f"{_LEAST_ALPHA:g} to 1"),
+        ("--t", request.t, 0 < request.t <= _MOST_T, f"more than 0, at most {_MOST_T:g}"),
+        ("--rows", repr(request.rows), request.rows in get_args(Rows), "labelled or all"),
+        ("--dtype", request.dtype, request.dtype in (None, *get_args(FeatureDtype)),
+         f"one of {', '.join(get_args(FeatureDtype))}"),
+    ]  # fmt: skip
+    for option, found, good, expected in checks:
+        if not good:
+            raise BadInput.at(option, found, expected, "choose another")
+
+
+def _of_itself(manifest: Manifest, node_type: NodeType) -> list[Relation]:
+    return [r for r in manifest.relations if r.src == r.dst == node_type.name]
+
+
+def _find_type(manifest: Manifest, request: HopsRequest, where: str) -> NodeType:
+    fitting = [t for t in manifest.types if t.features and _of_itself(manifest, t)]
+    names = ", ".join(t.name for t in fitting)
+    if not fitting:
+        raise BadInput.at(
+            where, "no type that has both features and a relation with itself", "one",
+            "derive features first, or ingest such a relation",
+        )  # fmt: skip
+    if not request.node_type and len(fitting) > 1:
+        raise BadInput.at(where, f"several types: {names}", "--type with one of them", "choose one")
+    wanted = request.node_type or fitting[0].name
+    for t in fitting:
+        if t.name == wanted:
+            return t
+    for t in manifest.types:
+        if t.name == wanted:
+            lacks = "a relation with itself" if t.features else "features"
+            raise BadInput.at(
+                f"{where}: --type", f"type {wanted!r} without {lacks}", f"one of {names}",
+                "choose one",
+            )  # fmt: skip
+    raise BadInput.at(f"{where}: --type", f"type {wanted!r}", f"one of {names}", "choose one")
+
+
+def _find_relation(
+    manifest: Manifest, nodes: NodeType, request: HopsRequest, where: str
+) -> tuple[Relation, bool]:
+    """The relation, and whether there are others."""
+    own = _of_itself(manifest, nodes)
+    found = own
+    if request.relation:
+        found = [r for r in own if request.relation in (r.name, f"{r.src}-{r.name}-{r.dst}")]
+    if len(found) != 1:
+        what = f"{len(own)} relations of {nodes.name} with itself"
+        if request.relation:
+            what = f"relation {request.relation!r}"
+        raise BadInput.at(
+            f"{where}: --relation", what, f"one of {', '.join(r.name for r in own)}", "choose one"
+        )
+    if request.weighted and not found[0].has_weights:
+        raise BadInput.at(
+            f"{where}: --weighted", f"relation {found[0].name} without weights",
+            "a weight beside each edge", "go without --weighted",
+        )  # fmt: skip
+    return found[0], len(own) > 1
+
+
+def _find_feature(nodes: NodeType, name: str, where: str) -> str:
+    held = nodes.features
+    if not name:
+        name = "x" if "x" in held else next(iter(held)) if len(held) == 1 else ""
+    if name not in held or held[name].row_items == 0:
+        found = f"feature {name!r}" if name else f"{len(held)} features and no name"
+        raise BadInput.at(
+            f"{where}: --feature", found, f"one of {', '.join(held)} of {nodes.name}", "choose one"
+        )
+    return name
+
+
+def _find_splits(nodes: NodeType, request: HopsRequest, where: str) -> dict[str, int]:
+    if request.rows == ALL:
+        if request.splits:
+            raise BadInput.at(
+                f"{where}: --split", ", ".join(request.splits), "none with --rows all",
+                "leave one of them out",
+            )  # fmt: skip
+        return {ALL: nodes.num_nodes}
+    for held, what in ((nodes.splits, "splits"), (nodes.label, "labels")):
+        if not held:
+            raise BadInput.at(
+                f"{where}: type {nodes.name}", f"no {what}", f"{what}, whose rows are kept",
+                "--rows all keeps every node, or ingest it with some",
+            )  # fmt: skip
+    names = request.splits or tuple(nodes.splits)
+    for name in names:
+        if name not in nodes.splits:
+            raise BadInput.at(
+                f"{where}: --split", f"split {name!r}",
+                f"one of {', '.join(nodes.splits)}", "choose some of them",
+            )  # fmt: skip
+    return {name: nodes.splits[name].num_rows for name in names}
+
+
+def _find_held(
+    nodes: NodeType, sizes: dict[str, int], operators: tuple[Operator, ...], request: HopsRequest,
+    feature: str, dtype: str, where: str,
+) -> dict[str, int]:  # fmt: skip
+    """Hops of each operator that these splits have, which must all have the same."""
+    sets = {name: nodes.hops[name] for name in sizes if name in nodes.hops}
+    if not sets:
+        return {}
+    absent = [name for name in sizes if name not in sets]
+    held = [{op: len(hops) - 1 for op, hops in found.operators.items()} for found in sets.values()]
+    if absent or any(each != held[0] for each in held):
+        other = absent or [name for name, each in zip(sets, held, strict=True) if each != held[0]]
+        raise BadInput.at(
+            f"{where}: hops of {nodes.name}",
+            f"{', '.join(name for name in sets if name not in other)} with other hops than "
+            f"{', '.join(other)}", "the same hops in all splits",
+            "go on with --split, some at a time",
+        )  # fmt: skip
+    for name, found in sets.items():
+        first = next(iter(found.operators.values()))[0]
+        for option, has, wants in (
+            ("--seed", found.seed, request.seed), ("--feature", found.feature, feature),
+            ("--dtype", first.dtype, dtype),
+        ):  # fmt: skip
+            if has != wants:
+                raise BadInput.at(
+                    f"{where}: hops of {nodes.name}, {name}: {option}", wants,
+                    f"{has}, as those that are there", f"give {option} {has}, or ingest again",
+                )  # fmt: skip
+    for operator in operators:
+        if held[0].get(operator.name, 0) >= request.hops:
+            raise BadInput.at(
+                f"{where}: hops of {nodes.name}",
+                f"{held[0][operator.name]} hops of {operator.name} already", "something to add",
+                "leave this operator out, or ask for more hops",
+            )  # fmt: skip
+    return held[0]
+
+
+@dataclass(frozen=True, slots=True)
+class HopsPlan:
+    """How memory is shared out."""
+
+    width: int  # columns of a slice, as they are in memory: those that are not there are zeros
+    num_slices: int
+    arrays: int  # of one slice of all nodes, float32
+    resident: bool  # the graph's blocks are read once, and held
+    threads: int
+    scan_bytes: int  # of blocks, that a thread reads at a time
+    piece_bytes: int  # of rows on their way, in float32
+    buffer: int  # of each of two buffers of the array being written
+    label_bytes: int  # of a label, that pass by together
+    num_products: int
+    graph_reads: int  # for products; one more counts edges
+    temporary_bytes: int
+    array_bytes: int  # on disk, for good
+
+    def columns(self, number: int, num_columns: int) -> int:
+        """Columns of a slice that are there."""
+        return min(self.width, num_columns - number * self.width)
+
+
+def plan_hops(
+    manifest: Manifest, resolved: Resolved, mem_bytes: int, threads: int
+) -> HopsPlan:  # fmt: skip
+    """Share out --mem.  Raises BudgetTooSmall with the least that would do."""
+    nodes, feature, columns = resolved.nodes, resolved.feature, resolved.feature.row_items
+    series = any(len(operator.steps()) > 1 for operator in resolved.operators)
+    arrays, block = (3 if series else 2), manifest.block_bytes
+    sample = [resolved.array(manifest, name, size, "0") for name, size in resolved.sizes.items()]
+    slots = [row_geometry(array, block).slot_bytes for array in sample]
+    slots.append(row_geometry(feature, block).slot_bytes)
+    tables = _tables(manifest, resolved, sample)
+    column = 4 * (arrays * nodes.num_nodes + resolved.relation.num_blocks)
+    per_node = 2 * ITEM_BYTES[manifest.id_dtype] + 1
+    choosing = per_node * nodes.num_nodes + 12 * max(resolved.sizes.values())
+    least = max(
+        8 * nodes.num_nodes + column + threads * block + _pieces(_LEAST_PIECE, threads, slots),
+        choosing, 6 * max(slots),
+    )  # fmt: skip
+    least += tables
+    least = min(-(-least * 4 // 3), least + _INTERPRETER_BYTES)
+    if mem_bytes < least:
+        why = f"a column of {nodes.num_nodes:,} nodes {arrays} times, their degrees and buffers"
+        raise too_little_memory(mem_bytes, least, why)
+    spare = mem_bytes - tables - min(_INTERPRETER_BYTES, mem_bytes // 4)
+    room = spare - 8 * nodes.num_nodes
+    scan = max(block, min(_MOST_SCAN, room // (16 * threads)))
+    piece = max(_LEAST_PIECE, min(_MOST_PIECE, room // (64 * threads)))
+    if threads * scan + _pieces(piece, threads, slots) + column > room:
+        scan, piece = block, _LEAST_PIECE
+    room -= threads * scan + _pieces(piece, threads, slots)
+    graph = resolved.relation.num_blocks * block
+    resident = room - graph >= column * min(_LINE_ITEMS, _padded(columns))
+    width = _width(columns, (room - graph * resident) // column)
+    num_slices = -(-columns // width)
+    items = ITEM_BYTES[resolved.dtype]
+    label = nodes.label.row_bytes if nodes.label is not None else 0
+    kept = resolved.num_rows * columns * items * resolved.num_arrays
+    held = 4 * nodes.num_nodes * width * num_slices + 16 * nodes.num_nodes
+    held += resolved.num_rows * (16 + label)
+    products = sum(len(operator.steps()) * resolved.hops for operator in resolved.operators)
+    disk = sum(row_disk_bytes(array, block) for array in sample) * resolved.num_arrays
+    return HopsPlan(
+        width=width,
+        num_slices=num_slices,
+        arrays=arrays,
+        resident=resident,
+        threads=threads,
+        scan_bytes=scan,
+        piece_bytes=piece,
+        buffer=max(*slots, min(_MOST_BUFFER, room // 8)),
+        label_bytes=max(1, min(label, room // 2 // max(1, nodes.num_nodes))),
+        num_products=products,
+        graph_reads=1 if resident else num_slices * products,
+        temporary_bytes=kept + held,
+        array_bytes=disk + resolved.is_new * resolved.num_rows * (8 + label),
+    )
+
+
+def _pieces(piece_bytes: int, threads: int, slots: list[int]) -> int:
+    """Of rows on their way: those taken, converted, their places; those read, of two lanes."""
+    return max(4 * threads * piece_bytes, 8 * max(slots[-1], piece_bytes))
+
+
+def _padded(columns: int) -> int:
+    """Columns as they are in memory: full cache lines, or a part of one that fills it evenly."""
+    if columns >= _LINE_ITEMS:
+        return -(-columns // _LINE_ITEMS) * _LINE_ITEMS
+    width = 1
+    while width < columns:
+        width *= 2
+    return width
+
+
+def _width(columns: int, fitting: int) -> int:
+    """Columns of a slice: as many as fit, slices as equal as full lines allow."""
+    if fitting >= _padded(columns) <= _MOST_WIDTH:
+        return _padded(columns)
+    if fitting < _LINE_ITEMS:
+        width = 1
+        while 2 * width <= fitting:
+            width *= 2
+        return width
+    lines = min(fitting, _MOST_WIDTH) // _LINE_ITEMS
+    total = _padded(columns) // _LINE_ITEMS
+    num_slices = -(-total // lines)
+    return -(-total // num_slices) * _LINE_ITEMS
+
+
+def _tables(manifest: Manifest, resolved: Resolved, sample: list[RowArray]) -> int:
+    """What stays in memory beside the columns: checksums, places of blocks, small arrays."""
+    relation, block = resolved.relation, manifest.block_bytes
+    pages = max(row_disk_bytes(array, block) for array in sample) // PAGE_BYTES
+    largest = max(ITEM_BYTES[dtype] * size for _, dtype, size in side_arrays(manifest))
+    graph = relation.num_blocks * (block // PAGE_BYTES * 4 + 40)
+    return _CRC_BYTES * pages + 2 * largest + graph + _FIXED_BYTES

@@ -1,0 +1,197 @@
+"""Products of a relation's matrix with columns in memory: its blocks pass by, in any order."""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from threading import Lock
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from blockstore.errors import CorruptBlock
+from blockstore.format import ITEM_BYTES, NodeType, Relation
+from blockstore.io.buffers import aligned_buffer
+from blockstore.store import Store, scan_blocks
+from blockstore.unpack import unpack_block
+from preprocess.errors import BadInput
+from preprocess.kernels import hops as kernels
+from preprocess.progress import Progress, Stage
+
+_LINE_BYTES = 64
+
+
+class Degrees(NamedTuple):
+    """What a pass over all edges finds."""
+
+    into: NDArray[np.float64]  # (nodes,): weights of a node's in-edges added up, or their number
+    out: NDArray[np.float64]  # (nodes,)
+    carried: NDArray[np.uint8]  # (blocks,): 1 where the first edges are of an earlier column
+
+
+class Step(NamedTuple):
+    """out = scale * factor * (A rows [+ rows]) + share * x; all are columns in memory."""
+
+    factor: NDArray[np.float32]  # (nodes,)
+    scale: float
+    share: float
+    loops: bool
+
+
+def count_degrees(
+    store: Store, relation: Relation, nodes: NodeType, weighted: bool, progress: Progress
+) -> Degrees:
+    """Read all blocks.  Raises CorruptBlock; BadInput: a weight that is negative or not finite."""
+    where = store.path / relation.path
+    found = Degrees(
+        np.zeros(nodes.num_nodes),
+        np.zeros(nodes.num_nodes),
+        np.zeros(relation.num_blocks, np.uint8),
+    )
+    none = np.empty(0, np.float32)
+    with progress.stage("count edges", relation.num_edges, "edges") as stage:
+        for first, blocks in scan_blocks(store.graph(relation)):
+            for i in range(blocks.shape[0]):
+                block = unpack_block(blocks[i], f"{where}, block {first + i}")
+                header = block.header
+                sources = block.sources.astype(np.int64) - nodes.first
+                low, high = header.first_node - nodes.first, header.num_nodes
+                inside = low >= 0 and low + high <= nodes.num_nodes
+                if sources.size:
+                    inside &= 0 <= int(sources.min()) <= int(sources.max()) < nodes.num_nodes
+                if not inside:
+                    raise CorruptBlock(
+                        f"{where}, block {first + i}: ids outside of {nodes.name}, expected "
+                        f"{nodes.first} to {nodes.first + nodes.num_nodes - 1}; ingest again"
+                    )
+                weights = block.weights if weighted and block.weights is not None else none
+                bad = np.flatnonzero(~((weights >= 0) & np.isfinite(weights)))
+                if bad.size:
+                    raise BadInput.at(
+                        f"{where}, block {first + i}, edge {bad[0]}", f"weight {weights[bad[0]]:g}",
+                        "finite weights that are not negative", "go without --weighted",
+                    )  # fmt: skip
+                found.carried[first + i] = header.num_carried > 0
+                places = np.zeros(header.num_nodes + 2, np.int64)
+                places[1] = header.num_carried
+                np.cumsum(block.degrees_here(), out=places[2:])
+                places[2:] += header.num_carried
+                # carried edges are of the column before the first
+                own = 0 if header.num_carried else 1
+                into = found.into[low - 1 + own : low + high]
+                kernels.add_edges(places[own:], sources, weights, into, found.out)
+                stage.advance(header.num_edges)
+    return found
+
+
+def new_columns(num_items: int) -> NDArray[np.float32]:
+    """Zeros that begin with a cache line, in large pages where there are any."""
+    raw = np.empty(4 * num_items + _LINE_BYTES, np.uint8)  # zeroed by numpy it has small pages
+    at = -raw.ctypes.data % _LINE_BYTES
+    columns = raw[at : at + 4 * num_items].view(np.float32)
+    columns[:] = 0
+    return columns
+
+
+class Product:
+    """Of one relation of a type with itself."""
+
+    def __init__(
+        self,
+        store: Store,
+        relation: Relation,
+        nodes: NodeType,
+        carried: NDArray[np.uint8],
+        *,
+        weighted: bool,
+        threads: int,
+        scan_bytes: int,
+        resident: bool,
+    ) -> None:
+        """`resident`: all blocks are read now, and held.  Raises CorruptBlock."""
+        self._store, self._relation, self._nodes = store, relation, nodes
+        self._file, self._threads = store.graph(relation), threads
+        self._block_bytes = store.manifest.block_bytes
+        self._id_dtype = np.dtype(store.manifest.id_dtype)
+        self._scan_bytes = max(scan_bytes, self._block_bytes)
+        edge_id = relation.edge_id_dtype
+        self._weights_place = (ITEM_BYTES[edge_id] if edge_id else 0) if weighted else -1
+        carrying = np.flatnonzero(carried)
+        self._slots = np.full(carried.size, -1, np.int64)
+        self._slots[carrying] = np.arange(carrying.size)
+        firsts = store.first_node(relation)[:-1].astype(np.int64)
+        self._columns = firsts[carrying] - 1 - nodes.first
+        self._carry = np.empty(0, np.float32)
+        self._blocks: NDArray[np.uint8] | None = None
+        if resident:
+            self._blocks = aligned_buffer(relation.num_blocks * self._block_bytes)
+            for first, blocks in scan_blocks(self._file, self._scan_bytes):
+                at = first * self._block_bytes
+                self._blocks[at : at + blocks.size] = blocks.reshape(-1)
+
+    @property
+    def graph_bytes(self) -> int:
+        """Of all blocks."""
+        return self._relation.num_blocks * self._block_bytes
+
+    def run(
+        self,
+        step: Step,
+        rows: NDArray[np.float32],
+        x: NDArray[np.float32],
+        width: int,
+        out: NDArray[np.float32],
+        pool: ThreadPoolExecutor,
+        stage: Stage | None = None,
+    ) -> None:
+        """One product.
+
+        rows, x, out   float32 (nodes * width,)   `x` is not looked at where it has no share
+
+        Raises CorruptBlock.
+        """
+        if self._carry.size != self._columns.size * width:
+            self._carry = np.empty(self._columns.size * width, np.float32)
+        scale, share = np.float32(step.scale), np.float32(step.share)
+        ranges, taking = self._ranges(), Lock()
+
+        def work() -> None:
+            while True:
+                with taking:
+                    found = next(ranges, None)
+                if found is None:
+                    return
+                for first, blocks in self._read(*found):
+                    slots = self._slots[first : first + blocks.size // self._block_bytes]
+                    kernels.multiply_blocks(
+                        blocks.view(np.uint32), blocks.view(self._id_dtype),
+                        blocks.view(np.float32), self._block_bytes, self._nodes.first, rows, width,
+                        step.factor, scale, share, x, step.loops, self._weights_place, out, slots,
+                        self._carry,
+                    )  # fmt: skip
+                    if stage is not None:
+                        stage.advance(blocks.size)
+
+        for each in [pool.submit(work) for _ in range(self._threads)]:
+            each.result()
+        kernels.finish_carried(
+            self._columns, self._carry, rows, width, step.factor, scale, share, x, step.loops, out
+        )
+
+    def _ranges(self) -> Iterator[tuple[int, int]]:
+        """Blocks that a thread takes together: (first, stop)."""
+        total = self._relation.num_blocks
+        count = max(1, self._scan_bytes // self._block_bytes)
+        if self._blocks is not None:
+            count = max(1, min(count, total // (8 * self._threads)))
+        for first in range(0, total, count):
+            yield first, min(first + count, total)
+
+    def _read(self, first: int, stop: int) -> Iterator[tuple[int, NDArray[Any]]]:
+        if self._blocks is not None:
+            size = self._block_bytes
+            yield first, self._blocks[first * size : stop * size]
+            return
+        with closing(scan_blocks(self._file, self._scan_bytes, first, stop)) as found:  # type: ignore[type-var]
+            for block, blocks in found:
+                yield block, blocks.reshape(-1)
