@@ -54,13 +54,13 @@ def made_columns(
         yield columns, classes, share
 
 
-def as_line(graph: str, columns: ColumnFile, found: Partitioned) -> dict[str, Any]:
-    """What a run is, for a file of lines."""
+def as_line(graph: str, columns: ColumnFile, found: Partitioned, peak_bytes: int) -> dict[str, Any]:
+    """What a run is, for a file of lines; `peak_bytes`: of memory, of all so far."""
     sizes = {"num_nodes": columns.degrees.size, "num_edges": columns.num_edges}
     return {
         "bench": "partition", "graph": graph, "date": today(), "machine": machine(), **sizes,
         **msgspec.to_builtins(found.report), "pass_s": found.pass_s,
-        "pass_cpu_s": found.pass_cpu_s,
+        "pass_cpu_s": found.pass_cpu_s, "peak_bytes": peak_bytes,
     }  # fmt: skip
 
 
@@ -86,7 +86,7 @@ def compare(
             except (BadInput, BudgetTooSmall) as error:
                 yield {"bench": "partition", "graph": name, **asdict(each), "skipped": str(error)}
             else:
-                yield as_line(name, columns, found)
+                yield as_line(name, columns, found, progress.peak_bytes)
 
 
 def main(words: list[str]) -> list[dict[str, Any]]:

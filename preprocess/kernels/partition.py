@@ -151,6 +151,13 @@ def place_evenly(num_partitions, key, partition):
 
 
 @njit(nogil=True, cache=True)
+def put_back(order, values, out):
+    """out[order[i]] = values[i]."""
+    for i in range(order.size):
+        out[order[i]] = values[i]
+
+
+@njit(nogil=True, cache=True)
 def count_members(partition, classes, table):
     """table[c, p] = nodes of class c in partition p; int64 (classes, k), zeros at first."""
     for v in range(partition.size):

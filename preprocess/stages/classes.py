@@ -18,7 +18,7 @@ from preprocess.contents import SPLITS, Contents, TypeContents
 from preprocess.source import Source
 from preprocess.stages.labels import label_pieces
 
-_SPLIT_IDS = 1 << 16
+_SPLIT_IDS, _STEP = 1 << 16, 1 << 18  # looked at together
 MOST_CLASSES = 4096  # of a type
 _MOST_OF_ALL = (1 << 16) - 2  # classes of all types fit uint16, with the one of other nodes
 
@@ -42,7 +42,10 @@ class NodeClasses(NamedTuple):
     @property
     def sizes(self) -> NDArray[np.int64]:
         """Nodes of each class, those of other nodes last."""
-        return np.bincount(self.of_node, minlength=self.num_classes + 1)
+        total = np.zeros(self.num_classes + 1, np.int64)
+        for first in range(0, self.of_node.size, _STEP):
+            total += np.bincount(self.of_node[first : first + _STEP], minlength=total.size)
+        return total
 
 
 def source_classes(
@@ -117,7 +120,9 @@ def _close_gaps(of_node: NDArray[np.uint16], before: int, used: NDArray[np.bool_
         return
     renumbered = np.arange(before + 1 + used.size, dtype=np.uint16)
     renumbered[before + 1 :] = before + np.cumsum(used)
-    of_node[of_node > before] = renumbered[of_node[of_node > before]]
+    for first in range(0, of_node.size, _STEP):
+        some = of_node[first : first + _STEP]
+        some[some > before] = renumbered[some[some > before]]
 
 
 def _values(labels: Pieces, of_node: NDArray[np.uint16], first: int) -> NDArray[Any] | None:

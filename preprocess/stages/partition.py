@@ -20,8 +20,8 @@ from blockstore.errors import BudgetTooSmall
 from blockstore.format import Partitioning
 from blockstore.kernels.random import make_key
 from blockstore.units import format_bytes
-from preprocess.kernels.levels import rename_columns, take_counts
-from preprocess.kernels.partition import make_balance, place_evenly, place_nodes
+from preprocess.kernels.levels import assign_places, rename_columns, take_counts
+from preprocess.kernels.partition import make_balance, place_evenly, place_nodes, put_back
 from preprocess.metis import metis_bytes, metis_partition
 from preprocess.partition import (
     PartitionOptions,
@@ -84,12 +84,14 @@ def partition_nodes(
     why = f"{classes.num_classes + 1} classes in each of {k:,} partitions"
     _check_room(4 * tables, share, why)
     with _Visits(columns, settings, seed, share, work, progress) as visits:
-        ranked = NodeClasses(classes.of_node[visits.order], classes.num_classes)
+        of_node = np.empty(num_nodes, np.uint16)
+        take_counts(classes.of_node, visits.order, 0, of_node)
+        ranked = NodeClasses(of_node, classes.num_classes)
         partition, evaluations, *seconds = _place(visits.columns, ranked, settings, share, progress)
         kept = count_kept(visits.columns, partition, ranked, None, share, progress)
         report = make_report(settings, ranked, partition, kept, evaluations)
         found = np.empty(num_nodes, np.uint32)
-        found[visits.order] = partition
+        put_back(visits.order, partition, found)
     return Partitioned(found, report, *seconds)
 
 
@@ -128,7 +130,7 @@ class _Visits:
             order = at_random(num_nodes, make_key(seed, _PURPOSE, 1, 0, 0))
         counts, rank = np.empty(num_nodes, np.uint32), np.empty(num_nodes, np.uint32)
         take_counts(columns.degrees, order, 0, counts)
-        rank[order] = np.arange(num_nodes, dtype=np.uint32)
+        assign_places(order, 0, num_nodes, rank)
         del order
         if not visited_fits(num_edges, share, columns.in_memory):
             self._path = work / _VISITED
