@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from preprocess.contents import Contents
 from preprocess.disk import DiskRates
+from preprocess.influence_plan import HALOS, HUBS, halo_batches
 from preprocess.options import IngestOptions
 from preprocess.plan import (
     COLUMNS_STAGE,
@@ -13,10 +14,12 @@ from preprocess.plan import (
     PARTITION_STAGE,
     columns_fit,
     needs_columns,
+    node_bytes,
     plan_memory,
     sort_stage,
 )
 from preprocess.result import StagePlan
+from preprocess.stages.walk import STEPS
 
 START_S = 1.0  # the interpreter, and compiled kernels being loaded
 
@@ -31,6 +34,7 @@ class ProcessorRates:
     packed_edges: float = 60e6  # into blocks
     moved_bytes: float = 1.7e9  # bytes a second of rows, read and written
     partitioned_edges: float = 30e6  # in one pass of a partitioner, on one core
+    walked_edges: float = 60e6  # in one step of walks, a line of them on each core
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +99,10 @@ def _edge_seconds(
             found[ORDER if settings is None else PARTITION_STAGE] += columns_s
         else:
             found[COLUMNS_STAGE] = columns_s
+    found[HUBS] = STEPS * stored / processor.walked_edges
+    share = plan_memory(contents, options).share
+    batches = halo_batches(contents, options, share, node_bytes(options))
+    found[HALOS] = (STEPS - 1) * batches * stored / processor.walked_edges
     for r in contents.relations:
         found[r.path] = r.most_edges / processor.sorted_edges
         if r.inline:

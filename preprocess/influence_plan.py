@@ -16,7 +16,7 @@ from preprocess.steps import Step, graph_bytes, row_disk_bytes, scatter_bytes
 HUBS, HALOS, KEPT = "find hubs", "find halos", "neighbors kept"  # names of stages
 _HUB_NODE_BYTES = 24  # scores before and after a step, or a sorted copy: 16; in-degree, marks, room
 _USUAL_PARTS = 64  # where a partition is given
-_LONGER = 4  # in-edges of those who matter, times the mean: assumed
+_LONGER = 5  # in-edges of those who matter, times the mean: assumed
 
 
 class HaloPaths(NamedTuple):
@@ -70,6 +70,13 @@ def walk_room(num_nodes: int, node_bytes: int, share: int) -> int:
     return (node_bytes - WALK_NODE_BYTES) * num_nodes + share // 2
 
 
+def halo_batches(contents: Contents, options: IngestOptions, share: int, node_bytes: int) -> int:
+    """How often the graph is walked through: as many partitions at a time as lanes fit."""
+    parts = options.partition.num_partitions if options.partition else _USUAL_PARTS
+    room = walk_room(contents.num_nodes, node_bytes, share)
+    return -(-parts // plan_lanes(contents.num_nodes, parts, room).num_walks)
+
+
 def influence_bytes(contents: Contents, options: IngestOptions) -> int:
     """Of copies in the store: of edges an estimate, as those who matter have more of them."""
     if not copies_nodes(options):
@@ -94,9 +101,7 @@ def influence_steps(
         steps.append(Step(HUBS, (1 + STEPS) * graph + ids, held, made=held))
     if influence.halo:
         found = 8 * round(influence.halo * contents.num_nodes)
-        parts = options.partition.num_partitions if options.partition else _USUAL_PARTS
-        room = walk_room(contents.num_nodes, node_bytes, share)
-        batches = -(-parts // plan_lanes(contents.num_nodes, parts, room).num_walks)
+        batches = halo_batches(contents, options, share, node_bytes)
         read = graph + batches * (STEPS - 1) * graph + graph  # first steps read their own parts
         steps.append(Step(HALOS, read + ids, found, made=found))
         held += found
@@ -164,5 +169,4 @@ def _copied_graph_bytes(
     relation: RelationContents, contents: Contents, options: IngestOptions
 ) -> int:
     share = _slot_share(contents, options)
-    longer = min(_LONGER * share, max(1.0, share))
-    return int(longer * graph_bytes(relation, options)) + options.block_bytes
+    return int(_LONGER * share * graph_bytes(relation, options)) + options.block_bytes

@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from blockstore.format import graph_geometry, row_geometry
+from blockstore.format import Influence, graph_geometry, row_geometry
 from blockstore.store import Store
 from blockstore.units import format_bytes
 from preprocess.partition_report import partition_lines
@@ -66,4 +66,22 @@ def info_text(store: Store) -> str:
     if manifest.partitioning is not None:
         first, *rest = partition_lines(manifest.partitioning)
         lines += [f"  partitions    {first}", *(f"                {line}" for line in rest)]
+    if manifest.influence is not None:
+        first, *rest = influence_lines(manifest.influence)
+        lines += [f"  hubs, halos   {first}", *(f"                {line}" for line in rest)]
     return "\n".join(lines)
+
+
+def influence_lines(found: Influence) -> list[str]:
+    """For a person."""
+    how = {"walk": f"{found.steps} lazy steps back from training nodes", "degree": "in-degree"}
+    hubs = f"{found.num_hubs:,} hubs by {how[found.hub_score]}" if found.hub_score else "no hubs"
+    halos = f"{found.num_slots:,} nodes in halos of at most {found.halo:g} of their partition"
+    lines = [f"{hubs}; {halos if found.halo else 'no halos'}"]
+    for kept in found.kept:
+        alone, hubs_too, halos_too = (f"{share:.3f}" for share in kept.nodes)
+        lines.append(
+            f"of a training node's neighbors {kept.num_partitions:,} partitions keep {alone}, with "
+            f"hubs {hubs_too}, with halos {halos_too}, and load {kept.loaded[2]:.3f} of the nodes"
+        )
+    return lines
