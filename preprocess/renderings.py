@@ -1,7 +1,9 @@
 """Three ways to show an ingest: bars on a terminal, plain lines elsewhere, events for scripts."""
 
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, Protocol, TextIO
 
 import msgspec
@@ -143,8 +145,7 @@ class Lines:
 
     def line(self, text: str) -> None:
         """Put it out at once."""
-        self._stream.write(text + "\n")
-        self._stream.flush()
+        write_line(self._stream, text)
 
     def pause(self) -> None:
         """Nothing is held."""
@@ -235,8 +236,7 @@ class Events:
 
     def line_of(self, facts: Mapping[str, Any]) -> None:
         """One line of plain values."""
-        self._stream.write(msgspec.json.encode(facts).decode() + "\n")
-        self._stream.flush()
+        write_line(self._stream, msgspec.json.encode(facts).decode())
 
     def begin(self, facts: Mapping[str, Any]) -> None:
         """Event `begin`."""
@@ -268,6 +268,16 @@ class Events:
 
     def pause(self) -> None:
         """Nothing is held."""
+
+
+def write_line(stream: TextIO, text: str) -> None:
+    """One line at once.  Where nobody reads any more (`| head`) the work goes on in silence."""
+    try:
+        stream.write(text + "\n")
+        stream.flush()
+    except BrokenPipeError:
+        with Path(os.devnull).open("w") as nowhere:
+            os.dup2(nowhere.fileno(), stream.fileno())
 
 
 def _named(stage: StageView, whole: WholeView) -> dict[str, Any]:

@@ -207,3 +207,13 @@ def test_a_giant_column_over_many_blocks(dataset, tmp_path: Path):
     good("export", tmp_path / "store", tmp_path / "back", "--mem", "128M")
     edges = np.load(tmp_path / "back" / "edge_index.npy")
     assert np.array_equal(edges, np.load(source / "edge_index.npy"))
+
+
+def test_nobody_reading_events_stops_nothing(small_graph: Path, tmp_path: Path):
+    command = [sys.executable, "-m", "preprocess", "ingest", str(small_graph), str(tmp_path / "s")]
+    with subprocess.Popen([*command, "--json"], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith("{")
+        process.stdout.close()
+        assert process.wait(60) == 0
+    assert (tmp_path / "s" / "zarr.json").exists()
