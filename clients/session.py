@@ -21,6 +21,7 @@ from loaderd.protocol import (
     Attach,
     Attached,
     BatchReady,
+    ChunkReady,
     DaemonMessage,
     Detach,
     ErrorReply,
@@ -189,7 +190,7 @@ class Session:
         self.run = 0
         self.lost = False
         self._requests = itertools.count(1)
-        self._pending: dict[tuple[int, int], BatchReady | RowGroup] = {}
+        self._pending: dict[tuple[int, int], BatchReady | ChunkReady | RowGroup] = {}
         self.attachment = _acquire(endpoint)
         self._socket: zmq.Socket[bytes] = self.attachment.context.socket(zmq.DEALER)
         self._closed = False
@@ -247,6 +248,12 @@ class Session:
         assert isinstance(message, RowGroup)
         return message
 
+    def receive_chunk(self, step: int) -> ChunkReady:
+        """The hop-wise batch of `step`; waits for it."""
+        message = self._receive(step, 0)
+        assert isinstance(message, ChunkReady)
+        return message
+
     def release(self, step: int, group: int) -> None:
         """Say that a row group is copied (with group 0, the structure too)."""
         self._send(Release(session=self.attached.session, run=self.run, step=step, group=group))
@@ -270,11 +277,11 @@ class Session:
         except zmq.Again as error:  # queues are unlimited: there is no peer
             raise self._went_away() from error
 
-    def _receive(self, step: int, group: int) -> BatchReady | RowGroup:
+    def _receive(self, step: int, group: int) -> BatchReady | ChunkReady | RowGroup:
         while (found := self._pending.pop((step, group), None)) is None:
             message = self._next()
             match message:
-                case BatchReady(run=self.run):
+                case BatchReady(run=self.run) | ChunkReady(run=self.run):
                     self._pending[message.step, 0] = message
                 case RowGroup(run=self.run):
                     self._pending[message.step, message.group] = message

@@ -1,25 +1,23 @@
 """Batches as torch tensors: what a training script iterates."""
 
-import os
-import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import IterableDataset, get_worker_info
 
 from clients.batch import BatchArrays, BatchReader
 from clients.buffers import BufferPool
-from clients.position import Position, check_resolved, dump_state, parse_state
+from clients.dataset import SteppedDataset, gather_threads, to_tensor
+from clients.hops import HopBatch, HopDataset
 from clients.session import Session
 from loaderd.errors import Refused
-from loaderd.protocol import Attach, Attached, Resolved
+from loaderd.protocol import Attach, Attached
 
-__all__ = ["Batch", "NeighborDataset"]
+__all__ = ["Batch", "HopBatch", "HopDataset", "NeighborDataset"]
 
 InputNodes = Tensor | NDArray[Any] | Sequence[int] | str | None
 
@@ -61,25 +59,8 @@ class Batch:
         return Batch(**moved)
 
 
-class _Connection(NamedTuple):
-    """What a dataset holds in the process that iterates it."""
-
-    session: Session
-    reader: BatchReader
-    close: "weakref.finalize[Any, NeighborDataset]"
-
-
-class NeighborDataset(IterableDataset[Batch]):
-    """Neighbor-sampled minibatches from a daemon, in an order fixed by (seed, epoch).
-
-    Connects when first iterated (or asked for its length), in the process that does so.  Give it to
-    `DataLoader(dataset, batch_size=None, num_workers=k)`, or iterate it as it is: no workers are
-    needed.  Worker w of k serves steps w, w + k, ..., so the order is the same for every k.
-
-    Epochs: the first iteration is epoch 0, each further one the next, whether or not the one before
-    was finished; `set_epoch` chooses.  DataLoader workers are copies that see no count of the
-    main process: with workers, call `set_epoch` before each epoch.
-    """
+class NeighborDataset(SteppedDataset[Batch]):
+    """Neighbor-sampled minibatches from a daemon; epochs and workers as in `SteppedDataset`."""
 
     def __init__(
         self,
@@ -118,16 +99,14 @@ class NeighborDataset(IterableDataset[Batch]):
         of the graph then: these partitions, the store's `hubs`, and the partitions' `halos`.
         `reuse`: passes over the seeds of each.  These do change batches.
         """
-        super().__init__()
-        self.endpoint = endpoint
         if isinstance(input_nodes, str):
             split, input_nodes = input_nodes, None
-        self._ids = None if input_nodes is None else seed_ids(input_nodes)
-        self._request = Attach(
+        ids = None if input_nodes is None else seed_ids(input_nodes)
+        request = Attach(
             token=0,
             request=0,
             plan=plan,
-            split=split if self._ids is None else "",
+            split=split if ids is None else "",
             num_neighbors=tuple(int(fanout) for fanout in num_neighbors),
             batch_size=batch_size,
             shuffle=shuffle,
@@ -145,120 +124,19 @@ class NeighborDataset(IterableDataset[Batch]):
             hubs=hubs,
             halos=halos,
         )
-        self._position = Position()
-        self._begun = False  # whether an iteration has started from `_position`
-        self._saved: Resolved | None = None  # of a loaded state, to be compared
-        self._connection: _Connection | None = None
+        super().__init__(endpoint, request, ids)
 
-    def __len__(self) -> int:
-        """Batches of an epoch; connects."""
-        return self._connect().session.attached.num_steps
-
-    def __iter__(self) -> Iterator[Batch]:
-        """Start a run at once; it ends the run of any earlier iterator of this dataset."""
-        info = get_worker_info()
-        worker, stride = (0, 1) if info is None else (info.id, info.num_workers)
-        session, reader, _ = self._connect()
-        if self._begun:
-            self._position = Position(self._position.epoch + 1)
-        at = self._position = self._position.normalized(session.attached.num_steps)
-        steps = range(at.first_step(worker, stride), session.attached.num_steps, stride)
-        self._begun = True
-        run = session.start(at.epoch, steps.start, stride) if steps else session.run
-        positions = (Position(at.epoch, step, worker, stride) for step in steps)
-        return self._batches(session, reader, run, positions)
-
-    def attached(self) -> Attached:
-        """What the daemon resolved the request to; connects."""
-        return self._connect().session.attached
-
-    def set_epoch(self, epoch: int) -> None:
-        """Make `epoch` the next one iterated: from its start, or where a loaded state left it."""
-        if self._begun or epoch != self._position.epoch:
-            self._position = Position(epoch)
-            self._begun = False
-
-    def skip_epoch(self) -> None:
-        """Leave the next epoch to copies of this dataset, such as DataLoader workers."""
-        self._position = Position(self._position.epoch + 1 + self._begun)
-        self._begun = False
-
-    def state_dict(self, batch: Any = None) -> dict[str, Any]:
-        """What to save to go on after the last batch consumed here; connects.
-
-        With DataLoader workers the main process consumes what others read: pass the last batch
-        (anything with `epoch` and `step`).
-        """
-        attached = self.attached()
-        position = self._position if batch is None else Position(batch.epoch, batch.step)
-        return dump_state(attached.resolved, position.normalized(attached.num_steps))
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on, at the next iteration, after the last batch that `state` counts as consumed.
-
-        Raises StateMismatch, here or at the first connect: the state is of another plan or store.
-        """
-        self._saved, position = parse_state(state)
-        if self._connection is not None:
-            check_resolved(self._saved, self._connection.session.attached.resolved)
-        self._position, self._begun = position, False
-
-    def close(self) -> None:
-        """Detach from the daemon; the next iteration connects again."""
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Parameters and position: a connection belongs to its process."""
-        return self.__dict__ | {"_connection": None}
-
-    def _connect(self) -> _Connection:
-        """The connection of this process: one that was inherited, or lost, is dropped."""
-        held = self._connection
-        if held is not None and held.session.pid == os.getpid() and not held.session.lost:
-            return held
-        self.close()
-        session = Session(self.endpoint, self._request, self._ids)
-        reader = BatchReader(session, BufferPool(), _gather_threads())
-        close = weakref.finalize(self, _close, session, reader)
-        try:
-            self._check(session.attached)
-        except ValueError:
-            close()
-            raise
-        self._connection = _Connection(session, reader, close)
-        return self._connection
-
-    def _check(self, attached: Attached) -> None:
-        if self._saved is not None:
-            check_resolved(self._saved, attached.resolved)
+    def _make_reader(self, session: Session) -> BatchReader:
+        attached = session.attached
         if attached.num_relations != 1:
             raise Refused(
                 f"{self.endpoint}: the store has {attached.num_relations} relations, "
                 "a NeighborDataset delivers stores of one"
             )
+        return BatchReader(session, BufferPool(), gather_threads())
 
-    def _batches(
-        self, session: Session, reader: BatchReader, run: int, positions: Iterator[Position]
-    ) -> Iterator[Batch]:
-        for position in positions:
-            if session.run != run:
-                raise RuntimeError("a newer iterator of this dataset has taken over")
-            batch = to_batch(reader.read(position.step), session.attached)
-            self._position = position
-            yield batch
-
-
-def _close(session: Session, reader: BatchReader) -> None:
-    if session.pid == os.getpid():
-        reader.close()
-        session.close()
-
-
-def _gather_threads() -> int:
-    """A second thread halves the gather of a large batch; among DataLoader workers it would not."""
-    return 2 if get_worker_info() is None and len(os.sched_getaffinity(0)) >= 4 else 1
+    def _to_batch(self, arrays: BatchArrays, attached: Attached) -> Batch:
+        return to_batch(arrays, attached)
 
 
 def seed_ids(nodes: Tensor | NDArray[Any] | Sequence[int]) -> NDArray[np.int64]:
@@ -272,7 +150,7 @@ def seed_ids(nodes: Tensor | NDArray[Any] | Sequence[int]) -> NDArray[np.int64]:
 def to_batch(arrays: BatchArrays, attached: Attached) -> Batch:
     """The tensors over `arrays`, which keep them alive."""
     rows = {
-        spec.name: _tensor(arrays.rows[spec.name], spec.dtype, spec.name == "y")
+        spec.name: to_tensor(arrays.rows[spec.name], spec.dtype, spec.name == "y")
         for spec in attached.rows
     }
     return Batch(
@@ -289,11 +167,3 @@ def to_batch(arrays: BatchArrays, attached: Attached) -> Batch:
         step=arrays.step,
         features=rows,
     )
-
-
-def _tensor(array: NDArray[Any], dtype: str, is_label: bool) -> Tensor:
-    if dtype == "bfloat16":
-        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
-    if is_label and array.dtype.kind in "iu":
-        return torch.from_numpy(array.astype(np.int64, copy=False))
-    return torch.from_numpy(array)

@@ -24,6 +24,7 @@ from loaderd.protocol import (
     Attach,
     Attached,
     BatchReady,
+    ChunkReady,
     ClientMessage,
     Detach,
     ErrorReply,
@@ -43,7 +44,7 @@ from loaderd.signals import Signals
 from loaderd.transport import Frame, Router
 
 DRAIN_S = 5.0  # for workers to finish what they have in hand
-Out = BatchReady | RowGroup | ErrorReply
+Out = BatchReady | RowGroup | ChunkReady | ErrorReply
 
 
 class Serving(Protocol):

@@ -14,7 +14,6 @@ from typing import NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from blockstore.errors import StoreError
 from blockstore.format import ITEM_BYTES
 from blockstore.io.arena import Arena
 from blockstore.io.reader import BlockReader
@@ -25,17 +24,22 @@ from loaderd.attachment import Attachment, Opening, open_attachment
 from loaderd.blocksampling import BlockSampler, scratch_bytes
 from loaderd.build import Builder
 from loaderd.devicecost import DeviceCost, measure_cost
-from loaderd.errors import BatchFailed, DaemonError, Refused
+from loaderd.errors import Refused
+from loaderd.failures import error_text, failure
+from loaderd.hopdesk import HopDesk
+from loaderd.hopfiles import hop_files
 from loaderd.hyper import Hyper, Sampled, Sampler, StructureArea
 from loaderd.hypercut import Estimate, HyperCut, cut_hyper
 from loaderd.ledger import EngineSettings, make_budget, served_rows
 from loaderd.macrofiles import MacroFiles, copied_files
 from loaderd.plans.base import Unit
+from loaderd.plans.chunks import METHOD_OF
 from loaderd.plans.hyperbatch import HyperbatchPlan
 from loaderd.protocol import (
     Attach,
     Attached,
     BatchReady,
+    ChunkReady,
     ErrorReply,
     LedgerEntry,
     Release,
@@ -64,7 +68,7 @@ class _Task(NamedTuple):
     step: Callable[[], None] | None
 
 
-Deliver = Callable[[int, BatchReady | RowGroup | ErrorReply], None]
+Deliver = Callable[[int, BatchReady | RowGroup | ChunkReady | ErrorReply], None]
 
 
 class Engine:
@@ -112,6 +116,8 @@ class Engine:
         files += [self.store.rows(r.array) for r in self._served]
         first_copied = len(files)
         files += copied_files(self.store, self._served)
+        first_hops = len(files)
+        files += hop_files(self.store)
         data, slot = self.arena.data, budget.slot_bytes
         self.reader = stack.enter_context(
             BlockReader(files, data, slot, threads=self.settings.readers)
@@ -128,6 +134,10 @@ class Engine:
         self._opening = Opening(
             self.store, self.settings, budget, self.broker, self.arena, self.reader,
             cache(lambda: MacroFiles(self.store, self._served, first_copied)),
+        )  # fmt: skip
+        self._hops = HopDesk(
+            self.store, self.settings, self.broker, self.arena, self.reader, first_hops,
+            lambda session, message: self.deliver(session, message),
         )  # fmt: skip
         self.graph = Residency(graph, self.reader, 0, changed)
         self.rows = Residency(rows, self.reader, len(relations), changed)
@@ -168,10 +178,12 @@ class Engine:
         """Open a session.  Raises Refused, StoreError; reads the seeds' store ids from disk."""
         if self._draining:
             raise Refused("the daemon is shutting down")
-        announce = _MacroNews(self)
-        attachment = open_attachment(self._opening, request, seeds, announce)
         with self._lock:
             session, self._next_session = self._next_session, self._next_session + 1
+        if request.plan in METHOD_OF:
+            return self._hops.attach(session, request)
+        announce = _MacroNews(self)
+        attachment = open_attachment(self._opening, request, seeds, announce)
         announce.belong(session, attachment)
         try:
             whole = self.budget.graph_slots >= self.budget.graph_blocks
@@ -363,7 +375,7 @@ class Engine:
         """Nothing more comes of a run."""
         with self._lock:
             if not attachment.closed and attachment.state.run == run:
-                self.deliver(session, _failure(session, unit, run, _text(error)))
+                self.deliver(session, failure(session, unit, run, error_text(error)))
 
     def macro_failed(
         self, session: int, attachment: Attachment, epoch: int, error: BaseException
@@ -375,10 +387,12 @@ class Engine:
                 return
             unit = attachment.plan.unit(epoch, state.next_step)
             state.next_step = state.num_steps
-            self.deliver(session, _failure(session, unit, state.run, _text(error)))
+            self.deliver(session, failure(session, unit, state.run, error_text(error)))
 
     def detach(self, session: int) -> None:
         """Close a session; its memory is free once no worker has a batch of it."""
+        if self._hops.detach(session):
+            return
         with self._lock:
             attachment = self._sessions.pop(session, None)
             if attachment is None:
@@ -408,15 +422,17 @@ class Engine:
 
         Raises Refused: no such session, or a position that no epoch has.
         """
+        if start.step < 0 or start.stride < 1 or start.epoch < 0:
+            raise Refused(
+                f"epoch {start.epoch}, step {start.step}, stride {start.stride}: "
+                "expected 0 or more, 0 or more, 1 or more"
+            )
+        if self._hops.start(start):
+            return
         with self._lock:
             attachment = self._sessions.get(start.session)
             if attachment is None:
                 raise Refused(f"session {start.session} is not open")
-            if start.step < 0 or start.stride < 1 or start.epoch < 0:
-                raise Refused(
-                    f"epoch {start.epoch}, step {start.step}, stride {start.stride}: "
-                    "expected 0 or more, 0 or more, 1 or more"
-                )
             state = attachment.state
             if start.run <= state.run:
                 return
@@ -429,6 +445,8 @@ class Engine:
 
     def release(self, release: Release) -> None:
         """A client is done with a row group."""
+        if self._hops.release(release):
+            return
         with self._lock:
             attachment = self._sessions.get(release.session)
             if attachment is None:
@@ -449,6 +467,7 @@ class Engine:
             for session in list(self._sessions):
                 self.detach(session)
             closers = list(self._closers)
+        self._hops.drain()
         for closer in closers:
             closer.join()
         idle = threading.Barrier(len(self._threads) + 1)
@@ -485,7 +504,9 @@ class Engine:
             counters[f"{name}_blocks_present"] = sum(
                 residency.pool.num_present(f) for f in range(files)
             )
-        return (*self.budget.entries(), *taken), sessions, counters
+        entries, others, counts = self._hops.status()
+        add_counts(counters, counts)
+        return (*self.budget.entries(), *taken, *entries), (*sessions, *others), counters
 
     # -- building ---------------------------------------------------------------------------------
 
@@ -581,12 +602,12 @@ class Engine:
             else:
                 job.busy = False
         except Exception as error:
-            text = _text(error)
+            text = error_text(error)
             with self._lock:
                 if not job.cancelled:
                     attachment.state.fail(job)
                     self._recycle(attachment, job)
-                    self.deliver(session, _failure(session, job.unit, job.run, text))
+                    self.deliver(session, failure(session, job.unit, job.run, text))
                     return
                 job.busy = False
         with self._lock:
@@ -678,21 +699,6 @@ def add_counts(to: dict[str, int], more: dict[str, int]) -> None:
     """Add counts by name."""
     for name, count in more.items():
         to[name] = to.get(name, 0) + count
-
-
-def _text(error: BaseException) -> str:
-    known = isinstance(error, StoreError | DaemonError | OSError)
-    return str(error) if known else f"{type(error).__name__}: {error}"
-
-
-def _failure(session: int, unit: Unit, run: int, text: str) -> ErrorReply:
-    return ErrorReply(
-        error=BatchFailed.__name__,
-        message=f"epoch {unit.epoch}, step {unit.step}: {text}",
-        session=session,
-        run=run,
-        step=unit.step,
-    )
 
 
 def default_settings(mem_bytes: int, workers: int = 0, readers: int = 0) -> EngineSettings:

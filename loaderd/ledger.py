@@ -17,6 +17,7 @@ from blockstore.format import (
 )
 from blockstore.store import Store
 from blockstore.units import format_bytes
+from loaderd.hopfiles import table_pages
 from loaderd.plans.base import Shape
 from loaderd.protocol import LedgerEntry
 from loaderd.workspace import Sizes, workspace_bytes
@@ -115,6 +116,7 @@ def table_entries(manifest: Manifest) -> tuple[LedgerEntry, ...]:
             if array is not None:
                 geometry = row_geometry(array, manifest.block_bytes)
                 pages += geometry.num_blocks * geometry.pages_per_block
+    pages += table_pages(manifest)
     item = ITEM_BYTES[manifest.id_dtype]
     nodes = manifest.num_nodes
     return (

@@ -25,10 +25,21 @@ class MacroBatch(msgspec.Struct, frozen=True):
     halos: bool  # whether the halos of its partitions do
 
 
+class HopBatches(msgspec.Struct, frozen=True):
+    """What hop-wise batches are made of."""
+
+    operators: tuple[str, ...]
+    hops: int  # hops 0 to this one
+    method: str  # "cr": chunks of consecutive rows in a keyed order; "rr": rows in a keyed order
+    chunk: int  # rows of a chunk; 0 where there are none
+    redeal: int  # every so many epochs rows are dealt into chunks anew; 0: never
+    labels: bool  # whether they come with each batch
+
+
 class Resolved(msgspec.Struct, frozen=True, kw_only=True):
     """Semantic parameters of a plan: with (epoch, step) they fix every bit of a batch."""
 
-    family: str  # "neighbor": plans minibatch and hyperbatch give the same batches; or "macro"
+    family: str  # "neighbor" (of plans minibatch and hyperbatch), "macro" or "hops"
     fingerprint: str  # of the store
     sampler: int  # SAMPLER_VERSION
     seeds: str  # "split:train", "ids:<digest>" or "all"
@@ -43,6 +54,7 @@ class Resolved(msgspec.Struct, frozen=True, kw_only=True):
     seed: int
     edge_ids: bool
     macro: MacroBatch | None = None  # of family "macro"
+    hops: HopBatches | None = None  # of family "hops"
 
 
 class Attach(Message, frozen=True, kw_only=True, tag="attach"):
@@ -70,6 +82,11 @@ class Attach(Message, frozen=True, kw_only=True, tag="attach"):
     reuse: int = 1  # passes over the seeds of a macro-batch
     hubs: bool = True  # in every macro-batch, where the store has them
     halos: bool = True  # of a macro-batch's partitions, where the store has them
+    operators: tuple[str, ...] = ()  # of hop-wise batches; (): all that the split has
+    hops: int = -1  # hops 0 to this one; -1: all that these operators have
+    chunk: int = 0  # rows of a chunk; 0: batch_size
+    redeal: int = 0  # every so many epochs rows are dealt into chunks anew; 0: never
+    labels: bool = True  # with hop-wise batches
 
 
 class RowArraySpec(msgspec.Struct, frozen=True):
@@ -182,6 +199,26 @@ class BatchReady(Message, frozen=True, kw_only=True, tag="batch"):
     rows: RowGroup  # group 0; further ones follow as messages of their own
 
 
+class ChunkReady(Message, frozen=True, kw_only=True, tag="chunk"):
+    """Daemon: a hop-wise batch is there: rows of the arrays that `Attached.rows` names.
+
+    form   "ranges": ranges of consecutive rows, which begin at places[array][range];
+           "rows": all rows one after the other from places[array][0] on;
+           "index": row `index[i]` of an array is row i of the batch, row 0 lies at places[array][0]
+    """
+
+    session: int
+    run: int
+    epoch: int
+    step: int
+    num_rows: int
+    form: str
+    first: tuple[int, ...]  # row in the stored order with which each range begins
+    counts: tuple[int, ...]  # rows of each range
+    places: tuple[tuple[int, ...], ...]  # arena byte offsets
+    index: int = -1  # arena byte offset of int64 (num_rows,), rows in the stored order
+
+
 class ErrorReply(Message, frozen=True, kw_only=True, tag="error"):
     """Daemon: a request was refused (`request` set), or a session failed (`session` set)."""
 
@@ -242,7 +279,7 @@ class StatusReply(Message, frozen=True, kw_only=True, tag="status-reply"):
 
 
 ClientMessage = Attach | Start | Release | Detach | StatusRequest
-DaemonMessage = Attached | BatchReady | RowGroup | ErrorReply | StatusReply | Welcome
+DaemonMessage = Attached | BatchReady | ChunkReady | RowGroup | ErrorReply | StatusReply | Welcome
 
 _encoder = msgspec.msgpack.Encoder()
 _envelope = msgspec.msgpack.Decoder(tuple[int, msgspec.Raw])

@@ -15,7 +15,8 @@ MAX_REUSE = 4
 MAX_WORLD = 1 << 16
 MAX_BATCH = 1 << 24
 MAX_IDS = 1 << 24  # seeds given by id: 128 MiB on their way
-MAX_NAME = 256  # characters of a split, plan or node type
+MAX_NAME = 256  # characters of a split, plan, operator or node type
+MAX_OPERATORS = 64
 MAX_POSITION = 1 << 62  # kernels count in int64
 
 
@@ -39,6 +40,13 @@ def check_attach(request: Attach, arrays: Sequence[bytes | memoryview]) -> NDArr
     _within("macro_partitions", request.macro_partitions, 0, MAX_PARTITIONS)
     _within("reuse", request.reuse, 1, MAX_REUSE)
     _within("seed", request.seed, 0, 2**63 - 1)
+    _within("hops", request.hops, -1, MAX_POSITION)
+    _within("chunk", request.chunk, 0, MAX_POSITION)
+    _within("redeal", request.redeal, 0, MAX_POSITION)
+    _within("number of operators", len(request.operators), 0, MAX_OPERATORS)
+    for name in request.operators:
+        if len(name) > MAX_NAME:
+            raise Refused(f"an operator has {len(name)} characters, expected at most {MAX_NAME}")
     for name in ("plan", "split", "seed_type", "frontier"):
         if len(value := getattr(request, name)) > MAX_NAME:
             raise Refused(f"{name} has {len(value)} characters, expected at most {MAX_NAME}")

@@ -27,6 +27,8 @@ DOORS = {  # library -> the only files that import it, in the packages that are 
     "typer": {"preprocess/__main__.py", "loaderd/__main__.py"},
     "torch": {
         "clients/torch.py",
+        "clients/dataset.py",
+        "clients/hops.py",
         "clients/pyg.py",
         "clients/models.py",
         "clients/train.py",
@@ -35,7 +37,7 @@ DOORS = {  # library -> the only files that import it, in the packages that are 
     "torch_geometric": {"clients/pyg.py"},
 }
 # what the daemon loads must stay light
-LIGHT = ("loaderd.engine", "loaderd.daemon", "clients.session", "clients.batch")
+LIGHT = ("loaderd.engine", "loaderd.daemon", "clients.session", "clients.batch", "clients.hopbatch")
 FILES = [p for name in MAY_IMPORT for p in sorted((ROOT / name).rglob("*.py"))]
 
 

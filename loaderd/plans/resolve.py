@@ -3,12 +3,14 @@
 from blockstore.format import Manifest, NodeType
 from loaderd.errors import Refused
 from loaderd.plans.base import Part
+from loaderd.plans.chunks import METHOD_OF
 from loaderd.plans.hyperbatch import HyperbatchPlan
 from loaderd.plans.macrobatch import MacrobatchPlan
 from loaderd.plans.minibatch import GraphBounds, MinibatchPlan
 from loaderd.protocol import SAMPLER_VERSION, Attach, MacroBatch, Resolved
 
-PLANS = ("auto", "minibatch", "hyperbatch", "macrobatch")  # `auto`: among those of equal batches
+# `auto`: among those of equal batches
+PLANS = ("auto", "minibatch", "hyperbatch", "macrobatch", *METHOD_OF)
 FRONTIERS = ("new", "layer")  # a hop expands newly found nodes, or all found so far
 MAX_HOPS = 16
 MAX_FANOUT = 1 << 16

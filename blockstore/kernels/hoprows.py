@@ -1,0 +1,57 @@
+"""Rows of hop-wise arrays, which have no gaps: row i is `row_bytes` bytes from i * row_bytes on."""
+
+from numba import njit
+
+from blockstore.kernels.intrinsics import prefetch
+from blockstore.kernels.jit import leaf
+from blockstore.kernels.random import permute
+from blockstore.kernels.rows import copy_row
+
+_AHEAD = 4  # rows
+_LINE = 64  # bytes
+
+
+@njit(nogil=True, cache=True)
+def permute_each(index, size, key, out):
+    """out[i] = permute(index[i], size, key) where index[i] < size, else index[i]; int64, int64."""
+    for i in range(index.size):
+        out[i] = permute(index[i], size, key) if index[i] < size else index[i]
+
+
+@leaf
+def gather_hops(data, bases, row_bytes, index, start, stop, firsts, strides, out):
+    """Row index[i] of every array, for start <= i < stop: one pass for all of them.
+
+    data       uint8 (arena bytes,)
+    bases      int64 (arrays,)       where in `data` row 0 of each array begins
+    row_bytes  int64 (arrays,)
+    index      int64 (>= stop,)      in range
+    firsts     int64 (arrays,)       where in `out` row 0 of each array goes
+    strides    int64 (arrays,)       from there to where row 1 goes
+    out        uint8 (bytes,)
+    """
+    for i in range(start, stop):
+        if i + _AHEAD < stop:
+            for a in range(bases.size):
+                near = bases[a] + index[i + _AHEAD] * row_bytes[a]
+                for byte in range(near, near + row_bytes[a], _LINE):
+                    prefetch(data, byte)
+        for a in range(bases.size):
+            copy_row(
+                data, bases[a] + index[i] * row_bytes[a], out, firsts[a] + i * strides[a],
+                row_bytes[a],
+            )  # fmt: skip
+
+
+@leaf
+def spread_rows(pages, first_byte, rows, places, start, stop, row_bytes, out):
+    """Row places[i] of `out` = row rows[i] of an array, for start <= i < stop.
+
+    pages       uint8             part of the array that holds these rows
+    first_byte  int               of the array, at which `pages` begins
+    rows        int64 (>= stop,)
+    places      int64 (>= stop,)
+    out         uint8 (bytes,)    flat
+    """
+    for i in range(start, stop):
+        copy_row(pages, rows[i] * row_bytes - first_byte, out, places[i] * row_bytes, row_bytes)

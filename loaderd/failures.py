@@ -1,0 +1,23 @@
+"""What a client is told of a batch that could not be built."""
+
+from blockstore.errors import StoreError
+from loaderd.errors import BatchFailed, DaemonError
+from loaderd.plans.base import Unit
+from loaderd.protocol import ErrorReply
+
+
+def error_text(error: BaseException) -> str:
+    """One line; the class of an error that nobody foresaw stands before it."""
+    known = isinstance(error, StoreError | DaemonError | OSError)
+    return str(error) if known else f"{type(error).__name__}: {error}"
+
+
+def failure(session: int, unit: Unit, run: int, text: str) -> ErrorReply:
+    """Nothing more comes of a run: the batch of this unit could not be built."""
+    return ErrorReply(
+        error=BatchFailed.__name__,
+        message=f"epoch {unit.epoch}, step {unit.step}: {text}",
+        session=session,
+        run=run,
+        step=unit.step,
+    )

@@ -1,0 +1,186 @@
+"""One session of hop-wise batches: a thread that has them brought and hands them over, in order."""
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from loaderd.failures import error_text, failure
+from loaderd.hopshelf import Arrival
+from loaderd.hopsource import Answer, Source
+from loaderd.plans.base import Unit
+from loaderd.plans.chunks import HopPlan
+from loaderd.protocol import ChunkReady, ErrorReply, Release, SessionStatus, Start
+
+Deliver = Callable[[int, ChunkReady | ErrorReply], None]
+
+
+@dataclass(slots=True)
+class _Job:
+    """A batch on its way."""
+
+    run: int
+    unit: Unit
+    buffer: int
+    arrival: Arrival
+    answer: Answer | None = None
+    error: BaseException | None = None
+
+
+class HopSession:
+    """Credits and order of one session.  As many batches are on their way as have a buffer."""
+
+    def __init__(
+        self,
+        number: int,
+        plan: HopPlan,
+        window: int,
+        depth: int,
+        deliver: Deliver,
+    ) -> None:
+        """Serves nothing until `open`.
+
+        window   batches pushed and not released, at most: each has a buffer
+        depth    of these, that are being read at once
+        """
+        self.number, self.plan, self.window = number, plan, window
+        self._depth, self._deliver = depth, deliver
+        self._source: Source
+        self._changed = threading.Condition()
+        self._free = list(range(window))
+        self._lent: dict[int, int] = {}  # step -> buffer
+        self._run, self._epoch, self._stride = -1, 0, 1
+        self._next = plan.num_steps
+        self._stopped = False
+        self.batches = self.rows = 0
+        self._thread = threading.Thread(target=self._serve, name=f"hops-{number}", daemon=True)
+
+    def open(self, source: Source) -> None:
+        """Take batches from here."""
+        self._source = source
+        self._thread.start()
+
+    def start(self, start: Start) -> None:
+        """A new run: leases of earlier ones are taken back.  One that is not newer does nothing."""
+        with self._changed:
+            if start.run <= self._run:
+                return
+            self._free += self._lent.values()
+            self._lent.clear()
+            self._run, self._epoch, self._stride = start.run, start.epoch, start.stride
+            self._next = start.step
+            self._changed.notify_all()
+
+    def release(self, release: Release) -> None:
+        """The client is done with a batch."""
+        with self._changed:
+            if release.run == self._run and release.group == 0 and release.step in self._lent:
+                self._free.append(self._lent.pop(release.step))
+                self.batches += 1
+                self._changed.notify_all()
+
+    def stop(self) -> None:
+        """Begin no more; returns at once."""
+        with self._changed:
+            self._stopped = True
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Wait until nothing is on its way."""
+        self.stop()
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    @property
+    def stopped(self) -> bool:
+        """Whether it ends."""
+        return self._stopped
+
+    def status(self) -> SessionStatus:
+        """As `loaderd status` shows it."""
+        with self._changed:
+            steps = self.plan.num_steps
+            return SessionStatus(
+                session=self.number,
+                plan=self.plan.name,
+                seeds=self.plan.resolved.seeds,
+                epoch=self._epoch,
+                step=min(self._next, steps),
+                num_steps=steps,
+                in_flight=self.window - len(self._free),
+                window=self.window,
+                batches=self.batches,
+            )
+
+    def _serve(self) -> None:
+        coming: deque[_Job] = deque()
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._stopped or coming or self._may_begin())
+                if self._stopped:
+                    break
+                begins = len(coming) < self._depth and self._may_begin()
+                job = self._begin() if begins else None
+            if job is not None:
+                self._ask(job)
+                coming.append(job)
+            if job is None or not coming[0].arrival.readings:
+                self._hand_over(coming.popleft())
+        for job in coming:
+            _settle(job)
+
+    def _may_begin(self) -> bool:
+        return bool(self._free) and self._next < self.plan.num_steps
+
+    def _begin(self) -> _Job:
+        unit = self.plan.unit(self._epoch, self._next)
+        self._next += self._stride
+        return _Job(self._run, unit, self._free.pop(), Arrival())
+
+    def _ask(self, job: _Job) -> None:
+        try:
+            job.arrival, job.answer = self._source.ask(job.unit, job.buffer)
+        except Exception as error:
+            job.error = error
+
+    def _hand_over(self, job: _Job) -> None:
+        """Wait for a batch; it goes to the client, or its buffer is free."""
+        error = _settle(job)
+        with self._changed:
+            if job.run != self._run or self._stopped:
+                self._free.append(job.buffer)
+            elif error is not None:
+                self._free.append(job.buffer)
+                self._run += 1  # no run is: what else comes of this one is dropped
+                self._next = self.plan.num_steps
+                text = error_text(error)
+                self._deliver(self.number, failure(self.number, job.unit, job.run, text))
+            else:
+                self._lent[job.unit.step] = job.buffer
+                self.rows += job.unit.num_seeds
+                self._deliver(self.number, self._message(job))
+
+    def _message(self, job: _Job) -> ChunkReady:
+        unit, answer = job.unit, job.answer
+        assert answer is not None
+        return ChunkReady(
+            session=self.number,
+            run=job.run,
+            epoch=unit.epoch,
+            step=unit.step,
+            num_rows=unit.num_seeds,
+            form=answer.form,
+            first=answer.first,
+            counts=answer.counts,
+            places=answer.places,
+            index=answer.numbers,
+        )
+
+
+def _settle(job: _Job) -> BaseException | None:
+    """Wait until nothing of a batch is on its way; the first error."""
+    try:
+        job.arrival.wait()
+    except Exception as error:
+        return job.error or error
+    return job.error
