@@ -1,6 +1,8 @@
 """Derived features against plain Python: the same bytes for any memory, or one line of refusal."""
 
+import os
 import shutil
+import signal
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,7 @@ from preprocess.influence import InfluenceOptions
 from preprocess.ingest import ingest
 from preprocess.options import IngestOptions
 from preprocess.partition import PartitionOptions
+from preprocess.progress import Progress
 from tests.daemons import daemon
 from tests.preprocess.naive import Graph
 from tests.preprocess.quiet import QUIET
@@ -239,6 +242,44 @@ def test_a_chain_of_types(tmp_path: Path):
     assert sorted(p.name for p in path.iterdir()) == ["edges", "nodes", "zarr.json"]
     with daemon(path):
         pass
+
+
+class Kill(Progress):
+    """Progress that ends the process, as SIGKILL does, when a step begins."""
+
+    def __init__(self, at: str) -> None:
+        super().__init__(QUIET._stream)
+        self.at = at
+
+    def stage(self, name, total, unit):
+        if name == self.at:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().stage(name, total, unit)
+
+
+@pytest.mark.parametrize("at", ["count edges", "edges by range", "add rows, range 3 of 8"])
+def test_a_kill_leaves_the_old_store_and_the_next_run_makes_the_new_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: str
+):
+    ingest(citations(), tmp_path / "whole", OPTIONS, QUIET)
+    shutil.copytree(tmp_path / "whole", tmp_path / "killed")
+    asked = Derivation("author", "paper", "writes", feature="x")
+    before = tree(tmp_path / "whole")
+    derive(tmp_path / "whole", asked, QUIET)
+    many_ranges(monkeypatch, spill=False)
+    child = os.fork()
+    if child == 0:
+        try:
+            derive(tmp_path / "killed", asked, Kill(at))
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    left = tree(tmp_path / "killed")
+    assert {name: left[name] for name in left if not name.startswith(".extend/")} == before
+    assert len(left) > len(before)
+    verify_store(tmp_path / "killed")
+    derive(tmp_path / "killed", asked, QUIET)
+    assert tree(tmp_path / "killed") == tree(tmp_path / "whole")
 
 
 @pytest.mark.parametrize("dtype", [None, "int8"])
