@@ -120,6 +120,14 @@ class HubScore(StrEnum):
     degree = "degree"
 
 
+class Neighbors(StrEnum):
+    """Which edges of a node draw it."""
+
+    auto = "auto"
+    inward = "in"
+    both = "both"
+
+
 class Visit(StrEnum):
     """The order in which nodes are placed."""
 
@@ -181,6 +189,9 @@ RelativeOption = Annotated[
     bool, typer.Option(help="sizes count relative to the share of the class")
 ]
 VisitOption = Annotated[Visit, typer.Option(help="in which order nodes are placed")]
+NeighborsOption = Annotated[
+    Neighbors, typer.Option(help="edges that draw a node; auto: both ways, unless symmetric")
+]
 HubsOption = Annotated[
     str,
     typer.Option(help="of partitions: share of nodes, or bytes such as 64M; 0.01 if not given"),
@@ -250,6 +261,7 @@ def ingest(
     deviations: DeviationsOption = 10.0,
     relative: RelativeOption = True,
     visit: VisitOption = Visit.degree,
+    neighbors: NeighborsOption = Neighbors.auto,
     hubs: HubsOption = "",
     hub_score: HubScoreOption = HubScore.walk,
     halo: HaloOption = 0.0,
@@ -273,7 +285,7 @@ def ingest(
     with _one_line_errors(events=json):
         found = PartitionOptions(
             partitions, partitioner.value, slack, gamma, passes, alpha, soften, relative,
-            deviations, visit.value,
+            deviations, visit.value, neighbors.value,
         )  # fmt: skip
         options = IngestOptions(
             mem_bytes=_size(mem),
@@ -342,6 +354,7 @@ def repartition(
     deviations: DeviationsOption = 10.0,
     relative: RelativeOption = True,
     visit: VisitOption = Visit.degree,
+    neighbors: NeighborsOption = Neighbors.auto,
     hubs: HubsOption = "",
     hub_score: HubScoreOption = HubScore.walk,
     halo: HaloOption = 0.0,
@@ -355,7 +368,7 @@ def repartition(
     with _one_line_errors():
         settings = PartitionOptions(
             partitions, partitioner.value, slack, gamma, passes, alpha, soften, relative,
-            deviations, visit.value,
+            deviations, visit.value, neighbors.value,
         )  # fmt: skip
         influence = InfluenceOptions(*parse_hubs(hubs), hub_score.value, halo)
         result = repartition_store(

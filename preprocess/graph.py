@@ -125,7 +125,10 @@ class GraphStages:
         return self._held is not None
 
     def partition(self, classes: NodeClasses) -> tuple[Partitioning, float]:
-        """Find a partition of the nodes, and write it to PARTITION; `stages.partition`."""
+        """Find a partition of the nodes, and write it to PARTITION; `stages.partition`.
+
+        Returns what there is to say, and edges a second in a pass, 0 where there are no passes.
+        """
         settings = self._options.partition
         assert settings is not None
         file = self._held or self._reopened()
@@ -136,7 +139,7 @@ class GraphStages:
         if file is not self._held:
             file.close()
         save_array(self._work / PARTITION, found.partition)
-        return found.report, found.pass_s
+        return found.report, found.pass_edges / max(found.pass_s, 1e-9)
 
     def order(self, partition: NDArray[np.uint32] | None) -> list[int]:
         """Find the order, and write the rank.

@@ -88,7 +88,7 @@ from preprocess.stages.rows import Emit, place_rows
 from preprocess.stages.scan import check_edge_splits, check_splits
 from preprocess.work import STORE, WorkFolder, remove_dead, sign
 
-_PARTITIONING, _PASS_S = "partitioning", "pass_s"  # in the facts of a stage
+_PARTITIONING, _RATE = "partitioning", "edges_per_s"  # in the facts of a stage
 _PIPELINE = 1  # goes up when stages or their files change: nothing older is taken over
 
 
@@ -198,7 +198,7 @@ class IngestStages:
         )
         self._starts: list[int] = []  # of each (type, partition)
         self._partitioning: Partitioning | None = None
-        self._pass_s = 0.0
+        self._edges_per_s = 0.0
 
     def run(self) -> IngestResult:
         """All stages, in the order of `plan.plan_steps`."""
@@ -218,7 +218,9 @@ class IngestStages:
             self._graph.nodes = None
             manifest = InfluenceStages(run, manifest).write()
         manifest = run.writer.commit(manifest)
-        return IngestResult(manifest, tuple(run.results), quantization_errors(run), self._pass_s)
+        return IngestResult(
+            manifest, tuple(run.results), quantization_errors(run), self._edges_per_s
+        )
 
     def _counts(self) -> list[str]:
         return [counts_file(i) for i in range(len(self._run.contents.relations))]
@@ -266,8 +268,8 @@ class IngestStages:
 
         def partition() -> Facts:
             hold()
-            report, pass_s = graph.partition(self._classes(labels))
-            return {_PARTITIONING: msgspec.to_builtins(report), _PASS_S: pass_s}
+            report, rate = graph.partition(self._classes(labels))
+            return {_PARTITIONING: msgspec.to_builtins(report), _RATE: rate}
 
         def body() -> Facts:
             hold()
@@ -277,7 +279,7 @@ class IngestStages:
         if run.options.partition is not None:
             found = run.stage(PARTITION_STAGE, partition, made=[PARTITION])
             self._partitioning = msgspec.convert(found[_PARTITIONING], Partitioning)
-            self._pass_s = float(found[_PASS_S])
+            self._edges_per_s = float(found[_RATE])
             spent.append(PARTITION)
         facts = run.stage(ORDER, body, made=[RANK], spent=spent)
         self._starts = facts["starts"]

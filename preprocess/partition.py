@@ -18,6 +18,7 @@ from preprocess.errors import BadInput
 
 Partitioner = Literal["gap", "fennel", "ldg", "random", "metis"]
 Visit = Literal["degree", "random", "source"]
+Neighbors = Literal["auto", "in", "both"]
 MOST_PARTITIONS = 1 << 24
 NARROW_PARTITIONS = (1 << 16) - 1  # so many, and the number that means none, fit uint16
 _MANY = 400.0  # nodes of a class in a partition
@@ -40,6 +41,7 @@ class PartitionOptions:
     relative: bool = True  # sizes are divided by the share of the class, as Eq. 4.2 is printed
     deviations: float = 10.0  # `class_limits`; 0: no limits
     visit: Visit = "degree"  # order in which nodes are placed; degree: the highest first
+    neighbors: Neighbors = "auto"  # that draw a node: sources of its in-edges, or both ends
 
     @property
     def is_streamed(self) -> bool:
@@ -77,6 +79,11 @@ class PartitionOptions:
                 raise BadInput.at(
                     name, f"{value:g}", f"{least:g} to {most:g}", "the defaults are a good choice"
                 )
+
+
+def most_visited(settings: PartitionOptions, num_edges: int, undirected: bool) -> int:
+    """Edges that a pass reads at most: both ways, unless in-edges tell everything."""
+    return num_edges if undirected or settings.neighbors == "in" else 2 * num_edges
 
 
 def group_caps(settings: PartitionOptions, group_sizes: list[int]) -> NDArray[np.int64]:

@@ -18,7 +18,7 @@ from preprocess.contents import (
 )
 from preprocess.influence_plan import influence_bytes, influence_node_bytes, influence_steps
 from preprocess.options import IngestOptions
-from preprocess.partition import PartitionOptions, visited_fits
+from preprocess.partition import PartitionOptions, most_visited, visited_fits
 from preprocess.result import IngestPlan, MemoryLine, StagePlan
 from preprocess.reverse import with_reverses
 from preprocess.source import Source, SourceRows
@@ -340,12 +340,17 @@ def _order_steps(contents: Contents, options: IngestOptions, share: int) -> list
             Step(ORDER, columns, rank, rank, spent),
         ]
     if options.partition is not None:
-        steps[-1:] = _partition_steps(contents, options.partition, steps[-1], share, held)
+        steps[-1:] = _partition_steps(contents, options, options.partition, steps[-1], share, held)
     return steps
 
 
 def _partition_steps(
-    contents: Contents, settings: PartitionOptions, order: Step, share: int, held: int
+    contents: Contents,
+    options: IngestOptions,
+    settings: PartitionOptions,
+    order: Step,
+    share: int,
+    held: int,
 ) -> list[Step]:
     """Nodes are partitioned, then ordered.
 
@@ -356,12 +361,13 @@ def _partition_steps(
     total = sum(r.most_edges for r in contents.relations)
     columns = 0 if held else order.read
     sorting = visited = 0
-    if settings.is_streamed and settings.visit != "source":
+    if settings.is_streamed:
         share -= held
+        total = most_visited(settings, total, options.undirected)
         visited = 0 if visited_fits(total, share, held > 0) else 4 * total
         sorting = _sort_bytes(total, 8, share)
     labels = 2 * sum(_rows_bytes(t.label.source) for t in contents.types if t.label)
-    read = order.read + labels + sorting + (settings.passes + 1) * visited
+    read = order.read + labels + sorting + (settings.passes + 1) * visited + columns
     written = order.written - 4 * contents.num_nodes + sorting + visited + made
     return [
         Step(PARTITION_STAGE, read, written, made, passing=max(order.passing, sorting + visited)),

@@ -36,8 +36,6 @@ def summarise_ingest(
     source: Source, target: Path, result: IngestResult, progress: Progress
 ) -> IngestSummary:
     """Read the graph of a store that has just been made.  Raises CorruptBlock."""
-    edges = sum(r.num_edges for r in result.manifest.relations)
-    pass_s = result.partition_pass_s
     return IngestSummary(
         graph=summarise(open_store(target), progress),
         source_bytes=source_bytes(source.files),
@@ -47,7 +45,7 @@ def summarise_ingest(
         stages=result.stages,
         quantization=result.quantization,
         partitioning=result.manifest.partitioning,
-        partition_edges_per_s=edges / pass_s if pass_s else 0.0,
+        partition_edges_per_s=result.partition_edges_per_s,
     )
 
 

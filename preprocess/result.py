@@ -74,4 +74,4 @@ class IngestResult:
     manifest: Manifest
     stages: tuple[StageResult, ...]  # in the order of the plan
     quantization: tuple[QuantizationError, ...] = ()
-    partition_pass_s: float = 0.0  # mean of the passes of a streaming partitioner, else 0
+    partition_edges_per_s: float = 0.0  # in a pass of a streaming partitioner, else 0

@@ -60,7 +60,7 @@ def as_line(graph: str, columns: ColumnFile, found: Partitioned, peak_bytes: int
     return {
         "bench": "partition", "graph": graph, "date": today(), "machine": machine(), **sizes,
         **msgspec.to_builtins(found.report), "pass_s": found.pass_s,
-        "pass_cpu_s": found.pass_cpu_s, "peak_bytes": peak_bytes,
+        "pass_edges": found.pass_edges, "pass_cpu_s": found.pass_cpu_s, "peak_bytes": peak_bytes,
     }  # fmt: skip
 
 

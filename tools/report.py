@@ -169,7 +169,7 @@ def partition_table(lines: list[dict[str, Any]]) -> str:
             f"{peer['kl_mean'] / x['kl_mean']:.0f}" if random and peer and x["kl_mean"] else "",
             f"{x['node_balance']:.3f}, {x['train_balance']:.3f}",
             f"{x['evaluations'] / x['passes'] / size:.2f}" if x["passes"] else "",
-            f"{x['num_edges'] / x['pass_s'] / 1e6:.0f} ({x['num_edges'] / cpu / 1e6:.0f})"
+            f"{x['pass_edges'] / x['pass_s'] / 1e6:.0f} ({x['pass_edges'] / cpu / 1e6:.0f})"
             if cpu else "",
         ]  # fmt: skip
         rows.append(f"| {' | '.join(cells)} |")

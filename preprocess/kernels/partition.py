@@ -151,6 +151,13 @@ def place_evenly(num_partitions, key, partition):
 
 
 @njit(nogil=True, cache=True)
+def count_sources(sources, counts):
+    """Adds 1 to counts[u] for each edge from u; uint32 (num_nodes,)."""
+    for i in range(sources.size):
+        counts[sources[i]] += np.uint32(1)
+
+
+@njit(nogil=True, cache=True)
 def put_back(order, values, out):
     """out[order[i]] = values[i]."""
     for i in range(order.size):

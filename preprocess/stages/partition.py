@@ -5,6 +5,11 @@ columns are first brought into that order, with both ends renamed by it, in one 
 pass reads one file from begin to end, and partitions of the nodes that are asked for most lie
 together.  Memory beside that of the pieces is a few bytes a node and a number for each class in
 each partition, whatever the number of edges.
+
+Nodes are drawn by the sources of their in-edges and, unless told otherwise, by the targets of their
+out-edges: of papers that cite nobody, say, or of authors that nothing points to.  Where as many
+edges leave each node as enter it the graph is taken for symmetric: in-edges tell everything then,
+and give the same partition.
 """
 
 import time
@@ -21,7 +26,13 @@ from blockstore.format import Partitioning
 from blockstore.kernels.random import make_key
 from blockstore.units import format_bytes
 from preprocess.kernels.levels import assign_places, rename_columns, take_counts
-from preprocess.kernels.partition import make_balance, place_evenly, place_nodes, put_back
+from preprocess.kernels.partition import (
+    count_sources,
+    make_balance,
+    place_evenly,
+    place_nodes,
+    put_back,
+)
 from preprocess.metis import metis_bytes, metis_partition
 from preprocess.partition import (
     PartitionOptions,
@@ -36,7 +47,7 @@ from preprocess.progress import Progress
 from preprocess.stages.array_file import remove_file
 from preprocess.stages.classes import NodeClasses
 from preprocess.stages.columns import ColumnFile, in_steps
-from preprocess.stages.csc import Records, Widths, sorted_columns
+from preprocess.stages.csc import COLUMN_BYTES, Records, Widths, sorted_columns
 from preprocess.stages.order import NodeOrder, at_random, by_degree
 
 _VISITED = "visited"  # temporary file of this stage
@@ -50,7 +61,8 @@ class Partitioned(NamedTuple):
 
     partition: NDArray[np.uint32]  # (num_nodes,)
     report: Partitioning
-    pass_s: float  # mean of the passes; 0: it was not streamed
+    pass_edges: int  # that a pass has read; 0: it was not streamed
+    pass_s: float  # mean of the passes
     pass_cpu_s: float  # the same, of the processor that places nodes
 
 
@@ -79,7 +91,8 @@ def partition_nodes(
         elif k > 1:
             place_evenly(k, np.uint64(make_key(seed, _PURPOSE, 0, 0, 0)), partition)
         kept = count_kept(columns, partition, classes, None, share, progress)
-        return Partitioned(partition, make_report(settings, classes, partition, kept, 0), 0.0, 0.0)
+        report = make_report(settings, classes, partition, kept, 0)
+        return Partitioned(partition, report, 0, 0.0, 0.0)
     tables = table_bytes(settings, classes.num_classes + 1)
     why = f"{classes.num_classes + 1} classes in each of {k:,} partitions"
     _check_room(4 * tables, share, why)
@@ -88,11 +101,14 @@ def partition_nodes(
         take_counts(classes.of_node, visits.order, 0, of_node)
         ranked = NodeClasses(of_node, classes.num_classes)
         partition, evaluations, *seconds = _place(visits.columns, ranked, settings, share, progress)
-        kept = count_kept(visits.columns, partition, ranked, None, share, progress)
-        report = make_report(settings, ranked, partition, kept, evaluations)
         found = np.empty(num_nodes, np.uint32)
         put_back(visits.order, partition, found)
-    return Partitioned(found, report, *seconds)
+        if visits.both_ways:
+            kept = count_kept(columns, found, classes, None, share, progress)
+        else:
+            kept = count_kept(visits.columns, partition, ranked, None, share, progress)
+        report = make_report(settings, ranked, partition, kept, evaluations)
+        return Partitioned(found, report, visits.columns.num_edges, *seconds)
 
 
 def _check_room(need: int, share: int, why: str) -> None:
@@ -120,26 +136,34 @@ class _Visits:
     ) -> None:
         self._path: Path | None = None
         num_nodes, num_edges = columns.degrees.size, columns.num_edges
-        if settings.visit == "source":
+        degrees = _degrees_both_ways(columns, settings, share, progress)
+        self.both_ways = degrees is not columns.degrees
+        if settings.visit == "source" and not self.both_ways:
             self.order = np.arange(num_nodes, dtype=np.uint32)
             self.columns = columns
             return
         if settings.visit == "degree":
-            order = by_degree(columns.degrees)
-        else:
+            order = by_degree(degrees)
+        elif settings.visit == "random":
             order = at_random(num_nodes, make_key(seed, _PURPOSE, 1, 0, 0))
+        else:
+            order = np.arange(num_nodes, dtype=np.uint32)
         counts, rank = np.empty(num_nodes, np.uint32), np.empty(num_nodes, np.uint32)
-        take_counts(columns.degrees, order, 0, counts)
+        take_counts(degrees, order, 0, counts)
         assign_places(order, 0, num_nodes, rank)
-        del order
+        del order, degrees
+        num_edges *= 2 if self.both_ways else 1
         if not visited_fits(num_edges, share, columns.in_memory):
             self._path = work / _VISITED
             self._path.unlink(missing_ok=True)
         self.columns = ColumnFile(self._path, num_nodes, num_edges)
         share -= self.columns.held_bytes
+        widths = Widths.of("uint32", num_nodes, None, num_edges)
+        longest = int(counts.max(initial=0)) * widths.sort_bytes + COLUMN_BYTES
+        _check_room(longest // 3 * 4 + 4, share, "sorting the edges of one node")
         for some in sorted_columns(
-            _renamed(columns, rank, share // 4, progress), counts,
-            Widths.of("uint32", num_nodes, None, num_edges), False, share, work, progress,
+            _renamed(columns, rank, self.both_ways, share // 4, progress), counts, widths, False,
+            share, work, progress,
         ):  # fmt: skip
             self.columns.append(some)
         self.columns.finish()
@@ -154,10 +178,35 @@ class _Visits:
             remove_file(self._path)
 
 
+def _degrees_both_ways(
+    columns: ColumnFile, settings: PartitionOptions, share: int, progress: Progress
+) -> NDArray[np.uint32]:
+    """Edges of each node that draw it; the in-degrees themselves where these are all there are."""
+    if settings.neighbors == "in":
+        return columns.degrees
+    step = max(_LEAST_READ, min(_MOST_READ, share // 32))
+    degrees = np.zeros(columns.degrees.size, np.uint32)
+    with (
+        progress.stage("count out-edges", columns.num_edges, "edges") as stage,
+        closing(in_steps(columns, step)) as pieces,
+    ):
+        for sources in pieces:
+            count_sources(sources, degrees)
+            stage.advance(sources.size)
+    if settings.neighbors == "auto" and np.array_equal(degrees, columns.degrees):
+        return columns.degrees
+    degrees += columns.degrees
+    return degrees
+
+
 def _renamed(
-    columns: ColumnFile, rank: NDArray[np.uint32], share: int, progress: Progress
+    columns: ColumnFile,
+    rank: NDArray[np.uint32],
+    both_ways: bool,
+    share: int,
+    progress: Progress,
 ) -> Iterator[Records]:
-    """Columns as edges, both ends renamed."""
+    """Columns as edges, both ends renamed; `both_ways`: then the same edges turned round."""
     step = max(_LEAST_READ, min(1 << 19, share // _EDGE_BYTES))
     dst, src = np.empty(step, np.int64), np.empty(step, np.int64)
     no_ids = np.empty(0, np.int64)
@@ -171,6 +220,8 @@ def _renamed(
                     node, skip, columns.degrees, sources, rank, 0, dst[:size], src[:size]
                 )
                 yield Records(dst[:size], src[:size], no_ids)
+                if both_ways:
+                    yield Records(src[:size], dst[:size], no_ids)
                 stage.advance(size)
 
 

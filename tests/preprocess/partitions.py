@@ -8,6 +8,18 @@ import numpy as np
 from preprocess.partition import PartitionOptions, class_costs, class_limits, group_caps
 
 
+def drawn_by(columns: list[list[int]], settings: PartitionOptions) -> list[list[int]]:
+    """Nodes that draw each node, out of its in-neighbours."""
+    outward: list[list[int]] = [[] for _ in columns]
+    for v, column in enumerate(columns):
+        for u in column:
+            outward[u].append(v)
+    balanced = all(len(a) == len(b) for a, b in zip(columns, outward, strict=True))
+    if settings.neighbors == "in" or (settings.neighbors == "auto" and balanced):
+        return columns
+    return [a + b for a, b in zip(columns, outward, strict=True)]
+
+
 class Shelf:
     """The partitions of one class, ascending by the nodes of the class that they hold."""
 
@@ -40,6 +52,7 @@ def stream(
     columns   in-neighbours of each node
     classes   of each node; num_classes: no training node
     """
+    columns = drawn_by(columns, settings)
     k, n = settings.num_partitions, len(columns)
     if settings.method != "gap":
         classes, num_classes = [0] * n, 0

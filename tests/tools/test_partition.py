@@ -34,7 +34,7 @@ def test_a_table_against_metis():
         "graph": "g", "num_partitions": 4, "num_edges": 100, "num_nodes": 20, "cut": 0.5,
         "kept_8": 0.4, "kept_16": 0.3, "kl_mean": 0.02, "kl_max": 0.03, "kl_random": 0.04,
         "node_balance": 1.1, "train_balance": 1.05, "evaluations": 120, "passes": 2,
-        "pass_s": 1e-6, "pass_cpu_s": 5e-7,
+        "pass_s": 1e-6, "pass_edges": 100, "pass_cpu_s": 5e-7,
     }  # fmt: skip
     metis = line | {"method": "metis", "kept_8": 0.5, "kl_mean": 0.4, "passes": 0, "pass_cpu_s": 0}
     rows = report.partition_table([line | {"method": "gap"}, metis]).splitlines()
