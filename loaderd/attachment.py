@@ -13,6 +13,7 @@ from blockstore.io.buffers import byte_view
 from blockstore.io.reader import BlockReader
 from blockstore.store import Store
 from blockstore.units import format_bytes
+from loaderd.advice import fits_in_memory
 from loaderd.devicecost import DeviceCost
 from loaderd.errors import Refused
 from loaderd.hyper import Hyper, StructureArea
@@ -75,6 +76,8 @@ class Attachment:
         self.edge_id_bytes = 0
         self.hyper: Hyper | None = None  # where the plan is `hyperbatch`
         self.background_ended = False  # its threads have
+        self.fits = False  # whether graph and rows stay in memory beside it
+        self.plain_blocks = 0  # of rows that would stay, were its batches built one by one
         self.hyper_cut: HyperCut | None = None
         self.areas: list[StructureArea] = []
         self.macro: Macro | None = None  # where the plan is `macrobatch`
@@ -373,6 +376,10 @@ class SessionCut:
         """Workspaces; transit slots of each; slots for batches; batches in flight."""
         self.workers, self.transit, self.quota, self.window = workers, transit, quota, window
 
+    def slots(self, need: SessionNeed) -> int:
+        """All of a session's."""
+        return self.workers * (need.workspace + self.transit) + need.seeds + self.quota
+
 
 def cut_session(
     need: SessionNeed, available: int, row_blocks: int, settings: EngineSettings, window: int
@@ -469,13 +476,18 @@ def open_attachment(
         or needs[True].least + (workers - 1) * needs[True].workspace <= available // 4
     )
     need = needs[stamp]
-    if request.plan == "auto" and not fits_in_memory(need, available, budget, workers):
+    fits = fits_in_memory(need, available, budget, workers)
+    if request.plan == "auto" and not fits:
         plan = make_plan(manifest, resolved, part, HyperbatchPlan.name)
     hyper = plan.name == HyperbatchPlan.name
     shares = cut_workspaces if hyper else cut_session
     row_blocks = 0 if macro else budget.row_blocks  # its rows are in the macro-batch
     cut = shares(need, available, row_blocks, settings, request.window)
     attachment = Attachment(plan, served, budget.slot_bytes, need, cut)
+    attachment.fits = fits
+    spare = broker.graph_slots() - budget.graph_least
+    plain = cut_session(need, available, row_blocks, settings, request.window)
+    attachment.plain_blocks = max(0, available - spare - plain.slots(need))
     try:
         attachment.take(broker, arena, make_sizes(manifest, resolved.edge_ids, stamp))
         _fill_seeds(store, broker, arena, budget.slot_bytes, request, ids, node_type, attachment)
@@ -491,12 +503,6 @@ def open_attachment(
         attachment.close(broker)
         raise
     return attachment
-
-
-def fits_in_memory(need: SessionNeed, available: int, budget: Budget, workers: int) -> bool:
-    """Whether the graph and all rows stay in memory beside a session."""
-    own = need.seeds + need.least_quota + workers * (need.workspace + 2)
-    return budget.graph_blocks <= budget.graph_slots and available - own >= budget.row_blocks
 
 
 def _fill_seeds(

@@ -12,25 +12,25 @@ from types import TracebackType
 from typing import NamedTuple, Self
 
 import numpy as np
+from msgspec import structs
 from numpy.typing import NDArray
 
-from blockstore.format import ITEM_BYTES
 from blockstore.io.arena import Arena
 from blockstore.io.reader import BlockReader
-from blockstore.kernels.rowcache import count_new
 from blockstore.pool import BlockPool
 from blockstore.store import Store, read_rows
 from loaderd.attachment import Attachment, Opening, open_attachment
-from loaderd.blocksampling import BlockSampler, scratch_bytes
+from loaderd.blocksampling import BlockSampler
 from loaderd.build import Builder
-from loaderd.devicecost import DeviceCost, measure_cost
+from loaderd.devicecost import FLASH, DeviceCost, measure_cost
 from loaderd.errors import Refused
 from loaderd.failures import error_text, failure
 from loaderd.hopdesk import HopDesk
 from loaderd.hopfiles import hop_files
 from loaderd.hyper import Hyper, Sampled, Sampler, StructureArea
-from loaderd.hypercut import Estimate, HyperCut, cut_hyper
+from loaderd.hypercut import RUN_BYTES, HyperCut
 from loaderd.ledger import EngineSettings, make_budget, served_rows
+from loaderd.lookahead import LookAhead, Prospect
 from loaderd.macrofiles import MacroFiles, copied_files
 from loaderd.plans.base import Unit
 from loaderd.plans.chunks import METHOD_OF
@@ -51,13 +51,12 @@ from loaderd.residency import Residency
 from loaderd.rows import RowAssembler
 from loaderd.sampling import BatchSampler, Crew
 from loaderd.session import Job, Placement
-from loaderd.slots import LOOK_WAIT_S, SlotBroker
+from loaderd.slots import SlotBroker
 from loaderd.topology import Structure, Topology
 from loaderd.trace import STAGE, Trace
 from loaderd.workspace import Workspace
 
 _SOON, _LATER, _LAST = range(3)  # what a client waits for, what is sampled ahead, the end
-_LOOK_AHEAD = 16  # minibatches sampled to know what they take
 
 
 class _Task(NamedTuple):
@@ -114,7 +113,7 @@ class Engine:
         self.arena = stack.enter_context(Arena(budget.num_slots, budget.slot_bytes))
         files = [self.store.graph(r) for r in relations]
         files += [self.store.rows(r.array) for r in self._served]
-        first_copied = len(files)
+        self._first_copied = first_copied = len(files)
         files += copied_files(self.store, self._served)
         first_hops = len(files)
         files += hop_files(self.store)
@@ -150,6 +149,10 @@ class Engine:
         for t in manifest.types:
             original[t.first : t.first + t.num_nodes] = read_rows(self.store, t.original_id)
         self.builder = Builder(self.topology, self.assembler, self.arena, original)
+        self._ahead = LookAhead(
+            self.store, self.settings, budget, self.broker, self.arena, self.builder,
+            self._block_sampler, self._device_cost,
+        )  # fmt: skip
 
     @property
     def io_mode(self) -> str:
@@ -200,18 +203,35 @@ class Engine:
 
     def _open_hyper(self, session: int, attachment: Attachment, request: Attach) -> None:
         """Take the memory of a session of hyperbatches and start its threads."""
-        cut = self._cut_hyper(session, attachment, request)
+        crew = self._crew(session, attachment)
+        seen = self._ahead.prospect(attachment, crew, request.hyperbatch)
+        cut = seen.cut
+        if request.plan == "auto" and seen.choice() != HyperbatchPlan.name:
+            cut = None
         if cut is None or not self._take_hyper(attachment, cut):
             attachment.fall_back(  # a budget for plain minibatches: they are the same
                 self.store.manifest, self.broker, self.arena, self.budget.row_blocks, self.settings
             )
             return
         attachment.take_quota(self.broker, cut.quota)
-        crew = self._crew(session, attachment)
         attachment.hyper = Hyper(
             attachment.plan, self._sampler(attachment, crew), attachment.row_cache,
             attachment.areas, cut.size, cut.chunk, _Hand(self, session, attachment), self._trace,
         )  # fmt: skip
+
+    def prospect(self, request: Attach) -> Prospect:
+        """What a session would get and need; nothing is kept.  Raises Refused, StoreError."""
+        asked = structs.replace(request, plan=HyperbatchPlan.name)
+        attachment = open_attachment(self._opening, asked, None, _MacroNews(self))
+        try:
+            if self.budget.graph_slots >= self.budget.graph_blocks:
+                self.topology.load()
+            crew = Crew(
+                attachment.workspaces, lambda step: self._put(_LATER, step), lambda: None
+            )  # fmt: skip
+            return self._ahead.prospect(attachment, crew, request.hyperbatch)
+        finally:
+            attachment.close(self.broker)
 
     def _take_hyper(self, attachment: Attachment, cut: HyperCut) -> bool:
         """Take areas and cache; False where the arena's free slots lie too far apart."""
@@ -227,12 +247,14 @@ class Engine:
 
     def _device_cost(self, buffers: Sequence[NDArray[np.uint8]]) -> DeviceCost:
         """What reading rows costs; measured once, over the largest row array."""
-        if self._cost is None:
-            first = len(self.store.manifest.relations)
-            numbers = [first + i for i in range(len(self._served))]
+        numbers = range(len(self.store.manifest.relations), self._first_copied)
+        if self._cost is None and numbers:
             number = max(numbers, key=lambda i: self.reader.files[i].geometry.num_blocks)
-            self._cost = measure_cost(self.reader, number, self.reader.files[number], buffers)
-        return self._cost
+            cost = measure_cost(self.reader, number, self.reader.files[number], buffers)
+            if min(b.size for b in buffers) < RUN_BYTES:  # short of memory: a poor measure
+                return cost
+            self._cost = cost
+        return self._cost or FLASH
 
     def _crew(self, session: int, attachment: Attachment) -> Crew:
         return Crew(
@@ -261,80 +283,6 @@ class Engine:
             self.topology, self.graph, crew, scratch, self._turn, share, manifest.id_dtype,
             edge_ids, self._trace,
         )  # fmt: skip
-
-    def _cut_hyper(self, session: int, attachment: Attachment, request: Attach) -> HyperCut | None:
-        """The memory of a session of hyperbatches, after a look at what its batches take."""
-        manifest, plan = self.store.manifest, attachment.plan
-        seen, rows = self._look_ahead(session, attachment)
-        if not seen:
-            return None
-        attachment.take_small_workspaces(self.broker, self.arena, seen, self.settings.workers)
-        together = self.budget.graph_slots < self.budget.graph_blocks
-        shape = plan.shape()
-        worst = Structure(
-            (*shape.frontier, 0), shape.edges, shape.nodes, shape.total_edges, shape.frontier
-        )
-        estimate = Estimate(
-            max(self.builder.structure_bytes(s, plan.unit(0, 0), attachment) for s in seen),
-            max(s.num_nodes for s in seen),
-            max(self._scratch_bytes(s, attachment) for s in seen) * together,
-            self._scratch_bytes(worst, attachment),
-            tuple(rows),
-        )
-        room = int(self.broker.row_slots() * self.settings.session_share)  # not the graph's
-        return cut_hyper(
-            room, self.budget.slot_bytes, attachment.need, estimate, attachment.served,
-            manifest.id_dtype, self.settings.readers, attachment.window, request.hyperbatch,
-            plan.num_steps,
-        )  # fmt: skip
-
-    def _look_ahead(
-        self, session: int, attachment: Attachment
-    ) -> tuple[list[Structure], list[int]]:
-        """Sample some minibatches: their structures, and the different nodes of the first 1, 2, 4.
-
-        They are sampled as they will be, in memory that is given back.
-        """
-        plan, slot = attachment.plan, self.budget.slot_bytes
-        units = [plan.unit(0, step) for step in range(min(_LOOK_AHEAD, plan.num_steps))]
-        together = self.budget.graph_slots < self.budget.graph_blocks
-        parts = [self.broker.row_slots() // 4 * (1 + together), self.broker.row_slots() // 4]
-        firsts = []
-        try:
-            for count in parts[: 1 + together]:
-                firsts.append(self.broker.take_run(count, LOOK_WAIT_S))
-            area, *scratch = [
-                StructureArea(self.arena.data[first * slot : (first + count) * slot])
-                for first, count in zip(firsts, parts, strict=False)
-            ]
-            crew = self._crew(session, attachment)
-            sampler: Sampler = (
-                self._block_sampler(attachment, crew, scratch[0])
-                if together
-                else BatchSampler(lambda u, w: self.builder.structure(attachment, u, w), crew)
-            )
-            found = sampler.sample(units, 0, area, lambda: False)
-            seen = np.zeros(self.store.manifest.num_nodes // 64 + 1, np.uint64)
-            rows, total = [], 0
-            for number, sampled in enumerate(found, 1):
-                for piece in sampled.nodes:
-                    total += int(count_new(piece, piece.size, 0, 64 * seen.size, seen))
-                if number.bit_count() == 1:
-                    rows.append(total)
-        except Refused:
-            return [], []
-        finally:
-            for first, count in zip(firsts, parts, strict=False):
-                self.broker.give(list(range(first, first + count)))
-        return [sampled.structure for sampled in found], rows
-
-    def _scratch_bytes(self, structure: Structure, attachment: Attachment) -> int:
-        manifest = self.store.manifest
-        edge_ids = attachment.edge_id_bytes if attachment.plan.resolved.edge_ids else 0
-        item = ITEM_BYTES[manifest.id_dtype]
-        return scratch_bytes(
-            structure, max(r.num_blocks for r in manifest.relations), item, edge_ids
-        )
 
     def _timed_structure(self, attachment: Attachment, unit: Unit, work: Workspace) -> Structure:
         begun = time.perf_counter_ns()
