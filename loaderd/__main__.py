@@ -16,11 +16,14 @@ import typer
 from blockstore.errors import StoreError
 from blockstore.store import Store, open_store
 from blockstore.units import format_bytes, parse_bytes
+from loaderd.advicetext import advice_json, advice_text
 from loaderd.daemon import serve as serve_engine
 from loaderd.endpoint import Endpoint, claim, parse_endpoint
 from loaderd.engine import Engine, default_settings
 from loaderd.errors import DaemonError
 from loaderd.ledger import EngineSettings, plan_budget
+from loaderd.measuring import report_on
+from loaderd.protocol import Attach
 from loaderd.report import ledger_text, status_text
 from loaderd.signals import Signals, interrupt
 from loaderd.transport import ask_status
@@ -114,6 +117,52 @@ def _say(line: str) -> None:
         sys.stdout.flush()
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+@app.command()
+def advise(
+    store: Path,
+    hops: Annotated[
+        list[int] | None, typer.Argument(help="more of --num-neighbors", show_default=False)
+    ] = None,
+    mem: Annotated[str, typer.Option(help="memory to use, such as 512M or 32G")] = "2G",
+    num_neighbors: Annotated[
+        str, typer.Option(help="of each hop, seeds outward: 15 10 5, or 15,10,5")
+    ] = "15,10,5",
+    batch_size: Annotated[int, typer.Option(min=1, help="seeds of a batch")] = 1000,
+    split: Annotated[str, typer.Option(help="whose nodes are the seeds, or all")] = "train",
+    seed_type: Annotated[str, typer.Option(help="node type of the seeds, of several")] = "",
+    macro_partitions: Annotated[
+        int, typer.Option(min=0, help="of a macro-batch; 0: an eighth of the store's")
+    ] = 0,
+    workers: Annotated[
+        int, typer.Option(min=0, max=256, help="threads that build batches; 0: as cores")
+    ] = 0,
+    readers: Annotated[
+        int, typer.Option(min=0, max=256, help="threads that read blocks; 0: eight")
+    ] = 0,
+    json: Annotated[bool, typer.Option("--json", help="for scripts")] = False,
+) -> None:
+    """Estimate an epoch of every plan, by short trials, and say which to take."""
+    with _one_line_errors():
+        request = Attach(
+            token=0, request=0, num_neighbors=(*_fanouts(num_neighbors), *(hops or ())),
+            batch_size=batch_size, split=split, seed_type=seed_type,
+            macro_partitions=macro_partitions,
+        )  # fmt: skip
+        settings = default_settings(parse_bytes(mem), workers, readers)
+        report = report_on(open_store(store), settings, request)
+        typer.echo(advice_json(report) if json else advice_text(report))
+        if not report.advice.plan:
+            raise typer.Exit(2)
+
+
+def _fanouts(text: str) -> tuple[int, ...]:
+    """Numbers with commas or spaces between them.  Raises ValueError."""
+    try:
+        return tuple(int(word) for word in text.replace(",", " ").split())
+    except ValueError:
+        raise ValueError(f"--num-neighbors {text!r}: expected numbers such as 15 10 5") from None
 
 
 @app.command()

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from blockstore.format import PAGE_BYTES, Kept, Manifest, row_geometry
+from blockstore.format import PAGE_BYTES, Manifest, row_geometry
 from blockstore.kernels.rowcache import count_new, plan_extents
 from blockstore.units import format_bytes
 from loaderd.devicecost import DeviceCost
@@ -22,6 +22,7 @@ from loaderd.protocol import Resolved
 from loaderd.rowcache import rows_by_type
 
 _WORTH = 0.7  # of the time of equal batches: other batches are advised where they take no more
+_ENOUGH = 0.8  # of a training node's neighbors: other batches are advised where so many are kept
 
 
 class Growth(NamedTuple):
@@ -354,6 +355,7 @@ class Line:
     cpu_s: float = 0.0
     fill_s: float = 0.0
     note: str = ""
+    kept: float = -1.0  # share of a training node's neighbors; -1: not known
 
     @property
     def epoch_s(self) -> float:
@@ -396,27 +398,33 @@ class Advice:
 
 
 def advise(lines: Sequence[Line], auto: str) -> Advice:
-    """The fastest of the plans with equal batches, or another that is faster by much."""
+    """The fastest of the plans with equal batches, or another that is faster by much.
+
+    Of the others the one that keeps most neighbors, where it is known to keep enough of them.
+    """
     able = [line for line in lines if line.runs]
     if not able:
         least = min(lines, key=lambda line: line.least_bytes)
         reason = f"no plan can run: {least.plan} needs least, --mem {least_text(least)}"
         return Advice(tuple(lines), "", "", "", reason)
     equal = sorted((p for p in able if p.equal), key=lambda p: (p.epoch_s, p.plan != auto))
-    other = sorted((p for p in able if not p.equal), key=lambda p: p.epoch_s)
-    if other and (not equal or other[0].epoch_s <= _WORTH * equal[0].epoch_s):
-        best = other[0]
-        against = f" against {equal[0].epoch_s:.3g} s of {equal[0].plan}" if equal else ""
-        reason = f"{_why(best)}{against}; its batches are others: {best.note}"
-    else:
-        best = equal[0]
-        reason = _why(best)
-        if other:
-            reason += (
-                f"; {other[0].plan} ({other[0].epoch_s:.3g} s) gives other batches and is advised "
-                f"where it takes {_WORTH:.0%} of that at most"
-            )
-    return Advice(tuple(lines), auto, best.plan, best.options, reason)
+    other = sorted((p for p in able if not p.equal), key=lambda p: (-p.kept, p.epoch_s))
+    if not other or not equal:
+        best = (equal or other)[0]
+        return Advice(tuple(lines), auto, best.plan, best.options, _why(best))
+    plain, macro = equal[0], other[0]
+    if macro.epoch_s > _WORTH * plain.epoch_s:
+        reason = f"{_why(plain)}; {macro.plan}, {macro.epoch_s:.3g} s, is not worth other batches"
+        return Advice(tuple(lines), auto, plain.plan, plain.options, reason)
+    if macro.kept < _ENOUGH:
+        reason = (
+            f"{_why(plain)}; {macro.plan}, {macro.options}, takes {macro.epoch_s:.3g} s, but is "
+            f"known to keep {max(0.0, macro.kept):.0%} of a training node's neighbors only: "
+            f"advised from {_ENOUGH:.0%} on"
+        )
+        return Advice(tuple(lines), auto, plain.plan, plain.options, reason)
+    reason = f"{_why(macro)}, against {plain.epoch_s:.3g} s of {plain.plan}; other batches"
+    return Advice(tuple(lines), auto, macro.plan, macro.options, reason)
 
 
 def _why(line: Line) -> str:
@@ -431,19 +439,27 @@ def least_text(line: Line) -> str:
     return f"{-(-line.least_bytes // (1 << 20))}M"
 
 
-def accuracy_note(manifest: Manifest, loaded: int, hubs: bool, halos: bool) -> str:
-    """What is known of the neighbors that macro-batches of `loaded` partitions keep."""
+def kept_neighbors(manifest: Manifest, loaded: int, hubs: bool, halos: bool) -> tuple[float, str]:
+    """Share of training nodes' neighbors that macro-batches of `loaded` partitions keep.
+
+    -1 where the store does not say; then the same in words.
+    """
     influence, partitioning = manifest.influence, manifest.partitioning
-    kept: Kept | None = None
     if influence is not None and influence.kept:
         kept = min(influence.kept, key=lambda k: abs(k.num_partitions - loaded))
-    if kept is not None:
         share = kept.nodes[2 if halos else 1 if hubs else 0]
-        return f"{share:.1%} of a training node's neighbors kept ({kept.num_partitions} loaded)"
-    if partitioning is not None:
-        eighth = abs(partitioning.num_partitions / 8 - loaded)
-        near = eighth <= abs(partitioning.num_partitions / 16 - loaded)
+        words = f"with {kept.num_partitions} partitions loaded"
+    elif partitioning is not None:
+        count = partitioning.num_partitions
+        near = abs(count / 8 - loaded) <= abs(count / 16 - loaded)
         share = partitioning.kept_8 if near else partitioning.kept_16
-        part = "an 8th" if near else "a 16th"
-        return f"{share:.1%} of training nodes' edges kept with {part} of the partitions"
-    return "the store does not say what share of neighbors is kept"
+        words = f"with {'an 8th' if near else 'a 16th'} of the partitions loaded, without hubs"
+    else:
+        return -1.0, "the store does not say what share of neighbors is kept"
+    return share, f"{share:.1%} of training nodes' neighbors are kept {words}"
+
+
+def fill_reads(look: Look, rooms: Rooms, block_bytes: int) -> Reads:
+    """Blocks of the graph that stay."""
+    total = max((growth.total for growth in look.hop_blocks), default=0)
+    return Reads(float(min(rooms.graph, total) * block_bytes), 0.0)

@@ -54,6 +54,7 @@ class Prospect(NamedTuple):
     fits: bool  # graph and rows stay in memory
     rooms: Rooms
     ahead: Ahead | None  # None: there was no room to look
+    estimate: Estimate | None  # the same
     cut: HyperCut | None  # None: no room for hyperbatches, or no use of them
     plain: Reads | None  # of a step of plan `minibatch`
     hyper: Reads | None  # of a step of plan `hyperbatch`
@@ -128,7 +129,9 @@ class LookAhead:
         each -= each % PAGE_BYTES
         return [memory[i * each : (i + 1) * each] for i in range(self._settings.readers)]
 
-    def cut(self, attachment: Attachment, ahead: Ahead, asked: int) -> HyperCut | None:
+    def _cut(
+        self, attachment: Attachment, ahead: Ahead, estimate: Estimate, asked: int
+    ) -> HyperCut | None:
         """The memory of a session of hyperbatches; takes its small workspaces.
 
         asked   minibatches of a hyperbatch, 0: as many as have room
@@ -139,7 +142,7 @@ class LookAhead:
         attachment.take_small_workspaces(broker, self._arena, ahead.structures, settings.workers)
         room = int(broker.row_slots() * settings.session_share)  # not the graph's
         return cut_hyper(
-            room, self._budget.slot_bytes, attachment.need, self._estimate(attachment, ahead),
+            room, self._budget.slot_bytes, attachment.need, estimate,
             attachment.served, self._store.manifest.id_dtype, settings.readers, attachment.window,
             asked, attachment.plan.num_steps,
         )  # fmt: skip
@@ -168,19 +171,20 @@ class LookAhead:
     def prospect(self, attachment: Attachment, crew: Crew, asked: int) -> Prospect:
         """What the session would get, by either plan, and what that reads.  Raises Refused."""
         manifest, slot = self._store.manifest, self._budget.slot_bytes
-        steps = attachment.plan.num_steps
+        steps, need = attachment.plan.num_steps, attachment.need
         ahead = self.look(attachment, crew)
         rooms = Rooms(self._broker.graph_slots(), attachment.plain_blocks)
         if ahead is None:
-            return Prospect(attachment.need, steps, attachment.fits, rooms, None, None, None, None)
+            return Prospect(need, steps, attachment.fits, rooms, None, None, None, None, None)
         look, cost, block = ahead.look, ahead.cost, manifest.block_bytes
-        cut, hyper = self.cut(attachment, ahead, asked), None
+        estimate, hyper = self._estimate(attachment, ahead), None
+        cut = self._cut(attachment, ahead, estimate, asked)
         plain = minibatch_reads(look, rooms, block, slot, steps)
         if cut is not None:
             hyper = hyperbatch_reads(
                 look, attachment.served, cut, rooms, cost, manifest, slot, steps
             )
-        return Prospect(attachment.need, steps, attachment.fits, rooms, ahead, cut, plain, hyper)
+        return Prospect(need, steps, attachment.fits, rooms, ahead, estimate, cut, plain, hyper)
 
 
 def _sample_of(sampled: Sampled) -> Sample:

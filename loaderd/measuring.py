@@ -1,0 +1,489 @@
+"""What advice is made of: plans tried with the real engine, over the store's own files."""
+
+import os
+import queue
+import threading
+import time
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+from msgspec import structs
+
+from blockstore.format import PAGE_BYTES, Manifest, row_geometry
+from blockstore.io.buffers import aligned_buffer
+from blockstore.io.reader import BlockReader, Transit
+from blockstore.store import Store
+from blockstore.units import format_bytes
+from loaderd.advice import (
+    Advice,
+    Line,
+    MacroReads,
+    Reads,
+    Work,
+    advise,
+    cpu_seconds,
+    fill_reads,
+    kept_neighbors,
+    macro_reads,
+)
+from loaderd.devicecost import FLASH, DeviceCost
+from loaderd.engine import Engine
+from loaderd.errors import BatchFailed
+from loaderd.hypercut import RUN_BYTES, cut_hyper
+from loaderd.ledger import (
+    LEAST_SESSION,
+    EngineSettings,
+    SessionNeed,
+    make_budget,
+    make_sizes,
+    served_rows,
+    session_need,
+    slot_bytes,
+    table_entries,
+)
+from loaderd.lookahead import Prospect
+from loaderd.macrocut import MacroCut, cut_macro
+from loaderd.macrofiles import MacroFiles
+from loaderd.plans.base import Part, Plan
+from loaderd.plans.hyperbatch import HyperbatchPlan
+from loaderd.plans.macrobatch import MacrobatchPlan
+from loaderd.plans.minibatch import MinibatchPlan
+from loaderd.plans.resolve import has_halos, make_plan, resolve, seed_type
+from loaderd.protocol import Attach, BatchReady, ErrorReply, Release, Resolved, RowGroup, Start
+from loaderd.rowcache import rows_by_type
+from loaderd.seeds import count_seeds
+
+_RATE_S = 0.4  # of reading in order
+_TRY_S, _BATCHES = 3.0, 16  # of reading that a trial takes, about; batches of it at most
+_SETTLED_S, _WAIT_S = 0.2, 60.0
+_ROOMY = 3  # times the store: more memory is of no use
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """The disk, with all reader threads at work, and the cores that verify what it gives."""
+
+    mode: str
+    order_s: float  # of a byte read in order
+    run_s: float  # of one more run of pages, however short
+    page_s: float  # of one more page in a run
+    byte_s: float  # CPU seconds of a byte
+
+    @property
+    def cost(self) -> DeviceCost:
+        """Of runs of pages."""
+        return DeviceCost(self.run_s, self.page_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Where it was measured."""
+
+    device: Device
+    cores: int
+    workers: int
+    mem_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What `loaderd advise` says."""
+
+    machine: Machine | None  # None: nothing could be measured
+    steps: int
+    advice: Advice
+
+
+class _Trial(NamedTuple):
+    """A few batches, to their end."""
+
+    batches: int
+    edges: int
+    cpu_s: float
+    num_bytes: int
+
+
+class _Trials:
+    """One session of an engine, whose batches are looked at and released."""
+
+    def __init__(self, engine: Engine, request: Attach) -> None:
+        """Raises Refused, StoreError."""
+        self._engine, self._run = engine, 0
+        self._free = engine.broker.available()
+        self._ready: queue.SimpleQueue[object] = queue.SimpleQueue()
+        engine.deliver = lambda _session, message: self._ready.put(message)
+        self._attached = engine.attach(request, None)
+        self.num_steps, self.plan = self._attached.num_steps, self._attached.plan
+
+    def serve(self, count: int, epoch: int = 0) -> _Trial:
+        """The last batches of an epoch.  Raises BatchFailed."""
+        self._run += 1
+        session, run, edges = self._attached.session, self._run, 0
+        count = min(count, self.num_steps)
+        reader = self._engine.reader
+        cpu_s, num_bytes = time.process_time(), reader.bytes_read
+        self._engine.start(
+            Start(session=session, run=run, epoch=epoch, step=self.num_steps - count)
+        )
+        left = count
+        while left:
+            message = self._ready.get(timeout=_WAIT_S)
+            if isinstance(message, ErrorReply):
+                raise BatchFailed(message.message)
+            assert isinstance(message, BatchReady | RowGroup)
+            group = message.rows if isinstance(message, BatchReady) else message
+            if isinstance(message, BatchReady):
+                edges += sum(sum(hop) for hop in message.edges_per_hop)
+            self._engine.release(
+                Release(session=session, run=run, step=group.step, group=group.group)
+            )
+            left -= group.last
+        _settle(reader)
+        return _Trial(count, edges, time.process_time() - cpu_s, reader.bytes_read - num_bytes)
+
+    def close(self) -> None:
+        """Wait until its memory is free."""
+        self._engine.detach(self._attached.session)
+        pause, end = threading.Event(), time.monotonic() + _WAIT_S
+        while self._engine.broker.available() < self._free and time.monotonic() < end:
+            pause.wait(0.01)
+
+
+def _settle(reader: BlockReader) -> None:
+    """Wait until nothing is read any more."""
+    pause, end, known = threading.Event(), time.monotonic() + _WAIT_S, -1
+    while known != reader.bytes_read and time.monotonic() < end:
+        known = reader.bytes_read
+        pause.wait(_SETTLED_S)
+
+
+def measure_order(reader: BlockReader) -> tuple[float, float]:
+    """(seconds, CPU seconds) of a byte read in order, from the largest of the reader's files.
+
+    Seconds of the fastest 64 MiB: others may be reading too.
+    """
+    number = max(
+        range(len(reader.files)),
+        key=lambda i: reader.files[i].geometry.num_blocks * reader.files[i].geometry.slot_bytes,
+    )
+    geometry = reader.files[number].geometry
+    pages = min(geometry.num_blocks, geometry.blocks_per_shard) * geometry.pages_per_block
+    each = min(RUN_BYTES // PAGE_BYTES, pages)
+    transit: Transit = queue.SimpleQueue()
+    for _ in range(8):
+        transit.put(aligned_buffer(each * PAGE_BYTES))
+    first, num_bytes, best = 0, 0, np.inf
+    begun, cpu_s = time.perf_counter(), time.process_time()
+    while num_bytes == 0 or time.perf_counter() - begun < _RATE_S:
+        starts = np.arange(first, min(first + 64 * each, pages - each + 1), each)
+        runs = np.zeros((starts.size, 3), np.int64)
+        runs[:, 1], runs[:, 2] = starts, each
+        since = time.perf_counter()
+        reader.stream(number, runs, transit, lambda _run, _data: None).wait()
+        size = starts.size * each * PAGE_BYTES
+        best = min(best, (time.perf_counter() - since) / size)
+        num_bytes += size
+        first = int(starts[-1]) + each
+        first = first if first + each <= pages else 0
+    return float(best), (time.process_time() - cpu_s) / num_bytes
+
+
+class _Case:
+    """One store, one budget, one request: what is known without measuring."""
+
+    def __init__(self, store: Store, settings: EngineSettings, request: Attach) -> None:
+        """Raises Refused: no such split, fanouts, ..."""
+        self.store, self.settings, self.request = store, settings, request
+        self.manifest: Manifest = store.manifest
+        self.served = served_rows(self.manifest)
+        self.slot = slot_bytes(self.manifest)
+        self.num_seeds = count_seeds(seed_type(self.manifest, request), request.split, None)
+        self.plain = self.plan_of(self.resolved(MinibatchPlan.name), MinibatchPlan.name)
+        self.needs = [self._need(self.plain, stamp) for stamp in (True, False)]
+        self.partitioned = any(t.num_partitions for t in self.manifest.types)
+
+    def resolved(self, plan: str, halos: bool = True) -> Resolved:
+        """The request for this plan.  Raises Refused."""
+        asked = structs.replace(self.request, plan=plan, halos=halos)
+        return resolve(self.manifest, asked, f"split:{self.request.split}", self.num_seeds)
+
+    def plan_of(self, resolved: Resolved, name: str) -> Plan:
+        """The same as a plan."""
+        return make_plan(self.manifest, resolved, Part(), name)
+
+    def _need(self, plan: Plan, stamp: bool) -> SessionNeed:
+        sizes = make_sizes(self.manifest, plan.resolved.edge_ids, stamp)
+        return session_need(plan.shape(), sizes, self.served, self.num_seeds, self.slot)
+
+    @property
+    def least(self) -> int:
+        """Slots of a session of plain minibatches, at least."""
+        return min(need.least for need in self.needs)
+
+    def least_bytes(self, more: int = 0) -> int:
+        """--mem with which such a session and `more` slots can be had."""
+        graph = max(1, sum(r.num_blocks for r in self.manifest.relations))
+        graph_least = min(2 * self.settings.workers + 2, graph)
+        fixed = sum(e.num_bytes for e in table_entries(self.manifest))
+        return fixed + self.slot * (graph_least + max(LEAST_SESSION, self.least + more))
+
+    def enough(self) -> EngineSettings:
+        """The settings with no more memory than is of use."""
+        blocks = sum(r.num_blocks for r in self.manifest.relations)
+        blocks += sum(
+            row_geometry(r.array, self.manifest.block_bytes).num_blocks for r in self.served
+        )
+        own = self.settings.workers * (max(n.workspace for n in self.needs) + 16)
+        mem = self.least_bytes(_ROOMY * (blocks + own)) + (1 << 30)
+        return replace(self.settings, mem_bytes=min(self.settings.mem_bytes, mem))
+
+
+def report_on(store: Store, settings: EngineSettings, request: Attach) -> Report:
+    """Estimate every plan; a trial of each that can run.
+
+    Raises Refused, StoreError: no such split, fanouts that cannot be, a corrupt block.
+    """
+    case = _Case(store, settings, request)
+    macros = _macro_cases(case)
+    if case.least_bytes() > settings.mem_bytes:
+        least = case.least_bytes()
+        lines = [
+            Line(plan.name, "", True, least, False) for plan in (MinibatchPlan, HyperbatchPlan)
+        ]
+        lines += [macro.refused() for macro in macros] or [_not_partitioned(case)]
+        return Report(None, case.plain.num_steps, advise(lines, ""))
+    with Engine(store, case.enough()) as engine:
+        order_s, byte_s = measure_order(engine.reader)
+        seen = engine.prospect(request)
+        cost = seen.ahead.cost if seen.ahead else FLASH
+        machine = Machine(
+            Device(engine.io_mode, order_s, *cost, byte_s), len(os.sched_getaffinity(0)),
+            settings.workers, settings.mem_bytes,
+        )  # fmt: skip
+        lines = [_plain_line(case, machine, engine, seen), _hyper_line(case, machine, engine, seen)]
+        work: tuple[Work, str] | None = None
+        for macro in macros:
+            if macro.least > settings.mem_bytes:
+                lines.append(macro.refused())
+                continue
+            work = work or _macro_work(case, macro, machine, engine, seen)
+            lines.append(macro.line(case, machine, *work))
+        lines += [] if macros else [_not_partitioned(case)]
+        return Report(machine, case.plain.num_steps, advise(lines, seen.choice()))
+
+
+# -- batches equal to those of plan minibatch ---------------------------------------------------
+
+
+def _work(case: _Case, machine: Machine, engine: Engine, plan: str, step_s: float) -> Work:
+    """CPU of a batch of this plan, by some batches that are served; one before warms up."""
+    request = structs.replace(case.request, plan=plan)
+    trials = _Trials(engine, request)
+    try:
+        trials.serve(1)
+        count = int(np.clip(_TRY_S / max(1e-3, step_s), 1, _BATCHES))
+        trial = trials.serve(count)
+    finally:
+        trials.close()
+    byte_s = machine.device.byte_s
+    return Work(max(0.0, trial.cpu_s - trial.num_bytes * byte_s) / trial.batches, byte_s)
+
+
+def _equal_line(
+    case: _Case, machine: Machine, engine: Engine, seen: Prospect, step: Reads, line: Line,
+    fill: Reads,
+) -> Line:  # fmt: skip
+    cost, steps = machine.device.cost, seen.num_steps
+    work = _work(case, machine, engine, line.plan, step.seconds(cost))
+    num_bytes = step.num_bytes * steps
+    return replace(
+        line, epoch_bytes=num_bytes, io_s=step.seconds(cost) * steps, fill_bytes=fill.num_bytes,
+        fill_s=fill.seconds(cost),
+        cpu_s=cpu_seconds(work, steps, num_bytes, machine.workers, machine.cores),
+    )  # fmt: skip
+
+
+def _graph_held(seen: Prospect) -> str:
+    total = seen.ahead.look.hop_blocks[0].total if seen.ahead and seen.ahead.look.hop_blocks else 0
+    return "graph" if seen.rooms.graph >= total else f"{seen.rooms.graph / total:.0%} of the graph"
+
+
+def _plain_line(case: _Case, machine: Machine, engine: Engine, seen: Prospect) -> Line:
+    line = Line(MinibatchPlan.name, "", True, case.least_bytes(), True)
+    if seen.ahead is None or seen.plain is None:
+        return replace(line, note="there is no memory to sample ahead: not measured")
+    look = seen.ahead.look
+    total = look.row_blocks.total
+    rows = min(seen.rooms.rows, look.row_blocks.of(seen.num_steps))
+    share = min(1.0, seen.rooms.rows / max(1, total))
+    held = f"{_graph_held(seen)}, {share:.0%} of the rows' blocks"
+    reads = f"blocks of {format_bytes(case.slot)}, some"
+    fill = fill_reads(look, seen.rooms, case.manifest.block_bytes) + Reads(rows * case.slot, 0)
+    line = replace(line, held=held, reads=reads)
+    return _equal_line(case, machine, engine, seen, seen.plain, line, fill)
+
+
+def _hyper_line(case: _Case, machine: Machine, engine: Engine, seen: Prospect) -> Line:
+    line = Line(HyperbatchPlan.name, "", True, _hyper_least(case, seen), False)
+    cut = seen.cut
+    if seen.ahead is None or seen.hyper is None or cut is None:
+        return replace(line, note="has no room: plan minibatch serves in its place")
+    look = seen.ahead.look
+    held = f"{_graph_held(seen)}, {cut.size} batches"
+    fill = fill_reads(look, seen.rooms, case.manifest.block_bytes)
+    if cut.entries:
+        counts = zip(cut.entries, look.rows, strict=True)
+        nodes = sum(growth.total for growth in look.rows)
+        held += f", {min(sum(cut.entries), nodes) / max(1, nodes):.0%} of the rows"
+        each = [min(room, growth.of(seen.num_steps)) for room, growth in counts]
+        widths = [sum(t.row_bytes) for t in rows_by_type(case.served)]
+        fill += Reads(float(sum(n * w for n, w in zip(each, widths, strict=True))), 0)
+    line = replace(line, runs=True, held=held, reads="runs of pages, the graph in order")
+    return _equal_line(case, machine, engine, seen, seen.hyper, line, fill)
+
+
+def _hyper_least(case: _Case, seen: Prospect) -> int:
+    """--mem with which hyperbatches are built, about."""
+    least = case.least_bytes()
+    if seen.estimate is None:
+        return least
+    need, settings = seen.need, case.settings
+
+    def room_for(mem: int) -> bool:
+        assert seen.estimate is not None
+        budget = make_budget(case.manifest, replace(settings, mem_bytes=mem))
+        together = budget.graph_slots < budget.graph_blocks
+        estimate = seen.estimate._replace(scratch_bytes=seen.estimate.scratch_bytes * together)
+        taken = 2 * (need.workspace + 2) + need.seeds
+        room = int((budget.num_slots - budget.graph_slots - taken) * settings.session_share)
+        return room > 0 and cut_hyper(
+            room, case.slot, need, estimate, case.served, case.manifest.id_dtype, settings.readers,
+            2 * settings.workers, 0, seen.num_steps,
+        ) is not None  # fmt: skip
+
+    high = least
+    while not room_for(high) and high < least << 20:
+        high *= 2
+    low = high // 2
+    while high - low > max(case.slot, high // 64) and high > least:
+        middle = (low + high) // 2
+        low, high = (low, middle) if middle >= least and room_for(middle) else (middle, high)
+    return max(least, high)
+
+
+# -- macro-batches ------------------------------------------------------------------------------
+
+
+class _Macro(NamedTuple):
+    """Macro-batches with or without halos."""
+
+    resolved: Resolved
+    options: str
+    cut: MacroCut
+    reads: MacroReads
+    least: int  # --mem
+    kept: float
+    note: str
+
+    def refused(self) -> Line:
+        """There is too little memory."""
+        return Line(
+            MacrobatchPlan.name,
+            self.options,
+            False,
+            self.least,
+            False,
+            note=self.note,
+            kept=self.kept,
+        )
+
+    def line(self, case: _Case, machine: Machine, work: Work, basis: str) -> Line:
+        """With the CPU seconds of its batches."""
+        macro = self.resolved.macro
+        assert macro is not None
+        passes = -(-case.num_seeds // case.request.batch_size) * macro.reuse
+        order_s, reads = machine.device.order_s, self.reads
+        first = reads.hubs + reads.first
+        at_once = "two" if self.cut.memories == 2 else "one"
+        return Line(
+            MacrobatchPlan.name, self.options, False, self.least, True,
+            held=f"{at_once} x {macro.partitions} of {macro.num_partitions} partitions",
+            reads="in order", epoch_bytes=float(reads.epoch), fill_bytes=float(reads.hubs),
+            io_s=reads.epoch * order_s,
+            cpu_s=cpu_seconds(work, passes, reads.epoch, machine.workers, machine.cores),
+            fill_s=max(first * order_s, first * work.byte_s / machine.cores),
+            note=f"{self.note}{basis}", kept=self.kept,
+        )  # fmt: skip
+
+
+def _macro_cases(case: _Case) -> list[_Macro]:
+    """With all that the store has, and without halos where it has any."""
+    if not case.partitioned:
+        return []
+    files = MacroFiles(case.store, case.served, 0)
+    halos = [True, False] if has_halos(case.manifest) else [False]
+    return [_macro_case(case, files, with_halos) for with_halos in halos]
+
+
+def _macro_case(case: _Case, files: MacroFiles, halos: bool) -> _Macro:
+    manifest = case.manifest
+    resolved = case.resolved(MacrobatchPlan.name, halos)
+    macro = resolved.macro
+    assert macro is not None
+    cut = cut_macro(manifest, files, case.served, resolved, case.settings, case.slot, 1 << 60)
+    least = case.least_bytes(cut.least)
+    room = case.settings.mem_bytes - case.least_bytes(cut.slots)
+    cut = cut if room >= 0 else cut._replace(memories=1)
+    parts = [name for name, there in (("hubs", macro.hubs), ("halos", macro.halos)) if there]
+    kept, note = kept_neighbors(manifest, macro.partitions, macro.hubs, macro.halos)
+    reads = macro_reads(manifest, case.served, files, resolved)
+    return _Macro(resolved, " + ".join(parts) or "partitions alone", cut, reads, least, kept, note)
+
+
+def _macro_work(
+    case: _Case, macro: _Macro, machine: Machine, engine: Engine, seen: Prospect
+) -> tuple[Work, str]:
+    """CPU of a batch and of a byte, from as many partitions as are read in a short time."""
+    resolved = macro.resolved.macro
+    assert resolved is not None
+    seconds = macro.reads.first * machine.device.order_s
+    size = max(1, min(resolved.partitions, int(resolved.partitions * _TRY_S / max(1e-3, seconds))))
+    request = structs.replace(
+        case.request, plan=MacrobatchPlan.name, halos=resolved.halos, macro_partitions=size
+    )
+    trials = _Trials(engine, request)
+    try:
+        trials.serve(1)  # warms up
+        load = trials.serve(1, epoch=1)
+        trial = trials.serve(_BATCHES, epoch=1)
+    finally:
+        trials.close()
+    work = solve_work(load.cpu_s, load.num_bytes, trial.cpu_s, trial.num_bytes, trial.batches)
+    if size == resolved.partitions:
+        return work, ""
+    edges = seen.ahead.look.edges if seen.ahead else trial.edges / trial.batches
+    more = max(1.0, edges * trial.batches / max(1, trial.edges))  # as if none were left out
+    return (
+        Work(work.batch_s * more, work.byte_s),
+        f"; cores measured with {size} partitions",
+    )
+
+
+def solve_work(
+    load_s: float, load_bytes: int, trial_s: float, trial_bytes: int, batches: int
+) -> Work:
+    """CPU of a batch and of a byte, from a trial of one batch and one of several."""
+    system = np.array([[1.0, load_bytes], [batches, trial_bytes]])
+    if abs(np.linalg.det(system)) < 1:
+        return Work(trial_s / batches, 0.0)
+    batch_s, byte_s = np.linalg.solve(system, np.array([load_s, trial_s])).tolist()
+    return Work(max(0.0, batch_s), max(0.0, byte_s))
+
+
+def _not_partitioned(case: _Case) -> Line:
+    note = (
+        f"the store is not partitioned: `blockstore repartition {case.store.path} NEW "
+        "--partitions 64` makes one that is"
+    )
+    return Line(MacrobatchPlan.name, "", False, case.least_bytes(), False, note=note)
