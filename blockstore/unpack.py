@@ -38,13 +38,12 @@ class GraphBlock(NamedTuple):
     def edge_words(self) -> NDArray[np.uint32]:
         """All that the block has of each edge, section by section: uint32 (num_edges, words)."""
         held = (self.sources, self.edge_ids, self.weights, self.times)
-        size = self.sources.size
-        if size == 0:
-            return np.empty((0, 1), np.uint32)
-        return np.hstack([
-            np.ascontiguousarray(part).view(np.uint32).reshape(size, -1)
-            for part in held if part is not None
-        ])  # fmt: skip
+        words = [
+            np.ascontiguousarray(part).view(np.uint32).reshape(part.size, part.itemsize // 4)
+            for part in held
+            if part is not None
+        ]
+        return words[0] if len(words) == 1 else np.hstack(words)
 
 
 def unpack_block(block: NDArray[np.uint8], where: str) -> GraphBlock:

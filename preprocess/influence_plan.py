@@ -110,7 +110,7 @@ def influence_steps(
     for r in contents.relations:
         written = _copied_graph_bytes(r, contents, options)
         edges = written // r.item_bytes
-        passing = scatter_bytes(edges, r.item_bytes, 8, share)
+        passing = scatter_bytes(edges, r.item_bytes, 0, share)
         read = 2 * graph_bytes(r, options) + passing
         steps.append(Step(halo_relation_path(r.path), read, written + passing, passing=passing))
     return [*steps, Step(KEPT, graph + ids, 0, spent=held)]

@@ -75,24 +75,13 @@ def end_column(state, column, totals):
 
 
 @njit(nogil=True, cache=True)
-def spread_columns(nodes, slots, first, skipped, begins, slot_starts, index, places):
-    """Where the edges of columns go: to the columns of slots that are copies of them.
+def copy_runs(source, starts, sizes, target, places):
+    """target[places[i] : + sizes[i]] = source[starts[i] : + sizes[i]], run by run.
 
-    nodes        int64 (copies,)        node of each copy: a column of this piece
-    slots        int64 (copies,)        its slot
-    first        int64                  node of the first column
-    skipped      int64                  edges of that column in earlier pieces
-    begins       int64 (columns + 1,)   first edge of each column here
-    slot_starts  int64 (slots + 1,)     first edge of each slot
-    index        int64                  out: an edge of this piece ...
-    places       integers               out: ... and its place among the edges of all slots
+    source, target         uint32 (any,)
+    starts, sizes, places  int64 (runs,)
     """
-    done = np.int64(0)
-    for i in range(nodes.size):
-        c = nodes[i] - first
-        place = slot_starts[slots[i]] + (skipped if c == 0 else 0)
-        for k in range(begins[c], begins[c + 1]):
-            index[done] = k
-            places[done] = place
-            place += 1
-            done += 1
+    for i in range(starts.size):
+        start, place = starts[i], places[i]
+        for k in range(sizes[i]):
+            target[place + k] = source[start + k]

@@ -2,18 +2,21 @@
 
 from collections.abc import Iterator
 from contextlib import closing
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from blockstore.format import Relation, RowArray
+from blockstore.format import TIME_DTYPE, WEIGHT_DTYPE, Relation, RowArray
 from blockstore.pack import GraphPacker
 from blockstore.store import Store, scan_rows
-from preprocess.kernels.reach import spread_columns
+from preprocess.kernels.edges import cut_ranges
+from preprocess.kernels.reach import copy_runs
 from preprocess.progress import Progress
 from preprocess.stages.ahead import read_ahead
+from preprocess.stages.buckets import Buckets
 from preprocess.stages.rows import Emit, chunk_rows, scatter_rows
 from preprocess.stages.stored_columns import relation_columns, scan_size
 
@@ -41,19 +44,129 @@ class SlotCopies:
         scatter_rows(placed, copy, self._place_dtype, self._share, self._work, emit, self._progress)
 
     def columns(self, relation: Relation, packer: GraphPacker) -> int:
-        """In-edges of a relation into the type, a column a slot; returns how many edges."""
+        """In-edges of a relation into the type, a column a slot; returns how many edges.
+
+        Whole columns go to the bucket of their slot as they come, which is by node: where each lies
+        in its bucket is known without being written.
+        """
+        words = sum(relation.item_bytes(self._store.manifest.id_dtype)) // 4
         degrees = self._degrees(relation)
-        starts = np.zeros(degrees.size + 1, np.int64)
-        np.cumsum(degrees, out=starts[1:])
-        total = int(starts[-1])
-        places = np.dtype(np.uint32 if total < 2**32 else np.uint64)
-        widths = relation.item_bytes(self._store.manifest.id_dtype)
-        array = RowArray(f"{relation.path} of slots", "uint32", total, (sum(widths) // 4,))
-        feed = _ColumnFeed(packer, degrees, relation, self._store.manifest.id_dtype)
-        placed = self._placed_edges(relation, starts, places)
-        scatter_rows(placed, array, places, self._share, self._work, feed.append, self._progress)
-        feed.finish()
+        bounds, sizes = self._buckets_of(degrees, 4 * words)
+        total = int(degrees.sum())
+        in_memory = 4 * words * total <= self._share // 2
+        name = f"{relation.path}: columns of slots"
+        with (
+            Buckets(
+                self._work / "slots", sizes, [(np.uint32, words)], in_memory, self._share // 8
+            ) as buckets,
+            self._progress.stage(name, 2 * total, "edges") as stage,
+        ):
+            for some, edges in self._whole_columns(relation, degrees, words):
+                slots = self._order[some]
+                bucket = np.searchsorted(bounds, slots, "right") - 1
+                order = np.argsort(bucket, kind="stable")
+                counts = degrees[slots]
+                starts = _starts(counts)
+                chosen = np.empty(edges.size, np.uint32)
+                runs = counts[order] * words
+                copy_runs(edges, starts[:-1][order] * words, runs, chosen, _starts(runs)[:-1])
+                grouped = np.bincount(bucket, counts, minlength=sizes.size).astype(np.int64)
+                buckets.append_grouped(_starts(grouped), [chosen])
+                stage.advance(int(starts[-1]))
+            buckets.finish()
+            for b, (low, high) in enumerate(pairwise(bounds.tolist())):
+                self._pack(buckets.take(b, 0), degrees[low:high], low, relation, packer)
+                stage.advance(int(sizes[b]))
         return total
+
+    def _buckets_of(
+        self, degrees: NDArray[np.int64], edge_bytes: int
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Ranges of slots whose edges are put in order together: (bounds, edges of each)."""
+        counts, none = degrees.astype(np.uint32), np.empty(0, np.int64)
+        longest = int(counts.max(initial=0)) * edge_bytes + SLOT_BYTES
+        most = max(longest, self._share // 8)
+        num_ranges = cut_ranges(counts, edge_bytes, SLOT_BYTES, most, none, none)
+        bounds, sizes = np.zeros(num_ranges + 1, np.int64), np.empty(num_ranges, np.int64)
+        cut_ranges(counts, edge_bytes, SLOT_BYTES, most, bounds, sizes)
+        return bounds, sizes
+
+    def _whole_columns(
+        self, relation: Relation, degrees: NDArray[np.int64], words: int
+    ) -> Iterator[tuple[slice, NDArray[np.uint32]]]:
+        """(copies in the order of their nodes, their edges flat), some whole columns at a time.
+
+        What has come of a column that goes on waits for the rest.
+        """
+        most = chunk_rows(4 * words, self._share)
+        held: list[NDArray[np.uint32]] = []
+        for first, skipped, here, edges, low, high in self._pieces(relation, True):
+            if held and not skipped:
+                held = []
+            if held:
+                edges = np.concatenate([*held, edges])
+                here[0] += skipped
+                held = []
+            begins = _starts(here)
+            if high > low:
+                last = int(self._nodes[high - 1]) - first
+                if last == here.size - 1 and here[-1] < degrees[self._order[high - 1]]:
+                    held = [edges[begins[last] :].copy()]
+                    high = int(np.searchsorted(self._nodes, first + last))
+            columns = self._nodes[low:high] - first
+            ends = np.cumsum(here[columns])
+            at, done = low, 0
+            while at < high:
+                cut = low + int(np.searchsorted(ends, done + most, "right"))
+                cut = min(max(cut, at + 1), high)
+                size = int(ends[cut - low - 1]) - done
+                chosen = columns[at - low : cut - low]
+                runs, out = here[chosen] * words, np.empty(size * words, np.uint32)
+                copy_runs(edges.reshape(-1), begins[chosen] * words, runs, out, _starts(runs)[:-1])
+                yield slice(at, cut), out
+                at, done = cut, done + size
+
+    def _pack(
+        self,
+        edges: NDArray[np.uint32],
+        degrees: NDArray[np.int64],
+        first: int,
+        relation: Relation,
+        packer: GraphPacker,
+    ) -> None:
+        """A bucket's columns, which lie by node, into blocks by slot; `first`: its first slot."""
+        words = edges.size // max(1, int(degrees.sum()))
+        inside = np.flatnonzero((self._order >= first) & (self._order < first + degrees.size))
+        slots = self._order[inside] - first
+        runs = degrees[slots] * words
+        ordered = np.empty(edges.size, np.uint32)
+        copy_runs(edges, _starts(runs)[:-1], runs, ordered, _starts(degrees)[:-1][slots] * words)
+        begins, at = _starts(degrees), 0
+        while at < degrees.size:
+            stop = int(np.searchsorted(begins, begins[at] + _PACKED_EDGES, "right")) - 1
+            stop = min(max(stop, at + 1), degrees.size, at + _PACKED_EDGES)
+            part = ordered[begins[at] * words : begins[stop] * words].reshape(-1, max(1, words))
+            packer.append(degrees[at:stop], *self._sections(part, relation))
+            at = stop
+
+    def _sections(
+        self, records: NDArray[np.uint32], relation: Relation
+    ) -> tuple[NDArray[Any], NDArray[Any] | None, NDArray[Any] | None, NDArray[Any] | None]:
+        """Sources, edge ids, weights, times of edges, uint32 (edges, words)."""
+        id_dtype = self._store.manifest.id_dtype
+        dtypes = (id_dtype, relation.edge_id_dtype, WEIGHT_DTYPE, TIME_DTYPE)
+        found: list[NDArray[Any] | None] = []
+        at = 0
+        for width, dtype in zip(relation.item_bytes(id_dtype), dtypes, strict=True):
+            part = None
+            if width:
+                part = np.ascontiguousarray(records[:, at : at + width // 4])
+                part = part.reshape(-1).view(np.dtype(dtype or "uint32"))
+            found.append(part)
+            at += width // 4
+        sources, edge_ids, weights, times = found
+        assert sources is not None
+        return sources, edge_ids, weights, times
 
     def _placed_rows(
         self, array: RowArray, first: int
@@ -88,86 +201,9 @@ class SlotCopies:
                 stage.advance(edges.shape[0])
         return found
 
-    def _placed_edges(
-        self, relation: Relation, starts: NDArray[np.int64], places_dtype: np.dtype[Any]
-    ) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
-        width = sum(relation.item_bytes(self._store.manifest.id_dtype))
-        most = chunk_rows(width + 16, self._share)
-        for first, skipped, degrees, edges, low, high in self._pieces(relation, True):
-            begins = np.zeros(degrees.size + 1, np.int64)
-            np.cumsum(degrees, out=begins[1:])
-            ends = np.cumsum(degrees[self._nodes[low:high] - first])
-            at, done = low, 0
-            while at < high:
-                cut = int(np.searchsorted(ends, done + most, "right")) + low
-                cut = min(max(cut, at + 1), high)
-                size = int(ends[cut - low - 1]) - done
-                index, places = np.empty(size, np.int64), np.empty(size, places_dtype)
-                spread_columns(
-                    self._nodes[at:cut], self._order[at:cut], first, skipped, begins, starts,
-                    index, places,
-                )  # fmt: skip
-                yield edges[index], places
-                at, done = cut, done + size
 
-
-class _ColumnFeed:
-    """Edges in the order of slots, in any pieces, to a packer as whole columns."""
-
-    def __init__(
-        self, packer: GraphPacker, degrees: NDArray[np.int64], relation: Relation, id_dtype: str
-    ) -> None:
-        dtypes = [id_dtype, relation.edge_id_dtype, "float32", "int64"]
-        widths = relation.item_bytes(id_dtype)
-        self._sections = [
-            (width // 4, np.dtype(d)) if width else None
-            for width, d in zip(widths, dtypes, strict=True)
-        ]
-        self._packer, self._degrees = packer, degrees
-        self._next = 0  # slot
-        self._held: list[NDArray[np.uint32]] = []  # edges of it that came before
-        self._held_edges = 0
-
-    def append(self, records: NDArray[np.uint32]) -> None:
-        """More edges, uint32 (edges, words); it is not kept."""
-        at = 0
-        while at < records.shape[0]:
-            low = self._next
-            ends = np.cumsum(self._degrees[low : low + _PACKED_EDGES])
-            there = self._held_edges + records.shape[0] - at
-            most = max(int(ends[0]), min(there, _PACKED_EDGES))
-            count = int(np.searchsorted(ends, min(most, there), "right"))
-            if count == 0:
-                break
-            size = int(ends[count - 1]) - self._held_edges
-            self._pack(count, [*self._held, records[at : at + size]])
-            self._held, self._held_edges, at = [], 0, at + size
-        if at < records.shape[0]:
-            self._held.append(records[at:].copy())
-            self._held_edges += records.shape[0] - at
-
-    def finish(self) -> None:
-        """Slots without edges may be left."""
-        assert not self._held_edges
-        while self._next < self._degrees.size:
-            left = self._degrees[self._next :][:_PACKED_EDGES]
-            assert not left.any()
-            self._pack(left.size, [])
-
-    def _pack(self, count: int, parts: list[NDArray[np.uint32]]) -> None:
-        words = sum(s[0] for s in self._sections if s)
-        records = np.concatenate([np.empty((0, words), np.uint32), *parts])
-        values: list[NDArray[Any] | None] = []
-        at = 0
-        for section in self._sections:
-            if section is None:
-                values.append(None)
-                continue
-            part = np.ascontiguousarray(records[:, at : at + section[0]])
-            values.append(part.view(section[1]).reshape(-1))
-            at += section[0]
-        sources, edge_ids, weights, times = values
-        assert sources is not None
-        degrees = self._degrees[self._next : self._next + count]
-        self._packer.append(degrees, sources, edge_ids, weights, times)
-        self._next += count
+def _starts(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Where each begins, then the end of all: int64 (sizes + 1,)."""
+    starts = np.zeros(sizes.size + 1, np.int64)
+    np.cumsum(sizes, out=starts[1:])
+    return starts

@@ -313,6 +313,33 @@ def test_memory_does_not_show(tmp_path: Path):
     verify_store(tmp_path / "least")
 
 
+@pytest.mark.parametrize("edge_ids", [False, True])
+@pytest.mark.usefixtures("tight")
+def test_columns_longer_than_blocks_and_empty_ones_are_copied(tmp_path: Path, edge_ids: bool):
+    """Those who matter have thousands of in-edges each; others have none for blocks on end."""
+    rng = np.random.default_rng(5)
+    size = 6000
+    pairs = [*zip(rng.integers(0, 40, 9000), rng.integers(0, 400, 9000), strict=True)]
+    pairs += [*zip(rng.integers(0, size, 30_000), rng.integers(0, 12, 30_000), strict=True)]
+    graph = Graph().add_type("node", size, train=np.arange(0, 400, 3))
+    graph.add_relation("node", "to", "node", pairs, **edge_arrays({"weight", "time"}, len(pairs)))
+    partition = (np.arange(size) % 7).astype(np.uint32)
+    options = IngestOptions(
+        block_bytes=4096, order="source", edge_ids=edge_ids,
+        influence=InfluenceOptions(hubs=0.0005, halo=0.01),
+    )  # fmt: skip
+    found = set()
+    for i, mem in enumerate((3 << 20, 1 << 30)):
+        asked = replace(options, mem_bytes=mem)
+        manifest = ingest(graph, tmp_path / str(i), asked, QUIET, partition=partition).manifest
+        found.add(manifest.fingerprint)
+        verify_store(tmp_path / str(i))
+        halo = manifest.relations[0].halo
+        assert halo.num_edges > 30_000
+        assert halo.num_blocks > 150
+    assert len(found) == 1
+
+
 def test_any_lanes_choose_the_same(tmp_path: Path):
     """One walk at a time, full lines, several threads: to the last bit."""
     options = IngestOptions(block_bytes=4096, split=(0.5, 0.3, 0.2), partition=PartitionOptions(21))
