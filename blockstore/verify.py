@@ -12,6 +12,7 @@ from blockstore.format import NodeType, RowArray, side_arrays
 from blockstore.store import Store, open_store, read_rows, scan_blocks, scan_rows
 from blockstore.verify_copies import check_copies
 from blockstore.verify_graph import GraphCheck, VerifyReport
+from blockstore.verify_hops import check_hops
 
 
 def verify_store(path: Path) -> VerifyReport:
@@ -39,6 +40,8 @@ def verify_store(path: Path) -> VerifyReport:
         report.nodes += node_type.num_nodes
         if node_type.hubs is not None or node_type.halo is not None:
             check_copies(store, node_type, report)
+        for hops in node_type.hops.values():
+            check_hops(store, node_type, hops)
     for array in store.manifest.row_arrays():
         _check_rows(store, array, report)
     return report

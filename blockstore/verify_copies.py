@@ -26,7 +26,7 @@ def check_copies(store: Store, node_type: NodeType, report: VerifyReport) -> Non
     if halo.label is not None and node_type.label is not None:
         pairs.append((node_type.label, halo.label))
     for array, copy in pairs:
-        _compare_rows(store, array, copy, nodes - node_type.first)
+        compare_rows(store, array, copy, nodes - node_type.first)
     for relation in store.manifest.relations:
         if relation.dst == node_type.name and relation.halo is not None:
             GraphCheck(store, relation, report, nodes.size).run()
@@ -95,7 +95,7 @@ def _check_slots(
     return nodes
 
 
-def _compare_rows(store: Store, array: RowArray, copy: RowArray, rows: NDArray[np.int64]) -> None:
+def compare_rows(store: Store, array: RowArray, copy: RowArray, rows: NDArray[np.int64]) -> None:
     """`rows`: int64 (slots,), the row of `array` that each row of `copy` is one of."""
     if (array.dtype, array.row_shape) != (copy.dtype, copy.row_shape):
         raise CorruptBlock(

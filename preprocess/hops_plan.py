@@ -28,7 +28,7 @@ Kind = Literal["sym", "row", "ppr", "heat"]
 Rows = Literal["labelled", "all"]
 ALL = "all"  # the split that is every node
 
-SERIES_ERROR = 1e-6  # what the rest of a series may be, times the features
+SERIES_ERROR = 1e-7  # what the rest of a series may be, times the features
 _MOST_T = 20.0  # of the heat kernel: its terms must fit float32
 _LEAST_ALPHA = 0.005
 
@@ -217,9 +217,9 @@ def _check_numbers(request: HopsRequest) -> None:
         ("--dtype", request.dtype, request.dtype in (None, *get_args(FeatureDtype)),
          f"one of {', '.join(get_args(FeatureDtype))}"),
     ]  # fmt: skip
-    for option, found, good, expected in checks:
+    for option, value, good, expected in checks:
         if not good:
-            raise BadInput.at(option, found, expected, "choose another")
+            raise BadInput.at(option, value, expected, "choose another")
 
 
 def _of_itself(manifest: Manifest, node_type: NodeType) -> list[Relation]:

@@ -226,6 +226,8 @@ def multiply_blocks(
     out,
     carry_slots,
     carry,
+    part,
+    parts,
 ):
     """out[v] = scale * factor[v] * (sum of the rows of v's sources [+ rows[v]]) + share * x[v].
 
@@ -241,6 +243,8 @@ def multiply_blocks(
     carry_slots           int64 (blocks,)             where the sum of carried edges goes, or -1
     carry                 float32 (slots * width,)    out: these sums
 
+    part, parts           int64                       of the columns of each block: part i of n
+
     A column whose edges go on in later blocks is not finished: its row is the sum of those here.
     """
     id_bytes = ids.itemsize
@@ -252,19 +256,20 @@ def multiply_blocks(
         start = np.int64(words[word + _EDGES_START])
         limit, beside = base + start + edges, np.int64(-1)
         if weights_place >= 0:
-            end = (start + edges) * id_bytes
+            over = (start + edges) * id_bytes
             if weights_place > 0:
-                end = (end + 7) // 8 * 8 + edges * weights_place
-            beside = word + (end + 7) // 8 * 2 - base - start
-        if carry_slots[block] >= 0:
+                over = (over + 7) // 8 * 8 + edges * weights_place
+            beside = word + (over + 7) // 8 * 2 - base - start
+        if part == 0 and carry_slots[block] >= 0:
             at, low = carry_slots[block] * width, base + start
             high = low + np.int64(words[word + _NUM_CARRIED])
             carry[at : at + width] = 0
             for e in range(low, high, CHUNK_EDGES):
                 stop = min(e + CHUNK_EDGES, high)
                 _add_rows(rows, width, ids, e, stop, limit, first, weights, beside, carry, at)
-        high = base + np.int64(words[word + _OFFSETS])
-        for i in range(count):
+        begin, end = count * part // parts, count * (part + 1) // parts
+        high = base + np.int64(words[word + _OFFSETS + begin])
+        for i in range(begin, end):
             low, high = high, base + np.int64(words[word + _OFFSETS + i + 1])
             at = (node + i) * width
             out[at : at + width] = 0

@@ -14,11 +14,12 @@ from blockstore.format import ITEM_BYTES, NodeType, Relation
 from blockstore.io.buffers import aligned_buffer
 from blockstore.store import Store, scan_blocks
 from blockstore.unpack import unpack_block
-from preprocess.errors import BadInput
 from preprocess.kernels import hops as kernels
 from preprocess.progress import Progress, Stage
 
 _LINE_BYTES = 64
+_TURNS = 8  # that a thread has in a product, at least: some columns take longer
+_MOST_PARTS = 64  # of a block
 
 
 class Degrees(NamedTuple):
@@ -41,7 +42,10 @@ class Step(NamedTuple):
 def count_degrees(
     store: Store, relation: Relation, nodes: NodeType, weighted: bool, progress: Progress
 ) -> Degrees:
-    """Read all blocks.  Raises CorruptBlock; BadInput: a weight that is negative or not finite."""
+    """Read all blocks.  Raises CorruptBlock.
+
+    Ingest has seen to it that weights are finite, and not negative.
+    """
     where = store.path / relation.path
     found = Degrees(
         np.zeros(nodes.num_nodes),
@@ -65,12 +69,6 @@ def count_degrees(
                         f"{nodes.first} to {nodes.first + nodes.num_nodes - 1}; ingest again"
                     )
                 weights = block.weights if weighted and block.weights is not None else none
-                bad = np.flatnonzero(~((weights >= 0) & np.isfinite(weights)))
-                if bad.size:
-                    raise BadInput.at(
-                        f"{where}, block {first + i}, edge {bad[0]}", f"weight {weights[bad[0]]:g}",
-                        "finite weights that are not negative", "go without --weighted",
-                    )  # fmt: skip
                 found.carried[first + i] = header.num_carried > 0
                 places = np.zeros(header.num_nodes + 2, np.int64)
                 places[1] = header.num_carried
@@ -161,15 +159,16 @@ class Product:
                     found = next(ranges, None)
                 if found is None:
                     return
-                for first, blocks in self._read(*found):
+                start, stop, part, parts = found
+                for first, blocks in self._read(start, stop):
                     slots = self._slots[first : first + blocks.size // self._block_bytes]
                     kernels.multiply_blocks(
                         blocks.view(np.uint32), blocks.view(self._id_dtype),
                         blocks.view(np.float32), self._block_bytes, self._nodes.first, rows, width,
                         step.factor, scale, share, x, step.loops, self._weights_place, out, slots,
-                        self._carry,
+                        self._carry, part, parts,
                     )  # fmt: skip
-                    if stage is not None:
+                    if stage is not None and part == 0:
                         stage.advance(blocks.size)
 
         for each in [pool.submit(work) for _ in range(self._threads)]:
@@ -178,14 +177,16 @@ class Product:
             self._columns, self._carry, rows, width, step.factor, scale, share, x, step.loops, out
         )
 
-    def _ranges(self) -> Iterator[tuple[int, int]]:
-        """Blocks that a thread takes together: (first, stop)."""
-        total = self._relation.num_blocks
+    def _ranges(self) -> Iterator[tuple[int, int, int, int]]:
+        """What a thread takes at a time: (first block, stop, part of their columns, parts)."""
+        total, parts = self._relation.num_blocks, 1
         count = max(1, self._scan_bytes // self._block_bytes)
         if self._blocks is not None:
-            count = max(1, min(count, total // (8 * self._threads)))
+            count = max(1, min(count, total // (_TURNS * self._threads)))
+            parts = max(1, min(_TURNS * self._threads // max(1, total), _MOST_PARTS))
         for first in range(0, total, count):
-            yield first, min(first + count, total)
+            for part in range(parts):
+                yield first, min(first + count, total), part, parts
 
     def _read(self, first: int, stop: int) -> Iterator[tuple[int, NDArray[Any]]]:
         if self._blocks is not None:

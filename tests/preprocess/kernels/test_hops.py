@@ -1,0 +1,105 @@
+"""Products over graph blocks against plain Python, for all widths of ids and rows."""
+
+from typing import Any
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from blockstore.unpack import unpack_block
+from preprocess.kernels import hops as kernels
+from tests.graphs import Csc, csc_graphs, pack
+
+DTYPES = st.sampled_from(["uint32", "uint64"])
+
+
+def naive(graph: Csc, x: np.ndarray, weighted: bool, loops: bool) -> np.ndarray:
+    """Sums of the rows of sources, float64."""
+    out = x.astype(np.float64) if loops else np.zeros(x.shape)
+    for v in range(graph.num_nodes):
+        for e in range(graph.indptr[v], graph.indptr[v + 1]):
+            out[v] += x[graph.indices[e]] * (float(graph.weights[e]) if weighted else 1.0)
+    return out
+
+
+def product(
+    blocks: list[Any],
+    id_dtype: str,
+    first: int,
+    x: np.ndarray,
+    weights_place: int,
+    loops: bool,
+    parts: int = 1,
+) -> np.ndarray:
+    """2 * factor * (A x) - 0.5 * x, where factor is 1 / (1 + node)."""
+    raw, num_nodes, width = np.concatenate(blocks), x.shape[0], x.shape[1]
+    headers = [unpack_block(block, "here").header for block in blocks]
+    slots, columns = np.full(len(blocks), -1, np.int64), []
+    for number, header in enumerate(headers):
+        if header.num_carried:
+            slots[number] = len(columns)
+            columns.append(header.first_node - 1 - first)
+    carry = np.full(len(columns) * width, np.nan, np.float32)
+    out = np.full(num_nodes * width, np.nan, np.float32)
+    factor = (1 / (1 + np.arange(num_nodes))).astype(np.float32)
+    rest = (x.reshape(-1), width, factor, np.float32(2), np.float32(-0.5), x.reshape(-1), loops)
+    for part in range(parts):
+        kernels.multiply_blocks(
+            raw.view(np.uint32), raw.view(id_dtype), raw.view(np.float32), blocks[0].size, first,
+            *rest, weights_place, out, slots, carry, part, parts,
+        )  # fmt: skip
+    kernels.finish_carried(np.array(columns, np.int64), carry, *rest, out)
+    return out.reshape(num_nodes, width)
+
+
+@given(data=st.data(), width=st.sampled_from([1, 2, 3, 4, 7, 8, 16, 24, 32, 48, 100, 128, 192]),
+       id_dtype=DTYPES, edge_id=st.sampled_from([None, "uint32", "uint64"]), times=st.booleans(),
+       weighted=st.booleans(), loops=st.booleans(), parts=st.integers(1, 5))  # fmt: skip
+def test_products_are_those_of_the_definition(
+    data, width: int, id_dtype: str, edge_id: Any, times: bool, weighted: bool, loops: bool,
+    parts: int,
+):  # fmt: skip
+    graph = data.draw(csc_graphs(max_giants=2, giant_degree=3000, id_dtype=id_dtype))
+    first = data.draw(st.sampled_from([0, 9]))
+    moved = graph._replace(indices=(graph.indices + first).astype(id_dtype))
+    blocks, _ = pack(moved, 4096, id_dtype, edge_id, first, (weighted, times))
+    x = np.random.default_rng(width).standard_normal((graph.num_nodes, width)).astype(np.float32)
+    place = {None: 0, "uint32": 4, "uint64": 8}[edge_id] if weighted else -1
+    found = product(blocks, id_dtype, first, x, place, loops, parts)
+    sums = naive(graph, x, weighted, loops)
+    expected = 2 * sums / (1 + np.arange(graph.num_nodes))[:, None] - 0.5 * x
+    assert np.abs(found - expected).max() <= 1e-5 * max(1.0, np.abs(sums).max())
+    again = product(blocks, id_dtype, first, x, place, loops)
+    assert np.array_equal(found, again)  # parts do not show
+
+
+def test_widths_do_not_show():
+    """A column of a wide row has the very sums that it has alone."""
+    graph = Csc(np.array([0, 700]), np.zeros(700, np.uint32), np.empty(0))
+    blocks, _ = pack(graph, 4096, "uint32")
+    x = np.random.default_rng(0).random((1, 112)).astype(np.float32)
+    wide = product(blocks, "uint32", 0, x, -1, True)
+    for column in range(112):
+        alone = product(blocks, "uint32", 0, x[:, column : column + 1].copy(), -1, True)
+        assert alone[0, 0] == wide[0, column]
+
+
+def test_long_sums_stay_close():
+    """A million terms of 0.1: one after the other they would be off by 1e-2 in float32."""
+    graph = Csc(np.array([0, 1_000_000]), np.zeros(1_000_000, np.uint32), np.empty(0))
+    blocks, _ = pack(graph, 1 << 16, "uint32")
+    x = np.full((1, 1), 0.1, np.float32)
+    found = product(blocks, "uint32", 0, x, -1, False)[0, 0]
+    assert abs(found - (2e6 * np.float64(np.float32(0.1)) - 0.05)) < 1e-4 * 2e5
+
+
+@given(st.integers(1, 40), st.integers(1, 30), st.booleans(), DTYPES)
+def test_rows_are_taken_without_their_scale(count: int, columns: int, scaled: bool, dtype: Any):
+    rng = np.random.default_rng(count)
+    rows = rng.standard_normal((20, 32)).astype(np.float32)
+    scale = (rng.random(20) + 0.5).astype(np.float32) if scaled else np.empty(0, np.float32)
+    places = rng.integers(0, 20, count).astype(dtype)
+    out = np.empty((count, columns), np.float32)
+    kernels.take_rows(rows.reshape(-1), 32, scale, places, out)
+    expected = rows / scale[:, None] if scaled else rows
+    assert np.array_equal(out, expected[places, :columns])
