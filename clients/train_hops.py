@@ -1,0 +1,153 @@
+"""Train on propagated features: `python -m clients.train_hops ENDPOINT --model hoga`."""
+
+import argparse
+import sys
+import time
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from clients.hop_models import make_model
+from clients.hops import HopBatch, HopDataset
+from clients.train import UNLABELLED, Clock, NotTrainable
+from loaderd.errors import DaemonError
+
+MODELS = ("features", "sgc", "sign", "sign-mlp", "hoga")
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What to train."""
+
+    endpoint: str
+    model: str = "sign"
+    operator: str = ""  # "": all that the store has
+    hops: int = -1  # -1: all
+    epochs: int = 50
+    batch_size: int = 8000
+    method: str = "cr"
+    chunk: int = 0
+    hidden: int = 0  # 0: as in the papers
+    dropout: float = 0.5
+    learning_rate: float = 0.001
+    seed: int = 0
+
+
+def open_split(settings: Settings, split: str) -> HopDataset:
+    """The dataset of one split."""
+    return HopDataset(
+        settings.endpoint, split, (settings.operator,) if settings.operator else (),
+        None if settings.hops < 0 else settings.hops, settings.batch_size,
+        "rr" if settings.method == "rr" else "cr", settings.chunk, settings.seed,
+        shuffle=split == "train",
+    )  # fmt: skip
+
+
+def inputs(settings: Settings, batch: HopBatch) -> list[Tensor]:
+    """What the model takes: hop 0 alone for `features`."""
+    assert isinstance(batch.x, list)
+    x = [hop.float() for hop in (batch.x[:1] if settings.model == "features" else batch.x)]
+    if any(hop.dim() != 2 for hop in x):
+        raise NotTrainable("rows are not vectors")
+    return x
+
+
+def train_epoch(
+    settings: Settings, model: nn.Module, data: HopDataset, optimizer: torch.optim.Optimizer
+) -> tuple[float, Clock]:
+    """One pass: mean loss over rows, and where the time went."""
+    model.train()
+    clock, total, rows = Clock(), 0.0, 0
+    begun = asked = time.perf_counter()
+    for batch in data:
+        clock.waiting_s += time.perf_counter() - asked
+        assert batch.y is not None
+        loss = functional.cross_entropy(
+            model(inputs(settings, batch)), batch.y, ignore_index=UNLABELLED
+        )
+        optimizer.zero_grad()
+        torch.autograd.backward(loss)
+        optimizer.step()
+        total += loss.item() * batch.batch_size
+        rows += batch.batch_size
+        asked = time.perf_counter()
+    clock.total_s = time.perf_counter() - begun
+    return total / max(rows, 1), clock
+
+
+@torch.no_grad()
+def accuracy(settings: Settings, model: nn.Module, data: HopDataset) -> float:
+    """Share of labelled rows whose label is the likeliest class; detaches."""
+    model.eval()
+    right = rows = 0
+    for batch in data:
+        assert batch.y is not None
+        right += int((model(inputs(settings, batch)).argmax(dim=1) == batch.y).sum())
+        rows += int((batch.y != UNLABELLED).sum())
+    data.close()
+    return right / max(rows, 1)
+
+
+def look_at(settings: Settings) -> tuple[int, int, int]:
+    """Columns of a row, tensors of a batch, and classes, by one pass over the training rows."""
+    data, width, arrays, num_classes = open_split(settings, "train"), 0, 0, 0
+    for batch in data:
+        if batch.y is None or batch.y.dim() != 1 or batch.y.is_floating_point():
+            raise NotTrainable("the split has not one class a row")
+        x = inputs(settings, batch)
+        width, arrays = x[0].size(1), len(x)
+        num_classes = max(num_classes, int(batch.y.max()) + 1)
+    data.close()
+    return width, arrays, num_classes
+
+
+def train(settings: Settings) -> tuple[float, float]:
+    """Train, print a line an epoch; (best accuracy on valid, that on test at that epoch)."""
+    torch.manual_seed(settings.seed)
+    width, arrays, num_classes = look_at(settings)
+    data, valid, test = (open_split(settings, split) for split in ("train", "valid", "test"))
+    model = make_model(
+        settings.model, width, arrays, num_classes, settings.hidden, settings.dropout
+    )
+    optimizer = torch.optim.Adam(model.parameters(), settings.learning_rate)
+    best = 0.0, 0.0
+    for epoch in range(settings.epochs):
+        data.set_epoch(epoch)
+        loss, clock = train_epoch(settings, model, data, optimizer)
+        found = accuracy(settings, model, valid)
+        if found >= best[0]:
+            best = found, accuracy(settings, model, test)
+        print(  # noqa: T201
+            f"epoch {epoch}: loss {loss:.4f}, valid accuracy {found:.4f}, "
+            f"{clock.total_s:.2f} s, {clock.waiting_s / clock.total_s:.0%} of it waiting for data",
+            flush=True,
+        )
+    data.close()
+    print(f"test accuracy {best[1]:.4f} where valid was best", flush=True)  # noqa: T201
+    return best
+
+
+def main() -> None:
+    """Entry point."""
+    default = Settings("")
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("endpoint", help="ipc:///path/of/the/socket")
+    choices: dict[str, Any] = {"model": MODELS, "method": ("cr", "rr")}
+    for field in fields(Settings)[1:]:
+        value = getattr(default, field.name)
+        parser.add_argument(
+            "--" + field.name.replace("_", "-"), type=type(value), default=value,
+            choices=choices.get(field.name),
+        )  # fmt: skip
+    try:
+        train(Settings(**vars(parser.parse_args())))
+    except (DaemonError, NotTrainable) as error:
+        sys.stderr.write(f"error: {error}\n")
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()
