@@ -20,7 +20,7 @@ import google_crc32c
 import msgspec
 
 from blockstore.errors import OutOfSpace, StoreBusy
-from preprocess.stages.array_file import remove_file
+from preprocess.stages.array_file import held_open, remove_file
 from preprocess.stages.buckets import SPARE
 
 STORE = "store"  # the store to be, inside the work folder
@@ -101,8 +101,8 @@ class WorkFolder:
 
     def remove(self) -> None:
         """Everything, the folders that were made for it too if they are empty."""
-        remove_file(self.path / SPARE)
-        shutil.rmtree(self.path, ignore_errors=True)
+        with held_open(self.path / SPARE):  # its blocks are freed when the folder has gone
+            shutil.rmtree(self.path, ignore_errors=True)
         if not self._target.exists():
             for folder in self._made:
                 if folder.exists() and not any(folder.iterdir()):

@@ -34,13 +34,19 @@ def ingest_words(source: Path, store: Path, mem: str, options: list[str]) -> lis
 
 
 def killed_after(words: list[str], seconds: float) -> bool:
-    """Run a command and kill it after so long; whether it was still running."""
-    process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    """Run a command and kill it after so long; whether it was still running.
+
+    Raises SystemExit: it failed by itself.
+    """
+    process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     try:
-        process.wait(seconds)
+        _, errors = process.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:
         process.kill()
-    return process.wait() < 0
+        _, errors = process.communicate()
+    if process.returncode > 0:
+        raise SystemExit(f"the command ended with {process.returncode}: {errors}")
+    return process.returncode < 0
 
 
 def run_to_end(words: Sequence[str]) -> tuple[float, list[str], list[str]]:

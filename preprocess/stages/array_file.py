@@ -4,6 +4,7 @@ import ctypes
 import errno
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from threading import Thread
 from types import TracebackType
@@ -89,12 +90,22 @@ def reserve(fd: int, num_bytes: int, where: str) -> None:
 
 def remove_file(path: Path) -> None:
     """Remove a file at once; a thread waits until its blocks are free."""
+    with held_open(path):
+        path.unlink(missing_ok=True)
+
+
+@contextmanager
+def held_open(path: Path) -> Iterator[None]:
+    """Inside, a file that is removed keeps its blocks; a thread waits until they are free."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
-        return
-    path.unlink()
-    Thread(target=os.close, args=(fd,), name="remove").start()
+        fd = -1
+    try:
+        yield
+    finally:
+        if fd >= 0:
+            Thread(target=os.close, args=(fd,), name="remove").start()
 
 
 def save_array(path: Path, values: NDArray[Any]) -> None:

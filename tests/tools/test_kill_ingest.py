@@ -29,6 +29,12 @@ def test_a_store_that_differs_is_found(small_graph, tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_command_that_fails_is_no_kill(tmp_path):
+    words = kill_ingest.ingest_words(tmp_path / "nothing", tmp_path / "store", "64M", [])
+    with pytest.raises(SystemExit, match=r"ended with 2: error: .*nothing"):
+        kill_ingest.killed_after(words, 60)
+
+
 def test_a_tree_has_one_digest(tmp_path):
     (tmp_path / "inner").mkdir()
     (tmp_path / "inner" / "a").write_bytes(b"one")

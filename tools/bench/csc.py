@@ -33,8 +33,10 @@ def open_ours(edges: Path, mem: str) -> Iterator[Run]:
 
     def run() -> Mapping[str, float]:
         begun = time.perf_counter()
-        done = subprocess.run(words, check=True, capture_output=True, text=True)
+        done = subprocess.run(words, check=False, capture_output=True, text=True)
         command_s = time.perf_counter() - begun
+        if done.returncode:
+            raise RuntimeError(done.stderr)
         shutil.rmtree(store)
         events = [json.loads(line) for line in done.stdout.splitlines()]
         took = {e["stage"]: e["elapsed_s"] for e in events if e["event"] == "stage_end"}
