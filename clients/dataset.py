@@ -29,7 +29,7 @@ class Reader(Protocol):
         """End helper threads."""
 
 
-class _Connection(NamedTuple):
+class Connection(NamedTuple):
     """What a dataset holds in the process that iterates it."""
 
     session: Session
@@ -59,7 +59,7 @@ class SteppedDataset(IterableDataset[B_co]):
         self._position = Position()
         self._begun = False  # whether an iteration has started from `_position`
         self._saved: Resolved | None = None  # of a loaded state, to be compared
-        self._connection: _Connection | None = None
+        self._connection: Connection | None = None
 
     @abstractmethod
     def _make_reader(self, session: Session) -> Reader:
@@ -132,7 +132,7 @@ class SteppedDataset(IterableDataset[B_co]):
         """Parameters and position: a connection belongs to its process."""
         return self.__dict__ | {"_connection": None}
 
-    def _connect(self) -> _Connection:
+    def _connect(self) -> Connection:
         """The connection of this process: one that was inherited, or lost, is dropped."""
         held = self._connection
         if held is not None and held.session.pid == os.getpid() and not held.session.lost:
@@ -147,7 +147,7 @@ class SteppedDataset(IterableDataset[B_co]):
             session.close()
             raise
         close = weakref.finalize(self, _close, session, reader)
-        self._connection = _Connection(session, reader, close)
+        self._connection = Connection(session, reader, close)
         return self._connection
 
     def _batches(

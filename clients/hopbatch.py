@@ -49,9 +49,8 @@ class HopReader:
         self._hops = [i for i, s in enumerate(specs) if s.name not in (LABEL, NODES)]
         self._others = {s.name: i for i, s in enumerate(specs) if s.name in (LABEL, NODES)}
         kinds = {(specs[i].dtype, specs[i].row_shape) for i in self._hops}
-        if stacked and (len(kinds) > 1 or views):
-            what = "views=True" if views else f"arrays of {len(kinds)} dtypes or shapes"
-            raise Refused(f"stacked=True: expected no {what}; leave one of them out")
+        if stacked and len(kinds) > 1:
+            raise Refused(f"stacked=True: expected arrays of one dtype and shape, found {kinds}")
         self._lent = -1, -1  # run and step of a batch that is used where it lies
         self._helpers: ThreadPoolExecutor | None = None
 

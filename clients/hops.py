@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.data import get_worker_info
 
 from clients.buffers import BufferPool
-from clients.dataset import SteppedDataset, gather_threads, to_tensor
+from clients.dataset import Connection, SteppedDataset, gather_threads, to_tensor
 from clients.hopbatch import LABEL, NODES, HopArrays, HopReader
 from clients.session import Session
 from loaderd.errors import Refused
@@ -97,6 +97,8 @@ class HopDataset(SteppedDataset[HopBatch]):
         """
         if method not in PLAN_OF:
             raise Refused(f"method {method!r}: expected {' or '.join(map(repr, PLAN_OF))}")
+        if views and stacked:
+            raise Refused("stacked=True: expected no views=True; leave one of them out")
         names = (operators,) if isinstance(operators, str) else tuple(operators)
         request = Attach(
             token=0,
@@ -135,12 +137,15 @@ class HopDataset(SteppedDataset[HopBatch]):
         """Parameters and position."""
         return super().__getstate__() | {"_arena": None}
 
-    def _make_reader(self, session: Session) -> HopReader:
+    def _connect(self) -> Connection:
         if self.views and get_worker_info() is not None:
             raise Refused(
                 "views=True in a DataLoader worker: its batches are handed on after the next one "
                 "is asked for; iterate the dataset itself, or leave views out"
             )
+        return super()._connect()
+
+    def _make_reader(self, session: Session) -> HopReader:
         return HopReader(session, BufferPool(), gather_threads(), self.stacked, self.views)
 
     def _to_batch(self, arrays: HopArrays, attached: Attached) -> HopBatch:

@@ -17,6 +17,7 @@ MOST_RANGES = 64  # of a batch; with more of them rows are taken one by one
 _ON_THE_WAY = 64 << 20  # bytes of batches in flight that keep a disk and a trainer busy
 _TRANSIT_BYTES = 1 << 16  # of a buffer that pages pass through, at least
 _LEAST_WINDOW, _MOST_WINDOW = 4, 64
+_SHARE = 4  # a session takes one in so many of the slots that are free, if nothing else is asked
 
 
 class HopCut(NamedTuple):
@@ -71,15 +72,18 @@ def cut_hops(
     rows = plan.most_rows
     batch_bytes = max(1, sum(rows * a.row_bytes for a in arrays))
     usual = max(_LEAST_WINDOW, min(_MOST_WINDOW, _ON_THE_WAY // batch_bytes))
-    window = window or usual
+    asked, window = window, window or usual
     in_chunks = plan.hops.method == "cr" or not plan.resolved.shuffle
     ranges = in_chunks and plan.most_ranges <= MOST_RANGES
+    passing = passing_bytes(plan, arrays)
     room = int(available * settings.session_share) if missing else available
     index = 0 if ranges else slots(8 * rows)
     if held and missing + window * index <= room:
         return HopCut(ranges, True, missing, index, window, 0, 0, min(window, usual))
+    if plan.most_ranges > 2 and passing > 2 * batch_bytes:
+        ranges = False  # most of these pages is not wanted
     if ranges:
-        buffer, run, transit = slots(passing_bytes(plan, arrays)), 0, 0
+        buffer, run, transit = slots(passing), 0, 0
     else:
         widest = max(a.row_bytes for a in arrays)
         run = slots(max(_TRANSIT_BYTES, align(widest, PAGE_BYTES) + PAGE_BYTES))
@@ -95,7 +99,8 @@ def cut_hops(
             f"had: serve with at least --mem {format_bytes(align(enough, 1 << 20))}, or ask for a "
             "smaller batch_size"
         )
-    window = max(1, min(window, (room - transit * run) // buffer))
+    share = room if asked else room // _SHARE  # others may want to be served too
+    window = max(1, min(window, (share - transit * run) // buffer))
     return HopCut(ranges, False, 0, buffer, window, run, transit, min(window, usual))
 
 

@@ -77,6 +77,8 @@ class HopDesk:
             manifest, hop_set(manifest, request)[1], hops.operators, hops.hops, hops.labels,
             self._first_file,
         )  # fmt: skip
+        for closer in list(self._closers):  # what sessions that end still hold
+            closer.join()
         opened = self._take(number, plan, arrays, request.window)
         with self._lock:
             self._open[number] = opened

@@ -51,7 +51,7 @@ class HopSession:
         self._lent: dict[int, int] = {}  # step -> buffer
         self._run, self._epoch, self._stride = -1, 0, 1
         self._next = plan.num_steps
-        self._stopped = False
+        self._stopped = self._failed = False
         self.batches = self.rows = 0
         self._thread = threading.Thread(target=self._serve, name=f"hops-{number}", daemon=True)
 
@@ -68,7 +68,7 @@ class HopSession:
             self._free += self._lent.values()
             self._lent.clear()
             self._run, self._epoch, self._stride = start.run, start.epoch, start.stride
-            self._next = start.step
+            self._next, self._failed = start.step, False
             self._changed.notify_all()
 
     def release(self, release: Release) -> None:
@@ -147,11 +147,11 @@ class HopSession:
         """Wait for a batch; it goes to the client, or its buffer is free."""
         error = _settle(job)
         with self._changed:
-            if job.run != self._run or self._stopped:
+            if job.run != self._run or self._failed or self._stopped:
                 self._free.append(job.buffer)
             elif error is not None:
                 self._free.append(job.buffer)
-                self._run += 1  # no run is: what else comes of this one is dropped
+                self._failed = True  # what else comes of this run is dropped
                 self._next = self.plan.num_steps
                 text = error_text(error)
                 self._deliver(self.number, failure(self.number, job.unit, job.run, text))

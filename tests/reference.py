@@ -198,3 +198,27 @@ def pack_columns(degrees: list[int], capacity: int, fits: Any) -> list[tuple[int
     if columns or edges:
         blocks.append((columns, edges, carried))
     return blocks
+
+
+def hop_order(
+    rows: int, seed: int, epoch: int, method: str, chunk: int, shuffle: bool, redeal: int
+) -> list[int]:
+    """Rows of an epoch of hop-wise batches, in order."""
+    order = list(range(rows))
+    if not shuffle:
+        return order
+    key = make_epoch_key(seed, epoch)
+    if method == "rr":
+        return [permute(i, rows, key) for i in order]
+    if redeal and epoch >= redeal:
+        deal = make_key(seed, epoch // redeal, 5 << 60, 0, 0)
+        order = _dealt(order, max(1, chunk // 16), deal)
+    return _dealt(order, chunk, key)
+
+
+def _dealt(items: list[int], piece: int, key: int) -> list[int]:
+    """Whole pieces in a keyed order, then what is left."""
+    whole = len(items) // piece
+    places = [permute(j, whole, key) for j in range(whole)]
+    moved = [item for p in places for item in items[p * piece : (p + 1) * piece]]
+    return moved + items[whole * piece :]

@@ -56,6 +56,8 @@ class HopPlan:
         if hops.method == "rr":
             return rows
         chunks = (rows - 1) // hops.chunk + 2
+        if self.part.world_size == 1 and hops.chunk % self.resolved.batch_size == 0:
+            chunks = 1  # the tail is a batch of its own
         if hops.redeal == 0:
             return min(rows, chunks)
         return min(rows, 2 * chunks + rows // self._strip)
