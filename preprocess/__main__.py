@@ -183,7 +183,7 @@ SoftenOption = Annotated[
 ]
 DeviationsOption = Annotated[
     float,
-    typer.Option(help="a class in a partition, beyond the slack, of a random one; 0: any"),
+    typer.Option(help="of a random partition, that a class may exceed its mean by; 0: any"),
 ]
 RelativeOption = Annotated[
     bool, typer.Option(help="sizes count relative to the share of the class")
@@ -258,7 +258,7 @@ def ingest(
     passes: PassesOption = 5,
     alpha: AlphaOption = 1.0,
     soften: SoftenOption = 50.0,
-    deviations: DeviationsOption = 10.0,
+    deviations: DeviationsOption = 2.0,
     relative: RelativeOption = True,
     visit: VisitOption = Visit.degree,
     neighbors: NeighborsOption = Neighbors.auto,
@@ -351,7 +351,7 @@ def repartition(
     passes: PassesOption = 5,
     alpha: AlphaOption = 1.0,
     soften: SoftenOption = 50.0,
-    deviations: DeviationsOption = 10.0,
+    deviations: DeviationsOption = 2.0,
     relative: RelativeOption = True,
     visit: VisitOption = Visit.degree,
     neighbors: NeighborsOption = Neighbors.auto,

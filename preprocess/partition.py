@@ -21,7 +21,7 @@ Visit = Literal["degree", "random", "source"]
 Neighbors = Literal["auto", "in", "both"]
 MOST_PARTITIONS = 1 << 24
 NARROW_PARTITIONS = (1 << 16) - 1  # so many, and the number that means none, fit uint16
-_MANY = 400.0  # nodes of a class in a partition
+_FEW, _MANY = 20.0, 50.0  # nodes of a class in a partition
 _NODE_BYTES = 22  # degrees twice, classes twice, place, partition
 _SIZE_BYTES = 12  # of a size that partitions of a class may have: its first place, its cost
 _CELL_BYTES = 20  # of a class in a partition: its size, two places, its cost
@@ -39,7 +39,7 @@ class PartitionOptions:
     alpha: float = 1.0  # times FENNEL's
     soften: float = 50.0  # nodes of a class in a partition below which it costs less; 0: never
     relative: bool = True  # sizes are divided by the share of the class, as Eq. 4.2 is printed
-    deviations: float = 10.0  # `class_limits`; 0: no limits
+    deviations: float = 2.0  # `class_limits`; 0: no limits
     visit: Visit = "degree"  # order in which nodes are placed; degree: the highest first
     neighbors: Neighbors = "auto"  # that draw a node: sources of its in-edges, or both ends
 
@@ -98,15 +98,21 @@ def group_caps(settings: PartitionOptions, group_sizes: list[int]) -> NDArray[np
 def class_limits(settings: PartitionOptions, class_sizes: NDArray[np.int64]) -> NDArray[np.int64]:
     """Nodes of each class beyond which no more of it follow their neighbours to a partition; int64.
 
+    class_sizes  int64 (classes,)   nodes; the last class are other nodes, which have no limit
+
     Neighbours of hubs count for more than any cost, so that hubs of one class would fill a
-    partition.  A random one would hold so many with a probability of nothing: the limit is the
-    slack, and beyond it `deviations` of its standard deviations, those of a mean of 400 at most.
+    partition.  A class has at most `deviations` standard deviations of a random partition more than
+    its mean; where few nodes of it fall in a partition, as many as six times that, because one of
+    these is not worth giving up many neighbours.
     """
-    mean = class_sizes / settings.num_partitions
+    found = np.full(class_sizes.size, np.iinfo(np.int64).max)
     if not (settings.knows_classes and settings.deviations):
-        return np.full(class_sizes.size, np.iinfo(np.int64).max)
-    most = settings.slack * mean + settings.deviations * np.sqrt(np.minimum(mean, _MANY))
-    return np.maximum(np.ceil(mean), np.floor(most)).astype(np.int64)
+        return found
+    mean = class_sizes[:-1] / settings.num_partitions
+    few = np.sqrt(np.minimum(mean, _FEW)) * np.minimum(1, _MANY / np.maximum(mean, 1))
+    most = mean + settings.deviations * (np.sqrt(mean) + 5 * few)
+    found[:-1] = np.maximum(np.ceil(mean), np.floor(most))
+    return found
 
 
 def class_costs(

@@ -97,7 +97,7 @@ def main(words: list[str]) -> list[dict[str, Any]]:
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--passes", type=int, default=5)
     parser.add_argument("--soften", type=float, default=50.0)
-    parser.add_argument("--deviations", type=float, nargs="+", default=[10.0])
+    parser.add_argument("--deviations", type=float, nargs="+", default=[2.0])
     parser.add_argument("--mem", default="8G")
     parser.add_argument("--undirected", action="store_true")
     parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()))
