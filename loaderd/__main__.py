@@ -103,7 +103,7 @@ def _serve(store: Store, settings: EngineSettings, endpoint: Endpoint) -> None:
                 f"serving {store.path} (fingerprint {store.manifest.fingerprint}) at {endpoint}, "
                 f"budget {format_bytes(settings.mem_bytes)}, {engine.io_mode}"
             )
-            idle = asyncio.run(serve_engine(engine, endpoint, signals, lambda: _say(line)))
+            idle = asyncio.run(serve_engine(engine, endpoint, signals, lambda _: _say(line)))
             if not idle:
                 stack.pop_all()
     if not idle:  # a worker hangs in a read; nothing of it outlives the process

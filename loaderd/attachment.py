@@ -32,6 +32,7 @@ from loaderd.macro import Announce, Macro
 from loaderd.macrocut import MacroCut, cut_macro
 from loaderd.macrofiles import MacroFiles
 from loaderd.macrograph import MacroGraph, MacroShared, carve_macro
+from loaderd.meter import Meter
 from loaderd.plans.base import Part, Plan, Shape
 from loaderd.plans.hyperbatch import HyperbatchPlan
 from loaderd.plans.macrobatch import MacrobatchPlan, SeedGroups
@@ -72,6 +73,7 @@ class Attachment:
         self.plan, self.window, self.served, self.need = plan, cut.window, served, need
         self.workspaces = Workspaces()
         self.seeds: NDArray[Any] = np.empty(0, np.uint32)
+        self.meter = Meter()
         self.closed = False
         self.edge_id_bytes = 0
         self.hyper: Hyper | None = None  # where the plan is `hyperbatch`
@@ -271,20 +273,25 @@ class Attachment:
         self.take_quota(broker, cut.quota)
 
     def own_counters(self) -> dict[str, int]:
-        """Of its hyperbatches or macro-batches so far."""
+        """Of its hand-over, its hyperbatches or macro-batches so far."""
+        times = self.meter.times()
         if self.macro is not None:
-            return self.macro.counters
+            return times | self.macro.counters
         if self.hyper is None:
-            return {}
+            return times
         rows = self._rows
         if rows is None:
-            return dict(self.hyper.counters)
-        return self.hyper.counters | {
-            "hyper_rows_wanted": rows.rows_wanted,  # by batches, each counted
-            "hyper_rows_read": rows.rows_read,  # into entries
-            "hyper_pages_read": rows.pages_read,  # of all arrays, 4 KiB each
-            "hyper_runs_read": rows.runs_read,  # of pages, in one call each
-        }
+            return times | self.hyper.counters
+        return (
+            times
+            | self.hyper.counters
+            | {
+                "hyper_rows_wanted": rows.rows_wanted,  # by batches, each counted
+                "hyper_rows_read": rows.rows_read,  # into entries
+                "hyper_pages_read": rows.pages_read,  # of all arrays, 4 KiB each
+                "hyper_runs_read": rows.runs_read,  # of pages, in one call each
+            }
+        )
 
     def nothing_missing(self) -> Addressed:
         """Of a batch whose rows are in the cache."""
@@ -342,6 +349,9 @@ class Attachment:
             in_flight=len(state.jobs),
             window=self.window,
             batches=state.batches,
+            rows=self.meter.rows,
+            edges=self.meter.edges,
+            **self.meter.times(),
         )
 
     def ledger_entry(self, session: int) -> LedgerEntry:

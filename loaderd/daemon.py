@@ -2,11 +2,12 @@
 
 import asyncio
 import contextlib
+import logging
 import os
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Protocol
 
 import numpy as np
@@ -17,7 +18,7 @@ from blockstore.io.arena import Arena
 from blockstore.store import Store
 from loaderd.door import Door
 from loaderd.endpoint import Endpoint
-from loaderd.errors import BadMessage, DaemonError, Refused, SessionLost
+from loaderd.errors import BadMessage, DaemonError, Refused, SessionLost, ShuttingDown
 from loaderd.ledger import EngineSettings
 from loaderd.protocol import (
     PROTOCOL_VERSION,
@@ -43,6 +44,9 @@ from loaderd.requests import check_attach, check_start
 from loaderd.signals import Signals
 from loaderd.transport import Frame, Router
 
+log = logging.getLogger(__name__)
+COUNTED = ("sessions_attached", "sessions_refused", "sessions_failed", "requests_refused")
+ANSWER_S = 5.0  # for the loop, to a thread that asks
 DRAIN_S = 5.0  # for workers to finish what they have in hand
 Out = BatchReady | RowGroup | ChunkReady | ErrorReply
 
@@ -92,6 +96,7 @@ class Daemon:
         self._draining = False
         self._attacher = ThreadPoolExecutor(1, "attach")  # one at a time: each takes memory
         self._tasks: set[asyncio.Task[None]] = set()
+        self._counts = dict.fromkeys(COUNTED, 0)
         self._router = Router(endpoint, self._receive)
         engine.deliver = self._deliver
         try:
@@ -108,6 +113,7 @@ class Daemon:
         Returns whether the workers have finished.
         """
         self._draining = True
+        _tell(logging.INFO, "draining")
         idle = asyncio.Event()
         threading.Thread(target=self._drain_engine, args=(idle,), daemon=True).start()
         waits = [self._loop.create_task(event.wait()) for event in (idle, hurry)]
@@ -118,6 +124,19 @@ class Daemon:
         self._router.close()
         self._attacher.shutdown(wait=False, cancel_futures=True)
         return idle.is_set()
+
+    def status(self) -> StatusReply:
+        """As it is now, for any other thread.  Raises TimeoutError, RuntimeError: it has ended."""
+        answer: Future[StatusReply] = Future()
+
+        def ask() -> None:
+            try:
+                answer.set_result(self._status(0))
+            except Exception as error:
+                answer.set_exception(error)
+
+        self._loop.call_soon_threadsafe(ask)
+        return answer.result(ANSWER_S)
 
     def _drain_engine(self, idle: asyncio.Event) -> None:
         """In a thread of its own, which nobody joins: a worker may hang in a read."""
@@ -134,6 +153,9 @@ class Daemon:
 
     def _push(self, session: int, message: Out) -> None:
         peer = self._registry.peer(session)
+        if isinstance(message, ErrorReply):
+            self._counts["sessions_failed"] += 1
+            _tell(logging.ERROR, "session failed", session=session, error=message.message)
         if peer is not None and not self._router.send(peer.identity, message):
             self._detach(session)  # its socket is gone, or takes nothing: so are its leases
 
@@ -155,6 +177,7 @@ class Daemon:
             self._detach(session)
 
     def _detach(self, session: int) -> None:
+        _tell(logging.INFO, "session detached", session=session)
         self._registry.close(session)
         self._engine.detach(session)
 
@@ -167,6 +190,7 @@ class Daemon:
             message = decode_client(frames[0])
             self._handle(identity, message, frames[1:])
         except Exception as error:
+            self._count_refusal(error, message)
             self._router.send(identity, refusal(error, message))
             if not isinstance(error, DaemonError):
                 raise  # a bug: the loop says so, and goes on
@@ -191,7 +215,7 @@ class Daemon:
 
     def _attach(self, peer: Peer, request: Attach, arrays: Sequence[Frame]) -> None:
         if self._draining:
-            raise Refused("the daemon is shutting down")
+            raise ShuttingDown("the daemon is shutting down")
         if not self._door.is_open(peer.token):
             raise Refused(f"token {peer.token} is not one that the door gave out")
         ids = check_attach(request, arrays)
@@ -211,14 +235,28 @@ class Daemon:
             attached = await self._loop.run_in_executor(self._attacher, attach, request, ids)
         except Exception as error:
             self._registry.failed(peer, request)
+            self._count_refusal(error, request)
             self._router.send(peer.identity, refusal(error, request))
             if not isinstance(error, DaemonError | StoreError | OSError):
                 raise
             return
         self._registry.opened(peer, attached)
+        self._counts["sessions_attached"] += 1
+        _tell(
+            logging.INFO, "session attached", session=attached.session, plan=attached.plan,
+            seeds=attached.resolved.seeds, rank=request.rank, world_size=request.world_size,
+            num_steps=attached.num_steps, window=attached.window,
+        )  # fmt: skip
         left = not self._door.is_open(peer.token)  # while we read
         if left or not self._router.send(peer.identity, attached):
             self._detach(attached.session)
+
+    def _count_refusal(self, error: Exception, message: ClientMessage | None) -> None:
+        attach = isinstance(message, Attach)
+        self._counts["sessions_refused" if attach else "requests_refused"] += 1
+        event = "session refused" if attach else "request refused"
+        level = logging.WARNING if isinstance(error, DaemonError | StoreError) else logging.ERROR
+        _tell(level, event, error=f"{type(error).__name__}: {error}")
 
     def _status(self, request: int) -> StatusReply:
         ledger, sessions, counters = self._engine.status()
@@ -233,8 +271,10 @@ class Daemon:
             budget_bytes=self._engine.settings.mem_bytes,
             ledger=ledger,
             sessions=sessions,
-            counters=counters,
+            counters=counters | self._counts,
             draining=self._draining,
+            workers=self._engine.settings.workers,
+            readers=self._engine.settings.readers,
         )
 
 
@@ -255,13 +295,19 @@ def refusal(error: Exception, message: ClientMessage | None) -> ErrorReply:
     )
 
 
+def _tell(level: int, event: str, **fields: object) -> None:
+    """One event for the log."""
+    if log.isEnabledFor(level):
+        log.log(level, event, extra={"event": event, "fields": fields})
+
+
 def _utf8(text: str) -> str:
     """Text that can be encoded: file names may hold bytes that are not UTF-8."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
 async def serve(
-    engine: Serving, endpoint: Endpoint, signals: Signals, ready: Callable[[], None]
+    engine: Serving, endpoint: Endpoint, signals: Signals, ready: Callable[["Daemon"], None]
 ) -> bool:
     """Serve until a signal comes, then drain; a second one ends the wait for workers.
 
@@ -276,7 +322,7 @@ async def serve(
     with signals.to(lambda: loop.call_soon_threadsafe(stop_or_hurry)):
         daemon = Daemon(engine, endpoint)
         try:
-            ready()
+            ready(daemon)
             await stop.wait()
         except BaseException:
             await daemon.drain(hurry)

@@ -32,6 +32,7 @@ from loaderd.hypercut import RUN_BYTES, HyperCut
 from loaderd.ledger import EngineSettings, make_budget, served_rows
 from loaderd.lookahead import LookAhead, Prospect
 from loaderd.macrofiles import MacroFiles, copied_files
+from loaderd.meter import add_counts
 from loaderd.plans.base import Unit
 from loaderd.plans.chunks import METHOD_OF
 from loaderd.plans.hyperbatch import HyperbatchPlan
@@ -323,6 +324,7 @@ class Engine:
         """Nothing more comes of a run."""
         with self._lock:
             if not attachment.closed and attachment.state.run == run:
+                attachment.meter.end()
                 self.deliver(session, failure(session, unit, run, error_text(error)))
 
     def macro_failed(
@@ -335,6 +337,7 @@ class Engine:
                 return
             unit = attachment.plan.unit(epoch, state.next_step)
             state.next_step = state.num_steps
+            attachment.meter.end()
             self.deliver(session, failure(session, unit, state.run, error_text(error)))
 
     def detach(self, session: int) -> None:
@@ -349,11 +352,14 @@ class Engine:
             background = attachment.background
             if background is not None:
                 background.stop()
+            attachment.meter.end()
             self._end(attachment, attachment.state.begin(1 << 62, 0, 1 << 62, 1))
             if background is not None:
                 closer = threading.Thread(target=self._close_background, args=(attachment,))
                 self._closers.append(closer)
                 closer.start()
+            else:
+                add_counts(self._own_counters, attachment.own_counters())
 
     def _close_background(self, attachment: Attachment) -> None:
         """In a thread of its own: what is being sampled or read is waited for."""
@@ -385,6 +391,7 @@ class Engine:
             if start.run <= state.run:
                 return
             self._end(attachment, state.begin(start.run, start.epoch, start.step, start.stride))
+            attachment.meter.begin(len(range(start.step, state.num_steps, start.stride)))
             if attachment.hyper is not None:
                 attachment.hyper.begin(start.run, start.epoch, start.step, start.stride)
             if attachment.macro is not None:
@@ -400,6 +407,8 @@ class Engine:
             if attachment is None:
                 return
             done = attachment.state.release(release.run, release.step, release.group)
+            if done is not None:
+                attachment.meter.released()
             if done is not None and done.addressed is not None:
                 self.assembler.drop(done.addressed.pins)
             if done is not None and done.sampled is not None and attachment.hyper is not None:
@@ -444,6 +453,9 @@ class Engine:
             "blocks_read": reader.blocks_read,
             "reads": reader.reads,
             "bytes_written": 0,
+            "read_errors": reader.errors,
+            "read_ns": reader.busy_ns,
+            "read_wait_ns": reader.wait_ns,
         }
         for name, residency, files in (
             ("graph", self.graph, len(self.store.manifest.relations)),
@@ -452,6 +464,8 @@ class Engine:
             counters[f"{name}_blocks_present"] = sum(
                 residency.pool.num_present(f) for f in range(files)
             )
+            counters[f"{name}_blocks_hit"] = residency.hits
+            counters[f"{name}_blocks_missed"] = residency.misses
         entries, others, counts = self._hops.status()
         add_counts(counters, counts)
         return (*self.budget.entries(), *taken, *entries), (*sessions, *others), counters
@@ -523,6 +537,9 @@ class Engine:
                     return
                 self._count(job, placement, copied)
                 for out in attachment.state.filled(job, placement, message):
+                    if isinstance(out, BatchReady):
+                        edges = sum(map(sum, out.edges_per_hop))
+                        attachment.meter.handed(sum(out.nodes_per_hop), edges)
                     self.deliver(session, out)
                 if placement.last:
                     self._give_work(attachment, job)
@@ -554,6 +571,7 @@ class Engine:
             with self._lock:
                 if not job.cancelled:
                     attachment.state.fail(job)
+                    attachment.meter.end()
                     self._recycle(attachment, job)
                     self.deliver(session, failure(session, job.unit, job.run, text))
                     return
@@ -641,12 +659,6 @@ class _MacroNews:
 
 def _pause(idle: threading.Barrier) -> None:
     idle.wait()
-
-
-def add_counts(to: dict[str, int], more: dict[str, int]) -> None:
-    """Add counts by name."""
-    for name, count in more.items():
-        to[name] = to.get(name, 0) + count
 
 
 def default_settings(mem_bytes: int, workers: int = 0, readers: int = 0) -> EngineSettings:

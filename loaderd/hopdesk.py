@@ -18,6 +18,7 @@ from loaderd.hops import Deliver, HopSession
 from loaderd.hopshelf import Held, Shelf
 from loaderd.hopsource import HeldRanges, HeldRows, PassingRanges, PassingRows, Source
 from loaderd.ledger import EngineSettings
+from loaderd.meter import add_counts
 from loaderd.plans.base import Part
 from loaderd.plans.chunks import HopPlan, hop_set, resolve_hops
 from loaderd.protocol import (
@@ -62,7 +63,7 @@ class HopDesk:
         self._shelf = Shelf(broker, arena, reader, arena.slot_bytes)
         self._open: dict[int, _Open] = {}
         self._closers: list[threading.Thread] = []
-        self._ended = {"batches": 0, "rows": 0}
+        self._ended = {"batches": 0, "rows": 0, "ready_ns": 0, "starved_ns": 0}
         self._cost: DeviceCost | None = None
         self._lock = threading.Lock()
 
@@ -209,8 +210,7 @@ class HopDesk:
         self._broker.give(opened.taken)
         self._shelf.give(opened.held)
         with self._lock:
-            self._ended["batches"] += opened.session.batches
-            self._ended["rows"] += opened.session.rows
+            add_counts(self._ended, opened.session.counts())
             self._closers.remove(threading.current_thread())
 
     def drain(self) -> None:
@@ -237,8 +237,7 @@ class HopDesk:
                 )
             )
         for o in opened:
-            counters["batches"] += o.session.batches
-            counters["rows"] += o.session.rows
+            add_counts(counters, o.session.counts())
         return entries, [o.session.status() for o in opened], counters
 
     def _entry(self, opened: _Open) -> LedgerEntry:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from loaderd.failures import error_text, failure
 from loaderd.hopshelf import Arrival
 from loaderd.hopsource import Answer, Source
+from loaderd.meter import Meter
 from loaderd.plans.base import Unit
 from loaderd.plans.chunks import HopPlan
 from loaderd.protocol import ChunkReady, ErrorReply, Release, SessionStatus, Start
@@ -52,7 +53,8 @@ class HopSession:
         self._run, self._epoch, self._stride = -1, 0, 1
         self._next = plan.num_steps
         self._stopped = self._failed = False
-        self.batches = self.rows = 0
+        self.batches = 0
+        self.meter = Meter()
         self._thread = threading.Thread(target=self._serve, name=f"hops-{number}", daemon=True)
 
     def open(self, source: Source) -> None:
@@ -69,6 +71,7 @@ class HopSession:
             self._lent.clear()
             self._run, self._epoch, self._stride = start.run, start.epoch, start.stride
             self._next, self._failed = start.step, False
+            self.meter.begin(len(range(start.step, self.plan.num_steps, start.stride)))
             self._changed.notify_all()
 
     def release(self, release: Release) -> None:
@@ -77,6 +80,7 @@ class HopSession:
             if release.run == self._run and release.group == 0 and release.step in self._lent:
                 self._free.append(self._lent.pop(release.step))
                 self.batches += 1
+                self.meter.released()
                 self._changed.notify_all()
 
     def stop(self) -> None:
@@ -96,6 +100,11 @@ class HopSession:
         """Whether it ends."""
         return self._stopped
 
+    def counts(self) -> dict[str, int]:
+        """Batches and rows so far, and how long it had batches or had none."""
+        with self._changed:
+            return {"batches": self.batches, "rows": self.meter.rows} | self.meter.times()
+
     def status(self) -> SessionStatus:
         """As `loaderd status` shows it."""
         with self._changed:
@@ -110,6 +119,8 @@ class HopSession:
                 in_flight=self.window - len(self._free),
                 window=self.window,
                 batches=self.batches,
+                rows=self.meter.rows,
+                **self.meter.times(),
             )
 
     def _serve(self) -> None:
@@ -153,11 +164,12 @@ class HopSession:
                 self._free.append(job.buffer)
                 self._failed = True  # what else comes of this run is dropped
                 self._next = self.plan.num_steps
+                self.meter.end()
                 text = error_text(error)
                 self._deliver(self.number, failure(self.number, job.unit, job.run, text))
             else:
                 self._lent[job.unit.step] = job.buffer
-                self.rows += job.unit.num_seeds
+                self.meter.handed(job.unit.num_seeds)
                 self._deliver(self.number, self._message(job))
 
     def _message(self, job: _Job) -> ChunkReady:

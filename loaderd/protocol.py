@@ -260,6 +260,10 @@ class SessionStatus(msgspec.Struct, frozen=True, kw_only=True):
     in_flight: int
     window: int
     batches: int
+    rows: int = 0
+    edges: int = 0
+    ready_ns: int = 0  # of its runs, in which a finished batch was with the client
+    starved_ns: int = 0  # of its runs, in which none was
 
 
 class StatusReply(Message, frozen=True, kw_only=True, tag="status-reply"):
@@ -276,6 +280,8 @@ class StatusReply(Message, frozen=True, kw_only=True, tag="status-reply"):
     sessions: tuple[SessionStatus, ...]
     counters: dict[str, int]
     draining: bool = False
+    workers: int = 0  # threads that build
+    readers: int = 0  # threads that read
 
 
 ClientMessage = Attach | Start | Release | Detach | StatusRequest

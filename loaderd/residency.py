@@ -26,6 +26,7 @@ class Residency:
     ) -> None:
         """File f of the pool is file `first_file + f` of the reader; `changed` guards the pool."""
         self.pool, self._reader, self._first_file, self._changed = pool, reader, first_file, changed
+        self.hits = self.misses = 0  # blocks that were wanted, counted under `changed`
 
     def hold_file(self, file: int) -> bool:
         """Hold a file that is wholly present; False where it is not."""
@@ -50,6 +51,8 @@ class Residency:
         """
         with self._changed:
             hold = self.pool.hold(file, blocks, min_age)
+            self.hits += hold.num_present
+            self.misses += hold.blocks.size - hold.num_present + hold.left_out.size
         n = hold.num_present
         wanted, slots = hold.blocks[n:], hold.slots[n:]
         try:

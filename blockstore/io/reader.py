@@ -3,6 +3,7 @@
 import os
 import queue
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -55,13 +56,15 @@ Consume = Callable[[int, NDArray[np.uint8]], None]  # number of a run, its pages
 class Reading:
     """Runs of pages on their way."""
 
-    def __init__(self, request: _Request | None) -> None:
-        self._request = request
+    def __init__(self, request: _Request | None, waited: Callable[[int], None]) -> None:
+        self._request, self._waited = request, waited
 
     def wait(self) -> None:
         """Until all are read and consumed.  Raises the first error met."""
         if self._request is not None:
+            begun = time.perf_counter_ns()
             self._request.done.wait()
+            self._waited(time.perf_counter_ns() - begun)
             if self._request.error is not None:
                 raise self._request.error
 
@@ -94,7 +97,8 @@ class BlockReader:
         except BaseException:
             self._close()
             raise
-        self.bytes_read = self.reads = self.blocks_read = 0
+        self.bytes_read = self.reads = self.blocks_read = self.errors = 0
+        self.busy_ns = self.wait_ns = 0  # of reader threads at work; of threads that waited
         self._lock = threading.Lock()
         self._queue: queue.SimpleQueue[tuple[Callable[[], None], _Request] | None] = (
             queue.SimpleQueue()
@@ -133,9 +137,7 @@ class BlockReader:
         request = _Request(len(runs))
         for run in runs:
             self._queue.put((partial(self._read_run, run), request))
-        request.done.wait()
-        if request.error is not None:
-            raise request.error
+        Reading(request, self._waited).wait()
 
     def stream(
         self, file: int, runs: NDArray[np.int64], transit: Transit, consume: Consume
@@ -168,12 +170,16 @@ class BlockReader:
                 first, pages = i, 0
             pages += count
         if not len(runs):
-            return Reading(None)
+            return Reading(None, self._waited)
         tasks.append((first, len(runs)))
         request = _Request(len(tasks))
         for low, high in tasks:
             self._queue.put((partial(read, low, high), request))
-        return Reading(request)
+        return Reading(request, self._waited)
+
+    def _waited(self, ns: int) -> None:
+        with self._lock:
+            self.wait_ns += ns
 
     def _pass_pages(
         self,
@@ -203,6 +209,7 @@ class BlockReader:
 
     def _read_pages(self, number: int, run: NDArray[np.int64], data: NDArray[np.uint8]) -> None:
         """One run of pages, verified."""
+        begun = time.perf_counter_ns()
         file = self.files[number]
         shard, page, pages = run[:3].tolist()
         offset = page * PAGE_BYTES
@@ -219,6 +226,7 @@ class BlockReader:
         with self._lock:
             self.bytes_read += data.size
             self.reads += 1
+            self.busy_ns += time.perf_counter_ns() - begun
 
     def _runs(self, file: int, blocks: NDArray[np.int64], slots: NDArray[np.int64]) -> list[_Run]:
         geometry = self.files[file].geometry
@@ -239,11 +247,14 @@ class BlockReader:
             try:
                 task()
             except BaseException as error:
+                with self._lock:
+                    self.errors += 1
                 request.finish(error)
             else:
                 request.finish(None)
 
     def _read_run(self, run: _Run) -> None:
+        begun = time.perf_counter_ns()
         file = self.files[run.file]
         geometry = file.geometry
         shard, offset = geometry.locate(run.first)
@@ -267,6 +278,7 @@ class BlockReader:
             self.bytes_read += size * len(starts)
             self.blocks_read += len(starts)
             self.reads += 1
+            self.busy_ns += time.perf_counter_ns() - begun
 
     def _close(self) -> None:
         for fds in self._fds:
