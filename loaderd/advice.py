@@ -15,7 +15,7 @@ from loaderd.hypercut import RUN_BYTES, HyperCut
 from loaderd.ledger import Budget, ServedRows, SessionNeed
 from loaderd.macrofiles import MacroFiles
 from loaderd.plans.base import Part
-from loaderd.plans.hyperbatch import HyperbatchPlan, grown
+from loaderd.plans.hyperbatch import HyperbatchPlan
 from loaderd.plans.macrobatch import MacrobatchPlan
 from loaderd.plans.minibatch import GraphBounds, MinibatchPlan
 from loaderd.protocol import Resolved
@@ -31,13 +31,18 @@ class Growth(NamedTuple):
     counts: tuple[int, ...]  # of the first 1, 2, 4, ... minibatches; empty: nothing was seen
     total: int  # there are no more
 
-    def of(self, batches: int) -> int:
-        """Of so many minibatches; beyond those seen the curve goes on as a power."""
-        if not self.counts or batches < 1:
-            return 0
-        return min(self.total, grown(list(self.counts), batches))
+    def of(self, batches: float) -> float:
+        """Of so many minibatches: between those counted a power, beyond them the last one's."""
+        counts = self.counts
+        if not counts or batches <= 0:
+            return 0.0
+        if batches < 1 or len(counts) == 1:
+            return min(self.total, counts[0] * batches)
+        at = min(int(np.log2(batches)), len(counts) - 2)
+        low, high = max(1, counts[at]), max(1, counts[at + 1])
+        return float(min(self.total, low * (high / low) ** (np.log2(batches) - at)))
 
-    def fresh(self, room: int, batches: int) -> float:
+    def fresh(self, room: float, batches: int) -> float:
         """What a minibatch needs that is not among the `room` things used last.
 
         That is what one more minibatch adds to as many as have room together.  Where the room
@@ -47,13 +52,13 @@ class Growth(NamedTuple):
         """
         if self.of(batches) <= room:
             return 0.0
-        low, high = 0, batches  # of(low) <= room < of(high)
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if self.of(middle) <= room else (low, middle)
-        if low == 0:
+        if self.of(1) >= room:
             return self.of(1) * (1 - room / max(1, self.total))
-        return float(self.of(low + 1) - self.of(low))
+        low, high = 1.0, float(batches)  # of(low) <= room < of(high)
+        while high - low > 1e-3 * low:
+            middle = (low + high) / 2
+            low, high = (middle, high) if self.of(middle) <= room else (low, middle)
+        return self.of(low + 1) - self.of(low)
 
 
 class Look(NamedTuple):
@@ -380,10 +385,10 @@ class Work(NamedTuple):
     byte_s: float  # of a byte that is read: verified, and what else is done as it passes
 
 
-def cpu_seconds(work: Work, steps: float, num_bytes: float, workers: int, cores: int) -> float:
-    """Time of an epoch's building: by the workers, beside readers on the same cores."""
+def cpu_seconds(work: Work, steps: float, num_bytes: float, granted: float, cores: int) -> float:
+    """Time of an epoch's building, by workers that get so many cores, beside readers."""
     build = steps * work.batch_s
-    return max(build / max(1, min(workers, cores)), (build + num_bytes * work.byte_s) / cores)
+    return max(build / granted, (build + num_bytes * work.byte_s) / cores)
 
 
 @dataclass(frozen=True, slots=True)

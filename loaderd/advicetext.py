@@ -36,8 +36,8 @@ def _measured(report: Report) -> list[str]:
     return [
         f"disk, {device.mode}: {1e-9 / device.order_s:.2f} GB/s in order; {device.run_s * 1e6:.0f} "
         f"us for one more run of pages, {device.page_s * 1e6:.2g} us for one more page",
-        f"{machine.cores} cores, {machine.workers} workers, --mem "
-        f"{format_bytes(machine.mem_bytes)}, {report.steps:,} minibatches an epoch",
+        f"{machine.cores} cores, of which {machine.workers} workers got {machine.granted:.1f}; "
+        f"--mem {format_bytes(machine.mem_bytes)}, {report.steps:,} minibatches an epoch",
     ]
 
 

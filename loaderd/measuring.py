@@ -4,6 +4,7 @@ import os
 import queue
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -13,6 +14,7 @@ from msgspec import structs
 from blockstore.format import PAGE_BYTES, Manifest, row_geometry
 from blockstore.io.buffers import aligned_buffer
 from blockstore.io.reader import BlockReader, Transit
+from blockstore.kernels.crc import page_crcs
 from blockstore.store import Store
 from blockstore.units import format_bytes
 from loaderd.advice import (
@@ -55,6 +57,7 @@ from loaderd.rowcache import rows_by_type
 from loaderd.seeds import count_seeds
 
 _RATE_S = 0.4  # of reading in order
+_CORES_S, _CORE_PAGES = 0.3, 256  # of keeping cores busy; checksums of so many pages
 _TRY_S, _BATCHES = 3.0, 16  # of reading that a trial takes, about; batches of it at most
 _SETTLED_S, _WAIT_S = 0.2, 60.0
 _ROOMY = 3  # times the store: more memory is of no use
@@ -83,6 +86,7 @@ class Machine:
     device: Device
     cores: int
     workers: int
+    granted: float  # cores that the workers get: fewer where others are at work too
     mem_bytes: int
 
 
@@ -95,7 +99,7 @@ class Report:
     advice: Advice
 
 
-class _Trial(NamedTuple):
+class Trial(NamedTuple):
     """A few batches, to their end."""
 
     batches: int
@@ -104,7 +108,7 @@ class _Trial(NamedTuple):
     num_bytes: int
 
 
-class _Trials:
+class Trials:
     """One session of an engine, whose batches are looked at and released."""
 
     def __init__(self, engine: Engine, request: Attach) -> None:
@@ -116,7 +120,7 @@ class _Trials:
         self._attached = engine.attach(request, None)
         self.num_steps, self.plan = self._attached.num_steps, self._attached.plan
 
-    def serve(self, count: int, epoch: int = 0) -> _Trial:
+    def serve(self, count: int, epoch: int = 0) -> Trial:
         """The last batches of an epoch.  Raises BatchFailed."""
         self._run += 1
         session, run, edges = self._attached.session, self._run, 0
@@ -140,7 +144,7 @@ class _Trials:
             )
             left -= group.last
         _settle(reader)
-        return _Trial(count, edges, time.process_time() - cpu_s, reader.bytes_read - num_bytes)
+        return Trial(count, edges, time.process_time() - cpu_s, reader.bytes_read - num_bytes)
 
     def close(self) -> None:
         """Wait until its memory is free."""
@@ -187,6 +191,25 @@ def measure_order(reader: BlockReader) -> tuple[float, float]:
         first = int(starts[-1]) + each
         first = first if first + each <= pages else 0
     return float(best), (time.process_time() - cpu_s) / num_bytes
+
+
+def measure_cores(threads: int) -> float:
+    """Cores that so many threads at work get: fewer where others are at work too."""
+    data, none = np.zeros(_CORE_PAGES * PAGE_BYTES, np.uint8), np.zeros(_CORE_PAGES, np.uint32)
+    page_crcs(data, 1, none.copy())
+    end = time.perf_counter() + _CORES_S
+
+    def work() -> None:
+        out = none.copy()
+        while time.perf_counter() < end:
+            page_crcs(data, _CORE_PAGES, out)
+
+    begun, cpu_s = time.perf_counter(), time.process_time()
+    with ThreadPoolExecutor(threads) as pool:
+        for done in [pool.submit(work) for _ in range(threads)]:
+            done.result()
+    share = (time.process_time() - cpu_s) / (time.perf_counter() - begun)
+    return float(np.clip(share, 0.01, threads))
 
 
 class _Case:
@@ -259,7 +282,7 @@ def report_on(store: Store, settings: EngineSettings, request: Attach) -> Report
         cost = seen.ahead.cost if seen.ahead else FLASH
         machine = Machine(
             Device(engine.io_mode, order_s, *cost, byte_s), len(os.sched_getaffinity(0)),
-            settings.workers, settings.mem_bytes,
+            settings.workers, measure_cores(settings.workers), settings.mem_bytes,
         )  # fmt: skip
         lines = [_plain_line(case, machine, engine, seen), _hyper_line(case, machine, engine, seen)]
         work: tuple[Work, str] | None = None
@@ -279,7 +302,7 @@ def report_on(store: Store, settings: EngineSettings, request: Attach) -> Report
 def _work(case: _Case, machine: Machine, engine: Engine, plan: str, step_s: float) -> Work:
     """CPU of a batch of this plan, by some batches that are served; one before warms up."""
     request = structs.replace(case.request, plan=plan)
-    trials = _Trials(engine, request)
+    trials = Trials(engine, request)
     try:
         trials.serve(1)
         count = int(np.clip(_TRY_S / max(1e-3, step_s), 1, _BATCHES))
@@ -300,7 +323,7 @@ def _equal_line(
     return replace(
         line, epoch_bytes=num_bytes, io_s=step.seconds(cost) * steps, fill_bytes=fill.num_bytes,
         fill_s=fill.seconds(cost),
-        cpu_s=cpu_seconds(work, steps, num_bytes, machine.workers, machine.cores),
+        cpu_s=cpu_seconds(work, steps, num_bytes, machine.granted, machine.cores),
     )  # fmt: skip
 
 
@@ -411,7 +434,7 @@ class _Macro(NamedTuple):
             held=f"{at_once} x {macro.partitions} of {macro.num_partitions} partitions",
             reads="in order", epoch_bytes=float(reads.epoch), fill_bytes=float(reads.hubs),
             io_s=reads.epoch * order_s,
-            cpu_s=cpu_seconds(work, passes, reads.epoch, machine.workers, machine.cores),
+            cpu_s=cpu_seconds(work, passes, reads.epoch, machine.granted, machine.cores),
             fill_s=max(first * order_s, first * work.byte_s / machine.cores),
             note=f"{self.note}{basis}", kept=self.kept,
         )  # fmt: skip
@@ -452,7 +475,7 @@ def _macro_work(
     request = structs.replace(
         case.request, plan=MacrobatchPlan.name, halos=resolved.halos, macro_partitions=size
     )
-    trials = _Trials(engine, request)
+    trials = Trials(engine, request)
     try:
         trials.serve(1)  # warms up
         load = trials.serve(1, epoch=1)
