@@ -116,7 +116,7 @@ def giant_capacity(block_bytes: int, *item_bytes: int) -> int:
     return capacity
 
 
-class RowArray(msgspec.Struct, frozen=True):
+class RowArray(msgspec.Struct, frozen=True, omit_defaults=True):
     """An array of equal rows (features, labels, ids, splits), stored as blocks of whole rows."""
 
     path: str  # of the Zarr array, inside the store
@@ -202,7 +202,7 @@ def graph_geometry(num_blocks: int, block_bytes: int) -> BlockGeometry:
     return _geometry(block_bytes, block_bytes, num_blocks, 1)
 
 
-class Halo(msgspec.Struct, frozen=True):
+class Halo(msgspec.Struct, frozen=True, omit_defaults=True):
     """Copies of nodes of a type as slots, group by group: a group a partition, the last the hubs.
 
     Group p are the nodes that partition p needs most from outside of it; the last group are the
@@ -216,7 +216,7 @@ class Halo(msgspec.Struct, frozen=True):
     features: dict[str, RowArray] = {}
 
 
-class HaloColumns(msgspec.Struct, frozen=True):
+class HaloColumns(msgspec.Struct, frozen=True, omit_defaults=True):
     """In-edges of the halo slots of a relation's `dst`: graph blocks whose columns are slots."""
 
     num_edges: int
@@ -226,7 +226,7 @@ class HaloColumns(msgspec.Struct, frozen=True):
     first_edge_path: str  # side array uint64 (num_blocks + 1,): edges before each block
 
 
-class HopSet(msgspec.Struct, frozen=True):
+class HopSet(msgspec.Struct, frozen=True, omit_defaults=True):
     """Features of the nodes of a split and what operators make of them, hop by hop.
 
     All arrays have a row a node, in one seeded random order, and none has gaps: chunks of
@@ -241,7 +241,7 @@ class HopSet(msgspec.Struct, frozen=True):
     seed: int = 0  # of the order of rows
 
 
-class NodeType(msgspec.Struct, frozen=True):
+class NodeType(msgspec.Struct, frozen=True, omit_defaults=True):
     """One node type: a range of store ids and its per-node arrays, rows in store order."""
 
     name: str
@@ -259,7 +259,7 @@ class NodeType(msgspec.Struct, frozen=True):
     hops: dict[str, HopSet] = {}  # by split
 
 
-class Relation(msgspec.Struct, frozen=True):
+class Relation(msgspec.Struct, frozen=True, omit_defaults=True):
     """One relation: in-edges of the nodes of `dst`, as graph blocks."""
 
     src: str
@@ -289,7 +289,7 @@ class Relation(msgspec.Struct, frozen=True):
         )
 
 
-class Partitioning(msgspec.Struct, frozen=True, kw_only=True):
+class Partitioning(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How nodes were partitioned, and how well: a function of the graph and the settings."""
 
     method: str  # "gap", "fennel", "ldg", "random" or "metis"
@@ -311,7 +311,7 @@ class Partitioning(msgspec.Struct, frozen=True, kw_only=True):
     evaluations: int  # scores that were worked out, in all passes
 
 
-class Kept(msgspec.Struct, frozen=True, kw_only=True):
+class Kept(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What is loaded with some of the partitions, drawn at random: expected shares.
 
     Three numbers: by partitions alone, with hubs, with hubs and halos.
@@ -324,7 +324,7 @@ class Kept(msgspec.Struct, frozen=True, kw_only=True):
     rows: float  # nodes of partitions, slots of their halos and hubs, over all nodes
 
 
-class Influence(msgspec.Struct, frozen=True, kw_only=True):
+class Influence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How hubs and halos were chosen, and what they are good for."""
 
     hub_score: str  # "walk", "degree", or empty: there are none
@@ -335,7 +335,7 @@ class Influence(msgspec.Struct, frozen=True, kw_only=True):
     kept: tuple[Kept, ...]  # with an 8th and a 16th of the partitions
 
 
-class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+class Manifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What a store holds: the attributes of its root group, under MANIFEST_KEY."""
 
     format: int
