@@ -28,7 +28,7 @@ demo: $(READY)
 	$(BIN)/python -m tools.demo $(DATA)
 
 test: $(READY)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --dist loadfile
 
 check: $(READY)
 	$(BIN)/python -m tools.check
