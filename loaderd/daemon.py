@@ -20,6 +20,7 @@ from loaderd.door import Door
 from loaderd.endpoint import Endpoint
 from loaderd.errors import BadMessage, DaemonError, Refused, SessionLost, ShuttingDown
 from loaderd.ledger import EngineSettings
+from loaderd.logs import tell
 from loaderd.protocol import (
     PROTOCOL_VERSION,
     Attach,
@@ -113,7 +114,7 @@ class Daemon:
         Returns whether the workers have finished.
         """
         self._draining = True
-        _tell(logging.INFO, "draining")
+        tell(log, logging.INFO, "draining")
         idle = asyncio.Event()
         threading.Thread(target=self._drain_engine, args=(idle,), daemon=True).start()
         waits = [self._loop.create_task(event.wait()) for event in (idle, hurry)]
@@ -155,7 +156,7 @@ class Daemon:
         peer = self._registry.peer(session)
         if isinstance(message, ErrorReply):
             self._counts["sessions_failed"] += 1
-            _tell(logging.ERROR, "session failed", session=session, error=message.message)
+            tell(log, logging.ERROR, "session failed", session=session, error=message.message)
         if peer is not None and not self._router.send(peer.identity, message):
             self._detach(session)  # its socket is gone, or takes nothing: so are its leases
 
@@ -177,7 +178,7 @@ class Daemon:
             self._detach(session)
 
     def _detach(self, session: int) -> None:
-        _tell(logging.INFO, "session detached", session=session)
+        tell(log, logging.INFO, "session detached", session=session)
         self._registry.close(session)
         self._engine.detach(session)
 
@@ -242,8 +243,8 @@ class Daemon:
             return
         self._registry.opened(peer, attached)
         self._counts["sessions_attached"] += 1
-        _tell(
-            logging.INFO, "session attached", session=attached.session, plan=attached.plan,
+        tell(
+            log, logging.INFO, "session attached", session=attached.session, plan=attached.plan,
             seeds=attached.resolved.seeds, rank=request.rank, world_size=request.world_size,
             num_steps=attached.num_steps, window=attached.window,
         )  # fmt: skip
@@ -256,7 +257,7 @@ class Daemon:
         self._counts["sessions_refused" if attach else "requests_refused"] += 1
         event = "session refused" if attach else "request refused"
         level = logging.WARNING if isinstance(error, DaemonError | StoreError) else logging.ERROR
-        _tell(level, event, error=f"{type(error).__name__}: {error}")
+        tell(log, level, event, error=f"{type(error).__name__}: {error}")
 
     def _status(self, request: int) -> StatusReply:
         ledger, sessions, counters = self._engine.status()
@@ -293,12 +294,6 @@ def refusal(error: Exception, message: ClientMessage | None) -> ErrorReply:
         session=getattr(message, "session", -1),
         run=getattr(message, "run", -1),
     )
-
-
-def _tell(level: int, event: str, **fields: object) -> None:
-    """One event for the log."""
-    if log.isEnabledFor(level):
-        log.log(level, event, extra={"event": event, "fields": fields})
 
 
 def _utf8(text: str) -> str:

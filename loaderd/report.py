@@ -29,13 +29,18 @@ def ledger_text(ledger: Iterable[LedgerEntry], mem_bytes: int) -> str:
     return "\n".join(table(rows, frozenset({1})))
 
 
+def is_session_entry(entry: LedgerEntry) -> bool:
+    """Whether a line of a ledger says what sessions took of the pools, which other lines count."""
+    return entry.name.startswith("session ")
+
+
 def status_text(reply: StatusReply) -> str:
     """A status as a short page."""
-    own = [e for e in reply.ledger if not e.name.startswith("session ")]
-    taken = [e for e in reply.ledger if e.name.startswith("session ")]
+    own = [e for e in reply.ledger if not is_session_entry(e)]
+    taken = [e for e in reply.ledger if is_session_entry(e)]
     pages = [
         f"{reply.store} (fingerprint {reply.fingerprint})\n"
-        f"pid {reply.pid}, up {_duration(reply.uptime_s)}, {reply.io_mode}"
+        f"pid {reply.pid}, up {duration(reply.uptime_s)}, {reply.io_mode}"
         + (", draining" if reply.draining else ""),
         ledger_text(own, reply.budget_bytes),
         _sessions_text(reply.sessions),
@@ -64,7 +69,8 @@ def _sessions_text(sessions: Iterable[SessionStatus]) -> str:
     return "\n".join(table(rows, frozenset({0, 3, 4, 5, 6, 7, 8}))) if rows[1:] else "no sessions"
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """`h:mm:ss`."""
     minutes, rest = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}"

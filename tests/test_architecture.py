@@ -24,6 +24,8 @@ DOORS = {  # library -> the only files that import it, in the packages that are 
     "pyarrow": {"preprocess/tables.py"},
     "zarr": {"blockstore/create.py"},
     "zmq": {"loaderd/transport.py", "clients/session.py"},
+    "prometheus_client": {"loaderd/metrics.py"},
+    "rich": {"preprocess/renderings.py", "loaderd/top.py"},
     "typer": {"preprocess/__main__.py", "loaderd/__main__.py"},
     "torch": {
         "clients/torch.py",
