@@ -1,5 +1,7 @@
 """What all datasets share: a connection, a place in the epochs, batches in their order."""
 
+import contextlib
+import logging
 import os
 import weakref
 from abc import abstractmethod
@@ -12,9 +14,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import IterableDataset, get_worker_info
 
+from clients.patience import Patience
 from clients.position import Position, check_resolved, dump_state, parse_state
 from clients.session import Session
+from loaderd.errors import NoDaemon, SessionLost, ShuttingDown
 from loaderd.protocol import Attach, Attached, Resolved
+
+RECONNECT_S = 60.0  # to start a daemon anew, on a large store
+_log = logging.getLogger(__name__)
 
 B_co = TypeVar("B_co", covariant=True)
 
@@ -47,18 +54,30 @@ class SteppedDataset(IterableDataset[B_co]):
     Epochs: the first iteration is epoch 0, each further one the next, whether or not the one before
     was finished; `set_epoch` chooses.  DataLoader workers are copies that see no count of the
     main process: with workers, call `set_epoch` before each epoch.
+
+    Once connected (or given a state), a dataset stands by its plan: where the daemon has gone it
+    waits up to `reconnect_s` seconds for one that serves the same store, and goes on at the next
+    step.  Batches handed out before stay as they are.  Another store, plan or sampler is a
+    StateMismatch, which names what differs.
     """
 
     def __init__(
-        self, endpoint: str, request: Attach, ids: NDArray[np.int64] | None = None
+        self,
+        endpoint: str,
+        request: Attach,
+        ids: NDArray[np.int64] | None = None,
+        reconnect_s: float = RECONNECT_S,
     ) -> None:
         """`ids`: of the seeds, where the request names no split."""
         super().__init__()
-        self.endpoint = endpoint
+        self.endpoint, self.reconnect_s = endpoint, reconnect_s
         self._request, self._ids = request, ids
         self._position = Position()
-        self._begun = False  # whether an iteration has started from `_position`
-        self._saved: Resolved | None = None  # of a loaded state, to be compared
+        self._begun = False  # whether an iteration has handed out batches from `_position` on
+        self._resolved: Resolved | None = None  # what every session of this dataset must give
+        self._num_steps: int | None = None
+        self._iteration = 0
+        self._running: Session | None = None  # to which the steps of this iteration were told
         self._connection: Connection | None = None
 
     @abstractmethod
@@ -70,22 +89,26 @@ class SteppedDataset(IterableDataset[B_co]):
         """What the reader has read, as tensors."""
 
     def __len__(self) -> int:
-        """Batches of an epoch; connects."""
-        return self._connect().session.attached.num_steps
+        """Batches of an epoch; connects, the first time."""
+        return self._plan()[1]
 
     def __iter__(self) -> Iterator[B_co]:
         """Start a run at once; it ends the run of any earlier iterator of this dataset."""
         info = get_worker_info()
         worker, stride = (0, 1) if info is None else (info.id, info.num_workers)
-        session, reader, _ = self._connect()
+        session = self._connect().session
+        num_steps = session.attached.num_steps
         if self._begun:
-            self._position = Position(self._position.epoch + 1)
-        at = self._position = self._position.normalized(session.attached.num_steps)
-        steps = range(at.first_step(worker, stride), session.attached.num_steps, stride)
-        self._begun = True
-        run = session.start(at.epoch, steps.start, stride) if steps else session.run
+            self._position, self._begun = Position(self._position.epoch + 1), False
+        at = self._position = self._position.normalized(num_steps)
+        steps = range(at.first_step(worker, stride), num_steps, stride)
+        self._iteration += 1
+        self._running = None
+        if steps:
+            with contextlib.suppress(SessionLost):  # the first read meets it again
+                self._start(session, Position(at.epoch, steps.start, worker, stride))
         positions = (Position(at.epoch, step, worker, stride) for step in steps)
-        return self._batches(session, reader, run, positions)
+        return self._batches(positions, self._iteration)
 
     def attached(self) -> Attached:
         """What the daemon resolved the request to; connects."""
@@ -103,62 +126,107 @@ class SteppedDataset(IterableDataset[B_co]):
         self._begun = False
 
     def state_dict(self, batch: Any = None) -> dict[str, Any]:
-        """What to save to go on after the last batch consumed here; connects.
+        """What to save to go on after the last batch consumed here; connects, the first time.
 
         With DataLoader workers the main process consumes what others read: pass the last batch
         (anything with `epoch` and `step`).
         """
-        attached = self.attached()
+        resolved, num_steps = self._plan()
         position = self._position if batch is None else Position(batch.epoch, batch.step)
-        return dump_state(attached.resolved, position.normalized(attached.num_steps))
+        return dump_state(resolved, position.normalized(num_steps))
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on, at the next iteration, after the last batch that `state` counts as consumed.
 
         Raises StateMismatch, here or at the first connect: the state is of another plan or store.
         """
-        self._saved, position = parse_state(state)
-        if self._connection is not None:
-            check_resolved(self._saved, self._connection.session.attached.resolved)
-        self._position, self._begun = position, False
+        saved, position = parse_state(state)
+        if self._num_steps is not None and self._resolved is not None:
+            check_resolved(saved, self._resolved)
+        self._resolved, self._position, self._begun = saved, position, False
 
     def close(self) -> None:
-        """Detach from the daemon; the next iteration connects again."""
+        """Detach from the daemon, which ends an iteration; the next one connects again."""
+        self._iteration += 1
+        self._drop()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Parameters, plan and position: a connection belongs to its process."""
+        return self.__dict__ | {"_connection": None, "_running": None}
+
+    def _plan(self) -> tuple[Resolved, int]:
+        """What fixes the batches, and how many an epoch has; connects, the first time."""
+        if self._num_steps is None:
+            self._connect()
+        assert self._resolved is not None
+        assert self._num_steps is not None
+        return self._resolved, self._num_steps
+
+    def _drop(self) -> None:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Parameters and position: a connection belongs to its process."""
-        return self.__dict__ | {"_connection": None}
+    def _connect(self, patience: Patience | None = None) -> Connection:
+        """The connection of this process: one that was inherited, or lost, is dropped.
 
-    def _connect(self) -> Connection:
-        """The connection of this process: one that was inherited, or lost, is dropped."""
+        Waits for a daemon where there was one, or is said to have been one by a state.
+        """
         held = self._connection
         if held is not None and held.session.pid == os.getpid() and not held.session.lost:
             return held
-        self.close()
-        session = Session(self.endpoint, self._request, self._ids)
+        self._drop()
+        patience = patience or Patience(0.0 if self._resolved is None else self.reconnect_s)
+        while True:
+            try:
+                return self._open()
+            except (NoDaemon, SessionLost, ShuttingDown) as error:
+                if not patience.wait():
+                    if patience.seconds:
+                        raise NoDaemon(f"{error} (waited {patience.seconds:g} s for it)") from error
+                    raise
+
+    def _open(self) -> Connection:
+        session = Session(self.endpoint, self._request, self._ids, self._resolved)
         try:
-            if self._saved is not None:
-                check_resolved(self._saved, session.attached.resolved)
             reader = self._make_reader(session)
         except ValueError:
             session.close()
             raise
+        attached = session.attached
+        self._resolved, self._num_steps = attached.resolved, attached.num_steps
         close = weakref.finalize(self, _close, session, reader)
         self._connection = Connection(session, reader, close)
         return self._connection
 
-    def _batches(
-        self, session: Session, reader: Reader, run: int, positions: Iterator[Position]
-    ) -> Iterator[B_co]:
+    def _start(self, session: Session, at: Position) -> None:
+        session.start(at.epoch, at.step, at.stride)
+        self._running = session
+
+    def _batches(self, positions: Iterator[Position], iteration: int) -> Iterator[B_co]:
         for position in positions:
-            if session.run != run:
+            if self._iteration != iteration:
                 raise RuntimeError("a newer iterator of this dataset has taken over")
-            batch = self._to_batch(reader.read(position.step), session.attached)
-            self._position = position
+            batch = self._read(position)
+            self._position, self._begun = position, True
             yield batch
+        if self._iteration == iteration:
+            self._begun = True
+
+    def _read(self, position: Position) -> B_co:
+        """The batch of a step, from whatever daemon is there or comes."""
+        patience = Patience(self.reconnect_s)
+        while True:
+            try:
+                session, reader, _ = self._connect(patience)
+                if session is not self._running:
+                    _log.warning("%s: going on at %s", self.endpoint, position)
+                    self._start(session, position)
+                return self._to_batch(reader.read(position.step), session.attached)
+            except SessionLost as error:
+                _log.warning("%s", error)
+                if not patience.wait():
+                    raise
 
 
 def _close(session: Session, reader: Reader) -> None:

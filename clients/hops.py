@@ -12,8 +12,15 @@ from torch import Tensor
 from torch.utils.data import get_worker_info
 
 from clients.buffers import BufferPool
-from clients.dataset import Connection, SteppedDataset, gather_threads, to_tensor
+from clients.dataset import (
+    RECONNECT_S,
+    Connection,
+    SteppedDataset,
+    gather_threads,
+    to_tensor,
+)
 from clients.hopbatch import LABEL, NODES, HopArrays, HopReader
+from clients.patience import Patience
 from clients.session import Session
 from loaderd.errors import Refused
 from loaderd.protocol import Attach, Attached
@@ -81,6 +88,7 @@ class HopDataset(SteppedDataset[HopBatch]):
         rank: int = 0,
         world_size: int = 1,
         window: int = 0,
+        reconnect_s: float = RECONNECT_S,
     ) -> None:
         """`operators`: those wanted, in this order; none: all that the split has.  `hops`: hops 0
         to this one; None: all.  `batch_size` counts the rows of all ranks together.  `window`
@@ -94,6 +102,7 @@ class HopDataset(SteppedDataset[HopBatch]):
                   what is to stay.  Not in DataLoader workers, and not with `stacked`
         stacked   `x` is one tensor (batch_size, arrays, ...), not a list
         labels    False: `y` is None; the split need not have any
+        reconnect_s   how long it waits for a daemon that went away
         """
         if method not in PLAN_OF:
             raise Refused(f"method {method!r}: expected {' or '.join(map(repr, PLAN_OF))}")
@@ -117,7 +126,7 @@ class HopDataset(SteppedDataset[HopBatch]):
             redeal=redeal,
             labels=labels,
         )
-        super().__init__(endpoint, request)
+        super().__init__(endpoint, request, None, reconnect_s)
         self.views, self.stacked = views, stacked
         self._arena: tuple[int, Tensor] | None = None  # of what session, all of it
 
@@ -137,13 +146,13 @@ class HopDataset(SteppedDataset[HopBatch]):
         """Parameters and position."""
         return super().__getstate__() | {"_arena": None}
 
-    def _connect(self) -> Connection:
+    def _connect(self, patience: Patience | None = None) -> Connection:
         if self.views and get_worker_info() is not None:
             raise Refused(
                 "views=True in a DataLoader worker: its batches are handed on after the next one "
                 "is asked for; iterate the dataset itself, or leave views out"
             )
-        return super()._connect()
+        return super()._connect(patience)
 
     def _make_reader(self, session: Session) -> HopReader:
         return HopReader(session, BufferPool(), gather_threads(), self.stacked, self.views)

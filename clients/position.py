@@ -35,8 +35,11 @@ class Position(NamedTuple):
         return self.step + stride
 
     def normalized(self, num_steps: int) -> Self:
-        """The same position, an epoch's end being the next epoch's start."""
-        if self.step < 0 or self.step + self.stride < num_steps:
+        """The same position, an epoch's end being the next epoch's start.
+
+        Not so of one worker of several: the others may not be there yet.
+        """
+        if self.step < 0 or self.stride > 1 or self.step + 1 < num_steps:
             return self
         return type(self)(self.epoch + 1)
 
@@ -53,7 +56,7 @@ def parse_state(state: Mapping[str, Any]) -> tuple[Resolved, Position]:
         resolved = msgspec.convert(state["resolved"], Resolved)
         return resolved, Position(*(int(state[name]) for name in Position._fields))
     except (KeyError, TypeError, ValueError, msgspec.ValidationError) as error:
-        raise StateMismatch(f"not a state of a NeighborDataset: {error!r}") from error
+        raise StateMismatch(f"not a state of a dataset: {error!r}") from error
 
 
 def check_resolved(saved: Resolved, found: Resolved) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 from torch.utils.data import DataLoader
 from torch_geometric.data import Data
 
+from clients.dataset import RECONNECT_S
 from clients.torch import Batch, InputNodes, NeighborDataset
 
 
@@ -36,6 +37,7 @@ class NeighborLoader(DataLoader[Any]):
         rank: int = 0,
         world_size: int = 1,
         window: int = 0,
+        reconnect_s: float = RECONNECT_S,
         **options: Any,
     ) -> None:
         """`input_nodes`: ids, a bool mask, the name of a split, or all nodes where it is None.
@@ -56,6 +58,7 @@ class NeighborLoader(DataLoader[Any]):
             rank=rank,
             world_size=world_size,
             window=window,
+            reconnect_s=reconnect_s,
         )
         collate: Any = _Collate(transform)  # of one batch, not of a list: there is no batch_size
         super().__init__(dataset, batch_size=None, collate_fn=collate, **options)

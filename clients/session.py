@@ -14,6 +14,7 @@ import numpy as np
 import zmq
 from numpy.typing import NDArray
 
+from clients.position import StateMismatch, check_resolved
 from loaderd import errors
 from loaderd.errors import DaemonError, NoDaemon, Refused, SessionLost
 from loaderd.protocol import (
@@ -27,6 +28,7 @@ from loaderd.protocol import (
     ErrorReply,
     Message,
     Release,
+    Resolved,
     RowGroup,
     Start,
     Welcome,
@@ -51,7 +53,7 @@ class Attachment:
         except BaseException:
             self.door.close()
             raise
-        self.token = welcome.token
+        self.token, self.fingerprint = welcome.token, welcome.fingerprint
         self.slot_bytes = welcome.slot_bytes
         try:
             num_bytes = welcome.num_slots * welcome.slot_bytes
@@ -108,8 +110,13 @@ def _receive_welcome(door: socket.socket, endpoint: str) -> tuple[Welcome, int]:
         message = decode_daemon(frame)
         if isinstance(message, ErrorReply):
             raise error_of(message)
-        if not isinstance(message, Welcome) or not fds:
+        if not isinstance(message, Welcome):
             raise NoDaemon(f"{endpoint}: the daemon greets with {type(message).__name__}")
+        if not fds:  # the kernel keeps what there is no room for
+            raise Refused(
+                f"{endpoint}: the arena's descriptor did not come through: this process has too "
+                "many files open; close some, or raise the limit (ulimit -n)"
+            )
     except BaseException:
         for fd in fds:
             os.close(fd)
@@ -180,11 +187,17 @@ class Session:
     """One dataset's conversation with the daemon; belongs to one process and one thread."""
 
     def __init__(
-        self, endpoint: str, request: Attach, ids: NDArray[np.int64] | None = None
+        self,
+        endpoint: str,
+        request: Attach,
+        ids: NDArray[np.int64] | None = None,
+        expected: Resolved | None = None,
     ) -> None:
         """Attach with `request` (its token is filled in here), `ids` where its split is empty.
 
-        Raises NoDaemon, Refused, SessionLost.
+        expected   what the request was resolved to before
+
+        Raises NoDaemon, Refused, SessionLost; StateMismatch: it is resolved to something else now.
         """
         self.pid = os.getpid()
         self.run = 0
@@ -195,11 +208,23 @@ class Session:
         self._socket: zmq.Socket[bytes] = self.attachment.context.socket(zmq.DEALER)
         self._closed = False
         try:
+            if expected is not None and expected.fingerprint != self.attachment.fingerprint:
+                raise StateMismatch(
+                    f"{endpoint}: the daemon serves another store, of fingerprint "
+                    f"{self.attachment.fingerprint}, expected {expected.fingerprint}: serve the "
+                    "store that was trained on, or start anew without the saved state"
+                )
             self._open_socket(endpoint)
             _registry.sessions.add(self)
             self.attached = self._attach(request, ids)
-        except BaseException:
+            if expected is not None:
+                check_resolved(expected, self.attached.resolved)
+        except BaseException as error:
+            # what another daemon says of the first one's token is no refusal
+            gone = isinstance(error, Refused) and self.attachment.lost()
             self.close()
+            if gone:
+                raise SessionLost(f"{endpoint}: the daemon went away") from error
             raise
 
     def _open_socket(self, endpoint: str) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from clients.batch import BatchArrays, BatchReader
 from clients.buffers import BufferPool
-from clients.dataset import SteppedDataset, gather_threads, to_tensor
+from clients.dataset import RECONNECT_S, SteppedDataset, gather_threads, to_tensor
 from clients.hops import HopBatch, HopDataset
 from clients.session import Session
 from loaderd.errors import Refused
@@ -85,6 +85,7 @@ class NeighborDataset(SteppedDataset[Batch]):
         reuse: int = 1,
         hubs: bool = True,
         halos: bool = True,
+        reconnect_s: float = RECONNECT_S,
     ) -> None:
         """`input_nodes`: ids, a bool mask, or the name of a split ("all": every node), which is
         taken instead of `split`.  `batch_size` counts the seeds of all ranks together.  `plan`,
@@ -93,6 +94,7 @@ class NeighborDataset(SteppedDataset[Batch]):
         frontier   "new": a hop expands newly found nodes, as in PyG; "layer": all nodes found so
                    far, drawing anew, as in DGL
         weighted   neighbors are drawn by the weights of the edges; one of weight 0 never is
+        reconnect_s   how long it waits for a daemon that went away
 
         Of plan "macrobatch", on a partitioned store: each epoch deals the partitions out,
         `macro_partitions` at a time (0: an eighth of them), and samples within what is in memory
@@ -124,7 +126,7 @@ class NeighborDataset(SteppedDataset[Batch]):
             hubs=hubs,
             halos=halos,
         )
-        super().__init__(endpoint, request, ids)
+        super().__init__(endpoint, request, ids, reconnect_s)
 
     def _make_reader(self, session: Session) -> BatchReader:
         attached = session.attached

@@ -23,7 +23,7 @@ from loaderd.attachment import Attachment, Opening, open_attachment
 from loaderd.blocksampling import BlockSampler
 from loaderd.build import Builder
 from loaderd.devicecost import FLASH, DeviceCost, measure_cost
-from loaderd.errors import Refused
+from loaderd.errors import Refused, ShuttingDown
 from loaderd.failures import error_text, failure
 from loaderd.hopdesk import HopDesk
 from loaderd.hopfiles import hop_files
@@ -52,7 +52,7 @@ from loaderd.residency import Residency
 from loaderd.rows import RowAssembler
 from loaderd.sampling import BatchSampler, Crew
 from loaderd.session import Job, Placement
-from loaderd.slots import SlotBroker
+from loaderd.slots import WAIT_S, SlotBroker
 from loaderd.topology import Structure, Topology
 from loaderd.trace import STAGE, Trace
 from loaderd.workspace import Workspace
@@ -88,6 +88,8 @@ class Engine:
             raise
         self._lock = threading.RLock()
         self._sessions: dict[int, Attachment] = {}
+        self._ended = threading.Condition(self._lock)
+        self._ending: list[Attachment] = []  # closed, and not idle yet
         self._next_session = 1
         self._tasks: queue.PriorityQueue[_Task] = queue.PriorityQueue()
         self._task_number = itertools.count()
@@ -181,7 +183,9 @@ class Engine:
     def attach(self, request: Attach, seeds: NDArray[np.int64] | None) -> Attached:
         """Open a session.  Raises Refused, StoreError; reads the seeds' store ids from disk."""
         if self._draining:
-            raise Refused("the daemon is shutting down")
+            raise ShuttingDown("the daemon is shutting down")
+        with self._ended:  # what sessions that end still hold
+            self._ended.wait_for(lambda: not self._ending, WAIT_S)
         with self._lock:
             session, self._next_session = self._next_session, self._next_session + 1
         if request.plan in METHOD_OF:
@@ -353,7 +357,9 @@ class Engine:
             if background is not None:
                 background.stop()
             attachment.meter.end()
-            self._end(attachment, attachment.state.begin(1 << 62, 0, 1 << 62, 1))
+            self._ending.append(attachment)
+            if not self._draining:  # else clients may still be reading what was lent to them
+                self._end(attachment, attachment.state.begin(1 << 62, 0, 1 << 62, 1))
             if background is not None:
                 closer = threading.Thread(target=self._close_background, args=(attachment,))
                 self._closers.append(closer)
@@ -418,19 +424,22 @@ class Engine:
             self._pump(release.session, attachment)
 
     def drain(self) -> None:
-        """Start nothing more; returns when no worker is busy."""
+        """Start nothing more; returns when no worker is busy.
+
+        What is lent stays so: nobody writes where a client that has not heard of it yet reads.
+        """
         with self._lock:
             self._draining = True
             for session in list(self._sessions):
                 self.detach(session)
             closers = list(self._closers)
-        self._hops.drain()
         for closer in closers:
             closer.join()
         idle = threading.Barrier(len(self._threads) + 1)
         for _ in self._threads:
             self._put(_LAST, lambda: _pause(idle))
         idle.wait()
+        self._hops.drain()
 
     def status(
         self,
@@ -454,6 +463,9 @@ class Engine:
             "reads": reader.reads,
             "bytes_written": 0,
             "read_errors": reader.errors,
+            "read_retries": reader.retries,
+            "slots_in_pools": self.broker.available(),
+            "slots_pinned": self.broker.pinned(),
             "read_ns": reader.busy_ns,
             "read_wait_ns": reader.wait_ns,
         }
@@ -604,6 +616,9 @@ class Engine:
         ended = attachment.background is None or attachment.background_ended
         if attachment.closed and ended and attachment.idle:
             attachment.close(self.broker)
+            if attachment in self._ending:
+                self._ending.remove(attachment)
+                self._ended.notify_all()
 
     def _count(self, job: Job, placement: Placement, copied: int) -> None:
         assert job.structure is not None

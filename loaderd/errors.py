@@ -13,6 +13,10 @@ class Refused(DaemonError, ValueError):
     """The daemon will not serve the request: unknown split, fanout 0, too little memory, ..."""
 
 
+class ShuttingDown(Refused):
+    """The daemon takes nobody in any more; another one may come."""
+
+
 class NoDaemon(DaemonError):
     """Nothing answers at the endpoint."""
 

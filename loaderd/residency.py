@@ -90,5 +90,9 @@ class Residency:
         if lost.any():
             self.pool.drop(hold.slots)
             self._changed.notify_all()
-            block = hold.blocks[: hold.num_present][lost][0]
-            raise CorruptBlock(f"block {block} could not be read for another batch")
+            block = int(hold.blocks[: hold.num_present][lost][0])
+            of = self._reader.files[self._first_file + file]
+            shard, offset = of.geometry.locate(block)
+            raise CorruptBlock(
+                f"{of.shards[shard]}+{offset}: block {block} could not be read for another batch"
+            )

@@ -41,6 +41,11 @@ class SlotBroker:
             spare = max(0, int(self._graph.owned().sum()) - self._graph_least)
             return int(self._rows.owned().sum()) + spare
 
+    def pinned(self) -> int:
+        """Slots of the pools that something holds at present."""
+        with self._changed:
+            return int(self._rows.pinned().sum()) + int(self._graph.pinned().sum())
+
     def row_slots(self) -> int:
         """Slots that the row pool has at present."""
         with self._changed:

@@ -1,5 +1,6 @@
 """The arena: sealed shared memory in equal slots, which only its maker can write."""
 
+import errno
 import fcntl
 import mmap
 import os
@@ -17,6 +18,7 @@ _SEAL_SEAL, _SEAL_SHRINK, _SEAL_GROW, _SEAL_FUTURE_WRITE = 0x1, 0x2, 0x4, 0x10
 _MADV_POPULATE_WRITE = 23
 _POPULATE_STEP = 256 << 20
 _NO_LIMIT = 1 << 60
+_LIMITS = (errno.ENOMEM, errno.EFBIG, errno.ENOSPC, errno.EFAULT)
 
 
 class Arena:
@@ -27,7 +29,8 @@ class Arena:
     """
 
     def __init__(self, num_slots: int, slot_bytes: int) -> None:
-        """Raises BudgetTooSmall: free memory or a control group's limit cannot hold it."""
+        """Raises BudgetTooSmall: free memory, a control group's or the process's limit (`ulimit`)
+        cannot hold it."""
         self.num_slots, self.slot_bytes = num_slots, slot_bytes
         size = num_slots * slot_bytes
         free, source = available_memory()
@@ -38,22 +41,37 @@ class Arena:
             )
         self.fd = os.memfd_create("blockstore-arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
-            os.ftruncate(self.fd, size)
-            self._map = mmap.mmap(self.fd, size, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
-            self.data = np.frombuffer(self._map, np.uint8)
-            self._prefault(size)
+            self._take(size)
             seals = _SEAL_FUTURE_WRITE | _SEAL_SHRINK | _SEAL_GROW | _SEAL_SEAL
             fcntl.fcntl(self.fd, _F_ADD_SEALS, seals)
+        except OSError as error:
+            os.close(self.fd)
+            if error.errno not in _LIMITS:
+                raise
+            raise BudgetTooSmall(
+                f"the arena takes {format_bytes(size)}, the system does not give it "
+                f"({error.strerror}): give a smaller --mem, or raise the process's limits "
+                "(ulimit -v, ulimit -f)"
+            ) from error
         except BaseException:
             os.close(self.fd)
             raise
+
+    def _take(self, size: int) -> None:
+        os.ftruncate(self.fd, size)
+        self._map = mmap.mmap(self.fd, size, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+        self.data = np.frombuffer(self._map, np.uint8)
+        self._prefault(size)
 
     def _prefault(self, size: int) -> None:
         for start in range(0, size, _POPULATE_STEP):
             count = min(_POPULATE_STEP, size - start)
             try:
                 self._map.madvise(_MADV_POPULATE_WRITE, start, count)
-            except OSError:  # a kernel before 5.14
+            except OSError as error:
+                if error.errno != errno.EINVAL:
+                    raise
+                # a kernel before 5.14
                 self.data[start : start + count : mmap.PAGESIZE] = 0
 
     def __enter__(self) -> Self:

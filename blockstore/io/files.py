@@ -48,12 +48,19 @@ def open_to_write(path: Path) -> tuple[int, bool]:
 
 
 def read_exact(fd: int, buffers: Sequence[memoryview], offset: int, where: str) -> None:
-    """Fill all buffers from `offset` on.  Raises CorruptBlock: the file ends before that."""
+    """Fill all buffers from `offset` on.
+
+    Raises CorruptBlock: the file ends before that; OSError, which names file and offset.
+    """
     left = [b for b in buffers if len(b)]
     wanted = sum(len(b) for b in left)
     done = 0
     while left:
-        count = os.preadv(fd, left, offset + done)
+        try:
+            count = os.preadv(fd, left, offset + done)
+        except OSError as error:
+            place = f"{where}+{offset + done}"
+            raise OSError(error.errno, error.strerror, place) from error
         if count == 0:
             raise CorruptBlock(
                 f"{where}+{offset}: file ends after {done} bytes, expected {wanted}; "

@@ -13,6 +13,7 @@ from typing import NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from blockstore.errors import CorruptBlock
 from blockstore.format import PAGE_BYTES
 from blockstore.io.buffers import byte_view
 from blockstore.io.files import open_to_read, probe_direct, read_exact
@@ -98,6 +99,7 @@ class BlockReader:
             self._close()
             raise
         self.bytes_read = self.reads = self.blocks_read = self.errors = 0
+        self.retries = 0  # of reads that failed once
         self.busy_ns = self.wait_ns = 0  # of reader threads at work; of threads that waited
         self._lock = threading.Lock()
         self._queue: queue.SimpleQueue[tuple[Callable[[], None], _Request] | None] = (
@@ -207,8 +209,25 @@ class BlockReader:
             size = int(runs[i, 2]) * PAGE_BYTES
             self._read_pages(number, runs[i], self._data[start : start + size])
 
+    def _twice(self, read: Callable[[], None]) -> None:
+        """A read that fails is tried once more: a disk may err, a bit flip on the way.
+
+        Raises CorruptBlock, OSError: of the second attempt.
+        """
+        try:
+            read()
+        except (CorruptBlock, OSError):
+            with self._lock:
+                self.retries += 1
+            read()
+
     def _read_pages(self, number: int, run: NDArray[np.int64], data: NDArray[np.uint8]) -> None:
         """One run of pages, verified."""
+        self._twice(partial(self._read_pages_once, number, run, data))
+
+    def _read_pages_once(
+        self, number: int, run: NDArray[np.int64], data: NDArray[np.uint8]
+    ) -> None:
         begun = time.perf_counter_ns()
         file = self.files[number]
         shard, page, pages = run[:3].tolist()
@@ -254,6 +273,10 @@ class BlockReader:
                 request.finish(None)
 
     def _read_run(self, run: _Run) -> None:
+        """Adjacent blocks, verified."""
+        self._twice(partial(self._read_run_once, run))
+
+    def _read_run_once(self, run: _Run) -> None:
         begun = time.perf_counter_ns()
         file = self.files[run.file]
         geometry = file.geometry

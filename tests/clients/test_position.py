@@ -46,7 +46,7 @@ def test_a_worker_state_fits_that_worker_only(worker, stride):
 def test_the_end_of_an_epoch_is_the_start_of_the_next():
     assert Position(2, 3).normalized(5) == Position(2, 3)
     assert Position(2, 4).normalized(5) == Position(3)
-    assert Position(2, 3, 1, 2).normalized(5) == Position(3)
+    assert Position(2, 3, 1, 2).normalized(5) == Position(2, 3, 1, 2)  # others go on
     assert Position(2).normalized(5) == Position(2)
 
 
@@ -62,7 +62,7 @@ def test_states_survive_json():
     "spoil", [{"resolved": None}, {"epoch": "x"}, {"resolved": {"family": 3}}, {"step": None}]
 )
 def test_something_else_is_no_state(spoil):
-    with pytest.raises(StateMismatch, match="not a state of a NeighborDataset"):
+    with pytest.raises(StateMismatch, match="not a state of a dataset"):
         parse_state(dump_state(RESOLVED, Position()) | spoil)
     with pytest.raises(StateMismatch):
         parse_state({})

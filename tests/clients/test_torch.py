@@ -255,7 +255,7 @@ def test_a_failed_batch_ends_the_epoch_and_not_the_session(tmp_path):
 
 def test_a_daemon_that_died_is_found_again(tmp_path):
     with fake_daemon(tmp_path, die_at=3) as daemon:
-        data = dataset(daemon)
+        data = dataset(daemon, reconnect_s=0)
         with pytest.raises(SessionLost):
             list(data)
     for name in ("fake", "fake.door"):

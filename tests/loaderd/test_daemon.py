@@ -261,7 +261,7 @@ def test_a_drain_refuses_newcomers_hangs_up_and_removes_its_files(shell, client)
     shell.stop()
     assert shell.engine.seen() == ("drain", None)
     reply = client.attach()
-    assert (reply.error, reply.message) == ("Refused", "the daemon is shutting down")
+    assert (reply.error, reply.message) == ("ShuttingDown", "the daemon is shutting down")
     assert client.ask(StatusRequest()).draining
     last = ErrorReply(error="BatchFailed", message="late")
     shell.engine.deliver(number, last)  # a worker finishes what it has in hand
