@@ -2,13 +2,14 @@
 
 import asyncio
 import contextlib
+import logging
 import os
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import msgspec
 import typer
@@ -17,16 +18,25 @@ from blockstore.errors import StoreError
 from blockstore.store import Store, open_store
 from blockstore.units import format_bytes, parse_bytes
 from loaderd.advicetext import advice_json, advice_text
+from loaderd.config import read_config
+from loaderd.daemon import Daemon
 from loaderd.daemon import serve as serve_engine
+from loaderd.doctor import State, checks_text, examine
 from loaderd.endpoint import Endpoint, claim, parse_endpoint
 from loaderd.engine import Engine, default_settings
 from loaderd.errors import DaemonError
 from loaderd.ledger import EngineSettings, plan_budget
+from loaderd.logs import logging_to_stderr, tell
 from loaderd.measuring import report_on
+from loaderd.notify import notify
 from loaderd.protocol import Attach
 from loaderd.report import ledger_text, status_text
+from loaderd.sightserver import SightServer
 from loaderd.signals import Signals, interrupt
+from loaderd.top import run_top
 from loaderd.transport import ask_status
+
+log = logging.getLogger(__name__)
 
 app = typer.Typer(
     add_completion=False,
@@ -44,6 +54,40 @@ class Policy(StrEnum):
     second_chance = "second-chance"
 
 
+class LogFormat(StrEnum):
+    """Of the daemon's log."""
+
+    text = "text"
+    json = "json"
+
+
+class LogLevel(StrEnum):
+    """The least of what is logged."""
+
+    debug = "debug"
+    info = "info"
+    warning = "warning"
+    error = "error"
+
+
+class _Look(NamedTuple):
+    """How a daemon shows itself."""
+
+    host: str
+    port: int  # 0: on none
+    log_format: LogFormat
+    log_level: LogLevel
+
+
+def _configure(context: typer.Context, path: Path | None) -> Path | None:
+    """Options of a file, for those that neither the command line nor the environment gives."""
+    if path is not None:
+        with _one_line_errors():
+            names = {p.name for p in context.command.params if p.name not in (None, "config")}
+            context.default_map = read_config(path, names - {"help", None})
+    return path
+
+
 @contextlib.contextmanager
 def _one_line_errors() -> Iterator[None]:
     """What can go wrong is said in one line, with exit code 2."""
@@ -56,26 +100,76 @@ def _one_line_errors() -> Iterator[None]:
 
 @app.command()
 def serve(
-    store: Path,
-    endpoint: Annotated[str, typer.Option(help="ipc:///path/of/the/socket")],
-    mem: Annotated[str, typer.Option(help="memory to use, such as 512M or 32G")] = "2G",
+    store: Annotated[Path, typer.Argument(envvar="LOADERD_STORE")],
+    endpoint: Annotated[
+        str, typer.Option(envvar="LOADERD_ENDPOINT", help="ipc:///path/of/the/socket")
+    ],
+    mem: Annotated[
+        str, typer.Option(envvar="LOADERD_MEM", help="memory to use, such as 512M or 32G")
+    ] = "2G",
     workers: Annotated[
-        int, typer.Option(min=0, max=256, help="threads that build batches; 0: as cores")
+        int,
+        typer.Option(
+            envvar="LOADERD_WORKERS", min=0, max=256, help="threads that build batches; 0: as cores"
+        ),
     ] = 0,
     readers: Annotated[
-        int, typer.Option(min=0, max=256, help="threads that read blocks; 0: eight")
+        int,
+        typer.Option(
+            envvar="LOADERD_READERS", min=0, max=256, help="threads that read blocks; 0: eight"
+        ),
     ] = 0,
     session_share: Annotated[
         float,
-        typer.Option(min=0.1, max=1.0, help="of free memory that a session of hyperbatches takes"),
+        typer.Option(
+            envvar="LOADERD_SESSION_SHARE",
+            min=0.1,
+            max=1.0,
+            help="of free memory that a session of hyperbatches takes",
+        ),
     ] = 0.95,
-    policy: Annotated[Policy, typer.Option(help="which rows leave the cache")] = Policy.next_use,
+    policy: Annotated[
+        Policy, typer.Option(envvar="LOADERD_POLICY", help="which rows leave the cache")
+    ] = Policy.next_use,
     trace: Annotated[
-        Path | None, typer.Option(help="record what hyperbatches need, for tools.traces")
+        Path | None,
+        typer.Option(
+            envvar="LOADERD_TRACE", help="record what hyperbatches need, for tools.traces"
+        ),
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="print where the memory would go, and exit")
+        bool,
+        typer.Option(
+            "--dry-run", envvar="LOADERD_DRY_RUN", help="print where the memory would go, and exit"
+        ),
     ] = False,
+    metrics_port: Annotated[
+        int,
+        typer.Option(
+            envvar="LOADERD_METRICS_PORT",
+            min=0,
+            max=65535,
+            help="of metrics and the page of live charts; 0: none",
+        ),
+    ] = 0,
+    metrics_host: Annotated[
+        str, typer.Option(envvar="LOADERD_METRICS_HOST", help="address of that port")
+    ] = "127.0.0.1",
+    log_format: Annotated[
+        LogFormat, typer.Option(envvar="LOADERD_LOG_FORMAT", help="of events, on stderr")
+    ] = LogFormat.text,
+    log_level: Annotated[
+        LogLevel, typer.Option(envvar="LOADERD_LOG_LEVEL", help="the least of what is logged")
+    ] = LogLevel.info,
+    config: Annotated[  # noqa: ARG001
+        Path | None,
+        typer.Option(
+            envvar="LOADERD_CONFIG",
+            is_eager=True,
+            callback=_configure,
+            help="TOML file of these options; command line and environment go before it",
+        ),
+    ] = None,
 ) -> None:
     """Serve a store until SIGTERM."""
     with _one_line_errors():
@@ -88,10 +182,12 @@ def serve(
         if dry_run:
             typer.echo(ledger_text(plan_budget(opened, settings), settings.mem_bytes))
             return
-        _serve(opened, settings, address)
+        look = _Look(metrics_host, metrics_port, log_format, log_level)
+        with logging_to_stderr(look.log_format.value, look.log_level.value):
+            _serve(opened, settings, address, look)
 
 
-def _serve(store: Store, settings: EngineSettings, endpoint: Endpoint) -> None:
+def _serve(store: Store, settings: EngineSettings, endpoint: Endpoint, look: _Look) -> None:
     """Serve until a signal comes, also one that comes while memory is taken."""
     signals, idle = Signals(), True
     with contextlib.suppress(KeyboardInterrupt), claim(endpoint):
@@ -103,7 +199,21 @@ def _serve(store: Store, settings: EngineSettings, endpoint: Endpoint) -> None:
                 f"serving {store.path} (fingerprint {store.manifest.fingerprint}) at {endpoint}, "
                 f"budget {format_bytes(settings.mem_bytes)}, {engine.io_mode}"
             )
-            idle = asyncio.run(serve_engine(engine, endpoint, signals, lambda _: _say(line)))
+
+            def ready(daemon: Daemon) -> None:
+                page = ""
+                if look.port:
+                    server = SightServer(look.host, look.port, daemon.status)
+                    page = stack.enter_context(server).address
+                _say(line)
+                tell(
+                    log, logging.INFO, "serving", store=store.path, endpoint=endpoint,
+                    fingerprint=store.manifest.fingerprint, mem_bytes=settings.mem_bytes,
+                    io_mode=engine.io_mode, page=page,
+                )  # fmt: skip
+                notify("READY=1", f"STATUS={line}")
+
+            idle = asyncio.run(serve_engine(engine, endpoint, signals, ready))
             if not idle:
                 stack.pop_all()
     if not idle:  # a worker hangs in a read; nothing of it outlives the process
@@ -167,13 +277,43 @@ def _fanouts(text: str) -> tuple[int, ...]:
 
 @app.command()
 def status(
-    endpoint: Annotated[str, typer.Option(help="ipc:///path/of/the/socket")],
+    endpoint: Annotated[
+        str, typer.Option(envvar="LOADERD_ENDPOINT", help="ipc:///path/of/the/socket")
+    ],
     json: Annotated[bool, typer.Option("--json", help="for scripts")] = False,
 ) -> None:
     """Ask a daemon how it is."""
     with _one_line_errors():
         reply = ask_status(parse_endpoint(endpoint))
         typer.echo(msgspec.json.encode(reply).decode() if json else status_text(reply))
+
+
+@app.command()
+def top(
+    endpoint: Annotated[
+        str, typer.Option(envvar="LOADERD_ENDPOINT", help="ipc:///path/of/the/socket")
+    ],
+    every: Annotated[float, typer.Option(min=0.1, max=3600, help="seconds of a picture")] = 1.0,
+    once: Annotated[bool, typer.Option("--once", help="one picture, and exit")] = False,
+) -> None:
+    """Watch a daemon: sessions, rates, the stage that limits, memory."""
+    with _one_line_errors(), contextlib.suppress(KeyboardInterrupt):
+        address = parse_endpoint(endpoint)
+        run_top(lambda: ask_status(address), every, once)
+
+
+@app.command()
+def doctor(
+    store: Annotated[Path | None, typer.Argument(help="checks its disk, too")] = None,
+    mem: Annotated[str, typer.Option(help="memory that `serve` is to use")] = "2G",
+    json: Annotated[bool, typer.Option("--json", help="for scripts")] = False,
+) -> None:
+    """Look whether this machine can serve well, and say what to do where not."""
+    with _one_line_errors():
+        checks = list(examine(default_settings(parse_bytes(mem)), store))
+    typer.echo(msgspec.json.encode(checks).decode() if json else checks_text(checks))
+    if any(check.state == State.fail for check in checks):
+        raise typer.Exit(1)
 
 
 def main() -> None:

@@ -21,6 +21,7 @@ from loaderd.endpoint import Endpoint
 from loaderd.errors import BadMessage, DaemonError, Refused, SessionLost, ShuttingDown
 from loaderd.ledger import EngineSettings
 from loaderd.logs import tell
+from loaderd.notify import notify
 from loaderd.protocol import (
     PROTOCOL_VERSION,
     Attach,
@@ -115,6 +116,7 @@ class Daemon:
         """
         self._draining = True
         tell(log, logging.INFO, "draining")
+        notify("STOPPING=1")
         idle = asyncio.Event()
         threading.Thread(target=self._drain_engine, args=(idle,), daemon=True).start()
         waits = [self._loop.create_task(event.wait()) for event in (idle, hurry)]

@@ -22,6 +22,7 @@ from loaderd.sight import History, Look
 log = logging.getLogger(__name__)
 LOOK_S = 1.0
 LOOKS = 300
+POLL_S = 0.1  # between two looks whether to end
 MOST_REQUESTS = 16  # at a time; more are hung up on
 REQUEST_S = 10.0  # for a client to ask, and to take the answer
 _PAGE = Path(__file__).parent / "page.html"
@@ -50,7 +51,9 @@ class SightServer:
         self._stop = threading.Event()
         self._threads = [
             threading.Thread(target=self._look_on, name="sight-look", daemon=True),
-            threading.Thread(target=self._server.serve_forever, name="sight", daemon=True),
+            threading.Thread(
+                target=self._server.serve_forever, args=(POLL_S,), name="sight", daemon=True
+            ),
         ]
 
     @property

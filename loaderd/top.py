@@ -24,6 +24,15 @@ def percent(share: float | None) -> str:
     return "-" if share is None else f"{100 * share:.1f} %"
 
 
+def decimal(bytes_s: float) -> str:
+    """`1.25 GB`: rates of disks are said in powers of 1000."""
+    for unit in ("B", "KB", "MB", "GB"):
+        if bytes_s < 999.5 or unit == "GB":
+            break
+        bytes_s /= 1000
+    return f"{bytes_s:.3g} {unit}"
+
+
 def frame(rates: Rates, status: StatusReply, width: int) -> RenderableType:
     """One picture."""
     return Group(
@@ -47,7 +56,7 @@ def _tiles(rates: Rates, width: int) -> Table:
     tiles = [
         ("sessions", str(rates.num_sessions), ""),
         ("batches/s", f"{rates.batches_s:.1f}", ""),
-        ("read/s", format_bytes(int(rates.read_bytes_s)), ""),
+        ("read/s", decimal(rates.read_bytes_s), ""),
         ("graph hits", percent(rates.graph_hit), ""),
         ("row hits", percent(rates.row_hit), ""),
         ("limits", rates.limit, _COLORS.get(rates.limit, "bold yellow")),
