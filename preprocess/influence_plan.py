@@ -10,6 +10,7 @@ from preprocess.influence import InfluenceOptions
 from preprocess.options import IngestOptions
 from preprocess.stages.reach import REACH_NODE_BYTES
 from preprocess.stages.slots import SLOT_BYTES
+from preprocess.stages.stored_columns import PIECE_COPIES, scan_size
 from preprocess.stages.walk import LANE_BYTES, STEPS, WALK_NODE_BYTES, plan_lanes
 from preprocess.steps import Step, graph_bytes, row_disk_bytes, scatter_bytes
 
@@ -65,15 +66,16 @@ def influence_node_bytes(options: IngestOptions) -> int:
     return max(walk, round(tables + 0.5))
 
 
-def walk_room(num_nodes: int, node_bytes: int, share: int) -> int:
+def walk_room(num_nodes: int, node_bytes: int, share: int, block_bytes: int) -> int:
     """Bytes for the lanes of walks; `node_bytes`: of all tables of the ingest."""
-    return (node_bytes - WALK_NODE_BYTES) * num_nodes + share // 2
+    reading = PIECE_COPIES * scan_size(share, block_bytes)
+    return (node_bytes - WALK_NODE_BYTES) * num_nodes + max(0, share - reading)
 
 
 def halo_batches(contents: Contents, options: IngestOptions, share: int, node_bytes: int) -> int:
     """How often the graph is walked through: as many partitions at a time as lanes fit."""
     parts = options.partition.num_partitions if options.partition else _USUAL_PARTS
-    room = walk_room(contents.num_nodes, node_bytes, share)
+    room = walk_room(contents.num_nodes, node_bytes, share, options.block_bytes)
     return -(-parts // plan_lanes(contents.num_nodes, parts, room).num_walks)
 
 

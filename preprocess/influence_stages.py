@@ -131,7 +131,9 @@ class InfluenceStages:
             marks[:] = 1
         sizes = np.diff(self._offsets, axis=1).sum(axis=0)
         wanted = (self._options.halo * sizes + 0.5).astype(np.int64)
-        room = walk_room(marks.size, node_bytes(run.options), run.memory.share)
+        room = walk_room(
+            marks.size, node_bytes(run.options), run.memory.share, run.options.block_bytes
+        )
         lanes = plan_lanes(marks.size, self._num_parts, room)
         walk = LazyWalk(self._store, self._scan_bytes, run.progress)
         halos = list(walk.top_of_parts(marks, self._offsets, wanted, self._hubs(), lanes))
