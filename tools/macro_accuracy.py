@@ -10,13 +10,11 @@ decide the batches.  A line a run goes to `--out`; what is there already is not 
 import argparse
 import json
 import statistics
-import sys
 import tempfile
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cache
 from multiprocessing import get_context
 from pathlib import Path
@@ -29,9 +27,8 @@ from torch.nn import functional
 
 from clients.models import SageLayer, mean_of_neighbors
 from clients.torch import NeighborDataset
-from tools.accuracy import T_95
 from tools.bench.setup import command, serving
-from tools.machine import machine, today
+from tools.pairs import finish
 from tools.sparse_rows import sparse_gradient, sparse_times
 
 
@@ -218,31 +215,12 @@ def make_stores(
     return stores
 
 
-def summarize(lines: Sequence[dict[str, Any]]) -> str:
-    """A Markdown table: accuracy, and the paired difference to in-memory training."""
-    runs: dict[str, dict[int, dict[str, Any]]] = defaultdict(dict)
-    for line in lines:
-        runs[line["way"]][line["seed"]] = line
-    table = [
-        "| way | accuracy | against in memory | 95 % | pairs | steps an epoch |",
-        "| --- | --- | --- | --- | --- | --- |",
-    ]
-    memory = runs["in memory"]
-    for way, by_seed in runs.items():
-        mean = statistics.fmean(r["accuracy"] for r in by_seed.values())
-        steps = next(iter(by_seed.values()))["steps"]
-        pairs = [r["accuracy"] - memory[s]["accuracy"] for s, r in by_seed.items() if s in memory]
-        cells = ["", "", ""]
-        if way != "in memory" and len(pairs) > 1:
-            error = statistics.stdev(pairs) / len(pairs) ** 0.5
-            t = T_95[max(k for k in T_95 if k <= len(pairs) - 1)]
-            cells = [f"{statistics.fmean(pairs):+.2f}", f"± {t * error:.2f}", str(len(pairs))]
-        table.append(f"| {way} | {mean:.2f} | {' | '.join(cells)} | {steps} |")
-    return "\n".join(table)
-
-
 def run_all(
-    settings: Settings, wanted: Sequence[Way], seeds: Sequence[int], jobs: int, done: set[Any]
+    settings: Settings,
+    wanted: Sequence[Way],
+    seeds: Sequence[int],
+    jobs: int,
+    done: set[tuple[str, int]],
 ) -> Iterator[dict[str, Any]]:
     """Every run that is not done, seed by seed."""
     with ExitStack() as stack:
@@ -285,17 +263,11 @@ def main(words: list[str] | None = None) -> str:
     parts = arguments.pop("ways")
     settings = Settings(**arguments)
     wanted = [w for w in ways(settings) if not parts or any(p in w.name for p in parts)]
-    lines = [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else []
-    done = {(line["way"], line["seed"]) for line in lines}
-    for line in run_all(settings, wanted, range(seeds), jobs, done):
-        lines.append(line)
-        with out.open("a") as file:
-            stamp = {"date": today(), "machine": machine(), "settings": asdict(settings)}
-            file.write(json.dumps(line | stamp) + "\n")
-        print(f"{line['way']}, seed {line['seed']}: {line['accuracy']:.2f}", file=sys.stderr)
-    table = summarize(lines)
-    print(table)
-    return table
+
+    def runs(done: set[tuple[str, int]]) -> Iterator[dict[str, Any]]:
+        return run_all(settings, wanted, range(seeds), jobs, done)
+
+    return finish(out, settings, runs, "in memory")
 
 
 if __name__ == "__main__":
