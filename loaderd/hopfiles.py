@@ -30,8 +30,8 @@ class HopArray(NamedTuple):
 
     @property
     def num_pages(self) -> int:
-        """Pages of all shards."""
-        return self.geometry.num_blocks * self.geometry.pages_per_block
+        """Pages that hold rows: the last block may have others behind them."""
+        return self.pages(0, self.array.num_rows)[1]
 
     def pages(self, first: int, stop: int) -> tuple[int, int]:
         """[first, stop) of the pages that hold rows [first, stop)."""

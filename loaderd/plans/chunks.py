@@ -152,11 +152,7 @@ def resolve_hops(manifest: Manifest, request: Attach) -> Resolved:
     """The semantic parameters of a session of hop-wise batches.  Raises Refused."""
     node_type, hops = hop_set(manifest, request)
     method, of = METHOD_OF[request.plan], f"split {request.split!r}"
-    operators = request.operators or tuple(hops.operators)
-    for operator in operators:
-        if operator not in hops.operators:
-            names = ", ".join(hops.operators)
-            raise Refused(f"operator {operator!r} is not among those of {of}: it has {names}")
+    operators = tuple(_operator(hops, o, of) for o in request.operators or hops.operators)
     if len(set(operators)) != len(operators):
         raise Refused(f"operators {', '.join(operators)}: one is named twice, expected each once")
     for operator in operators:
@@ -200,6 +196,18 @@ def resolve_hops(manifest: Manifest, request: Attach) -> Resolved:
             labels=request.labels,
         ),
     )
+
+
+def _operator(hops: HopSet, name: str, of: str) -> str:
+    """The operator of this name, or the only one whose name begins with it: "sym" may be
+    "sym+loops".  Raises Refused."""
+    if name in hops.operators:
+        return name
+    found = [o for o in hops.operators if o.startswith(name) and o[len(name)] in "+:@"]
+    if len(found) == 1 and name:
+        return found[0]
+    names = ", ".join(hops.operators)
+    raise Refused(f"operator {name!r} is not among those of {of}: it has {names}")
 
 
 def _resolve_chunk(request: Attach, method: str, num_rows: int) -> int:
