@@ -173,9 +173,7 @@ class Product:
 
         for each in [pool.submit(work) for _ in range(self._threads)]:
             each.result()
-        kernels.finish_carried(
-            self._columns, self._carry, rows, width, step.factor, scale, share, x, step.loops, out
-        )
+        kernels.finish_carried(self._columns, self._carry, width, step.factor, scale, share, x, out)
 
     def _ranges(self) -> Iterator[tuple[int, int, int, int]]:
         """What a thread takes at a time: (first block, stop, part of their columns, parts)."""

@@ -372,9 +372,9 @@ def run_and_kill(path: Path, asked: HopsRequest, after_s: float) -> bool:
 
 
 @pytest.mark.usefixtures("slices")
-def test_ten_kills_at_any_moment_change_nothing(large_store: Path, tmp_path: Path):
+def test_six_kills_at_any_moment_change_nothing(large_store: Path, tmp_path: Path):
     """Each kill is of the run that goes on; the store is as it was until the last."""
-    asked, path = HopsRequest(("sym", "heat"), dtype="bfloat16"), tmp_path / "store"
+    asked, path = HopsRequest(("row", "heat"), hops=1, dtype="bfloat16", t=0.1), tmp_path / "store"
     shutil.copytree(large_store, path)
     before = tree(path)
     shutil.copytree(large_store, tmp_path / "whole")
@@ -392,10 +392,10 @@ def test_ten_kills_at_any_moment_change_nothing(large_store: Path, tmp_path: Pat
         else:
             assert tree_of_store(path) == before
             resumed += (journal / "journal.json").exists()
-        if kills >= 10:
+        if kills >= 6:
             break
-    assert kills == 10
-    assert resumed > 2
+    assert kills == 6
+    assert resumed > 1
     result = make_hops(path, asked, QUIET, threads=1)
     assert tree(path) == expected
     assert sorted(p.name for p in tmp_path.iterdir()) == ["store", "whole"]

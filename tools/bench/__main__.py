@@ -2,17 +2,19 @@
 
 import sys
 
-from tools.bench import csc, disk, handover, hyperbatch, ingest, kernels, loaders, macro
+from tools.bench import csc, disk, handover, hops, hyperbatch, ingest, kernels, loaders, macro, spmm
 
 BENCHES = {
     "csc": csc.main,
     "disk": disk.main,
     "handover": handover.main,
+    "hops": hops.main,
     "hyperbatch": hyperbatch.main,
     "ingest": ingest.main,
     "kernels": kernels.main,
     "loaders": loaders.main,
     "macro": macro.main,
+    "spmm": spmm.main,
 }
 
 

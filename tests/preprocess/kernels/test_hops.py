@@ -48,7 +48,7 @@ def product(
             raw.view(np.uint32), raw.view(id_dtype), raw.view(np.float32), blocks[0].size, first,
             *rest, weights_place, out, slots, carry, part, parts,
         )  # fmt: skip
-    kernels.finish_carried(np.array(columns, np.int64), carry, *rest, out)
+    kernels.finish_carried(np.array(columns, np.int64), carry, *rest[1:-1], out)
     return out.reshape(num_nodes, width)
 
 

@@ -1,0 +1,128 @@
+"""Products of a normalised adjacency matrix with features: ours beside torch's sparse CSR product.
+
+Both have the same graph in the order of the store, all in memory, and as many threads.  One is
+`preprocess.stages.product`, over blocks as they are on disk; the other multiplies a CSR tensor of
+int64 indices and float32 values, as libraries make it, with a dense one.
+"""
+
+import argparse
+import io
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from blockstore.store import open_store, read_rows
+from preprocess.hops import default_threads
+from preprocess.progress import Progress
+from preprocess.stages.product import Product, Step, count_degrees, new_columns
+from preprocess.stored import stored_edges
+from tools.bench.harness import Peer, Run, measure, report
+from tools.bench.setup import GraphSize, make_graph, make_store
+
+REPEATS = 3  # in a round: the best counts
+
+
+TORCH = "torch, sparse CSR"
+
+
+def best(work: Callable[[], object]) -> float:
+    """Seconds of the quickest of some calls."""
+    times = []
+    for _ in range(REPEATS):
+        begun = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - begun)
+    return min(times)
+
+
+def rates(seconds: float, num_edges: int, columns: int) -> dict[str, float]:
+    """What a product of so many seconds is."""
+    return {"seconds": seconds, "gathered_GB_per_s": 4 * num_edges * columns / seconds / 1e9}
+
+
+@contextmanager
+def open_ours(path: Path, threads: int, width: int) -> Iterator[Run]:
+    """Row-normalised products, slice by slice of `width` columns."""
+    store = open_store(path)
+    (relation,), (nodes,) = store.manifest.relations, store.manifest.types
+    degrees = count_degrees(store, relation, nodes, False, Progress(io.StringIO()))
+    product = Product(
+        store, relation, nodes, degrees.carried, weighted=False, threads=threads,
+        scan_bytes=1 << 20, resident=True,
+    )  # fmt: skip
+    x = read_rows(store, nodes.features["x"])
+    columns = [new_columns(nodes.num_nodes * width) for _ in range(x.shape[1] // width)]
+    for number, part in enumerate(columns):
+        part.reshape(-1, width)[:] = x[:, number * width : (number + 1) * width]
+    out = new_columns(nodes.num_nodes * width)
+    with np.errstate(divide="ignore"):
+        factor = np.where(degrees.into > 0, 1 / degrees.into, 0).astype(np.float32)
+    step = Step(factor, 1.0, 0.0, False)
+    with ThreadPoolExecutor(threads) as pool:
+
+        def multiply() -> None:
+            for part in columns:
+                product.run(step, part, part, width, out, pool)
+
+        yield lambda: rates(best(multiply), relation.num_edges, x.shape[1])
+
+
+@contextmanager
+def open_torch(path: Path, threads: int) -> Iterator[Run]:
+    """The same product by a sparse CSR tensor of torch."""
+    store = open_store(path)
+    (relation,), (nodes,) = store.manifest.relations, store.manifest.types
+    pieces = [
+        (e.targets.astype(np.int64), e.sources.astype(np.int64))
+        for e in stored_edges(store, relation, 1 << 22)
+    ]
+    counts = np.bincount(np.concatenate([t for t, _ in pieces]), minlength=nodes.num_nodes)
+    indptr = np.concatenate([[0], np.cumsum(counts)])
+    values = np.repeat((1 / np.maximum(counts, 1)).astype(np.float32), counts)
+    torch.set_num_threads(threads)
+    matrix = torch.sparse_csr_tensor(
+        torch.from_numpy(indptr), torch.from_numpy(np.concatenate([s for _, s in pieces])),
+        torch.from_numpy(values), (nodes.num_nodes, nodes.num_nodes), check_invariants=False,
+    )  # fmt: skip
+    x = torch.from_numpy(read_rows(store, nodes.features["x"]))
+    yield lambda: rates(best(lambda: matrix @ x), relation.num_edges, x.shape[1])
+
+
+def main(words: list[str]) -> list[dict[str, Any]]:
+    """Run the bench; returns its lines."""
+    parser = argparse.ArgumentParser(prog="tools.bench spmm", description=__doc__)
+    parser.add_argument("--folder", default="/tmp/blockstore-bench")
+    parser.add_argument("--out", default="")
+    parser.add_argument("--store", type=Path, help="of one type and relation; else one is made")
+    parser.add_argument("--nodes", type=int, default=1_000_000)
+    parser.add_argument("--degree", type=int, default=16)
+    parser.add_argument("--features", type=int, default=128)
+    parser.add_argument("--widths", type=int, nargs="+", default=(128, 64, 32, 16))
+    parser.add_argument("--threads", type=int, default=default_threads())
+    parser.add_argument("--rounds", type=int, default=5)
+    given = parser.parse_args(words)
+    folder = Path(given.folder)
+    size = GraphSize(given.nodes, given.degree, given.features)
+    path = given.store or make_store(folder, make_graph(folder, size))
+    peers = [
+        Peer(f"ours, {width} columns at a time", open_ours, (path, given.threads, width))
+        for width in given.widths
+    ]
+    found = measure([*peers, Peer(TORCH, open_torch, (path, given.threads))], given.rounds)
+    limit = found[TORCH].figures["seconds"]
+    for peer in peers:
+        figures = found[peer.name].figures
+        pairs = zip(figures["seconds"], limit, strict=True)
+        figures["times_torch"] = [torchs / mine for mine, torchs in pairs]
+    store = open_store(path)
+    setting: Mapping[str, Any] = {
+        "store": path.name, "nodes": store.manifest.num_nodes, "threads": given.threads,
+        "edges": store.manifest.relations[0].num_edges, "cache": "all in memory",
+    }  # fmt: skip
+    return report("spmm", setting, found, given.out)
