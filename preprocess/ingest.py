@@ -45,6 +45,7 @@ from preprocess.graph import PARTITION, RANK, GraphStages, counts_file
 from preprocess.influence_plan import copies_nodes
 from preprocess.influence_stages import InfluenceStages
 from preprocess.memory import give_back_freed
+from preprocess.metis import check_installed
 from preprocess.options import IngestOptions
 from preprocess.plan import (
     CHECK,
@@ -161,6 +162,7 @@ def write_store(
 
     Raises what `ingest` does.
     """
+    check_installed(options.partition)
     memory = plan_memory(contents, options)
     _check_disk(contents, options, memory, target)
     facts = {"source": source.where, "layout": source.layout, "store": str(target)}

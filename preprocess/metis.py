@@ -1,16 +1,26 @@
 """METIS, for comparison: the only module that knows pymetis.  It holds the whole graph."""
 
 import importlib
-from typing import Any
+from importlib.util import find_spec
 
 import numpy as np
 from numpy.typing import NDArray
 
 from preprocess.errors import BadInput
+from preprocess.partition import PartitionOptions
 from preprocess.progress import Progress
 from preprocess.stages.columns import ColumnFile
 
 _EDGE_BYTES, _NODE_BYTES = 60, 200  # seen: 51 to 54 an edge in one direction, nodes included
+
+
+def check_installed(settings: PartitionOptions | None) -> None:
+    """Raises BadInput: METIS is asked for, and pymetis is not installed."""
+    if settings is not None and settings.method == "metis" and find_spec("pymetis") is None:
+        raise BadInput.at(
+            "--partitioner", "metis without pymetis", "it to be installed",
+            'pip install "blockstore[metis]"; gap needs nothing',
+        )  # fmt: skip
 
 
 def metis_bytes(columns: ColumnFile) -> int:
@@ -23,10 +33,9 @@ def metis_partition(
 ) -> NDArray[np.uint32]:
     """Edges count in both directions, once; loops not at all.
 
-    Returns uint32 (num_nodes,): where nodes are no more than partitions, each has its own.  Raises
-    BadInput: pymetis is not installed.
+    Returns uint32 (num_nodes,): where nodes are no more than partitions, each has its own.
     """
-    pymetis = _pymetis()
+    pymetis = importlib.import_module("pymetis")
     num_nodes = columns.degrees.size
     if num_nodes <= num_partitions:
         return np.arange(num_nodes, dtype=np.uint32)
@@ -57,13 +66,3 @@ def both_ways(
     starts = np.zeros(num_nodes + 1, np.int64)
     np.cumsum(np.bincount(first[kept], minlength=num_nodes), out=starts[1:])
     return starts, second[kept]
-
-
-def _pymetis() -> Any:
-    try:
-        return importlib.import_module("pymetis")
-    except ImportError as error:
-        raise BadInput.at(
-            "--partitioner", "metis without pymetis", "it to be installed",
-            'pip install "blockstore[metis]"; gap needs nothing',
-        ) from error  # fmt: skip

@@ -127,7 +127,7 @@ def class_costs(
     most         int64 (classes,)   of the class in a partition
     """
     k, n = settings.num_partitions, max(1, int(class_sizes.sum()))
-    alpha = settings.alpha * num_edges * math.sqrt(k) / n**1.5
+    alpha = settings.alpha * num_edges * math.sqrt(k) / (n * math.sqrt(n))
     found = []
     for size, cap in zip(class_sizes.tolist(), most.tolist(), strict=True):
         softened = 1.0

@@ -110,7 +110,7 @@ def make_report(
     kept: EdgeCounts,
     evaluations: int,
 ) -> Partitioning:
-    """All figures of a partition."""
+    """All figures of a partition, to nine digits: no machine's last bit is in a store."""
     k = settings.num_partitions
     table = np.zeros((classes.num_classes + 1, k), np.int64)
     count_members(partition, classes.of_node, table)
@@ -126,17 +126,21 @@ def make_report(
         passes=settings.passes if settings.is_streamed else 0,
         num_train=num_train,
         num_classes=num_classes,
-        cut=kept.cut_share,
-        inside=inside,
-        kept_8=kept_share(inside, k, 8),
-        kept_16=kept_share(inside, k, 16),
-        node_balance=_balance(table.sum(axis=0)),
-        train_balance=_balance(train.sum(axis=0)),
-        kl_mean=mean,
-        kl_max=worst,
-        kl_random=max(0, num_classes - 1) * k / (2 * num_train) if num_train else 0.0,
+        cut=_rounded(kept.cut_share),
+        inside=_rounded(inside),
+        kept_8=_rounded(kept_share(inside, k, 8)),
+        kept_16=_rounded(kept_share(inside, k, 16)),
+        node_balance=_rounded(_balance(table.sum(axis=0))),
+        train_balance=_rounded(_balance(train.sum(axis=0))),
+        kl_mean=_rounded(mean),
+        kl_max=_rounded(worst),
+        kl_random=_rounded(max(0, num_classes - 1) * k / (2 * num_train) if num_train else 0.0),
         evaluations=evaluations,
     )
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.9g}")
 
 
 def _balance(sizes: NDArray[np.int64]) -> float:

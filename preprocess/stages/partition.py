@@ -33,7 +33,7 @@ from preprocess.kernels.partition import (
     place_nodes,
     put_back,
 )
-from preprocess.metis import metis_bytes, metis_partition
+from preprocess.metis import check_installed, metis_bytes, metis_partition
 from preprocess.partition import (
     PartitionOptions,
     class_costs,
@@ -85,6 +85,7 @@ def partition_nodes(
     num_nodes, k = classes.of_node.size, settings.num_partitions
     if not settings.is_streamed:
         partition = np.zeros(num_nodes, np.uint32)
+        check_installed(settings)
         if settings.method == "metis" and k > 1:
             _check_room(metis_bytes(columns), share, "METIS, which holds the whole graph")
             partition = metis_partition(columns, k, progress)

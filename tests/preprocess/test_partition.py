@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from blockstore.errors import BudgetTooSmall
 from blockstore.store import open_store, read_rows
 from blockstore.verify import verify_store
-from preprocess import graph, plan
+from preprocess import graph, metis, plan
 from preprocess.__main__ import app
 from preprocess.errors import BadInput
 from preprocess.info import info_text, store_info
@@ -211,7 +211,7 @@ def test_nodes_without_edges_are_spread(tmp_path: Path):
 def test_more_partitions_than_nodes(tmp_path: Path, method: Any):
     found = run([[1], [0], []], [0, 1, 1], 1, PartitionOptions(70_000, method), tmp_path)
     assert np.unique(found.partition).size == 3 - (method == "gap" and found.report.cut < 1)
-    assert found.report.node_balance >= 70_000 / 3
+    assert found.report.node_balance > 70_000 / 3 - 1
 
 
 def test_too_many_classes_for_the_memory(tmp_path: Path):
@@ -451,12 +451,12 @@ def test_metis_cuts_less_and_balances_no_labels(tmp_path: Path, dataset):
         options = IngestOptions(partition=PartitionOptions(64, method), mem_bytes=512 * MB)
         source = real_graph(dataset("facebook-pagepage"))
         found[method] = ingest(source, tmp_path / method, options, QUIET).manifest.partitioning
-    gap, metis = found["gap"], found["metis"]
+    gap, peer = found["gap"], found["metis"]
     assert gap is not None
-    assert metis is not None
-    assert gap.kept_8 >= 0.87 * metis.kept_8
+    assert peer is not None
+    assert gap.kept_8 >= 0.87 * peer.kept_8
     assert gap.kl_mean <= 2 * gap.kl_random
-    assert gap.kl_mean <= metis.kl_mean / 20
+    assert gap.kl_mean <= peer.kl_mean / 20
 
 
 def test_gap_on_a_real_graph(tmp_path: Path, dataset):
@@ -471,6 +471,15 @@ def test_gap_on_a_real_graph(tmp_path: Path, dataset):
     assert gap.evaluations <= 5 * (341_646 + 22_470)
 
 
+def test_metis_that_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(metis, "find_spec", lambda _: None)
+    options = IngestOptions(partition=PartitionOptions(2, "metis"))
+    with pytest.raises(BadInput, match=r"metis without pymetis.*pip install"):
+        ingest(ArraySource(3, [(0, 1)]), tmp_path / "store", options, QUIET)
+    assert list(tmp_path.iterdir()) == []
+
+
+@needs_metis
 def test_metis_says_what_it_needs(tmp_path: Path):
     with pytest.raises(BudgetTooSmall, match="for METIS, which holds the whole graph"):
         run([[0]] * 900, [0] * 900, 0, PartitionOptions(4, "metis"), tmp_path, share=1 << 16)
