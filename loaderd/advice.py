@@ -12,7 +12,7 @@ from blockstore.kernels.rowcache import count_new, plan_extents
 from blockstore.units import format_bytes
 from loaderd.devicecost import DeviceCost
 from loaderd.hypercut import RUN_BYTES, HyperCut
-from loaderd.ledger import Budget, ServedRows, SessionNeed
+from loaderd.ledger import Budget, ServedRows
 from loaderd.macrofiles import MacroFiles
 from loaderd.plans.base import Part
 from loaderd.plans.hyperbatch import HyperbatchPlan
@@ -22,6 +22,7 @@ from loaderd.protocol import Resolved
 from loaderd.rowcache import rows_by_type
 
 _WORTH = 0.7  # of the time of equal batches: other batches are advised where they take no more
+_NEXT_TO = 1.1  # times the chunks' time: rows in any order are advised up to that
 _ENOUGH = 0.8  # of a training node's neighbors: other batches are advised where so many are kept
 
 
@@ -327,10 +328,9 @@ def _part_bytes(
 # -- which plan ---------------------------------------------------------------------------------
 
 
-def fits_in_memory(need: SessionNeed, available: int, budget: Budget, workers: int) -> bool:
-    """Whether the graph and all rows stay in memory beside a session."""
-    own = need.seeds + need.least_quota + workers * (need.workspace + 2)
-    return budget.graph_blocks <= budget.graph_slots and available - own >= budget.row_blocks
+def fits_in_memory(budget: Budget, rows: int) -> bool:
+    """Whether the graph and all rows stay in memory, where `rows` blocks of these do."""
+    return budget.graph_blocks <= budget.graph_slots and rows >= budget.row_blocks
 
 
 def choose_equal(minibatch_s: float, hyperbatch_s: float | None) -> str:
@@ -361,6 +361,7 @@ class Line:
     fill_s: float = 0.0
     note: str = ""
     kept: float = -1.0  # share of a training node's neighbors; -1: not known
+    sampled: bool = True  # neighbors are; else rows of hops worked out before, for other models
 
     @property
     def epoch_s(self) -> float:
@@ -400,6 +401,18 @@ class Advice:
     plan: str  # the plan advised; empty: none has room
     options: str
     reason: str
+    hops: str = ""  # the plan advised for hop-wise batches, and why; empty: there are none
+
+
+def advise_hops(lines: Sequence[Line]) -> str:
+    """Rows in any order where that costs next to nothing, else whole chunks of them."""
+    able = {line.plan: line for line in lines if line.runs and not line.sampled}
+    rows, chunks = able.get("rows"), able.get("chunks")
+    if rows is None or chunks is None:
+        return " ".join(able)
+    if rows.epoch_s <= _NEXT_TO * chunks.epoch_s:
+        return f"rows: {_why(rows)}; chunks would take {chunks.epoch_s:.3g} s"
+    return f"chunks: {_why(chunks)}; rows would take {rows.epoch_s:.3g} s"
 
 
 def advise(lines: Sequence[Line], auto: str) -> Advice:
@@ -407,29 +420,31 @@ def advise(lines: Sequence[Line], auto: str) -> Advice:
 
     Of the others the one that keeps most neighbors, where it is known to keep enough of them.
     """
-    able = [line for line in lines if line.runs]
+    lines = tuple(lines)
+    sampled = [line for line in lines if line.sampled]
+    able = [line for line in sampled if line.runs]
     if not able:
-        least = min(lines, key=lambda line: line.least_bytes)
+        least = min(sampled, key=lambda line: line.least_bytes)
         reason = f"no plan can run: {least.plan} needs least, --mem {least_text(least)}"
-        return Advice(tuple(lines), "", "", "", reason)
+        return Advice(lines, "", "", "", reason)
     equal = sorted((p for p in able if p.equal), key=lambda p: (p.epoch_s, p.plan != auto))
     other = sorted((p for p in able if not p.equal), key=lambda p: (-p.kept, p.epoch_s))
     if not other or not equal:
         best = (equal or other)[0]
-        return Advice(tuple(lines), auto, best.plan, best.options, _why(best))
+        return Advice(lines, auto, best.plan, best.options, _why(best))
     plain, macro = equal[0], other[0]
     if macro.epoch_s > _WORTH * plain.epoch_s:
         reason = f"{_why(plain)}; {macro.plan}, {macro.epoch_s:.3g} s, is not worth other batches"
-        return Advice(tuple(lines), auto, plain.plan, plain.options, reason)
+        return Advice(lines, auto, plain.plan, plain.options, reason)
     if macro.kept < _ENOUGH:
         reason = (
             f"{_why(plain)}; {macro.plan}, {macro.options}, takes {macro.epoch_s:.3g} s, but is "
             f"known to keep {max(0.0, macro.kept):.0%} of a training node's neighbors only: "
             f"advised from {_ENOUGH:.0%} on"
         )
-        return Advice(tuple(lines), auto, plain.plan, plain.options, reason)
+        return Advice(lines, auto, plain.plan, plain.options, reason)
     reason = f"{_why(macro)}, against {plain.epoch_s:.3g} s of {plain.plan}; other batches"
-    return Advice(tuple(lines), auto, macro.plan, macro.options, reason)
+    return Advice(lines, auto, macro.plan, macro.options, reason)
 
 
 def _why(line: Line) -> str:

@@ -25,6 +25,8 @@ def advice_text(report: Report) -> str:
         pages.append(f"plan auto takes {advice.auto}: the same batches as minibatch")
     chosen = [p for p in advice.lines if (p.plan, p.options) == (advice.plan, advice.options)]
     pages.append(f"advice: {_name(chosen[0])}: {advice.reason}" if chosen else advice.reason)
+    if advice.hops:
+        pages.append(f"advice for hop-wise batches: {advice.hops}")
     return "\n".join(pages)
 
 
@@ -42,7 +44,7 @@ def _measured(report: Report) -> list[str]:
 
 
 def _row(line: Line) -> tuple[str, ...]:
-    batches = "equal" if line.equal else "others"
+    batches = "equal" if line.equal else "others" if line.sampled else "hops"
     head = (_name(line), batches, least_text(line))
     if not line.runs:
         return (*head, "cannot run", *["-"] * 7)

@@ -410,7 +410,7 @@ def cut_session(
 
 
 def cut_workspaces(
-    need: SessionNeed, available: int, _blocks: int, settings: EngineSettings, window: int
+    need: SessionNeed, available: int, settings: EngineSettings, window: int
 ) -> SessionCut:
     """The same for hyperbatches, which begin with one workspace.  `need.least` fits."""
     # blocks pass through where there is no room for a cache
@@ -486,18 +486,17 @@ def open_attachment(
         or needs[True].least + (workers - 1) * needs[True].workspace <= available // 4
     )
     need = needs[stamp]
-    fits = fits_in_memory(need, available, budget, workers)
+    row_blocks = 0 if macro else budget.row_blocks  # its rows are in the macro-batch
+    plain = cut_session(need, available, row_blocks, settings, request.window)
+    spare = broker.graph_slots() - budget.graph_least
+    plain_blocks = max(0, available - spare - plain.slots(need))
+    fits = fits_in_memory(budget, plain_blocks)
     if request.plan == "auto" and not fits:
         plan = make_plan(manifest, resolved, part, HyperbatchPlan.name)
     hyper = plan.name == HyperbatchPlan.name
-    shares = cut_workspaces if hyper else cut_session
-    row_blocks = 0 if macro else budget.row_blocks  # its rows are in the macro-batch
-    cut = shares(need, available, row_blocks, settings, request.window)
+    cut = cut_workspaces(need, available, settings, request.window) if hyper else plain
     attachment = Attachment(plan, served, budget.slot_bytes, need, cut)
-    attachment.fits = fits
-    spare = broker.graph_slots() - budget.graph_least
-    plain = cut_session(need, available, row_blocks, settings, request.window)
-    attachment.plain_blocks = max(0, available - spare - plain.slots(need))
+    attachment.fits, attachment.plain_blocks = fits, plain_blocks
     try:
         attachment.take(broker, arena, make_sizes(manifest, resolved.edge_ids, stamp))
         _fill_seeds(store, broker, arena, budget.slot_bytes, request, ids, node_type, attachment)

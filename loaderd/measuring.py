@@ -24,6 +24,7 @@ from loaderd.advice import (
     Reads,
     Work,
     advise,
+    advise_hops,
     cpu_seconds,
     fill_reads,
     kept_neighbors,
@@ -31,7 +32,9 @@ from loaderd.advice import (
 )
 from loaderd.devicecost import FLASH, DeviceCost
 from loaderd.engine import Engine
-from loaderd.errors import BatchFailed
+from loaderd.errors import BatchFailed, Refused
+from loaderd.hopcut import cut_hops
+from loaderd.hopfiles import chosen_arrays
 from loaderd.hypercut import RUN_BYTES, cut_hyper
 from loaderd.ledger import (
     LEAST_SESSION,
@@ -48,11 +51,21 @@ from loaderd.lookahead import Prospect
 from loaderd.macrocut import MacroCut, cut_macro
 from loaderd.macrofiles import MacroFiles
 from loaderd.plans.base import Part, Plan
+from loaderd.plans.chunks import METHOD_OF, HopPlan, hop_set, resolve_hops
 from loaderd.plans.hyperbatch import HyperbatchPlan
 from loaderd.plans.macrobatch import MacrobatchPlan
 from loaderd.plans.minibatch import MinibatchPlan
 from loaderd.plans.resolve import has_halos, make_plan, resolve, seed_type
-from loaderd.protocol import Attach, BatchReady, ErrorReply, Release, Resolved, RowGroup, Start
+from loaderd.protocol import (
+    Attach,
+    BatchReady,
+    ChunkReady,
+    ErrorReply,
+    Release,
+    Resolved,
+    RowGroup,
+    Start,
+)
 from loaderd.rowcache import rows_by_type
 from loaderd.seeds import count_seeds
 
@@ -106,6 +119,7 @@ class Trial(NamedTuple):
     edges: int
     cpu_s: float
     num_bytes: int
+    reads: int  # calls
 
 
 class Trials:
@@ -126,7 +140,7 @@ class Trials:
         session, run, edges = self._attached.session, self._run, 0
         count = min(count, self.num_steps)
         reader = self._engine.reader
-        cpu_s, num_bytes = time.process_time(), reader.bytes_read
+        cpu_s, num_bytes, reads = time.process_time(), reader.bytes_read, reader.reads
         self._engine.start(
             Start(session=session, run=run, epoch=epoch, step=self.num_steps - count)
         )
@@ -135,16 +149,20 @@ class Trials:
             message = self._ready.get(timeout=_WAIT_S)
             if isinstance(message, ErrorReply):
                 raise BatchFailed(message.message)
-            assert isinstance(message, BatchReady | RowGroup)
-            group = message.rows if isinstance(message, BatchReady) else message
+            assert isinstance(message, BatchReady | RowGroup | ChunkReady)
+            group, last = 0, True
             if isinstance(message, BatchReady):
                 edges += sum(sum(hop) for hop in message.edges_per_hop)
-            self._engine.release(
-                Release(session=session, run=run, step=group.step, group=group.group)
-            )
-            left -= group.last
+                last = message.rows.last
+            elif isinstance(message, RowGroup):
+                group, last = message.group, message.last
+            self._engine.release(Release(session=session, run=run, step=message.step, group=group))
+            left -= last
         _settle(reader)
-        return Trial(count, edges, time.process_time() - cpu_s, reader.bytes_read - num_bytes)
+        return Trial(
+            count, edges, time.process_time() - cpu_s, reader.bytes_read - num_bytes,
+            reader.reads - reads,
+        )  # fmt: skip
 
     def close(self) -> None:
         """Wait until its memory is free."""
@@ -293,7 +311,9 @@ def report_on(store: Store, settings: EngineSettings, request: Attach) -> Report
             work = work or _macro_work(case, macro, machine, engine, seen)
             lines.append(macro.line(case, machine, *work))
         lines += [] if macros else [_not_partitioned(case)]
-        return Report(machine, case.plain.num_steps, advise(lines, seen.choice()))
+        lines += _hop_lines(case, machine, engine)
+        advice = replace(advise(lines, seen.choice()), hops=advise_hops(lines))
+        return Report(machine, case.plain.num_steps, advice)
 
 
 # -- batches equal to those of plan minibatch ---------------------------------------------------
@@ -510,3 +530,54 @@ def _not_partitioned(case: _Case) -> Line:
         "--partitions 64` makes one that is"
     )
     return Line(MacrobatchPlan.name, "", False, case.least_bytes(), False, note=note)
+
+
+# -- hop-wise batches ---------------------------------------------------------------------------
+
+
+def _hop_lines(case: _Case, machine: Machine, engine: Engine) -> list[Line]:
+    """Where hops were worked out for the split: chunks in order, and rows one by one."""
+    name = case.resolved(MinibatchPlan.name).seed_type
+    node_type = next(t for t in case.manifest.types if t.name == name)
+    if case.request.split not in node_type.hops:
+        return []
+    return [_hop_line(case, machine, engine, plan) for plan in METHOD_OF]
+
+
+def _hop_line(case: _Case, machine: Machine, engine: Engine, name: str) -> Line:
+    request = structs.replace(case.request, plan=name, seed_type="")
+    resolved = resolve_hops(case.manifest, request)
+    hops, plan = resolved.hops, HopPlan(resolved, Part())
+    assert hops is not None
+    arrays = chosen_arrays(
+        case.manifest, hop_set(case.manifest, request)[1], hops.operators, hops.hops, hops.labels, 0
+    )
+    cut = cut_hops(plan, arrays, case.settings, case.slot, 1 << 40, 0, 0, held=False)
+    least = case.least_bytes(max(0, cut.buffer + min(2, cut.transit) * cut.run - case.least))
+    options = f"{len(arrays)} arrays"
+    line = Line(name, options, False, least, True, sampled=False)
+    try:
+        trials = Trials(engine, request)
+    except Refused as error:
+        return replace(line, runs=False, note=str(error))
+    try:
+        trials.serve(1)
+        trial = trials.serve(_BATCHES)
+    finally:
+        trials.close()
+    device, times = machine.device, plan.num_steps / trial.batches
+    num_bytes = trial.num_bytes * times
+    whole = float(sum(a.num_pages * PAGE_BYTES for a in arrays))
+    in_order = name == "chunks"
+    reads = Reads(num_bytes, trial.reads * times)
+    build = max(0.0, trial.cpu_s - trial.num_bytes * device.byte_s) / trial.batches
+    return replace(
+        line, held="the arrays" if not num_bytes else "what is on its way",
+        reads="in order, by chunks" if in_order else "runs of pages", epoch_bytes=num_bytes,
+        fill_bytes=0.0 if num_bytes else whole,
+        fill_s=0.0 if num_bytes else whole * device.order_s,
+        io_s=num_bytes * device.order_s if in_order else reads.seconds(device.cost),
+        cpu_s=cpu_seconds(
+            Work(build, device.byte_s), plan.num_steps, num_bytes, machine.granted, machine.cores
+        ),
+    )  # fmt: skip

@@ -32,7 +32,7 @@ from loaderd.advice import (
 )
 from loaderd.devicecost import DeviceCost
 from loaderd.engine import Engine
-from loaderd.ledger import Budget, EngineSettings, SessionNeed, served_rows
+from loaderd.ledger import Budget, EngineSettings, served_rows
 from loaderd.measuring import Report, Trials, report_on, solve_work
 from loaderd.protocol import Attach
 from tests.graphs import make_csc
@@ -187,12 +187,11 @@ def test_of_equal_batches_those_are_chosen_that_are_read_faster(plain, hyper, pl
 
 
 @pytest.mark.parametrize(
-    ("rows", "graph", "fits"), [(10, 5, True), (90, 5, False), (10, 50, False)]
+    ("rows", "graph", "fits"), [(10, 5, True), (11, 5, False), (10, 21, False)]
 )
 def test_what_fits_needs_no_reading(rows, graph, fits):
-    need = SessionNeed(3, 3 << 20, 1, 4, 6, 50, 2)
     budget = Budget((), 1 << 20, 120, 20, 4, graph, rows)
-    assert fits_in_memory(need, 80, budget, 2) == fits
+    assert fits_in_memory(budget, 10) == fits
 
 
 def line(plan: str, seconds: float, runs: bool = True, kept: float = -1.0) -> Line:
