@@ -16,7 +16,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from clients.patience import Patience
 from clients.position import Position, check_resolved, dump_state, parse_state
-from clients.session import Session
+from clients.session import Session, StepsLeftOut
 from loaderd.errors import NoDaemon, SessionLost, ShuttingDown
 from loaderd.protocol import Attach, Attached, Resolved
 
@@ -204,10 +204,18 @@ class SteppedDataset(IterableDataset[B_co]):
         self._running = session
 
     def _batches(self, positions: Iterator[Position], iteration: int) -> Iterator[B_co]:
+        served = 0  # steps before are left out
         for position in positions:
             if self._iteration != iteration:
                 raise RuntimeError("a newer iterator of this dataset has taken over")
-            batch = self._read(position)
+            if position.step < served:
+                continue
+            try:
+                batch = self._read(position)
+            except StepsLeftOut as left:
+                served = left.to
+                self._position = Position(position.epoch, served - 1)
+                continue
             self._position, self._begun = position, True
             yield batch
         if self._iteration == iteration:

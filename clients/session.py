@@ -30,6 +30,7 @@ from loaderd.protocol import (
     Release,
     Resolved,
     RowGroup,
+    Skipped,
     Start,
     Welcome,
     decode_daemon,
@@ -183,6 +184,14 @@ def _drop_inherited() -> None:
     _registry.sessions = weakref.WeakSet()
 
 
+class StepsLeftOut(Exception):
+    """The daemon leaves out steps, up to one that it serves again."""
+
+    def __init__(self, to: int) -> None:
+        super().__init__(f"steps before {to} are left out")
+        self.to = to
+
+
 class Session:
     """One dataset's conversation with the daemon; belongs to one process and one thread."""
 
@@ -204,6 +213,7 @@ class Session:
         self.lost = False
         self._requests = itertools.count(1)
         self._pending: dict[tuple[int, int], BatchReady | ChunkReady | RowGroup] = {}
+        self._skips: dict[int, int] = {}  # steps that are left out: the next one that is served
         self.attachment = _acquire(endpoint)
         self._socket: zmq.Socket[bytes] = self.attachment.context.socket(zmq.DEALER)
         self._closed = False
@@ -257,6 +267,7 @@ class Session:
         """Ask for steps `step`, `step + stride`, ... of `epoch`; ends what was asked for before."""
         self.run += 1
         self._pending.clear()
+        self._skips.clear()
         session = self.attached.session
         self._send(Start(session=session, run=self.run, epoch=epoch, step=step, stride=stride))
         return self.run
@@ -304,10 +315,14 @@ class Session:
 
     def _receive(self, step: int, group: int) -> BatchReady | ChunkReady | RowGroup:
         while (found := self._pending.pop((step, group), None)) is None:
+            if step in self._skips:
+                raise StepsLeftOut(self._skips.pop(step))
             message = self._next()
             match message:
                 case BatchReady(run=self.run) | ChunkReady(run=self.run):
                     self._pending[message.step, 0] = message
+                case Skipped(run=self.run):
+                    self._skips[message.step] = message.to
                 case RowGroup(run=self.run):
                     self._pending[message.step, message.group] = message
                 case ErrorReply(run=run) if run in (-1, self.run):

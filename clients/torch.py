@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -82,7 +82,7 @@ class NeighborDataset(SteppedDataset[Batch]):
         replace: bool = False,
         weighted: bool = False,
         macro_partitions: int = 0,
-        reuse: int = 1,
+        reuse: int | Literal["while-waiting"] = 1,
         hubs: bool = True,
         halos: bool = True,
         reconnect_s: float = RECONNECT_S,
@@ -99,7 +99,9 @@ class NeighborDataset(SteppedDataset[Batch]):
         Of plan "macrobatch", on a partitioned store: each epoch deals the partitions out,
         `macro_partitions` at a time (0: an eighth of them), and samples within what is in memory
         of the graph then: these partitions, the store's `hubs`, and the partitions' `halos`.
-        `reuse`: passes over the seeds of each.  These do change batches.
+        `reuse`: passes over the seeds of each, 1 to 4.  These do change batches.  "while-waiting":
+        up to 4, and no pass begins once the next macro-batch is there; the length of the dataset is
+        the most that an epoch can have then, and batches depend on timing.
         """
         if isinstance(input_nodes, str):
             split, input_nodes = input_nodes, None
@@ -122,7 +124,8 @@ class NeighborDataset(SteppedDataset[Batch]):
             replace=replace,
             weighted=weighted,
             macro_partitions=macro_partitions,
-            reuse=reuse,
+            reuse=4 if reuse == "while-waiting" else reuse,
+            waiting=reuse == "while-waiting",
             hubs=hubs,
             halos=halos,
         )

@@ -35,6 +35,7 @@ from loaderd.protocol import (
     Release,
     RowGroup,
     SessionStatus,
+    Skipped,
     Start,
     StatusReply,
     StatusRequest,
@@ -50,7 +51,7 @@ log = logging.getLogger(__name__)
 COUNTED = ("sessions_attached", "sessions_refused", "sessions_failed", "requests_refused")
 ANSWER_S = 5.0  # for the loop, to a thread that asks
 DRAIN_S = 5.0  # for workers to finish what they have in hand
-Out = BatchReady | RowGroup | ChunkReady | ErrorReply
+Out = BatchReady | RowGroup | ChunkReady | Skipped | ErrorReply
 
 
 class Serving(Protocol):

@@ -46,6 +46,7 @@ from loaderd.protocol import (
     Release,
     RowGroup,
     SessionStatus,
+    Skipped,
     Start,
 )
 from loaderd.residency import Residency
@@ -68,7 +69,7 @@ class _Task(NamedTuple):
     step: Callable[[], None] | None
 
 
-Deliver = Callable[[int, BatchReady | RowGroup | ChunkReady | ErrorReply], None]
+Deliver = Callable[[int, BatchReady | RowGroup | ChunkReady | Skipped | ErrorReply], None]
 
 
 class Engine:
@@ -396,6 +397,9 @@ class Engine:
             state = attachment.state
             if start.run <= state.run:
                 return
+            macro = attachment.plan.resolved.macro
+            if macro is not None and macro.waiting and start.stride > 1:
+                raise Refused("reuse while waiting: expected no DataLoader workers beside the one")
             self._end(attachment, state.begin(start.run, start.epoch, start.step, start.stride))
             attachment.meter.begin(len(range(start.step, state.num_steps, start.stride)))
             if attachment.hyper is not None:
@@ -509,6 +513,8 @@ class Engine:
         if attachment.hyper is not None:
             return
         while not self._draining and state.may_start():
+            if attachment.macro is not None and self._skipped(session, attachment):
+                continue
             work = attachment.workspaces.try_take()
             if work is None:
                 break
@@ -517,6 +523,16 @@ class Engine:
                 attachment.workspaces.give(work)
                 break
             self._submit(session, attachment, state.start(unit, work), None)
+
+    def _skipped(self, session: int, attachment: Attachment) -> bool:
+        """Whether passes over a macro-batch are left out here; the client is told."""
+        state = attachment.state
+        assert attachment.macro is not None
+        step, to = state.next_step, attachment.macro.skip(state.epoch, state.next_step)
+        if to != step:
+            state.next_step = to
+            self.deliver(session, Skipped(session=session, run=state.run, step=step, to=to))
+        return to != step
 
     def _submit(
         self, session: int, attachment: Attachment, job: Job, placement: Placement | None

@@ -110,6 +110,25 @@ class Macro:
             memory.users += 1
             return True
 
+    def skip(self, epoch: int, step: int) -> int:
+        """The step that comes next: this one, or one behind passes that are left out.
+
+        No further pass begins where the session need not wait for the next macro-batch.
+        """
+        macro = self._plan.resolved.macro
+        assert macro is not None
+        unit = self._plan.unit(epoch, step)
+        if not macro.waiting or unit.cycle == 0:
+            return step
+        layout = self._plan.epoch_layout(epoch)
+        first, steps = int(layout.first_step[unit.macro]), int(layout.steps[unit.macro])
+        with self._changed:
+            after = self._wanted[1] if self._wanted[0] == (epoch, unit.macro) else None
+            there = any(m.ready and m.key == after for m in self._memories)
+        if (step - first) % steps or not there:
+            return step
+        return int(layout.first_step[unit.macro + 1])
+
     def release(self, unit: Unit) -> None:
         """One batch of its macro-batch is gone."""
         with self._changed:

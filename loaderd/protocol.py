@@ -21,6 +21,7 @@ class MacroBatch(msgspec.Struct, frozen=True):
     num_partitions: int  # of the store
     partitions: int  # of a macro-batch
     reuse: int  # passes over its seeds
+    waiting: bool  # passes end as soon as the next macro-batch is there: steps depend on timing
     hubs: bool  # whether the store's hubs belong to each
     halos: bool  # whether the halos of its partitions do
 
@@ -80,6 +81,7 @@ class Attach(Message, frozen=True, kw_only=True, tag="attach"):
     hyperbatch: int = 0  # minibatches built together, where the plan does so; 0: as has room
     macro_partitions: int = 0  # of a macro-batch; 0: an eighth of the store's
     reuse: int = 1  # passes over the seeds of a macro-batch
+    waiting: bool = False  # no pass begins once the next macro-batch is there; up to `reuse`
     hubs: bool = True  # in every macro-batch, where the store has them
     halos: bool = True  # of a macro-batch's partitions, where the store has them
     operators: tuple[str, ...] = ()  # of hop-wise batches; (): all that the split has
@@ -219,6 +221,15 @@ class ChunkReady(Message, frozen=True, kw_only=True, tag="chunk"):
     index: int = -1  # arena byte offset of int64 (num_rows,), rows in the stored order
 
 
+class Skipped(Message, frozen=True, kw_only=True, tag="skipped"):
+    """Daemon: steps `step` to `to` - 1 are left out, as passes that end with waiting are."""
+
+    session: int
+    run: int
+    step: int
+    to: int
+
+
 class ErrorReply(Message, frozen=True, kw_only=True, tag="error"):
     """Daemon: a request was refused (`request` set), or a session failed (`session` set)."""
 
@@ -285,7 +296,9 @@ class StatusReply(Message, frozen=True, kw_only=True, tag="status-reply"):
 
 
 ClientMessage = Attach | Start | Release | Detach | StatusRequest
-DaemonMessage = Attached | BatchReady | ChunkReady | RowGroup | ErrorReply | StatusReply | Welcome
+DaemonMessage = (
+    Attached | BatchReady | ChunkReady | RowGroup | Skipped | ErrorReply | StatusReply | Welcome
+)
 
 _encoder = msgspec.msgpack.Encoder()
 _envelope = msgspec.msgpack.Decoder(tuple[int, msgspec.Raw])

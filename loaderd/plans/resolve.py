@@ -96,12 +96,15 @@ def _resolve_macro(manifest: Manifest, request: Attach) -> MacroBatch:
             "repartition STORE NEW --partitions 64`"
         )
     partitions = request.macro_partitions or max(1, count // 8)
+    if request.waiting and request.world_size > 1:
+        raise Refused("reuse while waiting: expected one rank; ask for a number of passes instead")
     if partitions > count:
         raise Refused(f"macro_partitions is {partitions}, expected 1 to the store's {count}")
     return MacroBatch(
         num_partitions=count,
         partitions=partitions,
         reuse=request.reuse,
+        waiting=request.waiting,
         hubs=request.hubs and any(t.hubs for t in manifest.types),
         halos=request.halos and has_halos(manifest),
     )

@@ -239,3 +239,32 @@ def test_steps_are_shared_out_by_size():
     shared = share_steps(np.array([100, 0, 5, 41]), 20, 10, 1)
     assert shared.tolist() == [13, 0, 1, 6]
     assert share_steps(np.array([2, 2]), 4, 8, 1).tolist() == [2, 2]
+
+
+def test_passes_end_when_the_next_macro_batch_is_there(endpoint):
+    """Which passes are left out depends on timing; none is cut short, and the first never is."""
+    options = {"num_neighbors": (2,), "batch_size": BATCH, "seed": SEED, "macro_partitions": 2}
+    data = NeighborDataset(endpoint, plan="macrobatch", reuse="while-waiting", **options)
+    whole = NeighborDataset(endpoint, plan="macrobatch", reuse=4, **options)
+    steps = {b.step: b.input_id.tolist() for b in whole}
+    assert len(data) == len(whole) == len(steps)
+    whole.close()
+    for _ in range(2):
+        data.set_epoch(0)
+        batches = list(data)
+        assert all(steps[b.step] == b.input_id.tolist() for b in batches)
+        found = [b.step for b in batches]
+        assert found == sorted(set(found))
+        counts = Counter(i for b in batches for i in b.input_id.tolist())
+        assert set(counts) == set(range(len(SEEDS)))
+        assert max(counts.values()) <= 4
+    state = data.state_dict()
+    data.load_state_dict(state)
+    assert list(data)
+    data.close()
+
+
+def test_only_one_rank_may_reuse_while_waiting(endpoint):
+    data = NeighborDataset(endpoint, plan="macrobatch", reuse="while-waiting", world_size=2)
+    with pytest.raises(Refused, match="expected one rank"):
+        len(data)
