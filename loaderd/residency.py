@@ -26,12 +26,15 @@ class Residency:
     ) -> None:
         """File f of the pool is file `first_file + f` of the reader; `changed` guards the pool."""
         self.pool, self._reader, self._first_file, self._changed = pool, reader, first_file, changed
-        self.hits = self.misses = 0  # blocks that were wanted, counted under `changed`
+        # blocks that were wanted, counted under `changed`; a whole file that is here counts as one
+        self.hits = self.misses = 0
 
     def hold_file(self, file: int) -> bool:
         """Hold a file that is wholly present; False where it is not."""
         with self._changed:
-            return self.pool.hold_file(file)
+            whole = self.pool.hold_file(file)
+            self.hits += whole
+            return whole
 
     def drop_file(self, file: int) -> None:
         """Undo one `hold_file`."""
