@@ -29,6 +29,8 @@ DOORS = {  # library -> the only files that import it, in the packages that are 
     "typer": {"preprocess/__main__.py", "loaderd/__main__.py"},
     "torch": {
         "clients/torch.py",
+        "clients/hop_models.py",
+        "clients/train_hops.py",
         "clients/dataset.py",
         "clients/hops.py",
         "clients/pyg.py",
