@@ -1,0 +1,155 @@
+"""One trainer of `tools.storm`: reads batches, writes down what it got, saves where it stands."""
+
+import gc
+import hashlib
+import json
+import logging
+import os
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from clients.torch import Batch, NeighborDataset
+from loaderd.errors import NoDaemon, SessionLost, ShuttingDown
+
+DIGEST_CHARS = 32
+
+
+class Job(NamedTuple):
+    """What all trainers of a storm do."""
+
+    endpoint: str
+    folder: Path  # of what they write
+    world_size: int
+    plan: str
+    fanouts: tuple[int, ...]
+    batch_size: int
+    save_every: int  # steps
+    think_s: float  # a step
+    macro_partitions: int = 0
+
+    def dataset(self, rank: int) -> NeighborDataset:
+        """As each of them makes it."""
+        return NeighborDataset(
+            self.endpoint,
+            num_neighbors=self.fanouts,
+            batch_size=self.batch_size,
+            seed=3,
+            plan=self.plan,
+            rank=rank,
+            world_size=self.world_size,
+            window=4,
+            hyperbatch=16 if self.plan == "hyperbatch" else 0,
+            macro_partitions=self.macro_partitions,
+            reconnect_s=120.0,
+        )
+
+    def state(self, rank: int) -> Path:
+        """Where a rank saves its state."""
+        return self.folder / f"state-{rank}.json"
+
+    def log(self, rank: int, life: int) -> Path:
+        """What a rank consumed in one of its lives."""
+        return self.folder / f"log-{rank}-{life:04d}"
+
+    @property
+    def last_epoch(self) -> Path:
+        """Holds the epoch after which trainers end; made when it is known."""
+        return self.folder / "last-epoch"
+
+
+def digest(batch: Batch) -> str:
+    """Of every array of a batch."""
+    found = hashlib.sha256()
+    arrays = (batch.x, batch.y, batch.edge_index, batch.n_id, batch.input_id)
+    for tensor in (*arrays, *batch.features.values()):
+        if tensor is not None:
+            found.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
+            found.update(_bytes(tensor))
+    return found.hexdigest()[:DIGEST_CHARS]
+
+
+def _bytes(tensor: Tensor) -> memoryview:
+    return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data
+
+
+def train(job: Job, rank: int, life: int) -> None:
+    """Go on from the last saved state, until the last epoch has ended.
+
+    The log: a line "from EPOCH STEP" (the last step consumed before), "EPOCH STEP DIGEST" for each
+    batch, and at the end "end" with descriptors and arenas that this process still holds.
+    """
+    log = os.open(job.log(rank, life), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND)
+    logging.basicConfig(filename=job.folder / f"notes-{rank}-{life:04d}")
+    try:
+        before = open_files()
+        _train(job, rank, log)
+        gc.collect()
+        leaked = {k: n for k, n in open_files().items() if n > before.get(k, 0)}
+        _put(log, f"end {json.dumps(leaked)}")
+    except BaseException as error:
+        _put(log, f"error {type(error).__name__}: {error}")
+        raise
+    finally:
+        os.close(log)
+
+
+def _train(job: Job, rank: int, log: int) -> None:
+    data = job.dataset(rank)
+    epoch, step = 0, -1
+    if job.state(rank).exists():
+        state = json.loads(job.state(rank).read_text())
+        data.load_state_dict(state)
+        epoch, step = state["epoch"], state["step"]
+        data.set_epoch(epoch)
+    else:
+        first_connect(data)
+    _put(log, f"from {epoch} {step}")
+    consumed = 0
+    while not job.last_epoch.exists() or epoch <= int(job.last_epoch.read_text()):
+        for batch in data:
+            _put(log, f"{batch.epoch} {batch.step} {digest(batch)}")
+            time.sleep(job.think_s)
+            consumed += 1
+            if consumed % job.save_every == 0:
+                save(data.state_dict(), job.state(rank))
+        epoch += 1
+    data.close()
+
+
+def first_connect(data: NeighborDataset) -> None:
+    """Without a state nothing says that there is a daemon: one that is down is asked again."""
+    while True:
+        try:
+            data.attached()
+            return
+        except (NoDaemon, SessionLost, ShuttingDown):
+            time.sleep(0.1)
+
+
+def save(state: dict[str, Any], path: Path) -> None:
+    """The new one or the old one is there."""
+    fresh = path.with_suffix(".new")
+    fresh.write_text(json.dumps(state))
+    fresh.replace(path)
+
+
+def _put(log: int, line: str) -> None:
+    os.write(log, f"{line}\n".encode())
+
+
+def open_files(pid: int | str = "self") -> dict[str, int]:
+    """Descriptors of a process by kind, and its mappings of arenas."""
+    kinds: dict[str, int] = {}
+    for path in Path(f"/proc/{pid}/fd").iterdir():
+        try:
+            name = path.readlink().name.partition(":[")[0]
+        except FileNotFoundError:  # of the listing itself
+            continue
+        kinds[name] = kinds.get(name, 0) + 1
+    maps = Path(f"/proc/{pid}/maps").read_text()
+    kinds["arenas mapped"] = maps.count("memfd:blockstore-arena")
+    return kinds
