@@ -118,13 +118,21 @@ class Attachment:
         self.seeds = self._take_run(broker, arena, need.seeds)[:num_bytes].view(dtype)
 
     def take_workspaces(
-        self, broker: SlotBroker, arena: Arena, count: int, shape: Shape, small: bool
+        self,
+        broker: SlotBroker,
+        arena: Arena,
+        count: int,
+        shape: Shape,
+        small: bool,
+        wait_s: float = WAIT_S,
     ) -> None:
         """Take workspaces for batches of this shape.  Raises Refused."""
         sizes = self._row_sizes
         slots = -(-workspace_bytes(shape, sizes) // self._slot_bytes)
         for _ in range(count):
-            work = carve_workspace(Carver(self._take_run(broker, arena, slots)), shape, sizes)
+            work = carve_workspace(
+                Carver(self._take_run(broker, arena, slots, wait_s)), shape, sizes
+            )
             clear_workspace(work)
             work.small = small
             transit = broker.take(self._cut.transit)
@@ -143,7 +151,9 @@ class Attachment:
         room = broker.row_slots() // 4 * self._slot_bytes  # a quarter is for these
         each = small if is_small else large
         count = max(1, min(workers - 1, room // each))
-        self.take_workspaces(broker, arena, count, shape if is_small else worst, small=is_small)
+        self.take_workspaces(
+            broker, arena, count, shape if is_small else worst, is_small, LOOK_WAIT_S
+        )
 
     def take_quota(self, broker: SlotBroker, quota: int) -> None:
         """Take the slots in which batches are handed over.  Raises Refused."""

@@ -135,11 +135,14 @@ class LookAhead:
         """The memory of a session of hyperbatches; takes its small workspaces.
 
         asked   minibatches of a hyperbatch, 0: as many as have room
-
-        Raises Refused.
         """
         broker, settings = self._broker, self._settings
-        attachment.take_small_workspaces(broker, self._arena, ahead.structures, settings.workers)
+        try:
+            attachment.take_small_workspaces(
+                broker, self._arena, ahead.structures, settings.workers
+            )
+        except Refused:
+            return None
         room = int(broker.row_slots() * settings.session_share)  # not the graph's
         return cut_hyper(
             room, self._budget.slot_bytes, attachment.need, estimate,
@@ -169,7 +172,7 @@ class LookAhead:
         return scratch_bytes(structure, blocks, ITEM_BYTES[manifest.id_dtype], edge_ids)
 
     def prospect(self, attachment: Attachment, crew: Crew, asked: int) -> Prospect:
-        """What the session would get, by either plan, and what that reads.  Raises Refused."""
+        """What the session would get, by either plan, and what that reads."""
         manifest, slot = self._store.manifest, self._budget.slot_bytes
         steps, need = attachment.plan.num_steps, attachment.need
         ahead = self.look(attachment, crew)

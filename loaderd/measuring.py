@@ -298,6 +298,8 @@ def report_on(store: Store, settings: EngineSettings, request: Attach) -> Report
         order_s, byte_s = measure_order(engine.reader)
         seen = engine.prospect(request)
         cost = seen.ahead.cost if seen.ahead else FLASH
+        if cost is not FLASH:  # what is read in order is read no slower than long runs are
+            order_s = min(order_s, cost.run_s / RUN_BYTES + cost.page_s / PAGE_BYTES)
         machine = Machine(
             Device(engine.io_mode, order_s, *cost, byte_s), len(os.sched_getaffinity(0)),
             settings.workers, measure_cores(settings.workers), settings.mem_bytes,
@@ -545,7 +547,9 @@ def _hop_lines(case: _Case, machine: Machine, engine: Engine) -> list[Line]:
 
 
 def _hop_line(case: _Case, machine: Machine, engine: Engine, name: str) -> Line:
-    request = structs.replace(case.request, plan=name, seed_type="")
+    asked = structs.replace(case.request, plan=name)
+    labels = hop_set(case.manifest, asked)[1].label is not None
+    request = structs.replace(asked, labels=labels)
     resolved = resolve_hops(case.manifest, request)
     hops, plan = resolved.hops, HopPlan(resolved, Part())
     assert hops is not None
@@ -561,7 +565,7 @@ def _hop_line(case: _Case, machine: Machine, engine: Engine, name: str) -> Line:
     except Refused as error:
         return replace(line, runs=False, note=str(error))
     try:
-        trials.serve(1)
+        trials.serve(_BATCHES)  # arrays that stay are there then
         trial = trials.serve(_BATCHES)
     finally:
         trials.close()

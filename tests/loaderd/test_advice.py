@@ -1,6 +1,7 @@
 """Advice: the model against plain Python, bytes against epochs that are served, the command."""
 
 import json
+import shutil
 from collections import OrderedDict
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +24,7 @@ from loaderd.advice import (
     Sample,
     Work,
     advise,
+    advise_hops,
     block_reads,
     choose_equal,
     cpu_seconds,
@@ -35,7 +37,10 @@ from loaderd.engine import Engine
 from loaderd.ledger import Budget, EngineSettings, served_rows
 from loaderd.measuring import Report, Trials, report_on, solve_work
 from loaderd.protocol import Attach
+from preprocess.hops import make_hops
+from preprocess.hops_plan import HopsRequest
 from tests.graphs import make_csc
+from tests.preprocess.quiet import QUIET
 from tests.stores import write_store
 
 NODES, BLOCK = 40_000, 4096
@@ -349,3 +354,32 @@ def test_no_store_and_no_partitions(tmp_path: Path):
     assert code == 0, text
     assert "blockstore repartition" in text
     assert "--partitions 64" in text
+
+
+@pytest.mark.parametrize(("mem", "held"), [("64M", True), ("3M", False)])
+def test_hop_wise_batches_have_lines_of_their_own(store, tmp_path, mem, held):
+    path = tmp_path / "hops"
+    shutil.copytree(store.path, path)
+    make_hops(path, HopsRequest(rows="all", hops=12), QUIET)
+    request = structs.replace(REQUEST, split="all", batch_size=2000, num_neighbors=(1,))
+    opened = open_store(path)
+    report = report_on(opened, settings(mem), request)
+    lines = {p.plan: p for p in report.advice.lines if not p.sampled}
+    assert list(lines) == ["chunks", "rows"]
+    assert report.advice.plan not in lines
+    assert report.advice.hops.split(":")[0] in lines
+    whole = 8 * NODES * (12 + 1 + 1)  # hops 0 to 12 and original ids
+    for found in lines.values():
+        assert (found.epoch_bytes == 0) == held
+        assert found.fill_bytes == 0 if not held else found.fill_bytes >= whole
+    if not held:
+        assert 0.9 <= lines["chunks"].epoch_bytes / whole <= 1.3
+        assert lines["rows"].epoch_bytes > 2 * whole  # each page several times
+
+
+def test_rows_are_advised_where_they_cost_next_to_nothing():
+    near = [replace(line(p, s), sampled=False) for p, s in (("chunks", 10.0), ("rows", 10.5))]
+    far = [near[0], replace(near[1], io_s=20.0)]
+    assert advise_hops(near).startswith("rows:")
+    assert advise_hops(far).startswith("chunks:")
+    assert advise_hops([line("minibatch", 3)]) == ""
