@@ -17,6 +17,7 @@ MOST_RANGES = 64  # of a batch; with more of them rows are taken one by one
 _ON_THE_WAY = 64 << 20  # bytes of batches in flight that keep a disk and a trainer busy
 _TRANSIT_BYTES = 1 << 16  # of a buffer that pages pass through, at least
 _LEAST_WINDOW, _MOST_WINDOW = 4, 64
+_HELD_WINDOW = 32  # of what is in memory: batches in flight cost next to nothing
 _SHARE = 4  # a session takes one in so many of the slots that are free, if nothing else is asked
 
 
@@ -78,8 +79,9 @@ def cut_hops(
     passing = passing_bytes(plan, arrays)
     room = int(available * settings.session_share) if missing else available
     index = 0 if ranges else slots(8 * rows)
-    if held and missing + window * index <= room:
-        return HopCut(ranges, True, missing, index, window, 0, 0, min(window, usual))
+    ahead = asked or max(usual, _HELD_WINDOW)
+    if held and missing + ahead * index <= room:
+        return HopCut(ranges, True, missing, index, ahead, 0, 0, min(ahead, usual))
     if plan.most_ranges > 2 and passing > 2 * batch_bytes:
         ranges = False  # most of these pages is not wanted
     if ranges:

@@ -9,6 +9,7 @@ import argparse
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -138,14 +139,16 @@ def _timed(batches: Callable[[], Iterator[Sequence[Tensor]]], row_bytes: int) ->
 
 
 @contextmanager
-def open_ours(task: Task, endpoint: str, options: Mapping[str, Any]) -> Iterator[Run]:
-    """A client of a daemon, an epoch a round."""
+def open_ours(
+    task: Task, endpoint: str, options: Mapping[str, Any], num_batches: int | None = None
+) -> Iterator[Run]:
+    """A client of a daemon, the first batches of an epoch a round, or all of them."""
     torch.set_num_threads(task.threads)
     data = HopDataset(endpoint, batch_size=task.batch_size, **options)
     row_bytes = sum(s.row_bytes for s in data.attached().rows if ":" in s.name)
 
     def batches() -> Iterator[Sequence[Tensor]]:
-        for batch in data:
+        for batch in islice(data, num_batches):
             yield batch.x if isinstance(batch.x, list) else [batch.x]
 
     yield _timed(batches, row_bytes)
@@ -239,7 +242,7 @@ WAYS: dict[str, Mapping[str, Any]] = {
     "CR, copied": {},
     "CR, views": {"views": True},
 }
-COLD = ("RR", "CR, copied", "CR, views")
+COLD = ("CR, copied", "CR, views")
 
 
 def _warm(task: Task, endpoint: str, given: argparse.Namespace) -> list[Peer]:
@@ -258,6 +261,7 @@ def _cold(task: Task, endpoint: str, given: argparse.Namespace) -> list[Peer]:
     return [
         Peer("disk limit", open_limit, (task.store,)),
         *(Peer(name, open_ours, (task, endpoint, WAYS[name])) for name in COLD),
+        Peer("RR", open_ours, (task, endpoint, WAYS["RR"], few)),
         Peer("batched index", open_mapped, (task, "index", few)),
         Peer("numpy chunk slices", open_mapped, (task, "slices", 4 * few)),
     ]
@@ -277,7 +281,7 @@ def main(words: list[str]) -> list[dict[str, Any]]:
     parser.add_argument("--row-batches", type=int, default=6, help="of the row-wise loader a round")
     parser.add_argument("--peer-batches", type=int, default=60, help="of other peers a round")
     parser.add_argument("--cold-batches", type=int, default=4)
-    parser.add_argument("--threads", type=int, default=2, help="of torch")
+    parser.add_argument("--threads", type=int, default=1, help="of torch")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", choices=("warm", "cold"), default="")
     given = parser.parse_args(words)
