@@ -161,7 +161,7 @@ class WorkFolder:
             self._settle()
         self._pool.shutdown()
         worth_keeping = isinstance(error, OutOfSpace | OSError | KeyboardInterrupt | SystemExit)
-        if worth_keeping and self._journal.stages:
+        if worth_keeping and self._journal.stages and (self.path / _JOURNAL).exists():
             self._clean()
         else:
             self.remove()
