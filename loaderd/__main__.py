@@ -36,7 +36,7 @@ from loaderd.signals import Signals, interrupt
 from loaderd.top import run_top
 from loaderd.transport import ask_status
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("loaderd")  # __name__ is "__main__" under `python -m`
 
 app = typer.Typer(
     add_completion=False,

@@ -66,7 +66,7 @@ def _tiles(rates: Rates, width: int) -> Table:
             ("rows/s", f"{rates.rows_s:,.0f}", ""),
             ("in flight", str(rates.in_flight), ""),
         ]
-        tiles.insert(-1, ("no batch ready", percent(rates.starved), ""))
+        tiles.insert(-1, ("none ready", percent(rates.starved), ""))
     grid = Table.grid(expand=True, padding=(0, 1))
     for _ in tiles:
         grid.add_column(ratio=1)

@@ -1,6 +1,7 @@
 """Running it: options by file and environment, readiness, the port, `top`, `doctor`, the log."""
 
 import configparser
+import io
 import json
 import os
 import re
@@ -149,9 +150,8 @@ def test_the_page_in_a_browser(daemon, tmp_path):
         )  # fmt: skip
     finally:
         client.close()
-    dom = done.stdout
+    dom = re.sub(r"<script>.*</script>", "", done.stdout, flags=re.DOTALL)
     assert "CONSOLE" not in done.stderr, done.stderr
-    assert "budget" in dom
     assert "Memory: 64.0M" in dom
     assert dom.count("<svg") == 6
     assert re.search(r'<path d="M[\d.]+ [\d.]+L', dom)
@@ -165,9 +165,8 @@ def test_the_page_in_a_browser(daemon, tmp_path):
 def test_top_fits_its_terminal(width):
     before = status()
     rates = compare(Look(0, before), Look(1, later(before, 1.0, starved_ns=900 * MS, fill_ns=9)))
-    console = Console(width=width, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
-    with console.file:
-        console.print(frame(rates, before, width))
+    console = Console(width=width, record=True, file=io.StringIO())
+    console.print(frame(rates, before, width))
     lines = console.export_text().splitlines()
     assert max(map(len, lines)) <= width
     text = "\n".join(lines)
@@ -191,7 +190,7 @@ def test_top_without_a_daemon_is_one_line(tmp_path):
     assert re.fullmatch(r"error: [^\n]+\n", result.stderr)
 
 
-def test_draining_is_told(daemon, store, tmp_path):
+def test_draining_is_told(store, tmp_path):
     """To the log and to the service manager."""
     manager = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     with manager, (tmp_path / "log").open("wb") as errors:
