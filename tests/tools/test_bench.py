@@ -10,7 +10,8 @@ import pytest
 pytest.importorskip("torch")
 
 from tests.daemons import ROOT
-from tools.bench import csc, disk, handover, hyperbatch, ingest, kernels, loaders
+from tools.bench import csc, disk, handover, hops, hyperbatch, ingest, kernels, loaders, spmm
+from tools.bench.__main__ import BENCHES
 from tools.bench.harness import Skipped
 from tools.bench.setup import GraphSize, make_graph, make_store
 
@@ -126,8 +127,28 @@ def test_kernels(folder):
         assert all(line[name]["min"] > 0 for line in lines)
 
 
+def test_spmm(folder):
+    sizes = ["--widths", "16", "8", "--threads", "2", "--rounds", "1"]
+    lines = by_peer(spmm.main(["--folder", str(folder), *TINY, *sizes]))
+    assert list(lines) == ["ours, 16 columns at a time", "ours, 8 columns at a time", spmm.TORCH]
+    for name, line in lines.items():
+        assert line["seconds"]["min"] > 0
+        assert ("times_torch" in line) is name.startswith("ours")
+
+
 def test_the_command_lists_its_benches():
     command = [sys.executable, "-m", "tools.bench", "speed"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert "{csc,disk,handover,hyperbatch,ingest,kernels,loaders}" in done.stderr
+    assert f"{{{','.join(BENCHES)}}}" in done.stderr
+
+
+def test_hops(folder):
+    sizes = ["--rows", "3000", "--width", "8", "--hops", "1", "--batch-size", "250"]
+    mem = ["--mem", "32M", "--budget", "20M", "--rounds", "1", "--cold-batches", "2"]
+    lines = hops.main(["--folder", str(folder), *sizes, *mem, "--peer-batches", "3"])
+    assert {line["cache"] for line in lines} == {"warm", "cold, 20M"}
+    warm = by_peer([line for line in lines if line["cache"] == "warm"])
+    assert warm.keys() >= set(hops.WAYS)
+    for line in lines:
+        assert "skipped" in line or line["GB_per_s"]["min"] > 0

@@ -190,14 +190,12 @@ def open_mapped(task: Task, how: str, num_batches: int) -> Iterator[Run]:
             raise Skipped("no control group can be made here")
         if limits is not None:
             limits.join()
-        arrays = mapped(task.store)
-        rows, batch = arrays[0].shape[0], task.batch_size
-        tensors = [torch.from_numpy(a) for a in arrays]
-
-        def order() -> Iterator[int]:
-            return iter((torch.randperm(rows // batch)[:num_batches] * batch).tolist())
+        batch = task.batch_size
 
         def batches() -> Iterator[Sequence[Tensor]]:
+            arrays = mapped(task.store)  # for this round: what is mapped stays in the page cache
+            rows, tensors = arrays[0].shape[0], [torch.from_numpy(a) for a in arrays]
+            order = (torch.randperm(rows // batch)[:num_batches] * batch).tolist()
             if how == "rows":
                 loader = DataLoader(_Rows(tensors), batch, shuffle=True)
                 for _, x in zip(range(num_batches), loader, strict=False):
@@ -207,13 +205,13 @@ def open_mapped(task: Task, how: str, num_batches: int) -> Iterator[Run]:
                 for low in range(0, min(rows, num_batches * batch), batch):
                     yield [t[shuffled[low : low + batch]] for t in tensors]
             elif how == "slices":
-                for low in order():
+                for low in order:
                     yield [torch.from_numpy(np.array(a[low : low + batch])) for a in arrays]
             else:
-                for low in order():
+                for low in order:
                     yield [t[low : low + batch] for t in tensors]
 
-        yield _timed(batches, sum(a[0].nbytes for a in arrays))
+        yield _timed(batches, sum(a[0].nbytes for a in mapped(task.store)))
 
 
 @contextmanager
