@@ -4,6 +4,7 @@ import configparser
 import io
 import json
 import os
+import pty
 import re
 import shutil
 import signal
@@ -182,6 +183,26 @@ def test_rates_are_decimal():
     assert [decimal(n) for n in (0, 999, 1250, 2.5e9, 3e12)] == [
         "0 B", "999 B", "1.25 KB", "2.5 GB", "3e+03 GB",
     ]  # fmt: skip
+
+
+def test_top_draws_until_it_is_interrupted(daemon):
+    """On a terminal of its own; what stood there before comes back."""
+    ours, theirs = pty.openpty()
+    words = [sys.executable, "-m", "loaderd", "top", "--every", "0.1", "--endpoint"]
+    with subprocess.Popen(
+        [*words, daemon.endpoint], cwd=ROOT, stdin=theirs, stdout=theirs, stderr=theirs,
+        env=os.environ | {"TERM": "xterm", "COLUMNS": "100", "LINES": "30"},
+    ) as process:  # fmt: skip
+        os.close(theirs)
+        drawn = b""
+        while drawn.count(b"memory of") < 3:
+            drawn += os.read(ours, 65536)
+        process.send_signal(signal.SIGINT)
+        while b"\x1b[?1049l" not in drawn:  # the main screen again
+            drawn += os.read(ours, 65536)
+        assert process.wait(30) == 0
+    os.close(ours)
+    assert b"Traceback" not in drawn
 
 
 def test_top_without_a_daemon_is_one_line(tmp_path):
