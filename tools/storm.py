@@ -266,11 +266,10 @@ class Storm:
 
     def strike(self, calm: bool) -> None:
         """One fault."""
+        calm = calm or self.down or self.ending
         kinds = {k: w for k, w in KINDS.items() if not (calm and k.endswith("daemon"))}
         (kind,) = self.chance.choices(list(kinds), list(kinds.values()))
         rank = -1
-        if kind.endswith("daemon") and (self.down or self.ending):
-            kind = "kill trainer"
         if kind.endswith("trainer"):
             if not self.trainers:
                 return

@@ -1,0 +1,292 @@
+"""Disks that fail, clients that are killed or stop: one session's error, and nothing is left."""
+
+import errno
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from blockstore.errors import BudgetTooSmall
+from blockstore.io import arena as arena_module
+from blockstore.io import reader as reader_module
+from blockstore.io.arena import Arena
+from blockstore.store import open_store
+from loaderd.endpoint import parse_endpoint
+from loaderd.engine import Engine, default_settings
+from loaderd.errors import ShuttingDown
+from loaderd.protocol import Attach, BatchReady, ErrorReply, Release, Start
+from loaderd.transport import ask_status
+from tests.daemons import ROOT, spawn, stop
+from tests.graphs import Csc
+from tests.loaderd.shell import WAIT_S, Client
+from tests.stores import write_store
+from tools.storm_trainer import open_files
+
+NODES = 6000
+TRAINER = """
+import sys
+from loaderd.endpoint import parse_endpoint
+from loaderd.protocol import Release, Start
+from tests.loaderd.shell import Client
+client = Client(parse_endpoint(sys.argv[1]))
+session = client.attach(num_neighbors=(5, 5), batch_size=50, window=4).session
+epoch = 0
+while True:
+    client.send(Start(session=session, run=epoch + 1, epoch=epoch, step=0))
+    for step in range(NODES // 50):
+        assert client.receive().step == step
+        if step == 2 and epoch == 0:
+            print("going", flush=True)
+        client.send(Release(session=session, run=epoch + 1, step=step, group=0))
+    epoch += 1
+""".replace("NODES", str(NODES))
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    """Larger than the smallest budget's pools: blocks come and go."""
+    rng = np.random.default_rng(3)
+    degrees = rng.integers(0, 30, NODES)
+    indptr = np.concatenate([[0], np.cumsum(degrees)])
+    indices = rng.integers(0, NODES, indptr[-1])
+    graph = Csc(indptr.astype(np.int64), indices, np.arange(indices.size))
+    path = tmp_path_factory.mktemp("faults") / "store"
+    write_store(path, graph, np.arange(NODES))
+    return path
+
+
+def held(engine):
+    """What a status says is taken."""
+    ledger, sessions, counters = engine.status()
+    assert not sessions
+    return ledger, counters["slots_in_pools"], counters["slots_pinned"]
+
+
+@pytest.fixture(params=["minibatch", "hyperbatch"])
+def running(request, store, monkeypatch):
+    """An engine, a session of it, and a switch that makes reads fail."""
+    failing: dict[str, int] = {"left": 0, "met": 0}
+    real = reader_module.read_exact
+
+    def read(fd, buffers, offset, where):
+        if failing["left"]:
+            failing["left"] -= 1
+            failing["met"] += 1
+            raise OSError(errno.EIO, "Input/output error", f"{where}+{offset}")
+        real(fd, buffers, offset, where)
+
+    monkeypatch.setattr(reader_module, "read_exact", read)
+    out: list = []
+    came = threading.Condition()
+
+    def deliver(session, message):
+        with came:
+            out.append(message)
+            came.notify_all()
+
+    with Engine(open_store(store), default_settings(3 << 20, 1, 1)) as engine:
+        engine.deliver = deliver
+        before = held(engine)
+        attach = Attach(
+            token=0, request=1, num_neighbors=(5, 5), batch_size=50, window=2, plan=request.param
+        )
+        session = engine.attach(attach, None).session
+
+        def take(step):
+            with came:
+                assert came.wait_for(
+                    lambda: any(isinstance(m, ErrorReply) or m.step == step for m in out), WAIT_S
+                )
+                found = next(m for m in out if isinstance(m, ErrorReply) or m.step == step)
+                out.remove(found)
+                return found
+
+        yield SimpleNamespace(engine=engine, session=session, failing=failing, take=take, out=out)
+        failing["left"] = 0
+        engine.detach(session)
+        end = time.monotonic() + WAIT_S
+        while held(engine) != before:
+            assert time.monotonic() < end, (held(engine), before)
+
+
+def serve(running, run, steps):
+    """Steps taken and given back; the error that ends them, if one does."""
+    running.out.clear()
+    running.engine.start(Start(session=running.session, run=run, epoch=run, step=0))
+    for step in range(steps):
+        message = running.take(step)
+        if isinstance(message, ErrorReply):
+            return message
+        assert isinstance(message, BatchReady)
+        running.engine.release(Release(session=running.session, run=run, step=step, group=0))
+    return None
+
+
+def test_a_read_that_fails_once_is_not_noticed(running):
+    running.failing["left"] = 1
+    assert serve(running, 1, 5) is None
+    assert running.failing["met"] == 1
+    assert running.engine.reader.retries == 1
+
+
+def test_a_disk_that_fails_ends_the_run_and_nothing_else(running, store):
+    running.failing["left"] = 1 << 30
+    error = serve(running, 1, 5)
+    assert error is not None
+    assert error.error == "BatchFailed"
+    assert "Input/output error" in error.message
+    assert str(store) in error.message
+    assert "+" in error.message  # and the offset
+    running.failing["left"] = 0
+    assert serve(running, 2, 5) is None
+
+
+def test_a_wrong_checksum_names_file_and_offset(running, store, monkeypatch):
+    shards = {s for f in running.engine.reader.files for s in f.shards}
+    saved = {path: path.read_bytes() for path in shards}
+    try:
+        for path, content in saved.items():
+            with path.open("r+b") as f:
+                f.write(bytes(b ^ 255 for b in content[: 4096 * (len(content) // 4096)]))
+        error = serve(running, 1, 5)
+        assert error is not None
+        assert error.error == "BatchFailed"
+        assert "crc32c" in error.message
+        assert any(f"{path}+" in error.message for path in shards)
+        assert running.engine.reader.retries >= 1
+    finally:
+        for path, content in saved.items():
+            with path.open("r+b") as f:
+                f.write(content)
+    assert serve(running, 2, 5) is None
+
+
+def test_an_engine_that_drains_takes_nobody_in(store):
+    with Engine(open_store(store), default_settings(16 << 20, 1, 1)) as engine:
+        engine.drain()
+        with pytest.raises(ShuttingDown):
+            engine.attach(Attach(token=0, request=1, num_neighbors=(5,)), None)
+
+
+@pytest.mark.parametrize("number", [errno.ENOMEM, errno.EFBIG, errno.ENOSPC])
+def test_memory_that_the_system_refuses_is_said(monkeypatch, number):
+    def refuse(fd, size):
+        raise OSError(number, os.strerror(number))
+
+    before = open_files()
+    monkeypatch.setattr(arena_module.os, "ftruncate", refuse)
+    with pytest.raises(BudgetTooSmall, match=r"smaller --mem, or raise .*ulimit"):
+        Arena(4, 4096)
+    assert open_files() == before
+
+
+@pytest.fixture
+def served(store, tmp_path):
+    """A daemon, its process and what it held before anybody came."""
+    endpoint = f"ipc://{tmp_path}/d.sock"
+    process = spawn(store, endpoint, "--mem", "32M", "--workers", "2")
+    ask_status(parse_endpoint(endpoint))
+    yield SimpleNamespace(endpoint=endpoint, process=process, before=holds(endpoint))
+    assert stop(process) == 0
+
+
+def holds(endpoint):
+    reply = ask_status(parse_endpoint(endpoint))
+    slots = reply.counters["slots_in_pools"], reply.counters["slots_pinned"]
+    return len(reply.sessions), reply.ledger, slots, open_files(reply.pid)
+
+
+def until(condition):
+    end = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def trainer(endpoint):
+    words = [sys.executable, "-c", TRAINER, endpoint]
+    process = subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "going\n"
+    return process
+
+
+def test_killed_clients_leave_nothing(served):
+    for _ in range(3):
+        pair = [trainer(served.endpoint) for _ in range(2)]
+        for process in pair:
+            process.kill()
+            process.communicate()
+    until(lambda: holds(served.endpoint) == served.before)
+
+
+def test_a_stopped_client_costs_its_window_and_delays_nobody(served):
+    stopped = trainer(served.endpoint)
+    stopped.send_signal(signal.SIGSTOP)
+    try:
+        other = Client(parse_endpoint(served.endpoint))
+        session = other.attach(num_neighbors=(5, 5), batch_size=50, window=4).session
+        for run in range(1, 4):
+            other.send(Start(session=session, run=run, epoch=run, step=0))
+            for step in range(NODES // 50):
+                assert other.receive().step == step
+                other.send(Release(session=session, run=run, step=step, group=0))
+        (theirs,) = (
+            s for s in ask_status(parse_endpoint(served.endpoint)).sessions if s.session != session
+        )
+        assert theirs.in_flight <= theirs.window == 4
+        other.close()
+        before = theirs.batches
+        stopped.send_signal(signal.SIGCONT)
+        until(lambda: ask_status(parse_endpoint(served.endpoint)).sessions[0].batches > before)
+    finally:
+        stopped.kill()
+        stopped.communicate()
+    until(lambda: holds(served.endpoint) == served.before)
+
+
+def test_a_daemon_short_of_descriptors_says_so_and_goes_on(store, tmp_path):
+    endpoint = f"ipc://{tmp_path}/d.sock"
+    process = spawn(store, endpoint, "--mem", "32M", "--workers", "1")
+    try:
+        assert _serves(endpoint)  # kernels are loaded: that takes descriptors, too
+        used = len(list(Path(f"/proc/{process.pid}/fd").iterdir()))
+        limits = f"{used + 5}:{used + 5}"
+        subprocess.run(["prlimit", "--pid", str(process.pid), f"--nofile={limits}"], check=True)
+        first = Client(parse_endpoint(endpoint))
+        session = first.attach(num_neighbors=(5,), batch_size=50).session
+        waiting = [_knock(endpoint) for _ in range(12)]  # more than there are descriptors for
+        first.send(Start(session=session, run=1, epoch=0, step=0))
+        for step in range(5):
+            assert first.receive().step == step
+            first.send(Release(session=session, run=1, step=step, group=0))
+        for connection in waiting:
+            connection.close()
+        first.close()
+        until(lambda: _serves(endpoint))
+    finally:
+        assert stop(process) == 0
+
+
+def _knock(endpoint):
+    door = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    door.connect(str(parse_endpoint(endpoint).door))
+    return door
+
+
+def _serves(endpoint):
+    client = Client(parse_endpoint(endpoint))
+    try:
+        session = client.attach(num_neighbors=(5,), batch_size=50).session
+        client.send(Start(session=session, run=1, epoch=0, step=0))
+        return client.receive().step == 0
+    finally:
+        client.close()
