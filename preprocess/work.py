@@ -65,6 +65,7 @@ class WorkFolder:
             os.close(self._lock)
             raise
         self.resumed = frozenset(s.name for s in self._journal.stages)
+        self._saved = self._journal  # what is on disk, or nothing yet
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="journal")
         self._saving: Future[None] | None = None
 
@@ -131,10 +132,16 @@ class WorkFolder:
         (self.path / SPARE).touch()
 
     def _settle(self) -> None:
-        """The journal on disk is that in memory."""
+        """The journal on disk is that in memory: where it could not be written, an older one."""
         saving, self._saving = self._saving, None
-        if saving is not None:
+        if saving is None:
+            return
+        try:
             saving.result()
+        except BaseException:
+            self._journal = self._saved
+            raise
+        self._saved = self._journal
 
     def _save(self, journal: _Journal, made: list[str]) -> None:
         for name in made:
@@ -157,7 +164,7 @@ class WorkFolder:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        with suppress(OSError):  # then the journal on disk is an older one, as after a kill
+        with suppress(OSError):  # what it could not say did not happen, as after a kill
             self._settle()
         self._pool.shutdown()
         worth_keeping = isinstance(error, OutOfSpace | OSError | KeyboardInterrupt | SystemExit)
