@@ -2,6 +2,7 @@
 
 import errno
 import os
+import queue
 import signal
 import socket
 import subprocess
@@ -290,3 +291,25 @@ def _serves(endpoint):
         return client.receive().step == 0
     finally:
         client.close()
+
+
+def test_what_is_lent_stays_when_an_engine_drains(store):
+    """Clients may still be copying: no slot that was lent is free for others, or written."""
+    came: queue.Queue = queue.Queue()
+    with Engine(open_store(store), default_settings(32 << 20, 2, 2)) as engine:
+        engine.deliver = lambda session, message: came.put((session, message))
+        for number in range(3):
+            attach = Attach(token=0, request=number, num_neighbors=(5, 5), batch_size=50, window=2)
+            session = engine.attach(attach, None).session
+            engine.start(Start(session=session, run=1, epoch=0, step=0))
+        lent = [came.get(timeout=WAIT_S)[1] for _ in range(6)]
+        slots = [s for m in lent for s in (*m.structure.slots, *m.rows.blob.slots)]
+        assert len(set(slots)) == len(slots) > 0
+        data = engine.arena.data.reshape(-1, engine.arena.slot_bytes)
+        before = data[slots].copy()
+        pinned = engine.status()[2]["slots_pinned"]
+        engine.drain()
+        np.testing.assert_array_equal(data[slots], before)
+        counters = engine.status()[2]
+        assert counters["slots_in_pools"] <= data.shape[0] - len(slots)
+        assert counters["slots_pinned"] == pinned > 0  # blocks whose rows are used in place
