@@ -14,7 +14,7 @@ from loaderd.plans.chunks import HopPlan
 from loaderd.workspace import ALIGN, Carver
 
 MOST_RANGES = 64  # of a batch; with more of them rows are taken one by one
-_ON_THE_WAY = 64 << 20  # bytes of batches in flight that keep a disk and a trainer busy
+_ON_THE_WAY = 128 << 20  # bytes of batches in flight that keep a disk and a trainer busy
 _TRANSIT_BYTES = 1 << 16  # of a buffer that pages pass through, at least
 _LEAST_WINDOW, _MOST_WINDOW = 4, 64
 _HELD_WINDOW = 32  # of what is in memory: batches in flight cost next to nothing
