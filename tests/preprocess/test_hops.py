@@ -26,6 +26,7 @@ from preprocess import hops_plan, hops_rows
 from preprocess.errors import BadInput
 from preprocess.hops import make_hops
 from preprocess.hops_plan import HopsPlan, HopsRequest, Operator, plan_hops, resolve_hops
+from preprocess.info import info_text
 from preprocess.ingest import ingest
 from preprocess.layouts import open_source
 from preprocess.options import IngestOptions
@@ -611,3 +612,12 @@ def test_hops_of_real_graphs_equal_float64(name: str, dataset, tmp_path: Path):
             expected = apply(kind, walk, expected)
             off = np.abs(read_rows(store, array)[:, :3] - expected[places])
             assert off.max() <= 1e-5 * np.abs(expected).max(), (kind, array.path)
+
+
+def test_info_names_the_hops(small_graph: Path, tmp_path: Path):
+    ingest(open_source(small_graph).source, tmp_path / "store", IngestOptions(), QUIET)
+    make_hops(tmp_path / "store", HopsRequest(("sym", "row"), 2), QUIET)
+    text = info_text(open_store(tmp_path / "store"))
+    (line,) = [line for line in text.splitlines() if "hops, train" in line]
+    said = "hops, train float32 1,200 rows of 24 from x: sym+loops, 2 hops; row+loops, 2 hops"
+    assert " ".join(line.split()) == said

@@ -68,7 +68,7 @@ def run_and_kill(target: Path, options: IngestOptions, after_s: float) -> bool:
 
 @pytest.mark.usefixtures("tight")
 def test_kills_at_any_moment_change_nothing(tmp_path: Path):
-    """Each kill is of the run that goes on; after its end another begins (20: tools.kill_ingest)."""
+    """Each kill is of the run that goes on; after its end another begins."""
     target, kills, resumed = tmp_path / "store", 0, 0
     smallest = least(citations(), tmp_path / "whole", OPTIONS)
     begun = time.monotonic()
