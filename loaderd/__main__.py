@@ -32,7 +32,7 @@ from loaderd.notify import notify
 from loaderd.protocol import Attach
 from loaderd.report import ledger_text, status_text
 from loaderd.sightserver import SightServer
-from loaderd.signals import Signals, interrupt
+from loaderd.signals import Interrupted, Signals, interrupt
 from loaderd.top import run_top
 from loaderd.transport import ask_status
 
@@ -190,7 +190,7 @@ def serve(
 def _serve(store: Store, settings: EngineSettings, endpoint: Endpoint, look: _Look) -> None:
     """Serve until a signal comes, also one that comes while memory is taken."""
     signals, idle = Signals(), True
-    with contextlib.suppress(KeyboardInterrupt), claim(endpoint):
+    with contextlib.suppress(Interrupted), claim(endpoint):
         with signals.to(interrupt):
             engine = Engine(store, settings)
         with contextlib.ExitStack() as stack:

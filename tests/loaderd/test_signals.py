@@ -1,11 +1,13 @@
 """Signals reach their receiver, at once or as soon as there is one."""
 
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
 
-from loaderd.signals import Signals, interrupt
+from loaderd.signals import Interrupted, Signals, interrupt
 
 
 @pytest.fixture
@@ -37,6 +39,19 @@ def test_a_signal_without_a_receiver_waits_for_one(signals):
 
 
 def test_work_is_broken_off_and_later_signals_wait(signals):
-    with pytest.raises(KeyboardInterrupt), signals.to(interrupt):
+    with pytest.raises(Interrupted), signals.to(interrupt):
         signal.raise_signal(signal.SIGINT)
     signal.raise_signal(signal.SIGTERM)
+
+
+BROKEN_OFF = """
+import contextlib, signal
+from loaderd.signals import Interrupted, Signals, interrupt
+with contextlib.suppress(Interrupted), Signals().to(interrupt):
+    exec("signal.raise_signal(signal.SIGTERM)")
+"""
+
+
+def test_work_that_is_broken_off_inside_an_exec_leaves_the_exit_code_alone():
+    done = subprocess.run([sys.executable, "-c", BROKEN_OFF], check=False)
+    assert done.returncode == 0
