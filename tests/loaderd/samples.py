@@ -6,6 +6,7 @@ from loaderd.protocol import (
     BatchReady,
     Blob,
     BlobArray,
+    ChunkReady,
     Detach,
     ErrorReply,
     LedgerEntry,
@@ -43,6 +44,10 @@ SAMPLES = (
     BatchReady(
         session=3, run=1, epoch=2, step=5, num_seeds=10, nodes_per_hop=(10, 40, 20),
         edges_per_hop=((50,), (40,)), structure=BLOB, rows=GROUP,
+    ),
+    ChunkReady(
+        session=3, run=1, epoch=2, step=5, num_rows=70, form="ranges", first=(8, 900),
+        counts=(40, 30), places=((4096, 8192), (0, 65536)), index=128,
     ),
     ErrorReply(error="Refused", message="fanout 0 at hop 1", request=1),
     Welcome(protocol=1, token=2**47, fingerprint="f00d", num_slots=64, slot_bytes=1 << 20),
