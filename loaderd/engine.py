@@ -23,7 +23,7 @@ from loaderd.attachment import Attachment, Opening, open_attachment
 from loaderd.blocksampling import BlockSampler
 from loaderd.build import Builder
 from loaderd.devicecost import FLASH, DeviceCost, measure_cost
-from loaderd.errors import Refused, ShuttingDown
+from loaderd.errors import Refused, SessionLost, ShuttingDown
 from loaderd.failures import error_text, failure
 from loaderd.hopdesk import HopDesk
 from loaderd.hopfiles import hop_files
@@ -381,7 +381,7 @@ class Engine:
     def start(self, start: Start) -> None:
         """Begin a run: earlier ones of the session end.  A start that is not newer does nothing.
 
-        Raises Refused: no such session, or a position that no epoch has.
+        Raises SessionLost: it is not open, or not any more; Refused: a position that no epoch has.
         """
         if start.step < 0 or start.stride < 1 or start.epoch < 0:
             raise Refused(
@@ -393,7 +393,7 @@ class Engine:
         with self._lock:
             attachment = self._sessions.get(start.session)
             if attachment is None:
-                raise Refused(f"session {start.session} is not open")
+                raise SessionLost(f"session {start.session} is not open")
             state = attachment.state
             if start.run <= state.run:
                 return
