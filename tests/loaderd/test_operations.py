@@ -140,6 +140,10 @@ def test_a_daemon_shows_what_it_does(daemon):
 def test_the_page_in_a_browser(daemon, tmp_path):
     """Scripts run without an error; tiles, charts, sessions and ledger are filled."""
     client, _ = run_epoch(daemon.endpoint)
+    deadline = time.monotonic() + 60
+    while len(json.loads(get(f"{daemon.page}status.json"))["rates"]) < 3:  # a line has points
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
     try:
         done = subprocess.run(
             [
