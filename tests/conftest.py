@@ -1,5 +1,6 @@
 """Fixtures shared by all tests: real graphs, unpacked once, and a small generated one."""
 
+import os
 import subprocess
 import sys
 import tempfile
@@ -10,6 +11,8 @@ import pytest
 
 from preprocess.generate import GraphRecipe, generate
 from preprocess.progress import Progress
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # tests run side by side, and torch would spin
 
 SHARED = Path(__file__).resolve().parent.parent.parent / "shared" / "data"
 CACHE = Path(tempfile.gettempdir()) / "blockstore-test-data"

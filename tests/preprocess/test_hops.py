@@ -104,7 +104,7 @@ def graphs(draw: Any) -> Graph:
     return graph.add_relation("n", "to", "n", pairs, weight=rng.random(count) * 3)
 
 
-@settings(max_examples=12)
+@settings(max_examples=6)
 @given(graph=graphs(), loops=st.booleans(), weighted=st.booleans(), hops=st.integers(1, 3),
        alpha=st.sampled_from([0.1, 0.5]), t=st.sampled_from([0.5, 3.0]))  # fmt: skip
 def test_hops_are_powers_of_dense_matrices(
