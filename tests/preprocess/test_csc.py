@@ -89,7 +89,7 @@ def sort_all(num_nodes, edges, options, share, work, rank=None):
     return columns
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(graph=edge_lists(), options=POLICIES, share=st.sampled_from([64, 2000, 1 << 20]))
 def test_columns_are_the_sorted_edges(tmp_path_factory, graph, options, share):
     num_nodes, edges = graph

@@ -19,7 +19,7 @@ from tools.traces import needs_of
 
 IDS = 7
 groups_of = st.lists(st.sets(st.integers(0, IDS - 1), max_size=3), min_size=1, max_size=6)
-compiled = settings(deadline=None, max_examples=100)  # the first call compiles
+compiled = settings(deadline=None, max_examples=50)  # the first call compiles
 many_groups_of = st.lists(st.sets(st.integers(0, 29), max_size=9), min_size=1, max_size=30)
 
 
