@@ -20,17 +20,16 @@ from blockstore.io.reader import BlockReader
 from blockstore.pool import BlockPool
 from blockstore.store import Store, read_rows
 from loaderd.attachment import Attachment, Opening, open_attachment
-from loaderd.blocksampling import BlockSampler
 from loaderd.build import Builder
-from loaderd.devicecost import FLASH, DeviceCost, measure_cost
+from loaderd.devicecost import DeviceGauge
 from loaderd.errors import Refused, SessionLost, ShuttingDown
 from loaderd.failures import error_text, failure
 from loaderd.hopdesk import HopDesk
 from loaderd.hopfiles import hop_files
-from loaderd.hyper import Hyper, Sampled, Sampler, StructureArea
-from loaderd.hypercut import RUN_BYTES, HyperCut
+from loaderd.hyper import Sampled
+from loaderd.hyperdesk import HyperDesk
 from loaderd.ledger import EngineSettings, make_budget, served_rows
-from loaderd.lookahead import LookAhead, Prospect
+from loaderd.lookahead import Prospect
 from loaderd.macrofiles import MacroFiles, copied_files
 from loaderd.meter import add_counts
 from loaderd.plans.base import Unit
@@ -51,12 +50,10 @@ from loaderd.protocol import (
 )
 from loaderd.residency import Residency
 from loaderd.rows import RowAssembler
-from loaderd.sampling import BatchSampler, Crew
 from loaderd.session import Job, Placement
 from loaderd.slots import WAIT_S, SlotBroker
-from loaderd.topology import Structure, Topology
+from loaderd.topology import Topology
 from loaderd.trace import STAGE, Trace
-from loaderd.workspace import Workspace
 
 _SOON, _LATER, _LAST = range(3)  # what a client waits for, what is sampled ahead, the end
 
@@ -95,8 +92,6 @@ class Engine:
         self._tasks: queue.PriorityQueue[_Task] = queue.PriorityQueue()
         self._task_number = itertools.count()
         self._own_counters: dict[str, int] = {}  # of sessions that have ended
-        self._cost: DeviceCost | None = None
-        self._turn = threading.Lock()  # of sampling block by block
         self._draining = False
         self._closers: list[threading.Thread] = []
         self._counters = {"batches": 0, "edges": 0, "rows": 0, "rows_copied": 0, "groups": 0}
@@ -117,7 +112,7 @@ class Engine:
         self.arena = stack.enter_context(Arena(budget.num_slots, budget.slot_bytes))
         files = [self.store.graph(r) for r in relations]
         files += [self.store.rows(r.array) for r in self._served]
-        self._first_copied = first_copied = len(files)
+        first_copied = len(files)
         files += copied_files(self.store, self._served)
         first_hops = len(files)
         files += hop_files(self.store)
@@ -125,6 +120,7 @@ class Engine:
         self.reader = stack.enter_context(
             BlockReader(files, data, slot, threads=self.settings.readers)
         )
+        self._gauge = DeviceGauge(self.reader)
         changed = threading.Condition()
         files = files[:first_copied]
         graph = BlockPool(
@@ -136,11 +132,11 @@ class Engine:
         )
         self._opening = Opening(
             self.store, self.settings, budget, self.broker, self.arena, self.reader,
-            cache(lambda: MacroFiles(self.store, self._served, first_copied)),
+            len(relations), cache(lambda: MacroFiles(self.store, self._served, first_copied)),
         )  # fmt: skip
         self._hops = HopDesk(
-            self.store, self.settings, self.broker, self.arena, self.reader, first_hops,
-            lambda session, message: self.deliver(session, message),
+            self.store, self.settings, self.broker, self.arena, self.reader, self._gauge,
+            first_hops, lambda session, message: self.deliver(session, message),
         )  # fmt: skip
         self.graph = Residency(graph, self.reader, 0, changed)
         self.rows = Residency(rows, self.reader, len(relations), changed)
@@ -153,10 +149,9 @@ class Engine:
         for t in manifest.types:
             original[t.first : t.first + t.num_nodes] = read_rows(self.store, t.original_id)
         self.builder = Builder(self.topology, self.assembler, self.arena, original)
-        self._ahead = LookAhead(
-            self.store, self.settings, budget, self.broker, self.arena, self.builder,
-            self._block_sampler, self._device_cost,
-        )  # fmt: skip
+        self._hypers = HyperDesk(
+            self._opening, self.builder, self.topology, self.graph, self._gauge, self, self._trace
+        )
 
     @property
     def io_mode(self) -> str:
@@ -199,31 +194,13 @@ class Engine:
             if whole and attachment.macro is None:
                 self.topology.load()
             if attachment.plan.name == HyperbatchPlan.name:
-                self._open_hyper(session, attachment, request)
+                self._hypers.open(session, attachment, request)
         except BaseException:
             attachment.close(self.broker)
             raise
         with self._lock:
             self._sessions[session] = attachment
         return attachment.describe(request.request, session)
-
-    def _open_hyper(self, session: int, attachment: Attachment, request: Attach) -> None:
-        """Take the memory of a session of hyperbatches and start its threads."""
-        crew = self._crew(session, attachment)
-        seen = self._ahead.prospect(attachment, crew, request.hyperbatch)
-        cut = seen.cut
-        if request.plan == "auto" and seen.choice() != HyperbatchPlan.name:
-            cut = None
-        if cut is None or not self._take_hyper(attachment, cut):
-            attachment.fall_back(  # a budget for plain minibatches: they are the same
-                self.store.manifest, self.broker, self.arena, self.budget.row_blocks, self.settings
-            )
-            return
-        attachment.take_quota(self.broker, cut.quota)
-        attachment.hyper = Hyper(
-            attachment.plan, self._sampler(attachment, crew), attachment.row_cache,
-            attachment.areas, cut.size, cut.chunk, _Hand(self, session, attachment), self._trace,
-        )  # fmt: skip
 
     def prospect(self, request: Attach) -> Prospect:
         """What a session would get and need; nothing is kept.  Raises Refused, StoreError."""
@@ -232,70 +209,18 @@ class Engine:
         try:
             if self.budget.graph_slots >= self.budget.graph_blocks:
                 self.topology.load()
-            crew = Crew(
-                attachment.workspaces, lambda step: self._put(_LATER, step), lambda: None
-            )  # fmt: skip
-            return self._ahead.prospect(attachment, crew, request.hyperbatch)
+            return self._hypers.prospect(attachment, request.hyperbatch)
         finally:
             attachment.close(self.broker)
 
-    def _take_hyper(self, attachment: Attachment, cut: HyperCut) -> bool:
-        """Take areas and cache; False where the arena's free slots lie too far apart."""
-        manifest = self.store.manifest
-        try:
-            attachment.take_hyper(
-                self.broker, self.arena, cut, self.reader, len(manifest.relations), manifest,
-                self.settings.readers, self.settings.policy, self._device_cost,
-            )  # fmt: skip
-        except Refused:
-            return False
-        return True
+    def later(self, step: Callable[[], None]) -> None:
+        """Have a worker do what no client waits for yet."""
+        self._put(_LATER, step)
 
-    def _device_cost(self, buffers: Sequence[NDArray[np.uint8]]) -> DeviceCost:
-        """What reading rows costs; measured once, over the largest row array."""
-        numbers = range(len(self.store.manifest.relations), self._first_copied)
-        if self._cost is None and numbers:
-            number = max(numbers, key=lambda i: self.reader.files[i].geometry.num_blocks)
-            cost = measure_cost(self.reader, number, self.reader.files[number], buffers)
-            if min(b.size for b in buffers) < RUN_BYTES:  # short of memory: a poor measure
-                return cost
-            self._cost = cost
-        return self._cost or FLASH
-
-    def _crew(self, session: int, attachment: Attachment) -> Crew:
-        return Crew(
-            attachment.workspaces,
-            lambda step: self._put(_LATER, step),
-            lambda: self.pump_open(session, attachment),
-        )
-
-    def _sampler(self, attachment: Attachment, crew: Crew) -> Sampler:
-        """Batches one by one where the graph is in memory, else together."""
-        if attachment.scratch is None:
-            return BatchSampler(
-                lambda unit, work: self._timed_structure(attachment, unit, work), crew
-            )
-        return self._block_sampler(attachment, crew, attachment.scratch)
-
-    def _block_sampler(
-        self, attachment: Attachment, crew: Crew, scratch: StructureArea
-    ) -> BlockSampler:
-        manifest, least = self.store.manifest, self.budget.graph_least
-        share = max(1, (self.broker.graph_slots() - least) // 2 + 1)
-        edge_ids = max((r.edge_id_dtype or "uint32" for r in manifest.relations), default="uint32")
-        return BlockSampler(
-            attachment.plan,
-            lambda unit, out: self.builder.seeds(attachment, unit, out),
-            self.topology, self.graph, crew, scratch, self._turn, share, manifest.id_dtype,
-            edge_ids, self._trace,
-        )  # fmt: skip
-
-    def _timed_structure(self, attachment: Attachment, unit: Unit, work: Workspace) -> Structure:
-        begun = time.perf_counter_ns()
-        structure = self.builder.structure(attachment, unit, work)
+    def sampled(self, took_ns: int) -> None:
+        """Count a worker's time."""
         with self._lock:
-            self._busy_ns["sample_ns"] += time.perf_counter_ns() - begun
-        return structure
+            self._busy_ns["sample_ns"] += took_ns
 
     def _put(self, priority: int, step: Callable[[], None] | None) -> None:
         self._tasks.put(_Task(priority, next(self._task_number), step))
@@ -331,6 +256,11 @@ class Engine:
             if not attachment.closed and attachment.state.run == run:
                 attachment.meter.end()
                 self.deliver(session, failure(session, unit, run, error_text(error)))
+
+    def note_stage(self, number: int, begin: int, end: int) -> None:
+        """Record a stage that no run of hyperbatches has."""
+        if self._trace is not None:
+            self._trace.write(STAGE, 0, number, np.array([begin, end]))
 
     def macro_failed(
         self, session: int, attachment: Attachment, epoch: int, error: BaseException
@@ -457,9 +387,9 @@ class Engine:
             for attachment in self._sessions.values():
                 add_counts(own, attachment.own_counters())
             counters |= own
-            if self._cost is not None:
-                counters["device_run_ns"] = int(self._cost.run_s * 1e9)
-                counters["device_page_ns"] = int(self._cost.page_s * 1e9)
+            if (cost := self._gauge.known) is not None:
+                counters["device_run_ns"] = int(cost.run_s * 1e9)
+                counters["device_page_ns"] = int(cost.page_s * 1e9)
         reader = self.reader
         counters |= {
             "bytes_read": reader.bytes_read,
@@ -651,21 +581,6 @@ class Engine:
             step()
 
 
-class _Hand:
-    """What a session's hyperbatches are handed to."""
-
-    def __init__(self, engine: Engine, session: int, attachment: Attachment) -> None:
-        self._engine, self._session, self._attachment = engine, session, attachment
-
-    def admit(self, run: int, batches: Sequence[Sampled], cached: bool) -> bool:
-        """Take batches in order; False where their run has ended."""
-        return self._engine.admit(self._session, self._attachment, run, batches, cached)
-
-    def failed(self, run: int, unit: Unit, error: BaseException) -> None:
-        """The run ends here."""
-        self._engine.hyper_failed(self._session, self._attachment, run, unit, error)
-
-
 class _MacroNews:
     """What a session's macro-batches tell."""
 
@@ -686,6 +601,10 @@ class _MacroNews:
         """One could not be."""
         if self._owner is not None:
             self._engine.macro_failed(*self._owner, epoch, error)
+
+    def stage(self, number: int, begin: int, end: int) -> None:
+        """A stage is over."""
+        self._engine.note_stage(number, begin, end)
 
 
 def _pause(idle: threading.Barrier) -> None:

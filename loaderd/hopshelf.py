@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from blockstore.format import PAGE_BYTES
 from blockstore.io.arena import Arena
-from blockstore.io.reader import BlockReader, Reading
+from blockstore.io.reader import BlockReader, Reading, wait_all
 from loaderd.hopfiles import HopArray
 from loaderd.slots import LOOK_WAIT_S, SlotBroker
 
@@ -28,17 +28,14 @@ class Arrival:
 
     def wait(self) -> None:
         """Until nothing is on its way any more.  Raises the first error met."""
-        error: BaseException | None = None
-        for reading in self.readings:
-            try:
-                reading.wait()
-            except Exception as found:
-                error = error or found
-        for tell in self.after:
-            tell(error is None)
-        self.readings, self.after = [], []
-        if error is not None:
-            raise error
+        good = False
+        try:
+            wait_all(self.readings)
+            good = True
+        finally:
+            for tell in self.after:
+                tell(good)
+            self.readings, self.after = [], []
 
 
 class Held:

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,16 +16,7 @@ from numpy.typing import NDArray
 from loaderd.macrograph import MacroGraph
 from loaderd.plans.base import Unit
 from loaderd.plans.macrobatch import MacrobatchPlan, SeedGroups
-
-
-class Span(NamedTuple):
-    """When a macro-batch was read, and when it was served: seconds of the monotonic clock."""
-
-    epoch: int
-    macro: int
-    read: float
-    ready: float
-    served: float  # 0 while it is
+from loaderd.trace import READ_MACRO, SERVE_MACRO
 
 
 @dataclass(slots=True, eq=False)
@@ -36,8 +27,8 @@ class _Memory:
     key: tuple[int, int] | None = None  # epoch and number
     ready: bool = False
     users: int = 0  # batches that are being built, or whose rows a client may read
-    read_at: float = 0.0
-    ready_at: float = 0.0
+    first_use: int = 0  # ns of a steady clock; 0 before it
+    last_use: int = 0
 
 
 class Announce(Protocol):
@@ -48,6 +39,9 @@ class Announce(Protocol):
 
     def failed(self, epoch: int, error: BaseException) -> None:
         """One of an epoch could not be."""
+
+    def stage(self, number: int, begin: int, end: int) -> None:
+        """One of `loaderd.trace.STAGES` took from `begin` to `end`, ns of a steady clock."""
 
 
 class Macro:
@@ -67,8 +61,7 @@ class Macro:
         self._wanted: list[tuple[int, int]] = []  # in the order of need; the first is served now
         self._error: tuple[int, int] | None = None
         self._stopped = False
-        self.spans: list[Span] = []  # of the last macro-batches
-        self._waiting_since = 0.0  # of the session, for the first that it wants
+        self._waiting_since = 0  # ns; of the session, for the first that it wants
         self.counters = {
             "macro_loaded": 0,
             "macro_members": 0,
@@ -101,13 +94,14 @@ class Macro:
                 self._changed.notify_all()
             memory = self._find(unit)
             if memory is None or not memory.ready:
-                self._waiting_since = self._waiting_since or time.monotonic()
+                self._waiting_since = self._waiting_since or time.perf_counter_ns()
                 return False
             if self._waiting_since:
-                waited = time.monotonic() - self._waiting_since
-                self.counters["macro_wait_ns"] += int(waited * 1e9)
-                self._waiting_since = 0.0
+                waited = time.perf_counter_ns() - self._waiting_since
+                self.counters["macro_wait_ns"] += waited
+                self._waiting_since = 0
             memory.users += 1
+            memory.first_use = memory.first_use or time.perf_counter_ns()
             return True
 
     def skip(self, epoch: int, step: int) -> int:
@@ -137,6 +131,7 @@ class Macro:
             memory.users -= 1
             assert memory.users >= 0
             if memory.users == 0:
+                memory.last_use = time.perf_counter_ns()
                 self._changed.notify_all()
 
     def graph(self, unit: Unit) -> MacroGraph:
@@ -196,11 +191,14 @@ class Macro:
                 chosen = self._next()
                 assert chosen is not None
                 memory, key = chosen
-                self._note_served(memory)
-                memory.key, memory.ready, memory.read_at = key, False, time.monotonic()
+                served = memory.first_use, memory.last_use
+                memory.key, memory.ready, memory.first_use = key, False, 0
+            if served[0]:
+                self._announce.stage(SERVE_MACRO, *served)
             self._load(memory, *key)
 
     def _load(self, memory: _Memory, epoch: int, macro: int) -> None:
+        begun = time.perf_counter_ns()
         try:
             memory.graph.load(self._plan.epoch_layout(epoch).members[macro])
         except BaseException as error:
@@ -208,15 +206,11 @@ class Macro:
                 memory.key, self._error = None, (epoch, macro)
             self._announce.failed(epoch, error)
             return
+        now = time.perf_counter_ns()
         with self._changed:
-            memory.ready, memory.ready_at = True, time.monotonic()
+            memory.ready = True
             self.counters["macro_loaded"] += 1
-            self.counters["macro_read_ns"] += int((memory.ready_at - memory.read_at) * 1e9)
+            self.counters["macro_read_ns"] += now - begun
             self.counters["macro_members"] += memory.graph.num_members
+        self._announce.stage(READ_MACRO, begun, now)
         self._announce.ready()
-
-    def _note_served(self, memory: _Memory) -> None:
-        """Its macro-batch leaves: when it came and went."""
-        if memory.key is not None and memory.ready:
-            span = Span(*memory.key, memory.read_at, memory.ready_at, time.monotonic())
-            self.spans = [*self.spans[-63:], span]

@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blockstore.format import (
-    ITEM_BYTES,
     PAGE_BYTES,
     BlockGeometry,
     HaloColumns,
@@ -257,8 +256,3 @@ def bound_hubs(files: MacroFiles, served: Sequence[ServedRows]) -> HubBounds:
 def _largest(counts: NDArray[np.int64], size: int) -> int:
     """Sum of the `size` largest."""
     return int(np.sort(counts)[::-1][:size].sum())
-
-
-def id_bytes(manifest: Manifest) -> int:
-    """Of a node id."""
-    return ITEM_BYTES[manifest.id_dtype]

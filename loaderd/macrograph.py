@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blockstore.format import PAGE_BYTES, Manifest, Relation
-from blockstore.io.reader import BlockReader, Reading, Transit
+from blockstore.io.reader import BlockReader, Reading, Transit, wait_all
 from blockstore.kernels import members as kernels
 from blockstore.kernels.order import prefix_starts, stride_starts
 from blockstore.store import Store, scan_rows
@@ -152,8 +152,7 @@ class MacroShared:
                 readings.append(self._fetch_blocks(copied.file, low, high, start + used))
             self.hub_blocks.append(blocks)
             used += size
-        for reading in readings:
-            reading.wait()
+        wait_all(readings)
 
     def _fetch_blocks(self, file: int, low: int, high: int, place: int) -> Reading:
         geometry, block_bytes = self.reader.files[file].geometry, self.manifest.block_bytes
@@ -223,15 +222,16 @@ class MacroGraph:
         """Read it all.  Raises CorruptBlock, OSError."""
         copies = self._enter(partitions)
         readings: list[Reading] = []
-        after = [
-            self._filter(r, partitions, copies, readings)
-            for r in range(len(self._shared.manifest.relations))
-        ]
-        self._place_rows(partitions, copies, readings)
-        for step in after:
-            step()  # hubs, while the others are read
-        for reading in readings:
-            reading.wait()
+        try:
+            after = [
+                self._filter(r, partitions, copies, readings)
+                for r in range(len(self._shared.manifest.relations))
+            ]
+            self._place_rows(partitions, copies, readings)
+            for step in after:
+                step()  # hubs, while the others are read
+        finally:  # nothing is written here any more once this has returned
+            wait_all(readings)
         for columns in self._arrays.columns:
             kernels.join_fragments(
                 columns.fragments, columns.starts, columns.degrees, columns.sources,

@@ -1,5 +1,6 @@
 """Rows of a session kept one by one: brought in for a group of batches, evicted by next use."""
 
+import contextlib
 import queue
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blockstore.format import PAGE_BYTES, row_geometry
-from blockstore.io.reader import BlockReader, Reading, Transit
+from blockstore.io.reader import BlockReader, Reading, Transit, wait_all
 from blockstore.kernels.rowcache import (
     ABSENT_ROW,
     LEVELS,
@@ -292,29 +293,25 @@ class RowCache:
                     known = oldest(known)
                     continue
                 assert found, "a group that fits finds room once all before it are released"
+                if len(on_the_way) == _RUNS_HELD:
+                    wait_all(on_the_way.pop(0))
                 enter_rows(
                     t.listed, low, low + found, self._chosen, t.place, t.node, t.last, t.coming,
                     t.uses, self._empty, until,
                 )  # fmt: skip
-                if len(on_the_way) == _RUNS_HELD:
-                    _wait(on_the_way.pop(0))
-                on_the_way.append(self._read(t, low, low + found))
                 low += found
+                on_the_way.append(self._read(t, low - found, low))
                 self.rows_read += found
             while on_the_way:
-                _wait(on_the_way.pop(0))
+                wait_all(on_the_way.pop(0))
         except BaseException:
             self._undo(t, low, on_the_way)
             raise
 
     def _undo(self, t: _Type, entered: int, on_the_way: list[list[Reading]]) -> None:
         """What was entered and is not known to be there leaves again."""
-        for readings in on_the_way:
-            for reading in readings:
-                try:
-                    reading.wait()
-                except Exception:  # noqa: S112 the first error is on its way up already
-                    continue
+        with contextlib.suppress(Exception):  # the first error is on its way up already
+            wait_all(reading for readings in on_the_way for reading in readings)
         rows = t.listed[:entered]
         entries = t.place[rows]
         t.node[entries[entries >= 0]] = np.iinfo(t.node.dtype).max
@@ -383,8 +380,3 @@ def _pieces(group: Sequence[Needs]) -> Iterator[tuple[Needs, NDArray[Any]]]:
     for needs in group:
         for piece in needs.pieces:
             yield needs, piece
-
-
-def _wait(readings: list[Reading]) -> None:
-    for reading in readings:
-        reading.wait()

@@ -4,7 +4,8 @@ A file of records, each int64 (kind, run, number, count) and then `count` ids, i
 
 ROWS   number: of the group        the nodes of one batch of the group, by store id
 BLOCKS number: of the relation     the graph blocks that one hop needed, in ascending order
-STAGE  number: into STAGES         when the stage began and ended, ns of a steady clock
+STAGE  number: into STAGES         when the stage began and ended, ns of a steady clock; serving a
+                                   macro-batch: from its first use until the last has ended
 """
 
 import threading
@@ -15,7 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 ROWS, BLOCKS, STAGE = 0, 1, 2
-STAGES = ("sample", "bring in", "hand out")
+STAGES = ("sample", "bring in", "hand out", "read macro-batch", "serve macro-batch")
+READ_MACRO, SERVE_MACRO = 3, 4
 
 
 class Trace:

@@ -4,7 +4,7 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from types import TracebackType
@@ -68,6 +68,18 @@ class Reading:
             self._waited(time.perf_counter_ns() - begun)
             if self._request.error is not None:
                 raise self._request.error
+
+
+def wait_all(readings: Iterable[Reading]) -> None:
+    """Until nothing is on its way any more, whatever failed.  Raises the first error met."""
+    error: BaseException | None = None
+    for reading in readings:
+        try:
+            reading.wait()
+        except Exception as found:
+            error = error or found
+    if error is not None:
+        raise error
 
 
 class BlockReader:

@@ -50,7 +50,6 @@ class MacrobatchPlan(MinibatchPlan):
         assert resolved.macro is not None
         self._macro = resolved.macro
         self._seeds_in = seeds_in
-        self._bounds = bounds
         self._steps = 0 if seeds_in is None else self._count_steps(seeds_in)
         self._num_steps = self._steps * self._macro.reuse
         self.epoch_layout = lru_cache(4)(self._lay_out)

@@ -1,18 +1,24 @@
 """Macro-batches end to end against plain Python: members, draws, order, passes, memory."""
 
+import shutil
+import time
 from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from blockstore.store import open_store
 from clients.torch import NeighborDataset
-from loaderd.errors import Refused
+from loaderd.errors import BatchFailed, Refused
+from loaderd.ledger import served_rows
 from loaderd.plans.macrobatch import share_steps
+from loaderd.trace import READ_MACRO, SERVE_MACRO, STAGES
 from tests.daemons import daemon
 from tests.graphs import Csc, make_csc
 from tests.reference import make_key, permute, sample_batch
 from tests.stores import write_store
+from tools.report import read_spans
 
 SEED, BATCH, NODES = 3, 8, 400
 OFFSETS = (0, 60, 61, 150, 230, 230, 310, 400)  # one of one node, one empty
@@ -262,6 +268,45 @@ def test_passes_end_when_the_next_macro_batch_is_there(endpoint):
     data.load_state_dict(state)
     assert list(data)
     data.close()
+
+
+def test_the_next_is_read_while_one_is_served(graph, tmp_path):
+    trace = tmp_path / "trace"
+    with daemon(graph[2], "16M", 2, "--trace", str(trace)) as endpoint:
+        data = NeighborDataset(
+            endpoint, plan="macrobatch", num_neighbors=(2,), batch_size=2, seed=SEED,
+            macro_partitions=2,
+        )  # fmt: skip
+        for _ in data:
+            time.sleep(0.002)  # a trainer's work
+        data.close()
+    spans = read_spans(trace)
+    read = [(begin, end) for stage, begin, end in spans if stage == STAGES[READ_MACRO]]
+    served = [(begin, end) for stage, begin, end in spans if stage == STAGES[SERVE_MACRO]]
+    assert len(served) >= 2  # the others were there to the end
+    inside = [r for r in read for s in served if s[0] < r[0] and r[1] < s[1]]
+    assert len(inside) >= len(served) - 1
+
+
+def test_an_error_names_the_block_and_hurts_nobody_else(graph, tmp_path):
+    broken = tmp_path / "store"
+    shutil.copytree(graph[2], broken)
+    opened = open_store(broken)
+    shard = Path(opened.rows(served_rows(opened.manifest)[0].array).shards[0])
+    raw = bytearray(shard.read_bytes())
+    raw[len(raw) // 2] ^= 1
+    shard.write_bytes(raw)
+    options = {"plan": "macrobatch", "num_neighbors": (2,), "batch_size": BATCH, "seed": SEED}
+    with daemon(broken, "16M", 2) as endpoint:
+        data = NeighborDataset(endpoint, **options)
+        with pytest.raises(BatchFailed, match=shard.name):
+            list(data)
+        data.close()
+        raw[len(raw) // 2] ^= 1
+        shard.write_bytes(raw)
+        again = NeighborDataset(endpoint, **options)
+        assert len(list(again)) == len(again)
+        again.close()
 
 
 def test_only_one_rank_may_reuse_while_waiting(endpoint):
