@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from blockstore.format import PAGE_BYTES, Manifest, row_geometry
 from blockstore.kernels.rowcache import count_new, plan_extents
 from blockstore.units import format_bytes
-from loaderd.devicecost import DeviceCost
-from loaderd.hypercut import RUN_BYTES, HyperCut
+from loaderd.devicecost import RUN_BYTES, DeviceCost
+from loaderd.hypercut import HyperCut
 from loaderd.ledger import Budget, ServedRows
 from loaderd.macrofiles import MacroFiles
 from loaderd.plans.base import Part

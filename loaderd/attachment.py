@@ -39,7 +39,7 @@ from loaderd.plans.macrobatch import MacrobatchPlan, SeedGroups
 from loaderd.plans.minibatch import MinibatchPlan
 from loaderd.plans.resolve import make_plan, resolve, seed_type
 from loaderd.protocol import Attach, Attached, LedgerEntry, RowArraySpec, SessionStatus
-from loaderd.rowcache import Policy, RowCache
+from loaderd.rowcache import RowCache
 from loaderd.rows import Addressed, Pins
 from loaderd.sampling import Workspaces, usual_shape
 from loaderd.seeds import count_seeds, fill_seeds
@@ -163,14 +163,8 @@ class Attachment:
 
     def take_hyper(
         self,
-        broker: SlotBroker,
-        arena: Arena,
+        opening: "Opening",
         cut: HyperCut,
-        reader: BlockReader,
-        first_file: int,
-        manifest: Manifest,
-        readers: int,
-        policy: Policy,
         cost: Callable[[Sequence[NDArray[np.uint8]]], DeviceCost],
     ) -> None:
         """Take what hyperbatches need: areas for structure, and the row cache.
@@ -181,27 +175,20 @@ class Attachment:
         """
         before = len(self._taken)
         try:
-            self._take_hyper(
-                broker, arena, cut, reader, first_file, manifest, readers, policy, cost
-            )
+            self._take_hyper(opening, cut, cost)
         except BaseException:
-            broker.give(self._taken[before:])
+            opening.broker.give(self._taken[before:])
             del self._taken[before:]
             self.areas, self.scratch, self.hyper_cut = [], None, None
             raise
 
     def _take_hyper(
         self,
-        broker: SlotBroker,
-        arena: Arena,
+        opening: "Opening",
         cut: HyperCut,
-        reader: BlockReader,
-        first_file: int,
-        manifest: Manifest,
-        readers: int,
-        policy: Policy,
         cost: Callable[[Sequence[NDArray[np.uint8]]], DeviceCost],
     ) -> None:
+        broker, arena, manifest = opening.broker, opening.arena, opening.store.manifest
         self.hyper_cut = cut
         self.areas = [
             StructureArea(self._take_run(broker, arena, cut.area, LOOK_WAIT_S))
@@ -212,30 +199,27 @@ class Attachment:
         if not cut.entries:
             return
         tables = self._take_run(broker, arena, cut.tables, LOOK_WAIT_S)
-        transit = [self._take_run(broker, arena, cut.run, LOOK_WAIT_S) for _ in range(readers)]
+        transit = [
+            self._take_run(broker, arena, cut.run, LOOK_WAIT_S)
+            for _ in range(opening.settings.readers)
+        ]
         area = broker.take(cut.rows)
         self._taken += area
         self._rows = RowCache(
-            self.served, reader, first_file, arena.data, self._slot_bytes, manifest.block_bytes,
-            manifest.id_dtype, cut.entries, tables, area, transit, cost(transit).gap_pages,
-            policy,
+            self.served, opening.reader, opening.first_rows, arena.data, self._slot_bytes,
+            manifest.block_bytes, manifest.id_dtype, cut.entries, tables, area, transit,
+            cost(transit).gap_pages, opening.settings.policy,
         )  # fmt: skip
 
     def take_macro(
-        self,
-        store: Store,
-        files: MacroFiles,
-        broker: SlotBroker,
-        arena: Arena,
-        reader: BlockReader,
-        node_type: NodeType,
-        cut: MacroCut,
-        announce: Announce,
+        self, opening: "Opening", node_type: NodeType, cut: MacroCut, announce: Announce
     ) -> None:
         """Take what macro-batches need, and start reading.  The seeds are there.
 
         Raises Refused; what was taken is given back by `close`.
         """
+        store, broker, arena = opening.store, opening.broker, opening.arena
+        files = opening.macro_files()
         plan = self.plan
         assert isinstance(plan, MacrobatchPlan)
         places = self._take_run(broker, arena, cut.places).view(np.int64)[: self.seeds.size]
@@ -245,7 +229,7 @@ class Attachment:
         runs = [self._take_run(broker, arena, cut.macro) for _ in range(cut.memories)]
         transit = [self._take_run(broker, arena, cut.run) for _ in range(cut.transit)]
         shared = MacroShared(
-            store, files, self.served, reader, arena.data, transit,
+            store, files, self.served, opening.reader, arena.data, transit,
             self._take_run(broker, arena, cut.ids), self._take_run(broker, arena, cut.hubs),
             cut.choice,
         )  # fmt: skip
@@ -454,6 +438,7 @@ class Opening(NamedTuple):
     broker: SlotBroker
     arena: Arena
     reader: BlockReader
+    first_rows: int  # number, in the reader, of the first of the served rows
     macro_files: Callable[[], MacroFiles]  # of a partitioned store
 
 
@@ -461,41 +446,15 @@ def open_attachment(
     opening: Opening, request: Attach, ids: NDArray[np.int64] | None, announce: Announce
 ) -> Attachment:
     """Resolve a request and take its memory.  Raises Refused with the least that would do."""
-    store, settings, budget, broker, arena, reader, macro_files = opening
+    store, settings, budget, broker = opening[:4]
     manifest: Manifest = store.manifest
-    served = served_rows(manifest)
     node_type = seed_type(manifest, request)
     ids = None if request.split else ids
     num_seeds = count_seeds(node_type, request.split, ids)
     resolved = resolve(manifest, request, _seeds_name(request.split, ids), num_seeds)
     part = Part(request.rank, request.world_size)
     plan = make_plan(manifest, resolved, part, request.plan)
-    available = broker.available()
-    needs = {
-        stamp: session_need(
-            plan.shape(), make_sizes(manifest, resolved.edge_ids, stamp), served, num_seeds,
-            budget.slot_bytes,
-        )
-        for stamp in (True, False)
-    }  # fmt: skip
-    least = min(need.least for need in needs.values())
-    macro = None
-    if isinstance(plan, MacrobatchPlan):
-        macro = cut_macro(
-            manifest, macro_files(), served, resolved, settings, budget.slot_bytes,
-            available - least,
-        )  # fmt: skip
-        least += macro.least
-    if least > available:
-        _refuse(least, available, budget, settings)
-    available -= macro.slots if macro else 0
-    # a table of all nodes is the faster one, where it takes little of what there is
-    workers = settings.workers
-    stamp = (
-        needs[True].workspace <= needs[False].workspace
-        or needs[True].least + (workers - 1) * needs[True].workspace <= available // 4
-    )
-    need = needs[stamp]
+    macro, need, stamp, available = _measure_need(opening, plan)
     row_blocks = 0 if macro else budget.row_blocks  # its rows are in the macro-batch
     plain = cut_session(need, available, row_blocks, settings, request.window)
     spare = broker.graph_slots() - budget.graph_least
@@ -505,15 +464,13 @@ def open_attachment(
         plan = make_plan(manifest, resolved, part, HyperbatchPlan.name)
     hyper = plan.name == HyperbatchPlan.name
     cut = cut_workspaces(need, available, settings, request.window) if hyper else plain
-    attachment = Attachment(plan, served, budget.slot_bytes, need, cut)
+    attachment = Attachment(plan, served_rows(manifest), budget.slot_bytes, need, cut)
     attachment.fits, attachment.plain_blocks = fits, plain_blocks
     try:
-        attachment.take(broker, arena, make_sizes(manifest, resolved.edge_ids, stamp))
-        _fill_seeds(store, broker, arena, budget.slot_bytes, request, ids, node_type, attachment)
+        attachment.take(broker, opening.arena, make_sizes(manifest, resolved.edge_ids, stamp))
+        _fill_seeds(opening, request, ids, node_type, attachment)
         if macro is not None:
-            attachment.take_macro(
-                store, macro_files(), broker, arena, reader, node_type, macro, announce
-            )
+            attachment.take_macro(opening, node_type, macro, announce)
         if not hyper:
             attachment.take_quota(broker, cut.quota)
     except BaseException:
@@ -524,23 +481,55 @@ def open_attachment(
     return attachment
 
 
+def _measure_need(opening: Opening, plan: Plan) -> tuple[MacroCut | None, SessionNeed, bool, int]:
+    """What macro-batches take, what the rest does, whether with stamps, and slots left for it.
+
+    Raises Refused with the least that would do.
+    """
+    store, settings, budget, broker = opening[:4]
+    manifest, resolved, served = store.manifest, plan.resolved, served_rows(store.manifest)
+    available = broker.available()
+    needs = {
+        stamp: session_need(
+            plan.shape(), make_sizes(manifest, resolved.edge_ids, stamp), served,
+            resolved.num_seeds, budget.slot_bytes,
+        )
+        for stamp in (True, False)
+    }  # fmt: skip
+    least = min(need.least for need in needs.values())
+    macro = None
+    if isinstance(plan, MacrobatchPlan):
+        macro = cut_macro(
+            manifest, opening.macro_files(), served, resolved, settings, budget.slot_bytes,
+            available - least,
+        )  # fmt: skip
+        least += macro.least
+    if least > available:
+        _refuse(least, available, budget, settings)
+    available -= macro.slots if macro else 0
+    # a table of all nodes is the faster one, where it takes little of what there is
+    stamp = (
+        needs[True].workspace <= needs[False].workspace
+        or needs[True].least + (settings.workers - 1) * needs[True].workspace <= available // 4
+    )
+    return macro, needs[stamp], stamp, available
+
+
 def _fill_seeds(
-    store: Store,
-    broker: SlotBroker,
-    arena: Arena,
-    slot_bytes: int,
+    opening: Opening,
     request: Attach,
     ids: NDArray[np.int64] | None,
     node_type: NodeType,
     attachment: Attachment,
 ) -> None:
     """Store ids of the seeds, through slots that are free again afterwards."""
+    broker, slot_bytes = opening.broker, opening.budget.slot_bytes
     num_seeds = attachment.seeds.size
     slots = 0 if request.split == "all" else -(-8 * num_seeds // slot_bytes)
     first = broker.take_run(slots)
     start = first * slot_bytes
-    scratch = arena.data[start : start + 8 * num_seeds * bool(slots)].view(np.int64)
+    scratch = opening.arena.data[start : start + 8 * num_seeds * bool(slots)].view(np.int64)
     try:
-        fill_seeds(store, node_type, request.split, ids, scratch, attachment.seeds)
+        fill_seeds(opening.store, node_type, request.split, ids, scratch, attachment.seeds)
     finally:
         broker.give(list(range(first, first + slots)))

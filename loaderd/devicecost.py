@@ -1,6 +1,7 @@
 """What reading costs on this device, measured when the first session needs to know."""
 
 import queue
+import threading
 import time
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -12,6 +13,7 @@ from blockstore.format import PAGE_BYTES
 from blockstore.io.reader import BlockReader, Transit
 from blockstore.store import BlockedFile
 
+RUN_BYTES = 1 << 20  # of pages read in one call, at most
 _PAGES, _RUNS = 512, 48  # of a page each, and of a whole buffer
 _MOST_GAP = 256
 
@@ -63,3 +65,27 @@ def measure_cost(
     whole = min(seconds(_RUNS, long) for _ in range(2))
     page_s = max(1e-9, (whole - short) / max(1, long - 1))
     return DeviceCost(max(short - page_s, 0.0), page_s)
+
+
+class DeviceGauge:
+    """What reading costs, measured when somebody first asks."""
+
+    def __init__(self, reader: BlockReader) -> None:
+        self._reader = reader
+        self._through = 0  # bytes of the buffers it was measured through
+        self._lock = threading.Lock()
+        self.known: DeviceCost | None = None
+
+    def cost(self, files: Sequence[int], buffers: Sequence[NDArray[np.uint8]]) -> DeviceCost:
+        """Measured over the largest of the reader's `files`; once more only through larger buffers.
+
+        Raises CorruptBlock, OSError.
+        """
+        with self._lock:
+            size = min((b.size for b in buffers), default=0)
+            if files and self._through < min(size, RUN_BYTES):
+                number = max(files, key=lambda i: self._reader.files[i].geometry.num_blocks)
+                file = self._reader.files[number]
+                self.known = measure_cost(self._reader, number, file, buffers)
+                self._through = size
+            return self.known or FLASH

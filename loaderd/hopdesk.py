@@ -1,7 +1,6 @@
 """Sessions of hop-wise batches in the engine: opened, found by number, closed, counted."""
 
 import threading
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,7 +9,7 @@ from numpy.typing import NDArray
 from blockstore.io.arena import Arena
 from blockstore.io.reader import BlockReader
 from blockstore.store import Store
-from loaderd.devicecost import DeviceCost, measure_cost
+from loaderd.devicecost import DeviceGauge
 from loaderd.errors import Refused
 from loaderd.hopcut import HopCut, cut_hops
 from loaderd.hopfiles import HopArray, chosen_arrays
@@ -53,18 +52,19 @@ class HopDesk:
         broker: SlotBroker,
         arena: Arena,
         reader: BlockReader,
+        gauge: DeviceGauge,
         first_file: int,
         deliver: Deliver,
     ) -> None:
         """`first_file`: number, in the reader, of the first of `hop_files`."""
         self._store, self._settings, self._broker = store, settings, broker
         self._arena, self._reader, self._first_file = arena, reader, first_file
+        self._gauge = gauge
         self._slot_bytes, self._deliver = arena.slot_bytes, deliver
         self._shelf = Shelf(broker, arena, reader, arena.slot_bytes)
         self._open: dict[int, _Open] = {}
         self._closers: list[threading.Thread] = []
         self._ended = {"batches": 0, "rows": 0, "ready_ns": 0, "starved_ns": 0}
-        self._cost: DeviceCost | None = None
         self._lock = threading.Lock()
 
     def attach(self, number: int, request: Attach) -> Attached:
@@ -160,20 +160,11 @@ class HopDesk:
             return HeldRows(plan, held, buffers, self._place_of, lambda: session.stopped)
         if cut.ranges:
             return PassingRanges(plan, arrays, self._reader, [self._place_of(b) for b in buffers])
-        gap = self._device_cost(arrays, transit).gap_pages
+        gap = self._gauge.cost([a.file for a in arrays], transit).gap_pages
         return PassingRows(plan, arrays, self._reader, buffers, self._place_of, transit, gap)
 
     def _place_of(self, memory: NDArray[Any]) -> int:
         return memory.ctypes.data - self._arena.data.ctypes.data
-
-    def _device_cost(
-        self, arrays: Sequence[HopArray], buffers: Sequence[NDArray[np.uint8]]
-    ) -> DeviceCost:
-        """What reading pages costs; measured once."""
-        if self._cost is None:
-            number = max(arrays, key=lambda a: a.num_pages).file
-            self._cost = measure_cost(self._reader, number, self._reader.files[number], buffers)
-        return self._cost
 
     # -- by number --------------------------------------------------------------------------------
 

@@ -3,11 +3,11 @@
 from typing import NamedTuple
 
 from blockstore.format import ITEM_BYTES, PAGE_BYTES
+from loaderd.devicecost import RUN_BYTES
 from loaderd.ledger import ServedRows, SessionNeed
 from loaderd.plans.hyperbatch import choose_size, grown
 from loaderd.rowcache import area_slots_of, entry_bytes, rows_by_type, share_entries, table_bytes
 
-RUN_BYTES = 1 << 20  # of pages read in one call, at most
 _SLACK = 8  # an area has room for an eighth more than was counted
 _CHUNKS = 4  # areas that hold a hyperbatch; two more are sampled into meanwhile
 _LEAST_BATCHES = 2  # whose rows a cache must hold to be of use

@@ -22,10 +22,10 @@ from loaderd.advice import (
 from loaderd.attachment import Attachment
 from loaderd.blocksampling import scratch_bytes
 from loaderd.build import Builder
-from loaderd.devicecost import FLASH, DeviceCost
+from loaderd.devicecost import FLASH, RUN_BYTES, DeviceCost
 from loaderd.errors import Refused
 from loaderd.hyper import Sampled, Sampler, StructureArea
-from loaderd.hypercut import RUN_BYTES, Estimate, HyperCut, cut_hyper
+from loaderd.hypercut import Estimate, HyperCut, cut_hyper
 from loaderd.ledger import Budget, EngineSettings, SessionNeed
 from loaderd.sampling import BatchSampler, Crew
 from loaderd.slots import LOOK_WAIT_S, SlotBroker

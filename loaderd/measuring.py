@@ -30,12 +30,12 @@ from loaderd.advice import (
     kept_neighbors,
     macro_reads,
 )
-from loaderd.devicecost import FLASH, DeviceCost
+from loaderd.devicecost import FLASH, RUN_BYTES, DeviceCost
 from loaderd.engine import Engine
 from loaderd.errors import BatchFailed, Refused
 from loaderd.hopcut import cut_hops
 from loaderd.hopfiles import chosen_arrays
-from loaderd.hypercut import RUN_BYTES, cut_hyper
+from loaderd.hypercut import cut_hyper
 from loaderd.ledger import (
     LEAST_SESSION,
     EngineSettings,

@@ -25,8 +25,7 @@ from blockstore.kernels.rowcache import plan_extents
 from blockstore.pool import BlockPool
 from blockstore.store import Store, open_store, read_rows
 from blockstore.units import parse_bytes
-from loaderd.devicecost import FLASH
-from loaderd.hypercut import RUN_BYTES
+from loaderd.devicecost import FLASH, RUN_BYTES
 from loaderd.ledger import ServedRows, make_sizes, served_rows
 from loaderd.plans.base import Part, Unit
 from loaderd.plans.minibatch import GraphBounds, MinibatchPlan

@@ -1,0 +1,165 @@
+"""Opening of hyperbatches: what a session of them gets, and who samples for it."""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from loaderd.attachment import Attachment, Opening
+from loaderd.blocksampling import BlockSampler
+from loaderd.build import Builder
+from loaderd.devicecost import DeviceCost, DeviceGauge
+from loaderd.errors import Refused
+from loaderd.hyper import Hyper, Sampled, Sampler, StructureArea
+from loaderd.hypercut import HyperCut
+from loaderd.ledger import served_rows
+from loaderd.lookahead import LookAhead, Prospect
+from loaderd.plans.base import Unit
+from loaderd.plans.hyperbatch import HyperbatchPlan
+from loaderd.protocol import Attach
+from loaderd.residency import Residency
+from loaderd.sampling import BatchSampler, Crew
+from loaderd.topology import Structure, Topology
+from loaderd.trace import Trace
+from loaderd.workspace import Workspace
+
+
+class Floor(Protocol):
+    """What hyperbatches need of the engine: its workers, and its sessions."""
+
+    def later(self, step: Callable[[], None]) -> None:
+        """Have a worker do what no client waits for yet."""
+
+    def sampled(self, took_ns: int) -> None:
+        """Count a worker's time."""
+
+    def pump_open(self, session: int, attachment: Attachment) -> None:
+        """Go on with a session for which something has changed."""
+
+    def admit(
+        self,
+        session: int,
+        attachment: Attachment,
+        run: int,
+        batches: Sequence[Sampled],
+        cached: bool,
+    ) -> bool:
+        """Batches are ready to be handed out; False where their run has ended."""
+
+    def hyper_failed(
+        self, session: int, attachment: Attachment, run: int, unit: Unit, error: BaseException
+    ) -> None:
+        """Nothing more comes of a run."""
+
+
+class HyperDesk:
+    """Opens hyperbatches for sessions of one store."""
+
+    def __init__(
+        self,
+        opening: Opening,
+        builder: Builder,
+        topology: Topology,
+        graph: Residency,
+        gauge: DeviceGauge,
+        floor: Floor,
+        trace: Trace | None,
+    ) -> None:
+        self._opening, self._builder, self._topology = opening, builder, topology
+        self._graph, self._gauge, self._floor, self._trace = graph, gauge, floor, trace
+        self._turn = threading.Lock()  # of sampling block by block
+        first = opening.first_rows
+        self._row_files = range(first, first + len(served_rows(opening.store.manifest)))
+        self._ahead = LookAhead(
+            opening.store, opening.settings, opening.budget, opening.broker, opening.arena,
+            builder, self._block_sampler, self._cost,
+        )  # fmt: skip
+
+    def open(self, session: int, attachment: Attachment, request: Attach) -> None:
+        """Take the memory of a session of hyperbatches and start its threads.
+
+        Where there is no room for them, or no use, it serves plain minibatches: they are the same.
+        Raises Refused.
+        """
+        opening, floor = self._opening, self._floor
+        crew = Crew(
+            attachment.workspaces, floor.later, lambda: floor.pump_open(session, attachment)
+        )
+        seen = self._ahead.prospect(attachment, crew, request.hyperbatch)
+        cut = seen.cut
+        if request.plan == "auto" and seen.choice() != HyperbatchPlan.name:
+            cut = None
+        if cut is None or not self._take(attachment, cut):
+            attachment.fall_back(
+                opening.store.manifest, opening.broker, opening.arena, opening.budget.row_blocks,
+                opening.settings,
+            )  # fmt: skip
+            return
+        attachment.take_quota(opening.broker, cut.quota)
+        attachment.hyper = Hyper(
+            attachment.plan, self._sampler(attachment, crew), attachment.row_cache,
+            attachment.areas, cut.size, cut.chunk, _Hand(floor, session, attachment), self._trace,
+        )  # fmt: skip
+
+    def prospect(self, attachment: Attachment, asked: int) -> Prospect:
+        """What a session would get, by either plan; `asked`: minibatches of a hyperbatch."""
+        crew = Crew(attachment.workspaces, self._floor.later, lambda: None)
+        return self._ahead.prospect(attachment, crew, asked)
+
+    def _take(self, attachment: Attachment, cut: HyperCut) -> bool:
+        """Take areas and cache; False where the arena's free slots lie too far apart."""
+        try:
+            attachment.take_hyper(self._opening, cut, self._cost)
+        except Refused:
+            return False
+        return True
+
+    def _cost(self, buffers: Sequence[NDArray[np.uint8]]) -> DeviceCost:
+        """What reading rows costs."""
+        return self._gauge.cost(self._row_files, buffers)
+
+    def _sampler(self, attachment: Attachment, crew: Crew) -> Sampler:
+        """Batches one by one where the graph is in memory, else together."""
+        if attachment.scratch is None:
+            return BatchSampler(
+                lambda unit, work: self._timed_structure(attachment, unit, work), crew
+            )
+        return self._block_sampler(attachment, crew, attachment.scratch)
+
+    def _block_sampler(
+        self, attachment: Attachment, crew: Crew, scratch: StructureArea
+    ) -> BlockSampler:
+        opening = self._opening
+        manifest, least = opening.store.manifest, opening.budget.graph_least
+        share = max(1, (opening.broker.graph_slots() - least) // 2 + 1)
+        edge_ids = max((r.edge_id_dtype or "uint32" for r in manifest.relations), default="uint32")
+        return BlockSampler(
+            attachment.plan,
+            lambda unit, out: self._builder.seeds(attachment, unit, out),
+            self._topology, self._graph, crew, scratch, self._turn, share, manifest.id_dtype,
+            edge_ids, self._trace,
+        )  # fmt: skip
+
+    def _timed_structure(self, attachment: Attachment, unit: Unit, work: Workspace) -> Structure:
+        begun = time.perf_counter_ns()
+        structure = self._builder.structure(attachment, unit, work)
+        self._floor.sampled(time.perf_counter_ns() - begun)
+        return structure
+
+
+class _Hand:
+    """What a session's hyperbatches are handed to."""
+
+    def __init__(self, floor: Floor, session: int, attachment: Attachment) -> None:
+        self._floor, self._session, self._attachment = floor, session, attachment
+
+    def admit(self, run: int, batches: Sequence[Sampled], cached: bool) -> bool:
+        """Take batches in order; False where their run has ended."""
+        return self._floor.admit(self._session, self._attachment, run, batches, cached)
+
+    def failed(self, run: int, unit: Unit, error: BaseException) -> None:
+        """The run ends here."""
+        self._floor.hyper_failed(self._session, self._attachment, run, unit, error)
