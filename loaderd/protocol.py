@@ -8,6 +8,8 @@ from loaderd.errors import BadMessage
 
 PROTOCOL_VERSION = 1
 SAMPLER_VERSION = 1  # of the draws: a change of kernels that changes batches counts it up
+HEARTBEAT_S = 1.0  # between two of a daemon to a client on another host
+LEASE_S = 15.0  # without a sign of life, after which such a client, or daemon, counts as gone
 DOOR_SUFFIX = ".door"  # ipc:///run/x -> the Unix socket /run/x.door passes the arena's descriptor
 
 
@@ -142,6 +144,26 @@ class Detach(Message, frozen=True, kw_only=True, tag="detach"):
     session: int
 
 
+class Hello(Message, frozen=True, kw_only=True, tag="hello"):
+    """Client, over tcp, where there is no door: who are you?  The answer is a Welcome."""
+
+    request: int = 0
+
+
+class Heartbeat(Message, frozen=True, kw_only=True, tag="heartbeat"):
+    """Both, over tcp: still here.  The daemon begins, the client answers."""
+
+    token: int
+
+
+class Taken(Message, frozen=True, kw_only=True, tag="taken"):
+    """Client, over tcp: so many bytes of the run's pieces have been taken in.  Safe to repeat."""
+
+    session: int
+    run: int
+    num_bytes: int  # since the start of the run
+
+
 class StatusRequest(Message, frozen=True, kw_only=True, tag="status"):
     """Client: say how you are."""
 
@@ -206,7 +228,8 @@ class ChunkReady(Message, frozen=True, kw_only=True, tag="chunk"):
 
     form   "ranges": ranges of consecutive rows, which begin at places[array][range];
            "rows": all rows one after the other from places[array][0] on;
-           "index": row `index[i]` of an array is row i of the batch, row 0 lies at places[array][0]
+           "index": row `index[i]` of an array is row i of the batch, row 0 at places[array][0];
+           "pieces": over tcp, in pieces that follow
     """
 
     session: int
@@ -219,6 +242,20 @@ class ChunkReady(Message, frozen=True, kw_only=True, tag="chunk"):
     counts: tuple[int, ...]  # rows of each range
     places: tuple[tuple[int, ...], ...]  # arena byte offsets
     index: int = -1  # arena byte offset of int64 (num_rows,), rows in the stored order
+    pieces: Blob | None = None  # over tcp, of form "pieces": `input_id` and `rows:NAME`
+
+
+class Piece(Message, frozen=True, kw_only=True, tag="piece"):
+    """Daemon, over tcp: bytes of a batch, in the frame that follows.
+
+    A message whose blobs have no slots is followed by pieces, which are its bytes in order.
+    """
+
+    session: int
+    run: int
+    step: int
+    group: int
+    offset: int  # of its first byte
 
 
 class Skipped(Message, frozen=True, kw_only=True, tag="skipped"):
@@ -275,6 +312,8 @@ class SessionStatus(msgspec.Struct, frozen=True, kw_only=True):
     edges: int = 0
     ready_ns: int = 0  # of its runs, in which a finished batch was with the client
     starved_ns: int = 0  # of its runs, in which none was
+    owner: str = ""  # user on this machine, or name of the key
+    held_bytes: int = 0  # of the arena, by this session alone
 
 
 class StatusReply(Message, frozen=True, kw_only=True, tag="status-reply"):
@@ -295,10 +334,13 @@ class StatusReply(Message, frozen=True, kw_only=True, tag="status-reply"):
     readers: int = 0  # threads that read
 
 
-ClientMessage = Attach | Start | Release | Detach | StatusRequest
+ClientMessage = (
+    Attach | Start | Release | Detach | StatusRequest | Hello | Heartbeat | Taken
+)  # fmt: skip
 DaemonMessage = (
-    Attached | BatchReady | ChunkReady | RowGroup | Skipped | ErrorReply | StatusReply | Welcome
-)
+    Attached | BatchReady | ChunkReady | RowGroup | Piece | Skipped | ErrorReply | StatusReply
+    | Welcome | Heartbeat
+)  # fmt: skip
 
 _encoder = msgspec.msgpack.Encoder()
 _envelope = msgspec.msgpack.Decoder(tuple[int, msgspec.Raw])

@@ -9,7 +9,10 @@ from loaderd.protocol import (
     ChunkReady,
     Detach,
     ErrorReply,
+    Heartbeat,
+    Hello,
     LedgerEntry,
+    Piece,
     Release,
     Resolved,
     RowArraySpec,
@@ -18,6 +21,7 @@ from loaderd.protocol import (
     Start,
     StatusReply,
     StatusRequest,
+    Taken,
     Welcome,
 )
 
@@ -40,6 +44,10 @@ SAMPLES = (
     Release(session=3, run=1, step=5, group=0),
     Detach(session=3),
     StatusRequest(request=9),
+    Hello(request=4),
+    Heartbeat(token=2**61),
+    Taken(session=3, run=1, num_bytes=2**40),
+    Piece(session=3, run=1, step=5, group=0, offset=4096),
     GROUP,
     BatchReady(
         session=3, run=1, epoch=2, step=5, num_seeds=10, nodes_per_hop=(10, 40, 20),
