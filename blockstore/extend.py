@@ -5,7 +5,6 @@ after all that it names is on disk: until then the store is as it was, and who h
 sees nothing of it at all.  What a dead run left is removed by the next one.
 """
 
-import fcntl
 import hashlib
 import os
 import shutil
@@ -19,15 +18,16 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from blockstore.errors import CorruptBlock, StoreBusy, StoreExists
+from blockstore.errors import CorruptBlock, StoreExists
 from blockstore.fingerprint import make_fingerprint
 from blockstore.format import Manifest, RowArray, side_arrays
 from blockstore.io.buffers import byte_view
+from blockstore.lock import lock_folder
 from blockstore.store import Store, open_store
 from blockstore.writer import RowsWriter, StoreWriter, flush, flush_tree
 
 FOLDER = ".extend"
-_LOCK, _MOVED = "lock", "moved.json"  # the second one: what is on its way into the store
+_MOVED = "moved.json"  # what is on its way into the store
 _TREE, _WORK = "store", "work"
 _ROOT = "zarr.json"
 
@@ -44,7 +44,7 @@ class StoreExtender:
         open_store(path)  # else nothing is made there
         self._held = ExitStack()
         with ExitStack() as held:
-            held.callback(os.close, _lock(self._folder, path))
+            held.callback(os.close, lock_folder(self._folder, path, "extending"))
             _clean(path)
             held.callback(shutil.rmtree, self._folder, ignore_errors=True)
             held.callback(_clean, path)
@@ -161,25 +161,3 @@ def _read_digests(store: Store) -> dict[str, bytes]:
             f"{manifest.fingerprint}; a file was replaced: ingest again, or restore it"
         )
     return digests
-
-
-def _lock(folder: Path, store: Path) -> int:
-    """A descriptor that holds the lock of the folder, which is made.  Raises StoreBusy."""
-    while True:
-        folder.mkdir(exist_ok=True)
-        try:
-            fd = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        except FileNotFoundError:  # another run has just removed it
-            continue
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.path.samestat(os.fstat(fd), (folder / _LOCK).stat()):
-                return fd
-        except BlockingIOError as error:
-            os.close(fd)
-            raise StoreBusy(
-                f"{store}: another process is extending it, expected none; wait for it, or stop it"
-            ) from error
-        except FileNotFoundError:
-            pass
-        os.close(fd)

@@ -11,11 +11,6 @@ from loaderd.protocol import Blob, BlobArray
 ALIGN = 64
 
 
-def blob_bytes(arrays: Sequence[tuple[str, NDArray[Any]]]) -> int:
-    """Bytes that the arrays take in a blob."""
-    return sum(-(-a.nbytes // ALIGN) * ALIGN for _, a in arrays)
-
-
 def write_blob(
     data: NDArray[np.uint8],
     slot_bytes: int,
@@ -25,7 +20,7 @@ def write_blob(
     """Copy contiguous arrays into the slots, in order.
 
     data    uint8 (arena bytes,)
-    slots   enough for `blob_bytes(arrays)`
+    slots   enough for them, each array from a multiple of ALIGN bytes
     """
     placed, offset = [], 0
     for name, array in arrays:

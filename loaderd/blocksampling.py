@@ -113,7 +113,6 @@ class BlockSampler:
         self._turn = turn
         self._ids, self._edge_ids = np.dtype(id_dtype), np.dtype(edge_id_dtype or "uint32")
         self._upward, self._trace = True, trace
-        self.blocks_needed = 0  # counted once a hop
 
     def sample(
         self, units: Sequence[Unit], first: int, area: StructureArea, cancelled: Callable[[], bool]
@@ -226,7 +225,10 @@ class BlockSampler:
             block_starts = take(scratch, np.int32, index.num_blocks + 1)
             starts = take(scratch, np.int64, nodes.size + 1)
             starts[:] = 0
-            self._topology.locate(column, blocks)
+            if column.fanout == 0:
+                blocks[:] = -1
+            else:
+                self._topology.locate(column, blocks)
             order_by_block(blocks, nodes.size, block_starts, order)
             draws = self._whole_scratch(starts)
             if draws.edge_ids is not None:
@@ -315,7 +317,6 @@ class BlockSampler:
         everything = np.arange(needed.size)
         present = self._residency.present(relation, everything)
         groups = block_schedule(needed, present, self._upward, self._share)
-        self.blocks_needed += int(np.count_nonzero(needed))
         if self._trace is not None:
             self._trace.write(BLOCKS, 0, relation, np.flatnonzero(needed))
         coming: Future[Held] | None = None

@@ -30,7 +30,7 @@ class SlotBroker:
     ) -> None:
         """`changed` guards both pools and is notified whenever a pin goes."""
         self._graph, self._rows, self._changed = graph, rows, changed
-        self._num_slots, self._graph_slots, self._graph_least = num_slots, graph_slots, graph_least
+        self._graph_slots, self._graph_least = graph_slots, graph_least
         with changed:
             graph.add_slots(range(graph_slots))
             rows.add_slots(range(graph_slots, num_slots))

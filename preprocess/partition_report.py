@@ -42,11 +42,6 @@ class EdgeCounts(NamedTuple):
             return self.train_inside / self.train_edges
         return 1 - self.cut_share
 
-    @property
-    def present_share(self) -> float:
-        """Of edges into training nodes: those inside, and those whose source is always there."""
-        return self.train_kept / self.train_edges if self.train_edges else self.inside_share
-
 
 def count_kept(
     columns: ColumnFile,

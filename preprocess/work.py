@@ -5,7 +5,6 @@ has the signature of its own inputs, and begins anew otherwise.  Files that the 
 name are of a stage that was interrupted: they are removed.
 """
 
-import fcntl
 import hashlib
 import os
 import shutil
@@ -20,11 +19,12 @@ import google_crc32c
 import msgspec
 
 from blockstore.errors import OutOfSpace, StoreBusy
+from blockstore.lock import LOCK, lock_folder
 from preprocess.stages.array_file import held_open, remove_file
 from preprocess.stages.buckets import SPARE
 
 STORE = "store"  # the store to be, inside the work folder
-_JOURNAL, _LOCK = "journal.json", "lock"
+_JOURNAL = "journal.json"
 _PIECE_BYTES, _PIECES = 64 << 10, 16  # of a source file, that are looked at
 
 
@@ -57,7 +57,7 @@ class WorkFolder:
         self._target = target
         self._made = [p for p in (parent, *parent.parents) if not p.exists()]
         self.path = parent / f".{target.name}.work"
-        self._lock = _lock(self.path, target)
+        self._lock = lock_folder(self.path, target, "writing")
         try:
             self._journal = _Journal(signature) if fresh else self._take_over(signature)
             self._clean()
@@ -123,7 +123,7 @@ class WorkFolder:
 
     def _clean(self) -> None:
         """Remove what no finished stage vouches for; files of buckets may go on as SPARE."""
-        kept = {_LOCK, _JOURNAL, *self._journal.files, *([STORE] if self._journal.stages else [])}
+        kept = {LOCK, _JOURNAL, *self._journal.files, *([STORE] if self._journal.stages else [])}
         for path in self.path.iterdir():
             if path.name not in kept:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
@@ -180,7 +180,7 @@ def remove_dead(target: Path) -> None:
     work = target.absolute().with_name(f".{target.name}.work")
     if work.is_dir():
         try:
-            lock = _lock(work, target)
+            lock = lock_folder(work, target, "writing")
         except StoreBusy:
             return
         shutil.rmtree(work, ignore_errors=True)
@@ -201,28 +201,6 @@ def sign(facts: Any, files: Sequence[Path]) -> str:
                 crc.update(f.read(_PIECE_BYTES))
         total.update(crc.digest())
     return total.hexdigest()
-
-
-def _lock(folder: Path, target: Path) -> int:
-    """A descriptor that holds the lock of a work folder, which is made.  Raises StoreBusy."""
-    while True:
-        folder.mkdir(parents=True, exist_ok=True)
-        try:
-            fd = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        except FileNotFoundError:  # another run has just removed it
-            continue
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.path.samestat(os.fstat(fd), (folder / _LOCK).stat()):
-                return fd
-        except BlockingIOError as error:
-            os.close(fd)
-            raise StoreBusy(
-                f"{target}: another ingest is writing it, expected none; wait for it, or stop it"
-            ) from error
-        except FileNotFoundError:
-            pass
-        os.close(fd)
 
 
 def _fsync(path: Path) -> None:

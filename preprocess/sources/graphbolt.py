@@ -24,11 +24,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from preprocess.errors import BadInput
-from preprocess.kernels.edges import first_outside
 from preprocess.npy import NpyFile
 from preprocess.prepare import Facts, Preparation
 from preprocess.progress import Progress
 from preprocess.source import SourceRelation, SourceRows
+from preprocess.sources.ends import checked
 from preprocess.sources.listed import PIECE_ROWS, RowFile, read_list, write_listed
 from preprocess.sources.plain import NODE, RELATION
 from preprocess.sources.table import read_description
@@ -176,18 +176,11 @@ class GraphBoltSource:
         self, relation: SourceRelation, count: int
     ) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
         """(src, dst), checked, at most `count` at a time."""
-        edge = self._edge_of(relation)
-        row = 0
-        for src, dst in edge.pieces(max(count, 1)):
-            for end, (ids, name) in enumerate(((src, relation.src), (dst, relation.dst))):
-                bad = int(first_outside(ids, self.num_nodes[name]))
-                if bad >= 0:
-                    raise BadInput.at(
-                        edge.place(end, row + bad), f"node id {ids[bad]}",
-                        f"0 to {self.num_nodes[name] - 1}", f"{META} says how many {name} are",
-                    )  # fmt: skip
-            yield src, dst
-            row += src.size
+        edge, names = self._edge_of(relation), (relation.src, relation.dst)
+        return checked(
+            edge.pieces(max(count, 1)), (self.num_nodes[names[0]], self.num_nodes[names[1]]),
+            edge.place, lambda end: f"{META} says how many {names[end]} are",
+        )  # fmt: skip
 
     def edge_rows(self, relation: SourceRelation) -> list[SourceRows]:
         """Arrays of domain "edge"."""

@@ -25,8 +25,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from preprocess.errors import BadInput
-from preprocess.kernels.edges import first_outside
 from preprocess.source import SourceRelation, SourceRows
+from preprocess.sources.ends import checked
 from preprocess.sources.plain import NODE
 from preprocess.sources.pygedges import SCAN_ROWS, open_edges
 from preprocess.sources.pygfile import (
@@ -93,18 +93,12 @@ class PygSource:
         self, relation: SourceRelation, count: int
     ) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
         """(src, dst), checked, at most `count` at a time."""
-        held, done = self._edges[relation[:3]], 0
-        for src, dst in held.pieces(max(count, 1)):
-            for end, (ids, name) in enumerate(((src, relation.src), (dst, relation.dst))):
-                bad = int(first_outside(ids, self.num_nodes[name]))
-                if bad >= 0:
-                    raise BadInput.at(
-                        held.place(end, done + bad), f"node id {ids[bad]}",
-                        f"0 to {self.num_nodes[name] - 1}",
-                        f"{name} has {self.num_nodes[name]} nodes",
-                    )  # fmt: skip
-            yield src, dst
-            done += src.size
+        held, names = self._edges[relation[:3]], (relation.src, relation.dst)
+        sizes = self.num_nodes[names[0]], self.num_nodes[names[1]]
+        return checked(
+            held.pieces(max(count, 1)), sizes, held.place,
+            lambda end: f"{names[end]} has {sizes[end]} nodes",
+        )  # fmt: skip
 
     def edge_rows(self, relation: SourceRelation) -> list[SourceRows]:
         """Arrays with a row an edge."""

@@ -8,8 +8,8 @@ from typing import Any
 from numpy.typing import NDArray
 
 from preprocess.errors import BadInput
-from preprocess.kernels.edges import first_outside
 from preprocess.source import SourceRelation, SourceRows
+from preprocess.sources.ends import checked
 from preprocess.sources.plain import NODE, RELATION
 
 Reader = Callable[[int], Iterator[NDArray[Any]]]
@@ -41,17 +41,9 @@ class SingleSource(ABC):
         self, relation: SourceRelation, count: int
     ) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
         """(src, dst), checked, at most `count` at a time."""
-        num_nodes, done = self.num_nodes[NODE], 0
-        for src, dst in self._edge_pieces(max(count, 1)):
-            for end, ids in enumerate((src, dst)):
-                bad = int(first_outside(ids, num_nodes))
-                if bad >= 0:
-                    raise BadInput.at(
-                        self._place(end, done + bad), f"node id {ids[bad]}",
-                        f"0 to {num_nodes - 1}", f"{relation.where} is of {num_nodes} nodes",
-                    )  # fmt: skip
-            yield src, dst
-            done += src.size
+        num_nodes, pieces = self.num_nodes[NODE], self._edge_pieces(max(count, 1))
+        remark = f"{relation.where} is of {num_nodes} nodes"
+        return checked(pieces, (num_nodes, num_nodes), self._place, lambda _: remark)
 
     def edge_rows(self, relation: SourceRelation) -> list[SourceRows]:
         """None, unless the layout has some."""

@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from preprocess.errors import BadInput
-from preprocess.kernels.edges import first_outside
 from preprocess.npy import StoredArray
 from preprocess.source import SourceRelation, SourceRows
+from preprocess.sources.ends import checked
 
 
 class RowReader(Protocol):
@@ -139,18 +139,12 @@ class TypedArrays:
         self, relation: SourceRelation, count: int
     ) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
         """(src, dst), checked, at most `count` at a time."""
-        edges, done = self._edges[relation], 0
-        for src, dst in edges.pieces(max(count, 1)):
-            for end, (ids, name) in enumerate(((src, relation.src), (dst, relation.dst))):
-                num_nodes = self.num_nodes[name]
-                bad = int(first_outside(ids, num_nodes))
-                if bad >= 0:
-                    raise BadInput.at(
-                        edges.place(end, done + bad), f"node id {ids[bad]}",
-                        f"0 to {num_nodes - 1}", f"there are {num_nodes} of type {name}",
-                    )  # fmt: skip
-            yield src, dst
-            done += src.size
+        edges, names = self._edges[relation], (relation.src, relation.dst)
+        sizes = self.num_nodes[relation.src], self.num_nodes[relation.dst]
+        return checked(
+            edges.pieces(max(count, 1)), sizes, edges.place,
+            lambda end: f"there are {sizes[end]} of type {names[end]}",
+        )  # fmt: skip
 
     def edge_rows(self, relation: SourceRelation) -> list[SourceRows]:
         """None."""

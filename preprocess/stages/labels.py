@@ -1,7 +1,7 @@
 """Labels: what they are, which nodes have one, and seeded splits of those nodes."""
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,13 +15,6 @@ from preprocess.stages.rows import source_chunk
 _EXACT = 2.0**53  # whole numbers up to here are floats, each of its own
 _STEP = 1 << 16  # nodes, a multiple of 8
 _PURPOSE = 0x5370_6C69  # of the key: no other draw has it
-
-
-class LabelFacts(NamedTuple):
-    """What a pass over labels has found."""
-
-    whole: bool  # floats that are all whole numbers or NaN: classes, stored as int64
-    num_labelled: int
 
 
 def label_dtype(rows: SourceRows, whole: bool) -> str:

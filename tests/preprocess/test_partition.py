@@ -280,7 +280,6 @@ def test_what_is_kept_is_counted_as_by_hand():
     assert found == (7, 1 + 2 + 2, 5, 3, 4)
     assert found.cut_share == pytest.approx(2 / 7)
     assert found.inside_share == 3 / 5
-    assert found.present_share == 4 / 5
     assert kept_share(0.5, 64, 8) == 0.5 + 0.5 * 7 / 63
     assert kept_share(0.5, 4, 8) == 0.5
     assert kept_share(1.0, 1, 8) == 1

@@ -198,7 +198,7 @@ def test_two_runs_do_not_meet(tmp_path: Path):
 
     class Meeting(ArraySource):
         def rows(self, rows, count):
-            with pytest.raises(StoreBusy, match="another ingest is writing it"):
+            with pytest.raises(StoreBusy, match="another process is writing it"):
                 ingest(outer, target, IngestOptions(), QUIET)
             yield from super().rows(rows, count)
 
