@@ -3,10 +3,11 @@
 import contextlib
 import logging
 import os
+import time
 import weakref
 from abc import abstractmethod
 from collections.abc import Iterator
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -16,7 +17,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from clients.patience import Patience
 from clients.position import Position, check_resolved, dump_state, parse_state
-from clients.session import Session, StepsLeftOut
+from clients.session import Halted, Session, StepsLeftOut
 from loaderd.errors import NoDaemon, SessionLost, ShuttingDown
 from loaderd.protocol import Attach, Attached, Resolved
 
@@ -34,6 +35,14 @@ class Reader(Protocol):
 
     def close(self) -> None:
         """End helper threads."""
+
+
+class Step(NamedTuple, Generic[B_co]):
+    """One step of a run that is read ahead."""
+
+    batch: B_co | None  # None: steps left out, or the run's end
+    position: Position | None  # None: the run's end
+    iteration: int  # the run's number
 
 
 class Connection(NamedTuple):
@@ -94,6 +103,14 @@ class SteppedDataset(IterableDataset[B_co]):
 
     def __iter__(self) -> Iterator[B_co]:
         """Start a run at once; it ends the run of any earlier iterator of this dataset."""
+        return self._consumed(self.ahead())
+
+    def ahead(self) -> Iterator[Step[B_co]]:
+        """As `__iter__`; but each step counts as consumed only when it is given to `consume`.
+
+        May be iterated in another thread, which then is the only one that uses the dataset, but
+        for `consume`, `halt` and `state_dict`.
+        """
         info = get_worker_info()
         worker, stride = (0, 1) if info is None else (info.id, info.num_workers)
         session = self._connect().session
@@ -108,7 +125,23 @@ class SteppedDataset(IterableDataset[B_co]):
             with contextlib.suppress(SessionLost):  # the first read meets it again
                 self._start(session, Position(at.epoch, steps.start, worker, stride))
         positions = (Position(at.epoch, step, worker, stride) for step in steps)
-        return self._batches(positions, self._iteration)
+        return self._steps(positions, self._iteration)
+
+    def consume(self, step: Step[Any]) -> None:
+        """Count a step of the newest run as consumed: a state goes on after it."""
+        if step.iteration != self._iteration:
+            return
+        if step.position is not None:
+            self._position = step.position
+        if step.batch is not None or step.position is None:
+            self._begun = True
+
+    def halt(self) -> None:
+        """From any thread: end the newest run; a wait for the daemon ends too, with Halted."""
+        self._iteration += 1
+        held = self._connection
+        if held is not None:
+            held.session.halt()
 
     def attached(self) -> Attached:
         """What the daemon resolved the request to; connects."""
@@ -203,7 +236,13 @@ class SteppedDataset(IterableDataset[B_co]):
         session.start(at.epoch, at.step, at.stride)
         self._running = session
 
-    def _batches(self, positions: Iterator[Position], iteration: int) -> Iterator[B_co]:
+    def _consumed(self, steps: Iterator[Step[B_co]]) -> Iterator[B_co]:
+        for step in steps:
+            self.consume(step)
+            if step.batch is not None:
+                yield step.batch
+
+    def _steps(self, positions: Iterator[Position], iteration: int) -> Iterator[Step[B_co]]:
         served = 0  # steps before are left out
         for position in positions:
             if self._iteration != iteration:
@@ -211,19 +250,23 @@ class SteppedDataset(IterableDataset[B_co]):
             if position.step < served:
                 continue
             try:
-                batch = self._read(position)
+                batch = self._read(position, iteration)
             except StepsLeftOut as left:
                 served = left.to
-                self._position = Position(position.epoch, served - 1)
+                yield Step(None, Position(position.epoch, served - 1), iteration)
                 continue
-            self._position, self._begun = position, True
-            yield batch
-        if self._iteration == iteration:
-            self._begun = True
+            yield Step(batch, position, iteration)
+        yield Step(None, None, iteration)
 
-    def _read(self, position: Position) -> B_co:
+    def _read(self, position: Position, iteration: int) -> B_co:
         """The batch of a step, from whatever daemon is there or comes."""
-        patience = Patience(self.reconnect_s)
+
+        def sleep(seconds: float) -> None:
+            time.sleep(seconds)
+            if self._iteration != iteration:
+                raise Halted
+
+        patience = Patience(self.reconnect_s, sleep=sleep)
         while True:
             try:
                 session, reader, _ = self._connect(patience)

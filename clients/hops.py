@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -21,6 +21,7 @@ from clients.dataset import (
 )
 from clients.hopbatch import LABEL, NODES, HopArrays, HopReader
 from clients.patience import Patience
+from clients.records import TensorRecord
 from clients.session import Session
 from loaderd.errors import Refused
 from loaderd.protocol import Attach, Attached
@@ -29,7 +30,7 @@ PLAN_OF = {"cr": "chunks", "rr": "rows"}  # method -> plan
 
 
 @dataclass(slots=True)
-class HopBatch:
+class HopBatch(TensorRecord):
     """Rows of some nodes: `x[i]` belongs to the i-th of `HopDataset.arrays`."""
 
     x: list[Tensor] | Tensor  # each (batch_size, ...); stacked: one (batch_size, arrays, ...)
@@ -43,21 +44,6 @@ class HopBatch:
     def batch_size(self) -> int:
         """Rows."""
         return self.n_id.numel()
-
-    def to(self, device: torch.device | str, non_blocking: bool = False) -> "HopBatch":
-        """The same batch with its tensors on `device`."""
-        return self._mapped(lambda tensor: tensor.to(device, non_blocking=non_blocking))
-
-    def pin_memory(self) -> "HopBatch":
-        """The same batch in page-locked memory: `DataLoader(pin_memory=True)` calls this."""
-        return self._mapped(Tensor.pin_memory)
-
-    def _mapped(self, function: Any) -> "HopBatch":
-        values = {f.name: getattr(self, f.name) for f in fields(self)}
-        moved = {k: function(v) if isinstance(v, Tensor) else v for k, v in values.items()}
-        if isinstance(self.x, list):
-            moved["x"] = [function(x) for x in self.x]
-        return HopBatch(**moved)
 
 
 class HopDataset(SteppedDataset[HopBatch]):

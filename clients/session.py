@@ -40,6 +40,7 @@ from loaderd.protocol import (
 WELCOME_TIMEOUT_S = 30.0  # a daemon that listens answers from its event loop
 WELCOME_BYTES = 1 << 16
 LINGER_MS = 200  # for the last Detach
+LOOK_MS = 100  # how long it takes to see that a wait is to end
 
 
 class Attachment:
@@ -192,8 +193,12 @@ class StepsLeftOut(Exception):
         self.to = to
 
 
+class Halted(Exception):
+    """Another thread has ended a wait for the daemon."""
+
+
 class Session:
-    """One dataset's conversation with the daemon; belongs to one process and one thread."""
+    """One dataset's conversation with the daemon; of one process, and one thread at a time."""
 
     def __init__(
         self,
@@ -211,6 +216,7 @@ class Session:
         self.pid = os.getpid()
         self.run = 0
         self.lost = False
+        self._halted = False
         self._requests = itertools.count(1)
         self._pending: dict[tuple[int, int], BatchReady | ChunkReady | RowGroup] = {}
         self._skips: dict[int, int] = {}  # steps that are left out: the next one that is served
@@ -266,6 +272,7 @@ class Session:
     def start(self, epoch: int, step: int, stride: int = 1) -> int:
         """Ask for steps `step`, `step + stride`, ... of `epoch`; ends what was asked for before."""
         self.run += 1
+        self._halted = False
         self._pending.clear()
         self._skips.clear()
         session = self.attached.session
@@ -293,6 +300,10 @@ class Session:
     def release(self, step: int, group: int) -> None:
         """Say that a row group is copied (with group 0, the structure too)."""
         self._send(Release(session=self.attached.session, run=self.run, step=step, group=group))
+
+    def halt(self) -> None:
+        """From any thread: a wait of this run raises Halted, now or when it begins."""
+        self._halted = True
 
     def close(self) -> None:
         """Detach; does nothing the second time, or in a process that inherited the session."""
@@ -344,7 +355,10 @@ class Session:
                 pass
             if gone:
                 raise self._went_away()
-            gone = self._socket not in dict(self._poller.poll())
+            if self._halted:
+                raise Halted
+            events = dict(self._poller.poll(LOOK_MS))
+            gone = bool(events) and self._socket not in events
 
     def _went_away(self) -> SessionLost:
         self.lost = True

@@ -1,8 +1,8 @@
 """Batches as torch tensors: what a training script iterates."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
-from typing import Any, Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -13,6 +13,7 @@ from clients.batch import BatchArrays, BatchReader
 from clients.buffers import BufferPool
 from clients.dataset import RECONNECT_S, SteppedDataset, gather_threads, to_tensor
 from clients.hops import HopBatch, HopDataset
+from clients.records import TensorRecord
 from clients.session import Session
 from loaderd.errors import Refused
 from loaderd.protocol import Attach, Attached
@@ -20,10 +21,13 @@ from loaderd.protocol import Attach, Attached
 __all__ = ["Batch", "HopBatch", "HopDataset", "NeighborDataset"]
 
 InputNodes = Tensor | NDArray[Any] | Sequence[int] | str | None
+EdgeType = tuple[str, str, str]  # source type, name, target type
+Fanouts = Sequence[int] | Mapping[EdgeType, Sequence[int]]
+B_co = TypeVar("B_co", covariant=True)
 
 
 @dataclass(slots=True)
-class Batch:
+class Batch(TensorRecord):
     """A sampled subgraph in PyG's fields; nodes are local ids, the first `batch_size` the seeds."""
 
     x: Tensor | None  # (num_nodes, ...) features
@@ -44,34 +48,21 @@ class Batch:
         """Nodes of the subgraph."""
         return self.n_id.numel()
 
-    def to(self, device: torch.device | str, non_blocking: bool = False) -> "Batch":
-        """The same batch with its tensors on `device`."""
-        return self._mapped(lambda tensor: tensor.to(device, non_blocking=non_blocking))
 
-    def pin_memory(self) -> "Batch":
-        """The same batch in page-locked memory: `DataLoader(pin_memory=True)` calls this."""
-        return self._mapped(Tensor.pin_memory)
-
-    def _mapped(self, function: Any) -> "Batch":
-        values = {f.name: getattr(self, f.name) for f in fields(self)}
-        moved = {k: function(v) if isinstance(v, Tensor) else v for k, v in values.items()}
-        moved["features"] = {k: function(v) for k, v in self.features.items()}
-        return Batch(**moved)
-
-
-class NeighborDataset(SteppedDataset[Batch]):
+class SampledDataset(SteppedDataset[B_co]):
     """Neighbor-sampled minibatches from a daemon; epochs and workers as in `SteppedDataset`."""
 
     def __init__(
         self,
         endpoint: str,
         split: str = "train",
-        num_neighbors: Sequence[int] = (15, 10, 5),
+        num_neighbors: Fanouts = (15, 10, 5),
         batch_size: int = 1000,
         seed: int = 0,
         plan: str = "auto",
         *,
         input_nodes: InputNodes = None,
+        input_type: str = "",
         shuffle: bool = True,
         return_e_id: bool = False,
         rank: int = 0,
@@ -90,6 +81,11 @@ class NeighborDataset(SteppedDataset[Batch]):
         """`input_nodes`: ids, a bool mask, or the name of a split ("all": every node), which is
         taken instead of `split`.  `batch_size` counts the seeds of all ranks together.  `plan`,
         `window` (batches under way) and `hyperbatch` (batches built together) change no batch.
+
+        num_neighbors   fanouts from the seeds outward, -1 is all; of a store of several relations
+                        for each of them the same, or by (source type, name, target type), for each
+                        of them: 0 leaves one out at a hop
+        input_type      node type of the seeds, where the store has several
 
         frontier   "new": a hop expands newly found nodes, as in PyG; "layer": all nodes found so
                    far, drawing anew, as in DGL
@@ -111,7 +107,8 @@ class NeighborDataset(SteppedDataset[Batch]):
             request=0,
             plan=plan,
             split=split if ids is None else "",
-            num_neighbors=tuple(int(fanout) for fanout in num_neighbors),
+            **fanout_fields(num_neighbors),
+            seed_type=input_type,
             batch_size=batch_size,
             shuffle=shuffle,
             seed=seed,
@@ -131,17 +128,33 @@ class NeighborDataset(SteppedDataset[Batch]):
         )
         super().__init__(endpoint, request, ids, reconnect_s)
 
+
+class NeighborDataset(SampledDataset[Batch]):
+    """Batches of a store of one node type and one relation."""
+
     def _make_reader(self, session: Session) -> BatchReader:
-        attached = session.attached
-        if attached.num_relations != 1:
+        relations = len(session.attached.relations)
+        if relations != 1 or len(session.attached.types) != 1:
             raise Refused(
-                f"{self.endpoint}: the store has {attached.num_relations} relations, "
-                "a NeighborDataset delivers stores of one"
+                f"{self.endpoint}: the store has {relations} relations, a NeighborDataset delivers "
+                "stores of one; take clients.hetero.HeteroDataset"
             )
         return BatchReader(session, BufferPool(), gather_threads())
 
     def _to_batch(self, arrays: BatchArrays, attached: Attached) -> Batch:
         return to_batch(arrays, attached)
+
+
+def fanout_fields(num_neighbors: Fanouts) -> dict[str, Any]:
+    """Fields of `Attach`; what the store does not have is the daemon's to refuse."""
+    if not isinstance(num_neighbors, Mapping):
+        return {"num_neighbors": tuple(int(k) for k in num_neighbors)}
+    return {
+        "fanouts": {
+            "__".join(relation): tuple(int(k) for k in fanouts)
+            for relation, fanouts in num_neighbors.items()
+        }
+    }
 
 
 def seed_ids(nodes: Tensor | NDArray[Any] | Sequence[int]) -> NDArray[np.int64]:

@@ -23,7 +23,12 @@ MAY_IMPORT = {  # package -> modules of ours; a package stands for all of its mo
 DOORS = {  # library -> the only files that import it, in the packages that are installed
     "pyarrow": {"preprocess/tables.py"},
     "zarr": {"blockstore/create.py"},
-    "zmq": {"loaderd/transport.py", "clients/session.py"},
+    "zmq": {
+        "loaderd/transport.py",
+        "loaderd/curve.py",
+        "clients/session.py",
+        "clients/remote.py",
+    },
     "prometheus_client": {"loaderd/metrics.py"},
     "rich": {"preprocess/renderings.py", "loaderd/top.py"},
     "typer": {"preprocess/__main__.py", "loaderd/__main__.py"},
@@ -32,7 +37,9 @@ DOORS = {  # library -> the only files that import it, in the packages that are 
         "clients/hop_models.py",
         "clients/train_hops.py",
         "clients/dataset.py",
+        "clients/records.py",
         "clients/hops.py",
+        "clients/hetero.py",
         "clients/pyg.py",
         "clients/models.py",
         "clients/train.py",

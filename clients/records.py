@@ -1,0 +1,39 @@
+"""What all batches share: records with tensors in them, moved as a whole."""
+
+from collections.abc import Callable
+from dataclasses import fields
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+
+class TensorRecord:
+    """A dataclass whose fields hold tensors, also in lists, tuples and dicts, and other values."""
+
+    __slots__ = ()
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> Self:
+        """The same record with every tensor replaced by `function` of it, in the fields' order."""
+        values = {f.name: _mapped(getattr(self, f.name), function) for f in fields(self)}  # type: ignore[arg-type]
+        return type(self)(**values)
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> Self:
+        """The same record with its tensors on `device`."""
+        return self.map(lambda tensor: tensor.to(device, non_blocking=non_blocking))
+
+    def pin_memory(self) -> Self:
+        """The same record in page-locked memory: `DataLoader(pin_memory=True)` calls this."""
+        return self.map(Tensor.pin_memory)
+
+
+def _mapped(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
+    if isinstance(value, Tensor):
+        return function(value)
+    if isinstance(value, TensorRecord):
+        return value.map(function)
+    if isinstance(value, dict):
+        return {key: _mapped(item, function) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_mapped(item, function) for item in value)
+    return value
