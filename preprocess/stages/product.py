@@ -113,7 +113,7 @@ class Product:
         self._id_dtype = np.dtype(store.manifest.id_dtype)
         self._scan_bytes = max(scan_bytes, self._block_bytes)
         edge_id = relation.edge_id_dtype
-        self._weights_place = (ITEM_BYTES[edge_id] if edge_id else 0) if weighted else -1
+        self._weighted, self._edge_id_bytes = weighted, ITEM_BYTES[edge_id] if edge_id else 0
         carrying = np.flatnonzero(carried)
         self._slots = np.full(carried.size, -1, np.int64)
         self._slots[carrying] = np.arange(carrying.size)
@@ -162,10 +162,11 @@ class Product:
                 start, stop, part, parts = found
                 for first, blocks in self._read(start, stop):
                     slots = self._slots[first : first + blocks.size // self._block_bytes]
+                    weights = blocks.view(np.float32) if self._weighted else None
                     kernels.multiply_blocks(
                         blocks.view(np.uint32), blocks.view(self._id_dtype),
-                        blocks.view(np.float32), self._block_bytes, self._nodes.first, rows, width,
-                        step.factor, scale, share, x, step.loops, self._weights_place, out, slots,
+                        weights, self._block_bytes, self._nodes.first, rows, width,
+                        step.factor, scale, share, x, step.loops, self._edge_id_bytes, out, slots,
                         self._carry, part, parts,
                     )  # fmt: skip
                     if stage is not None and part == 0:

@@ -27,7 +27,7 @@ def product(
     id_dtype: str,
     first: int,
     x: np.ndarray,
-    weights_place: int,
+    edge_id_bytes: int | None,
     loops: bool,
     parts: int = 1,
 ) -> np.ndarray:
@@ -43,10 +43,11 @@ def product(
     out = np.full(num_nodes * width, np.nan, np.float32)
     factor = (1 / (1 + np.arange(num_nodes))).astype(np.float32)
     rest = (x.reshape(-1), width, factor, np.float32(2), np.float32(-0.5), x.reshape(-1), loops)
+    weights = None if edge_id_bytes is None else raw.view(np.float32)
     for part in range(parts):
         kernels.multiply_blocks(
-            raw.view(np.uint32), raw.view(id_dtype), raw.view(np.float32), blocks[0].size, first,
-            *rest, weights_place, out, slots, carry, part, parts,
+            raw.view(np.uint32), raw.view(id_dtype), weights, blocks[0].size, first,
+            *rest, edge_id_bytes or 0, out, slots, carry, part, parts,
         )  # fmt: skip
     kernels.finish_carried(np.array(columns, np.int64), carry, *rest[1:-1], out)
     return out.reshape(num_nodes, width)
@@ -64,7 +65,7 @@ def test_products_are_those_of_the_definition(
     moved = graph._replace(indices=(graph.indices + first).astype(id_dtype))
     blocks, _ = pack(moved, 4096, id_dtype, edge_id, first, (weighted, times))
     x = np.random.default_rng(width).standard_normal((graph.num_nodes, width)).astype(np.float32)
-    place = {None: 0, "uint32": 4, "uint64": 8}[edge_id] if weighted else -1
+    place = {None: 0, "uint32": 4, "uint64": 8}[edge_id] if weighted else None
     found = product(blocks, id_dtype, first, x, place, loops, parts)
     sums = naive(graph, x, weighted, loops)
     expected = 2 * sums / (1 + np.arange(graph.num_nodes))[:, None] - 0.5 * x
@@ -78,9 +79,9 @@ def test_widths_do_not_show():
     graph = Csc(np.array([0, 700]), np.zeros(700, np.uint32), np.empty(0))
     blocks, _ = pack(graph, 4096, "uint32")
     x = np.random.default_rng(0).random((1, 112)).astype(np.float32)
-    wide = product(blocks, "uint32", 0, x, -1, True)
+    wide = product(blocks, "uint32", 0, x, None, True)
     for column in range(112):
-        alone = product(blocks, "uint32", 0, x[:, column : column + 1].copy(), -1, True)
+        alone = product(blocks, "uint32", 0, x[:, column : column + 1].copy(), None, True)
         assert alone[0, 0] == wide[0, column]
 
 
@@ -89,7 +90,7 @@ def test_long_sums_stay_close():
     graph = Csc(np.array([0, 1_000_000]), np.zeros(1_000_000, np.uint32), np.empty(0))
     blocks, _ = pack(graph, 1 << 16, "uint32")
     x = np.full((1, 1), 0.1, np.float32)
-    found = product(blocks, "uint32", 0, x, -1, False)[0, 0]
+    found = product(blocks, "uint32", 0, x, None, False)[0, 0]
     assert abs(found - (2e6 * np.float64(np.float32(0.1)) - 0.05)) < 1e-4 * 2e5
 
 

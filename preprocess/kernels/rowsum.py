@@ -1,0 +1,156 @@
+"""The sum of some rows, in registers: vector instructions that numba does not make of loops."""
+
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.core.config import DISABLE_JIT
+from numba.extending import intrinsic
+
+_TILES = 64, 32, 16, 8, 4, 2, 1  # columns summed at once: the widest that fit
+_AHEAD_LINES = 32  # that are on their way from memory, of all edges together
+_LINE_ITEMS = 16  # float32 in a cache line
+_BYTE, _INT32, _INT64 = (ir.IntType(bits) for bits in (8, 32, 64))
+_ARRAYS = "rows", "sources", "weights", "out"
+
+
+def _int64(value):
+    return ir.Constant(_INT64, value)
+
+
+class _Emitter:
+    """Writes the instructions of one call, whose arguments it knows by name."""
+
+    def __init__(self, builder, given):
+        """`given`: addresses of arrays, numbers as int64, `times` as float32."""
+        self._builder, self._given = builder, given
+        self._fetch = cgutils.get_or_insert_function(
+            builder.module,
+            ir.FunctionType(ir.VoidType(), [_BYTE.as_pointer(), _INT32, _INT32, _INT32]),
+            "llvm.prefetch.p0",
+        )
+
+    def all_columns(self):
+        """The widest tile as often as it fits, each of the others once or not at all."""
+        builder, width, start = self._builder, self._given["width"], _int64(0)
+        for tile in _TILES:
+            stop = builder.and_(width, _int64(-tile))
+            with cgutils.for_range_slice(builder, start, stop, _int64(tile)) as (column, _):
+                self._sum(tile, column)
+            start = stop
+
+    def _sum(self, tile, column):
+        builder, given = self._builder, self._given
+        vector = ir.VectorType(ir.FloatType(), tile)
+        total = cgutils.alloca_once(builder, vector)
+        builder.store(ir.Constant(vector, [0.0] * tile), total)
+        with builder.if_then(builder.icmp_signed(">=", given["own"], _int64(0))):
+            builder.store(self._load(self._row(given["own"], column), vector), total)
+        one = _int64(1)
+        with cgutils.for_range_slice(builder, given["low"], given["high"], one) as (edge, count):
+            self._ask_ahead(edge, column, tile)
+            row = self._load(self._row(self._source(edge), column), vector)
+            if given["weights"] is not None:
+                at = builder.add(given["weight_at"], count)
+                weight = builder.load(builder.gep(given["weights"], [at]))
+                row = builder.fmul(row, self._splat(weight, tile))
+            builder.store(builder.fadd(builder.load(total), row), total)
+        place = builder.gep(given["out"], [builder.add(given["at"], column)])
+        with builder.if_then(builder.icmp_signed("==", given["fresh"], _int64(0))):
+            builder.store(builder.fadd(builder.load(total), self._load(place, vector)), total)
+        result = builder.fmul(builder.load(total), self._splat(given["times"], tile))
+        builder.store(result, builder.bitcast(place, vector.as_pointer()), align=4)
+
+    def _ask_ahead(self, edge, column, tile):
+        """For the row of a later edge, where there is one."""
+        builder, limit = self._builder, self._given["limit"]
+        ahead = _AHEAD_LINES // max(1, tile // _LINE_ITEMS)
+        later = builder.add(edge, _int64(ahead))
+        later = builder.select(builder.icmp_signed("<", later, limit), later, edge)
+        row = self._row(self._source(later), column)
+        for item in range(0, tile, _LINE_ITEMS):
+            line = builder.bitcast(builder.gep(row, [_int64(item)]), _BYTE.as_pointer())
+            read, keep, data = (ir.Constant(_INT32, value) for value in (0, 3, 1))
+            builder.call(self._fetch, [line, read, keep, data])
+
+    def _source(self, edge):
+        """Number of the row of an edge."""
+        builder = self._builder
+        source = builder.load(builder.gep(self._given["sources"], [edge]))
+        source = builder.zext(source, _INT64) if source.type.width < 64 else source
+        return builder.sub(source, self._given["first"])
+
+    def _row(self, number, column):
+        start = self._builder.add(self._builder.mul(number, self._given["width"]), column)
+        return self._builder.gep(self._given["rows"], [start])
+
+    def _load(self, place, vector):
+        return self._builder.load(self._builder.bitcast(place, vector.as_pointer()), align=4)
+
+    def _splat(self, number, tile):
+        vector = ir.VectorType(ir.FloatType(), tile)
+        first = ir.Constant(_INT32, 0)
+        one = self._builder.insert_element(ir.Constant(vector, ir.Undefined), number, first)
+        mask = ir.Constant(ir.VectorType(_INT32, tile), [0] * tile)
+        return self._builder.shuffle_vector(one, one, mask)
+
+
+def _python(
+    rows, width, sources, low, high, limit, first, weights, weight_at, out, at, own, fresh, times
+):
+    assert high <= limit
+
+    def row(number):
+        return rows[int(number) * int(width) : (int(number) + 1) * int(width)]
+
+    total = row(own).copy() if own >= 0 else np.zeros(int(width), np.float32)
+    for count, source in enumerate(sources[int(low) : int(high)]):
+        weight = np.float32(1) if weights is None else weights[int(weight_at) + count]
+        total += row(int(source) - int(first)) * weight
+    held = out[int(at) : int(at) + int(width)]
+    held[:] = (total if fresh else total + held) * times
+
+
+@intrinsic
+def _compiled(
+    _context, rows, width, sources, low, high, limit, first, weights, weight_at, out, at, own,
+    fresh, times,
+):  # fmt: skip
+    whole = width, low, high, limit, first, weight_at, at, own, fresh
+    assert all(isinstance(kind, types.Integer) for kind in whole)
+    assert times == types.float32
+    names = (
+        "rows", "width", "sources", "low", "high", "limit", "first", "weights", "weight_at", "out",
+        "at", "own", "fresh", "times",
+    )  # fmt: skip
+
+    def codegen(context, builder, signature, args):
+        given = dict(zip(names, args, strict=True))
+        for name in _ARRAYS:
+            kind = signature.args[names.index(name)]
+            array = isinstance(kind, types.Array)
+            make = context.make_array(kind) if array else None
+            given[name] = make(context, builder, given[name]).data if make else None
+        _Emitter(builder, given).all_columns()
+        return context.get_dummy_value()
+
+    i64 = types.int64
+    kinds = (
+        rows, i64, sources, i64, i64, i64, i64, weights, i64, out, i64, i64, i64, types.float32,
+    )  # fmt: skip
+    return types.void(*kinds), codegen
+
+
+sum_rows = _python if DISABLE_JIT else _compiled
+"""out[at : at + width] = times * (own row + rows of edges + what is there).
+
+rows        float32 (any,)            rows of `width` numbers
+sources     uint32 or uint64 (any,)   of each edge; [low, high) count, rows of those up to `limit`
+                                      are asked for ahead; `first` is row 0
+weights     float32 (any,)            edge `low` has that at `weight_at`; or None: each weighs 1
+own         int                       a row that is added first; negative: none
+fresh       int                       not 0: what is there does not count
+times       float32
+
+Rows are added one by one: a column has the sum that it would have alone.
+"""
