@@ -1,0 +1,69 @@
+"""Growth is told from noise."""
+
+import os
+
+import numpy as np
+import pytest
+
+from tools.flat import ALLOWED, Sample, draw, growths, sample, slope
+
+MB = 1 << 20
+
+
+def series(anon, descriptors=20):
+    """A sample a second; `anon` bytes of each."""
+    return [Sample(float(i), int(a), 5 * MB, descriptors, 9, 300) for i, a in enumerate(anon)]
+
+
+def grown(samples):
+    return [g.figure for g in growths(samples, 0.2) if not g.flat]
+
+
+def test_noise_and_a_warm_up_are_flat():
+    rng = np.random.default_rng(1)
+    anon = 100 * MB + rng.integers(-3 * MB, 3 * MB, 600)
+    anon[:100] //= 2
+    anon[300] += 500 * MB  # a single peak
+    assert grown(series(anon)) == []
+
+
+def test_a_leak_is_found_within_noise():
+    rng = np.random.default_rng(2)
+    anon = 100 * MB + rng.integers(-3 * MB, 3 * MB, 600) + np.arange(600) * (6 * MB // 600)
+    assert grown(series(anon)) == ["anon_bytes"]
+
+
+def test_a_descriptor_that_stays_is_found():
+    samples = series([100 * MB] * 600)
+    samples = [s._replace(descriptors=20 + (s.at_s > 560)) for s in samples]
+    assert grown(samples) == ["descriptors"]
+
+
+def test_what_shrinks_is_flat():
+    assert grown(series(100 * MB - np.arange(300) * MB // 10)) == []
+
+
+def test_too_few_samples_are_no_verdict():
+    with pytest.raises(ValueError, match="9 samples are left"):
+        growths(series([MB] * 11), 0.2)
+
+
+def test_the_slope_is_the_median_one():
+    times = np.arange(50.0)
+    values = 3 * times + 1
+    values[7] = 1e9
+    assert slope(times, values) == pytest.approx(3)
+
+
+def test_a_process_is_looked_at():
+    now = sample(os.getpid(), 1.5)
+    assert now.at_s == 1.5
+    assert min(now.anon_bytes, now.descriptors, now.threads, now.mappings) > 0
+    with pytest.raises(FileNotFoundError):
+        sample(2**22 + 1, 0)
+
+
+def test_a_picture_has_a_row_a_figure(tmp_path):
+    draw({"daemon": series([MB] * 50)}, 0.2, tmp_path / "flat.png", "flat")
+    assert (tmp_path / "flat.png").read_bytes().startswith(b"\x89PNG")
+    assert len(ALLOWED) == len(Sample._fields) - 1

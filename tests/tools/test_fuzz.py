@@ -1,0 +1,158 @@
+"""Spoilt messages: what reads them, a daemon that takes them, and a fuzzer that sees defects."""
+
+from random import Random
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from blockstore.store import open_store
+from loaderd.protocol import Attach, Detach, Start, StatusRequest, decode_client, encode
+from tests.daemons import daemon
+from tests.graphs import make_csc
+from tests.loaderd.shell import Shell
+from tests.stores import write_store
+from tools.fuzz import attacker as attacker_module
+from tools.fuzz.attacker import Attacker, Defect
+from tools.fuzz.frames import (
+    TOKEN,
+    VICTIM,
+    base_messages,
+    bind,
+    join,
+    split,
+    spoil,
+    verdict,
+)
+
+torch = pytest.importorskip("torch")
+from clients.torch import NeighborDataset  # noqa: E402
+from tools.storm_trainer import digest  # noqa: E402
+
+NODES = 2000
+VERDICTS = {"BadMessage", "status-reply", "", "?"}
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    path = tmp_path_factory.mktemp("fuzz") / "store"
+    degrees = np.random.default_rng(4).integers(0, 12, NODES)
+    write_store(path, make_csc(degrees, 5), np.arange(NODES), offsets=(0, 700, 1500, NODES))
+    return path
+
+
+@pytest.fixture(scope="module")
+def manifest(store):
+    return open_store(store).manifest
+
+
+def overwrite(random):
+    """Bytes here and there are others."""
+
+    def change(data):
+        found = bytearray(data)
+        for _ in range(random.randint(1, 3)):
+            at = random.randrange(len(found) + 1)
+            found[at : at + random.randint(0, 2)] = random.randbytes(random.randint(0, 2))
+        return bytes(found)
+
+    return change
+
+
+scalars = st.one_of(
+    st.none(), st.booleans(), st.integers(-(2**63), 2**64 - 1), st.floats(), st.text(max_size=20),
+    st.binary(max_size=20), st.sampled_from([TOKEN, VICTIM, "train", "macrobatch", "rows"]),
+)  # fmt: skip
+values = scalars | st.lists(scalars, max_size=4) | st.dictionaries(st.text(max_size=5), scalars)
+kinds = st.sampled_from(
+    [Attach(token=1, request=2), Start(session=1, run=1, epoch=0, step=0), Detach(session=1),
+     StatusRequest()]
+)  # fmt: skip
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    kinds, st.dictionaries(st.sampled_from(Attach.__struct_fields__), values, max_size=3), values
+)
+def test_any_values_in_any_fields_are_a_message_or_a_bad_one(manifest, message, fields, version):
+    """Nothing but BadMessage and Refused comes of them: `verdict` lets all others through."""
+    body = msgspec.to_builtins(message) | fields
+    for number in (1, version):
+        assert verdict([msgspec.msgpack.encode((number, body)), b"x" * 8], manifest) in VERDICTS
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(0, 2**32), st.integers(1, 12))
+def test_spoilt_messages_are_a_message_or_a_bad_one(manifest, seed, times):
+    random = Random(seed)
+    data = join(random.choice(base_messages()))
+    for _ in range(times):
+        data = spoil(data, random, overwrite(random))
+        assert verdict(bind(split(data), 1, 2, 3), manifest) in VERDICTS
+
+
+def test_base_messages_are_all_read_and_bound(manifest):
+    for frames in base_messages():
+        assert split(join(frames)) == frames
+        message = decode_client(bind(frames, 17, 18, 19)[0])
+        numbers = {getattr(message, name, 17) for name in ("token", "session")}
+        assert numbers <= {17, 18, 19}
+        assert verdict(frames, manifest) != "BadMessage"
+
+
+def test_spoiling_reaches_every_kind_and_every_verdict(manifest):
+    random = Random(2)
+    found, seen = [join(f) for f in base_messages()], []
+    for _ in range(1500):
+        found.append(spoil(random.choice(found), random, overwrite(random)))
+        seen.append(verdict(split(found[-1]), manifest))
+    assert set(seen) == VERDICTS
+    assert 0.1 < seen.count("BadMessage") / len(seen) < 0.7
+
+
+def test_a_daemon_takes_anything_and_a_trainer_beside_it_sees_nothing(store, manifest, monkeypatch):
+    monkeypatch.setattr(attacker_module, "LIFE", 200)
+    random = Random(3)
+    inputs = [join(f) for f in base_messages()]
+    with daemon(store, "32M", 2) as endpoint:
+        data = NeighborDataset(endpoint, num_neighbors=[3, 2], batch_size=64, seed=3, window=4)
+        expected = [digest(batch) for batch in data]
+        data.set_epoch(0)
+        attacker = Attacker(endpoint, manifest, data._connect().session.attached.session, random)
+        for number, batch in enumerate(data):
+            assert digest(batch) == expected[number]
+            for _ in range(20):
+                inputs.append(spoil(random.choice(inputs), random, overwrite(random)))
+                attacker.send(inputs[-1])
+        attacker.check()
+        assert attacker.sent == 20 * len(expected) > 500
+        assert attacker.noise > 0
+        assert {"BadMessage", "Refused", "SessionLost", "status-reply", "attached"} <= set(
+            attacker.replies
+        )
+        attacker.close()
+        data.close()
+
+
+@pytest.mark.parametrize(
+    ("frame", "words"),
+    [(b"not a message", "answers 'BadMessage' were due, 0 came"),
+     (encode(Start(session=1, run=1, epoch=0, step=0)), "RuntimeError: boom")],
+)  # fmt: skip
+def test_a_defect_is_seen(tmp_path, manifest, monkeypatch, frame, words):
+    with Shell(tmp_path) as shell:
+        attacker = Attacker(str(shell.endpoint), manifest, 1, Random(1))
+        shell.engine.failure = RuntimeError("boom")
+        receive = shell.daemon._receive
+
+        def forgetful(identity, frames):
+            if frames[0] != b"not a message":
+                receive(identity, frames)
+
+        monkeypatch.setattr(shell.daemon._router, "_receive", forgetful)
+        attacker.send(frame)
+        with pytest.raises(Defect, match=words):
+            attacker.check()
+        attacker.close()

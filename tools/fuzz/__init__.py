@@ -1,0 +1,1 @@
+"""Random and mutated messages against a real daemon."""
