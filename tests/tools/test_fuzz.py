@@ -136,23 +136,23 @@ def test_a_daemon_takes_anything_and_a_trainer_beside_it_sees_nothing(store, man
         data.close()
 
 
-@pytest.mark.parametrize(
-    ("frame", "words"),
-    [(b"not a message", "answers 'BadMessage' were due, 0 came"),
-     (encode(Start(session=1, run=1, epoch=0, step=0)), "RuntimeError: boom")],
-)  # fmt: skip
-def test_a_defect_is_seen(tmp_path, manifest, monkeypatch, frame, words):
+def test_an_answer_that_is_missing_is_seen(tmp_path, manifest, monkeypatch):
     with Shell(tmp_path) as shell:
         attacker = Attacker(str(shell.endpoint), manifest, 1, Random(1))
+        attacker.check()
+        monkeypatch.setattr(attacker_module, "verdict", lambda frames, manifest: "BadMessage")
+        attacker.send(encode(Detach(session=1)))  # is never answered
+        with pytest.raises(Defect, match="1 answers 'BadMessage' were due, 0 came"):
+            attacker.check()
+        attacker.close()
+
+
+def test_an_exception_that_nobody_foresaw_is_seen(tmp_path, manifest):
+    with Shell(tmp_path) as shell:
+        attacker = Attacker(str(shell.endpoint), manifest, 1, Random(1))
+        attacker.check()
         shell.engine.failure = RuntimeError("boom")
-        receive = shell.daemon._receive
-
-        def forgetful(identity, frames):
-            if frames[0] != b"not a message":
-                receive(identity, frames)
-
-        monkeypatch.setattr(shell.daemon._router, "_receive", forgetful)
-        attacker.send(frame)
-        with pytest.raises(Defect, match=words):
+        attacker.send(encode(Start(session=1, run=1, epoch=0, step=0)))
+        with pytest.raises(Defect, match="RuntimeError: boom"):
             attacker.check()
         attacker.close()
