@@ -184,7 +184,8 @@ def _value(random: Random, depth: int) -> Any:
 def verdict(frames: Sequence[bytes], manifest: Manifest) -> str:
     """What a daemon must answer, as far as the message alone says so.
 
-    "BadMessage", "status-reply"; "" for what is never answered; "?" for what depends on the rest.
+    "BadMessage", "status-reply"; "" for what is never answered; "tcp" for what has a meaning over
+    tcp alone; "?" for what depends on the rest.
     Walks through all that looks at a message before memory is taken for it.
     """
     try:
@@ -197,6 +198,8 @@ def verdict(frames: Sequence[bytes], manifest: Manifest) -> str:
                 return "status-reply"
             case Release() | Detach():
                 return ""
+            case Hello() | Heartbeat() | Taken():
+                return "tcp"
             case Start():
                 check_start(message)
             case Attach():
