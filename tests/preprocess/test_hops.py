@@ -580,7 +580,7 @@ def apply(kind: str, walk: Any, x: np.ndarray) -> np.ndarray:
     if kind in ("sym", "row"):
         return walk @ x
     total, term, share = np.zeros(x.shape), x, 0.5 if kind == "ppr" else np.exp(-3.0)
-    for k in range(1, 60):
+    for k in range(1, 36):
         total += share * term
         term = walk @ term
         share *= 0.5 if kind == "ppr" else 3.0 / k
@@ -594,7 +594,13 @@ GRAPHS = ("planetoid-cora", "amazon-computers", "arxiv-cs-coauthor")
 @pytest.mark.parametrize("name", GRAPHS)
 def test_hops_of_real_graphs_equal_float64(name: str, dataset, tmp_path: Path):
     """Two hops of each operator on the first columns; relative to the largest value of a hop."""
-    ingest(open_source(dataset(name)).source, tmp_path / "store", IngestOptions(), QUIET)
+    (tmp_path / "graph").mkdir()
+    for path in dataset(name).iterdir():
+        (tmp_path / "graph" / path.name).symlink_to(path)
+    few = np.load(dataset(name) / "node_feat.npy", mmap_mode="r")[:, :3]
+    (tmp_path / "graph" / "node_feat.npy").unlink()
+    np.save(tmp_path / "graph" / "node_feat.npy", few)
+    ingest(open_source(tmp_path / "graph").source, tmp_path / "store", IngestOptions(), QUIET)
     asked = HopsRequest(("sym", "row", "ppr", "heat"), hops=2, splits=("train",), alpha=0.5)
     make_hops(tmp_path / "store", asked, QUIET)
     store = open_store(tmp_path / "store")
@@ -607,10 +613,10 @@ def test_hops_of_real_graphs_equal_float64(name: str, dataset, tmp_path: Path):
     places = read_rows(store, nodes.store_id)[read_rows(store, found.nodes)]
     for kind, chain in zip(ALL, found.operators.values(), strict=True):
         walk = scipy.sparse.csr_array(normalised(matrix, kind != "row"))
-        expected = read_rows(store, nodes.features["x"])[:, :3].astype(np.float64)
+        expected = read_rows(store, nodes.features["x"]).astype(np.float64)
         for array in chain[1:]:
             expected = apply(kind, walk, expected)
-            off = np.abs(read_rows(store, array)[:, :3] - expected[places])
+            off = np.abs(read_rows(store, array) - expected[places])
             assert off.max() <= 1e-5 * np.abs(expected).max(), (kind, array.path)
 
 
