@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import google_crc32c
 import msgspec
@@ -34,6 +34,14 @@ INDEX_ENTRY_BYTES = 16  # of a shard's index: offset and length, uint64 each
 _ABSENT = 2**64 - 1
 
 
+class FileRange(NamedTuple):
+    """Consecutive bytes of a file."""
+
+    path: Path
+    offset: int
+    num_bytes: int
+
+
 @dataclass(frozen=True, slots=True)
 class BlockedFile:
     """One Zarr array of blocks: a row array, or the graph blocks of a relation."""
@@ -42,6 +50,28 @@ class BlockedFile:
     geometry: BlockGeometry
     shards: tuple[Path, ...]
     crcs: NDArray[np.uint32]  # (num_blocks * pages_per_block,)
+
+    def row_ranges(self, row_bytes: int, first: int, stop: int) -> list[FileRange]:
+        """Where rows [first, stop) lie, in order: one range a shard, nothing between the rows.
+
+        Of an array without gaps, such as hops: rows of other arrays are not adjacent.
+        Raises ValueError: there are gaps, or no such rows.
+        """
+        g = self.geometry
+        if g.chunk_bytes != g.slot_bytes or g.rows_per_block * row_bytes != g.chunk_bytes:
+            raise ValueError(f"{self.path}: rows have gaps between them, expected an array of hops")
+        if not 0 <= first <= stop <= g.num_blocks * g.rows_per_block:
+            raise ValueError(
+                f"{self.path}: rows {first} to {stop}, expected 0 to "
+                f"{g.num_blocks * g.rows_per_block}"
+            )
+        size = g.blocks_per_shard * g.slot_bytes  # of a shard, its index not counted
+        low, high = first * row_bytes, stop * row_bytes
+        return [
+            FileRange(self.shards[i], max(low, i * size) - i * size,
+                      min(high, (i + 1) * size) - max(low, i * size))
+            for i in range(low // size, -(-high // size))
+        ]  # fmt: skip
 
 
 def numpy_dtype(dtype: str) -> np.dtype[Any]:

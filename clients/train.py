@@ -41,6 +41,12 @@ class Clock:
     total_s: float = 0.0
 
 
+def say(line: str) -> None:
+    """A line of what the command is to give, at once."""
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
 def logits(model: GraphSage, batch: Batch) -> torch.Tensor:
     """Of the batch's seeds."""
     assert batch.x is not None
@@ -122,14 +128,13 @@ def train(settings: Settings) -> float:
         data.set_epoch(epoch)
         loss, clock = train_epoch(model, data, optimizer)
         share = clock.waiting_s / clock.total_s
-        print(  # noqa: T201
+        say(
             f"epoch {epoch}: loss {loss:.4f}, valid accuracy {accuracy(model, valid):.4f}, "
-            f"{clock.total_s:.2f} s, {share:.0%} of it waiting for data",
-            flush=True,
+            f"{clock.total_s:.2f} s, {share:.0%} of it waiting for data"
         )
     data.close()
     result = accuracy(model, test)
-    print(f"test accuracy {result:.4f}", flush=True)  # noqa: T201
+    say(f"test accuracy {result:.4f}")
     return result
 
 

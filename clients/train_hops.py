@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from clients.hop_models import make_model
 from clients.hops import HopBatch, HopDataset
-from clients.train import UNLABELLED, Clock, NotTrainable
+from clients.train import UNLABELLED, Clock, NotTrainable, say
 from loaderd.errors import DaemonError
 
 MODELS = ("features", "sgc", "sign", "sign-mlp", "hoga")
@@ -120,13 +120,12 @@ def train(settings: Settings) -> tuple[float, float]:
         found = accuracy(settings, model, valid)
         if found >= best[0]:
             best = found, accuracy(settings, model, test)
-        print(  # noqa: T201
+        say(
             f"epoch {epoch}: loss {loss:.4f}, valid accuracy {found:.4f}, "
-            f"{clock.total_s:.2f} s, {clock.waiting_s / clock.total_s:.0%} of it waiting for data",
-            flush=True,
+            f"{clock.total_s:.2f} s, {clock.waiting_s / clock.total_s:.0%} of it waiting for data"
         )
     data.close()
-    print(f"test accuracy {best[1]:.4f} where valid was best", flush=True)  # noqa: T201
+    say(f"test accuracy {best[1]:.4f} where valid was best")
     return best
 
 

@@ -10,13 +10,12 @@ from blockstore.format import (
     HopSet,
     Manifest,
     NodeType,
-    Relation,
     RowArray,
     gapless_rows,
 )
-from blockstore.pack import GraphPacker
 from blockstore.store import numpy_dtype
 from blockstore.writer import StoreWriter
+from tools.bench.hops import write_edge
 
 NODE = "nodes/node"
 
@@ -59,7 +58,7 @@ def write_hop_store(path: Path, splits: dict[str, Hops], block_bytes: int = 4096
         _write(writer, ids, pair)
         _write(writer, inverse, pair)
         hops = {name: _write_split(writer, name, h, block_bytes) for name, h in splits.items()}
-        relation = _write_edge(writer, block_bytes)
+        relation = write_edge(writer, block_bytes)
         node_type = NodeType(
             name="node", first=0, num_nodes=2, original_id=ids, store_id=inverse, hops=hops
         )
@@ -100,17 +99,3 @@ def _write(writer: StoreWriter, array: RowArray, values: Any) -> None:
     assert values.dtype == numpy_dtype(array.dtype)
     with writer.rows(array) as out:
         out.append(values)
-
-
-def _write_edge(writer: StoreWriter, block_bytes: int) -> Relation:
-    folder = "edges/node___to___node"
-    blocks = writer.graph(f"{folder}/blocks")
-    packer = GraphPacker(block_bytes, "uint32", None, 0, blocks.append)
-    packer.append(np.array([1, 0]), np.array([1], np.uint32), None, None)
-    writer.side(f"{folder}/first_node", packer.close())
-    writer.side(f"{folder}/first_edge", packer.first_edges())
-    return Relation(
-        src="node", name="to", dst="node", num_edges=1, num_blocks=blocks.close(),
-        path=f"{folder}/blocks", first_node_path=f"{folder}/first_node",
-        first_edge_path=f"{folder}/first_edge",
-    )  # fmt: skip

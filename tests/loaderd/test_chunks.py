@@ -1,15 +1,20 @@
 """Plans of hop-wise batches: pure functions of (seed, epoch, step), against plain Python."""
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import blockstore.format
+import blockstore.writer
 from blockstore.format import BlockGeometry, RowArray
+from blockstore.store import numpy_dtype, open_store
 from loaderd.hopcut import MOST_RANGES
-from loaderd.hopfiles import RUN_PAGES, HopArray
+from loaderd.hopfiles import RUN_PAGES, HopArray, chosen_arrays, chunk_files
 from loaderd.plans.base import Part
 from loaderd.plans.chunks import HopPlan
 from loaderd.protocol import HopBatches, Resolved
+from tests.hopstores import make_hops, write_hop_store
 from tests.reference import hop_order
 
 ALL = Part()
@@ -125,3 +130,31 @@ def test_runs_of_pages_are_those_of_the_rows(row_items, num_rows, per_shard, dat
     assert held == list(range(low, high))
     assert (runs[:, 1] + runs[:, 2] <= per_shard * pages).all()
     assert (runs[:, 2] <= RUN_PAGES).all()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_rows_are_where_the_files_have_them(tmp_path, monkeypatch, dtype):
+    for module in (blockstore.format, blockstore.writer):
+        monkeypatch.setattr(module, "SHARD_BYTES", 1 << 14)  # several files an array
+    wanted = make_hops(3000, 6, {"sym": 2, "row": 1}, 4, dtype)
+    manifest = write_hop_store(tmp_path / "store", {"train": wanted})
+    store = open_store(tmp_path / "store")
+    hops = manifest.types[0].hops["train"]
+    arrays = chosen_arrays(manifest, hops, ("sym", "row"), 1, True, 0)
+    assert len(store.rows(arrays[0].array).shards) > 2
+    for first, stop in ((0, 3000), (700, 1500), (1, 2), (2999, 3000), (5, 5)):
+        files = chunk_files(store, arrays, first, stop)
+        assert list(files) == ["sym:0", "sym:1", "row:1", "y", "n_id"]
+        for array in arrays:
+            raw = b"".join(
+                r.path.read_bytes()[r.offset : r.offset + r.num_bytes] for r in files[array.name]
+            )
+            found = np.frombuffer(raw, numpy_dtype(array.array.dtype))
+            operator, _, hop = array.name.partition(":")
+            values = {"y": wanted.y, "n_id": wanted.n_id}.get(array.name)
+            expected = wanted.x[operator, int(hop)] if values is None else values
+            assert np.array_equal(found, expected[first:stop].reshape(-1))
+    with pytest.raises(ValueError, match="expected 0 to 3000"):
+        chunk_files(store, arrays, 0, 3001)
+    with pytest.raises(ValueError, match="gaps"):
+        store.rows(arrays[0].array).row_ranges(20, 0, 10)

@@ -97,17 +97,17 @@ def make_store(folder: Path, rows: int, width: int, hops: int) -> Path:
         writer.commit(
             Manifest(
                 format=FORMAT_VERSION, block_bytes=_BLOCK, id_dtype="uint32", types=(node_type,),
-                relations=(_edge(writer),),
+                relations=(write_edge(writer, _BLOCK),),
             )
         )  # fmt: skip
     return path
 
 
-def _edge(writer: StoreWriter) -> Relation:
+def write_edge(writer: StoreWriter, block_bytes: int) -> Relation:
     """A relation of one edge: there is no store without."""
     folder = "edges/node___to___node"
     blocks = writer.graph(f"{folder}/blocks")
-    packer = GraphPacker(_BLOCK, "uint32", None, 0, blocks.append)
+    packer = GraphPacker(block_bytes, "uint32", None, 0, blocks.append)
     packer.append(np.array([1, 0]), np.array([1], np.uint32), None, None)
     writer.side(f"{folder}/first_node", packer.close())
     writer.side(f"{folder}/first_edge", packer.first_edges())
