@@ -1,0 +1,133 @@
+"""Seed edges: their ends by place in graph blocks, negatives, and what a batch must not contain.
+
+Layout of blocks: FORMAT.md, "Graph blocks".
+"""
+
+import numpy as np
+from numba import njit
+
+from blockstore.kernels.jit import leaf
+from blockstore.kernels.random import draw_below
+
+_HEADER_WORDS = 16  # 64 bytes of header, then the offsets
+_NUM_NODES, _NUM_EDGES, _NUM_CARRIED, _EDGES_START = 6, 7, 8, 9  # in words of four bytes
+
+
+@leaf
+def _column_of(arena32, base, edge):
+    """Which of a block's columns the edge at `edge`, counted as its offsets are, belongs to."""
+    low, high = np.int64(0), np.int64(arena32[base + _NUM_NODES]) - 1
+    while low < high:
+        middle = (low + high + 1) >> 1
+        if np.int64(arena32[base + _HEADER_WORDS + middle]) <= edge:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+@leaf
+def find_ends(
+    arena32, ids, edge_ids, edge_bytes, entries, num, places, blocks, first_edge, first_node,
+    slot_of_block, slot_bytes, id_bytes, src, dst, index,
+):  # fmt: skip
+    """Sources and targets of edges by their place in the order of the blocks, which are present.
+
+    edge_ids    the arena viewed as edge ids; edge_bytes: of one in a block, 0: there are none
+    entries     uint32 (>= num,)          which of the edges are meant
+    places      int64                     of each edge
+    blocks      int32                     block of each edge
+    first_edge  uint64 (num_blocks + 1,)  edges before each block
+    first_node  uint64 (num_blocks + 1,)
+    src, dst    id_dtype                  out, store ids
+    index       int64                     out: edge ids, or places where there are none
+    """
+    for j in range(num):
+        i = np.int64(entries[j])
+        block = np.int64(blocks[i])
+        slot = np.int64(slot_of_block[block])
+        base = slot * (slot_bytes // 4)
+        k = places[i] - np.int64(first_edge[block])
+        start = np.int64(arena32[base + _EDGES_START])
+        src[i] = ids[slot * (slot_bytes // id_bytes) + start + k]
+        if k < np.int64(arena32[base + _NUM_CARRIED]):  # of the last column that starts before
+            dst[i] = np.int64(first_node[block]) - 1
+        else:
+            dst[i] = np.int64(first_node[block]) + _column_of(arena32, base, start + k)
+        index[i] = places[i]
+        if edge_bytes:
+            end = (start + np.int64(arena32[base + _NUM_EDGES])) * id_bytes
+            index[i] = edge_ids[(slot * slot_bytes + (end + 7) // 8 * 8) // edge_bytes + k]
+
+
+@njit(nogil=True, cache=True)
+def draw_negatives(key, start, num, first, num_nodes, out):
+    """out[j] = a random node for edge start + j % num of the epoch's order, its draw j // num.
+
+    first, num_nodes   the range of the type's store ids
+    """
+    for j in range(out.size):
+        out[j] = first + draw_below(key, np.uint64(start + j % num), j // num, num_nodes)
+
+
+@njit(nogil=True, cache=True)
+def group_excluded(places, sources, starts, out):
+    """Edges that a batch must not contain, by the place of their target among the seed nodes.
+
+    places   uint32 (num,)              local id of each edge's target
+    sources  id_dtype (num,)
+    starts   uint32 (seed nodes + 1,)   out: where each target's begin in `out`
+    out      id_dtype (num,)            out: sources, ascending for each target
+    """
+    starts[:] = 0
+    for i in range(places.size):
+        starts[places[i] + 1] += 1
+    for s in range(starts.size - 1):
+        starts[s + 1] += starts[s]
+    at = starts[:-1].copy()
+    for i in range(places.size):
+        out[at[places[i]]] = sources[i]
+        at[places[i]] += 1
+    for s in range(starts.size - 1):
+        if starts[s + 1] > starts[s] + 1:
+            out[starts[s] : starts[s + 1]].sort()
+
+
+@leaf
+def _holds(values, low, high, value):
+    """Whether `value` is among values[low:high], which ascend."""
+    while low < high:
+        middle = (low + high) >> 1
+        if values[middle] < value:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+@leaf
+def drop_excluded(
+    excluded_starts, excluded, starts, draws, edge_starts, edge_draws, counts, num
+):  # fmt: skip
+    """Take out of the draws of the first columns what a batch must not contain.
+
+    excluded_starts, excluded   from `group_excluded`: column i is seed node i
+    draws                       column i's are counts[i] from starts[i] on; the rest keep their order
+    edge_draws                  their edge ids, at edge_starts; of size 0 where there are none
+    counts                      uint32   in and out
+    """
+    for i in range(min(num, excluded_starts.size - 1)):
+        low, high = np.int64(excluded_starts[i]), np.int64(excluded_starts[i + 1])
+        if low == high:
+            continue
+        first, kept = starts[i], np.int64(0)
+        for k in range(np.int64(counts[i])):
+            source = draws[first + k]
+            found = _holds(excluded, low, high, source)
+            if found < high and excluded[found] == source:
+                continue
+            draws[first + kept] = source
+            if edge_draws.size:
+                edge_draws[edge_starts[i] + kept] = edge_draws[edge_starts[i] + k]
+            kept += 1
+        counts[i] = kept
