@@ -32,7 +32,7 @@ from clients.torch import NeighborDataset  # noqa: E402
 from tools.storm_trainer import digest  # noqa: E402
 
 NODES = 2000
-VERDICTS = {"BadMessage", "status-reply", "", "tcp", "?"}
+VERDICTS = {"BadMessage", "status-reply", "", "unexpected", "?"}
 
 
 @pytest.fixture(scope="module")

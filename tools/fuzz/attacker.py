@@ -80,7 +80,10 @@ class Attacker:
             if isinstance(message, StatusReply) and message.request == self._nonce:
                 break
         self.longest_s = max(self.longest_s, time.monotonic() - begun)
-        for kind, more in ((BadMessage.__name__, self._expected["tcp"]), ("status-reply", 0)):
+        for kind, more in (
+            (BadMessage.__name__, self._expected["unexpected"]),
+            ("status-reply", 0),
+        ):
             due = self._expected[kind] + (kind == "status-reply")
             if not due <= self._found[kind] <= due + more:
                 raise Defect(f"{due} answers {kind!r} were due, {self._found[kind]} came")

@@ -184,14 +184,16 @@ def _value(random: Random, depth: int) -> Any:
 def verdict(frames: Sequence[bytes], manifest: Manifest) -> str:
     """What a daemon must answer, as far as the message alone says so.
 
-    "BadMessage", "status-reply"; "" for what is never answered; "tcp" for what has a meaning over
-    tcp alone; "?" for what depends on the rest.
+    "BadMessage", "status-reply"; "" for what is never answered; "unexpected" for what has too
+    many frames or a meaning over tcp alone; "?" for what depends on the rest.
     Walks through all that looks at a message before memory is taken for it.
     """
     try:
         message = decode_client(frames[0])
     except BadMessage:
         return BadMessage.__name__
+    if len(frames) > 2:
+        return "unexpected"
     try:
         match message:
             case StatusRequest():
@@ -199,7 +201,7 @@ def verdict(frames: Sequence[bytes], manifest: Manifest) -> str:
             case Release() | Detach():
                 return ""
             case Hello() | Heartbeat() | Taken():
-                return "tcp"
+                return "unexpected"
             case Start():
                 check_start(message)
             case Attach():
