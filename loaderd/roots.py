@@ -1,0 +1,202 @@
+"""Where batches begin: seed nodes, or the ends of seed edges and of their negatives."""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from blockstore.kernels.links import draw_negatives, drop_excluded, group_excluded
+from blockstore.kernels.order import take_seeds
+from blockstore.kernels.random import permute_range
+from blockstore.kernels.renumber import enter_seeds_hash, renumber_hash
+from loaderd.plans.base import Plan, Unit
+from loaderd.protocol import SeedEdges
+
+NO_ENDS = np.empty(0, np.uint32)
+_TOGETHER = 1 << 16  # seed edges that are looked up in one pass over blocks
+_NEGATIVE = 1 << 61  # in place of a hop, of keys of negatives: no draw of a neighbor has it
+
+# places of edges, in the order of the blocks, to (sources, targets): store ids; of edges with ids
+# these replace the places
+FindEnds = Callable[[NDArray[np.int64]], tuple[NDArray[Any], NDArray[Any]]]
+
+
+class Excluded(NamedTuple):
+    """Edges of one relation that a batch must not contain, by the place of their target."""
+
+    relation: int
+    starts: NDArray[np.uint32]  # (seed nodes + 1,) where each target's begin in `sources`
+    sources: NDArray[Any]  # id_dtype, ascending for each target
+
+
+class Roots(NamedTuple):
+    """Where the sampling of a batch begins."""
+
+    nodes: NDArray[Any]  # id_dtype: seed nodes, store ids; ends of edges each once
+    places: NDArray[np.int64]  # of the seeds among the session's; edge ids where all are
+    ends: NDArray[np.uint32]  # places in `nodes` of the ends of edges, negatives behind seeds:
+    # sources, then targets; of triplets sources, targets, then negative targets
+    excluded: tuple[Excluded, ...]
+
+
+class EndTable(NamedTuple):
+    """Seed edges of a session, as they stay in memory."""
+
+    spec: SeedEdges
+    relation: int
+    reverse: int  # relation in which reverses are; -1: they are not looked for
+    sources: tuple[int, int]  # first store id and number of nodes of the type of the sources
+    targets: tuple[int, int]
+    ends: NDArray[Any]  # id_dtype (2, num_seeds): store ids; (2, 0) where all edges are seeds
+    first_edge: NDArray[np.uint64]  # (num_blocks + 1,) where all edges are, else (0,)
+
+
+def num_negatives(spec: SeedEdges, num: int) -> int:
+    """Negatives of so many seed edges."""
+    return math.ceil(num * spec.amount) if spec.negatives != "none" else 0
+
+
+def num_ends(spec: SeedEdges, num: int) -> int:
+    """Ends of so many seed edges and of their negatives."""
+    return 2 * num + num_negatives(spec, num) * (2 if spec.negatives == "binary" else 1)
+
+
+def seed_places(plan: Plan, unit: Unit, out: NDArray[np.int64]) -> None:
+    """Places of a unit's seeds among the session's."""
+    if plan.resolved.shuffle:
+        key = np.uint64(plan.epoch_key(unit.epoch))
+        permute_range(unit.start, unit.stop, plan.resolved.num_seeds, key, out)
+    else:
+        out[:] = np.arange(unit.start, unit.stop)
+
+
+def node_roots(seeds: NDArray[Any], index: NDArray[np.int64]) -> Roots:
+    """Of seeds that are nodes: `index` are their places in `seeds`."""
+    nodes = np.empty(index.size, seeds.dtype)
+    take_seeds(seeds, index, index.size, nodes)
+    return Roots(nodes, index, NO_ENDS, ())
+
+
+def edge_roots(table: EndTable, plan: Plan, units: Sequence[Unit], find: FindEnds) -> list[Roots]:
+    """Of seeds that are edges.
+
+    find   where all edges are seeds: called for many units together, so that a block that
+           several of them need is held once
+    """
+    found: list[Roots] = []
+    for group in _groups(units):
+        sizes = [unit.num_seeds for unit in group]
+        index = np.empty(sum(sizes), np.int64)
+        cuts = np.cumsum(sizes)[:-1]
+        for unit, part in zip(group, np.split(index, cuts), strict=True):
+            seed_places(plan, unit, part)
+        if table.first_edge.size:
+            src, dst = find(index)
+        else:
+            src, dst = table.ends[0][index], table.ends[1][index]
+        parts = (np.split(array, cuts) for array in (index, src, dst))
+        found += [
+            _roots(table, plan, unit, *ends) for unit, *ends in zip(group, *parts, strict=True)
+        ]
+    return found
+
+
+def _groups(units: Sequence[Unit]) -> Iterator[list[Unit]]:
+    """Units in their order, as many at a time as have few edges together."""
+    group: list[Unit] = []
+    for unit in units:
+        if group and sum(u.num_seeds for u in group) + unit.num_seeds > _TOGETHER:
+            yield group
+            group = []
+        group.append(unit)
+    if group:
+        yield group
+
+
+def _roots(
+    table: EndTable,
+    plan: Plan,
+    unit: Unit,
+    index: NDArray[np.int64],
+    src: NDArray[Any],
+    dst: NDArray[Any],
+) -> Roots:
+    """Negatives, the different nodes of all ends, and what the batch must not contain."""
+    spec, num = table.spec, unit.num_seeds
+    columns = [src, dst]
+    if spec.negatives == "binary":
+        pairs = (_negatives(table, plan, unit, end, src.dtype) for end in (0, 1))
+        columns = [part for pair in zip((src, dst), pairs, strict=True) for part in pair]
+    elif spec.negatives == "triplet":
+        columns.append(_negatives(table, plan, unit, 1, src.dtype))
+    nodes, ends = _number(np.concatenate(columns))
+    places = (ends[:num], ends[num + num_negatives(spec, num) * (spec.negatives == "binary") :])
+    return Roots(nodes, index, ends, _excluded(table, places[0], places[1][:num], src, dst, nodes))
+
+
+def _negatives(
+    table: EndTable, plan: Plan, unit: Unit, end: int, dtype: np.dtype[Any]
+) -> NDArray[Any]:
+    """Random nodes in place of sources (end 0) or targets (end 1)."""
+    out = np.empty(num_negatives(table.spec, unit.num_seeds), dtype)
+    key = np.uint64(plan.hop_key(unit.epoch, unit.step, _NEGATIVE, end))
+    first, num_nodes = table.targets if end else table.sources
+    draw_negatives(key, unit.start, unit.num_seeds, first, num_nodes, out)
+    return out
+
+
+def _number(ends: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.uint32]]:
+    """The different nodes of some ends in order of first occurrence, and each end's place."""
+    size = 1 << (2 * ends.size - 1).bit_length()
+    keys = np.full(size, np.iinfo(ends.dtype).max, ends.dtype)
+    values = np.empty(size, np.uint32)
+    nodes, places = np.empty_like(ends), np.empty(ends.size, np.uint32)
+    enter_seeds_hash(nodes, 0, keys, values, size - 1)
+    num, _ = renumber_hash(
+        ends, np.zeros(1, np.int64), np.array([ends.size], np.uint32), 1, keys, values, size - 1,
+        nodes, 0, places, 0,
+    )  # fmt: skip
+    return nodes[: int(num)], places
+
+
+def _excluded(
+    table: EndTable,
+    src_places: NDArray[np.uint32],
+    dst_places: NDArray[np.uint32],
+    src: NDArray[Any],
+    dst: NDArray[Any],
+    nodes: NDArray[Any],
+) -> tuple[Excluded, ...]:
+    """By relation: the seed edges, and those that lead back."""
+    if table.spec.exclude == "none":
+        return ()
+    wanted = {table.relation: [(dst_places, src)]}
+    if table.reverse >= 0:
+        wanted.setdefault(table.reverse, []).append((src_places, dst))
+    excluded = []
+    for relation, parts in wanted.items():
+        places, sources = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+        starts, out = np.empty(nodes.size + 1, np.uint32), np.empty_like(sources)
+        group_excluded(places, sources, starts, out)
+        excluded.append(Excluded(relation, starts, out))
+    return tuple(excluded)
+
+
+def drop_seed_edges(
+    excluded: Sequence[Excluded],
+    relation: int,
+    starts: NDArray[np.int64],
+    draws: NDArray[Any],
+    edge_starts: NDArray[np.int64],
+    edge_draws: NDArray[Any],
+    counts: NDArray[np.uint32],
+) -> None:
+    """Take excluded edges out of the draws of a frontier that begins with the seed nodes."""
+    for edges in excluded:
+        if edges.relation == relation:
+            drop_excluded(
+                edges.starts, edges.sources, starts, draws, edge_starts, edge_draws, counts,
+                counts.size,
+            )  # fmt: skip
