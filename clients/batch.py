@@ -1,7 +1,7 @@
 """From descriptors to arrays: copies a batch's structure and gathers its rows out of the arena."""
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blockstore.kernels.rows import expand_counts, gather_rows, scatter_rows
-from clients.buffers import BufferPool
+from clients.buffers import Memory
 from clients.session import Session
 from loaderd.protocol import BatchReady, Blob, BlobArray, RowArraySpec, RowGroup
 
@@ -32,6 +32,7 @@ class BatchArrays:
     nodes_per_hop: tuple[int, ...]
     edges_per_hop: tuple[int, ...]
     rows: dict[str, NDArray[Any]]  # by name: (num_nodes, *row_shape); bfloat16 as uint16
+    ends: NDArray[np.int64] | None = None  # local ends of seed edges and negatives
 
 
 def views(
@@ -58,7 +59,7 @@ def views(
 class BatchReader:
     """Reads the batches of one session."""
 
-    def __init__(self, session: Session, pool: BufferPool, threads: int = 1) -> None:
+    def __init__(self, session: Session, pool: Memory, threads: int = 1) -> None:
         self._session = session
         self._pool = pool
         self._threads = threads
@@ -70,6 +71,7 @@ class BatchReader:
         blob = ready.structure
         named = {array.name: array for array in blob.arrays}
         num_nodes = sum(ready.nodes_per_hop)
+        self._announce(ready, [num_nodes] * len(self._session.attached.rows))
         batch = BatchArrays(
             epoch=ready.epoch,
             step=step,
@@ -81,6 +83,7 @@ class BatchReader:
             nodes_per_hop=ready.nodes_per_hop,
             edges_per_hop=tuple(sum(edges) for edges in ready.edges_per_hop),
             rows=self._empty_rows(num_nodes),
+            ends=self._wide(blob, named["ends"]) if "ends" in named else None,
         )
         group = ready.rows
         self._gather(group, batch.rows)
@@ -126,12 +129,7 @@ class BatchReader:
         return edge_index
 
     def _empty_rows(self, num_nodes: int) -> dict[str, NDArray[Any]]:
-        return {
-            spec.name: self._pool.empty(
-                (num_nodes, *spec.row_shape), NUMPY_DTYPE.get(spec.dtype, spec.dtype)
-            )
-            for spec in self._session.attached.rows
-        }
+        return {spec.name: self._room(spec, num_nodes) for spec in self._session.attached.rows}
 
     def _gather(self, group: RowGroup, rows: dict[str, NDArray[Any]]) -> None:
         """Copy one row group to its places, then release it."""
@@ -143,7 +141,27 @@ class BatchReader:
             out = rows[spec.name].reshape(-1).view(np.uint8)
             for start, addresses in self._views(group.blob, named[f"address:{spec.name}"]):
                 self._gather_piece(spec, addresses, start, positions, out)
-        self._session.release(group.step, group.group)
+        self._release(group)
+
+    def _announce(self, ready: BatchReady, num_rows: Sequence[int]) -> None:
+        """Say what comes, before room is asked for; `num_rows` of each row array."""
+        specs = self._session.attached.rows
+        rows = list(zip(specs, num_rows, strict=True)) if ready.rows.last else []
+        self._pool.received(self._session.attachment.data, rows)
+
+    def _room(self, spec: RowArraySpec, num_rows: int) -> NDArray[Any]:
+        shape = (num_rows, *spec.row_shape)
+        return self._pool.rows(spec, shape, NUMPY_DTYPE.get(spec.dtype, spec.dtype))
+
+    def _release(self, group: RowGroup) -> None:
+        """Give a row group back once it is copied, unless its run has ended by then."""
+        session, run = self._session, self._session.run
+
+        def release() -> None:
+            if session.run == run and not session.lost:
+                session.release(group.step, group.group)
+
+        self._pool.after(release)
 
     def _gather_piece(
         self,
@@ -155,6 +173,8 @@ class BatchReader:
     ) -> None:
         """Rows `first`, `first + 1`, ... of a group, on as many threads as they are worth."""
         arena = self._session.attachment.data
+        if self._pool.gathers(out, first, addresses):
+            return
 
         def gather(start: int, stop: int) -> None:
             if positions is None:

@@ -5,14 +5,36 @@ import math
 import mmap
 import os
 import weakref
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from loaderd.protocol import RowArraySpec
+
 SMALL_BYTES = 256 << 10  # below, numpy's own allocator is as fast, and nothing is held alive
 HUGE_PAGE_BYTES = 2 << 20
 KEEP_BYTES = 512 << 20  # of unused buffers
+
+
+class Memory(Protocol):
+    """Where a reader lays batches out, one after the other."""
+
+    def received(self, arena: NDArray[np.uint8], rows: list[tuple[RowArraySpec, int]]) -> None:
+        """A batch begins; `rows`: how many of each array, where they come all at once."""
+
+    def empty(self, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
+        """An uninitialised, writable array."""
+
+    def rows(self, spec: RowArraySpec, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
+        """An array for rows that are gathered out of the arena."""
+
+    def gathers(self, out: NDArray[np.uint8], first: int, addresses: NDArray[np.uint64]) -> bool:
+        """Whether rows `first`, `first + 1`, ... of such an array need not be gathered here."""
+
+    def after(self, release: Callable[[], None]) -> None:
+        """Call `release` when nothing of the batch so far is in use in the arena."""
 
 
 class BufferPool:
@@ -38,6 +60,23 @@ class BufferPool:
         finalizer = weakref.finalize(array, _take_back, weakref.ref(self), memory, os.getpid())
         finalizer.atexit = False
         return array.reshape(shape)
+
+    def received(self, arena: NDArray[np.uint8], rows: list[tuple[RowArraySpec, int]]) -> None:
+        """See `Memory`."""
+
+    def rows(self, spec: RowArraySpec, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
+        """See `Memory`."""
+        del spec
+        return self.empty(shape, dtype)
+
+    def gathers(self, out: NDArray[np.uint8], first: int, addresses: NDArray[np.uint64]) -> bool:
+        """No: see `Memory`."""
+        del out, first, addresses
+        return False
+
+    def after(self, release: Callable[[], None]) -> None:
+        """At once: a reader copies before it releases."""
+        release()
 
     def unused_bytes(self) -> int:
         """Bytes of buffers that wait for their next use."""

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import IterableDataset, get_worker_info
 
+from clients.buffers import BufferPool, Memory
 from clients.patience import Patience
 from clients.position import Position, check_resolved, dump_state, parse_state
 from clients.session import Halted, Session, StepsLeftOut
@@ -88,6 +89,7 @@ class SteppedDataset(IterableDataset[B_co]):
         self._iteration = 0
         self._running: Session | None = None  # to which the steps of this iteration were told
         self._connection: Connection | None = None
+        self._memory: Memory | None = None
 
     @abstractmethod
     def _make_reader(self, session: Session) -> Reader:
@@ -136,8 +138,15 @@ class SteppedDataset(IterableDataset[B_co]):
         if step.batch is not None or step.position is None:
             self._begun = True
 
-    def halt(self) -> None:
-        """From any thread: end the newest run; a wait for the daemon ends too, with Halted."""
+    @property
+    def run(self) -> int:
+        """The number of the newest run."""
+        return self._iteration
+
+    def halt(self, run: int) -> None:
+        """From any thread: end a run, if it is the newest; its wait for the daemon ends too."""
+        if self._iteration != run:
+            return
         self._iteration += 1
         held = self._connection
         if held is not None:
@@ -146,6 +155,12 @@ class SteppedDataset(IterableDataset[B_co]):
     def attached(self) -> Attached:
         """What the daemon resolved the request to; connects."""
         return self._connect().session.attached
+
+    def lay_out_in(self, memory: Memory | None) -> None:
+        """Have batches laid out there from now on; None: each in buffers of its own."""
+        if memory is not self._memory:
+            self._drop()
+            self._memory = memory
 
     def set_epoch(self, epoch: int) -> None:
         """Make `epoch` the next one iterated: from its start, or where a loaded state left it."""
@@ -185,7 +200,12 @@ class SteppedDataset(IterableDataset[B_co]):
 
     def __getstate__(self) -> dict[str, Any]:
         """Parameters, plan and position: a connection belongs to its process."""
-        return self.__dict__ | {"_connection": None, "_running": None}
+        return self.__dict__ | {"_connection": None, "_running": None, "_memory": None}
+
+    @property
+    def memory(self) -> Memory:
+        """Where a reader that is made now lays batches out."""
+        return BufferPool() if self._memory is None else self._memory
 
     def _plan(self) -> tuple[Resolved, int]:
         """What fixes the batches, and how many an epoch has; connects, the first time."""

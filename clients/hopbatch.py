@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from blockstore.kernels.hoprows import gather_hops
 from clients.batch import NUMPY_DTYPE, SPLIT_BYTES
-from clients.buffers import BufferPool
+from clients.buffers import Memory
 from clients.session import Session
 from loaderd.errors import Refused
 from loaderd.protocol import ChunkReady, RowArraySpec
@@ -37,7 +37,7 @@ class HopReader:
     """Reads the hop-wise batches of one session."""
 
     def __init__(
-        self, session: Session, pool: BufferPool, threads: int, stacked: bool, views: bool
+        self, session: Session, pool: Memory, threads: int, stacked: bool, views: bool
     ) -> None:
         """`stacked`: one array (rows, arrays, ...) for all; `views`: where they lie, if they can.
 

@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import get_worker_info
 
-from clients.buffers import BufferPool
 from clients.dataset import (
     RECONNECT_S,
     Connection,
@@ -141,7 +140,7 @@ class HopDataset(SteppedDataset[HopBatch]):
         return super()._connect(patience)
 
     def _make_reader(self, session: Session) -> HopReader:
-        return HopReader(session, BufferPool(), gather_threads(), self.stacked, self.views)
+        return HopReader(session, self.memory, gather_threads(), self.stacked, self.views)
 
     def _to_batch(self, arrays: HopArrays, attached: Attached) -> HopBatch:
         specs = [s for s in attached.rows if s.name not in (LABEL, NODES)]

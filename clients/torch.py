@@ -10,15 +10,22 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from clients.batch import BatchArrays, BatchReader
-from clients.buffers import BufferPool
 from clients.dataset import RECONNECT_S, SteppedDataset, gather_threads, to_tensor
 from clients.hops import HopBatch, HopDataset
+from clients.prefetch import Prefetcher, prefetch
 from clients.records import TensorRecord
 from clients.session import Session
 from loaderd.errors import Refused
 from loaderd.protocol import Attach, Attached
 
-__all__ = ["Batch", "HopBatch", "HopDataset", "NeighborDataset"]
+__all__ = [
+    "Batch",
+    "HopBatch",
+    "HopDataset",
+    "NeighborDataset",
+    "Prefetcher",
+    "prefetch",
+]
 
 InputNodes = Tensor | NDArray[Any] | Sequence[int] | str | None
 EdgeType = tuple[str, str, str]  # source type, name, target type
@@ -139,7 +146,7 @@ class NeighborDataset(SampledDataset[Batch]):
                 f"{self.endpoint}: the store has {relations} relations, a NeighborDataset delivers "
                 "stores of one; take clients.hetero.HeteroDataset"
             )
-        return BatchReader(session, BufferPool(), gather_threads())
+        return BatchReader(session, self.memory, gather_threads())
 
     def _to_batch(self, arrays: BatchArrays, attached: Attached) -> Batch:
         return to_batch(arrays, attached)

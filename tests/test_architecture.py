@@ -38,6 +38,13 @@ DOORS = {  # library -> the only files that import it, in the packages that are 
         "clients/train_hops.py",
         "clients/dataset.py",
         "clients/records.py",
+        "clients/prefetch.py",
+        "clients/device/devices.py",
+        "clients/device/driver.py",
+        "clients/device/hotrows.py",
+        "clients/device/kernels.py",
+        "clients/device/slab.py",
+        "clients/device/stage.py",
         "clients/hops.py",
         "clients/hetero.py",
         "clients/pyg.py",
@@ -45,6 +52,7 @@ DOORS = {  # library -> the only files that import it, in the packages that are 
         "clients/train.py",
         "preprocess/torchfile.py",
     },
+    "triton": {"clients/device/kernels.py"},
     "torch_geometric": {"clients/pyg.py"},
 }
 # what the daemon loads must stay light

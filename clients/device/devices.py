@@ -1,0 +1,241 @@
+"""What a batch is brought to: a GPU, or host memory that stands in for one."""
+
+import contextlib
+import time
+import warnings
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from blockstore.kernels.rows import NO_ROW, gather_rows
+from clients.device.driver import CannotRegister, RegisteredMemory
+
+kernels: Any
+try:
+    from clients.device import kernels
+except ImportError:  # no Triton here
+    kernels = None
+
+
+class Mark(Protocol):
+    """A point in what a device does, in order."""
+
+    def wait(self) -> None:
+        """Until the device is there."""
+
+    def since(self, earlier: Any) -> float:
+        """Seconds from an earlier mark; both are past."""
+
+
+class Device(Protocol):
+    """Copies and gathers in an order of its own, beside what the trainer has it do.
+
+    Belongs to the thread that reads ahead, but for `adopt`, which is the trainer's.
+    """
+
+    device: torch.device
+    name: str
+
+    def host(self, num_bytes: int) -> Tensor:
+        """uint8 host memory from which copies are fast."""
+
+    def copy(self, source: Tensor) -> Tensor:
+        """Begin to copy host memory, which must hold until the next mark is past."""
+
+    def order(self) -> contextlib.AbstractContextManager[Any]:
+        """What torch does inside is done in this order too."""
+
+    def mark(self) -> Mark:
+        """After all that was asked for so far."""
+
+    def lend(self, arena: NDArray[np.uint8]) -> str:
+        """Let `gather` read an arena, the last one no more; "" or why it cannot."""
+
+    def gather(
+        self, addresses: Tensor, out: Tensor, slots: Tensor | None, cache: Tensor | None
+    ) -> None:
+        """As `clients.device.kernels.gather_on_device`, out of the arena that was lent."""
+
+    def adopt(self, tensors: Sequence[Tensor], mark: Mark) -> None:
+        """Have what the trainer asks for from now on come after `mark`."""
+
+    def free_bytes(self) -> int:
+        """Of the device's memory."""
+
+    def close(self) -> None:
+        """Wait for what is under way, and give the arena back."""
+
+
+class HostMark:
+    """A moment: on the host all is done when it is asked for."""
+
+    def __init__(self) -> None:
+        self._at = time.perf_counter()
+
+    def wait(self) -> None:
+        """It is past."""
+
+    def since(self, earlier: "HostMark") -> float:
+        """Seconds."""
+        return self._at - earlier._at
+
+
+class HostDevice:
+    """Host memory in the place of a device: the same batches, by the same steps."""
+
+    def __init__(self, free_bytes: int = 256 << 20) -> None:
+        self.device, self.name = torch.device("cpu"), "cpu"
+        self._free_bytes = free_bytes
+        self._arena: NDArray[np.uint8] | None = None
+
+    def host(self, num_bytes: int) -> Tensor:
+        """See `Device`."""
+        return torch.empty(num_bytes, dtype=torch.uint8)
+
+    def copy(self, source: Tensor) -> Tensor:
+        """See `Device`."""
+        return source.clone()
+
+    def order(self) -> contextlib.AbstractContextManager[Any]:
+        """See `Device`."""
+        return contextlib.nullcontext()
+
+    def mark(self) -> HostMark:
+        """See `Device`."""
+        return HostMark()
+
+    def lend(self, arena: NDArray[np.uint8]) -> str:
+        """See `Device`."""
+        self._arena = arena
+        return ""
+
+    def gather(
+        self, addresses: Tensor, out: Tensor, slots: Tensor | None, cache: Tensor | None
+    ) -> None:
+        """See `Device`."""
+        assert self._arena is not None
+        wanted = addresses.numpy().view(np.uint64)
+        hits = None
+        if slots is not None and cache is not None:
+            hits = torch.nonzero(slots >= 0).squeeze(1)
+            wanted = np.where(slots.numpy() >= 0, NO_ROW, wanted)
+        flat = out.reshape(-1).numpy()
+        gather_rows(self._arena, wanted, 0, wanted.size, out.shape[1], flat)
+        if hits is not None and slots is not None and cache is not None:
+            out[hits] = cache[slots[hits]]
+
+    def adopt(self, tensors: Sequence[Tensor], mark: Mark) -> None:
+        """See `Device`."""
+
+    def free_bytes(self) -> int:
+        """See `Device`."""
+        return self._free_bytes
+
+    def close(self) -> None:
+        """See `Device`."""
+        self._arena = None
+
+
+class CudaMark:
+    """An event on a stream."""
+
+    def __init__(self, stream: torch.cuda.Stream) -> None:
+        self.event = torch.cuda.Event(enable_timing=True, blocking=True)  # type: ignore[no-untyped-call]
+        self.event.record(stream)
+
+    def wait(self) -> None:
+        """Sleeps, it does not spin."""
+        self.event.synchronize()
+
+    def since(self, earlier: "CudaMark") -> float:
+        """Seconds."""
+        return float(earlier.event.elapsed_time(self.event)) / 1e3
+
+
+class CudaDevice:
+    """A GPU, with a stream of its own."""
+
+    def __init__(self, device: torch.device) -> None:
+        index = torch.cuda.current_device() if device.index is None else device.index
+        self.device = torch.device("cuda", index)
+        self.name = torch.cuda.get_device_name(self.device)
+        self._stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+        self._lent: RegisteredMemory | None = None
+        self._arena: Tensor | None = None
+
+    def host(self, num_bytes: int) -> Tensor:
+        """See `Device`."""
+        return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
+
+    def copy(self, source: Tensor) -> Tensor:
+        """See `Device`."""
+        with self.order():
+            target = torch.empty_like(source, device=self.device)
+            return target.copy_(source, non_blocking=True)
+
+    def order(self) -> contextlib.AbstractContextManager[Any]:
+        """See `Device`."""
+        return torch.cuda.stream(self._stream)
+
+    def mark(self) -> CudaMark:
+        """See `Device`."""
+        return CudaMark(self._stream)
+
+    def lend(self, arena: NDArray[np.uint8]) -> str:
+        """See `Device`."""
+        if kernels is None:
+            return "Triton is not installed"
+        if self._lent is not None and self._lent.memory.ctypes.data == arena.ctypes.data:
+            return ""
+        self.close()
+        try:
+            self._lent = RegisteredMemory(arena, self.device)
+        except CannotRegister as error:
+            return str(error)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # that it is not writable
+            self._arena = torch.from_numpy(arena)
+        return ""
+
+    def gather(
+        self, addresses: Tensor, out: Tensor, slots: Tensor | None, cache: Tensor | None
+    ) -> None:
+        """See `Device`."""
+        assert self._arena is not None
+        with self.order():
+            kernels.gather_on_device(self._arena, addresses, out, slots, cache)
+
+    def adopt(self, tensors: Sequence[Tensor], mark: Mark) -> None:
+        """See `Device`: its stream waits, the host does not."""
+        assert isinstance(mark, CudaMark)
+        current = torch.cuda.current_stream(self.device)
+        current.wait_event(mark.event)
+        for tensor in tensors:  # its memory is not used again before this stream is done with it
+            tensor.record_stream(current)
+
+    def free_bytes(self) -> int:
+        """See `Device`."""
+        return int(torch.cuda.mem_get_info(self.device)[0])
+
+    def close(self) -> None:
+        """See `Device`."""
+        self._stream.synchronize()
+        self._arena = None
+        if self._lent is not None:
+            self._lent.close()
+            self._lent = None
+
+
+def open_device(device: torch.device) -> Device:
+    """Raises ValueError: there is no such device here."""
+    if device.type == "cpu":
+        return HostDevice()
+    if device.type != "cuda":
+        raise ValueError(f"device {str(device)!r}: expected 'cpu' or 'cuda'")
+    if not torch.cuda.is_available():
+        raise ValueError(f"device {str(device)!r}: torch finds no CUDA device here; use 'cpu'")
+    return CudaDevice(device)

@@ -1,0 +1,75 @@
+"""The gather that a GPU does itself, out of host memory and a cache of its own: Triton."""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+TILE = 1024  # words that a program moves at a time
+MOST_WORDS = 128  # of a row, of these
+WORDS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _gather(  # type: ignore[no-untyped-def]
+    arena, addresses, slots, cache, out, num_rows, row_words,
+    WORD_BYTES: tl.constexpr, CACHED: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,  # noqa: N803
+):  # fmt: skip
+    """Program p: rows [p * ROWS, (p + 1) * ROWS) of `out`.
+
+    arena      words, in host memory      read where the row is not in the cache
+    addresses  int64 (num_rows,)          byte offsets in the arena; negative: a row of zeros
+    slots      int64 (num_rows,)          row in the cache; -1: not there
+    cache      words (cached, row_words)
+    out        words (num_rows, row_words)
+    """
+    rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    live = rows < num_rows
+    address = tl.load(addresses + rows, mask=live, other=-1)
+    from_host = live & (address >= 0)
+    first = address // WORD_BYTES
+    if CACHED:
+        slot = tl.load(slots + rows, mask=live, other=-1)
+        from_host = from_host & (slot < 0)
+        from_cache = live & (slot >= 0)
+    for begin in range(0, row_words, COLUMNS):
+        columns = begin + tl.arange(0, COLUMNS)
+        inside = (columns < row_words)[None, :]
+        value = tl.load(
+            arena + first[:, None] + columns[None, :], mask=from_host[:, None] & inside, other=0
+        )
+        if CACHED:
+            held = tl.load(
+                cache + slot[:, None] * row_words + columns[None, :],
+                mask=from_cache[:, None] & inside, other=0,
+            )  # fmt: skip
+            value = tl.where(from_cache[:, None], held, value)
+        tl.store(
+            out + rows[:, None] * row_words + columns[None, :], value, mask=live[:, None] & inside
+        )
+
+
+def gather_on_device(
+    arena: Tensor, addresses: Tensor, out: Tensor, slots: Tensor | None, cache: Tensor | None
+) -> None:
+    """Row i of `out` = row slots[i] of `cache`, or where that is negative, bytes of the arena.
+
+    arena      uint8 (bytes,)                in host memory that is registered with the device
+    addresses  int64 (rows,)                 byte offsets, multiples of the widest word in a row
+    out        uint8 (rows, row_bytes)
+    cache      uint8 (cached, row_bytes)
+    """
+    num_rows, row_bytes = out.shape
+    if not num_rows or not row_bytes:
+        return
+    word = next(size for size in WORDS if row_bytes % size == 0)
+    kind, row_words = WORDS[word], row_bytes // word
+    columns = min(MOST_WORDS, triton.next_power_of_2(row_words))
+    rows = max(1, TILE // columns)
+    cached = slots is not None and cache is not None and cache.numel() > 0
+    whole = arena[: arena.numel() // word * word].view(kind)
+    _gather[(triton.cdiv(num_rows, rows),)](
+        whole, addresses, slots if cached else addresses,
+        cache.view(kind) if cached and cache is not None else out.view(kind), out.view(kind),
+        num_rows, row_words, WORD_BYTES=word, CACHED=cached, ROWS=rows, COLUMNS=columns,
+    )  # fmt: skip

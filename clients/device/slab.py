@@ -1,0 +1,106 @@
+"""Host memory in which one batch at a time is laid out, so that few copies bring it to a device."""
+
+import mmap
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import DTypeLike, NDArray
+from torch import Tensor
+
+ALIGN = 64  # bytes, of each array
+FIRST_BYTES = 1 << 20
+NO_RESERVE = 0x4000  # MAP_NORESERVE: address space only
+
+
+class Place(NamedTuple):
+    """Where an array lies in a slab."""
+
+    part: int
+    offset: int  # bytes
+
+
+class Slab:
+    """Memory for one batch; it grows to what a batch needs, and is then used again and again.
+
+    It has parts, each of which is copied at once: one, unless a batch outgrew what was there.
+    Arrays of `shadow` have an address and no memory: they stand for what only a device will hold.
+    """
+
+    def __init__(self, allocate: Callable[[int], Tensor]) -> None:
+        """`allocate`: uint8 memory of so many bytes."""
+        self._allocate = allocate
+        self._parts: list[Tensor] = []
+        self._used: list[int] = []
+        self._shadow = mmap.mmap(-1, mmap.PAGESIZE)
+        self._shadows = 0  # bytes of it
+
+    def clear(self) -> None:
+        """Forget the arrays: what held them is no longer read."""
+        if len(self._parts) > 1:  # an eighth of slack: batches of a plan differ a little in size
+            size = sum(self._used) * 9 // 8
+            self._parts = []
+            self._parts = [self._allocate(size)]
+        self._used = [0] * len(self._parts)
+        self._shadows = 0
+
+    def empty(self, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
+        """An uninitialised array."""
+        kind = np.dtype(dtype)
+        num_bytes = int(np.prod(shape, dtype=np.int64)) * kind.itemsize
+        first = -(-self._used[-1] // ALIGN) * ALIGN if self._used else 0
+        if not self._parts or first + num_bytes > self._parts[-1].numel():
+            last = self._parts[-1].numel() if self._parts else FIRST_BYTES // 2
+            self._parts.append(self._allocate(max(2 * last, num_bytes)))
+            self._used.append(0)
+            first = 0
+        self._used[-1] = first + num_bytes
+        raw: NDArray[Any] = self._parts[-1].numpy()[first : first + num_bytes]
+        return raw.view(kind).reshape(shape)
+
+    def shadow(self, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
+        """An array that must be neither read nor written; `shadow_offset` knows it."""
+        kind = np.dtype(dtype)
+        num_bytes = int(np.prod(shape, dtype=np.int64)) * kind.itemsize
+        first = -(-self._shadows // ALIGN) * ALIGN
+        if first + num_bytes > len(self._shadow):
+            if first:
+                raise MemoryError(
+                    f"{first + num_bytes} bytes of shadows: expected one `shade` call"
+                )
+            self.shade(num_bytes)
+        self._shadows = first + num_bytes
+        raw: NDArray[Any] = np.frombuffer(self._shadow, np.uint8, num_bytes, first)
+        return raw.view(kind).reshape(shape)
+
+    def shade(self, num_bytes: int) -> None:
+        """Have address space for all shadows of a batch, before the first of them."""
+        if num_bytes > len(self._shadow):
+            size = -(-2 * num_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
+            flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | NO_RESERVE
+            self._shadow = mmap.mmap(-1, size, flags)
+
+    def shadow_offset(self, address: int) -> int | None:
+        """Of what begins at `address`, among the shadows."""
+        first = address - np.frombuffer(self._shadow, np.uint8, 1).ctypes.data
+        return first if 0 <= first < self._shadows else None
+
+    def find(self, address: int) -> Place | None:
+        """Where in the slab `address` is."""
+        for number, (part, used) in enumerate(zip(self._parts, self._used, strict=True)):
+            first = address - part.data_ptr()
+            if 0 <= first < used:
+                return Place(number, first)
+        return None
+
+    def put(self, tensor: Tensor) -> Place:
+        """Copy a tensor into the slab."""
+        flat = tensor.contiguous().reshape(-1).view(torch.uint8)
+        array = self.empty((flat.numel(),), np.uint8)
+        torch.from_numpy(array).copy_(flat)
+        return Place(len(self._parts) - 1, self._used[-1] - flat.numel())
+
+    def filled(self) -> list[Tensor]:
+        """What is used of each part, as uint8."""
+        return [part[:used] for part, used in zip(self._parts, self._used, strict=True)]

@@ -1,0 +1,235 @@
+"""Batches of a dataset on a device, read and brought there ahead of the trainer."""
+
+import queue
+import threading
+import time
+import weakref
+from collections.abc import Iterator
+from functools import partial
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import torch
+
+from clients.dataset import Step, SteppedDataset
+from clients.device.calibration import Choice
+from clients.device.devices import open_device
+from clients.device.stage import Ready, Stage
+from clients.hops import HopDataset
+from loaderd.errors import Refused
+
+B = TypeVar("B")
+
+
+class _Item(NamedTuple):
+    """What the thread that reads hands over."""
+
+    step: Step[Any] | None  # None: `error` came
+    ready: Ready | None  # where the batch is on its way to a device
+    error: BaseException | None = None
+
+
+class Prefetcher(Generic[B]):
+    """Iterates the epochs of a dataset as the dataset itself does; a thread reads ahead.
+
+    A state counts the batches that were handed out, not those read ahead.  While an iteration runs,
+    the dataset is used through this object only.
+    """
+
+    def __init__(
+        self,
+        dataset: SteppedDataset[B],
+        device: torch.device | str = "cuda",
+        depth: int = 2,
+        mode: str = "auto",
+        cache_bytes: int | None = None,
+    ) -> None:
+        """`depth`: batches that are read or on their way, at most, beyond the trainer's.
+
+        mode   how rows of sampled batches come to the device.  "staging": gathered by the host, and
+               copied.  "direct": gathered by the GPU out of the daemon's memory.  "cached": so, and
+               those wanted most out of its own memory, `cache_bytes` of it (None: an eighth of what
+               is free).  "auto": all three are measured within the first batches, and the
+               fastest is taken; a way that does not work is left out, and `choice` says why.
+               Batches are the same.  On the CPU, "auto" hands batches on as they are.
+
+        Raises Refused, ValueError: no such device.
+        """
+        if depth < 1:
+            raise Refused(f"depth {depth}: expected at least 1 batch")
+        self.dataset, self.depth = dataset, depth
+        self.device = torch.device(device)
+        self.waited_s = 0.0  # that the trainer waited, in all
+        hops = isinstance(dataset, HopDataset)
+        if hops and self.device.type == "cpu" and getattr(dataset, "views", False):
+            raise Refused(
+                "views=True, read ahead: such batches hold until the next one is asked for; "
+                "leave views out, or prefetch to a GPU"
+            )
+        self._stage: Stage | None = None
+        if self.device.type != "cpu" or mode != "auto":
+            on = open_device(self.device)
+            self.device = on.device
+            self._stage = Stage(on, mode, direct=not hops, cache_bytes=cache_bytes)
+        dataset.lay_out_in(self._stage)
+        self._run: _Run | None = None
+
+    def __len__(self) -> int:
+        """Batches of an epoch."""
+        return len(self.dataset)
+
+    def __iter__(self) -> "Iterator[B]":
+        """Start to read an epoch at once; it ends any earlier iterator."""
+        self._end()
+        window = self.dataset.attached().window
+        run = _Run(self.dataset, self.dataset.ahead(), self._stage, self.depth, window)
+        self._run = run
+        return _Batches(self, run)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Make `epoch` the next one iterated, as the dataset does."""
+        self._end()
+        self.dataset.set_epoch(epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What to save to go on after the last batch that was handed out."""
+        return self.dataset.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on, at the next iteration, after the last batch that `state` counts as consumed."""
+        self._end()
+        self.dataset.load_state_dict(state)
+
+    def choice(self) -> Choice | None:
+        """How rows come to the device, and why; None: still measuring, or the CPU."""
+        return None if self._stage is None else self._stage.choice()
+
+    def close(self) -> None:
+        """End the thread, wait for the device, and detach from the daemon."""
+        self._end()
+        if self._stage is not None:
+            self._stage.close()
+        self.dataset.close()
+        self.dataset.lay_out_in(None)
+
+    def __enter__(self) -> "Prefetcher[B]":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _end(self) -> None:
+        if self._run is not None:
+            self._run.stop()
+            self._run = None
+
+
+class _Batches(Iterator[B]):
+    """One epoch; when it is let go of, its thread ends."""
+
+    def __init__(self, owner: Prefetcher[B], run: "_Run") -> None:
+        self._owner, self._run = owner, run
+        self._stop = weakref.finalize(self, run.stop)
+
+    def __next__(self) -> B:
+        owner, run = self._owner, self._run
+        if run.stopped and owner._run is not run:
+            raise RuntimeError("a newer iterator of this dataset has taken over")
+        while True:
+            begun = time.perf_counter()
+            item = run.take()
+            owner.waited_s += time.perf_counter() - begun
+            if item.error is not None or item.step is None:
+                self._stop()
+                raise item.error or StopIteration
+            owner.dataset.consume(item.step)
+            if item.step.position is None:
+                self._stop()
+                raise StopIteration
+            if item.step.batch is None:
+                continue
+            run.free()
+            if item.ready is None:
+                batch: B = item.step.batch
+                return batch
+            assert run.stage is not None
+            run.stage.device.adopt(item.ready.memory, item.ready.mark)
+            moved: B = item.ready.batch
+            return moved
+
+
+class _Run:
+    """A thread that reads steps ahead of those that take them."""
+
+    def __init__(
+        self,
+        dataset: SteppedDataset[Any],
+        steps: Iterator[Step[Any]],
+        stage: Stage | None,
+        depth: int,
+        window: int,
+    ) -> None:
+        self.stage, self.stopped = stage, False
+        self._halt = partial(dataset.halt, dataset.run)
+        self._room = threading.Semaphore(depth)
+        self._items: queue.SimpleQueue[_Item] = queue.SimpleQueue()
+        self._ended = False
+        self._thread = threading.Thread(
+            target=self._read, args=(steps, window), name="prefetch", daemon=True
+        )
+        self._thread.start()
+
+    def take(self) -> _Item:
+        """The next step; waits for it."""
+        if self._ended:
+            return _Item(None, None)
+        item = self._items.get()
+        self._ended = item.step is None or item.step.position is None
+        return item
+
+    def free(self) -> None:
+        """A batch was taken: another one may be read."""
+        self._room.release()
+
+    def stop(self) -> None:
+        """End the thread; what it has read is forgotten."""
+        if not self.stopped:
+            self.stopped = True
+            if self._thread.is_alive():
+                self._halt()
+        self._room.release()
+        self._items.put(_Item(None, None))
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def _read(self, steps: Iterator[Step[Any]], window: int) -> None:
+        try:
+            while True:
+                self._room.acquire()
+                if self.stopped:
+                    break
+                if self.stage is not None:
+                    self.stage.begin(window)
+                step = next(steps)
+                while step.batch is None and step.position is not None:  # left out
+                    self._items.put(_Item(step, None))
+                    step = next(steps)
+                ready = None
+                if self.stage is not None and step.batch is not None:
+                    ready = self.stage.move(step.batch)
+                    step = step._replace(batch=True)
+                self._items.put(_Item(step, ready))
+                if step.position is None:
+                    break
+        except BaseException as error:  # the trainer gets it at its next batch
+            self._items.put(_Item(None, None, None if self.stopped else error))
+
+
+def prefetch(
+    dataset: SteppedDataset[B],
+    device: torch.device | str = "cuda",
+    depth: int = 2,
+    mode: str = "auto",
+    cache_bytes: int | None = None,
+) -> Prefetcher[B]:
+    """Batches of `dataset` on `device`, `depth` of them ahead: see `Prefetcher`."""
+    return Prefetcher(dataset, device, depth, mode, cache_bytes)
