@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import socket
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -19,22 +20,28 @@ from blockstore.store import Store, open_store
 from blockstore.units import format_bytes, parse_bytes
 from loaderd.advicetext import advice_json, advice_text
 from loaderd.config import read_config
-from loaderd.daemon import Daemon
+from loaderd.curve import new_pair
+from loaderd.daemon import Access, Daemon
 from loaderd.daemon import serve as serve_engine
 from loaderd.doctor import State, checks_text, examine
 from loaderd.endpoint import Endpoint, claim, parse_endpoint
 from loaderd.engine import Engine, default_settings
-from loaderd.errors import DaemonError
+from loaderd.errors import DaemonError, Refused
+from loaderd.keys import PUBLIC, SECRET, keys_folder, write_pair
 from loaderd.ledger import EngineSettings, plan_budget
 from loaderd.logs import logging_to_stderr, tell
 from loaderd.measuring import report_on
 from loaderd.notify import notify
+from loaderd.owners import Admission, UserLimits, check_folder, group_id, user_name
 from loaderd.protocol import Attach
+from loaderd.registry import MAX_SESSIONS
+from loaderd.remote import Listening
 from loaderd.report import ledger_text, status_text
 from loaderd.sightserver import SightServer
 from loaderd.signals import Interrupted, Signals, interrupt
+from loaderd.tcp import parse_tcp
 from loaderd.top import run_top
-from loaderd.transport import ask_status
+from loaderd.transport import ask_status, parse_either
 
 log = logging.getLogger("loaderd")  # __name__ is "__main__" under `python -m`
 
@@ -161,6 +168,41 @@ def serve(
     log_level: Annotated[
         LogLevel, typer.Option(envvar="LOADERD_LOG_LEVEL", help="the least of what is logged")
     ] = LogLevel.info,
+    group: Annotated[
+        str, typer.Option(envvar="LOADERD_GROUP", help="whose members may attach, too")
+    ] = "",
+    user_sessions: Annotated[
+        int,
+        typer.Option(
+            envvar="LOADERD_USER_SESSIONS", min=1, max=MAX_SESSIONS, help="open ones of one user"
+        ),
+    ] = MAX_SESSIONS,
+    user_window: Annotated[
+        int,
+        typer.Option(
+            envvar="LOADERD_USER_WINDOW", min=1, max=1 << 20, help="batches in flight of one user"
+        ),
+    ] = 1 << 20,
+    user_share: Annotated[
+        float,
+        typer.Option(
+            envvar="LOADERD_USER_SHARE", min=0.01, max=1.0, help="of the arena, for one user"
+        ),
+    ] = 1.0,
+    listen: Annotated[
+        str,
+        typer.Option(envvar="LOADERD_LISTEN", help="tcp://HOST:PORT, for trainers elsewhere"),
+    ] = "",
+    keys: Annotated[
+        Path | None,
+        typer.Option(envvar="LOADERD_SERVE_KEYS", help="folder of keys, for --listen"),
+    ] = None,
+    remote_credit: Annotated[
+        str,
+        typer.Option(
+            envvar="LOADERD_REMOTE_CREDIT", help="bytes on their way to a session elsewhere"
+        ),
+    ] = "128M",
     config: Annotated[  # noqa: ARG001
         Path | None,
         typer.Option(
@@ -183,12 +225,33 @@ def serve(
             typer.echo(ledger_text(plan_budget(opened, settings), settings.mem_bytes))
             return
         look = _Look(metrics_host, metrics_port, log_format, log_level)
+        access = Access(
+            Admission(group_id(group) if group else None),
+            UserLimits(user_sessions, user_window, user_share),
+            _listening(listen, keys, parse_bytes(remote_credit)),
+        )
         with logging_to_stderr(look.log_format.value, look.log_level.value):
-            _serve(opened, settings, address, look)
+            _serve(opened, settings, address, look, access)
 
 
-def _serve(store: Store, settings: EngineSettings, endpoint: Endpoint, look: _Look) -> None:
+def _listening(address: str, keys: Path | None, credit: int) -> Listening | None:
+    """How other hosts are served.  Raises Refused: they cannot be."""
+    if not address:
+        if keys is not None:
+            raise Refused("--keys: expected --listen tcp://HOST:PORT beside it")
+        return None
+    listening = Listening(parse_tcp(address), keys and keys.expanduser(), credit)
+    if listening.address.keys:
+        raise Refused(f"--listen {address}: expected the folder of keys as --keys")
+    listening.pair()
+    return listening
+
+
+def _serve(
+    store: Store, settings: EngineSettings, endpoint: Endpoint, look: _Look, access: Access
+) -> None:
     """Serve until a signal comes, also one that comes while memory is taken."""
+    check_folder(endpoint.path.parent, access.admission.gid)
     signals, idle = Signals(), True
     with contextlib.suppress(Interrupted), claim(endpoint):
         with signals.to(interrupt):
@@ -205,15 +268,16 @@ def _serve(store: Store, settings: EngineSettings, endpoint: Endpoint, look: _Lo
                 if look.port:
                     server = SightServer(look.host, look.port, daemon.status)
                     page = stack.enter_context(server).address
-                _say(line)
+                also = f" and {daemon.remote_address}" if daemon.remote_address else ""
+                _say(line.replace(f" at {endpoint}", f" at {endpoint}{also}", 1))
                 tell(
                     log, logging.INFO, "serving", store=store.path, endpoint=endpoint,
                     fingerprint=store.manifest.fingerprint, mem_bytes=settings.mem_bytes,
-                    io_mode=engine.io_mode, page=page,
+                    io_mode=engine.io_mode, page=page, listen=daemon.remote_address,
                 )  # fmt: skip
                 notify("READY=1", f"STATUS={line}")
 
-            idle = asyncio.run(serve_engine(engine, endpoint, signals, ready))
+            idle = asyncio.run(serve_engine(engine, endpoint, signals, ready, access))
             if not idle:
                 stack.pop_all()
     if not idle:  # a worker hangs in a read; nothing of it outlives the process
@@ -278,28 +342,51 @@ def _fanouts(text: str) -> tuple[int, ...]:
 @app.command()
 def status(
     endpoint: Annotated[
-        str, typer.Option(envvar="LOADERD_ENDPOINT", help="ipc:///path/of/the/socket")
+        str,
+        typer.Option(
+            envvar="LOADERD_ENDPOINT", help="ipc:///path/of/the/socket, or tcp://HOST:PORT"
+        ),
     ],
     json: Annotated[bool, typer.Option("--json", help="for scripts")] = False,
 ) -> None:
     """Ask a daemon how it is."""
     with _one_line_errors():
-        reply = ask_status(parse_endpoint(endpoint))
+        reply = ask_status(parse_either(endpoint))
         typer.echo(msgspec.json.encode(reply).decode() if json else status_text(reply))
 
 
 @app.command()
 def top(
     endpoint: Annotated[
-        str, typer.Option(envvar="LOADERD_ENDPOINT", help="ipc:///path/of/the/socket")
+        str,
+        typer.Option(
+            envvar="LOADERD_ENDPOINT", help="ipc:///path/of/the/socket, or tcp://HOST:PORT"
+        ),
     ],
     every: Annotated[float, typer.Option(min=0.1, max=3600, help="seconds of a picture")] = 1.0,
     once: Annotated[bool, typer.Option("--once", help="one picture, and exit")] = False,
 ) -> None:
     """Watch a daemon: sessions, rates, the stage that limits, memory."""
     with _one_line_errors(), contextlib.suppress(KeyboardInterrupt):
-        address = parse_endpoint(endpoint)
+        address = parse_either(endpoint)
         run_top(lambda: ask_status(address), every, once)
+
+
+@app.command()
+def keygen(
+    folder: Annotated[
+        Path | None, typer.Argument(help="where; else $LOADERD_KEYS, or ~/.config/loaderd")
+    ] = None,
+    name: Annotated[str, typer.Option(help="by which daemons know who has the key")] = "",
+) -> None:
+    """Make this side's keys for tcp, and print the public one."""
+    with _one_line_errors():
+        where = keys_folder(folder)
+        pair = new_pair()
+        who = " ".join(name.split()) or f"{user_name(os.getuid())}@{socket.gethostname()}"
+        write_pair(where, pair, who)
+        typer.echo(f"{pair.public} {who}")
+        typer.echo(f"wrote {where / SECRET} and {where / PUBLIC}", err=True)
 
 
 @app.command()

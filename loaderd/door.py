@@ -1,12 +1,15 @@
 """The door: a Unix socket that hands out the arena's descriptor and sees clients leave."""
 
 import asyncio
+import contextlib
 import os
 import socket
 from collections.abc import Callable
 
 from loaderd.endpoint import Endpoint
-from loaderd.protocol import Welcome, encode
+from loaderd.errors import Refused
+from loaderd.owners import Admission, peer_credentials, share_file
+from loaderd.protocol import ErrorReply, Welcome, encode
 
 BACKLOG = 64
 RETRY_S = 1.0  # to accept again after descriptors ran out
@@ -25,9 +28,11 @@ class Door:
         welcome: Callable[[int], Welcome],
         arena_fd: int,
         gone: Callable[[int], None],
+        admission: Admission,
     ) -> None:
         """`gone(token)` is called in the event loop when a connection has ended."""
-        self._path, self._welcome = endpoint.door, welcome
+        self._path, self._welcome, self._admission = endpoint.door, welcome, admission
+        self._owners: dict[int, str] = {}
         self._arena_fd, self._gone = arena_fd, gone
         self._open: dict[int, socket.socket] = {}
         self._loop = asyncio.get_running_loop()
@@ -38,6 +43,7 @@ class Door:
                 self._listener.bind(str(self._path))
             finally:
                 os.umask(old)
+            share_file(self._path, admission.gid)
             self._listener.listen(BACKLOG)
         except BaseException:
             self._listener.close()
@@ -49,9 +55,14 @@ class Door:
         """Whether the connection that was given this token still stands."""
         return token in self._open
 
+    def owner_of(self, token: int) -> str | None:
+        """The user who was given this token; None: nobody has it."""
+        return self._owners.get(token)
+
     def hang_up(self, token: int) -> None:
         """End a connection; does nothing where it has ended."""
         connection = self._open.pop(token, None)
+        self._owners.pop(token, None)
         if connection is not None:
             self._loop.remove_reader(connection)
             connection.close()
@@ -80,13 +91,19 @@ class Door:
             self._loop.call_exception_handler(context)
             return
         connection.setblocking(False)
-        token = int.from_bytes(os.urandom(6), "little")
+        token = int.from_bytes(os.urandom(7), "little")
         try:
+            owner = self._admission.owner(peer_credentials(connection))
             socket.send_fds(connection, [encode(self._welcome(token))], [self._arena_fd])
+        except Refused as error:
+            with contextlib.suppress(OSError):
+                connection.send(encode(ErrorReply(error="Refused", message=str(error))))
+            connection.close()
+            return
         except OSError:
             connection.close()
             return
-        self._open[token] = connection
+        self._open[token], self._owners[token] = connection, owner
         self._loop.add_reader(connection, self._readable, token)
 
     def _readable(self, token: int) -> None:

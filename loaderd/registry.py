@@ -8,10 +8,17 @@ from loaderd.protocol import Attach, Attached
 MAX_SESSIONS = 256  # open or being opened, of all clients
 
 
-class Peer(NamedTuple):
-    """Who attached: a ZeroMQ identity, under the token of a connection at the door."""
+class Caller(NamedTuple):
+    """Who sent a message: an identity at one of the daemon's ROUTERs."""
 
     identity: bytes
+    remote: bool = False  # at that of other hosts
+
+
+class Peer(NamedTuple):
+    """Who attached: under the token of a connection at the door, or of a greeting over tcp."""
+
+    caller: Caller
     token: int
 
 
@@ -54,10 +61,10 @@ class Registry:
         """Who holds a session."""
         return self._peers.get(session)
 
-    def holds(self, identity: bytes, session: int) -> bool:
-        """Whether the session is open and belongs to this identity."""
+    def holds(self, caller: Caller, session: int) -> bool:
+        """Whether the session is open and belongs to this caller."""
         peer = self._peers.get(session)
-        return peer is not None and peer.identity == identity
+        return peer is not None and peer.caller == caller
 
     def close(self, session: int) -> None:
         """A session has ended."""

@@ -1,6 +1,8 @@
 """Who owns which arena slot: two block pools, and what sessions have taken out of them."""
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,15 +33,26 @@ class SlotBroker:
         """`changed` guards both pools and is notified whenever a pin goes."""
         self._graph, self._rows, self._changed = graph, rows, changed
         self._graph_slots, self._graph_least = graph_slots, graph_least
+        self._limit = threading.local()  # slots that this thread may still take; not set: any
         with changed:
             graph.add_slots(range(graph_slots))
             rows.add_slots(range(graph_slots, num_slots))
+
+    @contextmanager
+    def at_most(self, count: int) -> Iterator[None]:
+        """Inside, this thread may take so many slots, and is told of no more."""
+        self._limit.left = count
+        try:
+            yield
+        finally:
+            del self._limit.left
 
     def available(self) -> int:
         """Slots that could be taken if nothing were pinned."""
         with self._changed:
             spare = max(0, int(self._graph.owned().sum()) - self._graph_least)
-            return int(self._rows.owned().sum()) + spare
+            found = int(self._rows.owned().sum()) + spare
+        return min(found, getattr(self._limit, "left", found))
 
     def pinned(self) -> int:
         """Slots of the pools that something holds at present."""
@@ -63,28 +76,53 @@ class SlotBroker:
         """
         if count == 0:
             return 0
+        self._check_limit(count)
         with self._changed:
             found = self._changed.wait_for(lambda: self._try_run(count), wait_s)
             if not found:
                 raise Refused(self._shortage(count))
+            self._count(count)
             return self._found
 
     def take(self, count: int) -> list[int]:
         """`count` slots, wherever they are, now the caller's.  Raises Refused as `take_run`."""
+        self._check_limit(count)
         with self._changed:
             if not self._changed.wait_for(lambda: self._free_mask().sum() >= count, WAIT_S):
                 raise Refused(self._shortage(count))
             chosen = np.flatnonzero(self._free_mask())[::-1][:count]
             for slot in chosen:
                 self._remove(int(slot), 1)
+            self._count(count)
             return [int(slot) for slot in chosen]
+
+    def take_now(self, count: int, spare: int) -> list[int]:
+        """`count` slots that are free, now the caller's; none where fewer than `spare` stay so."""
+        with self._changed:
+            if int(self._free_mask().sum()) < count + spare:
+                return []
+            return self.take(count)
 
     def give(self, slots: list[int]) -> None:
         """Back to the pools they came from."""
+        self._count(-len(slots))
         with self._changed:
             self._graph.add_slots(s for s in slots if s < self._graph_slots)
             self._rows.add_slots(s for s in slots if s >= self._graph_slots)
             self._changed.notify_all()
+
+    def _check_limit(self, count: int) -> None:
+        """Raises Refused: more than this thread may take."""
+        left = getattr(self._limit, "left", count)
+        if count > left:
+            raise Refused(
+                f"{count} arena slots are needed, {left} are left of this user's share; close "
+                "another session of this user, or serve with a larger --user-share"
+            )
+
+    def _count(self, count: int) -> None:
+        if hasattr(self._limit, "left"):
+            self._limit.left -= count
 
     def _shortage(self, count: int) -> str:
         return (

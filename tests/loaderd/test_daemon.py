@@ -28,6 +28,7 @@ from loaderd.protocol import (
 )
 from loaderd.registry import MAX_SESSIONS
 from tests.loaderd.samples import SAMPLES
+from loaderd.transport import MESSAGE_BYTES
 from tests.loaderd.shell import Client, Shell, client_of
 
 
@@ -203,8 +204,12 @@ def test_odd_messages_are_answered(client):
     assert client.receive().error == "BadMessage"
     client.dealer.send(msgspec.msgpack.encode((2, {"kind": "status"})))
     assert "protocol 2, this side 1" in client.receive().message
-    client.dealer.send_multipart([encode(StatusRequest()), b"x", b"y"])  # arrays nobody asked for
+    client.dealer.send_multipart([encode(StatusRequest()), b"x", b"y"])
+    assert "too many" in client.receive().message
+    client.dealer.send_multipart([encode(StatusRequest()), b"x"])  # an array nobody asked for
     assert isinstance(client.receive(), StatusReply)
+    client.dealer.send(encode(StatusRequest()) + bytes(MESSAGE_BYTES))
+    assert "too long" in client.receive().message
 
 
 def test_nothing_that_a_client_sends_ends_the_daemon(shell, client):

@@ -5,10 +5,10 @@ import pytest
 
 from loaderd.errors import Refused
 from loaderd.protocol import Attach
-from loaderd.registry import MAX_SESSIONS, Peer, Registry
+from loaderd.registry import MAX_SESSIONS, Caller, Peer, Registry
 from tests.loaderd.samples import SAMPLES
 
-A, B = Peer(b"a", 1), Peer(b"b", 1)
+A, B = Peer(Caller(b"a"), 1), Peer(Caller(b"b"), 1)
 
 
 def request(number: int) -> Attach:
@@ -27,9 +27,10 @@ def test_a_session_answers_to_its_own_identity():
     registry = Registry()
     opened(registry, A, 1, 10)
     assert registry.peer(10) == A
-    assert registry.holds(b"a", 10)
-    assert not registry.holds(b"b", 10)
-    assert not registry.holds(b"a", 11)
+    assert registry.holds(A.caller, 10)
+    assert not registry.holds(B.caller, 10)
+    assert not registry.holds(A.caller, 11)
+    assert not registry.holds(Caller(b"a", remote=True), 10)
 
 
 def test_a_repetition_gets_the_first_answer_while_the_session_is_open():
@@ -57,7 +58,7 @@ def test_a_token_has_the_sessions_of_all_its_identities():
     registry = Registry()
     opened(registry, A, 1, 10)
     opened(registry, B, 1, 11)
-    opened(registry, Peer(b"c", 2), 1, 12)
+    opened(registry, Peer(Caller(b"c"), 2), 1, 12)
     assert registry.sessions_of(1) == [10, 11]
     registry.close(10)
     assert registry.sessions_of(1) == [11]
