@@ -17,6 +17,8 @@ MAY_IMPORT = {  # package -> modules of ours; a package stands for all of its mo
         "blockstore.format",
         "loaderd.protocol",
         "loaderd.errors",
+        "loaderd.tcp",
+        "loaderd.keys",
     },
     "tools": {"tools", "blockstore", "preprocess", "loaderd", "clients"},
 }
