@@ -345,6 +345,8 @@ class Attachment:
             batches=state.batches,
             rows=self.meter.rows,
             edges=self.meter.edges,
+            owner="",  # the shell knows
+            held_bytes=(len(self._taken) + self._cut.quota) * self._slot_bytes,
             **self.meter.times(),
         )
 

@@ -4,6 +4,7 @@ import threading
 from typing import Any, NamedTuple
 
 import numpy as np
+from msgspec import structs
 from numpy.typing import NDArray
 
 from blockstore.io.arena import Arena
@@ -229,7 +230,11 @@ class HopDesk:
             )
         for o in opened:
             add_counts(counters, o.session.counts())
-        return entries, [o.session.status() for o in opened], counters
+        sessions = [
+            structs.replace(o.session.status(), held_bytes=len(o.taken) * self._slot_bytes)
+            for o in opened
+        ]
+        return entries, sessions, counters
 
     def _entry(self, opened: _Open) -> LedgerEntry:
         return LedgerEntry(

@@ -120,6 +120,7 @@ class HopSession:
                 window=self.window,
                 batches=self.batches,
                 rows=self.meter.rows,
+                owner="",  # the shell knows
                 **self.meter.times(),
             )
 
