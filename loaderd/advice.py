@@ -14,6 +14,7 @@ from loaderd.devicecost import RUN_BYTES, DeviceCost
 from loaderd.hypercut import HyperCut
 from loaderd.ledger import Budget, ServedRows
 from loaderd.macrofiles import MacroFiles
+from loaderd.placement import HopAdvice
 from loaderd.plans.base import Part
 from loaderd.plans.hyperbatch import HyperbatchPlan
 from loaderd.plans.macrobatch import MacrobatchPlan
@@ -22,7 +23,6 @@ from loaderd.protocol import Resolved
 from loaderd.rowcache import rows_by_type
 
 _WORTH = 0.7  # of the time of equal batches: other batches are advised where they take no more
-_NEXT_TO = 1.1  # times the chunks' time: rows in any order are advised up to that
 _ENOUGH = 0.8  # of a training node's neighbors: other batches are advised where so many are kept
 
 
@@ -401,18 +401,7 @@ class Advice:
     plan: str  # the plan advised; empty: none has room
     options: str
     reason: str
-    hops: str = ""  # the plan advised for hop-wise batches, and why; empty: there are none
-
-
-def advise_hops(lines: Sequence[Line]) -> str:
-    """Rows in any order where that costs next to nothing, else whole chunks of them."""
-    able = {line.plan: line for line in lines if line.runs and not line.sampled}
-    rows, chunks = able.get("rows"), able.get("chunks")
-    if rows is None or chunks is None:
-        return " ".join(able)
-    if rows.epoch_s <= _NEXT_TO * chunks.epoch_s:
-        return f"rows: {_why(rows)}; chunks would take {chunks.epoch_s:.3g} s"
-    return f"chunks: {_why(chunks)}; rows would take {rows.epoch_s:.3g} s"
+    hops: HopAdvice | None = None  # None: there are none
 
 
 def advise(lines: Sequence[Line], auto: str) -> Advice:

@@ -25,8 +25,8 @@ def advice_text(report: Report) -> str:
         pages.append(f"plan auto takes {advice.auto}: the same batches as minibatch")
     chosen = [p for p in advice.lines if (p.plan, p.options) == (advice.plan, advice.options)]
     pages.append(f"advice: {_name(chosen[0])}: {advice.reason}" if chosen else advice.reason)
-    if advice.hops:
-        pages.append(f"advice for hop-wise batches: {advice.hops}")
+    if advice.hops is not None:
+        pages.append(f"advice for hop-wise batches: {advice.hops.text}")
     return "\n".join(pages)
 
 

@@ -1,10 +1,6 @@
 """What advice is made of: plans tried with the real engine, over the store's own files."""
 
 import os
-import queue
-import threading
-import time
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -12,11 +8,9 @@ import numpy as np
 from msgspec import structs
 
 from blockstore.format import PAGE_BYTES, Manifest, row_geometry
-from blockstore.io.buffers import aligned_buffer
-from blockstore.io.reader import BlockReader, Transit
-from blockstore.kernels.crc import page_crcs
 from blockstore.store import Store
 from blockstore.units import format_bytes
+from loaderd.accelerator import free_bytes
 from loaderd.advice import (
     Advice,
     Line,
@@ -24,17 +18,16 @@ from loaderd.advice import (
     Reads,
     Work,
     advise,
-    advise_hops,
     cpu_seconds,
     fill_reads,
     kept_neighbors,
     macro_reads,
 )
-from loaderd.devicecost import FLASH, RUN_BYTES, DeviceCost
+from loaderd.devicecost import FLASH, RUN_BYTES
 from loaderd.engine import Engine
-from loaderd.errors import BatchFailed, Refused
+from loaderd.errors import Refused
 from loaderd.hopcut import cut_hops
-from loaderd.hopfiles import chosen_arrays
+from loaderd.hopfiles import HopArray, chosen_arrays
 from loaderd.hypercut import cut_hyper
 from loaderd.ledger import (
     LEAST_SESSION,
@@ -50,6 +43,7 @@ from loaderd.ledger import (
 from loaderd.lookahead import Prospect
 from loaderd.macrocut import MacroCut, cut_macro
 from loaderd.macrofiles import MacroFiles
+from loaderd.placement import TRAINING_BYTES, HopAdvice, HopFacts, advise_hops
 from loaderd.plans.base import Part, Plan
 from loaderd.plans.chunks import METHOD_OF, HopPlan, hop_set, resolve_hops
 from loaderd.plans.hyperbatch import HyperbatchPlan
@@ -58,49 +52,14 @@ from loaderd.plans.minibatch import MinibatchPlan
 from loaderd.plans.resolve import has_halos, make_plan, resolve, seed_type
 from loaderd.protocol import (
     Attach,
-    BatchReady,
-    ChunkReady,
-    ErrorReply,
-    Release,
     Resolved,
-    RowGroup,
-    Start,
 )
 from loaderd.rowcache import rows_by_type
 from loaderd.seeds import count_seeds
+from loaderd.trials import Device, Machine, Trials, measure_cores, measure_order
 
-_RATE_S = 0.4  # of reading in order
-_CORES_S, _CORE_PAGES = 0.3, 256  # of keeping cores busy; checksums of so many pages
 _TRY_S, _BATCHES = 3.0, 16  # of reading that a trial takes, about; batches of it at most
-_SETTLED_S, _WAIT_S = 0.2, 60.0
 _ROOMY = 3  # times the store: more memory is of no use
-
-
-@dataclass(frozen=True, slots=True)
-class Device:
-    """The disk, with all reader threads at work, and the cores that verify what it gives."""
-
-    mode: str
-    order_s: float  # of a byte read in order
-    run_s: float  # of one more run of pages, however short
-    page_s: float  # of one more page in a run
-    byte_s: float  # CPU seconds of a byte
-
-    @property
-    def cost(self) -> DeviceCost:
-        """Of runs of pages."""
-        return DeviceCost(self.run_s, self.page_s)
-
-
-@dataclass(frozen=True, slots=True)
-class Machine:
-    """Where it was measured."""
-
-    device: Device
-    cores: int
-    workers: int
-    granted: float  # cores that the workers get: fewer where others are at work too
-    mem_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,124 +69,6 @@ class Report:
     machine: Machine | None  # None: nothing could be measured
     steps: int
     advice: Advice
-
-
-class Trial(NamedTuple):
-    """A few batches, to their end."""
-
-    batches: int
-    edges: int
-    cpu_s: float
-    num_bytes: int
-    reads: int  # calls
-
-
-class Trials:
-    """One session of an engine, whose batches are looked at and released."""
-
-    def __init__(self, engine: Engine, request: Attach) -> None:
-        """Raises Refused, StoreError."""
-        self._engine, self._run = engine, 0
-        self._free = engine.broker.available()
-        self._ready: queue.SimpleQueue[object] = queue.SimpleQueue()
-        engine.deliver = lambda _session, message: self._ready.put(message)
-        self._attached = engine.attach(request, None)
-        self.num_steps, self.plan = self._attached.num_steps, self._attached.plan
-
-    def serve(self, count: int, epoch: int = 0) -> Trial:
-        """The last batches of an epoch.  Raises BatchFailed."""
-        self._run += 1
-        session, run, edges = self._attached.session, self._run, 0
-        count = min(count, self.num_steps)
-        reader = self._engine.reader
-        cpu_s, num_bytes, reads = time.process_time(), reader.bytes_read, reader.reads
-        self._engine.start(
-            Start(session=session, run=run, epoch=epoch, step=self.num_steps - count)
-        )
-        left = count
-        while left:
-            message = self._ready.get(timeout=_WAIT_S)
-            if isinstance(message, ErrorReply):
-                raise BatchFailed(message.message)
-            assert isinstance(message, BatchReady | RowGroup | ChunkReady)
-            group, last = 0, True
-            if isinstance(message, BatchReady):
-                edges += sum(sum(hop) for hop in message.edges_per_hop)
-                last = message.rows.last
-            elif isinstance(message, RowGroup):
-                group, last = message.group, message.last
-            self._engine.release(Release(session=session, run=run, step=message.step, group=group))
-            left -= last
-        _settle(reader)
-        return Trial(
-            count, edges, time.process_time() - cpu_s, reader.bytes_read - num_bytes,
-            reader.reads - reads,
-        )  # fmt: skip
-
-    def close(self) -> None:
-        """Wait until its memory is free."""
-        self._engine.detach(self._attached.session)
-        pause, end = threading.Event(), time.monotonic() + _WAIT_S
-        while self._engine.broker.available() < self._free and time.monotonic() < end:
-            pause.wait(0.01)
-
-
-def _settle(reader: BlockReader) -> None:
-    """Wait until nothing is read any more."""
-    pause, end, known = threading.Event(), time.monotonic() + _WAIT_S, -1
-    while known != reader.bytes_read and time.monotonic() < end:
-        known = reader.bytes_read
-        pause.wait(_SETTLED_S)
-
-
-def measure_order(reader: BlockReader) -> tuple[float, float]:
-    """(seconds, CPU seconds) of a byte read in order, from the largest of the reader's files.
-
-    Seconds of the fastest 64 MiB: others may be reading too.
-    """
-    number = max(
-        range(len(reader.files)),
-        key=lambda i: reader.files[i].geometry.num_blocks * reader.files[i].geometry.slot_bytes,
-    )
-    geometry = reader.files[number].geometry
-    pages = min(geometry.num_blocks, geometry.blocks_per_shard) * geometry.pages_per_block
-    each = min(RUN_BYTES // PAGE_BYTES, pages)
-    transit: Transit = queue.SimpleQueue()
-    for _ in range(8):
-        transit.put(aligned_buffer(each * PAGE_BYTES))
-    first, num_bytes, best = 0, 0, np.inf
-    begun, cpu_s = time.perf_counter(), time.process_time()
-    while num_bytes == 0 or time.perf_counter() - begun < _RATE_S:
-        starts = np.arange(first, min(first + 64 * each, pages - each + 1), each)
-        runs = np.zeros((starts.size, 3), np.int64)
-        runs[:, 1], runs[:, 2] = starts, each
-        since = time.perf_counter()
-        reader.stream(number, runs, transit, lambda _run, _data: None).wait()
-        size = starts.size * each * PAGE_BYTES
-        best = min(best, (time.perf_counter() - since) / size)
-        num_bytes += size
-        first = int(starts[-1]) + each
-        first = first if first + each <= pages else 0
-    return float(best), (time.process_time() - cpu_s) / num_bytes
-
-
-def measure_cores(threads: int) -> float:
-    """Cores that so many threads at work get: fewer where others are at work too."""
-    data, none = np.zeros(_CORE_PAGES * PAGE_BYTES, np.uint8), np.zeros(_CORE_PAGES, np.uint32)
-    page_crcs(data, 1, none.copy())
-    end = time.perf_counter() + _CORES_S
-
-    def work() -> None:
-        out = none.copy()
-        while time.perf_counter() < end:
-            page_crcs(data, _CORE_PAGES, out)
-
-    begun, cpu_s = time.perf_counter(), time.process_time()
-    with ThreadPoolExecutor(threads) as pool:
-        for done in [pool.submit(work) for _ in range(threads)]:
-            done.result()
-    share = (time.process_time() - cpu_s) / (time.perf_counter() - begun)
-    return float(np.clip(share, 0.01, threads))
 
 
 class _Case:
@@ -313,8 +154,8 @@ def report_on(store: Store, settings: EngineSettings, request: Attach) -> Report
             work = work or _macro_work(case, macro, machine, engine, seen)
             lines.append(macro.line(case, machine, *work))
         lines += [] if macros else [_not_partitioned(case)]
-        lines += _hop_lines(case, machine, engine)
-        advice = replace(advise(lines, seen.choice()), hops=advise_hops(lines))
+        hops = _hop_lines(case, machine, engine)
+        advice = replace(advise([*lines, *hops], seen.choice()), hops=_hop_advice(case, hops))
         return Report(machine, case.plain.num_steps, advice)
 
 
@@ -539,23 +380,44 @@ def _not_partitioned(case: _Case) -> Line:
 
 def _hop_lines(case: _Case, machine: Machine, engine: Engine) -> list[Line]:
     """Where hops were worked out for the split: chunks in order, and rows one by one."""
+    return [_hop_line(case, machine, engine, plan) for plan in METHOD_OF if _has_hops(case)]
+
+
+def _has_hops(case: _Case) -> bool:
     name = case.resolved(MinibatchPlan.name).seed_type
     node_type = next(t for t in case.manifest.types if t.name == name)
-    if case.request.split not in node_type.hops:
-        return []
-    return [_hop_line(case, machine, engine, plan) for plan in METHOD_OF]
+    return case.request.split in node_type.hops
+
+
+def _hop_advice(case: _Case, lines: list[Line]) -> HopAdvice | None:
+    """Where their rows had best lie, given what memory an accelerator has free now."""
+    if not lines:
+        return None
+    seconds = {line.plan: line.epoch_s if line.runs else None for line in lines}
+    _, plan, arrays = _hop_case(case, "rows")
+    facts = HopFacts(
+        num_rows=plan.resolved.num_seeds, row_bytes=sum(a.row_bytes for a in arrays),
+        device_bytes=free_bytes(), training_bytes=TRAINING_BYTES,
+        held=any(line.runs and line.epoch_bytes == 0 for line in lines),
+        chunks_s=seconds["chunks"], rows_s=seconds["rows"],
+    )  # fmt: skip
+    return advise_hops(facts)
+
+
+def _hop_case(case: _Case, name: str) -> tuple[Attach, HopPlan, list[HopArray]]:
+    """All operators and hops of the split by this plan, with labels where there are any."""
+    asked = structs.replace(case.request, plan=name)
+    hops = hop_set(case.manifest, asked)[1]
+    request = structs.replace(asked, labels=hops.label is not None)
+    resolved = resolve_hops(case.manifest, request)
+    of = resolved.hops
+    assert of is not None
+    arrays = chosen_arrays(case.manifest, hops, of.operators, of.hops, of.labels, 0)
+    return request, HopPlan(resolved, Part()), arrays
 
 
 def _hop_line(case: _Case, machine: Machine, engine: Engine, name: str) -> Line:
-    asked = structs.replace(case.request, plan=name)
-    labels = hop_set(case.manifest, asked)[1].label is not None
-    request = structs.replace(asked, labels=labels)
-    resolved = resolve_hops(case.manifest, request)
-    hops, plan = resolved.hops, HopPlan(resolved, Part())
-    assert hops is not None
-    arrays = chosen_arrays(
-        case.manifest, hop_set(case.manifest, request)[1], hops.operators, hops.hops, hops.labels, 0
-    )
+    request, plan, arrays = _hop_case(case, name)
     cut = cut_hops(plan, arrays, case.settings, case.slot, 1 << 40, 0, 0, held=False)
     least = case.least_bytes(max(0, cut.buffer + min(2, cut.transit) * cut.run - case.least))
     options = f"{len(arrays)} arrays"

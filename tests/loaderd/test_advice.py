@@ -24,7 +24,6 @@ from loaderd.advice import (
     Sample,
     Work,
     advise,
-    advise_hops,
     block_reads,
     choose_equal,
     cpu_seconds,
@@ -35,8 +34,9 @@ from loaderd.advice import (
 from loaderd.devicecost import DeviceCost
 from loaderd.engine import Engine
 from loaderd.ledger import Budget, EngineSettings, served_rows
-from loaderd.measuring import Report, Trials, report_on, solve_work
+from loaderd.measuring import Report, report_on, solve_work
 from loaderd.protocol import Attach
+from loaderd.trials import Trials
 from preprocess.hops import make_hops
 from preprocess.hops_plan import HopsRequest
 from tests.graphs import make_csc
@@ -367,7 +367,13 @@ def test_hop_wise_batches_have_lines_of_their_own(store, tmp_path, mem, held):
     lines = {p.plan: p for p in report.advice.lines if not p.sampled}
     assert list(lines) == ["chunks", "rows"]
     assert report.advice.plan not in lines
-    assert report.advice.hops.split(":")[0] in lines
+    hops = report.advice.hops
+    assert hops is not None
+    assert hops.place == ("host" if held else "storage")
+    assert hops.facts.num_bytes == 8 * NODES * 14
+    assert (hops.facts.chunks_s, hops.facts.rows_s) == tuple(p.epoch_s for p in lines.values())
+    if not held:
+        assert hops.method == "cr"
     whole = 8 * NODES * (12 + 1 + 1)  # hops 0 to 12 and original ids
     for found in lines.values():
         assert (found.epoch_bytes == 0) == held
@@ -375,11 +381,3 @@ def test_hop_wise_batches_have_lines_of_their_own(store, tmp_path, mem, held):
     if not held:
         assert 0.9 <= lines["chunks"].epoch_bytes / whole <= 1.3
         assert lines["rows"].epoch_bytes > 2 * whole  # each page several times
-
-
-def test_rows_are_advised_where_they_cost_next_to_nothing():
-    near = [replace(line(p, s), sampled=False) for p, s in (("chunks", 10.0), ("rows", 10.5))]
-    far = [near[0], replace(near[1], io_s=20.0)]
-    assert advise_hops(near).startswith("rows:")
-    assert advise_hops(far).startswith("chunks:")
-    assert advise_hops([line("minibatch", 3)]) == ""

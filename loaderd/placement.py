@@ -1,0 +1,92 @@
+"""Where hop-wise features had best lie while models train on them, and in what order; pure.
+
+Source: PP-GNN, section 5.  Unlike there rows in any order have to show that they cost no more than
+chunks, wherever a host or a disk is read.
+"""
+
+from typing import Any
+
+import msgspec
+
+from blockstore.units import format_bytes
+
+NEXT_TO = 1.1  # times the chunks' time: rows in any order are advised up to that
+TRAINING_BYTES = 2 << 30  # of an accelerator, for a model and its batches, if nothing else is known
+
+
+class HopFacts(msgspec.Struct, frozen=True):
+    """What was found."""
+
+    num_rows: int  # of the split: labelled ones, no others are stored
+    row_bytes: int  # of all arrays that a batch has
+    device_bytes: int  # free on the accelerator; 0: there is none
+    training_bytes: int  # of these, that models and batches take
+    held: bool  # whether the daemon holds the arrays in memory whole
+    chunks_s: float | None  # that loading takes of an epoch; None: not measured
+    rows_s: float | None
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all rows."""
+        return self.num_rows * self.row_bytes
+
+    @property
+    def on_device(self) -> bool:
+        """Whether all rows have room on the accelerator."""
+        return self.num_bytes <= self.device_bytes - self.training_bytes
+
+
+class HopAdvice(msgspec.Struct, frozen=True):
+    """What is advised, and why."""
+
+    place: str  # "device": all rows in the memory of the accelerator; "host": in that of the
+    # daemon; "storage": they pass by
+    method: str  # "rr": rows in any order; "cr": chunks
+    reason: str
+    facts: HopFacts
+
+    @property
+    def text(self) -> str:
+        """In one line."""
+        order = "rows in any order" if self.method == "rr" else "whole chunks"
+        return f'place "{self.place}", method "{self.method}" ({order}): {self.reason}'
+
+
+def advise_hops(facts: HopFacts) -> HopAdvice:
+    """The fastest place that has room, and rows in any order where they cost next to nothing."""
+    size = f"{facts.num_rows:,} rows of {facts.row_bytes} bytes, {format_bytes(facts.num_bytes)}"
+    if facts.on_device:
+        reason = (
+            f"{size}, have room in {format_bytes(facts.device_bytes)} free on the accelerator, "
+            f"beside {format_bytes(facts.training_bytes)} to train in: there rows in any order "
+            "cost as much as chunks"
+        )
+        return HopAdvice("device", "rr", reason, facts)
+    place = "host" if facts.held else "storage"
+    why = "the daemon holds them in memory" if facts.held else "they are more than --mem holds"
+    if facts.device_bytes:
+        why += f", and more than {format_bytes(facts.device_bytes)} free on the accelerator"
+    rows_s, chunks_s = facts.rows_s, facts.chunks_s
+    if rows_s is None:
+        return HopAdvice(place, "cr", f"{size}: {why}; rows one by one have no room", facts)
+    if chunks_s is None:
+        return HopAdvice(place, "rr", f"{size}: {why}; chunks have no room", facts)
+    method = "cr" if chunks_s * NEXT_TO < rows_s else "rr"
+    pace = f"an epoch of chunks takes {chunks_s:.3g} s to load, of rows {rows_s:.3g} s"
+    return HopAdvice(place, method, f"{size}: {why}; {pace}", facts)
+
+
+def parse_advice(advice: Any) -> HopAdvice:
+    """What a checkpoint has.  Raises ValueError: it is none."""
+    if isinstance(advice, HopAdvice):
+        return advice
+    try:
+        found = msgspec.convert(advice, HopAdvice)
+    except msgspec.ValidationError as error:
+        raise ValueError(f"advice: {error}, expected that of HopDataset.advised") from error
+    if found.place not in ("device", "host", "storage") or found.method not in ("cr", "rr"):
+        raise ValueError(
+            f"advice: place {found.place!r} and method {found.method!r}, expected device, host or "
+            "storage, and cr or rr"
+        )
+    return found
