@@ -314,7 +314,7 @@ class Attachment:
         broker.give(self._taken + self.state.take_all())
         self._taken = []
 
-    def describe(self, request: int, session: int) -> Attached:
+    def describe(self, manifest: Manifest, request: int, session: int) -> Attached:
         """The reply to the client."""
         return Attached(
             request=request,
@@ -324,10 +324,13 @@ class Attachment:
             num_steps=self.plan.num_steps,
             window=self.window,
             rows=tuple(
-                RowArraySpec(r.name, r.array.dtype, r.array.row_shape, r.array.row_bytes)
+                RowArraySpec(
+                    r.name, r.array.dtype, r.array.row_shape, r.array.row_bytes, r.node_type.name
+                )
                 for r in self.served
             ),
-            num_relations=len(self.plan.resolved.fanouts[0]),
+            types=tuple(t.name for t in manifest.types),
+            relations=tuple((r.src, r.name, r.dst) for r in manifest.relations),
         )
 
     def status(self, session: int) -> SessionStatus:

@@ -200,7 +200,7 @@ class Engine:
             raise
         with self._lock:
             self._sessions[session] = attachment
-        return attachment.describe(request.request, session)
+        return attachment.describe(self.store.manifest, request.request, session)
 
     def prospect(self, request: Attach) -> Prospect:
         """What a session would get and need; nothing is kept.  Raises Refused, StoreError."""

@@ -94,7 +94,8 @@ class HopDesk:
             rows=tuple(
                 RowArraySpec(a.name, a.array.dtype, a.array.row_shape, a.row_bytes) for a in arrays
             ),
-            num_relations=len(manifest.relations),
+            types=tuple(t.name for t in manifest.types),
+            relations=tuple((r.src, r.name, r.dst) for r in manifest.relations),
         )
 
     def _take(self, number: int, plan: HopPlan, arrays: list[HopArray], window: int) -> _Open:

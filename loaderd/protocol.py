@@ -48,7 +48,7 @@ class Resolved(msgspec.Struct, frozen=True, kw_only=True):
     seeds: str  # "split:train", "ids:<digest>" or "all"
     seed_type: str  # node type of the seeds
     num_seeds: int
-    fanouts: tuple[tuple[int, ...], ...]  # [hop][relation], seeds outward; -1 is all
+    fanouts: tuple[tuple[int, ...], ...]  # [hop][relation], seeds outward; -1 is all, 0 is none
     frontier: str  # "new": a hop expands newly found nodes only; "layer": all found so far
     replace: bool
     weighted: bool  # draws by the weights of edges
@@ -67,8 +67,8 @@ class Attach(Message, frozen=True, kw_only=True, tag="attach"):
     request: int  # echoed in the reply
     plan: str = "auto"
     split: str = "train"
-    num_neighbors: tuple[int, ...] = ()  # per hop, the same for every relation
-    fanouts: tuple[tuple[int, ...], ...] = ()  # per hop and relation; instead of num_neighbors
+    num_neighbors: tuple[int, ...] = ()  # per hop, of relations that `fanouts` does not name
+    fanouts: dict[str, tuple[int, ...]] = {}  # by relation "src__name__dst", per hop; 0 is none
     batch_size: int = 1000
     shuffle: bool = True
     seed: int = 0
@@ -100,6 +100,7 @@ class RowArraySpec(msgspec.Struct, frozen=True):
     dtype: str  # store dtype, bfloat16 included
     row_shape: tuple[int, ...]
     row_bytes: int
+    node_type: str = ""  # whose rows; of hop-wise batches ""
 
 
 class Attached(Message, frozen=True, kw_only=True, tag="attached"):
@@ -112,7 +113,8 @@ class Attached(Message, frozen=True, kw_only=True, tag="attached"):
     num_steps: int  # of every epoch
     window: int  # at most this many batches are pushed and not yet released
     rows: tuple[RowArraySpec, ...]
-    num_relations: int
+    types: tuple[str, ...]  # of nodes, in the order of the store
+    relations: tuple[tuple[str, str, str], ...]  # (src, name, dst), in the order of `fanouts`
 
 
 class Start(Message, frozen=True, kw_only=True, tag="start"):

@@ -17,6 +17,7 @@ MAX_BATCH = 1 << 24
 MAX_IDS = 1 << 24  # seeds given by id: 128 MiB on their way
 MAX_NAME = 256  # characters of a split, plan, operator or node type
 MAX_OPERATORS = 64
+MAX_RELATIONS = 1 << 12
 MAX_POSITION = 1 << 62  # kernels count in int64
 
 
@@ -50,8 +51,7 @@ def check_attach(request: Attach, arrays: Sequence[bytes | memoryview]) -> NDArr
     for name in ("plan", "split", "seed_type", "frontier"):
         if len(value := getattr(request, name)) > MAX_NAME:
             raise Refused(f"{name} has {len(value)} characters, expected at most {MAX_NAME}")
-    if request.num_neighbors and request.fanouts:
-        raise Refused("num_neighbors and fanouts were both given, expected one of them")
+    _within("number of relations in fanouts", len(request.fanouts), 0, MAX_RELATIONS)
     if request.split:
         if arrays:
             raise Refused(f"split {request.split!r} and ids were both given, expected one of them")

@@ -178,6 +178,11 @@ def sample_hops(draw: Draw, plan: Plan, unit: Unit, work: Workspace) -> Structur
                 raise WorkspaceFull
             for r in range(len(fanouts)):
                 counts = work.counts[used : used + frontier.size]
+                used += frontier.size
+                if fanouts[r] == 0:
+                    counts[:] = 0
+                    found.append(0)
+                    continue
                 draw(make_column(plan, unit, hop, r, frontier, counts), work, edge_ids)
                 if edge_ids:
                     compact_draws(
@@ -185,7 +190,7 @@ def sample_hops(draw: Draw, plan: Plan, unit: Unit, work: Workspace) -> Structur
                     )
                 end = numbers.add(work.draws, work.starts, counts, edge)
                 found.append(end - edge)
-                edge, used = end, used + frontier.size
+                edge = end
             num_nodes = numbers.num_nodes
             nodes_per_hop.append(num_nodes - low)
             edges_per_hop.append(tuple(found))

@@ -161,6 +161,75 @@ def sample_batch(
     return batch
 
 
+class HeteroSampled(NamedTuple):
+    """One batch of several types; nodes by type in order of first occurrence, seeds first."""
+
+    n_id: dict[str, list[int]]  # ids within the type
+    nodes_per_hop: dict[str, list[int]]
+    src_local: dict[Any, list[list[int]]]  # by relation and hop
+    dst_local: dict[Any, list[list[int]]]
+    edges: dict[Any, list[list[int]]]  # places in `indices`
+
+
+def sample_hetero_batch(
+    first: dict[str, int],
+    relations: dict[Any, Any],
+    seed_type: str,
+    seeds: Any,
+    fanouts: dict[Any, Any],
+    position: tuple[int, int, int],
+    frontier: str = "new",
+) -> HeteroSampled:
+    """Neighbor sampling over several relations, in their order.
+
+    first      by type: store id of its node 0, in ascending order
+    relations  (src, name, dst) -> (indptr, indices): columns of `dst`, ids within `src`
+    fanouts    by relation, per hop
+    position   seed, epoch, step
+    """
+    found = [(seed_type, int(s)) for s in seeds]
+    local: dict[tuple[str, int], int] = {}
+    count = dict.fromkeys(first, 0)
+    for node in found:
+        local.setdefault(node, count[node[0]])
+        count[node[0]] += 1
+    own = [*range(len(found))]  # places within the type
+    batch = HeteroSampled(
+        {t: [] for t in first}, {t: [count[t]] for t in first},
+        *({r: [] for r in relations} for _ in range(3)),
+    )  # fmt: skip
+    low = 0
+    for hop in range(len(next(iter(fanouts.values())))):
+        expanded = range(low if frontier == "new" else 0, len(found))
+        low = len(found)
+        before = dict(count)
+        for number, ((src, name, dst), (indptr, indices)) in enumerate(relations.items()):
+            key = make_key(*position, hop, number)
+            fanout = fanouts[src, name, dst][hop]
+            edges = [
+                (place, edge)
+                for place in expanded
+                if found[place][0] == dst and fanout
+                for edge in sample_edges(indptr, found[place][1], fanout, key, first=first[dst])
+            ]
+            for _, edge in edges:
+                node = (src, int(indices[edge]))
+                if node not in local:
+                    local[node] = count[src]
+                    own.append(count[src])
+                    count[src] += 1
+                    found.append(node)
+            sources = [local[src, int(indices[edge])] for _, edge in edges]
+            batch.src_local[src, name, dst].append(sources)
+            batch.dst_local[src, name, dst].append([own[place] for place, _ in edges])
+            batch.edges[src, name, dst].append([edge for _, edge in edges])
+        for t in first:
+            batch.nodes_per_hop[t].append(count[t] - before[t])
+    for t, node in found:
+        batch.n_id[t].append(node)
+    return batch
+
+
 def renumber(columns: list[list[int]], seeds: list[int]) -> tuple[list[int], list[int]]:
     """(n_id, local id of every draw): ids in order of first occurrence, the seeds first."""
     n_id = list(seeds)

@@ -1,6 +1,8 @@
 """From what a client asked for to resolved semantic parameters and the plan that serves them."""
 
-from blockstore.format import Manifest, NodeType
+from collections.abc import Sequence
+
+from blockstore.format import Manifest, NodeType, Relation
 from loaderd.errors import Refused
 from loaderd.plans.base import Part
 from loaderd.plans.chunks import METHOD_OF
@@ -27,28 +29,39 @@ def seed_type(manifest: Manifest, request: Attach) -> NodeType:
     raise Refused(f"seed type {request.seed_type!r} is not in the store: it has {names}")
 
 
-def resolve_fanouts(request: Attach, num_relations: int) -> tuple[tuple[int, ...], ...]:
-    """Fanouts per hop and relation; Refused where they are empty, 0 or out of range."""
-    fanouts = request.fanouts or tuple((k,) * num_relations for k in request.num_neighbors)
-    if not 1 <= len(fanouts) <= MAX_HOPS:
-        raise Refused(f"num_neighbors has {len(fanouts)} hops, expected 1 to {MAX_HOPS}")
-    for hop, row in enumerate(fanouts):
-        if len(row) != num_relations:
+def resolve_fanouts(request: Attach, relations: Sequence[Relation]) -> tuple[tuple[int, ...], ...]:
+    """Fanouts [hop][relation]; Refused where a relation has none, or they are out of range."""
+    names = ["__".join((r.src, r.name, r.dst)) for r in relations]
+    for name in request.fanouts:
+        if name not in names:
+            raise Refused(f"fanouts name relation {name!r}; the store has {', '.join(names)}")
+    by_relation = [request.fanouts.get(name, request.num_neighbors) for name in names]
+    for name, fanouts in zip(names, by_relation, strict=True):
+        if len(fanouts) != len(by_relation[0]):
             raise Refused(
-                f"hop {hop} has {len(row)} fanouts, expected one for each of the store's "
-                f"{num_relations} relations"
+                f"relation {name!r} has fanouts for {len(fanouts)} hops, expected "
+                f"{len(by_relation[0])} as for {names[0]!r}; give every relation as many"
             )
+    by_hop = tuple(zip(*by_relation, strict=True))
+    if not 1 <= len(by_hop) <= MAX_HOPS:
+        raise Refused(f"num_neighbors has {len(by_hop)} hops, expected 1 to {MAX_HOPS}")
+    for hop, row in enumerate(by_hop):
         for k in row:
-            if k != -1 and not 1 <= k <= MAX_FANOUT:
+            if not -1 <= k <= MAX_FANOUT:
                 raise Refused(
-                    f"fanout {k} at hop {hop}: expected -1 (all neighbors) or 1 to {MAX_FANOUT}"
+                    f"fanout {k} at hop {hop}: expected -1 (all neighbors), or up to {MAX_FANOUT}"
                 )
-    return fanouts
+        if not any(row):
+            raise Refused(
+                f"fanout 0 at hop {hop} of every relation: expected one that is drawn over; "
+                "leave the hop out"
+            )
+    return by_hop
 
 
 def resolve(manifest: Manifest, request: Attach, seeds_name: str, num_seeds: int) -> Resolved:
     """The semantic parameters of a session, fixed at its first attach.  Raises Refused."""
-    fanouts = resolve_fanouts(request, len(manifest.relations))
+    fanouts = resolve_fanouts(request, manifest.relations)
     if request.plan not in PLANS:
         raise Refused(f"plan {request.plan!r} is not known: choose among {', '.join(PLANS)}")
     if num_seeds < 1:

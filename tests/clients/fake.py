@@ -254,7 +254,8 @@ class FakeDaemon:
             num_steps=plan.num_steps,
             window=plan.window,
             rows=SPECS,
-            num_relations=plan.num_relations,
+            types=("node",),
+            relations=tuple(("node", f"to{r}", "node") for r in range(plan.num_relations)),
         )
 
     def _send(self, identity: bytes, message: Message) -> None:

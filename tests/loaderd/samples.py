@@ -34,11 +34,14 @@ RESOLVED = Resolved(
 BLOB = Blob((3, 4, 9), (BlobArray("n_id", "uint32", 0, 70), BlobArray("src", "uint32", 320, 90)))
 GROUP = RowGroup(session=3, run=1, step=5, group=0, last=True, num_rows=70, blob=BLOB)
 SAMPLES = (
-    Attach(token=2**47, request=1, split="", num_neighbors=(10, 5), window=4, seed=2**63 - 1),
+    Attach(
+        token=2**47, request=1, split="", num_neighbors=(10, 5), fanouts={"a__b__c": (5, 0)},
+        window=4, seed=2**63 - 1,
+    ),
     Attached(
         request=1, session=3, resolved=RESOLVED, plan="minibatch", num_steps=10, window=8,
-        rows=(RowArraySpec("x", "bfloat16", (24,), 48), RowArraySpec("y", "int64", (), 8)),
-        num_relations=1,
+        rows=(RowArraySpec("x", "bfloat16", (24,), 48, "node"), RowArraySpec("y", "int64", (), 8)),
+        types=("node",), relations=(("node", "to", "node"),),
     ),
     Start(session=3, run=1, epoch=2, step=5, stride=4),
     Release(session=3, run=1, step=5, group=0),

@@ -53,7 +53,8 @@ class FakeEngine:
         self.sessions += 1
         return Attached(
             request=request.request, session=self.sessions, resolved=RESOLVED, plan="minibatch",
-            num_steps=10, window=2, rows=(), num_relations=1,
+            num_steps=10, window=2, rows=(), types=("node",),
+            relations=(("node", "to", "node"),),
         )  # fmt: skip
 
     def detach(self, session: int) -> None:

@@ -231,7 +231,7 @@ def test_whatever_is_asked_for_is_answered(client):
     odd = {
         "num_neighbors": lambda: tuple(random.choices(numbers, k=random.choice((0, 1, 2, 20)))),
         "split": lambda: random.choice(("all", "", "nope", "\0", "../x")),
-        "fanouts": lambda: random.choice((((5,),), ((5, 5),), ((),))),
+        "fanouts": lambda: random.choice(({"nodes__to__nodes": (5, 5)}, {"x": (5,)}, {"": ()})),
         "seed_type": lambda: random.choice(("node", "nodes", "\ud7ff")),
         "plan": lambda: random.choice(("minibatch", "x")),
         "return_e_id": lambda: True,

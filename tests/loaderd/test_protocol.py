@@ -48,9 +48,11 @@ def written(kind: Any) -> str:
 
 def default_of(field: Any) -> str:
     """A field's default as the document writes it."""
-    if field.default is msgspec.NODEFAULT:
-        return ""
     value = field.default
+    if value is msgspec.NODEFAULT:
+        if field.default_factory is msgspec.NODEFAULT:
+            return ""
+        value = field.default_factory()
     return f"`{json.dumps(value) if isinstance(value, str) else repr(value)}`"
 
 

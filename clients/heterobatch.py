@@ -1,0 +1,203 @@
+"""From descriptors to arrays where a store has several node types or relations."""
+
+import itertools
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from blockstore.kernels.typed import order_by_type, place_edges, type_new_nodes
+from clients.batch import NUMPY_DTYPE, BatchReader
+from clients.buffers import BufferPool
+from clients.session import Session
+from loaderd.protocol import BatchReady, Blob, BlobArray, RowGroup
+
+
+@dataclass(frozen=True, slots=True)
+class HeteroArrays:
+    """A batch in arrays of its own; nodes are local ids within their type, the seeds first.
+
+    What belongs to a type, or to a relation, is a piece of an array that holds all of them.
+    """
+
+    epoch: int
+    step: int
+    num_seeds: int
+    n_id: NDArray[np.int64]  # (num_nodes,) original ids, type by type
+    node_starts: NDArray[np.int64]  # (num_types + 1,) first node of each type in `n_id`
+    input_id: NDArray[np.int64]  # (num_seeds,) places among the given seeds
+    edges: NDArray[np.int64]  # (2 * num_edges,): (2, edges) of each relation, sources, targets
+    edge_starts: NDArray[np.int64]  # (num_relations + 1,) first edge of each relation
+    e_id: NDArray[np.int64] | None  # (num_edges,), relation by relation, where asked for
+    nodes_per_hop: NDArray[np.int64]  # (num_types, hops + 1)
+    edges_per_hop: NDArray[np.int64]  # (num_relations, hops)
+    rows: dict[str, NDArray[Any]]  # by name: (nodes of the type, *row_shape); bfloat16 as uint16
+
+
+@dataclass(frozen=True, slots=True)
+class _Places:
+    """Where each node of a batch stands among those of its type."""
+
+    kind: NDArray[Any]  # (num_nodes,) type
+    starts: NDArray[np.int64]  # (num_types + 1,)
+    order: NDArray[np.uint32]  # (num_nodes,) places in the batch, type by type
+    place: NDArray[np.int64]  # (num_nodes,) among those of the type
+
+    def nodes_of(self, node_type: int) -> NDArray[np.uint32]:
+        """Places in the batch of the nodes of a type, ascending."""
+        return self.order[self.starts[node_type] : self.starts[node_type + 1]]
+
+
+class HeteroReader(BatchReader):
+    """Reads the batches of one session."""
+
+    def __init__(self, session: Session, pool: BufferPool, threads: int = 1) -> None:
+        super().__init__(session, pool, threads)
+        attached = session.attached
+        self._type_of = {name: i for i, name in enumerate(attached.types)}
+        self._src_types = [self._type_of[src] for src, _, _ in attached.relations]
+        self._row_types = [self._type_of[spec.node_type] for spec in attached.rows]
+
+    def read(self, step: int) -> HeteroArrays:  # type: ignore[override]
+        """The batch of `step`, all of it copied and released; waits for the daemon."""
+        ready = self._session.receive_batch(step)
+        blob = ready.structure
+        named = {array.name: array for array in blob.arrays}
+        src = self._narrow(blob, named["src"])
+        per_hop = np.array(ready.edges_per_hop, np.int64).reshape(-1, len(self._src_types))
+        places = self._place(ready, src, per_hop)
+        edge_starts = np.concatenate([[0], np.cumsum(per_hop.sum(axis=0))])
+        n_id = self._pool.empty((places.order.size,), np.int64)
+        n_id[:] = self._narrow(blob, named["n_id"])[places.order]
+        batch = HeteroArrays(
+            epoch=ready.epoch,
+            step=step,
+            num_seeds=ready.num_seeds,
+            n_id=n_id,
+            node_starts=places.starts,
+            input_id=self._wide(blob, named["input_id"]),
+            edges=self._relations(ready, named, src, per_hop, edge_starts, places),
+            edge_starts=edge_starts,
+            e_id=self._e_id(blob, named, per_hop, edge_starts) if "e_id" in named else None,
+            nodes_per_hop=self._count(ready, places),
+            edges_per_hop=np.ascontiguousarray(per_hop.T),
+            rows={
+                spec.name: self._pool.empty(
+                    (places.nodes_of(t).size, *spec.row_shape),
+                    NUMPY_DTYPE.get(spec.dtype, spec.dtype),
+                )
+                for spec, t in zip(self._session.attached.rows, self._row_types, strict=True)
+            },
+        )
+        group = ready.rows
+        self._gather_typed(group, places, batch.rows)
+        while not group.last:
+            group = self._session.receive_rows(step, group.group + 1)
+            self._gather_typed(group, places, batch.rows)
+        return batch
+
+    def _narrow(self, blob: Blob, array: BlobArray) -> NDArray[Any]:
+        """In its own dtype; in place where it lies in one piece."""
+        pieces = list(self._views(blob, array))
+        if len(pieces) == 1:
+            return pieces[0][1]
+        return self._copy(blob, array, np.empty(array.length, array.dtype))
+
+    def _place(self, ready: BatchReady, src: NDArray[Any], per_hop: NDArray[np.int64]) -> _Places:
+        """Types of the nodes: a relation finds nodes of one type, new ones in order."""
+        num_types = len(self._type_of)
+        num = sum(ready.nodes_per_hop)
+        kind = np.empty(num, np.uint8 if num_types <= 256 else np.uint16)
+        known = ready.nodes_per_hop[0]
+        kind[:known] = self._type_of[self._session.attached.resolved.seed_type]
+        edge = 0
+        for counts in per_hop.tolist():
+            for src_type, count in zip(self._src_types, counts, strict=True):
+                if count:
+                    known = type_new_nodes(src, edge, edge + count, src_type, known, kind)
+                    edge += count
+        assert known == num
+        places = _Places(
+            kind, np.empty(num_types + 1, np.int64), np.empty(num, np.uint32),
+            np.empty(num, np.int64),
+        )  # fmt: skip
+        order_by_type(kind, places.starts, places.order, places.place)
+        return places
+
+    def _count(self, ready: BatchReady, places: _Places) -> NDArray[np.int64]:
+        ends = [0, *itertools.accumulate(ready.nodes_per_hop)]
+        return np.stack(
+            [
+                np.bincount(places.kind[low:high], minlength=len(self._type_of))
+                for low, high in itertools.pairwise(ends)
+            ],
+            axis=1,
+        )
+
+    def _relations(
+        self,
+        ready: BatchReady,
+        named: dict[str, BlobArray],
+        src: NDArray[Any],
+        per_hop: NDArray[np.int64],
+        starts: NDArray[np.int64],
+        places: _Places,
+    ) -> NDArray[np.int64]:
+        """(2, edges) of each relation, one behind the other, hop by hop within each."""
+        layers = self._session.attached.resolved.frontier == "layer"
+        edges = self._pool.empty((2 * int(starts[-1]),), np.int64)
+        used = 2 * starts[:-1]
+        totals = np.diff(starts)
+        edge = first = 0
+        for hop, counts in enumerate(per_hop.tolist()):
+            for r, count in enumerate(counts):
+                if not count:
+                    continue
+                per_node = self._narrow(ready.structure, named[f"counts:{hop}:{r}"])
+                at = int(used[r])
+                to = at + int(totals[r])
+                place_edges(
+                    src, edge, per_node, 0 if layers else first, places.place,
+                    edges[at : at + count], edges[to : to + count],
+                )  # fmt: skip
+                used[r] += count
+                edge += count
+            first += ready.nodes_per_hop[hop]
+        return edges
+
+    def _e_id(
+        self,
+        blob: Blob,
+        named: dict[str, BlobArray],
+        per_hop: NDArray[np.int64],
+        starts: NDArray[np.int64],
+    ) -> NDArray[np.int64]:
+        found = self._narrow(blob, named["e_id"])
+        e_id = self._pool.empty((found.size,), np.int64)
+        used, edge = starts[:-1].copy(), 0
+        for counts in per_hop.tolist():
+            for r, count in enumerate(counts):
+                e_id[used[r] : used[r] + count] = found[edge : edge + count]
+                used[r] += count
+                edge += count
+        return e_id
+
+    def _gather_typed(
+        self, group: RowGroup, places: _Places, rows: dict[str, NDArray[Any]]
+    ) -> None:
+        """Copy one row group to its places, then release it."""
+        named = {array.name: array for array in group.blob.arrays}
+        positions = self._narrow(group.blob, named["positions"]) if "positions" in named else None
+        for spec, t in zip(self._session.attached.rows, self._row_types, strict=True):
+            addresses = self._narrow(group.blob, named[f"address:{spec.name}"])
+            to = None
+            if positions is None:
+                picked = addresses[places.nodes_of(t)]
+            else:
+                mine = places.kind[positions] == t
+                picked = addresses[mine]
+                to = places.place[positions[mine]].astype(np.uint32)
+            out = rows[spec.name].reshape(-1).view(np.uint8)
+            self._gather_piece(spec, picked, 0, to, out)
+        self._session.release(group.step, group.group)
