@@ -4,32 +4,33 @@ Each seed trains the same GraphSAGE once in every way: in memory, and from macro
 1/16 of the partitions, by partitioner, with hubs and with halos.  The test accuracy over the whole
 graph is averaged over the last fifth of the epochs; differences to in-memory training are paired.
 Features are looked up here by node id, so that wide sparse ones need no dense rows; the loaders
-decide the batches.  A line a run goes to `--out`; what is there already is not run again.
+decide the batches.  "Order" samples from the whole graph, and only its seeds come macro-batch by
+macro-batch.  A line a run goes to `--out`; what is there already is not run again.
 """
 
 import argparse
-import json
 import statistics
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
+from itertools import accumulate
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
-from clients.models import SageLayer, mean_of_neighbors
-from clients.torch import NeighborDataset
+from blockstore.store import open_store, read_rows
+from clients.torch import Batch, NeighborDataset
 from tools.bench.setup import command, serving
 from tools.pairs import finish
-from tools.sparse_rows import sparse_gradient, sparse_times
+from tools.wide_sage import Features, WideSage
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,8 @@ class Settings:
     batch_size: int = 250
     hidden: int = 128
     learning_rate: float = 0.003
+    dropout: float = 0.5
+    weight_decay: float = 0.0
     noise: float = 0.0  # standard deviations of Gaussian noise added to dense features
 
 
@@ -55,6 +58,7 @@ class Way(NamedTuple):
     share: int = 0  # one of so many partitions at a time; 0: all in memory
     hubs: bool = False
     halos: bool = False
+    order: bool = False  # the whole graph is loaded; seeds come as if it were not
 
 
 def ways(settings: Settings) -> list[Way]:
@@ -72,101 +76,93 @@ def ways(settings: Settings) -> list[Way]:
             Way(f"GAP + hubs 2.8 % 1/{share}", wide, share, hubs=True),
             Way(f"GAP + hubs + halo 0.3 1/{share}", gap, share, hubs=True, halos=True),
         ]
+    for name, ingest in [(way.name, way.ingest) for way in found[1:4]]:
+        found.append(Way(f"order of {name}", ingest, 8, order=True))
     return found
 
 
-class _SparseTimes(torch.autograd.Function):
-    """Rows of a sparse matrix times a weight; torch's embedding bag takes ten times as long."""
+class Served:
+    """The batches of a way, epoch by epoch."""
 
-    @staticmethod
-    def forward(context: Any, weight: Tensor, nodes: Any, matrix: tuple[Any, ...]) -> Tensor:
-        context.nodes, context.matrix, context.rows = nodes, matrix, weight.size(0)
-        out = torch.empty(nodes.size, weight.size(1))
-        sparse_times(nodes, *matrix, weight.detach().numpy(), out.numpy())
-        return out
-
-    @staticmethod
-    def backward(context: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        out = torch.empty(context.rows, gradients[0].size(1))
-        gradient = gradients[0].contiguous().numpy()
-        sparse_gradient(context.nodes, *context.matrix, gradient, out.numpy())
-        return out, None, None
-
-
-class Features:
-    """Features of all nodes, dense or sparse, and their product with a weight."""
-
-    def __init__(self, folder: Path, noise: float) -> None:
-        self._dense: Tensor | None = None
-        if (folder / "node_feat.npy").exists():
-            x = np.load(folder / "node_feat.npy").astype(np.float32)
-            if noise:
-                rng = np.random.default_rng(0)
-                x += noise * x.std() * rng.standard_normal(x.shape, np.float32)
-            self._dense, self.width = torch.from_numpy(x), x.shape[1]
-            return
-        names = ("indptr", "indices", "data")
-        self._matrix = tuple(np.load(folder / f"node_feat_{n}.npy") for n in names)
-        self.width = json.loads((folder / "node_feat_csr.json").read_text())["shape"][1]
-
-    def times(self, nodes: Tensor | None, weight: Tensor) -> Tensor:
-        """(nodes, width) @ weight (width, columns); None: of all nodes."""
-        if self._dense is not None:
-            return (self._dense if nodes is None else self._dense[nodes]) @ weight
-        own = np.arange(self._matrix[0].size - 1) if nodes is None else nodes.numpy()
-        product: Tensor = _SparseTimes.apply(weight, own, self._matrix)  # type: ignore[no-untyped-call]
-        return product
-
-
-class Sage(nn.Module):
-    """GraphSAGE as `clients.models` has it, on features that are looked up by id."""
-
-    def __init__(self, features: Features, hidden: int, classes: int) -> None:
-        super().__init__()
-        self._features = features
-        bound = features.width**-0.5
-        self.neighbor, self.own = (
-            nn.Parameter(torch.empty(features.width, hidden).uniform_(-bound, bound))
-            for _ in range(2)
+    def __init__(self, settings: Settings, endpoint: str, way: Way, seed: int) -> None:
+        options: dict[str, Any] = {"plan": "minibatch"}
+        if way.share:
+            size = settings.partitions // way.share
+            options = {"plan": "macrobatch", "macro_partitions": size}
+            options |= {"hubs": way.hubs, "halos": way.halos}
+        self._data = NeighborDataset(
+            endpoint, "train", settings.num_neighbors, settings.batch_size, seed, **options
         )
-        self.bias = nn.Parameter(torch.empty(hidden).uniform_(-bound, bound))
-        self.last = SageLayer(hidden, classes)
+        self.steps = len(self._data)
 
-    def forward(
-        self, nodes: Tensor | None, edge_index: Tensor, inner: int, edges: int, seeds: int
-    ) -> Tensor:
-        """Logits of the first `seeds` nodes; the first `inner` have the first layer's edges."""
-        message = self._features.times(nodes, self.neighbor)
-        mean = mean_of_neighbors(message, edge_index, inner)
-        own = self._features.times(None if nodes is None else nodes[:inner], self.own)
-        h = functional.relu(mean + own + self.bias)
-        h = functional.dropout(h, 0.5, self.training)
-        out: Tensor = self.last(h, edge_index[:, :edges], seeds)
-        return out
+    def epoch(self, _epoch: int) -> Iterable[Batch]:
+        """Those of the next epoch."""
+        return self._data
+
+    def close(self) -> None:
+        """End the session."""
+        self._data.close()
 
 
-def train(settings: Settings, endpoint: str, way: Way, seed: int) -> dict[str, Any]:
-    """One run: the mean test accuracy of the last fifth of the epochs, in points."""
+class Ordered:
+    """Batches from the whole graph, whose seeds come partitions by partitions."""
+
+    def __init__(self, settings: Settings, endpoint: str, way: Way, seed: int, store: Path) -> None:
+        """Deals partitions out as plan `macrobatch` does, with other draws."""
+        self._settings, self._endpoint, self._seed = settings, endpoint, seed
+        (node_type,) = (opened := open_store(store)).manifest.types
+        count = node_type.num_partitions
+        offsets = opened.side(node_type.partition_offsets_path, np.uint64, count + 1)
+        ids = read_rows(opened, node_type.store_id).astype(np.int64)
+        self._seeds = np.load(Path(settings.folder) / "train_idx.npy").astype(np.int64)
+        self._part = np.searchsorted(offsets.astype(np.int64), ids[self._seeds], "right") - 1
+        self._deal = (count, settings.partitions // way.share)
+        self.steps = 0
+
+    def epoch(self, epoch: int) -> Iterator[Batch]:
+        """A session for the seeds of each macro-batch."""
+        (count, size), steps = self._deal, 0
+        order = np.random.default_rng((self._seed, epoch)).permutation(count)
+        for i, members in enumerate(np.split(order, range(size, count, size))):
+            seeds = self._seeds[np.isin(self._part, members)]
+            number = -(-seeds.size // self._settings.batch_size)
+            data = NeighborDataset(
+                self._endpoint, input_nodes=seeds, num_neighbors=self._settings.num_neighbors,
+                batch_size=-(-seeds.size // number), plan="minibatch",
+                seed=self._seed * 1_000_000 + epoch * 1000 + i,
+            )  # fmt: skip
+            steps += len(data)
+            yield from data
+            data.close()
+        self.steps = steps
+
+    def close(self) -> None:
+        """Every session has ended."""
+
+
+def train(settings: Settings, served: tuple[str, Path], way: Way, seed: int) -> dict[str, Any]:
+    """One run: the mean test accuracy of the last fifth of the epochs, in points.
+
+    served  endpoint of the daemon, and its store
+    """
     torch.set_num_threads(1)
     torch.manual_seed(seed)
-    folder = Path(settings.folder)
     features, edge_index, label, test = graph_of(settings)
-    model = Sage(features, settings.hidden, int(label.max()) + 1)
-    optimizer = torch.optim.Adam(model.parameters(), settings.learning_rate, fused=True)
-    options: dict[str, Any] = {"plan": "minibatch"}
-    if way.share:
-        size = settings.partitions // way.share
-        options = {"plan": "macrobatch", "macro_partitions": size}
-        options |= {"hubs": way.hubs, "halos": way.halos}
-    data = NeighborDataset(
-        endpoint, "train", settings.num_neighbors, settings.batch_size, seed, **options
+    depth, num_nodes = len(settings.num_neighbors), label.numel()
+    classes = int(label.max()) + 1
+    model = WideSage(features, settings.hidden, classes, depth, settings.dropout)
+    optimizer = torch.optim.Adam(
+        model.parameters(), settings.learning_rate, weight_decay=settings.weight_decay, fused=True
     )
-    results, num_nodes = [], label.numel()
+    endpoint, store = served
+    kind = partial(Ordered, store=store) if way.order else Served
+    data: Served | Ordered = kind(settings, endpoint, way, seed)
+    results = []
     for epoch in range(settings.epochs):
         model.train()
-        for b in data:
-            reach = b.num_sampled_nodes[0] + b.num_sampled_nodes[1]
-            out = model(b.n_id, b.edge_index, reach, b.num_sampled_edges[0], b.batch_size)
+        for b in data.epoch(epoch):
+            targets = [*accumulate(b.num_sampled_nodes[:-1])][::-1]
+            out = model(b.n_id, b.edge_index, targets, [*accumulate(b.num_sampled_edges)][::-1])
             loss = functional.cross_entropy(out, label[b.n_id[: b.batch_size]])
             optimizer.zero_grad()
             torch.autograd.backward(loss)
@@ -174,13 +170,12 @@ def train(settings: Settings, endpoint: str, way: Way, seed: int) -> dict[str, A
         if epoch >= settings.epochs * 4 // 5:
             model.eval()
             with torch.no_grad():
-                out = model(None, edge_index, num_nodes, edge_index.size(1), num_nodes)
+                out = model(None, edge_index, [num_nodes] * depth, [edge_index.size(1)] * depth)
             results.append(float((out.argmax(dim=1) == label)[test].double().mean()) * 100)
-    steps = len(data)
     data.close()
     return {
-        "graph": folder.name, "noise": settings.noise, "way": way.name, "seed": seed,
-        "accuracy": statistics.fmean(results), "steps": steps,
+        "graph": Path(settings.folder).name, "noise": settings.noise, "way": way.name, "seed": seed,
+        "accuracy": statistics.fmean(results), "steps": data.steps,
     }  # fmt: skip
 
 
@@ -225,15 +220,16 @@ def run_all(
     """Every run that is not done, seed by seed."""
     with ExitStack() as stack:
         work = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="macro-accuracy-")))
-        endpoints = {}
+        served = {}
         for options, store in make_stores(settings, work, wanted).items():
             (folder := work / f"daemon-{store.name}").mkdir()
-            endpoints[options] = stack.enter_context(
+            endpoint = stack.enter_context(
                 serving(store, folder, "512M", "--workers", "1", "--readers", "2")
             )
+            served[options] = (endpoint, store)
         pool = stack.enter_context(ProcessPoolExecutor(jobs, mp_context=get_context("spawn")))
         running = [
-            pool.submit(train, settings, endpoints[way.ingest], way, seed)
+            pool.submit(train, settings, served[way.ingest], way, seed)
             for seed in seeds
             for way in wanted
             if (way.name, seed) not in done
@@ -251,18 +247,22 @@ def main(words: list[str] | None = None) -> str:
     for name in ("partitions", "epochs", "batch_size", "hidden"):
         option = "--" + name.replace("_", "-")
         parser.add_argument(option, type=int, default=getattr(default, name))
-    for name in ("learning_rate", "noise"):
+    for name in ("learning_rate", "dropout", "weight_decay", "noise"):
         option = "--" + name.replace("_", "-")
         parser.add_argument(option, type=float, default=getattr(default, name))
+    parser.add_argument("--num-neighbors", type=int, nargs="+", default=default.num_neighbors)
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--ways", nargs="+", default=[], help="parts of names; all if not given")
+    parser.add_argument(
+        "--ways", nargs="+", default=[], help="how their names begin; all if not given"
+    )
     parser.add_argument("--out", type=Path, default=Path("macro-accuracy.jsonl"))
     arguments = vars(parser.parse_args(words))
     out, jobs, seeds = (arguments.pop(name) for name in ("out", "jobs", "seeds"))
     parts = arguments.pop("ways")
+    arguments["num_neighbors"] = tuple(arguments["num_neighbors"])
     settings = Settings(**arguments)
-    wanted = [w for w in ways(settings) if not parts or any(p in w.name for p in parts)]
+    wanted = [w for w in ways(settings) if not parts or w.name.startswith(tuple(parts))]
 
     def runs(done: set[tuple[str, int]]) -> Iterator[dict[str, Any]]:
         return run_all(settings, wanted, range(seeds), jobs, done)

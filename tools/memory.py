@@ -1,6 +1,9 @@
-"""Commands inside a control group of `--mem` + 256 MiB: `python -m tools.memory {both,ingest}`.
+"""Commands in a control group of `--mem` + 256 MiB: `python -m tools.memory {both,macro,ingest}`.
 
 `both` ingests a graph and serves it to a client outside; one JSON line: peaks, and the kills.
+
+`macro` serves epochs of macro-batches to a client outside, with the least `--mem` that the daemon
+says would do; one JSON line, and it fails where there were kills.
 
 `ingest` ingests a folder of any layout once for each `--mem` given, one store at a time: a JSON
 line each, with its peak, the kills and one sha256 over every file of the store.  It fails where a
@@ -12,6 +15,7 @@ import argparse
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -21,11 +25,13 @@ import time
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from blockstore.units import parse_bytes
 from clients.torch import NeighborDataset
+from loaderd.errors import Refused
 from tools.bench.resources import resident_bytes
 from tools.bench.setup import GraphSize, command, make_graph
 from tools.machine import machine, today
@@ -136,28 +142,45 @@ def run_ingest(
     )  # fmt: skip
 
 
-def serve_peak(limits: Group, store: Path, folder: Path, mem: str, steps: int) -> dict[str, Any]:
-    """Serve `steps` batches to a client outside; the daemon's peak."""
+@contextmanager
+def serving_inside(limits: Group, store: Path, folder: Path, mem: str) -> Iterator[tuple[str, int]]:
+    """Endpoint and process of a daemon in the group.  Raises SystemExit: it failed; its errors."""
     endpoint = f"ipc://{folder}/memory.sock"
-    serve = ("serve", str(store), "--mem", mem, "--endpoint", endpoint)
+    serve = ("serve", str(store), "--mem", mem, "--endpoint", endpoint, "--log-level", "error")
     process = inside(limits, "loaderd", *serve)
+    errors = ""
     try:
         assert process.stdout is not None
-        assert process.stdout.readline().startswith("serving"), process.communicate()
-        idle = resident_bytes([process.pid])
-        peak, seeds = idle, 0
-        data = NeighborDataset(endpoint, num_neighbors=(15, 10, 5), batch_size=1000)
-        for number, batch in enumerate(data):
-            seeds += batch.batch_size
-            peak = max(peak, resident_bytes([process.pid]))
-            if number + 1 >= steps:
-                break
-        data.close()
+        if process.stdout.readline().startswith("serving"):
+            yield endpoint, process.pid
     finally:
         process.terminate()
-        process.communicate()
+        errors = process.communicate()[1]
     if process.returncode:
-        raise SystemExit(f"the daemon ended with {process.returncode}, {limits.kills()} kills")
+        raise SystemExit(
+            f"the daemon ended with {process.returncode}, {limits.kills()} kills: {errors}"
+        )
+
+
+def serve_peak(
+    served: tuple[str, int], steps: int, epochs: int = 1, **options: Any
+) -> dict[str, Any]:
+    """Take `steps` batches of each epoch; the daemon's peak.  Raises Refused.
+
+    served   endpoint and process of the daemon
+    options  of the NeighborDataset
+    """
+    endpoint, pid = served
+    idle = resident_bytes([pid])
+    peak, seeds = idle, 0
+    data = NeighborDataset(endpoint, num_neighbors=(15, 10, 5), batch_size=1000, **options)
+    try:
+        for _ in range(epochs):
+            for batch in islice(data, steps):
+                seeds += batch.batch_size
+                peak = max(peak, resident_bytes([pid]))
+    finally:
+        data.close()
     return {"serve_idle_bytes": idle, "serve_peak_bytes": peak, "seeds": seeds}
 
 
@@ -178,12 +201,50 @@ def both(arguments: argparse.Namespace) -> dict[str, Any]:
             "graph_bytes": sum(p.stat().st_size for p in graph.iterdir()),
         }
         found["ingest_peak_bytes"] = run_ingest(limits, graph, store, arguments.mem).peak_bytes
-        found |= serve_peak(limits, store, Path(name), arguments.mem, arguments.steps)
+        with serving_inside(limits, store, Path(name), arguments.mem) as served:
+            found |= serve_peak(served, arguments.steps)
         found["kills"] = limits.kills()
         command("preprocess", "verify", str(store))
         shutil.rmtree(store)
     _put(found, arguments.out)
     return found
+
+
+def macro(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Serve macro-batches with the least `--mem`; returns what is printed.  Raises SystemExit."""
+    size = GraphSize(arguments.nodes, arguments.degree, arguments.features)
+    graph = make_graph(Path(arguments.folder), size)
+    with tempfile.TemporaryDirectory(dir=arguments.folder) as name:
+        folder, store = Path(name), Path(name) / "store"
+        parts = ("--partitions", str(arguments.partitions), "--halo", str(arguments.halo))
+        command("preprocess", "ingest", str(graph), str(store), *parts)
+        mem, tried = arguments.mem, []
+        while mem not in tried:
+            tried.append(mem)
+            limit = parse_bytes(mem) + SLACK_BYTES
+            with group(limit) as limits:
+                try:
+                    with serving_inside(limits, store, folder, mem) as served:
+                        found = serve_peak(served, sys.maxsize, arguments.epochs, plan="macrobatch")
+                except (Refused, SystemExit) as error:
+                    if (named := re.search(r"at least\D*(\d+[KMG])", str(error))) is None:
+                        raise
+                    mem = named[1]
+                    continue
+                found["kills"] = limits.kills()
+            break
+        else:
+            raise SystemExit(f"--mem {mem} was named, and is refused")
+        sizes = [p.stat().st_size for p in store.rglob("*") if p.is_file()]
+    line = {
+        "bench": "memory of macro-batches", "date": today(), "machine": machine(), "mem": mem,
+        "mem_bytes": parse_bytes(mem), "limit_bytes": limit, "refused": tried[:-1],
+        "store_bytes": sum(sizes), **found,
+    }  # fmt: skip
+    _put(line, arguments.out)
+    if line["kills"]:
+        raise SystemExit(f"--mem {mem}: {line['kills']} kills")
+    return line
 
 
 def ingest(arguments: argparse.Namespace) -> list[dict[str, Any]]:
@@ -224,14 +285,21 @@ def main(words: list[str]) -> Any:
     parser = argparse.ArgumentParser(prog="tools.memory", description=__doc__)
     commands = parser.add_subparsers(required=True)
     pair = commands.add_parser("both", help="ingest, then serve")
-    pair.add_argument("--folder", default="/tmp/blockstore-bench")
     pair.add_argument("--mem", default="512M")
-    pair.add_argument("--nodes", type=int, default=3_500_000)
-    pair.add_argument("--degree", type=int, default=12)
-    pair.add_argument("--features", type=int, default=128)
     pair.add_argument("--steps", type=int, default=30)
-    pair.add_argument("--out", default="")
     pair.set_defaults(run=both)
+    parts = commands.add_parser("macro", help="serve macro-batches with the least --mem")
+    parts.add_argument("--mem", default="16M", help="tried first")
+    parts.add_argument("--partitions", type=int, default=64)
+    parts.add_argument("--halo", type=float, default=0.3)
+    parts.add_argument("--epochs", type=int, default=2)
+    parts.set_defaults(run=macro)
+    for served in (pair, parts):
+        served.add_argument("--folder", default="/tmp/blockstore-bench")
+        served.add_argument("--nodes", type=int, default=3_500_000)
+        served.add_argument("--degree", type=int, default=12)
+        served.add_argument("--features", type=int, default=128)
+        served.add_argument("--out", default="")
     alone = commands.add_parser("ingest", help="ingest a folder within each --mem")
     alone.add_argument("source", type=Path)
     alone.add_argument("--folder", type=Path, help="for a store at a time; beside the source")

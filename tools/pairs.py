@@ -24,7 +24,7 @@ def summarize(lines: Sequence[dict[str, Any]], baseline: str) -> str:
         f"| way | accuracy | against {baseline} | 95 % | pairs | steps an epoch |",
         "| --- | --- | --- | --- | --- | --- |",
     ]
-    base = runs[baseline]
+    base = runs.get(baseline, {})
     for way, by_seed in runs.items():
         mean = statistics.fmean(r["accuracy"] for r in by_seed.values())
         steps = next(iter(by_seed.values()))["steps"]

@@ -37,6 +37,17 @@ def test_ingest_and_serve_stay_inside_their_group(tmp_path):
 
 
 @pytest.mark.usefixtures("groups")
+def test_macrobatches_stay_inside_the_least_that_would_do(tmp_path):
+    """The last number that a refusal names is enough, the one before is not."""
+    words = ["--folder", str(tmp_path), "--nodes", "20000", "--features", "64", "--degree", "6"]
+    found = memory.main(["macro", *words, "--partitions", "16", "--epochs", "2"])
+    assert found["kills"] == 0
+    assert found["seeds"] == 2 * 2000
+    assert len(found["refused"]) >= 1
+    assert found["serve_peak_bytes"] < found["limit_bytes"]
+
+
+@pytest.mark.usefixtures("groups")
 def test_an_ingest_holds_any_memory_and_makes_the_same_bytes(tmp_path):
     """256 MB of rows: more than half of what 400 MiB leave, so that they pass the disk twice."""
     source = tmp_path / "graph"
