@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from blockstore.kernels.rows import expand_counts, gather_rows, scatter_rows
 from clients.buffers import Memory
 from clients.session import Session
+from loaderd.errors import BadMessage
 from loaderd.protocol import BatchReady, Blob, BlobArray, RowArraySpec, RowGroup
 
 NUMPY_DTYPE = {"bfloat16": "uint16"}  # store dtypes that numpy does not know
@@ -33,27 +34,6 @@ class BatchArrays:
     edges_per_hop: tuple[int, ...]
     rows: dict[str, NDArray[Any]]  # by name: (num_nodes, *row_shape); bfloat16 as uint16
     ends: NDArray[np.int64] | None = None  # local ends of seed edges and negatives
-
-
-def views(
-    arena: NDArray[np.uint8], slot_bytes: int, blob: Blob, array: BlobArray
-) -> Iterator[tuple[int, NDArray[Any]]]:
-    """An array of a blob as (first item, view of the arena) pieces, cut where its slots are apart.
-
-    Items never straddle slots: offsets are multiples of 64, slots of 4096.
-    """
-    kind = np.dtype(array.dtype)
-    begin, end = array.offset, array.offset + array.length * kind.itemsize
-    at = begin
-    while at < end:
-        index, inside = divmod(at, slot_bytes)
-        last = index
-        while (last + 1) * slot_bytes < end and blob.slots[last + 1] == blob.slots[last] + 1:
-            last += 1
-        stop = min(end, (last + 1) * slot_bytes)
-        address = blob.slots[index] * slot_bytes + inside
-        yield (at - begin) // kind.itemsize, arena[address : address + stop - at].view(kind)
-        at = stop
 
 
 class BatchReader:
@@ -98,8 +78,7 @@ class BatchReader:
             self._helpers.shutdown()
 
     def _views(self, blob: Blob, array: BlobArray) -> Iterator[tuple[int, NDArray[Any]]]:
-        attachment = self._session.attachment
-        return views(attachment.data, attachment.slot_bytes, blob, array)
+        return self._session.views(blob, array)
 
     def _copy(self, blob: Blob, array: BlobArray, out: NDArray[Any]) -> NDArray[Any]:
         for start, view in self._views(blob, array):
@@ -139,15 +118,18 @@ class BatchReader:
             positions = self._copy(group.blob, array, np.empty(array.length, np.uint32))
         for spec in self._session.attached.rows:
             out = rows[spec.name].reshape(-1).view(np.uint8)
+            if came := named.get(f"rows:{spec.name}"):
+                self._land(spec, group.blob, came, positions, out)
+                continue
             for start, addresses in self._views(group.blob, named[f"address:{spec.name}"]):
                 self._gather_piece(spec, addresses, start, positions, out)
         self._release(group)
 
     def _announce(self, ready: BatchReady, num_rows: Sequence[int]) -> None:
         """Say what comes, before room is asked for; `num_rows` of each row array."""
-        specs = self._session.attached.rows
-        rows = list(zip(specs, num_rows, strict=True)) if ready.rows.last else []
-        self._pool.received(self._session.attachment.data, rows)
+        specs, arena = self._session.attached.rows, self._session.attachment.data
+        in_place = ready.rows.last and arena.size > 0
+        self._pool.received(arena, list(zip(specs, num_rows, strict=True)) if in_place else [])
 
     def _room(self, spec: RowArraySpec, num_rows: int) -> NDArray[Any]:
         shape = (num_rows, *spec.row_shape)
@@ -162,6 +144,26 @@ class BatchReader:
                 session.release(group.step, group.group)
 
         self._pool.after(release)
+
+    def _land(
+        self,
+        spec: RowArraySpec,
+        blob: Blob,
+        array: BlobArray,
+        positions: NDArray[np.uint32] | None,
+        out: NDArray[np.uint8],
+    ) -> None:
+        """Rows that came along, to their places."""
+        width = spec.row_bytes
+        for start, data in self._views(blob, array):
+            if positions is None:
+                out[start : start + data.size] = data
+                continue
+            if start % width or data.size % width:
+                raise BadMessage(f"a piece of {array.name} ends within a row")
+            num, places = data.size // width, positions[start // width :]
+            here = np.arange(0, data.size, width, dtype=np.uint64)
+            scatter_rows(data, here, places, 0, num, width, out)
 
     def _gather_piece(
         self,

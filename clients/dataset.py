@@ -18,6 +18,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 from clients.buffers import BufferPool, Memory
 from clients.patience import Patience
 from clients.position import Position, check_resolved, dump_state, parse_state
+from clients.remote import open_session
 from clients.session import Halted, Session, StepsLeftOut
 from loaderd.errors import NoDaemon, SessionLost, ShuttingDown
 from loaderd.protocol import Attach, Attached, Resolved
@@ -240,7 +241,7 @@ class SteppedDataset(IterableDataset[B_co]):
                     raise
 
     def _open(self) -> Connection:
-        session = Session(self.endpoint, self._request, self._ids, self._resolved)
+        session = open_session(self.endpoint, self._request, self._ids, self._resolved)
         try:
             reader = self._make_reader(session)
         except ValueError:

@@ -190,6 +190,10 @@ class HeteroReader(BatchReader):
         named = {array.name: array for array in group.blob.arrays}
         positions = self._narrow(group.blob, named["positions"]) if "positions" in named else None
         for spec, t in zip(self._session.attached.rows, self._row_types, strict=True):
+            out = rows[spec.name].reshape(-1).view(np.uint8)
+            if came := named.get(f"rows:{spec.name}"):
+                self._land(spec, group.blob, came, self._mine(positions, places, t), out)
+                continue
             addresses = self._narrow(group.blob, named[f"address:{spec.name}"])
             to = None
             if positions is None:
@@ -197,7 +201,14 @@ class HeteroReader(BatchReader):
             else:
                 mine = places.kind[positions] == t
                 picked = addresses[mine]
-                to = places.place[positions[mine]].astype(np.uint32)
-            out = rows[spec.name].reshape(-1).view(np.uint8)
+                to = self._mine(positions, places, t)
             self._gather_piece(spec, picked, 0, to, out)
         self._session.release(group.step, group.group)
+
+    def _mine(
+        self, positions: NDArray[np.uint32] | None, places: _Places, node_type: int
+    ) -> NDArray[np.uint32] | None:
+        """Where a group's rows of a type go; None: it is the whole batch, in order."""
+        if positions is None:
+            return None
+        return places.place[positions[places.kind[positions] == node_type]].astype(np.uint32)

@@ -13,8 +13,8 @@ from blockstore.kernels.hoprows import gather_hops
 from clients.batch import NUMPY_DTYPE, SPLIT_BYTES
 from clients.buffers import Memory
 from clients.session import Session
-from loaderd.errors import Refused
-from loaderd.protocol import ChunkReady, RowArraySpec
+from loaderd.errors import BadMessage, Refused
+from loaderd.protocol import Blob, ChunkReady, RowArraySpec
 
 LABEL, NODES = "y", "n_id"  # arrays that are not hops
 _ALIGN = 64
@@ -52,12 +52,16 @@ class HopReader:
         if stacked and len(kinds) > 1:
             raise Refused(f"stacked=True: expected arrays of one dtype and shape, found {kinds}")
         self._lent = -1, -1  # run and step of a batch that is used where it lies
+        self.form = ""  # of the last batch: `ChunkReady.form`
         self._helpers: ThreadPoolExecutor | None = None
 
     def read(self, step: int) -> HopArrays:
         """The batch of `step`; the one before, if it was used where it lies, is given back."""
         self._give_back()
         ready = self._session.receive_chunk(step)
+        self.form = ready.form
+        if ready.pieces is not None:
+            return self._landed(ready, ready.pieces)
         input_id = self._input_id(ready)
         specs = self._session.attached.rows
         one_piece = ready.form == "rows" or (ready.form == "ranges" and len(ready.first) == 1)
@@ -83,6 +87,52 @@ class HopReader:
             input_id=input_id,
             in_place=in_place,
         )
+
+    def _landed(self, ready: ChunkReady, blob: Blob) -> HopArrays:
+        """A batch that came in pieces, each array copied once."""
+        named = {array.name: array for array in blob.arrays}
+        input_id = self._pool.empty((ready.num_rows,), np.int64)
+        for start, view in self._session.views(blob, named["input_id"]):
+            input_id[start : start + view.size] = view
+        specs = self._session.attached.rows
+        hops = self._rooms([specs[i] for i in self._hops], ready.num_rows, self._stacked)
+        others = {
+            name: self._rooms([specs[i]], ready.num_rows, stacked=False)[0][0]
+            for name, i in self._others.items()
+        }
+        rooms = dict(zip(self._hops, hops[1], strict=True))
+        rooms |= {i: others[name] for name, i in self._others.items()}
+        for i, spec in enumerate(specs):
+            raw = rooms[i].reshape(ready.num_rows, -1)
+            kind, width = raw.dtype, spec.row_bytes
+            for start, data in self._session.views(blob, named[f"rows:{spec.name}"]):
+                if start % width or data.size % width:
+                    raise BadMessage(f"a piece of rows:{spec.name} ends within a row")
+                low, high = start // width, (start + data.size) // width
+                raw[low:high] = data.view(kind).reshape(high - low, -1)
+        self._session.release(ready.step, 0)
+        return HopArrays(
+            epoch=ready.epoch,
+            step=ready.step,
+            x=tuple(hops[0]),
+            y=others.get(LABEL),
+            n_id=others[NODES].astype(np.int64, copy=False),
+            input_id=input_id,
+            in_place=False,
+        )
+
+    def _rooms(
+        self, specs: Sequence[RowArraySpec], rows: int, stacked: bool
+    ) -> tuple[list[NDArray[Any]], list[NDArray[Any]]]:
+        """Arrays of a batch, and the part of them that each spec's rows go to."""
+        kinds = [np.dtype(NUMPY_DTYPE.get(s.dtype, s.dtype)) for s in specs]
+        if not stacked:
+            arrays = [
+                self._pool.empty((rows, *s.row_shape), k) for s, k in zip(specs, kinds, strict=True)
+            ]
+            return arrays, arrays
+        whole = self._pool.empty((rows, len(specs), *specs[0].row_shape), kinds[0])
+        return [whole], [whole[:, a] for a in range(len(specs))]
 
     def close(self) -> None:
         """End the helper threads, if there are any."""

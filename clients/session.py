@@ -7,13 +7,16 @@ import os
 import socket
 import threading
 import weakref
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 import numpy as np
 import zmq
 from numpy.typing import NDArray
 
+from clients.blobs import views
 from clients.position import StateMismatch, check_resolved
 from loaderd import errors
 from loaderd.errors import DaemonError, NoDaemon, Refused, SessionLost
@@ -22,6 +25,8 @@ from loaderd.protocol import (
     Attach,
     Attached,
     BatchReady,
+    Blob,
+    BlobArray,
     ChunkReady,
     DaemonMessage,
     Detach,
@@ -47,7 +52,8 @@ class Attachment:
     """The arena of one daemon, mapped read-only, and the connection by which it is lent."""
 
     def __init__(self, endpoint: str) -> None:
-        self.endpoint = endpoint
+        self.endpoint = self.address = endpoint
+        self.options: list[tuple[int, int | bytes]] = []  # of sockets that connect to `address`
         self.users = 0
         self.door = _connect_door(endpoint)
         try:
@@ -148,7 +154,7 @@ class _Registry:
 _registry = _Registry()
 
 
-def _acquire(endpoint: str) -> Attachment:
+def _acquire(endpoint: str, make: Callable[[str], Attachment]) -> Attachment:
     """The process's one attachment to `endpoint`, made where there is none that lives."""
     with _registry.lock:
         if not _registry.hooked:
@@ -156,7 +162,7 @@ def _acquire(endpoint: str) -> Attachment:
             _registry.hooked = True
         found = _registry.attachments.get(endpoint)
         if found is None or found.lost():
-            found = _registry.attachments[endpoint] = Attachment(endpoint)
+            found = _registry.attachments[endpoint] = make(endpoint)
         found.users += 1
         return found
 
@@ -200,6 +206,8 @@ class Halted(Exception):
 class Session:
     """One dataset's conversation with the daemon; of one process, and one thread at a time."""
 
+    attachment_type: Callable[[str], Attachment] = Attachment
+
     def __init__(
         self,
         endpoint: str,
@@ -220,7 +228,7 @@ class Session:
         self._requests = itertools.count(1)
         self._pending: dict[tuple[int, int], BatchReady | ChunkReady | RowGroup] = {}
         self._skips: dict[int, int] = {}  # steps that are left out: the next one that is served
-        self.attachment = _acquire(endpoint)
+        self.attachment = _acquire(endpoint, self.attachment_type)
         self._socket: zmq.Socket[bytes] = self.attachment.context.socket(zmq.DEALER)
         self._closed = False
         try:
@@ -230,7 +238,7 @@ class Session:
                     f"{self.attachment.fingerprint}, expected {expected.fingerprint}: serve the "
                     "store that was trained on, or start anew without the saved state"
                 )
-            self._open_socket(endpoint)
+            self._open_socket()
             _registry.sessions.add(self)
             self.attached = self._attach(request, ids)
             if expected is not None:
@@ -243,7 +251,7 @@ class Session:
                 raise SessionLost(f"{endpoint}: the daemon went away") from error
             raise
 
-    def _open_socket(self, endpoint: str) -> None:
+    def _open_socket(self) -> None:
         # unlimited queues: the window bounds what is pushed; and no second daemon at the same
         # path may get what was meant for the first
         for option, value in (
@@ -251,9 +259,10 @@ class Session:
             (zmq.SNDHWM, 0),
             (zmq.RECONNECT_IVL, -1),
             (zmq.LINGER, LINGER_MS),
+            *self.attachment.options,
         ):
             self._socket.setsockopt(option, value)
-        self._socket.connect(endpoint)
+        self._socket.connect(self.attachment.address)
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
         self._poller.register(self.attachment.door, zmq.POLLIN | zmq.POLLERR)
@@ -301,6 +310,10 @@ class Session:
         """Say that a row group is copied (with group 0, the structure too)."""
         self._send(Release(session=self.attached.session, run=self.run, step=step, group=group))
 
+    def views(self, blob: Blob, array: BlobArray) -> Iterator[tuple[int, NDArray[Any]]]:
+        """An array of a message as (first item, view) pieces, in order."""
+        return views(self.attachment.data, self.attachment.slot_bytes, blob, array)
+
     def halt(self) -> None:
         """From any thread: a wait of this run raises Halted, now or when it begins."""
         self._halted = True
@@ -315,8 +328,11 @@ class Session:
         if attached is not None and not self.lost:
             with contextlib.suppress(SessionLost):
                 self._send(Detach(session=attached.session))
-        self._socket.close(linger=0 if self.lost else LINGER_MS)
+        self._close_socket()
         _release(self.attachment)
+
+    def _close_socket(self) -> None:
+        self._socket.close(linger=0 if self.lost else LINGER_MS)
 
     def _send(self, message: Message, *frames: bytes) -> None:
         try:

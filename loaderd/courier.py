@@ -13,10 +13,11 @@ import numpy as np
 from msgspec import structs
 from numpy.typing import NDArray
 
-from blockstore.kernels.rows import gather_rows
+from blockstore.kernels.rows import NO_ROW, gather_rows
 from loaderd.blob import ALIGN
 from loaderd.errors import Refused
 from loaderd.protocol import (
+    Attached,
     BatchReady,
     Blob,
     BlobArray,
@@ -25,7 +26,6 @@ from loaderd.protocol import (
     LedgerEntry,
     Piece,
     Release,
-    RowArraySpec,
     RowGroup,
     Skipped,
 )
@@ -141,20 +141,19 @@ class Courier:
 
     def __init__(
         self,
-        session: int,
-        specs: Sequence[RowArraySpec],
-        window: int,
+        attached: Attached,
         credit: int,
         lender: Lender,
         frames: Frames,
         send: Send,
         release: Callable[[Release], None],
     ) -> None:
-        """`credit`: bytes that may be on their way; `window`: batches; `send` may be called in any
-        thread, and drops its array when it has been sent."""
-        self.session, self.frames = session, frames
-        self._specs, self._window, self._credit = tuple(specs), window, credit
-        widest = max((s.row_bytes for s in specs), default=0)
+        """`credit`: bytes that may be on their way; `send` may be called in any thread, and drops
+        its array when it has been sent.  Raises Refused: a buffer does not hold a row."""
+        self.session, self.frames = attached.session, frames
+        self._specs, self._window, self._credit = attached.rows, attached.window, credit
+        self._typed = len(attached.types) > 1  # not all nodes have rows of all arrays
+        widest = max((s.row_bytes for s in attached.rows), default=0)
         if widest > frames.capacity:
             raise Refused(
                 f"a row has {widest:,} bytes, pieces for other hosts {frames.capacity:,}: close "
@@ -168,7 +167,9 @@ class Courier:
         self._sent = self._taken = 0  # bytes of the run
         self._ends: deque[int] = deque()  # of batches sent and not taken
         self._closed = False
-        self._thread = threading.Thread(target=self._work, name=f"courier-{session}", daemon=True)
+        self._thread = threading.Thread(
+            target=self._work, name=f"courier-{attached.session}", daemon=True
+        )
         self._thread.start()
 
     # -- from the loop ----------------------------------------------------------------------------
@@ -357,13 +358,11 @@ class Courier:
                 ("positions", "uint32", group.num_rows, 4, ALIGN, self._bytes(group, positions))
             )
         for spec in self._specs:
-            addresses = named[f"address:{spec.name}"]
-            plain.append(
-                (
-                    f"rows:{spec.name}", "uint8", group.num_rows * spec.row_bytes, 1,
-                    spec.row_bytes, self._gather(group, addresses, spec.row_bytes),
-                )
-            )  # fmt: skip
+            addresses, width = named[f"address:{spec.name}"], spec.row_bytes
+            num, gather = group.num_rows, self._gather(group, addresses, width)
+            if self._typed:
+                num, gather = self._gather_typed(group, addresses, width)
+            plain.append((f"rows:{spec.name}", "uint8", num * width, 1, width, gather))
         return _lay_out(plain, offset)
 
     def _bytes(self, group: RowGroup, array: BlobArray) -> Copy:
@@ -384,6 +383,21 @@ class Courier:
             gather_rows(self._data, addresses, 0, high - low, row_bytes, out)
 
         return copy
+
+    def _gather_typed(self, group: RowGroup, array: BlobArray, row_bytes: int) -> tuple[int, Copy]:
+        """Of nodes that have such a row, alone."""
+        addresses = np.empty(group.num_rows, np.uint64)
+        self._read(
+            group.blob, array.offset, array.offset + addresses.nbytes, addresses.view(np.uint8)
+        )
+        self._check(group.run)
+        addresses = addresses[addresses < NO_ROW]
+
+        def copy(start: int, stop: int, out: NDArray[np.uint8]) -> None:
+            low, high = start // row_bytes, stop // row_bytes
+            gather_rows(self._data, addresses[low:high], 0, high - low, row_bytes, out)
+
+        return addresses.size, copy
 
     def _read(self, blob: Blob, start: int, stop: int, out: NDArray[np.uint8]) -> None:
         """Bytes of a blob in the arena."""

@@ -7,14 +7,7 @@ import zmq
 from zmq.utils import z85
 
 from loaderd.errors import Refused
-from loaderd.keys import (
-    Authorized,
-    KeyPair,
-    daemon_key,
-    keys_folder,
-    read_pair,
-    unknown_daemon,
-)
+from loaderd.keys import Authorized, KeyPair, client_keys
 from loaderd.logs import tell
 from loaderd.tcp import TcpAddress
 
@@ -46,19 +39,15 @@ def client_options(address: TcpAddress) -> list[tuple[int, int | bytes]]:
 
     Raises Refused: it is not, and the address is not loopback; or this side has no keys.
     """
-    folder = keys_folder(address.keys)
-    server = daemon_key(folder, address)
-    if not server:
-        if not address.is_loopback():
-            raise unknown_daemon(folder, address)
-        return [(zmq.IPV6, int(address.is_v6))]
-    pair = read_pair(folder)
-    return [
-        (zmq.IPV6, int(address.is_v6)),
-        (zmq.CURVE_SERVERKEY, server.encode()),
-        (zmq.CURVE_PUBLICKEY, pair.public.encode()),
-        (zmq.CURVE_SECRETKEY, pair.secret.encode()),
-    ]
+    keys = client_keys(address)
+    options: list[tuple[int, int | bytes]] = [(zmq.IPV6, int(address.is_v6))]
+    if keys is not None:
+        options += [
+            (zmq.CURVE_SERVERKEY, keys.daemon.encode()),
+            (zmq.CURVE_PUBLICKEY, keys.own.public.encode()),
+            (zmq.CURVE_SECRETKEY, keys.own.secret.encode()),
+        ]
+    return options
 
 
 def answer(frames: Sequence[bytes], authorized: Authorized) -> list[bytes]:

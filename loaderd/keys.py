@@ -75,11 +75,27 @@ def daemon_key(folder: Path, address: TcpAddress) -> str:
     return known.get(place) or known.get(address.host) or known.get("*", "")
 
 
-def unknown_daemon(folder: Path, address: TcpAddress) -> Refused:
-    """What is to be done where no key of a daemon is known."""
-    return Refused(
-        f"{folder / KNOWN}: no key of the daemon at {address}, and without keys only loopback "
-        f"is spoken to; add a line with the first word of the daemon's {PUBLIC} and "
+class ClientKeys(NamedTuple):
+    """What a client needs to speak to a daemon."""
+
+    daemon: str  # its public key
+    own: KeyPair
+
+
+def client_keys(address: TcpAddress) -> ClientKeys | None:
+    """Keys to speak to the daemon at an address; None: loopback, and no key of it is known.
+
+    Raises Refused: none is known of one elsewhere, or this side has none.
+    """
+    folder = keys_folder(address.keys)
+    daemon = daemon_key(folder, address)
+    if daemon:
+        return ClientKeys(daemon, read_pair(folder))
+    if address.is_loopback():
+        return None
+    raise Refused(
+        f"{folder / KNOWN}: no key of the daemon at {address.place}, and without keys only "
+        f"loopback is spoken to; add a line with the first word of the daemon's {PUBLIC} and "
         f"{address.host}:{address.port}"
     )
 

@@ -165,7 +165,7 @@ class RemoteDesk:
         """Serve an attached session through these buffers.  Raises Refused."""
         session = attached.session
         courier = Courier(
-            session, attached.rows, attached.window, self._credit, lender, frames,
+            attached, self._credit, lender, frames,
             lambda message, array: self._send_soon(session, message, array), release,
         )  # fmt: skip
         self._couriers[session] = courier, caller, token

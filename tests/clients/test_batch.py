@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from clients import batch as batch_module
-from clients.batch import BatchReader, views
+from clients.batch import BatchReader
+from clients.blobs import views
 from clients.buffers import BufferPool
 from clients.session import Session
 from loaderd.protocol import Attach, Blob, BlobArray, Release

@@ -1,0 +1,267 @@
+"""Sessions with a daemon on another host: batches come in pieces, heartbeats stand for the door."""
+
+import contextlib
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import zmq
+from numpy.typing import NDArray
+from zmq.utils.monitor import recv_monitor_message
+
+from clients.session import Attachment, Session, error_of
+from loaderd.errors import BadMessage, NoDaemon, Refused
+from loaderd.keys import client_keys
+from loaderd.protocol import (
+    LEASE_S,
+    Attach,
+    BatchReady,
+    Blob,
+    BlobArray,
+    ChunkReady,
+    DaemonMessage,
+    ErrorReply,
+    Heartbeat,
+    Hello,
+    Piece,
+    Resolved,
+    RowGroup,
+    Taken,
+    Welcome,
+    decode_daemon,
+    encode,
+)
+from loaderd.tcp import SCHEME, knock_tcp, parse_tcp
+
+WELCOME_TIMEOUT_S = 10.0
+_ENDS = (
+    zmq.EVENT_DISCONNECTED
+    | zmq.EVENT_CLOSED
+    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+)
+
+
+class RemoteAttachment(Attachment):
+    """A greeting over tcp, kept up by a thread that answers heartbeats.
+
+    `door` is a socket that hangs up when the daemon is gone, as the one of a local daemon does.
+    """
+
+    def __init__(self, endpoint: str) -> None:  # its base maps an arena: there is none here
+        self.endpoint, self.users = endpoint, 0
+        address = parse_tcp(endpoint)
+        keys = client_keys(address)
+        knock_tcp(address)
+        self.address = address.place
+        self.options = [(zmq.IPV6, int(address.is_v6))]
+        if keys is not None:
+            self.options += [
+                (zmq.CURVE_SERVERKEY, keys.daemon.encode()),
+                (zmq.CURVE_PUBLICKEY, keys.own.public.encode()),
+                (zmq.CURVE_SECRETKEY, keys.own.secret.encode()),
+            ]
+        self.data, self.slot_bytes = np.empty(0, np.uint8), 1
+        self.context = zmq.Context()
+        self._control: zmq.Socket[bytes] = self.context.socket(zmq.DEALER)
+        self._monitor = watched(self._control)
+        try:
+            for option, value in (
+                (zmq.RECONNECT_IVL, -1), (zmq.LINGER, 0), (zmq.RCVHWM, 0), *self.options,
+            ):  # fmt: skip
+                self._control.setsockopt(option, value)
+            self._control.connect(self.address)
+            welcome = self._greet()
+        except BaseException:
+            self._end_control()
+            self.context.term()
+            raise
+        self.token, self.fingerprint = welcome.token, welcome.fingerprint
+        self.door, self._far = socket.socketpair()
+        self._wake, self._woken = socket.socketpair()
+        self._thread = threading.Thread(target=self._keep_up, name="heartbeat", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Hang up: the daemon ends the sessions of this attachment."""
+        self._wake.close()
+        self._thread.join()
+        self.context.term()
+        self.forget()
+
+    def forget(self) -> None:
+        """Close this process's copies of its sockets, and nothing else."""
+        for end in (self.door, self._far, self._wake, self._woken):
+            end.close()
+
+    def _greet(self) -> Welcome:
+        self._control.send(encode(Hello()))
+        poller = zmq.Poller()
+        poller.register(self._control, zmq.POLLIN)
+        poller.register(self._monitor, zmq.POLLIN)
+        ready = dict(poller.poll(1000 * WELCOME_TIMEOUT_S))
+        if self._control not in ready:
+            event = recv_monitor_message(self._monitor)["event"] if ready else None
+            if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+                raise Refused(
+                    f"{self.endpoint}: the daemon does not let this side's key in; add the line of "
+                    "public.key to its authorized_keys"
+                )
+            how = "hangs up: do both sides have each other's keys?" if ready else "does not answer"
+            raise NoDaemon(f"{self.endpoint}: the daemon {how}")
+        message = decode_daemon(self._control.recv())
+        if isinstance(message, ErrorReply):
+            raise error_of(message)
+        if not isinstance(message, Welcome):
+            raise NoDaemon(f"{self.endpoint}: the daemon greets with {type(message).__name__}")
+        return message
+
+    def _keep_up(self) -> None:
+        """In the thread: answer heartbeats, until the daemon is gone or this side closes."""
+        poller = zmq.Poller()
+        for watched_socket in (self._control, self._monitor, self._woken):
+            poller.register(watched_socket, zmq.POLLIN | zmq.POLLERR)
+        heard = time.monotonic()
+        while time.monotonic() - heard < LEASE_S:
+            ready = dict(poller.poll(1000 * LEASE_S / 4))
+            if self._woken.fileno() in ready:
+                break
+            try:
+                while True:
+                    message = decode_daemon(self._control.recv(zmq.NOBLOCK))
+                    if isinstance(message, ErrorReply):  # this side's lease has ended
+                        raise BadMessage(message.message)
+                    heard = time.monotonic()
+                    self._control.send(encode(Heartbeat(token=self.token)), zmq.NOBLOCK)
+            except zmq.Again:
+                pass
+            except BadMessage:
+                break
+            if self._monitor in ready:
+                break
+        self._far.close()
+        self._end_control()
+
+    def _end_control(self) -> None:
+        self._control.disable_monitor()
+        self._monitor.close(0)
+        self._control.close(0)
+
+
+def watched(dealer: "zmq.Socket[bytes]") -> "zmq.Socket[bytes]":
+    """A socket on which the end of a DEALER's connection is told; ask before it connects."""
+    monitor: zmq.Socket[bytes] = dealer.get_monitor_socket(_ENDS)
+    return monitor
+
+
+class RemoteSession(Session):
+    """One dataset's conversation with a daemon on another host."""
+
+    attachment_type = RemoteAttachment
+
+    def __init__(
+        self,
+        endpoint: str,
+        request: Attach,
+        ids: NDArray[np.int64] | None = None,
+        expected: Resolved | None = None,
+    ) -> None:
+        """As `Session`."""
+        self._landed: deque[tuple[int, NDArray[np.uint8]]] = deque()  # pieces of the newest message
+        self._num_taken = 0  # bytes of the run
+        self._monitor: zmq.Socket[bytes] | None = None
+        super().__init__(endpoint, request, ids, expected)
+
+    def start(self, epoch: int, step: int, stride: int = 1) -> int:
+        """Ask for steps `step`, `step + stride`, ... of `epoch`; ends what was asked for before."""
+        self._landed.clear()
+        self._num_taken = 0
+        return super().start(epoch, step, stride)
+
+    def release(self, step: int, group: int) -> None:
+        """Nothing: the daemon has it back when it has been sent."""
+
+    def views(self, blob: Blob, array: BlobArray) -> Iterator[tuple[int, NDArray[Any]]]:  # noqa: ARG002
+        """An array of the newest message as (first item, view), as its pieces come.
+
+        Arrays of rows are for one look, in order: pieces before are dropped.
+        """
+        kind = np.dtype(array.dtype)
+        begin, end = array.offset, array.offset + array.length * kind.itemsize
+        passing = array.name.startswith("rows:")
+        at = begin
+        while at < end:
+            first, data = self._piece_at(at)
+            stop = min(end, first + data.size)
+            raw = data[at - first : stop - first]
+            if raw.size % kind.itemsize:
+                raise BadMessage(f"a piece of {array.name} ends within an item, at byte {stop}")
+            yield (at - begin) // kind.itemsize, raw.view(kind)
+            at = stop
+            while passing and self._landed and self._landed[0][0] + self._landed[0][1].size <= at:
+                self._landed.popleft()
+
+    def _piece_at(self, at: int) -> tuple[int, NDArray[np.uint8]]:
+        """The piece that holds a byte; waits for it."""
+        while True:
+            for first, data in self._landed:
+                if first <= at < first + data.size:
+                    return first, data
+            match self._next():
+                case ErrorReply(run=run) as reply if run in (-1, self.run):
+                    raise self._failure(reply)
+                case BatchReady() | RowGroup() | ChunkReady():
+                    raise BadMessage(f"a message came before byte {at} of the one before it")
+
+    def _next(self) -> DaemonMessage:
+        """The next message but heartbeats; what a piece brings has landed then."""
+        while True:
+            message = super()._next()
+            match message:
+                case Heartbeat():
+                    continue
+                case Piece(run=self.run):
+                    self._land(message)
+                case Piece():
+                    self._socket.recv(zmq.NOBLOCK)
+                case BatchReady() | RowGroup() | ChunkReady():
+                    self._landed.clear()
+            return message
+
+    def _land(self, piece: Piece) -> None:
+        if not self._socket.getsockopt(zmq.RCVMORE):
+            raise BadMessage("a piece without its bytes")
+        frame: Any = self._socket.recv(zmq.NOBLOCK, copy=False)
+        data = np.frombuffer(frame.buffer, np.uint8)
+        self._landed.append((piece.offset, data))
+        self._num_taken += data.size
+        session = self.attached.session
+        self._send(Taken(session=session, run=self.run, num_bytes=self._num_taken))
+
+    def _open_socket(self) -> None:
+        self._monitor = watched(self._socket)
+        super()._open_socket()
+        self._poller.register(self._monitor, zmq.POLLIN)
+
+    def _close_socket(self) -> None:
+        if self._monitor is not None:
+            with contextlib.suppress(zmq.ZMQError):
+                self._socket.disable_monitor()
+            self._monitor.close(0)
+        super()._close_socket()
+
+
+def open_session(
+    endpoint: str,
+    request: Attach,
+    ids: NDArray[np.int64] | None = None,
+    expected: Resolved | None = None,
+) -> Session:
+    """A session with the daemon at an endpoint, on this host or another; errors as `Session`."""
+    make: Callable[..., Session] = RemoteSession if endpoint.startswith(SCHEME) else Session
+    return make(endpoint, request, ids, expected)
