@@ -27,6 +27,7 @@ from loaderd.doctor import State, checks_text, examine
 from loaderd.endpoint import Endpoint, claim, parse_endpoint
 from loaderd.engine import Engine, default_settings
 from loaderd.errors import DaemonError, Refused
+from loaderd.exchange import Exchange
 from loaderd.keys import PUBLIC, SECRET, keys_folder, write_pair
 from loaderd.ledger import EngineSettings, plan_budget
 from loaderd.logs import logging_to_stderr, tell
@@ -258,6 +259,7 @@ def _serve(
             engine = Engine(store, settings)
         with contextlib.ExitStack() as stack:
             stack.enter_context(engine)
+            exchange = stack.enter_context(Exchange(engine))
             line = (
                 f"serving {store.path} (fingerprint {store.manifest.fingerprint}) at {endpoint}, "
                 f"budget {format_bytes(settings.mem_bytes)}, {engine.io_mode}"
@@ -277,7 +279,7 @@ def _serve(
                 )  # fmt: skip
                 notify("READY=1", f"STATUS={line}")
 
-            idle = asyncio.run(serve_engine(engine, endpoint, signals, ready, access))
+            idle = asyncio.run(serve_engine(exchange, endpoint, signals, ready, access))
             if not idle:
                 stack.pop_all()
     if not idle:  # a worker hangs in a read; nothing of it outlives the process

@@ -26,6 +26,7 @@ from loaderd.ledger import (
     SessionNeed,
     make_sizes,
     served_rows,
+    session_entry_name,
     session_need,
 )
 from loaderd.macro import Announce, Macro
@@ -38,7 +39,7 @@ from loaderd.plans.hyperbatch import HyperbatchPlan
 from loaderd.plans.macrobatch import MacrobatchPlan, SeedGroups
 from loaderd.plans.minibatch import MinibatchPlan
 from loaderd.plans.resolve import make_plan, resolve, seed_type
-from loaderd.protocol import Attach, Attached, LedgerEntry, RowArraySpec, SessionStatus
+from loaderd.protocol import Attach, Attached, LedgerEntry, Resolved, RowArraySpec, SessionStatus
 from loaderd.rowcache import RowCache
 from loaderd.rows import Addressed, Pins
 from loaderd.sampling import Workspaces, usual_shape
@@ -55,6 +56,8 @@ from loaderd.workspace import (
     workspace_bytes,
 )
 
+_WIDEST = 64  # batches in flight of sessions that share
+_SPARE = 8  # slots of the pools that are left to them
 _ROOMY = 512  # slots: sessions of hyperbatches have a cache then
 
 
@@ -160,6 +163,17 @@ class Attachment:
         slots = broker.take(quota)
         self.state = SessionState(self.window, self.plan.num_steps, slots, self._sizes)
         self._cut = SessionCut(self._cut.workers, self._cut.transit, quota, self.window)
+
+    def widen(self, broker: SlotBroker, batches: int) -> None:
+        """As many more batches in flight, each with its slots; less where these are not free."""
+        each = -(-self._cut.quota // self.window)
+        for _ in range(batches if self.window < _WIDEST else 0):
+            slots = broker.take_now(each, _SPARE)
+            if not slots:
+                return
+            self.state.widen(slots, 1)
+            self.window += 1
+            self._cut.quota += each
 
     def take_hyper(
         self,
@@ -304,6 +318,12 @@ class Attachment:
         return self._transit[id(work)]
 
     @property
+    def waits(self) -> bool:
+        """Whether nothing more is built before batches are released."""
+        own = self.hyper or self.macro
+        return self.state.waits or (own is not None and own.waits)
+
+    @property
     def idle(self) -> bool:
         """Whether no worker and no client has anything of the session."""
         unused = self.macro is None or self.macro.idle
@@ -358,7 +378,7 @@ class Attachment:
         cut = self._cut
         slots = len(self._taken) + cut.quota
         return LedgerEntry(
-            f"session {session}, out of the pools",
+            session_entry_name([session]),
             slots * self._slot_bytes,
             f"{self.workspaces.total} workspaces, each with {cut.transit} transit slots, seeds, "
             f"{cut.quota} slots for {cut.window} batches{self._own_basis()}",
@@ -447,6 +467,13 @@ class Opening(NamedTuple):
     macro_files: Callable[[], MacroFiles]  # of a partitioned store
 
 
+def resolve_request(manifest: Manifest, request: Attach, ids: NDArray[np.int64] | None) -> Resolved:
+    """What fixes a session's batches.  Raises Refused."""
+    ids = None if request.split else ids
+    num_seeds = count_seeds(seed_type(manifest, request), request.split, ids)
+    return resolve(manifest, request, _seeds_name(request.split, ids), num_seeds)
+
+
 def open_attachment(
     opening: Opening, request: Attach, ids: NDArray[np.int64] | None, announce: Announce
 ) -> Attachment:
@@ -455,8 +482,7 @@ def open_attachment(
     manifest: Manifest = store.manifest
     node_type = seed_type(manifest, request)
     ids = None if request.split else ids
-    num_seeds = count_seeds(node_type, request.split, ids)
-    resolved = resolve(manifest, request, _seeds_name(request.split, ids), num_seeds)
+    resolved = resolve_request(manifest, request, ids)
     part = Part(request.rank, request.world_size)
     plan = make_plan(manifest, resolved, part, request.plan)
     macro, need, stamp, available = _measure_need(opening, plan)

@@ -17,7 +17,7 @@ from loaderd.hopfiles import HopArray, chosen_arrays
 from loaderd.hops import Deliver, HopSession
 from loaderd.hopshelf import Held, Shelf
 from loaderd.hopsource import HeldRanges, HeldRows, PassingRanges, PassingRows, Source
-from loaderd.ledger import EngineSettings
+from loaderd.ledger import EngineSettings, session_entry_name
 from loaderd.meter import add_counts
 from loaderd.plans.base import Part
 from loaderd.plans.chunks import HopPlan, hop_set, resolve_hops
@@ -178,6 +178,12 @@ class HopDesk:
             opened.session.start(start)
         return opened is not None
 
+    def find(self, number: int) -> HopSession | None:
+        """An open session."""
+        with self._lock:
+            opened = self._open.get(number)
+        return None if opened is None else opened.session
+
     def release(self, release: Release) -> bool:
         """A client is done with a batch; False where the session is not one of these."""
         with self._lock:
@@ -239,7 +245,7 @@ class HopDesk:
 
     def _entry(self, opened: _Open) -> LedgerEntry:
         return LedgerEntry(
-            f"session {opened.session.number}, out of the pools",
+            session_entry_name([opened.session.number]),
             len(opened.taken) * self._slot_bytes,
             opened.cut.basis(len(opened.arrays)),
         )

@@ -49,7 +49,7 @@ class HopSession:
         self._source: Source
         self._changed = threading.Condition()
         self._free = list(range(window))
-        self._lent: dict[int, int] = {}  # step -> buffer
+        self._lent: dict[tuple[int, int], int] = {}  # run and step -> buffer
         self._run, self._epoch, self._stride = -1, 0, 1
         self._next = plan.num_steps
         self._stopped = self._failed = False
@@ -69,16 +69,32 @@ class HopSession:
                 return
             self._free += self._lent.values()
             self._lent.clear()
-            self._run, self._epoch, self._stride = start.run, start.epoch, start.stride
-            self._next, self._failed = start.step, False
-            self.meter.begin(len(range(start.step, self.plan.num_steps, start.stride)))
-            self._changed.notify_all()
+            self._begin_run(start)
+
+    def proceed(self, start: Start) -> None:
+        """A new run behind one of which every batch has been handed over: leases stay."""
+        with self._changed:
+            assert self._next >= self.plan.num_steps
+            self._begin_run(start)
+
+    def _begin_run(self, start: Start) -> None:
+        self._run, self._epoch, self._stride = start.run, start.epoch, start.stride
+        self._next, self._failed = start.step, False
+        self.meter.begin(len(range(start.step, self.plan.num_steps, start.stride)))
+        self._changed.notify_all()
+
+    @property
+    def waits(self) -> bool:
+        """Whether no batch is brought before the client releases others."""
+        with self._changed:
+            return len(self._lent) == self.window and self._next < self.plan.num_steps
 
     def release(self, release: Release) -> None:
         """The client is done with a batch."""
         with self._changed:
-            if release.run == self._run and release.group == 0 and release.step in self._lent:
-                self._free.append(self._lent.pop(release.step))
+            key = release.run, release.step
+            if release.group == 0 and key in self._lent:
+                self._free.append(self._lent.pop(key))
                 self.batches += 1
                 self.meter.released()
                 self._changed.notify_all()
@@ -169,7 +185,7 @@ class HopSession:
                 text = error_text(error)
                 self._deliver(self.number, failure(self.number, job.unit, job.run, text))
             else:
-                self._lent[job.unit.step] = job.buffer
+                self._lent[job.run, job.unit.step] = job.buffer
                 self.meter.handed(job.unit.num_seeds)
                 self._deliver(self.number, self._message(job))
 

@@ -98,6 +98,7 @@ class _Run:
     epoch: int
     step: int  # that is sampled next
     stride: int
+    first: int  # number that it began with
     batches: int = 0  # sampled so far
     grouped: int = 0  # of these, brought in so far
     released: set[int] = field(default_factory=set)  # out of order
@@ -150,7 +151,7 @@ class Hyper:
         self._changed = threading.Condition()
         self._run: _Run | None = None
         self._stopped = self._closed = False
-        self._sampling = False
+        self._sampling = self._waits = False
         self._queue: deque[Sampled] = deque()  # of the run, to be brought in
         self._cached_run: _Run | None = None  # of the numbers in the cache
         self.counters = {
@@ -174,9 +175,23 @@ class Hyper:
         """A new run; the one before ends."""
         with self._changed:
             self._forget()
-            self._run = _Run(run, epoch, step, stride)
+            self._run = _Run(run, epoch, step, stride, run)
             self._stopped = False
             self._changed.notify_all()
+
+    def proceed(self, run: int, epoch: int, step: int, stride: int) -> None:
+        """The run goes on under another number and elsewhere; rows of its batches stay."""
+        with self._changed:
+            assert self._run is not None
+            self._run.number, self._run.epoch = run, epoch
+            self._run.step, self._run.stride = step, stride
+            self._stopped = False
+            self._changed.notify_all()
+
+    @property
+    def waits(self) -> bool:
+        """Whether rows are not brought in before the client releases batches."""
+        return self._waits
 
     def stop(self) -> None:
         """The run ends, no other begins yet."""
@@ -188,7 +203,7 @@ class Hyper:
     def released(self, run: int, batch: int) -> None:
         """The client is done with a batch."""
         with self._changed:
-            if self._run is None or self._run.number != run:
+            if self._run is None or run < self._run.first:
                 return
             self._run.released.add(batch)
             while self._run.oldest in self._run.released:
@@ -352,7 +367,9 @@ class Hyper:
 
         begun = time.perf_counter_ns()
         with self._changed:
+            self._waits = not moved()
             self._changed.wait_for(moved)
+            self._waits = False
             self.counters["hyper_release_wait_ns"] += time.perf_counter_ns() - begun
             if self._closed or run is not self._run:
                 raise _Cancelled

@@ -2,8 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,40 +18,13 @@ from loaderd.ledger import served_rows
 from loaderd.lookahead import LookAhead, Prospect
 from loaderd.plans.base import Unit
 from loaderd.plans.hyperbatch import HyperbatchPlan
+from loaderd.production import Production
 from loaderd.protocol import Attach
 from loaderd.residency import Residency
 from loaderd.sampling import BatchSampler, Crew
 from loaderd.topology import Structure, Topology
 from loaderd.trace import Trace
 from loaderd.workspace import Workspace
-
-
-class Floor(Protocol):
-    """What hyperbatches need of the engine: its workers, and its sessions."""
-
-    def later(self, step: Callable[[], None]) -> None:
-        """Have a worker do what no client waits for yet."""
-
-    def sampled(self, took_ns: int) -> None:
-        """Count a worker's time."""
-
-    def pump_open(self, session: int, attachment: Attachment) -> None:
-        """Go on with a session for which something has changed."""
-
-    def admit(
-        self,
-        session: int,
-        attachment: Attachment,
-        run: int,
-        batches: Sequence[Sampled],
-        cached: bool,
-    ) -> bool:
-        """Batches are ready to be handed out; False where their run has ended."""
-
-    def hyper_failed(
-        self, session: int, attachment: Attachment, run: int, unit: Unit, error: BaseException
-    ) -> None:
-        """Nothing more comes of a run."""
 
 
 class HyperDesk:
@@ -65,11 +37,11 @@ class HyperDesk:
         topology: Topology,
         graph: Residency,
         gauge: DeviceGauge,
-        floor: Floor,
+        production: Production,
         trace: Trace | None,
     ) -> None:
         self._opening, self._builder, self._topology = opening, builder, topology
-        self._graph, self._gauge, self._floor, self._trace = graph, gauge, floor, trace
+        self._graph, self._gauge, self._production, self._trace = graph, gauge, production, trace
         self._turn = threading.Lock()  # of sampling block by block
         first = opening.first_rows
         self._row_files = range(first, first + len(served_rows(opening.store.manifest)))
@@ -84,9 +56,11 @@ class HyperDesk:
         Where there is no room for them, or no use, it serves plain minibatches: they are the same.
         Raises Refused.
         """
-        opening, floor = self._opening, self._floor
+        opening, production = self._opening, self._production
         crew = Crew(
-            attachment.workspaces, floor.later, lambda: floor.pump_open(session, attachment)
+            attachment.workspaces,
+            production.later,
+            lambda: production.pump_open(session, attachment),
         )
         seen = self._ahead.prospect(attachment, crew, request.hyperbatch)
         cut = seen.cut
@@ -101,12 +75,13 @@ class HyperDesk:
         attachment.take_quota(opening.broker, cut.quota)
         attachment.hyper = Hyper(
             attachment.plan, self._sampler(attachment, crew), attachment.row_cache,
-            attachment.areas, cut.size, cut.chunk, _Hand(floor, session, attachment), self._trace,
+            attachment.areas, cut.size, cut.chunk, _Hand(production, session, attachment),
+            self._trace,
         )  # fmt: skip
 
     def prospect(self, attachment: Attachment, asked: int) -> Prospect:
         """What a session would get, by either plan; `asked`: minibatches of a hyperbatch."""
-        crew = Crew(attachment.workspaces, self._floor.later, lambda: None)
+        crew = Crew(attachment.workspaces, self._production.later, lambda: None)
         return self._ahead.prospect(attachment, crew, asked)
 
     def _take(self, attachment: Attachment, cut: HyperCut) -> bool:
@@ -146,20 +121,20 @@ class HyperDesk:
     def _timed_structure(self, attachment: Attachment, unit: Unit, work: Workspace) -> Structure:
         begun = time.perf_counter_ns()
         structure = self._builder.structure(attachment, unit, work)
-        self._floor.sampled(time.perf_counter_ns() - begun)
+        self._production.sampled(time.perf_counter_ns() - begun)
         return structure
 
 
 class _Hand:
     """What a session's hyperbatches are handed to."""
 
-    def __init__(self, floor: Floor, session: int, attachment: Attachment) -> None:
-        self._floor, self._session, self._attachment = floor, session, attachment
+    def __init__(self, production: Production, session: int, attachment: Attachment) -> None:
+        self._production, self._session, self._attachment = production, session, attachment
 
     def admit(self, run: int, batches: Sequence[Sampled], cached: bool) -> bool:
         """Take batches in order; False where their run has ended."""
-        return self._floor.admit(self._session, self._attachment, run, batches, cached)
+        return self._production.admit(self._session, self._attachment, run, batches, cached)
 
     def failed(self, run: int, unit: Unit, error: BaseException) -> None:
         """The run ends here."""
-        self._floor.hyper_failed(self._session, self._attachment, run, unit, error)
+        self._production.hyper_failed(self._session, self._attachment, run, unit, error)

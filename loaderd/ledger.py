@@ -1,5 +1,6 @@
 """Where `--mem` goes: the tables that stay, the arena's slots, and what a session takes of them."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -44,6 +45,13 @@ class ServedRows(NamedTuple):
     name: str  # "x", "y", ...
     node_type: NodeType
     array: RowArray
+
+
+def session_entry_name(sessions: Sequence[int]) -> str:
+    """Of a line that says what sessions took together."""
+    first, others = sessions[:1], sessions[1:]
+    more = f" with {', '.join(map(str, others))}" if others else ""
+    return f"session {first[0] if first else '-'}{more}, out of the pools"
 
 
 def served_rows(manifest: Manifest) -> list[ServedRows]:

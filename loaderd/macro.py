@@ -156,6 +156,14 @@ class Macro:
         """Whether nobody uses a macro-batch."""
         return all(memory.users == 0 for memory in self._memories)
 
+    @property
+    def waits(self) -> bool:
+        """Whether the next one is not read before the client releases batches."""
+        with self._changed:
+            held = {memory.key for memory in self._memories}
+            near = self._wanted[: len(self._memories)]
+            return any(key not in held for key in near) and self._next() is None
+
     def stop(self) -> None:
         """No more are loaded; returns at once."""
         with self._changed:

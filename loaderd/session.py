@@ -76,13 +76,35 @@ class SessionState:
         """`slots`: the session's own share of the arena for structure, addresses and row areas."""
         self.window, self.num_steps, self.sizes = window, num_steps, sizes
         self.run, self.epoch, self.next_step, self.stride = -1, 0, num_steps, 1
-        self.jobs: dict[int, Job] = {}  # by step, started and not wholly released
+        self.jobs: dict[tuple[int, int], Job] = {}  # by run and step, not wholly released
         self._free = list(slots)
         self._total = len(slots)
         self._order: deque[Job] = deque()  # started and not wholly placed, in step order
         self._sequence = self._next_out = 0
         self._outbox: dict[int, list[BatchReady | RowGroup]] = {}
         self.batches = 0
+        self._largest = 0  # slots of one group so far
+
+    @property
+    def depth(self) -> int:
+        """Batches that can be lent at a time, as far as is known: of the window, and of slots."""
+        if self._largest == 0:
+            return self.window
+        return max(1, min(self.window, self._total // self._largest))
+
+    @property
+    def waits(self) -> bool:
+        """Whether nothing is being built, and something would be if leases came back."""
+        if any(job.busy for job in self.jobs.values()):
+            return False
+        full = len(self.jobs) >= self.window and self.next_step < self.num_steps
+        return bool(self._order) or full
+
+    def widen(self, slots: list[int], batches: int) -> None:
+        """More slots, and as many more batches in flight."""
+        self._free += slots
+        self._total += len(slots)
+        self.window += batches
 
     @property
     def idle(self) -> bool:
@@ -113,6 +135,11 @@ class SessionState:
         self.run, self.epoch, self.next_step, self.stride = run, epoch, step, stride
         return ended
 
+    def proceed(self, run: int, epoch: int, step: int, stride: int) -> None:
+        """A new run behind one of which every batch has been handed over: leases stay."""
+        assert not self._order
+        self.run, self.epoch, self.next_step, self.stride = run, epoch, step, stride
+
     def may_start(self) -> bool:
         """Whether one more batch may be built now."""
         return self.next_step < self.num_steps and len(self.jobs) < self.window
@@ -120,7 +147,7 @@ class SessionState:
     def start(self, unit: Unit, work: Workspace) -> Job:
         """The next batch begins."""
         job = Job(self.run, unit, work)
-        self.jobs[unit.step] = job
+        self.jobs[job.run, unit.step] = job
         self._order.append(job)
         self.next_step += self.stride
         return job
@@ -128,7 +155,7 @@ class SessionState:
     def admit(self, job: Job) -> None:
         """A batch that was sampled elsewhere is to be placed after those before it."""
         job.busy = False
-        self.jobs[job.unit.step] = job
+        self.jobs[job.run, job.unit.step] = job
         self._order.append(job)
 
     def head(self) -> Job | None:
@@ -202,6 +229,7 @@ class SessionState:
         )  # fmt: skip
         self._sequence += 1
         job.leases[job.groups] = placement.slots()
+        self._largest = max(self._largest, len(job.leases[job.groups]))
         job.groups += 1
         job.busy = True
         if last:
@@ -223,13 +251,13 @@ class SessionState:
 
     def release(self, run: int, step: int, group: int) -> Job | None:
         """The client is done with a group; returns the job once it is wholly done."""
-        job = self.jobs.get(step)
-        if run != self.run or job is None or job.busy or group not in job.leases:
+        job = self.jobs.get((run, step))
+        if job is None or job.busy or group not in job.leases:
             return None
         self._free += job.leases.pop(group)
         if not job.finished or job.leases:
             return None
-        del self.jobs[step]
+        del self.jobs[run, step]
         self.batches += 1
         return job
 
@@ -241,8 +269,8 @@ class SessionState:
     def fail(self, job: Job) -> None:
         """A worker could not build the job: nothing more is built in this run."""
         job.cancelled = True
-        if self.jobs.get(job.unit.step) is job:
-            del self.jobs[job.unit.step]
+        if self.jobs.get((job.run, job.unit.step)) is job:
+            del self.jobs[job.run, job.unit.step]
         if job in self._order:
             self._order.remove(job)
         self.next_step = self.num_steps

@@ -1,0 +1,554 @@
+"""Sessions of clients, and the lines of the engine that they share.
+
+Sessions of equal parameters follow one line, which builds each batch once.  One that falls so far
+behind that the line has to wait for it leaves, and gets a line of its own from its step on.
+"""
+
+import queue
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import NamedTuple, Self
+
+import numpy as np
+from msgspec import structs
+from numpy.typing import NDArray
+
+from loaderd.engine import Engine
+from loaderd.errors import Refused, SessionLost, ShuttingDown
+from loaderd.failures import error_text
+from loaderd.ledger import session_entry_name
+from loaderd.meter import Meter, add_counts
+from loaderd.production import Deliver, Out
+from loaderd.protocol import (
+    Attach,
+    Attached,
+    BatchReady,
+    ChunkReady,
+    ErrorReply,
+    LedgerEntry,
+    Release,
+    Resolved,
+    SessionStatus,
+    Skipped,
+    Start,
+)
+from loaderd.sharing import Lease, Line, Sent
+
+_MORE = 2  # batches on their way, for each session that joins a line
+_LOOK_S = 0.01  # between two looks at a line that has nothing for one of its followers
+_AGAIN_S = 0.25  # between two tries to open a line there was no room for
+_KEPT_IDS = 1 << 17  # seeds by id, of one session, that are kept to open another line with: 1 MiB
+
+
+class _Key(NamedTuple):
+    """What sessions must have in common to share a line."""
+
+    resolved: Resolved
+    rank: int
+    world_size: int
+    plan: str
+    alone: int  # number of a session that shares with nobody, else 0
+
+
+@dataclass(slots=True)
+class _Group:
+    """Sessions of equal parameters, and their lines."""
+
+    request: Attach
+    ids: NDArray[np.int64] | None
+    attached: Attached  # of the first line
+    lines: list[Line] = field(default_factory=list)
+
+
+@dataclass(slots=True, eq=False)
+class _Session:
+    """One session as its client knows it."""
+
+    number: int
+    key: _Key
+    window: int  # batches that it may hold, at most
+    line: Line | None = None  # None: it has to find one
+    left: list[Line] = field(default_factory=list)  # where it still holds something
+    run: int = -1
+    epoch: int = 0
+    step: int = 0  # that it wants next, where it has no line
+    stride: int = 1
+    wants: bool = False  # a line, as soon as there is one
+    batches: int = 0
+    meter: Meter = field(default_factory=Meter)
+
+
+class Exchange:
+    """What the daemon's shell asks of an engine, for sessions that share lines of it."""
+
+    def __init__(self, engine: Engine) -> None:
+        """Everything that the engine delivers comes here from now on."""
+        self._engine = engine
+        self.store, self.settings, self.arena = engine.store, engine.settings, engine.arena
+        self.broker = engine.broker
+        self.deliver: Deliver = lambda _session, _message: None
+        self._lock = threading.RLock()
+        self._opening = threading.Lock()  # one line at a time: each takes memory
+        self._sessions: dict[int, _Session] = {}
+        self._groups: dict[_Key, _Group] = {}
+        self._lines: dict[int, Line] = {}
+        self._next = 1
+        self._ended: dict[str, int] = {}  # times of sessions that have ended
+        self._left = 0  # sessions that fell behind
+        self._starved, self._closed = threading.Event(), False
+        self._errands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._openings: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        engine.deliver = self._arrived
+        self._threads = [
+            threading.Thread(target=loop, name=name, daemon=True)
+            for name, loop in (
+                ("share-errands", lambda: _serve(self._errands)),
+                ("share-open", lambda: _serve(self._openings)),
+                ("share-watch", self._watch),
+            )
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._closed = True
+        self._errands.put(None)
+        self._openings.put(None)
+        self._starved.set()
+        for thread in self._threads:
+            thread.join()
+
+    @property
+    def io_mode(self) -> str:
+        """How blocks are read."""
+        return self._engine.io_mode
+
+    # -- sessions ---------------------------------------------------------------------------------
+
+    def attach(self, request: Attach, seeds: NDArray[np.int64] | None) -> Attached:
+        """Open a session: at a line that is there, or at one of its own.  Raises Refused."""
+        resolved = self._engine.identify(request, seeds)
+        kept = seeds is None or seeds.size <= _KEPT_IDS
+        timed = resolved.macro is not None and resolved.macro.waiting
+        with self._lock:
+            number, self._next = self._next, self._next + 1
+        alone = number if timed or not kept else 0
+        key = _Key(resolved, request.rank, request.world_size, request.plan, alone)
+        with self._opening:
+            if (attached := self._join(number, key, request)) is not None:
+                return attached
+            attached = self._engine.attach(request, seeds)
+            depth = self._engine.depth(attached.session)
+            with self._lock:
+                line = Line(attached.session, attached.num_steps, depth)
+                ids = seeds.copy() if seeds is not None and kept else None
+                group = self._groups.setdefault(key, _Group(request, ids, attached))
+                self._seat(number, key, group, line, attached.window)
+        return structs.replace(attached, session=number)
+
+    def _join(self, number: int, key: _Key, request: Attach) -> Attached | None:
+        """Take a place at a line that is there; None where there is none."""
+        with self._lock:
+            group = self._groups.get(key)
+            lines = [] if group is None else list(group.lines)
+        for line in lines:
+            self._engine.widen(line.number, _MORE)
+            depth = self._engine.depth(line.number)
+            with self._lock:
+                line.depth = max(1, depth)
+                if line.number in self._lines and line.has_room():
+                    assert group is not None
+                    window = request.window or group.attached.window
+                    self._seat(number, key, group, line, window)
+                    return structs.replace(
+                        group.attached, request=request.request, session=number, window=window
+                    )
+        return None
+
+    def _seat(self, number: int, key: _Key, group: _Group, line: Line, window: int) -> None:
+        if line.number not in self._lines:
+            self._lines[line.number] = line
+            group.lines.append(line)
+        line.add(number, window)
+        self._sessions[number] = _Session(number, key, window, line)
+
+    def detach(self, session: int) -> None:
+        """Close a session; what it was lent is free."""
+        with self._lock:
+            gone = self._sessions.pop(session, None)
+            if gone is None:
+                return
+            gone.meter.end()
+            add_counts(self._ended, gone.meter.times())
+            todo = self._vacate(gone)
+        _do(todo)
+
+    def _vacate(self, session: _Session) -> list[Callable[[], None]]:
+        """Give up all of a session's places; returns what is to be asked of the engine."""
+        todo: list[Callable[[], None]] = []
+        for line in (*session.left, *([session.line] if session.line is not None else [])):
+            todo += self._releases(line, line.remove(session.number))
+            todo += self._close_if_empty(session.key, line)
+        session.left, session.line, session.wants = [], None, False
+        return todo
+
+    def _close_if_empty(self, key: _Key, line: Line) -> list[Callable[[], None]]:
+        if line.followers:
+            return []
+        group = self._groups[key]
+        group.lines.remove(line)
+        del self._lines[line.number]
+        if not group.lines and not any(s.key == key for s in self._sessions.values()):
+            del self._groups[key]
+        return [lambda: self._engine.detach(line.number)]
+
+    def start(self, start: Start) -> None:
+        """Begin a run: what the session was lent is taken back.  Raises SessionLost, Refused."""
+        with self._lock:
+            session = self._sessions.get(start.session)
+            if session is None:
+                raise SessionLost(f"session {start.session} is not open")
+            if start.run <= session.run:
+                return
+            if min(start.epoch, start.step, start.stride - 1) < 0:
+                raise Refused(
+                    f"epoch {start.epoch}, step {start.step}, stride {start.stride}: "
+                    "expected 0 or more, 0 or more, 1 or more"
+                )
+            macro = session.key.resolved.macro
+            if macro is not None and macro.waiting and start.stride > 1:
+                raise Refused("reuse while waiting: expected no DataLoader workers beside the one")
+            session.run, session.epoch, session.stride = start.run, start.epoch, start.stride
+            session.step = start.step
+            steps = self._groups[session.key].attached.num_steps
+            session.meter.begin(len(range(start.step, steps, start.stride)))
+            todo = self._give_back(session)
+            todo += self._find_place(session)
+        _do(todo)
+
+    def _give_back(self, session: _Session) -> list[Callable[[], None]]:
+        """A session holds nothing any more; it stays at its line."""
+        todo: list[Callable[[], None]] = []
+        for line in session.left:
+            todo += self._releases(line, line.remove(session.number))
+            todo += self._close_if_empty(session.key, line)
+        session.left = []
+        if session.line is not None:
+            todo += self._releases(session.line, session.line.drop(session.number))
+        return todo
+
+    def _find_place(self, session: _Session) -> list[Callable[[], None]]:
+        """Have a session served from its step on: by a line that is there, or a new one."""
+        group = self._groups[session.key]
+        lines = [line for line in group.lines if line not in session.left and not line.closing]
+        lines.sort(key=lambda line: line is not session.line)
+        for line in lines:
+            here = line is session.line
+            if line.can_join(session.epoch, session.step, session.stride) and (
+                here or line.has_room()
+            ):
+                return self._move(session, line) + self._follow(session, line)
+        for line in lines:
+            others = [f for f in line.live if f.number != session.number]
+            here = line is session.line
+            if not (here or (line.has_room() and not others)):
+                continue
+            if line.exhausted and line.run > 0:
+                return self._move(session, line) + self._begin(session, line, fresh=False)
+            if not others and not any(f.held for f in line.followers.values()):
+                return self._move(session, line) + self._begin(session, line, fresh=True)
+        session.wants = True
+        todo = self._move(session, None)
+        self._openings.put(lambda: self._open_for(session))
+        return todo
+
+    def _move(self, session: _Session, line: Line | None) -> list[Callable[[], None]]:
+        """Leave the line where a session is, for another one."""
+        old, session.line = session.line, line
+        if old is line:
+            return []
+        if line is not None:
+            line.add(session.number, session.window)
+        if old is None:
+            return []
+        todo = self._releases(old, old.remove(session.number))
+        return todo + self._close_if_empty(session.key, old)
+
+    def _follow(self, session: _Session, line: Line) -> list[Callable[[], None]]:
+        session.wants = False
+        freed = line.follow(session.number, session.run, session.step, session.stride)
+        self._send(line.due())
+        self._starved.set()
+        return self._releases(line, freed)
+
+    def _begin(self, session: _Session, line: Line, fresh: bool) -> list[Callable[[], None]]:
+        """Have the line deliver what the session wants.
+
+        fresh   nobody holds anything of it
+        """
+        todo = []
+        for f in line.followers.values() if fresh else ():
+            todo += self._releases(line, line.drop(f.number))
+        start = Start(
+            session=line.number, run=line.run + 1, epoch=session.epoch, step=session.step,
+            stride=session.stride,
+        )  # fmt: skip
+        line.begin(start.run, start.epoch, start.step, start.stride)
+        todo += self._follow(session, line)
+        for f in line.followers.values():
+            if fresh and not f.active:
+                line.expect(f.number)
+        command = self._engine.start if fresh else self._engine.proceed
+        return [*todo, lambda: self._command(command, start)]
+
+    def _command(self, command: Callable[[Start], None], start: Start) -> None:
+        """A line that ends meanwhile has nobody who could miss it."""
+        try:
+            command(start)
+        except SessionLost:
+            with self._lock:
+                if start.session in self._lines:
+                    raise
+
+    # -- lines ------------------------------------------------------------------------------------
+
+    def _open_for(self, session: _Session) -> None:
+        """In a thread of its own: open a line for a session that has none."""
+        with self._lock:
+            if not session.wants or self._closed or session.number not in self._sessions:
+                return
+            group = self._groups[session.key]
+        try:
+            with self._opening:
+                attached = self._engine.attach(group.request, group.ids)
+                depth = self._engine.depth(attached.session)
+        except ShuttingDown:
+            return
+        except Refused:
+            timer = threading.Timer(_AGAIN_S, self._openings.put, [lambda: self._open_for(session)])
+            timer.daemon = True
+            timer.start()
+            return
+        except Exception as error:
+            self._tell(session, error)
+            return
+        self._seat_at(session, Line(attached.session, attached.num_steps, depth))
+
+    def _seat_at(self, session: _Session, line: Line) -> None:
+        with self._lock:
+            if not session.wants or session.number not in self._sessions:
+                todo: list[Callable[[], None]] = [lambda: self._engine.detach(line.number)]
+            else:
+                group = self._groups[session.key]
+                self._lines[line.number] = line
+                group.lines.append(line)
+                line.add(session.number, session.window)
+                session.line = line
+                todo = self._begin(session, line, fresh=True)
+        _do(todo)
+
+    def _tell(self, session: _Session, error: Exception) -> None:
+        """No line can be opened for a session: its run ends."""
+        with self._lock:
+            session.wants = False
+            session.meter.end()
+            self.deliver(
+                session.number,
+                ErrorReply(
+                    error=Refused.__name__, message=error_text(error), session=session.number,
+                    run=session.run, step=session.step,
+                ),
+            )  # fmt: skip
+
+    def release(self, release: Release) -> None:
+        """A client is done with a row group."""
+        with self._lock:
+            session = self._sessions.get(release.session)
+            if session is None:
+                return
+            todo: list[Callable[[], None]] = []
+            for line in (session.line, *session.left):
+                if line is not None and line.holds(session.number, release.step):
+                    todo += self._release(session, line, release)
+                    break
+            if session.line is None and not session.wants and self._unfinished(session):
+                todo += self._find_place(session)  # it fell behind, and is alive
+        _do(todo)
+
+    def _unfinished(self, session: _Session) -> bool:
+        return session.step < self._groups[session.key].attached.num_steps and session.run >= 0
+
+    def _release(self, session: _Session, line: Line, release: Release) -> list[Callable[[], None]]:
+        whole, freed = line.release(session.number, release.run, release.step, release.group)
+        if whole:
+            session.batches += 1
+            session.meter.released()
+        todo = self._releases(line, freed)
+        if line is session.line:
+            self._send(line.due())
+        elif not line.followers[session.number].held:
+            session.left.remove(line)
+            todo += self._releases(line, line.remove(session.number))
+            todo += self._close_if_empty(session.key, line)
+        if line.starved:
+            self._starved.set()
+        return todo
+
+    def _releases(self, line: Line, leases: Iterable[Lease]) -> list[Callable[[], None]]:
+        found = [
+            Release(session=line.number, run=lease.run, step=lease.step, group=lease.group)
+            for lease in leases
+        ]
+        return [lambda r=r: self._engine.release(r) for r in found]  # type: ignore[misc]
+
+    def _arrived(self, number: int, message: Out) -> None:
+        """From the engine, with its locks held: what is asked of it in turn is an errand."""
+        with self._lock:
+            line = self._lines.get(number)
+            if line is None:
+                return
+            leases: list[Lease] = []
+            if isinstance(message, Skipped):
+                sent = line.skip(message)
+            elif isinstance(message, ErrorReply):
+                sent = line.fail(message)
+            else:
+                sent, leases = line.arrive(message)
+            self._send(sent)
+            if line.starved:
+                self._starved.set()
+            for errand in self._releases(line, leases):
+                self._errands.put(errand)
+
+    def _send(self, sent: Iterable[Sent]) -> None:
+        for number, message in sent:
+            session = self._sessions[number]
+            if isinstance(message, BatchReady):
+                edges = sum(map(sum, message.edges_per_hop))
+                session.meter.handed(sum(message.nodes_per_hop), edges)
+            elif isinstance(message, ChunkReady):
+                session.meter.handed(message.num_rows)
+            elif isinstance(message, ErrorReply):
+                session.meter.end()
+            self.deliver(number, message)
+
+    # -- followers that fall behind ---------------------------------------------------------------
+
+    def _watch(self) -> None:
+        """In a thread of its own: a line that waits for its slowest follower loses it."""
+        pause = threading.Event()
+        while self._starved.wait() and not self._closed:
+            self._starved.clear()
+            while lines := self._held_up():
+                pause.wait(_LOOK_S)
+                for line in lines:
+                    depth = self._engine.depth(line.number)
+                    waits = self._engine.waits(line.number)
+                    self._part(line, depth, waits)
+
+    def _held_up(self) -> list[Line]:
+        """Lines that have nothing for one follower, and something that another one holds up."""
+        with self._lock:
+            return [
+                line
+                for line in self._lines.values()
+                if not self._closed and line.starved and line.last() is not None
+            ]
+
+    def _part(self, line: Line, depth: int, waits: bool) -> None:
+        with self._lock:
+            line.depth = max(1, depth)
+            slowest = line.last()
+            if not waits or not line.starved or slowest is None or line.number not in self._lines:
+                return
+            session = self._sessions[slowest.number]
+            todo = self._leave(session, line, slowest.active, slowest.next)
+        _do(todo)
+
+    def _leave(
+        self, session: _Session, line: Line, active: bool, step: int
+    ) -> list[Callable[[], None]]:
+        """A session falls behind.  One that has begun gets another line when it is heard of."""
+        todo = self._releases(line, line.leave(session.number))
+        if active:
+            self._left += 1
+            session.line, session.step = None, step
+            if line.followers[session.number].held:
+                session.left.append(line)
+            else:
+                todo += self._releases(line, line.remove(session.number))
+        self._send(line.due())
+        return todo
+
+    # -- all of it --------------------------------------------------------------------------------
+
+    def drain(self) -> None:
+        """Start nothing more; returns when workers are idle.  What is lent stays so."""
+        self._engine.drain()
+
+    def status(self) -> tuple[tuple[LedgerEntry, ...], tuple[SessionStatus, ...], dict[str, int]]:
+        """Ledger, sessions and counters as they are now."""
+        ledger, lines, counters = self._engine.status()
+        known = {line.session: line for line in lines}
+        with self._lock:
+            times = dict(self._ended)
+            for session in self._sessions.values():
+                add_counts(times, session.meter.times())
+            counters |= times
+            counters["lines"] = len(self._lines)
+            counters["sessions_left_behind"] = self._left
+            names = {
+                session_entry_name([line.number]): session_entry_name(sorted(line.followers))
+                for line in self._lines.values()
+            }
+            entries = tuple(structs.replace(e, name=names.get(e.name, e.name)) for e in ledger)
+            statuses = tuple(self._status(s, known) for s in self._sessions.values())
+        return entries, statuses, counters
+
+    def _status(self, session: _Session, lines: dict[int, SessionStatus]) -> SessionStatus:
+        group = self._groups[session.key]
+        attached, line = group.attached, session.line
+        at = None if line is None else lines.get(line.number)
+        places = [*session.left, *([line] if line is not None else [])]
+        held = sum(len(place.followers[session.number].held) for place in places)
+        step = session.step
+        if line is not None and line.followers[session.number].line_run >= 0:
+            step = line.followers[session.number].next
+        times = session.meter.times()
+        return SessionStatus(
+            session=session.number,
+            plan=attached.plan if at is None else at.plan,
+            seeds=attached.resolved.seeds,
+            epoch=session.epoch,
+            step=min(step, attached.num_steps),
+            num_steps=attached.num_steps,
+            in_flight=held,
+            window=session.window,
+            batches=session.batches,
+            rows=session.meter.rows,
+            edges=session.meter.edges,
+            held_bytes=0 if at is None or line is None else at.held_bytes // len(line.followers),
+            ready_ns=times["ready_ns"],
+            starved_ns=times["starved_ns"],
+        )
+
+
+def _do(todo: Iterable[Callable[[], None]]) -> None:
+    """With no lock held."""
+    for step in todo:
+        step()
+
+
+def _serve(steps: "queue.SimpleQueue[Callable[[], None] | None]") -> None:
+    while (step := steps.get()) is not None:
+        step()

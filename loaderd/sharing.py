@@ -1,0 +1,315 @@
+"""Who gets which batch of a line that several sessions share: pure bookkeeping.
+
+A line is a session of the engine; it builds each batch once.  Its followers are the sessions that
+clients know.  A batch stays where it is until every follower that wants it has released it.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple, TypeVar
+
+from msgspec import structs
+
+from loaderd.protocol import BatchReady, ChunkReady, ErrorReply, RowGroup, Skipped
+
+Piece = BatchReady | ChunkReady | RowGroup
+
+
+class Lease(NamedTuple):
+    """A row group of a batch of a line."""
+
+    run: int  # of the line
+    step: int
+    group: int
+
+
+@dataclass(slots=True)
+class _Product:
+    """A batch that the line has delivered."""
+
+    pieces: list[Piece] = field(default_factory=list)  # by group
+    left: list[set[int] | None] = field(default_factory=list)  # who needs the group; None: gone
+    whole: bool = False  # its last group is there
+
+    @property
+    def untouched(self) -> bool:
+        """Whether no group of it has gone."""
+        return bool(self.pieces) and None not in self.left
+
+
+@dataclass(slots=True)
+class Follower:
+    """One session at a line."""
+
+    number: int
+    window: int  # batches that it may hold, at most
+    run: int = -1  # the client's
+    line_run: int = -1  # the newest of the line's that it follows, or has followed
+    next: int = 0  # step that it is sent next
+    stride: int = 1
+    active: bool = False  # it wants batches
+    expected: bool = False  # it does not yet, and will from the line's first step on
+    held: dict[int, int] = field(
+        default_factory=dict
+    )  # step -> the line's run, of what it was sent
+
+
+class Sent(NamedTuple):
+    """A message for a session, in its own numbers."""
+
+    session: int
+    message: Piece | Skipped | ErrorReply
+
+
+class Line:
+    """What a line has delivered, and to whom it goes.  Its owner calls it under a lock."""
+
+    def __init__(self, number: int, num_steps: int, depth: int) -> None:
+        """`number`: of the engine's session.  `depth`: batches that can be lent at a time."""
+        self.number, self.num_steps, self.depth = number, num_steps, depth
+        self.run, self.epoch, self.stride = 0, -1, 1
+        self.first = self.front = num_steps  # of the run: its first step, the next to be delivered
+        self.error: ErrorReply | None = None
+        self.closing = False  # it gets no more followers, and nothing more is begun
+        self.followers: dict[int, Follower] = {}
+        self._products: dict[tuple[int, int], _Product] = {}
+
+    # -- where it stands --------------------------------------------------------------------------
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether all of its run has been delivered."""
+        return self.error is None and self.front >= self.num_steps
+
+    @property
+    def live(self) -> list[Follower]:
+        """Those who want batches."""
+        return [f for f in self.followers.values() if f.active]
+
+    @property
+    def empty(self) -> bool:
+        """Whether nobody wants anything, or holds anything."""
+        return not self._products and not self.followers
+
+    @property
+    def quiet(self) -> bool:
+        """Whether every batch delivered has been sent, and released."""
+        return not self._products
+
+    def begin(self, run: int, epoch: int, step: int, stride: int) -> None:
+        """The line has been told to deliver from here on."""
+        self.run, self.epoch, self.stride, self.error = run, epoch, stride, None
+        self.first = self.front = step
+
+    def can_join(self, epoch: int, step: int, stride: int) -> bool:
+        """Whether a follower could be served from there on: nothing of it has gone."""
+        if self.closing or self.error is not None or (epoch, stride) != (self.epoch, self.stride):
+            return False
+        if step > self.front or step < self.first or (step - self.first) % stride:
+            return False
+        ahead = range(step, min(self.front, self.num_steps), stride)
+        found = (self._products.get((self.run, s)) for s in ahead)
+        return all(p is not None and p.untouched for p in found)
+
+    def has_room(self) -> bool:
+        """Whether one more follower leaves a batch on its way while all others stop."""
+        return not self.closing and len(self.followers) + 1 < self.depth
+
+    def credit(self) -> int:
+        """Batches that each follower may hold."""
+        return self.depth if len(self.followers) < 2 else self.depth // (len(self.followers) + 1)
+
+    # -- followers --------------------------------------------------------------------------------
+
+    def add(self, number: int, window: int) -> None:
+        """A session that has not begun; what it will want is kept where that can be."""
+        follower = self.followers[number] = Follower(number, window)
+        follower.expected = self.run == 0 or self.can_join(self.epoch, self.first, self.stride)
+
+    def follow(self, number: int, run: int, step: int, stride: int) -> list[Lease]:
+        """A follower begins at a step that `can_join` has found; returns what nobody wants now.
+
+        run   the client's
+        """
+        follower = self.followers[number]
+        assert not follower.held
+        follower.run, follower.line_run, follower.next = run, self.run, step
+        follower.stride, follower.active, follower.expected = stride, True, False
+        for (line_run, at), product in self._products.items():
+            if line_run == self.run and at >= step:
+                for left in product.left:
+                    if left is not None:
+                        left.add(number)
+        return self._forget(number, lambda key: key[0] != self.run or key[1] < step)
+
+    def drop(self, number: int) -> list[Lease]:
+        """A follower wants nothing and holds nothing any more, but stays."""
+        follower = self.followers[number]
+        follower.active = follower.expected = False
+        follower.held.clear()
+        return self._forget(number, lambda _key: True)
+
+    def expect(self, number: int) -> None:
+        """It will follow the next run from its first step on."""
+        self.followers[number].expected = True
+
+    def remove(self, number: int) -> list[Lease]:
+        """A follower has gone."""
+        freed = self.drop(number)
+        del self.followers[number]
+        return freed
+
+    def last(self) -> Follower | None:
+        """Who is furthest behind of those who want more than the line has delivered so far.
+
+        None where nobody is behind another one.
+        """
+
+        def place(f: Follower) -> tuple[int, int]:
+            return (f.line_run, f.next - f.stride * len(f.held)) if f.active else (-1, -1)
+
+        waiting = [f for f in self.followers.values() if f.active or f.expected]
+        if len(waiting) < 2:
+            return None
+        slowest = min(waiting, key=place)
+        return slowest if place(slowest) < max(map(place, waiting)) else None
+
+    @property
+    def starved(self) -> bool:
+        """Whether one has released all that the line has delivered, and waits for more."""
+        more = self.front < self.num_steps and self.error is None
+        return more and any(
+            f.line_run == self.run and f.next >= self.front and not f.held for f in self.live
+        )
+
+    def leave(self, number: int) -> list[Lease]:
+        """One that is too far behind wants nothing more of this line; it keeps what it was sent."""
+        follower = self.followers[number]
+        follower.active = follower.expected = False
+        held = {(line_run, step) for step, line_run in follower.held.items()}
+        return self._forget(number, lambda key: key not in held)
+
+    # -- batches ----------------------------------------------------------------------------------
+
+    def arrive(self, piece: Piece) -> tuple[list[Sent], list[Lease]]:
+        """The line has delivered a row group; returns what is sent, and what nobody wants."""
+        key = piece.run, piece.step
+        further = isinstance(piece, RowGroup)
+        product = self._products.setdefault(key, _Product())
+        if further:
+            wanted = {n for n, f in self.followers.items() if f.held.get(piece.step) == piece.run}
+        else:
+            wanted = {n for n, f in self.followers.items() if self._wants(f, *key)}
+            if piece.run == self.run:  # not one that was on its way when another run began
+                self.front = max(self.front, piece.step + self.stride)
+        product.pieces.append(piece)
+        product.left.append(set(wanted))
+        product.whole = _last(piece)
+        if not wanted:  # where nobody wants anything it stays: the line comes to a stop by itself
+            heard = any(f.active or f.expected for f in self.followers.values())
+            return [], self._free(key, len(product.left) - 1) if heard else []
+        if further:
+            return [self._to(self.followers[n], piece) for n in sorted(wanted)], []
+        return self.due(), []
+
+    def skip(self, message: Skipped) -> list[Sent]:
+        """The line leaves out steps."""
+        self.front = max(self.front, message.to)
+        sent = []
+        for f in self.live:
+            if f.line_run == message.run and f.next == message.step:
+                f.next = message.to
+                sent.append(Sent(f.number, _numbered(message, f)))
+        return sent
+
+    def fail(self, message: ErrorReply) -> list[Sent]:
+        """Nothing more comes of the run; followers are told after what has been delivered."""
+        self.error = message
+        return self.due()
+
+    def due(self) -> list[Sent]:
+        """All that can be sent now."""
+        credit = self.credit()
+        return [sent for f in self.live for sent in self._send(f, credit)]
+
+    def _send(self, f: Follower, credit: int) -> Iterator[Sent]:
+        while f.active and len(f.held) < min(credit, f.window):
+            product = self._products.get((f.line_run, f.next))
+            if product is None:
+                break
+            f.held[f.next] = f.line_run
+            f.next += f.stride
+            for piece in product.pieces:
+                yield self._to(f, piece)
+        behind = f.line_run == self.run and f.next < self.front
+        if f.active and self.error is not None and f.line_run == self.run and not behind:
+            f.active = False
+            yield Sent(f.number, _numbered(self.error, f))
+        elif f.active and f.next >= self.num_steps:
+            f.active = False
+            f.expected = True
+
+    def release(self, number: int, run: int, step: int, group: int) -> tuple[bool, list[Lease]]:
+        """A follower is done with a row group; whether with the whole batch, and what is free."""
+        f = self.followers[number]
+        line_run = f.held.get(step)
+        if line_run is None or run != f.run:
+            return False, []
+        key = line_run, step
+        product = self._products[key]
+        left = product.left[group] if group < len(product.left) else None
+        if left is None or number not in left:
+            return False, []
+        left.remove(number)
+        whole = product.whole and not any(number in still for still in product.left if still)
+        if whole:
+            del f.held[step]
+        return whole, [] if left else self._free(key, group)
+
+    def holds(self, number: int, step: int) -> bool:
+        """Whether a follower was sent a batch that it has not released."""
+        return number in self.followers and step in self.followers[number].held
+
+    def _wants(self, f: Follower, run: int, step: int) -> bool:
+        if f.expected:
+            return run == self.run > f.line_run
+        ahead = f.active and run == f.line_run and step >= f.next
+        return ahead and (step - f.next) % f.stride == 0
+
+    def _forget(self, number: int, which: Callable[[tuple[int, int]], bool]) -> list[Lease]:
+        """A follower needs no more of these batches; returns what nobody needs now."""
+        freed = []
+        for key in [key for key in self._products if which(key)]:
+            for group, left in enumerate(self._products[key].left):
+                if left is not None:
+                    left.discard(number)
+                    if not left:
+                        freed += self._free(key, group)
+        return freed
+
+    def _free(self, key: tuple[int, int], group: int) -> list[Lease]:
+        product = self._products[key]
+        product.left[group] = None
+        if product.whole and all(left is None for left in product.left):
+            del self._products[key]
+        return [Lease(*key, group)]
+
+    def _to(self, f: Follower, piece: Piece) -> Sent:
+        return Sent(f.number, _numbered(piece, f))
+
+
+def _last(piece: Piece) -> bool:
+    if isinstance(piece, BatchReady):
+        return piece.rows.last
+    return not isinstance(piece, RowGroup) or piece.last
+
+
+Numbered = TypeVar("Numbered", bound=BatchReady | ChunkReady | RowGroup | Skipped | ErrorReply)
+
+
+def _numbered(message: Numbered, f: Follower) -> Numbered:
+    """The same for a session: with its number, and that of its run."""
+    if isinstance(message, BatchReady):
+        own = structs.replace(message.rows, session=f.number, run=f.run)
+        return structs.replace(message, session=f.number, run=f.run, rows=own)
+    return structs.replace(message, session=f.number, run=f.run)

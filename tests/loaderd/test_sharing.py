@@ -1,0 +1,172 @@
+"""Sessions that share a line: the same bytes, read once; who falls behind holds nobody up."""
+
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from blockstore.store import open_store
+from loaderd.engine import Engine, default_settings
+from loaderd.exchange import Exchange
+from loaderd.protocol import Attach, BatchReady, Blob, ErrorReply, Release, Start
+from tests.graphs import Csc
+from tests.stores import write_store
+
+NODES, BATCH, WAIT_S = 6000, 100, 30
+STEPS = NODES // BATCH
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Larger than the budgets below."""
+    rng = np.random.default_rng(3)
+    degrees = rng.integers(0, 30, NODES)
+    indptr = np.concatenate([[0], np.cumsum(degrees)])
+    indices = rng.integers(0, NODES, indptr[-1])
+    graph = Csc(indptr.astype(np.int64), indices, np.arange(indices.size))
+    path = tmp_path_factory.mktemp("sharing") / "store"
+    write_store(path, graph, np.arange(NODES))
+    return path
+
+
+class Serving:
+    """An engine behind an exchange, and what each session was sent."""
+
+    def __init__(self, store: Path, mem: int, workers: int = 1) -> None:
+        self.engine = Engine(open_store(store), default_settings(mem, workers, 2))
+        self.exchange = Exchange(self.engine)
+        self.exchange.deliver = self._deliver
+        self.out: dict[int, dict[tuple[int, int], Any]] = {}
+        self.errors: list[ErrorReply] = []
+        self.came = threading.Condition()
+        self.before = self.held()
+
+    def _deliver(self, session: int, message: Any) -> None:
+        with self.came:
+            if isinstance(message, ErrorReply):
+                self.errors.append(message)
+            else:
+                self.out.setdefault(session, {})[message.run, message.step] = message
+            self.came.notify_all()
+
+    def held(self) -> Any:
+        ledger, sessions, counters = self.exchange.status()
+        assert not sessions
+        return ledger, counters["slots_in_pools"], counters["slots_pinned"], counters["lines"]
+
+    def attach(self, plan: str = "minibatch", **fields: Any) -> "Trainer":
+        request = Attach(
+            token=0, request=1, num_neighbors=(5, 5), batch_size=BATCH, plan=plan, **fields
+        )
+        return Trainer(self, self.exchange.attach(request, None).session)
+
+    def bytes_of(self, blob: Blob) -> list[bytes]:
+        """Arrays of a blob."""
+        slot, data = self.engine.arena.slot_bytes, self.engine.arena.data
+        laid = np.concatenate([data[s * slot : (s + 1) * slot] for s in blob.slots])
+        return [
+            laid[a.offset : a.offset + a.length * np.dtype(a.dtype).itemsize].tobytes()
+            for a in blob.arrays
+        ]
+
+    def close(self) -> None:
+        """All is given back."""
+        end = time.monotonic() + WAIT_S
+        while self.held() != self.before:
+            assert time.monotonic() < end, (self.held(), self.before)
+        self.exchange.__exit__(None, None, None)
+        self.engine.__exit__(None, None, None)
+
+
+class Trainer:
+    """One session."""
+
+    def __init__(self, serving: Serving, session: int) -> None:
+        self.serving, self.session, self.run = serving, session, 0
+
+    def start(self, epoch: int = 0, step: int = 0) -> None:
+        self.run += 1
+        self.serving.exchange.start(
+            Start(session=self.session, run=self.run, epoch=epoch, step=step)
+        )
+
+    def take(self, step: int, wait_s: float = WAIT_S) -> BatchReady | None:
+        """The batch of a step, not released."""
+        with self.serving.came:
+            found = self.serving.came.wait_for(
+                lambda: (self.run, step) in self.serving.out.get(self.session, {}), wait_s
+            )
+            assert not self.serving.errors, self.serving.errors
+            return self.serving.out[self.session].pop((self.run, step)) if found else None
+
+    def release(self, step: int) -> None:
+        self.serving.exchange.release(
+            Release(session=self.session, run=self.run, step=step, group=0)
+        )
+
+    def consume(self, step: int) -> list[bytes]:
+        """The structure of a batch; it is given back."""
+        batch = self.take(step)
+        assert batch is not None, (self.session, step)
+        found = self.serving.bytes_of(batch.structure)
+        self.release(step)
+        return found
+
+    def detach(self) -> None:
+        self.serving.exchange.detach(self.session)
+
+
+@pytest.fixture(params=["minibatch", "hyperbatch"])
+def plan(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def solo(store: Path, mem: int, plan: str, epochs: int = 1) -> tuple[list[list[bytes]], int]:
+    """What one trainer gets, and the bytes that are read for it."""
+    serving = Serving(store, mem)
+    one, found = serving.attach(plan), []
+    for epoch in range(epochs):
+        one.start(epoch)
+        found += [one.consume(step) for step in range(STEPS)]
+    read = serving.engine.reader.bytes_read
+    one.detach()
+    serving.close()
+    return found, read
+
+
+def test_eight_trainers_of_one_plan_read_as_much_as_one(store, plan):
+    mem = 8 << 20
+    expected, read = solo(store, mem, plan, epochs=2)
+    serving = Serving(store, mem)
+    trainers = [serving.attach(plan) for _ in range(8)]
+    for epoch in range(2):
+        for trainer in trainers:
+            trainer.start(epoch)
+        for step in range(STEPS):
+            for trainer in trainers:
+                assert trainer.consume(step) == expected[epoch * STEPS + step]
+    assert serving.exchange.status()[2]["lines"] == 1
+    assert serving.engine.reader.bytes_read <= 1.1 * read
+    for trainer in trainers:
+        trainer.detach()
+    serving.close()
+
+
+def test_one_that_falls_behind_reads_on_its_own(store, plan):
+    expected, _ = solo(store, 8 << 20, plan)
+    serving = Serving(store, 8 << 20)
+    quick, slow = serving.attach(plan, window=4), serving.attach(plan, window=4)
+    quick.start()
+    slow.start()
+    assert slow.consume(0) == expected[0]
+    for step in range(STEPS):
+        assert quick.consume(step) == expected[step]
+    assert serving.exchange.status()[2]["sessions_left_behind"] == 1
+    for step in range(1, STEPS):
+        assert slow.consume(step) == expected[step]
+    quick.detach()
+    slow.detach()
+    serving.close()
