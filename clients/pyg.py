@@ -1,13 +1,16 @@
 """`NeighborLoader` as PyG has it, over a daemon: one changed line in a training script."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from torch.utils.data import DataLoader
-from torch_geometric.data import Data
+from torch_geometric.data import Data, HeteroData
 
 from clients.dataset import RECONNECT_S
-from clients.torch import Batch, InputNodes, NeighborDataset
+from clients.hetero import HeteroBatch, HeteroDataset
+from clients.torch import Batch, Fanouts, InputNodes, NeighborDataset
+
+Transform = Callable[[Any], Any]  # of a Data or a HeteroData
 
 
 class NeighborLoader(DataLoader[Any]):
@@ -17,53 +20,69 @@ class NeighborLoader(DataLoader[Any]):
 
         NeighborLoader("ipc:///run/graph.sock", num_neighbors=[15, 10], input_nodes="train")
 
+    Where seeds are given with their type, as PyG has it of several, it yields `HeteroData`:
+
+        NeighborLoader("ipc:///run/graph.sock", {("paper", "cites", "paper"): [15, 10], ...},
+                       input_nodes=("paper", "train"))
+
     Each iteration is the next epoch, with workers or without; `set_epoch` chooses.
     """
 
-    dataset: NeighborDataset
+    dataset: NeighborDataset | HeteroDataset
+    # batches are whole, and of one rank where there are several: Accelerate is to leave them alone
+    _is_accelerate_prepared = True
 
     def __init__(
         self,
         data: str,
-        num_neighbors: Sequence[int],
-        input_nodes: InputNodes = None,
+        num_neighbors: Fanouts,
+        input_nodes: InputNodes | tuple[str, InputNodes] = None,
         batch_size: int = 1,
         shuffle: bool = False,
         *,
-        transform: Callable[[Data], Data] | None = None,
+        transform: Transform | None = None,
         seed: int = 0,
         plan: str = "auto",
         return_e_id: bool = False,
+        replace: bool = False,
+        weighted: bool = False,
         rank: int = 0,
         world_size: int = 1,
         window: int = 0,
         reconnect_s: float = RECONNECT_S,
         **options: Any,
     ) -> None:
-        """`input_nodes`: ids, a bool mask, the name of a split, or all nodes where it is None.
-        `options` are those of `torch.utils.data.DataLoader`: num_workers, pin_memory, ..."""
+        """`input_nodes`: ids, a bool mask, the name of a split, or all nodes where it is None; or
+        (node type, one of these).  `num_neighbors`: a list, or a list for each edge type, in PyG's
+        order: from the seeds outward.  `options` are those of `torch.utils.data.DataLoader`:
+        num_workers, pin_memory, ..."""
         if not isinstance(data, str):
             raise TypeError(
                 f"data: {type(data).__name__}, expected a daemon's endpoint, ipc:///..."
             )
-        dataset = NeighborDataset(
+        node_type, nodes = _typed(input_nodes)
+        make = NeighborDataset if node_type is None else HeteroDataset
+        dataset = make(
             data,
             num_neighbors=num_neighbors,
             batch_size=batch_size,
             seed=seed,
             plan=plan,
-            input_nodes="all" if input_nodes is None else input_nodes,
+            input_nodes="all" if nodes is None else nodes,
+            input_type=node_type or "",
             shuffle=shuffle,
             return_e_id=return_e_id,
+            replace=replace,
+            weighted=weighted,
             rank=rank,
             world_size=world_size,
             window=window,
             reconnect_s=reconnect_s,
         )
-        collate: Any = _Collate(transform)  # of one batch, not of a list: there is no batch_size
+        collate: Any = Collate(transform)  # of one batch, not of a list: there is no batch_size
         super().__init__(dataset, batch_size=None, collate_fn=collate, **options)
 
-    def __iter__(self) -> Iterator[Data]:  # type: ignore[override]
+    def __iter__(self) -> Iterator[Data | HeteroData]:  # type: ignore[override]
         """An epoch; each iteration is the next one, unless `set_epoch` chose."""
         batches = super().__iter__()
         if self.num_workers:  # they took the dataset's position along, and count on their own
@@ -74,7 +93,7 @@ class NeighborLoader(DataLoader[Any]):
         """Make `epoch` the next one."""
         self.dataset.set_epoch(epoch)
 
-    def state_dict(self, batch: Data | None = None) -> dict[str, Any]:
+    def state_dict(self, batch: Data | HeteroData | None = None) -> dict[str, Any]:
         """What to save to go on after `batch`; with workers it must be given."""
         return self.dataset.state_dict(batch)
 
@@ -83,14 +102,21 @@ class NeighborLoader(DataLoader[Any]):
         self.dataset.load_state_dict(state)
 
 
-class _Collate:
+def _typed(nodes: Any) -> tuple[str | None, Any]:
+    """The seeds' type, where it is given, and the seeds."""
+    if isinstance(nodes, tuple) and len(nodes) == 2 and isinstance(nodes[0], str):
+        return nodes
+    return None, nodes
+
+
+class Collate:
     """Turns each batch into PyG's record, in the process that read it; pickles for spawn."""
 
-    def __init__(self, transform: Callable[[Data], Data] | None) -> None:
+    def __init__(self, transform: Transform | None = None) -> None:
         self._transform = transform
 
-    def __call__(self, batch: Batch) -> Data:
-        data = to_data(batch)
+    def __call__(self, batch: Batch | HeteroBatch) -> Any:
+        data = to_hetero_data(batch) if isinstance(batch, HeteroBatch) else to_data(batch)
         return data if self._transform is None else self._transform(data)
 
 
@@ -113,4 +139,31 @@ def to_data(batch: Batch) -> Data:
         data.num_nodes = batch.num_nodes
     if batch.e_id is not None:
         data.e_id = batch.e_id
+    return data
+
+
+def to_hetero_data(batch: HeteroBatch) -> HeteroData:
+    """The same tensors as PyG's record of several types; nothing is copied."""
+    data = HeteroData()
+    for name, ids in batch.n_id.items():
+        fields: dict[str, Any] = {
+            "n_id": ids, "num_sampled_nodes": batch.num_sampled_nodes[name],
+            **batch.features.get(name, {}),
+        }  # fmt: skip
+        for field, rows in (("x", batch.x), ("y", batch.y)):
+            if name in rows:
+                fields[field] = rows[name]
+        if "x" not in fields:
+            fields["num_nodes"] = ids.numel()
+        if name == batch.input_type:
+            fields |= {"input_id": batch.input_id, "batch_size": batch.batch_size}
+        data[name].update(fields)
+    for relation, edge_index in batch.edge_index.items():
+        edges: dict[str, Any] = {
+            "edge_index": edge_index, "num_sampled_edges": batch.num_sampled_edges[relation]
+        }  # fmt: skip
+        if batch.e_id is not None:
+            edges["e_id"] = batch.e_id[relation]
+        data[relation].update(edges)
+    data.epoch, data.step = batch.epoch, batch.step
     return data

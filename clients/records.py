@@ -18,6 +18,14 @@ class TensorRecord:
         values = {f.name: _mapped(getattr(self, f.name), function) for f in fields(self)}  # type: ignore[arg-type]
         return type(self)(**values)
 
+    def numpy(self) -> dict[str, Any]:
+        """The fields by name, tensors as NumPy arrays over the same memory, on the CPU.
+
+        They speak DLPack: `jax.dlpack.from_dlpack(batch.numpy()["x"])`.  bfloat16, which NumPy does
+        not know, comes as a copy in float32; take such tensors by DLPack themselves.
+        """
+        return {f.name: _numpy(getattr(self, f.name)) for f in fields(self)}  # type: ignore[arg-type]
+
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Self:
         """The same record with its tensors on `device`."""
         return self.map(lambda tensor: tensor.to(device, non_blocking=non_blocking))
@@ -36,4 +44,17 @@ def _mapped(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
         return {key: _mapped(item, function) for key, item in value.items()}
     if type(value) in (list, tuple):
         return type(value)(_mapped(item, function) for item in value)
+    return value
+
+
+def _numpy(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        host = value.detach().cpu()
+        return (host.float() if host.dtype == torch.bfloat16 else host).numpy()
+    if isinstance(value, TensorRecord):
+        return value.numpy()
+    if isinstance(value, dict):
+        return {key: _numpy(item) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_numpy(item) for item in value)
     return value

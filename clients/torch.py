@@ -49,6 +49,7 @@ class Batch(TensorRecord):
     epoch: int
     step: int
     features: dict[str, Tensor] = field(default_factory=dict)  # further per-node arrays
+    frontier: str = "new"  # "layer": hops expand all nodes found so far
 
     @property
     def num_nodes(self) -> int:
@@ -191,4 +192,5 @@ def to_batch(arrays: BatchArrays, attached: Attached) -> Batch:
         epoch=arrays.epoch,
         step=arrays.step,
         features=rows,
+        frontier=attached.resolved.frontier,
     )

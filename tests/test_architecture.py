@@ -49,6 +49,8 @@ DOORS = {  # library -> the only files that import it, in the packages that are 
         "clients/device/stage.py",
         "clients/hops.py",
         "clients/hetero.py",
+        "clients/mfg.py",
+        "clients/dgl.py",
         "clients/pyg.py",
         "clients/models.py",
         "clients/train.py",
