@@ -489,7 +489,7 @@ def open_attachment(
     row_blocks = 0 if macro else budget.row_blocks  # its rows are in the macro-batch
     plain = cut_session(need, available, row_blocks, settings, request.window)
     spare = broker.graph_slots() - budget.graph_least
-    plain_blocks = max(0, available - spare - plain.slots(need))
+    plain_blocks = max(0, broker.pooled() - spare - plain.slots(need))
     fits = fits_in_memory(budget, plain_blocks)
     if request.plan == "auto" and not fits:
         plan = make_plan(manifest, resolved, part, HyperbatchPlan.name)

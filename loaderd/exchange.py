@@ -4,10 +4,13 @@ Sessions of equal parameters follow one line, which builds each batch once.  One
 behind that the line has to wait for it leaves, and gets a line of its own from its step on.
 """
 
+import contextlib
 import queue
 import threading
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from types import TracebackType
 from typing import NamedTuple, Self
 
@@ -35,10 +38,12 @@ from loaderd.protocol import (
     Start,
 )
 from loaderd.sharing import Lease, Line, Sent
+from loaderd.slots import WAIT_S
 
 _MORE = 2  # batches on their way, for each session that joins a line
 _LOOK_S = 0.01  # between two looks at a line that has nothing for one of its followers
 _AGAIN_S = 0.25  # between two tries to open a line there was no room for
+_SETTLE_S = 1.0  # that one follower waits for others to release, before a line gets smaller
 _KEPT_IDS = 1 << 17  # seeds by id, of one session, that are kept to open another line with: 1 MiB
 
 
@@ -147,10 +152,8 @@ class Exchange:
         with self._opening:
             if (attached := self._join(number, key, request)) is not None:
                 return attached
-            attached = self._engine.attach(request, seeds)
-            depth = self._engine.depth(attached.session)
+            attached, line = self._open_line(request, seeds)
             with self._lock:
-                line = Line(attached.session, attached.num_steps, depth)
                 ids = seeds.copy() if seeds is not None and kept else None
                 group = self._groups.setdefault(key, _Group(request, ids, attached))
                 self._seat(number, key, group, line, attached.window)
@@ -258,6 +261,8 @@ class Exchange:
                 here or line.has_room()
             ):
                 return self._move(session, line) + self._follow(session, line)
+        fair = self._fair_share(len(self._lines))
+        lines = [line for line in lines if not line.share or 0 < fair < 2 * line.share]
         for line in lines:
             others = [f for f in line.live if f.number != session.number]
             here = line is session.line
@@ -265,7 +270,7 @@ class Exchange:
                 continue
             if line.exhausted and line.run > 0:
                 return self._move(session, line) + self._begin(session, line, fresh=False)
-            if not others and not any(f.held for f in line.followers.values()):
+            if not others and not line.lent:
                 return self._move(session, line) + self._begin(session, line, fresh=True)
         session.wants = True
         todo = self._move(session, None)
@@ -322,6 +327,99 @@ class Exchange:
 
     # -- lines ------------------------------------------------------------------------------------
 
+    def _open_line(self, request: Attach, ids: NDArray[np.int64] | None) -> tuple[Attached, Line]:
+        """A line with a fair share of the arena; lines that have more go on with less.
+
+        Raises Refused, StoreError.  One at a time: `_opening` is held.
+        """
+        share = self._fair_share(len(self._lines) + 1)
+        if share and self.broker.available() < share:
+            self._cut_down(share)
+        try:
+            return self._take_line(request, ids, share)
+        except Refused:
+            if share == 0:
+                raise
+        self._cut_down(share)
+        return self._take_line(request, ids, 0)  # it may need more than its share
+
+    def _take_line(
+        self, request: Attach, ids: NDArray[np.int64] | None, share: int
+    ) -> tuple[Attached, Line]:
+        limit = self.broker.at_most(share) if share else contextlib.nullcontext()
+        with limit:
+            attached = self._engine.attach(request, ids)
+        depth = self._engine.depth(attached.session)
+        return attached, Line(attached.session, attached.num_steps, depth, share)
+
+    def _fair_share(self, lines: int) -> int:
+        """Slots of each of so many lines; halved when their number doubles.  0: all there are."""
+        return 0 if lines < 2 else self.arena.num_slots >> (lines - 1).bit_length()
+
+    def _cut_down(self, share: int) -> None:
+        """Lines with more than `share` slots end, and others go on in their place."""
+        held = {line.session: line.held_bytes for line in self._engine.status()[1]}
+        most = share * self.arena.slot_bytes
+        with self._lock:
+            large = [line for n, line in self._lines.items() if held.get(n, 0) > most]
+            for line in large:
+                line.closing = True
+        end = time.monotonic() + WAIT_S
+        since: dict[int, float] = {}  # that one waits while another one holds something
+        while large and time.monotonic() < end:
+            for line in list(large):
+                with self._lock:
+                    waits = any(not f.held for f in line.live)
+                begun = since.setdefault(line.number, time.monotonic()) if waits else None
+                if not line.lent or (begun and time.monotonic() > begun + _SETTLE_S):
+                    self._replace(line, share)
+                    large.remove(line)
+            time.sleep(_LOOK_S)
+        for line in large:
+            self._replace(line, share)
+
+    def _replace(self, line: Line, share: int) -> None:
+        """A smaller line in the place of a larger one; not where a follower still holds some."""
+        with self._lock:
+            line.closing = False
+            if line.number not in self._lines:
+                return
+            if line.lent:
+                self._send(line.due())
+                return
+            group = next(g for g in self._groups.values() if line in g.lines)
+            group.lines.remove(line)
+            del self._lines[line.number]
+            orphans = [s for s in self._sessions.values() if s.line is line]
+            for session in orphans:
+                session.line = None
+        self._engine.detach(line.number)
+        try:
+            _, smaller = self._take_line(group.request, group.ids, share)
+        except Exception:
+            self._rehouse(orphans, line)
+            return
+        with self._lock:
+            start = smaller.take_over(line, line.run + 1)
+            self._lines[smaller.number] = smaller
+            group.lines.append(smaller)
+            for session in orphans:
+                if self._sessions.get(session.number) is session and not session.wants:
+                    session.line = smaller
+            for number in set(smaller.followers) - {s.number for s in orphans if s.line}:
+                smaller.remove(number)
+        if start is not None:
+            self._command(self._engine.start, start)
+
+    def _rehouse(self, sessions: list[_Session], line: Line) -> None:
+        """Each looks for a line by itself."""
+        with self._lock:
+            for session in sessions:
+                follower = line.followers[session.number]
+                if follower.active and not session.wants and session.line is None:
+                    session.step, session.wants = follower.next, True
+                    self._openings.put(partial(self._open_for, session))
+
     def _open_for(self, session: _Session) -> None:
         """In a thread of its own: open a line for a session that has none."""
         with self._lock:
@@ -330,8 +428,7 @@ class Exchange:
             group = self._groups[session.key]
         try:
             with self._opening:
-                attached = self._engine.attach(group.request, group.ids)
-                depth = self._engine.depth(attached.session)
+                _, line = self._open_line(group.request, group.ids)
         except ShuttingDown:
             return
         except Refused:
@@ -342,7 +439,7 @@ class Exchange:
         except Exception as error:
             self._tell(session, error)
             return
-        self._seat_at(session, Line(attached.session, attached.num_steps, depth))
+        self._seat_at(session, line)
 
     def _seat_at(self, session: _Session, line: Line) -> None:
         with self._lock:

@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeVar
 
 from msgspec import structs
 
-from loaderd.protocol import BatchReady, ChunkReady, ErrorReply, RowGroup, Skipped
+from loaderd.protocol import BatchReady, ChunkReady, ErrorReply, RowGroup, Skipped, Start
 
 Piece = BatchReady | ChunkReady | RowGroup
 
@@ -64,13 +64,16 @@ class Sent(NamedTuple):
 class Line:
     """What a line has delivered, and to whom it goes.  Its owner calls it under a lock."""
 
-    def __init__(self, number: int, num_steps: int, depth: int) -> None:
-        """`number`: of the engine's session.  `depth`: batches that can be lent at a time."""
-        self.number, self.num_steps, self.depth = number, num_steps, depth
+    def __init__(self, number: int, num_steps: int, depth: int, share: int = 0) -> None:
+        """`number`: of the engine's session.  `depth`: batches that can be lent at a time.
+
+        share   slots that it was opened with, at most; 0: as many as there were
+        """
+        self.number, self.num_steps, self.depth, self.share = number, num_steps, depth, share
         self.run, self.epoch, self.stride = 0, -1, 1
         self.first = self.front = num_steps  # of the run: its first step, the next to be delivered
         self.error: ErrorReply | None = None
-        self.closing = False  # it gets no more followers, and nothing more is begun
+        self.closing = False  # nothing more is sent: another line goes on in its place
         self.followers: dict[int, Follower] = {}
         self._products: dict[tuple[int, int], _Product] = {}
 
@@ -87,14 +90,9 @@ class Line:
         return [f for f in self.followers.values() if f.active]
 
     @property
-    def empty(self) -> bool:
-        """Whether nobody wants anything, or holds anything."""
-        return not self._products and not self.followers
-
-    @property
-    def quiet(self) -> bool:
-        """Whether every batch delivered has been sent, and released."""
-        return not self._products
+    def lent(self) -> bool:
+        """Whether a follower holds anything."""
+        return any(f.held for f in self.followers.values())
 
     def begin(self, run: int, epoch: int, step: int, stride: int) -> None:
         """The line has been told to deliver from here on."""
@@ -227,8 +225,25 @@ class Line:
         self.error = message
         return self.due()
 
+    def take_over(self, old: "Line", run: int) -> Start | None:
+        """Go on in the place of a line of which nothing is lent; where from, if anybody wants that.
+
+        run   of the command that follows
+        """
+        self.followers = old.followers
+        for f in self.followers.values():
+            f.line_run = run if f.active else -1
+        if not (live := self.live):
+            return None
+        self.begin(run, old.epoch, min(f.next for f in live), old.stride)
+        return Start(
+            session=self.number, run=run, epoch=self.epoch, step=self.first, stride=self.stride
+        )
+
     def due(self) -> list[Sent]:
         """All that can be sent now."""
+        if self.closing:
+            return []
         credit = self.credit()
         return [sent for f in self.live for sent in self._send(f, credit)]
 

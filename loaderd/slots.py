@@ -41,18 +41,28 @@ class SlotBroker:
     @contextmanager
     def at_most(self, count: int) -> Iterator[None]:
         """Inside, this thread may take so many slots, and is told of no more."""
-        self._limit.left = count
+        outer = getattr(self._limit, "left", None)
+        inner = count if outer is None else min(count, outer)
+        self._limit.left = inner
         try:
             yield
         finally:
-            del self._limit.left
+            taken = inner - self._limit.left
+            if outer is None:
+                del self._limit.left
+            else:
+                self._limit.left = outer - taken
 
     def available(self) -> int:
-        """Slots that could be taken if nothing were pinned."""
+        """Slots that may be taken if nothing is pinned."""
+        found = self.pooled()
+        return min(found, getattr(self._limit, "left", found))
+
+    def pooled(self) -> int:
+        """Slots that are the pools', but for those that the graph always keeps."""
         with self._changed:
             spare = max(0, int(self._graph.owned().sum()) - self._graph_least)
-            found = int(self._rows.owned().sum()) + spare
-        return min(found, getattr(self._limit, "left", found))
+            return int(self._rows.owned().sum()) + spare
 
     def pinned(self) -> int:
         """Slots of the pools that something holds at present."""
@@ -60,9 +70,10 @@ class SlotBroker:
             return int(self._rows.pinned().sum()) + int(self._graph.pinned().sum())
 
     def row_slots(self) -> int:
-        """Slots that the row pool has at present."""
+        """Slots that the row pool has at present, of those that may be taken."""
         with self._changed:
-            return int(self._rows.owned().sum())
+            found = int(self._rows.owned().sum())
+        return min(found, getattr(self._limit, "left", found))
 
     def graph_slots(self) -> int:
         """Slots that the graph pool has at present."""

@@ -10,6 +10,7 @@ import pytest
 
 from blockstore.store import open_store
 from loaderd.engine import Engine, default_settings
+from loaderd.errors import Refused
 from loaderd.exchange import Exchange
 from loaderd.protocol import Attach, BatchReady, Blob, ErrorReply, Release, Start
 from tests.graphs import Csc
@@ -58,9 +59,8 @@ class Serving:
         return ledger, counters["slots_in_pools"], counters["slots_pinned"], counters["lines"]
 
     def attach(self, plan: str = "minibatch", **fields: Any) -> "Trainer":
-        request = Attach(
-            token=0, request=1, num_neighbors=(5, 5), batch_size=BATCH, plan=plan, **fields
-        )
+        usual = {"num_neighbors": (5, 5), "batch_size": BATCH}
+        request = Attach(token=0, request=1, plan=plan, **(usual | fields))
         return Trainer(self, self.exchange.attach(request, None).session)
 
     def bytes_of(self, blob: Blob) -> list[bytes]:
@@ -124,10 +124,12 @@ def plan(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-def solo(store: Path, mem: int, plan: str, epochs: int = 1) -> tuple[list[list[bytes]], int]:
+def solo(
+    store: Path, mem: int, plan: str, epochs: int = 1, **fields: Any
+) -> tuple[list[list[bytes]], int]:
     """What one trainer gets, and the bytes that are read for it."""
     serving = Serving(store, mem)
-    one, found = serving.attach(plan), []
+    one, found = serving.attach(plan, **fields), []
     for epoch in range(epochs):
         one.start(epoch)
         found += [one.consume(step) for step in range(STEPS)]
@@ -169,4 +171,45 @@ def test_one_that_falls_behind_reads_on_its_own(store, plan):
         assert slow.consume(step) == expected[step]
     quick.detach()
     slow.detach()
+    serving.close()
+
+
+def test_lines_get_smaller_for_others_and_larger_again(store):
+    """Four plans in a budget that one would take: all are served, at about equal shares."""
+    mem, seeds = 12 << 20, range(4)
+    expected = [solo(store, mem, "hyperbatch", seed=seed)[0] for seed in seeds]
+    serving = Serving(store, mem)
+    trainers: list[Trainer] = []
+    found: dict[int, list[list[bytes]]] = {seed: [] for seed in seeds}
+
+    def train(seed: int) -> None:
+        found[seed] += [trainers[seed].consume(step) for step in range(STEPS)]
+
+    threads = [threading.Thread(target=train, args=(seed,)) for seed in seeds]
+    for seed in seeds:
+        trainers.append(serving.attach("hyperbatch", seed=seed))
+        trainers[-1].start()
+        threads[seed].start()
+    held = [status.held_bytes for status in serving.exchange.status()[1]]
+    assert max(held) <= mem // 4
+    for thread in threads:
+        thread.join()
+    assert [found[seed] for seed in seeds] == expected
+    for trainer in trainers[1:]:
+        trainer.detach()
+    trainers[0].start(epoch=0)
+    assert [trainers[0].consume(step) for step in range(STEPS)] == expected[0]
+    assert serving.exchange.status()[1][0].held_bytes > mem // 4
+    trainers[0].detach()
+    serving.close()
+
+
+def test_a_session_for_which_there_is_no_room_is_told_the_budget_that_would_do(store):
+    serving = Serving(store, 8 << 20)
+    one = serving.attach()
+    with pytest.raises(Refused, match=r"serve with at least --mem \d+M"):
+        serving.attach(num_neighbors=(200, 200), batch_size=6000)
+    one.start()
+    one.consume(0)
+    one.detach()
     serving.close()
