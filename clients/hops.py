@@ -1,12 +1,14 @@
 """Hop-wise batches as torch tensors: rows of features and of what operators made of them."""
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import msgspec
 import numpy as np
 import torch
+from msgspec import structs
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import get_worker_info
@@ -18,14 +20,18 @@ from clients.dataset import (
     gather_threads,
     to_tensor,
 )
+from clients.hopadvice import device_bytes, take_advice
 from clients.hopbatch import LABEL, NODES, HopArrays, HopReader
 from clients.patience import Patience
+from clients.position import Position
 from clients.records import TensorRecord
+from clients.residenthops import Drawn, ResidentReader, ResidentRows
 from clients.session import Session
 from loaderd.errors import Refused
+from loaderd.placement import TRAINING_BYTES, HopAdvice, parse_advice
+from loaderd.plans.base import Part
+from loaderd.plans.chunks import METHOD_OF, PLAN_OF, HopPlan
 from loaderd.protocol import Attach, Attached
-
-PLAN_OF = {"cr": "chunks", "rr": "rows"}  # method -> plan
 
 
 @dataclass(slots=True)
@@ -73,6 +79,7 @@ class HopDataset(SteppedDataset[HopBatch]):
         rank: int = 0,
         world_size: int = 1,
         window: int = 0,
+        resident: torch.device | str | None = None,
         reconnect_s: float = RECONNECT_S,
     ) -> None:
         """`operators`: those wanted, in this order; none: all that the split has.  `hops`: hops 0
@@ -87,12 +94,16 @@ class HopDataset(SteppedDataset[HopBatch]):
                   what is to stay.  Not in DataLoader workers, and not with `stacked`
         stacked   `x` is one tensor (batch_size, arrays, ...), not a list
         labels    False: `y` is None; the split need not have any
+        resident  a device that takes all rows of the split, once; the very same batches are drawn
+                  there then.  Not in DataLoader workers, and not with `views`
         reconnect_s   how long it waits for a daemon that went away
         """
         if method not in PLAN_OF:
             raise Refused(f"method {method!r}: expected {' or '.join(map(repr, PLAN_OF))}")
         if views and stacked:
             raise Refused("stacked=True: expected no views=True; leave one of them out")
+        if views and resident is not None:
+            raise Refused("resident: expected no views=True; leave one of them out")
         names = (operators,) if isinstance(operators, str) else tuple(operators)
         request = Attach(
             token=0,
@@ -113,7 +124,68 @@ class HopDataset(SteppedDataset[HopBatch]):
         )
         super().__init__(endpoint, request, None, reconnect_s)
         self.views, self.stacked = views, stacked
+        self.advice: HopAdvice | None = None  # by which it was made, if it was
+        self._chunks = {"chunk": chunk, "redeal": redeal}  # of method "cr"
         self._arena: tuple[int, Tensor] | None = None  # of what session, all of it
+        self._resident = resident
+        self._rows: ResidentRows | None = None
+
+    @classmethod
+    def advised(
+        cls,
+        endpoint: str,
+        split: str = "train",
+        operators: Sequence[str] | str = (),
+        hops: int | None = None,
+        batch_size: int = 8000,
+        chunk: int = 0,
+        seed: int = 0,
+        *,
+        device: torch.device | str | None = None,
+        training_bytes: int = TRAINING_BYTES,
+        advice: HopAdvice | Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> "HopDataset":
+        """The dataset whose method and place are those advised: found out once, by a short trial.
+
+        What was advised is `advice`, and part of `state_dict`: a dataset that loads such a state
+        takes its method, whatever was advised here.  With several ranks one of them takes the
+        advice, and all get it as `advice`.
+
+        chunk            of method "cr", should that be advised
+        device           that models train on; None: the current GPU, where there is one
+        training_bytes   of its memory, that is kept free
+        advice           that was taken before: `dataset.advice`, or of a state; nothing is tried
+        options          of `HopDataset`; `redeal` belongs to method "cr", and `views` to rows that
+                         do not lie on the device
+
+        Raises Refused, ValueError: it is no advice.
+        """
+        redeal, views = options.pop("redeal", 0), options.pop("views", False)
+        if device is None and torch.cuda.is_available():
+            device = torch.device("cuda", torch.cuda.current_device())
+
+        def make(
+            method: Literal["cr", "rr"], resident: torch.device | str | None = None
+        ) -> HopDataset:
+            own = {"chunk": chunk, "redeal": redeal} if method == "cr" else {}
+            return cls(
+                endpoint, split, operators, hops, batch_size, method, seed=seed, **own, **options,
+                resident=resident, views=views and resident is None,
+            )  # fmt: skip
+
+        if advice is None and options.get("world_size", 1) > 1:
+            raise Refused(
+                f"world_size {options['world_size']}: ranks could be advised differently; take the "
+                "advice on one rank, and hand its dataset.advice to all as advice="
+            )
+        if advice is None:
+            taken = take_advice(make, device_bytes(device), training_bytes)
+        else:
+            taken = parse_advice(advice)
+        data = make(taken.method, device if taken.place == "device" else None)
+        data.advice, data._chunks = taken, {"chunk": chunk, "redeal": redeal}
+        return data
 
     @property
     def arrays(self) -> list[tuple[str, int]]:
@@ -122,6 +194,34 @@ class HopDataset(SteppedDataset[HopBatch]):
         pairs = [name.rsplit(":", 1) for name in names]
         return [(operator, int(hop)) for operator, hop in pairs]
 
+    @property
+    def held(self) -> bool:
+        """Whether the last batch, of method "rr", was of arrays that the daemon holds whole."""
+        reader = self._connect().reader
+        return isinstance(reader, HopReader) and reader.form == "index"
+
+    def state_dict(self, batch: Any = None) -> dict[str, Any]:
+        """See `SteppedDataset`; with the advice, where it was made by one."""
+        state = super().state_dict(batch)
+        if self.advice is not None:
+            state["advice"] = msgspec.to_builtins(self.advice)
+        return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """See `SteppedDataset`; where both were advised, that advice counts which the state has."""
+        if self.advice is not None and state.get("advice") is not None:
+            self._adopt(parse_advice(state["advice"]))
+        super().load_state_dict(state)
+
+    def _adopt(self, advice: HopAdvice) -> None:
+        """Its method; rows stay where they are, which changes no batch."""
+        if advice.method != METHOD_OF[self._request.plan]:
+            own = self._chunks if advice.method == "cr" else {"chunk": 0, "redeal": 0}
+            self.close()
+            self._request = structs.replace(self._request, plan=PLAN_OF[advice.method], **own)
+            self._resolved = self._num_steps = None
+        self.advice = advice
+
     def close(self) -> None:
         """Detach from the daemon: views do not hold any more."""
         self._arena = None
@@ -129,7 +229,7 @@ class HopDataset(SteppedDataset[HopBatch]):
 
     def __getstate__(self) -> dict[str, Any]:
         """Parameters and position."""
-        return super().__getstate__() | {"_arena": None}
+        return super().__getstate__() | {"_arena": None, "_rows": None}
 
     def _connect(self, patience: Patience | None = None) -> Connection:
         if self.views and get_worker_info() is not None:
@@ -137,12 +237,45 @@ class HopDataset(SteppedDataset[HopBatch]):
                 "views=True in a DataLoader worker: its batches are handed on after the next one "
                 "is asked for; iterate the dataset itself, or leave views out"
             )
+        if self._resident is not None and get_worker_info() is not None:
+            raise Refused(
+                "resident in a DataLoader worker: rows are on the device once; iterate the dataset "
+                "itself, or leave resident out"
+            )
         return super()._connect(patience)
 
-    def _make_reader(self, session: Session) -> HopReader:
+    def _make_reader(self, session: Session) -> HopReader | ResidentReader:
+        if self._resident is not None:
+            request = self._request
+            plan = HopPlan(session.attached.resolved, Part(request.rank, request.world_size))
+            return ResidentReader(self._resident_rows(plan.resolved.num_seeds), plan)
         return HopReader(session, self.memory, gather_threads(), self.stacked, self.views)
 
-    def _to_batch(self, arrays: HopArrays, attached: Attached) -> HopBatch:
+    def _start(self, session: Session, at: Position) -> None:
+        """Batches that are drawn on the device are not asked for."""
+        connection = self._connection
+        if connection is None or not isinstance(connection.reader, ResidentReader):
+            super()._start(session, at)
+            return
+        connection.reader.epoch = at.epoch
+        self._running = session
+
+    def _resident_rows(self, num_rows: int) -> ResidentRows:
+        """All rows, fetched when they are first wanted."""
+        if self._rows is None:
+            r = self._request
+            data = HopDataset(
+                self.endpoint, r.split, r.operators, None if r.hops < 0 else r.hops, r.batch_size,
+                shuffle=False, stacked=self.stacked, labels=r.labels, reconnect_s=self.reconnect_s,
+            )  # fmt: skip
+            assert self._resident is not None
+            self._rows = ResidentRows(data, num_rows, self._resident)
+            data.close()
+        return self._rows
+
+    def _to_batch(self, arrays: HopArrays | Drawn, attached: Attached) -> HopBatch:
+        if isinstance(arrays, Drawn):
+            return HopBatch(**arrays._asdict())
         specs = [s for s in attached.rows if s.name not in (LABEL, NODES)]
         dtypes = [s.dtype for s in specs][: len(arrays.x)]
         make = self._view if arrays.in_place else to_tensor

@@ -4,7 +4,7 @@ Source: PP-GNN, section 5.  Unlike there rows in any order have to show that the
 chunks, wherever a host or a disk is read.
 """
 
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -39,9 +39,10 @@ class HopFacts(msgspec.Struct, frozen=True):
 class HopAdvice(msgspec.Struct, frozen=True):
     """What is advised, and why."""
 
-    place: str  # "device": all rows in the memory of the accelerator; "host": in that of the
-    # daemon; "storage": they pass by
-    method: str  # "rr": rows in any order; "cr": chunks
+    # "device": all rows lie in the memory of the accelerator; "host": in that of the daemon;
+    # "storage": they pass by
+    place: Literal["device", "host", "storage"]
+    method: Literal["cr", "rr"]  # "rr": rows in any order; "cr": chunks
     reason: str
     facts: HopFacts
 
@@ -62,7 +63,7 @@ def advise_hops(facts: HopFacts) -> HopAdvice:
             "cost as much as chunks"
         )
         return HopAdvice("device", "rr", reason, facts)
-    place = "host" if facts.held else "storage"
+    place: Literal["host", "storage"] = "host" if facts.held else "storage"
     why = "the daemon holds them in memory" if facts.held else "they are more than --mem holds"
     if facts.device_bytes:
         why += f", and more than {format_bytes(facts.device_bytes)} free on the accelerator"
@@ -71,7 +72,7 @@ def advise_hops(facts: HopFacts) -> HopAdvice:
         return HopAdvice(place, "cr", f"{size}: {why}; rows one by one have no room", facts)
     if chunks_s is None:
         return HopAdvice(place, "rr", f"{size}: {why}; chunks have no room", facts)
-    method = "cr" if chunks_s * NEXT_TO < rows_s else "rr"
+    method: Literal["cr", "rr"] = "cr" if chunks_s * NEXT_TO < rows_s else "rr"
     pace = f"an epoch of chunks takes {chunks_s:.3g} s to load, of rows {rows_s:.3g} s"
     return HopAdvice(place, method, f"{size}: {why}; {pace}", facts)
 
@@ -81,12 +82,6 @@ def parse_advice(advice: Any) -> HopAdvice:
     if isinstance(advice, HopAdvice):
         return advice
     try:
-        found = msgspec.convert(advice, HopAdvice)
+        return msgspec.convert(advice, HopAdvice)
     except msgspec.ValidationError as error:
         raise ValueError(f"advice: {error}, expected that of HopDataset.advised") from error
-    if found.place not in ("device", "host", "storage") or found.method not in ("cr", "rr"):
-        raise ValueError(
-            f"advice: place {found.place!r} and method {found.method!r}, expected device, host or "
-            "storage, and cr or rr"
-        )
-    return found

@@ -19,6 +19,9 @@ MAY_IMPORT = {  # package -> modules of ours; a package stands for all of its mo
         "loaderd.errors",
         "loaderd.tcp",
         "loaderd.keys",
+        "loaderd.placement",
+        "loaderd.plans.base",
+        "loaderd.plans.chunks",
     },
     "tools": {"tools", "blockstore", "preprocess", "loaderd", "clients"},
 }
@@ -48,16 +51,18 @@ DOORS = {  # library -> the only files that import it, in the packages that are 
         "clients/device/slab.py",
         "clients/device/stage.py",
         "clients/hops.py",
+        "clients/hopadvice.py",
+        "clients/residenthops.py",
         "clients/hetero.py",
-        "clients/mfg.py",
-        "clients/dgl.py",
+        "clients/link.py",
         "clients/pyg.py",
+        "clients/pyglink.py",
         "clients/models.py",
         "clients/train.py",
         "preprocess/torchfile.py",
     },
     "triton": {"clients/device/kernels.py"},
-    "torch_geometric": {"clients/pyg.py"},
+    "torch_geometric": {"clients/pyg.py", "clients/pyglink.py"},
 }
 # what the daemon loads must stay light
 LIGHT = ("loaderd.engine", "loaderd.daemon", "clients.session", "clients.batch", "clients.hopbatch")

@@ -7,13 +7,16 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+from msgspec import structs
 from torch.utils.data import DataLoader
 
 from blockstore.store import open_store
+from clients import hopadvice, hops
 from clients.position import StateMismatch
 from clients.torch import HopDataset
 from loaderd.endpoint import Endpoint
 from loaderd.errors import BatchFailed, Refused
+from loaderd.placement import HopAdvice, HopFacts, parse_advice
 from loaderd.protocol import StatusReply
 from loaderd.transport import ask_status
 from tests.daemons import daemon
@@ -335,3 +338,135 @@ def test_state_is_plain(endpoint):
     state = data.state_dict()
     assert msgspec.json.decode(msgspec.json.encode(state)) == state
     data.close()
+
+
+RESIDENT = {
+    "cr": {},
+    "small chunks dealt anew": {"chunk": 300, "redeal": 1},
+    "rr": {"method": "rr"},
+    "in order": {"shuffle": False},
+    "stacked": {"method": "rr", "stacked": True},
+    "no labels": {"split": "test", "labels": False, "batch_size": 20},
+    "second of three ranks": {"rank": 1, "world_size": 3},
+}
+
+
+@pytest.mark.parametrize("case", RESIDENT)
+def test_rows_on_a_device_give_the_same_batches(endpoint, case):
+    options = {"batch_size": BATCH, "seed": SEED} | RESIDENT[case]
+    told = HopDataset(endpoint, **options)
+    held = HopDataset(endpoint, resident="cpu", **options)
+    for epoch in (0, 3):
+        told.set_epoch(epoch)
+        held.set_epoch(epoch)
+        for a, b in zip(told, held, strict=True):
+            assert (a.epoch, a.step) == (b.epoch, b.step)
+            assert torch.equal(a.input_id, b.input_id)
+            assert torch.equal(a.n_id, b.n_id)
+            assert (a.y is b.y is None) or torch.equal(a.y, b.y)
+            pairs = ((a.x, b.x),) if options.get("stacked") else zip(a.x, b.x, strict=True)
+            assert all(torch.equal(x, y) for x, y in pairs)
+    state = held.state_dict()
+    told.load_state_dict(state)
+    assert next(iter(told)).epoch == 4
+    told.close()
+    held.close()
+
+
+def test_rows_on_a_device_are_fetched_once(store):
+    with daemon(store, "64M", 2) as endpoint:
+        data = HopDataset(endpoint, batch_size=BATCH, resident="cpu")
+        for _ in range(3):
+            assert sum(b.batch_size for b in data) == ROWS
+        assert status(endpoint).counters["rows"] == ROWS
+        data.close()
+
+
+def free(monkeypatch, num_bytes: int) -> None:
+    monkeypatch.setattr(hops, "device_bytes", lambda device: num_bytes)
+
+
+@pytest.mark.parametrize(("mem", "place"), [("64M", "host"), ("4M", "storage")])
+def test_advice_is_taken_once_and_recorded(store, monkeypatch, mem, place):
+    monkeypatch.setattr(hopadvice, "_TRY_S", 0.02)
+    with daemon(store, mem, 2) as endpoint:
+        data = HopDataset.advised(endpoint, batch_size=BATCH, chunk=500, seed=SEED)
+        advice = data.advice
+        assert advice.place == place
+        assert advice.facts.num_bytes == ROWS * (5 * 100 + 16)
+        assert min(advice.facts.rows_s, advice.facts.chunks_s) > 0
+        if place == "storage":
+            assert advice.method == "cr"
+        assert data.attached().plan == {"cr": "chunks", "rr": "rows"}[advice.method]
+        state = data.state_dict()
+        assert parse_advice(state["advice"]) == advice
+        monkeypatch.setattr(hops, "take_advice", None)  # it is not taken again
+        again = HopDataset.advised(
+            endpoint, batch_size=BATCH, chunk=500, seed=SEED, advice=state["advice"]
+        )
+        again.load_state_dict(state)
+        for a, b in zip(data, again, strict=True):
+            assert torch.equal(a.n_id, b.n_id)
+        data.close()
+        again.close()
+
+
+@pytest.mark.parametrize("method", ["cr", "rr"])
+def test_a_resumed_run_keeps_the_method_it_was_advised(endpoint, method):
+    """Another machine may advise another."""
+    facts = HopFacts(1, 1, 0, 0, True, 1.0, 1.0)
+    own = HopAdvice("host", method, "", facts)
+    other = HopAdvice("host", "rr" if method == "cr" else "cr", "", facts)
+    options = {"batch_size": BATCH, "chunk": 70, "redeal": 2}
+    first = HopDataset.advised(endpoint, advice=own, **options)
+    whole = [b.n_id.tolist() for b in first]
+    first.set_epoch(0)
+    next(iter(first))
+    for resident in (None, "cpu"):
+        place = "device" if resident else "host"
+        later = HopDataset.advised(
+            endpoint, advice=structs.replace(other, place=place), device=resident, **options
+        )
+        len(later)  # it has connected before it learns better
+        later.load_state_dict(first.state_dict())
+        assert later.advice == own
+        assert [b.n_id.tolist() for b in later] == whole[1:]
+        later.close()
+    first.close()
+
+
+def test_what_has_room_on_the_device_is_put_there(endpoint, monkeypatch):
+    free(monkeypatch, ROWS * (5 * 100 + 16) + 7)
+    options = {"batch_size": BATCH, "device": "cpu", "training_bytes": 7, "views": True}
+    data = HopDataset.advised(endpoint, **options)
+    assert (data.advice.place, data.advice.method) == ("device", "rr")
+    assert data.advice.facts.rows_s is None  # nothing was tried
+    assert sum(b.batch_size for b in data) == ROWS
+    data.close()
+    free(monkeypatch, ROWS * (5 * 100 + 16) + 6)
+    monkeypatch.setattr(hopadvice, "_TRY_S", 0.01)
+    data = HopDataset.advised(endpoint, **options)
+    assert data.advice.place in ("host", "storage")
+    data.close()
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"world_size": 2, "rank": 1}, Refused, "on one rank, and hand its dataset.advice"),
+        ({"split": "dev"}, Refused, "hop-wise features of train, valid, test"),
+        ({"chunk": ROWS + 1}, Refused, "expected 1 to the"),
+        ({"advice": {"place": "moon"}}, ValueError, "expected that of HopDataset.advised"),
+    ],
+)
+def test_advice_that_cannot_be_taken(endpoint, options, error, words):
+    with pytest.raises(error, match=words):
+        HopDataset.advised(endpoint, **options)
+
+
+def test_resident_rows_are_refused_in_workers_and_with_views(endpoint):
+    data = HopDataset(endpoint, resident="cpu")
+    with pytest.raises(Refused, match="in a DataLoader worker"):
+        next(iter(DataLoader(data, batch_size=None, num_workers=1)))
+    with pytest.raises(Refused, match="expected no views"):
+        HopDataset(endpoint, resident="cpu", views=True)
