@@ -96,6 +96,8 @@ class Stage:
     def received(self, arena: NDArray[np.uint8], rows: list[tuple[RowArraySpec, int]]) -> None:
         """A batch is there; `rows`: how many of each array; none where they come in groups."""
         self._begun_s = time.perf_counter()
+        if not arena.size:
+            self._decline("rows come by the network")
         wide = [(spec, num) for spec, num in rows if _is_wide(spec)]
         self._num_rows = sum(num for _, num in wide)
         if wide and self._calibration.mode != STAGING:
@@ -211,12 +213,19 @@ class Stage:
     def _lend(self, arena: NDArray[np.uint8]) -> None:
         why = self.device.lend(arena)
         if why:
+            self._decline(why)
+
+    def _decline(self, why: str) -> None:
+        """No rows are gathered by the device."""
+        if self._calibration.choice is None or self._calibration.choice.mode != STAGING:
             _log.warning("rows are staged, not gathered by %s: %s", self.device.name, why)
             for mode in (CACHED, DIRECT):
                 self._calibration.give_up(mode, why)
 
     def _place(self, tensor: Tensor) -> _Place:
         """Where the device will have what the host has, or has the address of, in this tensor."""
+        if tensor.device == self.device.device and tensor.device.type != "cpu":
+            return _Place(0, 0, alone=tensor)
         if tensor.numel() and tensor.is_contiguous():
             offset = self._slab.shadow_offset(tensor.data_ptr())
             for number, rows in enumerate(self._rows if offset is not None else ()):

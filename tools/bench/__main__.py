@@ -2,11 +2,24 @@
 
 import sys
 
-from tools.bench import csc, disk, handover, hops, hyperbatch, ingest, kernels, loaders, macro, spmm
+from tools.bench import (
+    csc,
+    disk,
+    gpu,
+    handover,
+    hops,
+    hyperbatch,
+    ingest,
+    kernels,
+    loaders,
+    macro,
+    spmm,
+)
 
 BENCHES = {
     "csc": csc.main,
     "disk": disk.main,
+    "gpu": gpu.main,
     "handover": handover.main,
     "hops": hops.main,
     "hyperbatch": hyperbatch.main,
