@@ -1,11 +1,13 @@
 """The worker threads: one task after the other, what clients wait for first."""
 
 import itertools
+import logging
 import queue
 import threading
 from collections.abc import Callable
 from typing import NamedTuple
 
+log = logging.getLogger(__name__)
 _SOON, _LATER, _LAST = range(3)  # what a client waits for, what is sampled ahead, the end
 
 
@@ -57,7 +59,10 @@ class Floor:
 
     def _work(self) -> None:
         while (step := self._tasks.get().step) is not None:
-            step()
+            try:
+                step()
+            except Exception:  # a defect in one session's step: the others still need this worker
+                log.exception("a worker's step failed")
 
 
 def _pause(idle: threading.Barrier) -> None:

@@ -151,32 +151,32 @@ class Production:
     def _submit(
         self, session: int, attachment: Attachment, job: Job, placement: Placement | None
     ) -> None:
-        def sample() -> None:
+        def sample() -> Callable[[], None]:
             begun = time.perf_counter_ns()
             if job.sampled is None:
                 self._builder.sample(job, attachment)
             else:
                 self._builder.adopt(job, attachment)
-            with self.lock:
-                self._busy_ns["sample_ns"] += time.perf_counter_ns() - begun
-                job.busy = False
-                if not job.cancelled:
-                    self.pump(session, attachment)
+            self.sampled(time.perf_counter_ns() - begun)
 
-        def fill() -> None:
+            def finish() -> None:
+                job.busy = False
+                self.pump(session, attachment)
+
+            return finish
+
+        def fill() -> Callable[[], None]:
             assert placement is not None
             begun = time.perf_counter_ns()
             if job.cached:
                 self._builder.adopt(job, attachment)
             message, copied = self._builder.fill(session, job, placement, attachment)
+            ended = time.perf_counter_ns()
             if self._trace is not None and job.sampled is not None:
-                span = np.array([begun, time.perf_counter_ns()])
-                self._trace.write(STAGE, job.run, 2, span)
-            with self.lock:
-                self._busy_ns["fill_ns"] += time.perf_counter_ns() - begun
-                if job.cancelled:
-                    job.busy = False
-                    return
+                self._trace.write(STAGE, job.run, 2, np.array([begun, ended]))
+
+            def finish() -> None:
+                self._busy_ns["fill_ns"] += ended - begun
                 self._count(job, placement, copied)
                 for out in attachment.state.filled(job, placement, message):
                     if isinstance(out, BatchReady):
@@ -186,6 +186,8 @@ class Production:
                 if placement.last:
                     self._give_work(attachment, job)
                 self.pump(session, attachment)
+
+            return finish
 
         step = sample if placement is None else fill
         self._floor.soon(lambda: self._guard(session, attachment, job, step))
@@ -200,14 +202,23 @@ class Production:
             attachment.hyper.handed_out(job.sampled)
 
     def _guard(
-        self, session: int, attachment: Attachment, job: Job, step: Callable[[], None]
+        self,
+        session: int,
+        attachment: Attachment,
+        job: Job,
+        step: Callable[[], Callable[[], None]],
     ) -> None:
-        """Run one step of a job; an error ends the run and reaches the client."""
+        """Run one step of a job, and under the lock what it returns, if the run still goes on.
+
+        The job is this worker's, `busy`, until then: whoever ends its run leaves it to the worker.
+        An error ends the run and reaches the client.
+        """
         try:
-            if not job.cancelled:
-                step()
-            else:
-                job.busy = False
+            finish = None if job.cancelled else step()
+            with self.lock:
+                if finish is not None and not job.cancelled:
+                    finish()
+                    return
         except Exception as error:
             text = error_text(error)
             with self.lock:
@@ -217,14 +228,12 @@ class Production:
                     self._recycle(attachment, job)
                     self._deliver(session, failure(session, job.unit, job.run, text))
                     return
-                job.busy = False
         with self.lock:
-            if job.cancelled:
-                attachment.state.abandon(job)
-                self._recycle(attachment, job)
-                self.close_if_idle(attachment)
-                if not attachment.closed:
-                    self.pump(session, attachment)
+            attachment.state.abandon(job)
+            self._recycle(attachment, job)
+            self.close_if_idle(attachment)
+            if not attachment.closed:
+                self.pump(session, attachment)
 
     def end(self, attachment: Attachment, jobs: list[Job]) -> None:
         """Jobs of an ended run that no worker has."""

@@ -23,6 +23,7 @@ from blockstore.store import open_store
 from loaderd.endpoint import parse_endpoint
 from loaderd.engine import Engine, default_settings
 from loaderd.errors import ShuttingDown
+from loaderd.floor import Floor
 from loaderd.protocol import Attach, BatchReady, ErrorReply, Release, Start
 from loaderd.transport import ask_status
 from tests.daemons import ROOT, spawn, stop
@@ -148,6 +149,39 @@ def test_a_disk_that_fails_ends_the_run_and_nothing_else(running, store):
     assert "+" in error.message  # and the offset
     running.failing["left"] = 0
     assert serve(running, 2, 5) is None
+
+
+def test_a_session_that_ends_as_a_step_does_is_cleared_once(running, monkeypatch):
+    """Between the end of a step and its worker's last look the session may go: not twice."""
+    production, cleared = running.engine._production, []
+    recycle, pump = production._recycle, production.pump
+    gone = threading.Event()
+
+    def note(attachment, job):
+        cleared.append(id(job))
+        recycle(attachment, job)
+
+    def pump_and_detach(session, attachment):
+        pump(session, attachment)
+        if threading.current_thread().name.startswith("build") and not gone.is_set():
+            gone.set()
+            running.engine.detach(session)
+
+    monkeypatch.setattr(production, "_recycle", note)
+    monkeypatch.setattr(production, "pump", pump_and_detach)
+    running.engine.start(Start(session=running.session, run=1, epoch=0, step=0))
+    assert gone.wait(WAIT_S)
+    production.wait_ended(WAIT_S)
+    assert len(set(cleared)) == len(cleared) > 0
+
+
+def test_a_step_that_fails_leaves_its_worker(caplog):
+    floor, done = Floor(1), threading.Event()
+    floor.soon(lambda: 1 // 0)
+    floor.soon(done.set)
+    assert done.wait(WAIT_S)
+    floor.close()
+    assert "ZeroDivisionError" in caplog.text
 
 
 def test_a_wrong_checksum_names_file_and_offset(running, store, monkeypatch):
