@@ -1,6 +1,6 @@
 """What processes hold as time goes on, and whether it grows: for runs that must stay flat."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -89,7 +89,7 @@ def growths(samples: Sequence[Sample], warm_up: float) -> list[Growth]:
     return found
 
 
-def draw(series: dict[str, Sequence[Sample]], warm_up: float, target: Path, title: str) -> None:
+def draw(series: Mapping[str, Sequence[Sample]], warm_up: float, target: Path, title: str) -> None:
     """PNG: a row for each figure, a line for each process; warm-up is shaded."""
     figure = Figure((_WIDTH, _HEIGHT * len(ALLOWED)), layout="constrained")
     rows = figure.subplots(len(ALLOWED), 1, sharex=True)

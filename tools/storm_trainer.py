@@ -6,12 +6,14 @@ import json
 import logging
 import os
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from clients.hops import HopBatch
 from clients.torch import Batch, NeighborDataset
 from loaderd.errors import NoDaemon, SessionLost, ShuttingDown
 
@@ -63,9 +65,19 @@ class Job(NamedTuple):
 
 def digest(batch: Batch) -> str:
     """Of every array of a batch."""
-    found = hashlib.sha256()
     arrays = (batch.x, batch.y, batch.edge_index, batch.n_id, batch.input_id)
-    for tensor in (*arrays, *batch.features.values()):
+    return _digest((*arrays, *batch.features.values()))
+
+
+def digest_rows(batch: HopBatch) -> str:
+    """Of every array of a hop-wise batch."""
+    x = batch.x if isinstance(batch.x, list) else [batch.x]
+    return _digest((*x, batch.y, batch.n_id, batch.input_id))
+
+
+def _digest(tensors: Iterable[Tensor | None]) -> str:
+    found = hashlib.sha256()
+    for tensor in tensors:
         if tensor is not None:
             found.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
             found.update(_bytes(tensor))

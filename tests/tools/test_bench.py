@@ -10,7 +10,18 @@ import pytest
 pytest.importorskip("torch")
 
 from tests.daemons import ROOT
-from tools.bench import csc, disk, handover, hops, hyperbatch, ingest, kernels, loaders, spmm
+from tools.bench import (
+    csc,
+    disk,
+    handover,
+    hops,
+    hyperbatch,
+    ingest,
+    kernels,
+    loaders,
+    spmm,
+    trainers,
+)
 from tools.bench.__main__ import BENCHES
 from tools.bench.harness import Skipped
 from tools.bench.setup import GraphSize, make_graph, make_store
@@ -65,6 +76,29 @@ def test_handover(folder):
     (line,) = handover.main(["--folder", str(folder), *sizes, "--think-ms", "1", "--rounds", "1"])
     assert 0 < line["wait_p50_us"]["median"] <= line["beyond_copy_p50_us"]["median"]
     assert line["copy_and_gather_p50_us"]["median"] > 0
+    assert 0 <= line["not_ready_share"]["median"] < 1
+
+
+@pytest.fixture(scope="module")
+def trainers_task(folder):
+    """Of benches of many trainers, at a size that says nothing of speed."""
+    store = make_store(folder, make_graph(folder, GraphSize(3000, 8, 16)), "64M")
+    return trainers.Task(store, folder, "32M", 1, (3, 2), 100, 0.5, 0.0, 2)
+
+
+def test_a_stopped_consumer_takes_nothing_and_others_go_on(trainers_task):
+    with trainers.open_stopped(trainers_task, "own", (0, 1)) as run:
+        figures = run()
+    assert min(figures.values()) > 0
+    parts = (figures["free_per_s"] + figures["after_per_s"]) / 2
+    assert figures["kept"] == pytest.approx(figures["beside_stopped_per_s"] / parts)
+
+
+def test_trainers_of_different_plans_all_get_something(trainers_task):
+    with trainers.open_fair(trainers_task) as run:
+        figures = run()
+    assert figures["sessions"] == 2
+    assert 0 < figures["least_of_mean"] <= 1 <= figures["most_of_mean"]
 
 
 def test_ingest(folder):

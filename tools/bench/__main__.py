@@ -14,6 +14,7 @@ from tools.bench import (
     loaders,
     macro,
     spmm,
+    trainers,
 )
 
 BENCHES = {
@@ -28,6 +29,7 @@ BENCHES = {
     "loaders": loaders.main,
     "macro": macro.main,
     "spmm": spmm.main,
+    "trainers": trainers.main,
 }
 
 

@@ -1,4 +1,8 @@
-"""What a client waits for beyond its own copy and gather, when the batch is ready."""
+"""What a client waits for beyond its own copy and gather, when the batch is ready.
+
+A step is ready where its descriptor has arrived before it is asked for; waits are those of such
+steps, and the share of the others stands apart.
+"""
 
 import argparse
 import time
@@ -20,13 +24,15 @@ from tools.bench.setup import GraphSize, make_graph, make_store, serving
 
 
 class TimedSession(Session):
-    """Notes how long the descriptor of the last batch took to come."""
+    """Notes how long the descriptor of the last batch took to come, and whether it was there."""
 
     received_s = 0.0
+    was_ready = False
 
     def receive_batch(self, step: int) -> BatchReady:
         """As the session's."""
         begun = time.perf_counter()
+        self.was_ready = (step, 0) in self._pending or bool(self._socket.poll(0))
         message = super().receive_batch(step)
         self.received_s = time.perf_counter() - begun
         return message
@@ -69,6 +75,7 @@ def epoch(
 ) -> Mapping[str, float]:
     """Times of an epoch with a trainer that thinks; the first window is not counted."""
     times: dict[str, list[float]] = {"wait": [], "beyond_copy": [], "copy_and_gather": []}
+    ready = []
     session.start(number, 0)
     for step in range(session.attached.num_steps):
         reader.copied_s = 0.0
@@ -78,15 +85,20 @@ def epoch(
         times["wait"].append(session.received_s)
         times["copy_and_gather"].append(reader.copied_s)
         times["beyond_copy"].append(seconds - reader.copied_s)
+        ready.append(session.was_ready)
         until = time.perf_counter() + think_s
         while time.perf_counter() < until:  # a trainer at work holds its core
             pass
     window = min(session.attached.window, session.attached.num_steps - 1)
-    return {
-        f"{name}_p{share}_us": 1e6 * float(np.percentile(values[window:], share))
-        for name, values in times.items()
-        for share in (50, 90, 99)
-    }
+    counted = np.array(ready[window:])
+    figures = {"not_ready_share": float(1 - counted.mean())}
+    for name, values in times.items():
+        kept = np.array(values[window:])[counted]
+        for share in (50, 90, 99):
+            found = np.percentile(kept, share) if kept.size else np.nan
+            figures[f"{name}_p{share}_us"] = 1e6 * float(found)
+    late = np.array(times["wait"][window:])[~counted]
+    return figures | {"late_wait_p50_us": 1e6 * float(np.median(late)) if late.size else 0.0}
 
 
 @contextmanager

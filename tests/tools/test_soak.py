@@ -1,0 +1,86 @@
+"""What a soak sees: growth, ends that should not be, and batches that are not the same."""
+
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip("torch")
+
+from tools.flat import Sample
+from tools.soak import trainer
+from tools.soak.__main__ import Soak, judge
+from tools.soak.trainer import PLANS, Counts, Work, last, read_epoch
+
+MB = 1 << 20
+
+
+class Stop:
+    """Is set after so many looks."""
+
+    def __init__(self, looks):
+        self.left = looks
+
+    def is_set(self):
+        self.left -= 1
+        return self.left < 0
+
+
+class Batches(list):
+    """A dataset of numbers."""
+
+    def close(self):
+        self.closed = True
+
+
+@pytest.fixture
+def work(tmp_path, monkeypatch):
+    """Batches are numbers, and their own digests."""
+    for name in ("digest", "digest_rows"):
+        monkeypatch.setattr(trainer, name, str)
+    return Work("ipc:///nowhere", tmp_path, 10, 1)
+
+
+def test_growth_is_said_and_the_rest_is_flat(capsys):
+    samples = [Sample(float(i), 100 * MB + i * MB // 10, MB, 9, 3, 50) for i in range(100)]
+    found = judge({"daemon": samples}, 0.2)
+    assert found["grows"] == ["daemon: anon_bytes"]
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.endswith("GROWS") for line in lines] == [True, False, False, False, False]
+    assert "grows" not in judge({"daemon": [s._replace(anon_bytes=MB) for s in samples]}, 0.2)
+
+
+def test_every_plan_is_read_and_counted(work, monkeypatch):
+    seen = []
+
+    def dataset(self, plan):
+        seen.append((plan, Batches(range(3))))
+        return seen[-1][1]
+
+    monkeypatch.setattr(Work, "dataset", dataset)
+    last(work, "t", Stop(2 + 6 * len(PLANS) + 1))
+    assert [plan for plan, _ in seen][: len(PLANS)] == list(PLANS)
+    assert all(data.closed for _, data in seen)
+    assert '"epochs"' in (work.folder / "t.json").read_text()
+
+
+def test_another_epoch_0_is_an_error(work, monkeypatch):
+    turns = iter(range(100))
+    monkeypatch.setattr(Work, "dataset", lambda self, plan: Batches([next(turns)]))
+    with pytest.raises(SystemExit, match="epoch 0 is not what it was the first time"):
+        last(work, "t", Stop(1000))
+
+
+def test_a_part_of_an_epoch_is_read(work):
+    counts = Counts(work.folder / "c.json")
+    assert read_epoch(Batches(range(9)), "rows", counts, 4, lambda: True) == ["0", "1", "2", "3"]
+    assert counts.found == {"rows batches": 4, "epochs": 1}
+
+
+def test_a_daemon_that_ended_is_seen():
+    daemon = subprocess.Popen([sys.executable, "-c", "raise SystemExit(3)"])
+    daemon.wait()
+    soak = SimpleNamespace(begun=0.0, daemon=daemon)
+    with pytest.raises(SystemExit, match="the daemon ended with 3"):
+        Soak.look(soak)

@@ -1,0 +1,1 @@
+"""Hours of epochs in minutes: does anything grow?"""
