@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from blockstore.format import Manifest, NodeType
+from blockstore.format import ITEM_BYTES, Manifest, NodeType
 from blockstore.io.arena import Arena
 from blockstore.io.buffers import byte_view
 from blockstore.io.reader import BlockReader
@@ -38,12 +38,14 @@ from loaderd.plans.base import Part, Plan, Shape
 from loaderd.plans.hyperbatch import HyperbatchPlan
 from loaderd.plans.macrobatch import MacrobatchPlan, SeedGroups
 from loaderd.plans.minibatch import MinibatchPlan
-from loaderd.plans.resolve import make_plan, resolve, seed_type
+from loaderd.plans.resolve import make_plan, resolve, seed_relation, seed_type
 from loaderd.protocol import Attach, Attached, LedgerEntry, Resolved, RowArraySpec, SessionStatus
+from loaderd.requests import split_frame
+from loaderd.roots import EndTable
 from loaderd.rowcache import RowCache
 from loaderd.rows import Addressed, Pins
 from loaderd.sampling import Workspaces, usual_shape
-from loaderd.seeds import count_seeds, fill_seeds
+from loaderd.seeds import count_edges, count_seeds, fill_edges, fill_seeds, table_items
 from loaderd.session import RowSizes, SessionState
 from loaderd.slots import LOOK_WAIT_S, WAIT_S, SlotBroker
 from loaderd.topology import Structure
@@ -76,6 +78,8 @@ class Attachment:
         self.plan, self.window, self.served, self.need = plan, cut.window, served, need
         self.workspaces = Workspaces()
         self.seeds: NDArray[Any] = np.empty(0, np.uint32)
+        self.ends: EndTable | None = None  # where seeds are edges
+        self.times: NDArray[np.int64] = np.empty(0, np.int64)  # of the seeds, where given
         self.meter = Meter()
         self.closed = False
         self.edge_id_bytes = 0
@@ -108,8 +112,10 @@ class Attachment:
         """The same, or None."""
         return self._rows
 
-    def take(self, broker: SlotBroker, arena: Arena, sizes: Sizes) -> None:
-        """Take workspaces and room for seeds.
+    def take(
+        self, broker: SlotBroker, arena: Arena, sizes: Sizes, num_ids: int, num_times: int
+    ) -> None:
+        """Take workspaces, and room for a table of seeds of so many ids, times before them.
 
         Raises Refused; what was taken is given back by `close`.
         """
@@ -117,8 +123,9 @@ class Attachment:
         self.edge_id_bytes = np.dtype(sizes.edge_id_dtype or "uint8").itemsize
         self.take_workspaces(broker, arena, self._cut.workers, self.plan.shape(), small=False)
         dtype = np.dtype(sizes.id_dtype)
-        num_bytes = self.plan.resolved.num_seeds * dtype.itemsize
-        self.seeds = self._take_run(broker, arena, need.seeds)[:num_bytes].view(dtype)
+        memory = self._take_run(broker, arena, need.seeds)
+        self.times = memory[: 8 * num_times].view(np.int64)
+        self.seeds = memory[8 * num_times :][: num_ids * dtype.itemsize].view(dtype)
 
     def take_workspaces(
         self,
@@ -438,10 +445,12 @@ def cut_workspaces(
     return SessionCut(1, transit, need.least_quota, window or 2 * settings.workers)
 
 
-def _seeds_name(split: str, ids: NDArray[np.int64] | None) -> str:
-    if ids is None:
-        return "all" if split == "all" else f"split:{split}"
-    return f"ids:{hashlib.blake2b(byte_view(ids), digest_size=16).hexdigest()}"
+def _seeds_name(split: str, frame: NDArray[np.int64] | None) -> str:
+    named = split if split == "all" else f"split:{split}"
+    if frame is None:
+        return named
+    digest = hashlib.blake2b(byte_view(frame), digest_size=16).hexdigest()
+    return f"{named}+times:{digest}" if split else f"ids:{digest}"
 
 
 def _refuse(least: int, available: int, budget: Budget, settings: EngineSettings) -> None:
@@ -467,25 +476,36 @@ class Opening(NamedTuple):
     macro_files: Callable[[], MacroFiles]  # of a partitioned store
 
 
-def resolve_request(manifest: Manifest, request: Attach, ids: NDArray[np.int64] | None) -> Resolved:
-    """What fixes a session's batches.  Raises Refused."""
-    ids = None if request.split else ids
-    num_seeds = count_seeds(seed_type(manifest, request), request.split, ids)
-    return resolve(manifest, request, _seeds_name(request.split, ids), num_seeds)
+def resolve_request(
+    manifest: Manifest, request: Attach, frame: NDArray[np.int64] | None
+) -> Resolved:
+    """What fixes a session's batches; `frame`: ids and times of seeds.  Raises Refused."""
+    ids, times = split_frame(request, frame)
+    name, relation = _seeds_name(request.split, frame), seed_relation(manifest, request)
+    if relation is not None:
+        name, num_seeds = f"edges:{name}", count_edges(manifest, relation, request.split, ids)
+    else:
+        num_seeds = count_seeds(seed_type(manifest, request), request.split, ids)
+    if times.size not in (0, num_seeds):
+        raise Refused(f"times: {times.size} for {num_seeds} seeds, expected one for each")
+    return resolve(manifest, request, name, num_seeds)
 
 
 def open_attachment(
-    opening: Opening, request: Attach, ids: NDArray[np.int64] | None, announce: Announce
+    opening: Opening, request: Attach, frame: NDArray[np.int64] | None, announce: Announce
 ) -> Attachment:
-    """Resolve a request and take its memory.  Raises Refused with the least that would do."""
+    """Resolve a request and take its memory.  Raises Refused with the least that would do.
+
+    frame   ids and times of seeds, as `check_attach` gives them
+    """
     store, settings, budget, broker = opening[:4]
     manifest: Manifest = store.manifest
-    node_type = seed_type(manifest, request)
-    ids = None if request.split else ids
-    resolved = resolve_request(manifest, request, ids)
+    resolved = resolve_request(manifest, request, frame)
+    ids, times = split_frame(request, frame)
+    num_ids = table_items(manifest, seed_relation(manifest, request), request.split, resolved)
     part = Part(request.rank, request.world_size)
     plan = make_plan(manifest, resolved, part, request.plan)
-    macro, need, stamp, available = _measure_need(opening, plan)
+    macro, need, stamp, available = _measure_need(opening, plan, num_ids, times.size)
     row_blocks = 0 if macro else budget.row_blocks  # its rows are in the macro-batch
     plain = cut_session(need, available, row_blocks, settings, request.window)
     spare = broker.graph_slots() - budget.graph_least
@@ -498,10 +518,12 @@ def open_attachment(
     attachment = Attachment(plan, served_rows(manifest), budget.slot_bytes, need, cut)
     attachment.fits, attachment.plain_blocks = fits, plain_blocks
     try:
-        attachment.take(broker, opening.arena, make_sizes(manifest, resolved.edge_ids, stamp))
-        _fill_seeds(opening, request, ids, node_type, attachment)
+        sizes = make_sizes(manifest, resolved.edge_ids, stamp, resolved.temporal is not None)
+        attachment.take(broker, opening.arena, sizes, num_ids, times.size)
+        attachment.times[:] = times
+        _fill_seeds(opening, request, ids, attachment)
         if macro is not None:
-            attachment.take_macro(opening, node_type, macro, announce)
+            attachment.take_macro(opening, seed_type(manifest, request), macro, announce)
         if not hyper:
             attachment.take_quota(broker, cut.quota)
     except BaseException:
@@ -512,18 +534,22 @@ def open_attachment(
     return attachment
 
 
-def _measure_need(opening: Opening, plan: Plan) -> tuple[MacroCut | None, SessionNeed, bool, int]:
+def _measure_need(
+    opening: Opening, plan: Plan, num_ids: int, num_times: int
+) -> tuple[MacroCut | None, SessionNeed, bool, int]:
     """What macro-batches take, what the rest does, whether with stamps, and slots left for it.
+
+    num_ids, num_times   of the table of seeds
 
     Raises Refused with the least that would do.
     """
     store, settings, budget, broker = opening[:4]
     manifest, resolved, served = store.manifest, plan.resolved, served_rows(store.manifest)
-    available = broker.available()
+    available, trees = broker.available(), resolved.temporal is not None
     needs = {
         stamp: session_need(
-            plan.shape(), make_sizes(manifest, resolved.edge_ids, stamp), served,
-            resolved.num_seeds, budget.slot_bytes,
+            plan.shape(), make_sizes(manifest, resolved.edge_ids, stamp, trees), served,
+            num_ids + 8 * num_times // ITEM_BYTES[manifest.id_dtype], budget.slot_bytes,
         )
         for stamp in (True, False)
     }  # fmt: skip
@@ -550,17 +576,23 @@ def _fill_seeds(
     opening: Opening,
     request: Attach,
     ids: NDArray[np.int64] | None,
-    node_type: NodeType,
     attachment: Attachment,
 ) -> None:
-    """Store ids of the seeds, through slots that are free again afterwards."""
-    broker, slot_bytes = opening.broker, opening.budget.slot_bytes
-    num_seeds = attachment.seeds.size
+    """The table of seeds, through slots that are free again afterwards."""
+    store, broker, slot_bytes = opening.store, opening.broker, opening.budget.slot_bytes
+    relation, resolved = seed_relation(store.manifest, request), attachment.plan.resolved
+    num_seeds = resolved.num_seeds
     slots = 0 if request.split == "all" else -(-8 * num_seeds // slot_bytes)
     first = broker.take_run(slots)
     start = first * slot_bytes
     scratch = opening.arena.data[start : start + 8 * num_seeds * bool(slots)].view(np.int64)
     try:
-        fill_seeds(opening.store, node_type, request.split, ids, scratch, attachment.seeds)
+        if relation is not None:
+            attachment.ends = fill_edges(
+                store, relation, resolved, request.split, ids, scratch, attachment.seeds
+            )
+        else:
+            node_type = seed_type(store.manifest, request)
+            fill_seeds(store, node_type, request.split, ids, scratch, attachment.seeds)
     finally:
         broker.give(list(range(first, first + slots)))

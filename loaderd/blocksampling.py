@@ -4,10 +4,12 @@ A hop's frontiers of all batches are brought into block order; each block that a
 held once, those in memory first, and while one group of blocks is sampled from the next is read.
 """
 
+import contextlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -25,22 +27,25 @@ from blockstore.kernels.order import (
 from loaderd.hyper import ALIGN, Sampled, StructureArea
 from loaderd.plans.base import Plan, Unit
 from loaderd.plans.hyperbatch import block_schedule
+from loaderd.renumbering import Renumbering
 from loaderd.residency import Held, Residency
+from loaderd.roots import Excluded, Forest, Roots, drop_seed_edges
 from loaderd.sampling import Crew
 from loaderd.topology import (
     Column,
     Draws,
     Giants,
-    Renumbering,
+    HeldBlocks,
     Structure,
     Topology,
-    WorkspaceFull,
     make_column,
 )
 from loaderd.trace import BLOCKS, Trace
-from loaderd.workspace import Workspace
+from loaderd.workspace import Workspace, WorkspaceFull
 
-Seeds = Callable[[Unit, NDArray[Any]], None]  # writes the seeds of a unit
+_NO_TREES = np.empty(0, np.uint32)
+
+Begin = Callable[[Sequence[Unit], HeldBlocks], list[Roots]]  # where batches begin
 
 
 class _Full(Exception):
@@ -65,6 +70,12 @@ class _Batch:
 
     unit: Unit
     pieces: list[NDArray[Any]]  # nodes: the seeds, then those each hop found
+    index: NDArray[np.int64]  # places of the seeds among the session's
+    ends: NDArray[np.uint32]  # of seed edges and negatives
+    excluded: tuple[Excluded, ...]
+    times: NDArray[np.int64]  # of the seeds, where edges are sampled up to a time
+    forest: Forest | None  # likewise
+    trees: list[NDArray[np.uint32]]  # of each node, in the pieces of the nodes
     counts: list[NDArray[np.uint32]] = field(default_factory=list)
     local: list[NDArray[np.uint32]] = field(default_factory=list)
     edge_ids: list[NDArray[Any]] = field(default_factory=list)
@@ -96,7 +107,7 @@ class BlockSampler:
     def __init__(
         self,
         plan: Plan,
-        seeds: Seeds,
+        begin: Begin,
         topology: Topology,
         residency: Residency,
         crew: Crew,
@@ -108,7 +119,7 @@ class BlockSampler:
         trace: Trace | None = None,
     ) -> None:
         """`share`: blocks held at a time by whoever's turn it is; as many are read meanwhile."""
-        self._plan, self._seeds, self._topology = plan, seeds, topology
+        self._plan, self._roots, self._topology = plan, begin, topology
         self._residency, self._crew, self._scratch, self._share = residency, crew, scratch, share
         self._turn = turn
         self._ids, self._edge_ids = np.dtype(id_dtype), np.dtype(edge_id_dtype or "uint32")
@@ -130,18 +141,31 @@ class BlockSampler:
         self, units: Sequence[Unit], first: int, area: StructureArea, cancelled: Callable[[], bool]
     ) -> list[Sampled]:
         batches: list[_Batch] = []
-        for unit in units:
-            seeds = area.take(self._ids, unit.num_seeds)
-            if seeds is None:
-                break
-            self._seeds(unit, seeds)
-            batches.append(_Batch(unit, [seeds]))
         with self._turn, ThreadPoolExecutor(1, "hyper-read") as ahead:
+            found = self._roots(units, lambda r, marks: self._held(r, marks, ahead))
+            with contextlib.suppress(_Full):
+                for unit, roots in zip(units, found, strict=True):
+                    batches.append(self._rooted(unit, roots, area))
             for hop in range(len(self._plan.resolved.fanouts)):
                 if cancelled():
                     return []
                 self._hop(hop, batches, area, ahead)
         return [self._finish(first + i, b, area) for i, b in enumerate(batches)]
+
+    def _rooted(self, unit: Unit, roots: Roots, area: StructureArea) -> _Batch:
+        """A batch where it begins."""
+        copy = partial(self._copy, area)
+        excluded = tuple(
+            Excluded(e.relation, copy(e.starts), copy(e.sources)) for e in roots.excluded
+        )
+        forest, trees = roots.forest, []
+        if forest is not None:
+            forest = Forest(copy(forest.limits), copy(forest.numbers), forest.last)
+            trees = [copy(np.arange(roots.nodes.size, dtype=np.uint32))]
+        return _Batch(
+            unit, [copy(roots.nodes)], copy(roots.places), copy(roots.ends), excluded,
+            copy(roots.times), forest, trees,
+        )  # fmt: skip
 
     def _finish(self, number: int, batch: _Batch, area: StructureArea) -> Sampled:
         structure = Structure(
@@ -150,10 +174,12 @@ class BlockSampler:
             batch.num_nodes,
             sum(sum(edges) for edges in batch.edges_per_hop),
             tuple(batch.expanded),
+            batch.ends.size,
         )
         return Sampled(
             number, batch.unit, structure, tuple(batch.pieces), tuple(batch.counts),
-            tuple(batch.local), tuple(batch.edge_ids), area,
+            tuple(batch.local), tuple(batch.edge_ids), (batch.index,), (batch.ends,),
+            tuple(batch.trees), (batch.times,), area,
         )  # fmt: skip
 
     # -- one hop ----------------------------------------------------------------------------------
@@ -211,15 +237,20 @@ class BlockSampler:
     def _begin(self, hop: int, batch: _Batch, area: StructureArea) -> None:
         """Bring a batch's frontier into block order, for every relation."""
         nodes, take, scratch = batch.pieces[-1], self._take, self._scratch
+        trees = batch.trees[-1] if batch.trees else _NO_TREES
         if self._plan.resolved.frontier == "layer" and hop > 0:
             nodes = take(scratch, self._ids, batch.num_nodes)
             np.concatenate(batch.pieces, out=nodes)
+            if batch.trees:
+                trees = take(scratch, np.uint32, batch.num_nodes)
+                np.concatenate(batch.trees, out=trees)
         batch.frontiers = []
         batch.expanded.append(nodes.size)
         for r, index in enumerate(self._topology.relations):
             counts = take(area, np.uint32, nodes.size)
             counts[:] = 0
             column = make_column(self._plan, batch.unit, hop, r, nodes, counts)
+            column = column._replace(trees=trees, forest=batch.forest)
             blocks = take(scratch, np.int32, nodes.size)
             order = take(scratch, np.uint32, nodes.size)
             block_starts = take(scratch, np.int32, index.num_blocks + 1)
@@ -279,13 +310,29 @@ class BlockSampler:
 
     def _renumber(self, batch: _Batch, area: StructureArea, work: Workspace) -> None:
         """Local ids of what a hop found, and the nodes that are new."""
+        self._exclude(batch)
         with self._crew.large_enough(work, lambda w: self._number(batch, w)) as (ends, w):
             before = batch.num_nodes
             batch.pieces.append(self._copy(area, w.n_id[before : ends[0]]))
+            if batch.trees:
+                batch.trees.append(self._copy(area, w.trees[before : ends[0]]))
             batch.local.append(self._copy(area, w.local[: ends[-1]]))
             if self._plan.resolved.edge_ids:
                 batch.edge_ids.append(self._copy(area, w.edge_ids[: ends[-1]]))
             batch.edges_per_hop.append(tuple(b - a for a, b in pairwise([0, *ends[1:]])))
+
+    def _exclude(self, batch: _Batch) -> None:
+        """Take out what the batch must not contain, where its hop expands seeds."""
+        hop = len(batch.edges_per_hop)
+        if not batch.excluded or (hop and self._plan.resolved.frontier != "layer"):
+            return
+        for r, frontier in enumerate(batch.frontiers):
+            draws = frontier.draws
+            edge_draws = np.empty(0, self._edge_ids) if draws.edge_ids is None else draws.edge_ids
+            drop_seed_edges(
+                batch.excluded, r, draws.starts, draws.sources, draws.edge_starts, edge_draws,
+                frontier.column.counts,
+            )  # fmt: skip
 
     def _number(self, batch: _Batch, work: Workspace) -> list[int]:
         """Into a workspace: nodes then known, and where the edges of each relation end."""
@@ -296,6 +343,8 @@ class BlockSampler:
         for piece in batch.pieces:
             work.n_id[at : at + piece.size] = piece
             at += piece.size
+        if batch.trees:
+            np.concatenate(batch.trees, out=work.trees[:before])
         with Renumbering(work, before) as numbers:
             for frontier in batch.frontiers:
                 draws, counts = frontier.draws, frontier.column.counts
@@ -303,7 +352,7 @@ class BlockSampler:
                     compact_draws(
                         draws.edge_ids, draws.edge_starts, counts, counts.size, work.edge_ids, edge
                     )
-                edge = numbers.add(draws.sources, draws.starts, counts, edge)
+                edge = numbers.add(draws.sources, draws.starts, counts, edge, frontier.column.trees)
                 ends.append(edge)
             ends[0] = numbers.num_nodes
         return ends

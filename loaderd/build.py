@@ -1,5 +1,6 @@
 """Building one batch in a worker thread: sample and address, then fill what was placed."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -7,18 +8,17 @@ from numpy.typing import NDArray
 
 from blockstore.format import align
 from blockstore.io.arena import Arena
-from blockstore.kernels.order import take_seeds
-from blockstore.kernels.random import permute_range
 from loaderd.attachment import Attachment
 from loaderd.blob import ALIGN, write_blob
 from loaderd.errors import BatchFailed
 from loaderd.plans.base import Unit
 from loaderd.protocol import BatchReady, RowGroup
+from loaderd.roots import Roots, edge_roots, node_roots, seed_places, timed_roots
 from loaderd.rows import RowAssembler
 from loaderd.sampling import expand
 from loaderd.session import Job, Placement
-from loaderd.topology import Structure, Topology, WorkspaceFull
-from loaderd.workspace import Workspace
+from loaderd.topology import HeldBlocks, Structure, Topology
+from loaderd.workspace import Workspace, WorkspaceFull
 
 
 class Builder:
@@ -36,22 +36,45 @@ class Builder:
         self._data, self._slot_bytes = arena.data, arena.slot_bytes
         self._original = original
 
-    def seeds(self, attachment: Attachment, unit: Unit, out: NDArray[Any]) -> None:
-        """Store ids of a batch's seeds."""
-        index = np.empty(unit.num_seeds, np.int64)
-        self._index(attachment, unit, index)
-        take_seeds(attachment.seeds, index, unit.num_seeds, out)
+    def roots(
+        self, attachment: Attachment, units: Sequence[Unit], held: HeldBlocks | None = None
+    ) -> list[Roots]:
+        """Where batches begin.
+
+        held   gives blocks of the graph, where edges are looked up; None: as workers hold them
+        """
+        plan, table, topology = attachment.plan, attachment.ends, self._topology
+        if table is not None:
+            relation, first_edge = table.relation, table.first_edge
+            timed = plan.resolved.temporal is not None and not attachment.times.size
+            return edge_roots(
+                table, plan, units, attachment.times,
+                lambda index: topology.find_edges(relation, first_edge, index, timed, held),
+            )  # fmt: skip
+        found = []
+        for unit in units:
+            index = np.empty(unit.num_seeds, np.int64)
+            if attachment.macro is not None:
+                attachment.macro.place_seeds(unit, index)
+            else:
+                seed_places(plan, unit, index)
+            if plan.resolved.temporal is None:
+                found.append(node_roots(attachment.seeds, index))
+            else:
+                seeds, times = attachment.seeds, attachment.times
+                found.append(timed_roots(plan, unit, seeds, times, index))
+        return found
 
     def structure(self, attachment: Attachment, unit: Unit, work: Workspace) -> Structure:
-        """Seeds and structure of a batch into a workspace.
+        """Seeds and structure of a batch, into a workspace.
 
         Raises WorkspaceFull: it is a small one, the batch a large one; BatchFailed.
         """
-        self.seeds(attachment, unit, work.n_id)
+        (roots,) = self.roots(attachment, [unit])
         macro = attachment.macro
         sampled_from = self._topology if macro is None else macro.graph(unit)
         try:
-            return sampled_from.sample(attachment.plan, unit, work)
+            return sampled_from.sample(attachment.plan, unit, work, roots)
         except WorkspaceFull:
             if work.small:
                 raise
@@ -63,7 +86,6 @@ class Builder:
         """Seeds, structure, and the addresses of the rows that are or come in place."""
         assert job.work is not None
         structure = self.structure(attachment, job.unit, job.work)
-        self._index(attachment, job.unit, job.work.index)
         self._complete(job, structure, attachment)
 
     def adopt(self, job: Job, attachment: Attachment) -> None:
@@ -72,7 +94,6 @@ class Builder:
         assert sampled is not None
         assert work is not None
         expand(sampled, work)
-        self._index(attachment, job.unit, work.index)
         if job.cached:
             num = sampled.structure.num_nodes
             for a, addresses in enumerate(work.addresses):
@@ -80,17 +101,6 @@ class Builder:
             self._take_original(work, num)
         else:
             self._complete(job, sampled.structure, attachment)
-
-    def _index(self, attachment: Attachment, unit: Unit, out: NDArray[np.int64]) -> None:
-        """Places of the batch's seeds among the session's."""
-        plan, index = attachment.plan, out[: unit.num_seeds]
-        if attachment.macro is not None:
-            attachment.macro.place_seeds(unit, index)
-        elif plan.resolved.shuffle:
-            key = np.uint64(plan.epoch_key(unit.epoch))
-            permute_range(unit.start, unit.stop, plan.resolved.num_seeds, key, index)
-        else:
-            index[:] = np.arange(unit.start, unit.stop)
 
     def _complete(self, job: Job, structure: Structure, attachment: Attachment) -> None:
         work = job.work
@@ -114,6 +124,9 @@ class Builder:
         """Bytes of the blob of a batch's structure."""
         item = self._original.itemsize
         sizes = [item * structure.num_nodes, 8 * unit.num_seeds, 4 * structure.num_edges]
+        sizes.append(4 * structure.num_ends)
+        if attachment.plan.resolved.temporal is not None:
+            sizes += [4 * structure.num_nodes, 8 * unit.num_seeds]
         for frontier, edges in zip(structure.frontiers, structure.edges_per_hop, strict=True):
             sizes += [4 * frontier] * len(edges)
         if attachment.plan.resolved.edge_ids:
@@ -198,4 +211,9 @@ class Builder:
         arrays.append(("src", work.local[: structure.num_edges]))
         if attachment.plan.resolved.edge_ids:
             arrays.append(("e_id", work.edge_ids[: structure.num_edges]))
+        if structure.num_ends:
+            arrays.append(("ends", work.ends[: structure.num_ends]))
+        if attachment.plan.resolved.temporal is not None:
+            arrays.append(("trees", work.trees[: structure.num_nodes]))
+            arrays.append(("times", work.times[: job.unit.num_seeds]))
         return arrays

@@ -83,6 +83,10 @@ class Sampled(NamedTuple):
     counts: tuple[NDArray[np.uint32], ...]
     local: tuple[NDArray[np.uint32], ...]
     edge_ids: tuple[NDArray[Any], ...]
+    places: tuple[NDArray[np.int64], ...]  # places of the seeds among the session's
+    ends: tuple[NDArray[np.uint32], ...]  # local ends of seed edges and negatives
+    trees: tuple[NDArray[np.uint32], ...]  # of each node, where edges are sampled up to a time
+    times: tuple[NDArray[np.int64], ...]  # of the seeds, likewise
     area: StructureArea
 
 

@@ -113,7 +113,7 @@ class HyperDesk:
         edge_ids = max((r.edge_id_dtype or "uint32" for r in manifest.relations), default="uint32")
         return BlockSampler(
             attachment.plan,
-            lambda unit, out: self._builder.seeds(attachment, unit, out),
+            lambda units, held: self._builder.roots(attachment, units, held),
             self._topology, self._graph, crew, scratch, self._turn, share, manifest.id_dtype,
             edge_ids, self._trace,
         )  # fmt: skip

@@ -191,18 +191,19 @@ class SessionNeed(NamedTuple):
         return self.structure + self.addresses + self.least_area
 
 
-def structure_bytes(shape: Shape, id_bytes: int, edge_id_bytes: int) -> int:
+def structure_bytes(shape: Shape, id_bytes: int, edge_id_bytes: int, trees: bool) -> int:
     """Bytes of a batch's structure blob in the worst case, alignment included."""
     relations = len(shape.edges[0])
-    arrays = 3 + len(shape.edges) * relations
+    arrays = 6 + len(shape.edges) * relations
     total = shape.nodes * id_bytes + 8 * shape.seeds + 4 * sum(shape.frontier) * relations
+    total += 4 * shape.ends + (4 * shape.nodes + 8 * shape.seeds) * trees
     return total + shape.total_edges * (4 + edge_id_bytes) + 64 * arrays
 
 
 def session_need(
     shape: Shape, sizes: Sizes, rows: list[ServedRows], num_seeds: int, slot: int
 ) -> SessionNeed:
-    """What a session with this plan takes."""
+    """What a session with this plan takes; `num_seeds`: ids in its table of seeds."""
 
     def slots(num_bytes: int) -> int:
         return -(-num_bytes // slot)
@@ -214,14 +215,14 @@ def session_need(
         workspace=slots(work),
         workspace_bytes=work,
         seeds=slots(num_seeds * item),
-        structure=slots(structure_bytes(shape, item, edge_item)),
+        structure=slots(structure_bytes(shape, item, edge_item, sizes.trees)),
         addresses=slots(shape.nodes * (8 * len(rows) + 4) + 64 * (len(rows) + 1)),
         area=sum(-(-shape.nodes // (slot // r.array.row_bytes)) for r in rows),
         least_area=len(rows),
     )
 
 
-def make_sizes(manifest: Manifest, edge_ids: bool, stamp: bool) -> Sizes:
+def make_sizes(manifest: Manifest, edge_ids: bool, stamp: bool, trees: bool = False) -> Sizes:
     """What the store adds to a plan's shape."""
     rows = [row_geometry(r.array, manifest.block_bytes) for r in served_rows(manifest)]
     finest = min([g.rows_per_block for g in rows], default=1)
@@ -236,4 +237,5 @@ def make_sizes(manifest: Manifest, edge_ids: bool, stamp: bool) -> Sizes:
         max_blocks=max(blocks, default=1),
         row_keys=manifest.num_nodes // finest + 1,
         stamp=stamp,
+        trees=trees,
     )

@@ -154,8 +154,9 @@ class LookAhead:
         plan, seen = attachment.plan, ahead.structures
         shape = plan.shape()
         worst = Structure(
-            (*shape.frontier, 0), shape.edges, shape.nodes, shape.total_edges, shape.frontier
-        )
+            (*shape.frontier, 0), shape.edges, shape.nodes, shape.total_edges, shape.frontier,
+            shape.ends,
+        )  # fmt: skip
         rows = [growth.counts for growth in ahead.look.rows]
         return Estimate(
             max(self._builder.structure_bytes(s, plan.unit(0, 0), attachment) for s in seen),

@@ -19,8 +19,9 @@ from blockstore.store import Store, scan_rows
 from loaderd.ledger import ServedRows
 from loaderd.macrofiles import Bounds, Columns, HubBounds, MacroFiles, Pages, Rows, cut_runs
 from loaderd.plans.base import Plan, Unit
-from loaderd.topology import Column, Structure, WorkspaceFull, sample_hops
-from loaderd.workspace import Carver, Workspace
+from loaderd.roots import Roots
+from loaderd.topology import Column, Structure, sample_hops
+from loaderd.workspace import Carver, Workspace, WorkspaceFull
 
 _NO_FLAGS = np.empty(0, np.uint8)
 
@@ -396,12 +397,12 @@ class MacroGraph:
                     out.sources, out.edge_ids, out.weights, to, out.fragments, places.first_row + i,
                 )  # fmt: skip
 
-    def sample(self, plan: Plan, unit: Unit, work: Workspace) -> Structure:
-        """Fill the workspace with a batch's structure; `n_id` holds the seeds already.
+    def sample(self, plan: Plan, unit: Unit, work: Workspace, roots: Roots) -> Structure:
+        """Fill the workspace with the structure of the batch that begins there.
 
         Raises WorkspaceFull.
         """
-        return sample_hops(self._draw, plan, unit, work)
+        return sample_hops(self._draw, plan, unit, work, roots)
 
     def _draw(self, column: Column, work: Workspace, edge_ids: bool) -> None:
         """Draws of one frontier over one relation, into `work.draws` at `work.starts`."""

@@ -39,6 +39,24 @@ class HopBatches(msgspec.Struct, frozen=True):
     labels: bool  # whether they come with each batch
 
 
+class SeedEdges(msgspec.Struct, frozen=True):
+    """Seeds that are edges of one relation, for link prediction."""
+
+    relation: str = ""  # "src__name__dst"; "" where the store has one
+    negatives: str = "none"  # "binary": pairs of random nodes; "triplet": random targets
+    amount: float = 0.0  # of negatives for each edge, rounded up for a batch; whole of triplets
+    exclude: str = "none"  # from the batch: "self": its seed edges; "reverse": also their reverses
+    reverse: str = ""  # the relation in which reverses are; "": as the store says
+
+
+class Temporal(msgspec.Struct, frozen=True):
+    """Sampling of edges up to each seed's time: a batch is a tree for each of its seed nodes."""
+
+    strategy: str = "uniform"  # of those edges; "last": the latest
+    times: str = "given"  # of the seeds: behind the ids in their frame; "edges": their own
+    strict: bool = False  # edges before the seed's time, none at it
+
+
 class Resolved(msgspec.Struct, frozen=True, kw_only=True):
     """Semantic parameters of a plan: with (epoch, step) they fix every bit of a batch."""
 
@@ -58,10 +76,13 @@ class Resolved(msgspec.Struct, frozen=True, kw_only=True):
     edge_ids: bool
     macro: MacroBatch | None = None  # of family "macro"
     hops: HopBatches | None = None  # of family "hops"
+    edges: SeedEdges | None = None  # where seeds are edges
+    temporal: Temporal | None = None  # where edges are sampled up to a time
 
 
 class Attach(Message, frozen=True, kw_only=True, tag="attach"):
-    """Client: open a session.  `split`: a name, "all", or "" where ids follow as an int64 frame."""
+    """Client: open a session.  `split`: a name, "all", or "" where ids follow as an int64 frame:
+    of edges all their sources, then all their targets."""
 
     token: int  # from Welcome: ties the session to the connection at the door
     request: int  # echoed in the reply
@@ -91,6 +112,8 @@ class Attach(Message, frozen=True, kw_only=True, tag="attach"):
     chunk: int = 0  # rows of a chunk; 0: batch_size
     redeal: int = 0  # every so many epochs rows are dealt into chunks anew; 0: never
     labels: bool = True  # with hop-wise batches
+    edges: SeedEdges | None = None  # seeds are edges: all, a split of them, or the frame's
+    temporal: Temporal | None = None  # edges up to each seed's time alone
 
 
 class RowArraySpec(msgspec.Struct, frozen=True):
@@ -210,7 +233,9 @@ class BatchReady(Message, frozen=True, kw_only=True, tag="batch"):
 
     Blob arrays: `n_id` (original ids), `input_id` (places among the session's seeds), and per hop
     and relation `counts:H:R` uint32 (nodes of hop H,), edges found per frontier node; `src` uint32
-    (edges,), the local source of each edge, hop by hop and relation by relation; `e_id` if asked.
+    (edges,), the local source of each edge, hop by hop and relation by relation; `e_id` if asked;
+    `ends` uint32 where seeds are edges: the local ends of these and of their negatives; where
+    edges are sampled up to a time `trees` uint32, of each node, and `times` int64, of each seed.
     The structure's slots are released together with row group 0.
     """
 

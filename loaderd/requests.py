@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loaderd.errors import Refused
-from loaderd.protocol import Attach, Start
+from loaderd.protocol import Attach, SeedEdges, Start, Temporal
 
 MAX_WINDOW = 1024
 MAX_HYPERBATCH = 1 << 16
@@ -18,6 +18,7 @@ MAX_IDS = 1 << 24  # seeds given by id: 128 MiB on their way
 MAX_NAME = 256  # characters of a split, plan, operator or node type
 MAX_OPERATORS = 64
 MAX_RELATIONS = 1 << 12
+MAX_NEGATIVES = 1 << 16  # for an edge
 MAX_POSITION = 1 << 62  # kernels count in int64
 
 
@@ -52,15 +53,64 @@ def check_attach(request: Attach, arrays: Sequence[bytes | memoryview]) -> NDArr
         if len(value := getattr(request, name)) > MAX_NAME:
             raise Refused(f"{name} has {len(value)} characters, expected at most {MAX_NAME}")
     _within("number of relations in fanouts", len(request.fanouts), 0, MAX_RELATIONS)
-    if request.split:
+    if request.edges is not None:
+        _check_edges(request.edges)
+    if request.temporal is not None:
+        _check_temporal(request.temporal)
+    parts = num_parts(request)
+    if not parts:
         if arrays:
             raise Refused(f"split {request.split!r} and ids were both given, expected one of them")
         return None
     if len(arrays) != 1 or len(arrays[0]) % 8:
         found = [len(a) for a in arrays]
         raise Refused(f"ids: expected one frame of int64 where no split is named, found {found} B")
-    _within("number of ids", len(arrays[0]) // 8, 1, MAX_IDS)
+    count = len(arrays[0]) // 8
+    if count % parts:
+        raise Refused(f"ids: {count} in all, expected {parts} a seed: {', '.join(_parts(request))}")
+    _within("number of ids", count // parts, 1, MAX_IDS)
     return np.frombuffer(arrays[0], "<i8")
+
+
+def _parts(request: Attach) -> list[str]:
+    """What the frame behind a request holds of each seed."""
+    parts = []
+    if not request.split:
+        parts = ["sources", "targets"] if request.edges is not None else ["ids"]
+    if request.temporal is not None and request.temporal.times == "given":
+        parts.append("times")
+    return parts
+
+
+def num_parts(request: Attach) -> int:
+    """How many numbers of each seed follow a request."""
+    return len(_parts(request))
+
+
+def split_frame(
+    request: Attach, frame: NDArray[np.int64] | None
+) -> tuple[NDArray[np.int64] | None, NDArray[np.int64]]:
+    """(ids, times) of what followed a request; None and (0,) where there are none."""
+    parts = num_parts(request)
+    if frame is None or not parts:
+        return None, np.empty(0, np.int64)
+    timed = request.temporal is not None and request.temporal.times == "given"
+    cut = frame.size // parts * (parts - timed)
+    return (None if request.split else frame[:cut]), frame[cut:]
+
+
+def _check_temporal(temporal: Temporal) -> None:
+    for name, known in (("strategy", ("uniform", "last")), ("times", ("given", "edges"))):
+        if (value := getattr(temporal, name)) not in known:
+            raise Refused(f"temporal.{name} is {value[:MAX_NAME]!r}, expected {' or '.join(known)}")
+
+
+def _check_edges(edges: SeedEdges) -> None:
+    for name in ("relation", "negatives", "exclude", "reverse"):
+        if len(value := getattr(edges, name)) > MAX_NAME:
+            raise Refused(f"edges.{name} has {len(value)} characters, expected at most {MAX_NAME}")
+    if not 0 <= edges.amount <= MAX_NEGATIVES:  # nor a NaN
+        raise Refused(f"edges.amount is {edges.amount}, expected 0 to {MAX_NEGATIVES}")
 
 
 def check_start(start: Start) -> None:

@@ -15,12 +15,21 @@ from loaderd.plans.base import Plan, Unit
 from loaderd.protocol import SeedEdges
 
 NO_ENDS = np.empty(0, np.uint32)
+NO_TIMES = np.empty(0, np.int64)
 _TOGETHER = 1 << 16  # seed edges that are looked up in one pass over blocks
 _NEGATIVE = 1 << 61  # in place of a hop, of keys of negatives: no draw of a neighbor has it
 
-# places of edges, in the order of the blocks, to (sources, targets): store ids; of edges with ids
-# these replace the places
-FindEnds = Callable[[NDArray[np.int64]], tuple[NDArray[Any], NDArray[Any]]]
+# places of edges, in the order of the blocks, to (sources, targets, times): store ids, and times
+# where they are wanted; of edges with ids these replace the places
+FindEnds = Callable[[NDArray[np.int64]], tuple[NDArray[Any], NDArray[Any], NDArray[np.int64]]]
+
+
+class Forest(NamedTuple):
+    """Trees of a batch, one for each seed node, in their order."""
+
+    limits: NDArray[np.int64]  # latest time of an edge
+    numbers: NDArray[np.uint64]  # which no other tree of the epoch has
+    last: bool  # the latest edges are picked
 
 
 class Excluded(NamedTuple):
@@ -39,6 +48,8 @@ class Roots(NamedTuple):
     ends: NDArray[np.uint32]  # places in `nodes` of the ends of edges, negatives behind seeds:
     # sources, then targets; of triplets sources, targets, then negative targets
     excluded: tuple[Excluded, ...]
+    times: NDArray[np.int64] = NO_TIMES  # of the seeds, where edges are sampled up to a time
+    forest: Forest | None = None  # likewise
 
 
 class EndTable(NamedTuple):
@@ -79,11 +90,44 @@ def node_roots(seeds: NDArray[Any], index: NDArray[np.int64]) -> Roots:
     return Roots(nodes, index, NO_ENDS, ())
 
 
-def edge_roots(table: EndTable, plan: Plan, units: Sequence[Unit], find: FindEnds) -> list[Roots]:
+def timed_roots(
+    plan: Plan, unit: Unit, seeds: NDArray[Any], times: NDArray[np.int64], index: NDArray[np.int64]
+) -> Roots:
+    """The same with `times` of the session's seeds: each is a tree."""
+    roots, own = node_roots(seeds, index), times[index]
+    forest = _forest(plan, unit, own, [(0, index.size)])
+    return roots._replace(times=own, forest=forest)
+
+
+def _forest(
+    plan: Plan, unit: Unit, times: NDArray[np.int64], columns: Sequence[tuple[int, int]]
+) -> Forest:
+    """Trees of columns of ends: (which end, how many), of the unit's seeds in turn."""
+    temporal = plan.resolved.temporal
+    assert temporal is not None
+    limits, numbers = [], []
+    for end, count in columns:
+        draws, seeds = np.divmod(np.arange(count, dtype=np.int64), unit.num_seeds)
+        limits.append(times[seeds])
+        numbers.append((unit.start + seeds << 20) + (end << 17) + draws)
+    limit = np.concatenate(limits)
+    if temporal.strict:
+        limit -= 1
+    return Forest(limit, np.concatenate(numbers).astype(np.uint64), temporal.strategy == "last")
+
+
+def edge_roots(
+    table: EndTable,
+    plan: Plan,
+    units: Sequence[Unit],
+    times: NDArray[np.int64],
+    find: FindEnds,
+) -> list[Roots]:
     """Of seeds that are edges.
 
     find   where all edges are seeds: called for many units together, so that a block that
            several of them need is held once
+    times  of the session's seeds, where they were given
     """
     found: list[Roots] = []
     for group in _groups(units):
@@ -92,13 +136,17 @@ def edge_roots(table: EndTable, plan: Plan, units: Sequence[Unit], find: FindEnd
         cuts = np.cumsum(sizes)[:-1]
         for unit, part in zip(group, np.split(index, cuts), strict=True):
             seed_places(plan, unit, part)
+        own = times[index] if times.size else NO_TIMES
         if table.first_edge.size:
-            src, dst = find(index)
+            src, dst, found_times = find(index)
+            own = own if times.size else found_times
         else:
             src, dst = table.ends[0][index], table.ends[1][index]
+        own_cuts = cuts if own.size else np.zeros_like(cuts)
         parts = (np.split(array, cuts) for array in (index, src, dst))
         found += [
-            _roots(table, plan, unit, *ends) for unit, *ends in zip(group, *parts, strict=True)
+            _roots(table, plan, *each)
+            for each in zip(group, *parts, np.split(own, own_cuts), strict=True)
         ]
     return found
 
@@ -122,15 +170,26 @@ def _roots(
     index: NDArray[np.int64],
     src: NDArray[Any],
     dst: NDArray[Any],
+    times: NDArray[np.int64],
 ) -> Roots:
-    """Negatives, the different nodes of all ends, and what the batch must not contain."""
+    """Negatives, the different nodes of all ends, and what the batch must not contain.
+
+    times   of the edges, where edges are sampled up to a time: each end is a tree
+    """
     spec, num = table.spec, unit.num_seeds
-    columns = [src, dst]
+    columns, which = [src, dst], [0, 2]
     if spec.negatives == "binary":
         pairs = (_negatives(table, plan, unit, end, src.dtype) for end in (0, 1))
         columns = [part for pair in zip((src, dst), pairs, strict=True) for part in pair]
+        which = [0, 1, 2, 3]
     elif spec.negatives == "triplet":
         columns.append(_negatives(table, plan, unit, 1, src.dtype))
+        which.append(3)
+    if plan.resolved.temporal is not None:
+        nodes = np.concatenate(columns)
+        sizes = [(end, column.size) for end, column in zip(which, columns, strict=True)]
+        ends = np.arange(nodes.size, dtype=np.uint32)
+        return Roots(nodes, index, ends, (), times, _forest(plan, unit, times, sizes))
     nodes, ends = _number(np.concatenate(columns))
     places = (ends[:num], ends[num + num_negatives(spec, num) * (spec.negatives == "binary") :])
     return Roots(nodes, index, ends, _excluded(table, places[0], places[1][:num], src, dst, nodes))

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from loaderd.hyper import Sampled, StructureArea
 from loaderd.plans.base import Shape, Unit
-from loaderd.topology import Structure, WorkspaceFull
-from loaderd.workspace import Workspace
+from loaderd.topology import Structure
+from loaderd.workspace import Workspace, WorkspaceFull
 
 _MORE = 4  # a small workspace has room for a quarter more than was seen
 Built = TypeVar("Built")
@@ -87,8 +87,9 @@ def usual_shape(seen: Sequence[Structure], worst: Shape, fanouts: Sequence[Seque
         for h in range(len(frontier))
     )
     return Shape(
-        worst.seeds, frontier, edges, min(worst.nodes, more(max(s.num_nodes for s in seen)))
-    )
+        worst.seeds, frontier, edges, min(worst.nodes, more(max(s.num_nodes for s in seen))),
+        worst.ends,
+    )  # fmt: skip
 
 
 def _holds(work: Workspace, structure: Structure) -> bool:
@@ -110,12 +111,19 @@ def compact(
         work.counts[: _num_counts(structure)],
         work.local[: structure.num_edges],
         work.edge_ids[:edges],
+        work.index[: unit.num_seeds],
+        work.ends[: structure.num_ends],
+        work.trees[: structure.num_nodes],
+        work.times[: unit.num_seeds],
     ):
         copied = area.copy(values)
         if copied is None:
             return None
         parts.append((copied,))
-    return Sampled(batch, unit, structure, parts[0], parts[1], parts[2], parts[3], area)
+    nodes, counts, local, edge_ids, places, ends, trees, times = parts
+    return Sampled(
+        batch, unit, structure, nodes, counts, local, edge_ids, places, ends, trees, times, area
+    )
 
 
 def expand(sampled: Sampled, work: Workspace) -> None:
@@ -125,6 +133,10 @@ def expand(sampled: Sampled, work: Workspace) -> None:
         (sampled.counts, work.counts),
         (sampled.local, work.local),
         (sampled.edge_ids, work.edge_ids),
+        (sampled.places, work.index),
+        (sampled.ends, work.ends),
+        (sampled.trees, work.trees),
+        (sampled.times, work.times),
     ):
         at = 0
         for piece in pieces:

@@ -5,10 +5,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from blockstore.format import NodeType
+from blockstore.format import ITEM_BYTES, Manifest, NodeType, Relation
 from blockstore.kernels.order import map_range
 from blockstore.store import Store, scan_rows
 from loaderd.errors import Refused
+from loaderd.plans.resolve import find_relation
+from loaderd.protocol import Resolved
+from loaderd.roots import EndTable
 
 SCAN_BYTES = 4 << 20
 
@@ -31,6 +34,97 @@ def count_seeds(node_type: NodeType, split: str, ids: NDArray[np.int64] | None) 
             f"{node_type.name!r}"
         )
     return ids.size
+
+
+def count_edges(
+    manifest: Manifest, relation: Relation, split: str, ids: NDArray[np.int64] | None
+) -> int:
+    """How many seed edges the request names.  Raises Refused: unknown split, id out of range.
+
+    ids   int64 (2 * edges,)   original ids: all sources, then all targets
+    """
+    if split == "all":
+        return relation.num_edges
+    if split:
+        if split not in relation.splits:
+            names = ", ".join([*relation.splits, "all"])
+            raise Refused(f"split {split!r} of edges is not in the store: it has {names}")
+        if not relation.splits[split].row_shape:
+            raise Refused(
+                f"split {split!r} of edges is a list of edge ids, expected pairs of nodes; give "
+                "the edges as edge_label_index"
+            )
+        return relation.splits[split].num_rows
+    if ids is None:
+        raise Refused("seed edges: neither a split nor ids were given")
+    for row, (ends, name) in enumerate(zip(np.split(ids, 2), _ends(relation), strict=True)):
+        num_nodes = next(t.num_nodes for t in manifest.types if t.name == name)
+        bad = np.flatnonzero((ends < 0) | (ends >= num_nodes))
+        if bad.size:
+            raise Refused(
+                f"edge_label_index[{row}, {bad[0]}] is {ends[bad[0]]}, outside [0, {num_nodes}) of "
+                f"type {name!r}"
+            )
+    return ids.size // 2
+
+
+def _ends(relation: Relation) -> tuple[str, str]:
+    return relation.src, relation.dst
+
+
+def table_items(
+    manifest: Manifest, relation: Relation | None, split: str, resolved: Resolved
+) -> int:
+    """Ids that fit the room which a session's table of seeds takes.
+
+    relation   where seeds are edges
+    """
+    if relation is None:
+        return resolved.num_seeds
+    if split == "all":  # edges before each block
+        return -(-8 * (relation.num_blocks + 1) // ITEM_BYTES[manifest.id_dtype])
+    return 2 * resolved.num_seeds
+
+
+def fill_edges(
+    store: Store,
+    relation: Relation,
+    resolved: Resolved,
+    split: str,
+    ids: NDArray[np.int64] | None,
+    scratch: NDArray[np.int64],
+    out: NDArray[Any],
+) -> EndTable:
+    """Seed edges in the order given, as store ids of their ends; of all edges their places.
+
+    scratch  int64 (num_seeds,)        holds original ids meanwhile; empty for split "all"
+    out      id_dtype (table_items,)   what the table is made of
+
+    Passes over the inverse maps on disk, once for each end.  Raises CorruptBlock.
+    """
+    manifest, spec = store.manifest, resolved.edges
+    assert spec is not None
+    ends, first_edge = out[:0].reshape(2, 0), np.empty(0, np.uint64)
+    if split == "all":
+        first_edge = out.view(np.uint64)[: relation.num_blocks + 1]
+        first_edge[:] = store.first_edge(relation)
+    else:
+        ends = out.reshape(2, -1)
+        for row, name in enumerate(_ends(relation)):
+            if ids is not None:
+                scratch[:] = np.split(ids, 2)[row]
+            else:
+                for first, rows in scan_rows(store, relation.splits[split], SCAN_BYTES):
+                    scratch[first : first + rows.shape[0]] = rows[:, row]
+            node_type = next(t for t in manifest.types if t.name == name)
+            for first, rows in scan_rows(store, node_type.store_id, SCAN_BYTES):
+                map_range(scratch, first, rows, ends[row])
+    ranges = {t.name: (t.first, t.num_nodes) for t in manifest.types}
+    return EndTable(
+        spec, find_relation(manifest, spec.relation),
+        find_relation(manifest, spec.reverse) if spec.exclude == "reverse" else -1,
+        ranges[relation.src], ranges[relation.dst], ends, first_edge,
+    )  # fmt: skip
 
 
 def fill_seeds(

@@ -2,27 +2,20 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from blockstore.format import ITEM_BYTES, Relation, giant_capacity
+from blockstore.kernels.links import find_ends
 from blockstore.kernels.locate import build_guide, choose_shift, locate_columns
 from blockstore.kernels.order import (
     compact_draws,
+    entries_of_blocks,
     order_by_block,
     prefix_starts,
     stride_starts,
-)
-from blockstore.kernels.renumber import (
-    clear_hash,
-    clear_stamp,
-    enter_seeds_hash,
-    enter_seeds_stamp,
-    renumber_hash,
-    renumber_stamp,
 )
 from blockstore.kernels.sample import (
     column_degrees,
@@ -32,6 +25,7 @@ from blockstore.kernels.sample import (
     giant_blocks,
     sample_columns,
 )
+from blockstore.kernels.temporal import find_times, rank_giants, sample_until
 from blockstore.kernels.weighted import (
     fetch_giants,
     mark_picked_giants,
@@ -41,14 +35,12 @@ from blockstore.kernels.weighted import (
 )
 from blockstore.store import Store
 from loaderd.plans.base import Plan, Unit
+from loaderd.renumbering import Renumbering
 from loaderd.residency import Residency
-from loaderd.workspace import Workspace
+from loaderd.roots import Forest, Roots, drop_seed_edges
+from loaderd.workspace import Workspace, WorkspaceFull
 
 _IDENTITY = np.empty(0, np.uint32)  # as `order`: entries as they come
-
-
-class WorkspaceFull(Exception):
-    """A batch needs a larger workspace than the one it has."""
 
 
 class RelationIndex(NamedTuple):
@@ -63,6 +55,8 @@ class RelationIndex(NamedTuple):
     capacity: int  # edges of one column in a block of its own
     has_giants: bool  # a column may be longer
     edge_id_bytes: int  # 0: the blocks hold none
+    weight_bytes: int  # likewise
+    has_times: bool
 
 
 class Structure(NamedTuple):
@@ -73,6 +67,7 @@ class Structure(NamedTuple):
     num_nodes: int
     num_edges: int
     frontiers: tuple[int, ...]  # nodes that each hop expanded
+    num_ends: int = 0  # of seed edges and their negatives
 
 
 class Column(NamedTuple):
@@ -86,6 +81,13 @@ class Column(NamedTuple):
     counts: NDArray[np.uint32]
     replace: bool = False
     weighted: bool = False
+    trees: NDArray[np.uint32] = _IDENTITY  # of the nodes, where edges are sampled up to a time
+    forest: Forest | None = None  # likewise
+
+    @property
+    def ranked(self) -> bool:
+        """Whether all edges of a column are looked at before any is picked."""
+        return self.weighted or self.forest is not None
 
 
 class Draws(NamedTuple):
@@ -104,67 +106,25 @@ class Giants:
     entries: NDArray[np.uint32]
     degrees: NDArray[np.int64]
     count: int = 0
-    keys: NDArray[np.float64] = field(default_factory=lambda: np.empty((0, 0)))  # of weighted draws
+    keys: NDArray[Any] = field(default_factory=lambda: np.empty((0, 0)))  # of ranked draws
     places: NDArray[np.int64] = field(default_factory=lambda: np.empty((0, 0), np.int64))
     found: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
 
 
-class Renumbering:
-    """Store ids to local ids for one batch, by its workspace's table.  A context manager."""
-
-    def __init__(self, work: Workspace, num_nodes: int) -> None:
-        """`n_id[:num_nodes]` is in use: nodes found so far, in order."""
-        self._work, self.num_nodes = work, num_nodes
-        self._table = work.renumber_table()
-        kernels: tuple[Any, Any, Any] = (
-            (enter_seeds_stamp, renumber_stamp, clear_stamp)
-            if len(self._table) == 1
-            else (enter_seeds_hash, renumber_hash, clear_hash)
-        )
-        self._enter, self._renumber, self._clear = kernels
-
-    def __enter__(self) -> Self:
-        self._enter(self._work.n_id, self.num_nodes, *self._table)
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._clear(self._work.n_id, self.num_nodes, *self._table)
-
-    def add(
-        self,
-        draws: NDArray[Any],
-        starts: NDArray[np.int64],
-        counts: NDArray[np.uint32],
-        edge: int,
-    ) -> int:
-        """Local ids of a frontier's draws, into `local` from `edge` on; returns the last's end."""
-        work = self._work
-        num_nodes, end = self._renumber(
-            draws, starts, counts, counts.size, *self._table, work.n_id, self.num_nodes,
-            work.local, edge,
-        )  # fmt: skip
-        self.num_nodes = int(num_nodes if num_nodes >= 0 else ~num_nodes)
-        if num_nodes < 0:
-            raise WorkspaceFull
-        return int(end)
-
-
 Draw = Callable[[Column, Workspace, bool], None]  # of a frontier, with edge ids or without
+# gives the blocks of a relation that are marked in a mask, in groups, each held in turn
+HeldBlocks = Callable[[int, NDArray[np.uint8]], Iterator[NDArray[np.int64]]]
 
 
-def sample_hops(draw: Draw, plan: Plan, unit: Unit, work: Workspace) -> Structure:
-    """Fill the workspace with a batch's structure, hop by hop; `n_id` holds the seeds already.
+def sample_hops(draw: Draw, plan: Plan, unit: Unit, work: Workspace, roots: Roots) -> Structure:
+    """Fill the workspace with a batch's structure, hop by hop.
 
     draw   puts the picks of a column into `work.draws` at `work.starts`, and counts them
 
     Raises WorkspaceFull, and what `draw` raises.
     """
-    num_nodes, edge, used, low = unit.num_seeds, 0, 0, 0
+    place_roots(roots, work)
+    num_nodes, edge, used, low = roots.nodes.size, 0, 0, 0
     nodes_per_hop, edges_per_hop, frontiers = [num_nodes], [], []
     edge_ids = plan.resolved.edge_ids
     with Renumbering(work, num_nodes) as numbers:
@@ -172,6 +132,8 @@ def sample_hops(draw: Draw, plan: Plan, unit: Unit, work: Workspace) -> Structur
             if plan.resolved.frontier == "layer":
                 low = 0
             frontier = work.n_id[low:num_nodes]
+            trees = work.trees[low:num_nodes]
+            seeds_first = low == 0 and bool(roots.excluded)
             low, found = num_nodes, []
             frontiers.append(frontier.size)
             if frontier.size >= work.starts.size or used + frontier.size > work.counts.size:
@@ -183,18 +145,41 @@ def sample_hops(draw: Draw, plan: Plan, unit: Unit, work: Workspace) -> Structur
                     counts[:] = 0
                     found.append(0)
                     continue
-                draw(make_column(plan, unit, hop, r, frontier, counts), work, edge_ids)
+                column = make_column(plan, unit, hop, r, frontier, counts)
+                if roots.forest is not None:
+                    column = column._replace(trees=trees, forest=roots.forest)
+                draw(column, work, edge_ids)
+                if seeds_first:
+                    own = work.edge_draws if edge_ids else work.edge_draws[:0]
+                    drop_seed_edges(
+                        roots.excluded, r, work.starts, work.draws, work.starts, own, counts
+                    )
                 if edge_ids:
                     compact_draws(
                         work.edge_draws, work.starts, counts, frontier.size, work.edge_ids, edge
                     )
-                end = numbers.add(work.draws, work.starts, counts, edge)
+                end = numbers.add(work.draws, work.starts, counts, edge, trees)
                 found.append(end - edge)
                 edge = end
             num_nodes = numbers.num_nodes
             nodes_per_hop.append(num_nodes - low)
             edges_per_hop.append(tuple(found))
-    return Structure(tuple(nodes_per_hop), tuple(edges_per_hop), num_nodes, edge, tuple(frontiers))
+    return Structure(
+        tuple(nodes_per_hop), tuple(edges_per_hop), num_nodes, edge, tuple(frontiers),
+        roots.ends.size,
+    )  # fmt: skip
+
+
+def place_roots(roots: Roots, work: Workspace) -> None:
+    """Where a batch begins, into its workspace.  Raises WorkspaceFull."""
+    if roots.nodes.size > work.n_id.size:
+        raise WorkspaceFull
+    work.n_id[: roots.nodes.size] = roots.nodes
+    work.index[: roots.places.size] = roots.places
+    work.ends[: roots.ends.size] = roots.ends
+    work.times[: roots.times.size] = roots.times
+    if roots.forest is not None:
+        work.trees[: roots.nodes.size] = np.arange(roots.nodes.size)
 
 
 def make_column(
@@ -230,7 +215,7 @@ class Topology:
         manifest = store.manifest
         self._residency, self._slot_bytes, self._share = residency, slot_bytes, max(1, share)
         self._words = data.view(np.uint32)
-        self._floats = data.view(np.float32)
+        self._floats, self._longs = data.view(np.float32), data.view(np.int64)
         self._ids = data.view(np.dtype(manifest.id_dtype))
         self._id_bytes = ITEM_BYTES[manifest.id_dtype]
         self._edge_views = [
@@ -264,16 +249,70 @@ class Topology:
             relation.num_blocks,
             giant_capacity(store.manifest.block_bytes, *item_bytes),
             bool((np.diff(first_node.astype(np.int64)) <= 1).any()),
-            item_bytes[1],
+            *item_bytes[1:3],
+            relation.has_times,
         )
 
-    def sample(self, plan: Plan, unit: Unit, work: Workspace) -> Structure:
-        """Fill the workspace with the batch's structure; `n_id` holds the seeds already.
+    def sample(self, plan: Plan, unit: Unit, work: Workspace, roots: Roots) -> Structure:
+        """Fill the workspace with the structure of the batch that begins there.
 
         Raises WorkspaceFull: what was found is more than a small workspace holds; BatchFailed:
         fanout -1 finds more than there are edges; CorruptBlock, OSError.
         """
-        return sample_hops(self._draw, plan, unit, work)
+        return sample_hops(self._draw, plan, unit, work, roots)
+
+    def find_edges(
+        self,
+        relation: int,
+        first_edge: NDArray[np.uint64],
+        index: NDArray[np.int64],
+        timed: bool,
+        held: HeldBlocks | None = None,
+    ) -> tuple[NDArray[Any], NDArray[Any], NDArray[np.int64]]:
+        """(sources, targets, times) of edges by their place in the order of the blocks: store ids.
+
+        first_edge  (num_blocks + 1,)  edges before each block
+        index       places; they become edge ids, where there are any
+        timed       whether times are wanted
+        held        gives the blocks marked in a mask, in groups, each held in turn; None: a
+                    worker's share at a time
+
+        A block is held once, however many of the edges lie there.  Raises CorruptBlock, OSError.
+        """
+        info, num = self.relations[relation], index.size
+        blocks = (np.searchsorted(first_edge, index.astype(np.uint64), "right") - 1).astype(
+            np.int32
+        )
+        starts, order = np.empty(info.num_blocks + 1, np.int64), np.empty(num, np.uint32)
+        order_by_block(blocks, num, starts, order)
+        marks = (np.diff(starts) > 0).astype(np.uint8)
+        entries, times = np.empty(num, np.uint32), np.empty(num * timed, np.int64)
+        src, dst = np.empty(num, self._ids.dtype), np.empty(num, self._ids.dtype)
+        for group in self._held_whole(relation, marks) if held is None else held(relation, marks):
+            count = int(entries_of_blocks(order, starts, group, entries))
+            if timed:
+                find_times(
+                    self._words, self._longs, entries, count, index, blocks, first_edge,
+                    self._residency.pool.slot_of_block[relation], self._slot_bytes, self._id_bytes,
+                    info.edge_id_bytes, info.weight_bytes, times,
+                )  # fmt: skip
+            find_ends(
+                self._words, self._ids, self._edge_views[relation], info.edge_id_bytes, entries,
+                count, index, blocks, first_edge, info.first_node,
+                self._residency.pool.slot_of_block[relation], self._slot_bytes, self._id_bytes,
+                src, dst, index,
+            )  # fmt: skip
+        return src, dst, times
+
+    def _held_whole(self, relation: int, marks: NDArray[np.uint8]) -> Iterator[NDArray[np.int64]]:
+        """Blocks marked in a mask, in groups held in turn; one where the relation is in memory."""
+        if not self._residency.hold_file(relation):
+            yield from self._held(relation, np.flatnonzero(marks))
+            return
+        try:
+            yield np.flatnonzero(marks)
+        finally:
+            self._residency.drop_file(relation)
 
     def has_giants(self, column: Column) -> bool:
         """Whether a column of the relation may go on in further blocks."""
@@ -314,6 +353,17 @@ class Topology:
     ) -> None:
         """Draws of entries order[low:high], whose blocks are held; giants are appended."""
         index = self.relations[column.relation]
+        if column.forest is not None:
+            giants.count = sample_until(
+                self._words, self._ids, self._edge_views[column.relation], self._longs,
+                column.nodes, column.trees, column.forest.limits, column.forest.numbers, order, low,
+                high, blocks, index.first_node, self._slots(column), self._slot_bytes,
+                self._id_bytes, index.edge_id_bytes, index.weight_bytes, index.capacity,
+                column.fanout, column.forest.last, column.key, draws.starts, draws.sources,
+                draws.edge_starts, self._edge_draws(column, draws), column.counts, giants.entries,
+                giants.degrees, giants.count,
+            )  # fmt: skip
+            return
         if column.weighted:
             giants.count = sample_weighted(
                 self._words, self._ids, self._edge_views[column.relation], self._floats,
@@ -354,7 +404,7 @@ class Topology:
         found   of each frontier: its giants, the blocks its columns start in, where draws go
         held    gives the blocks marked in a mask, uint8 (num_blocks,), in groups, each held in turn
 
-        Only blocks that are picked from are read; of a weighted draw, all of the columns before.
+        Only blocks that are picked from are read; of a ranked draw, all of the columns before.
         """
         found = [f for f in found if f[1].count]
         if not found:
@@ -362,8 +412,11 @@ class Topology:
         index = self.relations[found[0][0].relation]
         marks = np.zeros(index.num_blocks, np.uint8)
         for column, giants, blocks, _ in found:
-            if column.weighted:
-                giants.keys = np.empty((giants.count, max(1, column.fanout)))
+            if column.ranked:
+                giants.keys = np.empty(
+                    (giants.count, max(1, column.fanout)),
+                    np.float64 if column.weighted else np.int64,
+                )
                 giants.places = np.empty((giants.count, max(1, column.fanout)), np.int64)
                 giants.found = np.zeros(giants.count, np.int64)
                 mark_whole_giants(
@@ -374,7 +427,7 @@ class Topology:
                     giants.entries, giants.degrees, giants.count, column.nodes, blocks,
                     index.capacity, column.fanout, column.replace, column.key, marks,
                 )  # fmt: skip
-        if found[0][0].weighted:
+        if found[0][0].ranked:
             for group in held(marks):
                 self._weigh_giants(found, self._only(found[0][0], group))
             marks[:] = 0
@@ -401,6 +454,15 @@ class Topology:
     ) -> None:
         for column, giants, blocks, _ in found:
             index = self.relations[column.relation]
+            if column.forest is not None:
+                rank_giants(
+                    self._words, self._longs, giants.entries, giants.degrees, giants.count,
+                    column.nodes, column.trees, column.forest.limits, column.forest.numbers, blocks,
+                    slots, self._slot_bytes, self._id_bytes, index.edge_id_bytes,
+                    index.weight_bytes, index.capacity, column.fanout, column.forest.last,
+                    column.key, giants.keys, giants.places, giants.found,
+                )  # fmt: skip
+                continue
             weigh_giants(
                 self._words, self._floats, giants.entries, giants.degrees, giants.count,
                 column.nodes, blocks, slots, self._slot_bytes, self._id_bytes, index.edge_id_bytes,
@@ -416,7 +478,7 @@ class Topology:
         for column, giants, blocks, draws in found:
             index = self.relations[column.relation]
             view = self._edge_views[column.relation]
-            if column.weighted:
+            if column.ranked:
                 fetch_giants(
                     self._words, self._ids, view, giants.entries, giants.count, blocks, slots,
                     self._slot_bytes, self._id_bytes, index.edge_id_bytes, index.capacity,

@@ -21,6 +21,11 @@ class Sizes(NamedTuple):
     max_blocks: int  # of any file
     row_keys: int  # store ids divided by the finest rows_per_block
     stamp: bool  # renumber by a table of all nodes, else by a hash table
+    trees: bool = False  # nodes are not shared between seeds
+
+
+class WorkspaceFull(Exception):
+    """A batch needs a larger workspace than the one it has."""
 
 
 class Carver:
@@ -46,6 +51,7 @@ class Workspace:
 
     n_id: NDArray[Any]  # id_dtype: store ids of the batch's nodes
     index: NDArray[np.int64]  # places of the seeds among the session's seeds
+    ends: NDArray[np.uint32]  # local ends of seed edges and negatives
     counts: NDArray[np.uint32]  # per hop and relation, one after the other
     local: NDArray[np.uint32]  # local source of each edge
     edge_ids: NDArray[Any]  # of each edge, where asked for
@@ -65,6 +71,8 @@ class Workspace:
     original: NDArray[Any]  # id_dtype: original ids of n_id
     addresses: list[NDArray[np.uint64]]  # per row array
     positions: NDArray[np.uint32]
+    trees: NDArray[np.uint32]  # of each node, where nodes are not shared between seeds
+    times: NDArray[np.int64]  # of the seeds, likewise
     small: bool = False  # for what batches usually take, not for the worst
 
     def renumber_table(self) -> tuple[Any, ...]:
@@ -82,12 +90,14 @@ def carve_workspace(carver: Carver, shape: Shape, sizes: Sizes) -> Workspace:
     ids = np.dtype(sizes.id_dtype)
     edge_ids = np.dtype(sizes.edge_id_dtype or "uint32")
     with_ids = bool(sizes.edge_id_dtype)
-    hashed = 0 if sizes.stamp else 1 << max(4, (2 * shape.nodes - 1).bit_length())
+    stamp = sizes.stamp and not sizes.trees
+    hashed = 0 if stamp else 1 << max(4, (2 * shape.nodes - 1).bit_length())
     nodes = max(shape.nodes, widest)
     array = carver.array
     return Workspace(
         n_id=array(ids, shape.nodes),
         index=array(np.int64, shape.seeds),
+        ends=array(np.uint32, shape.ends),
         counts=array(np.uint32, sum(shape.frontier) * relations),
         local=array(np.uint32, shape.total_edges),
         edge_ids=array(edge_ids, shape.total_edges if with_ids else 0),
@@ -101,12 +111,14 @@ def carve_workspace(carver: Carver, shape: Shape, sizes: Sizes) -> Workspace:
         giant_degrees=array(np.int64, widest),
         marks=array(np.uint8, sizes.max_blocks),
         transit=array(np.int32, sizes.max_blocks),
-        table_keys=array(ids, hashed),
+        table_keys=array(np.uint64 if sizes.trees else ids, hashed),
         table_values=array(np.uint32, hashed),
-        stamp=array(np.int32, sizes.num_nodes if sizes.stamp else 0),
+        stamp=array(np.int32, sizes.num_nodes if stamp else 0),
         original=array(ids, shape.nodes),
         addresses=[array(np.uint64, shape.nodes) for _ in range(sizes.num_row_arrays)],
         positions=array(np.uint32, shape.nodes),
+        trees=array(np.uint32, shape.nodes if sizes.trees else 0),
+        times=array(np.int64, shape.seeds if sizes.trees else 0),
     )
 
 

@@ -123,10 +123,12 @@ def sample_batch(
     frontier: str = "new",
     replace: bool = False,
     weights: Any = None,
+    banned: Any = (),
 ) -> SampledBatch:
     """Neighbor sampling of one relation: a hop expands newly found nodes only, or all so far.
 
     Seeds keep their places even where one is given twice; edges then lead from its first place.
+    banned   pairs (source, target): such edges are taken out of what was drawn
     """
     batch = SampledBatch([int(s) for s in seeds], [len(seeds)], [], [], [])
     local: dict[int, int] = {}
@@ -148,6 +150,8 @@ def sample_batch(
                 else weigh_edges(indptr, weights, node, fanout, key)
             ):
                 source = int(indices[edge])
+                if (source, node) in banned:
+                    continue
                 if source not in local:
                     local[source] = len(batch.n_id)
                     batch.n_id.append(source)
@@ -291,3 +295,58 @@ def _dealt(items: list[int], piece: int, key: int) -> list[int]:
     places = [permute(j, whole, key) for j in range(whole)]
     moved = [item for p in places for item in items[p * piece : (p + 1) * piece]]
     return moved + items[whole * piece :]
+
+
+NEGATIVE = 1 << 61  # in place of a hop, of keys of negatives
+
+
+def draw_negatives(
+    seed: int, epoch: int, step: int, start: int, num: int, count: int, end: int, nodes: range
+) -> list[int]:
+    """Random nodes for edges start, start + 1, ... of an epoch's order, `num` of them in turn."""
+    key = make_key(seed, epoch, step, NEGATIVE, end)
+    return [
+        nodes.start + draw_below(key, start + j % num, j // num, len(nodes)) for j in range(count)
+    ]
+
+
+def sample_link_batch(
+    indptr: Any,
+    indices: Any,
+    edges: list[tuple[int, int]],
+    start: int,
+    fanouts: Any,
+    seed: int,
+    epoch: int,
+    step: int,
+    negatives: str = "none",
+    amount: float = 0,
+    exclude: str = "none",
+    frontier: str = "new",
+    replace: bool = False,
+) -> tuple[SampledBatch, list[int]]:
+    """A batch of seed edges (source, target), the first of them at `start` of the epoch's order.
+
+    Returns the batch of their ends and of the negatives' ends, and the place in n_id of each:
+    sources, then targets; of triplets sources, targets, negative targets.
+    """
+    num, nodes = len(edges), range(len(indptr) - 1)
+    count = math.ceil(num * amount) if negatives != "none" else 0
+
+    def random_nodes(end: int) -> list[int]:
+        return draw_negatives(seed, epoch, step, start, num, count, end, nodes)
+
+    sources, targets = [s for s, _ in edges], [t for _, t in edges]
+    if negatives == "binary":
+        sources, targets = sources + random_nodes(0), targets + random_nodes(1)
+    elif negatives == "triplet":
+        targets = targets + random_nodes(1)
+    ends = sources + targets
+    n_id = list(dict.fromkeys(ends))
+    banned = set(edges) if exclude != "none" else set()
+    if exclude == "reverse":
+        banned |= {(t, s) for s, t in edges}
+    batch = sample_batch(
+        indptr, indices, n_id, fanouts, seed, epoch, step, frontier, replace, banned=banned
+    )
+    return batch, [n_id.index(node) for node in ends]

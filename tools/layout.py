@@ -31,6 +31,7 @@ from loaderd.plans.base import Part, Unit
 from loaderd.plans.minibatch import GraphBounds, MinibatchPlan
 from loaderd.protocol import Resolved
 from loaderd.residency import Held, Residency
+from loaderd.roots import node_roots
 from loaderd.topology import Topology
 from loaderd.workspace import Carver, Workspace, carve_workspace, clear_workspace, workspace_bytes
 from tools.bench.harness import spread
@@ -173,8 +174,8 @@ def sample_batches(
         for step in range(task.batches):
             low, high = step * task.batch_size, (step + 1) * task.batch_size
             residency.held.clear()
-            work.n_id[: high - low] = seeds[low:high]
-            structure = topology.sample(plan, Unit(0, step, low, high), work)
+            roots = node_roots(seeds, np.arange(low, high))
+            structure = topology.sample(plan, Unit(0, step, low, high), work, roots)
             yield work.n_id[: structure.num_nodes].copy(), list(residency.held)
 
 

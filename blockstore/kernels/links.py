@@ -112,7 +112,7 @@ def drop_excluded(
     """Take out of the draws of the first columns what a batch must not contain.
 
     excluded_starts, excluded   from `group_excluded`: column i is seed node i
-    draws                       column i's are counts[i] from starts[i] on; the rest keep their order
+    draws                       column i has counts[i] from starts[i] on; what stays keeps its order
     edge_draws                  their edge ids, at edge_starts; of size 0 where there are none
     counts                      uint32   in and out
     """

@@ -48,10 +48,11 @@ class Unit(NamedTuple):
 class Shape(NamedTuple):
     """Bounds on one unit of work, for the ledger; items, not bytes."""
 
-    seeds: int
+    seeds: int  # nodes or edges
     frontier: tuple[int, ...]  # nodes that hop h expands, at most
     edges: tuple[tuple[int, ...], ...]  # [hop][relation] edges found, at most
     nodes: int  # in the batch, at most
+    ends: int = 0  # of seed edges and their negatives, at most
 
     @property
     def total_edges(self) -> int:

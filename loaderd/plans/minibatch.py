@@ -5,6 +5,7 @@ from typing import NamedTuple
 from blockstore.kernels.random import make_epoch_key, make_key
 from loaderd.plans.base import Kind, OwnerMap, Part, Shape, Unit, count_steps, share
 from loaderd.protocol import Resolved
+from loaderd.roots import num_ends
 
 
 class GraphBounds(NamedTuple):
@@ -26,6 +27,7 @@ class MinibatchPlan:
         self.resolved = resolved
         self.part = part
         self._bounds = bounds
+        self._trees = resolved.temporal is not None  # nodes are not shared between seeds
         self._num_steps = count_steps(resolved.num_seeds, resolved.batch_size, part.world_size)
 
     @property
@@ -52,7 +54,11 @@ class MinibatchPlan:
         world = self.part.world_size
         batch = self.resolved.batch_size
         largest = min(self.resolved.num_seeds, batch + world - 1)  # with a tail that joined
-        seeds = -(-largest // world)
+        units = seeds = -(-largest // world)
+        ends = 0
+        if self.resolved.edges is not None:
+            ends = num_ends(self.resolved.edges, units)
+            seeds = ends if self._trees else min(ends, self._bounds.num_nodes)
         layers = self.resolved.frontier == "layer"
         frontier, edges, nodes = [seeds], [], seeds
         for fanouts in self.resolved.fanouts:
@@ -61,17 +67,18 @@ class MinibatchPlan:
                 for fanout, total in zip(fanouts, self._bounds.num_edges, strict=True)
             )
             edges.append(found)
-            new = min(sum(found), self._bounds.num_nodes)
+            new = sum(found) if self._trees else min(sum(found), self._bounds.num_nodes)
             nodes += new
-            whole = min(nodes, self._bounds.num_nodes + seeds)
+            whole = nodes if self._trees else min(nodes, self._bounds.num_nodes + seeds)
             frontier.append(whole if layers else new)
-        nodes = min(nodes, self._bounds.num_nodes + seeds)
-        return Shape(seeds, tuple(frontier[:-1]), tuple(edges), nodes)
+        if not self._trees:
+            nodes = min(nodes, self._bounds.num_nodes + seeds)
+        return Shape(units, tuple(frontier[:-1]), tuple(edges), nodes, ends)
 
     def _most_edges(self, frontier: int, seeds: int, fanout: int, total: int) -> int:
         """Edges that a hop finds over a relation of `total` edges; a seed may be given twice."""
         if fanout < 0:
             return total
-        if self.resolved.replace:
+        if self.resolved.replace or self._trees:
             return frontier * fanout
         return min(frontier * fanout, total + seeds * fanout)

@@ -3,16 +3,28 @@
 from collections.abc import Sequence
 
 from blockstore.format import Manifest, NodeType, Relation
+from blockstore.kernels.temporal import NODE_BITS
 from loaderd.errors import Refused
 from loaderd.plans.base import Part
 from loaderd.plans.chunks import METHOD_OF
 from loaderd.plans.hyperbatch import HyperbatchPlan
 from loaderd.plans.macrobatch import MacrobatchPlan
 from loaderd.plans.minibatch import GraphBounds, MinibatchPlan
-from loaderd.protocol import SAMPLER_VERSION, Attach, MacroBatch, Resolved
+from loaderd.protocol import (
+    SAMPLER_VERSION,
+    Attach,
+    MacroBatch,
+    Resolved,
+    SeedEdges,
+    Temporal,
+)
+from loaderd.roots import num_ends
 
 # `auto`: among those of equal batches
 PLANS = ("auto", "minibatch", "hyperbatch", "macrobatch", *METHOD_OF)
+MAX_TREES = (1 << 64 - NODE_BITS) - 1
+NEGATIVES = ("none", "binary", "triplet")
+EXCLUDE = ("none", "self", "reverse")
 FRONTIERS = ("new", "layer")  # a hop expands newly found nodes, or all found so far
 MAX_HOPS = 16
 MAX_FANOUT = 1 << 16
@@ -80,13 +92,14 @@ def resolve(manifest: Manifest, request: Attach, seeds_name: str, num_seeds: int
         raise Refused("weighted=True: the store has no edge weights; ingest a graph that has them")
     if request.return_e_id and any(r.edge_id_dtype is None for r in manifest.relations):
         raise Refused("return_e_id: the store has no edge ids; ingest with --edge-ids")
+    edges = _resolve_edges(manifest, request)
     macro = _resolve_macro(manifest, request) if request.plan == MacrobatchPlan.name else None
     return Resolved(
         family="neighbor" if macro is None else "macro",
         fingerprint=manifest.fingerprint,
         sampler=SAMPLER_VERSION,
         seeds=seeds_name,
-        seed_type=seed_type(manifest, request).name,
+        seed_type=seed_type(manifest, request).name if edges is None else "",
         num_seeds=num_seeds,
         fanouts=fanouts,
         frontier=request.frontier,
@@ -97,7 +110,119 @@ def resolve(manifest: Manifest, request: Attach, seeds_name: str, num_seeds: int
         seed=request.seed,
         edge_ids=request.return_e_id,
         macro=macro,
+        edges=edges,
+        temporal=_resolve_temporal(manifest, request, fanouts),
     )
+
+
+def find_relation(manifest: Manifest, name: str) -> int:
+    """The relation of this name, "src__name__dst"; "": the only one.  Raises Refused."""
+    names = ["__".join((r.src, r.name, r.dst)) for r in manifest.relations]
+    if not name and len(names) == 1:
+        return 0
+    if name not in names:
+        raise Refused(f"edges.relation {name!r} is not in the store: it has {', '.join(names)}")
+    return names.index(name)
+
+
+def seed_relation(manifest: Manifest, request: Attach) -> Relation | None:
+    """The relation that seed edges belong to; None: seeds are nodes.  Raises Refused."""
+    if request.edges is None:
+        return None
+    return manifest.relations[find_relation(manifest, request.edges.relation)]
+
+
+def _resolve_edges(manifest: Manifest, request: Attach) -> SeedEdges | None:
+    """What seed edges are and bring with them.  Raises Refused."""
+    edges = request.edges
+    if edges is None:
+        return None
+    if request.plan == MacrobatchPlan.name:
+        raise Refused(
+            "plan 'macrobatch': its seeds are nodes, the ends of an edge lie in two partitions; "
+            "take plan 'auto' for edges"
+        )
+    for name, value, known in (
+        ("negatives", edges.negatives, NEGATIVES), ("exclude", edges.exclude, EXCLUDE),
+    ):  # fmt: skip
+        if value not in known:
+            raise Refused(f"edges.{name} is {value!r}, expected one of {', '.join(known)}")
+    if (edges.negatives == "none") != (edges.amount == 0):
+        raise Refused(
+            f"edges.amount is {edges.amount:g} with negatives {edges.negatives!r}: expected 0 with "
+            "'none', else more"
+        )
+    if edges.negatives == "triplet" and edges.amount % 1:
+        raise Refused(f"edges.amount is {edges.amount:g}: expected a whole number for triplets")
+    seeds = manifest.relations[find_relation(manifest, edges.relation)]
+    reverse = ""
+    if edges.exclude == "reverse":
+        reverse = _relation_name(_reverse_of(manifest, seeds, edges.reverse))
+    return SeedEdges(
+        _relation_name(seeds), edges.negatives, float(edges.amount), edges.exclude, reverse
+    )
+
+
+def _resolve_temporal(
+    manifest: Manifest, request: Attach, fanouts: tuple[tuple[int, ...], ...]
+) -> Temporal | None:
+    """How edges are sampled up to a time.  Raises Refused."""
+    temporal, edges = request.temporal, request.edges
+    if temporal is None:
+        return None
+    if request.plan == MacrobatchPlan.name:
+        raise Refused("plan 'macrobatch' does not sample by time; take plan 'auto'")
+    if request.replace or request.weighted or any(-1 in row for row in fanouts):
+        raise Refused(
+            "temporal sampling: expected neither replace nor weighted nor fanout -1; leave them out"
+        )
+    drawn = [r for r, *row in zip(manifest.relations, *fanouts, strict=True) if any(row)]
+    own = temporal.times == "edges"
+    if own and edges is not None:
+        drawn.append(manifest.relations[find_relation(manifest, edges.relation)])
+    for relation in drawn:
+        if not relation.has_times:
+            raise Refused(
+                f"temporal sampling: relation {_relation_name(relation)!r} has no times; ingest it "
+                "with an array of its edges that is named 'time'"
+            )
+    if own and (edges is None or request.split != "all"):
+        raise Refused("temporal.times 'edges': expected all edges as seeds; give the seeds' times")
+    if edges is not None and edges.exclude != "none":
+        raise Refused(
+            f"edges.exclude is {edges.exclude!r} with temporal sampling, which excludes by time; "
+            "expected 'none' (and strict, for edges with times of their own)"
+        )
+    trees = num_ends(edges, request.batch_size) if edges is not None else request.batch_size
+    if trees >= MAX_TREES or manifest.num_nodes > 1 << NODE_BITS:
+        raise Refused(
+            f"temporal sampling: {trees} trees a batch and {manifest.num_nodes} nodes, expected "
+            f"fewer than {MAX_TREES} and at most 2^{NODE_BITS}; ask for a smaller batch_size"
+        )
+    return temporal
+
+
+def _relation_name(relation: Relation) -> str:
+    return "__".join((relation.src, relation.name, relation.dst))
+
+
+def _reverse_of(manifest: Manifest, seeds: Relation, asked: str) -> Relation:
+    """The relation whose edges lead back.  Raises Refused."""
+    back = [r for r in manifest.relations if (r.src, r.dst) == (seeds.dst, seeds.src)]
+    if asked:
+        found = [r for r in back if _relation_name(r) == asked]
+    elif seeds.src == seeds.dst:
+        found = [seeds]
+    else:
+        added = [r for r in back if r.reverse_of == seeds.name or seeds.reverse_of == r.name]
+        found = added or back
+    if len(found) != 1:
+        names = ", ".join(map(_relation_name, back)) or "none"
+        raise Refused(
+            f"edges.reverse is {asked!r}: expected a relation from {seeds.dst!r} to {seeds.src!r}; "
+            f"the store has {names}"
+        )
+    return found[0]
 
 
 def _resolve_macro(manifest: Manifest, request: Attach) -> MacroBatch:

@@ -1,0 +1,171 @@
+"""Batches of seed edges, for link prediction, as torch tensors."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from clients.batch import BatchArrays, BatchReader
+from clients.buffers import BufferPool
+from clients.dataset import RECONNECT_S, SteppedDataset, gather_threads
+from clients.session import Session
+from clients.torch import Batch, EdgeType, Fanouts, fanout_fields, to_batch
+from loaderd.errors import Refused
+from loaderd.protocol import Attach, Attached, SeedEdges
+
+__all__ = ["LinkBatch", "LinkDataset"]
+
+SeedEdgesOf = Tensor | NDArray[Any] | Sequence[Sequence[int]] | str
+Negatives = Literal["none", "binary", "triplet"]
+Exclude = Literal["none", "self", "reverse"]
+
+
+@dataclass(slots=True)
+class LinkBatch(Batch):
+    """A subgraph around seed edges, in PyG's fields; `batch_size` counts the edges.
+
+    The first `num_sampled_nodes[0]` nodes are the different ends of the edges and negatives.
+    """
+
+    edge_label_index: Tensor | None = None  # int64 (2, edges + negatives): local ids of the ends
+    edge_label: Tensor | None = None  # (edges + negatives,): of negatives 0
+    src_index: Tensor | None = None  # of triplets: int64 (edges,) local ids of the sources
+    dst_pos_index: Tensor | None = None  # int64 (edges,) of their targets
+    dst_neg_index: Tensor | None = None  # int64 (edges,), or (edges, amount): of negative targets
+
+
+class LinkDataset(SteppedDataset[LinkBatch]):
+    """Neighbor-sampled subgraphs around seed edges; epochs and workers as in `SteppedDataset`."""
+
+    def __init__(
+        self,
+        endpoint: str,
+        edges: SeedEdgesOf = "all",
+        num_neighbors: Fanouts = (15, 10),
+        batch_size: int = 1000,
+        seed: int = 0,
+        plan: str = "auto",
+        *,
+        edge_label: Tensor | None = None,
+        relation: EdgeType | None = None,
+        negatives: Negatives = "binary",
+        amount: float = 1.0,
+        exclude: Exclude = "reverse",
+        reverse: EdgeType | None = None,
+        shuffle: bool = True,
+        return_e_id: bool = False,
+        rank: int = 0,
+        world_size: int = 1,
+        window: int = 0,
+        hyperbatch: int = 0,
+        frontier: str = "new",
+        replace: bool = False,
+        weighted: bool = False,
+        reconnect_s: float = RECONNECT_S,
+    ) -> None:
+        """`edges`: "all" of the relation, the name of a split of them, or their ends, (2, edges)
+        original ids.  `batch_size` counts the edges of all ranks together.
+
+        edge_label  (edges,) a label of each; where "all" are seeds, by edge id.  With binary
+                    negatives, whose label is 0, labels that begin at 0 are counted up by one
+        relation    of the edges, where the store has several
+        negatives   "binary": `amount` random pairs for each edge; "triplet": so many random targets
+        exclude     taken out of the sampled edges: "self": the batch's seed edges; "reverse": also
+                    those that lead back, in `reverse` where the relation joins two types (the
+                    store knows it where ingest added it, or where there is only one)
+
+        The rest is as in `NeighborDataset`; seed edges are served by plans "minibatch" and
+        "hyperbatch".
+        """
+        if edge_label is not None and negatives == "triplet":
+            raise Refused("edge_label: triplets tell edges from negatives, expected none with them")
+        labels = edge_label
+        if labels is not None and negatives == "binary" and labels.numel() and labels.min() == 0:
+            labels = labels + 1
+        self._labels = labels
+        ids = None if isinstance(edges, str) else edge_ids(edges)
+        if labels is not None and ids is not None and labels.shape[0] != ids.size // 2:
+            raise Refused(
+                f"edge_label: {labels.shape[0]} labels for {ids.size // 2} edges, expected as many"
+            )
+        request = Attach(
+            token=0,
+            request=0,
+            plan=plan,
+            split=edges if isinstance(edges, str) else "",
+            **fanout_fields(num_neighbors),
+            batch_size=batch_size,
+            shuffle=shuffle,
+            seed=seed,
+            return_e_id=return_e_id,
+            rank=rank,
+            world_size=world_size,
+            window=window,
+            hyperbatch=hyperbatch,
+            frontier=frontier,
+            replace=replace,
+            weighted=weighted,
+            edges=SeedEdges(
+                "__".join(relation or ()),
+                negatives,
+                0.0 if negatives == "none" else float(amount),
+                exclude,
+                "__".join(reverse or ()),
+            ),
+        )
+        super().__init__(endpoint, request, ids, reconnect_s)
+
+    def _make_reader(self, session: Session) -> BatchReader:
+        relations = len(session.attached.relations)
+        if relations != 1 or len(session.attached.types) != 1:
+            raise Refused(
+                f"{self.endpoint}: the store has {relations} relations, a LinkDataset delivers "
+                "stores of one"
+            )
+        return BatchReader(session, BufferPool(), gather_threads())
+
+    def _to_batch(self, arrays: BatchArrays, attached: Attached) -> LinkBatch:
+        batch = to_batch(arrays, attached)
+        spec = attached.resolved.edges
+        assert arrays.ends is not None
+        assert spec is not None
+        return LinkBatch(
+            **{f.name: getattr(batch, f.name) for f in fields(batch)},
+            **link_fields(torch.from_numpy(arrays.ends), batch.input_id, spec, self._labels),
+        )
+
+
+def edge_ids(edges: Tensor | NDArray[Any] | Sequence[Sequence[int]]) -> NDArray[np.int64]:
+    """All sources, then all targets, int64, of edges given as (2, edges).  Raises Refused."""
+    array = edges.detach().cpu().numpy() if isinstance(edges, Tensor) else np.asarray(edges)
+    if array.ndim != 2 or array.shape[0] != 2 or array.dtype.kind not in "iu":
+        raise Refused(f"edges: {array.dtype} {array.shape}, expected integers (2, edges)")
+    return array.astype(np.int64).reshape(-1)
+
+
+def link_fields(
+    ends: Tensor, input_id: Tensor, spec: SeedEdges, labels: Tensor | None
+) -> dict[str, Any]:
+    """PyG's fields of a batch of seed edges.
+
+    ends      local ids: all sources, then all targets; of triplets then negative targets
+    labels    of the edges, by `input_id`
+    """
+    num = input_id.numel()
+    if spec.negatives == "triplet":
+        negative = ends[2 * num :].view(-1, num).t()
+        return {
+            "src_index": ends[:num],
+            "dst_pos_index": ends[num : 2 * num],
+            "dst_neg_index": negative.squeeze(-1).contiguous(),
+        }
+    index = ends.view(2, -1)
+    own = labels[input_id] if labels is not None else None
+    if spec.negatives == "binary":
+        own = torch.ones(num) if own is None else own
+        own = torch.cat([own, own.new_zeros(index.shape[1] - num, *own.shape[1:])])
+    return {"edge_label_index": index, "edge_label": own}

@@ -1,0 +1,188 @@
+"""Batches of seed edges, end to end against plain Python, for both plans."""
+
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from clients.link import LinkDataset
+from loaderd.errors import Refused
+from tests.daemons import daemon
+from tests.graphs import Csc, make_csc
+from tests.reference import make_epoch_key, permute, sample_link_batch
+from tests.stores import write_store
+
+SEED, BATCH, EPOCH = 3, 9, 2
+BUDGETS = {"minibatch": "16M", "hyperbatch": "16M", "auto": "2M"}
+
+
+@pytest.fixture(scope="module")
+def graph(tmp_path_factory) -> tuple[Csc, Path]:
+    """Columns from none to several blocks of 4 KiB, many edges with a reverse, and their store."""
+    rng = np.random.default_rng(1)
+    degrees = rng.integers(0, 12, 120)
+    degrees[[5, 17]] = (2000, 1500)
+    graph = make_csc(degrees, 2)
+    store = tmp_path_factory.mktemp("links") / "store"
+    write_store(store, graph, range(4))
+    return graph, store
+
+
+@pytest.fixture(scope="module", params=BUDGETS)
+def served(request, graph):
+    """An endpoint, and the plan to ask for."""
+    with daemon(graph[1], BUDGETS[request.param], 2) as endpoint:
+        yield endpoint, request.param
+
+
+def all_edges(graph: Csc) -> list[tuple[int, int]]:
+    """(source, target) in the order of the columns."""
+    targets = np.repeat(np.arange(graph.num_nodes), np.diff(graph.indptr))
+    return list(zip(graph.indices.tolist(), targets.tolist(), strict=True))
+
+
+CASES = {
+    "all edges": {"exclude": "none"},
+    "all, reverse": {},
+    "no negatives": {"negatives": "none", "exclude": "self"},
+    "a list": {"listed": 40, "amount": 0.4},
+    "a list, triplets": {"listed": 31, "negatives": "triplet", "amount": 3},
+    "triplets, layers": {"listed": 31, "negatives": "triplet", "frontier": "layer"},
+    "all neighbors": {"listed": 25, "num_neighbors": (-1, 2), "amount": 2},
+    "replace": {"listed": 25, "replace": True, "shuffle": False},
+    "two ranks": {"listed": 50, "world_size": 2, "rank": 1},
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_batches_are_the_references(graph, served, case):
+    csc, _ = graph
+    endpoint, plan = served
+    options = {"num_neighbors": (4, 3), "negatives": "binary", "amount": 1, "exclude": "reverse"}
+    options |= {"frontier": "new", "rank": 0, "world_size": 1, "shuffle": True} | CASES[case]
+    edges = all_edges(csc)
+    listed = options.pop("listed", 0)
+    if listed:
+        rng = np.random.default_rng(listed)
+        chosen = [edges[i] for i in rng.integers(0, len(edges), listed)]
+        edges = [*chosen[1:], (7, 7)]  # an edge that the graph may not have
+    asked = torch.tensor(edges).t() if listed else "all"
+    data = LinkDataset(
+        endpoint, asked, batch_size=BATCH * options["world_size"], seed=SEED, plan=plan,
+        return_e_id=True, **options,
+    )  # fmt: skip
+    data.set_epoch(EPOCH)
+    key = make_epoch_key(SEED, EPOCH)
+    places = list(range(len(edges)))
+    if options["shuffle"]:
+        places = [permute(i, len(edges), key) for i in places]
+    size = BATCH * options["world_size"]
+    for step, batch in zip(range(6), data, strict=False):
+        low, high = step * size, min(len(edges), step * size + size)
+        first = low + (high - low) * options["rank"] // options["world_size"]
+        last = low + (high - low) * (options["rank"] + 1) // options["world_size"]
+        own = places[first:last]
+        expected, ends = sample_link_batch(
+            csc.indptr, csc.indices, [edges[p] for p in own], first, options["num_neighbors"],
+            SEED, EPOCH, step, options["negatives"], options["amount"], options["exclude"],
+            options["frontier"], options.get("replace", False),
+        )  # fmt: skip
+        assert batch.input_id.tolist() == own
+        assert batch.n_id.tolist() == expected.n_id
+        assert batch.num_sampled_nodes == expected.nodes_per_hop
+        found = [expected.src_local, expected.dst_local, expected.edges]
+        sources, targets, ids = (list(chain.from_iterable(hops)) for hops in found)
+        assert batch.edge_index.tolist() == [sources, targets]
+        assert batch.e_id.tolist() == ids
+        assert batch.x[:, 1].tolist() == [2.0 * node for node in expected.n_id]
+        check_fields(batch, ends, options)
+    data.close()
+
+
+def check_fields(batch, ends: list[int], options: dict) -> None:
+    """PyG's fields say what the ends are."""
+    num = batch.batch_size
+    if options["negatives"] == "triplet":
+        assert batch.src_index.tolist() == ends[:num]
+        assert batch.dst_pos_index.tolist() == ends[num : 2 * num]
+        rows = np.array(ends[2 * num :]).reshape(-1, num).T
+        assert batch.dst_neg_index.tolist() == (rows[:, 0] if rows.shape[1] == 1 else rows).tolist()
+        return
+    half = len(ends) // 2
+    assert batch.edge_label_index.tolist() == [ends[:half], ends[half:]]
+    if options["negatives"] == "none":
+        assert batch.edge_label is None
+    else:
+        assert batch.edge_label.tolist() == [1.0] * num + [0.0] * (half - num)
+
+
+def test_an_epoch_has_every_edge_once_for_all_ranks_together(graph, served):
+    endpoint, plan = served
+    num_edges = graph[0].indices.size
+    seen, steps = [], set()
+    for rank in range(3):
+        data = LinkDataset(
+            endpoint, num_neighbors=(1,), batch_size=700, plan=plan, rank=rank, world_size=3
+        )
+        batches = list(data)
+        steps.add(len(batches))
+        seen += [batch.input_id for batch in batches]
+        data.close()
+    assert steps == {-(-num_edges // 700)}
+    assert torch.cat(seen).sort().values.tolist() == list(range(num_edges))
+
+
+def test_labels_and_a_state_go_along(graph, served):
+    endpoint, plan = served
+    edges = torch.tensor(all_edges(graph[0])[:40]).t()
+    labels = torch.arange(40) % 3
+
+    def make() -> LinkDataset:
+        return LinkDataset(
+            endpoint, edges, (3, 2), batch_size=8, plan=plan, seed=1, edge_label=labels
+        )
+
+    data, other = make(), make()
+    batches = []
+    for batch in data:
+        batches.append(batch)
+        if batch.step == 1:
+            state = data.state_dict()
+        assert batch.edge_label[:8].tolist() == (labels[batch.input_id] + 1).tolist()
+        assert batch.edge_label[8:].tolist() == [0] * 8
+    other.load_state_dict(state)
+    rest = list(other)
+    assert [b.step for b in rest] == [2, 3, 4]
+    for again, batch in zip(rest, batches[2:], strict=True):
+        assert torch.equal(again.n_id, batch.n_id)
+        assert torch.equal(again.edge_label_index, batch.edge_label_index)
+        assert torch.equal(again.edge_index, batch.edge_index)
+    data.close()
+    other.close()
+
+
+@pytest.mark.parametrize(
+    ("edges", "options", "words"),
+    [
+        ("test", {}, "split 'test' of edges is not in the store: it has all"),
+        ([[0, 1], [2, 500]], {}, r"edge_label_index\[1, 1\] is 500, outside \[0, 120\)"),
+        ("all", {"relation": ("a", "b", "c")}, "edges.relation 'a__b__c'"),
+        ("all", {"negatives": "some"}, "edges.negatives is 'some'"),
+        ("all", {"amount": float("nan")}, "edges.amount is nan"),
+        ("all", {"amount": 0}, "edges.amount is 0 with negatives 'binary'"),
+        ("all", {"negatives": "triplet", "amount": 0.5}, "expected a whole number"),
+        ("all", {"exclude": "all"}, "edges.exclude is 'all'"),
+        ("all", {"reverse": ("node", "back", "node")}, "edges.reverse is 'node__back__node'"),
+        ("all", {"plan": "macrobatch"}, "plan 'macrobatch': its seeds are nodes"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(served, edges, options, words):
+    with pytest.raises(Refused, match=words):
+        len(LinkDataset(served[0], edges, **options))
+
+
+def test_ends_must_come_in_pairs():
+    with pytest.raises(Refused, match=r"expected integers \(2, edges\)"):
+        LinkDataset("ipc:///nowhere", torch.zeros(3, 4, dtype=torch.int64))
