@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+ALONE = frozenset({"linear", "features"})  # models that take hop 0 and no other
+
 
 class Sgc(nn.Module):
     """One linear layer on the last hop.
@@ -142,7 +144,8 @@ class Hoga(nn.Module):
 def make_model(
     name: str, num_in: int, num_arrays: int, num_out: int, hidden: int = 0, dropout: float = 0.5
 ) -> nn.Module:
-    """ "features" (an MLP on hop 0), "sgc", "sign", "sign-mlp" or "hoga", as in the papers.
+    """ "sgc", "sign", "sign-mlp" or "hoga", as in the papers; of hop 0 alone "linear" is a layer,
+    and "features" an MLP.
 
     hidden   0: 512, and 256 for hoga
 
@@ -151,10 +154,10 @@ def make_model(
     wide, narrow = hidden or 512, hidden or 256
     if name == "features":
         return Sign(num_in, 1, num_out, wide, 3, dropout, inception=False)
-    if name == "sgc":
+    if name in ("linear", "sgc"):
         return Sgc(num_in, num_out)
     if name in ("sign", "sign-mlp"):
         return Sign(num_in, num_arrays, num_out, wide, 3, dropout, name == "sign")
     if name == "hoga":
         return Hoga(num_in, num_out, narrow, 1, dropout)
-    raise ValueError(f"model {name!r}: expected features, sgc, sign, sign-mlp or hoga")
+    raise ValueError(f"model {name!r}: expected linear, features, sgc, sign, sign-mlp or hoga")

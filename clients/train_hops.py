@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from clients.hop_models import make_model
+from clients.hop_models import ALONE, make_model
 from clients.hops import HopBatch, HopDataset
 from clients.train import UNLABELLED, Clock, NotTrainable, say
 from loaderd.errors import DaemonError
 
-MODELS = ("features", "sgc", "sign", "sign-mlp", "hoga")
+MODELS = ("linear", "features", "sgc", "sign", "sign-mlp", "hoga")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +53,9 @@ def open_split(settings: Settings, split: str) -> HopDataset:
 
 
 def inputs(settings: Settings, batch: HopBatch) -> list[Tensor]:
-    """What the model takes: hop 0 alone for `features`."""
+    """What the model takes: hop 0 alone, or all."""
     assert isinstance(batch.x, list)
-    x = [hop.float() for hop in (batch.x[:1] if settings.model == "features" else batch.x)]
+    x = [hop.float() for hop in (batch.x[:1] if settings.model in ALONE else batch.x)]
     if any(hop.dim() != 2 for hop in x):
         raise NotTrainable("rows are not vectors")
     return x

@@ -29,11 +29,7 @@ from clients.torch import NeighborDataset
 from preprocess.export_edges import columns_of
 from tools.bench.setup import command, serving
 from tools.machine import machine, today
-
-T_95 = {  # two-sided, by degrees of freedom
-    1: 12.71, 2: 4.30, 3: 3.18, 4: 2.78, 5: 2.57, 6: 2.45, 7: 2.36, 8: 2.31, 9: 2.26, 10: 2.23,
-    11: 2.20, 12: 2.18, 13: 2.16, 14: 2.14, 15: 2.13, 19: 2.09, 24: 2.06, 29: 2.05,
-}  # fmt: skip
+from tools.pairs import interval
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +146,7 @@ def summarize(settings: Settings, pairs: list[tuple[float, float]]) -> dict[str,
     """The line that is printed."""
     differences = [a - b for a, b in pairs]
     error = statistics.stdev(differences) / len(differences) ** 0.5
-    t = T_95[max(k for k in T_95 if k <= len(pairs) - 1)]
+    half = interval(differences)
     mean = statistics.fmean(differences)
     return {
         "date": today(),
@@ -160,7 +156,7 @@ def summarize(settings: Settings, pairs: list[tuple[float, float]]) -> dict[str,
         "pyg": round(statistics.fmean(b for _, b in pairs), 3),
         "difference": round(mean, 3),
         "standard_error": round(error, 3),
-        "interval_95": [round(mean - t * error, 3), round(mean + t * error, 3)],
+        "interval_95": [round(mean - half, 3), round(mean + half, 3)],
     }
 
 

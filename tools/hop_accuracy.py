@@ -7,9 +7,7 @@ daemon; the test accuracy is that of the epoch that was best on valid.  Differen
 import argparse
 import tempfile
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,10 +15,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from clients.hop_models import make_model
+from clients.hop_models import ALONE, make_model
 from clients.hops import HopDataset
 from tools.bench.setup import command, serving
-from tools.pairs import finish
+from tools.pairs import HOP_ACCURACY, finish, run_each
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +70,7 @@ def train(settings: Settings, endpoint: str, way: Way, seed: int) -> dict[str, A
     width, arrays = held["valid"][0][0].size(1), settings.hops + 1
     model = make_model(way.model, width, arrays, classes, settings.hidden, settings.dropout)
     optimizer = torch.optim.Adam(model.parameters(), settings.learning_rate, fused=True)
-    own = 1 if way.model == "features" else arrays
+    own = 1 if way.model in ALONE else arrays
     best = 0.0, 0.0
     for _ in range(settings.epochs):
         model.train()
@@ -92,8 +90,8 @@ def train(settings: Settings, endpoint: str, way: Way, seed: int) -> dict[str, A
     steps = len(data)
     data.close()
     return {
-        "graph": Path(settings.folder).name, "way": way.name, "seed": seed, "accuracy": best[1],
-        "valid": best[0], "steps": steps,
+        "bench": HOP_ACCURACY, "graph": Path(settings.folder).name, "way": way.name, "seed": seed,
+        "accuracy": best[1], "valid": best[0], "steps": steps,
     }  # fmt: skip
 
 
@@ -113,18 +111,14 @@ def run_all(
         words = ["--operator", base, "--hops", str(settings.hops)]
         words += ["--self-loops" if loops else "--no-self-loops"]
         command("preprocess", "hops", str(store), *words)
-        with (
-            serving(store, Path(name), "2G", "--workers", "1", "--readers", "2") as endpoint,
-            ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool,
-        ):
-            running = [
-                pool.submit(train, settings, endpoint, way, seed)
+        with serving(store, Path(name), "2G", "--workers", "1", "--readers", "2") as endpoint:
+            tasks = (
+                (settings, endpoint, way, seed)
                 for seed in seeds
                 for way in wanted
                 if (way.name, seed) not in done
-            ]
-            for future in as_completed(running):
-                yield future.result()
+            )
+            yield from run_each(train, tasks, jobs)
 
 
 def main(words: list[str] | None = None) -> str:
@@ -136,7 +130,9 @@ def main(words: list[str] | None = None) -> str:
     for name in ("operator", "hops", "epochs", "batch_size", "hidden", "learning_rate", "dropout"):
         value = getattr(default, name)
         parser.add_argument("--" + name.replace("_", "-"), type=type(value), default=value)
-    parser.add_argument("--models", nargs="+", default=["features", "sgc", "sign", "hoga"])
+    parser.add_argument(
+        "--models", nargs="+", default=["linear", "features", "sgc", "sign", "hoga"]
+    )
     parser.add_argument("--chunks", type=int, nargs="+", default=[1, 1000, 8000])
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--jobs", type=int, default=2)

@@ -12,12 +12,10 @@ import argparse
 import statistics
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cache, partial
 from itertools import accumulate
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,7 +27,7 @@ from torch.nn import functional
 from blockstore.store import open_store, read_rows
 from clients.torch import Batch, NeighborDataset
 from tools.bench.setup import command, serving
-from tools.pairs import finish
+from tools.pairs import finish, run_each
 from tools.wide_sage import Features, WideSage
 
 
@@ -227,15 +225,13 @@ def run_all(
                 serving(store, folder, "512M", "--workers", "1", "--readers", "2")
             )
             served[options] = (endpoint, store)
-        pool = stack.enter_context(ProcessPoolExecutor(jobs, mp_context=get_context("spawn")))
-        running = [
-            pool.submit(train, settings, served[way.ingest], way, seed)
+        tasks = (
+            (settings, served[way.ingest], way, seed)
             for seed in seeds
             for way in wanted
             if (way.name, seed) not in done
-        ]
-        for future in as_completed(running):
-            yield future.result()
+        )
+        yield from run_each(train, tasks, jobs)
 
 
 def main(words: list[str] | None = None) -> str:

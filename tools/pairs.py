@@ -4,15 +4,39 @@ import json
 import statistics
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from tools.accuracy import T_95
 from tools.machine import machine, today
 
+HOP_ACCURACY = "accuracy on hops"  # what lines of `tools.hop_accuracy` are
+
 Runs = Callable[[set[tuple[str, int]]], Iterable[dict[str, Any]]]  # those that are not done
+
+
+def run_each(
+    train: Callable[..., dict[str, Any]], tasks: Iterable[tuple[Any, ...]], jobs: int
+) -> Iterator[dict[str, Any]]:
+    """`train(*task)` of each task, begun in their order, in processes of their own; as they end."""
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+        for future in as_completed([pool.submit(train, *task) for task in tasks]):
+            yield future.result()
+
+
+_T_95 = {  # two-sided, by degrees of freedom
+    1: 12.71, 2: 4.30, 3: 3.18, 4: 2.78, 5: 2.57, 6: 2.45, 7: 2.36, 8: 2.31, 9: 2.26, 10: 2.23,
+    11: 2.20, 12: 2.18, 13: 2.16, 14: 2.14, 15: 2.13, 19: 2.09, 24: 2.06, 29: 2.05,
+}  # fmt: skip
+
+
+def interval(pairs: Sequence[float]) -> float:
+    """Half the 95 % interval of the mean of two differences or more."""
+    t = _T_95[max(k for k in _T_95 if k <= len(pairs) - 1)]
+    return t * statistics.stdev(pairs) / float(len(pairs) ** 0.5)
 
 
 def summarize(lines: Sequence[dict[str, Any]], baseline: str) -> str:
@@ -31,9 +55,8 @@ def summarize(lines: Sequence[dict[str, Any]], baseline: str) -> str:
         pairs = [r["accuracy"] - base[s]["accuracy"] for s, r in by_seed.items() if s in base]
         cells = ["", "", ""]
         if way != baseline and len(pairs) > 1:
-            error = statistics.stdev(pairs) / len(pairs) ** 0.5
-            t = T_95[max(k for k in T_95 if k <= len(pairs) - 1)]
-            cells = [f"{statistics.fmean(pairs):+.2f}", f"± {t * error:.2f}", str(len(pairs))]
+            mean_of = f"{statistics.fmean(pairs):+.2f}"
+            cells = [mean_of, f"± {interval(pairs):.2f}", str(len(pairs))]
         table.append(f"| {way} | {mean:.2f} | {' | '.join(cells)} | {steps} |")
     return "\n".join(table)
 

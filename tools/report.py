@@ -1,12 +1,13 @@
-"""Figures and tables out of what benches wrote: `python -m tools.report LINES.jsonl FOLDER`.
+"""Figures and tables out of what benches wrote: `python -m tools.report LINES.jsonl... FOLDER`.
 
 Draws, as PNG: bytes read against H and block size (as Fig. 9 of AGNES), seeds per second against
-the memory budget (as Fig. 10), partitioners side by side, and, out of a trace, the time line of a
-daemon's stages; prints Markdown tables.
+the memory budget (as Fig. 10), partitioners side by side, accuracy against the size of chunks (as
+Table 6 of PP-GNN) and, out of a trace, the time line of a daemon's stages; prints Markdown tables.
 """
 
 import argparse
 import json
+import statistics
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +18,7 @@ from matplotlib.figure import Figure
 
 from blockstore.units import parse_bytes
 from loaderd.trace import STAGE, STAGES
+from tools.pairs import HOP_ACCURACY, interval
 from tools.traces import read_trace
 
 _WIDTH, _HEIGHT = 6.4, 4.0
@@ -176,21 +178,61 @@ def partition_table(lines: list[dict[str, Any]]) -> str:
     return "\n".join(rows)
 
 
+def draw_chunks(lines: list[dict[str, Any]], target: Path) -> None:
+    """Test accuracy against rows of a chunk, and what it is beyond that of rows in any order.
+
+    Of each model; bars are 95 % intervals of the mean of paired differences.
+    """
+    accuracy: dict[str, dict[int, dict[int, float]]] = {}  # model -> chunk, 0: rows -> seed
+    for line in lines:
+        model, _, order = line["way"].partition(", ")
+        chunk = int(order.rpartition(" ")[2]) if order.startswith("chunks") else 0
+        accuracy.setdefault(model, {}).setdefault(chunk, {})[line["seed"]] = line["accuracy"]
+    figure = Figure((2 * _WIDTH, _HEIGHT), layout="constrained")
+    level, beyond = figure.subplots(1, 2)
+    for number, (model, found) in enumerate(accuracy.items()):
+        chunks, rows = sorted(c for c in found if c), found.get(0, {})
+        means = [statistics.fmean(found[c].values()) for c in chunks]
+        level.plot(chunks, means, marker="o", label=model, color=f"C{number}")
+        if rows:
+            level.axhline(statistics.fmean(rows.values()), color=f"C{number}", ls=":", lw=1)
+        pairs = [[a - rows[s] for s, a in found[c].items() if s in rows] for c in chunks]
+        places = [c * 1.12 ** (number - len(accuracy) / 2) for c in chunks]
+        beyond.errorbar(
+            places, [statistics.fmean(p) if p else float("nan") for p in pairs],
+            [interval(p) if len(p) > 1 else 0.0 for p in pairs],
+            marker="o", ls="", capsize=3, color=f"C{number}",
+        )  # fmt: skip
+    level.set(ylabel="test accuracy (%); dotted: rows in any order")
+    figure.legend(frameon=False, loc="outside right upper")
+    beyond.set(ylabel="points beyond rows in any order")
+    for edge in (-0.5, 0.5):
+        beyond.axhline(edge, color="gray", ls="--", lw=1)
+    for axes in (level, beyond):
+        axes.set(xscale="log", xlabel="rows of a chunk")
+        axes.grid(alpha=0.3)
+    figure.savefig(target, dpi=150)
+
+
 def main(words: list[str]) -> None:
     """Draw what there are lines for."""
     parser = argparse.ArgumentParser(prog="tools.report", description=__doc__)
     parser.add_argument(
-        "lines", type=Path, help="of `tools.bench hyperbatch --out`, or `tools.partition --out`"
-    )
+        "lines", type=Path, nargs="+",
+        help="of `--out` of `tools.bench hyperbatch`, `tools.partition` or `tools.hop_accuracy`",
+    )  # fmt: skip
     parser.add_argument("folder", type=Path)
     parser.add_argument("--trace", type=Path, help="of `loaderd serve --trace`: its stages")
     given = parser.parse_args(words)
     given.folder.mkdir(parents=True, exist_ok=True)
-    found = read_lines(given.lines)
+    found = [line for path in given.lines for line in read_lines(path)]
     partitions = [line for line in found if line["bench"] == "partition"]
     if partitions:
         draw_partitions(partitions, given.folder / "partitions.png")
         print(partition_table(partitions))
+    chunks = [line for line in found if line["bench"] == HOP_ACCURACY]
+    if chunks:
+        draw_chunks(chunks, given.folder / "chunks.png")
     lines = [line for line in found if line["bench"] == "hyperbatch"]
     if not lines:
         return

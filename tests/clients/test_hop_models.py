@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch.nn import functional
 
-from clients.hop_models import Hoga, Sgc, Sign, make_model
+from clients.hop_models import ALONE, Hoga, Sgc, Sign, make_model
 
-NAMES = ["features", "sgc", "sign", "sign-mlp", "hoga"]
+NAMES = ["linear", "features", "sgc", "sign", "sign-mlp", "hoga"]
 
 
 def hops_of(rows: int, hops: int, width: int) -> list[torch.Tensor]:
@@ -14,8 +14,8 @@ def hops_of(rows: int, hops: int, width: int) -> list[torch.Tensor]:
 
 
 def arrays(name: str, x: list[torch.Tensor]) -> list[torch.Tensor]:
-    """What a model takes: hop 0 alone for `features`."""
-    return x[:1] if name == "features" else x
+    """What a model takes: hop 0 alone, or all."""
+    return x[:1] if name in ALONE else x
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -99,5 +99,5 @@ def test_what_only_a_hop_tells_is_learnt(name: str):
 def test_bad_parameters_are_refused():
     with pytest.raises(ValueError, match="multiple of 3 heads"):
         Hoga(4, 2, num_hidden=8, num_heads=3)
-    with pytest.raises(ValueError, match="expected features"):
+    with pytest.raises(ValueError, match="expected linear, features"):
         make_model("gcn", 4, 2, 2)

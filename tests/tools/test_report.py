@@ -1,11 +1,13 @@
 """Figures and tables out of lines of a bench and a trace."""
 
 import json
+import os
 
 import numpy as np
 import pytest
 
 from loaderd.trace import STAGE, Trace
+from tools.pairs import HOP_ACCURACY, interval, run_each, summarize
 from tools.report import main, read_spans, table
 
 PNG = b"\x89PNG"
@@ -39,6 +41,36 @@ def test_figures_are_drawn_and_a_table_printed(tmp_path, capsys):
     printed = capsys.readouterr().out
     assert printed.count("\n") == 6  # a head, a rule, four lines: what failed is left out
     assert "| auto, large | 20,000 (10,000 - 40,000) | 100.0 |" in printed
+
+
+def test_accuracy_against_chunks(tmp_path):
+    """Of several files together; the interval is that of the paired differences."""
+    for model, level in (("sgc", 45.0), ("sign", 55.0)):
+        found = [
+            {"bench": HOP_ACCURACY, "way": f"{model}, {way}", "seed": seed, "steps": 12,
+             "accuracy": level + seed + more}
+            for seed in range(3)
+            for way, more in (("rows", 0.0), ("chunks of 1", 0.0), ("chunks of 800", 0.1 * seed))
+        ]  # fmt: skip
+        (tmp_path / model).write_text("\n".join(map(json.dumps, found)))
+    main([str(tmp_path / "sgc"), str(tmp_path / "sign"), str(tmp_path / "figures")])
+    assert (tmp_path / "figures" / "chunks.png").read_bytes().startswith(PNG)
+    rows = summarize(found, "sign, rows").splitlines()
+    assert rows[3:] == [
+        "| sign, chunks of 1 | 56.00 | +0.00 | ± 0.00 | 3 | 12 |",
+        "| sign, chunks of 800 | 56.10 | +0.10 | ± 0.25 | 3 | 12 |",  # 4.30 * 0.1 / 3 ** 0.5
+    ]
+    assert interval([0.0, 0.1, 0.2]) == pytest.approx(4.30 * 0.1 / 3**0.5, rel=1e-3)
+
+
+def test_runs_are_in_processes_of_their_own():
+    found = list(run_each(divmod_of, [(7, 2), (9, 4)], 2))
+    assert sorted(f["found"] for f in found) == [(2, 1), (3, 1)]
+    assert {f["pid"] for f in found}.isdisjoint({os.getpid()})
+
+
+def divmod_of(a: int, b: int) -> dict:
+    return {"found": divmod(a, b), "pid": os.getpid()}
 
 
 def test_spans_count_from_the_first(tmp_path):
