@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from clients.buffers import BufferPool
 from clients.dataset import gather_threads, to_tensor
 from clients.heterobatch import HeteroArrays, HeteroReader
 from clients.records import TensorRecord
@@ -49,7 +48,7 @@ class HeteroDataset(SampledDataset[HeteroBatch]):
     """Batches of a store of any number of node types and relations."""
 
     def _make_reader(self, session: Session) -> HeteroReader:
-        return HeteroReader(session, BufferPool(), gather_threads())
+        return HeteroReader(session, self.memory, gather_threads())
 
     def _to_batch(self, arrays: HeteroArrays, attached: Attached) -> HeteroBatch:
         return to_hetero_batch(arrays, attached)

@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blockstore.kernels.typed import order_by_type, place_edges, type_new_nodes
-from clients.batch import NUMPY_DTYPE, BatchReader
-from clients.buffers import BufferPool
+from clients.batch import BatchReader
+from clients.buffers import Memory
 from clients.session import Session
 from loaderd.protocol import BatchReady, Blob, BlobArray, RowGroup
 
@@ -52,7 +52,7 @@ class _Places:
 class HeteroReader(BatchReader):
     """Reads the batches of one session."""
 
-    def __init__(self, session: Session, pool: BufferPool, threads: int = 1) -> None:
+    def __init__(self, session: Session, pool: Memory, threads: int = 1) -> None:
         super().__init__(session, pool, threads)
         attached = session.attached
         self._type_of = {name: i for i, name in enumerate(attached.types)}
@@ -70,6 +70,7 @@ class HeteroReader(BatchReader):
         edge_starts = np.concatenate([[0], np.cumsum(per_hop.sum(axis=0))])
         n_id = self._pool.empty((places.order.size,), np.int64)
         n_id[:] = self._narrow(blob, named["n_id"])[places.order]
+        self._announce(ready, [places.nodes_of(t).size for t in self._row_types])
         batch = HeteroArrays(
             epoch=ready.epoch,
             step=step,
@@ -83,10 +84,7 @@ class HeteroReader(BatchReader):
             nodes_per_hop=self._count(ready, places),
             edges_per_hop=np.ascontiguousarray(per_hop.T),
             rows={
-                spec.name: self._pool.empty(
-                    (places.nodes_of(t).size, *spec.row_shape),
-                    NUMPY_DTYPE.get(spec.dtype, spec.dtype),
-                )
+                spec.name: self._room(spec, places.nodes_of(t).size)
                 for spec, t in zip(self._session.attached.rows, self._row_types, strict=True)
             },
         )
@@ -203,7 +201,7 @@ class HeteroReader(BatchReader):
                 picked = addresses[mine]
                 to = self._mine(positions, places, t)
             self._gather_piece(spec, picked, 0, to, out)
-        self._session.release(group.step, group.group)
+        self._release(group)
 
     def _mine(
         self, positions: NDArray[np.uint32] | None, places: _Places, node_type: int

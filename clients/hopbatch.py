@@ -60,6 +60,7 @@ class HopReader:
         self._give_back()
         ready = self._session.receive_chunk(step)
         self.form = ready.form
+        self._pool.received(self._arena, [])
         if ready.pieces is not None:
             return self._landed(ready, ready.pieces)
         input_id = self._input_id(ready)

@@ -1,5 +1,6 @@
 """Batches of a dataset on a device, read and brought there ahead of the trainer."""
 
+import contextlib
 import queue
 import threading
 import time
@@ -60,7 +61,8 @@ class Prefetcher(Generic[B]):
         self.device = torch.device(device)
         self.waited_s = 0.0  # that the trainer waited, in all
         hops = isinstance(dataset, HopDataset)
-        if hops and self.device.type == "cpu" and getattr(dataset, "views", False):
+        views = hops and getattr(dataset, "views", False)
+        if views and self.device.type == "cpu":
             raise Refused(
                 "views=True, read ahead: such batches hold until the next one is asked for; "
                 "leave views out, or prefetch to a GPU"
@@ -69,7 +71,7 @@ class Prefetcher(Generic[B]):
         if self.device.type != "cpu" or mode != "auto":
             on = open_device(self.device)
             self.device = on.device
-            self._stage = Stage(on, mode, direct=not hops, cache_bytes=cache_bytes)
+            self._stage = Stage(on, mode, not hops, views, cache_bytes)
         dataset.lay_out_in(self._stage)
         self._run: _Run | None = None
 
@@ -201,18 +203,24 @@ class _Run:
         if threading.current_thread() is not self._thread:
             self._thread.join()
 
+    def _next(self, steps: Iterator[Step[Any]], window: int) -> Step[Any]:
+        """The next batch, or the end."""
+        if self.stage is not None:
+            self.stage.begin(window)
+        with contextlib.nullcontext() if self.stage is None else self.stage.device.order():
+            step = next(steps)
+            while step.batch is None and step.position is not None:  # left out
+                self._items.put(_Item(step, None))
+                step = next(steps)
+        return step
+
     def _read(self, steps: Iterator[Step[Any]], window: int) -> None:
         try:
             while True:
                 self._room.acquire()
                 if self.stopped:
                     break
-                if self.stage is not None:
-                    self.stage.begin(window)
-                step = next(steps)
-                while step.batch is None and step.position is not None:  # left out
-                    self._items.put(_Item(step, None))
-                    step = next(steps)
+                step = self._next(steps, window)
                 ready = None
                 if self.stage is not None and step.batch is not None:
                     ready = self.stage.move(step.batch)

@@ -52,8 +52,11 @@ class Device(Protocol):
     def mark(self) -> Mark:
         """After all that was asked for so far."""
 
-    def lend(self, arena: NDArray[np.uint8]) -> str:
-        """Let `gather` read an arena, the last one no more; "" or why it cannot."""
+    def lend(self, arena: NDArray[np.uint8], gather: bool = True) -> str:
+        """Let `gather` read an arena, and copies be fast, the last one no more.
+
+        Returns "", or why it cannot; without `gather` it is for copies only.
+        """
 
     def gather(
         self, addresses: Tensor, out: Tensor, slots: Tensor | None, cache: Tensor | None
@@ -108,8 +111,9 @@ class HostDevice:
         """See `Device`."""
         return HostMark()
 
-    def lend(self, arena: NDArray[np.uint8]) -> str:
+    def lend(self, arena: NDArray[np.uint8], gather: bool = True) -> str:
         """See `Device`."""
+        del gather
         self._arena = arena
         return ""
 
@@ -185,9 +189,9 @@ class CudaDevice:
         """See `Device`."""
         return CudaMark(self._stream)
 
-    def lend(self, arena: NDArray[np.uint8]) -> str:
+    def lend(self, arena: NDArray[np.uint8], gather: bool = True) -> str:
         """See `Device`."""
-        if kernels is None:
+        if gather and kernels is None:
             return "Triton is not installed"
         if self._lent is not None and self._lent.memory.ctypes.data == arena.ctypes.data:
             return ""

@@ -63,8 +63,16 @@ class _Rows(NamedTuple):
 class Stage:
     """Takes what a reader reads; belongs to the thread that reads."""
 
-    def __init__(self, device: Device, mode: str, direct: bool, cache_bytes: int | None) -> None:
-        """`direct`: whether this dataset's rows can be gathered one by one."""
+    def __init__(
+        self,
+        device: Device,
+        mode: str = "auto",
+        direct: bool = True,
+        borrows: bool = False,
+        cache_bytes: int | None = None,
+    ) -> None:
+        """`direct`: whether this dataset's rows can be gathered one by one; `borrows`: its
+        batches may lie in the arena."""
         if mode != "auto" and mode not in MODES:
             expected = ", ".join(map(repr, ("auto", *MODES)))
             raise Refused(f"mode {mode!r}: expected one of {expected}")
@@ -74,7 +82,7 @@ class Stage:
         wanted = (STAGING,) if not direct else MODES if mode == "auto" else (mode,)
         reason = "asked for" if mode != "auto" else "" if direct else "rows are ranges"
         self._calibration = Calibration(wanted, reason)
-        self._cache_bytes = cache_bytes
+        self._cache_bytes, self._borrows = cache_bytes, borrows
         self._slabs: list[tuple[Slab, Mark | None]] = [
             (Slab(device.host), None) for _ in range(NUM_SLABS)
         ]
@@ -96,6 +104,11 @@ class Stage:
     def received(self, arena: NDArray[np.uint8], rows: list[tuple[RowArraySpec, int]]) -> None:
         """A batch is there; `rows`: how many of each array; none where they come in groups."""
         self._begun_s = time.perf_counter()
+        if self._borrows and arena.size:
+            why = self.device.lend(arena, gather=False)
+            if why:
+                _log.warning("chunks are copied out of memory that is not pinned: %s", why)
+                self._borrows = False
         if not arena.size:
             self._decline("rows come by the network")
         wide = [(spec, num) for spec, num in rows if _is_wide(spec)]

@@ -71,7 +71,7 @@ def test_all_ways_are_measured_and_one_is_taken(tmp_path, monkeypatch):
     device = HostDevice()
     with fake_daemon(tmp_path, num_steps=40) as daemon:
         data = dataset(daemon)
-        made = stage.Stage(device, "auto", direct=True, cache_bytes=4000)
+        made = stage.Stage(device, cache_bytes=4000)
         data.lay_out_in(made)
         steps = data.ahead()
         needed = 0
@@ -92,7 +92,7 @@ def test_a_device_that_cannot_read_the_arena_gets_copies(tmp_path, monkeypatch, 
     monkeypatch.setattr("clients.device.devices.HostDevice.lend", lambda *_: "no such memory")
     with fake_daemon(tmp_path, num_steps=30) as daemon:
         for mode in ("auto", "direct", "cached"):
-            made = stage.Stage(HostDevice(), mode, direct=True, cache_bytes=None)
+            made = stage.Stage(HostDevice(), mode)
             data = dataset(daemon)
             data.lay_out_in(made)
             steps = data.ahead()

@@ -1,0 +1,94 @@
+"""prefetch over real daemons: batches of several types, and hop-wise ones."""
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from clients.device import stage  # noqa: E402
+from clients.device.calibration import MODES  # noqa: E402
+from clients.device.devices import HostDevice  # noqa: E402
+from clients.hetero import HeteroDataset  # noqa: E402
+from clients.torch import HopDataset, prefetch  # noqa: E402
+from loaderd.errors import Refused  # noqa: E402
+from tests.clients.test_prefetch import nothing_is_left  # noqa: E402, F401
+from tests.daemons import daemon  # noqa: E402
+from tests.heterostores import random_hetero, write_hetero_store  # noqa: E402
+from tests.hopstores import make_hops, write_hop_store  # noqa: E402
+
+
+def content(batch):
+    """All of a batch, as plain values."""
+    found = []
+    batch.map(lambda t: found.append((t.dtype, t.shape, t.reshape(-1).tolist())) or t)
+    return batch.epoch, batch.step, found
+
+
+@pytest.fixture(scope="module")
+def several_types(tmp_path_factory):
+    """Authors and papers, both with features."""
+    relations = [("paper", "cites", "paper"), ("author", "writes", "paper")]
+    graph = random_hetero(
+        np.random.default_rng(1), {"author": 60, "paper": 200}, relations, 6,
+        {"author": 5, "paper": 3}, "paper",
+    )  # fmt: skip
+    store = tmp_path_factory.mktemp("types") / "store"
+    write_hetero_store(store, graph)
+    with daemon(store, "16M") as endpoint:
+        yield endpoint
+
+
+@pytest.mark.parametrize("mode", ["auto", *MODES])
+def test_batches_of_several_types(several_types, monkeypatch, mode):
+    monkeypatch.setattr(stage, "DIRECT_BYTES", 1)
+    monkeypatch.setattr(stage, "PRESAMPLED", 4)
+    options = {"num_neighbors": [4, 3], "batch_size": 5, "input_type": "paper"}
+    plain = HeteroDataset(several_types, **options)
+    expected = [[content(b) for b in plain] for _ in range(2)]
+    plain.close()
+    with prefetch(HeteroDataset(several_types, **options), "cpu", mode=mode) as ahead:
+        assert [[content(b) for b in ahead] for _ in range(2)] == expected
+        if mode == "cached":
+            assert ahead.choice().cached_rows > 0
+
+
+@pytest.fixture(scope="module")
+def hops(tmp_path_factory):
+    """Chunks that begin and end inside pages."""
+    store = tmp_path_factory.mktemp("hops") / "store"
+    write_hop_store(store, {"train": make_hops(5000, 25, {"sym": 2}, 1)})
+    with daemon(store, "16M") as endpoint:
+        yield endpoint
+
+
+@pytest.mark.parametrize("options", [{}, {"method": "rr"}, {"stacked": True}])
+@pytest.mark.parametrize("mode", ["auto", "staging"])
+def test_hops(hops, options, mode):
+    plain = HopDataset(hops, batch_size=700, **options)
+    with prefetch(HopDataset(hops, batch_size=700, **options), "cpu", mode=mode) as ahead:
+        for _ in range(2):
+            assert [content(b) for b in ahead] == [content(b) for b in plain]
+    plain.close()
+
+
+@pytest.mark.parametrize("alone", [1, 1 << 20])
+def test_chunks_that_lie_in_the_arena_are_lent_until_they_are_copied(hops, monkeypatch, alone):
+    monkeypatch.setattr(stage, "ALONE_BYTES", alone)
+    plain, data = (HopDataset(hops, batch_size=700, views=v) for v in (False, True))
+    made = stage.Stage(HostDevice(), direct=False, borrows=True)
+    data.lay_out_in(made)
+    steps, found = data.ahead(), []
+    for expected in plain:
+        made.begin(2)
+        found.append((made.move(next(steps).batch).batch, expected))
+    assert all(content(a) == content(b) for a, b in found)
+    made.close()
+    data.close()
+    plain.close()
+
+
+def test_what_cannot_be_is_refused(hops):
+    with pytest.raises(Refused, match="views=True, read ahead"):
+        prefetch(HopDataset(hops, views=True), "cpu")
+    with pytest.raises(Refused, match="mode 'direct': the rows of this dataset are ranges"):
+        prefetch(HopDataset(hops), "cpu", mode="direct")
