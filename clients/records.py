@@ -2,10 +2,12 @@
 
 from collections.abc import Callable
 from dataclasses import fields
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import torch
 from torch import Tensor
+
+from clients.device.slab import ALIGN, Slab
 
 
 class TensorRecord:
@@ -27,12 +29,52 @@ class TensorRecord:
         return {f.name: _numpy(getattr(self, f.name)) for f in fields(self)}  # type: ignore[arg-type]
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Self:
-        """The same record with its tensors on `device`."""
+        """The same record with its tensors on `device`.
+
+        To a GPU, tensors in pageable memory are packed in page-locked memory and go in one copy.
+        """
+        device = torch.device(device)
+        if device.type == "cuda":
+            return packed(self, device, non_blocking)
         return self.map(lambda tensor: tensor.to(device, non_blocking=non_blocking))
 
     def pin_memory(self) -> Self:
         """The same record in page-locked memory: `DataLoader(pin_memory=True)` calls this."""
         return self.map(Tensor.pin_memory)
+
+
+R = TypeVar("R", bound=TensorRecord)
+
+
+def packed(record: R, device: torch.device, non_blocking: bool = False, pin: bool = True) -> R:
+    """The same record on `device`; what is not page-locked is packed, and copied once.
+
+    The packed memory is torch's, which keeps it until the copy is done.
+    """
+    loose: list[Tensor] = []
+
+    def collect(tensor: Tensor) -> Tensor:
+        if tensor.device.type == "cpu" and not (pin and tensor.is_pinned()):
+            loose.append(tensor)
+        return tensor
+
+    record.map(collect)
+    room = sum(-(-tensor.nbytes // ALIGN) * ALIGN for tensor in loose)
+    slab = Slab(lambda size: torch.empty(size, dtype=torch.uint8, pin_memory=pin), room)
+    places = iter([slab.put(tensor) for tensor in loose])
+    parts = [part.to(device, non_blocking=True, copy=True) for part in slab.filled()]
+    waiting = iter(loose)
+    expected = next(waiting, None)
+
+    def move(tensor: Tensor) -> Tensor:
+        nonlocal expected
+        if tensor is not expected:
+            return tensor.to(device, non_blocking=non_blocking)
+        place, expected = next(places), next(waiting, None)
+        raw = parts[place.part][place.offset : place.offset + tensor.nbytes]
+        return raw.view(tensor.dtype).view(tensor.shape)
+
+    return record.map(move)
 
 
 def _mapped(value: Any, function: Callable[[Tensor], Tensor]) -> Any:

@@ -28,9 +28,9 @@ class Slab:
     Arrays of `shadow` have an address and no memory: they stand for what only a device will hold.
     """
 
-    def __init__(self, allocate: Callable[[int], Tensor]) -> None:
-        """`allocate`: uint8 memory of so many bytes."""
-        self._allocate = allocate
+    def __init__(self, allocate: Callable[[int], Tensor], first: int = FIRST_BYTES) -> None:
+        """`allocate`: uint8 memory of so many bytes; `first`: what to begin with, at least."""
+        self._allocate, self._first = allocate, first
         self._parts: list[Tensor] = []
         self._used: list[int] = []
         self._shadow = mmap.mmap(-1, mmap.PAGESIZE)
@@ -51,8 +51,8 @@ class Slab:
         num_bytes = int(np.prod(shape, dtype=np.int64)) * kind.itemsize
         first = -(-self._used[-1] // ALIGN) * ALIGN if self._used else 0
         if not self._parts or first + num_bytes > self._parts[-1].numel():
-            last = self._parts[-1].numel() if self._parts else FIRST_BYTES // 2
-            self._parts.append(self._allocate(max(2 * last, num_bytes)))
+            size = 2 * self._parts[-1].numel() if self._parts else self._first
+            self._parts.append(self._allocate(max(size, num_bytes)))
             self._used.append(0)
             first = 0
         self._used[-1] = first + num_bytes

@@ -1,0 +1,74 @@
+"""Records of tensors: moved as a whole, packed in one piece."""
+
+from dataclasses import dataclass, field
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from clients.records import TensorRecord, packed  # noqa: E402
+
+
+@dataclass(slots=True)
+class Inner(TensorRecord):
+    """A record in a record."""
+
+    ids: torch.Tensor
+
+
+@dataclass(slots=True)
+class Outer(TensorRecord):
+    """All that a batch may hold."""
+
+    x: torch.Tensor | None
+    pairs: dict[tuple[str, str], torch.Tensor]
+    hops: list[torch.Tensor]
+    inner: Inner
+    count: int
+    sizes: list[int] = field(default_factory=list)
+    features: dict[str, dict[str, torch.Tensor]] = field(default_factory=dict)
+
+
+def record():
+    shared = torch.arange(12, dtype=torch.int32)
+    return Outer(
+        x=torch.randn(7, 3).T,
+        pairs={("a", "b"): shared, ("b", "a"): shared[3:7]},
+        hops=[torch.empty(0, 4), torch.tensor(3.5), torch.arange(5).to(torch.bfloat16)],
+        inner=Inner(shared),
+        count=3,
+        sizes=[1, 2],
+        features={"a": {"z": torch.tensor([True, False])}},
+    )
+
+
+def tensors(of):
+    found = []
+    of.map(lambda t: found.append(t) or t)
+    return found
+
+
+def assert_same(a, b):
+    assert (a.count, a.sizes, list(a.pairs)) == (b.count, b.sizes, list(b.pairs))
+    for x, y in zip(tensors(a), tensors(b), strict=True):
+        assert (x.dtype, x.shape) == (y.dtype, y.shape)
+        assert torch.equal(x, y)
+
+
+def test_every_tensor_is_mapped_once():
+    given = record()
+    assert len(tensors(given)) == 8
+    assert_same(given.map(torch.clone), given)
+    moved = given.to("meta")
+    assert all(t.device.type == "meta" for t in tensors(moved))
+    assert moved.sizes == [1, 2]
+
+
+def test_what_is_packed_comes_in_one_piece():
+    given = record()
+    found = packed(given, torch.device("cpu"), pin=False)
+    assert_same(found, given)
+    storages = {t.untyped_storage().data_ptr() for t in tensors(found)}
+    assert len(storages) == 1
+    found.pairs["a", "b"] += 1  # of its own
+    assert given.pairs["a", "b"][0] == 0
