@@ -24,7 +24,7 @@ from loaderd.door import Door
 from loaderd.endpoint import Endpoint
 from loaderd.errors import BadMessage, DaemonError, Refused, SessionLost, ShuttingDown
 from loaderd.ledger import EngineSettings
-from loaderd.logs import tell
+from loaderd.logs import Throttle, tell
 from loaderd.notify import notify
 from loaderd.owners import Admission, Held, Room, UserLimits, room_left, share_file
 from loaderd.protocol import (
@@ -60,6 +60,7 @@ from loaderd.transport import Frame, Router
 
 log = logging.getLogger(__name__)
 COUNTED = ("sessions_attached", "sessions_refused", "sessions_failed", "requests_refused")
+REFUSALS_LOGGED = 20  # a second: clients must not fill the disk
 ANSWER_S = 5.0  # for the loop, to a thread that asks
 DRAIN_S = 5.0  # for workers to finish what they have in hand
 Out = BatchReady | RowGroup | ChunkReady | Skipped | ErrorReply
@@ -125,6 +126,7 @@ class Daemon:
         self._attacher = ThreadPoolExecutor(1, "attach")  # one at a time: each takes memory
         self._tasks: set[asyncio.Task[None]] = set()
         self._counts = dict.fromkeys(COUNTED, 0)
+        self._refusals = Throttle(REFUSALS_LOGGED)
         self._attaching = asyncio.Lock()
         self._owners: dict[int, tuple[str, int]] = {}  # of sessions: whose, and their windows
         self._path, self._remote = endpoint.path, None
@@ -337,6 +339,9 @@ class Daemon:
         """Attach in a thread of its own: it reads from disk.  One after the other."""
         try:
             async with self._attaching:
+                if not self._is_there(peer):  # it left while it waited for its turn
+                    self._registry.failed(peer, request)
+                    return
                 room = self._room_of(owner)
                 asked = min(request.window or room.window, room.window)
                 if request.window or room.window < MAX_WINDOW:
@@ -412,7 +417,9 @@ class Daemon:
         self._counts["sessions_refused" if attach else "requests_refused"] += 1
         event = "session refused" if attach else "request refused"
         level = logging.WARNING if isinstance(error, DaemonError | StoreError) else logging.ERROR
-        tell(log, level, event, error=f"{type(error).__name__}: {error}")
+        if (left_out := self._refusals.admit()) is not None:
+            more = {"left_out": left_out} if left_out else {}
+            tell(log, level, event, error=f"{type(error).__name__}: {error}", **more)
 
     def _sessions(self) -> tuple[SessionStatus, ...]:
         """Sessions as the engine sees them, with their owners and all that they hold."""

@@ -2,10 +2,12 @@
 
 import json
 import logging
+import math
 import os
 import queue
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Literal
@@ -112,3 +114,24 @@ def tell(log: logging.Logger, level: int, event: str, **fields: object) -> None:
     """Log one event."""
     if log.isEnabledFor(level):
         log.log(level, event, extra={"fields": fields})
+
+
+class Throttle:
+    """Lets so many events a second through, and counts those that it does not."""
+
+    def __init__(self, most: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._most, self._clock = most, clock
+        self._second = -math.inf  # when it began
+        self._seen = self._left_out = 0
+
+    def admit(self) -> int | None:
+        """How many were left out since the last that was let through; None: leave this one out."""
+        now = self._clock()
+        if now - self._second >= 1:
+            self._second, self._seen = now, 0
+        self._seen += 1
+        if self._seen > self._most:
+            self._left_out += 1
+            return None
+        left_out, self._left_out = self._left_out, 0
+        return left_out

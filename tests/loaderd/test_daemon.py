@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from blockstore.errors import CorruptBlock
-from loaderd.daemon import refusal
+from loaderd.daemon import REFUSALS_LOGGED, refusal
 from loaderd.errors import Refused
 from loaderd.protocol import (
     Attach,
@@ -27,8 +27,8 @@ from loaderd.protocol import (
     encode,
 )
 from loaderd.registry import MAX_SESSIONS
-from tests.loaderd.samples import SAMPLES
 from loaderd.transport import MESSAGE_BYTES
+from tests.loaderd.samples import SAMPLES
 from tests.loaderd.shell import Client, Shell, client_of
 
 
@@ -226,6 +226,32 @@ def test_nothing_that_a_client_sends_ends_the_daemon(shell, client):
     while not (isinstance(reply := client.receive(), StatusReply) and reply.request == 4711):
         pass
     assert shell.engine.events.empty()  # no token, no session: nothing went further
+
+
+def test_refusals_do_not_fill_the_log(shell, client, caplog):
+    for _ in range(500):
+        client.dealer.send(b"not a message")
+    for _ in range(500):
+        assert client.receive().error == "BadMessage"
+    lines = [r for r in caplog.records if r.getMessage() == "request refused"]
+    seconds = 1 + lines[-1].created - lines[0].created
+    assert 0 < len(lines) <= REFUSALS_LOGGED * (1 + seconds)
+    assert shell.daemon.status().counters["requests_refused"] == 500
+
+
+def test_what_a_client_that_left_had_asked_for_is_not_begun(shell, client):
+    shell.engine.may_attach.clear()
+    with client_of(shell) as other:
+        for number in range(5):
+            other.send(Attach(token=other.welcome.token, request=number))
+        assert shell.engine.seen()[0] == "attach"
+    while shell.call(shell.daemon._door.is_open, other.welcome.token):
+        pass
+    shell.engine.may_attach.set()
+    assert shell.engine.seen() == ("detach", 1)
+    assert isinstance(client.attach(), Attached)
+    assert shell.engine.seen()[0] == "attach"
+    assert shell.engine.events.empty()
 
 
 def test_more_messages_than_a_burst_are_all_handled(shell, client):

@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 
-from loaderd.logs import EventFormatter
+from loaderd.logs import EventFormatter, Throttle
 from tests.daemons import ROOT
 
 FLOOD = """
@@ -63,3 +63,13 @@ def test_a_log_that_nobody_reads_stops_nothing():
     finally:
         os.close(reading)
         os.close(writing)
+
+
+def test_a_throttle_lets_some_through_and_counts_the_others():
+    now = 5.0
+    throttle = Throttle(2, lambda: now)
+    assert [throttle.admit() for _ in range(5)] == [0, 0, None, None, None]
+    now = 6.5
+    assert [throttle.admit() for _ in range(3)] == [3, 0, None]
+    now = 9.0
+    assert throttle.admit() == 1
