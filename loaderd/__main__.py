@@ -252,9 +252,9 @@ def _serve(
     store: Store, settings: EngineSettings, endpoint: Endpoint, look: _Look, access: Access
 ) -> None:
     """Serve until a signal comes, also one that comes while memory is taken."""
-    check_folder(endpoint.path.parent, access.admission.gid)
     signals, idle = Signals(), True
     with contextlib.suppress(Interrupted), claim(endpoint):
+        check_folder(endpoint.path.parent, access.admission.gid)
         with signals.to(interrupt):
             engine = Engine(store, settings)
         with contextlib.ExitStack() as stack:

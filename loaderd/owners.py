@@ -1,6 +1,5 @@
 """Whose sessions are whose: users of this machine by their credentials, and their limits."""
 
-import contextlib
 import grp
 import os
 import pwd
@@ -15,7 +14,7 @@ from loaderd.errors import Refused
 
 _CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid
 _SO_PEERGROUPS = 59  # Linux 4.13; Python does not name it
-_MAX_GROUPS = 65536
+_GROUPS_BYTES = 1024  # of 256 groups: the most that Python asks the kernel for
 LOOPBACK = "loopback"  # owner of what comes over tcp without keys
 
 
@@ -31,11 +30,12 @@ def peer_credentials(connection: socket.socket) -> Credentials:
     """Of the other end of a Unix socket, as the kernel says."""
     raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     pid, uid, gid = _CREDENTIALS.unpack(raw)
-    groups: set[int] = {gid}
-    with contextlib.suppress(OSError):  # an older kernel: the first group alone
-        more = connection.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, 4 * _MAX_GROUPS)
-        groups |= set(struct.unpack(f"{len(more) // 4}I", more))
-    return Credentials(pid, uid, frozenset(groups))
+    try:
+        more = connection.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, _GROUPS_BYTES)
+        groups = set(struct.unpack(f"{len(more) // 4}I", more))
+    except OSError:  # an older kernel, or more of them
+        groups = set(os.getgrouplist(user_name(uid), gid))
+    return Credentials(pid, uid, frozenset({gid, *groups}))
 
 
 def user_name(uid: int) -> str:

@@ -15,7 +15,7 @@ import msgspec
 import zmq
 
 from blockstore.io.arena import Arena
-from loaderd.daemon import Daemon
+from loaderd.daemon import Access, Daemon
 from loaderd.endpoint import Endpoint, claim
 from loaderd.ledger import EngineSettings
 from loaderd.protocol import Attach, Attached, LedgerEntry, Message, decode_daemon, encode
@@ -131,7 +131,8 @@ class Client:
 class Shell:
     """A daemon in a thread of its own, with a fake engine."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, access: Access | None = None) -> None:
+        self.access = access
         self.endpoint = Endpoint(folder / "d.sock")
         self.engine = FakeEngine()
         self.errors: list[Any] = []  # that reached the loop
@@ -143,7 +144,7 @@ class Shell:
         self.loop.set_exception_handler(lambda _, context: self.errors.append(context))
         self._stop, self._hurry = asyncio.Event(), asyncio.Event()
         with claim(self.endpoint):
-            self.daemon = Daemon(self.engine, self.endpoint)
+            self.daemon = Daemon(self.engine, self.endpoint, self.access)
             self._ready.set()
             await self._stop.wait()
             await self.daemon.drain(self._hurry)

@@ -1,0 +1,49 @@
+"""A daemon for tests that also listens on tcp, and folders of keys."""
+
+import socket
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from loaderd.curve import new_pair
+from loaderd.keys import AUTHORIZED, KNOWN, PUBLIC, write_pair
+from tests.daemons import spawn, stop
+
+
+def free_address() -> str:
+    """A tcp address of this host at which nobody listens."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"tcp://127.0.0.1:{probe.getsockname()[1]}"
+
+
+@contextmanager
+def remote_daemon(store: Path, mem: str = "64M", *options: str) -> Iterator[tuple[str, str]]:
+    """Both endpoints of a daemon; it must drain to exit code 0."""
+    with tempfile.TemporaryDirectory(prefix="loaderd-") as folder:
+        local, remote = f"ipc://{folder}/daemon.sock", free_address()
+        words = ("--mem", mem, "--workers", "2", "--listen", remote, *options)
+        process = spawn(store, local, *words)
+        try:
+            yield local, remote
+        finally:
+            code = stop(process)
+        assert code == 0
+        assert list(Path(folder).iterdir()) == []
+
+
+def make_keys(folder: Path, *names: str) -> dict[str, Path]:
+    """A folder of keys for each name."""
+    for name in names:
+        write_pair(folder / name, new_pair(), name)
+    return {name: folder / name for name in names}
+
+
+def introduce(daemon: Path, client: Path, address: str = "*") -> None:
+    """Each other's public keys."""
+    with (daemon / AUTHORIZED).open("a") as stream:
+        stream.write((client / PUBLIC).read_text())
+    key = (daemon / PUBLIC).read_text().split()[0]
+    with (client / KNOWN).open("a") as stream:
+        stream.write(f"{key} {address.removeprefix('tcp://')}\n")
