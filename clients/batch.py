@@ -34,6 +34,8 @@ class BatchArrays:
     edges_per_hop: tuple[int, ...]
     rows: dict[str, NDArray[Any]]  # by name: (num_nodes, *row_shape); bfloat16 as uint16
     ends: NDArray[np.int64] | None = None  # local ends of seed edges and negatives
+    trees: NDArray[np.int64] | None = None  # (num_nodes,) where edges are sampled up to a time
+    times: NDArray[np.int64] | None = None  # (num_seeds,) likewise
 
 
 class BatchReader:
@@ -63,7 +65,11 @@ class BatchReader:
             nodes_per_hop=ready.nodes_per_hop,
             edges_per_hop=tuple(sum(edges) for edges in ready.edges_per_hop),
             rows=self._empty_rows(num_nodes),
-            ends=self._wide(blob, named["ends"]) if "ends" in named else None,
+            **{
+                name: self._wide(blob, named[name])
+                for name in ("ends", "trees", "times")
+                if name in named
+            },
         )
         group = ready.rows
         self._gather(group, batch.rows)

@@ -13,9 +13,9 @@ from clients.batch import BatchArrays, BatchReader
 from clients.buffers import BufferPool
 from clients.dataset import RECONNECT_S, SteppedDataset, gather_threads
 from clients.session import Session
-from clients.torch import Batch, EdgeType, Fanouts, fanout_fields, to_batch
+from clients.torch import Batch, EdgeType, Fanouts, Times, fanout_fields, timed_ids, to_batch
 from loaderd.errors import Refused
-from loaderd.protocol import Attach, Attached, SeedEdges
+from loaderd.protocol import Attach, Attached, SeedEdges, Temporal
 
 __all__ = ["LinkBatch", "LinkDataset"]
 
@@ -28,7 +28,9 @@ Exclude = Literal["none", "self", "reverse"]
 class LinkBatch(Batch):
     """A subgraph around seed edges, in PyG's fields; `batch_size` counts the edges.
 
-    The first `num_sampled_nodes[0]` nodes are the different ends of the edges and negatives.
+    The first `num_sampled_nodes[0]` nodes are the different ends of the edges and negatives; where
+    edges are sampled up to a time all ends, each with a subgraph of its own, and `batch` is the
+    place of a node's seed edge in the batch.
     """
 
     edge_label_index: Tensor | None = None  # int64 (2, edges + negatives): local ids of the ends
@@ -36,6 +38,7 @@ class LinkBatch(Batch):
     src_index: Tensor | None = None  # of triplets: int64 (edges,) local ids of the sources
     dst_pos_index: Tensor | None = None  # int64 (edges,) of their targets
     dst_neg_index: Tensor | None = None  # int64 (edges,), or (edges, amount): of negative targets
+    edge_label_time: Tensor | None = None  # int64 (edges + negatives,): these have their edge's
 
 
 class LinkDataset(SteppedDataset[LinkBatch]):
@@ -54,7 +57,7 @@ class LinkDataset(SteppedDataset[LinkBatch]):
         relation: EdgeType | None = None,
         negatives: Negatives = "binary",
         amount: float = 1.0,
-        exclude: Exclude = "reverse",
+        exclude: Exclude | None = None,
         reverse: EdgeType | None = None,
         shuffle: bool = True,
         return_e_id: bool = False,
@@ -65,6 +68,9 @@ class LinkDataset(SteppedDataset[LinkBatch]):
         frontier: str = "new",
         replace: bool = False,
         weighted: bool = False,
+        edge_label_time: Times | Literal["own"] | None = None,
+        temporal_strategy: Literal["uniform", "last"] = "uniform",
+        strict: bool | None = None,
         reconnect_s: float = RECONNECT_S,
     ) -> None:
         """`edges`: "all" of the relation, the name of a split of them, or their ends, (2, edges)
@@ -76,7 +82,11 @@ class LinkDataset(SteppedDataset[LinkBatch]):
         negatives   "binary": `amount` random pairs for each edge; "triplet": so many random targets
         exclude     taken out of the sampled edges: "self": the batch's seed edges; "reverse": also
                     those that lead back, in `reverse` where the relation joins two types (the
-                    store knows it where ingest added it, or where there is only one)
+                    store knows it where ingest added it, or where there is only one), which is
+                    the default; "none": nothing, as where edges are sampled up to a time
+        edge_label_time   a time of each edge, or "own": of all edges those in the store.  Edges are
+                    sampled up to it (before it, where `strict`, as is the default with "own"), any
+                    of them or the "last"; ends are not shared between edges, as in PyG
 
         The rest is as in `NeighborDataset`; seed edges are served by plans "minibatch" and
         "hyperbatch".
@@ -87,6 +97,9 @@ class LinkDataset(SteppedDataset[LinkBatch]):
         if labels is not None and negatives == "binary" and labels.numel() and labels.min() == 0:
             labels = labels + 1
         self._labels = labels
+        own, timed = isinstance(edge_label_time, str), edge_label_time is not None
+        if own and edge_label_time != "own":
+            raise Refused(f"edge_label_time is {edge_label_time!r}, expected 'own' or times")
         ids = None if isinstance(edges, str) else edge_ids(edges)
         if labels is not None and ids is not None and labels.shape[0] != ids.size // 2:
             raise Refused(
@@ -109,15 +122,23 @@ class LinkDataset(SteppedDataset[LinkBatch]):
             frontier=frontier,
             replace=replace,
             weighted=weighted,
+            temporal=Temporal(
+                temporal_strategy,
+                "edges" if own else "given",
+                own if strict is None else strict,
+            )
+            if timed
+            else None,
             edges=SeedEdges(
                 "__".join(relation or ()),
                 negatives,
                 0.0 if negatives == "none" else float(amount),
-                exclude,
+                exclude or ("none" if timed else "reverse"),
                 "__".join(reverse or ()),
             ),
         )
-        super().__init__(endpoint, request, ids, reconnect_s)
+        frame = ids if isinstance(edge_label_time, str) else timed_ids(ids, edge_label_time)
+        super().__init__(endpoint, request, frame, reconnect_s)
 
     def _make_reader(self, session: Session) -> BatchReader:
         relations = len(session.attached.relations)
@@ -133,10 +154,20 @@ class LinkDataset(SteppedDataset[LinkBatch]):
         spec = attached.resolved.edges
         assert arrays.ends is not None
         assert spec is not None
+        values = {f.name: getattr(batch, f.name) for f in fields(batch)}
+        if batch.batch is not None:
+            values["batch"] = _edge_of_end(spec, arrays.num_seeds, arrays.ends.size)[batch.batch]
+        ends = torch.from_numpy(arrays.ends)
         return LinkBatch(
-            **{f.name: getattr(batch, f.name) for f in fields(batch)},
-            **link_fields(torch.from_numpy(arrays.ends), batch.input_id, spec, self._labels),
+            **values,
+            **link_fields(ends, batch.input_id, spec, self._labels, batch.seed_time),
         )
+
+
+def _edge_of_end(spec: SeedEdges, num: int, num_ends: int) -> Tensor:
+    """Place of the edge in the batch that each end belongs to, or whose negative it belongs to."""
+    sizes = [num, num, num_ends - 2 * num] if spec.negatives == "triplet" else [num_ends // 2] * 2
+    return torch.cat([torch.arange(size) % num for size in sizes])
 
 
 def edge_ids(edges: Tensor | NDArray[Any] | Sequence[Sequence[int]]) -> NDArray[np.int64]:
@@ -148,12 +179,17 @@ def edge_ids(edges: Tensor | NDArray[Any] | Sequence[Sequence[int]]) -> NDArray[
 
 
 def link_fields(
-    ends: Tensor, input_id: Tensor, spec: SeedEdges, labels: Tensor | None
+    ends: Tensor,
+    input_id: Tensor,
+    spec: SeedEdges,
+    labels: Tensor | None,
+    times: Tensor | None = None,
 ) -> dict[str, Any]:
     """PyG's fields of a batch of seed edges.
 
     ends      local ids: all sources, then all targets; of triplets then negative targets
     labels    of the edges, by `input_id`
+    times     of the batch's edges, where edges are sampled up to a time
     """
     num = input_id.numel()
     if spec.negatives == "triplet":
@@ -168,4 +204,5 @@ def link_fields(
     if spec.negatives == "binary":
         own = torch.ones(num) if own is None else own
         own = torch.cat([own, own.new_zeros(index.shape[1] - num, *own.shape[1:])])
-    return {"edge_label_index": index, "edge_label": own}
+    timed = None if times is None else times[torch.arange(index.shape[1]) % num]
+    return {"edge_label_index": index, "edge_label": own, "edge_label_time": timed}

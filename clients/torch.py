@@ -16,7 +16,7 @@ from clients.prefetch import Prefetcher, prefetch
 from clients.records import TensorRecord
 from clients.session import Session
 from loaderd.errors import Refused
-from loaderd.protocol import Attach, Attached
+from loaderd.protocol import Attach, Attached, Temporal
 
 __all__ = [
     "Batch",
@@ -30,6 +30,7 @@ __all__ = [
 InputNodes = Tensor | NDArray[Any] | Sequence[int] | str | None
 EdgeType = tuple[str, str, str]  # source type, name, target type
 Fanouts = Sequence[int] | Mapping[EdgeType, Sequence[int]]
+Times = Tensor | NDArray[Any] | Sequence[int]
 B_co = TypeVar("B_co", covariant=True)
 
 
@@ -50,6 +51,9 @@ class Batch(TensorRecord):
     step: int
     features: dict[str, Tensor] = field(default_factory=dict)  # further per-node arrays
     frontier: str = "new"  # "layer": hops expand all nodes found so far
+    # where edges are sampled up to a time: nodes are not shared between seeds
+    batch: Tensor | None = None  # int64 (num_nodes,) place of its seed in the batch
+    seed_time: Tensor | None = None  # int64 (batch_size,)
 
     @property
     def num_nodes(self) -> int:
@@ -80,6 +84,9 @@ class SampledDataset(SteppedDataset[B_co]):
         frontier: str = "new",
         replace: bool = False,
         weighted: bool = False,
+        input_time: Times | None = None,
+        temporal_strategy: Literal["uniform", "last"] = "uniform",
+        strict: bool = False,
         macro_partitions: int = 0,
         reuse: int | Literal["while-waiting"] = 1,
         hubs: bool = True,
@@ -98,6 +105,9 @@ class SampledDataset(SteppedDataset[B_co]):
         frontier   "new": a hop expands newly found nodes, as in PyG; "layer": all nodes found so
                    far, drawing anew, as in DGL
         weighted   neighbors are drawn by the weights of the edges; one of weight 0 never is
+        input_time    a time of each input node, in their order: edges are sampled up to it (before
+                      it, where `strict`), any of them or the `"last"`, and each seed has a subgraph
+                      of its own, as in PyG; the store must hold times of edges
         reconnect_s   how long it waits for a daemon that went away
 
         Of plan "macrobatch", on a partitioned store: each epoch deals the partitions out,
@@ -110,11 +120,13 @@ class SampledDataset(SteppedDataset[B_co]):
         if isinstance(input_nodes, str):
             split, input_nodes = input_nodes, None
         ids = None if input_nodes is None else seed_ids(input_nodes)
+        timed = Temporal(temporal_strategy, "given", strict)
         request = Attach(
             token=0,
             request=0,
             plan=plan,
             split=split if ids is None else "",
+            temporal=None if input_time is None else timed,
             **fanout_fields(num_neighbors),
             seed_type=input_type,
             batch_size=batch_size,
@@ -134,7 +146,7 @@ class SampledDataset(SteppedDataset[B_co]):
             hubs=hubs,
             halos=halos,
         )
-        super().__init__(endpoint, request, ids, reconnect_s)
+        super().__init__(endpoint, request, timed_ids(ids, input_time), reconnect_s)
 
 
 class NeighborDataset(SampledDataset[Batch]):
@@ -173,6 +185,18 @@ def seed_ids(nodes: Tensor | NDArray[Any] | Sequence[int]) -> NDArray[np.int64]:
     return np.flatnonzero(array) if array.dtype.kind == "b" else array.astype(np.int64)
 
 
+def timed_ids(ids: NDArray[np.int64] | None, times: Times | None) -> NDArray[np.int64] | None:
+    """What follows a request: ids, and times behind them, where there are any.  Raises Refused."""
+    if times is None:
+        return ids
+    array = times.detach().cpu().numpy() if isinstance(times, Tensor) else np.asarray(times)
+    if array.ndim != 1 or array.dtype.kind not in "iu":
+        raise Refused(f"times: {array.dtype} {array.shape}, expected integers, one for each seed")
+    if array.size and int(array.min()) == np.iinfo(np.int64).min:
+        raise Refused("times: -2^63 is none, expected later ones")
+    return np.concatenate([np.empty(0, np.int64) if ids is None else ids, array.astype(np.int64)])
+
+
 def to_batch(arrays: BatchArrays, attached: Attached) -> Batch:
     """The tensors over `arrays`, which keep them alive."""
     rows = {
@@ -192,5 +216,7 @@ def to_batch(arrays: BatchArrays, attached: Attached) -> Batch:
         epoch=arrays.epoch,
         step=arrays.step,
         features=rows,
+        batch=None if arrays.trees is None else torch.from_numpy(arrays.trees),
+        seed_time=None if arrays.times is None else torch.from_numpy(arrays.times),
         frontier=attached.resolved.frontier,
     )

@@ -350,3 +350,74 @@ def sample_link_batch(
         indptr, indices, n_id, fanouts, seed, epoch, step, frontier, replace, banned=banned
     )
     return batch, [n_id.index(node) for node in ends]
+
+
+class TreeBatch(NamedTuple):
+    """One batch of trees; edges by hop."""
+
+    n_id: list[int]
+    trees: list[int]  # of each node, numbered as the seed nodes
+    nodes_per_hop: list[int]
+    src_local: list[list[int]]
+    dst_local: list[list[int]]
+    edges: list[list[int]]
+
+
+def tree_number(position: int, end: int = 0, draw: int = 0) -> int:
+    """Of the tree of a seed node: of end 0 to 3 (negatives 1 and 3) of the seed at a position."""
+    return (position << 20) + (end << 17) + draw
+
+
+def pick_until(
+    indptr: Any, times: Any, node: int, limit: int, fanout: int, key: int, number: int, last: bool
+) -> list[int]:
+    """Places in `indices`, ascending, of the picks among a column's edges up to a time."""
+    start, stop = int(indptr[node]), int(indptr[node + 1])
+    ranked = [
+        (-int(times[e]) if last else draw_hash(key ^ mix(number), node, e - start) >> 1, -e)
+        for e in range(start, stop)
+        if times[e] <= limit
+    ]
+    return sorted(-e for _, e in sorted(ranked)[:fanout])
+
+
+def sample_trees(
+    indptr: Any,
+    indices: Any,
+    times: Any,
+    seeds: list[int],
+    limits: list[int],
+    numbers: list[int],
+    fanouts: Any,
+    seed: int,
+    epoch: int,
+    step: int,
+    last: bool = False,
+    frontier: str = "new",
+) -> TreeBatch:
+    """Sampling up to each seed's limit, each seed a tree of its own."""
+    batch = TreeBatch(list(seeds), list(range(len(seeds))), [len(seeds)], [], [], [])
+    local = {(tree, node): tree for tree, node in enumerate(seeds)}
+    low = 0
+    for hop, fanout in enumerate(fanouts):
+        key = make_key(seed, epoch, step, hop, 0)
+        expanded = range(low if frontier == "new" else 0, len(batch.n_id))
+        low = len(batch.n_id)
+        hops: list[tuple[int, int, int]] = []
+        for place in expanded:
+            node, tree = batch.n_id[place], batch.trees[place]
+            for edge in pick_until(
+                indptr, times, node, limits[tree], fanout, key, numbers[tree], last
+            ):
+                found = (tree, int(indices[edge]))
+                if found not in local:
+                    local[found] = len(batch.n_id)
+                    batch.n_id.append(found[1])
+                    batch.trees.append(tree)
+                hops.append((local[found], place, edge))
+        for into, values in zip(
+            batch[3:], zip(*hops, strict=True) if hops else ((), (), ()), strict=True
+        ):
+            into.append(list(values))
+        batch.nodes_per_hop.append(len(batch.n_id) - low)
+    return batch

@@ -30,10 +30,12 @@ def write_store(
     offsets: Sequence[int] = (),
     hubs: Sequence[int] = (),
     halos: Sequence[Sequence[int]] = (),
+    times: Any = None,
 ) -> Manifest:
     """A store of one type "node" with rows of 8 bytes as features, and a split "train".
 
     weights   float32 (num_edges,)
+    times     int64 (num_edges,)
     offsets   first node of each partition, then the number of nodes; empty: no partitions
     halos     of each partition, ascending; empty: none
     """
@@ -45,7 +47,7 @@ def write_store(
     folder = "edges/node___to___node"
     with StoreWriter(path, block_bytes=block_bytes) as writer:
         nodes = np.arange(count)
-        num_blocks = _pack(writer, folder, graph, nodes, block_bytes, weights, edge_ids)
+        num_blocks = _pack(writer, folder, graph, nodes, block_bytes, weights, edge_ids, times)
         everything = np.arange(count, dtype=np.uint32)
         rows = np.stack([everything, everything * 2], axis=1).astype(np.float32)
         seeds = np.asarray(train, np.int64)
@@ -84,7 +86,8 @@ def write_store(
             src="node", name="to", dst="node", num_edges=graph.indices.size, num_blocks=num_blocks,
             path=f"{folder}/blocks", first_node_path=f"{folder}/first_node",
             edge_id_dtype="uint32" if edge_ids else None, num_source_edges=graph.indices.size,
-            has_weights=weights is not None, first_edge_path=f"{folder}/first_edge", halo=columns,
+            has_weights=weights is not None, has_times=times is not None,
+            first_edge_path=f"{folder}/first_edge", halo=columns,
         )  # fmt: skip
         node_type = NodeType(
             name="node", first=0, num_nodes=count, original_id=ids, store_id=inverse,
@@ -108,18 +111,20 @@ def _pack(
     block_bytes: int,
     weights: Any,
     edge_ids: bool,
+    times: Any = None,
 ) -> int:
     """Columns of some nodes as blocks, numbered 0, 1, ...; returns how many blocks."""
     blocks = writer.graph(f"{folder}/blocks")
     packer = GraphPacker(
         block_bytes, "uint32", "uint32" if edge_ids else None, 0, blocks.append,
-        weights=weights is not None,
+        weights=weights is not None, times=times is not None,
     )  # fmt: skip
     spans = [np.arange(graph.indptr[v], graph.indptr[v + 1]) for v in nodes]
     edges = np.concatenate([*spans, np.empty(0, np.int64)]).astype(np.int64)
     packer.append(
         np.diff(graph.indptr)[nodes], graph.indices[edges],
         edges.astype(np.uint32) if edge_ids else None, None if weights is None else weights[edges],
+        None if times is None else times[edges],
     )  # fmt: skip
     writer.side(f"{folder}/first_node", packer.close())
     writer.side(f"{folder}/first_edge", packer.first_edges())

@@ -93,6 +93,7 @@ def resolve(manifest: Manifest, request: Attach, seeds_name: str, num_seeds: int
     if request.return_e_id and any(r.edge_id_dtype is None for r in manifest.relations):
         raise Refused("return_e_id: the store has no edge ids; ingest with --edge-ids")
     edges = _resolve_edges(manifest, request)
+    temporal = _resolve_temporal(manifest, request, fanouts)
     macro = _resolve_macro(manifest, request) if request.plan == MacrobatchPlan.name else None
     return Resolved(
         family="neighbor" if macro is None else "macro",
@@ -111,7 +112,7 @@ def resolve(manifest: Manifest, request: Attach, seeds_name: str, num_seeds: int
         edge_ids=request.return_e_id,
         macro=macro,
         edges=edges,
-        temporal=_resolve_temporal(manifest, request, fanouts),
+        temporal=temporal,
     )
 
 
