@@ -13,6 +13,7 @@ from blockstore.units import format_bytes
 from loaderd.devicecost import RUN_BYTES, DeviceCost
 from loaderd.hypercut import HyperCut
 from loaderd.ledger import Budget, ServedRows
+from loaderd.macroblocks import cut_blocks, pages_left_out
 from loaderd.macrofiles import MacroFiles
 from loaderd.placement import HopAdvice
 from loaderd.plans.base import Part
@@ -310,19 +311,27 @@ def _macro_bytes(
 def _part_bytes(
     manifest: Manifest, served: Sequence[ServedRows], files: MacroFiles, parts: Sequence[int]
 ) -> int:
-    """Parts of one kind, read together: a block that several share is read once."""
-    k, blocks, pages = files.num_partitions, 0, 0
+    """Parts of one kind, read together: a block that several share is read once.
+
+    Of blocks that are read in part, edges are taken to be spread evenly over columns.
+    """
+    k, pages, per_block = files.num_partitions, 0, manifest.block_bytes // PAGE_BYTES
     copied = bool(parts) and parts[0] >= k
-    for columns in files.copied_columns if copied else files.columns:
+    for r, columns in enumerate(files.copied_columns if copied else files.columns):
         if columns is not None and parts:
-            rows = [p - k if copied else p for p in parts]
-            spans = [np.arange(columns.low[p], columns.high[p]) for p in rows]
-            blocks += np.unique(np.concatenate(spans)).size
+            t = files.type_of[manifest.relations[r].dst]
+            wanted = [(*files.nodes_of(t, p), p - k if copied else p) for p in parts]
+            blocks = [np.arange(columns.low[row], columns.high[row]) for *_, row in wanted]
+            pages += np.unique(np.concatenate(blocks)).size * per_block
+            if parts[0] < 2 * k:  # hubs are read whole
+                cuts = cut_blocks(columns, wanted, per_block)
+                width = manifest.relations[r].item_bytes(manifest.id_dtype)[0]
+                pages -= pages_left_out(columns, cuts, per_block, width)
     for a, rows_of in enumerate(served):
         if not copied or files.copied_rows[a] is not None:
             t = files.type_of[rows_of.node_type.name]
             pages += sum(files.pages(a, rows_of.node_type.first, t, p).total for p in parts)
-    return blocks * manifest.block_bytes + pages * PAGE_BYTES
+    return pages * PAGE_BYTES
 
 
 # -- which plan ---------------------------------------------------------------------------------

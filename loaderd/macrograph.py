@@ -17,6 +17,7 @@ from blockstore.kernels import members as kernels
 from blockstore.kernels.order import prefix_starts, stride_starts
 from blockstore.store import Store, scan_rows
 from loaderd.ledger import ServedRows
+from loaderd.macroblocks import block_runs, cut_blocks, cut_parts
 from loaderd.macrofiles import Bounds, Columns, HubBounds, MacroFiles, Pages, Rows, cut_runs
 from loaderd.plans.base import Plan, Unit
 from loaderd.roots import Roots
@@ -157,7 +158,7 @@ class MacroShared:
 
     def _fetch_blocks(self, file: int, low: int, high: int, place: int) -> Reading:
         geometry, block_bytes = self.reader.files[file].geometry, self.manifest.block_bytes
-        runs = block_runs(np.arange(low, high), self.reader.files[file].geometry, 4)
+        runs = block_runs(np.arange(low, high), geometry, 4)
         places = place + (runs[:, 3] - low) * block_bytes
         assert geometry.slot_bytes == block_bytes
         return self.reader.fetch(file, runs, places)
@@ -346,7 +347,10 @@ class MacroGraph:
         blocks = np.unique(np.concatenate(lists))
         places = _Places.lay_out(blocks, columns, used)
         geometry = shared.reader.files[columns.file].geometry
-        runs = block_runs(blocks, geometry, shared.run_blocks)
+        spans = ((w.low, w.high, w.row) for w in wanted)
+        cuts = cut_blocks(columns, spans, geometry.pages_per_block)
+        runs = block_runs(blocks, geometry, shared.run_blocks, cuts)
+        parts = cut_parts(runs, columns, cuts, self._item_bytes(r))
         size = shared.manifest.block_bytes
 
         def consume(i: int, data: NDArray[np.uint8]) -> None:
@@ -356,8 +360,16 @@ class MacroGraph:
                     r, columns, wanted, block, data[j * size : (j + 1) * size], places
                 )
 
-        readings.append(shared.reader.stream(columns.file, runs, shared.transit, consume))
+        readings.append(shared.reader.stream(columns.file, runs, shared.transit, consume, parts))
         return places.end
+
+    def _item_bytes(self, r: int) -> list[int]:
+        """Of an edge in each section of a block, up to the last that is taken."""
+        shared, relation = self._shared, self._shared.manifest.relations[r]
+        held = relation.item_bytes(shared.manifest.id_dtype)
+        taken = (True, shared.choice.edge_ids, shared.choice.weights)
+        last = max(i for i in range(3) if taken[i] and held[i])
+        return list(held[: last + 1])
 
     def _filter_hubs(
         self, r: int, columns: Columns, wanted: Sequence["_Wanted"], used: "_Used"
@@ -492,23 +504,3 @@ class _Places(NamedTuple):
         ends = used.edges + np.cumsum(sizes)
         end = _Used(int(ends[-1]) if ends.size else used.edges, used.rows + blocks.size)
         return cls(blocks, ends - sizes, used.rows, end)
-
-
-def block_runs(blocks: NDArray[np.int64], geometry: Any, most: int) -> NDArray[np.int64]:
-    """Ascending blocks as runs of adjacent ones, `most` at most in each.
-
-    int64 (runs, 4): shard, first page, pages, first block.
-    """
-    if not blocks.size:
-        return np.empty((0, 4), np.int64)
-    per_shard, pages = geometry.blocks_per_shard, geometry.pages_per_block
-    shard = blocks // per_shard
-    new = (np.diff(blocks, prepend=-2) != 1) | (np.diff(shard, prepend=-1) != 0)
-    since = np.arange(blocks.size) - np.maximum.accumulate(np.where(new, np.arange(new.size), 0))
-    heads = np.flatnonzero(new | (since % most == 0))
-    counts = np.diff(heads, append=blocks.size)
-    runs = np.empty((heads.size, 4), np.int64)
-    runs[:, 0] = shard[heads]
-    runs[:, 1] = (blocks[heads] - shard[heads] * per_shard) * pages
-    runs[:, 2], runs[:, 3] = counts * pages, blocks[heads]
-    return runs

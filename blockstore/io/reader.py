@@ -54,6 +54,14 @@ Transit = queue.SimpleQueue[NDArray[np.uint8]]  # buffers that runs of pages pas
 Consume = Callable[[int, NDArray[np.uint8]], None]  # number of a run, its pages
 
 
+class Parts(NamedTuple):
+    """Runs that are read in part: some pages first, and what these ask for."""
+
+    heads: NDArray[np.int64]  # (runs,) pages of each that come first; 0: the run is read whole
+    choose: Callable[[int, NDArray[np.uint8]], Sequence[tuple[int, int]]]  # of a run, by its first
+    #   pages: pages [first, stop) that are to be read beside them, ascending; they may overlap
+
+
 class Reading:
     """Runs of pages on their way."""
 
@@ -154,16 +162,22 @@ class BlockReader:
         Reading(request, self._waited).wait()
 
     def stream(
-        self, file: int, runs: NDArray[np.int64], transit: Transit, consume: Consume
+        self,
+        file: int,
+        runs: NDArray[np.int64],
+        transit: Transit,
+        consume: Consume,
+        parts: Parts | None = None,
     ) -> Reading:
         """Bring runs of pages through buffers; `consume` gets each in a reader thread.
 
         runs      int64 (runs, 3 or more)   shard, first page in it, pages; kept until all are read
         transit   page-aligned uint8 buffers, each with room for the longest run
+        parts     runs that are not read whole; `consume` gets them with anything in the gaps
 
         Returns at once; errors come at `Reading.wait`: CorruptBlock, OSError.
         """
-        return self._ask(runs, partial(self._pass_pages, file, runs, transit, consume))
+        return self._ask(runs, partial(self._pass_pages, file, runs, transit, consume, parts))
 
     def fetch(self, file: int, runs: NDArray[np.int64], places: NDArray[np.int64]) -> Reading:
         """Bring runs of pages straight to where they stay.
@@ -201,6 +215,7 @@ class BlockReader:
         runs: NDArray[np.int64],
         transit: Transit,
         consume: Consume,
+        parts: Parts | None,
         low: int,
         high: int,
     ) -> None:
@@ -208,10 +223,31 @@ class BlockReader:
         try:
             for i in range(low, high):
                 data = buffer[: int(runs[i, 2]) * PAGE_BYTES]
-                self._read_pages(number, runs[i], data)
+                if parts is None or not parts.heads[i]:
+                    self._read_pages(number, runs[i], data)
+                else:
+                    self._read_part(number, runs[i], data, i, parts)
                 consume(i, data)
         finally:
             transit.put(buffer)
+
+    def _read_part(
+        self, number: int, run: NDArray[np.int64], data: NDArray[np.uint8], i: int, parts: Parts
+    ) -> None:
+        """The first pages of a run, then those that these ask for."""
+        head = int(parts.heads[i])
+        self._read_between(number, run, data, 0, head)
+        for first, stop in parts.choose(i, data[: head * PAGE_BYTES]):
+            assert stop <= run[2]
+            self._read_between(number, run, data, max(first, head), stop)
+            head = max(head, stop)
+
+    def _read_between(
+        self, number: int, run: NDArray[np.int64], data: NDArray[np.uint8], first: int, stop: int
+    ) -> None:
+        if first < stop:
+            piece = np.array([run[0], run[1] + first, stop - first])
+            self._read_pages(number, piece, data[first * PAGE_BYTES : stop * PAGE_BYTES])
 
     def _place_pages(
         self, number: int, runs: NDArray[np.int64], places: NDArray[np.int64], low: int, high: int

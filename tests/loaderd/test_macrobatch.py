@@ -142,7 +142,22 @@ CASES = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_batches_are_the_references(graph, endpoint, case):
-    options = CASES[case]
+    expect_references(graph, endpoint, CASES[case])
+
+
+def test_batches_from_blocks_that_partitions_share_are_the_same(graph, tmp_path):
+    """Blocks of eight pages, of which partitions read their own."""
+    csc, weights, _ = graph
+    write_store(
+        tmp_path / "store", csc, SEEDS, 8 * 4096, weights, offsets=OFFSETS, hubs=HUBS, halos=HALOS
+    )
+    with daemon(tmp_path / "store", "16M", 2) as endpoint:
+        for case in ("both", "weighted"):
+            expect_references(graph, endpoint, CASES[case])
+
+
+def expect_references(graph, endpoint: str, options: dict) -> None:
+    """An epoch is what the reference makes of it."""
     data = NeighborDataset(
         endpoint, batch_size=BATCH, seed=SEED, plan="macrobatch", return_e_id=True,
         macro_partitions=PARTITIONS, **options,
