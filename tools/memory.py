@@ -1,6 +1,9 @@
-"""Commands in a control group of `--mem` + 256 MiB: `python -m tools.memory {both,macro,ingest}`.
+"""Commands in a control group of `--mem` + 256 MiB: `python -m tools.memory COMMAND`.
 
 `both` ingests a graph and serves it to a client outside; one JSON line: peaks, and the kills.
+
+`hops` ingests a generated graph and propagates its features once for each `--mem` given: a JSON
+line each, as of `ingest` below, and it fails as that does.
 
 `macro` serves epochs of macro-batches to a client outside, with the least `--mem` that the daemon
 says would do; one JSON line, and it fails where there were kills.
@@ -8,7 +11,7 @@ says would do; one JSON line, and it fails where there were kills.
 `ingest` ingests a folder of any layout once for each `--mem` given, one store at a time: a JSON
 line each, with its peak, the kills and one sha256 over every file of the store.  It fails where a
 run took more than its `--mem`, was killed, or made other bytes than the first.  Options of
-`blockstore ingest` stand behind `--`, as in `... ingest SOURCE -- --undirected`.
+`blockstore ingest` (or `hops`) stand behind `--`, as in `... ingest SOURCE -- --undirected`.
 """
 
 import argparse
@@ -106,22 +109,27 @@ def inside(limits: Group, *words: str) -> "subprocess.Popen[str]":
     )
 
 
+class Took(NamedTuple):
+    """What a command took."""
+
+    peak_bytes: int  # of RssAnon + RssShmem
+    seconds: float
+    text: str  # that it gave
+
+
 class IngestRun(NamedTuple):
     """What an ingest took."""
 
-    peak_bytes: int  # of RssAnon + RssShmem
+    peak_bytes: int
     seconds: float
     stages: dict[str, float]  # seconds of each
     stage_peaks: dict[str, int]
 
 
-def run_ingest(
-    limits: Group, source: Path, store: Path, mem: str, options: Sequence[str] = ()
-) -> IngestRun:
-    """Run an ingest to its end.  Raises SystemExit: it failed, or was killed."""
-    words = ("ingest", str(source), str(store), "--mem", mem, "--json", *options)
+def run_inside(limits: Group, *words: str) -> Took:
+    """Run one of our commands to its end.  Raises SystemExit: it failed, or was killed."""
     begun = time.perf_counter()
-    process = inside(limits, "preprocess", *words)
+    process = inside(limits, *words)
     peak = 0
     while True:
         try:
@@ -132,12 +140,21 @@ def run_ingest(
     seconds = time.perf_counter() - begun
     if process.returncode:
         raise SystemExit(
-            f"ingest --mem {mem} ended with {process.returncode}, {limits.kills()} kills: {errors}"
+            f"{' '.join(words)} ended with {process.returncode}, {limits.kills()} kills: {errors}"
         )
-    events = [json.loads(line) for line in text.splitlines()]
+    return Took(peak, seconds, text)
+
+
+def run_ingest(
+    limits: Group, source: Path, store: Path, mem: str, options: Sequence[str] = ()
+) -> IngestRun:
+    """Run an ingest to its end.  Raises SystemExit: it failed, or was killed."""
+    words = ("preprocess", "ingest", str(source), str(store), "--mem", mem, "--json", *options)
+    took = run_inside(limits, *words)
+    events = [json.loads(line) for line in took.text.splitlines()]
     ends = [e for e in events if e["event"] == "stage_end"]
     return IngestRun(
-        peak, seconds, {e["stage"]: round(e["elapsed_s"], 2) for e in ends},
+        took.peak_bytes, took.seconds, {e["stage"]: round(e["elapsed_s"], 2) for e in ends},
         {e["stage"]: e["peak_bytes"] for e in ends},
     )  # fmt: skip
 
@@ -266,11 +283,52 @@ def ingest(arguments: argparse.Namespace) -> list[dict[str, Any]]:
             "store_bytes": store_bytes, "sha256": one_digest(digests),
         })  # fmt: skip
         _put(lines[-1], arguments.out)
-        if kills or run.peak_bytes > parse_bytes(mem):
-            raise SystemExit(f"--mem {mem}: {kills} kills, a peak of {run.peak_bytes} bytes")
-        if other := differences(first, digests):
-            raise SystemExit(f"--mem {mem}: other bytes than before in {', '.join(other)}")
+        _check(lines[-1], differences(first, digests))
     return lines
+
+
+def hops(arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """Propagate features within each `--mem`; returns what is printed.  Raises SystemExit."""
+    folder = Path(arguments.folder)
+    graph = make_graph(folder, GraphSize(arguments.nodes, arguments.degree, arguments.features))
+    lines: list[dict[str, Any]] = []
+    first: dict[str, str] = {}
+    with tempfile.TemporaryDirectory(dir=folder) as name:
+        plain = Path(name) / "plain"
+        command("preprocess", "ingest", str(graph), str(plain), "--mem", "1G", "--no-summary")
+        if arguments.alone:
+            shutil.rmtree(graph)
+        for mem in arguments.mem:
+            store = Path(name) / "store"
+            shutil.copytree(plain, store, copy_function=os.link)  # the command adds files only
+            limit = parse_bytes(mem) + SLACK_BYTES
+            with group(limit) as limits:
+                words = ("preprocess", "hops", str(store), "--mem", mem, *arguments.options)
+                took = run_inside(limits, *words)
+                kills = limits.kills()
+            digests = file_digests(store)
+            first = first or digests
+            lines.append({
+                "bench": "memory of hops", "date": today(), "machine": machine(), "mem": mem,
+                "mem_bytes": parse_bytes(mem), "limit_bytes": limit, "nodes": arguments.nodes,
+                "features": arguments.features, "options": arguments.options,
+                "peak_bytes": took.peak_bytes, "seconds": took.seconds, "kills": kills,
+                "store_bytes": sum(p.stat().st_size for p in store.rglob("*") if p.is_file()),
+                "sha256": one_digest(digests),
+            })  # fmt: skip
+            shutil.rmtree(store)
+            _put(lines[-1], arguments.out)
+            _check(lines[-1], differences(first, digests))
+    return lines
+
+
+def _check(line: dict[str, Any], other: Sequence[str]) -> None:
+    """Raises SystemExit: a run took more than its `--mem`, was killed, or made `other` files."""
+    mem, peak, kills = line["mem"], line["peak_bytes"], line["kills"]
+    if kills or peak > line["mem_bytes"]:
+        raise SystemExit(f"--mem {mem}: {kills} kills, a peak of {peak} bytes")
+    if other:
+        raise SystemExit(f"--mem {mem}: other bytes than before in {', '.join(other)}")
 
 
 def _put(line: dict[str, Any], out: str) -> None:
@@ -294,7 +352,11 @@ def main(words: list[str]) -> Any:
     parts.add_argument("--halo", type=float, default=0.3)
     parts.add_argument("--epochs", type=int, default=2)
     parts.set_defaults(run=macro)
-    for served in (pair, parts):
+    spread = commands.add_parser("hops", help="propagate features within each --mem")
+    spread.add_argument("--mem", nargs="+", default=["1G"])
+    spread.add_argument("--alone", action="store_true", help="remove the graph once it is a store")
+    spread.set_defaults(run=hops)
+    for served in (pair, spread, parts):
         served.add_argument("--folder", default="/tmp/blockstore-bench")
         served.add_argument("--nodes", type=int, default=3_500_000)
         served.add_argument("--degree", type=int, default=12)
@@ -306,7 +368,9 @@ def main(words: list[str]) -> Any:
     alone.add_argument("--mem", nargs="+", default=["512M", "4G"])
     alone.add_argument("--out", default="")
     own, options = split_options(words)
-    alone.set_defaults(run=ingest, options=options)
+    for command_line in (alone, spread):
+        command_line.set_defaults(options=options)
+    alone.set_defaults(run=ingest)
     arguments = parser.parse_args(own)
     if arguments.run is ingest and arguments.folder is None:
         arguments.folder = arguments.source.absolute().parent

@@ -68,3 +68,25 @@ def test_a_run_that_takes_too_much_fails(tmp_path, monkeypatch):
     monkeypatch.setattr(memory, "parse_bytes", lambda text: 1 << 20)
     with pytest.raises(SystemExit, match=r"--mem 64M: 0 kills, a peak of [0-9]{8,} bytes"):
         memory.main(["ingest", str(tmp_path), "--folder", str(tmp_path), "--mem", "64M"])
+
+
+@pytest.mark.usefixtures("groups")
+def test_hops_stay_inside_their_group(tmp_path):
+    words = ["hops", "--folder", str(tmp_path), "--nodes", "20000", "--features", "32", "--alone"]
+    words += ["--degree", "5", "--mem", "300M", "--", "--operator", "row", "--rows", "all"]
+    (found,) = memory.main(words)
+    assert found["kills"] == 0
+    assert 20000 * 32 * 4 < found["peak_bytes"] <= 300 << 20
+    assert found["store_bytes"] > 20000 * 32 * 4 * 4  # features, and hops 0 to 2
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("changes", "other", "words"),
+    [({"kills": 1}, [], "1 kills"), ({"peak_bytes": 11}, [], "a peak of 11"), ({}, ["b"], "in b")],
+)
+def test_a_run_beyond_its_memory_fails(changes, other, words):
+    line = {"mem": "10", "mem_bytes": 10, "peak_bytes": 10, "kills": 0}
+    memory._check(line, [])
+    with pytest.raises(SystemExit, match=words):
+        memory._check(line | changes, other)
