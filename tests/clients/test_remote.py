@@ -122,19 +122,16 @@ def test_rows_in_several_groups_are_the_local_ones(store):
 
 
 @pytest.mark.parametrize("mem", ["32M", "4M"])
-@pytest.mark.parametrize("method", ["cr", "rr"])
-def test_hop_wise_batches_are_the_local_ones(tmp_path, method, mem):
+def test_hop_wise_batches_are_the_local_ones(tmp_path, mem):
     write_hop_store(tmp_path / "store", {"train": make_hops(5001, 25, {"sym": 2}, 1)})
-    options = {"batch_size": 800, "method": method, "chunk": 300 if method == "cr" else 0}
     with remote_daemon(tmp_path / "store", mem) as (local, remote):
-        both(lambda e: HopDataset(e, "train", "sym", **options), local, remote)
-        one = HopDataset(local, "train", "sym", stacked=True, **options)
-        two = HopDataset(remote, "train", "sym", stacked=True, **options)
-        assert_same(one, two)
-        views = HopDataset(remote, "train", "sym", views=True, **options)  # they are copies there
-        assert_same(HopDataset(local, "train", "sym", **options), views)
-        for data in (one, two, views):
-            data.close()
+        for method, chunk in (("cr", 300), ("rr", 0)):
+            wanted = {"batch_size": 800, "method": method, "chunk": chunk, "operators": "sym"}
+            both(lambda e, w=wanted: HopDataset(e, **w), local, remote)
+            both(lambda e, w=wanted: HopDataset(e, stacked=True, **w), local, remote)
+            views = HopDataset(remote, views=True, **wanted)  # they are copies there
+            assert_same(HopDataset(local, **wanted), views)
+            views.close()
 
 
 def test_batches_of_several_types_are_the_local_ones(tmp_path):
@@ -205,7 +202,6 @@ def test_a_connection_of_one_session_that_ends_is_seen(served):
     session = data._connect().session
     assert isinstance(session, RemoteSession)
     session._socket.disconnect(served.remote)
-    session.start(0, 0)  # to nobody
     with pytest.raises(SessionLost):
         session.receive_batch(0)
     data.close()
