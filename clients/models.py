@@ -1,10 +1,13 @@
 """Reference models in plain torch: no graph library needed."""
 
+from collections.abc import Callable
 from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+
+Layer = Callable[[int, int], nn.Module]  # of widths in and out
 
 
 def mean_of_neighbors(h: Tensor, edge_index: Tensor, num_targets: int) -> Tensor:
@@ -35,27 +38,90 @@ class SageLayer(nn.Module):
         self.neighbor = nn.Linear(num_in, num_out, bias=False)
         self.own = nn.Linear(num_in, num_out)
 
-    def forward(self, h: Tensor, edge_index: Tensor, num_targets: int) -> Tensor:
-        """(num_nodes, num_in) -> (num_targets, num_out); targets are the first nodes.
+    def forward(self, h: Tensor, own: Tensor, edge_index: Tensor) -> Tensor:
+        """(sources, num_in), (targets, num_in) -> (targets, num_out).
 
         A(XW) where that is narrower than (AX)W: the same up to rounding.
         """
         narrow = self.neighbor.out_features < self.neighbor.in_features
         message = self.neighbor(h) if narrow else h
-        mean = mean_of_neighbors(message, edge_index, num_targets)
-        out: Tensor = (mean if narrow else self.neighbor(mean)) + self.own(h[:num_targets])
+        mean = mean_of_neighbors(message, edge_index, own.size(0))
+        out: Tensor = (mean if narrow else self.neighbor(mean)) + self.own(own)
         return out
 
 
-class GraphSage(nn.Module):
-    """GraphSAGE with mean aggregation, ReLU and dropout between layers."""
+class GcnLayer(nn.Module):
+    """Mean over in-neighbors and the node itself: W (h_v + sum h_u) / (1 + edges of v).
+
+    Rows are normalised, not both ends: of a sample the mean is unbiased, and degrees of sources are
+    not known.  Source: Kipf and Welling, Semi-Supervised Classification with Graph Convolutional
+    Networks, ICLR 2017; Hamilton et al., NeurIPS 2017, equation 2 ("GCN").
+    """
+
+    def __init__(self, num_in: int, num_out: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(num_in, num_out)
+
+    def forward(self, h: Tensor, own: Tensor, edge_index: Tensor) -> Tensor:
+        """(sources, num_in), (targets, num_in) -> (targets, num_out)."""
+        mean = mean_of_neighbors(h, edge_index, own.size(0))
+        counts = torch.bincount(edge_index[1], minlength=own.size(0))[:, None]
+        out: Tensor = self.linear((own + mean * counts) / (1 + counts))
+        return out
+
+
+class GatLayer(nn.Module):
+    """Attention over in-neighbors and the node itself, by several heads side by side.
+
+    Source: Veličković et al., Graph Attention Networks, ICLR 2018.
+    """
+
+    def __init__(self, num_in: int, num_out: int, heads: int = 4) -> None:
+        """`num_out` is that of all heads together; one head where they do not divide it."""
+        super().__init__()
+        self.heads = heads if num_out % heads == 0 else 1
+        self.linear = nn.Linear(num_in, num_out, bias=False)
+        self.bias = nn.Parameter(torch.zeros(num_out))
+        shape = (self.heads, num_out // self.heads)
+        self.from_source = nn.Parameter(nn.init.xavier_uniform_(torch.empty(shape)))
+        self.from_target = nn.Parameter(nn.init.xavier_uniform_(torch.empty(shape)))
+
+    def forward(self, h: Tensor, own: Tensor, edge_index: Tensor) -> Tensor:
+        """(sources, num_in), (targets, num_in) -> (targets, num_out)."""
+        src, dst = edge_index[0], edge_index[1]
+        sources = self.linear(h).view(-1, *self.from_source.shape)
+        targets = self.linear(own).view(-1, *self.from_source.shape)
+        asked = (targets * self.from_target).sum(-1)  # (targets, heads)
+        scores = functional.leaky_relu((sources * self.from_source).sum(-1)[src] + asked[dst], 0.2)
+        alone = functional.leaky_relu((targets * self.from_source).sum(-1) + asked, 0.2)
+        index = dst[:, None].expand_as(scores)
+        top = alone.scatter_reduce(0, index, scores, "amax").detach()
+        shares, own_share = (scores - top[dst]).exp(), (alone - top).exp()
+        total = own_share.scatter_add(0, index, shares)
+        mixed = own_share[..., None] * targets
+        mixed = mixed.index_add(0, dst, shares[..., None] * sources[src])
+        out: Tensor = (mixed / total[..., None]).flatten(1) + self.bias
+        return out
+
+
+LAYERS: dict[str, Layer] = {"sage": SageLayer, "gcn": GcnLayer, "gat": GatLayer}
+
+
+class Layered(nn.Module):
+    """Layers of one kind, with ReLU and dropout between them."""
 
     def __init__(
-        self, num_in: int, num_hidden: int, num_out: int, num_layers: int = 2, dropout: float = 0.5
+        self,
+        layer: Layer,
+        num_in: int,
+        num_hidden: int,
+        num_out: int,
+        num_layers: int = 2,
+        dropout: float = 0.5,
     ) -> None:
         super().__init__()
         widths = [num_in, *[num_hidden] * (num_layers - 1), num_out]
-        self.layers = nn.ModuleList(SageLayer(a, b) for a, b in pairwise(widths))
+        self.layers = nn.ModuleList(layer(a, b) for a, b in pairwise(widths))
         self.dropout = dropout
 
     def forward(
@@ -77,7 +143,16 @@ class GraphSage(nn.Module):
                 reach = depth - number
                 edges = edge_index[:, : sum(num_sampled_edges[:reach])]
                 targets = sum(num_sampled_nodes[:reach])
-            h = layer(h, edges, targets)
+            h = layer(h, h[:targets], edges)
             if number < depth - 1:
                 h = functional.dropout(functional.relu(h), self.dropout, self.training)
         return h
+
+
+class GraphSage(Layered):
+    """GraphSAGE with mean aggregation."""
+
+    def __init__(
+        self, num_in: int, num_hidden: int, num_out: int, num_layers: int = 2, dropout: float = 0.5
+    ) -> None:
+        super().__init__(SageLayer, num_in, num_hidden, num_out, num_layers, dropout)

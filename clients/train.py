@@ -1,19 +1,33 @@
-"""Train GraphSAGE from a daemon: `python -m clients.train ENDPOINT`."""
+"""Train GraphSAGE, GAT or GCN from a daemon: `python -m clients.train ENDPOINT --model gat`.
+
+Under `torchrun --nproc-per-node 2 -m clients.train ENDPOINT` the processes share each batch.  With
+`--checkpoint FILE` a run that was stopped goes on at the next step, to the same weights as if it
+had not been: dropout is keyed by (seed, epoch, step, rank).
+"""
 
 import argparse
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 from torch.nn import functional
 
-from clients.models import GraphSage
+from clients.hetero import HeteroBatch, HeteroDataset
+from clients.heteromodels import RelationalModel
+from clients.models import LAYERS, Layered
+from clients.ranks import Ranks, joined
 from clients.torch import Batch, NeighborDataset
 from loaderd.errors import DaemonError
 
 UNLABELLED = -1
+
+AnyBatch = Batch | HeteroBatch
+AnyDataset = NeighborDataset | HeteroDataset
 
 
 class NotTrainable(ValueError):
@@ -25,12 +39,17 @@ class Settings:
     """What to train."""
 
     endpoint: str
+    model: str = "sage"
     epochs: int = 5
     num_neighbors: tuple[int, ...] = (15, 10)
     batch_size: int = 1000
     hidden: int = 128
     learning_rate: float = 0.003
     seed: int = 0
+    input_type: str = ""  # node type that is classified, of a store of several
+    checkpoint: str = ""  # file to go on from and to save to
+    save_every: int = 0  # steps; 0: at the end of each epoch
+    max_steps: int = 0  # stop, and save, after so many in all; 0: never
 
 
 @dataclass(slots=True)
@@ -41,119 +60,212 @@ class Clock:
     total_s: float = 0.0
 
 
+class Classes(nn.Module):
+    """Logits of a batch's seeds, of one node type or several."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, batch: AnyBatch) -> torch.Tensor:
+        """(batch_size, classes)."""
+        logits: torch.Tensor
+        if isinstance(batch, HeteroBatch):
+            logits = self.net(batch)
+        else:
+            assert batch.x is not None
+            counts = (batch.num_sampled_nodes, batch.num_sampled_edges)
+            logits = self.net(batch.x.float(), batch.edge_index, *counts)
+        return logits
+
+
+def seed_labels(batch: AnyBatch) -> torch.Tensor:
+    """Labels of the seeds.  Raises NotTrainable."""
+    y = batch.y.get(batch.input_type) if isinstance(batch, HeteroBatch) else batch.y
+    if y is None or y.dim() != 1:
+        raise NotTrainable("the store has not one label a node; ingest a graph that has")
+    if y.is_floating_point():
+        raise NotTrainable(f"labels are {y.dtype}, expected integers: classes")
+    return y[: batch.batch_size]
+
+
 def say(line: str) -> None:
     """A line of what the command is to give, at once."""
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()
 
 
-def logits(model: GraphSage, batch: Batch) -> torch.Tensor:
-    """Of the batch's seeds."""
-    assert batch.x is not None
-    out: torch.Tensor = model(
-        batch.x.float(), batch.edge_index, batch.num_sampled_nodes, batch.num_sampled_edges
-    )
-    return out
+class Trainer:
+    """One training run: a model, its data and where it stands."""
+
+    def __init__(
+        self, settings: Settings, ranks: Ranks, observe: Callable[[AnyBatch], None] | None = None
+    ) -> None:
+        """`observe`: called with each batch that is trained on."""
+        self._settings, self._ranks, self._observe = settings, ranks, observe
+        torch.manual_seed(settings.seed)
+        self.model = Classes(self._make_net())
+        self._parallel = ranks.wrap(self.model)
+        self._optimizer = torch.optim.Adam(self.model.parameters(), settings.learning_rate)
+        self._data = self.open_split("train")
+        self._steps = 0  # in all
+        self._first_epoch = 0
+        if settings.checkpoint and Path(settings.checkpoint).exists():
+            self._load(settings.checkpoint)
+
+    def open_split(self, split: str, **options: Any) -> AnyDataset:
+        """This rank's part of a split."""
+        wanted: dict[str, Any] = {
+            "num_neighbors": self._settings.num_neighbors,
+            "batch_size": self._settings.batch_size,
+            "seed": self._settings.seed,
+            "shuffle": split == "train",
+            "rank": self._ranks.rank,
+            "world_size": self._ranks.world_size,
+            "input_type": self._settings.input_type,
+        }
+        make = HeteroDataset if self._settings.input_type else NeighborDataset
+        return make(self._settings.endpoint, split=split, **(wanted | options))
+
+    def run(self) -> float:
+        """Train, print a line an epoch, and return the accuracy on the test split."""
+        settings = self._settings
+        for epoch in range(self._first_epoch, settings.epochs):
+            self._data.set_epoch(epoch)
+            loss, clock = self._train_epoch()
+            if self._ended:
+                break
+            accuracy = self.accuracy("valid")
+            share = clock.waiting_s / clock.total_s
+            self._say(
+                f"epoch {epoch}: loss {loss:.4f}, valid accuracy {accuracy:.4f}, "
+                f"{clock.total_s:.2f} s, {share:.0%} of it waiting for data"
+            )
+        self._data.close()
+        result = self.accuracy("test")
+        self._say(f"test accuracy {result:.4f}")
+        return result
+
+    @torch.no_grad()
+    def accuracy(self, split: str) -> float:
+        """Share of labelled seeds whose label is the likeliest class, over all ranks."""
+        self.model.eval()
+        right = seeds = 0
+        data = self.open_split(split)
+        for batch in data:
+            label = seed_labels(batch)
+            right += int((self.model(batch).argmax(dim=1) == label).sum())
+            seeds += int((label != UNLABELLED).sum())
+        data.close()  # evaluation takes no memory of the daemon's while the model trains
+        total_right, total_seeds = self._ranks.total(right, seeds)
+        return total_right / max(total_seeds, 1)
+
+    @property
+    def _ended(self) -> bool:
+        return 0 < self._settings.max_steps <= self._steps
+
+    def _say(self, line: str) -> None:
+        if self._ranks.rank == 0:
+            say(line)
+
+    def _make_net(self) -> nn.Module:
+        """A model for what a quick pass over the training seeds shows of features and classes."""
+        settings = self._settings
+        num_classes = 0
+        data = self.open_split("train", num_neighbors=(1,), shuffle=False, rank=0, world_size=1)
+        for batch in data:
+            num_classes = max(num_classes, int(seed_labels(batch).max()) + 1)
+        data.close()
+        layer, depth = LAYERS[settings.model], len(settings.num_neighbors)
+        if isinstance(batch, HeteroBatch):
+            widths = {t: batch.x[t].size(1) if t in batch.x else 0 for t in batch.n_id}
+            relations = list(batch.edge_index)
+            return RelationalModel(layer, widths, relations, settings.hidden, num_classes, depth)
+        if batch.x is None or batch.x.dim() != 2:
+            raise NotTrainable("the store has no features, a vector a node; ingest them")
+        return Layered(layer, batch.x.size(1), settings.hidden, num_classes, depth)
+
+    def _train_epoch(self) -> tuple[float, Clock]:
+        """What is left of an epoch: mean loss over seeds of all ranks, and where the time went."""
+        settings, ranks = self._settings, self._ranks
+        self.model.train()
+        clock, total, seeds = Clock(), 0.0, 0
+        begun = asked = time.perf_counter()
+        for batch in self._data:
+            clock.waiting_s += time.perf_counter() - asked
+            if self._observe is not None:
+                self._observe(batch)
+            place = (settings.seed, batch.epoch, batch.step, ranks.rank)
+            torch.manual_seed(hash(place) & (2**63 - 1))
+            loss = functional.cross_entropy(
+                self._parallel(batch), seed_labels(batch), ignore_index=UNLABELLED
+            )
+            self._optimizer.zero_grad()
+            torch.autograd.backward(loss)
+            self._optimizer.step()
+            total += loss.item() * batch.batch_size
+            seeds += batch.batch_size
+            self._steps += 1
+            if self._ended or (settings.save_every and self._steps % settings.save_every == 0):
+                self._save()
+            if self._ended:
+                break
+            asked = time.perf_counter()
+        clock.total_s = time.perf_counter() - begun
+        if not self._ended and not settings.save_every:
+            self._save()
+        total_loss, total_seeds = ranks.total(total, seeds)
+        return total_loss / max(total_seeds, 1), clock
+
+    def _save(self) -> None:
+        """Rank 0 writes where all of them stand; whole or not at all."""
+        path = self._settings.checkpoint
+        if not path or self._ranks.rank:
+            return
+        state = {
+            "model": self.model.state_dict(), "optimizer": self._optimizer.state_dict(),
+            "data": self._data.state_dict(), "steps": self._steps,
+        }  # fmt: skip
+        torch.save(state, f"{path}.new")
+        Path(f"{path}.new").replace(path)
+
+    def _load(self, path: str) -> None:
+        """Raises StateMismatch: of another store, or other parameters."""
+        state = torch.load(path, weights_only=True)
+        self.model.load_state_dict(state["model"])
+        self._optimizer.load_state_dict(state["optimizer"])
+        self._data.load_state_dict(state["data"])
+        self._steps, self._first_epoch = state["steps"], state["data"]["epoch"]
 
 
-def train_epoch(
-    model: GraphSage, data: NeighborDataset, optimizer: torch.optim.Optimizer
-) -> tuple[float, Clock]:
-    """One pass: mean loss over seeds, and where the time went."""
-    model.train()
-    clock, total, seeds = Clock(), 0.0, 0
-    begun = asked = time.perf_counter()
-    for batch in data:
-        clock.waiting_s += time.perf_counter() - asked
-        assert batch.y is not None
-        label = batch.y[: batch.batch_size]
-        loss = functional.cross_entropy(logits(model, batch), label, ignore_index=UNLABELLED)
-        optimizer.zero_grad()
-        torch.autograd.backward(loss)
-        optimizer.step()
-        total += loss.item() * batch.batch_size
-        seeds += batch.batch_size
-        asked = time.perf_counter()
-    clock.total_s = time.perf_counter() - begun
-    return total / max(seeds, 1), clock
-
-
-@torch.no_grad()
-def accuracy(model: GraphSage, data: NeighborDataset) -> float:
-    """Share of labelled seeds whose label is the likeliest class; detaches."""
-    model.eval()
-    right = seeds = 0
-    for batch in data:
-        assert batch.y is not None
-        label = batch.y[: batch.batch_size]
-        right += int((logits(model, batch).argmax(dim=1) == label).sum())
-        seeds += int((label != UNLABELLED).sum())
-    data.close()  # evaluation takes no memory of the daemon's while the model trains
-    return right / max(seeds, 1)
-
-
-def open_split(settings: Settings, split: str, **options: Any) -> NeighborDataset:
-    """The dataset of one split."""
-    wanted: dict[str, Any] = {
-        "num_neighbors": settings.num_neighbors,
-        "batch_size": settings.batch_size,
-        "seed": settings.seed,
-        "shuffle": split == "train",
-    }
-    return NeighborDataset(settings.endpoint, split=split, **(wanted | options))
-
-
-def look_at(settings: Settings) -> tuple[int, int]:
-    """Features of a node, and classes among the training labels: one quick pass over them."""
-    width = num_classes = 0
-    data = open_split(settings, "train", num_neighbors=(1,), shuffle=False)
-    for batch in data:
-        if batch.x is None or batch.y is None or batch.y.dim() != 1 or batch.x.dim() != 2:
-            raise NotTrainable("the store has no features, or not one label a node")
-        if batch.y.is_floating_point():
-            raise NotTrainable(f"labels are {batch.y.dtype}, expected integers: classes")
-        width, num_classes = batch.x.size(1), max(num_classes, int(batch.y.max()) + 1)
-    data.close()
-    return width, num_classes
-
-
-def train(settings: Settings) -> float:
-    """Train, print a line an epoch, and return the accuracy on the test split."""
-    torch.manual_seed(settings.seed)
-    width, num_classes = look_at(settings)
-    data, valid, test = (open_split(settings, split) for split in ("train", "valid", "test"))
-    model = GraphSage(width, settings.hidden, num_classes, len(settings.num_neighbors))
-    optimizer = torch.optim.Adam(model.parameters(), settings.learning_rate)
-    for epoch in range(settings.epochs):
-        data.set_epoch(epoch)
-        loss, clock = train_epoch(model, data, optimizer)
-        share = clock.waiting_s / clock.total_s
-        say(
-            f"epoch {epoch}: loss {loss:.4f}, valid accuracy {accuracy(model, valid):.4f}, "
-            f"{clock.total_s:.2f} s, {share:.0%} of it waiting for data"
-        )
-    data.close()
-    result = accuracy(model, test)
-    say(f"test accuracy {result:.4f}")
-    return result
+def train(
+    settings: Settings, ranks: Ranks, observe: Callable[[AnyBatch], None] | None = None
+) -> Trainer:
+    """Train to the end, or to `max_steps`; prints a line an epoch.  Returns what was trained."""
+    trainer = Trainer(settings, ranks, observe)
+    trainer.run()
+    return trainer
 
 
 def main() -> None:
     """Entry point."""
     default = Settings("")
-    parser = argparse.ArgumentParser(description="Train GraphSAGE from a daemon.")
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("endpoint", help="ipc:///path/of/the/socket")
-    parser.add_argument("--epochs", type=int, default=default.epochs)
+    parser.add_argument("--model", choices=LAYERS, default=default.model)
     parser.add_argument("--num-neighbors", type=int, nargs="+", default=default.num_neighbors)
-    parser.add_argument("--batch-size", type=int, default=default.batch_size)
-    parser.add_argument("--hidden", type=int, default=default.hidden)
     parser.add_argument("--learning-rate", type=float, default=default.learning_rate)
-    parser.add_argument("--seed", type=int, default=default.seed)
+    parser.add_argument("--input-type", default="", help="node type that is classified")
+    parser.add_argument("--checkpoint", default="", help="file to go on from and to save to")
+    for name in ("epochs", "batch_size", "hidden", "seed", "save_every", "max_steps"):
+        option = "--" + name.replace("_", "-")
+        parser.add_argument(option, type=int, default=getattr(default, name))
     arguments = vars(parser.parse_args())
     arguments["num_neighbors"] = tuple(arguments["num_neighbors"])
     try:
-        train(Settings(**arguments))
-    except (DaemonError, NotTrainable) as error:
+        with joined() as ranks:
+            train(Settings(**arguments), ranks)
+    except (DaemonError, NotTrainable, ValueError) as error:
         sys.stderr.write(f"error: {error}\n")
         sys.exit(2)
 

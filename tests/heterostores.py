@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,6 +22,7 @@ class HeteroGraph(NamedTuple):
     widths: dict[str, int]  # float32 a node of `x`, of the types that have it
     labels: dict[str, Any]
     train: dict[str, Any]  # of the types that have a split
+    x_of: Mapping[str, Any] = MappingProxyType({})  # features that are not made up
 
     @property
     def first(self) -> dict[str, int]:
@@ -30,6 +32,8 @@ class HeteroGraph(NamedTuple):
 
     def x(self, name: str) -> Any:
         """Features: row i begins with i."""
+        if name in self.x_of:
+            return self.x_of[name]
         return (np.arange(self.num_nodes[name])[:, None] + np.arange(self.widths[name])).astype(
             "f4"
         )
@@ -63,11 +67,22 @@ def random_hetero(
 
 
 def write_hetero_store(
-    path: Path, graph: HeteroGraph, offsets: Mapping[str, Sequence[int]] | None = None
+    path: Path,
+    graph: HeteroGraph,
+    offsets: Mapping[str, Sequence[int]] | None = None,
+    splits: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Manifest:
-    """Blocks of 4 KiB, with edge ids.  `offsets`: of the partitions of each type, within it."""
+    """Blocks of 4 KiB, with edge ids.
+
+    offsets  of the partitions of each type, within it
+    splits   more than "train", by type
+    """
+    splits = splits or {}
     with StoreWriter(path, block_bytes=4096) as writer:
-        types = [_write_type(writer, graph, name, offsets) for name in graph.num_nodes]
+        types = [
+            _write_type(writer, graph, name, offsets, splits.get(name, {}))
+            for name in graph.num_nodes
+        ]
         relations = [_write_relation(writer, graph, relation) for relation in graph.relations]
         return writer.commit(
             Manifest(
@@ -78,7 +93,11 @@ def write_hetero_store(
 
 
 def _write_type(
-    writer: StoreWriter, graph: HeteroGraph, name: str, offsets: Mapping[str, Sequence[int]] | None
+    writer: StoreWriter,
+    graph: HeteroGraph,
+    name: str,
+    offsets: Mapping[str, Sequence[int]] | None,
+    more: Mapping[str, Any],
 ) -> NodeType:
     folder, first, count = f"nodes/{name}", graph.first[name], graph.num_nodes[name]
     ids = np.arange(count)
@@ -91,6 +110,7 @@ def _write_type(
             out.append(values)
         return array
 
+    splits = ({"train": graph.train[name]} if name in graph.train else {}) | dict(more)
     if offsets is not None:
         own = np.array(offsets[name], np.uint64) + np.uint64(first)
         writer.side(f"{folder}/partition_offsets", own)
@@ -100,7 +120,7 @@ def _write_type(
         store_id=rows("store_id", (ids + first).astype(np.uint32)),
         features={"x": rows("features/x", graph.x(name))} if name in graph.widths else {},
         label=rows("label", graph.labels[name]) if name in graph.labels else None,
-        splits={"train": rows("splits/train", graph.train[name])} if name in graph.train else {},
+        splits={s: rows(f"splits/{s}", ids) for s, ids in splits.items()},
         num_partitions=0 if offsets is None else len(offsets[name]) - 1,
         partition_offsets_path="" if offsets is None else f"{folder}/partition_offsets",
     )  # fmt: skip

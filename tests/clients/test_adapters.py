@@ -115,7 +115,7 @@ def forward(model, x, mfgs):
     """The model layer by layer."""
     h = x
     for layer, mfg in zip(model.layers, mfgs, strict=True):
-        h = layer(h[: mfg.num_src], torch.stack([mfg.src, mfg.dst]), mfg.num_dst)
+        h = layer(h[: mfg.num_src], h[: mfg.num_dst], torch.stack([mfg.src, mfg.dst]))
         h = torch.relu(h) if layer is not model.layers[-1] else h
     return h
 

@@ -1,0 +1,50 @@
+"""Who takes part in training: one process, or those that torchrun started."""
+
+import contextlib
+import os
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import distributed, nn
+from torch.nn.parallel import DistributedDataParallel
+
+
+class Ranks(NamedTuple):
+    """This process among those that train together."""
+
+    rank: int = 0
+    world_size: int = 1
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        """The model, with gradients averaged over all ranks."""
+        if self.world_size == 1:
+            return model
+        return DistributedDataParallel(model, find_unused_parameters=True)
+
+    def total(self, *values: float) -> list[float]:
+        """Sums over all ranks."""
+        sums = torch.tensor(values, dtype=torch.float64)
+        if self.world_size > 1:
+            distributed.all_reduce(sums)
+        result: list[float] = sums.tolist()
+        return result
+
+    def barrier(self) -> None:
+        """Wait for all of them."""
+        if self.world_size > 1:
+            distributed.barrier()
+
+
+@contextlib.contextmanager
+def joined(environment: Any = os.environ) -> Iterator[Ranks]:
+    """The group that torchrun's variables name, over gloo; one process without them."""
+    ranks = Ranks(int(environment.get("RANK", 0)), int(environment.get("WORLD_SIZE", 1)))
+    if ranks.world_size == 1:
+        yield ranks
+        return
+    distributed.init_process_group("gloo", rank=ranks.rank, world_size=ranks.world_size)
+    try:
+        yield ranks
+    finally:
+        distributed.destroy_process_group()
