@@ -63,8 +63,11 @@ DOORS = {  # library -> the only files that import it, in the packages that are 
         "clients/models.py",
         "clients/train.py",
         "preprocess/torchfile.py",
+        "clients/mfg.py",
+        "clients/dgl.py",
     },
     "triton": {"clients/device/kernels.py"},
+    "lightning": {"clients/lightning.py"},
     "torch_geometric": {"clients/pyg.py", "clients/pyglink.py"},
 }
 # what the daemon loads must stay light
