@@ -77,7 +77,10 @@ class PartitionOptions:
         ):
             if not least <= value <= most:
                 raise BadInput.at(
-                    name, f"{value:g}", f"{least:g} to {most:g}", "the defaults are a good choice"
+                    name,
+                    f"{value:,.10g}",
+                    f"{least:g} to {most:,.10g}",
+                    "the defaults are a good choice",
                 )
 
 

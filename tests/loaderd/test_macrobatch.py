@@ -14,8 +14,14 @@ from loaderd.errors import BatchFailed, Refused
 from loaderd.ledger import served_rows
 from loaderd.plans.macrobatch import share_steps
 from loaderd.trace import READ_MACRO, SERVE_MACRO, STAGES
+from preprocess.influence import InfluenceOptions
+from preprocess.ingest import ingest
+from preprocess.options import IngestOptions
+from preprocess.partition import PartitionOptions
+from preprocess.sources.plain import PlainSource
 from tests.daemons import daemon
 from tests.graphs import Csc, make_csc
+from tests.preprocess.quiet import QUIET
 from tests.reference import make_key, permute, sample_batch
 from tests.stores import write_store
 from tools.report import read_spans
@@ -243,6 +249,23 @@ def test_a_store_without_partitions_is_refused_with_what_to_do(graph, tmp_path):
     with daemon(tmp_path / "store", "16M", 1) as endpoint, pytest.raises(Refused) as caught:
         len(NeighborDataset(endpoint, plan="macrobatch"))
     assert "blockstore repartition" in str(caught.value)
+
+
+def test_more_partitions_than_nodes_of_which_nothing_is_known(tmp_path):
+    """No labels, no splits, partitions without nodes: every node is a seed once an epoch."""
+    (tmp_path / "graph").mkdir()
+    np.save(
+        tmp_path / "graph" / "edge_index.npy", np.array([[0, 1, 2, 3, 4, 0], [1, 2, 0, 4, 3, 3]])
+    )
+    options = IngestOptions(partition=PartitionOptions(9), influence=InfluenceOptions(halo=0.5))
+    ingest(PlainSource(tmp_path / "graph"), tmp_path / "store", options, QUIET)
+    with daemon(tmp_path / "store", "64M", 1) as endpoint:
+        with pytest.raises(Refused, match="split 'train' is not in the store: it has all"):
+            len(NeighborDataset(endpoint, plan="macrobatch"))
+        data = NeighborDataset(endpoint, "all", (2,), 2, plan="macrobatch")
+        for _ in range(2):
+            assert sorted(i for b in data for i in b.input_id.tolist()) == [0, 1, 2, 3, 4]
+        data.close()
 
 
 def test_too_little_memory_names_what_would_do(graph):
