@@ -15,26 +15,35 @@ from tests.reference import make_epoch_key, permute, sample_link_batch
 from tests.stores import write_store
 
 SEED, BATCH, EPOCH = 3, 9, 2
-BUDGETS = {"minibatch": "16M", "hyperbatch": "16M", "auto": "2M"}
+TIGHT = "2M"  # an eighth of the graph's blocks in memory
+SERVED = [("minibatch", "32M"), ("minibatch", TIGHT), ("hyperbatch", TIGHT)]
 
 
 @pytest.fixture(scope="module")
 def graph(tmp_path_factory) -> tuple[Csc, Path]:
-    """Columns from none to several blocks of 4 KiB, many edges with a reverse, and their store."""
+    """Columns from none to many blocks of 4 KiB, and their store of a megabyte."""
     rng = np.random.default_rng(1)
-    degrees = rng.integers(0, 12, 120)
-    degrees[[5, 17]] = (2000, 1500)
+    degrees = rng.integers(0, 24, 6000)
+    degrees[[5, 17, 3000]] = (30_000, 25_000, 1500)
+    degrees[7:12] = 0
     graph = make_csc(degrees, 2)
     store = tmp_path_factory.mktemp("links") / "store"
     write_store(store, graph, range(4))
     return graph, store
 
 
-@pytest.fixture(scope="module", params=BUDGETS)
-def served(request, graph):
+@pytest.fixture(scope="module")
+def endpoints(graph):
+    """By budget."""
+    with daemon(graph[1], "32M", 2) as roomy, daemon(graph[1], TIGHT, 2) as tight:
+        yield {"32M": roomy, TIGHT: tight}
+
+
+@pytest.fixture(params=SERVED, ids=lambda p: f"{p[0]}-{p[1]}")
+def served(request, endpoints):
     """An endpoint, and the plan to ask for."""
-    with daemon(graph[1], BUDGETS[request.param], 2) as endpoint:
-        yield endpoint, request.param
+    plan, mem = request.param
+    return endpoints[mem], plan
 
 
 def all_edges(graph: Csc) -> list[tuple[int, int]]:
@@ -50,7 +59,7 @@ CASES = {
     "a list": {"listed": 40, "amount": 0.4},
     "a list, triplets": {"listed": 31, "negatives": "triplet", "amount": 3},
     "triplets, layers": {"listed": 31, "negatives": "triplet", "frontier": "layer"},
-    "all neighbors": {"listed": 25, "num_neighbors": (-1, 2), "amount": 2},
+    "three hops": {"listed": 25, "num_neighbors": (12, 2, 1), "amount": 2},
     "replace": {"listed": 25, "replace": True, "shuffle": False},
     "two ranks": {"listed": 50, "world_size": 2, "rank": 1},
 }
@@ -66,8 +75,9 @@ def test_batches_are_the_references(graph, served, case):
     listed = options.pop("listed", 0)
     if listed:
         rng = np.random.default_rng(listed)
-        chosen = [edges[i] for i in rng.integers(0, len(edges), listed)]
-        edges = [*chosen[1:], (7, 7)]  # an edge that the graph may not have
+        chosen = [edges[i] for i in rng.integers(0, len(edges), listed // 2)]
+        back = [(target, source) for source, target in chosen]  # most are no edges of the graph
+        edges = [*chosen, *back]
     asked = torch.tensor(edges).t() if listed else "all"
     data = LinkDataset(
         endpoint, asked, batch_size=BATCH * options["world_size"], seed=SEED, plan=plan,
@@ -75,15 +85,14 @@ def test_batches_are_the_references(graph, served, case):
     )  # fmt: skip
     data.set_epoch(EPOCH)
     key = make_epoch_key(SEED, EPOCH)
-    places = list(range(len(edges)))
-    if options["shuffle"]:
-        places = [permute(i, len(edges), key) for i in places]
     size = BATCH * options["world_size"]
     for step, batch in zip(range(6), data, strict=False):
         low, high = step * size, min(len(edges), step * size + size)
         first = low + (high - low) * options["rank"] // options["world_size"]
         last = low + (high - low) * (options["rank"] + 1) // options["world_size"]
-        own = places[first:last]
+        own = list(range(first, last))
+        if options["shuffle"]:
+            own = [permute(i, len(edges), key) for i in own]
         expected, ends = sample_link_batch(
             csc.indptr, csc.indices, [edges[p] for p in own], first, options["num_neighbors"],
             SEED, EPOCH, step, options["negatives"], options["amount"], options["exclude"],
@@ -124,13 +133,19 @@ def test_an_epoch_has_every_edge_once_for_all_ranks_together(graph, served):
     seen, steps = [], set()
     for rank in range(3):
         data = LinkDataset(
-            endpoint, num_neighbors=(1,), batch_size=700, plan=plan, rank=rank, world_size=3
+            endpoint,
+            num_neighbors=(1,),
+            negatives="none",
+            batch_size=9000,
+            plan=plan,
+            rank=rank,
+            world_size=3,
         )
         batches = list(data)
         steps.add(len(batches))
         seen += [batch.input_id for batch in batches]
         data.close()
-    assert steps == {-(-num_edges // 700)}
+    assert steps == {-(-num_edges // 9000)}
     assert torch.cat(seen).sort().values.tolist() == list(range(num_edges))
 
 
@@ -167,7 +182,7 @@ def test_labels_and_a_state_go_along(graph, served):
     ("edges", "options", "words"),
     [
         ("test", {}, "split 'test' of edges is not in the store: it has all"),
-        ([[0, 1], [2, 500]], {}, r"edge_label_index\[1, 1\] is 500, outside \[0, 120\)"),
+        ([[0, 1], [2, 6500]], {}, r"edge_label_index\[1, 1\] is 6500, outside \[0, 6000\)"),
         ("all", {"relation": ("a", "b", "c")}, "edges.relation 'a__b__c'"),
         ("all", {"negatives": "some"}, "edges.negatives is 'some'"),
         ("all", {"amount": float("nan")}, "edges.amount is nan"),

@@ -11,6 +11,8 @@ import torch
 from clients.link import LinkDataset
 from clients.torch import NeighborDataset
 from loaderd.errors import Refused
+from loaderd.plans.resolve import resolve
+from loaderd.protocol import Attach, Temporal
 from tests.daemons import daemon
 from tests.graphs import Csc, make_csc
 from tests.reference import (
@@ -23,15 +25,16 @@ from tests.reference import (
 from tests.stores import write_store
 
 SEED, BATCH, EPOCH, FANOUTS = 3, 7, 2, (4, 3)
-BUDGETS = {"minibatch": "16M", "hyperbatch": "16M", "auto": "2M"}
+TIGHT = "2M"  # a tenth of the graph's blocks in memory
+SERVED = [("minibatch", "32M"), ("minibatch", TIGHT), ("hyperbatch", TIGHT)]
 
 
 @pytest.fixture(scope="module")
 def graph(tmp_path_factory) -> tuple[Csc, np.ndarray, Path]:
     """Columns from none to several blocks of 4 KiB, times with many equal ones, and their store."""
     rng = np.random.default_rng(1)
-    degrees = rng.integers(0, 12, 120)
-    degrees[[5, 17]] = (900, 600)
+    degrees = rng.integers(0, 20, 6000)
+    degrees[[5, 17]] = (9000, 600)
     graph = make_csc(degrees, 2)
     times = rng.integers(-5, 60, graph.indices.size) << 40
     store = tmp_path_factory.mktemp("temporal") / "store"
@@ -40,11 +43,18 @@ def graph(tmp_path_factory) -> tuple[Csc, np.ndarray, Path]:
     return graph, times, store
 
 
-@pytest.fixture(scope="module", params=BUDGETS)
-def served(request, graph):
+@pytest.fixture(scope="module")
+def endpoints(graph):
+    """By budget."""
+    with daemon(graph[2], "32M", 2) as roomy, daemon(graph[2], TIGHT, 2) as tight:
+        yield {"32M": roomy, TIGHT: tight}
+
+
+@pytest.fixture(params=SERVED, ids=lambda p: f"{p[0]}-{p[1]}")
+def served(request, endpoints):
     """An endpoint, and the plan to ask for."""
-    with daemon(graph[2], BUDGETS[request.param], 2) as endpoint:
-        yield endpoint, request.param
+    plan, mem = request.param
+    return endpoints[mem], plan
 
 
 def check(batch, expected) -> None:
@@ -65,7 +75,7 @@ def test_nodes_see_what_was_before_them(graph, served, strategy, strict, frontie
     csc, times, _ = graph
     endpoint, plan = served
     rng = np.random.default_rng(4)
-    nodes = rng.integers(0, 120, 30)
+    nodes = rng.integers(0, 6000, 30)
     nodes[:4] = (5, 5, 17, 5)
     seed_times = rng.choice(times, 30)
     data = NeighborDataset(
@@ -107,7 +117,7 @@ def test_edges_see_what_was_before_them(graph, served, case):
     listed = options.pop("listed", 0)
     num = csc.indices.size
     chosen = np.random.default_rng(9).integers(0, num, listed) if listed else np.arange(num)
-    targets = np.repeat(np.arange(120), np.diff(csc.indptr))[chosen]
+    targets = np.repeat(np.arange(6000), np.diff(csc.indptr))[chosen]
     sources = csc.indices[chosen].astype(np.int64)
     asked = torch.from_numpy(np.stack([sources, targets])) if listed else "all"
     data = LinkDataset(
@@ -122,7 +132,7 @@ def test_edges_see_what_was_before_them(graph, served, case):
         places = [permute(i, chosen.size, key) for i in own]
         count = math.ceil(len(own) * options["amount"])
         negatives = [
-            draw_negatives(SEED, EPOCH, step, own.start, len(own), count, end, range(120))
+            draw_negatives(SEED, EPOCH, step, own.start, len(own), count, end, range(6000))
             for end in (0, 1)
         ]
         columns = {0: sources[places].tolist(), 2: targets[places].tolist()}
@@ -194,6 +204,7 @@ def test_what_makes_no_sense_is_refused(served, make, words):
 
 
 def test_times_must_be_there(graph, tmp_path):
-    write_store(tmp_path / "store", graph[0], range(40))
-    with daemon(tmp_path / "store", "16M", 1) as endpoint, pytest.raises(Refused, match="no times"):
-        len(NeighborDataset(endpoint, input_time=range(40)))
+    manifest = write_store(tmp_path / "store", graph[0], range(40))
+    request = Attach(token=0, request=0, num_neighbors=(2,), temporal=Temporal())
+    with pytest.raises(Refused, match="'node__to__node' has no times; ingest it with an array"):
+        resolve(manifest, request, "split:train", 40)
