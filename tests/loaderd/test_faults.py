@@ -1,6 +1,8 @@
 """Disks that fail, clients that are killed or stop: one session's error, and nothing is left."""
 
+import ast
 import errno
+import hashlib
 import os
 import queue
 import signal
@@ -9,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -22,12 +25,13 @@ from blockstore.io.arena import Arena
 from blockstore.store import open_store
 from loaderd.endpoint import parse_endpoint
 from loaderd.engine import Engine, default_settings
-from loaderd.errors import ShuttingDown
+from loaderd.errors import Refused, ShuttingDown
 from loaderd.floor import Floor
-from loaderd.protocol import Attach, BatchReady, ErrorReply, Release, Start
+from loaderd.protocol import Attach, BatchReady, ChunkReady, ErrorReply, Release, Start
 from loaderd.transport import ask_status
 from tests.daemons import ROOT, spawn, stop
 from tests.graphs import Csc
+from tests.hopstores import make_hops, write_hop_store
 from tests.loaderd.shell import WAIT_S, Client
 from tests.stores import write_store
 from tools.storm_trainer import open_files
@@ -61,7 +65,15 @@ def store(tmp_path_factory):
     indices = rng.integers(0, NODES, indptr[-1])
     graph = Csc(indptr.astype(np.int64), indices, np.arange(indices.size))
     path = tmp_path_factory.mktemp("faults") / "store"
-    write_store(path, graph, np.arange(NODES))
+    write_store(path, graph, np.arange(NODES), offsets=range(0, NODES + 1, NODES // 8))
+    return path
+
+
+@pytest.fixture(scope="module")
+def hop_store(tmp_path_factory):
+    """Hop-wise rows, more than the smallest budget holds."""
+    path = tmp_path_factory.mktemp("faults") / "hops"
+    write_hop_store(path, {"train": make_hops(NODES, 40, {"sym": 3}, 4)})
     return path
 
 
@@ -72,9 +84,54 @@ def held(engine):
     return ledger, counters["slots_in_pools"], counters["slots_pinned"]
 
 
-@pytest.fixture(params=["minibatch", "hyperbatch"])
-def running(request, store, monkeypatch):
-    """An engine, a session of it, and a switch that makes reads fail."""
+PLANS = {
+    "minibatch": {"num_neighbors": (5, 5)},
+    "hyperbatch": {"num_neighbors": (5, 5)},
+    "macrobatch": {"num_neighbors": (5, 5), "macro_partitions": 1},
+    "chunks": {"chunk": 30},
+    "rows": {},
+}
+
+
+@contextmanager
+def session_of(store, mem, plan):
+    """An engine, a session of it, and a way to wait for its steps."""
+    out: list = []
+    came = threading.Condition()
+
+    def deliver(session, message):
+        with came:
+            out.append(message)
+            came.notify_all()
+
+    def take(step):
+        with came:
+            assert came.wait_for(
+                lambda: any(isinstance(m, ErrorReply) or m.step == step for m in out), WAIT_S
+            )
+            found = next(m for m in out if isinstance(m, ErrorReply) or m.step == step)
+            out.remove(found)
+            return found
+
+    with Engine(open_store(store), default_settings(mem, 1, 1)) as engine:
+        engine.deliver = deliver
+        before = held(engine)
+        fields = {"batch_size": 50, "window": 2, "plan": plan} | PLANS[plan]
+        attached = engine.attach(Attach(token=0, request=1, **fields), None)
+        yield SimpleNamespace(
+            engine=engine, session=attached.session, attached=attached, store=store, plan=plan,
+            take=take, out=out,
+        )  # fmt: skip
+        engine.detach(attached.session)
+        end = time.monotonic() + WAIT_S
+        while held(engine) != before:
+            assert time.monotonic() < end, (held(engine), before)
+
+
+@pytest.fixture(params=PLANS)
+def running(request, monkeypatch):
+    """A session, and a switch that makes reads fail; afterwards nothing is held any more."""
+    store = "hop_store" if request.param in ("chunks", "rows") else "store"
     failing: dict[str, int] = {"left": 0, "met": 0}
     real = reader_module.read_exact
 
@@ -86,48 +143,73 @@ def running(request, store, monkeypatch):
         real(fd, buffers, offset, where)
 
     monkeypatch.setattr(reader_module, "read_exact", read)
-    out: list = []
-    came = threading.Condition()
-
-    def deliver(session, message):
-        with came:
-            out.append(message)
-            came.notify_all()
-
-    with Engine(open_store(store), default_settings(3 << 20, 1, 1)) as engine:
-        engine.deliver = deliver
-        before = held(engine)
-        attach = Attach(
-            token=0, request=1, num_neighbors=(5, 5), batch_size=50, window=2, plan=request.param
-        )
-        session = engine.attach(attach, None).session
-
-        def take(step):
-            with came:
-                assert came.wait_for(
-                    lambda: any(isinstance(m, ErrorReply) or m.step == step for m in out), WAIT_S
-                )
-                found = next(m for m in out if isinstance(m, ErrorReply) or m.step == step)
-                out.remove(found)
-                return found
-
-        yield SimpleNamespace(engine=engine, session=session, failing=failing, take=take, out=out)
+    with session_of(request.getfixturevalue(store), 3 << 20, request.param) as session:
+        session.failing = failing
+        yield session
         failing["left"] = 0
-        engine.detach(session)
-        end = time.monotonic() + WAIT_S
-        while held(engine) != before:
-            assert time.monotonic() < end, (held(engine), before)
 
 
-def serve(running, run, steps):
-    """Steps taken and given back; the error that ends them, if one does."""
+def in_peace(running, steps):
+    """Digests of the same steps from an engine that knows nothing of the first, nor its budget."""
+    seen: list[str] = []
+    with session_of(running.store, 16 << 20, running.plan) as other:
+        assert serve(other, 1, steps, seen) is None
+    return seen
+
+
+def content(running, message):
+    """What a client would copy."""
+    data, found = running.engine.arena.data, hashlib.sha256()
+
+    def put(place, num_bytes):
+        found.update(data[place : place + num_bytes])
+
+    if isinstance(message, ChunkReady):
+        index = range(message.num_rows)
+        if message.form == "index":
+            end = message.index + 8 * message.num_rows
+            index = data[message.index : end].view(np.int64).tolist()
+        for places, spec in zip(message.places, running.attached.rows, strict=True):
+            if message.form == "ranges":
+                for place, count in zip(places, message.counts, strict=True):
+                    put(place, count * spec.row_bytes)
+            else:
+                for row in index:
+                    put(places[0] + row * spec.row_bytes, spec.row_bytes)
+        return found.hexdigest()
+    arrays = blob_arrays(running, message.structure)
+    for name in sorted(arrays):
+        found.update(arrays[name])
+    addresses = blob_arrays(running, message.rows.blob)
+    for address in addresses["address:x"].view(np.uint64).tolist():
+        put(address, 8)
+    return found.hexdigest()
+
+
+def blob_arrays(running, blob):
+    """Bytes of each array, by name."""
+    slots = running.engine.arena.data.reshape(-1, running.engine.arena.slot_bytes)
+    raw = slots[list(blob.slots)].reshape(-1)
+    return {
+        a.name: raw[a.offset : a.offset + a.length * np.dtype(a.dtype).itemsize].copy()
+        for a in blob.arrays
+    }
+
+
+def serve(running, run, steps, seen=None):
+    """Steps of epoch 0 taken and given back; the error that ends them, if one does.
+
+    seen   gets the sha256 of each
+    """
     running.out.clear()
-    running.engine.start(Start(session=running.session, run=run, epoch=run, step=0))
+    running.engine.start(Start(session=running.session, run=run, epoch=0, step=0))
     for step in range(steps):
         message = running.take(step)
         if isinstance(message, ErrorReply):
             return message
-        assert isinstance(message, BatchReady)
+        assert isinstance(message, BatchReady | ChunkReady)
+        if seen is not None:
+            seen.append(content(running, message))
         running.engine.release(Release(session=running.session, run=run, step=step, group=0))
     return None
 
@@ -139,18 +221,19 @@ def test_a_read_that_fails_once_is_not_noticed(running):
     assert running.engine.reader.retries == 1
 
 
-def test_a_disk_that_fails_ends_the_run_and_nothing_else(running, store):
+def test_a_disk_that_fails_ends_the_run_and_nothing_else(running):
     running.failing["left"] = 1 << 30
     error = serve(running, 1, 5)
     assert error is not None
     assert error.error == "BatchFailed"
     assert "Input/output error" in error.message
-    assert str(store) in error.message
+    assert str(running.store) in error.message
     assert "+" in error.message  # and the offset
     running.failing["left"] = 0
     assert serve(running, 2, 5) is None
 
 
+@pytest.mark.parametrize("running", ["minibatch", "hyperbatch", "macrobatch"], indirect=True)
 def test_a_session_that_ends_as_a_step_does_is_cleared_once(running, monkeypatch):
     """Between the end of a step and its worker's last look the session may go: not twice."""
     production, cleared = running.engine._production, []
@@ -184,13 +267,13 @@ def test_a_step_that_fails_leaves_its_worker(caplog):
     assert "ZeroDivisionError" in caplog.text
 
 
-def test_a_wrong_checksum_names_file_and_offset(running, store, monkeypatch):
+def test_a_wrong_checksum_names_file_and_offset(running):
     shards = {s for f in running.engine.reader.files for s in f.shards}
     saved = {path: path.read_bytes() for path in shards}
     try:
-        for path, content in saved.items():
+        for path, raw in saved.items():
             with path.open("r+b") as f:
-                f.write(bytes(b ^ 255 for b in content[: 4096 * (len(content) // 4096)]))
+                f.write(bytes(b ^ 255 for b in raw[: 4096 * (len(raw) // 4096)]))
         error = serve(running, 1, 5)
         assert error is not None
         assert error.error == "BatchFailed"
@@ -198,10 +281,40 @@ def test_a_wrong_checksum_names_file_and_offset(running, store, monkeypatch):
         assert any(f"{path}+" in error.message for path in shards)
         assert running.engine.reader.retries >= 1
     finally:
-        for path, content in saved.items():
+        for path, raw in saved.items():
             with path.open("r+b") as f:
-                f.write(content)
-    assert serve(running, 2, 5) is None
+                f.write(raw)
+    after: list[str] = []
+    assert serve(running, 2, 5, after) is None
+    assert after == in_peace(running, 5)
+
+
+def test_an_exhausted_arena_says_what_is_free_and_gives_all_back(store):
+    with Engine(open_store(store), default_settings(4 << 20, 1, 1)) as engine:
+        before, sessions = held(engine), []
+        attach = Attach(token=0, request=1, num_neighbors=(5, 5), batch_size=50, plan="minibatch")
+
+        def attach_on():
+            while True:
+                sessions.append(engine.attach(attach, None).session)
+
+        with pytest.raises(Refused, match=r"--mem \d+M"):
+            attach_on()
+        assert sessions
+        for session in sessions:
+            engine.detach(session)
+        assert held(engine) == before
+        engine.detach(engine.attach(attach, None).session)
+
+
+WALL_CLOCK = ("time.time", "time.time_ns", "datetime.now", "datetime.utcnow")
+
+
+def test_no_decision_is_taken_by_a_clock_that_can_jump():
+    for path in sorted(p for name in ("loaderd", "clients") for p in (ROOT / name).rglob("*.py")):
+        calls = (n.func for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Call))
+        found = [ast.unparse(call) for call in calls]
+        assert not [call for call in found if call.endswith(WALL_CLOCK)], path
 
 
 def test_an_engine_that_drains_takes_nobody_in(store):
