@@ -73,7 +73,7 @@ SAMPLES = (
         sessions=(
             SessionStatus(
                 session=3, plan="minibatch", seeds="split:train", epoch=2, step=5, num_steps=10,
-                in_flight=2, window=8, batches=25,
+                in_flight=2, window=8, batches=25, owner="ann", held_bytes=5 << 20,
             ),
         ),
         counters={"batches": 25, "bytes_read": 123_456_789},
