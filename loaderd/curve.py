@@ -8,12 +8,13 @@ from zmq.utils import z85
 
 from loaderd.errors import Refused
 from loaderd.keys import Authorized, KeyPair, client_keys
-from loaderd.logs import tell
+from loaderd.logs import Throttle, tell
 from loaderd.tcp import TcpAddress
 
 ZAP_ADDRESS = "inproc://zeromq.zap.01"
 ZAP_VERSION = b"1.0"
 DOMAIN = b"loaderd"
+TURNED_AWAY_LOGGED = 20  # a second
 log = logging.getLogger(__name__)
 
 
@@ -50,20 +51,28 @@ def client_options(address: TcpAddress) -> list[tuple[int, int | bytes]]:
     return options
 
 
-def answer(frames: Sequence[bytes], authorized: Authorized) -> list[bytes]:
-    """The reply to a question: 200 and the client's key as its user, or 400.
+class Gate:
+    """Answers libzmq's questions; says in the log who is turned away, if not too often."""
 
-    frames   delimiter, version, request, domain, address, identity, mechanism, credentials
-    """
-    request = frames[2] if len(frames) > 2 else b""
-    key = ""
-    if len(frames) == 8 and frames[1] == ZAP_VERSION and frames[6] == b"CURVE":
-        key = z85.encode(frames[7]).decode() if len(frames[7]) == 32 else ""
-    if key and authorized.name_of(key) is not None:
-        return [b"", ZAP_VERSION, request, b"200", b"OK", key.encode(), b""]
-    address = frames[4].decode("ascii", "replace") if len(frames) > 4 else ""
-    tell(
-        log, logging.WARNING, "client turned away", address=address[:64], key=key or "none",
-        problem=authorized.problem,
-    )  # fmt: skip
-    return [b"", ZAP_VERSION, request, b"400", b"not authorized", b"", b""]
+    def __init__(self, authorized: Authorized) -> None:
+        """`authorized`: who may come in."""
+        self._authorized, self._told = authorized, Throttle(TURNED_AWAY_LOGGED)
+
+    def answer(self, frames: Sequence[bytes]) -> list[bytes]:
+        """The reply to a question: 200 and the client's key as its user, or 400.
+
+        frames   delimiter, version, request, domain, address, identity, mechanism, credentials
+        """
+        request = frames[2] if len(frames) > 2 else b""
+        key = ""
+        if len(frames) == 8 and frames[1] == ZAP_VERSION and frames[6] == b"CURVE":
+            key = z85.encode(frames[7]).decode() if len(frames[7]) == 32 else ""
+        if key and self._authorized.name_of(key) is not None:
+            return [b"", ZAP_VERSION, request, b"200", b"OK", key.encode(), b""]
+        address = frames[4].decode("ascii", "replace") if len(frames) > 4 else ""
+        if (left_out := self._told.admit()) is not None:
+            tell(
+                log, logging.WARNING, "client turned away", address=address[:64],
+                key=key or "none", problem=self._authorized.problem, left_out=left_out,
+            )  # fmt: skip
+        return [b"", ZAP_VERSION, request, b"400", b"not authorized", b"", b""]

@@ -61,12 +61,16 @@ def status_text(reply: StatusReply) -> str:
 
 def _sessions_text(sessions: Iterable[SessionStatus]) -> str:
     rows: list[tuple[str, ...]] = [
-        ("session", "plan", "seeds", "epoch", "step", "of", "in flight", "window", "done")
-    ]
+        (
+            "session", "owner", "plan", "seeds", "epoch", "step", "of", "in flight", "window",
+            "done", "held",
+        )
+    ]  # fmt: skip
     for s in sessions:
         numbers = (s.epoch, s.step, s.num_steps, s.in_flight, s.window, s.batches)
-        rows.append((str(s.session), s.plan, s.seeds, *map(str, numbers)))
-    return "\n".join(table(rows, frozenset({0, 3, 4, 5, 6, 7, 8}))) if rows[1:] else "no sessions"
+        held = format_bytes(s.held_bytes)
+        rows.append((str(s.session), s.owner, s.plan, s.seeds, *map(str, numbers), held))
+    return "\n".join(table(rows, frozenset({0, *range(4, 11)}))) if rows[1:] else "no sessions"
 
 
 def duration(seconds: float) -> str:

@@ -9,7 +9,7 @@ import numpy as np
 import zmq
 from numpy.typing import NDArray
 
-from loaderd.curve import ZAP_ADDRESS, answer, client_options, server_options
+from loaderd.curve import ZAP_ADDRESS, Gate, client_options, server_options
 from loaderd.endpoint import Endpoint, knock, parse_endpoint
 from loaderd.errors import BadMessage, DaemonError, NoDaemon
 from loaderd.keys import Authorized, KeyPair
@@ -193,7 +193,7 @@ class TcpRouter(Router):
         ]
         try:
             if pair is not None and authorized is not None:
-                self._authorized = authorized
+                self._gate = Gate(authorized)
                 self._zap = Router(ZAP_ADDRESS, self._question, (), context, max_frames=16)
                 options += server_options(pair)
             super().__init__(address.place, receive, options, context)
@@ -215,7 +215,7 @@ class TcpRouter(Router):
     def _question(self, identity: bytes, _: str, frames: Sequence[Frame]) -> None:
         assert self._zap is not None
         plain = [bytes(frame) for frame in frames]
-        self._zap.send_frames([identity, *answer(plain, self._authorized)])
+        self._zap.send_frames([identity, *self._gate.answer(plain)])
 
 
 def ask_status(endpoint: Endpoint | TcpAddress) -> StatusReply:

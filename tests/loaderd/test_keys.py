@@ -4,7 +4,7 @@ import stat
 
 import pytest
 
-from loaderd.curve import answer, new_pair
+from loaderd.curve import Gate, new_pair
 from loaderd.errors import NoDaemon, Refused
 from loaderd.keys import (
     AUTHORIZED,
@@ -117,11 +117,11 @@ def test_authorized_keys_are_read_again_when_they_change(tmp_path):
 def test_answers_to_who_may_come_in(tmp_path):
     ann, eve = new_pair().public, new_pair().public
     (tmp_path / AUTHORIZED).write_text(f"{ann} ann\n")
-    authorized = Authorized(tmp_path)
+    gate = Gate(Authorized(tmp_path))
 
     def ask(key: bytes, mechanism: bytes = b"CURVE", version: bytes = b"1.0") -> list[bytes]:
         frames = [b"", version, b"7", b"loaderd", b"10.0.0.9", b"", mechanism, key]
-        return answer(frames, authorized)[1:6]
+        return gate.answer(frames)[1:6]
 
     raw = z85.decode(ann.encode())
     assert ask(raw) == [b"1.0", b"7", b"200", b"OK", ann.encode()]
@@ -131,4 +131,4 @@ def test_answers_to_who_may_come_in(tmp_path):
         assert ask(odd) == refused
     assert ask(raw, mechanism=b"NULL") == refused
     assert ask(raw, version=b"2.0") == refused
-    assert answer([], authorized)[3] == b"400"
+    assert gate.answer([])[3] == b"400"

@@ -22,8 +22,8 @@ def test_a_status_says_store_memory_sessions_and_counters():
     for line in (
         "/data/store (fingerprint f00d)",
         "pid 77, up 1:02:05, O_DIRECT",
-        "session  plan       seeds        epoch  step  of  in flight  window  done",
-        "      3  minibatch  split:train      2     5  10          2       8    25",
+        "session  owner  plan       seeds        epoch  step  of  in flight  window  done  held",
+        "      3  ann    minibatch  split:train      2     5  10          2       8    25    5M",
         "bytes_read  123,456,789",
     ):
         assert line in text.splitlines()
