@@ -79,7 +79,9 @@ class HopDesk:
             manifest, hop_set(manifest, request)[1], hops.operators, hops.hops, hops.labels,
             self._first_file,
         )  # fmt: skip
-        for closer in list(self._closers):  # what sessions that end still hold
+        with self._lock:
+            closers = list(self._closers)
+        for closer in closers:  # what sessions that end still hold
             closer.join()
         opened = self._take(number, plan, arrays, request.window)
         with self._lock:
@@ -201,7 +203,7 @@ class HopDesk:
             opened.session.stop()
             closer = threading.Thread(target=self._close, args=(opened,))
             self._closers.append(closer)
-        closer.start()
+            closer.start()  # under the lock: who finds it there waits for it
         return True
 
     def _close(self, opened: _Open) -> None:

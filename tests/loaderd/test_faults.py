@@ -23,6 +23,7 @@ from blockstore.io import arena as arena_module
 from blockstore.io import reader as reader_module
 from blockstore.io.arena import Arena
 from blockstore.store import open_store
+from loaderd import hopdesk
 from loaderd.endpoint import parse_endpoint
 from loaderd.engine import Engine, default_settings
 from loaderd.errors import Refused, ShuttingDown
@@ -39,6 +40,7 @@ from tools.storm_trainer import open_files
 NODES = 6000
 TRAINER = """
 import sys
+from loaderd import hopdesk
 from loaderd.endpoint import parse_endpoint
 from loaderd.protocol import Release, Start
 from tests.loaderd.shell import Client
@@ -256,6 +258,32 @@ def test_a_session_that_ends_as_a_step_does_is_cleared_once(running, monkeypatch
     assert gone.wait(WAIT_S)
     production.wait_ended(WAIT_S)
     assert len(set(cleared)) == len(cleared) > 0
+
+
+@pytest.mark.parametrize("running", ["chunks"], indirect=True)
+def test_a_session_may_come_at_the_moment_another_goes(running, monkeypatch):
+    came, others = [], []
+
+    def attach():
+        fields = {"batch_size": 50, "window": 2, "plan": "rows"}
+        came.append(running.engine.attach(Attach(token=0, request=2, **fields), None).session)
+
+    class Watched(threading.Thread):
+        def start(self):
+            others.append(threading.Timer(0, attach))
+            others[-1].start()
+            others[-1].join(0.2)
+            super().start()
+
+    monkeypatch.setattr(
+        hopdesk, "threading", SimpleNamespace(**vars(threading) | {"Thread": Watched})
+    )
+    running.engine.detach(running.session)
+    (other,) = others
+    other.join(WAIT_S)
+    assert len(came) == 1
+    monkeypatch.undo()
+    running.engine.detach(came[0])
 
 
 def test_a_step_that_fails_leaves_its_worker(caplog):
