@@ -2,7 +2,9 @@
 
 Both have the same graph in the order of the store, all in memory, and as many threads.  One is
 `preprocess.stages.product`, over blocks as they are on disk; the other multiplies a CSR tensor of
-int64 indices and float32 values, as libraries make it, with a dense one.
+int64 indices and float32 values, as libraries make it, with a dense one.  A third peer adds up as
+many rows as there are edges in the order in which they lie in memory, by the same instructions:
+where features are far larger than the caches, a product with rows in any order is not quicker.
 """
 
 import argparse
@@ -19,6 +21,7 @@ import torch
 
 from blockstore.store import open_store, read_rows
 from preprocess.hops import default_threads
+from preprocess.kernels.hops import sum_edges
 from preprocess.progress import Progress
 from preprocess.stages.product import Product, Step, count_degrees, new_columns
 from preprocess.stored import stored_edges
@@ -26,9 +29,7 @@ from tools.bench.harness import Peer, Run, measure, report
 from tools.bench.setup import GraphSize, make_graph, make_store
 
 REPEATS = 3  # in a round: the best counts
-
-
-TORCH = "torch, sparse CSR"
+TORCH, IN_ORDER = "torch, sparse CSR", "rows in order, added up"
 
 
 def best(work: Callable[[], object]) -> float:
@@ -94,6 +95,29 @@ def open_torch(path: Path, threads: int) -> Iterator[Run]:
     yield lambda: rates(best(lambda: matrix @ x), relation.num_edges, x.shape[1])
 
 
+@contextmanager
+def open_in_order(path: Path, threads: int) -> Iterator[Run]:
+    """As many rows as there are edges, one after the other, added up."""
+    store = open_store(path)
+    (relation,), (nodes,) = store.manifest.relations, store.manifest.types
+    x = read_rows(store, nodes.features["x"])
+    rows, width = new_columns(x.size), x.shape[1]
+    rows[:] = x.reshape(-1)
+    edges = relation.num_edges
+    ids = (np.arange(edges) % nodes.num_nodes).astype(np.uint32)
+    cuts = [edges * i // threads for i in range(threads + 1)]
+    out = new_columns(threads * -(-width // 16) * 16)
+    with ThreadPoolExecutor(threads) as pool:
+
+        def add(part: int) -> None:
+            sum_edges(
+                rows, width, ids, cuts[part], cuts[part + 1], edges, 0, None, 0, out,
+                part * (out.size // threads), -1, np.float32(1),
+            )  # fmt: skip
+
+        yield lambda: rates(best(lambda: list(pool.map(add, range(threads)))), edges, width)
+
+
 def main(words: list[str]) -> list[dict[str, Any]]:
     """Run the bench; returns its lines."""
     parser = argparse.ArgumentParser(prog="tools.bench spmm", description=__doc__)
@@ -114,6 +138,7 @@ def main(words: list[str]) -> list[dict[str, Any]]:
         Peer(f"ours, {width} columns at a time", open_ours, (path, given.threads, width))
         for width in given.widths
     ]
+    peers.append(Peer(IN_ORDER, open_in_order, (path, given.threads)))
     found = measure([*peers, Peer(TORCH, open_torch, (path, given.threads))], given.rounds)
     limit = found[TORCH].figures["seconds"]
     for peer in peers:
