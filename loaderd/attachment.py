@@ -453,13 +453,15 @@ def _seeds_name(split: str, frame: NDArray[np.int64] | None) -> str:
     return f"{named}+times:{digest}" if split else f"ids:{digest}"
 
 
-def _refuse(least: int, available: int, budget: Budget, settings: EngineSettings) -> None:
+def _refuse(
+    least: int, available: int, budget: Budget, settings: EngineSettings, less: str
+) -> None:
     short = (least - available) * budget.slot_bytes
     enough = format_bytes(-(-(settings.mem_bytes + short) // (1 << 20)) << 20)
     raise Refused(
         f"the session needs {format_bytes(least * budget.slot_bytes)} of the arena, "
         f"{format_bytes(max(0, available) * budget.slot_bytes)} can be had: serve with at least "
-        f"--mem {enough}, or ask for a smaller batch_size or smaller fanouts"
+        f"--mem {enough}, or ask for {less}"
     )
 
 
@@ -562,7 +564,11 @@ def _measure_need(
         )  # fmt: skip
         least += macro.least
     if least > available:
-        _refuse(least, available, budget, settings)
+        less = "a smaller batch_size or smaller fanouts"
+        if resolved.macro is not None:
+            few = resolved.macro.partitions == 1
+            less = "a store of more partitions" if few else "fewer macro_partitions"
+        _refuse(least, available, budget, settings, less)
     available -= macro.slots if macro else 0
     # a table of all nodes is the faster one, where it takes little of what there is
     stamp = (

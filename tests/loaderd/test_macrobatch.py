@@ -270,8 +270,12 @@ def test_more_partitions_than_nodes_of_which_nothing_is_known(tmp_path):
 
 def test_too_little_memory_names_what_would_do(graph):
     options = {"plan": "macrobatch", "num_neighbors": (3,), "batch_size": BATCH}
-    with daemon(graph[2], "400K", 1) as endpoint, pytest.raises(Refused) as caught:
-        len(NeighborDataset(endpoint, macro_partitions=7, **options))
+    with daemon(graph[2], "400K", 1) as endpoint:
+        with pytest.raises(Refused) as caught:
+            len(NeighborDataset(endpoint, macro_partitions=7, **options))
+        assert "or ask for fewer macro_partitions" in str(caught.value)
+        with pytest.raises(Refused, match="or ask for a store of more partitions"):
+            len(NeighborDataset(endpoint, macro_partitions=1, **options))
     enough = str(caught.value).split("--mem ")[1].split(",")[0]
     with daemon(graph[2], enough.replace(" ", "").replace("iB", ""), 1) as endpoint:
         data = NeighborDataset(endpoint, macro_partitions=7, **options)
