@@ -20,6 +20,7 @@ from clients.patience import Patience
 from clients.position import Position, check_resolved, dump_state, parse_state
 from clients.remote import open_session
 from clients.session import Halted, Session, StepsLeftOut
+from clients.sharding import refuse_second_sharding
 from loaderd.errors import NoDaemon, SessionLost, ShuttingDown
 from loaderd.protocol import Attach, Attached, Resolved
 
@@ -114,6 +115,7 @@ class SteppedDataset(IterableDataset[B_co]):
         May be iterated in another thread, which then is the only one that uses the dataset, but
         for `consume`, `halt` and `state_dict`.
         """
+        refuse_second_sharding(self._request.world_size)
         info = get_worker_info()
         worker, stride = (0, 1) if info is None else (info.id, info.num_workers)
         session = self._connect().session
@@ -165,6 +167,7 @@ class SteppedDataset(IterableDataset[B_co]):
 
     def set_epoch(self, epoch: int) -> None:
         """Make `epoch` the next one iterated: from its start, or where a loaded state left it."""
+        refuse_second_sharding(self._request.world_size)
         if self._begun or epoch != self._position.epoch:
             self._position = Position(epoch)
             self._begun = False

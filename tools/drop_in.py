@@ -185,7 +185,7 @@ def main(words: list[str] | None = None) -> dict[str, Any]:
         command("preprocess", "ingest", settings.folder, str(store), *extra)
         task = load_task(open_store(store))
         fill_absent(task.data)
-        with serving(store, Path(name), "2G") as endpoint:
+        with serving(store, Path(name), "512M") as endpoint:
             line = summarize(settings, compare(settings, task, endpoint))
     print(json.dumps(line))
     if out:
