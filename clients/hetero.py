@@ -37,6 +37,9 @@ class HeteroBatch(TensorRecord):
     step: int
     features: dict[str, dict[str, Tensor]] = field(default_factory=dict)  # more, by type and name
     frontier: str = "new"  # "layer": hops expand all nodes found so far
+    # where edges are sampled up to a time: nodes are not shared between seeds
+    batch: dict[str, Tensor] | None = None  # int64 (nodes,) place of the seed in the batch
+    seed_time: Tensor | None = None  # int64 (batch_size,)
 
     @property
     def num_nodes(self) -> dict[str, int]:
@@ -66,6 +69,7 @@ def to_hetero_batch(arrays: HeteroArrays, attached: Attached) -> HeteroBatch:
         kind = name if name in ("x", "y") else ""
         named[kind].setdefault(spec.node_type, {})[name] = tensor
     relations = list(enumerate(attached.relations))
+    trees = None if arrays.trees is None else torch.from_numpy(arrays.trees)
     return HeteroBatch(
         x={node_type: rows["x"] for node_type, rows in named["x"].items()},
         y={node_type: rows["y"] for node_type, rows in named["y"].items()},
@@ -84,4 +88,8 @@ def to_hetero_batch(arrays: HeteroArrays, attached: Attached) -> HeteroBatch:
         step=arrays.step,
         features=named[""],
         frontier=attached.resolved.frontier,
+        batch=None
+        if trees is None
+        else {name: trees[node_at[i] : node_at[i + 1]] for i, name in enumerate(attached.types)},
+        seed_time=None if arrays.times is None else torch.from_numpy(arrays.times),
     )

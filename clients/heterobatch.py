@@ -33,6 +33,9 @@ class HeteroArrays:
     nodes_per_hop: NDArray[np.int64]  # (num_types, hops + 1)
     edges_per_hop: NDArray[np.int64]  # (num_relations, hops)
     rows: dict[str, NDArray[Any]]  # by name: (nodes of the type, *row_shape); bfloat16 as uint16
+    ends: NDArray[np.int64] | None = None  # local ends of seed edges and negatives, in their types
+    trees: NDArray[np.int64] | None = None  # (num_nodes,) as `n_id`, where sampled up to a time
+    times: NDArray[np.int64] | None = None  # (num_seeds,) likewise
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +61,8 @@ class HeteroReader(BatchReader):
         self._type_of = {name: i for i, name in enumerate(attached.types)}
         self._src_types = [self._type_of[src] for src, _, _ in attached.relations]
         self._row_types = [self._type_of[spec.node_type] for spec in attached.rows]
+        edges = attached.resolved.edges
+        self._triplets = edges is not None and edges.negatives == "triplet"
 
     def read(self, step: int) -> HeteroArrays:  # type: ignore[override]
         """The batch of `step`, all of it copied and released; waits for the daemon."""
@@ -66,7 +71,8 @@ class HeteroReader(BatchReader):
         named = {array.name: array for array in blob.arrays}
         src = self._narrow(blob, named["src"])
         per_hop = np.array(ready.edges_per_hop, np.int64).reshape(-1, len(self._src_types))
-        places = self._place(ready, src, per_hop)
+        ends = self._narrow(blob, named["ends"]) if "ends" in named else None
+        places = self._place(ready, src, per_hop, ends)
         edge_starts = np.concatenate([[0], np.cumsum(per_hop.sum(axis=0))])
         n_id = self._pool.empty((places.order.size,), np.int64)
         n_id[:] = self._narrow(blob, named["n_id"])[places.order]
@@ -87,6 +93,9 @@ class HeteroReader(BatchReader):
                 spec.name: self._room(spec, places.nodes_of(t).size)
                 for spec, t in zip(self._session.attached.rows, self._row_types, strict=True)
             },
+            ends=None if ends is None else places.place[ends],
+            trees=self._trees(blob, named, places) if "trees" in named else None,
+            times=self._wide(blob, named["times"]) if "times" in named else None,
         )
         group = ready.rows
         self._gather_typed(group, places, batch.rows)
@@ -102,13 +111,33 @@ class HeteroReader(BatchReader):
             return pieces[0][1]
         return self._copy(blob, array, np.empty(array.length, array.dtype))
 
-    def _place(self, ready: BatchReady, src: NDArray[Any], per_hop: NDArray[np.int64]) -> _Places:
-        """Types of the nodes: a relation finds nodes of one type, new ones in order."""
+    def _trees(self, blob: Blob, named: dict[str, BlobArray], places: _Places) -> NDArray[np.int64]:
+        trees = self._pool.empty((places.order.size,), np.int64)
+        trees[:] = self._narrow(blob, named["trees"])[places.order]
+        return trees
+
+    def _place(
+        self,
+        ready: BatchReady,
+        src: NDArray[Any],
+        per_hop: NDArray[np.int64],
+        ends: NDArray[Any] | None,
+    ) -> _Places:
+        """Types of the nodes: a relation finds nodes of one type, new ones in order.
+
+        ends   places of the ends of seed edges and negatives, where seeds are edges
+        """
         num_types = len(self._type_of)
         num = sum(ready.nodes_per_hop)
         kind = np.empty(num, np.uint8 if num_types <= 256 else np.uint16)
         known = ready.nodes_per_hop[0]
-        kind[:known] = self._type_of[self._session.attached.resolved.seed_type]
+        if ends is None:
+            kind[:known] = self._type_of[self._session.attached.resolved.seed_type]
+        else:
+            sources, targets = self._types_of_ends()
+            cut = ready.num_seeds if self._triplets else ends.size // 2
+            kind[ends[:cut]] = sources
+            kind[ends[cut:]] = targets
         edge = 0
         for counts in per_hop.tolist():
             for src_type, count in zip(self._src_types, counts, strict=True):
@@ -122,6 +151,13 @@ class HeteroReader(BatchReader):
         )  # fmt: skip
         order_by_type(kind, places.starts, places.order, places.place)
         return places
+
+    def _types_of_ends(self) -> tuple[int, int]:
+        attached = self._session.attached
+        assert attached.resolved.edges is not None
+        names = ["__".join(relation) for relation in attached.relations]
+        src, _, dst = attached.relations[names.index(attached.resolved.edges.relation)]
+        return self._type_of[src], self._type_of[dst]
 
     def _count(self, ready: BatchReady, places: _Places) -> NDArray[np.int64]:
         ends = [0, *itertools.accumulate(ready.nodes_per_hop)]

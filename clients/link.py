@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from clients.batch import BatchArrays, BatchReader
-from clients.buffers import BufferPool
 from clients.dataset import RECONNECT_S, SteppedDataset, gather_threads
 from clients.session import Session
 from clients.torch import Batch, EdgeType, Fanouts, Times, fanout_fields, timed_ids, to_batch
@@ -21,6 +20,7 @@ __all__ = ["LinkBatch", "LinkDataset"]
 
 SeedEdgesOf = Tensor | NDArray[Any] | Sequence[Sequence[int]] | str
 Negatives = Literal["none", "binary", "triplet"]
+B_co = TypeVar("B_co", covariant=True)
 Exclude = Literal["none", "self", "reverse"]
 
 
@@ -41,7 +41,7 @@ class LinkBatch(Batch):
     edge_label_time: Tensor | None = None  # int64 (edges + negatives,): these have their edge's
 
 
-class LinkDataset(SteppedDataset[LinkBatch]):
+class EdgeSampledDataset(SteppedDataset[B_co]):
     """Neighbor-sampled subgraphs around seed edges; epochs and workers as in `SteppedDataset`."""
 
     def __init__(
@@ -140,32 +140,39 @@ class LinkDataset(SteppedDataset[LinkBatch]):
         frame = ids if isinstance(edge_label_time, str) else timed_ids(ids, edge_label_time)
         super().__init__(endpoint, request, frame, reconnect_s)
 
+    def link_fields(self, attached: Attached, ends: Tensor, batch: Any) -> dict[str, Any]:
+        """PyG's fields of a batch: `ends` and `batch` are what was read of it."""
+        spec = attached.resolved.edges
+        assert spec is not None
+        return link_fields(ends, batch.input_id, spec, self._labels, batch.seed_time)
+
+
+class LinkDataset(EdgeSampledDataset[LinkBatch]):
+    """Batches of a store of one node type and one relation."""
+
     def _make_reader(self, session: Session) -> BatchReader:
         relations = len(session.attached.relations)
         if relations != 1 or len(session.attached.types) != 1:
             raise Refused(
                 f"{self.endpoint}: the store has {relations} relations, a LinkDataset delivers "
-                "stores of one"
+                "stores of one; take clients.heterolink.HeteroLinkDataset"
             )
-        return BatchReader(session, BufferPool(), gather_threads())
+        return BatchReader(session, self.memory, gather_threads())
 
     def _to_batch(self, arrays: BatchArrays, attached: Attached) -> LinkBatch:
         batch = to_batch(arrays, attached)
-        spec = attached.resolved.edges
         assert arrays.ends is not None
-        assert spec is not None
         values = {f.name: getattr(batch, f.name) for f in fields(batch)}
         if batch.batch is not None:
-            values["batch"] = _edge_of_end(spec, arrays.num_seeds, arrays.ends.size)[batch.batch]
+            values["batch"] = edge_of_end(attached, arrays.num_seeds, arrays.ends.size)[batch.batch]
         ends = torch.from_numpy(arrays.ends)
-        return LinkBatch(
-            **values,
-            **link_fields(ends, batch.input_id, spec, self._labels, batch.seed_time),
-        )
+        return LinkBatch(**values, **self.link_fields(attached, ends, batch))
 
 
-def _edge_of_end(spec: SeedEdges, num: int, num_ends: int) -> Tensor:
+def edge_of_end(attached: Attached, num: int, num_ends: int) -> Tensor:
     """Place of the edge in the batch that each end belongs to, or whose negative it belongs to."""
+    spec = attached.resolved.edges
+    assert spec is not None
     sizes = [num, num, num_ends - 2 * num] if spec.negatives == "triplet" else [num_ends // 2] * 2
     return torch.cat([torch.arange(size) % num for size in sizes])
 

@@ -183,6 +183,7 @@ def sample_hetero_batch(
     fanouts: dict[Any, Any],
     position: tuple[int, int, int],
     frontier: str = "new",
+    banned: Any = None,
 ) -> HeteroSampled:
     """Neighbor sampling over several relations, in their order.
 
@@ -190,14 +191,18 @@ def sample_hetero_batch(
     relations  (src, name, dst) -> (indptr, indices): columns of `dst`, ids within `src`
     fanouts    by relation, per hop
     position   seed, epoch, step
+    seeds      ids; of seed type "" (type, id)
+    banned     by relation: pairs (source, target) that are taken out of what was drawn
     """
-    found = [(seed_type, int(s)) for s in seeds]
+    found = [(seed_type, int(s)) for s in seeds] if seed_type else list(seeds)
+    banned = {} if banned is None else banned
     local: dict[tuple[str, int], int] = {}
     count = dict.fromkeys(first, 0)
+    own: list[int] = []  # places within the type
     for node in found:
         local.setdefault(node, count[node[0]])
+        own.append(count[node[0]])
         count[node[0]] += 1
-    own = [*range(len(found))]  # places within the type
     batch = HeteroSampled(
         {t: [] for t in first}, {t: [count[t]] for t in first},
         *({r: [] for r in relations} for _ in range(3)),
@@ -215,6 +220,7 @@ def sample_hetero_batch(
                 for place in expanded
                 if found[place][0] == dst and fanout
                 for edge in sample_edges(indptr, found[place][1], fanout, key, first=first[dst])
+                if (int(indices[edge]), found[place][1]) not in banned.get((src, name, dst), ())
             ]
             for _, edge in edges:
                 node = (src, int(indices[edge]))
