@@ -5,17 +5,21 @@ import math
 import mmap
 import os
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from blockstore.store import FileRange
 from loaderd.protocol import RowArraySpec
 
 SMALL_BYTES = 256 << 10  # below, numpy's own allocator is as fast, and nothing is held alive
 HUGE_PAGE_BYTES = 2 << 20
 KEEP_BYTES = 512 << 20  # of unused buffers
+
+
+ReadFiles = Callable[[Sequence[FileRange], NDArray[np.uint8]], None]
 
 
 class Memory(Protocol):
@@ -35,6 +39,11 @@ class Memory(Protocol):
 
     def after(self, release: Callable[[], None]) -> None:
         """Call `release` when nothing of the batch so far is in use in the arena."""
+
+    def filed(
+        self, ranges: list[FileRange], read: ReadFiles, shape: tuple[int, ...], dtype: DTypeLike
+    ) -> NDArray[Any]:
+        """An array that lies in these ranges of files; `read` brings them to host memory."""
 
 
 class BufferPool:
@@ -77,6 +86,14 @@ class BufferPool:
     def after(self, release: Callable[[], None]) -> None:
         """At once: a reader copies before it releases."""
         release()
+
+    def filed(
+        self, ranges: list[FileRange], read: ReadFiles, shape: tuple[int, ...], dtype: DTypeLike
+    ) -> NDArray[Any]:
+        """See `Memory`."""
+        out = self.empty(shape, dtype)
+        read(ranges, out.reshape(-1).view(np.uint8))
+        return out
 
     def unused_bytes(self) -> int:
         """Bytes of buffers that wait for their next use."""

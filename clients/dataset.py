@@ -247,7 +247,7 @@ class SteppedDataset(IterableDataset[B_co]):
         session = open_session(self.endpoint, self._request, self._ids, self._resolved)
         try:
             reader = self._make_reader(session)
-        except ValueError:
+        except BaseException:
             session.close()
             raise
         attached = session.attached

@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
@@ -20,6 +21,7 @@ from clients.dataset import (
     gather_threads,
     to_tensor,
 )
+from clients.filehops import FileReader
 from clients.hopadvice import device_bytes, take_advice
 from clients.hopbatch import LABEL, NODES, HopArrays, HopReader
 from clients.patience import Patience
@@ -80,6 +82,7 @@ class HopDataset(SteppedDataset[HopBatch]):
         world_size: int = 1,
         window: int = 0,
         resident: torch.device | str | None = None,
+        files: Path | str | None = None,
         reconnect_s: float = RECONNECT_S,
     ) -> None:
         """`operators`: those wanted, in this order; none: all that the split has.  `hops`: hops 0
@@ -96,8 +99,15 @@ class HopDataset(SteppedDataset[HopBatch]):
         labels    False: `y` is None; the split need not have any
         resident  a device that takes all rows of the split, once; the very same batches are drawn
                   there then.  Not in DataLoader workers, and not with `views`
+        files     the folder of the store: this process reads the very same chunks out of its files
+                  then, and the daemon brings nothing; under `prefetch`, by kvikio to the GPU where
+                  there is kvikio.  Not with `views`, `stacked`, `resident` or method "rr"
         reconnect_s   how long it waits for a daemon that went away
         """
+        if files is not None and (views or stacked or resident is not None or method == "rr"):
+            raise Refused(
+                "files: expected method='cr', and no views, stacked or resident; leave these out"
+            )
         if method not in PLAN_OF:
             raise Refused(f"method {method!r}: expected {' or '.join(map(repr, PLAN_OF))}")
         if views and stacked:
@@ -127,7 +137,7 @@ class HopDataset(SteppedDataset[HopBatch]):
         self.advice: HopAdvice | None = None  # by which it was made, if it was
         self._chunks = {"chunk": chunk, "redeal": redeal}  # of method "cr"
         self._arena: tuple[int, Tensor] | None = None  # of what session, all of it
-        self._resident = resident
+        self._resident, self._files = resident, None if files is None else Path(files)
         self._rows: ResidentRows | None = None
 
     @classmethod
@@ -244,19 +254,22 @@ class HopDataset(SteppedDataset[HopBatch]):
             )
         return super()._connect(patience)
 
-    def _make_reader(self, session: Session) -> HopReader | ResidentReader:
+    def _make_reader(self, session: Session) -> HopReader | ResidentReader | FileReader:
+        request = self._request
+        plan = HopPlan(session.attached.resolved, Part(request.rank, request.world_size))
+        if self._files is not None:
+            return FileReader(self._files, plan, session.attached, self.memory)
         if self._resident is not None:
-            request = self._request
-            plan = HopPlan(session.attached.resolved, Part(request.rank, request.world_size))
             return ResidentReader(self._resident_rows(plan.resolved.num_seeds), plan)
         return HopReader(session, self.memory, gather_threads(), self.stacked, self.views)
 
     def _start(self, session: Session, at: Position) -> None:
-        """Batches that are drawn on the device are not asked for."""
+        """Batches that are drawn on the device, or read here, are not asked for."""
         connection = self._connection
-        if connection is None or not isinstance(connection.reader, ResidentReader):
+        if connection is None or isinstance(connection.reader, HopReader):
             super()._start(session, at)
             return
+        assert isinstance(connection.reader, ResidentReader | FileReader)
         connection.reader.epoch = at.epoch
         self._running = session
 

@@ -105,6 +105,11 @@ class Prefetcher(Generic[B]):
         """How rows come to the device, and why; None: still measuring, or the CPU."""
         return None if self._stage is None else self._stage.choice()
 
+    @property
+    def files_by(self) -> str:
+        """Who read what lies in files (`HopDataset(files=...)`); "" before the first batch."""
+        return "" if self._stage is None else self._stage.files_by
+
     def close(self) -> None:
         """End the thread, wait for the device, and detach from the daemon."""
         self._end()

@@ -1,6 +1,8 @@
 """What a batch is brought to: a GPU, or host memory that stands in for one."""
 
 import contextlib
+import logging
+import os
 import time
 import warnings
 from collections.abc import Sequence
@@ -11,14 +13,22 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from blockstore.io.buffers import byte_view
+from blockstore.io.files import open_to_read, read_exact
+from blockstore.io.gds import DeviceReader
 from blockstore.kernels.rows import NO_ROW, gather_rows
+from blockstore.store import FileRange
 from clients.device.driver import CannotRegister, RegisteredMemory
 
+_log = logging.getLogger(__name__)
 kernels: Any
 try:
     from clients.device import kernels
 except ImportError:  # no Triton here
     kernels = None
+
+
+BY_HOST = "host, checksums verified"
 
 
 class Mark(Protocol):
@@ -39,6 +49,7 @@ class Device(Protocol):
 
     device: torch.device
     name: str
+    files_by: str  # who brings what lies in files; BY_HOST: it is read to `host` memory, and copied
 
     def host(self, num_bytes: int) -> Tensor:
         """uint8 host memory from which copies are fast."""
@@ -62,6 +73,12 @@ class Device(Protocol):
         self, addresses: Tensor, out: Tensor, slots: Tensor | None, cache: Tensor | None
     ) -> None:
         """As `clients.device.kernels.gather_on_device`, out of the arena that was lent."""
+
+    def fetch(self, ranges: Sequence[FileRange], out: Tensor) -> None:
+        """Bring ranges of files, one behind the other, to uint8 (bytes,) of the device, at once.
+
+        Raises CorruptBlock, OSError.
+        """
 
     def adopt(self, tensors: Sequence[Tensor], mark: Mark) -> None:
         """Have what the trainer asks for from now on come after `mark`."""
@@ -90,8 +107,8 @@ class HostMark:
 class HostDevice:
     """Host memory in the place of a device: the same batches, by the same steps."""
 
-    def __init__(self, free_bytes: int = 256 << 20) -> None:
-        self.device, self.name = torch.device("cpu"), "cpu"
+    def __init__(self, free_bytes: int = 256 << 20, files_by: str = BY_HOST) -> None:
+        self.device, self.name, self.files_by = torch.device("cpu"), "cpu", files_by
         self._free_bytes = free_bytes
         self._arena: NDArray[np.uint8] | None = None
 
@@ -132,6 +149,18 @@ class HostDevice:
         if hits is not None and slots is not None and cache is not None:
             out[hits] = cache[slots[hits]]
 
+    def fetch(self, ranges: Sequence[FileRange], out: Tensor) -> None:
+        """See `Device`."""
+        at, raw = 0, out.numpy()
+        for piece in ranges:
+            fd = open_to_read(piece.path, direct=False)
+            try:
+                part = byte_view(raw[at : at + piece.num_bytes])
+                read_exact(fd, [part], piece.offset, str(piece.path))
+            finally:
+                os.close(fd)
+            at += piece.num_bytes
+
     def adopt(self, tensors: Sequence[Tensor], mark: Mark) -> None:
         """See `Device`."""
 
@@ -169,6 +198,12 @@ class CudaDevice:
         self.name = torch.cuda.get_device_name(self.device)
         self._stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         self._lent: RegisteredMemory | None = None
+        self._files: DeviceReader | None = None
+        try:
+            self._files = DeviceReader()
+        except RuntimeError as error:
+            _log.info("%s: files are read by the host: %s", self.name, error)
+        self.files_by = BY_HOST if self._files is None else self._files.how
         self._arena: Tensor | None = None
 
     def host(self, num_bytes: int) -> Tensor:
@@ -195,7 +230,7 @@ class CudaDevice:
             return "Triton is not installed"
         if self._lent is not None and self._lent.memory.ctypes.data == arena.ctypes.data:
             return ""
-        self.close()
+        self._give_back()
         try:
             self._lent = RegisteredMemory(arena, self.device)
         except CannotRegister as error:
@@ -213,6 +248,12 @@ class CudaDevice:
         with self.order():
             kernels.gather_on_device(self._arena, addresses, out, slots, cache)
 
+    def fetch(self, ranges: Sequence[FileRange], out: Tensor) -> None:
+        """See `Device`."""
+        assert self._files is not None
+        with torch.cuda.device(self.device):
+            self._files.read(ranges, out)
+
     def adopt(self, tensors: Sequence[Tensor], mark: Mark) -> None:
         """See `Device`: its stream waits, the host does not."""
         assert isinstance(mark, CudaMark)
@@ -227,6 +268,11 @@ class CudaDevice:
 
     def close(self) -> None:
         """See `Device`."""
+        self._give_back()
+        if self._files is not None:
+            self._files.close()
+
+    def _give_back(self) -> None:
         self._stream.synchronize()
         self._arena = None
         if self._lent is not None:

@@ -17,7 +17,7 @@ NO_RESERVE = 0x4000  # MAP_NORESERVE: address space only
 class Place(NamedTuple):
     """Where an array lies in a slab."""
 
-    part: int
+    part: int  # or shadow
     offset: int  # bytes
 
 
@@ -33,8 +33,8 @@ class Slab:
         self._allocate, self._first = allocate, first
         self._parts: list[Tensor] = []
         self._used: list[int] = []
-        self._shadow = mmap.mmap(-1, mmap.PAGESIZE)
-        self._shadows = 0  # bytes of it
+        self._shadows: list[NDArray[np.uint8]] = []
+        self._shadowed: list[int] = []  # bytes of each
 
     def clear(self) -> None:
         """Forget the arrays: what held them is no longer read."""
@@ -43,7 +43,7 @@ class Slab:
             self._parts = []
             self._parts = [self._allocate(size)]
         self._used = [0] * len(self._parts)
-        self._shadows = 0
+        self._shadowed = []
 
     def empty(self, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
         """An uninitialised array."""
@@ -60,31 +60,26 @@ class Slab:
         return raw.view(kind).reshape(shape)
 
     def shadow(self, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
-        """An array that must be neither read nor written; `shadow_offset` knows it."""
+        """An array that must be neither read nor written; shadows are numbered as they come."""
         kind = np.dtype(dtype)
         num_bytes = int(np.prod(shape, dtype=np.int64)) * kind.itemsize
-        first = -(-self._shadows // ALIGN) * ALIGN
-        if first + num_bytes > len(self._shadow):
-            if first:
-                raise MemoryError(
-                    f"{first + num_bytes} bytes of shadows: expected one `shade` call"
-                )
-            self.shade(num_bytes)
-        self._shadows = first + num_bytes
-        raw: NDArray[Any] = np.frombuffer(self._shadow, np.uint8, num_bytes, first)
-        return raw.view(kind).reshape(shape)
-
-    def shade(self, num_bytes: int) -> None:
-        """Have address space for all shadows of a batch, before the first of them."""
-        if num_bytes > len(self._shadow):
-            size = -(-2 * num_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
+        number = len(self._shadowed)
+        if number == len(self._shadows):
+            self._shadows.append(np.empty(0, np.uint8))
+        if self._shadows[number].size < num_bytes or not num_bytes:
+            size = max(mmap.PAGESIZE, num_bytes * 5 // 4)
             flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | NO_RESERVE
-            self._shadow = mmap.mmap(-1, size, flags)
+            self._shadows[number] = np.frombuffer(mmap.mmap(-1, size, flags), np.uint8)
+        self._shadowed.append(num_bytes)
+        return self._shadows[number][:num_bytes].view(kind).reshape(shape)
 
-    def shadow_offset(self, address: int) -> int | None:
-        """Of what begins at `address`, among the shadows."""
-        first = address - np.frombuffer(self._shadow, np.uint8, 1).ctypes.data
-        return first if 0 <= first < self._shadows else None
+    def find_shadow(self, address: int) -> Place | None:
+        """In which shadow `address` is, and where."""
+        for number, num_bytes in enumerate(self._shadowed):
+            first = address - self._shadows[number].ctypes.data
+            if 0 <= first < num_bytes:
+                return Place(number, first)
+        return None
 
     def find(self, address: int) -> Place | None:
         """Where in the slab `address` is."""

@@ -15,8 +15,10 @@ import torch
 from numpy.typing import DTypeLike, NDArray
 from torch import Tensor
 
+from blockstore.store import FileRange
+from clients.buffers import ReadFiles
 from clients.device.calibration import CACHED, DIRECT, MODES, STAGING, Calibration, Choice
-from clients.device.devices import Device, Mark
+from clients.device.devices import BY_HOST, Device, Mark
 from clients.device.hotrows import Frequencies, HotRows
 from clients.device.slab import Slab
 from clients.records import TensorRecord
@@ -56,7 +58,12 @@ class _Rows(NamedTuple):
 
     spec: RowArraySpec
     addresses: NDArray[np.int64]  # (rows,), in the slab
-    shadow: int  # offset
+
+
+class _Filed(NamedTuple):
+    """Bytes that the device's reader brings."""
+
+    ranges: list[FileRange]
     num_bytes: int
 
 
@@ -87,7 +94,8 @@ class Stage:
             (Slab(device.host), None) for _ in range(NUM_SLABS)
         ]
         self._slab = self._slabs[0][0]
-        self._rows: list[_Rows] = []
+        self._coming: list[_Rows | _Filed] = []  # one a shadow
+        self.files_by = ""  # who has read what lies in files
         self._releases: list[tuple[Mark | None, Callable[[], None]]] = []
         self._whole = self._borrowed = False
         self._begun_s, self._num_rows = 0.0, 0
@@ -116,8 +124,6 @@ class Stage:
         if wide and self._calibration.mode != STAGING:
             self._lend(arena)
         self._whole = bool(wide) and self._calibration.mode != STAGING
-        if self._whole:
-            self._slab.shade(sum(-(-num * spec.row_bytes // 64) * 64 for spec, num in wide))
 
     def rows(self, spec: RowArraySpec, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
         """Room for rows; where the device will gather them, not memory but an address."""
@@ -125,23 +131,35 @@ class Stage:
             return self._slab.empty(shape, dtype)
         array = self._slab.shadow(shape, dtype)
         addresses = self._slab.empty((shape[0],), np.int64)
-        offset = self._slab.shadow_offset(array.ctypes.data) if array.nbytes else 0
-        assert offset is not None
-        self._rows.append(_Rows(spec, addresses, offset, array.nbytes))
+        self._coming.append(_Rows(spec, addresses))
         return array
 
     def gathers(self, out: NDArray[np.uint8], first: int, addresses: NDArray[np.uint64]) -> bool:
         """Whether it is the device that gathers row `first`, `first + 1`, ... of `out`."""
-        offset = self._slab.shadow_offset(out.ctypes.data) if out.size else None
-        for rows in self._rows:
-            if rows.shadow == offset and rows.num_bytes:
-                rows.addresses[first : first + addresses.size] = addresses.view(np.int64)
-                return True
-        return False
+        place = self._slab.find_shadow(out.ctypes.data) if out.size else None
+        if place is None:
+            return False
+        rows = self._coming[place.part]
+        assert isinstance(rows, _Rows)
+        rows.addresses[first : first + addresses.size] = addresses.view(np.int64)
+        return True
+
+    def filed(
+        self, ranges: list[FileRange], read: ReadFiles, shape: tuple[int, ...], dtype: DTypeLike
+    ) -> NDArray[Any]:
+        """An array of files: the device's own reader brings it where there is one."""
+        self.files_by = self.device.files_by
+        if self.files_by == BY_HOST:
+            out = self._slab.empty(shape, dtype)
+            read(ranges, out.reshape(-1).view(np.uint8))
+            return out
+        array = self._slab.shadow(shape, dtype)
+        self._coming.append(_Filed(ranges, array.nbytes))
+        return array
 
     def after(self, release: Callable[[], None]) -> None:
         """Call `release` once the arena is not read for this batch any more."""
-        if self._rows:
+        if self._coming:
             self._releases.append((None, release))
         else:
             release()
@@ -158,7 +176,7 @@ class Stage:
         if mark is not None:
             mark.wait()
         self._slab.clear()
-        self._rows = []
+        self._coming = []
         self._settle(0 if window < 2 or self._borrowed else 1)
         self._borrowed = False
 
@@ -173,7 +191,10 @@ class Stage:
         batch.map(placed)
         begun = self.device.mark()
         parts = [self.device.copy(part) for part in self._slab.filled()]
-        gathered = [self._gather(rows, parts, batch) for rows in self._rows]
+        gathered = [
+            self._gather(c, parts, batch) if isinstance(c, _Rows) else self._fetch(c)
+            for c in self._coming
+        ]
         memory = [*parts, *gathered]
         order = iter(places)
 
@@ -240,10 +261,9 @@ class Stage:
         if tensor.device == self.device.device and tensor.device.type != "cpu":
             return _Place(0, 0, alone=tensor)
         if tensor.numel() and tensor.is_contiguous():
-            offset = self._slab.shadow_offset(tensor.data_ptr())
-            for number, rows in enumerate(self._rows if offset is not None else ()):
-                if offset is not None and 0 <= offset - rows.shadow < rows.num_bytes:
-                    return _Place(number, offset - rows.shadow, gathered=True)
+            shadow = self._slab.find_shadow(tensor.data_ptr())
+            if shadow is not None:
+                return _Place(shadow.part, shadow.offset, gathered=True)
             found = self._slab.find(tensor.data_ptr())
             if found is not None:
                 return _Place(found.part, found.offset)
@@ -252,6 +272,13 @@ class Stage:
             return _Place(0, 0, alone=self.device.copy(tensor))
         put = self._slab.put(tensor)
         return _Place(put.part, put.offset)
+
+    def _fetch(self, filed: _Filed) -> Tensor:
+        with self.device.order():
+            out = torch.empty(filed.num_bytes, dtype=torch.uint8, device=self.device.device)
+        self.device.mark().wait()  # its reader knows no order: what used this memory is done
+        self.device.fetch(filed.ranges, out)
+        return out
 
     def _gather(self, rows: _Rows, parts: list[Tensor], batch: TensorRecord) -> Tensor:
         place = self._slab.find(rows.addresses.ctypes.data)
@@ -293,7 +320,7 @@ class Stage:
             seen.add(n_id)
             if seen.num_batches < PRESAMPLED:
                 return None
-            share = self._room() // max(1, len(self._rows))
+            share = self._room() // max(1, len(self._coming))
             hot = self._hot[spec.name] = HotRows(
                 seen.hottest(share // spec.row_bytes), spec.row_bytes
             )
@@ -308,7 +335,7 @@ class Stage:
     def _note(self, begun: Mark, mark: Mark) -> None:
         """Measure a batch, while there is a choice to make."""
         calibration = self._calibration
-        caches_ready = len(self._hot) == len(self._rows) and all(
+        caches_ready = len(self._hot) == len(self._coming) and all(
             hot.settled for hot in self._hot.values()
         )
         if calibration.choice is None and (calibration.mode != CACHED or caches_ready):

@@ -5,9 +5,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from blockstore.errors import CorruptBlock, NotAStore  # noqa: E402
+from blockstore.store import open_store  # noqa: E402
 from clients.device import stage  # noqa: E402
 from clients.device.calibration import MODES  # noqa: E402
-from clients.device.devices import HostDevice  # noqa: E402
+from clients.device.devices import BY_HOST, HostDevice  # noqa: E402
 from clients.hetero import HeteroDataset  # noqa: E402
 from clients.torch import HopDataset, prefetch  # noqa: E402
 from loaderd.errors import Refused  # noqa: E402
@@ -92,3 +94,66 @@ def test_what_cannot_be_is_refused(hops):
         prefetch(HopDataset(hops, views=True), "cpu")
     with pytest.raises(Refused, match="mode 'direct': the rows of this dataset are ranges"):
         prefetch(HopDataset(hops), "cpu", mode="direct")
+
+
+@pytest.fixture(scope="module")
+def filed(tmp_path_factory):
+    """A daemon, and the store that this process can read as well."""
+    folder = tmp_path_factory.mktemp("filed")
+    write_hop_store(folder / "store", {"train": make_hops(3000, 6, {"sym": 2}, 4, "bfloat16")})
+    with daemon(folder / "store", "16M") as endpoint:
+        yield endpoint, folder / "store"
+
+
+@pytest.mark.parametrize("options", [{}, {"chunk": 64, "redeal": 1}, {"labels": False}])
+def test_chunks_read_past_the_daemon_are_the_same(filed, options):
+    endpoint, store = filed
+    plain = HopDataset(endpoint, batch_size=700, **options)
+    expected = [[content(b) for b in plain] for _ in range(2)]
+    plain.close()
+    here = HopDataset(endpoint, batch_size=700, files=store, **options)
+    assert [[content(b) for b in here] for _ in range(2)] == expected
+    here.set_epoch(0)
+    with prefetch(here, "cpu", mode="staging") as ahead:
+        assert [[content(b) for b in ahead] for _ in range(2)] == expected
+        assert ahead.files_by == BY_HOST
+
+
+def test_a_device_that_reads_files_brings_the_same(filed):
+    endpoint, store = filed
+    plain, data = (HopDataset(endpoint, batch_size=700, files=f) for f in (None, store))
+    made = stage.Stage(HostDevice(files_by="itself"), direct=False)
+    data.lay_out_in(made)
+    steps = data.ahead()
+    for expected in plain:
+        made.begin(2)
+        assert content(made.move(next(steps).batch).batch) == content(expected)
+    assert made.files_by == "itself"
+    data.close()
+    plain.close()
+
+
+def test_files_of_another_store_are_refused(filed, hops, tmp_path):
+    with pytest.raises(Refused, match=r"fingerprint .*, expected .*, that of the store"):
+        len(HopDataset(hops, files=filed[1]))
+    with pytest.raises(NotAStore, match="expected a store"):
+        len(HopDataset(hops, files=tmp_path))
+    with pytest.raises(Refused, match="files: expected method='cr'"):
+        HopDataset(hops, files=filed[1], method="rr")
+
+
+def test_a_wrong_bit_in_a_file_is_an_error(tmp_path):
+    write_hop_store(tmp_path / "store", {"train": make_hops(3000, 6, {"sym": 1}, 4)})
+    with daemon(tmp_path / "store", "16M") as endpoint:
+        (array,) = [a for a in HopDataset(endpoint).attached().rows if a.name == "sym:1"]
+        assert array.row_bytes == 24
+        manifest = open_store(tmp_path / "store").manifest
+        path = manifest.types[0].hops["train"].operators["sym"][1].path
+        (shard,) = [p for p in (tmp_path / "store" / path).rglob("*") if p.stat().st_size > 5000]
+        raw = bytearray(shard.read_bytes())
+        raw[5000] ^= 1
+        shard.write_bytes(raw)
+        data = HopDataset(endpoint, batch_size=3000, files=tmp_path / "store")
+        with pytest.raises(CorruptBlock, match=r"\+4096: wrong checksum"):
+            list(data)
+        data.close()

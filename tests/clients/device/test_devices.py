@@ -6,7 +6,7 @@ import sys
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
@@ -15,6 +15,7 @@ from clients.device.devices import HostDevice  # noqa: E402
 from tests.clients.device.gathers import case, expected  # noqa: E402
 
 
+@settings(deadline=None)
 @given(seed=st.integers(0, 2**32), width=st.integers(1, 40), cached=st.booleans())
 def test_the_host_gathers_as_a_loop_would(seed, width, cached):
     given_case = case(seed, rows=30, width=width, cached=cached)

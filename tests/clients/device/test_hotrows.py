@@ -3,7 +3,7 @@
 from collections import Counter
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
@@ -18,6 +18,7 @@ def ids(nodes):
     return torch.tensor(sorted(nodes), dtype=torch.int64)
 
 
+@settings(deadline=None)
 @given(batches=batches, most=st.integers(0, 50))
 def test_the_hottest_are_those_wanted_most(batches, most):
     seen, counts = Frequencies(CPU), Counter()
@@ -30,6 +31,7 @@ def test_the_hottest_are_those_wanted_most(batches, most):
     assert seen.num_batches == len(batches)
 
 
+@settings(deadline=None)
 @given(
     hot=st.sets(st.integers(0, 40)),
     batches=st.lists(st.permutations(range(41)).map(lambda p: p[:20]), max_size=8),

@@ -1,0 +1,118 @@
+"""Rows of hop arrays and feature blocks in a store's files: to host memory, or by kvikio to a GPU.
+
+For who reads past the daemon.  What is read to the host is verified, page by page.  What kvikio
+reads to a device is not: no checksum is computed there.
+"""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from blockstore.errors import CorruptBlock
+from blockstore.format import PAGE_BYTES
+from blockstore.io.buffers import aligned_buffer, byte_view
+from blockstore.io.files import open_to_read, probe_direct, read_exact
+from blockstore.kernels.crc import find_bad_page
+from blockstore.store import BlockedFile, FileRange
+
+try:
+    import kvikio
+    import kvikio.defaults
+except ImportError:  # an optional extra
+    kvikio = None
+
+STEP_PAGES = 1024  # read and verified at a time: 4 MiB
+
+
+class HostReader:
+    """Reads ranges of one array's files to host memory; every page is verified."""
+
+    def __init__(self, file: BlockedFile) -> None:
+        self._file = file
+        self._fds: dict[Path, int] = {}
+        self._scratch = aligned_buffer(STEP_PAGES * PAGE_BYTES)
+        self._number = {path: i for i, path in enumerate(file.shards)}
+
+    def read(self, ranges: Sequence[FileRange], out: NDArray[np.uint8]) -> None:
+        """All ranges, one behind the other.  Raises CorruptBlock, OSError."""
+        at = 0
+        for piece in ranges:
+            self._read_one(piece, out[at : at + piece.num_bytes])
+            at += piece.num_bytes
+
+    def close(self) -> None:
+        """Close the files."""
+        for fd in self._fds.values():
+            os.close(fd)
+        self._fds = {}
+
+    def _read_one(self, piece: FileRange, out: NDArray[np.uint8]) -> None:
+        geometry = self._file.geometry
+        before = self._number[piece.path] * geometry.blocks_per_shard * geometry.pages_per_block
+        stop = piece.offset + piece.num_bytes
+        for page in range(piece.offset // PAGE_BYTES, -(-stop // PAGE_BYTES), STEP_PAGES):
+            count = min(STEP_PAGES, -(-stop // PAGE_BYTES) - page)
+            first = page * PAGE_BYTES
+            pages = byte_view(self._scratch[: count * PAGE_BYTES])
+            read_exact(self._open(piece.path), [pages], first, str(piece.path))
+            crcs = self._file.crcs[before + page : before + page + count]
+            bad = int(find_bad_page(self._scratch, count, crcs))
+            if bad >= 0:
+                raise CorruptBlock(
+                    f"{piece.path}+{first + bad * PAGE_BYTES}: wrong checksum, expected that of "
+                    "the store: restore the file from a copy, or make the store again"
+                )
+            low, high = max(first, piece.offset), min(first + count * PAGE_BYTES, stop)
+            out[low - piece.offset : high - piece.offset] = self._scratch[
+                low - first : high - first
+            ]
+
+    def _open(self, path: Path) -> int:
+        if path not in self._fds:
+            self._fds[path] = open_to_read(path, probe_direct(path) == "O_DIRECT")
+        return self._fds[path]
+
+
+class DeviceReader:
+    """Reads ranges of files to the memory of a GPU, as kvikio can; nothing is verified."""
+
+    def __init__(self) -> None:
+        """Raises RuntimeError: kvikio does not work here."""
+        if kvikio is None:
+            raise RuntimeError('kvikio is not installed: pip install "blockstore[gpu]"')
+        compatible = kvikio.defaults.is_compat_mode_preferred()
+        self.how = "kvikio, POSIX reads" if compatible else "kvikio, GPUDirect Storage"
+        self._files: dict[Path, Any] = {}
+
+    def read(self, ranges: Sequence[FileRange], out: Any) -> None:
+        """All ranges, one behind the other; returns when they are there.
+
+        out   uint8 (bytes,) on the device, contiguous; no work on it may be under way
+
+        Raises OSError, CorruptBlock: the file ends before that.
+        """
+        begun, at = [], 0
+        for piece in ranges:
+            if piece.path not in self._files:
+                self._files[piece.path] = kvikio.CuFile(piece.path, "r")
+            part = out[at : at + piece.num_bytes]
+            file = self._files[piece.path]
+            begun.append((piece, file.pread(part, piece.num_bytes, piece.offset)))
+            at += piece.num_bytes
+        counts = [(piece, future.get()) for piece, future in begun]  # all, before any is judged
+        for piece, count in counts:
+            if count != piece.num_bytes:
+                raise CorruptBlock(
+                    f"{piece.path}+{piece.offset}: {count} bytes, expected {piece.num_bytes}; it "
+                    "was truncated: ingest again, or restore it from a copy"
+                )
+
+    def close(self) -> None:
+        """Close the files."""
+        for file in self._files.values():
+            file.close()
+        self._files = {}

@@ -1,0 +1,84 @@
+"""Hop-wise batches out of a store's files, read by this process: the daemon brings nothing."""
+
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from blockstore.format import RowArray
+from blockstore.io.gds import HostReader
+from blockstore.store import BlockedFile, FileRange, open_store
+from clients.batch import NUMPY_DTYPE
+from clients.buffers import Memory
+from clients.hopbatch import LABEL, NODES, HopArrays
+from loaderd.errors import Refused
+from loaderd.plans.chunks import HopPlan
+from loaderd.protocol import Attached
+
+
+class _File:
+    """One array."""
+
+    def __init__(self, array: RowArray, file: BlockedFile) -> None:
+        self.array, self.file, self.reader = array, file, HostReader(file)
+
+    def ranges(self, rows: NDArray[np.int64]) -> list[FileRange]:
+        """Where ranges of rows lie, int64 (ranges, 2)."""
+        width = self.array.row_bytes
+        return [r for a, b in rows.tolist() for r in self.file.row_ranges(width, a, b)]
+
+
+class FileReader:
+    """Reads the batches of one session; of `epoch`, which is set before."""
+
+    def __init__(self, folder: Path, plan: HopPlan, attached: Attached, memory: Memory) -> None:
+        """Raises Refused: these are not the files that the daemon serves; StoreError."""
+        store, resolved = open_store(folder), attached.resolved
+        if store.manifest.fingerprint != resolved.fingerprint:
+            raise Refused(
+                f"{folder}: the store has fingerprint {store.manifest.fingerprint}, expected "
+                f"{resolved.fingerprint}, that of the store which the daemon serves"
+            )
+        found = next(t for t in store.manifest.types if t.name == resolved.seed_type)
+        hops = found.hops[resolved.seeds.removeprefix("split:")]
+        self.epoch = 0
+        self._plan, self._memory = plan, memory
+        self._files: dict[str, _File] = {}
+        for spec in attached.rows:
+            operator, _, hop = spec.name.rpartition(":")
+            array = {LABEL: hops.label, NODES: hops.nodes}.get(spec.name)
+            array = hops.operators[operator][int(hop)] if array is None else array
+            self._files[spec.name] = _File(array, store.rows(array))
+
+    def read(self, step: int) -> HopArrays:
+        """The batch of a step.  Raises CorruptBlock, OSError."""
+        unit = self._plan.unit(self.epoch, step)
+        rows = self._plan.ranges(unit)
+        num = unit.num_seeds
+        input_id = self._memory.empty((num,), np.int64)
+        self._plan.rows(unit, input_id)
+        arrays = {name: self._read(file, rows, num) for name, file in self._files.items()}
+        label, n_id = arrays.pop(LABEL, None), arrays.pop(NODES)
+        return HopArrays(
+            epoch=self.epoch,
+            step=step,
+            x=tuple(arrays.values()),
+            y=label,
+            n_id=n_id.astype(np.int64, copy=False),
+            input_id=input_id,
+            in_place=False,
+        )
+
+    def close(self) -> None:
+        """Close the files."""
+        for file in self._files.values():
+            file.reader.close()
+
+    def _read(self, file: _File, rows: NDArray[np.int64], num: int) -> NDArray[np.generic]:
+        array, ranges = file.array, file.ranges(rows)
+        shape, dtype = (num, *array.row_shape), NUMPY_DTYPE.get(array.dtype, array.dtype)
+        if file is not self._files.get(LABEL) and file is not self._files[NODES]:
+            return self._memory.filed(ranges, file.reader.read, shape, dtype)
+        out = self._memory.empty(shape, dtype)
+        file.reader.read(ranges, out.reshape(-1).view(np.uint8))
+        return out
