@@ -111,7 +111,7 @@ def run_all(
         words = ["--operator", base, "--hops", str(settings.hops)]
         words += ["--self-loops" if loops else "--no-self-loops"]
         command("preprocess", "hops", str(store), *words)
-        with serving(store, Path(name), "2G", "--workers", "1", "--readers", "2") as endpoint:
+        with serving(store, Path(name), "768M", "--workers", "1", "--readers", "2") as endpoint:
             tasks = (
                 (settings, endpoint, way, seed)
                 for seed in seeds

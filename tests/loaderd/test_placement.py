@@ -40,7 +40,7 @@ def test_the_fastest_place_with_room(changes, place, method):
 @pytest.mark.parametrize(
     ("advice", "words"),
     [({}, "expected that of HopDataset.advised"), (7, "HopDataset.advised"),
-     (msgspec.to_builtins(advise_hops(FACTS)) | {"place": "moon"}, "'moon'")],
+     (msgspec.to_builtins(advise_hops(FACTS)) | {"place": "moon"}, "moon")],
 )  # fmt: skip
 def test_what_is_no_advice_is_refused(advice, words):
     with pytest.raises(ValueError, match=words):
