@@ -1,11 +1,14 @@
 """Datasets over tcp: the same bytes as on the daemon's host, whatever the plan; keys; ends."""
 
+import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 from itertools import islice
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -14,9 +17,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from clients.hetero import HeteroDataset  # noqa: E402
-from clients.remote import RemoteSession  # noqa: E402
 from clients.torch import HopDataset, NeighborDataset  # noqa: E402
-from loaderd.errors import NoDaemon, Refused, SessionLost  # noqa: E402
+from loaderd.errors import NoDaemon, Refused  # noqa: E402
 from loaderd.keys import AUTHORIZED, KNOWN  # noqa: E402
 from loaderd.transport import ask_status, parse_either  # noqa: E402
 from preprocess.ingest import ingest  # noqa: E402
@@ -197,15 +199,39 @@ def test_a_trainer_that_is_killed_is_gone_in_a_moment(served):
     )
 
 
-def test_a_connection_of_one_session_that_ends_is_seen(served):
-    data = NeighborDataset(served.remote, **OPTIONS)
-    session = data._connect().session
-    assert isinstance(session, RemoteSession)
-    session._socket.disconnect(served.remote)
-    with pytest.raises(SessionLost):
-        session.receive_batch(0)
-    data.close()
-    until(lambda: not sessions(served), "the session stays")
+def tcp_sockets():
+    """Descriptors of this process that are tcp sockets."""
+    found = set()
+    for link in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):  # that of this listing is gone
+            if str(link.readlink()).startswith("socket:"):
+                with socket.socket(fileno=os.dup(int(link.name))) as peer:
+                    if peer.family == socket.AF_INET:
+                        found.add(int(link.name))
+    return found
+
+
+def test_a_connection_of_one_session_that_breaks_is_replaced(served):
+    """The one of another session, and the one that heartbeats come by, stand."""
+    other, data = (
+        NeighborDataset(served.remote, **OPTIONS),
+        NeighborDataset(served.remote, **OPTIONS),
+    )
+    batches = iter(other)
+    expected = [next(batches)]
+    before = tcp_sockets()
+    broken = iter(data)
+    found = [next(broken)]
+    (number,) = tcp_sockets() - before
+    with socket.socket(fileno=os.dup(number)) as connection:
+        connection.shutdown(socket.SHUT_RDWR)
+    first = data._connect().session
+    found += broken
+    assert first.lost
+    assert_same(expected + list(batches), found)
+    for opened in (other, data):
+        opened.close()
+    until(lambda: not sessions(served), "a session stays")
 
 
 def test_a_forked_child_leaves_the_connection_alone(served):
