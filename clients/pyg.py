@@ -1,86 +1,24 @@
 """`NeighborLoader` as PyG has it, over a daemon: one changed line in a training script."""
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Literal
 
 from torch.utils.data import DataLoader
 from torch_geometric.data import Data, HeteroData
 
-from clients.dataset import RECONNECT_S
+from clients.dataset import RECONNECT_S, SteppedDataset
 from clients.hetero import HeteroBatch, HeteroDataset
-from clients.torch import Batch, Fanouts, InputNodes, NeighborDataset
+from clients.torch import Batch, Fanouts, InputNodes, NeighborDataset, Times
 
 Transform = Callable[[Any], Any]  # of a Data or a HeteroData
 
 
-class NeighborLoader(DataLoader[Any]):
-    """Yields `torch_geometric.data.Data` with the fields of PyG's own `NeighborLoader`.
+class DaemonLoader(DataLoader[Any]):
+    """A loader over a dataset of a daemon, which keeps the place in the epochs."""
 
-    The first argument is the endpoint of a daemon where PyG has the data:
-
-        NeighborLoader("ipc:///run/graph.sock", num_neighbors=[15, 10], input_nodes="train")
-
-    Where seeds are given with their type, as PyG has it of several, it yields `HeteroData`:
-
-        NeighborLoader("ipc:///run/graph.sock", {("paper", "cites", "paper"): [15, 10], ...},
-                       input_nodes=("paper", "train"))
-
-    Each iteration is the next epoch, with workers or without; `set_epoch` chooses.
-    """
-
-    dataset: NeighborDataset | HeteroDataset
+    dataset: SteppedDataset[Any]
     # batches are whole, and of one rank where there are several: Accelerate is to leave them alone
     _is_accelerate_prepared = True
-
-    def __init__(
-        self,
-        data: str,
-        num_neighbors: Fanouts,
-        input_nodes: InputNodes | tuple[str, InputNodes] = None,
-        batch_size: int = 1,
-        shuffle: bool = False,
-        *,
-        transform: Transform | None = None,
-        seed: int = 0,
-        plan: str = "auto",
-        return_e_id: bool = False,
-        replace: bool = False,
-        weighted: bool = False,
-        rank: int = 0,
-        world_size: int = 1,
-        window: int = 0,
-        reconnect_s: float = RECONNECT_S,
-        **options: Any,
-    ) -> None:
-        """`input_nodes`: ids, a bool mask, the name of a split, or all nodes where it is None; or
-        (node type, one of these).  `num_neighbors`: a list, or a list for each edge type, in PyG's
-        order: from the seeds outward.  `options` are those of `torch.utils.data.DataLoader`:
-        num_workers, pin_memory, ..."""
-        if not isinstance(data, str):
-            raise TypeError(
-                f"data: {type(data).__name__}, expected a daemon's endpoint, ipc:///..."
-            )
-        node_type, nodes = _typed(input_nodes)
-        make = NeighborDataset if node_type is None else HeteroDataset
-        dataset = make(
-            data,
-            num_neighbors=num_neighbors,
-            batch_size=batch_size,
-            seed=seed,
-            plan=plan,
-            input_nodes="all" if nodes is None else nodes,
-            input_type=node_type or "",
-            shuffle=shuffle,
-            return_e_id=return_e_id,
-            replace=replace,
-            weighted=weighted,
-            rank=rank,
-            world_size=world_size,
-            window=window,
-            reconnect_s=reconnect_s,
-        )
-        collate: Any = Collate(transform)  # of one batch, not of a list: there is no batch_size
-        super().__init__(dataset, batch_size=None, collate_fn=collate, **options)
 
     def __iter__(self) -> Iterator[Data | HeteroData]:  # type: ignore[override]
         """An epoch; each iteration is the next one, unless `set_epoch` chose."""
@@ -100,6 +38,85 @@ class NeighborLoader(DataLoader[Any]):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on, at the next iteration, after the last batch that `state` counts as consumed."""
         self.dataset.load_state_dict(state)
+
+
+def check_endpoint(data: object) -> None:
+    """Raises TypeError: graphs themselves are not taken."""
+    if not isinstance(data, str):
+        raise TypeError(f"data: {type(data).__name__}, expected a daemon's endpoint, ipc:///...")
+
+
+class NeighborLoader(DaemonLoader):
+    """Yields `torch_geometric.data.Data` with the fields of PyG's own `NeighborLoader`.
+
+    The first argument is the endpoint of a daemon where PyG has the data:
+
+        NeighborLoader("ipc:///run/graph.sock", num_neighbors=[15, 10], input_nodes="train")
+
+    Where seeds are given with their type, as PyG has it of several, it yields `HeteroData`:
+
+        NeighborLoader("ipc:///run/graph.sock", {("paper", "cites", "paper"): [15, 10], ...},
+                       input_nodes=("paper", "train"))
+
+    Each iteration is the next epoch, with workers or without; `set_epoch` chooses.
+    """
+
+    dataset: NeighborDataset | HeteroDataset
+
+    def __init__(
+        self,
+        data: str,
+        num_neighbors: Fanouts,
+        input_nodes: InputNodes | tuple[str, InputNodes] = None,
+        batch_size: int = 1,
+        shuffle: bool = False,
+        *,
+        transform: Transform | None = None,
+        seed: int = 0,
+        plan: str = "auto",
+        return_e_id: bool = False,
+        replace: bool = False,
+        weighted: bool = False,
+        input_time: Times | None = None,
+        temporal_strategy: Literal["uniform", "last"] = "uniform",
+        time_attr: str | None = None,
+        rank: int = 0,
+        world_size: int = 1,
+        window: int = 0,
+        reconnect_s: float = RECONNECT_S,
+        **options: Any,
+    ) -> None:
+        """`input_nodes`: ids, a bool mask, the name of a split, or all nodes where it is None; or
+        (node type, one of these).  `num_neighbors`: a list, or a list for each edge type, in PyG's
+        order: from the seeds outward.  `input_time`: a time of each input node, up to which edges
+        are sampled, by their times in the store, whatever `time_attr` was called there.  `options`
+        are those of `torch.utils.data.DataLoader`: num_workers, pin_memory, ..."""
+        check_endpoint(data)
+        if time_attr is not None and input_time is None:
+            raise TypeError("time_attr without input_time, expected a time of each input node")
+        node_type, nodes = _typed(input_nodes)
+        make = NeighborDataset if node_type is None else HeteroDataset
+        dataset = make(
+            data,
+            num_neighbors=num_neighbors,
+            batch_size=batch_size,
+            seed=seed,
+            plan=plan,
+            input_nodes="all" if nodes is None else nodes,
+            input_type=node_type or "",
+            shuffle=shuffle,
+            return_e_id=return_e_id,
+            replace=replace,
+            weighted=weighted,
+            input_time=input_time,
+            temporal_strategy=temporal_strategy,
+            rank=rank,
+            world_size=world_size,
+            window=window,
+            reconnect_s=reconnect_s,
+        )
+        collate: Any = Collate(transform)  # of one batch, not of a list: there is no batch_size
+        super().__init__(dataset, batch_size=None, collate_fn=collate, **options)
 
 
 def _typed(nodes: Any) -> tuple[str | None, Any]:
@@ -137,8 +154,9 @@ def to_data(batch: Batch) -> Data:
     )
     if batch.x is None:
         data.num_nodes = batch.num_nodes
-    if batch.e_id is not None:
-        data.e_id = batch.e_id
+    for name in ("e_id", "batch", "seed_time"):
+        if (value := getattr(batch, name)) is not None:
+            data[name] = value
     return data
 
 
@@ -157,6 +175,10 @@ def to_hetero_data(batch: HeteroBatch) -> HeteroData:
             fields["num_nodes"] = ids.numel()
         if name == batch.input_type:
             fields |= {"input_id": batch.input_id, "batch_size": batch.batch_size}
+            if batch.seed_time is not None:
+                fields["seed_time"] = batch.seed_time
+        if batch.batch is not None:
+            fields["batch"] = batch.batch[name]
         data[name].update(fields)
     for relation, edge_index in batch.edge_index.items():
         edges: dict[str, Any] = {

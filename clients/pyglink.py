@@ -1,51 +1,55 @@
 """`LinkNeighborLoader` as PyG has it, over a daemon: one changed line in a training script."""
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor
-from torch.utils.data import DataLoader
-from torch_geometric.data import Data
+from torch_geometric.data import Data, HeteroData
 from torch_geometric.sampler import NegativeSampling
 
 from clients.dataset import RECONNECT_S
+from clients.heterolink import HeteroLinkBatch, HeteroLinkDataset
 from clients.link import Exclude, LinkBatch, LinkDataset
-from clients.pyg import to_data
-from clients.torch import Fanouts
+from clients.pyg import DaemonLoader, Transform, check_endpoint, to_data, to_hetero_data
+from clients.torch import EdgeType, Fanouts, Times
 
-_LINK_FIELDS = ("edge_label_index", "edge_label", "src_index", "dst_pos_index", "dst_neg_index")
+Edges = Tensor | str | None
 
 
-class LinkNeighborLoader(DataLoader[Any]):
+class LinkNeighborLoader(DaemonLoader):
     """Yields `torch_geometric.data.Data` with the fields of PyG's own `LinkNeighborLoader`.
 
     The first argument is the endpoint of a daemon where PyG has the data:
 
         LinkNeighborLoader("ipc:///run/graph.sock", [10, 10], train_edges, neg_sampling_ratio=1.0)
 
-    Each iteration is the next epoch, with workers or without; `set_epoch` chooses.  As with PyG's,
-    seed edges stay in the sampled neighborhoods unless `exclude` says otherwise.
+    Where edges are given with their type, (edge type, edges), it yields `HeteroData`.  Each
+    iteration is the next epoch, with workers or without; `set_epoch` chooses.  As with PyG's, seed
+    edges stay in the sampled neighborhoods unless `exclude` says otherwise.
     """
 
-    dataset: LinkDataset
+    dataset: LinkDataset | HeteroLinkDataset
 
     def __init__(
         self,
         data: str,
         num_neighbors: Fanouts,
-        edge_label_index: Tensor | str | None = None,
+        edge_label_index: Edges | tuple[EdgeType, Edges] = None,
         edge_label: Tensor | None = None,
+        edge_label_time: Times | Literal["own"] | None = None,
         *,
         replace: bool = False,
+        temporal_strategy: Literal["uniform", "last"] = "uniform",
         neg_sampling: NegativeSampling | str | dict[str, Any] | None = None,
         neg_sampling_ratio: float | None = None,
-        transform: Callable[[Data], Data] | None = None,
+        time_attr: str | None = None,
+        transform: Transform | None = None,
         batch_size: int = 1,
         shuffle: bool = False,
         exclude: Exclude = "none",
         seed: int = 0,
         plan: str = "auto",
         return_e_id: bool = False,
+        weighted: bool = False,
         rank: int = 0,
         world_size: int = 1,
         window: int = 0,
@@ -53,20 +57,25 @@ class LinkNeighborLoader(DataLoader[Any]):
         **options: Any,
     ) -> None:
         """`edge_label_index`: (2, edges) original ids, the name of a split of edges, or all edges
-        where it is None.  `options` are those of `torch.utils.data.DataLoader`."""
-        if not isinstance(data, str):
-            raise TypeError(
-                f"data: {type(data).__name__}, expected a daemon's endpoint, ipc:///..."
-            )
+        where it is None; or (edge type, one of these).  `edge_label_time`: of each edge, up to
+        which edges are sampled, by their times in the store, whatever `time_attr` was called there;
+        "own": before those of the seed edges in the store.  `options` are those of
+        `torch.utils.data.DataLoader`."""
+        check_endpoint(data)
+        if time_attr is not None and edge_label_time is None:
+            raise TypeError("time_attr without edge_label_time, expected a time of each edge")
+        edge_type, edges = _typed(edge_label_index)
         negatives = _negatives(neg_sampling, neg_sampling_ratio)
-        dataset = LinkDataset(
+        make = LinkDataset if edge_type is None else HeteroLinkDataset
+        dataset = make(
             data,
-            "all" if edge_label_index is None else edge_label_index,
+            "all" if edges is None else edges,
             num_neighbors,
             batch_size,
             seed,
             plan,
             edge_label=edge_label,
+            relation=edge_type,
             negatives="none" if negatives is None else negatives.mode.value,
             amount=0.0 if negatives is None else negatives.amount,
             exclude=exclude,
@@ -76,29 +85,20 @@ class LinkNeighborLoader(DataLoader[Any]):
             world_size=world_size,
             window=window,
             replace=replace,
+            weighted=weighted,
+            edge_label_time=edge_label_time,
+            temporal_strategy=temporal_strategy,
             reconnect_s=reconnect_s,
         )
-        collate: Any = _Collate(transform)  # of one batch, not of a list: there is no batch_size
+        collate: Any = Collate(transform)  # of one batch, not of a list: there is no batch_size
         super().__init__(dataset, batch_size=None, collate_fn=collate, **options)
 
-    def __iter__(self) -> Iterator[Data]:  # type: ignore[override]
-        """An epoch; each iteration is the next one, unless `set_epoch` chose."""
-        batches = super().__iter__()
-        if self.num_workers:  # they took the dataset's position along, and count on their own
-            self.dataset.skip_epoch()
-        return batches
 
-    def set_epoch(self, epoch: int) -> None:
-        """Make `epoch` the next one."""
-        self.dataset.set_epoch(epoch)
-
-    def state_dict(self, batch: Data | None = None) -> dict[str, Any]:
-        """What to save to go on after `batch`; with workers it must be given."""
-        return self.dataset.state_dict(batch)
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on, at the next iteration, after the last batch that `state` counts as consumed."""
-        self.dataset.load_state_dict(state)
+def _typed(edges: Any) -> tuple[EdgeType | None, Any]:
+    """The edges' type, where it is given, and the edges."""
+    if isinstance(edges, tuple) and len(edges) == 2 and isinstance(edges[0], tuple):
+        return edges
+    return None, edges
 
 
 def _negatives(
@@ -113,14 +113,17 @@ def _negatives(
     return found
 
 
-class _Collate:
+class Collate:
     """Turns each batch into PyG's record, in the process that read it; pickles for spawn."""
 
-    def __init__(self, transform: Callable[[Data], Data] | None) -> None:
+    def __init__(self, transform: Transform | None) -> None:
         self._transform = transform
 
-    def __call__(self, batch: LinkBatch) -> Data:
-        data = to_link_data(batch)
+    def __call__(self, batch: LinkBatch | HeteroLinkBatch) -> Any:
+        if isinstance(batch, HeteroLinkBatch):
+            data: Any = to_hetero_link_data(batch)
+        else:
+            data = to_link_data(batch)
         return data if self._transform is None else self._transform(data)
 
 
@@ -128,7 +131,27 @@ def to_link_data(batch: LinkBatch) -> Data:
     """The same tensors as PyG's record; nothing is copied."""
     data = to_data(batch)
     del data.batch_size  # PyG's has none: its batches count edges
-    for name in _LINK_FIELDS:
-        if (value := getattr(batch, name)) is not None:
-            data[name] = value
+    if batch.src_index is None:
+        data.edge_label_index, data.edge_label = batch.edge_label_index, batch.edge_label
+        data.edge_label_time = batch.edge_label_time
+        if "seed_time" in data:
+            del data.seed_time
+    else:
+        data.src_index, data.dst_pos_index = batch.src_index, batch.dst_pos_index
+        data.dst_neg_index, data.seed_time = batch.dst_neg_index, batch.seed_time
+    return data
+
+
+def to_hetero_link_data(batch: HeteroLinkBatch) -> HeteroData:
+    """The same of several types: what belongs to the seed edges stands with their edge type."""
+    data, (src, _, dst) = to_hetero_data(batch), batch.edge_type
+    data[batch.edge_type].input_id = batch.input_id
+    if batch.src_index is None:
+        data[batch.edge_type].edge_label_index = batch.edge_label_index
+        data[batch.edge_type].edge_label = batch.edge_label
+        data[batch.edge_type].edge_label_time = batch.edge_label_time
+    else:
+        data[src].src_index, data[dst].dst_pos_index = batch.src_index, batch.dst_pos_index
+        data[dst].dst_neg_index = batch.dst_neg_index
+        data[src].seed_time = data[dst].seed_time = batch.seed_time
     return data
