@@ -11,6 +11,7 @@ pytest.importorskip("torch")
 
 from tests.daemons import ROOT
 from tools.bench import (
+    adapters,
     csc,
     disk,
     handover,
@@ -50,6 +51,16 @@ def test_loaders(folder):
         assert "skipped" in line or line["peak_bytes"] > 0
     assert lines["ours, auto workers"]["cache"] == "warm"
     assert ("skipped" in lines["PyG, 0 workers"]) is (loaders.pyg_sampler() == "none")
+
+
+def test_adapters(folder):
+    store = make_store(folder, adapters.make_mag(folder, GraphSize(300, 4, 8, 4)))
+    options = {"num_neighbors": (3, 2), "batch_size": 20}
+    with adapters.open_peer(store, folder, "paper", options) as run:
+        figures = run()
+    for name in adapters.adapters_of(several=True):
+        share = figures[f"{name}_us"] / figures["batch_us"]
+        assert 0 < figures[f"{name}_percent"] == pytest.approx(100 * share)
 
 
 def test_too_few_seeds_are_no_task(tmp_path):

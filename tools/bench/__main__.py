@@ -3,6 +3,7 @@
 import sys
 
 from tools.bench import (
+    adapters,
     csc,
     disk,
     gpu,
@@ -18,6 +19,7 @@ from tools.bench import (
 )
 
 BENCHES = {
+    "adapters": adapters.main,
     "csc": csc.main,
     "disk": disk.main,
     "gpu": gpu.main,
