@@ -83,6 +83,7 @@ class HopDataset(SteppedDataset[HopBatch]):
         window: int = 0,
         resident: torch.device | str | None = None,
         files: Path | str | None = None,
+        store: str = "",
         reconnect_s: float = RECONNECT_S,
     ) -> None:
         """`operators`: those wanted, in this order; none: all that the split has.  `hops`: hops 0
@@ -102,6 +103,7 @@ class HopDataset(SteppedDataset[HopBatch]):
         files     the folder of the store: this process reads the very same chunks out of its files
                   then, and the daemon brings nothing; under `prefetch`, by kvikio to the GPU where
                   there is kvikio.  Not with `views`, `stacked`, `resident` or method "rr"
+        store         name of the daemon's, where it serves several
         reconnect_s   how long it waits for a daemon that went away
         """
         if files is not None and (views or stacked or resident is not None or method == "rr"):
@@ -118,6 +120,7 @@ class HopDataset(SteppedDataset[HopBatch]):
         request = Attach(
             token=0,
             request=0,
+            store=store,
             plan=PLAN_OF[method],
             split=split,
             batch_size=batch_size,

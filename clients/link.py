@@ -71,6 +71,7 @@ class EdgeSampledDataset(SteppedDataset[B_co]):
         edge_label_time: Times | Literal["own"] | None = None,
         temporal_strategy: Literal["uniform", "last"] = "uniform",
         strict: bool | None = None,
+        store: str = "",
         reconnect_s: float = RECONNECT_S,
     ) -> None:
         """`edges`: "all" of the relation, the name of a split of them, or their ends, (2, edges)
@@ -108,6 +109,7 @@ class EdgeSampledDataset(SteppedDataset[B_co]):
         request = Attach(
             token=0,
             request=0,
+            store=store,
             plan=plan,
             split=edges if isinstance(edges, str) else "",
             **fanout_fields(num_neighbors),

@@ -83,6 +83,7 @@ class NeighborLoader(DaemonLoader):
         rank: int = 0,
         world_size: int = 1,
         window: int = 0,
+        store: str = "",
         reconnect_s: float = RECONNECT_S,
         **options: Any,
     ) -> None:
@@ -113,6 +114,7 @@ class NeighborLoader(DaemonLoader):
             rank=rank,
             world_size=world_size,
             window=window,
+            store=store,
             reconnect_s=reconnect_s,
         )
         collate: Any = Collate(transform)  # of one batch, not of a list: there is no batch_size

@@ -53,6 +53,7 @@ class LinkNeighborLoader(DaemonLoader):
         rank: int = 0,
         world_size: int = 1,
         window: int = 0,
+        store: str = "",
         reconnect_s: float = RECONNECT_S,
         **options: Any,
     ) -> None:
@@ -85,9 +86,13 @@ class LinkNeighborLoader(DaemonLoader):
             world_size=world_size,
             window=window,
             replace=replace,
+<<<<<<< /tmp/h3/wt/clients/pyglink.py
+            store=store,
+=======
             weighted=weighted,
             edge_label_time=edge_label_time,
             temporal_strategy=temporal_strategy,
+>>>>>>> /tmp/h3/theirs
             reconnect_s=reconnect_s,
         )
         collate: Any = Collate(transform)  # of one batch, not of a list: there is no batch_size

@@ -81,7 +81,7 @@ class RemoteAttachment(Attachment):
             self._end_control()
             self.context.term()
             raise
-        self.token, self.fingerprint = welcome.token, welcome.fingerprint
+        self.token, self.stores = welcome.token, welcome.stores
         self.door, self._far = socket.socketpair()
         self._wake, self._woken = socket.socketpair()
         self._thread = threading.Thread(target=self._keep_up, name="heartbeat", daemon=True)

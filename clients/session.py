@@ -61,7 +61,7 @@ class Attachment:
         except BaseException:
             self.door.close()
             raise
-        self.token, self.fingerprint = welcome.token, welcome.fingerprint
+        self.token, self.stores = welcome.token, welcome.stores
         self.slot_bytes = welcome.slot_bytes
         try:
             num_bytes = welcome.num_slots * welcome.slot_bytes
@@ -154,6 +154,17 @@ class _Registry:
 _registry = _Registry()
 
 
+def check_stores(endpoint: str, stores: dict[str, str], name: str, expected: Resolved) -> None:
+    """Raise StateMismatch: the store that a state belongs to is not served under its name."""
+    found = [stores[name]] if name in stores else list(stores.values())
+    if expected.fingerprint not in found:
+        raise StateMismatch(
+            f"{endpoint}: the daemon serves another store, of fingerprint "
+            f"{', '.join(found)}, expected {expected.fingerprint}: serve the "
+            "store that was trained on, or start anew without the saved state"
+        )
+
+
 def _acquire(endpoint: str, make: Callable[[str], Attachment]) -> Attachment:
     """The process's one attachment to `endpoint`, made where there is none that lives."""
     with _registry.lock:
@@ -232,12 +243,8 @@ class Session:
         self._socket: zmq.Socket[bytes] = self.attachment.context.socket(zmq.DEALER)
         self._closed = False
         try:
-            if expected is not None and expected.fingerprint != self.attachment.fingerprint:
-                raise StateMismatch(
-                    f"{endpoint}: the daemon serves another store, of fingerprint "
-                    f"{self.attachment.fingerprint}, expected {expected.fingerprint}: serve the "
-                    "store that was trained on, or start anew without the saved state"
-                )
+            if expected is not None:
+                check_stores(endpoint, self.attachment.stores, request.store, expected)
             self._open_socket()
             _registry.sessions.add(self)
             self.attached = self._attach(request, ids)

@@ -91,6 +91,7 @@ class SampledDataset(SteppedDataset[B_co]):
         reuse: int | Literal["while-waiting"] = 1,
         hubs: bool = True,
         halos: bool = True,
+        store: str = "",
         reconnect_s: float = RECONNECT_S,
     ) -> None:
         """`input_nodes`: ids, a bool mask, or the name of a split ("all": every node), which is
@@ -108,6 +109,7 @@ class SampledDataset(SteppedDataset[B_co]):
         input_time    a time of each input node, in their order: edges are sampled up to it (before
                       it, where `strict`), any of them or the `"last"`, and each seed has a subgraph
                       of its own, as in PyG; the store must hold times of edges
+        store         name of the daemon's, where it serves several
         reconnect_s   how long it waits for a daemon that went away
 
         Of plan "macrobatch", on a partitioned store: each epoch deals the partitions out,
@@ -124,6 +126,7 @@ class SampledDataset(SteppedDataset[B_co]):
         request = Attach(
             token=0,
             request=0,
+            store=store,
             plan=plan,
             split=split if ids is None else "",
             temporal=None if input_time is None else timed,

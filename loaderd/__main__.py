@@ -4,9 +4,11 @@ import asyncio
 import contextlib
 import logging
 import os
+import signal
 import socket
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
@@ -25,7 +27,7 @@ from loaderd.daemon import Access, Daemon
 from loaderd.daemon import serve as serve_engine
 from loaderd.doctor import State, checks_text, examine
 from loaderd.endpoint import Endpoint, claim, parse_endpoint
-from loaderd.engine import Engine, default_settings
+from loaderd.engine import default_settings
 from loaderd.errors import DaemonError, Refused
 from loaderd.exchange import Exchange
 from loaderd.keys import PUBLIC, SECRET, keys_folder, write_pair
@@ -37,13 +39,15 @@ from loaderd.owners import Admission, UserLimits, check_folder, group_id, user_n
 from loaderd.protocol import Attach
 from loaderd.registry import MAX_SESSIONS
 from loaderd.remote import Listening
-from loaderd.report import ledger_text, status_text
+from loaderd.report import ledger_text, status_text, store_text
 from loaderd.sightserver import SightServer
 from loaderd.signals import Interrupted, Signals, interrupt
+from loaderd.stores import Stores
 from loaderd.tcp import parse_tcp
 from loaderd.top import run_top
 from loaderd.transport import ask_status, parse_either
 
+_RELOAD_S = 60.0  # for a daemon to open its stores anew
 log = logging.getLogger("loaderd")  # __name__ is "__main__" under `python -m`
 
 app = typer.Typer(
@@ -91,9 +95,13 @@ def _configure(context: typer.Context, path: Path | None) -> Path | None:
     """Options of a file, for those that neither the command line nor the environment gives."""
     if path is not None:
         with _one_line_errors():
-            names = {p.name for p in context.command.params if p.name not in (None, "config")}
-            context.default_map = read_config(path, names - {"help", None})
+            context.default_map = _read_options(context, path)
     return path
+
+
+def _read_options(context: typer.Context, path: Path) -> dict[str, str | list[str]]:
+    names = {p.name for p in context.command.params if p.name is not None} - {"config", "help"}
+    return read_config(path, names, {"store"})
 
 
 @contextlib.contextmanager
@@ -108,7 +116,10 @@ def _one_line_errors() -> Iterator[None]:
 
 @app.command()
 def serve(
-    store: Annotated[Path, typer.Argument(envvar="LOADERD_STORE")],
+    context: typer.Context,
+    store: Annotated[
+        list[Path], typer.Argument(envvar="LOADERD_STORE", help="folders of different names")
+    ],
     endpoint: Annotated[
         str, typer.Option(envvar="LOADERD_ENDPOINT", help="ipc:///path/of/the/socket")
     ],
@@ -151,6 +162,12 @@ def serve(
             "--dry-run", envvar="LOADERD_DRY_RUN", help="print where the memory would go, and exit"
         ),
     ] = False,
+    reserve: Annotated[
+        str,
+        typer.Option(
+            envvar="LOADERD_RESERVE", help="of the memory, for tables of stores that a reload opens"
+        ),
+    ] = "",
     metrics_port: Annotated[
         int,
         typer.Option(
@@ -214,13 +231,14 @@ def serve(
         ),
     ] = None,
 ) -> None:
-    """Serve a store until SIGTERM."""
+    """Serve stores until SIGTERM; SIGHUP has them opened anew."""
     with _one_line_errors():
         address = parse_endpoint(endpoint)
-        opened = open_store(store)
+        opened = [open_store(path) for path in store]
         settings = replace(
             default_settings(parse_bytes(mem), workers, readers),
             session_share=session_share, policy=policy.value, trace=trace,
+            reserve_bytes=parse_bytes(reserve) if reserve else 0,
         )  # fmt: skip
         if dry_run:
             typer.echo(ledger_text(plan_budget(opened, settings), settings.mem_bytes))
@@ -232,7 +250,7 @@ def serve(
             _listening(listen, keys, parse_bytes(remote_credit)),
         )
         with logging_to_stderr(look.log_format.value, look.log_level.value):
-            _serve(opened, settings, address, look, access)
+            _serve(opened, settings, address, look, access, lambda: _paths(context))
 
 
 def _listening(address: str, keys: Path | None, credit: int) -> Listening | None:
@@ -248,21 +266,40 @@ def _listening(address: str, keys: Path | None, credit: int) -> Listening | None
     return listening
 
 
+def _paths(context: typer.Context) -> list[Path]:
+    """The stores to serve now: of the configuration file, where that is what named them."""
+    source, config = context.get_parameter_source("store"), context.params.get("config")
+    if config is None or source is None or source.name != "DEFAULT_MAP":
+        return list(context.params["store"])
+    found = _read_options(context, config).get("store")
+    if not found:
+        raise Refused(f"{config}: store is not there, expected the stores to serve")
+    return [Path(path) for path in found]
+
+
 def _serve(
-    store: Store, settings: EngineSettings, endpoint: Endpoint, look: _Look, access: Access
+    stores: list[Store],
+    settings: EngineSettings,
+    endpoint: Endpoint,
+    look: _Look,
+    access: Access,
+    paths: Callable[[], list[Path]],
 ) -> None:
     """Serve until a signal comes, also one that comes while memory is taken."""
     signals, idle = Signals(), True
     with contextlib.suppress(Interrupted), claim(endpoint):
         check_folder(endpoint.path.parent, access.admission.gid)
         with signals.to(interrupt):
-            engine = Engine(store, settings)
+            opened = Stores(stores, settings)
         with contextlib.ExitStack() as stack:
-            stack.enter_context(engine)
-            exchange = stack.enter_context(Exchange(engine))
+            stack.enter_context(opened)
+            exchange = stack.enter_context(Exchange(opened, paths))
+            served = exchange.stores()
             line = (
-                f"serving {store.path} (fingerprint {store.manifest.fingerprint}) at {endpoint}, "
-                f"budget {format_bytes(settings.mem_bytes)}, {engine.io_mode}"
+                "serving "
+                + ", ".join(f"{s.path} (fingerprint {s.fingerprint})" for s in served)
+                + f" at {endpoint}, budget {format_bytes(settings.mem_bytes)}, "
+                + ", ".join(sorted({s.io_mode for s in served}))
             )
 
             def ready(daemon: Daemon) -> None:
@@ -273,9 +310,12 @@ def _serve(
                 also = f" and {daemon.remote_address}" if daemon.remote_address else ""
                 _say(line.replace(f" at {endpoint}", f" at {endpoint}{also}", 1))
                 tell(
-                    log, logging.INFO, "serving", store=store.path, endpoint=endpoint,
-                    fingerprint=store.manifest.fingerprint, mem_bytes=settings.mem_bytes,
-                    io_mode=engine.io_mode, page=page, listen=daemon.remote_address,
+                    log, logging.INFO, "serving", endpoint=endpoint,
+                    stores=", ".join(s.path for s in served),
+                    fingerprints=", ".join(s.fingerprint for s in served),
+                    mem_bytes=settings.mem_bytes,
+                    io_mode=", ".join(sorted({s.io_mode for s in served})), page=page,
+                    listen=daemon.remote_address,
                 )  # fmt: skip
                 notify("READY=1", f"STATUS={line}")
 
@@ -355,6 +395,27 @@ def status(
     with _one_line_errors():
         reply = ask_status(parse_either(endpoint))
         typer.echo(msgspec.json.encode(reply).decode() if json else status_text(reply))
+
+
+@app.command()
+def reload(
+    endpoint: Annotated[
+        str, typer.Option(envvar="LOADERD_ENDPOINT", help="ipc:///path/of/the/socket")
+    ],
+) -> None:
+    """Have a daemon of this machine open its stores anew: SIGHUP, and what came of it."""
+    with _one_line_errors():
+        address = parse_endpoint(endpoint)
+        before = ask_status(address)
+        os.kill(before.pid, signal.SIGHUP)
+        end = time.monotonic() + _RELOAD_S
+        while (after := ask_status(address)).counters["reloads"] == before.counters["reloads"]:
+            if time.monotonic() > end:
+                raise DaemonError(f"{endpoint}: no answer within {_RELOAD_S:g} s; see its log")
+            time.sleep(0.05)
+        if after.reload_error:
+            raise Refused(f"{endpoint}: {after.reload_error}")
+        typer.echo("\n".join(map(store_text, after.stores)))
 
 
 @app.command()

@@ -363,6 +363,7 @@ class Attachment:
     def status(self, session: int) -> SessionStatus:
         """As `loaderd status` shows it."""
         state = self.state
+        times = self.meter.times()
         return SessionStatus(
             session=session,
             plan=self.plan.name,
@@ -377,7 +378,8 @@ class Attachment:
             edges=self.meter.edges,
             owner="",  # the shell knows
             held_bytes=(len(self._taken) + self._cut.quota) * self._slot_bytes,
-            **self.meter.times(),
+            ready_ns=times["ready_ns"],
+            starved_ns=times["starved_ns"],
         )
 
     def ledger_entry(self, session: int) -> LedgerEntry:
@@ -512,7 +514,7 @@ def open_attachment(
     plain = cut_session(need, available, row_blocks, settings, request.window)
     spare = broker.graph_slots() - budget.graph_least
     plain_blocks = max(0, broker.pooled() - spare - plain.slots(need))
-    fits = fits_in_memory(budget, plain_blocks)
+    fits = fits_in_memory(budget._replace(graph_slots=broker.graph_wish), plain_blocks)
     if request.plan == "auto" and not fits:
         plan = make_plan(manifest, resolved, part, HyperbatchPlan.name)
     hyper = plan.name == HyperbatchPlan.name

@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 
 from blockstore.errors import StoreError
 from blockstore.io.arena import Arena
-from blockstore.store import Store
 from loaderd.courier import Frames
 from loaderd.door import Door
 from loaderd.endpoint import Endpoint
@@ -47,6 +46,7 @@ from loaderd.protocol import (
     Start,
     StatusReply,
     StatusRequest,
+    StoreStatus,
     Taken,
     Welcome,
     decode_client,
@@ -78,15 +78,23 @@ class Access:
 class Serving(Protocol):
     """What the shell asks of an engine."""
 
-    store: Store
-    broker: SlotBroker
     settings: EngineSettings
     arena: Arena
     deliver: Callable[[int, Out], None]
+    reload_error: str
 
     @property
-    def io_mode(self) -> str:
-        """How blocks are read."""
+    def broker(self) -> SlotBroker:
+        """Of slots for what goes to other hosts."""
+
+    def stores(self) -> tuple[StoreStatus, ...]:
+        """What is served."""
+
+    def at_most(self, share_bytes: int) -> contextlib.AbstractContextManager[None]:
+        """Inside, this thread takes no more of the arena."""
+
+    def reload(self) -> list[str]:
+        """Open the stores anew; returns what has changed."""
 
     def attach(self, request: Attach, seeds: NDArray[np.int64] | None) -> Attached:
         """Open a session; may read from disk."""
@@ -173,6 +181,18 @@ class Daemon:
         self._attacher.shutdown(wait=False, cancel_futures=True)
         return idle.is_set()
 
+    def reload(self) -> None:
+        """Have the stores opened anew, where sessions are opened; the log says what came of it."""
+        self._attacher.submit(self._reload)
+
+    def _reload(self) -> None:
+        try:
+            changes = self._engine.reload()
+        except (DaemonError, StoreError, OSError, ValueError) as error:
+            tell(log, logging.ERROR, "reload failed", error=f"{type(error).__name__}: {error}")
+            return
+        tell(log, logging.INFO, "stores reloaded", changes="; ".join(changes) or "none")
+
     def status(self) -> StatusReply:
         """As it is now, for any other thread.  Raises TimeoutError, RuntimeError: it has ended."""
         answer: Future[StatusReply] = Future()
@@ -219,7 +239,7 @@ class Daemon:
         return Welcome(
             protocol=PROTOCOL_VERSION,
             token=token,
-            fingerprint=self._engine.store.manifest.fingerprint,
+            stores={s.name: s.fingerprint for s in self._engine.stores() if not s.retired},
             num_slots=arena.num_slots if maps else 0,
             slot_bytes=arena.slot_bytes if maps else 0,
         )
@@ -388,7 +408,7 @@ class Daemon:
         if self._access.limits.share >= 1:
             limited: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
         else:
-            limited = engine.broker.at_most(room.num_bytes // engine.arena.slot_bytes)
+            limited = engine.at_most(room.num_bytes)
         with limited:
             if remote:
                 frames = Frames(engine)
@@ -434,14 +454,11 @@ class Daemon:
         ledger, sessions, counters = self._engine.status()
         if self._remote is not None:
             ledger = (*ledger, *self._remote.entries())
-        store = self._engine.store
         return StatusReply(
             request=request,
-            store=_utf8(str(store.path)),
-            fingerprint=store.manifest.fingerprint,
+            stores=self._engine.stores(),
             pid=os.getpid(),
             uptime_s=time.monotonic() - self._begun,
-            io_mode=self._engine.io_mode,
             budget_bytes=self._engine.settings.mem_bytes,
             ledger=ledger,
             sessions=tuple(self._owned(s) for s in sessions),
@@ -449,6 +466,7 @@ class Daemon:
             draining=self._draining,
             workers=self._engine.settings.workers,
             readers=self._engine.settings.readers,
+            reload_error=_utf8(self._engine.reload_error),
         )
 
 
@@ -493,10 +511,12 @@ async def serve(
 
     with signals.to(lambda: loop.call_soon_threadsafe(stop_or_hurry)):
         daemon = Daemon(engine, endpoint, access)
+        signals.hang_up = lambda: loop.call_soon_threadsafe(daemon.reload)
         try:
             ready(daemon)
             await stop.wait()
         except BaseException:
             await daemon.drain(hurry)
             raise
+        signals.hang_up = None
         return await daemon.drain(hurry)

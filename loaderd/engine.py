@@ -2,6 +2,7 @@
 
 import os
 import threading
+from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import cache
 from types import TracebackType
@@ -11,19 +12,18 @@ import numpy as np
 from msgspec import structs
 from numpy.typing import NDArray
 
-from blockstore.io.arena import Arena
 from blockstore.io.reader import BlockReader
 from blockstore.pool import BlockPool
 from blockstore.store import Store, read_rows
 from loaderd.attachment import Attachment, Opening, open_attachment, resolve_request
 from loaderd.build import Builder
+from loaderd.commons import Commons
 from loaderd.devicecost import DeviceGauge
 from loaderd.errors import Refused, SessionLost, ShuttingDown
-from loaderd.floor import Floor
 from loaderd.hopdesk import HopDesk
 from loaderd.hopfiles import hop_files
 from loaderd.hyperdesk import HyperDesk
-from loaderd.ledger import EngineSettings, make_budget, served_rows
+from loaderd.ledger import EngineSettings, cut_slots, graph_wish, make_budget, served_rows
 from loaderd.lookahead import Prospect
 from loaderd.macrofiles import MacroFiles, copied_files
 from loaderd.meter import add_counts
@@ -43,37 +43,54 @@ from loaderd.residency import Residency
 from loaderd.rows import RowAssembler
 from loaderd.slots import WAIT_S, SlotBroker
 from loaderd.topology import Topology
-from loaderd.trace import Trace
 
 
 class Engine:
-    """Owns the arena, the readers and the workers of one store.  A context manager."""
+    """Serves one store, out of memory and with threads that others may use, too.
 
-    def __init__(self, store: Store, settings: EngineSettings) -> None:
-        """Take all memory at once.  Raises BudgetTooSmall, StoreError."""
+    A context manager.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        settings: EngineSettings,
+        commons: Commons | None = None,
+        slots: Sequence[int] = (),
+    ) -> None:
+        """Take memory: `slots` of the common arena, or all of it at once where there is none yet.
+
+        Raises BudgetTooSmall, StoreError.
+        """
         self.store, self.settings = store, settings
-        self.budget = make_budget(store.manifest, settings)
+        self._own_commons = commons is None
+        if commons is None:
+            self.budget = make_budget(store.manifest, settings)
+            slots = range(self.budget.num_slots)
+            commons = Commons(settings, self.budget.num_slots, self.budget.slot_bytes)
+        else:
+            slot_bytes = commons.arena.slot_bytes
+            self.budget = cut_slots(store.manifest, settings, slot_bytes, len(slots))
+        self.commons, self.arena = commons, commons.arena
         self.deliver: Deliver = lambda _session, _message: None
         self._served = served_rows(store.manifest)
         self._stack = ExitStack()
+        if self._own_commons:
+            self._stack.callback(commons.close)
         try:
-            self._open()
+            self._open(slots)
         except BaseException:
             self._stack.close()
             raise
         self._lock = self._production.lock
         self._sessions: dict[int, Attachment] = {}
-        self._next_session = 1
         self._own_counters: dict[str, int] = {}  # of sessions that have ended
         self._closers: list[threading.Thread] = []
 
-    def _open(self) -> None:
+    def _open(self, slots: Sequence[int]) -> None:
         manifest, budget, stack = self.store.manifest, self.budget, self._stack
-        self._trace = Trace(self.settings.trace) if self.settings.trace else None
-        if self._trace is not None:
-            stack.callback(self._trace.close)
+        commons = self.commons
         relations = manifest.relations
-        self.arena = stack.enter_context(Arena(budget.num_slots, budget.slot_bytes))
         files = [self.store.graph(r) for r in relations]
         files += [self.store.rows(r.array) for r in self._served]
         first_copied = len(files)
@@ -81,18 +98,18 @@ class Engine:
         first_hops = len(files)
         files += hop_files(self.store)
         data, slot = self.arena.data, budget.slot_bytes
-        self.reader = stack.enter_context(
-            BlockReader(files, data, slot, threads=self.settings.readers)
-        )
+        self.reader = stack.enter_context(BlockReader(files, data, slot, threads=commons.readers))
         self._gauge = DeviceGauge(self.reader)
         changed = threading.Condition()
         files = files[:first_copied]
         graph = BlockPool(
-            [f.geometry.num_blocks for f in files[: len(relations)]], budget.num_slots
+            [f.geometry.num_blocks for f in files[: len(relations)]], self.arena.num_slots
         )
-        rows = BlockPool([f.geometry.num_blocks for f in files[len(relations) :]], budget.num_slots)
+        rows = BlockPool(
+            [f.geometry.num_blocks for f in files[len(relations) :]], self.arena.num_slots
+        )
         self.broker = SlotBroker(
-            graph, rows, changed, budget.num_slots, budget.graph_slots, budget.graph_least
+            graph, rows, changed, slots, budget.graph_slots, budget.graph_least
         )
         self._opening = Opening(
             self.store, self.settings, budget, self.broker, self.arena, self.reader,
@@ -113,15 +130,13 @@ class Engine:
         for t in manifest.types:
             original[t.first : t.first + t.num_nodes] = read_rows(self.store, t.original_id)
         self.builder = Builder(self.topology, self.assembler, self.arena, original)
-        self._floor = Floor(self.settings.workers)
-        stack.callback(self._floor.close)
         self._production = Production(
-            self._floor, self.builder, self.assembler, self.broker, self._trace,
+            commons.floor, self.builder, self.assembler, self.broker, commons.trace,
             lambda session, message: self.deliver(session, message),
         )  # fmt: skip
         self._hypers = HyperDesk(
             self._opening, self.builder, self.topology, self.graph, self._gauge,
-            self._production, self._trace,
+            self._production, commons.trace,
         )  # fmt: skip
 
     @property
@@ -148,15 +163,14 @@ class Engine:
         if self._production.draining:
             raise ShuttingDown("the daemon is shutting down")
         self._production.wait_ended(WAIT_S)  # for what sessions that end still hold
-        with self._lock:
-            session, self._next_session = self._next_session, self._next_session + 1
+        session = next(self.commons.numbers)
         if request.plan in METHOD_OF:
             return self._hops.attach(session, request)
         announce = MacroNews(self._production)
         attachment = open_attachment(self._opening, request, seeds, announce)
         announce.belong(session, attachment)
         try:
-            whole = self.budget.graph_slots >= self.budget.graph_blocks
+            whole = self.broker.graph_wish >= self.budget.graph_blocks
             if whole and attachment.macro is None:
                 self.topology.load()
             if attachment.plan.name == HyperbatchPlan.name:
@@ -173,7 +187,7 @@ class Engine:
         asked = structs.replace(request, plan=HyperbatchPlan.name)
         attachment = open_attachment(self._opening, asked, None, MacroNews(self._production))
         try:
-            if self.budget.graph_slots >= self.budget.graph_blocks:
+            if self.broker.graph_wish >= self.budget.graph_blocks:
                 self.topology.load()
             return self._hypers.prospect(attachment, request.hyperbatch)
         finally:
@@ -262,6 +276,19 @@ class Engine:
                 attachment.macro.begin(start.epoch, start.step)
             self._production.pump(start.session, attachment)
 
+    @property
+    def ending(self) -> bool:
+        """Whether sessions that have ended still hold something."""
+        with self._lock:
+            return bool(self._production.ending or self._closers) or self._hops.ending
+
+    def resize(self, other: "Engine", count: int) -> None:
+        """Get up to `count` free slots from another store's engine."""
+        slots = other.broker.cede(count)
+        budget, num_slots = self.budget, self.broker.num_slots + len(slots)
+        wish = graph_wish(budget.graph_blocks, budget.graph_least, num_slots)
+        self.broker.accept(slots, max(wish, self.broker.graph_wish))
+
     def waits(self, session: int) -> bool:
         """Whether a session's next batch is not built before others of it are released."""
         if (hops := self._hops.find(session)) is not None:
@@ -323,7 +350,7 @@ class Engine:
             closers = list(self._closers)
         for closer in closers:
             closer.join()
-        self._floor.settle()
+        self.commons.floor.settle()
         self._hops.drain()
 
     def status(
@@ -365,7 +392,8 @@ class Engine:
             counters[f"{name}_blocks_missed"] = residency.misses
         entries, others, counts = self._hops.status()
         add_counts(counters, counts)
-        return (*self.budget.entries(), *taken, *entries), (*sessions, *others), counters
+        pools = self.budget.entries(self.broker.graph_wish, self.broker.num_slots)
+        return (*pools, *taken, *entries), (*sessions, *others), counters
 
 
 def default_settings(mem_bytes: int, workers: int = 0, readers: int = 0) -> EngineSettings:

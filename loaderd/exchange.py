@@ -8,9 +8,11 @@ import contextlib
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Self
 
@@ -18,10 +20,12 @@ import numpy as np
 from msgspec import structs
 from numpy.typing import NDArray
 
+from blockstore.errors import StoreError
+from blockstore.store import open_store
 from loaderd.engine import Engine
-from loaderd.errors import Refused, SessionLost, ShuttingDown
+from loaderd.errors import DaemonError, Refused, SessionLost, ShuttingDown
 from loaderd.failures import error_text
-from loaderd.ledger import session_entry_name
+from loaderd.ledger import is_session_entry, session_entry_name
 from loaderd.meter import Meter, add_counts
 from loaderd.production import Deliver, Out
 from loaderd.protocol import (
@@ -36,9 +40,11 @@ from loaderd.protocol import (
     SessionStatus,
     Skipped,
     Start,
+    StoreStatus,
 )
 from loaderd.sharing import Lease, Line, Sent
-from loaderd.slots import WAIT_S
+from loaderd.slots import WAIT_S, SlotBroker
+from loaderd.stores import Stores
 
 _MORE = 2  # batches on their way, for each session that joins a line
 _LOOK_S = 0.01  # between two looks at a line that has nothing for one of its followers
@@ -61,6 +67,7 @@ class _Key(NamedTuple):
 class _Group:
     """Sessions of equal parameters, and their lines."""
 
+    engine: Engine
     request: Attach
     ids: NDArray[np.int64] | None
     attached: Attached  # of the first line
@@ -88,24 +95,28 @@ class _Session:
 class Exchange:
     """What the daemon's shell asks of an engine, for sessions that share lines of it."""
 
-    def __init__(self, engine: Engine) -> None:
-        """Everything that the engine delivers comes here from now on."""
-        self._engine = engine
-        self.store, self.settings, self.arena = engine.store, engine.settings, engine.arena
-        self.broker = engine.broker
+    def __init__(self, stores: Stores, paths: Callable[[], Sequence[Path]] | None = None) -> None:
+        """Everything that the stores' engines deliver comes here from now on.
+
+        paths   which stores are to be served, asked at each reload
+        """
+        self._stores, self._paths = stores, paths
+        self.settings, self.arena = stores.settings, stores.arena
         self.deliver: Deliver = lambda _session, _message: None
         self._lock = threading.RLock()
         self._opening = threading.Lock()  # one line at a time: each takes memory
         self._sessions: dict[int, _Session] = {}
         self._groups: dict[_Key, _Group] = {}
         self._lines: dict[int, Line] = {}
+        self._at: dict[int, Engine] = {}  # lines -> where they are
+        self._reloads, self.reload_error = 0, ""
         self._next = 1
         self._ended: dict[str, int] = {}  # times of sessions that have ended
         self._left = 0  # sessions that fell behind
         self._starved, self._closed = threading.Event(), False
         self._errands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._openings: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        engine.deliver = self._arrived
+        stores.deliver = self._arrived
         self._threads = [
             threading.Thread(target=loop, name=name, daemon=True)
             for name, loop in (
@@ -134,15 +145,24 @@ class Exchange:
             thread.join()
 
     @property
-    def io_mode(self) -> str:
-        """How blocks are read."""
-        return self._engine.io_mode
+    def broker(self) -> SlotBroker:
+        """Of slots for what goes to other hosts: any store's."""
+        return next(iter(self._stores.engines.values())).broker
+
+    @contextmanager
+    def at_most(self, share_bytes: int) -> Iterator[None]:
+        """Inside, this thread takes no more of the arena, of any store."""
+        with ExitStack() as stack:
+            for engine in self._stores.all():
+                stack.enter_context(engine.broker.at_most(share_bytes // self.arena.slot_bytes))
+            yield
 
     # -- sessions ---------------------------------------------------------------------------------
 
     def attach(self, request: Attach, seeds: NDArray[np.int64] | None) -> Attached:
         """Open a session: at a line that is there, or at one of its own.  Raises Refused."""
-        resolved = self._engine.identify(request, seeds)
+        engine = self._stores.find(request.store)
+        resolved = engine.identify(request, seeds)
         kept = seeds is None or seeds.size <= _KEPT_IDS
         timed = resolved.macro is not None and resolved.macro.waiting
         with self._lock:
@@ -152,10 +172,10 @@ class Exchange:
         with self._opening:
             if (attached := self._join(number, key, request)) is not None:
                 return attached
-            attached, line = self._open_line(request, seeds)
+            attached, line = self._open_line(engine, request, seeds)
             with self._lock:
                 ids = seeds.copy() if seeds is not None and kept else None
-                group = self._groups.setdefault(key, _Group(request, ids, attached))
+                group = self._groups.setdefault(key, _Group(engine, request, ids, attached))
                 self._seat(number, key, group, line, attached.window)
         return structs.replace(attached, session=number)
 
@@ -165,12 +185,12 @@ class Exchange:
             group = self._groups.get(key)
             lines = [] if group is None else list(group.lines)
         for line in lines:
-            self._engine.widen(line.number, _MORE)
-            depth = self._engine.depth(line.number)
+            assert group is not None
+            group.engine.widen(line.number, _MORE)
+            depth = group.engine.depth(line.number)
             with self._lock:
                 line.depth = max(1, depth)
                 if line.number in self._lines and line.has_room():
-                    assert group is not None
                     window = request.window or group.attached.window
                     self._seat(number, key, group, line, window)
                     return structs.replace(
@@ -180,10 +200,25 @@ class Exchange:
 
     def _seat(self, number: int, key: _Key, group: _Group, line: Line, window: int) -> None:
         if line.number not in self._lines:
-            self._lines[line.number] = line
-            group.lines.append(line)
+            self._put_up(group, line)
         line.add(number, window)
         self._sessions[number] = _Session(number, key, window, line)
+
+    def _put_up(self, group: _Group, line: Line) -> None:
+        self._lines[line.number], self._at[line.number] = line, group.engine
+        group.lines.append(line)
+
+    def _take_down(self, group: _Group, line: Line) -> Callable[[], None]:
+        """A line ends; returns what is to be asked of the engine."""
+        group.lines.remove(line)
+        del self._lines[line.number], self._at[line.number]
+        engine, number = group.engine, line.number
+
+        def end() -> None:
+            engine.detach(number)
+            self._errands.put(self._sweep)
+
+        return end
 
     def detach(self, session: int) -> None:
         """Close a session; what it was lent is free."""
@@ -209,11 +244,10 @@ class Exchange:
         if line.followers:
             return []
         group = self._groups[key]
-        group.lines.remove(line)
-        del self._lines[line.number]
+        end = self._take_down(group, line)
         if not group.lines and not any(s.key == key for s in self._sessions.values()):
             del self._groups[key]
-        return [lambda: self._engine.detach(line.number)]
+        return [end]
 
     def start(self, start: Start) -> None:
         """Begin a run: what the session was lent is taken back.  Raises SessionLost, Refused."""
@@ -313,7 +347,8 @@ class Exchange:
         for f in line.followers.values():
             if fresh and not f.active:
                 line.expect(f.number)
-        command = self._engine.start if fresh else self._engine.proceed
+        engine = self._at[line.number]
+        command = engine.start if fresh else engine.proceed
         return [*todo, lambda: self._command(command, start)]
 
     def _command(self, command: Callable[[Start], None], start: Start) -> None:
@@ -327,29 +362,41 @@ class Exchange:
 
     # -- lines ------------------------------------------------------------------------------------
 
-    def _open_line(self, request: Attach, ids: NDArray[np.int64] | None) -> tuple[Attached, Line]:
+    def _open_line(
+        self, engine: Engine, request: Attach, ids: NDArray[np.int64] | None
+    ) -> tuple[Attached, Line]:
         """A line with a fair share of the arena; lines that have more go on with less.
 
         Raises Refused, StoreError.  One at a time: `_opening` is held.
         """
         share = self._fair_share(len(self._lines) + 1)
-        if share and self.broker.available() < share:
+        self._stores.gather(engine, share, self._is_busy)
+        if share and engine.broker.available() < share:
             self._cut_down(share)
+            self._stores.gather(engine, share, self._is_busy)
         try:
-            return self._take_line(request, ids, share)
+            return self._take_line(engine, request, ids, share)
         except Refused:
             if share == 0:
                 raise
         self._cut_down(share)
-        return self._take_line(request, ids, 0)  # it may need more than its share
+        self._stores.gather(engine, self.arena.num_slots, self._is_busy)
+        return self._take_line(engine, request, ids, 0)  # it may need more than its share
+
+    def _is_busy(self, engine: Engine) -> bool:
+        """Whether anybody uses a store."""
+        with self._lock:
+            return engine in self._at.values() or any(
+                group.engine is engine for group in self._groups.values()
+            )
 
     def _take_line(
-        self, request: Attach, ids: NDArray[np.int64] | None, share: int
+        self, engine: Engine, request: Attach, ids: NDArray[np.int64] | None, share: int
     ) -> tuple[Attached, Line]:
-        limit = self.broker.at_most(share) if share else contextlib.nullcontext()
+        limit = engine.broker.at_most(share) if share else contextlib.nullcontext()
         with limit:
-            attached = self._engine.attach(request, ids)
-        depth = self._engine.depth(attached.session)
+            attached = engine.attach(request, ids)
+        depth = engine.depth(attached.session)
         return attached, Line(attached.session, attached.num_steps, depth, share)
 
     def _fair_share(self, lines: int) -> int:
@@ -358,7 +405,8 @@ class Exchange:
 
     def _cut_down(self, share: int) -> None:
         """Lines with more than `share` slots end, and others go on in their place."""
-        held = {line.session: line.held_bytes for line in self._engine.status()[1]}
+        statuses = [line for engine in self._stores.all() for line in engine.status()[1]]
+        held = {line.session: line.held_bytes for line in statuses}
         most = share * self.arena.slot_bytes
         with self._lock:
             large = [line for n, line in self._lines.items() if held.get(n, 0) > most]
@@ -388,28 +436,26 @@ class Exchange:
                 self._send(line.due())
                 return
             group = next(g for g in self._groups.values() if line in g.lines)
-            group.lines.remove(line)
-            del self._lines[line.number]
+            end = self._take_down(group, line)
             orphans = [s for s in self._sessions.values() if s.line is line]
             for session in orphans:
                 session.line = None
-        self._engine.detach(line.number)
+        end()
         try:
-            _, smaller = self._take_line(group.request, group.ids, share)
+            _, smaller = self._take_line(group.engine, group.request, group.ids, share)
         except Exception:
             self._rehouse(orphans, line)
             return
         with self._lock:
             start = smaller.take_over(line, line.run + 1)
-            self._lines[smaller.number] = smaller
-            group.lines.append(smaller)
+            self._put_up(group, smaller)
             for session in orphans:
                 if self._sessions.get(session.number) is session and not session.wants:
                     session.line = smaller
             for number in set(smaller.followers) - {s.number for s in orphans if s.line}:
                 smaller.remove(number)
         if start is not None:
-            self._command(self._engine.start, start)
+            self._command(group.engine.start, start)
 
     def _rehouse(self, sessions: list[_Session], line: Line) -> None:
         """Each looks for a line by itself."""
@@ -428,7 +474,7 @@ class Exchange:
             group = self._groups[session.key]
         try:
             with self._opening:
-                _, line = self._open_line(group.request, group.ids)
+                _, line = self._open_line(group.engine, group.request, group.ids)
         except ShuttingDown:
             return
         except Refused:
@@ -439,16 +485,15 @@ class Exchange:
         except Exception as error:
             self._tell(session, error)
             return
-        self._seat_at(session, line)
+        self._seat_at(session, line, group.engine)
 
-    def _seat_at(self, session: _Session, line: Line) -> None:
+    def _seat_at(self, session: _Session, line: Line, engine: Engine) -> None:
         with self._lock:
             if not session.wants or session.number not in self._sessions:
-                todo: list[Callable[[], None]] = [lambda: self._engine.detach(line.number)]
+                todo: list[Callable[[], None]] = [lambda: engine.detach(line.number)]
             else:
                 group = self._groups[session.key]
-                self._lines[line.number] = line
-                group.lines.append(line)
+                self._put_up(group, line)
                 line.add(session.number, session.window)
                 session.line = line
                 todo = self._begin(session, line, fresh=True)
@@ -506,7 +551,8 @@ class Exchange:
             Release(session=line.number, run=lease.run, step=lease.step, group=lease.group)
             for lease in leases
         ]
-        return [lambda r=r: self._engine.release(r) for r in found]  # type: ignore[misc]
+        engine = self._at[line.number]
+        return [partial(engine.release, release) for release in found]
 
     def _arrived(self, number: int, message: Out) -> None:
         """From the engine, with its locks held: what is asked of it in turn is an errand."""
@@ -549,9 +595,11 @@ class Exchange:
             while lines := self._held_up():
                 pause.wait(_LOOK_S)
                 for line in lines:
-                    depth = self._engine.depth(line.number)
-                    waits = self._engine.waits(line.number)
-                    self._part(line, depth, waits)
+                    with self._lock:
+                        engine = self._at.get(line.number)
+                    if engine is not None:
+                        depth, waits = engine.depth(line.number), engine.waits(line.number)
+                        self._part(line, depth, waits)
 
     def _held_up(self) -> list[Line]:
         """Lines that have nothing for one follower, and something that another one holds up."""
@@ -591,12 +639,71 @@ class Exchange:
 
     def drain(self) -> None:
         """Start nothing more; returns when workers are idle.  What is lent stays so."""
-        self._engine.drain()
+        for engine in self._stores.all():
+            engine.drain()
+
+    def reload(self) -> list[str]:
+        """Open stores anew, sessions at work undisturbed; returns what has changed.
+
+        Raises Refused, StoreError, OSError, ValueError, and leaves all as it was.
+        """
+        try:
+            with self._opening:
+                if self._paths is None:
+                    raise Refused("this daemon has no list of stores to read again")
+                stores = [open_store(path) for path in self._paths()]
+                said = self._stores.reload(stores, self._is_busy)
+                self._stores.sweep(self._is_busy)
+        except (StoreError, DaemonError, OSError, ValueError) as error:
+            self.reload_error = error_text(error)
+            raise
+        finally:
+            self._reloads += 1
+        self.reload_error = ""
+        return said
+
+    def _sweep(self) -> None:
+        if self._stores.retired and self._opening.acquire(blocking=False):
+            try:
+                self._stores.sweep(self._is_busy)
+            finally:
+                self._opening.release()
+        if self._stores.retired and not self._closed:
+            timer = threading.Timer(_AGAIN_S, self._errands.put, [self._sweep])
+            timer.daemon = True
+            timer.start()
+
+    def stores(self) -> tuple[StoreStatus, ...]:
+        """Those that are served, and those that still are."""
+        with self._lock:
+            used = [self._groups[s.key].engine for s in self._sessions.values()]
+        retired = self._stores.retired
+        return tuple(
+            StoreStatus(
+                name=self._stores.name_of(e), path=_utf8(str(e.store.path)),
+                fingerprint=e.store.manifest.fingerprint, io_mode=e.io_mode,
+                sessions=used.count(e), retired=e in retired,
+            )
+            for e in self._stores.all()
+        )  # fmt: skip
 
     def status(self) -> tuple[tuple[LedgerEntry, ...], tuple[SessionStatus, ...], dict[str, int]]:
         """Ledger, sessions and counters as they are now."""
-        ledger, lines, counters = self._engine.status()
-        known = {line.session: line for line in lines}
+        ledger: list[LedgerEntry] = []
+        counters: dict[str, int] = {}
+        known: dict[int, SessionStatus] = {}
+        engines = self._stores.all()
+        for engine in engines:
+            entries, lines, counts = engine.status()
+            name = f"{self._stores.name_of(engine)}: " if len(engines) > 1 else ""
+            ledger += [
+                e if is_session_entry(e) else structs.replace(e, name=name + e.name)
+                for e in entries
+            ]
+            add_counts(counters, counts)
+            known |= {line.session: line for line in lines}
+        if self.settings.reserve_bytes:
+            ledger.append(self._stores.reserve_entry())
         with self._lock:
             times = dict(self._ended)
             for session in self._sessions.values():
@@ -604,13 +711,14 @@ class Exchange:
             counters |= times
             counters["lines"] = len(self._lines)
             counters["sessions_left_behind"] = self._left
+            counters["reloads"] = self._reloads
             names = {
                 session_entry_name([line.number]): session_entry_name(sorted(line.followers))
                 for line in self._lines.values()
             }
-            entries = tuple(structs.replace(e, name=names.get(e.name, e.name)) for e in ledger)
+            named = tuple(structs.replace(e, name=names.get(e.name, e.name)) for e in ledger)
             statuses = tuple(self._status(s, known) for s in self._sessions.values())
-        return entries, statuses, counters
+        return named, statuses, counters
 
     def _status(self, session: _Session, lines: dict[int, SessionStatus]) -> SessionStatus:
         group = self._groups[session.key]
@@ -635,6 +743,7 @@ class Exchange:
             rows=session.meter.rows,
             edges=session.meter.edges,
             held_bytes=0 if at is None or line is None else at.held_bytes // len(line.followers),
+            store=self._stores.name_of(group.engine),
             ready_ns=times["ready_ns"],
             starved_ns=times["starved_ns"],
         )
@@ -649,3 +758,8 @@ def _do(todo: Iterable[Callable[[], None]]) -> None:
 def _serve(steps: "queue.SimpleQueue[Callable[[], None] | None]") -> None:
     while (step := steps.get()) is not None:
         step()
+
+
+def _utf8(text: str) -> str:
+    """Text that can be encoded: file names may hold bytes that are not UTF-8."""
+    return text.encode("utf-8", "backslashreplace").decode()

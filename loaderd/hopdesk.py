@@ -180,6 +180,12 @@ class HopDesk:
             opened.session.start(start)
         return opened is not None
 
+    @property
+    def ending(self) -> bool:
+        """Whether sessions that have ended still hold something."""
+        with self._lock:
+            return bool(self._closers)
+
     def find(self, number: int) -> HopSession | None:
         """An open session."""
         with self._lock:

@@ -125,6 +125,7 @@ class HopSession:
         """As `loaderd status` shows it."""
         with self._changed:
             steps = self.plan.num_steps
+            times = self.meter.times()
             return SessionStatus(
                 session=self.number,
                 plan=self.plan.name,
@@ -137,7 +138,8 @@ class HopSession:
                 batches=self.batches,
                 rows=self.meter.rows,
                 owner="",  # the shell knows
-                **self.meter.times(),
+                ready_ns=times["ready_ns"],
+                starved_ns=times["starved_ns"],
             )
 
     def _serve(self) -> None:

@@ -37,6 +37,7 @@ class EngineSettings:
     session_share: float = 0.95  # of what is free, that a session of hyperbatches takes at most
     policy: Literal["next-use", "lru", "second-chance"] = "next-use"  # of rows that leave
     trace: Path | None = None  # where to record what hyperbatches needed
+    reserve_bytes: int = 0  # for tables of stores that are opened later
 
 
 class ServedRows(NamedTuple):
@@ -52,6 +53,11 @@ def session_entry_name(sessions: Sequence[int]) -> str:
     first, others = sessions[:1], sessions[1:]
     more = f" with {', '.join(map(str, others))}" if others else ""
     return f"session {first[0] if first else '-'}{more}, out of the pools"
+
+
+def is_session_entry(entry: LedgerEntry) -> bool:
+    """Whether a line of a ledger says what sessions took of the pools, which other lines count."""
+    return entry.name.startswith("session ")
 
 
 def served_rows(manifest: Manifest) -> list[ServedRows]:
@@ -89,17 +95,18 @@ class Budget(NamedTuple):
     graph_blocks: int
     row_blocks: int
 
-    def entries(self) -> tuple[LedgerEntry, ...]:
-        """The ledger as `serve --dry-run` prints it."""
+    def entries(self, graph_slots: int = -1, num_slots: int = -1) -> tuple[LedgerEntry, ...]:
+        """The ledger as `serve --dry-run` prints it, or with what the store has now."""
         slot = self.slot_bytes
-        graph = "all of" if self.graph_slots >= self.graph_blocks else "of"
-        rest = self.num_slots - self.graph_slots
+        graph_slots = self.graph_slots if graph_slots < 0 else graph_slots
+        graph = "all of" if graph_slots >= self.graph_blocks else "of"
+        rest = (self.num_slots if num_slots < 0 else num_slots) - graph_slots
         return (
             *self.table_entries,
             LedgerEntry(
                 "graph pool",
-                self.graph_slots * slot,
-                f"{self.graph_slots:,} slots x {slot:,} B, {graph} {self.graph_blocks:,} blocks",
+                graph_slots * slot,
+                f"{graph_slots:,} slots x {slot:,} B, {graph} {self.graph_blocks:,} blocks",
             ),
             LedgerEntry(
                 "row pool and sessions",
@@ -141,32 +148,74 @@ def slot_bytes(manifest: Manifest) -> int:
 
 
 def make_budget(manifest: Manifest, settings: EngineSettings) -> Budget:
-    """Cut the memory.  Raises BudgetTooSmall with the least that would do."""
-    tables = table_entries(manifest)
-    fixed = sum(e.num_bytes for e in tables)
-    slot = slot_bytes(manifest)
-    graph_blocks = sum(r.num_blocks for r in manifest.relations)
-    row_blocks = sum(
-        row_geometry(r.array, manifest.block_bytes).num_blocks for r in served_rows(manifest)
-    )
+    """Cut the memory for one store.  Raises BudgetTooSmall with the least that would do."""
+    return make_budgets([manifest], settings)[0]
+
+
+def make_budgets(manifests: Sequence[Manifest], settings: EngineSettings) -> list[Budget]:
+    """Cut the memory: each store's least, the rest by what they hold; slots go round later.
+
+    Raises BudgetTooSmall with the least that would do.
+    """
+    fixed = settings.reserve_bytes
+    fixed += sum(e.num_bytes for m in manifests for e in table_entries(m))
+    slot = max(slot_bytes(m) for m in manifests)
     num_slots = (settings.mem_bytes - fixed) // slot
-    graph_least = min(2 * settings.workers + 2, max(1, graph_blocks))
-    least = graph_least + LEAST_SESSION
-    if num_slots < least:
-        need = format_bytes(-(-(fixed + least * slot) // (1 << 20)) << 20)
+    leasts = [graph_least(m, settings) + LEAST_SESSION for m in manifests]
+    if num_slots < sum(leasts):
+        need = format_bytes(-(-(fixed + sum(leasts) * slot) // (1 << 20)) << 20)
         raise BudgetTooSmall(
             f"--mem {format_bytes(settings.mem_bytes)}: tables take {format_bytes(fixed)} and the "
-            f"arena at least {least} slots of {format_bytes(slot)}; give at least --mem {need}"
+            f"arena at least {sum(leasts)} slots of {format_bytes(slot)}; give at least --mem "
+            f"{need}"
         )
+    spare, wanted = num_slots - sum(leasts), [sum(_num_blocks(m)) for m in manifests]
+    shares = [
+        least + spare * w // max(1, sum(wanted)) for least, w in zip(leasts, wanted, strict=True)
+    ]
+    shares[-1] += num_slots - sum(shares)
+    return [cut_slots(m, settings, slot, n) for m, n in zip(manifests, shares, strict=True)]
+
+
+def cut_slots(manifest: Manifest, settings: EngineSettings, slot: int, num_slots: int) -> Budget:
+    """Cut slots between graph and rows of a store."""
+    graph_blocks, row_blocks = _num_blocks(manifest)
+    least = graph_least(manifest, settings)
+    graph_slots = graph_wish(graph_blocks, least, num_slots)
+    return Budget(
+        table_entries(manifest), slot, num_slots, graph_slots, least, graph_blocks, row_blocks
+    )
+
+
+def graph_wish(graph_blocks: int, least: int, num_slots: int) -> int:
+    """Slots of the graph's, of so many."""
     # the whole graph where at most half of the arena holds it; else little: rows are worth more
     share = graph_blocks if graph_blocks <= num_slots // 2 else num_slots // 12
-    graph_slots = min(max(share, graph_least), num_slots - LEAST_SESSION)
-    return Budget(tables, slot, num_slots, graph_slots, graph_least, graph_blocks, row_blocks)
+    return min(max(share, least), num_slots - LEAST_SESSION)
 
 
-def plan_budget(store: Store, settings: EngineSettings) -> tuple[LedgerEntry, ...]:
-    """The ledger of a daemon that would serve this store.  Raises BudgetTooSmall."""
-    return make_budget(store.manifest, settings).entries()
+def graph_least(manifest: Manifest, settings: EngineSettings) -> int:
+    """Slots that the graph of a store always keeps."""
+    return min(2 * settings.workers + 2, max(1, _num_blocks(manifest)[0]))
+
+
+def _num_blocks(manifest: Manifest) -> tuple[int, int]:
+    """Of graph and rows."""
+    rows = [row_geometry(r.array, manifest.block_bytes) for r in served_rows(manifest)]
+    return sum(r.num_blocks for r in manifest.relations), sum(g.num_blocks for g in rows)
+
+
+def plan_budget(stores: Sequence[Store], settings: EngineSettings) -> tuple[LedgerEntry, ...]:
+    """The ledger of a daemon that would serve these stores.  Raises BudgetTooSmall."""
+    found: list[LedgerEntry] = []
+    budgets = make_budgets([store.manifest for store in stores], settings)
+    for store, budget in zip(stores, budgets, strict=True):
+        prefix = f"{store.path.resolve().name}: " if len(stores) > 1 else ""
+        found += [LedgerEntry(prefix + e.name, e.num_bytes, e.basis) for e in budget.entries()]
+    if settings.reserve_bytes:
+        basis = "for tables of stores that are opened later"
+        found.append(LedgerEntry("reserve", settings.reserve_bytes, basis))
+    return tuple(found)
 
 
 class SessionNeed(NamedTuple):

@@ -85,17 +85,20 @@ class LookAhead:
         self._store, self._settings, self._budget = store, settings, budget
         self._broker, self._arena, self._builder = broker, arena, builder
         self._sampling, self._measure = sampling, measure
-        self._together = budget.graph_slots < budget.graph_blocks
         self._first_nodes = [store.first_node(r).astype(np.int64) for r in store.manifest.relations]
+
+    def _together(self) -> bool:
+        """Whether batches are sampled hop by hop over blocks."""
+        return self._broker.graph_wish < self._budget.graph_blocks
 
     def look(self, attachment: Attachment, crew: Crew) -> Ahead | None:
         """The first minibatches, in memory that is given back; None where it has no room."""
         plan, slot, broker = attachment.plan, self._budget.slot_bytes, self._broker
         units = [plan.unit(0, step) for step in range(min(_BATCHES, plan.num_steps))]
-        parts = [broker.row_slots() // 4 * (1 + self._together), broker.row_slots() // 4]
+        parts = [broker.row_slots() // 4 * (1 + self._together()), broker.row_slots() // 4]
         firsts: list[int] = []
         try:
-            for count in parts[: 1 + self._together]:
+            for count in parts[: 1 + self._together()]:
                 firsts.append(broker.take_run(count, LOOK_WAIT_S))
             memories = [
                 self._arena.data[first * slot : (first + count) * slot]
@@ -104,7 +107,7 @@ class LookAhead:
             area, *scratch = [StructureArea(memory) for memory in memories]
             sampler: Sampler = (
                 self._sampling(attachment, crew, scratch[0])
-                if self._together
+                if self._together()
                 else BatchSampler(lambda u, w: self._builder.structure(attachment, u, w), crew)
             )
             found = sampler.sample(units, 0, area, lambda: False)
@@ -161,7 +164,7 @@ class LookAhead:
         return Estimate(
             max(self._builder.structure_bytes(s, plan.unit(0, 0), attachment) for s in seen),
             max(s.num_nodes for s in seen),
-            max(self._scratch_bytes(s, attachment) for s in seen) * self._together,
+            max(self._scratch_bytes(s, attachment) for s in seen) * self._together(),
             self._scratch_bytes(worst, attachment),
             tuple(sum(counts) for counts in zip(*rows, strict=True)) or (0,),
         )

@@ -7,8 +7,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from loaderd.ledger import is_session_entry
 from loaderd.protocol import StatusReply
-from loaderd.report import is_session_entry
 from loaderd.sight import STAGES, since_start
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -43,11 +43,18 @@ COUNTERS = (
     ),
     _Counter("loaderd_sessions_attached", "sessions_attached", 1, "Sessions opened."),
     _Counter("loaderd_sessions_refused", "sessions_refused", 1, "Sessions refused."),
+    _Counter(
+        "loaderd_sessions_left_behind",
+        "sessions_left_behind",
+        1,
+        "Sessions that left others they had shared batches with.",
+    ),
+    _Counter("loaderd_reloads", "reloads", 1, "Times that stores were opened anew, or tried."),
     _Counter("loaderd_sessions_failed", "sessions_failed", 1, "Runs that ended in an error."),
     _Counter("loaderd_requests_refused", "requests_refused", 1, "Other messages refused."),
 )
 POOLS = ("graph", "row")
-SESSION = ("session", "plan")
+SESSION = ("session", "plan", "store")
 
 
 class _Snapshot(Collector):
@@ -69,8 +76,14 @@ class _Snapshot(Collector):
         info = GaugeMetricFamily(
             "loaderd_info", "What is served; always 1.", labels=("store", "fingerprint", "io_mode")
         )
-        info.add_metric((s.store, s.fingerprint, s.io_mode), 1)
+        used = GaugeMetricFamily(
+            "loaderd_store_sessions", "Open sessions of a store.", labels=("store", "fingerprint")
+        )
+        for store in s.stores:
+            info.add_metric((store.path, store.fingerprint, store.io_mode), 1)
+            used.add_metric((store.path, store.fingerprint), store.sessions)
         yield info
+        yield used
         yield GaugeMetricFamily("loaderd_uptime_seconds", "Since the start.", value=s.uptime_s)
         yield GaugeMetricFamily("loaderd_draining", "1 after a signal.", value=int(s.draining))
         yield GaugeMetricFamily("loaderd_workers", "Threads that build.", value=s.workers)
@@ -117,6 +130,11 @@ class _Snapshot(Collector):
             number.add_metric((plan,), sum(s.plan == plan for s in sessions))
         yield number
         yield GaugeMetricFamily(
+            "loaderd_lines",
+            "Streams of batches that are built; sessions of equal parameters share one.",
+            value=self._status.counters.get("lines", 0),
+        )
+        yield GaugeMetricFamily(
             "loaderd_in_flight_batches",
             "Batches begun and not wholly released.",
             value=sum(s.in_flight for s in sessions),
@@ -135,7 +153,7 @@ class _Snapshot(Collector):
         ):
             family = kind(f"loaderd_session_{name}", text, labels=SESSION)
             for s in sessions:
-                family.add_metric((str(s.session), s.plan), getattr(s, field) * scale)
+                family.add_metric((str(s.session), s.plan, s.store), getattr(s, field) * scale)
             yield family
 
     def _ledger(self) -> Iterator[Metric]:

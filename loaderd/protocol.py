@@ -86,6 +86,7 @@ class Attach(Message, frozen=True, kw_only=True, tag="attach"):
 
     token: int  # from Welcome: ties the session to the connection at the door
     request: int  # echoed in the reply
+    store: str = ""  # by name; "" where the daemon serves one
     plan: str = "auto"
     split: str = "train"
     num_neighbors: tuple[int, ...] = ()  # per hop, of relations that `fanouts` does not name
@@ -310,7 +311,7 @@ class Welcome(Message, frozen=True, kw_only=True, tag="welcome"):
 
     protocol: int
     token: int
-    fingerprint: str
+    stores: dict[str, str]  # fingerprints by name
     num_slots: int
     slot_bytes: int
 
@@ -341,17 +342,27 @@ class SessionStatus(msgspec.Struct, frozen=True, kw_only=True):
     starved_ns: int = 0  # of its runs, in which none was
     owner: str = ""  # user on this machine, or name of the key
     held_bytes: int = 0  # of the arena, by this session alone
+    store: str = ""
+
+
+class StoreStatus(msgspec.Struct, frozen=True):
+    """One store, as `loaderd status` shows it."""
+
+    name: str
+    path: str  # as it was given
+    fingerprint: str
+    io_mode: str  # "O_DIRECT", or "buffered" and why
+    sessions: int
+    retired: bool = False  # opened anew, or dropped: it serves the sessions that it has
 
 
 class StatusReply(Message, frozen=True, kw_only=True, tag="status-reply"):
     """Daemon: the answer to StatusRequest."""
 
     request: int
-    store: str
-    fingerprint: str
+    stores: tuple[StoreStatus, ...]
     pid: int
     uptime_s: float
-    io_mode: str  # "O_DIRECT", or "buffered" and why
     budget_bytes: int
     ledger: tuple[LedgerEntry, ...]
     sessions: tuple[SessionStatus, ...]
@@ -359,6 +370,7 @@ class StatusReply(Message, frozen=True, kw_only=True, tag="status-reply"):
     draining: bool = False
     workers: int = 0  # threads that build
     readers: int = 0  # threads that read
+    reload_error: str = ""  # of the newest reload; "": none was, or it went well
 
 
 ClientMessage = (

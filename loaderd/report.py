@@ -3,7 +3,8 @@
 from collections.abc import Iterable, Sequence
 
 from blockstore.units import format_bytes
-from loaderd.protocol import LedgerEntry, SessionStatus, StatusReply
+from loaderd.ledger import is_session_entry
+from loaderd.protocol import LedgerEntry, SessionStatus, StatusReply, StoreStatus
 
 
 def table(rows: Sequence[Sequence[str]], right: frozenset[int]) -> list[str]:
@@ -29,9 +30,12 @@ def ledger_text(ledger: Iterable[LedgerEntry], mem_bytes: int) -> str:
     return "\n".join(table(rows, frozenset({1})))
 
 
-def is_session_entry(entry: LedgerEntry) -> bool:
-    """Whether a line of a ledger says what sessions took of the pools, which other lines count."""
-    return entry.name.startswith("session ")
+def store_text(store: StoreStatus) -> str:
+    """A store in a line."""
+    return (
+        f"{store.path} (store {store.name}, fingerprint {store.fingerprint}), {store.io_mode}, "
+        f"{store.sessions} sessions" + (", no longer served to others" if store.retired else "")
+    )
 
 
 def status_text(reply: StatusReply) -> str:
@@ -39,9 +43,10 @@ def status_text(reply: StatusReply) -> str:
     own = [e for e in reply.ledger if not is_session_entry(e)]
     taken = [e for e in reply.ledger if is_session_entry(e)]
     pages = [
-        f"{reply.store} (fingerprint {reply.fingerprint})\n"
-        f"pid {reply.pid}, up {duration(reply.uptime_s)}, {reply.io_mode}"
-        + (", draining" if reply.draining else ""),
+        "\n".join(map(store_text, reply.stores))
+        + f"\npid {reply.pid}, up {duration(reply.uptime_s)}"
+        + (", draining" if reply.draining else "")
+        + (f"\nreload failed: {reply.reload_error}" if reply.reload_error else ""),
         ledger_text(own, reply.budget_bytes),
         _sessions_text(reply.sessions),
         "\n".join(

@@ -1,4 +1,4 @@
-"""SIGTERM and SIGINT of the daemon's process: who gets them, from the first file to the last."""
+"""SIGTERM, SIGINT and SIGHUP of the daemon's process, from the first file to the last."""
 
 import signal
 from collections.abc import Callable, Iterator
@@ -13,11 +13,13 @@ class Signals:
     """
 
     def __init__(self) -> None:
-        """Takes over both signals; call it in the main thread."""
+        """Takes over all three; call it in the main thread."""
+        self.hang_up: Callable[[], object] | None = None  # who gets SIGHUP; nobody: it is ignored
         self._receiver: Callable[[], object] | None = None
         self._waiting = False
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda _number, _frame: self._arrived())
+        signal.signal(signal.SIGHUP, lambda _number, _frame: self._hung_up())
 
     @contextmanager
     def to(self, receiver: Callable[[], object]) -> Iterator[None]:
@@ -29,6 +31,10 @@ class Signals:
             yield
         finally:
             self._receiver = None
+
+    def _hung_up(self) -> None:
+        if self.hang_up is not None:
+            self.hang_up()
 
     def _arrived(self) -> None:
         if self._receiver is None:

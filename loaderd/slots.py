@@ -1,7 +1,8 @@
 """Who owns which arena slot: two block pools, and what sessions have taken out of them."""
 
+import itertools
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -9,6 +10,7 @@ from numpy.typing import NDArray
 
 from blockstore.pool import BlockPool
 from loaderd.errors import Refused
+from loaderd.ledger import LEAST_SESSION
 
 LOOK_WAIT_S = 1.0  # the same, where there is another way
 WAIT_S = 20.0  # for batches in flight to give back what an attach needs
@@ -17,8 +19,8 @@ WAIT_S = 20.0  # for batches in flight to give back what an attach needs
 class SlotBroker:
     """Takes slots out of the pools for workspaces and sessions, and puts them back.
 
-    Slots [0, graph_slots) are the graph pool's by birth, the others the row pool's.  What is taken
-    comes from the row pool, from the top, and only then from the graph pool, down to its least.
+    Each slot belongs to one of both pools.  What is taken comes from the row pool, from the top,
+    and only then from the graph pool, down to its least.  Slots may go to another store's broker.
     """
 
     def __init__(
@@ -26,17 +28,76 @@ class SlotBroker:
         graph: BlockPool,
         rows: BlockPool,
         changed: threading.Condition,
-        num_slots: int,
+        slots: Sequence[int],
         graph_slots: int,
         graph_least: int,
     ) -> None:
-        """`changed` guards both pools and is notified whenever a pin goes."""
+        """`changed` guards both pools and is notified whenever a pin goes.
+
+        slots         of the arena that are this broker's; the first `graph_slots` are the graph's
+        graph_least   of these, that the graph pool always keeps
+        """
         self._graph, self._rows, self._changed = graph, rows, changed
-        self._graph_slots, self._graph_least = graph_slots, graph_least
+        self._graph_least = graph_least
+        self.graph_wish = graph_slots  # slots that the graph pool has while none is taken from it
+        self.num_slots = len(slots)
+        self._of_graph = np.zeros(graph.owned().size, np.bool_)
+        self._of_graph[np.asarray(slots[:graph_slots], np.int64)] = True
         self._limit = threading.local()  # slots that this thread may still take; not set: any
         with changed:
-            graph.add_slots(range(graph_slots))
-            rows.add_slots(range(graph_slots, num_slots))
+            graph.add_slots(slots[:graph_slots])
+            rows.add_slots(slots[graph_slots:])
+
+    def cede(self, count: int) -> list[int]:
+        """Give up to `count` free slots away for good, row slots first; enough to serve stay."""
+        with self._changed:
+            owned = int(self._rows.owned().sum()) + int(self._graph.owned().sum())
+            free = np.flatnonzero(self._free_mask())
+            order = np.argsort(self._of_graph[free], kind="stable")
+            most = min(count, owned - self._graph_least - LEAST_SESSION)
+            chosen = [int(slot) for slot in free[order][: max(0, most)]]
+            for slot in chosen:
+                self._remove(slot, 1)
+            self.num_slots -= len(chosen)
+            self.graph_wish -= int(self._of_graph[chosen].sum())
+            self._of_graph[chosen] = False
+            return chosen
+
+    @property
+    def whole(self) -> bool:
+        """Whether nobody has taken any, or holds a block."""
+        with self._changed:
+            owned = int(self._rows.owned().sum()) + int(self._graph.owned().sum())
+            return owned == self.num_slots and self.pinned() == 0
+
+    def retire(self) -> list[int]:
+        """Give all slots away; none is pinned, or taken."""
+        with self._changed:
+            owned = self._rows.owned() | self._graph.owned()
+            slots = [int(slot) for slot in np.flatnonzero(owned)]
+            assert len(slots) == self.num_slots
+            for slot in slots:
+                self._remove(slot, 1)
+            self._of_graph[:] = False
+            self.num_slots = self.graph_wish = 0
+            return slots
+
+    def accept(self, slots: list[int], graph_wish: int) -> None:
+        """Slots that another broker gave away.
+
+        graph_wish   slots that the graph pool is to have from now on, where they are free
+        """
+        with self._changed:
+            self._rows.add_slots(slots)
+            self.num_slots += len(slots)
+            missing = graph_wish - int(self._of_graph.sum())
+            free = np.flatnonzero(self._rows.owned() & ~self._rows.pinned())[: max(0, missing)]
+            for slot in free:
+                assert self._rows.remove_run(int(slot), 1)
+            self._graph.add_slots(int(slot) for slot in free)
+            self._of_graph[free] = True
+            self.graph_wish = int(self._of_graph.sum())
+            self._changed.notify_all()
 
     @contextmanager
     def at_most(self, count: int) -> Iterator[None]:
@@ -118,8 +179,8 @@ class SlotBroker:
         """Back to the pools they came from."""
         self._count(-len(slots))
         with self._changed:
-            self._graph.add_slots(s for s in slots if s < self._graph_slots)
-            self._rows.add_slots(s for s in slots if s >= self._graph_slots)
+            self._graph.add_slots(s for s in slots if self._of_graph[s])
+            self._rows.add_slots(s for s in slots if not self._of_graph[s])
             self._changed.notify_all()
 
     def _check_limit(self, count: int) -> None:
@@ -161,6 +222,8 @@ class SlotBroker:
         return True
 
     def _remove(self, first: int, count: int) -> None:
-        middle = min(max(self._graph_slots, first), first + count)
-        assert self._graph.remove_run(first, middle - first)
-        assert self._rows.remove_run(middle, first + count - middle)
+        kinds = self._of_graph[first : first + count]
+        cuts = [0, *(np.flatnonzero(np.diff(kinds)) + 1).tolist(), count]
+        for low, high in itertools.pairwise(cuts):
+            pool = self._graph if kinds[low] else self._rows
+            assert pool.remove_run(first + low, high - low)

@@ -10,8 +10,9 @@ from rich.table import Table
 from rich.text import Text
 
 from blockstore.units import format_bytes
+from loaderd.ledger import is_session_entry
 from loaderd.protocol import StatusReply
-from loaderd.report import duration, is_session_entry
+from loaderd.report import duration
 from loaderd.sight import Look, Rates, SessionRates, compare
 
 _COLORS = {"idle": "dim", "trainer": "green"}  # else the daemon limits
@@ -42,9 +43,9 @@ def frame(rates: Rates, status: StatusReply, width: int) -> RenderableType:
 
 def _head(status: StatusReply) -> Text:
     parts = [
-        status.store,
+        ", ".join(store.path for store in status.stores),
         f"pid {status.pid}, up {duration(status.uptime_s)}",
-        status.io_mode.split(":")[0],
+        ", ".join(sorted({store.io_mode.split(":")[0] for store in status.stores})),
     ]
     text = Text("  ".join(parts), style="bold", no_wrap=True, overflow="ellipsis")
     if status.draining:

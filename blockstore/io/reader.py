@@ -90,6 +90,35 @@ def wait_all(readings: Iterable[Reading]) -> None:
         raise error
 
 
+class ReadThreads:
+    """Threads that any number of readers share.  Ends with `close`."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self._queue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._threads = [
+            threading.Thread(target=self._serve, name=f"read-{i}", daemon=True)
+            for i in range(count)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def put(self, task: Callable[[], None]) -> None:
+        """Have one of them do this, which raises nothing."""
+        self._queue.put(task)
+
+    def close(self) -> None:
+        """End them, after what was asked for."""
+        for _ in self._threads:
+            self._queue.put(None)
+        for thread in self._threads:
+            thread.join()
+
+    def _serve(self) -> None:
+        while (task := self._queue.get()) is not None:
+            task()
+
+
 class BlockReader:
     """Threads that read blocks of several files into the slots of one piece of memory."""
 
@@ -98,9 +127,11 @@ class BlockReader:
         files: Sequence[BlockedFile],
         data: NDArray[np.uint8],
         slot_bytes: int,
-        threads: int = 8,
+        threads: int | ReadThreads = 8,
     ) -> None:
         """`data`: uint8, page-aligned, slots of `slot_bytes`, at least as wide as any block's.
+
+        threads   how many, or those that other readers use, too
 
         Raises CorruptBlock: a shard is missing.
         """
@@ -122,15 +153,8 @@ class BlockReader:
         self.retries = 0  # of reads that failed once
         self.busy_ns = self.wait_ns = 0  # of reader threads at work; of threads that waited
         self._lock = threading.Lock()
-        self._queue: queue.SimpleQueue[tuple[Callable[[], None], _Request] | None] = (
-            queue.SimpleQueue()
-        )
-        self._threads = [
-            threading.Thread(target=self._serve, name=f"read-{i}", daemon=True)
-            for i in range(threads)
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._own = isinstance(threads, int)
+        self._threads = ReadThreads(threads) if isinstance(threads, int) else threads
 
     def __enter__(self) -> Self:
         return self
@@ -141,10 +165,8 @@ class BlockReader:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        for _ in self._threads:
-            self._queue.put(None)
-        for thread in self._threads:
-            thread.join()
+        if self._own:
+            self._threads.close()
         self._close()
 
     def read(self, file: int, blocks: NDArray[np.int64], slots: NDArray[np.int64]) -> None:
@@ -158,7 +180,7 @@ class BlockReader:
             return
         request = _Request(len(runs))
         for run in runs:
-            self._queue.put((partial(self._read_run, run), request))
+            self._put(partial(self._read_run, run), request)
         Reading(request, self._waited).wait()
 
     def stream(
@@ -202,7 +224,7 @@ class BlockReader:
         tasks.append((first, len(runs)))
         request = _Request(len(tasks))
         for low, high in tasks:
-            self._queue.put((partial(read, low, high), request))
+            self._put(partial(read, low, high), request)
         return Reading(request, self._waited)
 
     def _waited(self, ns: int) -> None:
@@ -298,7 +320,7 @@ class BlockReader:
     def _runs(self, file: int, blocks: NDArray[np.int64], slots: NDArray[np.int64]) -> list[_Run]:
         geometry = self.files[file].geometry
         most = max(1, min(_MOST_BUFFERS, MERGE_BYTES // geometry.slot_bytes))
-        most = min(most, max(1, -(-blocks.size // len(self._threads))))  # all threads have work
+        most = min(most, max(1, -(-blocks.size // self._threads.count)))  # all threads have work
         shard = blocks // geometry.blocks_per_shard
         cuts = (np.flatnonzero((np.diff(blocks) != 1) | (np.diff(shard) != 0)) + 1).tolist()
         runs = []
@@ -308,17 +330,19 @@ class BlockReader:
                 runs.append(_Run(file, int(blocks[i]), part))
         return runs if blocks.size else []
 
-    def _serve(self) -> None:
-        while (item := self._queue.get()) is not None:
-            task, request = item
-            try:
-                task()
-            except BaseException as error:
-                with self._lock:
-                    self.errors += 1
-                request.finish(error)
-            else:
-                request.finish(None)
+    def _put(self, task: Callable[[], None], request: _Request) -> None:
+        self._threads.put(partial(self._do, task, request))
+
+    def _do(self, task: Callable[[], None], request: _Request) -> None:
+        """In a reader thread."""
+        try:
+            task()
+        except BaseException as error:
+            with self._lock:
+                self.errors += 1
+            request.finish(error)
+        else:
+            request.finish(None)
 
     def _read_run(self, run: _Run) -> None:
         """Adjacent blocks, verified."""

@@ -196,7 +196,7 @@ class FakeDaemon:
         welcome = Welcome(
             protocol=1,
             token=77,
-            fingerprint=self.plan.fingerprint,
+            stores={"fake": self.plan.fingerprint},
             num_slots=self.num_slots,
             slot_bytes=self.slot_bytes,
         )

@@ -21,6 +21,7 @@ from loaderd.protocol import (
     Start,
     StatusReply,
     StatusRequest,
+    StoreStatus,
     Taken,
     Welcome,
 )
@@ -61,10 +62,10 @@ SAMPLES = (
         counts=(40, 30), places=((4096, 8192), (0, 65536)), index=128,
     ),
     ErrorReply(error="Refused", message="fanout 0 at hop 1", request=1),
-    Welcome(protocol=1, token=2**47, fingerprint="f00d", num_slots=64, slot_bytes=1 << 20),
+    Welcome(protocol=1, token=2**47, stores={"a": "f00d"}, num_slots=64, slot_bytes=1 << 20),
     StatusReply(
-        request=9, store="/data/store", fingerprint="f00d", pid=77, uptime_s=3725.5,
-        io_mode="O_DIRECT", budget_bytes=2 << 30,
+        request=9, stores=(StoreStatus("a", "/data/a", "f00d", "O_DIRECT", 1),), pid=77,
+        uptime_s=3725.5, budget_bytes=2 << 30,
         ledger=(
             LedgerEntry("original ids", 4_000_000, "4 B x 1,000,000 nodes"),
             LedgerEntry("row pool", 1 << 30, "1,024 slots x 1,048,576 B"),

@@ -8,7 +8,6 @@ import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -18,7 +17,15 @@ from blockstore.io.arena import Arena
 from loaderd.daemon import Access, Daemon
 from loaderd.endpoint import Endpoint, claim
 from loaderd.ledger import EngineSettings
-from loaderd.protocol import Attach, Attached, LedgerEntry, Message, decode_daemon, encode
+from loaderd.protocol import (
+    Attach,
+    Attached,
+    LedgerEntry,
+    Message,
+    StoreStatus,
+    decode_daemon,
+    encode,
+)
 from tests.loaderd.samples import RESOLVED
 
 WAIT_S = 10
@@ -36,9 +43,8 @@ class FakeEngine:
         self.sessions = 0
         self.ids: Any = None
         self.arena = Arena(2, 4096)
-        self.store = SimpleNamespace(path=Path("/x"), manifest=SimpleNamespace(fingerprint="f00d"))
+        self.reload_error = ""
         self.settings = EngineSettings(1 << 20)
-        self.io_mode = "O_DIRECT"
         self.deliver = None
 
     def _note(self, name: str, argument: Any) -> None:
@@ -65,6 +71,16 @@ class FakeEngine:
 
     def release(self, release: Message) -> None:
         self._note("release", release)
+
+    def stores(self) -> Any:
+        return (StoreStatus("x", "/x", "f00d", "O_DIRECT", self.sessions),)
+
+    def at_most(self, share_bytes: int) -> Any:
+        return contextlib.nullcontext()
+
+    def reload(self) -> list[str]:
+        self._note("reload", None)
+        return ["x: dropped"]
 
     def drain(self) -> None:
         self.events.put(("drain", None))

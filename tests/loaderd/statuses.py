@@ -2,21 +2,24 @@
 
 from msgspec import structs
 
-from loaderd.protocol import LedgerEntry, SessionStatus, StatusReply
+from loaderd.protocol import LedgerEntry, SessionStatus, StatusReply, StoreStatus
 
 MS = 1_000_000
 
 SESSION = SessionStatus(
     session=3, plan="minibatch", seeds="split:train", epoch=1, step=20, num_steps=120, in_flight=4,
-    window=8, batches=100, rows=4000, edges=9000, ready_ns=500 * MS, starved_ns=500 * MS,
+    window=8, store="store", batches=100, rows=4000, edges=9000, ready_ns=500 * MS,
+    starved_ns=500 * MS,
 )  # fmt: skip
+
+
+STORE = StoreStatus("store", "/data/store", "f00d", "O_DIRECT", 1)
 
 
 def status(**fields: object) -> StatusReply:
     """A daemon with one session; `fields` instead of its own."""
     reply = StatusReply(
-        request=0, store="/data/store", fingerprint="f00d", pid=7, uptime_s=60.0,
-        io_mode="O_DIRECT", budget_bytes=1 << 30,
+        request=0, stores=(STORE,), pid=7, uptime_s=60.0, budget_bytes=1 << 30,
         ledger=(
             LedgerEntry("page checksums", 1 << 20, "4 B x 262,144 pages of 4 KiB"),
             LedgerEntry("row pool and sessions", 1 << 29, "512 slots"),

@@ -50,7 +50,7 @@ HANGING = """
 import threading
 from loaderd import __main__, daemon
 daemon.DRAIN_S = 0.1
-__main__.Engine.drain = lambda self: threading.Event().wait()
+__main__.Exchange.drain = lambda self: threading.Event().wait()
 __main__.main()
 """
 

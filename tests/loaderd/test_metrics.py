@@ -2,11 +2,12 @@
 
 import re
 
+from msgspec import structs
 from prometheus_client.parser import text_string_to_metric_families
 
 from loaderd.metrics import metrics_text
 from tests.daemons import ROOT
-from tests.loaderd.statuses import status
+from tests.loaderd.statuses import STORE, status
 
 
 def families(text: str) -> dict[str, str]:
@@ -28,7 +29,7 @@ def test_values_units_and_labels():
     def value(name: str, **labels: str) -> float:
         return found[name, frozenset(labels.items())]
 
-    session = {"session": "3", "plan": "minibatch"}
+    session = {"session": "3", "plan": "minibatch", "store": "store"}
     assert value("loaderd_read_bytes_total") == 1e9
     assert value("loaderd_read_wait_seconds_total") == 0.05
     assert value("loaderd_stage_busy_seconds_total", stage="fill") == 0.2
@@ -40,12 +41,13 @@ def test_values_units_and_labels():
     assert value("loaderd_hit_ratio", of="row") == 0.75
     assert value("loaderd_ledger_bytes", line="page checksums", of="budget") == 1 << 20
     assert value("loaderd_ledger_bytes", line="session 3, out of the pools", of="pools") == 1 << 28
+    assert value("loaderd_store_sessions", store="/data/store", fingerprint="f00d") == 1
     assert value("loaderd_info", store="/data/store", fingerprint="f00d", io_mode="O_DIRECT") == 1
 
 
 def test_labels_with_odd_characters_are_escaped():
     odd = 'a"b\\c\nd'
-    found = samples(metrics_text(status(store=odd)).decode())
+    found = samples(metrics_text(status(stores=(structs.replace(STORE, path=odd),))).decode())
     assert odd in {dict(labels).get("store") for _, labels in found}
 
 

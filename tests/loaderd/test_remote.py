@@ -64,7 +64,7 @@ class Far:
 def give_slots(engine):
     """What couriers take their buffers from."""
     pools = BlockPool([1], 2), BlockPool([1], 2)
-    engine.broker = SlotBroker(*pools, threading.Condition(), 2, 0, 0)
+    engine.broker = SlotBroker(*pools, threading.Condition(), range(2), 0, 0)
 
 
 @pytest.fixture
@@ -89,7 +89,7 @@ def attach(far, token, dealer=None):
 def test_a_greeting_lends_no_memory_and_may_be_repeated(far):
     welcome = far.ask(Hello())
     assert isinstance(welcome, Welcome)
-    assert (welcome.num_slots, welcome.slot_bytes, welcome.fingerprint) == (0, 0, "f00d")
+    assert (welcome.num_slots, welcome.slot_bytes, welcome.stores) == (0, 0, {"x": "f00d"})
     assert far.ask(Hello()) == welcome
     assert far.ask(Hello(), far.dial()).token != welcome.token
 
@@ -171,7 +171,7 @@ def test_without_keys_only_loopback_is_listened_at(tmp_path):
 
 def test_a_thread_takes_no_more_slots_than_it_may():
     pools = BlockPool([4], 16), BlockPool([4], 16)
-    broker = SlotBroker(*pools, threading.Condition(), 16, 4, 2)
+    broker = SlotBroker(*pools, threading.Condition(), range(16), 4, 2)
     assert broker.available() == 14
     with broker.at_most(5):
         assert broker.available() == 5

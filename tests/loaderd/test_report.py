@@ -20,8 +20,8 @@ def test_a_ledger_is_an_aligned_table_with_its_sum():
 def test_a_status_says_store_memory_sessions_and_counters():
     text = status_text(STATUS)
     for line in (
-        "/data/store (fingerprint f00d)",
-        "pid 77, up 1:02:05, O_DIRECT",
+        "/data/a (store a, fingerprint f00d), O_DIRECT, 1 sessions",
+        "pid 77, up 1:02:05",
         "session  owner  plan       seeds        epoch  step  of  in flight  window  done  held",
         "      3  ann    minibatch  split:train      2     5  10          2       8    25    5M",
         "bytes_read  123,456,789",
@@ -34,4 +34,4 @@ def test_a_status_says_store_memory_sessions_and_counters():
 def test_a_status_without_sessions():
     idle = msgspec.structs.replace(STATUS, sessions=(), ledger=STATUS.ledger[:2], draining=True)
     assert "no sessions" in status_text(idle)
-    assert "O_DIRECT, draining" in status_text(idle)
+    assert "up 1:02:05, draining" in status_text(idle)

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 from blockstore.store import open_store
-from loaderd.engine import Engine, default_settings
+from loaderd.engine import default_settings
 from loaderd.errors import Refused
 from loaderd.exchange import Exchange
 from loaderd.protocol import Attach, BatchReady, Blob, ErrorReply, Release, Start
+from loaderd.stores import Stores
 from tests.graphs import Csc
 from tests.stores import write_store
 
@@ -37,8 +38,9 @@ class Serving:
     """An engine behind an exchange, and what each session was sent."""
 
     def __init__(self, store: Path, mem: int, workers: int = 1) -> None:
-        self.engine = Engine(open_store(store), default_settings(mem, workers, 2))
-        self.exchange = Exchange(self.engine)
+        self.stores = Stores([open_store(store)], default_settings(mem, workers, 2))
+        self.engine = self.stores.find("")
+        self.exchange = Exchange(self.stores)
         self.exchange.deliver = self._deliver
         self.out: dict[int, dict[tuple[int, int], Any]] = {}
         self.errors: list[ErrorReply] = []
@@ -78,7 +80,7 @@ class Serving:
         while self.held() != self.before:
             assert time.monotonic() < end, (self.held(), self.before)
         self.exchange.__exit__(None, None, None)
-        self.engine.__exit__(None, None, None)
+        self.stores.close()
 
 
 class Trainer:
