@@ -3,14 +3,13 @@
 Pages of an array are numbered through all of its shards, which are full but for the last.
 """
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from blockstore.format import PAGE_BYTES, BlockGeometry, HopSet, Manifest, RowArray, row_geometry
-from blockstore.store import BlockedFile, FileRange, Store
+from blockstore.store import BlockedFile, Store
 
 RUN_PAGES = 256  # of what is read by one call, at most: 1 MiB
 LABEL, NODES = "y", "n_id"  # names of the arrays that are not hops
@@ -65,19 +64,6 @@ def all_arrays(manifest: Manifest) -> list[RowArray]:
 def hop_files(store: Store) -> list[BlockedFile]:
     """Their files, in the same order.  Raises CorruptBlock."""
     return [store.rows(array) for array in all_arrays(store.manifest)]
-
-
-def chunk_files(
-    store: Store, arrays: Sequence[HopArray], first: int, stop: int
-) -> dict[str, list[FileRange]]:
-    """Rows [first, stop) of a split as bytes of files, by name of the array, in order.
-
-    For who reads chunks past the daemon, such as to the memory of a GPU.  Checksums are of whole
-    pages: who wants them verified reads whole pages.  Raises ValueError: no such rows.
-    """
-    if not 0 <= first <= stop <= arrays[0].array.num_rows:
-        raise ValueError(f"rows {first} to {stop}: expected 0 to {arrays[0].array.num_rows}")
-    return {a.name: store.rows(a.array).row_ranges(a.row_bytes, first, stop) for a in arrays}
 
 
 def table_pages(manifest: Manifest) -> int:

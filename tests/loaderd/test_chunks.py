@@ -1,5 +1,7 @@
 """Plans of hop-wise batches: pure functions of (seed, epoch, step), against plain Python."""
 
+from itertools import product
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -10,7 +12,7 @@ import blockstore.writer
 from blockstore.format import BlockGeometry, RowArray
 from blockstore.store import numpy_dtype, open_store
 from loaderd.hopcut import MOST_RANGES
-from loaderd.hopfiles import RUN_PAGES, HopArray, chosen_arrays, chunk_files
+from loaderd.hopfiles import RUN_PAGES, HopArray, chosen_arrays
 from loaderd.plans.base import Part
 from loaderd.plans.chunks import HopPlan
 from loaderd.protocol import HopBatches, Resolved
@@ -141,20 +143,20 @@ def test_rows_are_where_the_files_have_them(tmp_path, monkeypatch, dtype):
     store = open_store(tmp_path / "store")
     hops = manifest.types[0].hops["train"]
     arrays = chosen_arrays(manifest, hops, ("sym", "row"), 1, True, 0)
+    assert [a.name for a in arrays] == ["sym:0", "sym:1", "row:1", "y", "n_id"]
     assert len(store.rows(arrays[0].array).shards) > 2
-    for first, stop in ((0, 3000), (700, 1500), (1, 2), (2999, 3000), (5, 5)):
-        files = chunk_files(store, arrays, first, stop)
-        assert list(files) == ["sym:0", "sym:1", "row:1", "y", "n_id"]
-        for array in arrays:
-            raw = b"".join(
-                r.path.read_bytes()[r.offset : r.offset + r.num_bytes] for r in files[array.name]
-            )
-            found = np.frombuffer(raw, numpy_dtype(array.array.dtype))
-            operator, _, hop = array.name.partition(":")
-            values = {"y": wanted.y, "n_id": wanted.n_id}.get(array.name)
-            expected = wanted.x[operator, int(hop)] if values is None else values
-            assert np.array_equal(found, expected[first:stop].reshape(-1))
-    with pytest.raises(ValueError, match="expected 0 to 3000"):
-        chunk_files(store, arrays, 0, 3001)
+    for array, (first, stop) in product(
+        arrays, ((0, 3000), (700, 1500), (1, 2), (2999, 3000), (5, 5))
+    ):
+        ranges = store.rows(array.array).row_ranges(array.row_bytes, first, stop)
+        raw = b"".join(r.path.read_bytes()[r.offset : r.offset + r.num_bytes] for r in ranges)
+        found = np.frombuffer(raw, numpy_dtype(array.array.dtype))
+        operator, _, hop = array.name.partition(":")
+        values = {"y": wanted.y, "n_id": wanted.n_id}.get(array.name)
+        expected = wanted.x[operator, int(hop)] if values is None else values
+        assert np.array_equal(found, expected[first:stop].reshape(-1))
+    file = store.rows(arrays[0].array)
+    with pytest.raises(ValueError, match="expected 0 to"):
+        file.row_ranges(arrays[0].row_bytes, 0, 4097)
     with pytest.raises(ValueError, match="gaps"):
-        store.rows(arrays[0].array).row_ranges(20, 0, 10)
+        file.row_ranges(20, 0, 10)
