@@ -86,13 +86,10 @@ class LinkNeighborLoader(DaemonLoader):
             world_size=world_size,
             window=window,
             replace=replace,
-<<<<<<< /tmp/h3/wt/clients/pyglink.py
-            store=store,
-=======
             weighted=weighted,
             edge_label_time=edge_label_time,
             temporal_strategy=temporal_strategy,
->>>>>>> /tmp/h3/theirs
+            store=store,
             reconnect_s=reconnect_s,
         )
         collate: Any = Collate(transform)  # of one batch, not of a list: there is no batch_size
