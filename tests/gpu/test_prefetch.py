@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 import torch
 
+from blockstore.io import gds
+from clients.device.features import load_features
 from clients.records import TensorRecord
 from clients.torch import HopDataset, NeighborDataset, prefetch
 from tests.daemons import daemon
@@ -90,3 +92,29 @@ def test_hops(tmp_path, views):
                 for found, expected in zip(batches, plain, strict=True):
                     assert_same(found, expected)
         plain.close()
+
+
+@pytest.mark.parametrize("kvikio", [False, True])
+def test_chunks_read_past_the_daemon(tmp_path, kvikio, monkeypatch):
+    if kvikio:
+        pytest.importorskip("kvikio")
+    else:
+        monkeypatch.setattr(gds, "kvikio", None)
+    store = tmp_path / "store"
+    write_hop_store(store, {"train": make_hops(20_000, 64, {"sym": 2}, 1)}, 1 << 16)
+    with daemon(store, "64M") as endpoint:
+        plain = HopDataset(endpoint, batch_size=3000)
+        with prefetch(HopDataset(endpoint, batch_size=3000, files=store), "cuda") as batches:
+            for _ in range(2):
+                for found, expected in zip(batches, plain, strict=True):
+                    assert_same(found, expected)
+            assert batches.files_by.startswith("kvikio" if kvikio else "host")
+        plain.close()
+
+
+@pytest.mark.parametrize("by_host", [False, True])
+def test_whole_feature_blocks(store, by_host):
+    expected = load_features(store, "x", "cpu")
+    found = load_features(store, "x", "cuda", by_host=by_host)
+    assert found.rows.is_cuda
+    assert torch.equal(found.rows.cpu(), expected.rows)
