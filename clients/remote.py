@@ -104,7 +104,7 @@ class RemoteAttachment(Attachment):
         poller = zmq.Poller()
         poller.register(self._control, zmq.POLLIN)
         poller.register(self._monitor, zmq.POLLIN)
-        ready = dict(poller.poll(1000 * WELCOME_TIMEOUT_S))
+        ready = dict(poller.poll(int(1000 * WELCOME_TIMEOUT_S)))
         if self._control not in ready:
             event = recv_monitor_message(self._monitor)["event"] if ready else None
             if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
@@ -128,7 +128,7 @@ class RemoteAttachment(Attachment):
             poller.register(watched_socket, zmq.POLLIN | zmq.POLLERR)
         heard = time.monotonic()
         while time.monotonic() - heard < LEASE_S:
-            ready = dict(poller.poll(1000 * LEASE_S / 4))
+            ready = dict(poller.poll(int(1000 * LEASE_S / 4)))
             if self._woken.fileno() in ready:
                 break
             try:
@@ -236,12 +236,16 @@ class RemoteSession(Session):
     def _land(self, piece: Piece) -> None:
         if not self._socket.getsockopt(zmq.RCVMORE):
             raise BadMessage("a piece without its bytes")
-        frame: Any = self._socket.recv(zmq.NOBLOCK, copy=False)
-        data = np.frombuffer(frame.buffer, np.uint8)
+        data = np.frombuffer(self._receive_bytes(), np.uint8)
         self._landed.append((piece.offset, data))
         self._num_taken += data.size
         session = self.attached.session
         self._send(Taken(session=session, run=self.run, num_bytes=self._num_taken))
+
+    def _receive_bytes(self) -> Any:
+        """The frame after a message, in the memory that libzmq read it into."""
+        frame: Any = self._socket.recv(zmq.NOBLOCK, copy=False)
+        return frame.buffer
 
     def _open_socket(self) -> None:
         self._monitor = watched(self._socket)

@@ -14,6 +14,7 @@ from tools.bench import (
     kernels,
     loaders,
     macro,
+    remote,
     spmm,
     trainers,
 )
@@ -30,6 +31,7 @@ BENCHES = {
     "kernels": kernels.main,
     "loaders": loaders.main,
     "macro": macro.main,
+    "remote": remote.main,
     "spmm": spmm.main,
     "trainers": trainers.main,
 }
