@@ -14,12 +14,14 @@ from tools.bench import (
     adapters,
     csc,
     disk,
+    gpu,
     handover,
     hops,
     hyperbatch,
     ingest,
     kernels,
     loaders,
+    remote,
     spmm,
     trainers,
 )
@@ -80,6 +82,13 @@ def test_disk(folder, tmp_path):
     assert "skipped" in ours or ours["bytes_read"]["min"] >= 1 << 20
     assert not (folder / "disk.bin").exists()
     assert [json.loads(line) for line in out.read_text().splitlines()] == lines
+
+
+def test_remote(folder):
+    sizes = ("--nodes", "300", "--width", "8", "--batch-size", "20", "--ways", "tcp, keys")
+    (line,) = remote.main(["--folder", str(folder), *sizes, "--think-ms", "1", "--rounds", "1"])
+    assert line["batches_s"]["median"] > 0
+    assert line["bytes_s"]["median"] > line["batches_s"]["median"] * 20 * 8 * 4
 
 
 def test_handover(folder):
@@ -198,3 +207,30 @@ def test_hops(folder):
     for line in lines.values():
         assert line["cache"] == "cold, 20M"
         assert "skipped" in line or line["GB_per_s"]["min"] > 0
+
+
+def test_gpu_by_the_same_steps_on_the_host(folder):
+    sizes = ["--batch-size", "30", "--fanouts", "3", "2", "--hidden", "8", "--mem", "64M"]
+    options = ["--device", "cpu", "--modes", "cached", "--rounds", "1"]
+    lines = by_peer(gpu.main(["--folder", str(folder), *TINY, *sizes, *options]))
+    assert lines["cached"]["device"] == "cpu"
+    assert 0 <= lines["cached"]["wait_share"]["min"] < 1
+    assert lines["cached"]["batches_gb_s"]["min"] > 0
+    assert lines["cached"]["cached_rows"]["min"] > 0
+
+
+def test_no_gpu_is_said_in_a_line(capsys):
+    if gpu.torch.cuda.is_available():
+        pytest.skip("there is one")
+    with pytest.raises(SystemExit) as ended:
+        gpu.main([])
+    assert ended.value.code == 3
+    assert capsys.readouterr().err == (
+        "gpu: torch finds no CUDA device here; nothing was measured\n"
+    )
+    done = subprocess.run(
+        [ROOT / "tools" / "gpu_check.sh", "--python", sys.executable],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 3
+    assert "no CUDA device" in done.stderr
