@@ -22,6 +22,7 @@ from tools.bench import (
     kernels,
     loaders,
     remote,
+    remote,
     spmm,
     trainers,
 )
@@ -82,6 +83,13 @@ def test_disk(folder, tmp_path):
     assert "skipped" in ours or ours["bytes_read"]["min"] >= 1 << 20
     assert not (folder / "disk.bin").exists()
     assert [json.loads(line) for line in out.read_text().splitlines()] == lines
+
+
+def test_remote(folder):
+    sizes = ("--nodes", "300", "--width", "8", "--batch-size", "20", "--ways", "tcp, keys")
+    (line,) = remote.main(["--folder", str(folder), *sizes, "--think-ms", "1", "--rounds", "1"])
+    assert line["batches_s"]["median"] > 0
+    assert line["bytes_s"]["median"] > line["batches_s"]["median"] * 20 * 8 * 4
 
 
 def test_remote(folder):
