@@ -26,7 +26,6 @@ from tests.stores import write_store
 
 SEED, BATCH, EPOCH, FANOUTS = 3, 7, 2, (4, 3)
 TIGHT = "2M"  # a tenth of the graph's blocks in memory
-SERVED = [("minibatch", "32M"), ("minibatch", TIGHT), ("hyperbatch", TIGHT)]
 
 
 @pytest.fixture(scope="module")
@@ -44,17 +43,16 @@ def graph(tmp_path_factory) -> tuple[Csc, np.ndarray, Path]:
 
 
 @pytest.fixture(scope="module")
-def endpoints(graph):
-    """By budget."""
-    with daemon(graph[2], "32M", 2) as roomy, daemon(graph[2], TIGHT, 2) as tight:
-        yield {"32M": roomy, TIGHT: tight}
+def endpoint(graph):
+    """Of a daemon."""
+    with daemon(graph[2], TIGHT, 2) as found:
+        yield found
 
 
-@pytest.fixture(params=SERVED, ids=lambda p: f"{p[0]}-{p[1]}")
-def served(request, endpoints):
+@pytest.fixture(params=["minibatch", "hyperbatch"])
+def served(request, endpoint):
     """An endpoint, and the plan to ask for."""
-    plan, mem = request.param
-    return endpoints[mem], plan
+    return endpoint, request.param
 
 
 def check(batch, expected) -> None:
