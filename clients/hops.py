@@ -169,19 +169,22 @@ class HopDataset(SteppedDataset[HopBatch]):
         device           that models train on; None: the current GPU, where there is one
         training_bytes   of its memory, that is kept free
         advice           that was taken before: `dataset.advice`, or of a state; nothing is tried
-        options          of `HopDataset`; `redeal` belongs to method "cr", and `views` to rows that
-                         do not lie on the device
+        options          of `HopDataset`; `redeal` and `files` belong to method "cr", `files` and
+                         `views` to rows that do not lie on the device
 
         Raises Refused, ValueError: it is no advice.
         """
         redeal, views = options.pop("redeal", 0), options.pop("views", False)
+        files = options.pop("files", None)
         if device is None and torch.cuda.is_available():
             device = torch.device("cuda", torch.cuda.current_device())
 
         def make(
             method: Literal["cr", "rr"], resident: torch.device | str | None = None
         ) -> HopDataset:
-            own = {"chunk": chunk, "redeal": redeal} if method == "cr" else {}
+            own: dict[str, Any] = {"chunk": chunk, "redeal": redeal} if method == "cr" else {}
+            if method == "cr" and resident is None:
+                own["files"] = files
             return cls(
                 endpoint, split, operators, hops, batch_size, method, seed=seed, **own, **options,
                 resident=resident, views=views and resident is None,
@@ -198,6 +201,7 @@ class HopDataset(SteppedDataset[HopBatch]):
             taken = parse_advice(advice)
         data = make(taken.method, device if taken.place == "device" else None)
         data.advice, data._chunks = taken, {"chunk": chunk, "redeal": redeal}
+        data._files = None if files is None else Path(files)
         return data
 
     @property
@@ -260,10 +264,10 @@ class HopDataset(SteppedDataset[HopBatch]):
     def _make_reader(self, session: Session) -> HopReader | ResidentReader | FileReader:
         request = self._request
         plan = HopPlan(session.attached.resolved, Part(request.rank, request.world_size))
-        if self._files is not None:
-            return FileReader(self._files, plan, session.attached, self.memory)
         if self._resident is not None:
             return ResidentReader(self._resident_rows(plan.resolved.num_seeds), plan)
+        if self._files is not None and plan.hops.method == "cr":
+            return FileReader(self._files, plan, session.attached, self.memory)
         return HopReader(session, self.memory, gather_threads(), self.stacked, self.views)
 
     def _start(self, session: Session, at: Position) -> None:

@@ -412,7 +412,7 @@ def test_advice_is_taken_once_and_recorded(store, monkeypatch, mem, place):
 
 
 @pytest.mark.parametrize("method", ["cr", "rr"])
-def test_a_resumed_run_keeps_the_method_it_was_advised(endpoint, method):
+def test_a_resumed_run_keeps_the_method_it_was_advised(endpoint, store, method):
     """Another machine may advise another."""
     facts = HopFacts(1, 1, 0, 0, True, 1.0, 1.0)
     own = HopAdvice("host", method, "", facts)
@@ -422,11 +422,12 @@ def test_a_resumed_run_keeps_the_method_it_was_advised(endpoint, method):
     whole = [b.n_id.tolist() for b in first]
     first.set_epoch(0)
     next(iter(first))
-    for resident in (None, "cpu"):
+    for resident, files in ((None, None), ("cpu", None), (None, store)):
         place = "device" if resident else "host"
         later = HopDataset.advised(
-            endpoint, advice=structs.replace(other, place=place), device=resident, **options
-        )
+            endpoint, advice=structs.replace(other, place=place), device=resident, files=files,
+            **options,
+        )  # fmt: skip
         len(later)  # it has connected before it learns better
         later.load_state_dict(first.state_dict())
         assert later.advice == own
