@@ -53,7 +53,7 @@ def epoch(session: Session, reader: BatchReader, think_s: float) -> Mapping[str,
             pass
     seconds, steps = time.perf_counter() - begun, len(waits)
     if think_s:
-        p50, p99 = np.percentile(waits[2:], (50, 99))
+        p50, p99 = np.percentile(waits[min(2, steps - 1) :], (50, 99))
         return {"wait_p50_ms": 1e3 * float(p50), "wait_p99_ms": 1e3 * float(p99)}
     return {
         "batches_s": steps / seconds,
