@@ -7,13 +7,15 @@ from numpy.typing import NDArray
 
 from blockstore.format import ITEM_BYTES, Manifest, NodeType, Relation
 from blockstore.kernels.order import map_range
-from blockstore.store import Store, scan_rows
+from blockstore.store import Store, scan_blocks, scan_rows
+from blockstore.unpack import unpack_block
 from loaderd.errors import Refused
 from loaderd.plans.resolve import find_relation
 from loaderd.protocol import Resolved
 from loaderd.roots import EndTable
 
 SCAN_BYTES = 4 << 20
+MAX_LISTED = 1 << 23  # edge ids of a split: sorting them takes 64 MiB
 
 
 def count_seeds(node_type: NodeType, split: str, ids: NDArray[np.int64] | None) -> int:
@@ -49,12 +51,10 @@ def count_edges(
         if split not in relation.splits:
             names = ", ".join([*relation.splits, "all"])
             raise Refused(f"split {split!r} of edges is not in the store: it has {names}")
+        num_rows = relation.splits[split].num_rows
         if not relation.splits[split].row_shape:
-            raise Refused(
-                f"split {split!r} of edges is a list of edge ids, expected pairs of nodes; give "
-                "the edges as edge_label_index"
-            )
-        return relation.splits[split].num_rows
+            _check_positions(relation, split, num_rows)
+        return num_rows
     if ids is None:
         raise Refused("seed edges: neither a split nor ids were given")
     for row, (ends, name) in enumerate(zip(np.split(ids, 2), _ends(relation), strict=True)):
@@ -66,6 +66,20 @@ def count_edges(
                 f"type {name!r}"
             )
     return ids.size // 2
+
+
+def _check_positions(relation: Relation, split: str, num_rows: int) -> None:
+    """Of a split that lists edge ids.  Raises Refused."""
+    if relation.edge_id_dtype is None:
+        raise Refused(
+            f"split {split!r} of edges lists edge ids, the store has none; ingest with --edge-ids, "
+            "or give the edges as edge_label_index"
+        )
+    if num_rows > MAX_LISTED:
+        raise Refused(
+            f"split {split!r} of edges lists {num_rows} edge ids, expected at most {MAX_LISTED}; "
+            "make it one of pairs of nodes"
+        )
 
 
 def _ends(relation: Relation) -> tuple[str, str]:
@@ -100,7 +114,8 @@ def fill_edges(
     scratch  int64 (num_seeds,)        holds original ids meanwhile; empty for split "all"
     out      id_dtype (table_items,)   what the table is made of
 
-    Passes over the inverse maps on disk, once for each end.  Raises CorruptBlock.
+    Passes over the inverse maps on disk, once for each end; of a split that lists edge ids over the
+    graph.  Raises CorruptBlock, Refused.
     """
     manifest, spec = store.manifest, resolved.edges
     assert spec is not None
@@ -108,6 +123,11 @@ def fill_edges(
     if split == "all":
         first_edge = out.view(np.uint64)[: relation.num_blocks + 1]
         first_edge[:] = store.first_edge(relation)
+    elif ids is None and not relation.splits[split].row_shape:
+        ends = out.reshape(2, -1)
+        for first, rows in scan_rows(store, relation.splits[split], SCAN_BYTES):
+            scratch[first : first + rows.size] = rows
+        _find_listed(store, relation, split, scratch, ends)
     else:
         ends = out.reshape(2, -1)
         for row, name in enumerate(_ends(relation)):
@@ -125,6 +145,34 @@ def fill_edges(
         find_relation(manifest, spec.reverse) if spec.exclude == "reverse" else -1,
         ranges[relation.src], ranges[relation.dst], ends, first_edge,
     )  # fmt: skip
+
+
+def _find_listed(
+    store: Store, relation: Relation, split: str, edge_ids: NDArray[np.int64], ends: NDArray[Any]
+) -> None:
+    """Ends of the edges of these ids, in their order; `edge_ids` are sorted meanwhile."""
+    order = np.argsort(edge_ids)
+    edge_ids.sort()
+    found = 0
+    for first, blocks in scan_blocks(store.graph(relation), SCAN_BYTES):
+        for i, raw in enumerate(blocks):
+            block = unpack_block(raw, f"{relation.path}, block {first + i}")
+            assert block.edge_ids is not None
+            own = block.edge_ids.astype(np.int64)
+            places = np.minimum(np.searchsorted(edge_ids, own), edge_ids.size - 1)
+            hit = np.flatnonzero(edge_ids[places] == own)
+            to = order[places[hit]]
+            header = block.header
+            columns = np.arange(header.first_node, header.first_node + header.num_nodes)
+            carried = np.full(header.num_carried, header.first_node - 1, np.int64)
+            targets = np.concatenate([carried, np.repeat(columns, block.degrees_here())])
+            ends[0, to], ends[1, to] = block.sources[hit], targets[hit]
+            found += hit.size
+    if found != edge_ids.size:
+        raise Refused(
+            f"split {split!r} of edges: {found} of its {edge_ids.size} edge ids are in the store, "
+            "expected each, once; give the edges as edge_label_index"
+        )
 
 
 def fill_seeds(
