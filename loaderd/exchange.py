@@ -10,11 +10,10 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import NamedTuple, Self
+from typing import Self
 
 import numpy as np
 from msgspec import structs
@@ -25,8 +24,8 @@ from blockstore.store import open_store
 from loaderd.engine import Engine
 from loaderd.errors import DaemonError, Refused, SessionLost, ShuttingDown
 from loaderd.failures import error_text
-from loaderd.ledger import is_session_entry, session_entry_name
-from loaderd.meter import Meter, add_counts
+from loaderd.linebook import Book, Group, Key, Seat
+from loaderd.meter import add_counts
 from loaderd.production import Deliver, Out
 from loaderd.protocol import (
     Attach,
@@ -36,7 +35,6 @@ from loaderd.protocol import (
     ErrorReply,
     LedgerEntry,
     Release,
-    Resolved,
     SessionStatus,
     Skipped,
     Start,
@@ -53,45 +51,6 @@ _SETTLE_S = 1.0  # that one follower waits for others to release, before a line 
 _KEPT_IDS = 1 << 17  # seeds by id, of one session, that are kept to open another line with: 1 MiB
 
 
-class _Key(NamedTuple):
-    """What sessions must have in common to share a line."""
-
-    resolved: Resolved
-    rank: int
-    world_size: int
-    plan: str
-    alone: int  # number of a session that shares with nobody, else 0
-
-
-@dataclass(slots=True)
-class _Group:
-    """Sessions of equal parameters, and their lines."""
-
-    engine: Engine
-    request: Attach
-    ids: NDArray[np.int64] | None
-    attached: Attached  # of the first line
-    lines: list[Line] = field(default_factory=list)
-
-
-@dataclass(slots=True, eq=False)
-class _Session:
-    """One session as its client knows it."""
-
-    number: int
-    key: _Key
-    window: int  # batches that it may hold, at most
-    line: Line | None = None  # None: it has to find one
-    left: list[Line] = field(default_factory=list)  # where it still holds something
-    run: int = -1
-    epoch: int = 0
-    step: int = 0  # that it wants next, where it has no line
-    stride: int = 1
-    wants: bool = False  # a line, as soon as there is one
-    batches: int = 0
-    meter: Meter = field(default_factory=Meter)
-
-
 class Exchange:
     """What the daemon's shell asks of an engine, for sessions that share lines of it."""
 
@@ -103,16 +62,10 @@ class Exchange:
         self._stores, self._paths = stores, paths
         self.settings, self.arena = stores.settings, stores.arena
         self.deliver: Deliver = lambda _session, _message: None
-        self._lock = threading.RLock()
+        self._book = Book(stores, lambda: self._errands.put(self._sweep))
         self._opening = threading.Lock()  # one line at a time: each takes memory
-        self._sessions: dict[int, _Session] = {}
-        self._groups: dict[_Key, _Group] = {}
-        self._lines: dict[int, Line] = {}
-        self._at: dict[int, Engine] = {}  # lines -> where they are
-        self._reloads, self.reload_error = 0, ""
+        self.reload_error = ""  # of the newest reload
         self._next = 1
-        self._ended: dict[str, int] = {}  # times of sessions that have ended
-        self._left = 0  # sessions that fell behind
         self._starved, self._closed = threading.Event(), False
         self._errands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._openings: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -165,32 +118,32 @@ class Exchange:
         resolved = engine.identify(request, seeds)
         kept = seeds is None or seeds.size <= _KEPT_IDS
         timed = resolved.macro is not None and resolved.macro.waiting
-        with self._lock:
+        with self._book.lock:
             number, self._next = self._next, self._next + 1
         alone = number if timed or not kept else 0
-        key = _Key(resolved, request.rank, request.world_size, request.plan, alone)
+        key = Key(resolved, request.rank, request.world_size, request.plan, alone)
         with self._opening:
             if (attached := self._join(number, key, request)) is not None:
                 return attached
             attached, line = self._open_line(engine, request, seeds)
-            with self._lock:
+            with self._book.lock:
                 ids = seeds.copy() if seeds is not None and kept else None
-                group = self._groups.setdefault(key, _Group(engine, request, ids, attached))
+                group = self._book.groups.setdefault(key, Group(engine, request, ids, attached))
                 self._seat(number, key, group, line, attached.window)
         return structs.replace(attached, session=number)
 
-    def _join(self, number: int, key: _Key, request: Attach) -> Attached | None:
+    def _join(self, number: int, key: Key, request: Attach) -> Attached | None:
         """Take a place at a line that is there; None where there is none."""
-        with self._lock:
-            group = self._groups.get(key)
+        with self._book.lock:
+            group = self._book.groups.get(key)
             lines = [] if group is None else list(group.lines)
         for line in lines:
             assert group is not None
             group.engine.widen(line.number, _MORE)
             depth = group.engine.depth(line.number)
-            with self._lock:
+            with self._book.lock:
                 line.depth = max(1, depth)
-                if line.number in self._lines and line.has_room():
+                if line.number in self._book.lines and line.has_room():
                     window = request.window or group.attached.window
                     self._seat(number, key, group, line, window)
                     return structs.replace(
@@ -198,61 +151,28 @@ class Exchange:
                     )
         return None
 
-    def _seat(self, number: int, key: _Key, group: _Group, line: Line, window: int) -> None:
-        if line.number not in self._lines:
-            self._put_up(group, line)
+    def _seat(self, number: int, key: Key, group: Group, line: Line, window: int) -> None:
+        if line.number not in self._book.lines:
+            self._book.put_up(group, line)
         line.add(number, window)
-        self._sessions[number] = _Session(number, key, window, line)
-
-    def _put_up(self, group: _Group, line: Line) -> None:
-        self._lines[line.number], self._at[line.number] = line, group.engine
-        group.lines.append(line)
-
-    def _take_down(self, group: _Group, line: Line) -> Callable[[], None]:
-        """A line ends; returns what is to be asked of the engine."""
-        group.lines.remove(line)
-        del self._lines[line.number], self._at[line.number]
-        engine, number = group.engine, line.number
-
-        def end() -> None:
-            engine.detach(number)
-            self._errands.put(self._sweep)
-
-        return end
+        self._book.sessions[number] = Seat(number, key, window, line)
 
     def detach(self, session: int) -> None:
         """Close a session; what it was lent is free."""
-        with self._lock:
-            gone = self._sessions.pop(session, None)
+        with self._book.lock:
+            gone = self._book.sessions.pop(session, None)
             if gone is None:
                 return
             gone.meter.end()
-            add_counts(self._ended, gone.meter.times())
-            todo = self._vacate(gone)
+            add_counts(self._book.times, gone.meter.times())
+            todo = self._book.vacate(gone)
+            self._book.forget_group(gone.key)
         _do(todo)
-
-    def _vacate(self, session: _Session) -> list[Callable[[], None]]:
-        """Give up all of a session's places; returns what is to be asked of the engine."""
-        todo: list[Callable[[], None]] = []
-        for line in (*session.left, *([session.line] if session.line is not None else [])):
-            todo += self._releases(line, line.remove(session.number))
-            todo += self._close_if_empty(session.key, line)
-        session.left, session.line, session.wants = [], None, False
-        return todo
-
-    def _close_if_empty(self, key: _Key, line: Line) -> list[Callable[[], None]]:
-        if line.followers:
-            return []
-        group = self._groups[key]
-        end = self._take_down(group, line)
-        if not group.lines and not any(s.key == key for s in self._sessions.values()):
-            del self._groups[key]
-        return [end]
 
     def start(self, start: Start) -> None:
         """Begin a run: what the session was lent is taken back.  Raises SessionLost, Refused."""
-        with self._lock:
-            session = self._sessions.get(start.session)
+        with self._book.lock:
+            session = self._book.sessions.get(start.session)
             if session is None:
                 raise SessionLost(f"session {start.session} is not open")
             if start.run <= session.run:
@@ -267,26 +187,15 @@ class Exchange:
                 raise Refused("reuse while waiting: expected no DataLoader workers beside the one")
             session.run, session.epoch, session.stride = start.run, start.epoch, start.stride
             session.step = start.step
-            steps = self._groups[session.key].attached.num_steps
+            steps = self._book.groups[session.key].attached.num_steps
             session.meter.begin(len(range(start.step, steps, start.stride)))
-            todo = self._give_back(session)
+            todo = self._book.give_back(session)
             todo += self._find_place(session)
         _do(todo)
 
-    def _give_back(self, session: _Session) -> list[Callable[[], None]]:
-        """A session holds nothing any more; it stays at its line."""
-        todo: list[Callable[[], None]] = []
-        for line in session.left:
-            todo += self._releases(line, line.remove(session.number))
-            todo += self._close_if_empty(session.key, line)
-        session.left = []
-        if session.line is not None:
-            todo += self._releases(session.line, session.line.drop(session.number))
-        return todo
-
-    def _find_place(self, session: _Session) -> list[Callable[[], None]]:
+    def _find_place(self, session: Seat) -> list[Callable[[], None]]:
         """Have a session served from its step on: by a line that is there, or a new one."""
-        group = self._groups[session.key]
+        group = self._book.groups[session.key]
         lines = [line for line in group.lines if line not in session.left and not line.closing]
         lines.sort(key=lambda line: line is not session.line)
         for line in lines:
@@ -295,7 +204,7 @@ class Exchange:
                 here or line.has_room()
             ):
                 return self._move(session, line) + self._follow(session, line)
-        fair = self._fair_share(len(self._lines))
+        fair = self._fair_share(len(self._book.lines))
         lines = [line for line in lines if not line.share or 0 < fair < 2 * line.share]
         for line in lines:
             others = [f for f in line.live if f.number != session.number]
@@ -311,7 +220,7 @@ class Exchange:
         self._openings.put(lambda: self._open_for(session))
         return todo
 
-    def _move(self, session: _Session, line: Line | None) -> list[Callable[[], None]]:
+    def _move(self, session: Seat, line: Line | None) -> list[Callable[[], None]]:
         """Leave the line where a session is, for another one."""
         old, session.line = session.line, line
         if old is line:
@@ -320,24 +229,24 @@ class Exchange:
             line.add(session.number, session.window)
         if old is None:
             return []
-        todo = self._releases(old, old.remove(session.number))
-        return todo + self._close_if_empty(session.key, old)
+        todo = self._book.releases(old, old.remove(session.number))
+        return todo + self._book.close_if_empty(session.key, old)
 
-    def _follow(self, session: _Session, line: Line) -> list[Callable[[], None]]:
+    def _follow(self, session: Seat, line: Line) -> list[Callable[[], None]]:
         session.wants = False
         freed = line.follow(session.number, session.run, session.step, session.stride)
         self._send(line.due())
         self._starved.set()
-        return self._releases(line, freed)
+        return self._book.releases(line, freed)
 
-    def _begin(self, session: _Session, line: Line, fresh: bool) -> list[Callable[[], None]]:
+    def _begin(self, session: Seat, line: Line, fresh: bool) -> list[Callable[[], None]]:
         """Have the line deliver what the session wants.
 
         fresh   nobody holds anything of it
         """
         todo = []
         for f in line.followers.values() if fresh else ():
-            todo += self._releases(line, line.drop(f.number))
+            todo += self._book.releases(line, line.drop(f.number))
         start = Start(
             session=line.number, run=line.run + 1, epoch=session.epoch, step=session.step,
             stride=session.stride,
@@ -347,7 +256,7 @@ class Exchange:
         for f in line.followers.values():
             if fresh and not f.active:
                 line.expect(f.number)
-        engine = self._at[line.number]
+        engine = self._book.at[line.number]
         command = engine.start if fresh else engine.proceed
         return [*todo, lambda: self._command(command, start)]
 
@@ -356,8 +265,8 @@ class Exchange:
         try:
             command(start)
         except SessionLost:
-            with self._lock:
-                if start.session in self._lines:
+            with self._book.lock:
+                if start.session in self._book.lines:
                     raise
 
     # -- lines ------------------------------------------------------------------------------------
@@ -369,26 +278,19 @@ class Exchange:
 
         Raises Refused, StoreError.  One at a time: `_opening` is held.
         """
-        share = self._fair_share(len(self._lines) + 1)
-        self._stores.gather(engine, share, self._is_busy)
+        share = self._fair_share(len(self._book.lines) + 1)
+        self._stores.gather(engine, share, self._book.is_busy)
         if share and engine.broker.available() < share:
             self._cut_down(share)
-            self._stores.gather(engine, share, self._is_busy)
+            self._stores.gather(engine, share, self._book.is_busy)
         try:
             return self._take_line(engine, request, ids, share)
         except Refused:
             if share == 0:
                 raise
         self._cut_down(share)
-        self._stores.gather(engine, self.arena.num_slots, self._is_busy)
+        self._stores.gather(engine, self.arena.num_slots, self._book.is_busy)
         return self._take_line(engine, request, ids, 0)  # it may need more than its share
-
-    def _is_busy(self, engine: Engine) -> bool:
-        """Whether anybody uses a store."""
-        with self._lock:
-            return engine in self._at.values() or any(
-                group.engine is engine for group in self._groups.values()
-            )
 
     def _take_line(
         self, engine: Engine, request: Attach, ids: NDArray[np.int64] | None, share: int
@@ -408,15 +310,15 @@ class Exchange:
         statuses = [line for engine in self._stores.all() for line in engine.status()[1]]
         held = {line.session: line.held_bytes for line in statuses}
         most = share * self.arena.slot_bytes
-        with self._lock:
-            large = [line for n, line in self._lines.items() if held.get(n, 0) > most]
+        with self._book.lock:
+            large = [line for n, line in self._book.lines.items() if held.get(n, 0) > most]
             for line in large:
                 line.closing = True
         end = time.monotonic() + WAIT_S
         since: dict[int, float] = {}  # that one waits while another one holds something
         while large and time.monotonic() < end:
             for line in list(large):
-                with self._lock:
+                with self._book.lock:
                     waits = any(not f.held for f in line.live)
                 begun = since.setdefault(line.number, time.monotonic()) if waits else None
                 if not line.lent or (begun and time.monotonic() > begun + _SETTLE_S):
@@ -428,50 +330,52 @@ class Exchange:
 
     def _replace(self, line: Line, share: int) -> None:
         """A smaller line in the place of a larger one; not where a follower still holds some."""
-        with self._lock:
+        with self._book.lock:
             line.closing = False
-            if line.number not in self._lines:
+            if line.number not in self._book.lines:
                 return
             if line.lent:
                 self._send(line.due())
                 return
-            group = next(g for g in self._groups.values() if line in g.lines)
-            end = self._take_down(group, line)
-            orphans = [s for s in self._sessions.values() if s.line is line]
+            group = next(g for g in self._book.groups.values() if line in g.lines)
+            end = self._book.take_down(group, line)
+            orphans = [s for s in self._book.sessions.values() if s.line is line]
             for session in orphans:
                 session.line = None
+                if not line.followers[session.number].active:
+                    session.step = line.num_steps  # nothing is wanted before the next start
         end()
         try:
             _, smaller = self._take_line(group.engine, group.request, group.ids, share)
         except Exception:
             self._rehouse(orphans, line)
             return
-        with self._lock:
+        with self._book.lock:
             start = smaller.take_over(line, line.run + 1)
-            self._put_up(group, smaller)
+            self._book.put_up(group, smaller)
             for session in orphans:
-                if self._sessions.get(session.number) is session and not session.wants:
+                if self._book.sessions.get(session.number) is session and not session.wants:
                     session.line = smaller
             for number in set(smaller.followers) - {s.number for s in orphans if s.line}:
                 smaller.remove(number)
         if start is not None:
             self._command(group.engine.start, start)
 
-    def _rehouse(self, sessions: list[_Session], line: Line) -> None:
+    def _rehouse(self, sessions: list[Seat], line: Line) -> None:
         """Each looks for a line by itself."""
-        with self._lock:
+        with self._book.lock:
             for session in sessions:
                 follower = line.followers[session.number]
                 if follower.active and not session.wants and session.line is None:
                     session.step, session.wants = follower.next, True
                     self._openings.put(partial(self._open_for, session))
 
-    def _open_for(self, session: _Session) -> None:
+    def _open_for(self, session: Seat) -> None:
         """In a thread of its own: open a line for a session that has none."""
-        with self._lock:
-            if not session.wants or self._closed or session.number not in self._sessions:
+        with self._book.lock:
+            if not session.wants or self._closed or session.number not in self._book.sessions:
                 return
-            group = self._groups[session.key]
+            group = self._book.groups[session.key]
         try:
             with self._opening:
                 _, line = self._open_line(group.engine, group.request, group.ids)
@@ -487,21 +391,21 @@ class Exchange:
             return
         self._seat_at(session, line, group.engine)
 
-    def _seat_at(self, session: _Session, line: Line, engine: Engine) -> None:
-        with self._lock:
-            if not session.wants or session.number not in self._sessions:
+    def _seat_at(self, session: Seat, line: Line, engine: Engine) -> None:
+        with self._book.lock:
+            if not session.wants or session.number not in self._book.sessions:
                 todo: list[Callable[[], None]] = [lambda: engine.detach(line.number)]
             else:
-                group = self._groups[session.key]
-                self._put_up(group, line)
+                group = self._book.groups[session.key]
+                self._book.put_up(group, line)
                 line.add(session.number, session.window)
                 session.line = line
                 todo = self._begin(session, line, fresh=True)
         _do(todo)
 
-    def _tell(self, session: _Session, error: Exception) -> None:
+    def _tell(self, session: Seat, error: Exception) -> None:
         """No line can be opened for a session: its run ends."""
-        with self._lock:
+        with self._book.lock:
             session.wants = False
             session.meter.end()
             self.deliver(
@@ -514,8 +418,8 @@ class Exchange:
 
     def release(self, release: Release) -> None:
         """A client is done with a row group."""
-        with self._lock:
-            session = self._sessions.get(release.session)
+        with self._book.lock:
+            session = self._book.sessions.get(release.session)
             if session is None:
                 return
             todo: list[Callable[[], None]] = []
@@ -527,37 +431,29 @@ class Exchange:
                 todo += self._find_place(session)  # it fell behind, and is alive
         _do(todo)
 
-    def _unfinished(self, session: _Session) -> bool:
-        return session.step < self._groups[session.key].attached.num_steps and session.run >= 0
+    def _unfinished(self, session: Seat) -> bool:
+        return session.step < self._book.groups[session.key].attached.num_steps and session.run >= 0
 
-    def _release(self, session: _Session, line: Line, release: Release) -> list[Callable[[], None]]:
+    def _release(self, session: Seat, line: Line, release: Release) -> list[Callable[[], None]]:
         whole, freed = line.release(session.number, release.run, release.step, release.group)
         if whole:
             session.batches += 1
             session.meter.released()
-        todo = self._releases(line, freed)
+        todo = self._book.releases(line, freed)
         if line is session.line:
             self._send(line.due())
         elif not line.followers[session.number].held:
             session.left.remove(line)
-            todo += self._releases(line, line.remove(session.number))
-            todo += self._close_if_empty(session.key, line)
+            todo += self._book.releases(line, line.remove(session.number))
+            todo += self._book.close_if_empty(session.key, line)
         if line.starved:
             self._starved.set()
         return todo
 
-    def _releases(self, line: Line, leases: Iterable[Lease]) -> list[Callable[[], None]]:
-        found = [
-            Release(session=line.number, run=lease.run, step=lease.step, group=lease.group)
-            for lease in leases
-        ]
-        engine = self._at[line.number]
-        return [partial(engine.release, release) for release in found]
-
     def _arrived(self, number: int, message: Out) -> None:
         """From the engine, with its locks held: what is asked of it in turn is an errand."""
-        with self._lock:
-            line = self._lines.get(number)
+        with self._book.lock:
+            line = self._book.lines.get(number)
             if line is None:
                 return
             leases: list[Lease] = []
@@ -570,12 +466,12 @@ class Exchange:
             self._send(sent)
             if line.starved:
                 self._starved.set()
-            for errand in self._releases(line, leases):
+            for errand in self._book.releases(line, leases):
                 self._errands.put(errand)
 
     def _send(self, sent: Iterable[Sent]) -> None:
         for number, message in sent:
-            session = self._sessions[number]
+            session = self._book.sessions[number]
             if isinstance(message, BatchReady):
                 edges = sum(map(sum, message.edges_per_hop))
                 session.meter.handed(sum(message.nodes_per_hop), edges)
@@ -595,45 +491,54 @@ class Exchange:
             while lines := self._held_up():
                 pause.wait(_LOOK_S)
                 for line in lines:
-                    with self._lock:
-                        engine = self._at.get(line.number)
+                    with self._book.lock:
+                        engine = self._book.at.get(line.number)
                     if engine is not None:
                         depth, waits = engine.depth(line.number), engine.waits(line.number)
                         self._part(line, depth, waits)
 
     def _held_up(self) -> list[Line]:
         """Lines that have nothing for one follower, and something that another one holds up."""
-        with self._lock:
+        with self._book.lock:
             return [
                 line
-                for line in self._lines.values()
+                for line in self._book.lines.values()
                 if not self._closed and line.starved and line.last() is not None
             ]
 
     def _part(self, line: Line, depth: int, waits: bool) -> None:
-        with self._lock:
+        with self._book.lock:
             line.depth = max(1, depth)
             slowest = line.last()
-            if not waits or not line.starved or slowest is None or line.number not in self._lines:
+            if (
+                not waits
+                or not line.starved
+                or slowest is None
+                or line.number not in self._book.lines
+            ):
                 return
-            session = self._sessions[slowest.number]
+            session = self._book.sessions[slowest.number]
             todo = self._leave(session, line, slowest.active, slowest.next)
         _do(todo)
 
     def _leave(
-        self, session: _Session, line: Line, active: bool, step: int
+        self, session: Seat, line: Line, active: bool, step: int
     ) -> list[Callable[[], None]]:
         """A session falls behind.  One that has begun gets another line when it is heard of."""
-        todo = self._releases(line, line.leave(session.number))
+        todo = self._book.releases(line, line.leave(session.number))
         if active:
-            self._left += 1
+            self._book.left_behind += 1
             session.line, session.step = None, step
             if line.followers[session.number].held:
                 session.left.append(line)
             else:
-                todo += self._releases(line, line.remove(session.number))
+                todo += self._book.releases(line, line.remove(session.number))
         self._send(line.due())
         return todo
+
+    def stores(self) -> tuple[StoreStatus, ...]:
+        """Those that are served, and those that still are."""
+        return self._book.stores()
 
     # -- all of it --------------------------------------------------------------------------------
 
@@ -652,20 +557,20 @@ class Exchange:
                 if self._paths is None:
                     raise Refused("this daemon has no list of stores to read again")
                 stores = [open_store(path) for path in self._paths()]
-                said = self._stores.reload(stores, self._is_busy)
-                self._stores.sweep(self._is_busy)
+                said = self._stores.reload(stores, self._book.is_busy)
+                self._stores.sweep(self._book.is_busy)
         except (StoreError, DaemonError, OSError, ValueError) as error:
             self.reload_error = error_text(error)
             raise
         finally:
-            self._reloads += 1
+            self._book.reloads += 1
         self.reload_error = ""
         return said
 
     def _sweep(self) -> None:
         if self._stores.retired and self._opening.acquire(blocking=False):
             try:
-                self._stores.sweep(self._is_busy)
+                self._stores.sweep(self._book.is_busy)
             finally:
                 self._opening.release()
         if self._stores.retired and not self._closed:
@@ -673,80 +578,9 @@ class Exchange:
             timer.daemon = True
             timer.start()
 
-    def stores(self) -> tuple[StoreStatus, ...]:
-        """Those that are served, and those that still are."""
-        with self._lock:
-            used = [self._groups[s.key].engine for s in self._sessions.values()]
-        retired = self._stores.retired
-        return tuple(
-            StoreStatus(
-                name=self._stores.name_of(e), path=_utf8(str(e.store.path)),
-                fingerprint=e.store.manifest.fingerprint, io_mode=e.io_mode,
-                sessions=used.count(e), retired=e in retired,
-            )
-            for e in self._stores.all()
-        )  # fmt: skip
-
     def status(self) -> tuple[tuple[LedgerEntry, ...], tuple[SessionStatus, ...], dict[str, int]]:
         """Ledger, sessions and counters as they are now."""
-        ledger: list[LedgerEntry] = []
-        counters: dict[str, int] = {}
-        known: dict[int, SessionStatus] = {}
-        engines = self._stores.all()
-        for engine in engines:
-            entries, lines, counts = engine.status()
-            name = f"{self._stores.name_of(engine)}: " if len(engines) > 1 else ""
-            ledger += [
-                e if is_session_entry(e) else structs.replace(e, name=name + e.name)
-                for e in entries
-            ]
-            add_counts(counters, counts)
-            known |= {line.session: line for line in lines}
-        if self.settings.reserve_bytes:
-            ledger.append(self._stores.reserve_entry())
-        with self._lock:
-            times = dict(self._ended)
-            for session in self._sessions.values():
-                add_counts(times, session.meter.times())
-            counters |= times
-            counters["lines"] = len(self._lines)
-            counters["sessions_left_behind"] = self._left
-            counters["reloads"] = self._reloads
-            names = {
-                session_entry_name([line.number]): session_entry_name(sorted(line.followers))
-                for line in self._lines.values()
-            }
-            named = tuple(structs.replace(e, name=names.get(e.name, e.name)) for e in ledger)
-            statuses = tuple(self._status(s, known) for s in self._sessions.values())
-        return named, statuses, counters
-
-    def _status(self, session: _Session, lines: dict[int, SessionStatus]) -> SessionStatus:
-        group = self._groups[session.key]
-        attached, line = group.attached, session.line
-        at = None if line is None else lines.get(line.number)
-        places = [*session.left, *([line] if line is not None else [])]
-        held = sum(len(place.followers[session.number].held) for place in places)
-        step = session.step
-        if line is not None and line.followers[session.number].line_run >= 0:
-            step = line.followers[session.number].next
-        times = session.meter.times()
-        return SessionStatus(
-            session=session.number,
-            plan=attached.plan if at is None else at.plan,
-            seeds=attached.resolved.seeds,
-            epoch=session.epoch,
-            step=min(step, attached.num_steps),
-            num_steps=attached.num_steps,
-            in_flight=held,
-            window=session.window,
-            batches=session.batches,
-            rows=session.meter.rows,
-            edges=session.meter.edges,
-            held_bytes=0 if at is None or line is None else at.held_bytes // len(line.followers),
-            store=self._stores.name_of(group.engine),
-            ready_ns=times["ready_ns"],
-            starved_ns=times["starved_ns"],
-        )
+        return self._book.status()
 
 
 def _do(todo: Iterable[Callable[[], None]]) -> None:
@@ -758,8 +592,3 @@ def _do(todo: Iterable[Callable[[], None]]) -> None:
 def _serve(steps: "queue.SimpleQueue[Callable[[], None] | None]") -> None:
     while (step := steps.get()) is not None:
         step()
-
-
-def _utf8(text: str) -> str:
-    """Text that can be encoded: file names may hold bytes that are not UTF-8."""
-    return text.encode("utf-8", "backslashreplace").decode()
