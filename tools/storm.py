@@ -21,6 +21,7 @@ import multiprocessing
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -40,7 +41,7 @@ from loaderd.transport import ask_status
 from preprocess.generate import GraphRecipe, generate
 from preprocess.progress import Progress
 from tools.machine import machine, today
-from tools.storm_trainer import Job, digest, open_files, train
+from tools.storm_trainer import METHODS, Job, Member, open_files, train
 
 TRAINERS = 4
 KINDS = {  # of faults: how often
@@ -50,6 +51,8 @@ KINDS = {  # of faults: how often
     "end daemon": 0.1,
     "stop daemon": 0.15,
 }
+# jobs of a mixed storm: the first two share what is built
+MIXED = ("minibatch", "minibatch", "hyperbatch", "macrobatch", "chunks", "rows")
 CALM = 0.2  # share of the faults, the last ones, that leave the daemon alone
 STOPPED_S = 1.0  # at most
 PAUSE_S = 0.3  # before a killed process is started again, at most
@@ -116,6 +119,12 @@ def served(reply: StatusReply) -> Served:
     )
 
 
+def holds_nothing(reply: StatusReply) -> bool:
+    """Whether no session is there, nor memory of one that has ended."""
+    taken = [entry for entry in reply.ledger if entry.name.startswith("session ")]
+    return not reply.sessions and not taken
+
+
 def wait_served(endpoint: str, before: Served) -> None:
     """Raises SystemExit: it holds something else than before, and keeps it."""
     end = time.monotonic() + SETTLE_S
@@ -129,12 +138,19 @@ def wait_served(endpoint: str, before: Served) -> None:
 
 
 @contextmanager
-def undisturbed(words: list[str], endpoint: str, notes: Path) -> Iterator[Served]:
-    """A daemon to itself; inside, what it holds before any session."""
+def undisturbed(words: list[str], job: Job, notes: Path) -> Iterator[Served]:
+    """A daemon to itself; inside, what it holds between sessions.
+
+    The first batch over tcp leaves descriptors with ZeroMQ's threads: each member takes one.
+    """
     process = start_daemon(words, notes)
     try:
-        wait_status(endpoint, lambda _: True)
-        yield served(wait_status(endpoint, lambda _: True))
+        wait_status(job.endpoint, lambda _: True)
+        for number in range(len(job.members)):
+            data = job.dataset(number)
+            next(iter(data))
+            data.close()
+        yield served(wait_status(job.endpoint, holds_nothing))
     finally:
         process.terminate()
         code = process.wait(timeout=SETTLE_S)
@@ -145,9 +161,9 @@ def undisturbed(words: list[str], endpoint: str, notes: Path) -> Iterator[Served
 def expected_digests(job: Job, epochs: int) -> list[dict[tuple[int, int], str]]:
     """Per rank: of each (epoch, step)."""
     found: list[dict[tuple[int, int], str]] = []
-    for rank in range(job.world_size):
+    for rank in range(len(job.members)):
         data = job.dataset(rank)
-        found.append({(b.epoch, b.step): digest(b) for _ in range(epochs) for b in data})
+        found.append({(b.epoch, b.step): job.digest(rank, b) for _ in range(epochs) for b in data})
         data.close()
     return found
 
@@ -327,7 +343,7 @@ class Storm:
 
     def rage(self, count: int) -> None:
         """All faults, then peace."""
-        for rank in range(self.job.world_size):
+        for rank in range(len(self.job.members)):
             self.start(rank)
         while len(self.faults) < count:
             self.run_until(time.monotonic() + self.chance.expovariate(1 / self.gap_s))
@@ -337,7 +353,7 @@ class Storm:
     def finish(self) -> int:
         """Let trainers come to an end; returns how many epochs there were."""
         last = 0
-        for rank in range(self.job.world_size):
+        for rank in range(len(self.job.members)):
             for life in range(self.lives[rank]):
                 found = read_life(self.job.log(rank, life)) if self._has(rank, life) else None
                 last = max(last, found.steps[-1][0] if found and found.steps else 0)
@@ -369,25 +385,57 @@ class Storm:
         self.daemon.wait()
 
 
+def members_of(plan: str, count: int, tcp: str) -> tuple[Member, ...]:
+    """Ranks of one job, or, where the plan is "mixed", jobs by every plan, the first two the same.
+
+    tcp   where every other one connects; "": none
+    """
+    if plan == "mixed":
+        found = [Member(p) for p in MIXED[:count]]
+    else:
+        found = [Member(plan, rank, count) for rank in range(count)]
+    return tuple(m._replace(endpoint=tcp if n % 2 else "") for n, m in enumerate(found))
+
+
+def free_port() -> int:
+    """Of this host, at the moment."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+def stages_of(plans: set[str]) -> list[str]:
+    """What a store needs for plans, as options of `make_store`."""
+    options = ["--partitions", "16"] if "macrobatch" in plans else []
+    return [*options, *(["hops"] if plans & set(METHODS) else [])]
+
+
 def make_store(folder: Path, options: list[str]) -> Path:
-    """A small generated one."""
+    """A small generated one.  Option "hops" adds hop-wise rows, the others are those of ingest."""
     recipe = GraphRecipe(12_000, 8, 16, 4, train=0.5, valid=0.1, test=0.1, seed=11)
     with (folder / "progress").open("w") as stream:
         generate(folder / "graph", recipe, Progress(stream))
     words = [sys.executable, "-m", "preprocess", "ingest", str(folder / "graph")]
-    words += [str(folder / "store"), "--mem", "256M", "--block-size", "16K", *options]
+    words += [str(folder / "store"), "--mem", "256M", "--block-size", "16K"]
+    words += [option for option in options if option != "hops"]
     subprocess.run(words, check=True, capture_output=True)
+    if "hops" in options:
+        words = [sys.executable, "-m", "preprocess", "hops", str(folder / "store")]
+        words += ["--operator", "sym", "--hops", "2", "--mem", "256M"]
+        subprocess.run(words, check=True, capture_output=True)
     return folder / "store"
 
 
-def check(storm: Storm, epochs: int, endpoint: str, words: list[str]) -> dict[str, Any]:
-    """All that must hold after the storm; what was counted.  Raises SystemExit."""
+def check(storm: Storm, epochs: int, in_peace: Job, words: list[str]) -> dict[str, Any]:
+    """All that must hold after the storm; what was counted.  Raises SystemExit.
+
+    in_peace   the same job at a daemon that `words` start
+    """
     job = storm.job
-    with undisturbed(words, endpoint, storm.notes) as before:
-        expected = expected_digests(job._replace(endpoint=endpoint), epochs)
-        wait_served(endpoint, before)
+    with undisturbed(words, in_peace, storm.notes) as before:
+        expected = expected_digests(in_peace, epochs)
+        wait_served(in_peace.endpoint, before)
     steps = 0
-    for rank in range(job.world_size):
+    for rank in range(len(job.members)):
         lives = storm.lives_of(rank)
         check_history(rank, lives, expected[rank])
         steps += sum(len(life.steps) for life in lives)
@@ -411,7 +459,8 @@ def main(words: list[str]) -> dict[str, Any]:
     parser.add_argument("--faults", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--trainers", type=int, default=TRAINERS)
-    parser.add_argument("--plan", default="auto")
+    parser.add_argument("--plan", default="auto", help="or mixed: a job for every plan")
+    parser.add_argument("--tcp", action="store_true", help="every other trainer connects by tcp")
     parser.add_argument("--mem", default="64M")
     parser.add_argument("--gap", type=float, default=1.0, help="seconds between two faults")
     parser.add_argument("--think", type=float, default=0.02, help="seconds of a step")
@@ -419,19 +468,22 @@ def main(words: list[str]) -> dict[str, Any]:
     parser.add_argument("--folder", type=Path, help="for everything; a temporary one otherwise")
     parser.add_argument("--out", default="")
     given = parser.parse_args(words)
-    macro = given.plan == "macrobatch"
     with tempfile.TemporaryDirectory(dir=given.folder) as name:
         folder = Path(name)
-        store = make_store(folder, ["--partitions", "16"] if macro else [])
+        ports = [f"tcp://127.0.0.1:{free_port()}" if given.tcp else "" for _ in range(2)]
+        members, calm = (members_of(given.plan, given.trainers, tcp) for tcp in ports)
+        store = make_store(folder, stages_of({m.plan for m in members}))
         (folder / "run").mkdir()
         (folder / "calm").mkdir()
         (folder / "logs").mkdir()
         endpoints = [f"ipc://{folder}/{kind}/d" for kind in ("run", "calm")]
-        served_by = [serve_words(store, endpoint, given.mem, 2) for endpoint in endpoints]
+        served_by = [
+            serve_words(store, endpoint, given.mem, 2) + (["--listen", tcp] if tcp else [])
+            for endpoint, tcp in zip(endpoints, ports, strict=True)
+        ]
         job = Job(
-            endpoints[0], folder / "logs", given.trainers, given.plan, (5, 3), given.batch_size, 7,
-            given.think, 4 if macro else 0,
-        )  # fmt: skip
+            endpoints[0], folder / "logs", members, (5, 3), given.batch_size, 7, given.think, 4
+        )
         _CONTEXT.set_forkserver_preload(["tools.storm_trainer"])
         storm = Storm(
             job, served_by[0], random.Random(given.seed), given.gap, folder / "notes",
@@ -441,12 +493,13 @@ def main(words: list[str]) -> dict[str, Any]:
             storm.rage(given.faults)
             epochs = storm.finish()
             raged_s = time.monotonic() - storm.begun
-            counted = check(storm, epochs, endpoints[1], served_by[1])
+            in_peace = job._replace(endpoint=endpoints[1], members=calm)
+            counted = check(storm, epochs, in_peace, served_by[1])
         finally:
             storm.close()
     line = {
         "bench": "storm of faults", "date": today(), "machine": machine(), "seed": given.seed,
-        "plan": given.plan, "mem": given.mem, "trainers": given.trainers,
+        "plan": given.plan, "tcp": given.tcp, "mem": given.mem, "trainers": len(members),
         "faults": dict(Counter(fault.kind for fault in storm.faults)),
         "lives": sum(storm.lives.values()), "seconds": round(raged_s, 1), **counted,
         "holds": True,

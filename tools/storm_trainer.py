@@ -8,46 +8,63 @@ import os
 import time
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
+from clients.dataset import SteppedDataset
 from clients.hops import HopBatch
-from clients.torch import Batch, NeighborDataset
+from clients.torch import Batch, HopDataset, NeighborDataset
 from loaderd.errors import NoDaemon, SessionLost, ShuttingDown
 
 DIGEST_CHARS = 32
+METHODS: dict[str, Literal["cr", "rr"]] = {"chunks": "cr", "rows": "rr"}  # plans of hops
+
+
+class Member(NamedTuple):
+    """One trainer of a storm."""
+
+    plan: str
+    rank: int = 0
+    world_size: int = 1
+    endpoint: str = ""  # another than the job's
 
 
 class Job(NamedTuple):
-    """What all trainers of a storm do."""
+    """What all trainers of a storm do; their numbers stand for them."""
 
     endpoint: str
     folder: Path  # of what they write
-    world_size: int
-    plan: str
+    members: tuple[Member, ...]
     fanouts: tuple[int, ...]
     batch_size: int
     save_every: int  # steps
     think_s: float  # a step
     macro_partitions: int = 0
 
-    def dataset(self, rank: int) -> NeighborDataset:
+    def dataset(self, number: int) -> SteppedDataset[Any]:
         """As each of them makes it."""
+        plan, rank, world_size, endpoint = self.members[number]
+        common: dict[str, Any] = {
+            "batch_size": self.batch_size, "seed": 3, "rank": rank, "world_size": world_size,
+            "reconnect_s": 120.0,
+        }  # fmt: skip
+        if plan in METHODS:
+            return HopDataset(endpoint or self.endpoint, method=METHODS[plan], **common)
         return NeighborDataset(
-            self.endpoint,
+            endpoint or self.endpoint,
             num_neighbors=self.fanouts,
-            batch_size=self.batch_size,
-            seed=3,
-            plan=self.plan,
-            rank=rank,
-            world_size=self.world_size,
+            plan=plan,
             window=4,
-            hyperbatch=16 if self.plan == "hyperbatch" else 0,
-            macro_partitions=self.macro_partitions,
-            reconnect_s=120.0,
+            hyperbatch=16 if plan == "hyperbatch" else 0,
+            macro_partitions=self.macro_partitions if plan == "macrobatch" else 0,
+            **common,
         )
+
+    def digest(self, number: int, batch: Any) -> str:
+        """Of every array of a batch of a trainer."""
+        return (digest_rows if self.members[number].plan in METHODS else digest)(batch)
 
     def state(self, rank: int) -> Path:
         """Where a rank saves its state."""
@@ -123,7 +140,7 @@ def _train(job: Job, rank: int, log: int) -> None:
     consumed = 0
     while not job.last_epoch.exists() or epoch <= int(job.last_epoch.read_text()):
         for batch in data:
-            _put(log, f"{batch.epoch} {batch.step} {digest(batch)}")
+            _put(log, f"{batch.epoch} {batch.step} {job.digest(rank, batch)}")
             time.sleep(job.think_s)
             consumed += 1
             if consumed % job.save_every == 0:
@@ -132,7 +149,7 @@ def _train(job: Job, rank: int, log: int) -> None:
     data.close()
 
 
-def first_connect(data: NeighborDataset) -> None:
+def first_connect(data: SteppedDataset[Any]) -> None:
     """Without a state nothing says that there is a daemon: one that is down is asked again."""
     while True:
         try:

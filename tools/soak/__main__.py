@@ -149,9 +149,7 @@ def judge(series: dict[str, list[Sample]], warm_up: float) -> dict[str, Any]:
 
 def soak(given: argparse.Namespace, folder: Path) -> tuple[Soak, dict[str, int]]:
     """Run it to its end; what was held, and the daemon's counters.  Raises SystemExit."""
-    store = make_store(folder, ["--partitions", "16"])
-    hops = [sys.executable, "-m", "preprocess", "hops", str(store), "--operator", "sym"]
-    subprocess.run([*hops, "--hops", "2", "--mem", "256M"], check=True, capture_output=True)
+    store = make_store(folder, ["--partitions", "16", "hops"])
     for name in ("run", "counts"):
         (folder / name).mkdir()
     endpoint = f"ipc://{folder}/run/d"
