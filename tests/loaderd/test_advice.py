@@ -372,8 +372,6 @@ def test_hop_wise_batches_have_lines_of_their_own(store, tmp_path, mem, held):
     assert hops.place == ("host" if held else "storage")
     assert hops.facts.num_bytes == 8 * NODES * 14
     assert (hops.facts.chunks_s, hops.facts.rows_s) == tuple(p.epoch_s for p in lines.values())
-    if not held:
-        assert hops.method == "cr"
     whole = 8 * NODES * (12 + 1 + 1)  # hops 0 to 12 and original ids
     for found in lines.values():
         assert (found.epoch_bytes == 0) == held

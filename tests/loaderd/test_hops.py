@@ -395,8 +395,6 @@ def test_advice_is_taken_once_and_recorded(store, monkeypatch, mem, place):
         assert advice.place == place
         assert advice.facts.num_bytes == ROWS * (5 * 100 + 16)
         assert min(advice.facts.rows_s, advice.facts.chunks_s) > 0
-        if place == "storage":
-            assert advice.method == "cr"
         assert data.attached().plan == {"cr": "chunks", "rr": "rows"}[advice.method]
         state = data.state_dict()
         assert parse_advice(state["advice"]) == advice
