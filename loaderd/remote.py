@@ -72,7 +72,7 @@ class RemoteDesk:
     """All methods belong to the event loop's thread."""
 
     def __init__(self, listening: Listening, owner: Owner) -> None:
-        """Listens.  Raises Refused, OSError."""
+        """Listens.  Raises Refused."""
         self._owner, self._credit = owner, listening.credit
         self._loop = asyncio.get_running_loop()
         self._visitors = Visitors()

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from loaderd.curve import ZAP_ADDRESS, Gate, client_options, server_options
 from loaderd.endpoint import Endpoint, knock, parse_endpoint
-from loaderd.errors import BadMessage, DaemonError, NoDaemon
+from loaderd.errors import BadMessage, DaemonError, NoDaemon, Refused
 from loaderd.keys import Authorized, KeyPair
 from loaderd.protocol import LEASE_S, Message, StatusReply, StatusRequest, decode_daemon, encode
 from loaderd.tcp import SCHEME, TcpAddress, knock_tcp, parse_tcp
@@ -180,7 +180,7 @@ class TcpRouter(Router):
         pair: KeyPair | None,
         authorized: Authorized | None,
     ) -> None:
-        """`pair` None: whoever reaches the address.  Raises OSError: it cannot be had."""
+        """`pair` None: whoever reaches the address.  Raises Refused: it cannot be had."""
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
         self._zap: Router | None = None
         options: list[tuple[int, int | bytes]] = [
@@ -202,7 +202,9 @@ class TcpRouter(Router):
                 self._zap.close()
             context.term()
             if isinstance(error, zmq.ZMQError):
-                raise OSError(error.errno, f"{address}: {error.strerror}") from error
+                raise Refused(
+                    f"--listen {address}: {error.strerror}; expected a free one of this host"
+                ) from error
             raise
 
     def close(self) -> None:
