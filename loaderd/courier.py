@@ -69,8 +69,8 @@ class Frames:
 
     def __init__(self, lender: Lender) -> None:
         """Takes them.  Raises Refused."""
-        self._lender, slot = lender, lender.arena.slot_bytes
-        room = lender.broker.available() // _SHARE
+        self._broker, slot = lender.broker, lender.arena.slot_bytes
+        room = self._broker.available() // _SHARE
         per = max(1, min(FRAME_BYTES // slot, room // FRAMES))
         count = max(2, min(FRAMES, room // per))
         self._taken: list[int] = []
@@ -78,7 +78,7 @@ class Frames:
         self._free: queue.SimpleQueue[int] = queue.SimpleQueue()  # finalizers may put anywhere
         try:
             for _ in range(count):
-                first = lender.broker.take_run(per, LOOK_WAIT_S)
+                first = self._broker.take_run(per, LOOK_WAIT_S)
                 self._taken += range(first, first + per)
                 self._free.put(len(self._memory))
                 self._memory.append(lender.arena.data[first * slot : (first + per) * slot])
@@ -122,7 +122,7 @@ class Frames:
 
     def give_back(self) -> None:
         """To the arena; nobody may use them any more."""
-        self._lender.broker.give(self._taken)
+        self._broker.give(self._taken)
         self._taken, self._memory = [], []
 
 
