@@ -22,13 +22,12 @@ from tools.bench import (
     kernels,
     loaders,
     remote,
-    remote,
     spmm,
     trainers,
 )
 from tools.bench.__main__ import BENCHES
 from tools.bench.harness import Skipped
-from tools.bench.setup import GraphSize, make_graph, make_store
+from tools.bench.setup import GraphSize, make_graph, make_store, serving
 
 
 @pytest.fixture(scope="module")
@@ -83,13 +82,6 @@ def test_disk(folder, tmp_path):
     assert "skipped" in ours or ours["bytes_read"]["min"] >= 1 << 20
     assert not (folder / "disk.bin").exists()
     assert [json.loads(line) for line in out.read_text().splitlines()] == lines
-
-
-def test_remote(folder):
-    sizes = ("--nodes", "300", "--width", "8", "--batch-size", "20", "--ways", "tcp, keys")
-    (line,) = remote.main(["--folder", str(folder), *sizes, "--think-ms", "1", "--rounds", "1"])
-    assert line["batches_s"]["median"] > 0
-    assert line["bytes_s"]["median"] > line["batches_s"]["median"] * 20 * 8 * 4
 
 
 def test_remote(folder):
@@ -218,13 +210,15 @@ def test_hops(folder):
 
 
 def test_gpu_by_the_same_steps_on_the_host(folder):
-    sizes = ["--batch-size", "30", "--fanouts", "3", "2", "--hidden", "8", "--mem", "64M"]
-    options = ["--device", "cpu", "--modes", "cached", "--rounds", "1"]
-    lines = by_peer(gpu.main(["--folder", str(folder), *TINY, *sizes, *options]))
-    assert lines["cached"]["device"] == "cpu"
-    assert 0 <= lines["cached"]["wait_share"]["min"] < 1
-    assert lines["cached"]["batches_gb_s"]["min"] > 0
-    assert lines["cached"]["cached_rows"]["min"] > 0
+    store = make_store(folder, make_graph(folder, GraphSize(3000, 8, 16)), "64M")
+    with serving(store, folder, "64M") as endpoint:
+        task = gpu.Task(endpoint, "cpu", (3, 2), 30, 8, 16, 2)
+        with gpu.open_mode(task, "cached") as run:
+            figures = run()
+    assert 0 <= figures["wait_share"] < 1
+    assert figures["batches_gb_s"] > 0
+    assert figures["link_gb_s"] > 0
+    assert figures["cached_rows"] > 0
 
 
 def test_no_gpu_is_said_in_a_line(capsys):

@@ -1,5 +1,6 @@
 """Cases of a gather, what a plain loop makes of them, and the kernel in Triton's interpreter."""
 
+import sys
 from typing import NamedTuple
 
 import numpy as np
@@ -60,5 +61,24 @@ def main() -> None:
             np.testing.assert_array_equal(out.numpy(), expected(given), f"{rows} x {width}")
 
 
+def compile_all() -> None:
+    """To machine code of an H100, for every word, with a cache and without."""
+    from triton import compile as compile_kernel
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    from clients.device.kernels import _gather
+
+    for word, kind in ((8, "i64"), (4, "i32"), (2, "i16"), (1, "u8")):
+        for cached in (False, True):
+            types = dict.fromkeys(("arena", "cache", "out"), f"*{kind}")
+            types |= {"addresses": "*i64", "slots": "*i64", "num_rows": "i32", "row_words": "i32"}
+            fixed = {"WORD_BYTES": word, "CACHED": cached, "ROWS": 16, "COLUMNS": 64}
+            order = {name: types.get(name, "constexpr") for name in _gather.arg_names}
+            source = ASTSource(fn=_gather, signature=order, constexprs=fixed)
+            built = compile_kernel(source, target=GPUTarget("cuda", 90, 32))
+            assert built.asm["cubin"]
+
+
 if __name__ == "__main__":
-    main()
+    compile_all() if "compile" in sys.argv else main()

@@ -15,7 +15,7 @@ from clients.device.devices import HostDevice  # noqa: E402
 from tests.clients.device.gathers import case, expected  # noqa: E402
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=40)
 @given(seed=st.integers(0, 2**32), width=st.integers(1, 40), cached=st.booleans())
 def test_the_host_gathers_as_a_loop_would(seed, width, cached):
     given_case = case(seed, rows=30, width=width, cached=cached)
@@ -32,4 +32,12 @@ def test_the_kernel_gathers_as_a_loop_would():
     script = [sys.executable, "-m", "tests.clients.device.gathers"]
     environment = os.environ | {"TRITON_INTERPRET": "1"}
     done = subprocess.run(script, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_kernel_compiles_for_a_gpu():
+    """To machine code, which needs no GPU; in a process of its own, without the interpreter."""
+    pytest.importorskip("triton")
+    script = [sys.executable, "-m", "tests.clients.device.gathers", "compile"]
+    done = subprocess.run(script, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

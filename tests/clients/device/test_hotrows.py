@@ -18,7 +18,7 @@ def ids(nodes):
     return torch.tensor(sorted(nodes), dtype=torch.int64)
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=40)
 @given(batches=batches, most=st.integers(0, 50))
 def test_the_hottest_are_those_wanted_most(batches, most):
     seen, counts = Frequencies(CPU), Counter()
@@ -31,7 +31,7 @@ def test_the_hottest_are_those_wanted_most(batches, most):
     assert seen.num_batches == len(batches)
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=40)
 @given(
     hot=st.sets(st.integers(0, 40)),
     batches=st.lists(st.permutations(range(41)).map(lambda p: p[:20]), max_size=8),

@@ -25,7 +25,7 @@ shapes = st.lists(
 )  # fmt: skip
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=40)
 @given(batches=st.lists(shapes, min_size=1, max_size=4))
 def test_arrays_are_apart_aligned_and_found(batches):
     slab = new_slab()
