@@ -3,9 +3,10 @@
 PyG's example of unsupervised GraphSAGE: an encoder, a dot product, binary cross-entropy over the
 training edges and as many random pairs.  Each pair begins with the same parameters; one run takes
 batches from the daemon, the other from PyG's loader over the graph in memory, which is all that
-differs.  Nodes have an embedding each.  Tested full-batch: test edges against the same sources with
-random nodes that are targets somewhere.  The folder is in the plain layout, with edges and lists of
-edges `train_edge.npy` and `test_edge.npy`; runs that FILE has are not run again.
+differs.  (torch-sparse, which PyG falls back to, draws the last neighbors of a column too rarely;
+not so with `--replace`.)  Nodes have an embedding each.  Tested full-batch: test edges against the
+same sources with random nodes that are targets somewhere.  The folder is in the plain layout, with
+edges and lists of edges `train_edge.npy` and `test_edge.npy`; what FILE has is not run again.
 """
 
 import argparse
@@ -44,6 +45,7 @@ class Settings:
     batch_size: int = 1024
     hidden: int = 32
     learning_rate: float = 0.01
+    replace: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +137,8 @@ def runs(
             torch.manual_seed(seed)
             loader = loader_of(  # the one line
                 source, list(settings.num_neighbors), edge_label_index=task.train,
-                neg_sampling_ratio=1.0, batch_size=settings.batch_size, shuffle=True, **own,
+                neg_sampling_ratio=1.0, batch_size=settings.batch_size, shuffle=True,
+                replace=settings.replace, **own,
             )  # fmt: skip
             model = train(settings, task, seed, epochs(loader))
             yield {"way": way, "seed": seed, "accuracy": auc(task, model), "steps": len(loader)}
@@ -151,6 +154,7 @@ def main(words: list[str] | None = None) -> str:
         parser.add_argument(option, type=int, default=getattr(default, name))
     parser.add_argument("--learning-rate", type=float, default=default.learning_rate)
     parser.add_argument("--num-neighbors", type=int, nargs="+", default=default.num_neighbors)
+    parser.add_argument("--replace", action="store_true", help="draw with replacement")
     parser.add_argument("--threads", type=int, default=1, help="of torch")
     parser.add_argument("--out", required=True, help="a line for each run")
     arguments = vars(parser.parse_args(words))
