@@ -73,8 +73,9 @@ def num_bytes(batch: Batch) -> int:
     return sum(sizes)
 
 
-def link_bytes_s(device: str, size: int = 1 << 28) -> float:
+def link_bytes_s(device: str) -> float:
     """The most that page-locked memory is copied to the device with, in one piece."""
+    size = 1 << (28 if device.startswith("cuda") else 24)
     source = torch.ones(size, dtype=torch.uint8, pin_memory=device.startswith("cuda"))
     target = torch.empty(size, dtype=torch.uint8, device=device)
     best = 0.0
