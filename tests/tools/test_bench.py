@@ -212,7 +212,7 @@ def test_hops(folder):
 def test_gpu_by_the_same_steps_on_the_host(folder):
     store = make_store(folder, make_graph(folder, GraphSize(3000, 8, 16)), "64M")
     with serving(store, folder, "64M") as endpoint:
-        task = gpu.Task(endpoint, "cpu", (3, 2), 60, 8, 16, 2)
+        task = gpu.Task(endpoint, "cpu", (3, 2), 20, 8, 16, 2)
         with gpu.open_mode(task, "cached") as run:
             figures = run()
     assert 0 <= figures["wait_share"] < 1
