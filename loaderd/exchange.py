@@ -337,7 +337,7 @@ class Exchange:
             if line.lent:
                 self._send(line.due())
                 return
-            group = next(g for g in self._book.groups.values() if line in g.lines)
+            key, group = next((k, g) for k, g in self._book.groups.items() if line in g.lines)
             end = self._book.take_down(group, line)
             orphans = [s for s in self._book.sessions.values() if s.line is line]
             for session in orphans:
@@ -358,7 +358,13 @@ class Exchange:
                     session.line = smaller
             for number in set(smaller.followers) - {s.number for s in orphans if s.line}:
                 smaller.remove(number)
-        if start is not None:
+            gone = not smaller.followers  # all of them, while it was opened
+            if gone:
+                end = self._book.take_down(group, smaller)
+                self._book.forget_group(key)
+        if gone:
+            end()
+        elif start is not None:
             self._command(group.engine.start, start)
 
     def _rehouse(self, sessions: list[Seat], line: Line) -> None:

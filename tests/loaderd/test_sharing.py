@@ -215,3 +215,18 @@ def test_a_session_for_which_there_is_no_room_is_told_the_budget_that_would_do(s
     one.consume(0)
     one.detach()
     serving.close()
+
+
+def test_a_line_is_not_made_smaller_for_those_who_have_gone(store, monkeypatch):
+    serving = Serving(store, 8 << 20)
+    trainer = serving.attach("hyperbatch")
+    (line,) = serving.exchange._book.lines.values()
+    take_line = serving.exchange._take_line
+
+    def leave_first(*arguments):
+        trainer.detach()
+        return take_line(*arguments)
+
+    monkeypatch.setattr(serving.exchange, "_take_line", leave_first)
+    serving.exchange._replace(line, 100)
+    serving.close()
