@@ -55,6 +55,11 @@ class Prefetcher(Generic[B]):
 
         Raises Refused, ValueError: no such device.
         """
+        if not isinstance(dataset, SteppedDataset):
+            raise Refused(
+                f"dataset: {type(dataset).__name__}, expected one of ours, such as NeighborDataset; "
+                "of a loader give its .dataset"
+            )
         if depth < 1:
             raise Refused(f"depth {depth}: expected at least 1 batch")
         self.dataset, self.depth = dataset, depth

@@ -215,6 +215,11 @@ def test_nonsense_is_refused(tmp_path, options, said):
         prefetch(dataset(daemon), **({"device": "cpu"} | options))
 
 
+def test_only_our_datasets_are_taken():
+    with pytest.raises(Refused, match=r"dataset: str, expected one of ours.*\.dataset"):
+        prefetch("ipc:///somewhere", "cpu")
+
+
 def test_no_gpu_is_said(tmp_path):
     if torch.cuda.is_available():
         pytest.skip("there is one")
