@@ -57,7 +57,7 @@ class Prefetcher(Generic[B]):
         """
         if not isinstance(dataset, SteppedDataset):
             raise Refused(
-                f"dataset: {type(dataset).__name__}, expected one of ours, such as NeighborDataset; "
+                f"dataset: {type(dataset).__name__}, expected one of ours (NeighborDataset, ...); "
                 "of a loader give its .dataset"
             )
         if depth < 1:
