@@ -228,5 +228,5 @@ def test_a_line_is_not_made_smaller_for_those_who_have_gone(store, monkeypatch):
         return take_line(*arguments)
 
     monkeypatch.setattr(serving.exchange, "_take_line", leave_first)
-    serving.exchange._replace(line, 100)
+    serving.exchange._replace(line, 0)
     serving.close()
