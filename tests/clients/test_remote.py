@@ -35,9 +35,12 @@ WAIT_S = 30.0
 OPTIONS = {"num_neighbors": (6, 4), "batch_size": 100, "seed": 5, "return_e_id": True}
 READ_ONE = """
 import sys, time
-from clients.torch import NeighborDataset
-data = NeighborDataset(sys.argv[1], num_neighbors=(6, 4), batch_size=100)
-next(iter(data))
+from clients.remote import RemoteSession
+from loaderd.protocol import Attach
+request = Attach(token=0, request=0, num_neighbors=(6, 4), batch_size=100)
+session = RemoteSession(sys.argv[1], request)
+session.start(0, 0)
+session.receive_batch(0)
 print("read", flush=True)
 time.sleep(100)
 """
@@ -123,10 +126,9 @@ def test_rows_in_several_groups_are_the_local_ones(store):
         assert counters["groups"] > counters["batches"]
 
 
-@pytest.mark.parametrize("mem", ["32M", "4M"])
-def test_hop_wise_batches_are_the_local_ones(tmp_path, mem):
+def test_hop_wise_batches_are_the_local_ones(tmp_path):
     write_hop_store(tmp_path / "store", {"train": make_hops(5001, 25, {"sym": 2}, 1)})
-    with remote_daemon(tmp_path / "store", mem) as (local, remote):
+    with remote_daemon(tmp_path / "store", "4M") as (local, remote):
         for method, chunk in (("cr", 300), ("rr", 0)):
             wanted = {"batch_size": 800, "method": method, "chunk": chunk, "operators": "sym"}
             both(lambda e, w=wanted: HopDataset(e, **w), local, remote)
