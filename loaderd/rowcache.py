@@ -3,7 +3,7 @@
 import contextlib
 import queue
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -70,6 +70,7 @@ class _Type:
     bits: NDArray[np.uint64]
     listed: NDArray[Any]
     num_listed: int = 0
+    hand: NDArray[np.int64] = field(default_factory=lambda: np.zeros(1, np.int64))  # an entry
 
 
 class TypeRows(NamedTuple):
@@ -207,7 +208,7 @@ class RowCache:
             )  # fmt: skip
         self._chosen, self._runs = _carve_chunks(carver, entries)
         self._counts = np.zeros(LEVELS + 1, np.int64)
-        self._hand, self._groups = np.zeros(1, np.int64), 0
+        self._groups = 0
         self.rows_read = self.rows_wanted = self.pages_read = self.runs_read = 0
 
     # -- groups -----------------------------------------------------------------------------------
@@ -321,13 +322,13 @@ class RowCache:
         if self._policy == "second-chance":
             return int(
                 choose_second_chance(
-                    t.node, t.last, t.uses, self._empty, oldest, self._hand, want, self._chosen
+                    t.node, t.last, t.uses, self._empty, oldest, t.hand, want, self._chosen
                 )
             )
         return int(
             choose_by_level(
                 t.node, t.last, t.coming, t.uses, self._empty, oldest, now,
-                self._policy == "next-use", self._hand, want, self._counts, self._chosen,
+                self._policy == "next-use", t.hand, want, self._counts, self._chosen,
             )
         )  # fmt: skip
 
