@@ -492,8 +492,10 @@ class Exchange:
     def _watch(self) -> None:
         """In a thread of its own: a line that waits for its slowest follower loses it."""
         pause = threading.Event()
-        while self._starved.wait() and not self._closed:
+        while self._starved.wait():
             self._starved.clear()
+            if self._closed:  # only now: an end that comes before must not be cleared away
+                return
             while lines := self._held_up():
                 pause.wait(_LOOK_S)
                 for line in lines:

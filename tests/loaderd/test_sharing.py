@@ -3,6 +3,7 @@
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -230,3 +231,20 @@ def test_a_line_is_not_made_smaller_for_those_who_have_gone(store, monkeypatch):
     monkeypatch.setattr(serving.exchange, "_take_line", leave_first)
     serving.exchange._replace(line, 0)
     serving.close()
+
+
+def test_an_end_that_comes_as_a_line_starves_is_not_missed():
+    """The watching thread has seen that a line starves, and then the exchange is closed."""
+
+    class Late(threading.Event):
+        def clear(self) -> None:
+            exchange._closed = True  # as `__exit__` does
+            self.set()
+            super().clear()
+
+    exchange: Any = SimpleNamespace(_starved=Late(), _closed=False, _held_up=list)
+    exchange._starved.set()
+    watch = threading.Thread(target=Exchange._watch, args=(exchange,), daemon=True)
+    watch.start()
+    watch.join(WAIT_S)
+    assert not watch.is_alive()
