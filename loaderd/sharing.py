@@ -110,12 +110,14 @@ class Line:
         return all(p is not None and p.untouched for p in found)
 
     def has_room(self) -> bool:
-        """Whether one more follower leaves a batch on its way while all others stop."""
-        return not self.closing and len(self.followers) + 1 < self.depth
+        """Whether one more can follow: a batch is on its way while another one is lent."""
+        return not self.closing and self.depth > 1
 
     def credit(self) -> int:
         """Batches that each follower may hold."""
-        return self.depth if len(self.followers) < 2 else self.depth // (len(self.followers) + 1)
+        if len(self.followers) < 2:
+            return self.depth
+        return max(1, self.depth // (len(self.followers) + 1))
 
     # -- followers --------------------------------------------------------------------------------
 
