@@ -129,7 +129,7 @@ class Production:
         while not self.draining and state.may_start():
             if attachment.macro is not None and self._skipped(session, attachment):
                 continue
-            work = attachment.workspaces.try_take()
+            work = attachment.workspaces.try_take_large()  # what it will hold is not known
             if work is None:
                 break
             unit = attachment.plan.unit(state.epoch, state.next_step)

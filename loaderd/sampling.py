@@ -59,6 +59,12 @@ class Workspaces:
                 self.give(work)
         return None
 
+    def try_take_large(self) -> Workspace | None:
+        """One that holds any batch, or None where those are in use."""
+        with contextlib.suppress(queue.Empty):
+            return self._spare[False].get_nowait()
+        return None
+
     def give(self, work: Workspace) -> None:
         """Back."""
         self._spare[work.small].put(work)

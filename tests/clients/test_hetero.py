@@ -144,6 +144,26 @@ def test_random_graphs_are_sampled_as_the_reference_does(tmp_path, number):
             data.close()
 
 
+def test_a_session_that_falls_back_to_single_batches_has_room_for_each(tmp_path):
+    """Too little for a cache of rows: after a trial, batches are sampled one by one."""
+    rng = np.random.default_rng(7)
+    nodes, relations = (
+        {"big": 3000, "small": 300},
+        [("small", "to", "big"), ("big", "to", "big"), ("big", "of", "small")],
+    )
+    graph = random_hetero(rng, nodes, relations, 4, {"big": 64, "small": 64}, "big")
+    write_hetero_store(tmp_path / "store", graph)
+    with daemon(tmp_path / "store", "1536K", 2) as endpoint:
+        options = {"input_type": "big", "num_neighbors": (4, 3), "batch_size": BATCH}
+        for epoch in range(2):
+            data = HeteroDataset(endpoint, plan="hyperbatch", hyperbatch=4, **options)
+            data.set_epoch(epoch)
+            for batch in data:
+                for name, rows in batch.x.items():
+                    np.testing.assert_array_equal(rows.numpy(), graph.x(name)[batch.n_id[name]])
+            data.close()
+
+
 def test_macrobatches_are_sampled_within_their_partitions(mag):
     """One partition at a time: a macro-batch's edges are those between its nodes, of all types."""
     graph, store = mag
