@@ -245,4 +245,7 @@ class HeteroReader(BatchReader):
         """Where a group's rows of a type go; None: it is the whole batch, in order."""
         if positions is None:
             return None
-        return places.place[positions[places.kind[positions] == node_type]].astype(np.uint32)
+        mine: NDArray[np.uint32] = places.place[
+            positions[places.kind[positions] == node_type]
+        ].astype(np.uint32)
+        return mine

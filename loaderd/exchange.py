@@ -195,15 +195,9 @@ class Exchange:
 
     def _find_place(self, session: Seat) -> list[Callable[[], None]]:
         """Have a session served from its step on: by a line that is there, or a new one."""
-        group = self._book.groups[session.key]
-        lines = [line for line in group.lines if line not in session.left and not line.closing]
-        lines.sort(key=lambda line: line is not session.line)
-        for line in lines:
-            here = line is session.line
-            if line.can_join(session.epoch, session.step, session.stride) and (
-                here or line.has_room()
-            ):
-                return self._move(session, line) + self._follow(session, line)
+        if (line := self._joinable(session)) is not None:
+            return self._move(session, line) + self._follow(session, line)
+        lines = self._lines_near(session)
         fair = self._fair_share(len(self._book.lines))
         lines = [line for line in lines if not line.share or 0 < fair < 2 * line.share]
         for line in lines:
@@ -219,6 +213,20 @@ class Exchange:
         todo = self._move(session, None)
         self._openings.put(lambda: self._open_for(session))
         return todo
+
+    def _lines_near(self, session: Seat) -> list[Line]:
+        """Lines that it may be at, the one where it is first."""
+        lines = self._book.groups[session.key].lines
+        found = [line for line in lines if line not in session.left and not line.closing]
+        return sorted(found, key=lambda line: line is not session.line)
+
+    def _joinable(self, session: Seat) -> Line | None:
+        """A line that has, or will deliver, all from its step on."""
+        for line in self._lines_near(session):
+            room = line is session.line or line.has_room()
+            if room and line.can_join(session.epoch, session.step, session.stride):
+                return line
+        return None
 
     def _move(self, session: Seat, line: Line | None) -> list[Callable[[], None]]:
         """Leave the line where a session is, for another one."""
@@ -382,6 +390,13 @@ class Exchange:
             if not session.wants or self._closed or session.number not in self._book.sessions:
                 return
             group = self._book.groups[session.key]
+            todo: list[Callable[[], None]] = []
+            near = self._joinable(session)
+            if near is not None:  # one that has been opened for another session
+                todo = self._move(session, near) + self._follow(session, near)
+        _do(todo)
+        if near is not None:
+            return
         try:
             with self._opening:
                 _, line = self._open_line(group.engine, group.request, group.ids)
@@ -511,23 +526,32 @@ class Exchange:
             return [
                 line
                 for line in self._book.lines.values()
-                if not self._closed and line.starved and line.last() is not None
+                if not self._closed and line.starved and (line.blocked or line.last() is not None)
             ]
 
     def _part(self, line: Line, depth: int, waits: bool) -> None:
         with self._book.lock:
             line.depth = max(1, depth)
-            slowest = line.last()
-            if (
-                not waits
-                or not line.starved
-                or slowest is None
-                or line.number not in self._book.lines
-            ):
+            if not waits or not line.starved or line.number not in self._book.lines:
                 return
-            session = self._book.sessions[slowest.number]
-            todo = self._leave(session, line, slowest.active, slowest.next)
+            slowest = line.last()
+            if slowest is not None:
+                session = self._book.sessions[slowest.number]
+                todo = self._leave(session, line, slowest.active, slowest.next)
+            else:
+                todo = self._desert(line) if line.blocked else []
         _do(todo)
+
+    def _desert(self, line: Line) -> list[Callable[[], None]]:
+        """Those who have left it hold all that a line can lend: the others go on elsewhere."""
+        line.stuck = True
+        todo: list[Callable[[], None]] = []
+        for follower in line.hungry:
+            session = self._book.sessions[follower.number]
+            session.step, session.wants = follower.next, True
+            todo += self._move(session, None)
+            self._openings.put(partial(self._open_for, session))
+        return todo
 
     def _leave(
         self, session: Seat, line: Line, active: bool, step: int

@@ -74,8 +74,10 @@ class Line:
         self.first = self.front = num_steps  # of the run: its first step, the next to be delivered
         self.error: ErrorReply | None = None
         self.closing = False  # nothing more is sent: another line goes on in its place
+        self.stuck = False  # those who have left it hold all that it can lend
         self.followers: dict[int, Follower] = {}
         self._products: dict[tuple[int, int], _Product] = {}
+        self._skips: dict[tuple[int, int], Skipped] = {}  # of the run, by where they begin
 
     # -- where it stands --------------------------------------------------------------------------
 
@@ -97,11 +99,14 @@ class Line:
     def begin(self, run: int, epoch: int, step: int, stride: int) -> None:
         """The line has been told to deliver from here on."""
         self.run, self.epoch, self.stride, self.error = run, epoch, stride, None
+        self.stuck = False
+        self._skips.clear()
         self.first = self.front = step
 
     def can_join(self, epoch: int, step: int, stride: int) -> bool:
         """Whether a follower could be served from there on: nothing of it has gone."""
-        if self.closing or self.error is not None or (epoch, stride) != (self.epoch, self.stride):
+        ends = self.closing or self.stuck or self.error is not None
+        if ends or (epoch, stride) != (self.epoch, self.stride):
             return False
         if step > self.front or step < self.first or (step - self.first) % stride:
             return False
@@ -111,7 +116,7 @@ class Line:
 
     def has_room(self) -> bool:
         """Whether one more can follow: a batch is on its way while another one is lent."""
-        return not self.closing and self.depth > 1
+        return not self.closing and not self.stuck and self.depth > 1
 
     def credit(self) -> int:
         """Batches that each follower may hold."""
@@ -177,10 +182,22 @@ class Line:
     @property
     def starved(self) -> bool:
         """Whether one has released all that the line has delivered, and waits for more."""
-        more = self.front < self.num_steps and self.error is None
-        return more and any(
-            f.line_run == self.run and f.next >= self.front and not f.held for f in self.live
-        )
+        return bool(self.hungry)
+
+    @property
+    def hungry(self) -> list[Follower]:
+        """Those who have released all that the line has delivered, and wait for more."""
+        if self.front >= self.num_steps or self.error is not None:
+            return []
+        return [f for f in self.live if self._is_hungry(f)]
+
+    def _is_hungry(self, f: Follower) -> bool:
+        return f.line_run == self.run and f.next >= self.front and not f.held
+
+    @property
+    def blocked(self) -> bool:
+        """Whether some who have left it still hold what they were sent."""
+        return any(f.held and not f.active for f in self.followers.values())
 
     def leave(self, number: int) -> list[Lease]:
         """One that is too far behind wants nothing more of this line; it keeps what it was sent."""
@@ -213,14 +230,10 @@ class Line:
         return self.due(), []
 
     def skip(self, message: Skipped) -> list[Sent]:
-        """The line leaves out steps."""
+        """The line leaves out steps; followers are told where they come to them."""
         self.front = max(self.front, message.to)
-        sent = []
-        for f in self.live:
-            if f.line_run == message.run and f.next == message.step:
-                f.next = message.to
-                sent.append(Sent(f.number, _numbered(message, f)))
-        return sent
+        self._skips[message.run, message.step] = message
+        return self.due()
 
     def fail(self, message: ErrorReply) -> list[Sent]:
         """Nothing more comes of the run; followers are told after what has been delivered."""
@@ -251,6 +264,10 @@ class Line:
 
     def _send(self, f: Follower, credit: int) -> Iterator[Sent]:
         while f.active and len(f.held) < min(credit, f.window):
+            if (skip := self._skips.get((f.line_run, f.next))) is not None:
+                f.next = skip.to
+                yield Sent(f.number, _numbered(skip, f))
+                continue
             product = self._products.get((f.line_run, f.next))
             if product is None:
                 break
@@ -274,7 +291,7 @@ class Line:
             return False, []
         key = line_run, step
         product = self._products[key]
-        left = product.left[group] if group < len(product.left) else None
+        left = product.left[group] if 0 <= group < len(product.left) else None
         if left is None or number not in left:
             return False, []
         left.remove(number)

@@ -13,7 +13,17 @@ from blockstore.store import open_store
 from loaderd.engine import default_settings
 from loaderd.errors import Refused
 from loaderd.exchange import Exchange
-from loaderd.protocol import Attach, BatchReady, Blob, ErrorReply, Release, Start
+from loaderd.protocol import (
+    Attach,
+    BatchReady,
+    Blob,
+    ChunkReady,
+    ErrorReply,
+    Release,
+    Skipped,
+    Start,
+)
+from loaderd.sharing import Lease, Line
 from loaderd.stores import Stores
 from tests.graphs import Csc
 from tests.stores import write_store
@@ -248,3 +258,48 @@ def test_an_end_that_comes_as_a_line_starves_is_not_missed():
     watch.start()
     watch.join(WAIT_S)
     assert not watch.is_alive()
+
+
+def _ready(line: Line, step: int) -> ChunkReady:
+    return ChunkReady(
+        session=line.number, run=line.run, epoch=0, step=step, num_rows=1, form="rows", first=(0,),
+        counts=(1,), places=(),
+    )  # fmt: skip
+
+
+def test_steps_that_are_left_out_are_told_in_order():
+    line = Line(7, num_steps=6, depth=2)
+    line.add(1, window=2)
+    line.begin(run=1, epoch=0, step=0, stride=1)
+    line.follow(1, run=4, step=0, stride=1)
+    sent = [s.message for step in (0, 1) for s in line.arrive(_ready(line, step))[0]]
+    assert [m.step for m in sent] == [0, 1]
+    assert line.arrive(_ready(line, 2))[0] == []  # it holds two
+    assert line.skip(Skipped(session=7, run=1, step=3, to=5)) == []
+    assert line.release(1, 4, 0, -1) == (False, [])  # no such group
+    whole, freed = line.release(1, 4, 0, 0)
+    assert whole
+    assert freed == [Lease(1, 0, 0)]
+    assert [s.message.step for s in line.due()] == [2]
+    line.release(1, 4, 1, 0)
+    assert [s.message for s in line.due()] == [Skipped(session=1, run=4, step=3, to=5)]
+    assert [s.message.step for s in line.arrive(_ready(line, 5))[0]] == [5]
+
+
+def test_those_who_have_stopped_with_all_of_a_line_hold_nobody_up(store):
+    serving = Serving(store, 8 << 20)
+    try:
+        stopped = serving.attach()
+        stopped.start()
+        first = 0
+        while stopped.take(first, 2) is not None:  # all that it may hold
+            first += 1
+        other = serving.attach()
+        other.start(step=first - 1)
+        for step in range(first - 1, STEPS):
+            other.consume(step)
+        assert serving.exchange.status()[2]["sessions_left_behind"] >= 1
+        other.detach()
+        stopped.detach()
+    finally:
+        serving.close()
