@@ -15,7 +15,7 @@ from loaderd.protocol import Attached
 __all__ = ["HeteroBatch", "HeteroDataset"]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, repr=False)
 class HeteroBatch(TensorRecord):
     """A sampled subgraph in PyG's fields; nodes are local ids within their type.
 

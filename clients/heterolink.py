@@ -16,7 +16,7 @@ from loaderd.protocol import Attached
 __all__ = ["HeteroLinkBatch", "HeteroLinkDataset"]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, repr=False)
 class HeteroLinkBatch(HeteroBatch):
     """A subgraph around seed edges of `edge_type`, in PyG's fields; `batch_size` counts the edges.
 

@@ -36,7 +36,7 @@ from loaderd.plans.chunks import METHOD_OF, PLAN_OF, HopPlan
 from loaderd.protocol import Attach, Attached
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, repr=False)
 class HopBatch(TensorRecord):
     """Rows of some nodes: `x[i]` belongs to the i-th of `HopDataset.arrays`."""
 

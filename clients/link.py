@@ -24,7 +24,7 @@ B_co = TypeVar("B_co", covariant=True)
 Exclude = Literal["none", "self", "reverse"]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, repr=False)
 class LinkBatch(Batch):
     """A subgraph around seed edges, in PyG's fields; `batch_size` counts the edges.
 

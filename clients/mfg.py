@@ -21,7 +21,7 @@ def layer_fanouts(fanouts: Sequence[int]) -> list[int]:
     return list(reversed(fanouts))
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, repr=False)
 class Mfg(TensorRecord):
     """One layer of a batch: edges into the first `num_dst` of its first `num_src` nodes."""
 
@@ -37,7 +37,7 @@ class Mfg(TensorRecord):
         return torch.searchsorted(self.dst, torch.arange(self.num_dst + 1, device=self.dst.device))
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, repr=False)
 class HeteroMfg(TensorRecord):
     """One layer of a batch of several types."""
 
@@ -97,7 +97,7 @@ def _piece(values: Tensor | None, low: int, high: int) -> Tensor | None:
     return None if values is None else values[low:high]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, repr=False)
 class SampledSubgraph(TensorRecord):
     """One layer in GraphBolt's fields: in-edges of each target, by column."""
 
@@ -108,7 +108,7 @@ class SampledSubgraph(TensorRecord):
     original_edge_ids: Tensor | None
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, repr=False)
 class MiniBatch(TensorRecord):
     """A batch in the fields of GraphBolt's `MiniBatch`; layers from the input to the seeds.
 

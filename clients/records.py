@@ -15,6 +15,12 @@ class TensorRecord:
 
     __slots__ = ()
 
+    def __repr__(self) -> str:
+        """Shapes in place of tensors, as PyG shows them; what is not there is left out."""
+        shown = {f.name: getattr(self, f.name) for f in fields(self)}  # type: ignore[arg-type]
+        there = [f"{n}={_shown(v)}" for n, v in shown.items() if v is not None and v != {}]
+        return f"{type(self).__name__}({', '.join(there)})"
+
     def map(self, function: Callable[[Tensor], Tensor]) -> Self:
         """The same record with every tensor replaced by `function` of it, in the fields' order."""
         values = {f.name: _mapped(getattr(self, f.name), function) for f in fields(self)}  # type: ignore[arg-type]
@@ -87,6 +93,16 @@ def _mapped(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
     if type(value) in (list, tuple):
         return type(value)(_mapped(item, function) for item in value)
     return value
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return str(list(value.shape))
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key!r}: {_shown(item)}" for key, item in value.items()) + "}"
+    if type(value) in (list, tuple):
+        return "[" + ", ".join(map(_shown, value)) + "]"
+    return repr(value)
 
 
 def _numpy(value: Any) -> Any:

@@ -34,7 +34,7 @@ Times = Tensor | NDArray[Any] | Sequence[int]
 B_co = TypeVar("B_co", covariant=True)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, repr=False)
 class Batch(TensorRecord):
     """A sampled subgraph in PyG's fields; nodes are local ids, the first `batch_size` the seeds."""
 

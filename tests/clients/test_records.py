@@ -9,14 +9,14 @@ torch = pytest.importorskip("torch")
 from clients.records import TensorRecord, packed  # noqa: E402
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, repr=False)
 class Inner(TensorRecord):
     """A record in a record."""
 
     ids: torch.Tensor
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, repr=False)
 class Outer(TensorRecord):
     """All that a batch may hold."""
 
@@ -72,3 +72,10 @@ def test_what_is_packed_comes_in_one_piece():
     assert len(storages) == 1
     found.pairs["a", "b"] += 1  # of its own
     assert given.pairs["a", "b"][0] == 0
+
+
+def test_a_record_shows_shapes():
+    assert repr(record()) == (
+        "Outer(x=[3, 7], pairs={('a', 'b'): [12], ('b', 'a'): [4]}, hops=[[0, 4], [], [5]], "
+        "inner=Inner(ids=[12]), count=3, sizes=[1, 2], features={'a': {'z': [2]}})"
+    )
