@@ -191,7 +191,7 @@ def test_status_for_people_and_for_scripts(shared, client):
     told = json.loads(run("loaderd", "status", "--endpoint", shared, "--json").stdout)
     assert told["kind"] == "status-reply"
     assert attached.session in [s["session"] for s in told["sessions"]]
-    assert told["fingerprint"] == attached.resolved.fingerprint
+    assert told["stores"][0]["fingerprint"] == attached.resolved.fingerprint
     client.send(Detach(session=attached.session))
 
 
