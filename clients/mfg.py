@@ -34,7 +34,7 @@ class Mfg(TensorRecord):
     @property
     def indptr(self) -> Tensor:
         """int64 (num_dst + 1,): edges of target v are [indptr[v], indptr[v + 1])."""
-        return torch.searchsorted(self.dst, torch.arange(self.num_dst + 1, device=self.dst.device))
+        return _indptr(self.dst, self.num_dst)
 
 
 @dataclass(slots=True, repr=False)
@@ -101,11 +101,16 @@ def _piece(values: Tensor | None, low: int, high: int) -> Tensor | None:
 class SampledSubgraph(TensorRecord):
     """One layer in GraphBolt's fields: in-edges of each target, by column."""
 
-    indptr: Tensor  # int64 (num_dst + 1,)
     indices: Tensor  # int64 (num_edges,) places among `original_row_node_ids`
+    columns: Tensor  # int64 (num_edges,) among `original_column_node_ids`, ascending
     original_column_node_ids: Tensor  # int64 (num_dst,)
     original_row_node_ids: Tensor  # int64 (num_src,)
     original_edge_ids: Tensor | None
+
+    @property
+    def indptr(self) -> Tensor:
+        """int64 (num_dst + 1,), counted when asked for."""
+        return _indptr(self.columns, self.original_column_node_ids.numel())
 
 
 @dataclass(slots=True, repr=False)
@@ -124,7 +129,7 @@ class MiniBatch(TensorRecord):
 
 
 def to_minibatch(batch: Batch | HeteroBatch) -> MiniBatch:
-    """A batch as GraphBolt names it; but for each layer's `indptr` nothing is copied.
+    """A batch as GraphBolt names it; nothing is copied.
 
     Features "x" are named "feat", as in GraphBolt's data sets.
     """
@@ -158,5 +163,10 @@ def _hetero_minibatch(batch: HeteroBatch) -> MiniBatch:
 
 def _subgraph(mfg: Mfg, sources: Tensor, targets: Tensor) -> SampledSubgraph:
     return SampledSubgraph(
-        mfg.indptr, mfg.src, targets[: mfg.num_dst], sources[: mfg.num_src], mfg.e_id
+        mfg.src, mfg.dst, targets[: mfg.num_dst], sources[: mfg.num_src], mfg.e_id
     )
+
+
+def _indptr(targets: Tensor, count: int) -> Tensor:
+    ends = torch.bincount(targets, minlength=count).cumsum(0)
+    return torch.cat([ends.new_zeros(1), ends])
