@@ -215,6 +215,7 @@ class Engine:
                 closer.start()
             else:
                 add_counts(self._own_counters, attachment.own_counters())
+            self.commons.floor.forget(session)
 
     def _close_background(self, attachment: Attachment) -> None:
         """In a thread of its own: what is being sampled or read is waited for."""

@@ -1,9 +1,13 @@
-"""The worker threads: one task after the other, what clients wait for first."""
+"""The worker threads: what clients wait for first, and of that what has had least of them.
+
+Source of the order: start-time fair queueing, Goyal, Vin and Cheng, SIGCOMM 1996.
+"""
 
 import itertools
 import logging
 import queue
 import threading
+import time
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -12,11 +16,13 @@ _SOON, _LATER, _LAST = range(3)  # what a client waits for, what is sampled ahea
 
 
 class _Task(NamedTuple):
-    """A step for a worker; equal priorities in the order of their numbers."""
+    """A step for a worker: the lowest priority first, of these the earliest start."""
 
     priority: int
+    start: int  # ns of work that its owner had had
     number: int
     step: Callable[[], None] | None
+    owner: int
 
 
 class Floor:
@@ -25,6 +31,9 @@ class Floor:
     def __init__(self, workers: int) -> None:
         self._tasks: queue.PriorityQueue[_Task] = queue.PriorityQueue()
         self._number = itertools.count()
+        self._worked: dict[int, int] = {}  # ns that each owner has had, or might have had by now
+        self._now = 0  # start of the latest step that was begun: newcomers begin there
+        self._lock = threading.Lock()
         self._threads = [
             threading.Thread(target=self._work, name=f"build-{i}", daemon=True)
             for i in range(workers)
@@ -32,9 +41,16 @@ class Floor:
         for thread in self._threads:
             thread.start()
 
-    def soon(self, step: Callable[[], None]) -> None:
-        """Have a worker do what a client waits for."""
-        self._put(_SOON, step)
+    def soon(self, owner: int, step: Callable[[], None]) -> None:
+        """Have a worker do what a client waits for; owners get equal times."""
+        with self._lock:
+            start = self._worked[owner] = max(self._worked.get(owner, 0), self._now)
+        self._put(_SOON, step, start, owner)
+
+    def forget(self, owner: int) -> None:
+        """It asks for nothing any more."""
+        with self._lock:
+            self._worked.pop(owner, None)
 
     def later(self, step: Callable[[], None]) -> None:
         """Have a worker do what no client waits for yet."""
@@ -54,15 +70,23 @@ class Floor:
         for thread in self._threads:
             thread.join()
 
-    def _put(self, priority: int, step: Callable[[], None] | None) -> None:
-        self._tasks.put(_Task(priority, next(self._number), step))
+    def _put(
+        self, priority: int, step: Callable[[], None] | None, start: int = 0, owner: int = -1
+    ) -> None:
+        self._tasks.put(_Task(priority, start, next(self._number), step, owner))
 
     def _work(self) -> None:
-        while (step := self._tasks.get().step) is not None:
+        while (task := self._tasks.get()).step is not None:
+            begun = time.perf_counter_ns()
+            with self._lock:
+                self._now = max(self._now, task.start)
             try:
-                step()
+                task.step()
             except Exception:  # a defect in one session's step: the others still need this worker
                 log.exception("a worker's step failed")
+            with self._lock:
+                if task.owner in self._worked:
+                    self._worked[task.owner] += time.perf_counter_ns() - begun
 
 
 def _pause(idle: threading.Barrier) -> None:

@@ -190,7 +190,7 @@ class Production:
             return finish
 
         step = sample if placement is None else fill
-        self._floor.soon(lambda: self._guard(session, attachment, job, step))
+        self._floor.soon(session, lambda: self._guard(session, attachment, job, step))
 
     def _give_work(self, attachment: Attachment, job: Job) -> None:
         """A batch is built, or never will be: its workspace and its structure are free."""

@@ -288,8 +288,8 @@ def test_a_session_may_come_at_the_moment_another_goes(running, monkeypatch):
 
 def test_a_step_that_fails_leaves_its_worker(caplog):
     floor, done = Floor(1), threading.Event()
-    floor.soon(lambda: 1 // 0)
-    floor.soon(done.set)
+    floor.soon(1, lambda: 1 // 0)
+    floor.soon(1, done.set)
     assert done.wait(WAIT_S)
     floor.close()
     assert "ZeroDivisionError" in caplog.text
