@@ -46,6 +46,7 @@ from loaderd.stores import Stores
 
 _MORE = 2  # batches on their way, for each session that joins a line
 _LOOK_S = 0.01  # between two looks at a line that has nothing for one of its followers
+_PATIENCE_S = 0.25  # that a line waits for the slowest of its followers, before that one leaves
 _AGAIN_S = 0.25  # between two tries to open a line there was no room for
 _SETTLE_S = 1.0  # that one follower waits for others to release, before a line gets smaller
 _KEPT_IDS = 1 << 17  # seeds by id, of one session, that are kept to open another line with: 1 MiB
@@ -195,6 +196,15 @@ class Exchange:
 
     def _find_place(self, session: Seat) -> list[Callable[[], None]]:
         """Have a session served from its step on: by a line that is there, or a new one."""
+        if (todo := self._place(session)) is not None:
+            return todo
+        session.wants = True
+        todo = self._move(session, None)
+        self._openings.put(lambda: self._open_for(session))
+        return todo
+
+    def _place(self, session: Seat) -> list[Callable[[], None]] | None:
+        """Have a session served by a line that is there; None where none can."""
         if (line := self._joinable(session)) is not None:
             return self._move(session, line) + self._follow(session, line)
         lines = self._lines_near(session)
@@ -209,10 +219,7 @@ class Exchange:
                 return self._move(session, line) + self._begin(session, line, fresh=False)
             if not others and not line.lent:
                 return self._move(session, line) + self._begin(session, line, fresh=True)
-        session.wants = True
-        todo = self._move(session, None)
-        self._openings.put(lambda: self._open_for(session))
-        return todo
+        return None
 
     def _lines_near(self, session: Seat) -> list[Line]:
         """Lines that it may be at, the one where it is first."""
@@ -280,21 +287,21 @@ class Exchange:
     # -- lines ------------------------------------------------------------------------------------
 
     def _open_line(
-        self, engine: Engine, request: Attach, ids: NDArray[np.int64] | None
+        self, engine: Engine, request: Attach, ids: NDArray[np.int64] | None, cut: bool = True
     ) -> tuple[Attached, Line]:
-        """A line with a fair share of the arena; lines that have more go on with less.
+        """A line with a fair share of the arena; lines that have more go on with less, if `cut`.
 
         Raises Refused, StoreError.  One at a time: `_opening` is held.
         """
         share = self._fair_share(len(self._book.lines) + 1)
         self._stores.gather(engine, share, self._book.is_busy)
-        if share and engine.broker.available() < share:
+        if cut and share and engine.broker.available() < share:
             self._cut_down(share)
             self._stores.gather(engine, share, self._book.is_busy)
         try:
             return self._take_line(engine, request, ids, share)
         except Refused:
-            if share == 0:
+            if share == 0 or not cut:
                 raise
         self._cut_down(share)
         self._stores.gather(engine, self.arena.num_slots, self._book.is_busy)
@@ -384,26 +391,27 @@ class Exchange:
                     session.step, session.wants = follower.next, True
                     self._openings.put(partial(self._open_for, session))
 
-    def _open_for(self, session: Seat) -> None:
-        """In a thread of its own: open a line for a session that has none."""
+    def _open_for(self, session: Seat, again: bool = False) -> None:
+        """In a thread of its own: open a line for a session that has none.
+
+        again   there was no room before: nobody else's line is cut down once more
+        """
         with self._book.lock:
             if not session.wants or self._closed or session.number not in self._book.sessions:
                 return
             group = self._book.groups[session.key]
-            todo: list[Callable[[], None]] = []
-            near = self._joinable(session)
-            if near is not None:  # one that has been opened for another session
-                todo = self._move(session, near) + self._follow(session, near)
-        _do(todo)
-        if near is not None:
+            todo = self._place(session)  # at a line that has been opened, or become free, meanwhile
+        if todo is not None:
+            _do(todo)
             return
         try:
             with self._opening:
-                _, line = self._open_line(group.engine, group.request, group.ids)
+                _, line = self._open_line(group.engine, group.request, group.ids, not again)
         except ShuttingDown:
             return
         except Refused:
-            timer = threading.Timer(_AGAIN_S, self._openings.put, [lambda: self._open_for(session)])
+            retry = partial(self._open_for, session, again=True)
+            timer = threading.Timer(_AGAIN_S, self._openings.put, [retry])
             timer.daemon = True
             timer.start()
             return
@@ -511,14 +519,18 @@ class Exchange:
             self._starved.clear()
             if self._closed:  # only now: an end that comes before must not be cleared away
                 return
+            since: dict[int, float] = {}  # that each line has waited for releases
             while lines := self._held_up():
                 pause.wait(_LOOK_S)
                 for line in lines:
                     with self._book.lock:
                         engine = self._book.at.get(line.number)
-                    if engine is not None:
-                        depth, waits = engine.depth(line.number), engine.waits(line.number)
-                        self._part(line, depth, waits)
+                    if engine is None or not engine.waits(line.number):
+                        since.pop(line.number, None)
+                        continue
+                    now = time.monotonic()
+                    if now - since.setdefault(line.number, now) >= _PATIENCE_S:
+                        self._part(line, engine.depth(line.number), engine.waits(line.number))
 
     def _held_up(self) -> list[Line]:
         """Lines that have nothing for one follower, and something that another one holds up."""
