@@ -8,7 +8,7 @@ import contextlib
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -26,6 +26,7 @@ from loaderd.errors import DaemonError, Refused, SessionLost, ShuttingDown
 from loaderd.failures import error_text
 from loaderd.linebook import Book, Group, Key, Seat
 from loaderd.meter import add_counts
+from loaderd.plans.chunks import METHOD_OF
 from loaderd.production import Deliver, Out
 from loaderd.protocol import (
     Attach,
@@ -296,7 +297,7 @@ class Exchange:
         share = self._fair_share(len(self._book.lines) + 1)
         self._stores.gather(engine, share, self._book.is_busy)
         if cut and share and engine.broker.available() < share:
-            self._cut_down(share)
+            self._cut_down(share, sparing=METHOD_OF)  # what they hold would be read again
             self._stores.gather(engine, share, self._book.is_busy)
         try:
             return self._take_line(engine, request, ids, share)
@@ -320,13 +321,26 @@ class Exchange:
         """Slots of each of so many lines; halved when their number doubles.  0: all there are."""
         return 0 if lines < 2 else self.arena.num_slots >> (lines - 1).bit_length()
 
-    def _cut_down(self, share: int) -> None:
-        """Lines with more than `share` slots end, and others go on in their place."""
+    def _cut_down(self, share: int, sparing: Container[str] = ()) -> None:
+        """Lines with more than `share` slots end, and others go on in their place.
+
+        sparing   plans whose lines stay as they are
+        """
         statuses = [line for engine in self._stores.all() for line in engine.status()[1]]
         held = {line.session: line.held_bytes for line in statuses}
         most = share * self.arena.slot_bytes
         with self._book.lock:
-            large = [line for n, line in self._book.lines.items() if held.get(n, 0) > most]
+            spared = {
+                line.number
+                for key, group in self._book.groups.items()
+                if key.plan in sparing
+                for line in group.lines
+            }
+            large = [
+                line
+                for n, line in self._book.lines.items()
+                if held.get(n, 0) > most and n not in spared
+            ]
             for line in large:
                 line.closing = True
         end = time.monotonic() + WAIT_S
