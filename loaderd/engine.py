@@ -306,6 +306,10 @@ class Engine:
             attachment = self._sessions.get(session)
             return 0 if attachment is None else attachment.state.depth
 
+    def holds_all(self, session: int) -> bool:
+        """Whether all that a session reads is in memory, whatever share of the arena it has."""
+        return self._hops.holds_all(session)
+
     def widen(self, session: int, batches: int) -> None:
         """More batches in flight of a session that is shared, where there are slots for them."""
         with self._lock:

@@ -315,6 +315,8 @@ class Exchange:
         with limit:
             attached = engine.attach(request, ids)
         depth = engine.depth(attached.session)
+        if engine.holds_all(attached.session):
+            share = 0  # nothing is gained by opening it anew when there is room for more
         return attached, Line(attached.session, attached.num_steps, depth, share)
 
     def _fair_share(self, lines: int) -> int:

@@ -192,6 +192,12 @@ class HopDesk:
             opened = self._open.get(number)
         return None if opened is None else opened.session
 
+    def holds_all(self, number: int) -> bool:
+        """Whether the arrays of a session are in memory whole."""
+        with self._lock:
+            opened = self._open.get(number)
+        return opened is not None and opened.cut.held
+
     def release(self, release: Release) -> bool:
         """A client is done with a batch; False where the session is not one of these."""
         with self._lock:

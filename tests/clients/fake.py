@@ -150,6 +150,11 @@ class FakeDaemon:
         self._stop.close()
         self._thread.join()
 
+    @property
+    def gone(self) -> bool:
+        """Whether it has ended."""
+        return not self._thread.is_alive()
+
     def received(self, kind: type[Message]) -> list[Any]:
         """Messages of one kind, in order of arrival."""
         return [message for message in self.log if isinstance(message, kind)]
