@@ -15,7 +15,7 @@ from clients.device.devices import HostDevice  # noqa: E402
 from clients.records import TensorRecord  # noqa: E402
 from clients.torch import NeighborDataset, prefetch  # noqa: E402
 from loaderd.errors import BatchFailed, Refused  # noqa: E402
-from loaderd.protocol import Release, Start  # noqa: E402
+from loaderd.protocol import Release  # noqa: E402
 from tests.clients.fake import fake_daemon  # noqa: E402
 
 
