@@ -9,12 +9,20 @@ import torch
 from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
+_VARIABLES = (("RANK", 0), ("WORLD_SIZE", 1), ("LOCAL_RANK", 0))
+
 
 class Ranks(NamedTuple):
     """This process among those that train together."""
 
     rank: int = 0
     world_size: int = 1
+    local: int = 0  # among those of this host
+
+    def device(self, name: str) -> torch.device:
+        """Where this process trains: of "cuda", each process of a host has a GPU of its own."""
+        several = name == "cuda" and self.world_size > 1
+        return torch.device(f"cuda:{self.local}" if several else name)
 
     def wrap(self, model: nn.Module) -> nn.Module:
         """The model, with gradients averaged over all ranks."""
@@ -38,12 +46,16 @@ class Ranks(NamedTuple):
 
 @contextlib.contextmanager
 def joined(environment: Any = os.environ) -> Iterator[Ranks]:
-    """The group that torchrun's variables name, over gloo; one process without them."""
-    ranks = Ranks(int(environment.get("RANK", 0)), int(environment.get("WORLD_SIZE", 1)))
+    """The group that torchrun's variables name; one process without them.
+
+    Over gloo, and NCCL between GPUs.
+    """
+    ranks = Ranks(*(int(environment.get(name, value)) for name, value in _VARIABLES))
     if ranks.world_size == 1:
         yield ranks
         return
-    distributed.init_process_group("gloo", rank=ranks.rank, world_size=ranks.world_size)
+    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+    distributed.init_process_group(backend, rank=ranks.rank, world_size=ranks.world_size)
     try:
         yield ranks
     finally:

@@ -21,7 +21,7 @@ from clients.hetero import HeteroBatch, HeteroDataset
 from clients.heteromodels import RelationalModel
 from clients.models import LAYERS, Layered
 from clients.ranks import Ranks, joined
-from clients.torch import Batch, NeighborDataset
+from clients.torch import Batch, NeighborDataset, Prefetcher, prefetch
 from loaderd.errors import DaemonError
 
 UNLABELLED = -1
@@ -50,6 +50,7 @@ class Settings:
     checkpoint: str = ""  # file to go on from and to save to
     save_every: int = 0  # steps; 0: at the end of each epoch
     max_steps: int = 0  # stop, and save, after so many in all; 0: never
+    device: str = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 @dataclass(slots=True)
@@ -104,10 +105,11 @@ class Trainer:
         """`observe`: called with each batch that is trained on."""
         self._settings, self._ranks, self._observe = settings, ranks, observe
         torch.manual_seed(settings.seed)
-        self.model = Classes(self._make_net())
+        self._device = ranks.device(settings.device)
+        self.model = Classes(self._make_net()).to(self._device)
         self._parallel = ranks.wrap(self.model)
         self._optimizer = torch.optim.Adam(self.model.parameters(), settings.learning_rate)
-        self._data = self.open_split("train")
+        self._data = self.ahead(self.open_split("train"))
         self._steps = 0  # in all
         self._first_epoch = 0
         if settings.checkpoint and Path(settings.checkpoint).exists():
@@ -126,6 +128,10 @@ class Trainer:
         }
         make = HeteroDataset if self._settings.input_type else NeighborDataset
         return make(self._settings.endpoint, split=split, **(wanted | options))
+
+    def ahead(self, data: AnyDataset) -> Prefetcher[Any]:
+        """Its batches, on the device: the next ones are gathered while one is trained on."""
+        return prefetch(data, self._device)
 
     def run(self) -> float:
         """Train, print a line an epoch, and return the accuracy on the test split."""
@@ -151,12 +157,11 @@ class Trainer:
         """Share of labelled seeds whose label is the likeliest class, over all ranks."""
         self.model.eval()
         right = seeds = 0
-        data = self.open_split(split)
-        for batch in data:
-            label = seed_labels(batch)
-            right += int((self.model(batch).argmax(dim=1) == label).sum())
-            seeds += int((label != UNLABELLED).sum())
-        data.close()  # evaluation takes no memory of the daemon's while the model trains
+        with self.ahead(self.open_split(split)) as data:  # takes no memory while the model trains
+            for batch in data:
+                label = seed_labels(batch)
+                right += int((self.model(batch).argmax(dim=1) == label).sum())
+                seeds += int((label != UNLABELLED).sum())
         total_right, total_seeds = self._ranks.total(right, seeds)
         return total_right / max(total_seeds, 1)
 
@@ -256,6 +261,7 @@ def main() -> None:
     parser.add_argument("--num-neighbors", type=int, nargs="+", default=default.num_neighbors)
     parser.add_argument("--learning-rate", type=float, default=default.learning_rate)
     parser.add_argument("--input-type", default="", help="node type that is classified")
+    parser.add_argument("--device", default=default.device, help="cpu, cuda, cuda:1")
     parser.add_argument("--checkpoint", default="", help="file to go on from and to save to")
     for name in ("epochs", "batch_size", "hidden", "seed", "save_every", "max_steps"):
         option = "--" + name.replace("_", "-")

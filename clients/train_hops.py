@@ -12,6 +12,7 @@ from torch.nn import functional
 
 from clients.hop_models import ALONE, make_model
 from clients.hops import HopBatch, HopDataset
+from clients.prefetch import Prefetcher, prefetch
 from clients.train import UNLABELLED, Clock, NotTrainable, say
 from loaderd.errors import DaemonError
 
@@ -62,7 +63,10 @@ def inputs(settings: Settings, batch: HopBatch) -> list[Tensor]:
 
 
 def train_epoch(
-    settings: Settings, model: nn.Module, data: HopDataset, optimizer: torch.optim.Optimizer
+    settings: Settings,
+    model: nn.Module,
+    data: Prefetcher[HopBatch],
+    optimizer: torch.optim.Optimizer,
 ) -> tuple[float, Clock]:
     """One pass: mean loss over rows, and where the time went."""
     model.train()
@@ -70,7 +74,6 @@ def train_epoch(
     begun = asked = time.perf_counter()
     for batch in data:
         clock.waiting_s += time.perf_counter() - asked
-        batch = batch.to(settings.device)
         assert batch.y is not None
         loss = functional.cross_entropy(
             model(inputs(settings, batch)), batch.y, ignore_index=UNLABELLED
@@ -124,10 +127,10 @@ def train(settings: Settings) -> tuple[float, float]:
         settings.model, width, arrays, num_classes, settings.hidden, settings.dropout
     ).to(settings.device)
     optimizer = torch.optim.Adam(model.parameters(), settings.learning_rate)
-    best = 0.0, 0.0
+    ahead, best = prefetch(data, settings.device), (0.0, 0.0)
     for epoch in range(settings.epochs):
-        data.set_epoch(epoch)
-        loss, clock = train_epoch(settings, model, data, optimizer)
+        ahead.set_epoch(epoch)
+        loss, clock = train_epoch(settings, model, ahead, optimizer)
         found = accuracy(settings, model, valid)
         if found >= best[0]:
             best = found, accuracy(settings, model, test)
@@ -135,7 +138,7 @@ def train(settings: Settings) -> tuple[float, float]:
             f"epoch {epoch}: loss {loss:.4f}, valid accuracy {found:.4f}, "
             f"{clock.total_s:.2f} s, {clock.waiting_s / clock.total_s:.0%} of it waiting for data"
         )
-    data.close()
+    ahead.close()
     say(f"test accuracy {best[1]:.4f} where valid was best")
     return best
 

@@ -21,7 +21,7 @@ from blockstore.kernels.members import add_range, count_members, draw_members, w
 from blockstore.kernels.random import make_key
 from blockstore.store import open_store
 from clients.models import GraphSage
-from clients.torch import Batch, NeighborDataset
+from clients.torch import Batch, NeighborDataset, Prefetcher, prefetch
 from preprocess.stored import stored_edges
 from tools.bench.harness import Peer, Run, measure, report
 from tools.bench.hyperbatch import disk_limit, status
@@ -48,7 +48,10 @@ def open_epochs(task: Task, name: str, mem: str, options: Mapping[str, Any]) -> 
     torch.set_num_threads(task.threads)
     (folder := task.folder / name).mkdir(parents=True, exist_ok=True)
     with serving(task.store, folder, mem, "--workers", str(task.workers)) as endpoint:
+        data: NeighborDataset | Prefetcher[Batch]
         data = NeighborDataset(endpoint, "train", task.fanouts, task.batch_size, **options)
+        if task.hidden:  # as the training scripts do
+            data = prefetch(data, "cpu")
         model: GraphSage | None = None
         optimizer: torch.optim.Optimizer | None = None
 
