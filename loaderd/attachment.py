@@ -1,52 +1,41 @@
-"""Opening a session: parameters resolved, memory taken out of the arena, seeds looked up."""
+"""A session of the engine: its plan, its memory out of the arena, and its state."""
 
-import hashlib
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from blockstore.format import ITEM_BYTES, Manifest, NodeType
+from blockstore.format import Manifest, NodeType
 from blockstore.io.arena import Arena
-from blockstore.io.buffers import byte_view
 from blockstore.io.reader import BlockReader
 from blockstore.store import Store
-from blockstore.units import format_bytes
-from loaderd.advice import fits_in_memory
 from loaderd.devicecost import DeviceCost
-from loaderd.errors import Refused
 from loaderd.hyper import Hyper, StructureArea
 from loaderd.hypercut import HyperCut
 from loaderd.ledger import (
-    MAX_TRANSIT,
     Budget,
     EngineSettings,
     ServedRows,
     SessionNeed,
-    make_sizes,
-    served_rows,
     session_entry_name,
-    session_need,
 )
 from loaderd.macro import Announce, Macro
-from loaderd.macrocut import MacroCut, cut_macro
+from loaderd.macrocut import MacroCut
 from loaderd.macrofiles import MacroFiles
 from loaderd.macrograph import MacroGraph, MacroShared, carve_macro
 from loaderd.meter import Meter
-from loaderd.plans.base import Part, Plan, Shape
-from loaderd.plans.hyperbatch import HyperbatchPlan
+from loaderd.plans.base import Plan, Shape
 from loaderd.plans.macrobatch import MacrobatchPlan, SeedGroups
 from loaderd.plans.minibatch import MinibatchPlan
-from loaderd.plans.resolve import make_plan, resolve, seed_relation, seed_type
-from loaderd.protocol import Attach, Attached, LedgerEntry, Resolved, RowArraySpec, SessionStatus
-from loaderd.requests import split_frame
+from loaderd.plans.resolve import make_plan
+from loaderd.protocol import Attached, LedgerEntry, RowArraySpec, SessionStatus
 from loaderd.roots import EndTable
 from loaderd.rowcache import RowCache
 from loaderd.rows import Addressed, Pins
 from loaderd.sampling import Workspaces, usual_shape
-from loaderd.seeds import count_edges, count_seeds, fill_edges, fill_seeds, table_items
 from loaderd.session import RowSizes, SessionState
+from loaderd.sessioncut import SessionCut, cut_session
 from loaderd.slots import LOOK_WAIT_S, WAIT_S, SlotBroker
 from loaderd.topology import Structure
 from loaderd.workspace import (
@@ -60,7 +49,19 @@ from loaderd.workspace import (
 
 _WIDEST = 64  # batches in flight of sessions that share
 _SPARE = 8  # slots of the pools that are left to them
-_ROOMY = 512  # slots: sessions of hyperbatches have a cache then
+
+
+class Opening(NamedTuple):
+    """What of the engine a session is opened with."""
+
+    store: Store
+    settings: EngineSettings
+    budget: Budget
+    broker: SlotBroker
+    arena: Arena
+    reader: BlockReader
+    first_rows: int  # number, in the reader, of the first of the served rows
+    macro_files: Callable[[], MacroFiles]  # of a partitioned store
 
 
 class Attachment:
@@ -72,7 +73,7 @@ class Attachment:
         served: list[ServedRows],
         slot_bytes: int,
         need: SessionNeed,
-        cut: "SessionCut",
+        cut: SessionCut,
     ) -> None:
         """Memory is filled in by `open_attachment`."""
         self.plan, self.window, self.served, self.need = plan, cut.window, served, need
@@ -184,7 +185,7 @@ class Attachment:
 
     def take_hyper(
         self,
-        opening: "Opening",
+        opening: Opening,
         cut: HyperCut,
         cost: Callable[[Sequence[NDArray[np.uint8]]], DeviceCost],
     ) -> None:
@@ -205,7 +206,7 @@ class Attachment:
 
     def _take_hyper(
         self,
-        opening: "Opening",
+        opening: Opening,
         cut: HyperCut,
         cost: Callable[[Sequence[NDArray[np.uint8]]], DeviceCost],
     ) -> None:
@@ -233,7 +234,7 @@ class Attachment:
         )  # fmt: skip
 
     def take_macro(
-        self, opening: "Opening", node_type: NodeType, cut: MacroCut, announce: Announce
+        self, opening: Opening, node_type: NodeType, cut: MacroCut, announce: Announce
     ) -> None:
         """Take what macro-batches need, and start reading.  The seeds are there.
 
@@ -405,202 +406,3 @@ class Attachment:
             f"scratch, {cut.rows} "
             f"slots of rows ({sum(cut.entries):,}), {cut.tables} of tables"
         )
-
-
-class SessionCut:
-    """How much of each a session gets: physical, so it may follow the budget."""
-
-    def __init__(self, workers: int, transit: int, quota: int, window: int) -> None:
-        """Workspaces; transit slots of each; slots for batches; batches in flight."""
-        self.workers, self.transit, self.quota, self.window = workers, transit, quota, window
-
-    def slots(self, need: SessionNeed) -> int:
-        """All of a session's."""
-        return self.workers * (need.workspace + self.transit) + need.seeds + self.quota
-
-
-def cut_session(
-    need: SessionNeed, available: int, row_blocks: int, settings: EngineSettings, window: int
-) -> SessionCut:
-    """Share `available` slots between a session and the row pool.  `need.least` fits."""
-    window = window or 2 * settings.workers
-    batch = need.structure + need.addresses
-    room = available - need.seeds - need.least_quota
-    workers = max(1, min(settings.workers, room // 2 // (need.workspace + 2)))
-    room -= workers * (need.workspace + 2)
-    if room >= row_blocks + (window - 1) * batch:  # all rows stay: nothing passes through
-        return SessionCut(workers, 2, need.least_quota + (window - 1) * batch, window)
-    transit = 2 + max(0, min(MAX_TRANSIT - 2, room // 4 // workers))
-    room -= workers * (transit - 2)
-    wanted = window * (batch + need.area) - need.least_quota
-    quota = need.least_quota + max(0, min(wanted, room // 2))
-    return SessionCut(workers, transit, quota, window)
-
-
-def cut_workspaces(
-    need: SessionNeed, available: int, settings: EngineSettings, window: int
-) -> SessionCut:
-    """The same for hyperbatches, which begin with one workspace.  `need.least` fits."""
-    # blocks pass through where there is no room for a cache
-    spare = available - need.workspace - need.seeds - need.least_quota
-    transit = 2 if available > _ROOMY else max(2, min(MAX_TRANSIT // 2, spare // 8))
-    return SessionCut(1, transit, need.least_quota, window or 2 * settings.workers)
-
-
-def _seeds_name(split: str, frame: NDArray[np.int64] | None) -> str:
-    named = split if split == "all" else f"split:{split}"
-    if frame is None:
-        return named
-    digest = hashlib.blake2b(byte_view(frame), digest_size=16).hexdigest()
-    return f"{named}+times:{digest}" if split else f"ids:{digest}"
-
-
-def _refuse(
-    least: int, available: int, budget: Budget, settings: EngineSettings, less: str
-) -> None:
-    short = (least - available) * budget.slot_bytes
-    enough = format_bytes(-(-(settings.mem_bytes + short) // (1 << 20)) << 20)
-    raise Refused(
-        f"the session needs {format_bytes(least * budget.slot_bytes)} of the arena, "
-        f"{format_bytes(max(0, available) * budget.slot_bytes)} can be had: serve with at least "
-        f"--mem {enough}, or ask for {less}"
-    )
-
-
-class Opening(NamedTuple):
-    """What of the engine a session is opened with."""
-
-    store: Store
-    settings: EngineSettings
-    budget: Budget
-    broker: SlotBroker
-    arena: Arena
-    reader: BlockReader
-    first_rows: int  # number, in the reader, of the first of the served rows
-    macro_files: Callable[[], MacroFiles]  # of a partitioned store
-
-
-def resolve_request(
-    manifest: Manifest, request: Attach, frame: NDArray[np.int64] | None
-) -> Resolved:
-    """What fixes a session's batches; `frame`: ids and times of seeds.  Raises Refused."""
-    ids, times = split_frame(request, frame)
-    name, relation = _seeds_name(request.split, frame), seed_relation(manifest, request)
-    if relation is not None:
-        name, num_seeds = f"edges:{name}", count_edges(manifest, relation, request.split, ids)
-    else:
-        num_seeds = count_seeds(seed_type(manifest, request), request.split, ids)
-    if times.size not in (0, num_seeds):
-        raise Refused(f"times: {times.size} for {num_seeds} seeds, expected one for each")
-    return resolve(manifest, request, name, num_seeds)
-
-
-def open_attachment(
-    opening: Opening, request: Attach, frame: NDArray[np.int64] | None, announce: Announce
-) -> Attachment:
-    """Resolve a request and take its memory.  Raises Refused with the least that would do.
-
-    frame   ids and times of seeds, as `check_attach` gives them
-    """
-    store, settings, budget, broker = opening[:4]
-    manifest: Manifest = store.manifest
-    resolved = resolve_request(manifest, request, frame)
-    ids, times = split_frame(request, frame)
-    num_ids = table_items(manifest, seed_relation(manifest, request), request.split, resolved)
-    part = Part(request.rank, request.world_size)
-    plan = make_plan(manifest, resolved, part, request.plan)
-    macro, need, stamp, available = _measure_need(opening, plan, num_ids, times.size)
-    row_blocks = 0 if macro else budget.row_blocks  # its rows are in the macro-batch
-    plain = cut_session(need, available, row_blocks, settings, request.window)
-    spare = broker.graph_slots() - budget.graph_least
-    plain_blocks = max(0, broker.pooled() - spare - plain.slots(need))
-    fits = fits_in_memory(budget._replace(graph_slots=broker.graph_wish), plain_blocks)
-    if request.plan == "auto" and not fits:
-        plan = make_plan(manifest, resolved, part, HyperbatchPlan.name)
-    hyper = plan.name == HyperbatchPlan.name
-    cut = cut_workspaces(need, available, settings, request.window) if hyper else plain
-    attachment = Attachment(plan, served_rows(manifest), budget.slot_bytes, need, cut)
-    attachment.fits, attachment.plain_blocks = fits, plain_blocks
-    try:
-        sizes = make_sizes(manifest, resolved.edge_ids, stamp, resolved.temporal is not None)
-        attachment.take(broker, opening.arena, sizes, num_ids, times.size)
-        attachment.times[:] = times
-        _fill_seeds(opening, request, ids, attachment)
-        if macro is not None:
-            attachment.take_macro(opening, seed_type(manifest, request), macro, announce)
-        if not hyper:
-            attachment.take_quota(broker, cut.quota)
-    except BaseException:
-        if attachment.macro is not None:
-            attachment.macro.close()
-        attachment.close(broker)
-        raise
-    return attachment
-
-
-def _measure_need(
-    opening: Opening, plan: Plan, num_ids: int, num_times: int
-) -> tuple[MacroCut | None, SessionNeed, bool, int]:
-    """What macro-batches take, what the rest does, whether with stamps, and slots left for it.
-
-    num_ids, num_times   of the table of seeds
-
-    Raises Refused with the least that would do.
-    """
-    store, settings, budget, broker = opening[:4]
-    manifest, resolved, served = store.manifest, plan.resolved, served_rows(store.manifest)
-    available, trees = broker.available(), resolved.temporal is not None
-    needs = {
-        stamp: session_need(
-            plan.shape(), make_sizes(manifest, resolved.edge_ids, stamp, trees), served,
-            num_ids + 8 * num_times // ITEM_BYTES[manifest.id_dtype], budget.slot_bytes,
-        )
-        for stamp in (True, False)
-    }  # fmt: skip
-    least = min(need.least for need in needs.values())
-    macro = None
-    if isinstance(plan, MacrobatchPlan):
-        macro = cut_macro(
-            manifest, opening.macro_files(), served, resolved, settings, budget.slot_bytes,
-            available - least,
-        )  # fmt: skip
-        least += macro.least
-    if least > available:
-        less = "a smaller batch_size or smaller fanouts"
-        if resolved.macro is not None:
-            few = resolved.macro.partitions == 1
-            less = "a store of more partitions" if few else "fewer macro_partitions"
-        _refuse(least, available, budget, settings, less)
-    available -= macro.slots if macro else 0
-    # a table of all nodes is the faster one, where it takes little of what there is
-    stamp = (
-        needs[True].workspace <= needs[False].workspace
-        or needs[True].least + (settings.workers - 1) * needs[True].workspace <= available // 4
-    )
-    return macro, needs[stamp], stamp, available
-
-
-def _fill_seeds(
-    opening: Opening,
-    request: Attach,
-    ids: NDArray[np.int64] | None,
-    attachment: Attachment,
-) -> None:
-    """The table of seeds, through slots that are free again afterwards."""
-    store, broker, slot_bytes = opening.store, opening.broker, opening.budget.slot_bytes
-    relation, resolved = seed_relation(store.manifest, request), attachment.plan.resolved
-    num_seeds = resolved.num_seeds
-    slots = 0 if request.split == "all" else -(-8 * num_seeds // slot_bytes)
-    first = broker.take_run(slots)
-    start = first * slot_bytes
-    scratch = opening.arena.data[start : start + 8 * num_seeds * bool(slots)].view(np.int64)
-    try:
-        if relation is not None:
-            attachment.ends = fill_edges(
-                store, relation, resolved, request.split, ids, scratch, attachment.seeds
-            )
-        else:
-            node_type = seed_type(store.manifest, request)
-            fill_seeds(store, node_type, request.split, ids, scratch, attachment.seeds)
-    finally:
-        broker.give(list(range(first, first + slots)))

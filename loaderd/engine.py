@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from blockstore.io.reader import BlockReader
 from blockstore.pool import BlockPool
 from blockstore.store import Store, read_rows
-from loaderd.attachment import Attachment, Opening, open_attachment, resolve_request
+from loaderd.attachment import Attachment, Opening
 from loaderd.build import Builder
 from loaderd.commons import Commons
 from loaderd.devicecost import DeviceGauge
@@ -27,6 +27,7 @@ from loaderd.ledger import EngineSettings, cut_slots, graph_wish, make_budget, s
 from loaderd.lookahead import Prospect
 from loaderd.macrofiles import MacroFiles, copied_files
 from loaderd.meter import add_counts
+from loaderd.opening import open_attachment, resolve_request
 from loaderd.plans.chunks import METHOD_OF, resolve_hops
 from loaderd.plans.hyperbatch import HyperbatchPlan
 from loaderd.production import Deliver, MacroNews, Production
