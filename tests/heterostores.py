@@ -23,6 +23,7 @@ class HeteroGraph(NamedTuple):
     labels: dict[str, Any]
     train: dict[str, Any]  # of the types that have a split
     x_of: Mapping[str, Any] = MappingProxyType({})  # features that are not made up
+    times: Mapping[EdgeType, Any] = MappingProxyType({})  # int64 (edges,), of some relations
 
     @property
     def first(self) -> dict[str, int]:
@@ -131,10 +132,13 @@ def _write_relation(writer: StoreWriter, graph: HeteroGraph, relation: EdgeType)
     indptr, indices = graph.relations[relation]
     folder = f"edges/{src}___{name}___{dst}"
     blocks = writer.graph(f"{folder}/blocks")
-    packer = GraphPacker(4096, "uint32", "uint32", graph.first[dst], blocks.append)
+    times = graph.times.get(relation)
+    packer = GraphPacker(
+        4096, "uint32", "uint32", graph.first[dst], blocks.append, times=times is not None
+    )
     packer.append(
         np.diff(indptr), (indices + graph.first[src]).astype(np.uint32),
-        np.arange(indices.size, dtype=np.uint32), None,
+        np.arange(indices.size, dtype=np.uint32), None, times,
     )  # fmt: skip
     writer.side(f"{folder}/first_node", packer.close())
     writer.side(f"{folder}/first_edge", packer.first_edges())
@@ -142,4 +146,5 @@ def _write_relation(writer: StoreWriter, graph: HeteroGraph, relation: EdgeType)
         src=src, name=name, dst=dst, num_edges=indices.size, num_blocks=blocks.close(),
         path=f"{folder}/blocks", first_node_path=f"{folder}/first_node", edge_id_dtype="uint32",
         num_source_edges=indices.size, first_edge_path=f"{folder}/first_edge",
+        has_times=times is not None,
     )  # fmt: skip

@@ -375,12 +375,23 @@ def tree_number(position: int, end: int = 0, draw: int = 0) -> int:
 
 
 def pick_until(
-    indptr: Any, times: Any, node: int, limit: int, fanout: int, key: int, number: int, last: bool
+    indptr: Any,
+    times: Any,
+    node: int,
+    limit: int,
+    fanout: int,
+    key: int,
+    number: int,
+    last: bool,
+    first: int = 0,
 ) -> list[int]:
-    """Places in `indices`, ascending, of the picks among a column's edges up to a time."""
+    """Places in `indices`, ascending, of the picks among a column's edges up to a time.
+
+    `first` is the store id of column 0.
+    """
     start, stop = int(indptr[node]), int(indptr[node + 1])
     ranked = [
-        (-int(times[e]) if last else draw_hash(key ^ mix(number), node, e - start) >> 1, -e)
+        (-int(times[e]) if last else draw_hash(key ^ mix(number), first + node, e - start) >> 1, -e)
         for e in range(start, stop)
         if times[e] <= limit
     ]
@@ -426,4 +437,81 @@ def sample_trees(
         ):
             into.append(list(values))
         batch.nodes_per_hop.append(len(batch.n_id) - low)
+    return batch
+
+
+class HeteroTrees(NamedTuple):
+    """One batch of trees of several types; nodes in order of first occurrence."""
+
+    n_id: dict[str, list[int]]  # ids within the type
+    trees: dict[str, list[int]]  # of each node, numbered as the seed nodes
+    nodes_per_hop: dict[str, list[int]]
+    edges: dict[Any, list[list[tuple[int, int, int]]]]  # by relation and hop: local ids, place
+
+
+def sample_hetero_trees(
+    first: dict[str, int],
+    relations: dict[Any, Any],
+    times: dict[Any, Any],
+    seeds: list[tuple[str, int]],
+    limits: list[int],
+    numbers: list[int],
+    fanouts: dict[Any, Any],
+    position: tuple[int, int, int],
+    last: bool = False,
+    frontier: str = "new",
+) -> HeteroTrees:
+    """Sampling over several relations, in their order, up to each seed's limit, a tree a seed.
+
+    first      by type: store id of its node 0
+    relations  (src, name, dst) -> (indptr, indices); `times`, `fanouts` by relation
+    seeds      (type, id)
+    position   seed, epoch, step
+    """
+    batch = HeteroTrees(
+        {t: [] for t in first}, {t: [] for t in first}, {t: [] for t in first},
+        {r: [] for r in relations},
+    )  # fmt: skip
+    found: list[tuple[int, str, int]] = []  # (tree, type, id), in order
+    own: list[int] = []  # places within the type
+    local: dict[tuple[int, str, int], int] = {}
+
+    def enter(tree: int, kind: str, node: int) -> None:
+        local[tree, kind, node] = len(batch.n_id[kind])
+        own.append(len(batch.n_id[kind]))
+        found.append((tree, kind, node))
+        batch.n_id[kind].append(node)
+        batch.trees[kind].append(tree)
+
+    for tree, (kind, node) in enumerate(seeds):
+        enter(tree, kind, node)
+    counted = dict.fromkeys(first, 0)
+
+    def count() -> None:
+        for kind in first:
+            batch.nodes_per_hop[kind].append(len(batch.n_id[kind]) - counted[kind])
+            counted[kind] = len(batch.n_id[kind])
+
+    count()
+    low = 0
+    for hop in range(len(next(iter(fanouts.values())))):
+        expanded = range(low if frontier == "new" else 0, len(found))
+        low = len(found)
+        for number, ((src, name, dst), (indptr, indices)) in enumerate(relations.items()):
+            relation, key = (src, name, dst), make_key(*position, hop, number)
+            edges = []
+            for place in expanded:
+                tree, kind, node = found[place]
+                if kind != dst or not fanouts[relation][hop]:
+                    continue
+                for edge in pick_until(
+                    indptr, times[relation], node, limits[tree], fanouts[relation][hop], key,
+                    numbers[tree], last, first[dst],
+                ):  # fmt: skip
+                    source = (tree, src, int(indices[edge]))
+                    if source not in local:
+                        enter(*source)
+                    edges.append((local[source], own[place], edge))
+            batch.edges[relation].append(edges)
+        count()
     return batch

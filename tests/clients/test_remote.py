@@ -17,6 +17,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from clients.hetero import HeteroDataset  # noqa: E402
+from clients.heterolink import HeteroLinkDataset  # noqa: E402
+from clients.link import LinkDataset  # noqa: E402
 from clients.torch import HopDataset, NeighborDataset  # noqa: E402
 from loaderd.errors import NoDaemon, Refused  # noqa: E402
 from loaderd.keys import AUTHORIZED, KNOWN  # noqa: E402
@@ -138,6 +140,16 @@ def test_hop_wise_batches_are_the_local_ones(tmp_path):
             views.close()
 
 
+def test_batches_of_seed_edges_are_the_local_ones(served):
+    for negatives in ("binary", "triplet"):
+        both(
+            lambda e, n=negatives: LinkDataset(
+                e, np.arange(400).reshape(2, 200), (4, 3), 50, negatives=n, return_e_id=True
+            ),
+            served.local, served.remote,
+        )  # fmt: skip
+
+
 def test_batches_of_several_types_are_the_local_ones(tmp_path):
     generator = np.random.default_rng(1)
     types = {"author": 90, "paper": 120}
@@ -149,6 +161,8 @@ def test_batches_of_several_types_are_the_local_ones(tmp_path):
             lambda e: HeteroDataset(e, num_neighbors=(4, 3), batch_size=8, input_type="paper"),
             local, remote,
         )  # fmt: skip
+        links = {"relation": relations[1], "exclude": "self"}
+        both(lambda e: HeteroLinkDataset(e, "all", (4, 3), 200, **links), local, remote)
 
 
 def test_an_epoch_goes_on_when_the_daemon_was_killed(store, served, tmp_path):

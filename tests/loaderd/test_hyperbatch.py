@@ -22,6 +22,7 @@ from preprocess.ingest import ingest
 from preprocess.options import IngestOptions
 from preprocess.progress import Progress
 from preprocess.sources.plain import PlainSource
+from tests.heterostores import random_hetero, write_hetero_store
 
 BLOCK = 4096
 IDS = RowArray("ids", "uint32", 1_000_000)
@@ -145,11 +146,12 @@ def store(tmp_path_factory):
 class Kit:
     """A row cache over a store's row files, in memory of its own."""
 
-    def __init__(self, store, entries: int, policy: str = "next-use", gap: int = 2) -> None:
+    def __init__(self, store, *entries: int, policy: str = "next-use", gap: int = 2) -> None:
+        """`entries`: of each node type."""
         self.store, self.served = store, served_rows(store.manifest)
         types = rows_by_type(self.served)
-        rows = area_slots_of(types, [entries], BLOCK)
-        tables = -(-table_bytes(types, "uint32", [entries]) // BLOCK)
+        rows = area_slots_of(types, entries, BLOCK)
+        tables = -(-table_bytes(types, "uint32", entries) // BLOCK)
         self.data = aligned_buffer((rows + tables + 2) * BLOCK)
         files = [store.rows(r.array) for r in self.served]
         self.reader = BlockReader(files, self.data, BLOCK, threads=2)
@@ -157,16 +159,18 @@ class Kit:
         transit = [self.data[-2 * BLOCK : -BLOCK], self.data[-BLOCK:]]
         self.cache = RowCache(
             self.served, self.reader, 0, self.data, BLOCK, store.manifest.block_bytes, "uint32",
-            [entries], self.data[at : at + tables * BLOCK], list(range(rows)), transit, gap, policy,
+            entries, self.data[at : at + tables * BLOCK], list(range(rows)), transit, gap, policy,
         )  # fmt: skip
         self.cache.begin_run()
 
     def check(self, nodes: np.ndarray) -> None:
         """Every row of the nodes is where the cache says."""
         for a, rows in enumerate(self.served):
-            expected = read_rows(self.store, rows.array)[nodes]
-            addresses = np.zeros(nodes.size, np.uint64)
-            self.cache.address(nodes, nodes.size, a, addresses)
+            first, count = rows.node_type.first, rows.node_type.num_nodes
+            own = nodes[(nodes >= first) & (nodes < first + count)]
+            expected = read_rows(self.store, rows.array)[own - first]
+            addresses = np.zeros(own.size, np.uint64)
+            self.cache.address(own, own.size, a, addresses)
             width = rows.array.row_bytes
             for at, row in zip(addresses.tolist(), expected, strict=True):
                 assert self.data[at : at + width].tobytes() == row.tobytes()
@@ -190,7 +194,7 @@ def kit(store):
 @settings(max_examples=15, deadline=None)
 @given(st.data())
 def test_rows_of_a_group_are_there_whatever_leaves(store, policy, data):
-    kit = Kit(store, 300, policy)
+    kit = Kit(store, 300, policy=policy)
     try:
         number = 0
         for _ in range(data.draw(st.integers(1, 5))):
@@ -208,6 +212,25 @@ def test_rows_of_a_group_are_there_whatever_leaves(store, policy, data):
             kit.cache.bring(batches, [], lambda known, oldest=oldest: oldest)
             for needs in batches:
                 kit.check(np.concatenate(needs.pieces))
+    finally:
+        kit.reader.__exit__(None, None, None)
+
+
+@pytest.mark.parametrize("policy", ["next-use", "lru", "second-chance"])
+def test_types_of_different_sizes_have_a_search_each(tmp_path, policy):
+    """The search goes far in the table of one type; in the small one of the other it stays."""
+    rng = np.random.default_rng(2)
+    sizes, widths = {"big": 900, "small": 12}, {"big": 3, "small": 5}
+    graph = random_hetero(rng, sizes, [("small", "to", "big")], 2, widths, "big")
+    write_hetero_store(tmp_path / "store", graph)
+    kit = Kit(open_store(tmp_path / "store"), 200, 6, policy=policy)
+    try:
+        for batch in range(8):
+            big = rng.choice(900, 70, replace=False)
+            nodes = np.concatenate([big, 900 + rng.choice(12, 4, replace=False)]).astype(np.uint32)
+            kit.cache.age()
+            kit.cache.bring([Needs(batch, (nodes,))], [], lambda known, batch=batch: batch)
+            kit.check(nodes)
     finally:
         kit.reader.__exit__(None, None, None)
 
