@@ -51,6 +51,7 @@ class Settings:
     save_every: int = 0  # steps; 0: at the end of each epoch
     max_steps: int = 0  # stop, and save, after so many in all; 0: never
     device: str = "cuda" if torch.cuda.is_available() else "cpu"
+    store: str = ""  # its name, where the daemon serves several
 
 
 @dataclass(slots=True)
@@ -125,6 +126,7 @@ class Trainer:
             "rank": self._ranks.rank,
             "world_size": self._ranks.world_size,
             "input_type": self._settings.input_type,
+            "store": self._settings.store,
         }
         make = HeteroDataset if self._settings.input_type else NeighborDataset
         return make(self._settings.endpoint, split=split, **(wanted | options))
@@ -261,6 +263,7 @@ def main() -> None:
     parser.add_argument("--num-neighbors", type=int, nargs="+", default=default.num_neighbors)
     parser.add_argument("--learning-rate", type=float, default=default.learning_rate)
     parser.add_argument("--input-type", default="", help="node type that is classified")
+    parser.add_argument("--store", default="", help="its name, where the daemon serves several")
     parser.add_argument("--device", default=default.device, help="cpu, cuda, cuda:1")
     parser.add_argument("--checkpoint", default="", help="file to go on from and to save to")
     for name in ("epochs", "batch_size", "hidden", "seed", "save_every", "max_steps"):

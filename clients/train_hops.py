@@ -36,6 +36,7 @@ class Settings:
     learning_rate: float = 0.001
     seed: int = 0
     device: str = "cuda" if torch.cuda.is_available() else "cpu"
+    store: str = ""  # its name, where the daemon serves several
 
 
 def open_split(settings: Settings, split: str) -> HopDataset:
@@ -44,6 +45,7 @@ def open_split(settings: Settings, split: str) -> HopDataset:
         "operators": (settings.operator,) if settings.operator else (),
         "hops": None if settings.hops < 0 else settings.hops,
         "batch_size": settings.batch_size,
+        "store": settings.store,
     }
     if split != "train":
         return HopDataset(settings.endpoint, split, shuffle=False, **wanted)

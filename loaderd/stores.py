@@ -85,8 +85,9 @@ class Stores:
         if not name and len(self.engines) == 1:
             return next(iter(self.engines.values()))
         if name not in self.engines:
-            found = f"store {name!r}" if name else "no store was named"
-            raise Refused(f"{found}: expected one of {', '.join(sorted(self.engines))}")
+            found = f"store {name!r} is not served" if name else "no store was named"
+            served = ", ".join(sorted(self.engines))
+            raise Refused(f"{found}: expected one of {served}: name it with store=, or --store")
         return self.engines[name]
 
     def name_of(self, engine: Engine) -> str:

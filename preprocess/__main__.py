@@ -273,7 +273,7 @@ def ingest(
     ] = False,
     summary: Annotated[bool, typer.Option(help="look at the graph when it is there")] = True,
     json: Annotated[
-        bool, typer.Option("--json", help="for scripts: an event a line, see README")
+        bool, typer.Option("--json", help="for scripts: an event a line, see docs/preprocessing.md")
     ] = False,
 ) -> None:
     """Make a store from a graph in any layout that is known, within --mem.

@@ -66,7 +66,7 @@ def summary_text(found: IngestSummary) -> str:
     lines = [
         graph_text(found.graph),
         f"size        {format_bytes(found.source_bytes)} became "
-        f"{format_bytes(found.store_bytes)}, {ratio:.2f} of it",
+        f"{format_bytes(found.store_bytes)}: {ratio:.2f} times as much",
         f"took        {format_seconds(found.elapsed_s)}{earlier}, at most "
         f"{format_bytes(found.peak_bytes)} of memory",
     ]

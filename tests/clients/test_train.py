@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
+from clients import train_hops  # noqa: E402
 from clients.models import LAYERS, GatLayer, GcnLayer, Layered  # noqa: E402
 from clients.position import StateMismatch  # noqa: E402
 from clients.ranks import Ranks  # noqa: E402
@@ -128,6 +129,17 @@ def test_a_checkpoint_of_another_run_is_refused(served, tmp_path, capsys):
     train(Settings(**wanted), Ranks())
     with pytest.raises(StateMismatch, match=r"seed 5 \(now 6\)"):
         train(Settings(**(wanted | {"seed": 6})), Ranks())
+
+
+def test_the_store_that_is_named_is_the_one_that_is_trained_on(served):
+    wanted = settings(served, max_steps=1, num_neighbors=(3,))
+    assert train(Settings(**wanted, store="store"), Ranks())
+    with pytest.raises(
+        Refused, match=r"store 'other' is not served: expected one of store: .*--st"
+    ):
+        train(Settings(**wanted, store="other"), Ranks())
+    with pytest.raises(Refused, match="store 'other' is not served"):
+        train_hops.train(train_hops.Settings(served, store="other"))
 
 
 def test_what_has_no_labels_cannot_be_trained_on(served):

@@ -103,7 +103,7 @@ def test_sessions_choose_a_store_by_its_name(folders):
             assert attached.resolved.fingerprint == prints[name]
         (first, second) = daemon.exchange.status()[1]
         assert (first.store, second.store) == ("a", "b")
-        for name, said in (("", "no store was named"), ("z", "store 'z'")):
+        for name, said in (("", "no store was named"), ("z", "store 'z' is not served")):
             with pytest.raises(Refused, match=f"{said}: expected one of a, b"):
                 daemon.attach(name)
 
