@@ -338,9 +338,10 @@ class Attachment:
         return self.workspaces.all_home and self.state.idle and unused
 
     def close(self, broker: SlotBroker) -> None:
-        """Give everything back; no worker has a batch of the session."""
+        """Give everything back; no worker has a batch of the session, its threads have ended."""
         broker.give(self._taken + self.state.take_all())
         self._taken = []
+        self.hyper = self.macro = None  # they lead back here: nothing waits for the collector
 
     def describe(self, manifest: Manifest, request: int, session: int) -> Attached:
         """The reply to the client."""

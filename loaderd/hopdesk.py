@@ -161,7 +161,7 @@ class HopDesk:
         if cut.held and cut.ranges:
             return HeldRanges(plan, held)
         if cut.held:
-            return HeldRows(plan, held, buffers, self._place_of, lambda: session.stopped)
+            return HeldRows(plan, held, buffers, self._place_of, session.stopped)
         if cut.ranges:
             return PassingRanges(plan, arrays, self._reader, [self._place_of(b) for b in buffers])
         gap = self._gauge.cost([a.file for a in arrays], transit).gap_pages

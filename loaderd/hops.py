@@ -52,7 +52,8 @@ class HopSession:
         self._lent: dict[tuple[int, int], int] = {}  # run and step -> buffer
         self._run, self._epoch, self._stride = -1, 0, 1
         self._next = plan.num_steps
-        self._stopped = self._failed = False
+        self._stop, self._failed = threading.Event(), False
+        self.stopped = self._stop.is_set  # whether it ends; does not lead back to the session
         self.batches = 0
         self.meter = Meter()
         self._thread = threading.Thread(target=self._serve, name=f"hops-{number}", daemon=True)
@@ -102,7 +103,7 @@ class HopSession:
     def stop(self) -> None:
         """Begin no more; returns at once."""
         with self._changed:
-            self._stopped = True
+            self._stop.set()
             self._changed.notify_all()
 
     def close(self) -> None:
@@ -110,11 +111,6 @@ class HopSession:
         self.stop()
         if self._thread.ident is not None:
             self._thread.join()
-
-    @property
-    def stopped(self) -> bool:
-        """Whether it ends."""
-        return self._stopped
 
     def counts(self) -> dict[str, int]:
         """Batches and rows so far, and how long it had batches or had none."""
@@ -146,8 +142,8 @@ class HopSession:
         coming: deque[_Job] = deque()
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._stopped or coming or self._may_begin())
-                if self._stopped:
+                self._changed.wait_for(lambda: self.stopped() or coming or self._may_begin())
+                if self.stopped():
                     break
                 begins = len(coming) < self._depth and self._may_begin()
                 job = self._begin() if begins else None
@@ -177,7 +173,7 @@ class HopSession:
         """Wait for a batch; it goes to the client, or its buffer is free."""
         error = _settle(job)
         with self._changed:
-            if job.run != self._run or self._failed or self._stopped:
+            if job.run != self._run or self._failed or self.stopped():
                 self._free.append(job.buffer)
             elif error is not None:
                 self._free.append(job.buffer)

@@ -5,7 +5,7 @@ seeds are those in its partitions; it is cut into steps of nearly equal size, as
 exceeds: so every epoch has the same number of steps, and no step more seeds than a batch.
 """
 
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -49,10 +49,10 @@ class MacrobatchPlan(MinibatchPlan):
         super().__init__(resolved, part, bounds)
         assert resolved.macro is not None
         self._macro = resolved.macro
-        self._seeds_in = seeds_in
         self._steps = 0 if seeds_in is None else self._count_steps(seeds_in)
         self._num_steps = self._steps * self._macro.reuse
-        self.epoch_layout = lru_cache(4)(self._lay_out)
+        lay_out = partial(_lay_out, resolved, part, seeds_in, self._steps)
+        self.epoch_layout = lru_cache(4)(lay_out)
 
     def placed(self, seeds_in: NDArray[np.int64]) -> "MacrobatchPlan":
         """The plan, once it is known how many seeds are in each partition."""
@@ -86,20 +86,6 @@ class MacrobatchPlan(MinibatchPlan):
         size = int(layout.seeds[unit.macro])
         permute_range(unit.start, unit.stop, size, np.uint64(key), out)
 
-    def _lay_out(self, epoch: int) -> Epoch:
-        assert self._seeds_in is not None
-        macro, seeds_in = self._macro, self._seeds_in
-        order = np.arange(macro.num_partitions)
-        if self.resolved.shuffle:
-            key = make_key(self.resolved.seed, epoch, _PARTITIONS, 0, 0)
-            permute_range(0, order.size, order.size, np.uint64(key), order)
-        cuts = range(macro.partitions, order.size, macro.partitions)
-        members = tuple(np.sort(m) for m in np.split(order, cuts))
-        seeds = np.array([seeds_in[m].sum() for m in members], np.int64)
-        steps = share_steps(seeds, self._steps, self.resolved.batch_size, self.part.world_size)
-        first = np.concatenate([[0], np.cumsum(steps * macro.reuse)])
-        return Epoch(members, seeds, steps, first)
-
     def _count_steps(self, seeds_in: NDArray[np.int64]) -> int:
         """Steps of a pass, enough for every deal of partitions."""
         world, total = self.part.world_size, int(seeds_in.sum())
@@ -116,6 +102,25 @@ class MacrobatchPlan(MinibatchPlan):
                 "batch_size or for more partitions a macro-batch"
             )
         return steps
+
+
+def _lay_out(
+    resolved: Resolved, part: Part, seeds_in: NDArray[np.int64] | None, steps: int, epoch: int
+) -> Epoch:
+    """How an epoch's steps fall to macro-batches, `steps` together in a pass."""
+    macro = resolved.macro
+    assert macro is not None
+    assert seeds_in is not None
+    order = np.arange(macro.num_partitions)
+    if resolved.shuffle:
+        key = make_key(resolved.seed, epoch, _PARTITIONS, 0, 0)
+        permute_range(0, order.size, order.size, np.uint64(key), order)
+    cuts = range(macro.partitions, order.size, macro.partitions)
+    members = tuple(np.sort(m) for m in np.split(order, cuts))
+    seeds = np.array([seeds_in[m].sum() for m in members], np.int64)
+    shared = share_steps(seeds, steps, resolved.batch_size, part.world_size)
+    first = np.concatenate([[0], np.cumsum(shared * macro.reuse)])
+    return Epoch(members, seeds, shared, first)
 
 
 def share_steps(
