@@ -82,6 +82,10 @@ class Book:
         self.times: dict[str, int] = {}  # of sessions that have ended
         self.left_behind = self.reloads = 0
 
+    def fair_share(self, lines: int) -> int:
+        """Slots of each of so many lines; halved when their number doubles.  0: all there are."""
+        return 0 if lines < 2 else self._stores.arena.num_slots >> (lines - 1).bit_length()
+
     def put_up(self, group: Group, line: Line) -> None:
         self.lines[line.number], self.at[line.number] = line, group.engine
         group.lines.append(line)

@@ -13,6 +13,7 @@ from blockstore.store import open_store
 from loaderd.engine import default_settings
 from loaderd.errors import Refused
 from loaderd.exchange import Exchange
+from loaderd.linewatch import LineWatch
 from loaderd.protocol import (
     Attach,
     BatchReady,
@@ -232,14 +233,15 @@ def test_a_line_is_not_made_smaller_for_those_who_have_gone(store, monkeypatch):
     serving = Serving(store, 8 << 20)
     trainer = serving.attach("hyperbatch")
     (line,) = serving.exchange._book.lines.values()
-    take_line = serving.exchange._take_line
+    maker = serving.exchange._maker
+    take_line = maker._take_line
 
     def leave_first(*arguments):
         trainer.detach()
         return take_line(*arguments)
 
-    monkeypatch.setattr(serving.exchange, "_take_line", leave_first)
-    serving.exchange._replace(line, 0)
+    monkeypatch.setattr(maker, "_take_line", leave_first)
+    maker._replace(line, 0)
     serving.close()
 
 
@@ -248,16 +250,16 @@ def test_an_end_that_comes_as_a_line_starves_is_not_missed():
 
     class Late(threading.Event):
         def clear(self) -> None:
-            exchange._closed = True  # as `__exit__` does
+            watch._closed = True  # as `close` does
             self.set()
             super().clear()
 
-    exchange: Any = SimpleNamespace(_starved=Late(), _closed=False, _held_up=list)
-    exchange._starved.set()
-    watch = threading.Thread(target=Exchange._watch, args=(exchange,), daemon=True)
-    watch.start()
-    watch.join(WAIT_S)
-    assert not watch.is_alive()
+    watch: Any = SimpleNamespace(_starved=Late(), _closed=False, _held_up=list)
+    watch._starved.set()
+    thread = threading.Thread(target=LineWatch._watch, args=(watch,), daemon=True)
+    thread.start()
+    thread.join(WAIT_S)
+    assert not thread.is_alive()
 
 
 def _ready(line: Line, step: int) -> ChunkReady:

@@ -1,0 +1,41 @@
+"""Steps that are done one after another, in a thread of their own."""
+
+import queue
+import threading
+from collections.abc import Callable, Iterable
+
+
+class Errands:
+    """A thread that does what it is given, in order, until it is closed."""
+
+    def __init__(self, name: str) -> None:
+        self.closed = False
+        self._steps: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
+        self._thread.start()
+
+    def put(self, step: Callable[[], None]) -> None:
+        """To be done after those that were put before."""
+        self._steps.put(step)
+
+    def put_later(self, step: Callable[[], None], delay_s: float) -> None:
+        """To be put in so many seconds."""
+        timer = threading.Timer(delay_s, self._steps.put, [step])
+        timer.daemon = True
+        timer.start()
+
+    def close(self) -> None:
+        """What was put before is done; nothing after it."""
+        self.closed = True
+        self._steps.put(None)
+        self._thread.join()
+
+    def _serve(self) -> None:
+        while (step := self._steps.get()) is not None:
+            step()
+
+
+def do_all(steps: Iterable[Callable[[], None]]) -> None:
+    """At once, in order; the caller holds no lock."""
+    for step in steps:
+        step()
