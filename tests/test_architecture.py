@@ -2,6 +2,7 @@
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -80,9 +81,20 @@ LIGHT = ("loaderd.engine", "loaderd.daemon", "clients.session", "clients.batch",
 FILES = [p for name in MAY_IMPORT for p in sorted((ROOT / name).rglob("*.py"))]
 
 
-def imports(path: Path) -> Iterator[tuple[int, str]]:
+@cache
+def tree(path: Path) -> ast.Module:
+    """A file, parsed once for all tests."""
+    return ast.parse(path.read_text())
+
+
+@cache
+def imports(path: Path) -> tuple[tuple[int, str], ...]:
     """Line and dotted name of everything that a file imports, also inside functions."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    return tuple(_imports(path))
+
+
+def _imports(path: Path) -> Iterator[tuple[int, str]]:
+    for node in ast.walk(tree(path)):
         match node:
             case ast.Import(names):
                 yield from ((node.lineno, alias.name) for alias in names)
@@ -122,7 +134,7 @@ def test_a_library_has_one_door(library: str) -> None:
 def test_nothing_of_ours_is_imported_in_a_function() -> None:
     installed = [p for p in FILES if p.relative_to(ROOT).parts[0] != "tools"]
     for path in installed:  # tools has peers to measure against that need not be there
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(tree(path)):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 inner = [n for n in ast.walk(node) if isinstance(n, ast.Import | ast.ImportFrom)]
                 assert not inner, f"{path}:{node.lineno}: {node.name} imports inside"
