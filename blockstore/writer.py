@@ -263,16 +263,25 @@ class StoreWriter:
 
     def commit(self, manifest: Manifest) -> Manifest:
         """Make the store appear; returns the manifest with its fingerprint."""
+        manifest = self.settle(manifest)
+        self.appear()
+        return manifest
+
+    def settle(self, manifest: Manifest) -> Manifest:
+        """A store in the folder, all of it on disk; returns the manifest with its fingerprint."""
         manifest = msgspec.structs.replace(
             manifest, fingerprint=make_fingerprint(manifest, self._digests)
         )
         self.tree.attributes(msgspec.to_builtins(manifest))
         flush_tree(self._temporary)
+        return manifest
+
+    def appear(self) -> None:
+        """What is settled takes its name."""
         if self.path.exists():
             raise StoreExists(f"{self.path}: appeared while this store was being written")
         self._temporary.rename(self.path)
         flush(self.path.parent)
-        return manifest
 
     def __enter__(self) -> Self:
         return self

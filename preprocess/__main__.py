@@ -24,11 +24,10 @@ from preprocess.export import export as export_store
 from preprocess.generate import GraphRecipe
 from preprocess.generate import generate as generate_graph
 from preprocess.hops import make_hops
-from preprocess.hops_plan import HopsRequest
 from preprocess.influence import InfluenceOptions, parse_hubs
 from preprocess.info import info_text, store_info
 from preprocess.layouts import LAYOUTS
-from preprocess.options import IngestOptions
+from preprocess.options import HopsRequest, IngestOptions
 from preprocess.partition import PartitionOptions
 from preprocess.partition_report import partition_lines
 from preprocess.progress import Progress
@@ -201,6 +200,24 @@ HaloOption = Annotated[
     float, typer.Option(help="outside nodes stored with a partition, as a share of its nodes")
 ]
 
+OperatorOption = Annotated[
+    list[Matrix] | None,
+    typer.Option(help="of hops: sym if not given; several may be", show_default=False),
+]
+HopTypeOption = Annotated[
+    str, typer.Option("--type", help="of hops: whose features, where it is not clear")
+]
+HopFeatureOption = Annotated[str, typer.Option(help="of hops: which of several features")]
+HopRelationOption = Annotated[
+    str, typer.Option(help="of hops: which of several, its name or src-name-dst")
+]
+HopRowsOption = Annotated[
+    HopRows, typer.Option(help="of hops: those of splits that have labels, or of all nodes")
+]
+HopAlphaOption = Annotated[float, typer.Option(help="of ppr: probability to go back")]
+HopTimeOption = Annotated[float, typer.Option(help="of heat: time")]
+HopWeightedOption = Annotated[bool, typer.Option("--weighted", help="hops by weights of edges")]
+
 
 @app.command()
 def generate(
@@ -265,6 +282,18 @@ def ingest(
     hubs: HubsOption = "",
     hub_score: HubScoreOption = HubScore.walk,
     halo: HaloOption = 0.0,
+    hops: Annotated[
+        int, typer.Option(help="propagate features right away, as the command hops does; 0: do not")
+    ] = 0,
+    operator: OperatorOption = None,
+    hop_loops: Annotated[bool, typer.Option(help="of hops: a node is its own neighbor")] = True,
+    node_type: HopTypeOption = "",
+    feature: HopFeatureOption = "",
+    relation: HopRelationOption = "",
+    rows: HopRowsOption = HopRows.labelled,
+    hop_alpha: HopAlphaOption = 0.1,
+    t: HopTimeOption = 3.0,
+    weighted: HopWeightedOption = False,
     fresh: Annotated[
         bool, typer.Option("--fresh", help="begin anew, do not go on where a run stopped")
     ] = False,
@@ -287,6 +316,12 @@ def ingest(
             partitions, partitioner.value, slack, gamma, passes, alpha, soften, relative,
             deviations, visit.value, neighbors.value,
         )  # fmt: skip
+        if operator and not hops:
+            raise BadInput.at("--operator", "no --hops", "how often to apply it", "say --hops 2")
+        asked = HopsRequest(
+            tuple(o.value for o in operator or [Matrix.sym]), hops, hop_loops, node_type, feature,
+            relation, rows.value, seed=seed, alpha=hop_alpha, t=t, weighted=weighted,
+        )  # fmt: skip
         options = IngestOptions(
             mem_bytes=_size(mem),
             block_bytes=_size(block_size),
@@ -301,6 +336,7 @@ def ingest(
             split=_shares(split),
             partition=found if partitions else None,
             influence=InfluenceOptions(*parse_hubs(hubs), hub_score.value, halo),
+            hops=asked if hops else None,
         )
         request = IngestRequest(
             source, store, options, undirected, layout or None, fresh, summary, json
@@ -383,26 +419,21 @@ def repartition(
 @app.command()
 def hops(
     store: Path,
-    operator: Annotated[
-        list[Matrix] | None,
-        typer.Option(help="sym if not given; several may be", show_default=False),
-    ] = None,
+    operator: OperatorOption = None,
     hops: Annotated[int, typer.Option(help="how often each is applied")] = 2,
     self_loops: Annotated[bool, typer.Option(help="each node is its own neighbor too")] = True,
-    node_type: Annotated[str, typer.Option("--type", help="of nodes, where it is not clear")] = "",
-    feature: Annotated[str, typer.Option(help="which of several features")] = "",
-    relation: Annotated[str, typer.Option(help="which of several: its name, or src-name-dst")] = "",
-    rows: Annotated[
-        HopRows, typer.Option(help="those of splits that have labels, or of all nodes")
-    ] = HopRows.labelled,
+    node_type: HopTypeOption = "",
+    feature: HopFeatureOption = "",
+    relation: HopRelationOption = "",
+    rows: HopRowsOption = HopRows.labelled,
     split: Annotated[
         list[str] | None, typer.Option(help="only this; several may be given", show_default=False)
     ] = None,
     dtype: Annotated[Dtype | None, typer.Option(help="of hops; else as the features")] = None,
     seed: Annotated[int, typer.Option(help="of the order of rows")] = 0,
-    alpha: Annotated[float, typer.Option(help="of ppr: probability to go back")] = 0.1,
-    t: Annotated[float, typer.Option(help="of heat: time")] = 3.0,
-    weighted: Annotated[bool, typer.Option("--weighted", help="by weights of edges")] = False,
+    alpha: HopAlphaOption = 0.1,
+    t: HopTimeOption = 3.0,
+    weighted: HopWeightedOption = False,
     mem: Annotated[str, typer.Option(help="memory to use, such as 512M or 2G")] = "2G",
     fresh: Annotated[
         bool, typer.Option("--fresh", help="begin anew, do not go on where a run stopped")

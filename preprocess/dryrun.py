@@ -11,8 +11,9 @@ from blockstore.units import format_bytes
 from preprocess.contents import Contents, list_contents
 from preprocess.disk import DiskRates, existing_folder, measure_disk
 from preprocess.estimate import START_S, ProcessorRates, StageEstimate, estimate_stages
+from preprocess.hops_forecast import HopsForecast, forecast_hops, whole_plan, without_splits
 from preprocess.options import FeatureDtype, IngestOptions
-from preprocess.plan import plan_of, store_bytes
+from preprocess.plan import store_bytes
 from preprocess.renderings import format_count, format_seconds
 from preprocess.result import IngestPlan
 from preprocess.reverse import with_reverses
@@ -53,6 +54,7 @@ class DryRun:
     elapsed_s: float  # estimated
     machine_bytes: int
     held: tuple[HeldAs, ...]
+    hops: HopsForecast | None = None
 
 
 def dry_run(
@@ -62,11 +64,15 @@ def dry_run(
     options.check()
     source = with_reverses(source, options)
     contents = list_contents(source, options)
-    plan = plan_of(contents, options)
+    if may_shrink:
+        options = without_splits(contents, options)
+    plan = whole_plan(contents, options, source.where)
     folder = existing_folder(target)
     free = shutil.disk_usage(folder).free
     disk, processor = measure_disk(folder), ProcessorRates()
-    stages = estimate_stages(contents, options, plan.stages, disk, processor)
+    hops = forecast_hops(contents, options, source.where)
+    gathered = None if hops is None else hops.gathered_bytes
+    stages = estimate_stages(contents, options, plan.stages, disk, processor, gathered)
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return DryRun(
         source=source.where,
@@ -83,6 +89,7 @@ def dry_run(
         elapsed_s=START_S + sum(s.seconds for s in stages),
         machine_bytes=machine,
         held=tuple(_held_as(source, options, dtype, machine) for dtype in _DTYPES),
+        hops=hops,
     )
 
 
@@ -143,6 +150,7 @@ def dry_run_text(found: DryRun, options: IngestOptions) -> str:
         *_counts(found, most),
         *_disk(found),
         *_memory(found.plan),
+        *_hops(found.hops),
         *_stages(found),
         *_held(found, options),
     ]
@@ -174,6 +182,19 @@ def _disk(found: DryRun) -> list[str]:
 def _memory(plan: IngestPlan) -> list[str]:
     rows = [*((line.what, line.bytes) for line in plan.memory), ("--mem", plan.mem_bytes)]
     return _block("memory", [f"{what:<40}  {format_bytes(n):>8}" for what, n in rows])
+
+
+def _hops(found: HopsForecast | None) -> list[str]:
+    if found is None:
+        return []
+    rows = ", ".join(f"{count:,} {split}" for split, count in found.rows.items())
+    plan, read = found.plan, "held in memory" if found.plan.resident else "read for each product"
+    lines = [
+        f"{found.hops} of {', '.join(found.operators)}, of {found.node_type}: at most {rows} rows",
+        f"{plan.num_slices} slices of {plan.width} columns, {plan.num_products} products each, the "
+        f"graph {read}; arrays of {format_bytes(plan.array_bytes)}",
+    ]
+    return _block("hops", lines)
 
 
 def _stages(found: DryRun) -> list[str]:

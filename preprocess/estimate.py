@@ -1,6 +1,6 @@
 """How long an ingest will take: each stage as long as disk or processors need.  Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from preprocess.contents import Contents
@@ -34,6 +34,7 @@ class ProcessorRates:
     packed_edges: float = 60e6  # into blocks
     moved_bytes: float = 1.7e9  # bytes a second of rows, read and written
     partitioned_edges: float = 30e6  # in one pass of a partitioner, on one core
+    gathered_bytes: float = 15e9  # of rows of neighbors, added up
     walked_edges: float = 60e6  # in one step of walks, a line of them on each core
 
 
@@ -64,9 +65,11 @@ def estimate_stages(
     stages: Sequence[StagePlan],
     disk: DiskRates,
     processor: ProcessorRates,
+    gathered: Mapping[str, int] | None = None,
 ) -> tuple[StageEstimate, ...]:
-    """Each stage of a plan."""
+    """Each stage of a plan; `gathered`: bytes of rows that are added up, by stage of hops."""
     edges_s = _edge_seconds(contents, options, processor)
+    edges_s |= {name: size / processor.gathered_bytes for name, size in (gathered or {}).items()}
     return tuple(
         StageEstimate(
             s.name,

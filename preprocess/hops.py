@@ -6,7 +6,6 @@ kept go to files, a slice and hop each, which are put together at the end.  Each
 order of the store's blocks, in float32: neither memory nor threads show.
 """
 
-import os
 import shutil
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -27,9 +26,17 @@ from blockstore.units import format_bytes
 from preprocess.contents import as_path
 from preprocess.derive import to_floats
 from preprocess.errors import BadInput
+from preprocess.hops_forecast import (
+    ARRAYS,
+    DEGREES,
+    ROWS,
+    SLICES,
+    TAKE_LABELS,
+    default_threads,
+    slice_stage,
+)
 from preprocess.hops_plan import (
     HopsPlan,
-    HopsRequest,
     Operator,
     Resolved,
     gapless,
@@ -40,7 +47,9 @@ from preprocess.hops_rows import LABELS, NODES, PLACES, RowTaker, choose_rows, t
 from preprocess.kernels.hops import scale_rows
 from preprocess.kernels.rows import quantize
 from preprocess.memory import give_back_freed
+from preprocess.options import HopsRequest
 from preprocess.progress import Progress
+from preprocess.result import StageResult
 from preprocess.stages.array_file import ArrayFile, load_array, save_array
 from preprocess.stages.product import Product, Step, count_degrees, new_columns
 from preprocess.stages.rows import convert
@@ -52,11 +61,6 @@ Facts = dict[str, Any]
 _INTO, _OUT, _CARRIED = "into", "out", "carried"  # temporary files
 _PIPELINE = 1  # goes up when stages or their files change: nothing older is taken over
 _NONE = np.empty(0, np.float32)
-
-
-def default_threads() -> int:
-    """One for each core that this process may use."""
-    return min(16, len(os.sched_getaffinity(0)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +75,32 @@ class HopsResult:
     without_edges: int  # nodes to which no edge leads
     largest_error: float  # of int8, over its column's scale; else 0
     array_bytes: int  # of features, as files
-    read_bytes: int  # in all stages, those of earlier runs included; so are the others
-    written_bytes: int
-    elapsed_s: float
-    peak_bytes: int
-    resumed: int  # stages that an earlier run did
+    stages: tuple[StageResult, ...]  # those of earlier runs included
+
+    @property
+    def read_bytes(self) -> int:
+        """Of all stages."""
+        return sum(s.read_bytes for s in self.stages)
+
+    @property
+    def written_bytes(self) -> int:
+        """Of all stages."""
+        return sum(s.written_bytes for s in self.stages)
+
+    @property
+    def elapsed_s(self) -> float:
+        """Of all stages."""
+        return sum(s.elapsed_s for s in self.stages)
+
+    @property
+    def peak_bytes(self) -> int:
+        """Of memory, in any stage."""
+        return max(s.peak_bytes for s in self.stages)
+
+    @property
+    def resumed(self) -> int:
+        """Stages that an earlier run did."""
+        return sum(s.resumed for s in self.stages)
 
     def text(self, path: Path) -> str:
         """For a person."""
@@ -154,20 +179,23 @@ class _Run:
         """All stages."""
         resolved, plan = self._resolved, self._plan
         self._check_disk()
-        degrees = self._stage("degrees", self._count, made=[_INTO, _OUT, _CARRIED])
+        degrees = self._stage(DEGREES, self._count, made=[_INTO, _OUT, _CARRIED])
         with_labels = resolved.is_new and resolved.nodes.label is not None
-        self._splits = self._stage("rows", self._choose, made=[NODES, PLACES])["splits"]
+        self._splits = self._stage(ROWS, self._choose, made=[NODES, PLACES])["splits"]
         num_labels = 0
         if with_labels:
             label = resolved.nodes.label
             assert label is not None
             num_labels = -(-label.row_bytes // plan.label_bytes)
-            self._stage("labels", self._take_labels, made=_numbered(LABELS, num_labels))
-        self._stage("slices", self._cut, made=_numbered("x", plan.num_slices))
+            self._stage(TAKE_LABELS, self._take_labels, made=_numbered(LABELS, num_labels))
+        self._stage(SLICES, self._cut, made=_numbered("x", plan.num_slices))
         self._propagate()
-        with self._progress.recorded("arrays") as took:
+        with self._progress.recorded(ARRAYS) as took:
             sets = {split: self._write(split, num_labels) for split in self._splits}
             manifest = self._extender.commit(resolved.extended(self._store.manifest, sets))
+        last = StageResult(
+            ARRAYS, took.read_bytes, took.written_bytes, took.elapsed_s, False, took.peak_bytes
+        )
         rows = {split: size for split, (size, _) in self._splits.items()}
         widths = numpy_dtype(resolved.dtype).itemsize * resolved.feature.row_items
         return HopsResult(
@@ -176,12 +204,14 @@ class _Run:
             degrees["without_edges"],
             max([r.facts.get("error", 0.0) for r in self._records], default=0.0),
             sum(rows.values()) * widths * resolved.num_arrays,
-            sum(r.read_bytes for r in self._records) + took.read_bytes,
-            sum(r.written_bytes for r in self._records) + took.written_bytes,
-            sum(r.elapsed_s for r in self._records) + took.elapsed_s,
-            max([took.peak_bytes, *(r.peak_bytes for r in self._records)]),
-            len(self._work.resumed),
+            (*map(self._result, self._records), last),
         )  # fmt: skip
+
+    def _result(self, r: StageRecord) -> StageResult:
+        resumed = r.name in self._work.resumed
+        return StageResult(
+            r.name, r.read_bytes, r.written_bytes, r.elapsed_s, resumed, r.peak_bytes
+        )
 
     def _check_disk(self) -> None:
         """Raises OutOfSpace."""
@@ -294,7 +324,7 @@ class _Run:
             for number, operator in [*([(-1, None)] if resolved.is_new else []), *todo]
             for slice_number in range(plan.num_slices)
         ]
-        if all(self._work.find(self._title(s, o)) for s, _, o in stages):
+        if all(self._work.find(slice_stage(s, o, plan)) for s, _, o in stages):
             columns: list[NDArray[np.float32]] = []
         else:
             size = resolved.nodes.num_nodes * plan.width
@@ -308,16 +338,12 @@ class _Run:
                     hops = [0] if operator is None else list(resolved.missing(operator))
                     spent = [f"x.{slice_number}"] if last and number == last[1] else []
                     facts = self._stage(
-                        self._title(slice_number, operator),
+                        slice_stage(slice_number, operator, plan),
                         lambda s=slice_number, n=number, o=operator: maker.run(s, n, o),  # type: ignore[misc]
                         made=[hop_file(number, hop, slice_number) for hop in hops],
                         spent=spent,
                     )  # fmt: skip
                     self._scales |= facts["scales"]
-
-    def _title(self, number: int, operator: Operator | None) -> str:
-        name = "features" if operator is None else operator.name
-        return f"{name}, slice {number + 1} of {self._plan.num_slices}"
 
     def _write(self, split: str, num_labels: int) -> HopSet:
         """All arrays of a split; returns its set, with what was there before."""

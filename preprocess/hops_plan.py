@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from math import exp, log
-from typing import Literal, NamedTuple, get_args
+from typing import NamedTuple, get_args
 
 import msgspec
 
@@ -20,12 +20,10 @@ from blockstore.format import (
 )
 from preprocess.contents import as_path
 from preprocess.errors import BadInput
-from preprocess.options import FeatureDtype
+from preprocess.options import FeatureDtype, HopRows, HopsRequest, OperatorKind
 from preprocess.plan import too_little_memory
 from preprocess.steps import row_disk_bytes
 
-Kind = Literal["sym", "row", "ppr", "heat"]
-Rows = Literal["labelled", "all"]
 ALL = "all"  # the split that is every node
 
 SERIES_ERROR = 1e-7  # what the rest of a series may be, times the features
@@ -41,29 +39,10 @@ _LINE_ITEMS = 16  # float32 in a cache line
 _MOST_WIDTH = 1 << 10  # of a slice
 
 
-@dataclass(frozen=True, slots=True)
-class HopsRequest:
-    """What is asked for, by name."""
-
-    operators: tuple[str, ...] = ("sym",)
-    hops: int = 2
-    self_loops: bool = True
-    node_type: str = ""  # empty: the only one that has features and a relation with itself
-    feature: str = ""  # empty: its only one, or "x"
-    relation: str = ""  # its name, or "src-name-dst"; empty: the only one of the type with itself
-    rows: Rows = "labelled"
-    splits: tuple[str, ...] = ()  # of labelled rows; empty: all
-    dtype: FeatureDtype | None = None  # None: that of the features
-    seed: int = 0  # of the order of rows
-    alpha: float = 0.1  # of ppr: probability to go back
-    t: float = 3.0  # of heat: time
-    weighted: bool = False  # by the weights of edges; else each weighs 1
-
-
 class Operator(NamedTuple):
     """A matrix B: hop r is B**r times the features."""
 
-    kind: Kind
+    kind: OperatorKind
     loops: bool
     parameter: float  # alpha or t; 0: none
     weighted: bool
@@ -199,7 +178,7 @@ def resolve_hops(manifest: Manifest, request: HopsRequest, where: str) -> Resolv
 
 
 def _check_numbers(request: HopsRequest) -> None:
-    kinds = get_args(Kind)
+    kinds = get_args(OperatorKind)
     for kind in request.operators:
         if kind not in kinds:
             raise BadInput.at(
@@ -213,7 +192,7 @@ def _check_numbers(request: HopsRequest) -> None:
         ("--seed", request.seed, 0 <= request.seed < 2**63, "0 to 2^63 - 1"),
         ("--alpha", request.alpha, _LEAST_ALPHA <= request.alpha < 1, f"{_LEAST_ALPHA:g} to 1"),
         ("--t", request.t, 0 < request.t <= _MOST_T, f"more than 0, at most {_MOST_T:g}"),
-        ("--rows", repr(request.rows), request.rows in get_args(Rows), "labelled or all"),
+        ("--rows", repr(request.rows), request.rows in get_args(HopRows), "labelled or all"),
         ("--dtype", request.dtype, request.dtype in (None, *get_args(FeatureDtype)),
          f"one of {', '.join(get_args(FeatureDtype))}"),
     ]  # fmt: skip

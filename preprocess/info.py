@@ -51,7 +51,7 @@ def info_text(store: Store) -> str:
             lines.append(f"    {name:<11} {rows.dtype} {shape}, {size}")
         for name, rows in t.splits.items():
             lines.append(f"    {name:<11} {rows.num_rows:,} nodes")
-        lines += [hops_line(name, found) for name, found in t.hops.items()]
+        lines += [f"    hops, {name:<5} {hops_text(found)}" for name, found in t.hops.items()]
     for r in manifest.relations:
         ids = f", edge ids {r.edge_id_dtype}" if r.edge_id_dtype else ""
         size = format_bytes(facts["array_bytes"][r.path])
@@ -73,13 +73,13 @@ def info_text(store: Store) -> str:
     return "\n".join(lines)
 
 
-def hops_line(split: str, found: HopSet) -> str:
+def hops_text(found: HopSet) -> str:
     """For a person."""
     applied = "; ".join(f"{name}, {len(a) - 1} hops" for name, a in found.operators.items())
     x = next(iter(found.operators.values()))[0]
     width = "x".join(str(n) for n in x.row_shape)
     rows = f"{found.nodes.num_rows:,} rows of {width} from {found.feature}"
-    return f"    hops, {split:<5} {x.dtype} {rows}: {applied}"
+    return f"{x.dtype} {rows}: {applied}"
 
 
 def influence_lines(found: Influence) -> list[str]:

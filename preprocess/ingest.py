@@ -18,7 +18,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from blockstore.errors import OutOfSpace, StoreExists
+from blockstore.errors import NotAStore, OutOfSpace, StoreExists
+from blockstore.extend import StoreExtender
 from blockstore.format import (
     FORMAT_VERSION,
     Manifest,
@@ -28,6 +29,7 @@ from blockstore.format import (
     RowArray,
 )
 from blockstore.io.buffers import byte_view
+from blockstore.store import open_store
 from blockstore.units import format_bytes
 from blockstore.writer import StoreWriter
 from preprocess.arrays import (
@@ -42,6 +44,8 @@ from preprocess.arrays import (
 from preprocess.contents import SPLITS, Contents, TypeContents, list_contents, split_sizes
 from preprocess.errors import BadInput
 from preprocess.graph import PARTITION, RANK, GraphStages, counts_file
+from preprocess.hops import make_hops
+from preprocess.hops_forecast import whole_plan
 from preprocess.influence_plan import copies_nodes
 from preprocess.influence_stages import InfluenceStages
 from preprocess.memory import give_back_freed
@@ -53,24 +57,19 @@ from preprocess.plan import (
     COUNT,
     ORDER,
     PARTITION_STAGE,
-    MemoryPlan,
     check_longest,
     ids_stage,
     looks_at_label,
     needs_columns,
     partition_path,
     plan_memory,
-    plan_of,
-    plan_steps,
     reads_columns,
     seeded_splits,
-    store_bytes,
-    temporary_bytes,
 )
 from preprocess.prepare import preparation_of, prepared
 from preprocess.progress import Progress
 from preprocess.relations import RelationStages
-from preprocess.result import IngestResult
+from preprocess.result import IngestPlan, IngestResult
 from preprocess.reverse import with_reverses
 from preprocess.run import Facts, Run
 from preprocess.source import Source
@@ -163,10 +162,10 @@ def write_store(
     Raises what `ingest` does.
     """
     check_installed(options.partition)
-    memory = plan_memory(contents, options)
-    _check_disk(contents, options, memory, target)
+    memory, planned = plan_memory(contents, options), whole_plan(contents, options, source.where)
+    _check_disk(planned, target)
     facts = {"source": source.where, "layout": source.layout, "store": str(target)}
-    progress.begin(plan_of(contents, options), facts)
+    progress.begin(planned, facts)
     work = WorkFolder(target, signature, fresh)
     try:
         with (
@@ -219,10 +218,31 @@ class IngestStages:
         if copies_nodes(run.options):
             self._graph.nodes = None
             manifest = InfluenceStages(run, manifest).write()
-        manifest = run.writer.commit(manifest)
-        return IngestResult(
-            manifest, tuple(run.results), quantization_errors(run), self._edges_per_s
-        )
+        errors = quantization_errors(run)
+        manifest = run.writer.settle(manifest) if run.options.hops is None else self._hops(manifest)
+        run.writer.appear()
+        return IngestResult(manifest, tuple(run.results), errors, self._edges_per_s)
+
+    def _hops(self, manifest: Manifest) -> Manifest:
+        """Hops in the store that is about to appear; an earlier run may have added them.
+
+        Raises BadInput: there cannot be any; the store appears without.
+        """
+        run, path = self._run, self._run.work.path / STORE
+        assert run.options.hops is not None
+        self._graph.nodes = None
+        held = _held_manifest(path)
+        if held is not None and any(t.hops for t in held.types):
+            with StoreExtender(path, run.memory.buffer):  # removes what that run has left
+                return held
+        run.writer.settle(manifest)
+        try:
+            result = make_hops(path, run.options.hops, run.progress, run.options.mem_bytes)
+        except BadInput as error:
+            run.writer.appear()
+            raise BadInput(f"{error}; {run.writer.path} is there, without hops") from error
+        run.results += result.stages
+        return result.manifest
 
     def _counts(self) -> list[str]:
         return [counts_file(i) for i in range(len(self._run.contents.relations))]
@@ -397,6 +417,14 @@ class IngestStages:
         )
 
 
+def _held_manifest(path: Path) -> Manifest | None:
+    """Of a store that an earlier run has settled."""
+    try:
+        return open_store(path).manifest
+    except NotAStore:
+        return None
+
+
 def _bits_file(number: int) -> str:
     """Name of the temporary file of the labelled nodes of a type."""
     return f"labelled-{number}"
@@ -423,12 +451,9 @@ def option_facts(options: IngestOptions) -> Facts:
     }
 
 
-def _check_disk(
-    contents: Contents, options: IngestOptions, memory: MemoryPlan, target: Path
-) -> None:
+def _check_disk(planned: IngestPlan, target: Path) -> None:
     """Raises OutOfSpace before anything is written, where the store cannot fit."""
-    store = store_bytes(contents, options)
-    temporary = temporary_bytes(plan_steps(contents, options, memory))
+    store, temporary = planned.store_bytes, planned.temporary_bytes
     folder = target.absolute().parent
     while not folder.exists():
         folder = folder.parent

@@ -1,4 +1,4 @@
-"""What an ingest is asked to do: one frozen record, read once by the command."""
+"""What an ingest is asked to do, and propagation: frozen records, read once by the command."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -10,7 +10,28 @@ from preprocess.partition import PartitionOptions
 
 FeatureDtype = Literal["float32", "float16", "bfloat16", "int8"]
 NodeOrder = Literal["bfs", "degree", "random", "source"]
+OperatorKind = Literal["sym", "row", "ppr", "heat"]
+HopRows = Literal["labelled", "all"]
 _MOST_NODES = {"bfs": 2**31 - 1, "degree": 2**32 - 1, "random": 2**32 - 1}  # bfs takes a bit
+
+
+@dataclass(frozen=True, slots=True)
+class HopsRequest:
+    """What is asked for, by name."""
+
+    operators: tuple[str, ...] = ("sym",)
+    hops: int = 2
+    self_loops: bool = True
+    node_type: str = ""  # empty: the only one that has features and a relation with itself
+    feature: str = ""  # empty: its only one, or "x"
+    relation: str = ""  # its name, or "src-name-dst"; empty: the only one of the type with itself
+    rows: HopRows = "labelled"
+    splits: tuple[str, ...] = ()  # of labelled rows; empty: all
+    dtype: FeatureDtype | None = None  # None: that of the features
+    seed: int = 0  # of the order of rows
+    alpha: float = 0.1  # of ppr: probability to go back
+    t: float = 3.0  # of heat: time
+    weighted: bool = False  # by the weights of edges; else each weighs 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +53,7 @@ class IngestOptions:
     partitioned: bool = False  # a partition of the nodes is given
     partition: PartitionOptions | None = None  # one is to be found
     influence: InfluenceOptions = NO_WISHES  # hubs and halos
+    hops: HopsRequest | None = None  # features propagated, right behind the last array
 
     @property
     def in_partitions(self) -> bool:

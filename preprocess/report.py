@@ -1,12 +1,13 @@
 """The summary of an ingest, for a person and for a script."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from blockstore.format import Manifest, Partitioning
+from blockstore.format import HopSet, Manifest, Partitioning
 from blockstore.store import open_store
 from blockstore.units import format_bytes
 from preprocess.dryrun import source_bytes
+from preprocess.info import hops_text
 from preprocess.partition_report import partition_lines
 from preprocess.progress import Progress
 from preprocess.renderings import format_count, format_seconds
@@ -30,6 +31,7 @@ class IngestSummary:
     quantization: tuple[QuantizationError, ...]
     partitioning: Partitioning | None = None
     partition_edges_per_s: float = 0.0  # in a pass of a streaming partitioner
+    hops: dict[str, HopSet] = field(default_factory=dict)  # by split
 
 
 def summarise_ingest(
@@ -46,6 +48,7 @@ def summarise_ingest(
         quantization=result.quantization,
         partitioning=result.manifest.partitioning,
         partition_edges_per_s=result.partition_edges_per_s,
+        hops={s: found for t in result.manifest.types for s, found in t.hops.items()},
     )
 
 
@@ -75,6 +78,8 @@ def summary_text(found: IngestSummary) -> str:
         rate = found.partition_edges_per_s
         tail = f", {format_count(rate)} edges/s a pass" if rate else ""
         lines += [f"partitions  {first}{tail}", *(f"            {line}" for line in rest)]
+    for split, held in found.hops.items():
+        lines.append(f"hops        {split}: {hops_text(held)}")
     for error in found.quantization:
         lines.append(
             f"int8        {error.path}: off by {error.largest:.3g} at most, {error.rms:.3g} rms"

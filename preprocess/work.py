@@ -122,8 +122,13 @@ class WorkFolder:
         return journal if whole and journal.signature == signature else _Journal(signature)
 
     def _clean(self) -> None:
-        """Remove what no finished stage vouches for; files of buckets may go on as SPARE."""
-        kept = {LOCK, _JOURNAL, *self._journal.files, *([STORE] if self._journal.stages else [])}
+        """Remove what no finished stage vouches for; files of buckets may go on as SPARE.
+
+        Beside the store lies the work folder of what extends it, which cleans itself.
+        """
+        kept = {LOCK, _JOURNAL, *self._journal.files}
+        if self._journal.stages:
+            kept |= {STORE, *(path.name for path in self.path.glob(f".{STORE}.*"))}
         for path in self.path.iterdir():
             if path.name not in kept:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()

@@ -38,7 +38,7 @@ from loaderd.measuring import Report, report_on, solve_work
 from loaderd.protocol import Attach
 from loaderd.trials import Trials
 from preprocess.hops import make_hops
-from preprocess.hops_plan import HopsRequest
+from preprocess.options import HopsRequest
 from tests.graphs import make_csc
 from tests.preprocess.quiet import QUIET
 from tests.stores import write_store

@@ -1,0 +1,129 @@
+"""Hops made by the ingest itself: the bytes of both commands, kills, what is foretold, refusals."""
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from blockstore.store import open_store
+from blockstore.verify import verify_store
+from preprocess import hops as hops_module
+from preprocess.dryrun import dry_run, dry_run_text
+from preprocess.errors import BadInput
+from preprocess.hops import make_hops
+from preprocess.ingest import ingest
+from preprocess.options import HopsRequest, IngestOptions
+from preprocess.report import summarise_ingest, summary_text
+from preprocess.sources.plain import PlainSource
+from tests.preprocess.quiet import QUIET
+from tests.preprocess.test_resume import tree
+
+ASKED = HopsRequest(("sym", "ppr"), hops=2, alpha=0.7)
+PLAIN = IngestOptions(block_bytes=4096)
+OPTIONS = replace(PLAIN, hops=ASKED)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def unsafe():
+    """Nothing is flushed to disk."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda fd: None)
+        yield
+
+
+@pytest.fixture(scope="module")
+def plain(small_graph: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """What a store without hops is, file by file."""
+    path = tmp_path_factory.mktemp("plain") / "store"
+    ingest(PlainSource(small_graph), path, PLAIN, QUIET)
+    return tree(path)
+
+
+@pytest.fixture(scope="module")
+def apart(small_graph: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """What the two commands make, file by file."""
+    path = tmp_path_factory.mktemp("apart") / "store"
+    ingest(PlainSource(small_graph), path, PLAIN, QUIET)
+    make_hops(path, ASKED, QUIET)
+    return tree(path)
+
+
+def test_the_bytes_are_those_of_both_commands(
+    small_graph: Path, tmp_path: Path, apart: dict[str, str]
+):
+    source, path = PlainSource(small_graph), tmp_path / "once"
+    result = ingest(source, path, OPTIONS, QUIET)
+    assert tree(path) == apart
+    assert result.manifest == open_store(path).manifest
+    verify_store(path)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["once"]
+    planned = dry_run(source, path, OPTIONS)
+    assert [s.name for s in planned.plan.stages] == [s.name for s in result.stages]
+    assert "2 of sym+loops, ppr:0.7+loops, of node" in dry_run_text(planned, OPTIONS)
+    text = summary_text(summarise_ingest(source, path, result, QUIET))
+    assert "hops        train: float32 " in text
+    assert "sym+loops, 2 hops; ppr:0.7+loops, 2 hops" in text
+
+
+@pytest.mark.parametrize("stage", ["_choose", "_keep", "commit"])
+def test_a_stopped_one_goes_on_in_its_propagation(
+    small_graph: Path,
+    tmp_path: Path,
+    apart: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+    stage: str,
+):
+    """In a child that ends without a word: before that function, or right behind the last byte."""
+    path, owner = tmp_path / "once", hops_module._Run
+    owner = {"_keep": hops_module._Columns, "commit": hops_module.StoreExtender}.get(stage, owner)
+    whole = getattr(owner, stage)
+
+    def cut_off(*args):
+        if stage == "commit":
+            whole(*args)
+        os._exit(9)
+
+    child = os.fork()
+    if child == 0:
+        monkeypatch.setattr(owner, stage, cut_off)
+        try:
+            ingest(PlainSource(small_graph), path, OPTIONS, QUIET)
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+    assert not path.exists()
+    result = ingest(PlainSource(small_graph), path, OPTIONS, QUIET)
+    assert tree(path) == apart
+    resumed = [s.name for s in result.stages if s.resumed]
+    assert "order nodes" in resumed
+    assert ("hops: rows" in resumed) == (stage == "_keep")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["once"]
+
+
+def test_what_cannot_be_is_said_before_anything_is_written(small_graph: Path, tmp_path: Path):
+    source, path = PlainSource(small_graph), tmp_path / "once"
+    for options, message in (
+        (replace(OPTIONS, hops=replace(ASKED, alpha=2.0)), "hops of --alpha: found 2.0"),
+        (replace(OPTIONS, hops=replace(ASKED, weighted=True)), "without weights"),
+        (replace(OPTIONS, hops=replace(ASKED, node_type="author")), "found type 'author'"),
+        (replace(OPTIONS, allow_nan=True), "--hops: found --allow-nan beside it"),
+    ):
+        with pytest.raises(BadInput, match=message):
+            ingest(source, path, options, QUIET)
+        with pytest.raises(BadInput, match=message):
+            dry_run(source, path, options)
+    assert sorted(p.name for p in tmp_path.iterdir()) == []
+
+
+def test_where_hops_cannot_be_made_the_store_is_there(
+    small_graph: Path, tmp_path: Path, plain: dict[str, str], monkeypatch: pytest.MonkeyPatch
+):
+    def refuse(*_):
+        raise BadInput("no")
+
+    monkeypatch.setattr(hops_module._Columns, "_keep", refuse)
+    with pytest.raises(BadInput, match=r"no; .*once is there, without hops"):
+        ingest(PlainSource(small_graph), tmp_path / "once", OPTIONS, QUIET)
+    assert tree(tmp_path / "once") == plain
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["once"]
