@@ -55,7 +55,7 @@ def forecast_hops(contents: Contents, options: IngestOptions, where: str) -> Hop
     try:
         resolved = resolve_hops(manifest, request, where)
     except BadInput as error:
-        raise BadInput(f"hops of {error}") from error
+        raise BadInput(f"hops: {error}") from error
     plan = plan_hops(manifest, resolved, options.mem_bytes, default_threads())
     gathered = {
         slice_stage(number, operator, plan): 4 * resolved.relation.num_edges * plan.width

@@ -104,7 +104,7 @@ def test_a_stopped_one_goes_on_in_its_propagation(
 def test_what_cannot_be_is_said_before_anything_is_written(small_graph: Path, tmp_path: Path):
     source, path = PlainSource(small_graph), tmp_path / "once"
     for options, message in (
-        (replace(OPTIONS, hops=replace(ASKED, alpha=2.0)), "hops of --alpha: found 2.0"),
+        (replace(OPTIONS, hops=replace(ASKED, alpha=2.0)), "hops: --alpha: found 2.0"),
         (replace(OPTIONS, hops=replace(ASKED, weighted=True)), "without weights"),
         (replace(OPTIONS, hops=replace(ASKED, node_type="author")), "found type 'author'"),
         (replace(OPTIONS, allow_nan=True), "--hops: found --allow-nan beside it"),

@@ -2,9 +2,9 @@
 
 Both have the same graph in the order of the store, all in memory, and as many threads.  One is
 `preprocess.stages.product`, over blocks as they are on disk; the other multiplies a CSR tensor of
-int64 indices and float32 values, as libraries make it, with a dense one.  A third peer adds up as
-many rows as there are edges in the order in which they lie in memory, by the same instructions:
-where features are far larger than the caches, a product with rows in any order is not quicker.
+int64 indices and float32 values, as libraries make it, with a dense one.  Two more peers add up as
+many rows as there are edges by the same instructions: in the order in which they lie in memory, and
+at random, which is what memory gives a product whose edges have no locality: `share_of_random`.
 """
 
 import argparse
@@ -29,7 +29,8 @@ from tools.bench.harness import Peer, Run, measure, report
 from tools.bench.setup import GraphSize, make_graph, make_store
 
 REPEATS = 3  # in a round: the best counts
-TORCH, IN_ORDER = "torch, sparse CSR", "rows in order, added up"
+TORCH = "torch, sparse CSR"
+IN_ORDER, AT_RANDOM = "rows in order, added up", "rows at random, added up"
 
 
 def best(work: Callable[[], object]) -> float:
@@ -96,8 +97,8 @@ def open_torch(path: Path, threads: int) -> Iterator[Run]:
 
 
 @contextmanager
-def open_in_order(path: Path, threads: int) -> Iterator[Run]:
-    """As many rows as there are edges, one after the other, added up."""
+def open_rows(path: Path, threads: int, at_random: bool) -> Iterator[Run]:
+    """As many rows as there are edges, added up: one after the other, or drawn evenly."""
     store = open_store(path)
     (relation,), (nodes,) = store.manifest.relations, store.manifest.types
     x = read_rows(store, nodes.features["x"])
@@ -105,6 +106,8 @@ def open_in_order(path: Path, threads: int) -> Iterator[Run]:
     rows[:] = x.reshape(-1)
     edges = relation.num_edges
     ids = (np.arange(edges) % nodes.num_nodes).astype(np.uint32)
+    if at_random:
+        ids = np.random.default_rng(0).integers(0, nodes.num_nodes, edges, np.uint32)
     cuts = [edges * i // threads for i in range(threads + 1)]
     out = new_columns(threads * -(-width // 16) * 16)
     with ThreadPoolExecutor(threads) as pool:
@@ -138,13 +141,17 @@ def main(words: list[str]) -> list[dict[str, Any]]:
         Peer(f"ours, {width} columns at a time", open_ours, (path, given.threads, width))
         for width in given.widths
     ]
-    peers.append(Peer(IN_ORDER, open_in_order, (path, given.threads)))
+    peers += [
+        Peer(name, open_rows, (path, given.threads, name == AT_RANDOM))
+        for name in (IN_ORDER, AT_RANDOM)
+    ]
     found = measure([*peers, Peer(TORCH, open_torch, (path, given.threads))], given.rounds)
-    limit = found[TORCH].figures["seconds"]
+    torchs, randoms = (found[name].figures["seconds"] for name in (TORCH, AT_RANDOM))
     for peer in peers:
         figures = found[peer.name].figures
-        pairs = zip(figures["seconds"], limit, strict=True)
-        figures["times_torch"] = [torchs / mine for mine, torchs in pairs]
+        for figure, theirs in (("times_torch", torchs), ("share_of_random", randoms)):
+            pairs = zip(figures["seconds"], theirs, strict=True)
+            figures[figure] = [their / mine for mine, their in pairs]
     store = open_store(path)
     setting: Mapping[str, Any] = {
         "store": path.name, "nodes": store.manifest.num_nodes, "threads": given.threads,
