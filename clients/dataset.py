@@ -19,9 +19,10 @@ from clients.buffers import BufferPool, Memory
 from clients.patience import Patience
 from clients.position import Position, check_resolved, dump_state, parse_state
 from clients.remote import open_session
+from clients.request import checked_epoch, checked_request
 from clients.session import Halted, Session, StepsLeftOut
-from clients.sharding import refuse_second_sharding
-from loaderd.errors import NoDaemon, SessionLost, ShuttingDown
+from clients.sharding import refuse_second_batching, refuse_second_sharding
+from loaderd.errors import NoDaemon, Refused, SessionLost, ShuttingDown
 from loaderd.protocol import Attach, Attached, Resolved
 
 RECONNECT_S = 60.0  # to start a daemon anew, on a large store
@@ -82,8 +83,12 @@ class SteppedDataset(IterableDataset[B_co]):
     ) -> None:
         """`ids`: of the seeds, where the request names no split."""
         super().__init__()
+        if not isinstance(endpoint, str):
+            raise Refused(
+                f"endpoint: found {endpoint!r}, expected a text, ipc:///path/of/the/socket"
+            )
         self.endpoint, self.reconnect_s = endpoint, reconnect_s
-        self._request, self._ids = request, ids
+        self._request, self._ids = checked_request(request), ids
         self._position = Position()
         self._begun = False  # whether an iteration has handed out batches from `_position` on
         self._resolved: Resolved | None = None  # what every session of this dataset must give
@@ -116,6 +121,7 @@ class SteppedDataset(IterableDataset[B_co]):
         for `consume`, `halt` and `state_dict`.
         """
         refuse_second_sharding(self._request.world_size)
+        refuse_second_batching()
         info = get_worker_info()
         worker, stride = (0, 1) if info is None else (info.id, info.num_workers)
         session = self._connect().session
@@ -168,6 +174,7 @@ class SteppedDataset(IterableDataset[B_co]):
     def set_epoch(self, epoch: int) -> None:
         """Make `epoch` the next one iterated: from its start, or where a loaded state left it."""
         refuse_second_sharding(self._request.world_size)
+        epoch = checked_epoch(epoch)
         if self._begun or epoch != self._position.epoch:
             self._position = Position(epoch)
             self._begun = False

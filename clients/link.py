@@ -11,8 +11,9 @@ from torch import Tensor
 
 from clients.batch import BatchArrays, BatchReader
 from clients.dataset import RECONNECT_S, SteppedDataset, gather_threads
+from clients.request import fanout_fields, relation_name
 from clients.session import Session
-from clients.torch import Batch, EdgeType, Fanouts, Times, fanout_fields, timed_ids, to_batch
+from clients.torch import Batch, EdgeType, Fanouts, Times, timed_ids, to_batch
 from loaderd.errors import Refused
 from loaderd.protocol import Attach, Attached, SeedEdges, Temporal
 
@@ -132,11 +133,11 @@ class EdgeSampledDataset(SteppedDataset[B_co]):
             if timed
             else None,
             edges=SeedEdges(
-                "__".join(relation or ()),
+                relation_name(relation) if relation else "",
                 negatives,
                 0.0 if negatives == "none" else float(amount),
                 exclude or ("none" if timed else "reverse"),
-                "__".join(reverse or ()),
+                relation_name(reverse) if reverse else "",
             ),
         )
         frame = ids if isinstance(edge_label_time, str) else timed_ids(ids, edge_label_time)

@@ -54,9 +54,15 @@ def parse_state(state: Mapping[str, Any]) -> tuple[Resolved, Position]:
     """What `dump_state` made; raises StateMismatch where it is something else."""
     try:
         resolved = msgspec.convert(state["resolved"], Resolved)
-        return resolved, Position(*(int(state[name]) for name in Position._fields))
+        position = Position(*(int(state[name]) for name in Position._fields))
     except (KeyError, TypeError, ValueError, msgspec.ValidationError) as error:
-        raise StateMismatch(f"not a state of a dataset: {error!r}") from error
+        raise StateMismatch(
+            f"state: {type(error).__name__}: {error}, expected what a dataset's state_dict() gave"
+        ) from error
+    epoch, step, worker, stride = position
+    if epoch < 0 or step < -1 or not 0 <= worker < stride:
+        raise StateMismatch(f"state: found {position}, expected what a dataset's state_dict() gave")
+    return resolved, position
 
 
 def check_resolved(saved: Resolved, found: Resolved) -> None:

@@ -1,5 +1,6 @@
 """`NeighborLoader` as PyG has it, over a daemon: one changed line in a training script."""
 
+import inspect
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
@@ -44,6 +45,30 @@ def check_endpoint(data: object) -> None:
     """Raises TypeError: graphs themselves are not taken."""
     if not isinstance(data, str):
         raise TypeError(f"data: {type(data).__name__}, expected a daemon's endpoint, ipc:///...")
+
+
+# of PyG's loaders, with the values that ask for nothing else than what is done
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "directed": (True,), "disjoint": (False,), "subgraph_type": ("directional",),
+    "weight_attr": (None,), "transform_sampler_output": (None,), "is_sorted": (True, False),
+    "filter_per_worker": (None, True, False), "neighbor_sampler": (None,), "custom_cls": (None,),
+    "drop_last": (False,),
+}  # fmt: skip
+_TAKEN = {"self", "dataset", "batch_size", "shuffle", "sampler", "batch_sampler", "collate_fn"}
+_DATA_LOADER = set(inspect.signature(DataLoader.__init__).parameters) - _TAKEN
+
+
+def data_loader_options(loader: str, options: dict[str, Any]) -> dict[str, Any]:
+    """Those of `DataLoader`.  Raises TypeError: one asks for what is not done here."""
+    kept = {}
+    for name, value in options.items():
+        if name in _NEUTRAL and getattr(value, "value", value) in _NEUTRAL[name]:
+            continue
+        if name in _NEUTRAL or name not in _DATA_LOADER:
+            expected = " or ".join(repr(v) for v in _NEUTRAL.get(name, ())) or "no such option"
+            raise TypeError(f"{loader}: found {name}={value!r}, expected {expected}; leave it out")
+        kept[name] = value
+    return kept
 
 
 class NeighborLoader(DaemonLoader):
@@ -118,7 +143,8 @@ class NeighborLoader(DaemonLoader):
             reconnect_s=reconnect_s,
         )
         collate: Any = Collate(transform)  # of one batch, not of a list: there is no batch_size
-        super().__init__(dataset, batch_size=None, collate_fn=collate, **options)
+        kept = data_loader_options("NeighborLoader", options)
+        super().__init__(dataset, batch_size=None, collate_fn=collate, **kept)
 
 
 def _typed(nodes: Any) -> tuple[str | None, Any]:

@@ -9,7 +9,14 @@ from torch_geometric.sampler import NegativeSampling
 from clients.dataset import RECONNECT_S
 from clients.heterolink import HeteroLinkBatch, HeteroLinkDataset
 from clients.link import Exclude, LinkBatch, LinkDataset
-from clients.pyg import DaemonLoader, Transform, check_endpoint, to_data, to_hetero_data
+from clients.pyg import (
+    DaemonLoader,
+    Transform,
+    check_endpoint,
+    data_loader_options,
+    to_data,
+    to_hetero_data,
+)
 from clients.torch import EdgeType, Fanouts, Times
 
 Edges = Tensor | str | None
@@ -93,7 +100,8 @@ class LinkNeighborLoader(DaemonLoader):
             reconnect_s=reconnect_s,
         )
         collate: Any = Collate(transform)  # of one batch, not of a list: there is no batch_size
-        super().__init__(dataset, batch_size=None, collate_fn=collate, **options)
+        kept = data_loader_options("LinkNeighborLoader", options)
+        super().__init__(dataset, batch_size=None, collate_fn=collate, **kept)
 
 
 def _typed(edges: Any) -> tuple[EdgeType | None, Any]:

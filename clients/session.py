@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 from clients.blobs import views
 from clients.position import StateMismatch, check_resolved
 from loaderd import errors
+from loaderd.endpoint import knock, parse_endpoint
 from loaderd.errors import DaemonError, NoDaemon, Refused, SessionLost
 from loaderd.protocol import (
-    DOOR_SUFFIX,
     Attach,
     Attached,
     BatchReady,
@@ -55,7 +55,7 @@ class Attachment:
         self.endpoint = self.address = endpoint
         self.options: list[tuple[int, int | bytes]] = []  # of sockets that connect to `address`
         self.users = 0
-        self.door = _connect_door(endpoint)
+        self.door = knock(parse_endpoint(endpoint), waits=True)
         try:
             welcome, fd = _receive_welcome(self.door, endpoint)
         except BaseException:
@@ -86,23 +86,6 @@ class Attachment:
         """Close this process's copy of the connection and its mapping, and nothing else."""
         self.door.close()
         self.data = np.empty(0, np.uint8)
-
-
-def _connect_door(endpoint: str) -> socket.socket:
-    """The connection at `<ipc path>.door`; raises NoDaemon at once where nothing listens."""
-    scheme, _, path = endpoint.partition("://")
-    if scheme != "ipc" or not path:
-        raise Refused(f"endpoint {endpoint!r}: expected ipc:///path/of/the/socket")
-    door = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    try:
-        door.connect(path + DOOR_SUFFIX)
-    except OSError as error:
-        door.close()
-        raise NoDaemon(
-            f"{endpoint}: no daemon listens there ({error.strerror or error}); "
-            f"start one with: loaderd serve STORE --endpoint {endpoint}"
-        ) from error
-    return door
 
 
 def _receive_welcome(door: socket.socket, endpoint: str) -> tuple[Welcome, int]:
@@ -282,7 +265,7 @@ class Session:
             match self._next():
                 case Attached(request=echo) as attached if echo == number:
                     return attached
-                case ErrorReply(request=echo) as reply if echo == number:
+                case ErrorReply(request=echo) as reply if echo in (-1, number):  # -1: unreadable
                     raise error_of(reply)
 
     def start(self, epoch: int, step: int, stride: int = 1) -> int:

@@ -1,4 +1,4 @@
-"""Whether another library is about to share out batches that are shared out already."""
+"""Whether another library is about to share out, or to collate, batches that are whole already."""
 
 import sys
 from types import FrameType
@@ -6,6 +6,8 @@ from types import FrameType
 from loaderd.errors import Refused
 
 _LIBRARY = "accelerate.data_loader"
+_FETCHER = "torch.utils.data._utils.fetch"
+_COLLATE = "torch.utils.data._utils.collate"  # of torch's own collate_fn
 _SHARING = {"IterableDatasetShard", "DataLoaderDispatcher"}  # each process gets some of the items
 
 
@@ -28,5 +30,20 @@ def refuse_second_sharding(world_size: int) -> None:
                     "expected a loader that is left alone; give it rank=accelerator.process_index "
                     "and world_size=accelerator.num_processes, and take clients.pyg.NeighborLoader,"
                     " or do not pass it to accelerator.prepare"
+                )
+        frame = frame.f_back
+
+
+def refuse_second_batching() -> None:
+    """Raises Refused: what iterates is a DataLoader that would make batches of batches."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_globals.get("__name__") == _FETCHER:
+            held = frame.f_locals
+            collate = getattr(held.get("collate_fn"), "__module__", "")
+            if held.get("auto_collation") and collate == _COLLATE:
+                raise Refused(
+                    "DataLoader: found a batch_size, and what the dataset gives are batches: "
+                    "expected DataLoader(dataset, batch_size=None, ...)"
                 )
         frame = frame.f_back

@@ -14,6 +14,7 @@ from clients.dataset import RECONNECT_S, SteppedDataset, gather_threads, to_tens
 from clients.hops import HopBatch, HopDataset
 from clients.prefetch import Prefetcher, prefetch
 from clients.records import TensorRecord
+from clients.request import fanout_fields
 from clients.session import Session
 from loaderd.errors import Refused
 from loaderd.protocol import Attach, Attached, Temporal
@@ -168,21 +169,11 @@ class NeighborDataset(SampledDataset[Batch]):
         return to_batch(arrays, attached)
 
 
-def fanout_fields(num_neighbors: Fanouts) -> dict[str, Any]:
-    """Fields of `Attach`; what the store does not have is the daemon's to refuse."""
-    if not isinstance(num_neighbors, Mapping):
-        return {"num_neighbors": tuple(int(k) for k in num_neighbors)}
-    return {
-        "fanouts": {
-            "__".join(relation): tuple(int(k) for k in fanouts)
-            for relation, fanouts in num_neighbors.items()
-        }
-    }
-
-
 def seed_ids(nodes: Tensor | NDArray[Any] | Sequence[int]) -> NDArray[np.int64]:
     """Ids as an int64 array of their own, from ids or from a bool mask over all nodes."""
     array = nodes.detach().cpu().numpy() if isinstance(nodes, Tensor) else np.asarray(nodes)
+    if array.ndim == 1 and not array.size:
+        raise Refused("input_nodes: found none, expected at least one id")
     if array.ndim != 1 or array.dtype.kind not in "biu":
         raise Refused(f"input_nodes: {array.dtype} {array.shape}, expected 1-d ids or a bool mask")
     return np.flatnonzero(array) if array.dtype.kind == "b" else array.astype(np.int64)

@@ -45,16 +45,19 @@ def parse_endpoint(text: str) -> Endpoint:
     if len(os.fsencode(path)) > MAX_PATH_BYTES:
         raise Refused(
             f"endpoint {text!r}: its path has {len(os.fsencode(path))} bytes, a socket's can "
-            f"have {MAX_PATH_BYTES}"
+            f"have {MAX_PATH_BYTES}: choose a shorter one"
         )
     return Endpoint(path)
 
 
-def knock(endpoint: Endpoint) -> socket.socket:
-    """A connection to the door.  Raises NoDaemon at once where nobody listens."""
+def knock(endpoint: Endpoint, waits: bool = False) -> socket.socket:
+    """A connection to the door.  Raises NoDaemon at once where nobody listens.
+
+    waits   whether to stand in line where many knock; else that is a NoDaemon too
+    """
     door = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
-        door.setblocking(False)  # a Unix socket connects at once or not at all
+        door.setblocking(waits)
         door.connect(str(endpoint.door))
     except OSError as error:
         door.close()

@@ -62,6 +62,8 @@ def check_attach(request: Attach, arrays: Sequence[bytes | memoryview]) -> NDArr
         if arrays:
             raise Refused(f"split {request.split!r} and ids were both given, expected one of them")
         return None
+    if not arrays:
+        raise Refused("seeds: found neither a split nor ids, expected one of them")
     if len(arrays) != 1 or len(arrays[0]) % 8:
         found = [len(a) for a in arrays]
         raise Refused(f"ids: expected one frame of int64 where no split is named, found {found} B")

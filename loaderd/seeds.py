@@ -25,7 +25,9 @@ def count_seeds(node_type: NodeType, split: str, ids: NDArray[np.int64] | None) 
     if split:
         if split not in node_type.splits:
             names = ", ".join([*node_type.splits, "all"])
-            raise Refused(f"split {split!r} is not in the store: it has {names}")
+            raise Refused(
+                f"split {split!r} is not in the store: it has {names}, of type {node_type.name!r}"
+            )
         return node_type.splits[split].num_rows
     if ids is None:
         raise Refused("seeds: neither a split nor ids were given")

@@ -20,6 +20,7 @@ MAY_IMPORT = {  # package -> modules of ours; a package stands for all of its mo
         "blockstore.store",
         "loaderd.protocol",
         "loaderd.errors",
+        "loaderd.endpoint",
         "loaderd.tcp",
         "loaderd.keys",
         "loaderd.placement",

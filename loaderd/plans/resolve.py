@@ -38,6 +38,8 @@ def seed_type(manifest: Manifest, request: Attach) -> NodeType:
         if node_type.name == request.seed_type:
             return node_type
     names = ", ".join(t.name for t in manifest.types)
+    if not request.seed_type:
+        raise Refused(f"the seeds' type was not named: expected one of {names} as input_type")
     raise Refused(f"seed type {request.seed_type!r} is not in the store: it has {names}")
 
 
@@ -122,7 +124,8 @@ def find_relation(manifest: Manifest, name: str) -> int:
     if not name and len(names) == 1:
         return 0
     if name not in names:
-        raise Refused(f"edges.relation {name!r} is not in the store: it has {', '.join(names)}")
+        found = f"relation {name!r} is not in the store" if name else "no relation was named"
+        raise Refused(f"edges: {found}: expected one of {', '.join(names)}")
     return names.index(name)
 
 
@@ -221,7 +224,7 @@ def _reverse_of(manifest: Manifest, seeds: Relation, asked: str) -> Relation:
         names = ", ".join(map(_relation_name, back)) or "none"
         raise Refused(
             f"edges.reverse is {asked!r}: expected a relation from {seeds.dst!r} to {seeds.src!r}; "
-            f"the store has {names}"
+            f"the store has {names}; name it as reverse, or exclude 'self' alone"
         )
     return found[0]
 

@@ -15,6 +15,7 @@ import numpy as np
 import zmq
 from numpy.typing import NDArray
 
+from loaderd.errors import BadMessage
 from loaderd.protocol import (
     SAMPLER_VERSION,
     Attach,
@@ -209,7 +210,11 @@ class FakeDaemon:
 
     def _handle(self, frames: list[bytes]) -> bool:
         identity, frame, *rest = frames
-        message = decode_client(frame)
+        try:
+            message = decode_client(frame)
+        except BadMessage as error:  # as the daemon does: it cannot tell what it answers
+            self._send(identity, ErrorReply(error="BadMessage", message=str(error)))
+            return True
         self.log.append(message)
         match message:
             case Attach():

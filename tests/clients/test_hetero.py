@@ -213,7 +213,7 @@ def test_a_batch_moves_as_a_whole(served):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({}, "seed type '' is not in the store: it has author, institution, paper"),
+        ({}, "type was not named: expected one of author, institution, paper as input_type"),
         ({"input_type": "venue"}, "seed type 'venue'"),
         ({"input_type": "author"}, "split 'train' is not in the store"),
         ({"num_neighbors": {CITES: (3,)}}, "relation 'author__writes__paper' has fanouts for 0"),

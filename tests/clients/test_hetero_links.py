@@ -98,7 +98,7 @@ def test_batches_are_the_references(served, plan, case):
 
 
 def test_the_relation_must_be_named(served):
-    with pytest.raises(Refused, match="relation '' is not in the store: it has paper__"):
+    with pytest.raises(Refused, match="no relation was named: expected one of paper__"):
         len(HeteroLinkDataset(served[1]))
 
 

@@ -62,7 +62,7 @@ def test_states_survive_json():
     "spoil", [{"resolved": None}, {"epoch": "x"}, {"resolved": {"family": 3}}, {"step": None}]
 )
 def test_something_else_is_no_state(spoil):
-    with pytest.raises(StateMismatch, match="not a state of a dataset"):
+    with pytest.raises(StateMismatch, match="expected what a dataset"):
         parse_state(dump_state(RESOLVED, Position()) | spoil)
     with pytest.raises(StateMismatch):
         parse_state({})

@@ -183,7 +183,7 @@ def test_labels_and_a_state_go_along(graph, served):
     [
         ("test", {}, "split 'test' of edges is not in the store: it has all"),
         ([[0, 1], [2, 6500]], {}, r"edge_label_index\[1, 1\] is 6500, outside \[0, 6000\)"),
-        ("all", {"relation": ("a", "b", "c")}, "edges.relation 'a__b__c'"),
+        ("all", {"relation": ("a", "b", "c")}, "relation 'a__b__c' is not in the store"),
         ("all", {"negatives": "some"}, "edges.negatives is 'some'"),
         ("all", {"amount": float("nan")}, "edges.amount is nan"),
         ("all", {"amount": 0}, "edges.amount is 0 with negatives 'binary'"),

@@ -29,7 +29,7 @@ def attach(**fields) -> Attach:
         ({"seed": 2**63}, "seed is 9223372036854775808, expected 0 to 9223372036854775807"),
         ({"split": "x" * 257}, "split has 257 characters"),
         ({"plan": "x" * 257}, "plan has 257 characters"),
-        ({"split": ""}, "expected one frame of int64"),
+        ({"split": ""}, "neither a split nor ids"),
     ],
 )
 def test_an_attach_out_of_bounds_is_refused(fields, message):
