@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from clients.hop_models import ALONE, make_model
-from clients.hops import HopDataset
+from clients.hopwise.dataset import HopDataset
+from clients.hopwise.models import ALONE, make_model
 from tools.bench.setup import command, serving
 from tools.pairs import HOP_ACCURACY, finish, run_each
 
@@ -41,11 +41,13 @@ class Way(NamedTuple):
 
     model: str
     chunk: int  # 0: single rows
+    redeal: int = 0  # epochs
 
     @property
     def name(self) -> str:
         """As tables name it."""
-        return f"{self.model}, {f'chunks of {self.chunk}' if self.chunk else 'rows'}"
+        how = f"chunks of {self.chunk}" if self.chunk else "rows"
+        return f"{self.model}, {how}" + f", redealt every {self.redeal}" * bool(self.redeal)
 
 
 def split_of(endpoint: str, settings: Settings, split: str) -> tuple[list[Tensor], Tensor]:
@@ -63,7 +65,8 @@ def train(settings: Settings, endpoint: str, way: Way, seed: int) -> dict[str, A
     torch.manual_seed(seed)
     data = HopDataset(
         endpoint, "train", hops=settings.hops, batch_size=settings.batch_size,
-        method="cr" if way.chunk else "rr", chunk=way.chunk, seed=seed,
+        method="cr" if way.chunk else "rr", chunk=way.chunk, redeal=way.redeal,
+        seed=seed,
     )  # fmt: skip
     held = {split: split_of(endpoint, settings, split) for split in ("valid", "test")}
     classes = 1 + max(int(y.max()) for _, y in held.values())
@@ -133,17 +136,21 @@ def main(words: list[str] | None = None) -> str:
     parser.add_argument(
         "--models", nargs="+", default=["linear", "features", "sgc", "sign", "hoga"]
     )
-    parser.add_argument("--chunks", type=int, nargs="+", default=[1, 1000, 8000])
+    parser.add_argument("--chunks", type=int, nargs="*", default=[1, 1000, 8000])
+    parser.add_argument(
+        "--redeal", type=int, default=0, help="the last of them so too, every N epochs"
+    )
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--out", type=Path, default=Path("hop-accuracy.jsonl"))
     arguments = vars(parser.parse_args(words))
     out, jobs, seeds = (arguments.pop(name) for name in ("out", "jobs", "seeds"))
-    models, chunks = arguments.pop("models"), arguments.pop("chunks")
+    models, chunks, redeal = (arguments.pop(name) for name in ("models", "chunks", "redeal"))
     settings = Settings(**arguments)
     tables = []
     for model in models:
         wanted = [Way(model, chunk) for chunk in (0, *chunks)]
+        wanted += [Way(model, chunk, redeal) for chunk in chunks[-1:] if redeal]
 
         def runs(done: set[tuple[str, int]], own: Sequence[Way] = wanted) -> Any:
             return run_all(settings, own, range(seeds), jobs, done)

@@ -255,10 +255,11 @@ def _warm(task: Task, endpoint: str, given: argparse.Namespace) -> list[Peer]:
 
 
 def _cold(task: Task, endpoint: str, given: argparse.Namespace) -> list[Peer]:
-    few = given.cold_batches
+    few, (copied, views) = given.cold_batches, COLD
     return [
-        Peer("disk limit", open_limit, (task.store,)),
-        *(Peer(name, open_ours, (task, endpoint, WAYS[name])) for name in COLD),
+        Peer(views, open_ours, (task, endpoint, WAYS[views])),
+        Peer("disk limit", open_limit, (task.store,)),  # right beside both
+        Peer(copied, open_ours, (task, endpoint, WAYS[copied])),
         Peer("RR", open_ours, (task, endpoint, WAYS["RR"], few)),
         Peer("batched index", open_mapped, (task, "index", few)),
         Peer("numpy chunk slices", open_mapped, (task, "slices", 4 * few)),
@@ -278,9 +279,13 @@ def main(words: list[str]) -> list[dict[str, Any]]:
     parser.add_argument("--budget", default="1G", help="of the daemon and of mapped files, cold")
     parser.add_argument("--row-batches", type=int, default=6, help="of the row-wise loader a round")
     parser.add_argument("--peer-batches", type=int, default=60, help="of other peers a round")
-    parser.add_argument("--cold-batches", type=int, default=4)
+    parser.add_argument("--cold-batches", type=int, default=2)
     parser.add_argument("--threads", type=int, default=1, help="of torch")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument(
+        "--readers", type=int, default=10,
+        help="of the daemon, cold: while some verify, 8 read, as the disk's limit does",
+    )  # fmt: skip
+    parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--only", choices=("warm", "cold"), default="")
     given = parser.parse_args(words)
     store = make_store(given.folder, given.rows, given.width, given.hops)
@@ -297,7 +302,8 @@ def main(words: list[str]) -> list[dict[str, Any]]:
         theirs = ("row-wise DataLoader", "numpy chunk slices")
         ratios(found, "samples_per_s", [(n, t) for n in WAYS for t in theirs])
     if given.only != "warm":
-        with serving(store, given.folder, given.budget) as endpoint:
+        options = ("--readers", str(given.readers))
+        with serving(store, given.folder, given.budget, *options) as endpoint:
             found = measure(
                 _cold(task._replace(limit=given.budget), endpoint, given), given.rounds,
                 lambda: drop_cache((store,)),
