@@ -4,18 +4,35 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from preprocess.generate import GraphRecipe, generate
 from preprocess.progress import Progress
+from tests import processes
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # tests run side by side, and torch would spin
 
 SHARED = Path(__file__).resolve().parent.parent.parent / "shared" / "data"
 CACHE = Path(tempfile.gettempdir()) / "blockstore-test-data"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _forked_commands() -> Iterator[None]:
+    """Our commands begin as forks: see tests/processes.py."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(subprocess, "Popen", processes.Popen)
+        yield
+
+
+@pytest.fixture(scope="module")
+def fresh_processes() -> Iterator[None]:
+    """Our commands begin as any other, and import what they need."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(subprocess, "Popen", processes.PLAIN)
+        yield
 
 
 @pytest.fixture(scope="session")

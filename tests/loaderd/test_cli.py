@@ -34,6 +34,8 @@ from loaderd.transport import ask_status
 from tests.daemons import ROOT, spawn, stop
 from tests.loaderd.shell import WAIT_S, Client, Shell
 
+pytestmark = pytest.mark.usefixtures("fresh_processes")
+
 CLIENT = """
 import sys
 from loaderd.endpoint import parse_endpoint
@@ -292,7 +294,9 @@ def test_a_daemon_that_hangs_is_not_waited_for(tmp_path, monkeypatch):
     monkeypatch.setattr(transport, "ANSWER_MS", 50)
     with Shell(tmp_path) as shell:
         shell.engine.may_idle.clear()
-        shell.loop.call_soon_threadsafe(shell.engine.may_idle.wait)
+        hangs = threading.Event()
+        shell.loop.call_soon_threadsafe(lambda: hangs.set() or shell.engine.may_idle.wait())
+        assert hangs.wait(WAIT_S)
         with pytest.raises(NoDaemon, match=r"does not answer within 0\.05 s"):
             ask_status(shell.endpoint)
         shell.engine.may_idle.set()
