@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blockstore.kernels.rows import expand_counts, gather_rows, scatter_rows
-from clients.buffers import Memory
-from clients.session import Session
+from clients.connection.buffers import Memory
+from clients.connection.session import Session
 from loaderd.errors import BadMessage
 from loaderd.protocol import BatchReady, Blob, BlobArray, RowArraySpec, RowGroup
 

@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import IterableDataset, get_worker_info
 
-from clients.buffers import BufferPool, Memory
-from clients.patience import Patience
-from clients.position import Position, check_resolved, dump_state, parse_state
-from clients.remote import open_session
-from clients.request import checked_epoch, checked_request
-from clients.session import Halted, Session, StepsLeftOut
+from clients.connection.buffers import BufferPool, Memory
+from clients.connection.patience import Patience
+from clients.connection.position import Position, check_resolved, dump_state, parse_state
+from clients.connection.remote import open_session
+from clients.connection.request import checked_epoch, checked_request
+from clients.connection.session import Halted, Session, StepsLeftOut
 from clients.sharding import refuse_second_batching, refuse_second_sharding
 from loaderd.errors import NoDaemon, Refused, SessionLost, ShuttingDown
 from loaderd.protocol import Attach, Attached, Resolved

@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from clients.connection.session import Session
 from clients.dataset import gather_threads, to_tensor
 from clients.heterobatch import HeteroArrays, HeteroReader
 from clients.records import TensorRecord
-from clients.session import Session
 from clients.torch import EdgeType, SampledDataset
 from loaderd.protocol import Attached
 

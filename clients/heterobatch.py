@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from blockstore.kernels.typed import order_by_type, place_edges, type_new_nodes
 from clients.batch import BatchReader
-from clients.buffers import Memory
-from clients.session import Session
+from clients.connection.buffers import Memory
+from clients.connection.session import Session
 from loaderd.protocol import BatchReady, Blob, BlobArray, RowGroup
 
 

@@ -5,11 +5,11 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
+from clients.connection.session import Session
 from clients.dataset import gather_threads
 from clients.hetero import HeteroBatch, to_hetero_batch
 from clients.heterobatch import HeteroArrays, HeteroReader
 from clients.link import EdgeSampledDataset, edge_of_end
-from clients.session import Session
 from clients.torch import EdgeType
 from loaderd.protocol import Attached
 

@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from clients.batch import BatchArrays, BatchReader
+from clients.connection.request import fanout_fields, relation_name
+from clients.connection.session import Session
 from clients.dataset import RECONNECT_S, SteppedDataset, gather_threads
-from clients.request import fanout_fields, relation_name
-from clients.session import Session
 from clients.torch import Batch, EdgeType, Fanouts, Times, timed_ids, to_batch
 from loaderd.errors import Refused
 from loaderd.protocol import Attach, Attached, SeedEdges, Temporal

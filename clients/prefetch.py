@@ -15,7 +15,7 @@ from clients.dataset import Step, SteppedDataset
 from clients.device.calibration import Choice
 from clients.device.devices import open_device
 from clients.device.stage import Ready, Stage
-from clients.hops import HopDataset
+from clients.hopwise.dataset import HopDataset
 from loaderd.errors import Refused
 
 B = TypeVar("B")

@@ -10,12 +10,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from clients.batch import BatchArrays, BatchReader
+from clients.connection.request import fanout_fields
+from clients.connection.session import Session
 from clients.dataset import RECONNECT_S, SteppedDataset, gather_threads, to_tensor
-from clients.hops import HopBatch, HopDataset
+from clients.hopwise.dataset import HopBatch, HopDataset
 from clients.prefetch import Prefetcher, prefetch
 from clients.records import TensorRecord
-from clients.request import fanout_fields
-from clients.session import Session
 from loaderd.errors import Refused
 from loaderd.protocol import Attach, Attached, Temporal
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from clients.hop_models import ALONE, make_model
-from clients.hops import HopBatch, HopDataset
+from clients.hopwise.dataset import HopBatch, HopDataset
+from clients.hopwise.models import ALONE, make_model
 from clients.prefetch import Prefetcher, prefetch
 from clients.train import UNLABELLED, Clock, NotTrainable, say
 from loaderd.errors import DaemonError

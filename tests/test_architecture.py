@@ -29,21 +29,29 @@ MAY_IMPORT = {  # package -> modules of ours; a package stands for all of its mo
     },
     "tools": {"tools", "blockstore", "preprocess", "loaderd", "clients"},
 }
+BELOW = {  # folders of clients -> modules of clients that they build on
+    "clients/connection": {"clients.connection"},
+    "clients/device": {"clients.device", "clients.connection", "clients.records"},
+    "clients/hopwise": {
+        "clients.hopwise", "clients.connection", "clients.batch", "clients.dataset",
+        "clients.records",
+    },
+}  # fmt: skip
 DOORS = {  # library -> the only files that import it, in the packages that are installed
     "pyarrow": {"preprocess/tables.py"},
     "zarr": {"blockstore/create.py"},
     "zmq": {
         "loaderd/transport.py",
         "loaderd/curve.py",
-        "clients/session.py",
-        "clients/remote.py",
+        "clients/connection/session.py",
+        "clients/connection/remote.py",
     },
     "prometheus_client": {"loaderd/metrics.py"},
     "rich": {"preprocess/renderings.py", "loaderd/top.py"},
     "typer": {"preprocess/__main__.py", "loaderd/__main__.py"},
     "torch": {
         "clients/torch.py",
-        "clients/hop_models.py",
+        "clients/hopwise/models.py",
         "clients/train_hops.py",
         "clients/dataset.py",
         "clients/records.py",
@@ -55,9 +63,9 @@ DOORS = {  # library -> the only files that import it, in the packages that are 
         "clients/device/kernels.py",
         "clients/device/slab.py",
         "clients/device/stage.py",
-        "clients/hops.py",
-        "clients/hopadvice.py",
-        "clients/residenthops.py",
+        "clients/hopwise/dataset.py",
+        "clients/hopwise/advice.py",
+        "clients/hopwise/resident.py",
         "clients/hetero.py",
         "clients/mfg.py",
         "clients/dgl.py",
@@ -78,7 +86,13 @@ DOORS = {  # library -> the only files that import it, in the packages that are 
     "torch_geometric": {"clients/pyg.py", "clients/pyglink.py"},
 }
 # what the daemon loads must stay light
-LIGHT = ("loaderd.engine", "loaderd.daemon", "clients.session", "clients.batch", "clients.hopbatch")
+LIGHT = (
+    "loaderd.engine",
+    "loaderd.daemon",
+    "clients.connection.session",
+    "clients.batch",
+    "clients.hopwise.batch",
+)
 FILES = [p for name in MAY_IMPORT for p in sorted((ROOT / name).rglob("*.py"))]
 
 
@@ -118,6 +132,14 @@ def test_imports_follow_the_arrows(path: Path) -> None:
     for line, name in imports(path):
         if name.split(".")[0] in MAY_IMPORT:
             assert within(name, MAY_IMPORT[package]), f"line {line} imports {name}"
+
+
+@pytest.mark.parametrize("folder", BELOW)
+def test_folders_of_the_clients_build_on_what_is_below(folder: str) -> None:
+    for path in (ROOT / folder).rglob("*.py"):
+        for line, name in imports(path):
+            if name.split(".")[0] == "clients":
+                assert within(name, BELOW[folder]), f"{path}:{line} imports {name}"
 
 
 @pytest.mark.parametrize("library", DOORS)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from clients.dataset import SteppedDataset
-from clients.hops import HopBatch
+from clients.hopwise.dataset import HopBatch
 from clients.torch import Batch, HopDataset, NeighborDataset
 from loaderd.errors import NoDaemon, SessionLost, ShuttingDown
 

@@ -16,7 +16,7 @@ from numpy.typing import DTypeLike, NDArray
 from torch import Tensor
 
 from blockstore.store import FileRange
-from clients.buffers import ReadFiles
+from clients.connection.buffers import ReadFiles
 from clients.device.calibration import CACHED, DIRECT, MODES, STAGING, Calibration, Choice
 from clients.device.devices import BY_HOST, Device, Mark
 from clients.device.hotrows import Frequencies, HotRows

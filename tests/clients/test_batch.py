@@ -5,9 +5,9 @@ import pytest
 
 from clients import batch as batch_module
 from clients.batch import BatchReader
-from clients.blobs import views
-from clients.buffers import BufferPool
-from clients.session import Session
+from clients.connection.blobs import views
+from clients.connection.buffers import BufferPool
+from clients.connection.session import Session
 from loaderd.protocol import Attach, Blob, BlobArray, Release
 from tests.clients.fake import POISON, fake_daemon, make_batch
 

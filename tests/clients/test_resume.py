@@ -9,7 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from clients.position import StateMismatch  # noqa: E402
+from clients.connection.position import StateMismatch  # noqa: E402
 from clients.torch import HopDataset, NeighborDataset  # noqa: E402
 from loaderd.errors import NoDaemon, SessionLost  # noqa: E402
 from preprocess.ingest import ingest  # noqa: E402

@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 from torch.utils.data import DataLoader  # noqa: E402
 
-from clients.position import StateMismatch  # noqa: E402
+from clients.connection.position import StateMismatch  # noqa: E402
 from clients.torch import NeighborDataset, seed_ids  # noqa: E402
 from loaderd.errors import BatchFailed, NoDaemon, Refused, SessionLost  # noqa: E402
 from loaderd.protocol import Attach, Detach, Start  # noqa: E402

@@ -10,8 +10,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 from clients import train_hops  # noqa: E402
+from clients.connection.position import StateMismatch  # noqa: E402
 from clients.models import LAYERS, GatLayer, GcnLayer, Layered  # noqa: E402
-from clients.position import StateMismatch  # noqa: E402
 from clients.ranks import Ranks  # noqa: E402
 from clients.train import Settings, train  # noqa: E402
 from loaderd.errors import Refused  # noqa: E402

@@ -11,8 +11,9 @@ from msgspec import structs
 from torch.utils.data import DataLoader
 
 from blockstore.store import open_store
-from clients import hopadvice, hops
-from clients.position import StateMismatch
+from clients.connection.position import StateMismatch
+from clients.hopwise import advice as hopadvice
+from clients.hopwise import dataset as hopdataset
 from clients.torch import HopDataset
 from loaderd.endpoint import Endpoint
 from loaderd.errors import BatchFailed, Refused
@@ -383,7 +384,7 @@ def test_rows_on_a_device_are_fetched_once(store):
 
 
 def free(monkeypatch, num_bytes: int) -> None:
-    monkeypatch.setattr(hops, "device_bytes", lambda device: num_bytes)
+    monkeypatch.setattr(hopdataset, "device_bytes", lambda device: num_bytes)
 
 
 @pytest.mark.parametrize(("mem", "place"), [("64M", "host"), ("4M", "storage")])
@@ -398,7 +399,7 @@ def test_advice_is_taken_once_and_recorded(store, monkeypatch, mem, place):
         assert data.attached().plan == {"cr": "chunks", "rr": "rows"}[advice.method]
         state = data.state_dict()
         assert parse_advice(state["advice"]) == advice
-        monkeypatch.setattr(hops, "take_advice", None)  # it is not taken again
+        monkeypatch.setattr(hopdataset, "take_advice", None)  # it is not taken again
         again = HopDataset.advised(
             endpoint, batch_size=BATCH, chunk=500, seed=SEED, advice=state["advice"]
         )

@@ -13,8 +13,8 @@ from multiprocessing.synchronize import Event
 from typing import Any
 
 from clients.batch import BatchReader
-from clients.buffers import BufferPool
-from clients.session import Session
+from clients.connection.buffers import BufferPool
+from clients.connection.session import Session
 from loaderd.protocol import Attach
 
 BEGIN_S = 120.0

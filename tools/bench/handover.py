@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clients.batch import BatchReader
-from clients.buffers import BufferPool
-from clients.session import Session
+from clients.connection.buffers import BufferPool
+from clients.connection.session import Session
 from clients.torch import to_batch
 from loaderd.protocol import Attach, BatchReady, Blob, BlobArray, RowArraySpec
 from tools.bench.harness import Peer, Run, measure, report

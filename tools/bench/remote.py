@@ -17,9 +17,9 @@ import numpy as np
 import zmq
 
 from clients.batch import BatchReader
-from clients.buffers import BufferPool
-from clients.remote import RemoteSession
-from clients.session import Session
+from clients.connection.buffers import BufferPool
+from clients.connection.remote import RemoteSession
+from clients.connection.session import Session
 from clients.torch import to_batch
 from loaderd.curve import new_pair
 from loaderd.keys import AUTHORIZED, KNOWN, PUBLIC, write_pair

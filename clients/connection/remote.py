@@ -13,7 +13,7 @@ import zmq
 from numpy.typing import NDArray
 from zmq.utils.monitor import recv_monitor_message
 
-from clients.session import Attachment, Session, error_of
+from clients.connection.session import Attachment, Session, error_of
 from loaderd.errors import BadMessage, NoDaemon, Refused
 from loaderd.keys import client_keys
 from loaderd.protocol import (

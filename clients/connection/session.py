@@ -16,8 +16,8 @@ import numpy as np
 import zmq
 from numpy.typing import NDArray
 
-from clients.blobs import views
-from clients.position import StateMismatch, check_resolved
+from clients.connection.blobs import views
+from clients.connection.position import StateMismatch, check_resolved
 from loaderd import errors
 from loaderd.endpoint import knock, parse_endpoint
 from loaderd.errors import DaemonError, NoDaemon, Refused, SessionLost

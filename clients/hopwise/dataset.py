@@ -14,6 +14,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import get_worker_info
 
+from clients.connection.patience import Patience
+from clients.connection.position import Position
+from clients.connection.session import Session
 from clients.dataset import (
     RECONNECT_S,
     Connection,
@@ -21,14 +24,11 @@ from clients.dataset import (
     gather_threads,
     to_tensor,
 )
-from clients.filehops import FileReader
-from clients.hopadvice import device_bytes, take_advice
-from clients.hopbatch import LABEL, NODES, HopArrays, HopReader
-from clients.patience import Patience
-from clients.position import Position
+from clients.hopwise.advice import device_bytes, take_advice
+from clients.hopwise.batch import LABEL, NODES, HopArrays, HopReader
+from clients.hopwise.files import FileReader
+from clients.hopwise.resident import Drawn, ResidentReader, ResidentRows
 from clients.records import TensorRecord
-from clients.residenthops import Drawn, ResidentReader, ResidentRows
-from clients.session import Session
 from loaderd.errors import Refused
 from loaderd.placement import TRAINING_BYTES, HopAdvice, parse_advice
 from loaderd.plans.base import Part

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from blockstore.kernels.hoprows import gather_hops
 from clients.batch import NUMPY_DTYPE, SPLIT_BYTES
-from clients.buffers import Memory
-from clients.session import Session
+from clients.connection.buffers import Memory
+from clients.connection.session import Session
 from loaderd.errors import BadMessage, Refused
 from loaderd.protocol import Blob, ChunkReady, RowArraySpec
 

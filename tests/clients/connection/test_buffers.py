@@ -5,7 +5,7 @@ import os
 import numpy as np
 import pytest
 
-from clients.buffers import SMALL_BYTES, BufferPool
+from clients.connection.buffers import SMALL_BYTES, BufferPool
 
 BIG = (1 << 20,)
 

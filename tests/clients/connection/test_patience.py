@@ -2,7 +2,7 @@
 
 import pytest
 
-from clients.patience import FIRST_S, MOST_S, Patience
+from clients.connection.patience import FIRST_S, MOST_S, Patience
 
 
 class Clock:

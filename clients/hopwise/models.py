@@ -1,6 +1,6 @@
 """Reference models on propagated features: one row a node and hop, nothing is sampled.
 
-Each takes `x`, tensors (batch, width), as `clients.hops.HopDataset` yields them: hop 0 first, then
+Each takes `x`, tensors (batch, width), as `clients.torch.HopDataset` yields them: hop 0 first, then
 the hops of one operator after the other.
 """
 

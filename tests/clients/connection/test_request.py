@@ -6,14 +6,14 @@ import pytest
 torch = pytest.importorskip("torch")
 from torch.utils.data import DataLoader  # noqa: E402
 
+from clients.connection.position import Position, StateMismatch, dump_state, parse_state  # noqa: E402
+from clients.connection.session import Session  # noqa: E402
 from clients.link import LinkDataset  # noqa: E402
-from clients.position import Position, StateMismatch, dump_state, parse_state  # noqa: E402
-from clients.session import Session  # noqa: E402
 from clients.torch import NeighborDataset  # noqa: E402
 from loaderd.errors import BadMessage, Refused  # noqa: E402
 from loaderd.protocol import Attach  # noqa: E402
+from tests.clients.connection.test_position import RESOLVED  # noqa: E402
 from tests.clients.fake import fake_daemon  # noqa: E402
-from tests.clients.test_position import RESOLVED  # noqa: E402
 
 NOWHERE = "ipc:///nowhere/at.all"
 PAPERS = ("paper", "cites", "paper")

@@ -37,7 +37,7 @@ WAIT_S = 30.0
 OPTIONS = {"num_neighbors": (6, 4), "batch_size": 100, "seed": 5, "return_e_id": True}
 READ_ONE = """
 import sys, time
-from clients.remote import RemoteSession
+from clients.connection.remote import RemoteSession
 from loaderd.protocol import Attach
 request = Attach(token=0, request=0, num_neighbors=(6, 4), batch_size=100)
 session = RemoteSession(sys.argv[1], request)
@@ -287,7 +287,7 @@ def test_with_keys_batches_are_the_same(guarded):
 
 
 def test_who_has_no_key_is_turned_away(guarded, monkeypatch, tmp_path):
-    monkeypatch.setattr("clients.remote.WELCOME_TIMEOUT_S", 3.0)
+    monkeypatch.setattr("clients.connection.remote.WELCOME_TIMEOUT_S", 3.0)
     monkeypatch.setenv("LOADERD_KEYS", str(tmp_path))
     with pytest.raises(NoDaemon, match=r"each other's keys|does not answer"):
         len(NeighborDataset(guarded.remote, **OPTIONS))  # speaks without keys

@@ -7,7 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clients.position import Position, StateMismatch, check_resolved, dump_state, parse_state
+from clients.connection.position import (
+    Position,
+    StateMismatch,
+    check_resolved,
+    dump_state,
+    parse_state,
+)
 from loaderd.protocol import Resolved
 
 RESOLVED = Resolved(

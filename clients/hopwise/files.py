@@ -9,8 +9,8 @@ from blockstore.format import RowArray
 from blockstore.io.gds import HostReader
 from blockstore.store import BlockedFile, FileRange, open_store
 from clients.batch import NUMPY_DTYPE
-from clients.buffers import Memory
-from clients.hopbatch import LABEL, NODES, HopArrays
+from clients.connection.buffers import Memory
+from clients.hopwise.batch import LABEL, NODES, HopArrays
 from loaderd.errors import Refused
 from loaderd.plans.chunks import HopPlan
 from loaderd.protocol import Attached

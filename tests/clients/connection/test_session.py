@@ -6,7 +6,7 @@ import socket
 import numpy as np
 import pytest
 
-from clients.session import Session, error_of
+from clients.connection.session import Session, error_of
 from loaderd.errors import BatchFailed, DaemonError, NoDaemon, Refused, SessionLost
 from loaderd.protocol import Attach, Detach, ErrorReply, Release, Start
 from tests.clients.fake import fake_daemon

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from clients.hop_models import ALONE, Hoga, Sgc, Sign, make_model
+from clients.hopwise.models import ALONE, Hoga, Sgc, Sign, make_model
 
 NAMES = ["linear", "features", "sgc", "sign", "sign-mlp", "hoga"]
 

@@ -1,0 +1,1 @@
+"""What the daemon is asked, and where its answers lie."""

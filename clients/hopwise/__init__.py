@@ -1,0 +1,1 @@
+"""Rows of propagated features: hop-wise batches, and models for them."""
