@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import signal
@@ -319,6 +320,8 @@ def _serve(
                 )  # fmt: skip
                 notify("READY=1", f"STATUS={line}")
 
+            gc.collect()
+            gc.freeze()  # all this stays: the collector looks at what came later, and so in time
             idle = asyncio.run(serve_engine(exchange, endpoint, signals, ready, access))
             if not idle:
                 stack.pop_all()

@@ -76,17 +76,25 @@ class Floor:
         self._tasks.put(_Task(priority, start, next(self._number), step, owner))
 
     def _work(self) -> None:
-        while (task := self._tasks.get()).step is not None:
-            begun = time.perf_counter_ns()
-            with self._lock:
-                self._now = max(self._now, task.start)
-            try:
-                task.step()
-            except Exception:  # a defect in one session's step: the others still need this worker
-                log.exception("a worker's step failed")
-            with self._lock:
-                if task.owner in self._worked:
-                    self._worked[task.owner] += time.perf_counter_ns() - begun
+        while self._work_once():  # while it waits for the next step it holds nothing of the last
+            pass
+
+    def _work_once(self) -> bool:
+        """One step; False at the end."""
+        task = self._tasks.get()
+        if task.step is None:
+            return False
+        begun = time.perf_counter_ns()
+        with self._lock:
+            self._now = max(self._now, task.start)
+        try:
+            task.step()
+        except Exception:  # a defect in one session's step: the others still need this worker
+            log.exception("a worker's step failed")
+        with self._lock:
+            if task.owner in self._worked:
+                self._worked[task.owner] += time.perf_counter_ns() - begun
+        return True
 
 
 def _pause(idle: threading.Barrier) -> None:
