@@ -20,6 +20,7 @@ from typing import Any
 
 from tests.zygote import COMMANDS
 
+ALSO = ("clients.train", "tests.loaderd.trainer")  # import what else they need
 ROOT = Path(__file__).resolve().parent.parent
 PLAIN = subprocess.Popen
 PIPES = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
@@ -34,7 +35,7 @@ class Popen(subprocess.Popen[Any]):
     def _execute_child(self, *arguments: Any) -> None:
         given = inspect.signature(super()._execute_child).bind(*arguments).arguments
         words = [] if isinstance(given["args"], str) else list(map(os.fspath, given["args"]))
-        is_ours = words[:2] == [sys.executable, "-m"] and words[2] in COMMANDS
+        is_ours = words[:2] == [sys.executable, "-m"] and words[2] in (*COMMANDS, *ALSO)
         if not is_ours or any(given[name] for name in ELSE):
             super()._execute_child(*arguments)
             return

@@ -20,7 +20,7 @@ import numpy as np
 
 from blockstore.kernels.crc import page_crcs
 
-COMMANDS = ("loaderd", "preprocess")
+COMMANDS = ("loaderd", "preprocess")  # imported before the first fork
 MAX_REQUEST = 1 << 20
 
 

@@ -100,8 +100,9 @@ def test_epochs_differ_and_repeat(graph):
 @pytest.mark.parametrize("context", ["fork", "spawn"])
 def test_workers_keep_the_order(graph, context):
     data = dataset(graph)
+    data.set_epoch(1)
     alone = list(data)
-    data.set_epoch(0)
+    data.set_epoch(1)
     workers = DataLoader(data, batch_size=None, num_workers=2, multiprocessing_context=context)
     assert len(workers) == len(alone) == len(data)
     assert all_same(alone, workers)

@@ -144,8 +144,9 @@ def test_a_state_of_other_parameters_is_an_error(daemon):
         connected.load_state_dict(state)
 
 
-@pytest.mark.parametrize("context", ["fork", "spawn"])
-@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize(
+    ("context", "persistent"), [("fork", False), ("fork", True), ("spawn", True)]
+)  # spawned for each epoch: in test_end_to_end
 def test_workers_keep_the_order(daemon, context, persistent):
     data = dataset(daemon)
     assert len(data) == 5  # the parent holds a session that the workers must not use

@@ -38,24 +38,6 @@ from tests.stores import write_store
 from tools.storm_trainer import open_files
 
 NODES = 6000
-TRAINER = """
-import sys
-from loaderd import hopdesk
-from loaderd.endpoint import parse_endpoint
-from loaderd.protocol import Release, Start
-from tests.loaderd.shell import Client
-client = Client(parse_endpoint(sys.argv[1]))
-session = client.attach(num_neighbors=(5, 5), batch_size=50, window=4).session
-epoch = 0
-while True:
-    client.send(Start(session=session, run=epoch + 1, epoch=epoch, step=0))
-    for step in range(NODES // 50):
-        assert client.receive().step == step
-        if step == 2 and epoch == 0:
-            print("going", flush=True)
-        client.send(Release(session=session, run=epoch + 1, step=step, group=0))
-    epoch += 1
-""".replace("NODES", str(NODES))
 
 
 @pytest.fixture(scope="module")
@@ -388,7 +370,7 @@ def until(condition):
 
 
 def trainer(endpoint):
-    words = [sys.executable, "-c", TRAINER, endpoint]
+    words = [sys.executable, "-m", "tests.loaderd.trainer", endpoint, str(NODES // 50)]
     process = subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     assert process.stdout.readline() == "going\n"
