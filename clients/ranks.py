@@ -22,13 +22,16 @@ class Ranks(NamedTuple):
     def device(self, name: str) -> torch.device:
         """Where this process trains: of "cuda", each process of a host has a GPU of its own."""
         several = name == "cuda" and self.world_size > 1
-        return torch.device(f"cuda:{self.local}" if several else name)
+        return usable_device(f"cuda:{self.local}" if several else name)
 
-    def wrap(self, model: nn.Module) -> nn.Module:
-        """The model, with gradients averaged over all ranks."""
+    def wrap(self, model: nn.Module, *, partly_used: bool = False) -> nn.Module:
+        """The model, with gradients averaged over all ranks.
+
+        partly_used   a batch may leave out parameters, as where it has no edge of a relation
+        """
         if self.world_size == 1:
             return model
-        return DistributedDataParallel(model, find_unused_parameters=True)
+        return DistributedDataParallel(model, find_unused_parameters=partly_used)
 
     def total(self, *values: float) -> list[float]:
         """Sums over all ranks."""
@@ -42,6 +45,19 @@ class Ranks(NamedTuple):
         """Wait for all of them."""
         if self.world_size > 1:
             distributed.barrier()
+
+
+def usable_device(name: str) -> torch.device:
+    """The device of this name.  Raises ValueError: there is none."""
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).partition("\n")[0]
+        raise ValueError(
+            f"device {name!r}: {reason}, expected one that this torch can use, such as cpu"
+        ) from error
+    return device
 
 
 @contextlib.contextmanager

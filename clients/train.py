@@ -6,9 +6,10 @@ had not been: dropout is keyed by (seed, epoch, step, rank).
 """
 
 import argparse
+import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -107,8 +108,14 @@ class Trainer:
         self._settings, self._ranks, self._observe = settings, ranks, observe
         torch.manual_seed(settings.seed)
         self._device = ranks.device(settings.device)
+        folder = Path(settings.checkpoint).parent
+        if settings.checkpoint and not (folder.is_dir() and os.access(folder, os.W_OK)):
+            raise ValueError(
+                f"checkpoint {settings.checkpoint}: {folder} is no folder that can be written to; "
+                "make it, or choose another one"
+            )
         self.model = Classes(self._make_net()).to(self._device)
-        self._parallel = ranks.wrap(self.model)
+        self._parallel = ranks.wrap(self.model, partly_used=bool(settings.input_type))
         self._optimizer = torch.optim.Adam(self.model.parameters(), settings.learning_rate)
         self._data = self.ahead(self.open_split("train"))
         self._steps = 0  # in all
@@ -254,13 +261,25 @@ def train(
     return trainer
 
 
+def parse_fanouts(words: Iterable[object]) -> tuple[int, ...]:
+    """Numbers with commas or spaces between them.  Raises ValueError."""
+    text = " ".join(map(str, words))
+    try:
+        return tuple(int(word) for word in text.replace(",", " ").split())
+    except ValueError:
+        raise ValueError(f"--num-neighbors {text!r}: expected numbers such as 15 10") from None
+
+
 def main() -> None:
     """Entry point."""
     default = Settings("")
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("endpoint", help="ipc:///path/of/the/socket")
     parser.add_argument("--model", choices=LAYERS, default=default.model)
-    parser.add_argument("--num-neighbors", type=int, nargs="+", default=default.num_neighbors)
+    parser.add_argument(
+        "--num-neighbors", nargs="+", default=default.num_neighbors,
+        help="of each hop, seeds outward: 15 10, or 15,10",
+    )  # fmt: skip
     parser.add_argument("--learning-rate", type=float, default=default.learning_rate)
     parser.add_argument("--input-type", default="", help="node type that is classified")
     parser.add_argument("--store", default="", help="its name, where the daemon serves several")
@@ -270,8 +289,8 @@ def main() -> None:
         option = "--" + name.replace("_", "-")
         parser.add_argument(option, type=int, default=getattr(default, name))
     arguments = vars(parser.parse_args())
-    arguments["num_neighbors"] = tuple(arguments["num_neighbors"])
     try:
+        arguments["num_neighbors"] = parse_fanouts(arguments["num_neighbors"])
         with joined() as ranks:
             train(Settings(**arguments), ranks)
     except (DaemonError, NotTrainable, ValueError) as error:

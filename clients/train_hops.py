@@ -13,6 +13,7 @@ from torch.nn import functional
 from clients.hopwise.dataset import HopBatch, HopDataset
 from clients.hopwise.models import ALONE, make_model
 from clients.prefetch import Prefetcher, prefetch
+from clients.ranks import usable_device
 from clients.train import UNLABELLED, Clock, NotTrainable, say
 from loaderd.errors import DaemonError
 
@@ -120,6 +121,7 @@ def look_at(settings: Settings) -> tuple[int, int, int]:
 
 def train(settings: Settings) -> tuple[float, float]:
     """Train, print a line an epoch; (best accuracy on valid, that on test at that epoch)."""
+    usable_device(settings.device)
     torch.manual_seed(settings.seed)
     width, arrays, num_classes = look_at(settings)
     data, valid, test = (open_split(settings, split) for split in ("train", "valid", "test"))
@@ -159,7 +161,7 @@ def main() -> None:
         )  # fmt: skip
     try:
         train(Settings(**vars(parser.parse_args())))
-    except (DaemonError, NotTrainable) as error:
+    except (DaemonError, NotTrainable, ValueError) as error:
         sys.stderr.write(f"error: {error}\n")
         sys.exit(2)
 

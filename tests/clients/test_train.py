@@ -13,7 +13,7 @@ from clients import train_hops  # noqa: E402
 from clients.connection.position import StateMismatch  # noqa: E402
 from clients.models import LAYERS, GatLayer, GcnLayer, Layered  # noqa: E402
 from clients.ranks import Ranks  # noqa: E402
-from clients.train import Settings, train  # noqa: E402
+from clients.train import Settings, parse_fanouts, train  # noqa: E402
 from loaderd.errors import Refused  # noqa: E402
 from tests.daemons import ROOT, daemon  # noqa: E402
 from tests.heterostores import random_hetero, write_hetero_store  # noqa: E402
@@ -140,6 +140,24 @@ def test_the_store_that_is_named_is_the_one_that_is_trained_on(served):
         train(Settings(**wanted, store="other"), Ranks())
     with pytest.raises(Refused, match="store 'other' is not served"):
         train_hops.train(train_hops.Settings(served, store="other"))
+
+
+def test_what_cannot_be_is_said_before_anything_is_trained(served, tmp_path, capsys):
+    for wrong, said in (
+        ({"device": "nowhere"}, "device 'nowhere': .*, expected one that this torch can use"),
+        ({"checkpoint": f"{tmp_path}/none/saved"}, "checkpoint .*: .*/none is no folder"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            train(Settings(**settings(served, **wrong)), Ranks())
+    with pytest.raises(ValueError, match="device 'nowhere'"):
+        train_hops.train(train_hops.Settings(served, device="nowhere"))
+    assert not capsys.readouterr().out
+
+
+def test_fanouts_of_a_command_line():
+    assert parse_fanouts(["15", "10"]) == parse_fanouts(["15,10"]) == parse_fanouts((15, 10))
+    with pytest.raises(ValueError, match="--num-neighbors 'x': expected numbers such as 15 10"):
+        parse_fanouts(["x"])
 
 
 def test_what_has_no_labels_cannot_be_trained_on(served):
