@@ -1,6 +1,7 @@
 """Which session is at which line: bookkeeping of the exchange, under one lock."""
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
@@ -35,16 +36,35 @@ class Key(NamedTuple):
     plan: str
     alone: int  # number of a session that shares with nobody, else 0
 
+    @property
+    def job(self) -> "Key":
+        """What those have in common who share memory: macro-batches are the same for all ranks."""
+        return self if self.resolved.macro is None else self._replace(rank=0)
+
+
+class Order(NamedTuple):
+    """What lines of a group are opened with."""
+
+    engine: Engine
+    request: Attach
+    ids: NDArray[np.int64] | None
+    least: int  # slots: with fewer of them none is opened
+    again: bool  # whether the ids are kept, so that another one can be opened
+
 
 @dataclass(slots=True)
 class Group:
     """Sessions of equal parameters, and their lines."""
 
-    engine: Engine
-    request: Attach
-    ids: NDArray[np.int64] | None
+    key: Key
+    order: Order
     attached: Attached  # of the first line
     lines: list[Line] = field(default_factory=list)
+
+    @property
+    def engine(self) -> Engine:
+        """Where the lines are."""
+        return self.order.engine
 
 
 @dataclass(slots=True, eq=False)
@@ -82,9 +102,26 @@ class Book:
         self.times: dict[str, int] = {}  # of sessions that have ended
         self.left_behind = self.reloads = 0
 
-    def fair_share(self, lines: int) -> int:
-        """Slots of each of so many lines; halved when their number doubles.  0: all there are."""
-        return 0 if lines < 2 else self._stores.arena.num_slots >> (lines - 1).bit_length()
+    def fair_share(self, more: Key | None = None) -> int:
+        """Slots of each of the lines, and of one `more`; halved when their number doubles.
+
+        Lines of a job's ranks that share macro-batches have one share together.  0: all of them.
+        """
+        with self.lock:
+            lines = Counter(key for key, group in self.groups.items() for _ in group.lines)
+        if more is not None:
+            lines[more] += 1
+        jobs: dict[Key, int] = {}
+        for key, count in lines.items():
+            jobs[key.job] = max(count, jobs.get(key.job, 0))
+        num = sum(jobs.values())
+        return 0 if num < 2 else self._stores.arena.num_slots >> (num - 1).bit_length()
+
+    def num_ranks(self) -> dict[int, int]:
+        """Of each line, how many ranks share its memory."""
+        keys = [key for key, group in self.groups.items() if group.lines]
+        ranks = Counter(key.job for key in keys)
+        return {line.number: ranks[key.job] for key in keys for line in self.groups[key].lines}
 
     def put_up(self, group: Group, line: Line) -> None:
         self.lines[line.number], self.at[line.number] = line, group.engine

@@ -11,6 +11,7 @@ from loaderd.sharing import Line
 
 LOOK_S = 0.01  # between two looks at a line that has nothing for one of its followers
 PATIENCE_S = 0.25  # that a line waits for the slowest of its followers, before that one leaves
+LAST_S = 2.0  # the same, where that one keeps the only batch that can be lent: all have to leave
 
 
 class LineWatch:
@@ -43,9 +44,10 @@ class LineWatch:
                     if engine is None or not engine.waits(line.number):
                         since.pop(line.number, None)
                         continue
-                    now = time.monotonic()
-                    if now - since.setdefault(line.number, now) >= PATIENCE_S:
-                        self._part(line, engine.depth(line.number), engine.waits(line.number))
+                    now, depth = time.monotonic(), engine.depth(line.number)
+                    patience_s = PATIENCE_S if depth > 1 else LAST_S
+                    if now - since.setdefault(line.number, now) >= patience_s:
+                        self._part(line, depth, engine.waits(line.number))
 
     def _held_up(self) -> list[Line]:
         """Lines that have nothing for one follower, and something that another one holds up."""

@@ -36,7 +36,7 @@ class Seating:
         if (line := self._joinable(session)) is not None:
             return self.move(session, line) + self._follow(session, line)
         lines = self._lines_near(session)
-        fair = self._book.fair_share(len(self._book.lines))
+        fair = self._book.fair_share()
         lines = [line for line in lines if not line.share or 0 < fair < 2 * line.share]
         for line in lines:
             others = [f for f in line.live if f.number != session.number]

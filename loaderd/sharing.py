@@ -13,6 +13,7 @@ from msgspec import structs
 from loaderd.protocol import BatchReady, ChunkReady, ErrorReply, RowGroup, Skipped, Start
 
 Piece = BatchReady | ChunkReady | RowGroup
+TURN = 64  # batches of a line, before another one may have its memory
 
 
 class Lease(NamedTuple):
@@ -75,6 +76,8 @@ class Line:
         self.error: ErrorReply | None = None
         self.closing = False  # nothing more is sent: another line goes on in its place
         self.stuck = False  # those who have left it hold all that it can lend
+        self.in_parts = False  # a batch of it did not fit whole
+        self.asked = 0  # batches that it had delivered when it was last to end for others
         self.followers: dict[int, Follower] = {}
         self._products: dict[tuple[int, int], _Product] = {}
         self._skips: dict[tuple[int, int], Skipped] = {}  # of the run, by where they begin
@@ -99,7 +102,7 @@ class Line:
     def begin(self, run: int, epoch: int, step: int, stride: int) -> None:
         """The line has been told to deliver from here on."""
         self.run, self.epoch, self.stride, self.error = run, epoch, stride, None
-        self.stuck = False
+        self.stuck, self.asked = False, 0
         self._skips.clear()
         self.first = self.front = step
 
@@ -115,8 +118,23 @@ class Line:
         return all(p is not None and p.untouched for p in found)
 
     def has_room(self) -> bool:
-        """Whether one more can follow: a batch is on its way while another one is lent."""
-        return not self.closing and not self.stuck and self.depth > 1
+        """Whether one more can follow.
+
+        Not where batches come in parts: who holds the first part of one that it is not done with
+        keeps the next from everybody, who cannot begin that batch anew elsewhere.
+        """
+        return not self.closing and not self.stuck and not self.in_parts
+
+    @property
+    def served(self) -> int:
+        """Batches of its run that it has delivered."""
+        return len(range(self.first, self.front, self.stride))
+
+    @property
+    def may_end(self) -> bool:
+        """Whether another one of its kind may have its memory, where there is none for both."""
+        unused = not self.live and not self.lent
+        return not self.closing and (unused or self.served - self.asked >= TURN)
 
     def credit(self) -> int:
         """Batches that each follower may hold."""
@@ -222,6 +240,7 @@ class Line:
         product.pieces.append(piece)
         product.left.append(set(wanted))
         product.whole = _last(piece)
+        self.in_parts |= not product.whole
         if not wanted:  # where nobody wants anything it stays: the line comes to a stop by itself
             heard = any(f.active or f.expected for f in self.followers.values())
             return [], self._free(key, len(product.left) - 1) if heard else []

@@ -150,6 +150,8 @@ class SlotBroker:
             return 0
         self._check_limit(count)
         with self._changed:
+            if _top_run(self._free_mask(pinned=True), count) < 0:  # batches in flight: no help
+                wait_s = min(wait_s, LOOK_WAIT_S)
             found = self._changed.wait_for(lambda: self._try_run(count), wait_s)
             if not found:
                 raise Refused(self._shortage(count))
@@ -160,7 +162,9 @@ class SlotBroker:
         """`count` slots, wherever they are, now the caller's.  Raises Refused as `take_run`."""
         self._check_limit(count)
         with self._changed:
-            if not self._changed.wait_for(lambda: self._free_mask().sum() >= count, WAIT_S):
+            enough = self._free_mask(pinned=True).sum() >= count
+            wait_s = WAIT_S if enough else LOOK_WAIT_S
+            if not self._changed.wait_for(lambda: self._free_mask().sum() >= count, wait_s):
                 raise Refused(self._shortage(count))
             chosen = np.flatnonzero(self._free_mask())[::-1][:count]
             for slot in chosen:
@@ -202,24 +206,22 @@ class SlotBroker:
             "others serve sessions; detach one, ask for a smaller batch, or give more --mem"
         )
 
-    def _free_mask(self) -> NDArray[np.bool_]:
-        free = self._rows.owned() & ~self._rows.pinned()
-        spare = int(self._graph.owned().sum()) - self._graph_least
-        graph = np.flatnonzero(self._graph.owned() & ~self._graph.pinned())
+    def _free_mask(self, pinned: bool = False) -> NDArray[np.bool_]:
+        """Slots that may be taken; `pinned`: those, too, that something holds at present."""
+        free, of_graph = self._rows.owned(), self._graph.owned()
+        spare = int(of_graph.sum()) - self._graph_least
+        if not pinned:
+            free, of_graph = free & ~self._rows.pinned(), of_graph & ~self._graph.pinned()
+        graph = np.flatnonzero(of_graph)
         if spare > 0 and graph.size:
             free[graph[-spare:]] = True
         return free
 
     def _try_run(self, count: int) -> bool:
-        free = self._free_mask()
-        ends = np.flatnonzero(~free)
-        edges = np.concatenate([[-1], ends, [free.size]])
-        gaps = np.flatnonzero(np.diff(edges) - 1 >= count)
-        if gaps.size == 0:
-            return False
-        self._found = int(edges[gaps[-1] + 1]) - count  # the top of the highest gap
-        self._remove(self._found, count)
-        return True
+        self._found = _top_run(self._free_mask(), count)
+        if self._found >= 0:
+            self._remove(self._found, count)
+        return self._found >= 0
 
     def _remove(self, first: int, count: int) -> None:
         kinds = self._of_graph[first : first + count]
@@ -227,3 +229,10 @@ class SlotBroker:
         for low, high in itertools.pairwise(cuts):
             pool = self._graph if kinds[low] else self._rows
             assert pool.remove_run(first + low, high - low)
+
+
+def _top_run(free: NDArray[np.bool_], count: int) -> int:
+    """First of `count` adjacent ones, as far up as there are; -1: there are none."""
+    edges = np.concatenate([[-1], np.flatnonzero(~free), [free.size]])
+    gaps = np.flatnonzero(np.diff(edges) - 1 >= count)
+    return int(edges[gaps[-1] + 1]) - count if gaps.size else -1

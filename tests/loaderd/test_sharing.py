@@ -1,7 +1,6 @@
 """Sessions that share a line: the same bytes, read once; who falls behind holds nobody up."""
 
 import threading
-import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,27 +8,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from blockstore.store import open_store
-from loaderd.engine import default_settings
 from loaderd.errors import Refused
-from loaderd.exchange import Exchange
 from loaderd.linewatch import LineWatch
 from loaderd.protocol import (
-    Attach,
-    BatchReady,
-    Blob,
     ChunkReady,
-    ErrorReply,
-    Release,
     Skipped,
-    Start,
 )
 from loaderd.sharing import Lease, Line
-from loaderd.stores import Stores
 from tests.graphs import Csc
+from tests.loaderd.serving import WAIT_S, Serving, Trainer
 from tests.stores import write_store
 
-NODES, BATCH, WAIT_S = 6000, 100, 30
+NODES, BATCH = 6000, 100
 STEPS = NODES // BATCH
 
 
@@ -44,93 +34,6 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("sharing") / "store"
     write_store(path, graph, np.arange(NODES))
     return path
-
-
-class Serving:
-    """An engine behind an exchange, and what each session was sent."""
-
-    def __init__(self, store: Path, mem: int, workers: int = 1) -> None:
-        self.stores = Stores([open_store(store)], default_settings(mem, workers, 2))
-        self.engine = self.stores.find("")
-        self.exchange = Exchange(self.stores)
-        self.exchange.deliver = self._deliver
-        self.out: dict[int, dict[tuple[int, int], Any]] = {}
-        self.errors: list[ErrorReply] = []
-        self.came = threading.Condition()
-        self.before = self.held()
-
-    def _deliver(self, session: int, message: Any) -> None:
-        with self.came:
-            if isinstance(message, ErrorReply):
-                self.errors.append(message)
-            else:
-                self.out.setdefault(session, {})[message.run, message.step] = message
-            self.came.notify_all()
-
-    def held(self) -> Any:
-        ledger, sessions, counters = self.exchange.status()
-        assert not sessions
-        return ledger, counters["slots_in_pools"], counters["slots_pinned"], counters["lines"]
-
-    def attach(self, plan: str = "minibatch", **fields: Any) -> "Trainer":
-        usual = {"num_neighbors": (5, 5), "batch_size": BATCH}
-        request = Attach(token=0, request=1, plan=plan, **(usual | fields))
-        return Trainer(self, self.exchange.attach(request, None).session)
-
-    def bytes_of(self, blob: Blob) -> list[bytes]:
-        """Arrays of a blob."""
-        slot, data = self.engine.arena.slot_bytes, self.engine.arena.data
-        laid = np.concatenate([data[s * slot : (s + 1) * slot] for s in blob.slots])
-        return [
-            laid[a.offset : a.offset + a.length * np.dtype(a.dtype).itemsize].tobytes()
-            for a in blob.arrays
-        ]
-
-    def close(self) -> None:
-        """All is given back."""
-        end = time.monotonic() + WAIT_S
-        while self.held() != self.before:
-            assert time.monotonic() < end, (self.held(), self.before)
-        self.exchange.__exit__(None, None, None)
-        self.stores.close()
-
-
-class Trainer:
-    """One session."""
-
-    def __init__(self, serving: Serving, session: int) -> None:
-        self.serving, self.session, self.run = serving, session, 0
-
-    def start(self, epoch: int = 0, step: int = 0) -> None:
-        self.run += 1
-        self.serving.exchange.start(
-            Start(session=self.session, run=self.run, epoch=epoch, step=step)
-        )
-
-    def take(self, step: int, wait_s: float = WAIT_S) -> BatchReady | None:
-        """The batch of a step, not released."""
-        with self.serving.came:
-            found = self.serving.came.wait_for(
-                lambda: (self.run, step) in self.serving.out.get(self.session, {}), wait_s
-            )
-            assert not self.serving.errors, self.serving.errors
-            return self.serving.out[self.session].pop((self.run, step)) if found else None
-
-    def release(self, step: int) -> None:
-        self.serving.exchange.release(
-            Release(session=self.session, run=self.run, step=step, group=0)
-        )
-
-    def consume(self, step: int) -> list[bytes]:
-        """The structure of a batch; it is given back."""
-        batch = self.take(step)
-        assert batch is not None, (self.session, step)
-        found = self.serving.bytes_of(batch.structure)
-        self.release(step)
-        return found
-
-    def detach(self) -> None:
-        self.serving.exchange.detach(self.session)
 
 
 @pytest.fixture(params=["minibatch", "hyperbatch"])
