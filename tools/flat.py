@@ -1,4 +1,9 @@
-"""What processes hold as time goes on, and whether it grows: for runs that must stay flat."""
+"""What processes hold as time goes on, and whether it grows: for runs that must stay flat.
+
+A kernel that is used for the first time is compiled, or loaded, in the process: it takes a megabyte
+or two, once, and adds to the machine code that is there.  The bytes of memory and mappings that
+came at such moments are no growth; more machine code than `ALLOWED` says is.
+"""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,7 +20,10 @@ ALLOWED = {  # growth over a whole run that is still called flat
     "descriptors": 0.5,
     "threads": 0.5,
     "mappings": 8.0,  # an allocator maps what it needs, arena by arena
+    "code_bytes": 1 << 20,  # kernels that were not used before
 }
+_WITH_CODE = ("anon_bytes", "mappings")  # which come with machine code
+_LOAD_S = 10.0  # that a load takes, before its code is there and after
 _MOST_POINTS = 400  # of a fit
 _WIDTH, _HEIGHT = 9.0, 2.2
 
@@ -29,6 +37,7 @@ class Sample(NamedTuple):
     descriptors: int
     threads: int
     mappings: int
+    code_bytes: int  # machine code that was made, or loaded as data: of no file
 
 
 class Growth(NamedTuple):
@@ -38,7 +47,7 @@ class Growth(NamedTuple):
     first: float  # median of the first tenth
     last: float  # median of the last tenth
     per_hour: float
-    over_run: float  # what the slope makes of the whole run
+    over_run: float  # what the slope makes of the whole run; like `per_hour` without loads of code
     flat: bool
 
 
@@ -51,8 +60,34 @@ def sample(pid: int, at_s: float) -> Sample:
         raise FileNotFoundError(f"process {pid} has ended")
     anon, shared = (int(fields[name].split()[0]) * 1024 for name in ("RssAnon", "RssShmem"))
     descriptors = sum(1 for _ in (folder / "fd").iterdir())
-    mappings = (folder / "maps").read_text().count("\n")
-    return Sample(at_s, anon, shared, descriptors, int(fields["Threads"]), mappings)
+    maps = (folder / "maps").read_text().splitlines()
+    code = sum(_code_bytes(line) for line in maps)
+    return Sample(at_s, anon, shared, descriptors, int(fields["Threads"]), len(maps), code)
+
+
+def _code_bytes(mapping: str) -> int:
+    """Of a line of `maps`: executable, and of no file."""
+    words = mapping.split()
+    if len(words) > 5 or "x" not in words[1]:
+        return 0
+    low, high = (int(end, 16) for end in words[0].split("-"))
+    return high - low
+
+
+def without_loads(
+    times: NDArray[np.float64], code: NDArray[np.float64], values: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """The values as they would be, had no machine code come: near a change of it nothing moves.
+
+    times   float64 (samples,)   s, ascending
+    code    float64 (samples,)   bytes
+    """
+    changes = times[1:][np.diff(code) != 0]
+    first = np.searchsorted(changes, times[1:] - _LOAD_S)
+    near = np.searchsorted(changes, times[:-1] + _LOAD_S, "right") > first
+    steps = np.where(near, 0, np.diff(values))
+    found: NDArray[np.float64] = values[0] + np.concatenate([[0], np.cumsum(steps)])
+    return found
 
 
 def slope(times: NDArray[np.float64], values: NDArray[np.float64]) -> float:
@@ -70,19 +105,22 @@ def growths(samples: Sequence[Sample], warm_up: float) -> list[Growth]:
     """Of each figure, without the first share `warm_up` of the samples.
 
     Flat is what grows by no more than `ALLOWED`, both by its slope and from the first tenth to the
-    last; what shrinks is.  Raises ValueError: fewer than ten samples are left.
+    last, loads of code left out; what shrinks is.  Raises ValueError: fewer than ten samples are
+    left after warm-up.
     """
     kept = samples[int(len(samples) * warm_up) :]
     if len(kept) < 10:
         raise ValueError(f"{len(kept)} samples are left after warm-up, expected 10 or more")
     times = np.array([s.at_s for s in kept])
+    code = np.array([s.code_bytes for s in kept], np.float64)
     tenth, span = len(kept) // 10, times[-1] - times[0]
     found = []
     for figure, allowed in ALLOWED.items():
         values = np.array([getattr(s, figure) for s in kept], np.float64)
         first, last = np.median(values[:tenth]), np.median(values[-tenth:])
-        rise = slope(times, values)
-        flat = max(rise * span, last - first) <= allowed
+        own = without_loads(times, code, values) if figure in _WITH_CODE else values
+        rise = slope(times, own)
+        flat = max(rise * span, np.median(own[-tenth:]) - np.median(own[:tenth])) <= allowed
         found.append(
             Growth(figure, float(first), float(last), rise * 3600, rise * span, bool(flat))
         )

@@ -12,7 +12,7 @@ MB = 1 << 20
 
 def series(anon, descriptors=20):
     """A sample a second; `anon` bytes of each."""
-    return [Sample(float(i), int(a), 5 * MB, descriptors, 9, 300) for i, a in enumerate(anon)]
+    return [Sample(float(i), int(a), 5 * MB, descriptors, 9, 300, MB) for i, a in enumerate(anon)]
 
 
 def grown(samples):
@@ -39,6 +39,32 @@ def test_a_descriptor_that_stays_is_found():
     assert grown(samples) == ["descriptors"]
 
 
+def with_loads(samples, at, kilobytes=64):
+    """The same, but machine code comes at these seconds, a kernel a time."""
+    return [
+        s._replace(code_bytes=MB + 1024 * kilobytes * sum(s.at_s >= t for t in at)) for s in samples
+    ]
+
+
+def test_what_comes_with_machine_code_is_no_growth():
+    anon = (
+        np.full(600, 100 * MB) + 3 * MB * (np.arange(600) > 297) + 3 * MB * (np.arange(600) > 520)
+    )
+    assert grown(series(anon)) == ["anon_bytes"]
+    assert grown(with_loads(series(anon), [300])) == ["anon_bytes"]
+    assert grown(with_loads(series(anon), [300, 519])) == []
+
+
+def test_a_leak_is_found_between_loads():
+    samples = series(100 * MB + np.arange(600) * (6 * MB // 600))
+    assert grown(with_loads(samples, [150, 300, 450])) == ["anon_bytes"]
+
+
+def test_machine_code_may_not_grow_for_ever():
+    loads = range(130, 600, 20)
+    assert grown(with_loads(series([100 * MB] * 600), loads)) == ["code_bytes"]
+
+
 def test_what_shrinks_is_flat():
     assert grown(series(100 * MB - np.arange(300) * MB // 10)) == []
 
@@ -59,6 +85,7 @@ def test_a_process_is_looked_at():
     now = sample(os.getpid(), 1.5)
     assert now.at_s == 1.5
     assert min(now.anon_bytes, now.descriptors, now.threads, now.mappings) > 0
+    assert now.code_bytes >= 0
     with pytest.raises(FileNotFoundError):
         sample(2**22 + 1, 0)
 

@@ -43,11 +43,11 @@ def work(tmp_path, monkeypatch):
 
 
 def test_growth_is_said_and_the_rest_is_flat(capsys):
-    samples = [Sample(float(i), 100 * MB + i * MB // 10, MB, 9, 3, 50) for i in range(100)]
+    samples = [Sample(float(i), 100 * MB + i * MB // 10, MB, 9, 3, 50, 0) for i in range(100)]
     found = judge({"daemon": samples}, 0.2)
     assert found["grows"] == ["daemon: anon_bytes"]
     lines = capsys.readouterr().out.splitlines()
-    assert [line.endswith("GROWS") for line in lines] == [True, False, False, False, False]
+    assert [line.endswith("GROWS") for line in lines] == [True] + [False] * 5
     assert "grows" not in judge({"daemon": [s._replace(anon_bytes=MB) for s in samples]}, 0.2)
 
 

@@ -10,7 +10,8 @@ trainer reads epoch after epoch.  Checked:
   no answer tells of an exception that nobody foresaw;
 - the daemon lives, its log has no error, and it ends with exit code 0;
 - the trainer's batches have the sha256 that they have in peace;
-- memory and descriptors of the daemon are flat after the first fifth; threads come and go with
+- memory and descriptors of the daemon are flat after the first fifth, but for kernels that are
+  used for the first time (`tools.flat`); threads come and go with
   sessions: when all have gone they are as many as before, ledger and slots what they were.
 
 One JSON line; fails at the first difference.
@@ -144,7 +145,7 @@ def main(words: list[str]) -> dict[str, Any]:
         "seconds": round(time.monotonic() - begun, 1), **figures, "beside": trained,
         "refused": counters["requests_refused"] + counters["sessions_refused"],
         "attached": counters["sessions_attached"], "log_bytes": log_bytes,
-        "growth": {g.figure: [g.first, g.last] for g in grown}, "holds": True,
+        "growth": {g.figure: [g.first, g.last, g.over_run] for g in grown}, "holds": True,
     }  # fmt: skip
     print(json.dumps(line), flush=True)
     if given.out:

@@ -7,7 +7,7 @@ what the daemon and the lasting trainers hold: private and shared memory, descri
 mappings.  Checked:
 
 - none of these grows after warm-up, by the median slope over the run and from its first tenth to
-  its last (`tools.flat.ALLOWED`);
+  its last (`tools.flat.ALLOWED`), but for kernels that are used for the first time;
 - epoch 0 of each plan has the same sha256 of batches every time;
 - when all have gone the daemon's ledger and slots are what they were before, and it ends with 0.
 
