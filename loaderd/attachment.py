@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from blockstore.format import Manifest, NodeType
+from blockstore.format import Manifest
 from blockstore.io.arena import Arena
 from blockstore.io.reader import BlockReader
 from blockstore.store import Store
@@ -20,13 +20,11 @@ from loaderd.ledger import (
     SessionNeed,
     session_entry_name,
 )
-from loaderd.macro import Announce, Macro
-from loaderd.macrocut import MacroCut
+from loaderd.macro import Macro
 from loaderd.macrofiles import MacroFiles
-from loaderd.macrograph import MacroGraph, MacroShared, carve_macro
+from loaderd.macrojob import Jobs
 from loaderd.meter import Meter
 from loaderd.plans.base import Plan, Shape
-from loaderd.plans.macrobatch import MacrobatchPlan, SeedGroups
 from loaderd.plans.minibatch import MinibatchPlan
 from loaderd.plans.resolve import make_plan
 from loaderd.protocol import Attached, LedgerEntry, RowArraySpec, SessionStatus
@@ -62,6 +60,7 @@ class Opening(NamedTuple):
     reader: BlockReader
     first_rows: int  # number, in the reader, of the first of the served rows
     macro_files: Callable[[], MacroFiles]  # of a partitioned store
+    macro_jobs: Jobs
 
 
 class Attachment:
@@ -91,7 +90,6 @@ class Attachment:
         self.hyper_cut: HyperCut | None = None
         self.areas: list[StructureArea] = []
         self.macro: Macro | None = None  # where the plan is `macrobatch`
-        self.macro_cut: MacroCut | None = None
         self._row_sizes: Sizes
         self.scratch: StructureArea | None = None  # where batches are sampled together
         self._rows: RowCache | None = None
@@ -233,38 +231,6 @@ class Attachment:
             cost(transit).gap_pages, opening.settings.policy,
         )  # fmt: skip
 
-    def take_macro(
-        self, opening: Opening, node_type: NodeType, cut: MacroCut, announce: Announce
-    ) -> None:
-        """Take what macro-batches need, and start reading.  The seeds are there.
-
-        Raises Refused; what was taken is given back by `close`.
-        """
-        store, broker, arena = opening.store, opening.broker, opening.arena
-        files = opening.macro_files()
-        plan = self.plan
-        assert isinstance(plan, MacrobatchPlan)
-        places = self._take_run(broker, arena, cut.places).view(np.int64)[: self.seeds.size]
-        offsets = files.offsets[files.type_of[node_type.name]]
-        groups = SeedGroups(self.seeds, offsets, places)
-        self.plan = plan = plan.placed(groups.counts)
-        runs = [self._take_run(broker, arena, cut.macro) for _ in range(cut.memories)]
-        transit = [self._take_run(broker, arena, cut.run) for _ in range(cut.transit)]
-        shared = MacroShared(
-            store, files, self.served, opening.reader, arena.data, transit,
-            self._take_run(broker, arena, cut.ids), self._take_run(broker, arena, cut.hubs),
-            cut.choice,
-        )  # fmt: skip
-        graphs = [
-            MacroGraph(
-                shared,
-                carve_macro(Carver(run), store.manifest, self.served, cut.bounds, cut.choice),
-            )
-            for run in runs
-        ]
-        self.macro_cut = cut
-        self.macro = Macro(plan, groups, graphs, announce)
-
     @property
     def background(self) -> Hyper | Macro | None:
         """Threads of its own."""
@@ -341,6 +307,8 @@ class Attachment:
         """Give everything back; no worker has a batch of the session, its threads have ended."""
         broker.give(self._taken + self.state.take_all())
         self._taken = []
+        if self.macro is not None:
+            self.macro.leave()
         self.hyper = self.macro = None  # they lead back here: nothing waits for the collector
 
     def describe(self, manifest: Manifest, request: int, session: int) -> Attached:
@@ -364,7 +332,8 @@ class Attachment:
 
     def status(self, session: int) -> SessionStatus:
         """As `loaderd status` shows it."""
-        state = self.state
+        state, macro = self.state, self.macro
+        common = 0 if macro is None else macro.held_slots
         times = self.meter.times()
         return SessionStatus(
             session=session,
@@ -379,7 +348,7 @@ class Attachment:
             rows=self.meter.rows,
             edges=self.meter.edges,
             owner="",  # the shell knows
-            held_bytes=(len(self._taken) + self._cut.quota) * self._slot_bytes,
+            held_bytes=(len(self._taken) + self._cut.quota + common) * self._slot_bytes,
             ready_ns=times["ready_ns"],
             starved_ns=times["starved_ns"],
         )
@@ -388,6 +357,7 @@ class Attachment:
         """What the session has taken out of the row pool."""
         cut = self._cut
         slots = len(self._taken) + cut.quota
+        slots += 0 if self.macro is None else self.macro.counted_slots
         return LedgerEntry(
             session_entry_name([session]),
             slots * self._slot_bytes,
@@ -396,8 +366,8 @@ class Attachment:
         )
 
     def _own_basis(self) -> str:
-        if self.macro_cut is not None:
-            return self.macro_cut.basis()
+        if self.macro is not None:
+            return self.macro.basis()
         cut = self.hyper_cut
         if cut is None:
             return ""

@@ -26,6 +26,7 @@ from loaderd.hyperdesk import HyperDesk
 from loaderd.ledger import EngineSettings, cut_slots, graph_wish, make_budget, served_rows
 from loaderd.lookahead import Prospect
 from loaderd.macrofiles import MacroFiles, copied_files
+from loaderd.macrojob import Jobs
 from loaderd.meter import add_counts
 from loaderd.opening import open_attachment, resolve_request
 from loaderd.plans.chunks import METHOD_OF, resolve_hops
@@ -115,6 +116,7 @@ class Engine:
         self._opening = Opening(
             self.store, self.settings, budget, self.broker, self.arena, self.reader,
             len(relations), cache(lambda: MacroFiles(self.store, self._served, first_copied)),
+            Jobs(),
         )  # fmt: skip
         self._hops = HopDesk(
             self.store, self.settings, self.broker, self.arena, self.reader, self._gauge,
@@ -257,7 +259,7 @@ class Engine:
             if attachment.hyper is not None:
                 attachment.hyper.begin(start.run, start.epoch, start.step, start.stride)
             if attachment.macro is not None:
-                attachment.macro.begin(start.epoch, start.step)
+                attachment.macro.begin(start.epoch, start.step, start.stride)
             self._production.pump(start.session, attachment)
 
     def proceed(self, start: Start) -> None:
@@ -275,7 +277,7 @@ class Engine:
             if attachment.hyper is not None:
                 attachment.hyper.proceed(*where)
             if attachment.macro is not None:
-                attachment.macro.begin(start.epoch, start.step)
+                attachment.macro.begin(start.epoch, start.step, start.stride)
             self._production.pump(start.session, attachment)
 
     @property

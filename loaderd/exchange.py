@@ -19,8 +19,7 @@ from blockstore.store import open_store
 from loaderd.errands import Errands, do_all
 from loaderd.errors import DaemonError, Refused, SessionLost
 from loaderd.failures import error_text
-from loaderd.least import least_slots
-from loaderd.linebook import Book, Group, Key, Order, Seat
+from loaderd.linebook import Book, Group, Key, Seat
 from loaderd.linemaking import AGAIN_S, LineMaker
 from loaderd.linewatch import LineWatch
 from loaderd.meter import add_counts
@@ -109,14 +108,10 @@ class Exchange:
         with self._maker.opening:
             if (attached := self._join(number, key, request)) is not None:
                 return attached
-            slot_bytes = self.arena.slot_bytes
-            least = least_slots(engine.store.manifest, request, resolved, seeds, slot_bytes)
-            order = Order(engine, request, seeds, least, kept)
-            attached, line = self._maker.open_line(key, order)
+            attached, line = self._maker.open_line(key, engine, request, seeds)
             with self._book.lock:
                 ids = seeds.copy() if seeds is not None and kept else None
-                order = order._replace(ids=ids)
-                group = self._book.groups.setdefault(key, Group(key, order, attached))
+                group = self._book.groups.setdefault(key, Group(engine, request, ids, attached))
                 self._seating.seat(number, key, group, line, attached.window)
         return structs.replace(attached, session=number)
 

@@ -1,6 +1,7 @@
 """Opening a session: parameters resolved, memory taken out of the arena, seeds looked up."""
 
 import hashlib
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,8 +20,11 @@ from loaderd.ledger import (
     served_rows,
     session_need,
 )
-from loaderd.macro import Announce
+from loaderd.macro import Macro
 from loaderd.macrocut import MacroCut, cut_macro
+from loaderd.macrojob import Job
+from loaderd.macroshelf import Announce, Reader
+from loaderd.macrosupply import open_job
 from loaderd.plans.base import Part, Plan
 from loaderd.plans.hyperbatch import HyperbatchPlan
 from loaderd.plans.macrobatch import MacrobatchPlan
@@ -29,6 +33,9 @@ from loaderd.protocol import Attach, Resolved
 from loaderd.requests import split_frame
 from loaderd.seeds import count_edges, count_seeds, fill_edges, fill_seeds, table_items
 from loaderd.sessioncut import cut_session, cut_workspaces
+from loaderd.slots import LOOK_WAIT_S
+
+_RANKS_HERE = 8  # of a job, that room is left for: of the others it is thought elsewhere
 
 
 def _seeds_name(split: str, frame: NDArray[np.int64] | None) -> str:
@@ -66,6 +73,14 @@ def resolve_request(
     return resolve(manifest, request, name, num_seeds)
 
 
+@dataclass(slots=True)
+class Place:
+    """A session of macro-batches, and the job that it belongs to, once there is one."""
+
+    reader: Reader
+    job: Job | None
+
+
 def open_attachment(
     opening: Opening, request: Attach, frame: NDArray[np.int64] | None, announce: Announce
 ) -> Attachment:
@@ -73,15 +88,41 @@ def open_attachment(
 
     frame   ids and times of seeds, as `check_attach` gives them
     """
+    manifest: Manifest = opening.store.manifest
+    resolved = resolve_request(manifest, request, frame)
+    plan = make_plan(manifest, resolved, Part(request.rank, request.world_size), request.plan)
+    if not isinstance(plan, MacrobatchPlan):
+        return _open_with(opening, request, frame, plan, None)
+    reader, kind = Reader(announce), (resolved, request.world_size)
+    alone = resolved.macro is not None and resolved.macro.waiting
+    job = None if alone else opening.macro_jobs.join(kind, reader)
+    place = Place(reader, job)
+    try:
+        attachment = _open_with(opening, request, frame, plan, place)
+    except BaseException:
+        if place.job is not None:
+            place.job.close(reader)
+            place.job.leave()
+        raise
+    if job is None and place.job is not None and not alone:
+        opening.macro_jobs.add(kind, place.job)
+    return attachment
+
+
+def _open_with(
+    opening: Opening,
+    request: Attach,
+    frame: NDArray[np.int64] | None,
+    plan: Plan,
+    place: Place | None,
+) -> Attachment:
     store, settings, budget, broker = opening[:4]
     manifest: Manifest = store.manifest
-    resolved = resolve_request(manifest, request, frame)
+    resolved, part = plan.resolved, plan.part
     ids, times = split_frame(request, frame)
     num_ids = table_items(manifest, seed_relation(manifest, request), request.split, resolved)
-    part = Part(request.rank, request.world_size)
-    plan = make_plan(manifest, resolved, part, request.plan)
-    macro, need, stamp, available = _measure_need(opening, plan, num_ids, times.size)
-    row_blocks = 0 if macro else budget.row_blocks  # its rows are in the macro-batch
+    macro, need, stamp, available = _measure_need(opening, plan, num_ids, times.size, place)
+    row_blocks = 0 if place else budget.row_blocks  # its rows are in the macro-batch
     plain = cut_session(need, available, row_blocks, settings, request.window)
     spare = broker.graph_slots() - budget.graph_least
     plain_blocks = max(0, broker.pooled() - spare - plain.slots(need))
@@ -97,24 +138,29 @@ def open_attachment(
         attachment.take(broker, opening.arena, sizes, num_ids, times.size)
         attachment.times[:] = times
         _fill_seeds(opening, request, ids, attachment)
-        if macro is not None:
-            attachment.take_macro(opening, seed_type(manifest, request), macro, announce)
+        if isinstance(plan, MacrobatchPlan) and place is not None:
+            if macro is not None:
+                node_type = seed_type(manifest, request)
+                place.job = open_job(opening, attachment, node_type, macro, place.reader)
+            assert place.job is not None
+            attachment.plan = plan = plan.placed(place.job.groups.counts)
         if not hyper:
             attachment.take_quota(broker, cut.quota)
     except BaseException:
-        if attachment.macro is not None:
-            attachment.macro.close()
         attachment.close(broker)
         raise
+    if isinstance(plan, MacrobatchPlan) and place is not None and place.job is not None:
+        attachment.macro = Macro(plan, place.job, place.reader)
     return attachment
 
 
 def _measure_need(
-    opening: Opening, plan: Plan, num_ids: int, num_times: int
+    opening: Opening, plan: Plan, num_ids: int, num_times: int, place: Place | None
 ) -> tuple[MacroCut | None, SessionNeed, bool, int]:
     """What macro-batches take, what the rest does, whether with stamps, and slots left for it.
 
     num_ids, num_times   of the table of seeds
+    place                of macro-batches; those of a job that is there take nothing more
 
     Raises Refused with the least that would do.
     """
@@ -129,20 +175,29 @@ def _measure_need(
         for stamp in (True, False)
     }  # fmt: skip
     least = min(need.least for need in needs.values())
-    macro = None
-    if isinstance(plan, MacrobatchPlan):
-        macro = cut_macro(
-            manifest, opening.macro_files(), served, resolved, settings, budget.slot_bytes,
-            available - least,
-        )  # fmt: skip
-        least += macro.least
+    macro, ranks = None, 1  # of this one's kind, that are yet to find room
+    if place is not None:
+        ranks = min(plan.part.world_size, _RANKS_HERE)
+        if place.job is None:
+            macro = cut_macro(
+                manifest, opening.macro_files(), served, resolved, settings, budget.slot_bytes,
+                available - ranks * least,
+            )  # fmt: skip
+        else:
+            share = available if available < broker.pooled() else broker.num_slots  # of all ranks
+            if least > available or place.job.num_slots + least * place.job.num_sessions > share:
+                place.job.narrow(LOOK_WAIT_S)
+                available = broker.available()
+            ranks = max(1, ranks + 1 - place.job.num_sessions)
+    one = least
+    least += macro.least if macro else 0
     if least > available:
         less = "a smaller batch_size or smaller fanouts"
         if resolved.macro is not None:
             few = resolved.macro.partitions == 1
             less = "a store of more partitions" if few else "fewer macro_partitions"
         _refuse(least, available, budget, settings, less)
-    available -= macro.slots if macro else 0
+    available = max(one, (available - (macro.slots if macro else 0)) // ranks)
     # a table of all nodes is the faster one, where it takes little of what there is
     stamp = (
         needs[True].workspace <= needs[False].workspace

@@ -145,12 +145,14 @@ def undisturbed(words: list[str], job: Job, notes: Path) -> Iterator[Served]:
     """
     process = start_daemon(words, notes)
     try:
-        wait_status(job.endpoint, lambda _: True)
+        slots = served(wait_status(job.endpoint, lambda _: True)).slots
         for number in range(len(job.members)):
             data = job.dataset(number)
             next(iter(data))
             data.close()
-        yield served(wait_status(job.endpoint, holds_nothing))
+        yield served(
+            wait_status(job.endpoint, lambda r: holds_nothing(r) and served(r).slots == slots)
+        )
     finally:
         process.terminate()
         code = process.wait(timeout=SETTLE_S)
