@@ -19,7 +19,8 @@ from blockstore.store import open_store
 from loaderd.errands import Errands, do_all
 from loaderd.errors import DaemonError, Refused, SessionLost
 from loaderd.failures import error_text
-from loaderd.linebook import Book, Group, Key, Seat
+from loaderd.least import least_slots
+from loaderd.linebook import Book, Group, Key, Order, Seat
 from loaderd.linemaking import AGAIN_S, LineMaker
 from loaderd.linewatch import LineWatch
 from loaderd.meter import add_counts
@@ -108,10 +109,14 @@ class Exchange:
         with self._maker.opening:
             if (attached := self._join(number, key, request)) is not None:
                 return attached
-            attached, line = self._maker.open_line(key, engine, request, seeds)
+            slot_bytes = self.arena.slot_bytes
+            least = least_slots(engine.store.manifest, request, resolved, seeds, slot_bytes)
+            order = Order(engine, request, seeds, least, kept)
+            attached, line = self._maker.open_line(key, order)
             with self._book.lock:
                 ids = seeds.copy() if seeds is not None and kept else None
-                group = self._book.groups.setdefault(key, Group(engine, request, ids, attached))
+                order = order._replace(ids=ids)
+                group = self._book.groups.setdefault(key, Group(key, order, attached))
                 self._seating.seat(number, key, group, line, attached.window)
         return structs.replace(attached, session=number)
 

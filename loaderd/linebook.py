@@ -42,15 +42,29 @@ class Key(NamedTuple):
         return self if self.resolved.macro is None else self._replace(rank=0)
 
 
-@dataclass(slots=True)
-class Group:
-    """Sessions of equal parameters, and their lines."""
+class Order(NamedTuple):
+    """What lines of a group are opened with."""
 
     engine: Engine
     request: Attach
     ids: NDArray[np.int64] | None
+    least: int  # slots: with fewer of them none is opened
+    again: bool  # whether the ids are kept, so that another one can be opened
+
+
+@dataclass(slots=True)
+class Group:
+    """Sessions of equal parameters, and their lines."""
+
+    key: Key
+    order: Order
     attached: Attached  # of the first line
     lines: list[Line] = field(default_factory=list)
+
+    @property
+    def engine(self) -> Engine:
+        """Where the lines are."""
+        return self.order.engine
 
 
 @dataclass(slots=True, eq=False)

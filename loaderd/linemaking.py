@@ -3,36 +3,41 @@
 import contextlib
 import threading
 import time
-from collections.abc import Container
+from collections.abc import Callable, Container
 from functools import partial
-
-import numpy as np
-from numpy.typing import NDArray
 
 from loaderd.engine import Engine
 from loaderd.errands import Errands, do_all
 from loaderd.errors import Refused, ShuttingDown
 from loaderd.failures import error_text
-from loaderd.linebook import Book, Key, Seat
+from loaderd.linebook import Book, Group, Key, Order, Seat
+from loaderd.patience import Patience, allowed_s
 from loaderd.plans.chunks import METHOD_OF
 from loaderd.production import Deliver
-from loaderd.protocol import Attach, Attached, ErrorReply
+from loaderd.protocol import Attached, ErrorReply
 from loaderd.seating import Seating, Todo
 from loaderd.sharing import Line
-from loaderd.slots import WAIT_S
 from loaderd.stores import Stores
 
 AGAIN_S = 0.25  # between two tries to open a line there was no room for
 _LOOK_S = 0.01  # between two looks at lines that are to end
-_SETTLE_S = 1.0  # that one follower waits for others to release, before a line gets smaller
 
 
 class LineMaker:
     """Opens lines for sessions, within fair shares of the arena."""
 
-    def __init__(self, stores: Stores, book: Book, seating: Seating, deliver: Deliver) -> None:
-        """`deliver`: to a session, in its own numbers."""
+    def __init__(
+        self,
+        stores: Stores,
+        book: Book,
+        seating: Seating,
+        deliver: Deliver,
+        clock: Callable[[], float] = time.monotonic,
+        pause: Callable[[float], None] = time.sleep,
+    ) -> None:
+        """`deliver`: to a session, in its own numbers.  `clock` in seconds."""
         self._stores, self._book, self._seating = stores, book, seating
+        self._clock, self._pause = clock, pause
         self._arena, self._deliver = stores.arena, deliver
         self.opening = threading.Lock()  # one line at a time: each takes memory
         self._openings = Errands("share-open")
@@ -54,99 +59,109 @@ class LineMaker:
         session.wants = True
         self._openings.put(partial(self._open_for, session))
 
-    def open_line(
-        self,
-        key: Key,
-        engine: Engine,
-        request: Attach,
-        ids: NDArray[np.int64] | None,
-        cut: bool = True,
-    ) -> tuple[Attached, Line]:
+    def open_line(self, key: Key, order: Order, cut: bool = True) -> tuple[Attached, Line]:
         """A line with a fair share of the arena; lines that have more go on with less, if `cut`.
 
         Raises Refused, StoreError.  One at a time: `opening` is held.
         """
-        share = self._book.fair_share(key)
-        self._stores.gather(engine, share, self._book.is_busy)
-        if cut and share and engine.broker.available() < share:
-            self._cut_down(share, sparing=METHOD_OF)  # what they hold would be read again
-            self._stores.gather(engine, share, self._book.is_busy)
+        share, broker = self._book.fair_share(key), order.engine.broker
+        self._stores.gather(order.engine, share, self._book.is_busy)
+        stubborn: set[int] = set()
+        if cut and share and broker.available() < share:
+            stubborn = self._cut_down(order, share, METHOD_OF)  # what they hold: read again
+            self._stores.gather(order.engine, share, self._book.is_busy)
         try:
-            return self._take_line(engine, request, ids, share)
+            return self._take_line(order, share)
         except Refused:
-            if share == 0 or not cut:
+            if share == 0:
                 raise
-        self._cut_down(share)
-        self._stores.gather(engine, self._arena.num_slots, self._book.is_busy)
-        return self._take_line(engine, request, ids, 0)  # it may need more than its share
+        if cut:
+            self._cut_down(order, share, (), stubborn)
+        self._stores.gather(order.engine, self._arena.num_slots, self._book.is_busy)
+        return self._take_line(order, 0)  # it may need more than its share
 
-    def _take_line(
-        self, engine: Engine, request: Attach, ids: NDArray[np.int64] | None, share: int
-    ) -> tuple[Attached, Line]:
+    def _take_line(self, order: Order, share: int) -> tuple[Attached, Line]:
+        engine = order.engine
         limit = engine.broker.at_most(share) if share else contextlib.nullcontext()
         with limit:
-            attached = engine.attach(request, ids)
+            attached = engine.attach(order.request, order.ids)
         depth = engine.depth(attached.session)
         if engine.holds_all(attached.session):
             share = 0  # nothing is gained by opening it anew when there is room for more
         return attached, Line(attached.session, attached.num_steps, depth, share)
 
-    def _cut_down(self, share: int, sparing: Container[str] = ()) -> None:
+    def _cut_down(
+        self, order: Order, share: int, sparing: Container[str], tried: Container[int] = ()
+    ) -> set[int]:
         """Lines with more than `share` slots end, and others go on in their place.
 
         sparing   plans whose lines stay as they are
+        tried     lines whose followers have not released in time before
+
+        Nothing is done where that makes no room for what is ordered.  Returns the lines that stay,
+        as their followers do not release what they hold.
         """
         statuses = [line for engine in self._stores.all() for line in engine.status()[1]]
-        held = {line.session: line.held_bytes for line in statuses}
-        most = share * self._arena.slot_bytes
+        held = {line.session: line.held_bytes // self._arena.slot_bytes for line in statuses}
         with self._book.lock:
-            spared = {
-                line.number
-                for key, group in self._book.groups.items()
-                if key.plan in sparing
-                for line in group.lines
-            }
             ranks = self._book.num_ranks()
             large = [
                 line
-                for n, line in self._book.lines.items()
-                if held.get(n, 0) * ranks[n] > most and n not in spared
+                for key, group in self._book.groups.items()
+                if key.plan not in sparing and group.order.again and group.order.least <= share
+                for line in group.lines
+                if held.get(line.number, 0) * ranks[line.number] > share
+                if line.number not in tried
             ]
+            pooled = sum(engine.broker.pooled() for engine in self._stores.all())
+            gain = sum(held[line.number] - share // ranks[line.number] for line in large)
+            if pooled + gain < order.least:
+                return set()
             for line in large:
                 line.closing = True
-        end = time.monotonic() + WAIT_S
-        since: dict[int, float] = {}  # that one waits while another one holds something
-        while large and time.monotonic() < end:
-            for line in list(large):
+        return self._settle(large, partial(self._replace, share=share))
+
+    def _settle(self, lines: list[Line], then: Callable[[Line], None]) -> set[int]:
+        """Wait until nothing is lent of lines that are closing, and do something with each.
+
+        Returns those whose followers stopped releasing: they go on.
+        """
+        left, stubborn = {line: self._patience(line) for line in lines}, set()
+        while left:
+            now = self._clock()
+            for line, wait in list(left.items()):
                 with self._book.lock:
-                    waits = any(not f.held for f in line.live)
-                begun = since.setdefault(line.number, time.monotonic()) if waits else None
-                if not line.lent or (begun and time.monotonic() > begun + _SETTLE_S):
-                    self._replace(line, share)
-                    large.remove(line)
-            time.sleep(_LOOK_S)
-        for line in large:
-            self._replace(line, share)
+                    idle = not line.lent
+                    ended = idle or wait.is_over(line, now)
+                    if ended and not idle:
+                        line.closing = False
+                        self._seating.send(line.due())
+                if idle:
+                    then(line)
+                elif ended:
+                    stubborn.add(line.number)
+                if ended:
+                    del left[line]
+            if left:
+                self._pause(_LOOK_S)
+        return stubborn
+
+    def _patience(self, line: Line) -> Patience:
+        """As long as a release usually takes the slowest of those who hold any."""
+        with self._book.lock:
+            holders = [self._book.sessions[f.number] for f in line.followers.values() if f.held]
+            times = [(s.batches, s.meter.times()["ready_ns"] / 1e9) for s in holders]
+            longest = max((allowed_s(*t) for t in times), default=0)
+            return Patience(line, self._clock(), longest)
 
     def _replace(self, line: Line, share: int) -> None:
         """A smaller line in the place of a larger one; not where a follower still holds some."""
-        with self._book.lock:
-            line.closing = False
-            if line.number not in self._book.lines:
-                return
-            if line.lent:
-                self._seating.send(line.due())
-                return
-            key, group = next((k, g) for k, g in self._book.groups.items() if line in g.lines)
-            end = self._book.take_down(group, line)
-            orphans = [s for s in self._book.sessions.values() if s.line is line]
-            for session in orphans:
-                session.line = None
-                if not line.followers[session.number].active:
-                    session.step = line.num_steps  # nothing is wanted before the next start
-        end()
+        ended = self._end(line)
+        if ended is None:
+            return
+        group, orphans = ended
         try:
-            _, smaller = self._take_line(group.engine, group.request, group.ids, share)
+            _, smaller = self._take_line(group.order, share)
         except Exception:
             self._rehouse(orphans, line)
             return
@@ -161,11 +176,30 @@ class LineMaker:
             gone = not smaller.followers  # all of them, while it was opened
             if gone:
                 end = self._book.take_down(group, smaller)
-                self._book.forget_group(key)
+                self._book.forget_group(group.key)
         if gone:
             end()
         elif start is not None:
             self._seating.command(group.engine.start, start)
+
+    def _end(self, line: Line) -> tuple[Group, list[Seat]] | None:
+        """A line ends, and who was there has none; None where it has gone, or something is lent."""
+        with self._book.lock:
+            line.closing = False
+            if line.number not in self._book.lines:
+                return None
+            if line.lent:
+                self._seating.send(line.due())
+                return None
+            group = next(g for g in self._book.groups.values() if line in g.lines)
+            end = self._book.take_down(group, line)
+            orphans = [s for s in self._book.sessions.values() if s.line is line]
+            for session in orphans:
+                session.line = None
+                if not line.followers[session.number].active:
+                    session.step = line.num_steps  # nothing is wanted before the next start
+        end()
+        return group, orphans
 
     def _rehouse(self, sessions: list[Seat], line: Line) -> None:
         """Each looks for a line by itself."""
@@ -192,19 +226,38 @@ class LineMaker:
             return
         try:
             with self.opening:
-                _, line = self.open_line(
-                    session.key, group.engine, group.request, group.ids, not again
-                )
+                _, line = self.open_line(session.key, group.order, not again)
         except ShuttingDown:
             return
         except Refused:
-            retry = partial(self._open_for, session, again=True)
-            self._openings.put_later(retry, AGAIN_S)
+            if not (again and self._take_turn(session)):
+                self._openings.put_later(partial(self._open_for, session, again=True), AGAIN_S)
             return
         except Exception as error:
             self._tell(session, error)
             return
         self._seat_at(session, line, group.engine)
+
+    def _take_turn(self, session: Seat) -> bool:
+        """A line of the session's own kind that has served long ends; who was there waits in turn.
+
+        Whether one has: the session is the next to open one.
+        """
+        ended: list[Line] = []
+        with self.opening:
+            with self._book.lock:
+                if (group := self._book.groups.get(session.key)) is None:
+                    return False
+                lines = [x for x in group.lines if x.may_end and x not in session.left][:1]
+                for line in lines:
+                    line.closing, line.asked = True, line.served
+            self._settle(lines, ended.append)
+            for line in ended:
+                if (found := self._end(line)) is not None:
+                    self._openings.put(partial(self._open_for, session, again=True))
+                    self._rehouse(found[1], line)
+                    return True
+        return False
 
     def _seat_at(self, session: Seat, line: Line, engine: Engine) -> None:
         with self._book.lock:
