@@ -24,6 +24,7 @@ from loaderd.linebook import Book, Group, Key, Order, Seat
 from loaderd.linemaking import AGAIN_S, LineMaker
 from loaderd.linewatch import LineWatch
 from loaderd.meter import add_counts
+from loaderd.plans.chunks import METHOD_OF
 from loaderd.production import Deliver, Out
 from loaderd.protocol import (
     Attach,
@@ -107,12 +108,18 @@ class Exchange:
         alone = number if timed or not kept else 0
         key = Key(resolved, request.rank, request.world_size, request.plan, alone)
         with self._maker.opening:
-            if (attached := self._join(number, key, request)) is not None:
+            hopwise = request.plan in METHOD_OF  # their lines do not get wider: another one first
+            if (attached := self._join(number, key, request, 2 if hopwise else 1)) is not None:
                 return attached
             slot_bytes = self.arena.slot_bytes
             least = least_slots(engine.store.manifest, request, resolved, seeds, slot_bytes)
             order = Order(engine, request, seeds, least, kept)
-            attached, line = self._maker.open_line(key, order)
+            try:
+                attached, line = self._maker.open_line(key, order)
+            except Refused:
+                if (joined := self._join(number, key, request, 1)) is None:
+                    raise
+                return joined
             with self._book.lock:
                 ids = seeds.copy() if seeds is not None and kept else None
                 order = order._replace(ids=ids)
@@ -120,8 +127,8 @@ class Exchange:
                 self._seating.seat(number, key, group, line, attached.window)
         return structs.replace(attached, session=number)
 
-    def _join(self, number: int, key: Key, request: Attach) -> Attached | None:
-        """Take a place at a line that is there; None where there is none."""
+    def _join(self, number: int, key: Key, request: Attach, least: int) -> Attached | None:
+        """Take a place at a line that lends so many batches, at least; None where there is none."""
         with self._book.lock:
             group = self._book.groups.get(key)
             lines = [] if group is None else list(group.lines)
@@ -131,7 +138,8 @@ class Exchange:
             depth = group.engine.depth(line.number)
             with self._book.lock:
                 line.depth = max(1, depth)
-                if line.number in self._book.lines and line.has_room():
+                here = line.number in self._book.lines
+                if here and line.has_room() and line.depth >= least:
                     window = request.window or group.attached.window
                     self._seating.seat(number, key, group, line, window)
                     return structs.replace(
