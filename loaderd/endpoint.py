@@ -100,7 +100,9 @@ def _take_lock(endpoint: Endpoint) -> int:
         try:
             holder = os.pread(lock, 64, 0)
             if holder.strip() and not holder.strip().isdigit():
-                raise EndpointInUse(f"{path}: is a file, expected a free path")
+                raise EndpointInUse(
+                    f"{path}: something else stands there, expected a free path; choose another one"
+                )
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -123,7 +125,9 @@ def _remove_stale(endpoint: Endpoint, path: Path) -> None:
     """Remove a socket that nobody listens to."""
     if not path.is_socket():
         if path.exists() or path.is_symlink():
-            raise EndpointInUse(f"{path}: is a file, expected a free path")
+            raise EndpointInUse(
+                f"{path}: something else stands there, expected a free path; choose another one"
+            )
         return
     if _is_alive(path):
         raise EndpointInUse(f"{endpoint}: another process listens at {path}; choose another one")

@@ -34,7 +34,8 @@ def store_text(store: StoreStatus) -> str:
     """A store in a line."""
     return (
         f"{store.path} (store {store.name}, fingerprint {store.fingerprint}), {store.io_mode}, "
-        f"{store.sessions} sessions" + (", no longer served to others" if store.retired else "")
+        f"{store.sessions} session{'s' * (store.sessions != 1)}"
+        + (", no longer served to others" if store.retired else "")
     )
 
 
@@ -67,15 +68,15 @@ def status_text(reply: StatusReply) -> str:
 def _sessions_text(sessions: Iterable[SessionStatus]) -> str:
     rows: list[tuple[str, ...]] = [
         (
-            "session", "owner", "plan", "seeds", "epoch", "step", "of", "in flight", "window",
-            "done", "held",
+            "session", "owner", "store", "plan", "seeds", "epoch", "step", "of", "in flight",
+            "window", "done", "held",
         )
     ]  # fmt: skip
     for s in sessions:
         numbers = (s.epoch, s.step, s.num_steps, s.in_flight, s.window, s.batches)
         held = format_bytes(s.held_bytes)
-        rows.append((str(s.session), s.owner, s.plan, s.seeds, *map(str, numbers), held))
-    return "\n".join(table(rows, frozenset({0, *range(4, 11)}))) if rows[1:] else "no sessions"
+        rows.append((str(s.session), s.owner, s.store, s.plan, s.seeds, *map(str, numbers), held))
+    return "\n".join(table(rows, frozenset({0, *range(5, 12)}))) if rows[1:] else "no sessions"
 
 
 def duration(seconds: float) -> str:

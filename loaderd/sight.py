@@ -46,6 +46,7 @@ class SessionRates(msgspec.Struct, frozen=True):
     rows_s: float
     starved: float | None  # share of its time without a finished batch; None: no run was open
     limit: str
+    store: str
 
 
 class Rates(msgspec.Struct, frozen=True):
@@ -108,7 +109,7 @@ def _session_rates(
     return SessionRates(
         after.session, after.plan, after.seeds, after.epoch, after.step, after.num_steps,
         after.in_flight, after.window, more("batches") / seconds, more("rows") / seconds,
-        starved, _limit(starved, slowest),
+        starved, _limit(starved, slowest), after.store,
     )  # fmt: skip
 
 

@@ -37,7 +37,10 @@ def decimal(bytes_s: float) -> str:
 def frame(rates: Rates, status: StatusReply, width: int) -> RenderableType:
     """One picture."""
     return Group(
-        _head(status), _tiles(rates, width), _sessions(rates, width), _ledger(status, width)
+        _head(status),
+        _tiles(rates, width),
+        _sessions(rates, width, len(status.stores) > 1),
+        _ledger(status, width),
     )
 
 
@@ -76,12 +79,15 @@ def _tiles(rates: Rates, width: int) -> Table:
     return grid
 
 
-def _sessions(rates: Rates, width: int) -> RenderableType:
+def _sessions(rates: Rates, width: int, several: bool) -> RenderableType:
     if not rates.sessions:
         return Panel(Text("no sessions", style="dim"))
     wide = width >= _WIDE
+    several = several and wide
     table = Table(expand=True, box=None, header_style="dim", pad_edge=False)
     table.add_column("session", justify="right", no_wrap=True)
+    if several:
+        table.add_column("store", no_wrap=True, overflow="ellipsis", ratio=1)
     table.add_column("plan", no_wrap=True)
     if wide:
         table.add_column("seeds", no_wrap=True, overflow="ellipsis", max_width=24)
@@ -92,12 +98,12 @@ def _sessions(rates: Rates, width: int) -> RenderableType:
     table.add_column("none ready", justify="right", no_wrap=True)
     table.add_column("limits", no_wrap=True)
     for s in rates.sessions:
-        table.add_row(*_cells(s, wide))
+        table.add_row(*_cells(s, wide, several))
     return Panel(table)
 
 
-def _cells(s: SessionRates, wide: bool) -> list[RenderableType]:
-    cells: list[RenderableType] = [str(s.session), s.plan]
+def _cells(s: SessionRates, wide: bool, several: bool) -> list[RenderableType]:
+    cells: list[RenderableType] = [str(s.session), *([Text(s.store)] if several else []), s.plan]
     if wide:
         cells.append(Text(s.seeds))
     cells += [
@@ -113,7 +119,7 @@ def _cells(s: SessionRates, wide: bool) -> list[RenderableType]:
 def _ledger(status: StatusReply, width: int) -> RenderableType:
     budget = max(1, status.budget_bytes)
     table = Table(expand=True, box=None, show_header=False, pad_edge=False)
-    table.add_column(no_wrap=True, overflow="ellipsis", max_width=34)
+    table.add_column(no_wrap=True, overflow="ellipsis", max_width=56 if width >= _WIDE else 34)
     table.add_column(justify="right", no_wrap=True)
     table.add_column(justify="right", no_wrap=True)
     table.add_column(no_wrap=True)

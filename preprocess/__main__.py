@@ -155,19 +155,19 @@ def _one_line_errors(events: bool = False) -> Iterator[None]:
 
 
 def _size(text: str) -> int:
-    """A size as people write it, for options."""
+    """A size as people write it, for options.  Raises BadInput."""
     try:
         return parse_bytes(text)
     except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
+        raise BadInput(str(error)) from error
 
 
 def _shares(text: str) -> tuple[float, ...]:
-    """Numbers between commas, for options."""
+    """Numbers between commas, for options.  Raises BadInput."""
     try:
         return tuple(float(part) for part in text.split(",")) if text else ()
     except ValueError as error:
-        raise typer.BadParameter(f"{text!r}: expected shares such as 0.6,0.2,0.2") from error
+        raise BadInput(f"--split {text!r}: expected shares such as 0.6,0.2,0.2") from error
 
 
 PartitionerOption = Annotated[

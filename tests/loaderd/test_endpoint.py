@@ -136,7 +136,7 @@ def test_somebody_else_who_listens_is_left_alone(endpoint, which):
 def test_a_file_of_somebody_elses_is_left_alone(endpoint, which):
     path = getattr(endpoint, which)
     path.write_text("important")
-    with pytest.raises(EndpointInUse, match=f"{path}: is a file"), claim(endpoint):
+    with pytest.raises(EndpointInUse, match=f"{path}: something else"), claim(endpoint):
         pass
     assert path.read_text() == "important"
 

@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 import pytest
 import typer
+from msgspec import structs
 from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
 from typer.testing import CliRunner
@@ -30,7 +31,7 @@ from loaderd.sight import Look, compare
 from loaderd.top import decimal, frame
 from tests.daemons import ROOT, stop
 from tests.loaderd.shell import Client
-from tests.loaderd.statuses import MS, later, status
+from tests.loaderd.statuses import MS, STORE, later, status
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "google-chrome", "chrome"))), None)
 
@@ -181,6 +182,14 @@ def test_top_fits_its_terminal(width):
         assert "4/8" in text
         assert "session 3, out of the pools" in text
     assert ("split:train" in text) == (width >= 110)
+
+
+def test_top_says_whose_sessions_are_of_several_stores():
+    before = status(stores=(STORE, structs.replace(STORE, name="other")))
+    console = Console(width=140, record=True, file=io.StringIO())
+    console.print(frame(compare(Look(0, before), Look(1, before)), before, 140))
+    (line,) = (s for s in console.export_text().splitlines() if "minibatch" in s)
+    assert line.split()[1:4] == ["3", "store", "minibatch"]
 
 
 def test_rates_are_decimal():

@@ -20,10 +20,12 @@ def test_a_ledger_is_an_aligned_table_with_its_sum():
 def test_a_status_says_store_memory_sessions_and_counters():
     text = status_text(STATUS)
     for line in (
-        "/data/a (store a, fingerprint f00d), O_DIRECT, 1 sessions",
+        "/data/a (store a, fingerprint f00d), O_DIRECT, 1 session",
         "pid 77, up 1:02:05",
-        "session  owner  plan       seeds        epoch  step  of  in flight  window  done  held",
-        "      3  ann    minibatch  split:train      2     5  10          2       8    25    5M",
+        "session  owner  store  plan       seeds        epoch  step  of  in flight  window  done  "
+        "held",
+        "      3  ann           minibatch  split:train      2     5  10          2       8    25  "
+        "  5M",
         "bytes_read  123,456,789",
     ):
         assert line in text.splitlines()
