@@ -4,6 +4,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -32,7 +33,8 @@ class BatchArrays:
     e_id: NDArray[np.int64] | None  # (num_edges,) where asked for
     nodes_per_hop: tuple[int, ...]
     edges_per_hop: tuple[int, ...]
-    rows: dict[str, NDArray[Any]]  # by name: (num_nodes, *row_shape); bfloat16 as uint16
+    rows: dict[str, NDArray[Any]]  # by name: (num_nodes or num_edges, *row_shape); bfloat16
+    # as uint16
     ends: NDArray[np.int64] | None = None  # local ends of seed edges and negatives
     trees: NDArray[np.int64] | None = None  # (num_nodes,) where edges are sampled up to a time
     times: NDArray[np.int64] | None = None  # (num_seeds,) likewise
@@ -53,7 +55,9 @@ class BatchReader:
         blob = ready.structure
         named = {array.name: array for array in blob.arrays}
         num_nodes = sum(ready.nodes_per_hop)
-        self._announce(ready, [num_nodes] * len(self._session.attached.rows))
+        counts = (num_nodes, named["src"].length)
+        specs = self._session.attached.rows
+        self._announce(ready, [counts[bool(spec.relation)] for spec in specs])
         batch = BatchArrays(
             epoch=ready.epoch,
             step=step,
@@ -64,18 +68,20 @@ class BatchReader:
             e_id=self._wide(blob, named["e_id"]) if "e_id" in named else None,
             nodes_per_hop=ready.nodes_per_hop,
             edges_per_hop=tuple(sum(edges) for edges in ready.edges_per_hop),
-            rows=self._empty_rows(num_nodes),
+            rows={spec.name: self._room(spec, counts[bool(spec.relation)]) for spec in specs},
             **{
                 name: self._wide(blob, named[name])
                 for name in ("ends", "trees", "times")
                 if name in named
             },
         )
-        group = ready.rows
-        self._gather(group, batch.rows)
+        group, gather = ready.rows, self._gather
+        if self._session.attached.resolved.edge_features:
+            gather = partial(self._gather_items, num_nodes)
+        gather(group, batch.rows)
         while not group.last:
             group = self._session.receive_rows(step, group.group + 1)
-            self._gather(group, batch.rows)
+            gather(group, batch.rows)
         return batch
 
     def close(self) -> None:
@@ -113,9 +119,6 @@ class BatchReader:
                 edge += num_edges
         return edge_index
 
-    def _empty_rows(self, num_nodes: int) -> dict[str, NDArray[Any]]:
-        return {spec.name: self._room(spec, num_nodes) for spec in self._session.attached.rows}
-
     def _gather(self, group: RowGroup, rows: dict[str, NDArray[Any]]) -> None:
         """Copy one row group to its places, then release it."""
         named = {array.name: array for array in group.blob.arrays}
@@ -130,6 +133,33 @@ class BatchReader:
             for start, addresses in self._views(group.blob, named[f"address:{spec.name}"]):
                 self._gather_piece(spec, addresses, start, positions, out)
         self._release(group)
+
+    def _gather_items(self, num_nodes: int, group: RowGroup, rows: dict[str, NDArray[Any]]) -> None:
+        """The same where edges have rows: a group's items are nodes, or edges numbered on."""
+        named = {array.name: array for array in group.blob.arrays}
+        positions = self._narrow(group.blob, named["positions"]) if "positions" in named else None
+        for spec in self._session.attached.rows:
+            out, to, mine = rows[spec.name].reshape(-1).view(np.uint8), None, None
+            if positions is not None:
+                mine = (positions >= num_nodes) == bool(spec.relation)
+                to = positions[mine] - np.uint32(num_nodes * bool(spec.relation))
+            if came := named.get(f"rows:{spec.name}"):
+                self._land(spec, group.blob, came, to, out)
+                continue
+            addresses = self._narrow(group.blob, named[f"address:{spec.name}"])
+            if mine is None:
+                picked = addresses[num_nodes:] if spec.relation else addresses[:num_nodes]
+            else:
+                picked = addresses[mine]
+            self._gather_piece(spec, picked, 0, to, out)
+        self._release(group)
+
+    def _narrow(self, blob: Blob, array: BlobArray) -> NDArray[Any]:
+        """In its own dtype; in place where it lies in one piece."""
+        pieces = list(self._views(blob, array))
+        if len(pieces) == 1:
+            return pieces[0][1]
+        return self._copy(blob, array, np.empty(array.length, array.dtype))
 
     def _announce(self, ready: BatchReady, num_rows: Sequence[int]) -> None:
         """Say what comes, before room is asked for; `num_rows` of each row array."""

@@ -97,10 +97,14 @@ def to_blocks(layers: Sequence[Mfg | HeteroMfg], batch: Batch | HeteroBatch, dgl
             for r, m in layer.relations.items():
                 if m.e_id is not None:
                     block.edges[r].data[dgl.EID] = m.e_id
+                for name, values in m.edge_features.items():
+                    block.edges[r].data[name] = values
         else:
             block = dgl.create_block((layer.src, layer.dst), layer.num_src, layer.num_dst)
             if layer.e_id is not None:
                 block.edata[dgl.EID] = layer.e_id
+            for name, values in layer.edge_features.items():
+                block.edata[name] = values
         blocks.append(block)
     if isinstance(batch, HeteroBatch):
         for name, ids in batch.n_id.items():

@@ -40,6 +40,8 @@ class HeteroBatch(TensorRecord):
     # where edges are sampled up to a time: nodes are not shared between seeds
     batch: dict[str, Tensor] | None = None  # int64 (nodes,) place of the seed in the batch
     seed_time: Tensor | None = None  # int64 (batch_size,)
+    # rows of the edges by relation and the name of their array, where asked for
+    edge_features: dict[EdgeType, dict[str, Tensor]] = field(default_factory=dict)
 
     @property
     def num_nodes(self) -> dict[str, int]:
@@ -63,7 +65,14 @@ def to_hetero_batch(arrays: HeteroArrays, attached: Attached) -> HeteroBatch:
     node_at, edge_at = arrays.node_starts.tolist(), arrays.edge_starts.tolist()
     e_id = None if arrays.e_id is None else torch.from_numpy(arrays.e_id)
     named: dict[str, dict[str, dict[str, Tensor]]] = {"x": {}, "y": {}, "": {}}
+    edge_features: dict[EdgeType, dict[str, Tensor]] = {}
+    relation_of = {"__".join(r): r for r in attached.relations}
     for spec in attached.rows:
+        if spec.relation:
+            name = spec.name.removeprefix(f"{spec.relation}.")
+            tensor = to_tensor(arrays.rows[spec.name], spec.dtype, False)
+            edge_features.setdefault(relation_of[spec.relation], {})[name] = tensor
+            continue
         name = spec.name.removeprefix(f"{spec.node_type}.")
         tensor = to_tensor(arrays.rows[spec.name], spec.dtype, name == "y")
         kind = name if name in ("x", "y") else ""
@@ -92,4 +101,5 @@ def to_hetero_batch(arrays: HeteroArrays, attached: Attached) -> HeteroBatch:
         if trees is None
         else {name: trees[node_at[i] : node_at[i + 1]] for i, name in enumerate(attached.types)},
         seed_time=None if arrays.times is None else torch.from_numpy(arrays.times),
+        edge_features=edge_features,
     )

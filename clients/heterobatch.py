@@ -32,7 +32,8 @@ class HeteroArrays:
     e_id: NDArray[np.int64] | None  # (num_edges,), relation by relation, where asked for
     nodes_per_hop: NDArray[np.int64]  # (num_types, hops + 1)
     edges_per_hop: NDArray[np.int64]  # (num_relations, hops)
-    rows: dict[str, NDArray[Any]]  # by name: (nodes of the type, *row_shape); bfloat16 as uint16
+    rows: dict[str, NDArray[Any]]  # by name: (nodes of the type, or edges of the relation,
+    # *row_shape); bfloat16 as uint16
     ends: NDArray[np.int64] | None = None  # local ends of seed edges and negatives, in their types
     trees: NDArray[np.int64] | None = None  # (num_nodes,) as `n_id`, where sampled up to a time
     times: NDArray[np.int64] | None = None  # (num_seeds,) likewise
@@ -60,7 +61,11 @@ class HeteroReader(BatchReader):
         attached = session.attached
         self._type_of = {name: i for i, name in enumerate(attached.types)}
         self._src_types = [self._type_of[src] for src, _, _ in attached.relations]
-        self._row_types = [self._type_of[spec.node_type] for spec in attached.rows]
+        relations = {"__".join(r): len(self._type_of) + i for i, r in enumerate(attached.relations)}
+        self._row_types = [
+            relations[spec.relation] if spec.relation else self._type_of[spec.node_type]
+            for spec in attached.rows
+        ]
         edges = attached.resolved.edges
         self._triplets = edges is not None and edges.negatives == "triplet"
 
@@ -76,7 +81,10 @@ class HeteroReader(BatchReader):
         edge_starts = np.concatenate([[0], np.cumsum(per_hop.sum(axis=0))])
         n_id = self._pool.empty((places.order.size,), np.int64)
         n_id[:] = self._narrow(blob, named["n_id"])[places.order]
-        self._announce(ready, [places.nodes_of(t).size for t in self._row_types])
+        items = places
+        if self._session.attached.resolved.edge_features:
+            items = _with_edges(places, per_hop, edge_starts)
+        self._announce(ready, [items.nodes_of(t).size for t in self._row_types])
         batch = HeteroArrays(
             epoch=ready.epoch,
             step=step,
@@ -90,7 +98,7 @@ class HeteroReader(BatchReader):
             nodes_per_hop=self._count(ready, places),
             edges_per_hop=np.ascontiguousarray(per_hop.T),
             rows={
-                spec.name: self._room(spec, places.nodes_of(t).size)
+                spec.name: self._room(spec, items.nodes_of(t).size)
                 for spec, t in zip(self._session.attached.rows, self._row_types, strict=True)
             },
             ends=None if ends is None else places.place[ends],
@@ -98,18 +106,11 @@ class HeteroReader(BatchReader):
             times=self._wide(blob, named["times"]) if "times" in named else None,
         )
         group = ready.rows
-        self._gather_typed(group, places, batch.rows)
+        self._gather_typed(group, items, batch.rows)
         while not group.last:
             group = self._session.receive_rows(step, group.group + 1)
-            self._gather_typed(group, places, batch.rows)
+            self._gather_typed(group, items, batch.rows)
         return batch
-
-    def _narrow(self, blob: Blob, array: BlobArray) -> NDArray[Any]:
-        """In its own dtype; in place where it lies in one piece."""
-        pieces = list(self._views(blob, array))
-        if len(pieces) == 1:
-            return pieces[0][1]
-        return self._copy(blob, array, np.empty(array.length, array.dtype))
 
     def _trees(self, blob: Blob, named: dict[str, BlobArray], places: _Places) -> NDArray[np.int64]:
         trees = self._pool.empty((places.order.size,), np.int64)
@@ -249,3 +250,24 @@ class HeteroReader(BatchReader):
             positions[places.kind[positions] == node_type]
         ].astype(np.uint32)
         return mine
+
+
+def _with_edges(places: _Places, per_hop: NDArray[np.int64], starts: NDArray[np.int64]) -> _Places:
+    """Edges numbered on behind the nodes: relations are types that follow those of the nodes.
+
+    per_hop  int64 (hops, relations)
+    starts   int64 (relations + 1,)   of each relation's edges among all
+    """
+    num_nodes, num_types = places.kind.size, places.starts.size - 1
+    relations = np.arange(per_hop.shape[1])
+    kind = np.repeat(np.tile(relations, len(per_hop)), per_hop.reshape(-1))
+    order = np.argsort(kind, kind="stable")  # hop by hop within a relation
+    place = np.empty(kind.size, np.int64)
+    place[order] = np.arange(kind.size)
+    place -= starts[kind]
+    return _Places(
+        np.concatenate([places.kind.astype(np.int64), num_types + kind]),
+        np.concatenate([places.starts, num_nodes + starts[1:]]),
+        np.concatenate([places.order, (num_nodes + order).astype(np.uint32)]),
+        np.concatenate([places.place, place]),
+    )

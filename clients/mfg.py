@@ -4,8 +4,8 @@ Both count layers from the input: the first graph has the most nodes, and their 
 other way round from ours and PyG's, which count from the seeds (`layer_fanouts`).
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 
 import torch
@@ -30,6 +30,7 @@ class Mfg(TensorRecord):
     e_id: Tensor | None  # int64 (num_edges,) original edge ids, where asked for
     num_src: int
     num_dst: int
+    edge_features: dict[str, Tensor] = field(default_factory=dict)  # (num_edges, ...), likewise
 
     @property
     def indptr(self) -> Tensor:
@@ -56,7 +57,14 @@ def to_mfgs(batch: Batch) -> list[Mfg]:
     spans = _spans(batch.num_sampled_edges, batch.frontier)
     reach = list(accumulate(batch.num_sampled_nodes))
     layers = [
-        Mfg(src[low:high], dst[low:high], _piece(batch.e_id, low, high), reach[hop + 1], reach[hop])
+        Mfg(
+            src[low:high],
+            dst[low:high],
+            _piece(batch.e_id, low, high),
+            reach[hop + 1],
+            reach[hop],
+            _pieces(batch.edge_features, low, high),
+        )
         for hop, (low, high) in enumerate(spans)
     ]
     return layers[::-1]
@@ -76,6 +84,7 @@ def to_hetero_mfgs(batch: HeteroBatch) -> list[HeteroMfg]:
             found[relation] = Mfg(
                 src[low:high], dst[low:high], e_id, reach[relation[0]][hop + 1],
                 reach[relation[2]][hop],
+                _pieces(batch.edge_features.get(relation, {}), low, high),
             )  # fmt: skip
         layers.append(
             HeteroMfg(
@@ -95,6 +104,10 @@ def _spans(edges_per_hop: Sequence[int], frontier: str) -> list[tuple[int, int]]
 
 def _piece(values: Tensor | None, low: int, high: int) -> Tensor | None:
     return None if values is None else values[low:high]
+
+
+def _pieces(rows: Mapping[str, Tensor], low: int, high: int) -> dict[str, Tensor]:
+    return {name: values[low:high] for name, values in rows.items()}
 
 
 @dataclass(slots=True, repr=False)
@@ -126,6 +139,8 @@ class MiniBatch(TensorRecord):
     input_nodes: Tensor | dict[str, Tensor]  # original ids of all nodes
     sampled_subgraphs: list[SampledSubgraph] | list[dict[str, SampledSubgraph]]
     node_features: dict[str, Tensor] | dict[tuple[str, str], Tensor]
+    # of each layer, by name or by ("src:name:dst", name), where asked for
+    edge_features: list[dict[str, Tensor]] | list[dict[tuple[str, str], Tensor]]
 
 
 def to_minibatch(batch: Batch | HeteroBatch) -> MiniBatch:
@@ -136,12 +151,14 @@ def to_minibatch(batch: Batch | HeteroBatch) -> MiniBatch:
     if isinstance(batch, HeteroBatch):
         return _hetero_minibatch(batch)
     features = {"feat": batch.x} | batch.features if batch.x is not None else batch.features
+    layers = to_mfgs(batch)
     return MiniBatch(
         seeds=batch.n_id[: batch.batch_size],
         labels=None if batch.y is None else batch.y[: batch.batch_size],
         input_nodes=batch.n_id,
-        sampled_subgraphs=[_subgraph(mfg, batch.n_id, batch.n_id) for mfg in to_mfgs(batch)],
+        sampled_subgraphs=[_subgraph(mfg, batch.n_id, batch.n_id) for mfg in layers],
         node_features=features,
+        edge_features=[layer.edge_features for layer in layers],
     )
 
 
@@ -149,15 +166,24 @@ def _hetero_minibatch(batch: HeteroBatch) -> MiniBatch:
     kind, ids = batch.input_type, batch.n_id
     features = {(t, "feat"): x for t, x in batch.x.items()}
     features |= {(t, n): rows for t, own in batch.features.items() for n, rows in own.items()}
+    layers = to_hetero_mfgs(batch)
     return MiniBatch(
         seeds={kind: ids[kind][: batch.batch_size]},
         labels={kind: batch.y[kind][: batch.batch_size]} if kind in batch.y else None,
         input_nodes=ids,
         sampled_subgraphs=[
             {":".join(r): _subgraph(m, ids[r[0]], ids[r[2]]) for r, m in layer.relations.items()}
-            for layer in to_hetero_mfgs(batch)
+            for layer in layers
         ],
         node_features=features,
+        edge_features=[
+            {
+                (":".join(r), name): values
+                for r, mfg in own.relations.items()
+                for name, values in mfg.edge_features.items()
+            }
+            for own in layers
+        ],
     )
 
 

@@ -1,9 +1,10 @@
 """`NeighborLoader` as PyG has it, over a daemon: one changed line in a training script."""
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal
 
+from torch import Tensor
 from torch.utils.data import DataLoader
 from torch_geometric.data import Data, HeteroData
 
@@ -12,6 +13,7 @@ from clients.hetero import HeteroBatch, HeteroDataset
 from clients.torch import Batch, Fanouts, InputNodes, NeighborDataset, Times
 
 Transform = Callable[[Any], Any]  # of a Data or a HeteroData
+_FIELDS = {"edge_index", "edge_label", "edge_label_index", "edge_label_time"}  # of PyG's own
 
 
 class DaemonLoader(DataLoader[Any]):
@@ -100,6 +102,7 @@ class NeighborLoader(DaemonLoader):
         seed: int = 0,
         plan: str = "auto",
         return_e_id: bool = False,
+        edge_features: bool = False,
         replace: bool = False,
         weighted: bool = False,
         input_time: Times | None = None,
@@ -132,6 +135,7 @@ class NeighborLoader(DaemonLoader):
             input_type=node_type or "",
             shuffle=shuffle,
             return_e_id=return_e_id,
+            edge_features=edge_features,
             replace=replace,
             weighted=weighted,
             input_time=input_time,
@@ -185,7 +189,16 @@ def to_data(batch: Batch) -> Data:
     for name in ("e_id", "batch", "seed_time"):
         if (value := getattr(batch, name)) is not None:
             data[name] = value
+    data.update(edge_fields(batch.edge_features))
     return data
+
+
+def edge_fields(features: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Rows of edges as `edge_attr` where there is one array, else as `edge_<name>` each."""
+    if len(features) == 1:
+        return {"edge_attr": next(iter(features.values()))}
+    names = {name: name if name.startswith("edge_") else f"edge_{name}" for name in features}
+    return {f"edge_attr_{n}" if full in _FIELDS else full: features[n] for n, full in names.items()}
 
 
 def to_hetero_data(batch: HeteroBatch) -> HeteroData:
@@ -214,6 +227,7 @@ def to_hetero_data(batch: HeteroBatch) -> HeteroData:
         }  # fmt: skip
         if batch.e_id is not None:
             edges["e_id"] = batch.e_id[relation]
+        edges |= edge_fields(batch.edge_features.get(relation, {}))
         data[relation].update(edges)
     data.epoch, data.step = batch.epoch, batch.step
     return data

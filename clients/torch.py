@@ -55,6 +55,8 @@ class Batch(TensorRecord):
     # where edges are sampled up to a time: nodes are not shared between seeds
     batch: Tensor | None = None  # int64 (num_nodes,) place of its seed in the batch
     seed_time: Tensor | None = None  # int64 (batch_size,)
+    # rows of the edges by the name of their array, where asked for
+    edge_features: dict[str, Tensor] = field(default_factory=dict)  # (num_edges, ...)
 
     @property
     def num_nodes(self) -> int:
@@ -78,6 +80,7 @@ class SampledDataset(SteppedDataset[B_co]):
         input_type: str = "",
         shuffle: bool = True,
         return_e_id: bool = False,
+        edge_features: bool = False,
         rank: int = 0,
         world_size: int = 1,
         window: int = 0,
@@ -103,6 +106,8 @@ class SampledDataset(SteppedDataset[B_co]):
                         for each of them the same, or by (source type, name, target type), for each
                         of them: 0 leaves one out at a hop
         input_type      node type of the seeds, where the store has several
+
+        edge_features   rows of the sampled edges, of all arrays of edges that the store holds
 
         frontier   "new": a hop expands newly found nodes, as in PyG; "layer": all nodes found so
                    far, drawing anew, as in DGL
@@ -137,6 +142,7 @@ class SampledDataset(SteppedDataset[B_co]):
             shuffle=shuffle,
             seed=seed,
             return_e_id=return_e_id,
+            edge_features=edge_features,
             rank=rank,
             world_size=world_size,
             window=window,
@@ -197,6 +203,8 @@ def to_batch(arrays: BatchArrays, attached: Attached) -> Batch:
         spec.name: to_tensor(arrays.rows[spec.name], spec.dtype, spec.name == "y")
         for spec in attached.rows
     }
+    named = {s.name: s.name.removeprefix(f"{s.relation}.") for s in attached.rows if s.relation}
+    edge_features = {name: rows.pop(full) for full, name in named.items()}
     return Batch(
         x=rows.pop("x", None),
         y=rows.pop("y", None),
@@ -213,4 +221,5 @@ def to_batch(arrays: BatchArrays, attached: Attached) -> Batch:
         batch=None if arrays.trees is None else torch.from_numpy(arrays.trees),
         seed_time=None if arrays.times is None else torch.from_numpy(arrays.times),
         frontier=attached.resolved.frontier,
+        edge_features=edge_features,
     )

@@ -15,6 +15,7 @@ from loaderd.hyper import Hyper, StructureArea
 from loaderd.hypercut import HyperCut
 from loaderd.ledger import (
     Budget,
+    EdgeItems,
     EngineSettings,
     ServedRows,
     SessionNeed,
@@ -83,6 +84,7 @@ class Attachment:
         self.meter = Meter()
         self.closed = False
         self.edge_id_bytes = 0
+        self.edge_rows = plan.resolved.edge_features  # edges have rows, as nodes do
         self.hyper: Hyper | None = None  # where the plan is `hyperbatch`
         self.background_ended = False  # its threads have
         self.fits = False  # whether graph and rows stay in memory beside it
@@ -320,12 +322,7 @@ class Attachment:
             plan=self.plan.name,
             num_steps=self.plan.num_steps,
             window=self.window,
-            rows=tuple(
-                RowArraySpec(
-                    r.name, r.array.dtype, r.array.row_shape, r.array.row_bytes, r.node_type.name
-                )
-                for r in self.served
-            ),
+            rows=tuple(_spec(r) for r in self.served),
             types=tuple(t.name for t in manifest.types),
             relations=tuple((r.src, r.name, r.dst) for r in manifest.relations),
         )
@@ -377,3 +374,10 @@ class Attachment:
             f"scratch, {cut.rows} "
             f"slots of rows ({sum(cut.entries):,}), {cut.tables} of tables"
         )
+
+
+def _spec(rows: ServedRows) -> RowArraySpec:
+    """As the client is told of it."""
+    array, of_edges = rows.array, isinstance(rows.node_type, EdgeItems)
+    owner = ("", rows.node_type.name) if of_edges else (rows.node_type.name, "")
+    return RowArraySpec(rows.name, array.dtype, array.row_shape, array.row_bytes, *owner)

@@ -96,6 +96,7 @@ class Builder:
         expand(sampled, work)
         if job.cached:
             num = sampled.structure.num_nodes
+            assert not attachment.edge_rows
             for a, addresses in enumerate(work.addresses):
                 attachment.cached_rows.address(work.n_id, num, a, addresses)
             self._take_original(work, num)
@@ -108,6 +109,11 @@ class Builder:
         job.structure = structure
         job.structure_bytes = self.structure_bytes(structure, job.unit, attachment)
         self._take_original(work, structure.num_nodes)
+        job.num_items = structure.num_nodes
+        if attachment.edge_rows:
+            job.num_items += structure.num_edges
+            work.items[: structure.num_nodes] = work.n_id[: structure.num_nodes]
+            work.items[structure.num_nodes : job.num_items] = work.edge_ids[: structure.num_edges]
         if attachment.macro is not None:
             graph = attachment.macro.graph(job.unit)
             for a, addresses in enumerate(work.addresses):
@@ -115,7 +121,7 @@ class Builder:
             job.addressed = attachment.nothing_missing()
             return
         self._assembler.tick()
-        job.addressed = self._assembler.address(work, structure.num_nodes, 2 * attachment.window)
+        job.addressed = self._assembler.address(work, job.num_items, 2 * attachment.window)
 
     def _take_original(self, work: Workspace, num: int) -> None:
         np.take(self._original, work.n_id[:num], out=work.original[:num], mode="clip")
@@ -140,7 +146,7 @@ class Builder:
         assert job.structure is not None
         assert job.addressed is not None
         assert job.work is not None
-        work, num = job.work, job.structure.num_nodes
+        work, num = job.work, job.num_items
         copied = 0
         if placement.high > placement.low:
             copied = self._assembler.stage(
@@ -191,7 +197,7 @@ class Builder:
         missing = job.work.order[placement.low : placement.high]
         if placement.group > 0:
             return missing
-        in_place = self._assembler.in_place(job.work, job.structure.num_nodes)
+        in_place = self._assembler.in_place(job.work, job.num_items)
         return np.concatenate([in_place, missing])
 
     def _structure_arrays(self, job: Job, attachment: Attachment) -> list[tuple[str, NDArray[Any]]]:

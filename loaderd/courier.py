@@ -152,7 +152,8 @@ class Courier:
         its array when it has been sent.  Raises Refused: a buffer does not hold a row."""
         self.session, self.frames = attached.session, frames
         self._specs, self._window, self._credit = attached.rows, attached.window, credit
-        self._typed = len(attached.types) > 1  # not all nodes have rows of all arrays
+        # not all nodes have rows of all arrays, or edges have rows
+        self._typed = len(attached.types) > 1 or attached.resolved.edge_features
         widest = max((s.row_bytes for s in attached.rows), default=0)
         if widest > frames.capacity:
             raise Refused(

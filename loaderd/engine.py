@@ -23,7 +23,7 @@ from loaderd.errors import Refused, SessionLost, ShuttingDown
 from loaderd.hopdesk import HopDesk
 from loaderd.hopfiles import hop_files
 from loaderd.hyperdesk import HyperDesk
-from loaderd.ledger import EngineSettings, cut_slots, graph_wish, make_budget, served_rows
+from loaderd.ledger import EngineSettings, cut_slots, graph_wish, make_budget, rows_of, served_rows
 from loaderd.lookahead import Prospect
 from loaderd.macrofiles import MacroFiles, copied_files
 from loaderd.macrojob import Jobs
@@ -75,7 +75,7 @@ class Engine:
             self.budget = cut_slots(store.manifest, settings, slot_bytes, len(slots))
         self.commons, self.arena = commons, commons.arena
         self.deliver: Deliver = lambda _session, _message: None
-        self._served = served_rows(store.manifest)
+        self._served = rows_of(store.manifest, edges=True)
         self._stack = ExitStack()
         if self._own_commons:
             self._stack.callback(commons.close)
@@ -115,7 +115,8 @@ class Engine:
         )
         self._opening = Opening(
             self.store, self.settings, budget, self.broker, self.arena, self.reader,
-            len(relations), cache(lambda: MacroFiles(self.store, self._served, first_copied)),
+            len(relations),
+            cache(lambda: MacroFiles(self.store, served_rows(manifest), first_copied)),
             Jobs(),
         )  # fmt: skip
         self._hops = HopDesk(

@@ -57,6 +57,9 @@ class HyperDesk:
         Raises Refused.
         """
         opening, production = self._opening, self._production
+        if attachment.edge_rows:  # batches are built one by one
+            self._fall_back(attachment)
+            return
         crew = Crew(
             attachment.workspaces,
             production.later,
@@ -67,16 +70,21 @@ class HyperDesk:
         if request.plan == "auto" and seen.choice() != HyperbatchPlan.name:
             cut = None
         if cut is None or not self._take(attachment, cut):
-            attachment.fall_back(
-                opening.store.manifest, opening.broker, opening.arena, opening.budget.row_blocks,
-                opening.settings,
-            )  # fmt: skip
+            self._fall_back(attachment)
             return
         attachment.take_quota(opening.broker, cut.quota)
         attachment.hyper = Hyper(
             attachment.plan, self._sampler(attachment, crew), attachment.row_cache,
             attachment.areas, cut.size, cut.chunk, _Hand(production, session, attachment),
             self._trace,
+        )  # fmt: skip
+
+    def _fall_back(self, attachment: Attachment) -> None:
+        """Plain minibatches."""
+        opening = self._opening
+        attachment.fall_back(
+            opening.store.manifest, opening.broker, opening.arena, opening.budget.row_blocks,
+            opening.settings,
         )  # fmt: skip
 
     def prospect(self, attachment: Attachment, asked: int) -> Prospect:

@@ -1,5 +1,6 @@
 """Where `--mem` goes: the tables that stay, the arena's slots, and what a session takes of them."""
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,11 +41,19 @@ class EngineSettings:
     reserve_bytes: int = 0  # for tables of stores that are opened later
 
 
+class EdgeItems(NamedTuple):
+    """The edges of a relation as items: numbered behind all nodes, relation by relation."""
+
+    name: str  # "src__name__dst"
+    first: int  # item of the first edge, in the order of the blocks
+    num_nodes: int  # items
+
+
 class ServedRows(NamedTuple):
-    """One row array that comes with every batch."""
+    """One row array that comes with every batch, or of edges, where it is asked for."""
 
     name: str  # "x", "y", ...
-    node_type: NodeType
+    node_type: NodeType | EdgeItems
     array: RowArray
 
 
@@ -73,11 +82,51 @@ def served_rows(manifest: Manifest) -> list[ServedRows]:
     return found
 
 
+def served_edges(manifest: Manifest) -> list[ServedRows]:
+    """Row arrays of edges, relation by relation: those of a session follow on the nodes'."""
+    found = []
+    for r, first in zip(manifest.relations, first_items(manifest), strict=True):
+        items = EdgeItems("__".join((r.src, r.name, r.dst)), first, r.num_edges)
+        found += [
+            ServedRows(f"{items.name}.{name}", items, array) for name, array in r.features.items()
+        ]
+    return found
+
+
+def rows_of(manifest: Manifest, edges: bool) -> list[ServedRows]:
+    """What comes with the batches of a session, with rows of edges or without."""
+    return served_rows(manifest) + (served_edges(manifest) if edges else [])
+
+
+def has_edge_rows(manifest: Manifest) -> bool:
+    """Whether any relation has arrays of its edges."""
+    return any(r.features for r in manifest.relations)
+
+
+def first_items(manifest: Manifest) -> list[int]:
+    """Item of the first edge of each relation: items are the nodes, by store id, then the edges."""
+    counts = [manifest.num_nodes, *(r.num_edges for r in manifest.relations)]
+    return list(itertools.accumulate(counts))[:-1]
+
+
+def num_items(manifest: Manifest, edges: bool) -> int:
+    """Nodes, and edges."""
+    return manifest.num_nodes + sum(r.num_edges for r in manifest.relations) * edges
+
+
+def finest_rows(manifest: Manifest, edges: bool) -> int:
+    """Rows a block of the array that has the fewest."""
+    served = rows_of(manifest, edges)
+    return min(
+        [row_geometry(r.array, manifest.block_bytes).rows_per_block for r in served], default=1
+    )
+
+
 def copied_rows(rows: ServedRows) -> RowArray | None:
     """The array of copies that belongs to a served array."""
-    halo = rows.node_type.halo
-    if halo is None:
+    if isinstance(rows.node_type, EdgeItems) or rows.node_type.halo is None:
         return None
+    halo = rows.node_type.halo
     if rows.array is rows.node_type.label:
         return halo.label
     names = [n for n, array in rows.node_type.features.items() if array is rows.array]
@@ -126,24 +175,29 @@ def table_entries(manifest: Manifest) -> tuple[LedgerEntry, ...]:
                 geometry = graph_geometry(columns.num_blocks, manifest.block_bytes)
                 pages += geometry.num_blocks * geometry.pages_per_block
                 blocks += columns.num_blocks
-    for rows in served_rows(manifest):
+    for rows in rows_of(manifest, edges=True):
         for array in (rows.array, copied_rows(rows)):
             if array is not None:
                 geometry = row_geometry(array, manifest.block_bytes)
                 pages += geometry.num_blocks * geometry.pages_per_block
     pages += table_pages(manifest)
     item = ITEM_BYTES[manifest.id_dtype]
-    nodes = manifest.num_nodes
+    nodes, each = manifest.num_nodes, 28 if has_edge_rows(manifest) else 20
     return (
         LedgerEntry("page checksums", 4 * pages, f"4 B x {pages:,} pages of 4 KiB"),
-        LedgerEntry("object index", 20 * blocks, f"20 B x {blocks:,} graph blocks, with its guide"),
+        LedgerEntry(
+            "object index", each * blocks, f"{each} B x {blocks:,} graph blocks, with its guide"
+        ),
         LedgerEntry("original ids", item * nodes, f"{item} B x {nodes:,} nodes"),
     )
 
 
 def slot_bytes(manifest: Manifest) -> int:
     """Bytes of an arena slot: the widest slot on disk, so that every block fits one."""
-    widths = [row_geometry(r.array, manifest.block_bytes).slot_bytes for r in served_rows(manifest)]
+    widths = [
+        row_geometry(r.array, manifest.block_bytes).slot_bytes
+        for r in rows_of(manifest, edges=True)
+    ]
     return max([manifest.block_bytes, *widths])
 
 
@@ -259,32 +313,41 @@ def session_need(
 
     item = ITEM_BYTES[sizes.id_dtype]
     edge_item = ITEM_BYTES[sizes.edge_id_dtype] if sizes.edge_id_dtype else 0
+    items = shape.nodes + shape.total_edges * sizes.edge_rows
     work = workspace_bytes(shape, sizes)
     return SessionNeed(
         workspace=slots(work),
         workspace_bytes=work,
         seeds=slots(num_seeds * item),
         structure=slots(structure_bytes(shape, item, edge_item, sizes.trees)),
-        addresses=slots(shape.nodes * (8 * len(rows) + 4) + 64 * (len(rows) + 1)),
-        area=sum(-(-shape.nodes // (slot // r.array.row_bytes)) for r in rows),
+        addresses=slots(items * (8 * len(rows) + 4) + 64 * (len(rows) + 1)),
+        area=sum(-(-items // (slot // r.array.row_bytes)) for r in rows),
         least_area=len(rows),
     )
 
 
-def make_sizes(manifest: Manifest, edge_ids: bool, stamp: bool, trees: bool = False) -> Sizes:
+def make_sizes(
+    manifest: Manifest,
+    edge_ids: bool,
+    stamp: bool,
+    trees: bool = False,
+    edge_rows: bool = False,
+) -> Sizes:
     """What the store adds to a plan's shape."""
-    rows = [row_geometry(r.array, manifest.block_bytes) for r in served_rows(manifest)]
-    finest = min([g.rows_per_block for g in rows], default=1)
+    rows = [row_geometry(r.array, manifest.block_bytes) for r in rows_of(manifest, edge_rows)]
+    finest = finest_rows(manifest, edge_rows)
     blocks = [r.num_blocks for r in manifest.relations] + [g.num_blocks for g in rows]
     widths = [r.edge_id_dtype or "uint32" for r in manifest.relations]
     edge_id_dtype = max(widths, key=lambda d: np.dtype(d).itemsize) if edge_ids else ""
+    edge_id_dtype = manifest.id_dtype if edge_rows else edge_id_dtype
     return Sizes(
         num_nodes=manifest.num_nodes,
         id_dtype=manifest.id_dtype,
         edge_id_dtype=edge_id_dtype,
         num_row_arrays=len(rows),
         max_blocks=max(blocks, default=1),
-        row_keys=manifest.num_nodes // finest + 1,
+        row_keys=num_items(manifest, edge_rows) // finest + 1,
         stamp=stamp,
         trees=trees,
+        edge_rows=edge_rows,
     )

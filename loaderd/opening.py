@@ -17,7 +17,7 @@ from loaderd.ledger import (
     EngineSettings,
     SessionNeed,
     make_sizes,
-    served_rows,
+    rows_of,
     session_need,
 )
 from loaderd.macro import Macro
@@ -34,6 +34,7 @@ from loaderd.requests import split_frame
 from loaderd.seeds import count_edges, count_seeds, fill_edges, fill_seeds, table_items
 from loaderd.sessioncut import cut_session, cut_workspaces
 from loaderd.slots import LOOK_WAIT_S
+from loaderd.workspace import Sizes
 
 _RANKS_HERE = 8  # of a job, that room is left for: of the others it is thought elsewhere
 
@@ -131,10 +132,11 @@ def _open_with(
         plan = make_plan(manifest, resolved, part, HyperbatchPlan.name)
     hyper = plan.name == HyperbatchPlan.name
     cut = cut_workspaces(need, available, settings, request.window) if hyper else plain
-    attachment = Attachment(plan, served_rows(manifest), budget.slot_bytes, need, cut)
+    served = rows_of(manifest, resolved.edge_features)
+    attachment = Attachment(plan, served, budget.slot_bytes, need, cut)
     attachment.fits, attachment.plain_blocks = fits, plain_blocks
     try:
-        sizes = make_sizes(manifest, resolved.edge_ids, stamp, resolved.temporal is not None)
+        sizes = _sizes_of(manifest, resolved, stamp)
         attachment.take(broker, opening.arena, sizes, num_ids, times.size)
         attachment.times[:] = times
         _fill_seeds(opening, request, ids, attachment)
@@ -154,6 +156,12 @@ def _open_with(
     return attachment
 
 
+def _sizes_of(manifest: Manifest, resolved: Resolved, stamp: bool) -> Sizes:
+    return make_sizes(
+        manifest, resolved.edge_ids, stamp, resolved.temporal is not None, resolved.edge_features
+    )
+
+
 def _measure_need(
     opening: Opening, plan: Plan, num_ids: int, num_times: int, place: Place | None
 ) -> tuple[MacroCut | None, SessionNeed, bool, int]:
@@ -165,11 +173,11 @@ def _measure_need(
     Raises Refused with the least that would do.
     """
     store, settings, budget, broker = opening[:4]
-    manifest, resolved, served = store.manifest, plan.resolved, served_rows(store.manifest)
-    available, trees = broker.available(), resolved.temporal is not None
+    manifest, resolved = store.manifest, plan.resolved
+    served, available = rows_of(manifest, resolved.edge_features), broker.available()
     needs = {
         stamp: session_need(
-            plan.shape(), make_sizes(manifest, resolved.edge_ids, stamp, trees), served,
+            plan.shape(), _sizes_of(manifest, resolved, stamp), served,
             num_ids + 8 * num_times // ITEM_BYTES[manifest.id_dtype], budget.slot_bytes,
         )
         for stamp in (True, False)

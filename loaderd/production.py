@@ -68,6 +68,7 @@ class Production:
             for sampled in batches:
                 job = Job(run, sampled.unit, None, sampled, cached, sampled.structure)
                 job.addressed = attachment.nothing_missing()
+                job.num_items = sampled.structure.num_nodes
                 job.structure_bytes = self._builder.structure_bytes(
                     sampled.structure, sampled.unit, attachment
                 )

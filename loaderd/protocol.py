@@ -78,6 +78,7 @@ class Resolved(msgspec.Struct, frozen=True, kw_only=True):
     hops: HopBatches | None = None  # of family "hops"
     edges: SeedEdges | None = None  # where seeds are edges
     temporal: Temporal | None = None  # where edges are sampled up to a time
+    edge_features: bool = False  # rows of the sampled edges
 
 
 class Attach(Message, frozen=True, kw_only=True, tag="attach"):
@@ -115,16 +116,18 @@ class Attach(Message, frozen=True, kw_only=True, tag="attach"):
     labels: bool = True  # with hop-wise batches
     edges: SeedEdges | None = None  # seeds are edges: all, a split of them, or the frame's
     temporal: Temporal | None = None  # edges up to each seed's time alone
+    edge_features: bool = False  # rows of the sampled edges, of all arrays of edges
 
 
 class RowArraySpec(msgspec.Struct, frozen=True):
-    """One per-node array that comes with each batch."""
+    """One array of the nodes, or of the edges, that comes with each batch."""
 
     name: str  # "x" for features, "y" for labels; other features by their name
     dtype: str  # store dtype, bfloat16 included
     row_shape: tuple[int, ...]
     row_bytes: int
-    node_type: str = ""  # whose rows; of hop-wise batches ""
+    node_type: str = ""  # whose rows; of hop-wise batches and of edges ""
+    relation: str = ""  # of edges: whose rows, "src__name__dst"
 
 
 class Attached(Message, frozen=True, kw_only=True, tag="attached"):

@@ -73,12 +73,18 @@ class RowAssembler:
                     slot_bytes // row_bytes,
                 )
             )
-        self._finest = min([f.rows_per_block for f in self.files], default=1)
+
+    def _served(self, work: Workspace) -> list[RowFile]:
+        """What the workspace's session is served: rows of edges come last, and not to all."""
+        return self.files[: len(work.addresses)]
+
+    def _finest(self, work: Workspace) -> int:
+        return min([f.rows_per_block for f in self._served(work)], default=1)
 
     def address(self, work: Workspace, num: int, min_age: int) -> Addressed:
         """Hold what can stay in memory and address it; put the rest in store order.
 
-        num      nodes of the batch: n_id[:num]
+        num      nodes, and edges where these have rows: items[:num]
         min_age  batches since the last use of a block that may make room
 
         Afterwards addresses[a][i] is a place in the arena or ABSENT.  Raises CorruptBlock, OSError.
@@ -88,20 +94,20 @@ class RowAssembler:
         missing = []
         pool = self._residency.pool
         try:
-            for a, file in enumerate(self.files):
+            for a, file in enumerate(self._served(work)):
                 if self._residency.hold_file(a):
                     files.append(a)
                 else:
                     marks = work.marks[: file.num_blocks]
                     mark_blocks(
-                        work.n_id, num, file.first, file.num_nodes, file.rows_per_block, marks
+                        work.items, num, file.first, file.num_nodes, file.rows_per_block, marks
                     )
                     needed = np.flatnonzero(marks).astype(np.int64)
                     marks[needed] = 0
                     held.append(self._residency.hold(a, needed, min_age))
                 missing.append(
                     address_rows(
-                        work.n_id, num, file.first, file.num_nodes, file.rows_per_block,
+                        work.items, num, file.first, file.num_nodes, file.rows_per_block,
                         file.row_bytes, pool.slot_of_block[a], self._slot_bytes, work.addresses[a],
                     )
                 )  # fmt: skip
@@ -130,8 +136,9 @@ class RowAssembler:
         """
         keys = work.blocks[:num]
         keys[:] = -1
+        finest = self._finest(work)
         for addresses in work.addresses:
-            missing_keys(work.n_id, num, self._finest, addresses, keys)
+            missing_keys(work.items, num, finest, addresses, keys)
         return int(order_by_block(work.blocks, num, work.block_starts, work.order))
 
     def in_place(self, work: Workspace, num: int) -> NDArray[np.uint32]:
@@ -154,10 +161,10 @@ class RowAssembler:
         Raises CorruptBlock, OSError.
         """
         copied = 0
-        for a, file in enumerate(self.files):
+        for a, file in enumerate(self._served(work)):
             marks = work.marks[: file.num_blocks]
             mark_missing(
-                work.n_id, work.order, low, high, file.first, file.rows_per_block,
+                work.items, work.order, low, high, file.first, file.rows_per_block,
                 work.addresses[a], marks,
             )  # fmt: skip
             needed = np.flatnonzero(marks).astype(np.int64)
@@ -185,13 +192,14 @@ class RowAssembler:
         self._reader.read(self._first_file + a, blocks, slots)
         where = work.transit[: file.num_blocks]
         where[blocks] = slots
-        first = (file.first + int(blocks[0]) * file.rows_per_block) // self._finest
-        last = (file.first + (int(blocks[-1]) + 1) * file.rows_per_block - 1) // self._finest
+        finest = self._finest(work)
+        first = (file.first + int(blocks[0]) * file.rows_per_block) // finest
+        last = (file.first + (int(blocks[-1]) + 1) * file.rows_per_block - 1) // finest
         last = min(last, work.block_starts.size - 2)
         low = max(bounds[0], int(work.block_starts[first]))
         high = min(bounds[1], int(work.block_starts[last + 1]))
         rows: int = stage_rows(
-            self._data, work.n_id, work.order, low, high, file.first, file.rows_per_block,
+            self._data, work.items, work.order, low, high, file.first, file.rows_per_block,
             file.row_bytes, where, self._slot_bytes, work.addresses[a], area, cursor,
         )  # fmt: skip
         where[blocks] = -1
@@ -203,10 +211,11 @@ class RowAssembler:
         """Blob arrays of a group: all nodes in order where `positions` is None."""
         if positions is None:
             return [
-                (f"address:{f.name}", work.addresses[a][:num]) for a, f in enumerate(self.files)
+                (f"address:{f.name}", work.addresses[a][:num])
+                for a, f in enumerate(self._served(work))
             ]
         named: list[tuple[str, NDArray[Any]]] = [("positions", positions)]
-        for a, file in enumerate(self.files):
+        for a, file in enumerate(self._served(work)):
             named.append((f"address:{file.name}", work.addresses[a][positions]))
         return named
 

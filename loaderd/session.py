@@ -41,6 +41,7 @@ class Job:
     structure: Structure | None = None
     addressed: Addressed | None = None
     structure_bytes: int = 0
+    num_items: int = 0  # nodes, and edges where these have rows
     done: int = 0  # missing nodes that are placed
     groups: int = 0
     busy: bool = True  # a worker has it
@@ -182,7 +183,7 @@ class SessionState:
         assert job.structure is not None
         assert job.addressed is not None
         structure = -(-job.structure_bytes // self.sizes.slot_bytes)
-        addresses = self.sizes.address_slots(job.structure.num_nodes, with_positions=False)
+        addresses = self.sizes.address_slots(job.num_items, with_positions=False)
         area = self.sizes.area_slots(job.addressed.missing_rows)
         if structure + addresses + sum(area) > len(self._free):
             return None
@@ -194,7 +195,7 @@ class SessionState:
         assert job.addressed is not None
         first = job.groups == 0
         structure = -(-job.structure_bytes // self.sizes.slot_bytes) if first else 0
-        present = job.structure.num_nodes - job.addressed.num_missing if first else 0
+        present = job.num_items - job.addressed.num_missing if first else 0
         room = len(self._free) - structure
         left = job.addressed.num_missing - job.done
 

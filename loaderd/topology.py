@@ -20,6 +20,7 @@ from blockstore.kernels.order import (
 from blockstore.kernels.sample import (
     column_degrees,
     column_edge_ids,
+    column_items,
     fill_giant_edge_ids,
     fill_giants,
     giant_blocks,
@@ -34,6 +35,7 @@ from blockstore.kernels.weighted import (
     weigh_giants,
 )
 from blockstore.store import Store
+from loaderd.ledger import first_items, has_edge_rows
 from loaderd.plans.base import Plan, Unit
 from loaderd.renumbering import Renumbering
 from loaderd.residency import Residency
@@ -41,6 +43,7 @@ from loaderd.roots import Forest, Roots, drop_seed_edges
 from loaderd.workspace import Workspace, WorkspaceFull
 
 _IDENTITY = np.empty(0, np.uint32)  # as `order`: entries as they come
+_NO_ITEMS = np.empty(0, np.int64)
 
 
 class RelationIndex(NamedTuple):
@@ -57,6 +60,7 @@ class RelationIndex(NamedTuple):
     edge_id_bytes: int  # 0: the blocks hold none
     weight_bytes: int  # likewise
     has_times: bool
+    first_item: NDArray[np.int64]  # (num_blocks + 1,) item of each block's first edge, or (0,)
 
 
 class Structure(NamedTuple):
@@ -83,6 +87,7 @@ class Column(NamedTuple):
     weighted: bool = False
     trees: NDArray[np.uint32] = _IDENTITY  # of the nodes, where edges are sampled up to a time
     forest: Forest | None = None  # likewise
+    items: bool = False  # edges are told by their items, not by their ids
 
     @property
     def ranked(self) -> bool:
@@ -95,7 +100,7 @@ class Draws(NamedTuple):
 
     starts: NDArray[np.int64]  # of each column
     sources: NDArray[Any]  # id_dtype
-    edge_ids: NDArray[Any] | None  # where asked for
+    edge_ids: NDArray[Any] | None  # or items, where asked for
     edge_starts: NDArray[np.int64]  # of each column in these
 
 
@@ -126,7 +131,7 @@ def sample_hops(draw: Draw, plan: Plan, unit: Unit, work: Workspace, roots: Root
     place_roots(roots, work)
     num_nodes, edge, used, low = roots.nodes.size, 0, 0, 0
     nodes_per_hop, edges_per_hop, frontiers = [num_nodes], [], []
-    edge_ids = plan.resolved.edge_ids
+    edge_ids = plan.resolved.edge_ids or plan.resolved.edge_features
     with Renumbering(work, num_nodes) as numbers:
         for hop, fanouts in enumerate(plan.resolved.fanouts):
             if plan.resolved.frontier == "layer":
@@ -196,8 +201,9 @@ def make_column(
     fanout = resolved.fanouts[hop][relation]
     weighted = resolved.weighted and fanout >= 0
     return Column(
-        frontier, frontier.size, relation, fanout, key, counts, resolved.replace, weighted
-    )
+        frontier, frontier.size, relation, fanout, key, counts, resolved.replace, weighted,
+        items=resolved.edge_features,
+    )  # fmt: skip
 
 
 class Topology:
@@ -222,7 +228,11 @@ class Topology:
             data.view(np.dtype(r.edge_id_dtype or "uint32")) for r in manifest.relations
         ]
         self._block_bytes = manifest.block_bytes
-        self.relations = [self._index(store, r) for r in manifest.relations]
+        firsts = first_items(manifest)
+        self.relations = [
+            self._index(store, r, first)
+            for r, first in zip(manifest.relations, firsts, strict=True)
+        ]
 
     def load(self) -> None:
         """Bring all graph blocks into memory, as far as they have room: one pass in order.
@@ -235,7 +245,8 @@ class Topology:
             else:
                 self._residency.drop_file(r)
 
-    def _index(self, store: Store, relation: Relation) -> RelationIndex:
+    def _index(self, store: Store, relation: Relation, item: int) -> RelationIndex:
+        """`item`: of the relation's first edge."""
         dst = next(t for t in store.manifest.types if t.name == relation.dst)
         first_node = store.first_node(relation)
         shift = choose_shift(dst.num_nodes, relation.num_blocks)
@@ -251,6 +262,9 @@ class Topology:
             bool((np.diff(first_node.astype(np.int64)) <= 1).any()),
             *item_bytes[1:3],
             relation.has_times,
+            store.first_edge(relation).astype(np.int64) + item
+            if has_edge_rows(store.manifest)
+            else _NO_ITEMS,
         )
 
     def sample(self, plan: Plan, unit: Unit, work: Workspace, roots: Roots) -> Structure:
@@ -360,8 +374,8 @@ class Topology:
                 high, blocks, index.first_node, self._slots(column), self._slot_bytes,
                 self._id_bytes, index.edge_id_bytes, index.weight_bytes, index.capacity,
                 column.fanout, column.forest.last, column.key, draws.starts, draws.sources,
-                draws.edge_starts, self._edge_draws(column, draws), column.counts, giants.entries,
-                giants.degrees, giants.count,
+                draws.edge_starts, self._edge_draws(column, draws), self._items(column),
+                column.counts, giants.entries, giants.degrees, giants.count,
             )  # fmt: skip
             return
         if column.weighted:
@@ -370,8 +384,8 @@ class Topology:
                 column.nodes, order, low, high, blocks, index.first_node, self._slots(column),
                 self._slot_bytes, self._id_bytes, index.edge_id_bytes, index.capacity,
                 column.fanout, column.key, draws.starts, draws.sources, draws.edge_starts,
-                self._edge_draws(column, draws), column.counts, giants.entries, giants.degrees,
-                giants.count,
+                self._edge_draws(column, draws), self._items(column), column.counts, giants.entries,
+                giants.degrees, giants.count,
             )  # fmt: skip
             return
         giants.count = sample_columns(
@@ -380,13 +394,23 @@ class Topology:
             column.replace, column.key, draws.starts, draws.sources, column.counts, giants.entries,
             giants.degrees, giants.count,
         )  # fmt: skip
-        if draws.edge_ids is not None:
+        if draws.edge_ids is not None and column.items:
+            column_items(
+                self._words, column.nodes, order, low, high, blocks, index.first_node,
+                index.first_item, self._slots(column), self._slot_bytes, index.capacity,
+                column.fanout, column.replace, column.key, draws.edge_starts, draws.edge_ids,
+            )  # fmt: skip
+        elif draws.edge_ids is not None:
             column_edge_ids(
                 self._words, self._edge_views[column.relation], column.nodes, order, low, high,
                 blocks, index.first_node, self._slots(column), self._slot_bytes, self._id_bytes,
                 index.capacity, column.fanout, column.replace, column.key, draws.edge_starts,
                 draws.edge_ids,
             )  # fmt: skip
+
+    def _items(self, column: Column) -> NDArray[np.int64]:
+        """Item of each block's first edge; of size 0 where edges are told by their ids."""
+        return self.relations[column.relation].first_item if column.items else _NO_ITEMS
 
     def _edge_draws(self, column: Column, draws: Draws) -> NDArray[Any]:
         """Where edge ids go; of size 0 where they are not asked for."""
@@ -483,7 +507,7 @@ class Topology:
                     self._words, self._ids, view, giants.entries, giants.count, blocks, slots,
                     self._slot_bytes, self._id_bytes, index.edge_id_bytes, index.capacity,
                     giants.places, giants.found, draws.starts, draws.sources, draws.edge_starts,
-                    self._edge_draws(column, draws), column.counts,
+                    self._edge_draws(column, draws), self._items(column), column.counts,
                 )  # fmt: skip
                 continue
             arguments = (
@@ -492,7 +516,7 @@ class Topology:
                 column.key,
             )  # fmt: skip
             fill_giants(self._words, self._ids, *arguments, draws.starts, draws.sources)
-            if draws.edge_ids is not None:
+            if draws.edge_ids is not None and not column.items:
                 fill_giant_edge_ids(
                     self._words, view, *arguments, draws.edge_starts, draws.edge_ids
                 )

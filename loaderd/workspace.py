@@ -22,6 +22,7 @@ class Sizes(NamedTuple):
     row_keys: int  # store ids divided by the finest rows_per_block
     stamp: bool  # renumber by a table of all nodes, else by a hash table
     trees: bool = False  # nodes are not shared between seeds
+    edge_rows: bool = False  # edges have rows as nodes do: `edge_ids` holds their items
 
 
 class WorkspaceFull(Exception):
@@ -54,7 +55,8 @@ class Workspace:
     ends: NDArray[np.uint32]  # local ends of seed edges and negatives
     counts: NDArray[np.uint32]  # per hop and relation, one after the other
     local: NDArray[np.uint32]  # local source of each edge
-    edge_ids: NDArray[Any]  # of each edge, where asked for
+    edge_ids: NDArray[Any]  # of each edge, where asked for; or its item
+    items: NDArray[Any]  # id_dtype: what has rows: the nodes, then the edges where these have
     draws: NDArray[Any]  # id_dtype: one hop's sources, each column at its start
     edge_draws: NDArray[Any]  # the same, their edge ids
     starts: NDArray[np.int64]  # of each column in draws
@@ -92,10 +94,13 @@ def carve_workspace(carver: Carver, shape: Shape, sizes: Sizes) -> Workspace:
     with_ids = bool(sizes.edge_id_dtype)
     stamp = sizes.stamp and not sizes.trees
     hashed = 0 if stamp else 1 << max(4, (2 * shape.nodes - 1).bit_length())
-    nodes = max(shape.nodes, widest)
+    num_items = shape.nodes + shape.total_edges * sizes.edge_rows
+    nodes = max(num_items, widest)
     array = carver.array
+    n_id = array(ids, shape.nodes)
     return Workspace(
-        n_id=array(ids, shape.nodes),
+        n_id=n_id,
+        items=array(ids, num_items) if sizes.edge_rows else n_id,
         index=array(np.int64, shape.seeds),
         ends=array(np.uint32, shape.ends),
         counts=array(np.uint32, sum(shape.frontier) * relations),
@@ -115,8 +120,8 @@ def carve_workspace(carver: Carver, shape: Shape, sizes: Sizes) -> Workspace:
         table_values=array(np.uint32, hashed),
         stamp=array(np.int32, sizes.num_nodes if stamp else 0),
         original=array(ids, shape.nodes),
-        addresses=[array(np.uint64, shape.nodes) for _ in range(sizes.num_row_arrays)],
-        positions=array(np.uint32, shape.nodes),
+        addresses=[array(np.uint64, num_items) for _ in range(sizes.num_row_arrays)],
+        positions=array(np.uint32, num_items),
         trees=array(np.uint32, shape.nodes if sizes.trees else 0),
         times=array(np.int64, shape.seeds if sizes.trees else 0),
     )

@@ -24,6 +24,7 @@ class HeteroGraph(NamedTuple):
     train: dict[str, Any]  # of the types that have a split
     x_of: Mapping[str, Any] = MappingProxyType({})  # features that are not made up
     times: Mapping[EdgeType, Any] = MappingProxyType({})  # int64 (edges,), of some relations
+    edge_rows: Mapping[EdgeType, Mapping[str, Any]] = MappingProxyType({})  # arrays (edges, ...)
 
     @property
     def first(self) -> dict[str, int]:
@@ -140,11 +141,18 @@ def _write_relation(writer: StoreWriter, graph: HeteroGraph, relation: EdgeType)
         np.diff(indptr), (indices + graph.first[src]).astype(np.uint32),
         np.arange(indices.size, dtype=np.uint32), None, times,
     )  # fmt: skip
+    features = {}
+    for array, values in graph.edge_rows.get(relation, {}).items():
+        path = f"{folder}/features/{array}"
+        kind = str(values.dtype)
+        features[array] = RowArray(path, kind, values.shape[0], tuple(values.shape[1:]))
+        with writer.rows(features[array]) as out:
+            out.append(values)
     writer.side(f"{folder}/first_node", packer.close())
     writer.side(f"{folder}/first_edge", packer.first_edges())
     return Relation(
         src=src, name=name, dst=dst, num_edges=indices.size, num_blocks=blocks.close(),
         path=f"{folder}/blocks", first_node_path=f"{folder}/first_node", edge_id_dtype="uint32",
         num_source_edges=indices.size, first_edge_path=f"{folder}/first_edge",
-        has_times=times is not None,
+        has_times=times is not None, features=features,
     )  # fmt: skip

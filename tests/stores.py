@@ -1,7 +1,8 @@
 """Stores written directly from a graph in memory: store ids are those of the source."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -31,11 +32,13 @@ def write_store(
     hubs: Sequence[int] = (),
     halos: Sequence[Sequence[int]] = (),
     times: Any = None,
+    edge_rows: Mapping[str, Any] = MappingProxyType({}),
 ) -> Manifest:
     """A store of one type "node" with rows of 8 bytes as features, and a split "train".
 
     weights   float32 (num_edges,)
     times     int64 (num_edges,)
+    edge_rows arrays (num_edges, ...) by name
     offsets   first node of each partition, then the number of nodes; empty: no partitions
     halos     of each partition, ascending; empty: none
     """
@@ -82,12 +85,18 @@ def write_store(
             )  # fmt: skip
         if offsets:
             writer.side(f"{node}/partition_offsets", np.array(offsets, np.uint64))
+        features = {}
+        for name, values in edge_rows.items():
+            where, kind = f"{folder}/features/{name}", str(values.dtype)
+            features[name] = RowArray(where, kind, len(values), tuple(values.shape[1:]))
+            with writer.rows(features[name]) as out:
+                out.append(values)
         relation = Relation(
             src="node", name="to", dst="node", num_edges=graph.indices.size, num_blocks=num_blocks,
             path=f"{folder}/blocks", first_node_path=f"{folder}/first_node",
             edge_id_dtype="uint32" if edge_ids else None, num_source_edges=graph.indices.size,
             has_weights=weights is not None, has_times=times is not None,
-            first_edge_path=f"{folder}/first_edge", halo=columns,
+            first_edge_path=f"{folder}/first_edge", halo=columns, features=features,
         )  # fmt: skip
         node_type = NodeType(
             name="node", first=0, num_nodes=count, original_id=ids, store_id=inverse,

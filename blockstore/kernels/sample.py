@@ -245,6 +245,36 @@ def column_edge_ids(
 
 
 @njit(nogil=True, cache=True)
+def column_items(
+    arena32, nodes, order, low, high, blocks, first_node, first_item, slot_of_block, slot_bytes,
+    capacity, fanout, replace, key, starts, item_draws,
+):  # fmt: skip
+    """The same picks as `sample_columns`, as numbers of edges in block order; giants included.
+
+    first_item  int64 (num_blocks + 1,)   number of each block's first edge
+    item_draws  uint32 or uint64
+    """
+    scratch = np.full(scratch_size(fanout), -1, np.int64)
+    for j in range(low, high):
+        i = np.int64(order[j]) if order.size else j
+        if blocks[i] < 0:
+            continue
+        offset = _column(nodes[i], blocks[i], first_node, slot_of_block, slot_bytes)
+        base = np.int64(slot_of_block[blocks[i]]) * (slot_bytes // 4)
+        degree = _degree(arena32, offset, base, capacity)
+        first = first_item[blocks[i]] + np.int64(arena32[offset])
+        first -= np.int64(arena32[base + _EDGES_START])
+        at = starts[i]
+        if _is_whole(degree, fanout, replace):
+            for k in range(degree):
+                item_draws[at + k] = first + k
+        elif degree:
+            pick_positions(item_draws, at, degree, fanout, replace, nodes[i], key, scratch)
+            for k in range(at, at + fanout):
+                item_draws[k] = first + np.int64(item_draws[k])
+
+
+@njit(nogil=True, cache=True)
 def giant_blocks(
     giants, giant_degrees, num_giants, nodes, blocks, capacity, fanout, replace, key, marks
 ):

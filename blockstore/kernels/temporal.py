@@ -89,7 +89,8 @@ def _sections(arena32, slot, slot_bytes, id_bytes, edge_bytes, weight_bytes):
 def sample_until(
     arena32, ids, edge_ids, times, nodes, trees, limits, roots, order, low, high, blocks,
     first_node, slot_of_block, slot_bytes, id_bytes, edge_bytes, weight_bytes, capacity, fanout,
-    last, key, starts, draws, edge_starts, edge_draws, counts, giants, giant_degrees, num_giants,
+    last, key, starts, draws, edge_starts, edge_draws, first_item, counts, giants, giant_degrees,
+    num_giants,
 ):  # fmt: skip
     """draws[starts[i] : + counts[i]] = sampled sources of entry i; fanout 0 or more.
 
@@ -130,7 +131,9 @@ def sample_until(
         counts[i] = found
         for k in range(found):
             draws[starts[i] + k] = ids[first + skip + places[k]]
-            if edge_draws.size:
+            if first_item.size:
+                edge_draws[edge_starts[i] + k] = first_item[blocks[i]] + skip + places[k]
+            elif edge_draws.size:
                 edge_draws[edge_starts[i] + k] = edge_ids[edge_at + skip + places[k]]
     return num_giants
 

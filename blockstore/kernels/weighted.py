@@ -84,7 +84,7 @@ def _sections(arena32, slot, slot_bytes, id_bytes, edge_bytes):
 def sample_weighted(
     arena32, ids, edge_ids, arena_f, nodes, order, low, high, blocks, first_node, slot_of_block,
     slot_bytes, id_bytes, edge_bytes, capacity, fanout, key, starts, draws, edge_starts, edge_draws,
-    counts, giants, giant_degrees, num_giants,
+    first_item, counts, giants, giant_degrees, num_giants,
 ):  # fmt: skip
     """draws[starts[i] : + counts[i]] = sampled sources of entry i; fanout 0 or more.
 
@@ -121,7 +121,9 @@ def sample_weighted(
         counts[i] = found
         for k in range(found):
             draws[starts[i] + k] = ids[first + skip + places[k]]
-            if edge_draws.size:
+            if first_item.size:
+                edge_draws[edge_starts[i] + k] = first_item[blocks[i]] + skip + places[k]
+            elif edge_draws.size:
                 edge_draws[edge_starts[i] + k] = edge_ids[edge_at + skip + places[k]]
     return num_giants
 
@@ -170,7 +172,7 @@ def mark_picked_giants(giants, num_giants, blocks, capacity, places, found, mark
 @leaf
 def fetch_giants(
     arena32, ids, edge_ids, giants, num_giants, blocks, slot_of_block, slot_bytes, id_bytes,
-    edge_bytes, capacity, places, found, starts, draws, edge_starts, edge_draws, counts,
+    edge_bytes, capacity, places, found, starts, draws, edge_starts, edge_draws, first_item, counts,
 ):  # fmt: skip
     """Sources and edge ids of the giants' picks, ascending, that lie in blocks present now."""
     for g in range(num_giants):
@@ -182,5 +184,7 @@ def fetch_giants(
                 continue
             first, edge_at, _ = _sections(arena32, slot, slot_bytes, id_bytes, edge_bytes)
             draws[starts[i] + k] = ids[first + places[g, k] % capacity]
-            if edge_draws.size:
+            if first_item.size:
+                edge_draws[edge_starts[i] + k] = first_item[blocks[i]] + places[g, k]
+            elif edge_draws.size:
                 edge_draws[edge_starts[i] + k] = edge_ids[edge_at + places[g, k] % capacity]

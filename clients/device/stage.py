@@ -350,8 +350,9 @@ class Stage:
 
 
 def _is_wide(spec: RowArraySpec) -> bool:
-    """Whether a device gathers such rows: no labels, which the host converts."""
-    return spec.row_bytes >= DIRECT_BYTES and spec.name.rsplit(".", 1)[-1] != "y"
+    """Whether a device gathers such rows: of nodes, no labels, which the host converts."""
+    own = not spec.relation and spec.name.rsplit(".", 1)[-1] != "y"
+    return own and spec.row_bytes >= DIRECT_BYTES
 
 
 def _nodes_of(batch: Any, spec: RowArraySpec) -> Tensor:

@@ -2,9 +2,10 @@
 
 from collections.abc import Sequence
 
-from blockstore.format import Manifest, NodeType, Relation
+from blockstore.format import ITEM_BYTES, Manifest, NodeType, Relation
 from blockstore.kernels.temporal import NODE_BITS
 from loaderd.errors import Refused
+from loaderd.ledger import finest_rows, has_edge_rows, num_items
 from loaderd.plans.base import Part
 from loaderd.plans.chunks import METHOD_OF
 from loaderd.plans.hyperbatch import HyperbatchPlan
@@ -94,6 +95,8 @@ def resolve(manifest: Manifest, request: Attach, seeds_name: str, num_seeds: int
         raise Refused("weighted=True: the store has no edge weights; ingest a graph that has them")
     if request.return_e_id and any(r.edge_id_dtype is None for r in manifest.relations):
         raise Refused("return_e_id: the store has no edge ids; ingest with --edge-ids")
+    if request.edge_features:
+        _check_edge_features(manifest, request)
     edges = _resolve_edges(manifest, request)
     temporal = _resolve_temporal(manifest, request, fanouts)
     macro = _resolve_macro(manifest, request) if request.plan == MacrobatchPlan.name else None
@@ -115,7 +118,29 @@ def resolve(manifest: Manifest, request: Attach, seeds_name: str, num_seeds: int
         macro=macro,
         edges=edges,
         temporal=temporal,
+        edge_features=request.edge_features,
     )
+
+
+def _check_edge_features(manifest: Manifest, request: Attach) -> None:
+    """Raises Refused: there are none, or they cannot be served so."""
+    if not has_edge_rows(manifest):
+        raise Refused(
+            "edge_features: the store has no arrays of edges; ingest a graph that has them "
+            "(docs/layouts.md)"
+        )
+    if request.plan == MacrobatchPlan.name:
+        raise Refused(
+            "edge_features: plan 'macrobatch' loads rows of nodes alone; take plan 'auto'"
+        )
+    if request.return_e_id:
+        raise Refused("edge_features with return_e_id: expected one of them; leave return_e_id out")
+    items, finest = num_items(manifest, edges=True), finest_rows(manifest, edges=True)
+    if items >= 2 ** (8 * ITEM_BYTES[manifest.id_dtype]) - 2 or items // finest >= 2**31 - 1:
+        raise Refused(
+            f"edge_features: {items:,} nodes and edges together, expected fewer than 2^32 and than "
+            "2^31 blocks' worth of the widest row"
+        )
 
 
 def find_relation(manifest: Manifest, name: str) -> int:

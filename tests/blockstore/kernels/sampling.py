@@ -11,6 +11,7 @@ from blockstore.kernels.order import order_by_block, prefix_starts, stride_start
 from blockstore.kernels.sample import (
     column_degrees,
     column_edge_ids,
+    column_items,
     fill_giant_edge_ids,
     fill_giants,
     giant_blocks,
@@ -130,6 +131,25 @@ def sample_present(held: Held, columns: Any, fanout: int, key: int, replace: boo
     sampler.giant_blocks(num_giants)
     sampler.fill(num_giants, held.arena, held.slot_of_block)
     return sampler.result()
+
+
+def sample_items(
+    held: Held, columns: Any, fanout: int, key: int, replace: bool, first: int
+) -> list[list[int]]:
+    """The picks as numbers of edges in block order, from `first` on."""
+    sampler = Sampler(held, columns, fanout, key, replace)
+    everything = [(held.arena, held.slot_of_block, IDENTITY, 0, sampler.num)]
+    sampler.place(everything)
+    sampler.sample(everything)
+    counts = [int(block[28:32].view(np.uint32)[0]) for block in held.blocks]
+    draws = np.full(sampler.draws.size, 77, np.uint64)
+    column_items(
+        held.arena.view(np.uint32), sampler.nodes, IDENTITY, 0, sampler.num, sampler.blocks,
+        held.first_node, np.cumsum([first, *counts]).astype(np.int64), held.slot_of_block,
+        held.slot_bytes, held.capacity, fanout, replace, sampler.key, sampler.starts, draws,
+    )  # fmt: skip
+    ends = zip(sampler.starts[:-1], sampler.counts, strict=True)
+    return [draws[start : start + count].tolist() for start, count in ends]
 
 
 def _present(held: Held, blocks: Any, seed: int) -> tuple[NDArray[np.uint8], NDArray[np.int32]]:

@@ -11,9 +11,11 @@ from tests.blockstore.kernels.sampling import (
     Sampler,
     expected,
     sample_by_block,
+    sample_items,
     sample_present,
 )
 from tests.graphs import KEYS, held_graphs, hold, make_csc
+from tests.reference import sample_edges
 
 FANOUTS = st.one_of(st.integers(0, 12), st.sampled_from([-1, 63, 64, 65, 100, 700]))
 
@@ -39,6 +41,20 @@ def test_blocks_present_a_few_at_a_time_give_the_same(held, fanout, key, replace
     columns = data.draw(frontiers(held))
     found = sample_by_block(held, columns, fanout, key, replace, together)
     assert found == expected(held, columns, fanout, key, replace)
+
+
+@given(
+    held=held_graphs(), fanout=FANOUTS, key=KEYS, replace=st.booleans(), data=st.data(),
+    first=st.sampled_from([0, 2**33]),
+)  # fmt: skip
+def test_picks_are_numbered_in_block_order(held, fanout, key, replace, first, data):
+    columns, graph = data.draw(frontiers(held)), held.graph
+    assert sample_items(held, columns, fanout, key, replace, first) == [
+        [first + e for e in sample_edges(graph.indptr, c, fanout, key, replace, held.first)]
+        if c < graph.num_nodes
+        else []
+        for c in columns
+    ]
 
 
 @pytest.mark.parametrize("block_bytes", [4096, 16384, 65536])

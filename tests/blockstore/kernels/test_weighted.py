@@ -9,6 +9,7 @@ from tests.graphs import hold, make_csc
 from tests.reference import weigh_edges
 
 NONE32 = np.empty(0, np.uint32)
+NO_ITEMS = np.empty(0, np.int64)
 
 
 def draw(held, weights, columns, fanout, key, batch=1000):
@@ -23,7 +24,8 @@ def draw(held, weights, columns, fanout, key, batch=1000):
     shared = (held.slot_bytes, held.ids().itemsize, 4, held.capacity, fanout, key)
     count = k.sample_weighted(
         arena32, held.ids(), arena32, arena_f, nodes, NONE32, 0, num, blocks, held.first_node,
-        held.slot_of_block, *shared, starts, draws, starts, edges, counts, giants, degrees, 0,
+        held.slot_of_block, *shared, starts, draws, starts, edges, NO_ITEMS, counts, giants,
+        degrees, 0,
     )  # fmt: skip
     keys, places = np.empty((count, max(1, fanout))), np.empty((count, max(1, fanout)), np.int64)
     found = np.zeros(count, np.int64)
@@ -43,7 +45,7 @@ def draw(held, weights, columns, fanout, key, batch=1000):
     assert not (picked & ~marks).any()
     k.fetch_giants(
         arena32, held.ids(), arena32, giants, count, blocks, held.slot_of_block, *shared[:4],
-        places, found, starts, draws, starts, edges, counts,
+        places, found, starts, draws, starts, edges, NO_ITEMS, counts,
     )  # fmt: skip
     return draws.reshape(num, -1), edges.reshape(num, -1), counts
 
