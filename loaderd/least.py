@@ -4,13 +4,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blockstore.format import ITEM_BYTES, Manifest
-from loaderd.ledger import SessionNeed, make_sizes, served_rows, session_need
+from loaderd.ledger import SessionNeed, make_sizes, rows_of, session_need
 from loaderd.plans.base import Part, Plan
 from loaderd.plans.chunks import METHOD_OF
 from loaderd.plans.resolve import make_plan, seed_relation
 from loaderd.protocol import Attach, Resolved
 from loaderd.requests import split_frame
 from loaderd.seeds import table_items
+from loaderd.workspace import Sizes
 
 
 def least_slots(
@@ -43,13 +44,19 @@ def session_needs(
 
     num_ids, num_times   of the table of seeds
     """
-    resolved, served = plan.resolved, served_rows(manifest)
-    trees = resolved.temporal is not None
+    resolved = plan.resolved
+    served = rows_of(manifest, resolved.edge_features)
     seeds = num_ids + 8 * num_times // ITEM_BYTES[manifest.id_dtype]
     return {
         stamp: session_need(
-            plan.shape(), make_sizes(manifest, resolved.edge_ids, stamp, trees), served, seeds,
-            slot_bytes,
+            plan.shape(), sizes_of(manifest, resolved, stamp), served, seeds, slot_bytes
         )
         for stamp in (True, False)
-    }  # fmt: skip
+    }
+
+
+def sizes_of(manifest: Manifest, resolved: Resolved, stamp: bool) -> Sizes:
+    """What the store, and what is asked of it, add to a plan's shape."""
+    return make_sizes(
+        manifest, resolved.edge_ids, stamp, resolved.temporal is not None, resolved.edge_features
+    )

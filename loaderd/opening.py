@@ -6,19 +6,18 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from blockstore.format import ITEM_BYTES, Manifest
+from blockstore.format import Manifest
 from blockstore.io.buffers import byte_view
 from blockstore.units import format_bytes
 from loaderd.advice import fits_in_memory
 from loaderd.attachment import Attachment, Opening
 from loaderd.errors import Refused
+from loaderd.least import session_needs, sizes_of
 from loaderd.ledger import (
     Budget,
     EngineSettings,
     SessionNeed,
-    make_sizes,
     rows_of,
-    session_need,
 )
 from loaderd.macro import Macro
 from loaderd.macrocut import MacroCut, cut_macro
@@ -34,7 +33,6 @@ from loaderd.requests import split_frame
 from loaderd.seeds import count_edges, count_seeds, fill_edges, fill_seeds, table_items
 from loaderd.sessioncut import cut_session, cut_workspaces
 from loaderd.slots import LOOK_WAIT_S
-from loaderd.workspace import Sizes
 
 _RANKS_HERE = 8  # of a job, that room is left for: of the others it is thought elsewhere
 
@@ -136,7 +134,7 @@ def _open_with(
     attachment = Attachment(plan, served, budget.slot_bytes, need, cut)
     attachment.fits, attachment.plain_blocks = fits, plain_blocks
     try:
-        sizes = _sizes_of(manifest, resolved, stamp)
+        sizes = sizes_of(manifest, resolved, stamp)
         attachment.take(broker, opening.arena, sizes, num_ids, times.size)
         attachment.times[:] = times
         _fill_seeds(opening, request, ids, attachment)
@@ -156,12 +154,6 @@ def _open_with(
     return attachment
 
 
-def _sizes_of(manifest: Manifest, resolved: Resolved, stamp: bool) -> Sizes:
-    return make_sizes(
-        manifest, resolved.edge_ids, stamp, resolved.temporal is not None, resolved.edge_features
-    )
-
-
 def _measure_need(
     opening: Opening, plan: Plan, num_ids: int, num_times: int, place: Place | None
 ) -> tuple[MacroCut | None, SessionNeed, bool, int]:
@@ -175,13 +167,7 @@ def _measure_need(
     store, settings, budget, broker = opening[:4]
     manifest, resolved = store.manifest, plan.resolved
     served, available = rows_of(manifest, resolved.edge_features), broker.available()
-    needs = {
-        stamp: session_need(
-            plan.shape(), _sizes_of(manifest, resolved, stamp), served,
-            num_ids + 8 * num_times // ITEM_BYTES[manifest.id_dtype], budget.slot_bytes,
-        )
-        for stamp in (True, False)
-    }  # fmt: skip
+    needs = session_needs(manifest, plan, num_ids, num_times, budget.slot_bytes)
     least = min(need.least for need in needs.values())
     macro, ranks = None, 1  # of this one's kind, that are yet to find room
     if place is not None:
