@@ -143,11 +143,13 @@ def compare(settings: Settings, graph: Graph, endpoint: str) -> list[tuple[float
 
 
 def summarize(settings: Any, pairs: list[tuple[float, float]]) -> dict[str, Any]:
-    """The line that is printed."""
+    """The line that is printed; one pair alone has no error."""
     differences = [a - b for a, b in pairs]
-    error = statistics.stdev(differences) / len(differences) ** 0.5
-    half = interval(differences)
-    mean = statistics.fmean(differences)
+    mean, spread = statistics.fmean(differences), {}
+    if len(pairs) > 1:
+        error, half = statistics.stdev(differences) / len(pairs) ** 0.5, interval(differences)
+        ends = [round(mean - half, 3), round(mean + half, 3)]
+        spread = {"standard_error": round(error, 3), "interval_95": ends}
     return {
         "date": today(),
         "machine": machine(),
@@ -155,8 +157,7 @@ def summarize(settings: Any, pairs: list[tuple[float, float]]) -> dict[str, Any]
         "ours": round(statistics.fmean(a for a, _ in pairs), 3),
         "pyg": round(statistics.fmean(b for _, b in pairs), 3),
         "difference": round(mean, 3),
-        "standard_error": round(error, 3),
-        "interval_95": [round(mean - half, 3), round(mean + half, 3)],
+        **spread,
     }
 
 

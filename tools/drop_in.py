@@ -26,6 +26,7 @@ from torch_geometric.nn import GraphSAGE, to_hetero
 
 from blockstore.store import Store, open_store, read_rows
 from clients import pyg as ours
+from preprocess.errors import BadInput
 from preprocess.export_edges import columns_of
 from tools.accuracy import summarize
 from tools.bench.setup import command, serving
@@ -58,12 +59,21 @@ class Task:
 
 
 def load_task(store: Store) -> Task:
-    """What the store holds, original ids, so that both loaders give the very same graph."""
+    """What the store holds, original ids, so that both loaders give the very same graph.
+
+    Raises BadInput: no type has labels and both splits.
+    """
     manifest = store.manifest
     several = len(manifest.types) > 1
     data: Any = HeteroData() if several else Data()
     original: list[Any] = []
-    target = next(t for t in manifest.types if t.label is not None and "train" in t.splits)
+    fit = [t for t in manifest.types if t.label is not None and {"train", "test"} <= {*t.splits}]
+    if not fit:
+        raise BadInput.at(
+            str(store.path), "no node type with labels and splits", "labels, 'train' and 'test'",
+            "take a graph that has them; for links there is tools.link_accuracy",
+        )  # fmt: skip
+    target = fit[0]
     for t in manifest.types:
         original.append(read_rows(store, t.original_id).astype(np.int64))
         inverse = read_rows(store, t.store_id).astype(np.int64) - t.first
@@ -168,10 +178,13 @@ def main(words: list[str] | None = None) -> dict[str, Any]:
     default = Settings("")
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", help="a graph that `blockstore ingest` knows")
-    parser.add_argument("--undirected", action="store_true")
-    for name in ("seeds", "first_seed", "epochs", "batch_size", "hidden"):
-        option = "--" + name.replace("_", "-")
-        parser.add_argument(option, type=int, default=getattr(default, name))
+    parser.add_argument("--undirected", action="store_true", help="add reverse edges at ingest")
+    for name, meaning in (
+        ("seeds", "pairs of runs"), ("first_seed", "of the first pair"), ("epochs", "of a run"),
+        ("batch_size", "seed nodes"), ("hidden", "width"),
+    ):  # fmt: skip
+        option, value = "--" + name.replace("_", "-"), getattr(default, name)
+        parser.add_argument(option, type=int, default=value, help=f"{meaning}: {value}")
     parser.add_argument("--learning-rate", type=float, default=default.learning_rate)
     parser.add_argument("--num-neighbors", type=int, nargs="+", default=default.num_neighbors)
     parser.add_argument("--out", default="", help="append the line to this file")
@@ -183,7 +196,10 @@ def main(words: list[str] | None = None) -> dict[str, Any]:
         store = Path(name) / "store"
         extra = ["--undirected"] if settings.undirected else []
         command("preprocess", "ingest", settings.folder, str(store), *extra)
-        task = load_task(open_store(store))
+        try:
+            task = load_task(open_store(store))
+        except BadInput as error:
+            parser.error(str(error))
         fill_absent(task.data)
         with serving(store, Path(name), "512M") as endpoint:
             line = summarize(settings, compare(settings, task, endpoint))

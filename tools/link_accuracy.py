@@ -11,6 +11,7 @@ edges and lists of edges `train_edge.npy` and `test_edge.npy`; what FILE has is 
 
 import argparse
 import tempfile
+import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -28,6 +29,7 @@ from torchmetrics.functional.classification import binary_auroc
 
 from clients import pyglink
 from clients.models import GraphSage
+from preprocess.errors import BadInput
 from tools.bench.setup import command, serving
 from tools.pairs import finish
 
@@ -60,7 +62,13 @@ class Task:
 
 
 def load_task(folder: Path) -> Task:
-    """What the folder holds."""
+    """What the folder holds.  Raises BadInput: a file is not there."""
+    for name in ("edge_index", "train_edge", "test_edge"):
+        if not (path := folder / f"{name}.npy").is_file():
+            raise BadInput.at(
+                str(path), "no such file", "edges, and lists of those to train and to test on",
+                "take a graph with splits of its edges, such as gowalla-bipartite",
+            )  # fmt: skip
     edges = torch.from_numpy(np.load(folder / "edge_index.npy").astype(np.int64))
     lists = [np.load(folder / f"{name}_edge.npy").astype(np.int64) for name in ("train", "test")]
     train, test = (edges[:, torch.from_numpy(chosen)] for chosen in lists)
@@ -135,11 +143,13 @@ def runs(
             )
             own: dict[str, Any] = {"seed": seed} if way == "daemon" else {}
             torch.manual_seed(seed)
-            loader = loader_of(  # the one line
-                source, list(settings.num_neighbors), edge_label_index=task.train,
-                neg_sampling_ratio=1.0, batch_size=settings.batch_size, shuffle=True,
-                replace=settings.replace, **own,
-            )  # fmt: skip
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of pyg-lib, which may be missing
+                loader = loader_of(  # the one line
+                    source, list(settings.num_neighbors), edge_label_index=task.train,
+                    neg_sampling_ratio=1.0, batch_size=settings.batch_size, shuffle=True,
+                    replace=settings.replace, **own,
+                )  # fmt: skip
             model = train(settings, task, seed, epochs(loader))
             yield {"way": way, "seed": seed, "accuracy": auc(task, model), "steps": len(loader)}
 
@@ -148,10 +158,13 @@ def main(words: list[str] | None = None) -> str:
     """Do what is left of the runs; returns the table of all."""
     default = Settings("")
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder")
-    for name in ("seeds", "steps", "batch_size", "hidden"):
-        option = "--" + name.replace("_", "-")
-        parser.add_argument(option, type=int, default=getattr(default, name))
+    parser.add_argument("folder", help="with edge_index.npy, train_edge.npy and test_edge.npy")
+    for name, meaning in (
+        ("seeds", "pairs of runs"), ("steps", "batches of a run"),
+        ("batch_size", "edges, and as many random pairs"), ("hidden", "width"),
+    ):  # fmt: skip
+        option, value = "--" + name.replace("_", "-"), getattr(default, name)
+        parser.add_argument(option, type=int, default=value, help=f"{meaning}: {value}")
     parser.add_argument("--learning-rate", type=float, default=default.learning_rate)
     parser.add_argument("--num-neighbors", type=int, nargs="+", default=default.num_neighbors)
     parser.add_argument("--replace", action="store_true", help="draw with replacement")
@@ -162,7 +175,10 @@ def main(words: list[str] | None = None) -> str:
     out = Path(arguments.pop("out"))
     arguments["num_neighbors"] = tuple(arguments["num_neighbors"])
     settings = Settings(**arguments)
-    task = load_task(Path(settings.folder))
+    try:
+        task = load_task(Path(settings.folder))
+    except BadInput as error:
+        parser.error(str(error))
     with tempfile.TemporaryDirectory(prefix="links-") as name:
         folder = Path(name)
         (folder / "graph").mkdir()

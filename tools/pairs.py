@@ -69,7 +69,8 @@ def finish(out: Path, settings: Any, runs: Runs, baseline: str) -> str:
         with out.open("a") as file:
             stamp = {"date": today(), "machine": machine(), "settings": asdict(settings)}
             file.write(json.dumps(line | stamp) + "\n")
-        print(f"{line['way']}, seed {line['seed']}: {line['accuracy']:.2f}", file=sys.stderr)
+        found = f"{line['way']}, seed {line['seed']}: {line['accuracy']:.2f} points"
+        print(found, file=sys.stderr, flush=True)
     table = summarize(lines, baseline)
     print(table)
     return table

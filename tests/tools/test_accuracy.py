@@ -44,3 +44,9 @@ def test_a_tiny_comparison(small_graph, tmp_path, capsys):
         == json.loads(out.read_text())
         == json.loads(json.dumps(line))
     )
+
+
+def test_one_pair_has_no_error():
+    line = accuracy.summarize(accuracy.Settings("folder"), [(70.0, 69.5)])
+    assert line["difference"] == 0.5
+    assert "interval_95" not in line

@@ -19,8 +19,10 @@ class GraphSize:
 
 
 def command(*words: str) -> None:
-    """One of our commands, quietly."""
-    subprocess.run([sys.executable, "-m", *words], check=True, capture_output=True)
+    """One of our commands, quietly.  Raises SystemExit with what it said when it failed."""
+    ran = subprocess.run([sys.executable, "-m", *words], capture_output=True, text=True)
+    if ran.returncode:
+        raise SystemExit(f"{' '.join(words)}: exit {ran.returncode}\n{ran.stderr.strip()}")
 
 
 def make_graph(folder: Path, size: GraphSize) -> Path:
