@@ -17,18 +17,26 @@ from blockstore.store import open_store
 from blockstore.units import format_bytes, parse_bytes
 from blockstore.verify import verify_store
 from preprocess.command import IngestRequest, error_event, run_dry, run_ingest
-from preprocess.derivation import Derivation
+from preprocess.derivation import Derivation, Op
 from preprocess.derive import derive as derive_features
 from preprocess.errors import BadInput
 from preprocess.export import export as export_store
 from preprocess.generate import GraphRecipe
 from preprocess.generate import generate as generate_graph
 from preprocess.hops import make_hops
-from preprocess.influence import InfluenceOptions, parse_hubs
+from preprocess.influence import HubScore, InfluenceOptions, parse_hubs
 from preprocess.info import info_text, store_info
 from preprocess.layouts import LAYOUTS
-from preprocess.options import HopsRequest, IngestOptions
-from preprocess.partition import PartitionOptions
+from preprocess.options import (
+    FeatureDtype,
+    HopRows,
+    HopsRequest,
+    Ids,
+    IngestOptions,
+    Keep,
+    NodeOrder,
+)
+from preprocess.partition import Neighbors, Partitioner, PartitionOptions, Visit
 from preprocess.partition_report import partition_lines
 from preprocess.progress import Progress
 from preprocess.repartition import repartition as repartition_store
@@ -45,94 +53,13 @@ app = typer.Typer(
 )
 
 
-class Dtype(StrEnum):
-    """Of features in the store."""
-
-    float32 = "float32"
-    float16 = "float16"
-    bfloat16 = "bfloat16"
-    int8 = "int8"
-
-
-class Op(StrEnum):
-    """What becomes of the rows of a node's neighbors."""
-
-    mean = "mean"
-    sum = "sum"
-    max = "max"
-
-
-class Matrix(StrEnum):
-    """What features are multiplied by, hop by hop."""
+class Operator(StrEnum):
+    """`OperatorKind`: typer takes no list of literals."""
 
     sym = "sym"
     row = "row"
     ppr = "ppr"
     heat = "heat"
-
-
-class HopRows(StrEnum):
-    """Nodes whose rows are kept."""
-
-    labelled = "labelled"
-    all = "all"
-
-
-class Order(StrEnum):
-    """Of nodes in the store."""
-
-    bfs = "bfs"
-    degree = "degree"
-    random = "random"
-    source = "source"
-
-
-class Keep(StrEnum):
-    """What to do with duplicates and self-loops."""
-
-    keep = "keep"
-    drop = "drop"
-
-
-class Ids(StrEnum):
-    """Width of node ids in the store."""
-
-    auto = "auto"
-    uint32 = "uint32"
-    uint64 = "uint64"
-
-
-class Partitioner(StrEnum):
-    """What decides where a node goes."""
-
-    gap = "gap"
-    fennel = "fennel"
-    ldg = "ldg"
-    random = "random"
-    metis = "metis"
-
-
-class HubScore(StrEnum):
-    """What makes a hub."""
-
-    walk = "walk"
-    degree = "degree"
-
-
-class Neighbors(StrEnum):
-    """Which edges of a node draw it."""
-
-    auto = "auto"
-    inward = "in"
-    both = "both"
-
-
-class Visit(StrEnum):
-    """The order in which nodes are placed."""
-
-    degree = "degree"
-    random = "random"
-    source = "source"
 
 
 @contextmanager
@@ -201,7 +128,7 @@ HaloOption = Annotated[
 ]
 
 OperatorOption = Annotated[
-    list[Matrix] | None,
+    list[Operator] | None,
     typer.Option(help="of hops: sym if not given; several may be", show_default=False),
 ]
 HopTypeOption = Annotated[
@@ -254,14 +181,14 @@ def ingest(
             show_default=False,
         ),
     ] = None,
-    dtype: Annotated[Dtype, typer.Option(help="of features in the store")] = Dtype.float32,
+    dtype: Annotated[FeatureDtype, typer.Option(help="of features in the store")] = "float32",
     block_size: Annotated[str, typer.Option(help="unit of disk I/O: 4K to 16M")] = "1M",
     edge_ids: Annotated[bool, typer.Option(help="keep the id of each edge")] = False,
-    order: Annotated[Order, typer.Option(help="of nodes in the store")] = Order.bfs,
-    duplicates: Annotated[Keep, typer.Option(help="equal edges")] = Keep.keep,
-    self_loops: Annotated[Keep, typer.Option(help="edges from a node to itself")] = Keep.keep,
+    order: Annotated[NodeOrder, typer.Option(help="of nodes in the store")] = "bfs",
+    duplicates: Annotated[Keep, typer.Option(help="equal edges")] = "keep",
+    self_loops: Annotated[Keep, typer.Option(help="edges from a node to itself")] = "keep",
     allow_nan: Annotated[bool, typer.Option(help="take NaN features as they are")] = False,
-    ids: Annotated[Ids, typer.Option(help="width of node ids")] = Ids.auto,
+    ids: Annotated[Ids, typer.Option(help="width of node ids")] = "auto",
     seed: Annotated[int, typer.Option(help="of the random order and of seeded splits")] = 0,
     split: Annotated[
         str, typer.Option(help="where there are no splits: shares of train, valid and test")
@@ -269,7 +196,7 @@ def ingest(
     partitions: Annotated[
         int, typer.Option(help="partition the nodes, for macro-batches; 0: do not")
     ] = 0,
-    partitioner: PartitionerOption = Partitioner.gap,
+    partitioner: PartitionerOption = "gap",
     slack: SlackOption = 1.1,
     gamma: GammaOption = 1.5,
     passes: PassesOption = 5,
@@ -277,10 +204,10 @@ def ingest(
     soften: SoftenOption = 50.0,
     deviations: DeviationsOption = 2.0,
     relative: RelativeOption = True,
-    visit: VisitOption = Visit.degree,
-    neighbors: NeighborsOption = Neighbors.auto,
+    visit: VisitOption = "degree",
+    neighbors: NeighborsOption = "auto",
     hubs: HubsOption = "",
-    hub_score: HubScoreOption = HubScore.walk,
+    hub_score: HubScoreOption = "walk",
     halo: HaloOption = 0.0,
     hops: Annotated[
         int, typer.Option(help="propagate features right away, as the command hops does; 0: do not")
@@ -290,7 +217,7 @@ def ingest(
     node_type: HopTypeOption = "",
     feature: HopFeatureOption = "",
     relation: HopRelationOption = "",
-    rows: HopRowsOption = HopRows.labelled,
+    rows: HopRowsOption = "labelled",
     hop_alpha: HopAlphaOption = 0.1,
     t: HopTimeOption = 3.0,
     weighted: HopWeightedOption = False,
@@ -313,29 +240,29 @@ def ingest(
     """
     with _one_line_errors(events=json):
         found = PartitionOptions(
-            partitions, partitioner.value, slack, gamma, passes, alpha, soften, relative,
-            deviations, visit.value, neighbors.value,
+            partitions, partitioner, slack, gamma, passes, alpha, soften, relative,
+            deviations, visit, neighbors,
         )  # fmt: skip
         if operator and not hops:
             raise BadInput.at("--operator", "no --hops", "how often to apply it", "say --hops 2")
         asked = HopsRequest(
-            tuple(o.value for o in operator or [Matrix.sym]), hops, hop_loops, node_type, feature,
-            relation, rows.value, seed=seed, alpha=hop_alpha, t=t, weighted=weighted,
+            tuple(o.value for o in operator or [Operator.sym]), hops, hop_loops, node_type, feature,
+            relation, rows, seed=seed, alpha=hop_alpha, t=t, weighted=weighted,
         )  # fmt: skip
         options = IngestOptions(
             mem_bytes=_size(mem),
             block_bytes=_size(block_size),
-            dtype=dtype.value,
+            dtype=dtype,
             edge_ids=edge_ids,
-            order=order.value,
-            duplicates=duplicates.value,
-            self_loops=self_loops.value,
-            ids=ids.value,
+            order=order,
+            duplicates=duplicates,
+            self_loops=self_loops,
+            ids=ids,
             allow_nan=allow_nan,
             seed=seed,
             split=_shares(split),
             partition=found if partitions else None,
-            influence=InfluenceOptions(*parse_hubs(hubs), hub_score.value, halo),
+            influence=InfluenceOptions(*parse_hubs(hubs), hub_score, halo),
             hops=asked if hops else None,
         )
         request = IngestRequest(
@@ -353,13 +280,13 @@ def derive(
     node_type: Annotated[str, typer.Option("--type", help="of the nodes that get features")],
     origin: Annotated[str, typer.Option("--from", help="type whose features are taken")],
     relation: Annotated[str, typer.Option(help="between them: its name, or src-name-dst")],
-    op: Annotated[Op, typer.Option(help="over the rows of a node's neighbors")] = Op.mean,
+    op: Annotated[Op, typer.Option(help="over the rows of a node's neighbors")] = "mean",
     name: Annotated[str, typer.Option(help="of the new array")] = "x",
     feature: Annotated[
         str, typer.Option(help="which of several features", show_default=False)
     ] = "",
     dtype: Annotated[
-        Dtype | None, typer.Option(help="of the new array; else as the origin's")
+        FeatureDtype | None, typer.Option(help="of the new array; else as the origin's")
     ] = None,
     mem: Annotated[str, typer.Option(help="memory to use, such as 512M or 2G")] = "2G",
 ) -> None:
@@ -369,9 +296,7 @@ def derive(
     neighbors get zeros.  The store gets another fingerprint; who has it open sees what it had.
     """
     with _one_line_errors():
-        asked = Derivation(
-            node_type, origin, relation, op.value, name, feature, dtype.value if dtype else None
-        )
+        asked = Derivation(node_type, origin, relation, op, name, feature, dtype)
         result = derive_features(store, asked, Progress(), _size(mem))
         typer.echo(result.text(store, asked.op))
 
@@ -381,7 +306,7 @@ def repartition(
     store: Path,
     new: Path,
     partitions: Annotated[int, typer.Option(help="of the nodes of the new store")],
-    partitioner: PartitionerOption = Partitioner.gap,
+    partitioner: PartitionerOption = "gap",
     slack: SlackOption = 1.1,
     gamma: GammaOption = 1.5,
     passes: PassesOption = 5,
@@ -389,10 +314,10 @@ def repartition(
     soften: SoftenOption = 50.0,
     deviations: DeviationsOption = 2.0,
     relative: RelativeOption = True,
-    visit: VisitOption = Visit.degree,
-    neighbors: NeighborsOption = Neighbors.auto,
+    visit: VisitOption = "degree",
+    neighbors: NeighborsOption = "auto",
     hubs: HubsOption = "",
-    hub_score: HubScoreOption = HubScore.walk,
+    hub_score: HubScoreOption = "walk",
     halo: HaloOption = 0.0,
     seed: Annotated[int, typer.Option(help="of a random partition")] = 0,
     mem: Annotated[str, typer.Option(help="memory to use, such as 512M or 2G")] = "2G",
@@ -403,10 +328,10 @@ def repartition(
     """Write a store anew, its nodes partition by partition; ids of nodes and edges stay."""
     with _one_line_errors():
         settings = PartitionOptions(
-            partitions, partitioner.value, slack, gamma, passes, alpha, soften, relative,
-            deviations, visit.value, neighbors.value,
+            partitions, partitioner, slack, gamma, passes, alpha, soften, relative,
+            deviations, visit, neighbors,
         )  # fmt: skip
-        influence = InfluenceOptions(*parse_hubs(hubs), hub_score.value, halo)
+        influence = InfluenceOptions(*parse_hubs(hubs), hub_score, halo)
         result = repartition_store(
             open_store(store), new, settings, Progress(), _size(mem), influence, seed, fresh
         )
@@ -425,11 +350,13 @@ def hops(
     node_type: HopTypeOption = "",
     feature: HopFeatureOption = "",
     relation: HopRelationOption = "",
-    rows: HopRowsOption = HopRows.labelled,
+    rows: HopRowsOption = "labelled",
     split: Annotated[
         list[str] | None, typer.Option(help="only this; several may be given", show_default=False)
     ] = None,
-    dtype: Annotated[Dtype | None, typer.Option(help="of hops; else as the features")] = None,
+    dtype: Annotated[
+        FeatureDtype | None, typer.Option(help="of hops; else as the features")
+    ] = None,
     seed: Annotated[int, typer.Option(help="of the order of rows")] = 0,
     alpha: HopAlphaOption = 0.1,
     t: HopTimeOption = 3.0,
@@ -446,8 +373,8 @@ def hops(
     """
     with _one_line_errors():
         request = HopsRequest(
-            tuple(o.value for o in operator or [Matrix.sym]), hops, self_loops, node_type, feature,
-            relation, rows.value, tuple(split or ()), dtype.value if dtype else None, seed, alpha,
+            tuple(o.value for o in operator or [Operator.sym]), hops, self_loops, node_type,
+            feature, relation, rows, tuple(split or ()), dtype, seed, alpha,
             t, weighted,
         )  # fmt: skip
         result = make_hops(store, request, Progress(), _size(mem), fresh=fresh)

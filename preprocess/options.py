@@ -12,6 +12,8 @@ FeatureDtype = Literal["float32", "float16", "bfloat16", "int8"]
 NodeOrder = Literal["bfs", "degree", "random", "source"]
 OperatorKind = Literal["sym", "row", "ppr", "heat"]
 HopRows = Literal["labelled", "all"]
+Keep = Literal["keep", "drop"]  # of duplicates and self-loops
+Ids = Literal["auto", "uint32", "uint64"]
 _MOST_NODES = {"bfs": 2**31 - 1, "degree": 2**32 - 1, "random": 2**32 - 1}  # bfs takes a bit
 
 
@@ -44,9 +46,9 @@ class IngestOptions:
     undirected: bool = False
     edge_ids: bool = False
     order: NodeOrder = "bfs"
-    duplicates: Literal["keep", "drop"] = "keep"
-    self_loops: Literal["keep", "drop"] = "keep"
-    ids: Literal["auto", "uint32", "uint64"] = "auto"
+    duplicates: Keep = "keep"
+    self_loops: Keep = "keep"
+    ids: Ids = "auto"
     allow_nan: bool = False
     seed: int = 0  # of the random order and of seeded splits
     split: tuple[float, ...] = ()  # shares of train, valid, test where the source has no splits
