@@ -181,17 +181,17 @@ def test_a_line_is_not_waited_for_where_nothing_moves(store: Path):
 def test_lines_whose_seeds_are_not_kept_stay(store: Path, monkeypatch):
     """They could not be opened anew."""
     monkeypatch.setattr(exchange, "_KEPT_IDS", 100)
-    serving = Serving(store, 12 << 20)
+    serving = Serving(store, 2 << 20)
     seeds = np.arange(NODES)
     request = Attach(token=0, request=1, plan="hyperbatch", split="", num_neighbors=(5, 5), **LARGE)
     own = Trainer(serving, serving.exchange.attach(request, seeds).session)
     own.start()
     (line,) = serving.exchange._book.lines
-    other = serving.attach("hyperbatch", seed=4)
+    with pytest.raises(Refused, match="serve with at least --mem"):
+        serving.attach("hyperbatch", **LARGE, seed=4)
     assert line in serving.exchange._book.lines
     assert all(own.consume(step) for step in range(STEPS))
     own.detach()
-    other.detach()
     serving.close()
 
 
