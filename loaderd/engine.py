@@ -19,7 +19,7 @@ from loaderd.attachment import Attachment, Opening
 from loaderd.build import Builder
 from loaderd.commons import Commons
 from loaderd.devicecost import DeviceGauge
-from loaderd.errors import Refused, SessionLost, ShuttingDown
+from loaderd.errors import Refused, SessionLost
 from loaderd.hopdesk import HopDesk
 from loaderd.hopfiles import hop_files
 from loaderd.hyperdesk import HyperDesk
@@ -163,9 +163,10 @@ class Engine:
     # -- sessions ---------------------------------------------------------------------------------
 
     def attach(self, request: Attach, seeds: NDArray[np.int64] | None) -> Attached:
-        """Open a session.  Raises Refused, StoreError; reads the seeds' store ids from disk."""
-        if self._production.draining:
-            raise ShuttingDown("the daemon is shutting down")
+        """Open a session; reads the seeds' store ids from disk.
+
+        Raises Refused, StoreError, ShuttingDown.
+        """
         self._production.wait_ended(WAIT_S)  # for what sessions that end still hold
         session = next(self.commons.numbers)
         if request.plan in METHOD_OF:
@@ -353,7 +354,7 @@ class Engine:
         What is lent stays so: nobody writes where a client that has not heard of it yet reads.
         """
         with self._lock:
-            self._production.draining = True
+            self._production.drain()
             for session in list(self._sessions):
                 self.detach(session)
             closers = list(self._closers)

@@ -132,7 +132,7 @@ class LineMaker:
             for line, wait in list(left.items()):
                 with self._book.lock:
                     idle = not line.lent
-                    ended = idle or wait.is_over(line, now)
+                    ended = idle or self._openings.closed or wait.is_over(line, now)
                     if ended and not idle:
                         line.closing = False
                         self._seating.send(line.due())

@@ -8,6 +8,7 @@ import numpy as np
 
 from loaderd.attachment import Attachment
 from loaderd.build import Builder
+from loaderd.errors import ShuttingDown
 from loaderd.failures import error_text, failure
 from loaderd.floor import Floor
 from loaderd.hyper import Sampled
@@ -44,9 +45,20 @@ class Production:
         self._busy_ns = {"sample_ns": 0, "fill_ns": 0}
 
     def wait_ended(self, wait_s: float) -> None:
-        """Wait until sessions that end have given back what they hold; no longer than so."""
+        """Wait until sessions that end have given back what they hold; no longer than so.
+
+        Raises ShuttingDown: what is lent stays so then.
+        """
         with self.ended:
-            self.ended.wait_for(lambda: not self.ending, wait_s)
+            self.ended.wait_for(lambda: self.draining or not self.ending, wait_s)
+            if self.draining:
+                raise ShuttingDown("the daemon is shutting down")
+
+    def drain(self) -> None:
+        """Start nothing more."""
+        with self.ended:
+            self.draining = True
+            self.ended.notify_all()
 
     def counters(self) -> dict[str, int]:
         """Of all batches so far."""

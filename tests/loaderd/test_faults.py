@@ -470,3 +470,31 @@ def test_what_is_lent_stays_when_an_engine_drains(store):
         counters = engine.status()[2]
         assert counters["slots_in_pools"] <= data.shape[0] - len(slots)
         assert counters["slots_pinned"] == pinned > 0  # blocks whose rows are used in place
+
+
+def test_who_waits_for_a_session_that_ends_is_told_that_the_daemon_does(store, monkeypatch):
+    """What a killed client was lent stays so while the daemon drains: nobody gives it back."""
+    refused, waiting = [], threading.Event()
+    request = Attach(token=0, request=1, batch_size=50, window=2, **PLANS["minibatch"])
+    with Engine(open_store(store), default_settings(3 << 20, 1, 1)) as engine:
+        production = engine._production
+        production.ending.append(object())  # a session that still holds something
+        wait_for = production.ended.wait_for
+
+        def wait(*arguments):
+            waiting.set()
+            return wait_for(*arguments)
+
+        monkeypatch.setattr(production.ended, "wait_for", wait)
+
+        def attach():
+            with pytest.raises(ShuttingDown):
+                engine.attach(request, None)
+            refused.append(True)
+
+        second = threading.Thread(target=attach)
+        second.start()
+        assert waiting.wait(WAIT_S)
+        engine.drain()
+        second.join(WAIT_S)  # half of what it waits for sessions that end
+        assert refused
