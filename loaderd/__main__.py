@@ -22,6 +22,7 @@ from blockstore.errors import StoreError
 from blockstore.store import Store, open_store
 from blockstore.units import format_bytes, parse_bytes
 from loaderd.advicetext import advice_json, advice_text
+from loaderd.allocator import share_heaps
 from loaderd.config import read_config
 from loaderd.curve import new_pair
 from loaderd.daemon import Access, Daemon
@@ -288,6 +289,7 @@ def _serve(
 ) -> None:
     """Serve until a signal comes, also one that comes while memory is taken."""
     signals, idle = Signals(), True
+    share_heaps()
     with contextlib.suppress(Interrupted), claim(endpoint):
         check_folder(endpoint.path.parent, access.admission.gid)
         with signals.to(interrupt):

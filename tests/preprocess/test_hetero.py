@@ -133,7 +133,7 @@ def check_types(store: Store, source: Any) -> list[int]:
     return order
 
 
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(source=graphs(), options=POLICIES, order=ORDERS)
 def test_stores_hold_what_the_definition_says(tmp_path_factory, source, options, order):
     options = replace(options, order=order, block_bytes=4096)

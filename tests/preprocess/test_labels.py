@@ -104,7 +104,7 @@ def test_splits_follow_the_seed_not_the_memory_and_leave_given_ones(tmp_path: Pa
     assert splits_of(made(tmp_path, options, y=y, train=train)[1]) == {"train": [7, 3]}
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(
     labelled=hnp.arrays(np.bool_, st.integers(1, 200)),
     shares=st.tuples(*[st.floats(0, 0.333)] * 3).filter(any),
@@ -141,7 +141,7 @@ def test_dtypes_of_features(tmp_path: Path):
         assert np.array_equal(read_rows(store, array), expected)
 
 
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(
     x=hnp.arrays(
         np.float32, st.tuples(st.integers(1, 20), st.integers(1, 5)),

@@ -52,7 +52,7 @@ def stored(store: Store) -> list[naive.Edge]:
     return found
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(graph=edge_lists(), options=POLICIES, order=ORDERS, seed=st.integers(0, 99))
 def test_a_store_holds_what_the_definition_says(tmp_path_factory, graph, options, order, seed):
     num_nodes, pairs = graph

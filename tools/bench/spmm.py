@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from blockstore.store import open_store, read_rows
 from preprocess.hops_forecast import default_threads
@@ -78,6 +77,8 @@ def open_ours(path: Path, threads: int, width: int) -> Iterator[Run]:
 @contextmanager
 def open_torch(path: Path, threads: int) -> Iterator[Run]:
     """The same product by a sparse CSR tensor of torch."""
+    import torch  # the other peers do without
+
     store = open_store(path)
     (relation,), (nodes,) = store.manifest.relations, store.manifest.types
     pieces = [

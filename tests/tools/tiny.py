@@ -1,0 +1,7 @@
+"""Sizes of a bench in a test, and what it found."""
+
+TINY = ["--nodes", "3000", "--degree", "8", "--features", "16"]
+
+
+def by_peer(lines):
+    return {line["peer"]: line for line in lines}
