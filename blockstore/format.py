@@ -153,6 +153,11 @@ class BlockGeometry(NamedTuple):
         return self.slot_bytes // PAGE_BYTES
 
     @property
+    def num_pages(self) -> int:
+        """Entries of the whole crc array."""
+        return self.num_blocks * self.pages_per_block
+
+    @property
     def num_shards(self) -> int:
         """Files that hold the blocks."""
         return -(-self.num_blocks // self.blocks_per_shard)
@@ -239,6 +244,11 @@ class HopSet(msgspec.Struct, frozen=True, omit_defaults=True):
     operators: dict[str, tuple[RowArray, ...]]  # hops 0 to R; hop 0 is one array for all of them
     feature: str = ""  # name of the features that hop 0 is
     seed: int = 0  # of the order of rows
+
+    def arrays(self) -> list[RowArray]:
+        """All of them, hop 0 once."""
+        chains = {array.path: array for chain in self.operators.values() for array in chain}
+        return [self.nodes, *([self.label] if self.label else []), *chains.values()]
 
 
 class NodeType(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -356,6 +366,10 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         """Nodes of all types: store ids lie in [0, num_nodes)."""
         return sum(t.num_nodes for t in self.types)
 
+    def hop_arrays(self) -> list[RowArray]:
+        """Every hop-wise array, in a fixed order."""
+        return [a for t in self.types for hops in t.hops.values() for a in hops.arrays()]
+
     def row_arrays(self) -> list[RowArray]:
         """Every row array of the store, in a fixed order."""
         found: list[RowArray] = []
@@ -367,9 +381,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
                 found += [t.halo.nodes, *([t.halo.label] if t.halo.label else [])]
                 found += t.halo.features.values()
             for hops in t.hops.values():
-                found += [hops.nodes, *([hops.label] if hops.label else [])]
-                arrays = [array for chain in hops.operators.values() for array in chain]
-                found += {array.path: array for array in arrays}.values()  # hop 0 once
+                found += hops.arrays()
         for r in self.relations:
             found += [*r.features.values(), *r.splits.values()]
         return found
@@ -380,7 +392,7 @@ def side_arrays(manifest: Manifest) -> list[tuple[str, str, int]]:
     sides: list[tuple[str, str, int]] = []
     for relation in manifest.relations:
         geometry = graph_geometry(relation.num_blocks, manifest.block_bytes)
-        pages = geometry.num_blocks * geometry.pages_per_block
+        pages = geometry.num_pages
         sides.append((crc_path(relation.path), "uint32", pages))
         sides.append((relation.first_node_path, "uint64", relation.num_blocks + 1))
         if relation.first_edge_path:
@@ -388,7 +400,7 @@ def side_arrays(manifest: Manifest) -> list[tuple[str, str, int]]:
         if relation.halo:
             halo = relation.halo
             geometry = graph_geometry(halo.num_blocks, manifest.block_bytes)
-            pages = geometry.num_blocks * geometry.pages_per_block
+            pages = geometry.num_pages
             sides.append((crc_path(halo.path), "uint32", pages))
             sides.append((halo.first_node_path, "uint64", halo.num_blocks + 1))
             sides.append((halo.first_edge_path, "uint64", halo.num_blocks + 1))
@@ -400,7 +412,7 @@ def side_arrays(manifest: Manifest) -> list[tuple[str, str, int]]:
             sides.append((node_type.halo.offsets_path, "uint64", node_type.num_partitions + 2))
     for array in manifest.row_arrays():
         geometry = row_geometry(array, manifest.block_bytes)
-        pages = geometry.num_blocks * geometry.pages_per_block
+        pages = geometry.num_pages
         sides.append((crc_path(array.path), "uint32", pages))
         if array.scale_path:
             sides.append((array.scale_path, "float32", array.row_items))

@@ -129,7 +129,7 @@ class Store:
         return np.frombuffer(raw, dtype, size)
 
     def _blocked(self, array_path: str, geometry: BlockGeometry, ndim: int) -> BlockedFile:
-        count = geometry.num_blocks * geometry.pages_per_block
+        count = geometry.num_pages
         crcs = self.side(crc_path(array_path), np.uint32, count)
         shards = []
         for shard in range(geometry.num_shards):

@@ -21,33 +21,33 @@ import typer
 from blockstore.errors import StoreError
 from blockstore.store import Store, open_store
 from blockstore.units import format_bytes, parse_bytes
-from loaderd.advicetext import advice_json, advice_text
+from loaderd.advise.measuring import report_on
+from loaderd.advise.text import advice_json, advice_text
 from loaderd.allocator import share_heaps
 from loaderd.config import read_config
-from loaderd.curve import new_pair
-from loaderd.daemon import Access, Daemon
-from loaderd.daemon import serve as serve_engine
-from loaderd.doctor import State, checks_text, examine
-from loaderd.endpoint import Endpoint, claim, parse_endpoint
-from loaderd.engine import default_settings
+from loaderd.engine.engine import default_settings
+from loaderd.engine.stores import Stores
 from loaderd.errors import DaemonError, Refused
-from loaderd.exchange import Exchange
-from loaderd.keys import PUBLIC, SECRET, keys_folder, write_pair
-from loaderd.ledger import EngineSettings, plan_budget
 from loaderd.logs import logging_to_stderr, tell
-from loaderd.measuring import report_on
+from loaderd.memory.ledger import EngineSettings, plan_budget
 from loaderd.notify import notify
-from loaderd.owners import Admission, UserLimits, check_folder, group_id, user_name
 from loaderd.protocol import Attach
-from loaderd.registry import MAX_SESSIONS
-from loaderd.remote import Listening
-from loaderd.report import ledger_text, status_text, store_text
-from loaderd.sightserver import SightServer
+from loaderd.sharing.exchange import Exchange
+from loaderd.shell.daemon import Access, Daemon
+from loaderd.shell.daemon import serve as serve_engine
+from loaderd.shell.owners import Admission, UserLimits, check_folder, group_id, user_name
+from loaderd.shell.registry import MAX_SESSIONS
+from loaderd.shell.remote import Listening
+from loaderd.sight.doctor import State, checks_text, examine
+from loaderd.sight.report import ledger_text, status_text, store_text
+from loaderd.sight.server import SightServer
+from loaderd.sight.top import run_top
 from loaderd.signals import Interrupted, Signals, interrupt
-from loaderd.stores import Stores
-from loaderd.tcp import parse_tcp
-from loaderd.top import run_top
-from loaderd.transport import ask_status, parse_either
+from loaderd.wire.curve import new_pair
+from loaderd.wire.endpoint import Endpoint, claim, parse_endpoint
+from loaderd.wire.keys import PUBLIC, SECRET, keys_folder, write_pair
+from loaderd.wire.tcp import parse_tcp
+from loaderd.wire.transport import ask_status, parse_either
 
 _RELOAD_S = 60.0  # for a daemon to open its stores anew
 log = logging.getLogger("loaderd")  # __name__ is "__main__" under `python -m`

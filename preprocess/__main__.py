@@ -17,13 +17,13 @@ from blockstore.store import open_store
 from blockstore.units import format_bytes, parse_bytes
 from blockstore.verify import verify_store
 from preprocess.command import IngestRequest, error_event, run_dry, run_ingest
-from preprocess.derivation import Derivation, Op
-from preprocess.derive import derive as derive_features
+from preprocess.derive.derive import derive as derive_features
+from preprocess.derive.plan import Derivation, Op
 from preprocess.errors import BadInput
-from preprocess.export import export as export_store
+from preprocess.export.export import export as export_store
 from preprocess.generate import GraphRecipe
 from preprocess.generate import generate as generate_graph
-from preprocess.hops import make_hops
+from preprocess.hops.hops import make_hops
 from preprocess.influence import HubScore, InfluenceOptions, parse_hubs
 from preprocess.info import info_text, store_info
 from preprocess.layouts import LAYOUTS

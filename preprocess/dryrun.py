@@ -11,7 +11,7 @@ from blockstore.units import format_bytes
 from preprocess.contents import Contents, list_contents
 from preprocess.disk import DiskRates, existing_folder, measure_disk
 from preprocess.estimate import START_S, ProcessorRates, StageEstimate, estimate_stages
-from preprocess.hops_forecast import HopsForecast, forecast_hops, whole_plan, without_splits
+from preprocess.hops.forecast import HopsForecast, forecast_hops, whole_plan, without_splits
 from preprocess.options import FeatureDtype, IngestOptions
 from preprocess.plan import store_bytes
 from preprocess.renderings import format_count, format_seconds

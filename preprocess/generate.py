@@ -24,8 +24,8 @@ from blockstore.errors import OutOfSpace, StoreExists
 from blockstore.kernels.random import make_key
 from blockstore.units import format_bytes
 from preprocess.errors import BadInput
+from preprocess.files.npy import NpyWriter
 from preprocess.kernels.planted import assign_shares, label_ranks, make_pairs
-from preprocess.npy import NpyWriter
 from preprocess.progress import Progress
 
 _PAIRS = 1 << 18  # a chunk of edges

@@ -44,8 +44,8 @@ from preprocess.arrays import (
 from preprocess.contents import SPLITS, Contents, TypeContents, list_contents, split_sizes
 from preprocess.errors import BadInput
 from preprocess.graph import PARTITION, RANK, GraphStages, counts_file
-from preprocess.hops import make_hops
-from preprocess.hops_forecast import whole_plan
+from preprocess.hops.forecast import whole_plan
+from preprocess.hops.hops import make_hops
 from preprocess.influence_plan import copies_nodes
 from preprocess.influence_stages import InfluenceStages
 from preprocess.memory import give_back_freed

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from loaderd.curve import new_pair
-from loaderd.keys import AUTHORIZED, KNOWN, PUBLIC, write_pair
+from loaderd.wire.curve import new_pair
+from loaderd.wire.keys import AUTHORIZED, KNOWN, PUBLIC, write_pair
 from tests.daemons import spawn, stop
 
 

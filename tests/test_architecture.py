@@ -20,34 +20,50 @@ MAY_IMPORT = {  # package -> modules of ours; a package stands for all of its mo
         "blockstore.store",
         "loaderd.protocol",
         "loaderd.errors",
-        "loaderd.endpoint",
-        "loaderd.tcp",
-        "loaderd.keys",
+        "loaderd.wire.endpoint",
+        "loaderd.wire.tcp",
+        "loaderd.wire.keys",
         "loaderd.placement",
         "loaderd.plans.base",
         "loaderd.plans.chunks",
     },
     "tools": {"tools", "blockstore", "preprocess", "loaderd", "clients"},
 }
-BELOW = {  # folders of clients -> modules of clients that they build on
-    "clients/connection": {"clients.connection"},
-    "clients/device": {"clients.device", "clients.connection", "clients.records"},
-    "clients/hopwise": {
-        "clients.hopwise", "clients.connection", "clients.batch", "clients.dataset",
-        "clients.records",
-    },
+BELOW = {  # folder -> folders beside it, and modules, that it builds on
+    "clients/connection": {},
+    "clients/device": {"connection", "records"},
+    "clients/hopwise": {"connection", "batch", "dataset", "records"},
+    "loaderd/plans": {},
+    "loaderd/memory": {"plans"},
+    "loaderd/batch": {"memory", "plans"},
+    "loaderd/hyper": {"batch", "memory", "plans"},
+    "loaderd/macro": {"batch", "memory", "plans"},
+    "loaderd/hopwise": {"batch", "memory", "plans"},
+    "loaderd/engine": {"batch", "hopwise", "hyper", "macro", "memory", "plans"},
+    "loaderd/sharing": {"batch", "engine", "memory", "plans"},
+    "loaderd/wire": {},
+    "loaderd/shell": {"memory", "wire"},
+    "loaderd/sight": {"memory"},
+    "loaderd/advise": {"engine", "hopwise", "hyper", "macro", "memory", "plans", "sight"},
+}
+COMMON = {  # modules that every folder of loaderd may build on; they build on no folder
+    f"loaderd.{name}"
+    for name in (
+        "devicecost", "errors", "logs", "meter", "notify", "placement", "protocol", "requests",
+        "signals", "trace",
+    )
 }  # fmt: skip
 DOORS = {  # library -> the only files that import it, in the packages that are installed
-    "pyarrow": {"preprocess/tables.py"},
+    "pyarrow": {"preprocess/files/tables.py"},
     "zarr": {"blockstore/create.py"},
     "zmq": {
-        "loaderd/transport.py",
-        "loaderd/curve.py",
+        "loaderd/wire/transport.py",
+        "loaderd/wire/curve.py",
         "clients/connection/session.py",
         "clients/connection/remote.py",
     },
-    "prometheus_client": {"loaderd/metrics.py"},
-    "rich": {"preprocess/renderings.py", "loaderd/top.py"},
+    "prometheus_client": {"loaderd/sight/metrics.py"},
+    "rich": {"preprocess/renderings.py", "loaderd/sight/top.py"},
     "typer": {"preprocess/__main__.py", "loaderd/__main__.py"},
     "torch": {
         "clients/torch.py",
@@ -75,7 +91,7 @@ DOORS = {  # library -> the only files that import it, in the packages that are 
         "clients/pyglink.py",
         "clients/models.py",
         "clients/train.py",
-        "preprocess/torchfile.py",
+        "preprocess/files/torchfile.py",
         "clients/heteromodels.py",
         "clients/ranks.py",
         "clients/lightning.py",
@@ -87,8 +103,8 @@ DOORS = {  # library -> the only files that import it, in the packages that are 
 }
 # what the daemon loads must stay light
 LIGHT = (
-    "loaderd.engine",
-    "loaderd.daemon",
+    "loaderd.engine.engine",
+    "loaderd.shell.daemon",
     "clients.connection.session",
     "clients.batch",
     "clients.hopwise.batch",
@@ -135,11 +151,26 @@ def test_imports_follow_the_arrows(path: Path) -> None:
 
 
 @pytest.mark.parametrize("folder", BELOW)
-def test_folders_of_the_clients_build_on_what_is_below(folder: str) -> None:
+def test_folders_build_on_what_is_below(folder: str) -> None:
+    package = folder.split("/")[0]
+    allowed = {folder.replace("/", "."), *(f"{package}.{name}" for name in BELOW[folder]), *COMMON}
     for path in (ROOT / folder).rglob("*.py"):
         for line, name in imports(path):
-            if name.split(".")[0] == "clients":
-                assert within(name, BELOW[folder]), f"{path}:{line} imports {name}"
+            if name.split(".")[0] == package:
+                assert within(name, allowed), f"{path}:{line} imports {name}"
+
+
+def test_what_all_folders_build_on_builds_on_none() -> None:
+    for module in COMMON:
+        for line, name in imports((ROOT / Path(*module.split("."))).with_suffix(".py")):
+            if name.split(".")[0] == "loaderd":
+                assert within(name, COMMON), f"{module}:{line} imports {name}"
+
+
+def test_every_folder_has_its_place() -> None:
+    for package in ("clients", "loaderd"):
+        folders = {f"{package}/{p.parent.name}" for p in (ROOT / package).glob("*/__init__.py")}
+        assert folders == {name for name in BELOW if name.startswith(f"{package}/")}
 
 
 @pytest.mark.parametrize("library", DOORS)

@@ -26,7 +26,7 @@ from blockstore.format import Manifest
 from blockstore.store import open_store, read_rows
 from clients.models import GraphSage
 from clients.torch import NeighborDataset
-from preprocess.export_edges import columns_of
+from preprocess.export.edges import columns_of
 from tools.bench.setup import command, serving
 from tools.machine import machine, today
 from tools.pairs import interval

@@ -27,7 +27,7 @@ from torch_geometric.nn import GraphSAGE, to_hetero
 from blockstore.store import Store, open_store, read_rows
 from clients import pyg as ours
 from preprocess.errors import BadInput
-from preprocess.export_edges import columns_of
+from preprocess.export.edges import columns_of
 from tools.accuracy import summarize
 from tools.bench.setup import command, serving
 

@@ -25,15 +25,21 @@ from blockstore.kernels.rowcache import plan_extents
 from blockstore.pool import BlockPool
 from blockstore.store import Store, open_store, read_rows
 from blockstore.units import parse_bytes
+from loaderd.batch.topology import Topology
 from loaderd.devicecost import FLASH, RUN_BYTES
-from loaderd.ledger import ServedRows, make_sizes, served_rows
+from loaderd.memory.ledger import ServedRows, make_sizes, served_rows
+from loaderd.memory.residency import Held, Residency
+from loaderd.memory.workspace import (
+    Carver,
+    Workspace,
+    carve_workspace,
+    clear_workspace,
+    workspace_bytes,
+)
 from loaderd.plans.base import Part, Unit
 from loaderd.plans.minibatch import GraphBounds, MinibatchPlan
+from loaderd.plans.roots import node_roots
 from loaderd.protocol import Resolved
-from loaderd.residency import Held, Residency
-from loaderd.roots import node_roots
-from loaderd.topology import Topology
-from loaderd.workspace import Carver, Workspace, carve_workspace, clear_workspace, workspace_bytes
 from tools.bench.harness import spread
 from tools.machine import machine, today
 

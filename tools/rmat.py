@@ -17,7 +17,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from blockstore.kernels.random import draw_below, make_key, permute
-from preprocess.npy import NpyWriter
+from preprocess.files.npy import NpyWriter
 
 NODES, EDGES, FEATURES = 10_000_000, 195_000_000, 128
 _CHUNK = 4 << 20

@@ -34,10 +34,10 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from loaderd.endpoint import parse_endpoint
 from loaderd.errors import DaemonError
 from loaderd.protocol import StatusReply
-from loaderd.transport import ask_status
+from loaderd.wire.endpoint import parse_endpoint
+from loaderd.wire.transport import ask_status
 from preprocess.generate import GraphRecipe, generate
 from preprocess.progress import Progress
 from tools.machine import machine, today

@@ -15,7 +15,6 @@ from zmq.utils.monitor import recv_monitor_message
 
 from clients.connection.session import Attachment, Session, error_of
 from loaderd.errors import BadMessage, NoDaemon, Refused
-from loaderd.keys import client_keys
 from loaderd.protocol import (
     LEASE_S,
     Attach,
@@ -35,7 +34,8 @@ from loaderd.protocol import (
     decode_daemon,
     encode,
 )
-from loaderd.tcp import SCHEME, knock_tcp, parse_tcp
+from loaderd.wire.keys import client_keys
+from loaderd.wire.tcp import SCHEME, knock_tcp, parse_tcp
 
 WELCOME_TIMEOUT_S = 10.0
 _ENDS = (

@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from clients.connection.blobs import views
 from clients.connection.position import StateMismatch, check_resolved
 from loaderd import errors
-from loaderd.endpoint import knock, parse_endpoint
 from loaderd.errors import DaemonError, NoDaemon, Refused, SessionLost
 from loaderd.protocol import (
     Attach,
@@ -41,6 +40,7 @@ from loaderd.protocol import (
     decode_daemon,
     encode,
 )
+from loaderd.wire.endpoint import knock, parse_endpoint
 
 WELCOME_TIMEOUT_S = 30.0  # a daemon that listens answers from its event loop
 WELCOME_BYTES = 1 << 16

@@ -4,8 +4,8 @@ from typing import NamedTuple
 
 from blockstore.kernels.random import make_epoch_key, make_key
 from loaderd.plans.base import Kind, OwnerMap, Part, Shape, Unit, count_steps, share
+from loaderd.plans.roots import num_ends
 from loaderd.protocol import Resolved
-from loaderd.roots import num_ends
 
 
 class GraphBounds(NamedTuple):

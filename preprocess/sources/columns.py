@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from preprocess.errors import BadInput
+from preprocess.files.tables import FLAG, TEXT, ColumnType, Table, Texts
 from preprocess.source import SourceRows
-from preprocess.tables import FLAG, TEXT, ColumnType, Table, Texts
 
 _Piece = TypeVar("_Piece")
 _FLOAT64 = np.dtype(np.float64)

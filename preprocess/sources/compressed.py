@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from preprocess.errors import BadInput
-from preprocess.npy import StoredArray
+from preprocess.files.npy import StoredArray
 
 _PIECE = 1 << 16  # offsets at a time
 _AGAIN = "write the matrix again"

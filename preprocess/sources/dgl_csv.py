@@ -11,10 +11,10 @@ from pathlib import Path
 import msgspec
 
 from preprocess.errors import BadInput
+from preprocess.files.tables import Table
 from preprocess.sources.columns import Columns, EdgeTables, NodeTables, Splits, Tables
 from preprocess.sources.table import read_description
 from preprocess.sources.tabular import TabularSource
-from preprocess.tables import Table
 
 META = "meta.yaml"
 _TYPE, _RELATION = "_V", ("_V", "_E", "_V")  # where meta.yaml names none

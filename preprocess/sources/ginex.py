@@ -18,12 +18,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from preprocess.errors import BadInput
-from preprocess.npy import RawFile
+from preprocess.files.npy import RawFile
+from preprocess.files.torchapart import load_apart
 from preprocess.source import SourceRows
 from preprocess.sources.compressed import check_ends, major_ids, offsets
 from preprocess.sources.single import SingleSource
 from preprocess.sources.table import read_description
-from preprocess.torchapart import load_apart
 
 CONF, SPLITS = "conf.json", "split_idx.pth"
 

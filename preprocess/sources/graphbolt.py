@@ -24,7 +24,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from preprocess.errors import BadInput
-from preprocess.npy import NpyFile
+from preprocess.files.npy import NpyFile
+from preprocess.files.tables import INTEGER, Table
 from preprocess.prepare import Facts, Preparation
 from preprocess.progress import Progress
 from preprocess.source import SourceRelation, SourceRows
@@ -33,7 +34,6 @@ from preprocess.sources.listed import PIECE_ROWS, RowFile, read_list, write_list
 from preprocess.sources.plain import NODE, RELATION
 from preprocess.sources.table import read_description
 from preprocess.stages.array_file import ArrayFile
-from preprocess.tables import INTEGER, Table
 
 META = "metadata.yaml"
 _SEEDS = ("seeds", "seed_nodes", "node_pairs")

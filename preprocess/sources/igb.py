@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from preprocess.errors import BadInput
-from preprocess.npy import NpyFile, RawFile, StoredArray, has_header
+from preprocess.files.npy import NpyFile, RawFile, StoredArray, has_header
 from preprocess.source import SourceRows
 from preprocess.sources.typed import ArrayRows, EdgeArray, TypedArrays
 

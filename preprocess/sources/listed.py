@@ -8,12 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from preprocess.errors import BadInput
+from preprocess.files.npy import NpyFile
+from preprocess.files.strided import StridedRows
+from preprocess.files.torchplaces import open_tensor
 from preprocess.kernels.edges import first_outside
-from preprocess.npy import NpyFile
 from preprocess.source import SourceRows
 from preprocess.stages.array_file import ArrayFile
-from preprocess.strided import StridedRows
-from preprocess.torchplaces import open_tensor
 
 PIECE_ROWS = 1 << 14
 

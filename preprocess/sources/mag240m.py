@@ -20,10 +20,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from preprocess.errors import BadInput
-from preprocess.npy import NpyFile
+from preprocess.files.npy import NpyFile
+from preprocess.files.torchapart import load_apart
 from preprocess.source import SourceRows
 from preprocess.sources.typed import ArrayRows, EdgeArray, TypedArrays
-from preprocess.torchapart import load_apart
 
 FOLDER = "mag240m_kddcup2021"
 META, SPLITS, PROCESSED, EDGES = "meta.pt", "split_dict.pt", "processed", "edge_index.npy"

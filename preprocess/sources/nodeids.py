@@ -9,13 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from preprocess.errors import BadInput
-from preprocess.idmap import PIECE_ROWS, KeyColumn, KeySizes, KeyTwice, map_keys
+from preprocess.files.tables import INTEGER, BadCell, Texts
 from preprocess.kernels.edges import first_outside
 from preprocess.prepare import Facts, Preparation
 from preprocess.progress import Stage
 from preprocess.sources.columns import EdgeTables, NodeTables, Tables
+from preprocess.sources.idmap import PIECE_ROWS, KeyColumn, KeySizes, KeyTwice, map_keys
 from preprocess.stages.array_file import ArrayFile
-from preprocess.tables import INTEGER, BadCell, Texts
 
 ROW, SAME, INTEGERS, TEXTS = "row", "same", "integer", "text"  # what the ids of a type are
 _ENDS = ("src", "dst")

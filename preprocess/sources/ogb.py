@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 
 from preprocess.contents import SPLITS
 from preprocess.errors import BadInput
+from preprocess.files.tables import FLAG, INTEGER, Table
+from preprocess.files.torchfile import as_numpy, is_tensor, load_torch
 from preprocess.kernels.edges import first_outside
 from preprocess.source import SourceRelation, SourceRows
-from preprocess.tables import FLAG, INTEGER, Table
-from preprocess.torchfile import as_numpy, is_tensor, load_torch
 
 # whose edges OGB's master.csv says to add the inverse of, and the names of their archives
 _ADD_INVERSE = ("proteins", "products", "ppa", "ppassoc", "collab", "ddi")

@@ -15,7 +15,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from preprocess.errors import BadInput
-from preprocess.npy import ZipArray, list_members
+from preprocess.files.npy import ZipArray, list_members
 from preprocess.source import SourceRows
 from preprocess.sources.ogb import Array, OgbSource, RelationPart, TypePart, check_names
 from preprocess.sources.plain import NODE, RELATION

@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from preprocess.errors import BadInput
+from preprocess.files.tables import INTEGER, ColumnType, Table
 from preprocess.source import SourceRows
 from preprocess.sources.ogb import (
     Array,
@@ -32,7 +33,6 @@ from preprocess.sources.ogb import (
     read_flags,
 )
 from preprocess.sources.plain import NODE, RELATION
-from preprocess.tables import INTEGER, ColumnType, Table
 
 _SUFFIX = ".csv.gz"
 _EDGE, _NODES, _EDGES = "edge.csv.gz", "num-node-list.csv.gz", "num-edge-list.csv.gz"

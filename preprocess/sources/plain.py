@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from preprocess.errors import BadInput
-from preprocess.npy import NpyFile
+from preprocess.files.npy import NpyFile
 from preprocess.source import SourceRelation
 from preprocess.sources.plain_arrays import PlainArrays
 from preprocess.sources.plain_names import (

@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from blockstore.format import ITEM_BYTES
 from preprocess.errors import BadInput
+from preprocess.files.npy import NpyFile
 from preprocess.kernels.edges import first_outside
 from preprocess.kernels.rows import densify
-from preprocess.npy import NpyFile
 from preprocess.source import SourceRelation, SourceRows
 from preprocess.sources.plain_names import CSR, CSR_PARTS, MAIN, Ends, PlainNames
 from preprocess.sources.typed import ArrayRows, EdgeArray, RowReader, TypedArrays

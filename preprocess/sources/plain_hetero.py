@@ -26,7 +26,7 @@ from urllib.parse import unquote
 import msgspec
 
 from preprocess.errors import BadInput
-from preprocess.npy import NpyFile
+from preprocess.files.npy import NpyFile
 from preprocess.source import SourceRelation
 from preprocess.sources.plain_arrays import PlainArrays
 from preprocess.sources.plain_names import (

@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from preprocess.errors import BadInput
+from preprocess.files.strided import Held, Placed, StridedRows
 from preprocess.source import SourceRelation, SourceRows
 from preprocess.sources.ends import checked
 from preprocess.sources.plain import NODE
@@ -40,7 +41,6 @@ from preprocess.sources.pygfile import (
     num_rows,
     read_stores,
 )
-from preprocess.strided import Held, Placed, StridedRows
 
 _SUFFIXES = (".pt", ".pth")
 _PROCESSED = "processed/data.pt"

@@ -7,9 +7,9 @@ from typing import Any
 from numpy.typing import NDArray
 
 from preprocess.errors import BadInput
+from preprocess.files.strided import Array, Held, Placed, StridedRows
 from preprocess.sources.compressed import major_ids
 from preprocess.sources.pygfile import Adjacency, Other, Value
-from preprocess.strided import Array, Held, Placed, StridedRows
 
 SCAN_ROWS = 1 << 18  # that are looked through at a time
 

@@ -11,11 +11,11 @@ from typing import Any
 import msgspec
 
 from preprocess.errors import BadInput
+from preprocess.files.strided import Array, Held, Placed
+from preprocess.files.torchapart import answer, ask_apart
+from preprocess.files.torchfile import Record, is_tensor, load_torch
+from preprocess.files.torchplaces import describe
 from preprocess.sources.plain import NODE, RELATION
-from preprocess.strided import Array, Held, Placed
-from preprocess.torchapart import answer, ask_apart
-from preprocess.torchfile import Record, is_tensor, load_torch
-from preprocess.torchplaces import describe
 
 Ends = tuple[str, str, str]
 

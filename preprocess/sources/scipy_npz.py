@@ -8,7 +8,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from preprocess.errors import BadInput
-from preprocess.npy import StoredArray, ZipArray, list_members, read_word
+from preprocess.files.npy import StoredArray, ZipArray, list_members, read_word
 from preprocess.source import SourceRelation, SourceRows
 from preprocess.sources.compressed import major_ids, offsets
 from preprocess.sources.single import SingleSource

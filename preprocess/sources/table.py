@@ -45,10 +45,10 @@ from typing import Any, TypeVar
 import msgspec
 
 from preprocess.errors import BadInput
+from preprocess.files.tables import Table, is_table
 from preprocess.sources.columns import Columns, EdgeTables, NodeTables, Splits, Tables
 from preprocess.sources.plain_names import typed_file
 from preprocess.sources.tabular import TabularSource
-from preprocess.tables import Table, is_table
 
 _NAMES = ("schema.json", "schema.yaml", "schema.yml")
 _SUFFIXES = (".json", ".yaml", ".yml")

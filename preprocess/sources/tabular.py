@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from preprocess.errors import BadInput
+from preprocess.files.tables import KeyWriter
 from preprocess.prepare import Facts, Preparation
 from preprocess.progress import Progress
 from preprocess.source import SourceRelation, SourceRows
@@ -17,7 +18,6 @@ from preprocess.sources.columns import EdgeTables, NodeTables, TableArray, Table
 from preprocess.sources.columns import Splits as SplitColumns
 from preprocess.sources.nodeids import INTEGERS, TEXTS, NodeIds
 from preprocess.stages.array_file import ArrayFile
-from preprocess.tables import KeyWriter
 
 KEY = "key"  # the array of a type that holds its owner's integer ids
 _INT64 = np.dtype(np.int64)

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from preprocess.errors import BadInput
-from preprocess.npy import StoredArray
+from preprocess.files.npy import StoredArray
 from preprocess.source import SourceRelation, SourceRows
 from preprocess.sources.ends import checked
 

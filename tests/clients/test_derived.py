@@ -10,8 +10,8 @@ torch = pytest.importorskip("torch")
 
 from blockstore.store import open_store, read_rows  # noqa: E402
 from clients.torch import NeighborDataset  # noqa: E402
-from preprocess.derivation import Derivation  # noqa: E402
-from preprocess.derive import derive  # noqa: E402
+from preprocess.derive.derive import derive  # noqa: E402
+from preprocess.derive.plan import Derivation  # noqa: E402
 from preprocess.ingest import ingest  # noqa: E402
 from preprocess.options import IngestOptions  # noqa: E402
 from preprocess.sources.plain import PlainSource  # noqa: E402

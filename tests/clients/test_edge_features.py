@@ -16,7 +16,7 @@ from clients.pyg import NeighborLoader  # noqa: E402
 from clients.pyglink import LinkNeighborLoader  # noqa: E402
 from clients.torch import NeighborDataset  # noqa: E402
 from loaderd.errors import Refused  # noqa: E402
-from loaderd.transport import ask_status, parse_either  # noqa: E402
+from loaderd.wire.transport import ask_status, parse_either  # noqa: E402
 from tests.graphs import make_csc  # noqa: E402
 from tests.heterostores import random_hetero, write_hetero_store  # noqa: E402
 from tests.remotes import remote_daemon  # noqa: E402

@@ -14,9 +14,7 @@ import msgspec
 import zmq
 
 from blockstore.io.arena import Arena
-from loaderd.daemon import Access, Daemon
-from loaderd.endpoint import Endpoint, claim
-from loaderd.ledger import EngineSettings
+from loaderd.memory.ledger import EngineSettings
 from loaderd.protocol import (
     Attach,
     Attached,
@@ -26,6 +24,8 @@ from loaderd.protocol import (
     decode_daemon,
     encode,
 )
+from loaderd.shell.daemon import Access, Daemon
+from loaderd.wire.endpoint import Endpoint, claim
 from tests.loaderd.samples import RESOLVED
 
 WAIT_S = 10

@@ -16,9 +16,7 @@ from random import Random
 import pytest
 from typer.testing import CliRunner
 
-from loaderd import transport
 from loaderd.__main__ import app
-from loaderd.endpoint import parse_endpoint
 from loaderd.errors import NoDaemon
 from loaderd.protocol import (
     Attach,
@@ -30,7 +28,9 @@ from loaderd.protocol import (
     StatusReply,
     StatusRequest,
 )  # fmt: skip
-from loaderd.transport import ask_status
+from loaderd.wire import transport
+from loaderd.wire.endpoint import parse_endpoint
+from loaderd.wire.transport import ask_status
 from tests.daemons import ROOT, spawn, stop
 from tests.loaderd.shell import WAIT_S, Client, Shell
 
@@ -38,7 +38,7 @@ pytestmark = pytest.mark.usefixtures("fresh_processes")
 
 CLIENT = """
 import sys
-from loaderd.endpoint import parse_endpoint
+from loaderd.wire.endpoint import parse_endpoint
 from loaderd.protocol import Start
 from tests.loaderd.shell import Client
 client = Client(parse_endpoint(sys.argv[1]))
@@ -50,7 +50,8 @@ sys.stdin.read()
 
 HANGING = """
 import threading
-from loaderd import __main__, daemon
+from loaderd import __main__
+from loaderd.shell import daemon
 daemon.DRAIN_S = 0.1
 __main__.Exchange.drain = lambda self: threading.Event().wait()
 __main__.main()

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from blockstore.store import open_store, read_rows
+from loaderd.engine.resolve import resolve
+from loaderd.engine.seeds import count_edges, fill_edges
 from loaderd.errors import Refused
-from loaderd.plans.resolve import resolve
 from loaderd.protocol import Attach, SeedEdges
-from loaderd.seeds import count_edges, fill_edges
 from preprocess.ingest import ingest
 from preprocess.options import IngestOptions
 from preprocess.progress import Progress

@@ -23,13 +23,13 @@ from blockstore.io import arena as arena_module
 from blockstore.io import reader as reader_module
 from blockstore.io.arena import Arena
 from blockstore.store import open_store
-from loaderd import hopdesk
-from loaderd.endpoint import parse_endpoint
-from loaderd.engine import Engine, default_settings
+from loaderd.engine.engine import Engine, default_settings
+from loaderd.engine.floor import Floor
 from loaderd.errors import Refused, ShuttingDown
-from loaderd.floor import Floor
+from loaderd.hopwise import desk as hopdesk
 from loaderd.protocol import Attach, BatchReady, ChunkReady, ErrorReply, Release, Start
-from loaderd.transport import ask_status
+from loaderd.wire.endpoint import parse_endpoint
+from loaderd.wire.transport import ask_status
 from tests.daemons import ROOT, spawn, stop
 from tests.graphs import Csc
 from tests.hopstores import make_hops, write_hop_store

@@ -14,10 +14,10 @@ from blockstore.io.buffers import aligned_buffer
 from blockstore.io.reader import BlockReader
 from blockstore.pool import BlockPool
 from blockstore.store import open_store, read_rows
-from loaderd.hypercut import Estimate, cut_hyper
-from loaderd.ledger import ServedRows, SessionNeed, served_rows
+from loaderd.hyper.cut import Estimate, cut_hyper
+from loaderd.hyper.rowcache import Needs, RowCache, area_slots_of, rows_by_type, table_bytes
+from loaderd.memory.ledger import ServedRows, SessionNeed, served_rows
 from loaderd.plans.hyperbatch import block_schedule, choose_size, grown
-from loaderd.rowcache import Needs, RowCache, area_slots_of, rows_by_type, table_bytes
 from preprocess.ingest import ingest
 from preprocess.options import IngestOptions
 from preprocess.progress import Progress

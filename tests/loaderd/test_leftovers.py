@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from blockstore.store import open_store
-from loaderd.engine import default_settings
+from loaderd.engine.engine import default_settings
+from loaderd.engine.stores import Stores
 from loaderd.errors import Refused
-from loaderd.exchange import Exchange
 from loaderd.protocol import Attach, ErrorReply, Release, Start
-from loaderd.stores import Stores
+from loaderd.sharing.exchange import Exchange
 from tests.graphs import make_csc
 from tests.hopstores import make_hops, write_hop_store
 from tests.loaderd.shell import Shell, client_of

@@ -11,7 +11,7 @@ import pytest
 from blockstore.store import open_store
 from clients.torch import NeighborDataset
 from loaderd.errors import BatchFailed, Refused
-from loaderd.ledger import served_rows
+from loaderd.memory.ledger import served_rows
 from loaderd.plans.macrobatch import share_steps
 from loaderd.trace import READ_MACRO, SERVE_MACRO, STAGES
 from preprocess.influence import InfluenceOptions

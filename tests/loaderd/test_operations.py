@@ -25,10 +25,10 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from loaderd.__main__ import app
-from loaderd.endpoint import parse_endpoint
 from loaderd.protocol import Attach, Release, Start
-from loaderd.sight import Look, compare
-from loaderd.top import decimal, frame
+from loaderd.sight.looks import Look, compare
+from loaderd.sight.top import decimal, frame
+from loaderd.wire.endpoint import parse_endpoint
 from tests.daemons import ROOT, stop
 from tests.loaderd.shell import Client
 from tests.loaderd.statuses import MS, STORE, later, status

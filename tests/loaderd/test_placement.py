@@ -5,7 +5,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from loaderd.accelerator import free_bytes
+from loaderd.advise.accelerator import free_bytes
 from loaderd.placement import HopFacts, advise_hops, parse_advice
 
 FACTS = HopFacts(

@@ -14,9 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loaderd import endpoint, errors, protocol, requests
+from loaderd import errors, protocol, requests
 from loaderd.errors import BadMessage
 from loaderd.protocol import Attach, ClientMessage, DaemonMessage, Message, StatusRequest, encode
+from loaderd.wire import endpoint
 from tests.loaderd.samples import SAMPLES
 
 DOCUMENT = (Path(protocol.__file__).parent / "PROTOCOL.md").read_text()

@@ -10,8 +10,8 @@ import torch
 
 from clients.link import LinkDataset
 from clients.torch import NeighborDataset
+from loaderd.engine.resolve import resolve
 from loaderd.errors import Refused
-from loaderd.plans.resolve import resolve
 from loaderd.protocol import Attach, Temporal
 from tests.daemons import daemon
 from tests.graphs import Csc, make_csc

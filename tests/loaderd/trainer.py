@@ -5,8 +5,8 @@ STEPS are those of an epoch of batches of 50.  It says "going" when it has the t
 
 import sys
 
-from loaderd.endpoint import parse_endpoint
 from loaderd.protocol import Release, Start
+from loaderd.wire.endpoint import parse_endpoint
 from tests.loaderd.shell import Client
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from blockstore.store import open_store
-from loaderd.ledger import EngineSettings, make_budget
+from loaderd.memory.ledger import EngineSettings, make_budget
 from preprocess.contents import list_contents
 from preprocess.disk import DiskRates, existing_folder, measure_disk
 from preprocess.dryrun import daemon_bytes, dry_run, dry_run_text

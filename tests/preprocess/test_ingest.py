@@ -8,7 +8,7 @@ import torch
 
 from blockstore.store import open_store, read_rows
 from blockstore.verify import verify_store
-from preprocess.export import export
+from preprocess.export.export import export
 from preprocess.ingest import ingest
 from preprocess.kernels.rows import to_bfloat16
 from preprocess.options import IngestOptions

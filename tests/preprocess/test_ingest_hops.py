@@ -8,10 +8,10 @@ import pytest
 
 from blockstore.store import open_store
 from blockstore.verify import verify_store
-from preprocess import hops as hops_module
 from preprocess.dryrun import dry_run, dry_run_text
 from preprocess.errors import BadInput
-from preprocess.hops import make_hops
+from preprocess.hops import hops as hops_module
+from preprocess.hops.hops import make_hops
 from preprocess.ingest import ingest
 from preprocess.options import HopsRequest, IngestOptions
 from preprocess.report import summarise_ingest, summary_text

@@ -9,6 +9,7 @@ import pytest
 from blockstore.format import giant_capacity
 from blockstore.pack import GraphPacker
 from preprocess.contents import list_contents
+from preprocess.files.npy import NpyFile, NpyWriter
 from preprocess.kernels.edges import cut_ranges, expand_edges, group_edges, split_values
 from preprocess.kernels.levels import (
     FOUND,
@@ -20,7 +21,6 @@ from preprocess.kernels.levels import (
     mark_discovered,
     rename_columns,
 )
-from preprocess.npy import NpyFile, NpyWriter
 from preprocess.options import IngestOptions
 from preprocess.plan import place_dtype, plan
 from preprocess.source import SourceRelation

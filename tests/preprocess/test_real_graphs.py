@@ -8,8 +8,8 @@ import pytest
 
 from preprocess.layouts import open_source
 from preprocess.source import Source, SourceRows
+from tests.preprocess.export.test_export import same_files
 from tests.preprocess.test_commands import good
-from tests.preprocess.test_export import same_files
 
 LARGE = "coauthor-physics"  # 1.2 GB of features when dense: they stay where they are
 TWICE = {"hetero-acm", "kg-fb15k237", "deezer-hu"}

@@ -15,11 +15,11 @@ from blockstore.errors import BudgetTooSmall, OutOfSpace, StoreExists
 from blockstore.format import Manifest
 from blockstore.store import Store, open_store, read_rows
 from blockstore.verify import verify_store
-from preprocess import export as export_module
 from preprocess import plan
 from preprocess.errors import BadInput
-from preprocess.export import export
-from preprocess.export_edges import columns_of
+from preprocess.export import export as export_module
+from preprocess.export.edges import columns_of
+from preprocess.export.export import export
 from preprocess.ingest import ingest
 from preprocess.options import IngestOptions
 from tests.preprocess import naive

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from blockstore.format import PAGE_BYTES, row_geometry
 from blockstore.store import open_store
-from loaderd.ledger import served_rows
+from loaderd.memory.ledger import served_rows
 from preprocess.__main__ import app
 from tests.graphs import make_csc
 from tests.stores import write_store

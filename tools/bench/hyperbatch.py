@@ -28,7 +28,7 @@ from blockstore.format import PAGE_BYTES
 from blockstore.store import open_store, read_rows
 from blockstore.units import format_bytes, parse_bytes
 from clients.torch import NeighborDataset
-from preprocess.export_edges import columns_of
+from preprocess.export.edges import columns_of
 from tools.bench.disk import open_fio, open_preadv
 from tools.bench.harness import Skipped, spread
 from tools.bench.loaders import MappedSampler, drop_cache

@@ -21,9 +21,9 @@ from clients.connection.buffers import BufferPool
 from clients.connection.remote import RemoteSession
 from clients.connection.session import Session
 from clients.torch import to_batch
-from loaderd.curve import new_pair
-from loaderd.keys import AUTHORIZED, KNOWN, PUBLIC, write_pair
 from loaderd.protocol import Attach
+from loaderd.wire.curve import new_pair
+from loaderd.wire.keys import AUTHORIZED, KNOWN, PUBLIC, write_pair
 from tools.bench.harness import Peer, Run, measure, report
 from tools.bench.setup import GraphSize, make_graph, make_store, serving
 

@@ -21,9 +21,9 @@ from typing import Any, NamedTuple
 
 from msgspec import structs
 
-from loaderd.endpoint import parse_endpoint
 from loaderd.protocol import Attach
-from loaderd.transport import ask_status
+from loaderd.wire.endpoint import parse_endpoint
+from loaderd.wire.transport import ask_status
 from tools.bench.consumers import consumers, rates, wait_begun
 from tools.bench.harness import Peer, Run, measure, report
 from tools.bench.resources import resident_bytes

@@ -27,8 +27,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from loaderd.endpoint import parse_endpoint
-from loaderd.transport import ask_status
+from loaderd.wire.endpoint import parse_endpoint
+from loaderd.wire.transport import ask_status
 from tools.flat import ALLOWED, Growth, Sample, growths, sample
 from tools.fuzz.beside import END_S, beside
 from tools.machine import machine, today

@@ -11,7 +11,6 @@ from typing import Any
 import zmq
 
 from blockstore.format import Manifest
-from loaderd.endpoint import parse_endpoint
 from loaderd.errors import BadMessage
 from loaderd.protocol import (
     Attach,
@@ -27,6 +26,7 @@ from loaderd.protocol import (
     decode_daemon,
     encode,
 )
+from loaderd.wire.endpoint import parse_endpoint
 from tools.fuzz.frames import bind, split, verdict
 
 ANSWER_S = 120.0

@@ -8,7 +8,7 @@ from random import Random
 import atheris
 
 with atheris.instrument_imports(
-    include=["loaderd.protocol", "loaderd.requests", "loaderd.plans.resolve", "tools.fuzz.frames"]
+    include=["loaderd.protocol", "loaderd.requests", "loaderd.engine.resolve", "tools.fuzz.frames"]
 ):
     from tools.fuzz import frames
 

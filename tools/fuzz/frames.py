@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 
 from blockstore.format import Manifest
+from loaderd.engine.resolve import resolve
 from loaderd.errors import BadMessage, Refused
-from loaderd.plans.resolve import resolve
 from loaderd.protocol import (
     Attach,
     Detach,

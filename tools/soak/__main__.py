@@ -29,8 +29,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from loaderd.endpoint import parse_endpoint
-from loaderd.transport import ask_status
+from loaderd.wire.endpoint import parse_endpoint
+from loaderd.wire.transport import ask_status
 from tools.flat import Sample, draw, growths, sample
 from tools.machine import machine, today
 from tools.soak.trainer import Work, last, visit

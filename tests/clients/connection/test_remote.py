@@ -21,8 +21,8 @@ from clients.heterolink import HeteroLinkDataset  # noqa: E402
 from clients.link import LinkDataset  # noqa: E402
 from clients.torch import HopDataset, NeighborDataset  # noqa: E402
 from loaderd.errors import NoDaemon, Refused  # noqa: E402
-from loaderd.keys import AUTHORIZED, KNOWN  # noqa: E402
-from loaderd.transport import ask_status, parse_either  # noqa: E402
+from loaderd.wire.keys import AUTHORIZED, KNOWN  # noqa: E402
+from loaderd.wire.transport import ask_status, parse_either  # noqa: E402
 from preprocess.ingest import ingest  # noqa: E402
 from preprocess.options import IngestOptions  # noqa: E402
 from preprocess.partition import PartitionOptions  # noqa: E402

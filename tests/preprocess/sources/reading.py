@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from preprocess.files.tables import Table
 from preprocess.prepare import keys_of, prepared
 from preprocess.source import Source, SourceRelation, SourceRows
 from preprocess.stages.scan import check_edge_splits, check_splits
-from preprocess.tables import Table
 from tests.preprocess.quiet import QUIET
 
 MEM = 32 << 20

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blockstore.store import open_store, read_rows
+from preprocess.files.npy import RawFile
 from preprocess.ingest import ingest
 from preprocess.layouts import open_source
-from preprocess.npy import RawFile
 from preprocess.options import IngestOptions
 from preprocess.source import Source
 from preprocess.sources.igb import SIZES, Headerless, Igb2kSource, IgbSource, _Labels

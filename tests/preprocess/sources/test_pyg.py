@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from preprocess.errors import BadInput
+from preprocess.files.strided import Held, Placed
 from preprocess.layouts import open_source
 from preprocess.sources.pyg import PygSource
 from preprocess.sources.pygfile import Other, read_stores
-from preprocess.strided import Held, Placed
 from tests.preprocess.sources.conformance import (
     ExpectedGraph,
     ExpectedRelation,

@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 
 from blockstore.store import open_store, read_rows
 from blockstore.verify import verify_store
-from preprocess import idmap
 from preprocess.errors import BadInput
-from preprocess.idmap import KeySizes
 from preprocess.ingest import ingest
 from preprocess.options import IngestOptions
 from preprocess.prepare import keys_of
+from preprocess.sources import idmap
+from preprocess.sources.idmap import KeySizes
 from preprocess.sources.table import TableSource
 from tests.preprocess.quiet import QUIET
 from tests.preprocess.sources.reading import read_all, ready, texts_of
@@ -266,7 +266,7 @@ def test_ids_of_any_kind_in_any_memory(tmp_path_factory, data, parquet, tiny):
 def test_integers_that_turn_out_to_be_texts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, last: list[str]
 ):
-    monkeypatch.setattr("preprocess.tables.PIECE_BYTES", 32)
+    monkeypatch.setattr("preprocess.files.tables.PIECE_BYTES", 32)
     nodes = [*map(str, range(50)), "007", *last]
     write_edges(tmp_path, nodes, [(nodes[-1], "7"), ("7", "007")], parquet=False)
     source = TableSource(tmp_path)

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from preprocess.npy import NpyFile
+from preprocess.files.npy import NpyFile
 from preprocess.sources.typed import ArrayRows, EdgeArray
 
 

@@ -1,0 +1,1 @@
+"""Advice: plans tried over the store's own files, and what came of it."""

@@ -1,0 +1,1 @@
+"""One minibatch: seeds, sampled structure, rows, and the session that it belongs to."""

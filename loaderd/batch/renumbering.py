@@ -1,0 +1,74 @@
+"""Store ids to local ids for one batch."""
+
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from blockstore.kernels.renumber import (
+    clear_hash,
+    clear_stamp,
+    enter_seeds_hash,
+    enter_seeds_stamp,
+    renumber_hash,
+    renumber_stamp,
+)
+from blockstore.kernels.temporal import clear_trees, enter_trees, renumber_trees
+from loaderd.memory.workspace import Workspace, WorkspaceFull
+
+
+class Renumbering:
+    """By the table of the batch's workspace.  A context manager.
+
+    Where batches are trees, a node is another one in each of them.
+    """
+
+    def __init__(self, work: Workspace, num_nodes: int) -> None:
+        """`n_id[:num_nodes]` is in use: nodes found so far, in order; so are `trees`, if any."""
+        self._work, self.num_nodes = work, num_nodes
+        self._table = work.renumber_table()
+        kernels: tuple[Any, Any, Any] = (
+            (enter_trees, renumber_trees, clear_trees)
+            if work.trees.size
+            else (enter_seeds_stamp, renumber_stamp, clear_stamp)
+            if len(self._table) == 1
+            else (enter_seeds_hash, renumber_hash, clear_hash)
+        )
+        self._enter, self._renumber, self._clear = kernels
+        self._trees = (work.trees,) if work.trees.size else ()
+
+    def __enter__(self) -> Self:
+        self._enter(self._work.n_id, *self._trees, self.num_nodes, *self._table)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._clear(self._work.n_id, *self._trees, self.num_nodes, *self._table)
+
+    def add(
+        self,
+        draws: NDArray[Any],
+        starts: NDArray[np.int64],
+        counts: NDArray[np.uint32],
+        edge: int,
+        trees: NDArray[np.uint32],
+    ) -> int:
+        """Local ids of a frontier's draws, into `local` from `edge` on; returns the last's end.
+
+        trees   of the frontier's nodes, where batches are trees
+        """
+        work = self._work
+        frontier = (trees,) if self._trees else ()
+        num_nodes, end = self._renumber(
+            draws, starts, counts, counts.size, *frontier, *self._table, work.n_id, *self._trees,
+            self.num_nodes, work.local, edge,
+        )  # fmt: skip
+        self.num_nodes = int(num_nodes if num_nodes >= 0 else ~num_nodes)
+        if num_nodes < 0:
+            raise WorkspaceFull
+        return int(end)

@@ -1,0 +1,223 @@
+"""Rows of a batch: addressed in place where their block stays, else copied to a row area."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from blockstore.format import row_geometry
+from blockstore.io.reader import BlockReader
+from blockstore.kernels.order import mark_missing, missing_keys, order_by_block, stage_rows
+from blockstore.kernels.rows import ABSENT, address_rows, mark_blocks
+from loaderd.memory.ledger import ServedRows
+from loaderd.memory.residency import Held, Residency
+from loaderd.memory.workspace import Workspace
+
+
+class RowFile(NamedTuple):
+    """One served row array and where it lies."""
+
+    name: str
+    first: int  # store id of the type's first node
+    num_nodes: int
+    row_bytes: int
+    rows_per_block: int
+    num_blocks: int
+    rows_per_slot: int
+
+
+class Pins(NamedTuple):
+    """What a batch holds in the row pool until its last group is released."""
+
+    files: tuple[int, ...]
+    held: tuple[Held, ...]
+
+
+class Addressed(NamedTuple):
+    """After `RowAssembler.address`: how many rows are in place and how many must pass through."""
+
+    pins: Pins
+    num_missing: int  # nodes that miss a row in at least one array; order[:num_missing] of them
+    missing_rows: tuple[int, ...]  # per array
+
+
+class RowAssembler:
+    """Addresses rows; brings those that cannot stay through transit slots into row areas."""
+
+    def __init__(
+        self,
+        served: Sequence[ServedRows],
+        residency: Residency,
+        reader: BlockReader,
+        first_file: int,
+        data: NDArray[np.uint8],
+        slot_bytes: int,
+        block_bytes: int,
+    ) -> None:
+        """Row array a is file `first_file + a` of the reader."""
+        self._residency, self._reader, self._first_file = residency, reader, first_file
+        self._data, self._slot_bytes = data, slot_bytes
+        self.files = []
+        for rows in served:
+            geometry = row_geometry(rows.array, block_bytes)
+            t, row_bytes = rows.node_type, rows.array.row_bytes
+            self.files.append(
+                RowFile(
+                    rows.name,
+                    t.first,
+                    t.num_nodes,
+                    row_bytes,
+                    geometry.rows_per_block,
+                    geometry.num_blocks,
+                    slot_bytes // row_bytes,
+                )
+            )
+
+    def _served(self, work: Workspace) -> list[RowFile]:
+        """What the workspace's session is served: rows of edges come last, and not to all."""
+        return self.files[: len(work.addresses)]
+
+    def _finest(self, work: Workspace) -> int:
+        return min([f.rows_per_block for f in self._served(work)], default=1)
+
+    def address(self, work: Workspace, num: int, min_age: int) -> Addressed:
+        """Hold what can stay in memory and address it; put the rest in store order.
+
+        num      nodes, and edges where these have rows: items[:num]
+        min_age  batches since the last use of a block that may make room
+
+        Afterwards addresses[a][i] is a place in the arena or ABSENT.  Raises CorruptBlock, OSError.
+        """
+        files: list[int] = []
+        held: list[Held] = []
+        missing = []
+        pool = self._residency.pool
+        try:
+            for a, file in enumerate(self._served(work)):
+                if self._residency.hold_file(a):
+                    files.append(a)
+                else:
+                    marks = work.marks[: file.num_blocks]
+                    mark_blocks(
+                        work.items, num, file.first, file.num_nodes, file.rows_per_block, marks
+                    )
+                    needed = np.flatnonzero(marks).astype(np.int64)
+                    marks[needed] = 0
+                    held.append(self._residency.hold(a, needed, min_age))
+                missing.append(
+                    address_rows(
+                        work.items, num, file.first, file.num_nodes, file.rows_per_block,
+                        file.row_bytes, pool.slot_of_block[a], self._slot_bytes, work.addresses[a],
+                    )
+                )  # fmt: skip
+        except BaseException:
+            self.drop(Pins(tuple(files), tuple(held)))
+            raise
+        count = self._order(work, num) if any(missing) else 0
+        return Addressed(Pins(tuple(files), tuple(held)), count, tuple(missing))
+
+    def tick(self) -> None:
+        """One more batch has begun."""
+        self._residency.tick()
+
+    def drop(self, pins: Pins) -> None:
+        """Let the pool have the batch's blocks again."""
+        for file in pins.files:
+            self._residency.drop_file(file)
+        for held in pins.held:
+            self._residency.drop(held)
+
+    def _order(self, work: Workspace, num: int) -> int:
+        """Put the nodes that miss a row in store order, into `work.order`; returns their number.
+
+        The key is the store id divided by the finest rows_per_block, so that blocks of every array
+        ascend along the order.
+        """
+        keys = work.blocks[:num]
+        keys[:] = -1
+        finest = self._finest(work)
+        for addresses in work.addresses:
+            missing_keys(work.items, num, finest, addresses, keys)
+        return int(order_by_block(work.blocks, num, work.block_starts, work.order))
+
+    def in_place(self, work: Workspace, num: int) -> NDArray[np.uint32]:
+        """Positions of the nodes that miss no row, uint32, ascending."""
+        return np.flatnonzero(work.blocks[:num] < 0).astype(np.uint32)
+
+    def stage(
+        self,
+        work: Workspace,
+        low: int,
+        high: int,
+        area: Sequence[Sequence[int]],
+        transit: NDArray[np.int64],
+    ) -> int:
+        """Bring the missing rows of nodes order[low:high] into the row area; returns rows copied.
+
+        area     per array, slots with room for its rows
+        transit  slots that blocks pass through
+
+        Raises CorruptBlock, OSError.
+        """
+        copied = 0
+        for a, file in enumerate(self._served(work)):
+            marks = work.marks[: file.num_blocks]
+            mark_missing(
+                work.items, work.order, low, high, file.first, file.rows_per_block,
+                work.addresses[a], marks,
+            )  # fmt: skip
+            needed = np.flatnonzero(marks).astype(np.int64)
+            marks[needed] = 0
+            slots = np.asarray(area[a], np.int64)
+            cursor = 0
+            for i in range(0, needed.size, transit.size):
+                blocks = needed[i : i + transit.size]
+                cursor = self._stage_blocks(work, a, blocks, transit, (low, high), slots, cursor)
+            copied += cursor
+        return copied
+
+    def _stage_blocks(
+        self,
+        work: Workspace,
+        a: int,
+        blocks: NDArray[np.int64],
+        transit: NDArray[np.int64],
+        bounds: tuple[int, int],
+        area: NDArray[np.int64],
+        cursor: int,
+    ) -> int:
+        file = self.files[a]
+        slots = transit[: blocks.size]
+        self._reader.read(self._first_file + a, blocks, slots)
+        where = work.transit[: file.num_blocks]
+        where[blocks] = slots
+        finest = self._finest(work)
+        first = (file.first + int(blocks[0]) * file.rows_per_block) // finest
+        last = (file.first + (int(blocks[-1]) + 1) * file.rows_per_block - 1) // finest
+        last = min(last, work.block_starts.size - 2)
+        low = max(bounds[0], int(work.block_starts[first]))
+        high = min(bounds[1], int(work.block_starts[last + 1]))
+        rows: int = stage_rows(
+            self._data, work.items, work.order, low, high, file.first, file.rows_per_block,
+            file.row_bytes, where, self._slot_bytes, work.addresses[a], area, cursor,
+        )  # fmt: skip
+        where[blocks] = -1
+        return rows
+
+    def group_arrays(
+        self, work: Workspace, num: int, positions: NDArray[np.uint32] | None
+    ) -> list[tuple[str, NDArray[Any]]]:
+        """Blob arrays of a group: all nodes in order where `positions` is None."""
+        if positions is None:
+            return [
+                (f"address:{f.name}", work.addresses[a][:num])
+                for a, f in enumerate(self._served(work))
+            ]
+        named: list[tuple[str, NDArray[Any]]] = [("positions", positions)]
+        for a, file in enumerate(self._served(work)):
+            named.append((f"address:{file.name}", work.addresses[a][positions]))
+        return named
+
+
+assert ABSENT == 2**64 - 1

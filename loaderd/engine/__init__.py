@@ -1,0 +1,1 @@
+"""The engine: one for all plans; sessions attach, workers build their batches."""

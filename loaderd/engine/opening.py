@@ -1,0 +1,226 @@
+"""Opening a session: parameters resolved, memory taken out of the arena, seeds looked up."""
+
+import hashlib
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from blockstore.format import Manifest
+from blockstore.io.buffers import byte_view
+from blockstore.units import format_bytes
+from loaderd.engine.advice import fits_in_memory
+from loaderd.engine.attachment import Attachment, Opening
+from loaderd.engine.least import session_needs, sizes_of
+from loaderd.engine.macrosupply import open_job
+from loaderd.engine.resolve import make_plan, resolve, seed_relation, seed_type
+from loaderd.engine.seeds import count_edges, count_seeds, fill_edges, fill_seeds, table_items
+from loaderd.engine.sessioncut import cut_session, cut_workspaces
+from loaderd.errors import Refused
+from loaderd.macro.cut import MacroCut, cut_macro
+from loaderd.macro.job import Job
+from loaderd.macro.session import Macro
+from loaderd.macro.shelf import Announce, Reader
+from loaderd.memory.ledger import (
+    Budget,
+    EngineSettings,
+    SessionNeed,
+    rows_of,
+)
+from loaderd.memory.slots import LOOK_WAIT_S
+from loaderd.plans.base import Part, Plan
+from loaderd.plans.hyperbatch import HyperbatchPlan
+from loaderd.plans.macrobatch import MacrobatchPlan
+from loaderd.protocol import Attach, Resolved
+from loaderd.requests import split_frame
+
+_RANKS_HERE = 8  # of a job, that room is left for: of the others it is thought elsewhere
+
+
+def _seeds_name(split: str, frame: NDArray[np.int64] | None) -> str:
+    named = split if split == "all" else f"split:{split}"
+    if frame is None:
+        return named
+    digest = hashlib.blake2b(byte_view(frame), digest_size=16).hexdigest()
+    return f"{named}+times:{digest}" if split else f"ids:{digest}"
+
+
+def _refuse(
+    least: int, available: int, budget: Budget, settings: EngineSettings, less: str
+) -> None:
+    short = (least - available) * budget.slot_bytes
+    enough = format_bytes(-(-(settings.mem_bytes + short) // (1 << 20)) << 20)
+    raise Refused(
+        f"the session needs {format_bytes(least * budget.slot_bytes)} of the arena, "
+        f"{format_bytes(max(0, available) * budget.slot_bytes)} can be had: serve with at least "
+        f"--mem {enough}, or ask for {less}"
+    )
+
+
+def resolve_request(
+    manifest: Manifest, request: Attach, frame: NDArray[np.int64] | None
+) -> Resolved:
+    """What fixes a session's batches; `frame`: ids and times of seeds.  Raises Refused."""
+    ids, times = split_frame(request, frame)
+    name, relation = _seeds_name(request.split, frame), seed_relation(manifest, request)
+    if relation is not None:
+        name, num_seeds = f"edges:{name}", count_edges(manifest, relation, request.split, ids)
+    else:
+        num_seeds = count_seeds(seed_type(manifest, request), request.split, ids)
+    if times.size not in (0, num_seeds):
+        raise Refused(f"times: {times.size} for {num_seeds} seeds, expected one for each")
+    return resolve(manifest, request, name, num_seeds)
+
+
+@dataclass(slots=True)
+class Place:
+    """A session of macro-batches, and the job that it belongs to, once there is one."""
+
+    reader: Reader
+    job: Job | None
+
+
+def open_attachment(
+    opening: Opening, request: Attach, frame: NDArray[np.int64] | None, announce: Announce
+) -> Attachment:
+    """Resolve a request and take its memory.  Raises Refused with the least that would do.
+
+    frame   ids and times of seeds, as `check_attach` gives them
+    """
+    manifest: Manifest = opening.store.manifest
+    resolved = resolve_request(manifest, request, frame)
+    plan = make_plan(manifest, resolved, Part(request.rank, request.world_size), request.plan)
+    if not isinstance(plan, MacrobatchPlan):
+        return _open_with(opening, request, frame, plan, None)
+    reader, kind = Reader(announce), (resolved, request.world_size)
+    alone = resolved.macro is not None and resolved.macro.waiting
+    job = None if alone else opening.macro_jobs.join(kind, reader)
+    place = Place(reader, job)
+    try:
+        attachment = _open_with(opening, request, frame, plan, place)
+    except BaseException:
+        if place.job is not None:
+            place.job.close(reader)
+            place.job.leave()
+        raise
+    if job is None and place.job is not None and not alone:
+        opening.macro_jobs.add(kind, place.job)
+    return attachment
+
+
+def _open_with(
+    opening: Opening,
+    request: Attach,
+    frame: NDArray[np.int64] | None,
+    plan: Plan,
+    place: Place | None,
+) -> Attachment:
+    store, settings, budget, broker = opening[:4]
+    manifest: Manifest = store.manifest
+    resolved, part = plan.resolved, plan.part
+    ids, times = split_frame(request, frame)
+    num_ids = table_items(manifest, seed_relation(manifest, request), request.split, resolved)
+    macro, need, stamp, available = _measure_need(opening, plan, num_ids, times.size, place)
+    row_blocks = 0 if place else budget.row_blocks  # its rows are in the macro-batch
+    plain = cut_session(need, available, row_blocks, settings, request.window)
+    spare = broker.graph_slots() - budget.graph_least
+    plain_blocks = max(0, broker.pooled() - spare - plain.slots(need))
+    fits = fits_in_memory(budget._replace(graph_slots=broker.graph_wish), plain_blocks)
+    if request.plan == "auto" and not fits:
+        plan = make_plan(manifest, resolved, part, HyperbatchPlan.name)
+    hyper = plan.name == HyperbatchPlan.name
+    cut = cut_workspaces(need, available, settings, request.window) if hyper else plain
+    served = rows_of(manifest, resolved.edge_features)
+    attachment = Attachment(plan, served, budget.slot_bytes, need, cut)
+    attachment.fits, attachment.plain_blocks = fits, plain_blocks
+    try:
+        sizes = sizes_of(manifest, resolved, stamp)
+        attachment.take(broker, opening.arena, sizes, num_ids, times.size)
+        attachment.times[:] = times
+        _fill_seeds(opening, request, ids, attachment)
+        if isinstance(plan, MacrobatchPlan) and place is not None:
+            if macro is not None:
+                node_type = seed_type(manifest, request)
+                place.job = open_job(opening, attachment, node_type, macro, place.reader)
+            assert place.job is not None
+            attachment.plan = plan = plan.placed(place.job.groups.counts)
+        if not hyper:
+            attachment.take_quota(broker, cut.quota)
+    except BaseException:
+        attachment.close(broker)
+        raise
+    if isinstance(plan, MacrobatchPlan) and place is not None and place.job is not None:
+        attachment.macro = Macro(plan, place.job, place.reader)
+    return attachment
+
+
+def _measure_need(
+    opening: Opening, plan: Plan, num_ids: int, num_times: int, place: Place | None
+) -> tuple[MacroCut | None, SessionNeed, bool, int]:
+    """What macro-batches take, what the rest does, whether with stamps, and slots left for it.
+
+    num_ids, num_times   of the table of seeds
+    place                of macro-batches; those of a job that is there take nothing more
+
+    Raises Refused with the least that would do.
+    """
+    store, settings, budget, broker = opening[:4]
+    manifest, resolved = store.manifest, plan.resolved
+    served, available = rows_of(manifest, resolved.edge_features), broker.available()
+    needs = session_needs(manifest, plan, num_ids, num_times, budget.slot_bytes)
+    least = min(need.least for need in needs.values())
+    macro, ranks = None, 1  # of this one's kind, that are yet to find room
+    if place is not None:
+        ranks = min(plan.part.world_size, _RANKS_HERE)
+        if place.job is None:
+            macro = cut_macro(
+                manifest, opening.macro_files(), served, resolved, settings, budget.slot_bytes,
+                available - ranks * least,
+            )  # fmt: skip
+        else:
+            share = available if available < broker.pooled() else broker.num_slots  # of all ranks
+            if least > available or place.job.num_slots + least * place.job.num_sessions > share:
+                place.job.narrow(LOOK_WAIT_S)
+                available = broker.available()
+            ranks = max(1, ranks + 1 - place.job.num_sessions)
+    one = least
+    least += macro.least if macro else 0
+    if least > available:
+        less = "a smaller batch_size or smaller fanouts"
+        if resolved.macro is not None:
+            few = resolved.macro.partitions == 1
+            less = "a store of more partitions" if few else "fewer macro_partitions"
+        _refuse(least, available, budget, settings, less)
+    available = max(one, (available - (macro.slots if macro else 0)) // ranks)
+    # a table of all nodes is the faster one, where it takes little of what there is
+    stamp = (
+        needs[True].workspace <= needs[False].workspace
+        or needs[True].least + (settings.workers - 1) * needs[True].workspace <= available // 4
+    )
+    return macro, needs[stamp], stamp, available
+
+
+def _fill_seeds(
+    opening: Opening,
+    request: Attach,
+    ids: NDArray[np.int64] | None,
+    attachment: Attachment,
+) -> None:
+    """The table of seeds, through slots that are free again afterwards."""
+    store, broker, slot_bytes = opening.store, opening.broker, opening.budget.slot_bytes
+    relation, resolved = seed_relation(store.manifest, request), attachment.plan.resolved
+    num_seeds = resolved.num_seeds
+    slots = 0 if request.split == "all" else -(-8 * num_seeds // slot_bytes)
+    first = broker.take_run(slots)
+    start = first * slot_bytes
+    scratch = opening.arena.data[start : start + 8 * num_seeds * bool(slots)].view(np.int64)
+    try:
+        if relation is not None:
+            attachment.ends = fill_edges(
+                store, relation, resolved, request.split, ids, scratch, attachment.seeds
+            )
+        else:
+            node_type = seed_type(store.manifest, request)
+            fill_seeds(store, node_type, request.split, ids, scratch, attachment.seeds)
+    finally:
+        broker.give(list(range(first, first + slots)))

@@ -1,0 +1,213 @@
+"""The stores that one daemon serves: opened, found by name, opened anew, dropped."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Self
+
+from blockstore.store import Store
+from blockstore.units import format_bytes
+from loaderd.engine.commons import Commons
+from loaderd.engine.engine import Engine
+from loaderd.engine.production import Deliver
+from loaderd.errors import Refused
+from loaderd.memory.ledger import (
+    LEAST_SESSION,
+    EngineSettings,
+    graph_least,
+    make_budgets,
+    slot_bytes,
+    table_entries,
+)
+from loaderd.protocol import LedgerEntry
+
+
+def store_name(store: Store) -> str:
+    """What sessions call it: the name of its folder."""
+    return store.path.resolve().name
+
+
+class Stores:
+    """Engines by the names of their stores, in one arena.  A context manager.
+
+    One thread at a time changes which there are.
+    """
+
+    def __init__(self, stores: Sequence[Store], settings: EngineSettings) -> None:
+        """Raises BudgetTooSmall, StoreError, Refused: two of one name."""
+        self.settings = settings
+        check_names(stores)
+        budgets = make_budgets([s.manifest for s in stores], settings)
+        num_slots = sum(budget.num_slots for budget in budgets)
+        self.commons = Commons(settings, num_slots, budgets[0].slot_bytes)
+        self.arena = self.commons.arena
+        self.engines: dict[str, Engine] = {}
+        self.retired: list[Engine] = []  # opened anew, or dropped; some sessions still use them
+        self._deliver: Deliver = lambda _session, _message: None
+        self._reserve = settings.reserve_bytes  # that no table takes
+        first = 0
+        try:
+            for store, budget in zip(stores, budgets, strict=True):
+                slots = range(first, first + budget.num_slots)
+                self.engines[store_name(store)] = Engine(store, settings, self.commons, slots)
+                first += budget.num_slots
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End all of them."""
+        for engine in self.all():
+            engine.__exit__(None, None, None)
+        self.commons.close()
+
+    @property
+    def deliver(self) -> Deliver:
+        """Where all of them deliver to."""
+        return self._deliver
+
+    @deliver.setter
+    def deliver(self, deliver: Deliver) -> None:
+        self._deliver = deliver
+        for engine in self.all():
+            engine.deliver = deliver
+
+    def all(self) -> list[Engine]:
+        """Those that serve, and those that still do."""
+        return [*self.engines.values(), *self.retired]
+
+    def find(self, name: str) -> Engine:
+        """The engine of a store; "": of the only one.  Raises Refused."""
+        if not name and len(self.engines) == 1:
+            return next(iter(self.engines.values()))
+        if name not in self.engines:
+            found = f"store {name!r} is not served" if name else "no store was named"
+            served = ", ".join(sorted(self.engines))
+            raise Refused(f"{found}: expected one of {served}: name it with store=, or --store")
+        return self.engines[name]
+
+    def name_of(self, engine: Engine) -> str:
+        """What its store is called, or was."""
+        return store_name(engine.store)
+
+    def gather(self, engine: Engine, wanted: int, busy: Callable[[Engine], bool]) -> None:
+        """Slots for a store: all free ones of those that nobody uses, and of others what lacks."""
+        others = sorted((e for e in self.all() if e is not engine), key=busy)
+        for other in others:
+            lacks = wanted - engine.broker.available()
+            if not busy(other):
+                engine.resize(other, self.arena.num_slots)
+            elif lacks > 0:
+                engine.resize(other, lacks)
+
+    def reload(self, stores: Sequence[Store], busy: Callable[[Engine], bool]) -> list[str]:
+        """Serve these from now on; returns what has changed, a line each.
+
+        A store that is as it was goes on.  One that is not named any more, or has another
+        fingerprint now, is closed by `sweep` when nobody uses it.  Raises Refused, StoreError,
+        and leaves all as it was.
+        """
+        check_names(stores)
+        wanted = {store_name(store): store for store in stores}
+        fresh = {name: store for name, store in wanted.items() if not self._is_served(name, store)}
+        for store in fresh.values():
+            self._check_room(store)
+        said, opened = [], {}
+        try:
+            for name, store in fresh.items():
+                opened[name] = self._open(store, busy)
+        except BaseException:
+            for engine in opened.values():
+                self._drop(engine)
+            raise
+        for name in [n for n in self.engines if n not in wanted or n in fresh]:
+            self.retired.append(self.engines.pop(name))
+            said += [] if name in wanted else [f"{name}: dropped"]
+        for name, engine in opened.items():
+            engine.deliver = self._deliver
+            self.engines[name] = engine
+            said.append(f"{name}: fingerprint {engine.store.manifest.fingerprint}")
+        return said
+
+    def sweep(self, busy: Callable[[Engine], bool]) -> None:
+        """Close what was retired and is used by nobody any more."""
+        for engine in [e for e in self.retired if not busy(e) and not e.ending and e.broker.whole]:
+            self._drop(engine)
+            self.retired.remove(engine)
+
+    def reserve_entry(self) -> LedgerEntry:
+        """What is set aside."""
+        given = self.settings.reserve_bytes
+        return LedgerEntry(
+            "reserve", max(0, self._reserve),
+            f"of {format_bytes(given)}, for tables of stores that are opened later",
+        )  # fmt: skip
+
+    def _is_served(self, name: str, store: Store) -> bool:
+        known = self.engines.get(name)
+        return known is not None and (
+            known.store.manifest.fingerprint == store.manifest.fingerprint
+            and known.store.path == store.path
+            and known.store.manifest == store.manifest
+        )
+
+    def _check_room(self, store: Store) -> None:
+        width, tables = slot_bytes(store.manifest), _table_bytes([store])
+        if width > self.arena.slot_bytes:
+            raise Refused(
+                f"{store.path}: its blocks take slots of {format_bytes(width)}, the arena has some "
+                f"of {format_bytes(self.arena.slot_bytes)}: end the daemon, and serve it anew"
+            )
+        if tables > self._reserve:
+            raise Refused(
+                f"{store.path}: its tables take {format_bytes(tables)}, "
+                f"{format_bytes(self._reserve)} are set aside: serve with --reserve "
+                f"{format_bytes(tables)} or more"
+            )
+
+    def _open(self, store: Store, busy: Callable[[Engine], bool]) -> Engine:
+        least = graph_least(store.manifest, self.settings) + LEAST_SESSION
+        slots: list[int] = []
+        for other in sorted(self.all(), key=busy):
+            slots += other.broker.cede(least - len(slots))
+        try:
+            if len(slots) < least:
+                raise Refused(
+                    f"{store.path}: takes {least} slots of the arena, {len(slots)} are free: "
+                    "sessions have the others; try again later, or give more --mem"
+                )
+            engine = Engine(store, self.settings, self.commons, slots)
+        except BaseException:
+            self.all()[0].broker.accept(slots, 0)
+            raise
+        self._reserve -= _table_bytes([store])
+        return engine
+
+    def _drop(self, engine: Engine) -> None:
+        heir = next(e for e in self.all() if e is not engine)
+        slots = engine.broker.retire()
+        engine.__exit__(None, None, None)
+        self._reserve += _table_bytes([engine.store])
+        heir.broker.accept(slots, 0)
+
+
+def check_names(stores: Sequence[Store]) -> None:
+    """Raises Refused: none, or two of one name."""
+    if not stores:
+        raise Refused("no store is named, expected at least one")
+    by_name: dict[str, Store] = {}
+    for store in stores:
+        other = by_name.setdefault(store_name(store), store)
+        if other is not store:
+            raise Refused(
+                f"{other.path} and {store.path}: both are named {store_name(store)}, expected "
+                "folders of different names; rename one, or serve it by a link of another name"
+            )
+
+
+def _table_bytes(stores: Iterable[Store]) -> int:
+    return sum(e.num_bytes for store in stores for e in table_entries(store.manifest))

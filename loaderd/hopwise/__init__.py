@@ -1,0 +1,1 @@
+"""Hop-wise batches: rows of propagated features, read or in memory."""

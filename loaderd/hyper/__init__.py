@@ -1,0 +1,1 @@
+"""Hyperbatches: many batches sampled together, their rows brought in together (AGNES)."""

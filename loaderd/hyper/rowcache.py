@@ -1,0 +1,383 @@
+"""Rows of a session kept one by one: brought in for a group of batches, evicted by next use."""
+
+import contextlib
+import queue
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from blockstore.format import PAGE_BYTES, row_geometry
+from blockstore.io.reader import BlockReader, Reading, Transit, wait_all
+from blockstore.kernels.rowcache import (
+    ABSENT_ROW,
+    LEVELS,
+    NEVER,
+    address_entries,
+    choose_by_level,
+    choose_second_chance,
+    copy_extent,
+    count_new,
+    enter_rows,
+    foresee,
+    forget_listed,
+    list_absent,
+    plan_extents,
+    touch,
+)
+from loaderd.memory.ledger import ServedRows
+from loaderd.memory.workspace import Carver
+
+Policy = Literal["next-use", "lru", "second-chance"]
+CHUNK_ROWS = 1 << 16  # brought in between two looks at what may leave, at most
+_HALVE_EVERY = 8  # groups
+_RUNS_HELD = 2  # chunks on their way at a time
+
+
+class Needs(NamedTuple):
+    """The nodes of one batch: store ids, each once, in any number of pieces."""
+
+    batch: int  # its number in the run
+    pieces: tuple[NDArray[Any], ...]
+
+
+class _Array(NamedTuple):
+    """One row array of a type and the part of the arena that its entries take."""
+
+    file: int  # of the reader
+    row_bytes: int
+    rows_per_block: int
+    block_bytes: int  # of a slot on disk
+    blocks_per_shard: int
+    area: NDArray[np.int64]  # arena slots
+
+
+@dataclass(slots=True)
+class _Type:
+    """The rows of one node type; one entry holds a node's row of every array."""
+
+    first: int
+    num_nodes: int
+    arrays: list[_Array]
+    served: list[int]  # which of the served row arrays they are
+    place: NDArray[np.int32]
+    node: NDArray[Any]
+    last: NDArray[np.int32]
+    coming: NDArray[np.int32]
+    uses: NDArray[np.uint8]
+    bits: NDArray[np.uint64]
+    listed: NDArray[Any]
+    num_listed: int = 0
+    hand: NDArray[np.int64] = field(default_factory=lambda: np.zeros(1, np.int64))  # an entry
+
+
+class TypeRows(NamedTuple):
+    """What is served of one node type."""
+
+    first: int
+    num_nodes: int
+    served: tuple[int, ...]  # places in the list of served row arrays
+    row_bytes: tuple[int, ...]
+
+
+def rows_by_type(served: Sequence[ServedRows]) -> list[TypeRows]:
+    """The served row arrays, by node type, in order."""
+    found: dict[str, list[int]] = {}
+    for i, rows in enumerate(served):
+        found.setdefault(rows.node_type.name, []).append(i)
+    return [
+        TypeRows(
+            served[numbers[0]].node_type.first,
+            served[numbers[0]].node_type.num_nodes,
+            tuple(numbers),
+            tuple(served[i].array.row_bytes for i in numbers),
+        )
+        for numbers in found.values()
+    ]
+
+
+def share_entries(types: Sequence[TypeRows], num_bytes: int, id_bytes: int) -> list[int]:
+    """Entries for each type out of `num_bytes` for rows and what is kept of each."""
+    each = [sum(t.row_bytes) + entry_bytes(id_bytes) for t in types]
+    whole = [t.num_nodes * e for t, e in zip(types, each, strict=True)]
+    total = max(1, sum(whole))
+    return [
+        min(t.num_nodes, num_bytes * w // total // e)
+        for t, w, e in zip(types, whole, each, strict=True)
+    ]
+
+
+def area_slots_of(types: Sequence[TypeRows], entries: Sequence[int], slot_bytes: int) -> int:
+    """Arena slots for the rows of so many entries of each type."""
+    return sum(
+        -(-count // (slot_bytes // width))
+        for t, count in zip(types, entries, strict=True)
+        for width in t.row_bytes
+    )
+
+
+def entry_bytes(id_bytes: int) -> int:
+    """Bytes kept of an entry beside its rows: node, last, coming, uses, and its place in a list."""
+    return 2 * id_bytes + 4 + 4 + 1
+
+
+def table_bytes(types: Sequence[TypeRows], id_dtype: str, entries: Sequence[int]) -> int:
+    """Bytes of all tables of a cache."""
+    carver = Carver(None)
+    for t, count in zip(types, entries, strict=True):
+        _carve(carver, t, count, np.dtype(id_dtype))
+    _carve_chunks(carver, entries)
+    return carver.used
+
+
+def _carve(carver: Carver, t: TypeRows, entries: int, ids: np.dtype[Any]) -> tuple[Any, ...]:
+    array = carver.array
+    return (
+        array(np.int32, t.num_nodes), array(ids, entries), array(np.int32, entries),
+        array(np.int32, entries), array(np.uint8, entries),
+        array(np.uint64, t.num_nodes // 64 + 1), array(ids, entries),
+    )  # fmt: skip
+
+
+def _carve_chunks(carver: Carver, entries: Sequence[int]) -> tuple[Any, Any]:
+    """Entries chosen for a chunk of rows, and the runs of pages that these are read by."""
+    rows = min(CHUNK_ROWS, max(1, *entries, 1))
+    return carver.array(np.int32, rows), carver.array(np.int64, 5 * rows)
+
+
+class RowCache:
+    """Entries for rows of a session.  Its gather thread brings rows in; workers look them up.
+
+    Batches are numbered in a run.  A row stays while a batch that uses it is not released: `oldest`
+    tells the first one that is not.
+    """
+
+    def __init__(
+        self,
+        served: Sequence[ServedRows],
+        reader: BlockReader,
+        first_file: int,
+        data: NDArray[np.uint8],
+        slot_bytes: int,
+        block_bytes: int,
+        id_dtype: str,
+        entries: Sequence[int],
+        tables: NDArray[np.uint8],
+        area: Sequence[int],
+        transit: Sequence[NDArray[np.uint8]],
+        gap_pages: int,
+        policy: Policy = "next-use",
+    ) -> None:
+        """Row array a is file `first_file + a` of the reader.
+
+        tables    uint8 (table_bytes,)
+        area      arena slots, `area_slots` of them
+        transit   buffers for runs of pages
+        """
+        self._reader, self._data, self._slot_bytes = reader, data, slot_bytes
+        self._gap_pages, self._policy = gap_pages, policy
+        self._most_pages = min(b.size for b in transit) // PAGE_BYTES
+        self._transit: Transit = queue.SimpleQueue()
+        for buffer in transit:
+            self._transit.put(buffer)
+        carver, slots = Carver(tables), iter(area)
+        ids = np.dtype(id_dtype)
+        self._empty = np.uint64(np.iinfo(ids).max)
+        self.types: list[_Type] = []
+        for t, count in zip(rows_by_type(served), entries, strict=True):
+            place, node, last, coming, uses, bits, listed = _carve(carver, t, count, ids)
+            place[:], node[:], last[:], uses[:] = ABSENT_ROW, np.iinfo(ids).max, -1, 0
+            arrays = []
+            for i, width in zip(t.served, t.row_bytes, strict=True):
+                geometry = row_geometry(served[i].array, block_bytes)
+                taken = -(-count // (slot_bytes // width))
+                own = np.fromiter((next(slots) for _ in range(taken)), np.int64, taken)
+                arrays.append(
+                    _Array(
+                        first_file + i, width, geometry.rows_per_block, geometry.slot_bytes,
+                        geometry.blocks_per_shard, own,
+                    )
+                )  # fmt: skip
+            self.types.append(
+                _Type(
+                    t.first, t.num_nodes, arrays, list(t.served), place, node, last, coming, uses,
+                    bits, listed,
+                )
+            )  # fmt: skip
+        self._chosen, self._runs = _carve_chunks(carver, entries)
+        self._counts = np.zeros(LEVELS + 1, np.int64)
+        self._groups = 0
+        self.rows_read = self.rows_wanted = self.pages_read = self.runs_read = 0
+
+    # -- groups -----------------------------------------------------------------------------------
+
+    def begin_run(self) -> None:
+        """Batches are numbered anew; rows stay."""
+        for t in self.types:
+            t.last[:] = -1
+            t.coming[:] = NEVER
+            self._forget(t)
+
+    def age(self) -> None:
+        """A group begins: uses count half now and then."""
+        self._groups += 1
+        if self._policy == "next-use" and self._groups % _HALVE_EVERY == 0:
+            for t in self.types:
+                t.uses >>= 1
+
+    def count_fitting(self, batches: Sequence[Needs]) -> int:
+        """How many of the batches, from the first on, fit together; 0: not even the first."""
+        room = [t.node.size for t in self.types]
+        for t in self.types:
+            t.bits[:] = 0
+        for number, needs in enumerate(batches):
+            for i, t in enumerate(self.types):
+                for piece in needs.pieces:
+                    room[i] -= int(count_new(piece, piece.size, t.first, t.num_nodes, t.bits))
+            if min(room) < 0:
+                return number
+        return len(batches)
+
+    def bring(
+        self,
+        group: Sequence[Needs],
+        later: Sequence[Needs],
+        oldest: Callable[[int], int],
+    ) -> None:
+        """All rows of a group that fits; afterwards `address` finds them.
+
+        later    batches known to follow, in order
+        oldest   the first batch not released; asked with the last answer, it waits for a later one
+
+        Raises CorruptBlock, OSError, and what `oldest` raises.
+        """
+        until = group[-1].batch
+        for t in self.types:
+            for _, piece in _pieces(group):
+                t.num_listed = list_absent(
+                    piece, piece.size, t.first, t.num_nodes, t.place, t.last, t.uses, until,
+                    t.listed, t.num_listed,
+                )  # fmt: skip
+                self.rows_wanted += piece.size
+            t.coming[:] = NEVER
+            for needs in reversed(later):
+                for piece in needs.pieces:
+                    foresee(piece, piece.size, t.first, t.num_nodes, t.place, needs.batch, t.coming)
+        try:
+            for t in self.types:
+                t.listed[: t.num_listed].sort()
+                self._bring_type(t, group[0].batch, until, oldest)
+        finally:
+            for t in self.types:
+                self._forget(t)
+        for t in self.types:
+            for needs, piece in _pieces(group):
+                touch(piece, piece.size, t.first, t.num_nodes, t.place, needs.batch, t.last)
+
+    def _forget(self, t: _Type) -> None:
+        forget_listed(t.listed, t.num_listed, t.place)
+        t.num_listed = 0
+
+    def _bring_type(self, t: _Type, now: int, until: int, oldest: Callable[[int], int]) -> None:
+        """Chunk after chunk: room is made, runs are planned, two chunks are on their way."""
+        on_the_way: list[list[Reading]] = []
+        low, known = 0, oldest(-1)
+        try:
+            while low < t.num_listed:
+                want = min(self._chosen.size, t.num_listed - low)
+                found = self._choose(t, known, now, want)
+                if found < min(want, max(1, self._chosen.size // 16)) and known < now:
+                    if self._policy == "second-chance":
+                        t.uses[self._chosen[:found]] = 0  # not taken after all
+                    known = oldest(known)
+                    continue
+                assert found, "a group that fits finds room once all before it are released"
+                if len(on_the_way) == _RUNS_HELD:
+                    wait_all(on_the_way.pop(0))
+                enter_rows(
+                    t.listed, low, low + found, self._chosen, t.place, t.node, t.last, t.coming,
+                    t.uses, self._empty, until,
+                )  # fmt: skip
+                low += found
+                on_the_way.append(self._read(t, low - found, low))
+                self.rows_read += found
+            while on_the_way:
+                wait_all(on_the_way.pop(0))
+        except BaseException:
+            self._undo(t, low, on_the_way)
+            raise
+
+    def _undo(self, t: _Type, entered: int, on_the_way: list[list[Reading]]) -> None:
+        """What was entered and is not known to be there leaves again."""
+        with contextlib.suppress(Exception):  # the first error is on its way up already
+            wait_all(reading for readings in on_the_way for reading in readings)
+        rows = t.listed[:entered]
+        entries = t.place[rows]
+        t.node[entries[entries >= 0]] = np.iinfo(t.node.dtype).max
+        t.place[rows] = ABSENT_ROW
+
+    def _choose(self, t: _Type, oldest: int, now: int, want: int) -> int:
+        if self._policy == "second-chance":
+            return int(
+                choose_second_chance(
+                    t.node, t.last, t.uses, self._empty, oldest, t.hand, want, self._chosen
+                )
+            )
+        return int(
+            choose_by_level(
+                t.node, t.last, t.coming, t.uses, self._empty, oldest, now,
+                self._policy == "next-use", t.hand, want, self._counts, self._chosen,
+            )
+        )  # fmt: skip
+
+    def _read(self, t: _Type, low: int, high: int) -> list[Reading]:
+        """Begin to read rows listed[low:high] of every array."""
+        readings = []
+        for a in t.arrays:
+            runs = self._runs.reshape(-1, 5)
+            count = plan_extents(
+                t.listed, low, high, a.rows_per_block, a.row_bytes, a.block_bytes,
+                a.blocks_per_shard, self._gap_pages, self._most_pages, runs,
+            )  # fmt: skip
+            own = runs[:count].copy()
+            self.pages_read += int(own[:, 2].sum())
+            self.runs_read += count
+            readings.append(
+                self._reader.stream(a.file, own, self._transit, self._copier(t, a, own))
+            )
+        return readings
+
+    def _copier(
+        self, t: _Type, a: _Array, runs: NDArray[np.int64]
+    ) -> Callable[[int, NDArray[np.uint8]], None]:
+        shard_bytes = a.blocks_per_shard * a.block_bytes
+
+        def copy(run: int, pages: NDArray[np.uint8]) -> None:
+            shard, page, _, first, stop = runs[run].tolist()
+            copy_extent(
+                pages, shard * shard_bytes + page * PAGE_BYTES, t.listed, first, stop,
+                a.rows_per_block, a.row_bytes, a.block_bytes, t.place, a.area, self._data,
+                self._slot_bytes,
+            )  # fmt: skip
+
+        return copy
+
+    # -- looking up -------------------------------------------------------------------------------
+
+    def address(self, nodes: NDArray[Any], num: int, served: int, out: NDArray[np.uint64]) -> None:
+        """Arena byte offsets of rows of one served array, uint64 (num,), for a batch brought in."""
+        for t in self.types:
+            if served in t.served:
+                a = t.arrays[t.served.index(served)]
+                address_entries(
+                    nodes, num, t.first, t.num_nodes, t.place, a.area, self._slot_bytes,
+                    a.row_bytes, out,
+                )  # fmt: skip
+
+
+def _pieces(group: Sequence[Needs]) -> Iterator[tuple[Needs, NDArray[Any]]]:
+    for needs in group:
+        for piece in needs.pieces:
+            yield needs, piece

@@ -1,0 +1,1 @@
+"""Macro-batches: some partitions at a time, sampled inside what is loaded (HANOI)."""

@@ -1,0 +1,346 @@
+"""Where `--mem` goes: the tables that stay, the arena's slots, and what a session takes of them."""
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from blockstore.errors import BudgetTooSmall
+from blockstore.format import (
+    ITEM_BYTES,
+    Manifest,
+    NodeType,
+    RowArray,
+    graph_geometry,
+    row_geometry,
+)
+from blockstore.store import Store
+from blockstore.units import format_bytes
+from loaderd.memory.workspace import Sizes, workspace_bytes
+from loaderd.plans.base import Shape
+from loaderd.protocol import LedgerEntry
+
+MAX_TRANSIT = 16  # slots a worker may use to pass blocks through
+LEAST_SESSION = 12  # slots: below this no session can be had, whatever it asks
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSettings:
+    """Physical settings: none of them changes a bit of a batch."""
+
+    mem_bytes: int
+    workers: int = 4
+    readers: int = 8
+    session_share: float = 0.95  # of what is free, that a session of hyperbatches takes at most
+    policy: Literal["next-use", "lru", "second-chance"] = "next-use"  # of rows that leave
+    trace: Path | None = None  # where to record what hyperbatches needed
+    reserve_bytes: int = 0  # for tables of stores that are opened later
+
+
+class EdgeItems(NamedTuple):
+    """The edges of a relation as items: numbered behind all nodes, relation by relation."""
+
+    name: str  # "src__name__dst"
+    first: int  # item of the first edge, in the order of the blocks
+    num_nodes: int  # items
+
+
+class ServedRows(NamedTuple):
+    """One row array that comes with every batch, or of edges, where it is asked for."""
+
+    name: str  # "x", "y", ...
+    node_type: NodeType | EdgeItems
+    array: RowArray
+
+
+def session_entry_name(sessions: Sequence[int]) -> str:
+    """Of a line that says what sessions took together."""
+    first, others = sessions[:1], sessions[1:]
+    more = f" with {', '.join(map(str, others))}" if others else ""
+    return f"session {first[0] if first else '-'}{more}, out of the pools"
+
+
+def is_session_entry(entry: LedgerEntry) -> bool:
+    """Whether a line of a ledger says what sessions took of the pools, which other lines count."""
+    return entry.name.startswith("session ")
+
+
+def served_rows(manifest: Manifest) -> list[ServedRows]:
+    """Row arrays of a batch: features, then labels, of every type that has them."""
+    found = []
+    several = len(manifest.types) > 1
+    for t in manifest.types:
+        prefix = f"{t.name}." if several else ""
+        names = {name: "x" if len(t.features) == 1 else name for name in t.features}
+        found += [ServedRows(prefix + names[n], t, array) for n, array in t.features.items()]
+        if t.label is not None:
+            found.append(ServedRows(f"{prefix}y", t, t.label))
+    return found
+
+
+def served_edges(manifest: Manifest) -> list[ServedRows]:
+    """Row arrays of edges, relation by relation: those of a session follow on the nodes'."""
+    found = []
+    for r, first in zip(manifest.relations, first_items(manifest), strict=True):
+        items = EdgeItems("__".join((r.src, r.name, r.dst)), first, r.num_edges)
+        found += [
+            ServedRows(f"{items.name}.{name}", items, array) for name, array in r.features.items()
+        ]
+    return found
+
+
+def rows_of(manifest: Manifest, edges: bool) -> list[ServedRows]:
+    """What comes with the batches of a session, with rows of edges or without."""
+    return served_rows(manifest) + (served_edges(manifest) if edges else [])
+
+
+def has_edge_rows(manifest: Manifest) -> bool:
+    """Whether any relation has arrays of its edges."""
+    return any(r.features for r in manifest.relations)
+
+
+def first_items(manifest: Manifest) -> list[int]:
+    """Item of the first edge of each relation: items are the nodes, by store id, then the edges."""
+    counts = [manifest.num_nodes, *(r.num_edges for r in manifest.relations)]
+    return list(itertools.accumulate(counts))[:-1]
+
+
+def num_items(manifest: Manifest, edges: bool) -> int:
+    """Nodes, and edges."""
+    return manifest.num_nodes + sum(r.num_edges for r in manifest.relations) * edges
+
+
+def finest_rows(manifest: Manifest, edges: bool) -> int:
+    """Rows a block of the array that has the fewest."""
+    served = rows_of(manifest, edges)
+    return min(
+        [row_geometry(r.array, manifest.block_bytes).rows_per_block for r in served], default=1
+    )
+
+
+def copied_rows(rows: ServedRows) -> RowArray | None:
+    """The array of copies that belongs to a served array."""
+    if isinstance(rows.node_type, EdgeItems) or rows.node_type.halo is None:
+        return None
+    halo = rows.node_type.halo
+    if rows.array is rows.node_type.label:
+        return halo.label
+    names = [n for n, array in rows.node_type.features.items() if array is rows.array]
+    return halo.features[names[0]]
+
+
+class Budget(NamedTuple):
+    """How the memory is cut at start."""
+
+    table_entries: tuple[LedgerEntry, ...]
+    slot_bytes: int
+    num_slots: int
+    graph_slots: int  # of these, the graph pool's
+    graph_least: int  # slots it always keeps
+    graph_blocks: int
+    row_blocks: int
+
+    def entries(self, graph_slots: int = -1, num_slots: int = -1) -> tuple[LedgerEntry, ...]:
+        """The ledger as `serve --dry-run` prints it, or with what the store has now."""
+        slot = self.slot_bytes
+        graph_slots = self.graph_slots if graph_slots < 0 else graph_slots
+        graph = "all of" if graph_slots >= self.graph_blocks else "of"
+        rest = (self.num_slots if num_slots < 0 else num_slots) - graph_slots
+        return (
+            *self.table_entries,
+            LedgerEntry(
+                "graph pool",
+                graph_slots * slot,
+                f"{graph_slots:,} slots x {slot:,} B, {graph} {self.graph_blocks:,} blocks",
+            ),
+            LedgerEntry(
+                "row pool and sessions",
+                rest * slot,
+                f"{rest:,} slots x {slot:,} B, {self.row_blocks:,} blocks; sessions take "
+                "workspaces, seeds, structure and row areas from it",
+            ),
+        )
+
+
+def table_entries(manifest: Manifest) -> tuple[LedgerEntry, ...]:
+    """Tables that stay in memory beside the arena."""
+    graphs = [c for r in manifest.relations for c in (r, r.halo) if c is not None]
+    rows = [a for r in rows_of(manifest, edges=True) for a in (r.array, copied_rows(r)) if a]
+    rows += manifest.hop_arrays()
+    geometries = [graph_geometry(columns.num_blocks, manifest.block_bytes) for columns in graphs]
+    geometries += [row_geometry(array, manifest.block_bytes) for array in rows]
+    pages = sum(geometry.num_pages for geometry in geometries)
+    blocks = sum(columns.num_blocks for columns in graphs)
+    item = ITEM_BYTES[manifest.id_dtype]
+    nodes, each = manifest.num_nodes, 28 if has_edge_rows(manifest) else 20
+    return (
+        LedgerEntry("page checksums", 4 * pages, f"4 B x {pages:,} pages of 4 KiB"),
+        LedgerEntry(
+            "object index", each * blocks, f"{each} B x {blocks:,} graph blocks, with its guide"
+        ),
+        LedgerEntry("original ids", item * nodes, f"{item} B x {nodes:,} nodes"),
+    )
+
+
+def slot_bytes(manifest: Manifest) -> int:
+    """Bytes of an arena slot: the widest slot on disk, so that every block fits one."""
+    widths = [
+        row_geometry(r.array, manifest.block_bytes).slot_bytes
+        for r in rows_of(manifest, edges=True)
+    ]
+    return max([manifest.block_bytes, *widths])
+
+
+def make_budget(manifest: Manifest, settings: EngineSettings) -> Budget:
+    """Cut the memory for one store.  Raises BudgetTooSmall with the least that would do."""
+    return make_budgets([manifest], settings)[0]
+
+
+def make_budgets(manifests: Sequence[Manifest], settings: EngineSettings) -> list[Budget]:
+    """Cut the memory: each store's least, the rest by what they hold; slots go round later.
+
+    Raises BudgetTooSmall with the least that would do.
+    """
+    fixed = settings.reserve_bytes
+    fixed += sum(e.num_bytes for m in manifests for e in table_entries(m))
+    slot = max(slot_bytes(m) for m in manifests)
+    num_slots = (settings.mem_bytes - fixed) // slot
+    leasts = [graph_least(m, settings) + LEAST_SESSION for m in manifests]
+    if num_slots < sum(leasts):
+        need = format_bytes(-(-(fixed + sum(leasts) * slot) // (1 << 20)) << 20)
+        raise BudgetTooSmall(
+            f"--mem {format_bytes(settings.mem_bytes)}: tables take {format_bytes(fixed)} and the "
+            f"arena at least {sum(leasts)} slots of {format_bytes(slot)}; give at least --mem "
+            f"{need}"
+        )
+    spare, wanted = num_slots - sum(leasts), [sum(_num_blocks(m)) for m in manifests]
+    shares = [
+        least + spare * w // max(1, sum(wanted)) for least, w in zip(leasts, wanted, strict=True)
+    ]
+    shares[-1] += num_slots - sum(shares)
+    return [cut_slots(m, settings, slot, n) for m, n in zip(manifests, shares, strict=True)]
+
+
+def cut_slots(manifest: Manifest, settings: EngineSettings, slot: int, num_slots: int) -> Budget:
+    """Cut slots between graph and rows of a store."""
+    graph_blocks, row_blocks = _num_blocks(manifest)
+    least = graph_least(manifest, settings)
+    graph_slots = graph_wish(graph_blocks, least, num_slots)
+    return Budget(
+        table_entries(manifest), slot, num_slots, graph_slots, least, graph_blocks, row_blocks
+    )
+
+
+def graph_wish(graph_blocks: int, least: int, num_slots: int) -> int:
+    """Slots of the graph's, of so many."""
+    # the whole graph where at most half of the arena holds it; else little: rows are worth more
+    share = graph_blocks if graph_blocks <= num_slots // 2 else num_slots // 12
+    return min(max(share, least), num_slots - LEAST_SESSION)
+
+
+def graph_least(manifest: Manifest, settings: EngineSettings) -> int:
+    """Slots that the graph of a store always keeps."""
+    return min(2 * settings.workers + 2, max(1, _num_blocks(manifest)[0]))
+
+
+def _num_blocks(manifest: Manifest) -> tuple[int, int]:
+    """Of graph and rows."""
+    rows = [row_geometry(r.array, manifest.block_bytes) for r in served_rows(manifest)]
+    return sum(r.num_blocks for r in manifest.relations), sum(g.num_blocks for g in rows)
+
+
+def plan_budget(stores: Sequence[Store], settings: EngineSettings) -> tuple[LedgerEntry, ...]:
+    """The ledger of a daemon that would serve these stores.  Raises BudgetTooSmall."""
+    found: list[LedgerEntry] = []
+    budgets = make_budgets([store.manifest for store in stores], settings)
+    for store, budget in zip(stores, budgets, strict=True):
+        prefix = f"{store.path.resolve().name}: " if len(stores) > 1 else ""
+        found += [LedgerEntry(prefix + e.name, e.num_bytes, e.basis) for e in budget.entries()]
+    if settings.reserve_bytes:
+        basis = "for tables of stores that are opened later"
+        found.append(LedgerEntry("reserve", settings.reserve_bytes, basis))
+    return tuple(found)
+
+
+class SessionNeed(NamedTuple):
+    """What a session takes of the arena, in slots unless said otherwise."""
+
+    workspace: int  # contiguous, per worker
+    workspace_bytes: int
+    seeds: int  # contiguous
+    structure: int  # of one batch, worst case
+    addresses: int  # of one batch, worst case, in several groups
+    area: int  # row area of one batch, worst case
+    least_area: int  # one slot a row array
+
+    @property
+    def least(self) -> int:
+        """Slots without which the session cannot be served, one worker and its transit included."""
+        return self.workspace + 2 + self.seeds + self.least_quota
+
+    @property
+    def least_quota(self) -> int:
+        """Slots for one batch at a time, its rows in as many groups as it takes."""
+        return self.structure + self.addresses + self.least_area
+
+
+def structure_bytes(shape: Shape, id_bytes: int, edge_id_bytes: int, trees: bool) -> int:
+    """Bytes of a batch's structure blob in the worst case, alignment included."""
+    relations = len(shape.edges[0])
+    arrays = 6 + len(shape.edges) * relations
+    total = shape.nodes * id_bytes + 8 * shape.seeds + 4 * sum(shape.frontier) * relations
+    total += 4 * shape.ends + (4 * shape.nodes + 8 * shape.seeds) * trees
+    return total + shape.total_edges * (4 + edge_id_bytes) + 64 * arrays
+
+
+def session_need(
+    shape: Shape, sizes: Sizes, rows: list[ServedRows], num_seeds: int, slot: int
+) -> SessionNeed:
+    """What a session with this plan takes; `num_seeds`: ids in its table of seeds."""
+
+    def slots(num_bytes: int) -> int:
+        return -(-num_bytes // slot)
+
+    item = ITEM_BYTES[sizes.id_dtype]
+    edge_item = ITEM_BYTES[sizes.edge_id_dtype] if sizes.edge_id_dtype else 0
+    items = shape.nodes + shape.total_edges * sizes.edge_rows
+    work = workspace_bytes(shape, sizes)
+    return SessionNeed(
+        workspace=slots(work),
+        workspace_bytes=work,
+        seeds=slots(num_seeds * item),
+        structure=slots(structure_bytes(shape, item, edge_item, sizes.trees)),
+        addresses=slots(items * (8 * len(rows) + 4) + 64 * (len(rows) + 1)),
+        area=sum(-(-items // (slot // r.array.row_bytes)) for r in rows),
+        least_area=len(rows),
+    )
+
+
+def make_sizes(
+    manifest: Manifest,
+    edge_ids: bool,
+    stamp: bool,
+    trees: bool = False,
+    edge_rows: bool = False,
+) -> Sizes:
+    """What the store adds to a plan's shape."""
+    rows = [row_geometry(r.array, manifest.block_bytes) for r in rows_of(manifest, edge_rows)]
+    finest = finest_rows(manifest, edge_rows)
+    blocks = [r.num_blocks for r in manifest.relations] + [g.num_blocks for g in rows]
+    widths = [r.edge_id_dtype or "uint32" for r in manifest.relations]
+    edge_id_dtype = max(widths, key=lambda d: np.dtype(d).itemsize) if edge_ids else ""
+    edge_id_dtype = manifest.id_dtype if edge_rows else edge_id_dtype
+    return Sizes(
+        num_nodes=manifest.num_nodes,
+        id_dtype=manifest.id_dtype,
+        edge_id_dtype=edge_id_dtype,
+        num_row_arrays=len(rows),
+        max_blocks=max(blocks, default=1),
+        row_keys=num_items(manifest, edge_rows) // finest + 1,
+        stamp=stamp,
+        trees=trees,
+        edge_rows=edge_rows,
+    )

@@ -1,0 +1,238 @@
+"""Who owns which arena slot: two block pools, and what sessions have taken out of them."""
+
+import itertools
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+from numpy.typing import NDArray
+
+from blockstore.pool import BlockPool
+from loaderd.errors import Refused
+from loaderd.memory.ledger import LEAST_SESSION
+
+LOOK_WAIT_S = 1.0  # the same, where there is another way
+WAIT_S = 20.0  # for batches in flight to give back what an attach needs
+
+
+class SlotBroker:
+    """Takes slots out of the pools for workspaces and sessions, and puts them back.
+
+    Each slot belongs to one of both pools.  What is taken comes from the row pool, from the top,
+    and only then from the graph pool, down to its least.  Slots may go to another store's broker.
+    """
+
+    def __init__(
+        self,
+        graph: BlockPool,
+        rows: BlockPool,
+        changed: threading.Condition,
+        slots: Sequence[int],
+        graph_slots: int,
+        graph_least: int,
+    ) -> None:
+        """`changed` guards both pools and is notified whenever a pin goes.
+
+        slots         of the arena that are this broker's; the first `graph_slots` are the graph's
+        graph_least   of these, that the graph pool always keeps
+        """
+        self._graph, self._rows, self._changed = graph, rows, changed
+        self._graph_least = graph_least
+        self.graph_wish = graph_slots  # slots that the graph pool has while none is taken from it
+        self.num_slots = len(slots)
+        self._of_graph = np.zeros(graph.owned().size, np.bool_)
+        self._of_graph[np.asarray(slots[:graph_slots], np.int64)] = True
+        self._limit = threading.local()  # slots that this thread may still take; not set: any
+        with changed:
+            graph.add_slots(slots[:graph_slots])
+            rows.add_slots(slots[graph_slots:])
+
+    def cede(self, count: int) -> list[int]:
+        """Give up to `count` free slots away for good, row slots first; enough to serve stay."""
+        with self._changed:
+            owned = int(self._rows.owned().sum()) + int(self._graph.owned().sum())
+            free = np.flatnonzero(self._free_mask())
+            order = np.argsort(self._of_graph[free], kind="stable")
+            most = min(count, owned - self._graph_least - LEAST_SESSION)
+            chosen = [int(slot) for slot in free[order][: max(0, most)]]
+            for slot in chosen:
+                self._remove(slot, 1)
+            self.num_slots -= len(chosen)
+            self.graph_wish -= int(self._of_graph[chosen].sum())
+            self._of_graph[chosen] = False
+            return chosen
+
+    @property
+    def whole(self) -> bool:
+        """Whether nobody has taken any, or holds a block."""
+        with self._changed:
+            owned = int(self._rows.owned().sum()) + int(self._graph.owned().sum())
+            return owned == self.num_slots and self.pinned() == 0
+
+    def retire(self) -> list[int]:
+        """Give all slots away; none is pinned, or taken."""
+        with self._changed:
+            owned = self._rows.owned() | self._graph.owned()
+            slots = [int(slot) for slot in np.flatnonzero(owned)]
+            assert len(slots) == self.num_slots
+            for slot in slots:
+                self._remove(slot, 1)
+            self._of_graph[:] = False
+            self.num_slots = self.graph_wish = 0
+            return slots
+
+    def accept(self, slots: list[int], graph_wish: int) -> None:
+        """Slots that another broker gave away.
+
+        graph_wish   slots that the graph pool is to have from now on, where they are free
+        """
+        with self._changed:
+            self._rows.add_slots(slots)
+            self.num_slots += len(slots)
+            missing = graph_wish - int(self._of_graph.sum())
+            free = np.flatnonzero(self._rows.owned() & ~self._rows.pinned())[: max(0, missing)]
+            for slot in free:
+                assert self._rows.remove_run(int(slot), 1)
+            self._graph.add_slots(int(slot) for slot in free)
+            self._of_graph[free] = True
+            self.graph_wish = int(self._of_graph.sum())
+            self._changed.notify_all()
+
+    @contextmanager
+    def at_most(self, count: int) -> Iterator[None]:
+        """Inside, this thread may take so many slots, and is told of no more."""
+        outer = getattr(self._limit, "left", None)
+        inner = count if outer is None else min(count, outer)
+        self._limit.left = inner
+        try:
+            yield
+        finally:
+            taken = inner - self._limit.left
+            if outer is None:
+                del self._limit.left
+            else:
+                self._limit.left = outer - taken
+
+    def available(self) -> int:
+        """Slots that may be taken if nothing is pinned."""
+        found = self.pooled()
+        return min(found, getattr(self._limit, "left", found))
+
+    def pooled(self) -> int:
+        """Slots that are the pools', but for those that the graph always keeps."""
+        with self._changed:
+            spare = max(0, int(self._graph.owned().sum()) - self._graph_least)
+            return int(self._rows.owned().sum()) + spare
+
+    def pinned(self) -> int:
+        """Slots of the pools that something holds at present."""
+        with self._changed:
+            return int(self._rows.pinned().sum()) + int(self._graph.pinned().sum())
+
+    def row_slots(self) -> int:
+        """Slots that the row pool has at present, of those that may be taken."""
+        with self._changed:
+            found = int(self._rows.owned().sum())
+        return min(found, getattr(self._limit, "left", found))
+
+    def graph_slots(self) -> int:
+        """Slots that the graph pool has at present."""
+        with self._changed:
+            return int(self._graph.owned().sum())
+
+    def take_run(self, count: int, wait_s: float = WAIT_S) -> int:
+        """First of `count` adjacent slots, now the caller's.
+
+        Raises Refused: there is no such run, or batches in flight do not give it back in time.
+        """
+        if count == 0:
+            return 0
+        self._check_limit(count)
+        with self._changed:
+            if _top_run(self._free_mask(pinned=True), count) < 0:  # batches in flight: no help
+                wait_s = min(wait_s, LOOK_WAIT_S)
+            found = self._changed.wait_for(lambda: self._try_run(count), wait_s)
+            if not found:
+                raise Refused(self._shortage(count))
+            self._count(count)
+            return self._found
+
+    def take(self, count: int) -> list[int]:
+        """`count` slots, wherever they are, now the caller's.  Raises Refused as `take_run`."""
+        self._check_limit(count)
+        with self._changed:
+            enough = self._free_mask(pinned=True).sum() >= count
+            wait_s = WAIT_S if enough else LOOK_WAIT_S
+            if not self._changed.wait_for(lambda: self._free_mask().sum() >= count, wait_s):
+                raise Refused(self._shortage(count))
+            chosen = np.flatnonzero(self._free_mask())[::-1][:count]
+            for slot in chosen:
+                self._remove(int(slot), 1)
+            self._count(count)
+            return [int(slot) for slot in chosen]
+
+    def take_now(self, count: int, spare: int) -> list[int]:
+        """`count` slots that are free, now the caller's; none where fewer than `spare` stay so."""
+        with self._changed:
+            if int(self._free_mask().sum()) < count + spare:
+                return []
+            return self.take(count)
+
+    def give(self, slots: list[int]) -> None:
+        """Back to the pools they came from."""
+        self._count(-len(slots))
+        with self._changed:
+            self._graph.add_slots(s for s in slots if self._of_graph[s])
+            self._rows.add_slots(s for s in slots if not self._of_graph[s])
+            self._changed.notify_all()
+
+    def _check_limit(self, count: int) -> None:
+        """Raises Refused: more than this thread may take."""
+        left = getattr(self._limit, "left", count)
+        if count > left:
+            raise Refused(
+                f"{count} arena slots are needed, {left} are left of this user's share; close "
+                "another session of this user, or serve with a larger --user-share"
+            )
+
+    def _count(self, count: int) -> None:
+        if hasattr(self._limit, "left"):
+            self._limit.left -= count
+
+    def _shortage(self, count: int) -> str:
+        return (
+            f"{count} arena slots are not to be had: {int(self._free_mask().sum())} are free, the "
+            "others serve sessions; detach one, ask for a smaller batch, or give more --mem"
+        )
+
+    def _free_mask(self, pinned: bool = False) -> NDArray[np.bool_]:
+        """Slots that may be taken; `pinned`: those, too, that something holds at present."""
+        free, of_graph = self._rows.owned(), self._graph.owned()
+        spare = int(of_graph.sum()) - self._graph_least
+        if not pinned:
+            free, of_graph = free & ~self._rows.pinned(), of_graph & ~self._graph.pinned()
+        graph = np.flatnonzero(of_graph)
+        if spare > 0 and graph.size:
+            free[graph[-spare:]] = True
+        return free
+
+    def _try_run(self, count: int) -> bool:
+        self._found = _top_run(self._free_mask(), count)
+        if self._found >= 0:
+            self._remove(self._found, count)
+        return self._found >= 0
+
+    def _remove(self, first: int, count: int) -> None:
+        kinds = self._of_graph[first : first + count]
+        cuts = [0, *(np.flatnonzero(np.diff(kinds)) + 1).tolist(), count]
+        for low, high in itertools.pairwise(cuts):
+            pool = self._graph if kinds[low] else self._rows
+            assert pool.remove_run(first + low, high - low)
+
+
+def _top_run(free: NDArray[np.bool_], count: int) -> int:
+    """First of `count` adjacent ones, as far up as there are; -1: there are none."""
+    edges = np.concatenate([[-1], np.flatnonzero(~free), [free.size]])
+    gaps = np.flatnonzero(np.diff(edges) - 1 >= count)
+    return int(edges[gaps[-1] + 1]) - count if gaps.size else -1

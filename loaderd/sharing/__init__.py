@@ -1,0 +1,1 @@
+"""Sessions of clients on lines of the engine that they share."""

@@ -1,0 +1,272 @@
+"""Which session is at which line: bookkeeping of the exchange, under one lock."""
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+from msgspec import structs
+from numpy.typing import NDArray
+
+from loaderd.engine.engine import Engine
+from loaderd.engine.stores import Stores
+from loaderd.memory.ledger import is_session_entry, session_entry_name
+from loaderd.meter import Meter, add_counts
+from loaderd.protocol import (
+    Attach,
+    Attached,
+    LedgerEntry,
+    Release,
+    Resolved,
+    SessionStatus,
+    StoreStatus,
+)
+from loaderd.sharing.line import Lease, Line
+
+
+class Key(NamedTuple):
+    """What sessions must have in common to share a line."""
+
+    resolved: Resolved
+    rank: int
+    world_size: int
+    plan: str
+    alone: int  # number of a session that shares with nobody, else 0
+
+    @property
+    def job(self) -> "Key":
+        """What those have in common who share memory: macro-batches are the same for all ranks."""
+        return self if self.resolved.macro is None else self._replace(rank=0)
+
+
+class Order(NamedTuple):
+    """What lines of a group are opened with."""
+
+    engine: Engine
+    request: Attach
+    ids: NDArray[np.int64] | None
+    least: int  # slots: with fewer of them none is opened
+    again: bool  # whether the ids are kept, so that another one can be opened
+
+
+@dataclass(slots=True)
+class Group:
+    """Sessions of equal parameters, and their lines."""
+
+    key: Key
+    order: Order
+    attached: Attached  # of the first line
+    lines: list[Line] = field(default_factory=list)
+
+    @property
+    def engine(self) -> Engine:
+        """Where the lines are."""
+        return self.order.engine
+
+
+@dataclass(slots=True, eq=False)
+class Seat:
+    """One session as its client knows it."""
+
+    number: int
+    key: Key
+    window: int  # batches that it may hold, at most
+    line: Line | None = None  # None: it has to find one
+    left: list[Line] = field(default_factory=list)  # where it still holds something
+    run: int = -1
+    epoch: int = 0
+    step: int = 0  # that it wants next, where it has no line
+    stride: int = 1
+    wants: bool = False  # a line, as soon as there is one
+    batches: int = 0
+    meter: Meter = field(default_factory=Meter)
+
+
+class Book:
+    """Sessions, groups of equal parameters, their lines, and the engines that these are at.
+
+    What is to be asked of an engine is returned: it is done with the lock free.
+    """
+
+    def __init__(self, stores: Stores, ended: Callable[[], None]) -> None:
+        """`ended`: told when a line has ended."""
+        self._stores, self._ended = stores, ended
+        self.lock = threading.RLock()
+        self.sessions: dict[int, Seat] = {}
+        self.groups: dict[Key, Group] = {}
+        self.lines: dict[int, Line] = {}
+        self.at: dict[int, Engine] = {}  # lines -> where they are
+        self.times: dict[str, int] = {}  # of sessions that have ended
+        self.left_behind = self.reloads = 0
+
+    def fair_share(self, more: Key | None = None) -> int:
+        """Slots of each of the lines, and of one `more`; halved when their number doubles.
+
+        Lines of a job's ranks that share macro-batches have one share together.  0: all of them.
+        """
+        with self.lock:
+            lines = Counter(key for key, group in self.groups.items() for _ in group.lines)
+        if more is not None:
+            lines[more] += 1
+        jobs: dict[Key, int] = {}
+        for key, count in lines.items():
+            jobs[key.job] = max(count, jobs.get(key.job, 0))
+        num = sum(jobs.values())
+        return 0 if num < 2 else self._stores.arena.num_slots >> (num - 1).bit_length()
+
+    def num_ranks(self) -> dict[int, int]:
+        """Of each line, how many ranks share its memory."""
+        keys = [key for key, group in self.groups.items() if group.lines]
+        ranks = Counter(key.job for key in keys)
+        return {line.number: ranks[key.job] for key in keys for line in self.groups[key].lines}
+
+    def put_up(self, group: Group, line: Line) -> None:
+        self.lines[line.number], self.at[line.number] = line, group.engine
+        group.lines.append(line)
+
+    def take_down(self, group: Group, line: Line) -> Callable[[], None]:
+        """A line ends; returns what is to be asked of the engine."""
+        group.lines.remove(line)
+        del self.lines[line.number], self.at[line.number]
+        engine, number = group.engine, line.number
+
+        def end() -> None:
+            engine.detach(number)
+            self._ended()
+
+        return end
+
+    def vacate(self, session: Seat) -> list[Callable[[], None]]:
+        """Give up all of a session's places; returns what is to be asked of the engine."""
+        todo: list[Callable[[], None]] = []
+        for line in (*session.left, *([session.line] if session.line is not None else [])):
+            todo += self.releases(line, line.remove(session.number))
+            todo += self.close_if_empty(session.key, line)
+        session.left, session.line, session.wants = [], None, False
+        return todo
+
+    def close_if_empty(self, key: Key, line: Line) -> list[Callable[[], None]]:
+        """End a line that nobody is at; returns what is to be asked of the engine."""
+        if line.followers:
+            return []
+        group = self.groups[key]
+        end = self.take_down(group, line)
+        self.forget_group(key)
+        return [end]
+
+    def forget_group(self, key: Key) -> None:
+        """Nothing is kept of parameters that nobody uses."""
+        group = self.groups.get(key)
+        used = any(s.key == key for s in self.sessions.values())
+        if group is not None and not group.lines and not used:
+            del self.groups[key]
+
+    def is_busy(self, engine: Engine) -> bool:
+        """Whether anybody uses a store."""
+        with self.lock:
+            return engine in self.at.values() or any(
+                group.engine is engine for group in self.groups.values()
+            )
+
+    def releases(self, line: Line, leases: Iterable[Lease]) -> list[Callable[[], None]]:
+        """What is to be asked of the engine, so that it takes leases back."""
+        found = [
+            Release(session=line.number, run=lease.run, step=lease.step, group=lease.group)
+            for lease in leases
+        ]
+        engine = self.at[line.number]
+        return [partial(engine.release, release) for release in found]
+
+    def give_back(self, session: Seat) -> list[Callable[[], None]]:
+        """A session holds nothing any more; it stays at its line."""
+        todo: list[Callable[[], None]] = []
+        for line in session.left:
+            todo += self.releases(line, line.remove(session.number))
+            todo += self.close_if_empty(session.key, line)
+        session.left = []
+        if session.line is not None:
+            todo += self.releases(session.line, session.line.drop(session.number))
+        return todo
+
+    def status(self) -> tuple[tuple[LedgerEntry, ...], tuple[SessionStatus, ...], dict[str, int]]:
+        """Ledger, sessions and counters as they are now."""
+        ledger: list[LedgerEntry] = []
+        counters: dict[str, int] = {}
+        known: dict[int, SessionStatus] = {}
+        engines = self._stores.all()
+        for engine in engines:
+            entries, lines, counts = engine.status()
+            name = f"{self._stores.name_of(engine)}: " if len(engines) > 1 else ""
+            ledger += [
+                e if is_session_entry(e) else structs.replace(e, name=name + e.name)
+                for e in entries
+            ]
+            add_counts(counters, counts)
+            known |= {line.session: line for line in lines}
+        if self._stores.settings.reserve_bytes:
+            ledger.append(self._stores.reserve_entry())
+        with self.lock:
+            times = dict(self.times)
+            for session in self.sessions.values():
+                add_counts(times, session.meter.times())
+            counters |= times
+            counters["lines"] = len(self.lines)
+            counters["sessions_left_behind"] = self.left_behind
+            counters["reloads"] = self.reloads
+            names = {
+                session_entry_name([line.number]): session_entry_name(sorted(line.followers))
+                for line in self.lines.values()
+            }
+            named = tuple(structs.replace(e, name=names.get(e.name, e.name)) for e in ledger)
+            statuses = tuple(self._session_status(s, known) for s in self.sessions.values())
+        return named, statuses, counters
+
+    def stores(self) -> tuple[StoreStatus, ...]:
+        """Those that are served, and those that still are."""
+        with self.lock:
+            used = [self.groups[s.key].engine for s in self.sessions.values()]
+        retired = self._stores.retired
+        return tuple(
+            StoreStatus(
+                name=self._stores.name_of(e), path=_utf8(str(e.store.path)),
+                fingerprint=e.store.manifest.fingerprint, io_mode=e.io_mode,
+                sessions=used.count(e), retired=e in retired,
+            )
+            for e in self._stores.all()
+        )  # fmt: skip
+
+    def _session_status(self, session: Seat, lines: dict[int, SessionStatus]) -> SessionStatus:
+        group = self.groups[session.key]
+        attached, line = group.attached, session.line
+        at = None if line is None else lines.get(line.number)
+        places = [*session.left, *([line] if line is not None else [])]
+        held = sum(len(place.followers[session.number].held) for place in places)
+        step = session.step
+        if line is not None and line.followers[session.number].line_run >= 0:
+            step = line.followers[session.number].next
+        times = session.meter.times()
+        return SessionStatus(
+            session=session.number,
+            plan=attached.plan if at is None else at.plan,
+            seeds=attached.resolved.seeds,
+            epoch=session.epoch,
+            step=min(step, attached.num_steps),
+            num_steps=attached.num_steps,
+            in_flight=held,
+            window=session.window,
+            batches=session.batches,
+            rows=session.meter.rows,
+            edges=session.meter.edges,
+            held_bytes=0 if at is None or line is None else at.held_bytes // len(line.followers),
+            store=self._stores.name_of(group.engine),
+            ready_ns=times["ready_ns"],
+            starved_ns=times["starved_ns"],
+        )
+
+
+def _utf8(text: str) -> str:
+    """Text that can be encoded: file names may hold bytes that are not UTF-8."""
+    return text.encode("utf-8", "backslashreplace").decode()

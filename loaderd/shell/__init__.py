@@ -1,0 +1,1 @@
+"""The daemon's shell: sockets, connections and owners; it decides nothing."""

@@ -1,0 +1,1 @@
+"""A daemon as people and tools see it: metrics, live page, terminal view, checks."""

@@ -1,0 +1,1 @@
+"""Where a daemon can be met, who may come in, and how bytes get there."""

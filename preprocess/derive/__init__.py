@@ -1,0 +1,1 @@
+"""Derived features: one more array, out of neighbors' rows."""

@@ -1,0 +1,1 @@
+"""A store back into a plain layout."""

@@ -1,0 +1,124 @@
+"""Rows of a store on their way into npy files: as they are written, dense or sparse."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from blockstore.format import RowArray
+from blockstore.store import Store, numpy_dtype, scan_rows
+from preprocess.files.npy import NpyWriter
+from preprocess.progress import Progress
+from preprocess.sources.plain_names import CSR, CSR_PARTS
+from preprocess.stages.rows import Emit
+
+SCAN_BYTES = 4 << 20
+_STEP_BYTES = 1 << 20  # that are converted, or looked through for zeros, at a time
+
+
+@dataclass(frozen=True, slots=True)
+class ExportRun:
+    """What every part of an export needs."""
+
+    store: Store
+    folder: Path  # out
+    work: Path  # temporary files
+    mem_bytes: int
+    share: int  # of these, for chunks and buckets
+    progress: Progress
+
+
+def written_dtype(array: RowArray) -> np.dtype[Any]:
+    """Of an array in its npy file: bfloat16 and scaled int8 become float32."""
+    wide = array.dtype == "bfloat16" or array.scale_path
+    return np.dtype(np.float32) if wide else numpy_dtype(array.dtype)
+
+
+def written_bytes(array: RowArray) -> int:
+    """Of an npy file of the array, dense."""
+    return array.num_rows * array.row_items * written_dtype(array).itemsize
+
+
+def write_dense(
+    run: ExportRun, stem: str, array: RowArray, num_rows: int, place: Callable[[Emit], None]
+) -> None:
+    """`<stem>.npy`; `place` hands over the rows in their order."""
+    shape = (num_rows, *array.row_shape)
+    with NpyWriter(run.folder / f"{stem}.npy", shape, written_dtype(array)) as out:
+        steps = _steps(run, array)
+
+        def emit(rows: NDArray[Any]) -> None:
+            for part in steps(rows):
+                out.append(part)
+
+        place(emit)
+
+
+def write_csr(
+    run: ExportRun, stem: Callable[[str], str], array: RowArray, place: Callable[[Emit], None]
+) -> None:
+    """Dense rows as the CSR matrix that they came from; zeros are not kept.
+
+    stem   of the file of a part
+    """
+    nnz = 0
+    paths = [run.folder / f"{stem(part)}.npy" for part in CSR_PARTS]
+    with (
+        NpyWriter(paths[0], (array.num_rows + 1,), np.int64) as indptr,
+        NpyWriter(paths[1], None, np.int32) as indices,
+        NpyWriter(paths[2], None, written_dtype(array)) as data,
+    ):
+        indptr.append(np.zeros(1, np.int64))
+        steps = _steps(run, array)
+
+        def emit(rows: NDArray[Any]) -> None:
+            nonlocal nnz
+            for part in steps(rows):
+                row, column = np.nonzero(part)
+                indptr.append(nnz + np.cumsum(np.bincount(row, minlength=part.shape[0])))
+                indices.append(column.astype(np.int32))
+                data.append(part[row, column])
+                nnz += row.size
+
+        place(emit)
+    meta = {"shape": [array.num_rows, array.row_shape[0]], "nnz": nnz}
+    (run.folder / f"{stem(CSR)}.json").write_bytes(msgspec.json.encode(meta))
+
+
+def copy_rows(run: ExportRun, stem: str, array: RowArray) -> None:
+    """Rows in the order in which they are stored."""
+
+    def place(emit: Emit) -> None:
+        for _, rows in scan_rows(run.store, array, SCAN_BYTES):
+            emit(rows)
+
+    write_dense(run, stem, array, array.num_rows, place)
+
+
+def _steps(run: ExportRun, array: RowArray) -> Callable[[NDArray[Any]], Iterator[NDArray[Any]]]:
+    """Rows as they are written, some at a time."""
+    step = max(1, _STEP_BYTES // max(1, array.row_items * written_dtype(array).itemsize))
+    convert = _converter(run.store, array)
+
+    def steps(rows: NDArray[Any]) -> Iterator[NDArray[Any]]:
+        for first in range(0, rows.shape[0], step):
+            yield convert(rows[first : first + step])
+
+    return steps
+
+
+def _converter(store: Store, array: RowArray) -> Callable[[NDArray[Any]], NDArray[Any]]:
+    if array.dtype == "bfloat16":
+        return _widened
+    if array.scale_path:
+        scale = store.side(array.scale_path, np.float32, array.row_items).reshape(array.row_shape)
+        return lambda rows: rows * scale
+    return lambda rows: rows
+
+
+def _widened(rows: NDArray[Any]) -> NDArray[Any]:
+    return (rows.astype(np.uint32) << np.uint32(16)).view(np.float32)

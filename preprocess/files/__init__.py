@@ -1,0 +1,1 @@
+"""Arrays in files of other formats, in pieces: npy, tables, tensors of torch."""

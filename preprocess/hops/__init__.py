@@ -1,0 +1,1 @@
+"""Propagated features: hops of operators into a store, out of core."""

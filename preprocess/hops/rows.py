@@ -1,0 +1,197 @@
+"""Which rows of hops are kept, in which order: nodes, their places in the store, their labels."""
+
+import hashlib
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from blockstore.errors import CorruptBlock
+from blockstore.format import NodeType
+from blockstore.io.buffers import byte_view
+from blockstore.io.files import write_exact
+from blockstore.kernels.random import make_key, permute_range
+from blockstore.store import Store, read_rows, scan_rows
+from preprocess.errors import BadInput
+from preprocess.hops.plan import ALL, HopsPlan, Resolved
+from preprocess.kernels.hops import take_rows
+from preprocess.stages.array_file import ArrayFile
+
+NODES, PLACES, LABELS = "nodes", "places", "labels"  # temporary files
+_PURPOSE = 0x486F_7073  # of the key: no other draw has it
+_STEP = 1 << 16  # rows
+
+Change = Callable[[NDArray[np.float32], int], NDArray[Any]]  # (rows, first row)
+
+
+def order_key(seed: int, type_name: str, split: str) -> int:
+    """Of the order of rows of a split."""
+    name = hashlib.blake2b(f"{type_name}/{split}".encode(), digest_size=8).digest()
+    return make_key(seed, _PURPOSE, int.from_bytes(name, "little"), 0, 0)
+
+
+def choose_rows(store: Store, resolved: Resolved, folder: Path) -> dict[str, list[int]]:
+    """Write nodes and places of all rows; returns of each split: rows, nodes left out.
+
+    Raises BadInput: no node of a split has a label; CorruptBlock.
+    """
+    nodes, found = resolved.nodes, {}
+    ids = read_rows(store, nodes.store_id)
+    ids -= ids.dtype.type(nodes.first)  # places in the type, by original id
+    if ids.size and int(ids.max()) >= nodes.num_nodes:
+        raise CorruptBlock(f"{store.path / nodes.store_id.path}: ids of another type; ingest again")
+    flags = np.empty(0, np.bool_) if ALL in resolved.sizes else labelled(store, nodes)
+    with (
+        ArrayFile(folder / NODES, np.int64) as kept_nodes,
+        ArrayFile(folder / PLACES, ids.dtype) as kept_places,
+    ):
+        for split in resolved.sizes:
+            key = order_key(resolved.seed, nodes.name, split)
+            originals: NDArray[Any] | None = None
+            size, left = nodes.num_nodes, 0
+            if split != ALL:
+                originals, left = _labelled_ids(store, nodes, split, ids, flags)
+                size = originals.size
+            for first in range(0, size, _STEP):
+                order = np.empty(min(_STEP, size - first), np.int64)
+                permute_range(first, first + order.size, size, np.uint64(key), order)
+                chosen = order if originals is None else originals[order]
+                kept_nodes.append(chosen)
+                kept_places.append(ids[chosen])
+            found[split] = [size, left]
+    return found
+
+
+def labelled(store: Store, nodes: NodeType) -> NDArray[np.bool_]:
+    """Whether each node has a label, or one of its row of labels, in the order of the store."""
+    assert nodes.label is not None
+    flags = np.empty(nodes.num_nodes, np.bool_)
+    for first, rows in scan_rows(store, nodes.label):
+        there = ~np.isnan(rows) if rows.dtype.kind == "f" else rows != -1
+        flags[first : first + rows.shape[0]] = there.reshape(rows.shape[0], -1).any(axis=1)
+    return flags
+
+
+def _labelled_ids(
+    store: Store, nodes: NodeType, split: str, places: NDArray[Any], flags: NDArray[np.bool_]
+) -> tuple[NDArray[Any], int]:
+    """Original ids of the split that have a label, in its order, and how many have none."""
+    array = nodes.splits[split]
+    out, size = np.empty(array.num_rows, np.int64), 0
+    for _, ids in scan_rows(store, array):
+        if ids.size and not 0 <= int(ids.min()) <= int(ids.max()) < nodes.num_nodes:
+            raise CorruptBlock(
+                f"{store.path / array.path}: ids {ids.min()} to {ids.max()}, expected 0 to "
+                f"{nodes.num_nodes - 1}; ingest again"
+            )
+        good = ids[flags[places[ids]]]
+        out[size : size + good.size] = good
+        size += good.size
+    if size == 0:
+        raise BadInput.at(
+            f"{store.path}: split {split!r} of {nodes.name}",
+            f"no label among its {array.num_rows:,} nodes", "some that have one",
+            "choose other splits by --split, or --rows all",
+        )  # fmt: skip
+    return out[:size], array.num_rows - size
+
+
+def take_labels(store: Store, nodes: NodeType, plan: HopsPlan, folder: Path) -> int:
+    """Write labels of all rows, some bytes of each at a time: files LABELS.0, ...; how many."""
+    label = nodes.label
+    assert label is not None
+    width, number = plan.label_bytes, 0
+    held = np.empty((nodes.num_nodes, width), np.uint8)
+    for low in range(0, label.row_bytes, width):
+        high = min(low + width, label.row_bytes)
+        for first, rows in scan_rows(store, label):
+            raw = np.ascontiguousarray(rows).view(np.uint8).reshape(rows.shape[0], -1)
+            held[first : first + rows.shape[0], : high - low] = raw[:, low:high]
+        with (
+            ArrayFile(folder / PLACES, np.dtype(_place_dtype(store))) as places,
+            ArrayFile(folder / f"{LABELS}.{number}", np.uint8) as out,
+        ):
+            for piece in places.pieces(0, places.size, max(1, plan.piece_bytes // width)):
+                out.append(held[piece, : high - low])
+        number += 1
+    return number
+
+
+def _place_dtype(store: Store) -> str:
+    return store.manifest.id_dtype
+
+
+class RowTaker:
+    """Rows of columns in memory, in the order of the rows that are kept, to a file each."""
+
+    def __init__(
+        self, store: Store, folder: Path, plan: HopsPlan, pool: ThreadPoolExecutor
+    ) -> None:
+        self._places = ArrayFile(folder / PLACES, np.dtype(_place_dtype(store)))
+        self._folder, self._plan, self._pool = folder, plan, pool
+
+    @property
+    def num_rows(self) -> int:
+        """Of all splits."""
+        return int(self._places.size)
+
+    def greatest(
+        self, columns: NDArray[np.float32], scale: NDArray[np.float32], count: int
+    ) -> NDArray[np.float32]:
+        """Largest magnitude in each of the first `count` columns."""
+        most = np.zeros(count, np.float32)
+        for _, rows in self._rows(columns, scale, count, lambda rows, _: np.abs(rows).max(0)):
+            np.maximum(most, rows, out=most)
+        return most
+
+    def write(
+        self,
+        name: str,
+        columns: NDArray[np.float32],
+        scale: NDArray[np.float32],
+        count: int,
+        change: Change,
+    ) -> None:
+        """The first `count` columns, changed, to a new file."""
+        path = self._folder / name
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+
+        def put(rows: NDArray[np.float32], first: int) -> NDArray[Any]:
+            out = np.ascontiguousarray(change(rows, first))
+            write_exact(fd, byte_view(out), first * count * out.itemsize, str(path))
+            return out[:0]
+
+        try:
+            for _ in self._rows(columns, scale, count, put):
+                pass
+        finally:
+            os.close(fd)
+
+    def _rows(
+        self,
+        columns: NDArray[np.float32],
+        scale: NDArray[np.float32],
+        count: int,
+        work: Change,
+    ) -> Iterator[tuple[int, NDArray[Any]]]:
+        width = self._plan.width
+        step = max(1, self._plan.piece_bytes // (4 * width))
+
+        def take(first: int) -> tuple[int, NDArray[Any]]:
+            places = self._places.read(first, min(step, self.num_rows - first))
+            out = np.empty((places.size, count), np.float32)
+            take_rows(columns, width, scale, places, out)
+            return first, work(out, first)
+
+        together = 4 * self._plan.threads
+        for low in range(0, self.num_rows, together * step):
+            stop = min(low + together * step, self.num_rows)
+            yield from self._pool.map(take, range(low, stop, step))
+
+    def close(self) -> None:
+        """It may be closed twice."""
+        self._places.close()

@@ -1,0 +1,190 @@
+"""Several stores in one daemon: sessions choose, memory goes round, stores come and go."""
+
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from blockstore.store import open_store
+from loaderd.engine.stores import Stores
+from loaderd.errors import Refused
+from loaderd.memory.ledger import EngineSettings
+from loaderd.protocol import Attach, Attached, BatchReady, ErrorReply, Release, Start
+from loaderd.sharing.exchange import Exchange
+from loaderd.wire.endpoint import parse_endpoint
+from loaderd.wire.transport import ask_status
+from tests.daemons import ROOT, stop
+from tests.graphs import Csc
+from tests.loaderd.shell import Client
+from tests.stores import write_store
+
+NODES, BATCH, STEPS, WAIT_S = 3000, 100, 30, 30
+
+
+def make_store(path: Path, seed: int) -> Path:
+    rng = np.random.default_rng(seed)
+    indptr = np.concatenate([[0], np.cumsum(rng.integers(0, 30, NODES))])
+    indices = rng.integers(0, NODES, indptr[-1])
+    graph = Csc(indptr.astype(np.int64), indices, np.arange(indices.size))
+    write_store(path, graph, np.arange(NODES))
+    return path
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Three stores."""
+    folder = tmp_path_factory.mktemp("stores")
+    return [make_store(folder / name, seed) for seed, name in enumerate("abc")]
+
+
+class Daemon:
+    """Stores behind an exchange; `paths` is what a reload opens."""
+
+    def __init__(self, paths: list[Path], mem: int, reserve: int = 0) -> None:
+        self.paths = paths
+        settings = EngineSettings(mem, 1, 2, reserve_bytes=reserve)
+        self.stores = Stores([open_store(p) for p in paths], settings)
+        self.exchange = Exchange(self.stores, lambda: self.paths)
+        self.came = threading.Condition()
+        self.out: dict[tuple[int, int, int], Any] = {}
+        self.exchange.deliver = self._deliver
+
+    def _deliver(self, session: int, message: Any) -> None:
+        with self.came:
+            assert not isinstance(message, ErrorReply), message
+            self.out[session, message.run, message.step] = message
+            self.came.notify_all()
+
+    def __enter__(self) -> "Daemon":
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.exchange.__exit__(None, None, None)
+        self.stores.close()
+
+    def attach(self, store: str, **fields: Any) -> Attached:
+        usual = {"num_neighbors": (5, 5), "batch_size": BATCH, "plan": "hyperbatch"}
+        request = Attach(token=0, request=1, store=store, **(usual | fields))
+        return self.exchange.attach(request, None)
+
+    def take(self, session: int, step: int, run: int = 1) -> int:
+        """Seeds' first id of a batch, which is released."""
+        with self.came:
+            assert self.came.wait_for(lambda: (session, run, step) in self.out, WAIT_S)
+            batch = self.out.pop((session, run, step))
+        assert isinstance(batch, BatchReady)
+        self.exchange.release(Release(session=session, run=run, step=step, group=0))
+        return batch.nodes_per_hop[0]
+
+    def epoch(self, store: str) -> int:
+        """A session that takes an epoch; returns the most bytes it held."""
+        session = self.attach(store).session
+        self.exchange.start(Start(session=session, run=1, epoch=0, step=0))
+        assert sum(self.take(session, step) for step in range(STEPS)) == NODES
+        held = max(s.held_bytes for s in self.exchange.status()[1])
+        self.exchange.detach(session)
+        return held
+
+    def names(self) -> dict[str, bool]:
+        """Stores, and whether they are retired."""
+        return {s.name: s.retired for s in self.exchange.stores()}
+
+
+def test_sessions_choose_a_store_by_its_name(folders):
+    with Daemon(folders[:2], 24 << 20) as daemon:
+        prints = {s.name: s.fingerprint for s in daemon.exchange.stores()}
+        for name in "ab":
+            attached = daemon.attach(name)
+            assert attached.resolved.fingerprint == prints[name]
+        (first, second) = daemon.exchange.status()[1]
+        assert (first.store, second.store) == ("a", "b")
+        for name, said in (("", "no store was named"), ("z", "store 'z' is not served")):
+            with pytest.raises(Refused, match=f"{said}: expected one of a, b"):
+                daemon.attach(name)
+
+
+def test_memory_goes_where_sessions_are(folders):
+    """What a session may take does not depend on how many stores there are beside its own."""
+    with Daemon(folders[:1], 12 << 20) as daemon:
+        alone = daemon.epoch("a")
+    with Daemon(folders, 12 << 20) as daemon:
+        slots = sum(e.broker.num_slots for e in daemon.stores.all())
+        for name in "abca":
+            assert daemon.epoch(name) > 0.8 * alone
+        assert sum(e.broker.num_slots for e in daemon.stores.all()) == slots
+
+
+def test_a_reload_leaves_sessions_at_work_undisturbed(folders, tmp_path):
+    changed = make_store(tmp_path / "b", 7)
+    with Daemon(folders[:2], 24 << 20, reserve=4 << 20) as daemon:
+        session = daemon.attach("b").session
+        daemon.exchange.start(Start(session=session, run=1, epoch=0, step=0))
+        assert daemon.take(session, 0) == BATCH
+        daemon.paths = [folders[0], changed, folders[2]]
+        said = daemon.exchange.reload()
+        assert [line.partition(":")[0] for line in said] == ["b", "c"]
+        assert daemon.exchange.reload() == []
+        for name in "abc":
+            daemon.epoch(name)
+        for step in range(1, STEPS):
+            daemon.take(session, step)
+        listed = [(s.name, s.retired) for s in daemon.exchange.stores()]
+        assert sorted(listed) == [("a", False), ("b", False), ("b", True), ("c", False)]
+        daemon.exchange.detach(session)
+        end = time.monotonic() + WAIT_S
+        while daemon.stores.retired:
+            assert time.monotonic() < end
+        owned = sum(e.broker.num_slots for e in daemon.stores.all())
+        assert owned == daemon.stores.arena.num_slots
+        daemon.paths = [folders[0]]
+        assert daemon.exchange.reload() == ["b: dropped", "c: dropped"]
+        assert daemon.epoch("") > 0
+
+
+def test_a_reload_that_cannot_be_changes_nothing(folders, tmp_path):
+    with Daemon(folders[:2], 24 << 20) as daemon:
+        for paths, said in (
+            ([folders[0], folders[2]], "c: its tables take .* serve with --reserve"),
+            ([tmp_path / "none"], "no zarr.json"),
+            ([folders[0], make_store(tmp_path / "x" / "a", 3)], "both are named a"),
+        ):
+            daemon.paths = paths
+            with pytest.raises(Exception, match=said):
+                daemon.exchange.reload()
+            assert daemon.exchange.reload_error
+            assert daemon.names() == {"a": False, "b": False}
+            assert daemon.epoch("a") > 0
+
+
+def test_a_daemon_of_two_stores_is_reloaded_by_its_owner(folders, tmp_path):
+    config, endpoint = tmp_path / "c.toml", f"ipc://{tmp_path}/d"
+    config.write_text(f'store = ["{folders[0]}", "{folders[1]}"]\nendpoint = "{endpoint}"\n')
+    words = [sys.executable, "-m", "loaderd"]
+    process = subprocess.Popen(
+        [*words, "serve", "--config", str(config), "--mem", "32M", "--reserve", "4M"],
+        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        assert process.stdout is not None
+        assert "serving" in process.stdout.readline()
+        client = Client(parse_endpoint(endpoint))
+        assert sorted(client.welcome.stores) == ["a", "b"]
+        assert isinstance(client.attach(store="b", num_neighbors=(5, 5)), Attached)
+        config.write_text(f'store = ["{folders[2]}", "{folders[1]}"]\nendpoint = "{endpoint}"\n')
+        ask = [*words, "reload", "--endpoint", endpoint]
+        told = subprocess.run(ask, cwd=ROOT, capture_output=True, text=True, check=True)
+        assert "(store c," in told.stdout
+        config.write_text(f'store = ["{tmp_path}/none"]\nendpoint = "{endpoint}"\n')
+        told = subprocess.run(ask, cwd=ROOT, capture_output=True, text=True, check=False)
+        assert (told.returncode, told.stdout) == (2, "")
+        assert "no zarr.json" in told.stderr
+        served = {s.name for s in ask_status(parse_endpoint(endpoint)).stores}
+        assert served == {"b", "c"}
+        client.close()
+    finally:
+        assert stop(process) == 0

@@ -1,0 +1,210 @@
+"""Sessions that share a line: the same bytes, read once; who falls behind holds nobody up."""
+
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from loaderd.errors import Refused
+from loaderd.protocol import (
+    ChunkReady,
+    Skipped,
+)
+from loaderd.sharing.line import Lease, Line
+from loaderd.sharing.linewatch import LineWatch
+from tests.graphs import Csc
+from tests.loaderd.serving import WAIT_S, Serving, Trainer
+from tests.stores import write_store
+
+NODES, BATCH = 6000, 100
+STEPS = NODES // BATCH
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Larger than the budgets below."""
+    rng = np.random.default_rng(3)
+    degrees = rng.integers(0, 30, NODES)
+    indptr = np.concatenate([[0], np.cumsum(degrees)])
+    indices = rng.integers(0, NODES, indptr[-1])
+    graph = Csc(indptr.astype(np.int64), indices, np.arange(indices.size))
+    path = tmp_path_factory.mktemp("sharing") / "store"
+    write_store(path, graph, np.arange(NODES))
+    return path
+
+
+@pytest.fixture(params=["minibatch", "hyperbatch"])
+def plan(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def solo(
+    store: Path, mem: int, plan: str, epochs: int = 1, **fields: Any
+) -> tuple[list[list[bytes]], int]:
+    """What one trainer gets, and the bytes that are read for it."""
+    serving = Serving(store, mem)
+    one, found = serving.attach(plan, **fields), []
+    for epoch in range(epochs):
+        one.start(epoch)
+        found += [one.consume(step) for step in range(STEPS)]
+    read = serving.engine.reader.bytes_read
+    one.detach()
+    serving.close()
+    return found, read
+
+
+def test_eight_trainers_of_one_plan_read_as_much_as_one(store, plan):
+    mem = 8 << 20
+    expected, read = solo(store, mem, plan, epochs=2)
+    serving = Serving(store, mem)
+    trainers = [serving.attach(plan) for _ in range(8)]
+    for epoch in range(2):
+        for trainer in trainers:
+            trainer.start(epoch)
+        for step in range(STEPS):
+            for trainer in trainers:
+                assert trainer.consume(step) == expected[epoch * STEPS + step]
+    assert serving.exchange.status()[2]["lines"] == 1
+    assert serving.engine.reader.bytes_read <= 1.1 * read
+    for trainer in trainers:
+        trainer.detach()
+    serving.close()
+
+
+def test_one_that_falls_behind_reads_on_its_own(store, plan):
+    expected, _ = solo(store, 8 << 20, plan)
+    serving = Serving(store, 8 << 20)
+    quick, slow = serving.attach(plan, window=4), serving.attach(plan, window=4)
+    quick.start()
+    slow.start()
+    assert slow.consume(0) == expected[0]
+    for step in range(STEPS):
+        assert quick.consume(step) == expected[step]
+    assert serving.exchange.status()[2]["sessions_left_behind"] == 1
+    for step in range(1, STEPS):
+        assert slow.consume(step) == expected[step]
+    quick.detach()
+    slow.detach()
+    serving.close()
+
+
+def test_lines_get_smaller_for_others_and_larger_again(store):
+    """Four plans in a budget that one would take: all are served, at about equal shares."""
+    mem, seeds = 12 << 20, range(4)
+    expected = [solo(store, mem, "hyperbatch", seed=seed)[0] for seed in seeds]
+    serving = Serving(store, mem)
+    trainers: list[Trainer] = []
+    found: dict[int, list[list[bytes]]] = {seed: [] for seed in seeds}
+
+    def train(seed: int) -> None:
+        found[seed] += [trainers[seed].consume(step) for step in range(STEPS)]
+
+    threads = [threading.Thread(target=train, args=(seed,)) for seed in seeds]
+    for seed in seeds:
+        trainers.append(serving.attach("hyperbatch", seed=seed))
+        trainers[-1].start()
+        threads[seed].start()
+    held = [status.held_bytes for status in serving.exchange.status()[1]]
+    assert max(held) <= mem // 4
+    for thread in threads:
+        thread.join()
+    assert [found[seed] for seed in seeds] == expected
+    for trainer in trainers[1:]:
+        trainer.detach()
+    trainers[0].start(epoch=0)
+    assert [trainers[0].consume(step) for step in range(STEPS)] == expected[0]
+    assert serving.exchange.status()[1][0].held_bytes > mem // 4
+    trainers[0].detach()
+    serving.close()
+
+
+def test_a_session_for_which_there_is_no_room_is_told_the_budget_that_would_do(store):
+    serving = Serving(store, 8 << 20)
+    one = serving.attach()
+    with pytest.raises(Refused, match=r"serve with at least --mem \d+M"):
+        serving.attach(num_neighbors=(200, 200), batch_size=6000)
+    one.start()
+    one.consume(0)
+    one.detach()
+    serving.close()
+
+
+def test_a_line_is_not_made_smaller_for_those_who_have_gone(store, monkeypatch):
+    serving = Serving(store, 8 << 20)
+    trainer = serving.attach("hyperbatch")
+    (line,) = serving.exchange._book.lines.values()
+    maker = serving.exchange._maker
+    take_line = maker._take_line
+
+    def leave_first(*arguments):
+        trainer.detach()
+        return take_line(*arguments)
+
+    monkeypatch.setattr(maker, "_take_line", leave_first)
+    maker._replace(line, 0)
+    serving.close()
+
+
+def test_an_end_that_comes_as_a_line_starves_is_not_missed():
+    """The watching thread has seen that a line starves, and then the exchange is closed."""
+
+    class Late(threading.Event):
+        def clear(self) -> None:
+            watch._closed = True  # as `close` does
+            self.set()
+            super().clear()
+
+    watch: Any = SimpleNamespace(_starved=Late(), _closed=False, _held_up=list)
+    watch._starved.set()
+    thread = threading.Thread(target=LineWatch._watch, args=(watch,), daemon=True)
+    thread.start()
+    thread.join(WAIT_S)
+    assert not thread.is_alive()
+
+
+def _ready(line: Line, step: int) -> ChunkReady:
+    return ChunkReady(
+        session=line.number, run=line.run, epoch=0, step=step, num_rows=1, form="rows", first=(0,),
+        counts=(1,), places=(),
+    )  # fmt: skip
+
+
+def test_steps_that_are_left_out_are_told_in_order():
+    line = Line(7, num_steps=6, depth=2)
+    line.add(1, window=2)
+    line.begin(run=1, epoch=0, step=0, stride=1)
+    line.follow(1, run=4, step=0, stride=1)
+    sent = [s.message for step in (0, 1) for s in line.arrive(_ready(line, step))[0]]
+    assert [m.step for m in sent] == [0, 1]
+    assert line.arrive(_ready(line, 2))[0] == []  # it holds two
+    assert line.skip(Skipped(session=7, run=1, step=3, to=5)) == []
+    assert line.release(1, 4, 0, -1) == (False, [])  # no such group
+    whole, freed = line.release(1, 4, 0, 0)
+    assert whole
+    assert freed == [Lease(1, 0, 0)]
+    assert [s.message.step for s in line.due()] == [2]
+    line.release(1, 4, 1, 0)
+    assert [s.message for s in line.due()] == [Skipped(session=1, run=4, step=3, to=5)]
+    assert [s.message.step for s in line.arrive(_ready(line, 5))[0]] == [5]
+
+
+def test_those_who_have_stopped_with_all_of_a_line_hold_nobody_up(store):
+    serving = Serving(store, 8 << 20)
+    try:
+        stopped = serving.attach()
+        stopped.start()
+        first = 0
+        while stopped.take(first, 2) is not None:  # all that it may hold
+            first += 1
+        other = serving.attach()
+        other.start(step=first - 1)
+        for step in range(first - 1, STEPS):
+            other.consume(step)
+        assert serving.exchange.status()[2]["sessions_left_behind"] >= 1
+        other.detach()
+        stopped.detach()
+    finally:
+        serving.close()

@@ -1,0 +1,259 @@
+"""Sharing in budgets of about one batch: who gets a place, is refused, or waits its turn."""
+
+import re
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from msgspec import structs
+
+from loaderd.errors import Refused
+from loaderd.memory.slots import WAIT_S
+from loaderd.protocol import Attach, BatchReady
+from loaderd.sharing import exchange, linewatch
+from loaderd.sharing import line as shared_line
+from loaderd.sharing.line import Lease, Line
+from loaderd.sharing.patience import FIRST_S, SETTLE_S, Patience, allowed_s
+from tests.loaderd.samples import GROUP, SAMPLES
+from tests.loaderd.serving import Serving, Trainer
+from tests.loaderd.sharing.test_sharing import NODES, store
+
+__all__ = ["store"]  # a fixture
+
+LARGE: dict[str, Any] = {"batch_size": 1000}
+STEPS = NODES // 1000
+TIGHT = 1 << 20  # one batch of these is lent at a time
+
+
+class Ticks:
+    """A clock that only goes on while somebody pauses."""
+
+    def __init__(self, serving: Serving) -> None:
+        self.now = 0.0
+        maker = serving.exchange._maker
+        maker._clock, maker._pause = lambda: self.now, self.pause
+
+    def pause(self, seconds: float) -> None:
+        self.now += seconds
+
+
+def solo(store: Path) -> tuple[list[list[bytes]], int]:
+    """What one trainer gets in two epochs, and the bytes that are read for it."""
+    serving = Serving(store, TIGHT)
+    one, found = serving.attach(**LARGE), []
+    for epoch in range(2):
+        one.start(epoch)
+        found += [one.consume(step) for step in range(STEPS)]
+    read = serving.engine.reader.bytes_read
+    one.detach()
+    serving.close()
+    return found, read
+
+
+def lines(serving: Serving) -> int:
+    return int(serving.exchange.status()[2]["lines"])
+
+
+@pytest.mark.parametrize("plan", ["minibatch", "hyperbatch"])
+def test_who_can_have_no_room_is_told_at_once_what_would_do(store: Path, plan: str):
+    """Nobody's line is closed for it; with the number it says, both are served."""
+    fields = {"plan": plan, **LARGE}
+    serving = Serving(store, 1 << 20)
+    ticks = Ticks(serving)
+    one = serving.attach(**fields)
+    one.start()
+    assert one.take(0) is not None
+    with pytest.raises(Refused, match=r"serve with at least --mem (\d+)M") as caught:
+        serving.attach(**fields, seed=9)
+    assert ticks.now == 0
+    one.release(0)
+    assert [len(one.consume(step)) for step in range(1, STEPS)]
+    one.detach()
+    serving.close()
+    found = re.search(r"--mem (\d+)M", str(caught.value))
+    assert found is not None
+    serving = Serving(store, int(found[1]) << 20)
+    both = [serving.attach(**fields), serving.attach(**fields, seed=9)]
+    assert lines(serving) == 2
+    for trainer in both:
+        trainer.start()
+    for step in range(STEPS):
+        assert all(trainer.consume(step) for trainer in both)
+    for trainer in both:
+        trainer.detach()
+    serving.close()
+
+
+def test_trainers_of_one_plan_share_the_only_batch_there_is_room_for(store: Path):
+    expected, read = solo(store)
+    serving = Serving(store, TIGHT)
+    first = serving.attach(**LARGE)
+    first.start()
+    assert first.take(0) is not None  # and nothing else moves
+    others = [serving.attach(**LARGE) for _ in range(3)]
+    assert lines(serving) == 1
+    for other in others:
+        other.start()
+    assert [other.consume(0) for other in others] == [expected[0]] * 3
+    first.release(0)
+    for step in range(1, STEPS):
+        assert [t.consume(step) for t in (first, *others)] == [expected[step]] * 4
+    for trainer in (first, *others):
+        trainer.start(1)
+    for step in range(STEPS):
+        found = [t.consume(step) for t in (first, *others)]
+        assert found == [expected[STEPS + step]] * 4
+    assert lines(serving) == 1
+    assert serving.engine.reader.bytes_read <= 1.1 * read
+    for trainer in (first, *others):
+        trainer.detach()
+    serving.close()
+
+
+def consume_all(trainer: Trainer, steps: range, found: list[list[bytes]]) -> threading.Thread:
+    thread = threading.Thread(target=lambda: found.extend(trainer.consume(s) for s in steps))
+    thread.start()
+    return thread
+
+
+def test_positions_apart_take_turns_where_one_line_has_room(store: Path, monkeypatch):
+    monkeypatch.setattr(shared_line, "TURN", 2)
+    expected = solo(store)[0][:STEPS]
+    serving = Serving(store, TIGHT)
+    one, two = serving.attach(**LARGE), serving.attach(**LARGE)
+    found: tuple[list[list[bytes]], list[list[bytes]]] = ([], [])
+    one.start()
+    threads = [consume_all(one, range(STEPS), found[0])]
+    two.start(step=4)
+    threads.append(consume_all(two, range(4, STEPS), found[1]))
+    for thread in threads:
+        thread.join()
+    assert found == (expected, expected[4:])
+    one.detach()
+    two.detach()
+    serving.close()
+
+
+def test_one_who_keeps_the_only_batch_leaves_when_it_goes_on(store: Path, monkeypatch):
+    monkeypatch.setattr(linewatch, "LAST_S", 0.01)
+    expected = solo(store)[0][:STEPS]
+    serving = Serving(store, TIGHT)
+    quick, slow = serving.attach(**LARGE), serving.attach(**LARGE)
+    quick.start()
+    slow.start()
+    assert slow.take(0) is not None
+    assert quick.consume(0) == expected[0]
+    while not serving.exchange.status()[2]["sessions_left_behind"]:
+        pass
+    slow.release(0)
+    found: tuple[list[list[bytes]], list[list[bytes]]] = ([], [])
+    threads = [
+        consume_all(t, range(1, STEPS), f) for t, f in zip((quick, slow), found, strict=True)
+    ]
+    for thread in threads:
+        thread.join()
+    assert found == (expected[1:], expected[1:])
+    quick.detach()
+    slow.detach()
+    serving.close()
+
+
+def test_a_line_is_not_waited_for_where_nothing_moves(store: Path):
+    """It would be cut down; but its follower, which has had batches before, keeps one."""
+    serving = Serving(store, 2 << 20)
+    one = serving.attach("hyperbatch", **LARGE)
+    one.start()
+    one.consume(0)
+    assert one.take(1) is not None
+    one.serving.exchange._book.sessions[one.session].meter.times = lambda: {"ready_ns": 0}
+    ticks = Ticks(serving)
+    with pytest.raises(Refused, match="serve with at least --mem"):
+        serving.attach("hyperbatch", **LARGE, seed=9)
+    assert 0 < ticks.now <= SETTLE_S + 0.1
+    one.release(1)
+    assert [one.consume(step) for step in range(2, STEPS)]
+    del one.serving.exchange._book.sessions[one.session].meter.times
+    one.detach()
+    serving.close()
+
+
+def test_lines_whose_seeds_are_not_kept_stay(store: Path, monkeypatch):
+    """They could not be opened anew."""
+    monkeypatch.setattr(exchange, "_KEPT_IDS", 100)
+    serving = Serving(store, 2 << 20)
+    seeds = np.arange(NODES)
+    request = Attach(token=0, request=1, plan="hyperbatch", split="", num_neighbors=(5, 5), **LARGE)
+    own = Trainer(serving, serving.exchange.attach(request, seeds).session)
+    own.start()
+    (line,) = serving.exchange._book.lines
+    with pytest.raises(Refused, match="serve with at least --mem"):
+        serving.attach("hyperbatch", **LARGE, seed=4)
+    assert line in serving.exchange._book.lines
+    assert all(own.consume(step) for step in range(STEPS))
+    own.detach()
+    serving.close()
+
+
+def held_line(*held: int) -> Line:
+    """A line whose followers hold so many batches each."""
+    line = Line(7, num_steps=99, depth=2)
+    for number, count in enumerate(held):
+        line.add(number, window=2)
+        line.followers[number].active = True
+        line.followers[number].held = dict.fromkeys(range(count), 1)
+    return line
+
+
+@pytest.mark.parametrize(
+    ("held", "batches", "ready_s", "waited_s"),
+    [
+        ((2,), 100, 10.0, SETTLE_S),  # 0.1 s a batch
+        ((2,), 10, 30.0, 6.0),  # 3 s a batch
+        ((2,), 1, 300.0, WAIT_S),
+        ((2,), 0, 0.0, FIRST_S),
+        ((1,), 0, 60.0, SETTLE_S),  # its first batch, for a minute: it has stopped
+        ((2, 0), 10, 30.0, SETTLE_S),  # another one has to wait for it
+    ],
+)
+def test_patience_is_that_of_a_trainer_at_work(held, batches, ready_s, waited_s):
+    line = held_line(*held)
+    patience = Patience(line, 0.0, allowed_s(batches, ready_s))
+    assert not patience.is_over(line, waited_s - 0.01)
+    assert patience.is_over(line, waited_s)
+
+
+def test_patience_begins_anew_with_a_release_and_ends():
+    line = held_line(2)
+    patience = Patience(line, 0.0, 0.5)
+    assert not patience.is_over(line, 0.9)
+    line.followers[0].held.popitem()
+    assert not patience.is_over(line, 1.5)
+    assert not patience.is_over(line, 2.4)
+    assert patience.is_over(line, 2.5)
+    line.followers[0].held = {1: 1, 2: 1}
+    assert patience.is_over(line, WAIT_S)
+
+
+def test_a_part_stays_until_all_are_done_with_it_and_nobody_joins_who_could_not_leave():
+    """One who has the first part of a batch cannot begin it anew at another line."""
+    line = Line(7, num_steps=6, depth=1)
+    for number in (1, 2):
+        line.add(number, window=2)
+    line.begin(run=1, epoch=0, step=0, stride=1)
+    for number in (1, 2):
+        line.follow(number, run=4, step=0, stride=1)
+    assert line.has_room()
+    batch = next(m for m in SAMPLES if isinstance(m, BatchReady))
+    rows = structs.replace(batch.rows, group=0, last=False)
+    first = structs.replace(batch, session=7, run=1, step=0, rows=rows)
+    second = structs.replace(GROUP, session=7, run=1, step=0, group=1, last=True)
+    assert [s.session for s in line.arrive(first)[0]] == [1, 2]
+    assert line.in_parts
+    assert not line.has_room()
+    assert line.release(1, 4, 0, 0) == (False, [])
+    assert line.release(2, 4, 0, 0) == (False, [Lease(1, 0, 0)])
+    assert [s.session for s in line.arrive(second)[0]] == [1, 2]
+    assert line.release(2, 4, 0, 1) == (True, [])
+    assert line.release(1, 4, 0, 1) == (True, [Lease(1, 0, 1)])

@@ -1,0 +1,317 @@
+"""The daemon's shell: what clients send reaches the engine, and the other way round."""
+
+import errno
+import mmap
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+
+import msgspec
+import numpy as np
+import pytest
+
+from blockstore.errors import CorruptBlock
+from loaderd.errors import Refused
+from loaderd.protocol import (
+    Attach,
+    Attached,
+    Detach,
+    ErrorReply,
+    Release,
+    Start,
+    StatusReply,
+    StatusRequest,
+    encode,
+)
+from loaderd.shell.daemon import REFUSALS_LOGGED, refusal
+from loaderd.shell.registry import MAX_SESSIONS
+from loaderd.wire.transport import MESSAGE_BYTES
+from tests.loaderd.samples import SAMPLES
+from tests.loaderd.shell import Client, Shell, client_of
+
+
+@pytest.fixture
+def shell(tmp_path: Path) -> Iterator[Shell]:
+    """A daemon that leaves no file and no unexpected error behind."""
+    with Shell(tmp_path) as running:
+        yield running
+    assert list(tmp_path.iterdir()) == []
+    assert not running.errors
+
+
+@pytest.fixture
+def client(shell: Shell) -> Iterator[Client]:
+    """A client that has passed the door."""
+    with client_of(shell) as connected:
+        yield connected
+
+
+def test_the_door_lends_the_arena_for_reading_only(shell, client):
+    assert (client.welcome.num_slots, client.welcome.slot_bytes) == (2, 4096)
+    shell.engine.arena.data[5000] = 77
+    with mmap.mmap(client.fd, 8192, mmap.MAP_SHARED, mmap.PROT_READ) as mapped:
+        assert mapped[5000] == 77
+    with pytest.raises(PermissionError):
+        mmap.mmap(client.fd, 8192, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+
+
+def test_all_files_are_the_owners_alone(shell):
+    for path in (shell.endpoint.path, shell.endpoint.door, shell.endpoint.lock):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert shell.endpoint.lock.read_text() == f"{os.getpid()}\n"
+
+
+def test_a_session_from_attach_to_detach(shell, client):
+    attached = client.attach()
+    assert isinstance(attached, Attached)
+    assert shell.engine.seen()[0] == "attach"
+    number = attached.session
+    for message in (
+        Start(session=number, run=1, epoch=0, step=0),
+        Release(session=number, run=1, step=0, group=0),
+    ):
+        client.send(message)
+        assert shell.engine.seen() == (type(message).__name__.lower(), message)
+    client.send(Detach(session=number))
+    client.send(Detach(session=number))  # safe to repeat
+    assert shell.engine.seen() == ("detach", number)
+    assert isinstance(client.ask(StatusRequest()), StatusReply)
+    assert shell.engine.events.empty()
+
+
+def test_what_the_engine_delivers_reaches_its_client_in_order(shell, client):
+    number = client.attach().session
+    sent = [ErrorReply(error="BatchFailed", message="x", session=number, step=i) for i in range(99)]
+    for message in sent:
+        shell.engine.deliver(number, message)
+    assert [client.receive() for _ in sent] == sent
+
+
+def test_seeds_travel_as_a_frame_of_their_own(shell, client):
+    ids = np.array([5, 3, 5], "<i8")
+    assert isinstance(client.attach(ids.tobytes(), split=""), Attached)
+    np.testing.assert_array_equal(shell.engine.ids, ids)
+
+
+def test_a_repeated_attach_opens_one_session(shell, client):
+    shell.engine.may_attach.clear()
+    request = Attach(token=client.welcome.token, request=1)
+    client.send(request)
+    client.send(request)
+    assert shell.engine.seen()[0] == "attach"
+    shell.engine.may_attach.set()
+    first = client.receive()
+    assert client.ask(request) == first
+    assert shell.engine.events.empty()
+
+
+def test_an_unknown_token_is_refused(shell, client):
+    reply = client.attach(token=12345)
+    assert (reply.error, reply.request) == ("Refused", 1)
+    assert "token 12345" in reply.message
+
+
+@pytest.mark.parametrize(
+    ("error", "name", "text"),
+    [
+        (Refused("fanout 0 at hop 1"), "Refused", "fanout 0 at hop 1"),
+        (CorruptBlock("x.blk+4096: crc32c"), "Refused", "x.blk+4096: crc32c"),
+        (OSError(errno.EIO, "Input/output error", "/x"), "Refused", "Input/output error"),
+    ],
+)
+def test_an_attach_that_fails_is_answered(shell, client, error, name, text):
+    shell.engine.failure = error
+    reply = client.attach()
+    assert (reply.error, reply.request) == (name, 1)
+    assert text in reply.message
+    shell.engine.failure = None
+    assert isinstance(client.attach(), Attached)
+
+
+def test_a_bug_in_the_engine_is_answered_and_reported(shell, client):
+    number = client.attach().session
+    shell.engine.failure = RuntimeError("boom")
+    reply = client.ask(Start(session=number, run=4, epoch=0, step=0))
+    assert (reply.error, reply.session, reply.run) == ("Refused", number, 4)
+    assert "RuntimeError: boom" in reply.message
+    shell.engine.failure = None
+    assert isinstance(client.ask(StatusRequest()), StatusReply)
+    assert [str(c["exception"]) for c in shell.errors] == ["boom"]
+    shell.errors.clear()
+
+
+def test_a_session_is_its_own_peers_alone(shell, client):
+    number = client.attach().session
+    shell.engine.seen()
+    own, client.dealer = client.dealer, client.dial(shell.endpoint)
+    client.send(Release(session=number, run=1, step=0, group=0))
+    client.send(Detach(session=number))
+    reply = client.ask(Start(session=number, run=1, epoch=0, step=0))
+    assert (reply.error, reply.session) == ("SessionLost", number)
+    assert shell.engine.events.empty()
+    client.dealer.close()
+    client.dealer = own
+
+
+def test_a_hang_up_ends_all_sessions_of_its_token(shell, client):
+    with client_of(shell) as other:
+        numbers = [other.attach().session, other.attach().session]
+        client.attach()
+        for _ in range(3):
+            assert shell.engine.seen()[0] == "attach"
+        other.door.close()
+        assert sorted(shell.engine.seen() for _ in numbers) == [("detach", n) for n in numbers]
+    assert isinstance(client.ask(StatusRequest()), StatusReply)
+    assert shell.engine.events.empty()
+
+
+def test_a_client_that_leaves_while_it_is_attached(shell, client):
+    shell.engine.may_attach.clear()
+    with client_of(shell) as other:
+        other.send(Attach(token=other.welcome.token, request=1))
+        assert shell.engine.seen()[0] == "attach"
+    while shell.call(shell.daemon._door.is_open, other.welcome.token):
+        pass
+    shell.engine.may_attach.set()
+    assert shell.engine.seen() == ("detach", 1)
+
+
+def test_a_vanished_dealer_costs_its_session_and_nothing_else(shell, client):
+    number = client.attach().session
+    assert shell.engine.seen()[0] == "attach"
+    client.dealer.close(0)
+    client.dealer = client.dial(shell.endpoint)
+    while shell.engine.events.empty():  # until libzmq has noticed
+        shell.engine.deliver(number, ErrorReply(error="BatchFailed", message="x"))
+        client.ask(StatusRequest())
+    assert shell.engine.seen() == ("detach", number)
+
+
+def test_there_is_a_bound_on_sessions(shell, client):
+    for _ in range(MAX_SESSIONS):
+        client.attach()
+    assert client.attach().error == "Refused"
+    client.send(Detach(session=1))
+    assert isinstance(client.attach(), Attached)
+
+
+def test_odd_messages_are_answered(client):
+    client.dealer.send(b"not a message")
+    assert client.receive().error == "BadMessage"
+    client.dealer.send_multipart([b"", encode(StatusRequest())])  # as a REQ socket frames it
+    assert client.receive().error == "BadMessage"
+    client.dealer.send(msgspec.msgpack.encode((2, {"kind": "status"})))
+    assert "protocol 2, this side 1" in client.receive().message
+    client.dealer.send_multipart([encode(StatusRequest()), b"x", b"y"])
+    assert "too many" in client.receive().message
+    client.dealer.send_multipart([encode(StatusRequest()), b"x"])  # an array nobody asked for
+    assert isinstance(client.receive(), StatusReply)
+    client.dealer.send(encode(StatusRequest()) + bytes(MESSAGE_BYTES))
+    assert "too long" in client.receive().message
+
+
+def test_nothing_that_a_client_sends_ends_the_daemon(shell, client):
+    """Messages of which most are spoilt in a few bytes, in one to three frames; seed 1."""
+    random = Random(1)
+    for _ in range(2000):
+        frames = [bytearray(encode(m)) for m in random.choices(SAMPLES, k=random.randint(1, 3))]
+        for frame in frames:
+            for _ in range(random.randint(0, 3)):
+                at = random.randrange(len(frame) + 1)
+                frame[at : at + random.randint(0, 2)] = random.randbytes(random.randint(0, 2))
+        client.dealer.send_multipart(frames)
+    client.send(StatusRequest(request=4711))
+    while not (isinstance(reply := client.receive(), StatusReply) and reply.request == 4711):
+        pass
+    assert shell.engine.events.empty()  # no token, no session: nothing went further
+
+
+def test_refusals_do_not_fill_the_log(shell, client, caplog):
+    for _ in range(500):
+        client.dealer.send(b"not a message")
+    for _ in range(500):
+        assert client.receive().error == "BadMessage"
+    lines = [r for r in caplog.records if r.getMessage() == "request refused"]
+    seconds = 1 + lines[-1].created - lines[0].created
+    assert 0 < len(lines) <= REFUSALS_LOGGED * (1 + seconds)
+    assert shell.daemon.status().counters["requests_refused"] == 500
+
+
+def test_what_a_client_that_left_had_asked_for_is_not_begun(shell, client):
+    shell.engine.may_attach.clear()
+    with client_of(shell) as other:
+        for number in range(5):
+            other.send(Attach(token=other.welcome.token, request=number))
+        assert shell.engine.seen()[0] == "attach"
+    while shell.call(shell.daemon._door.is_open, other.welcome.token):
+        pass
+    shell.engine.may_attach.set()
+    assert shell.engine.seen() == ("detach", 1)
+    assert isinstance(client.attach(), Attached)
+    assert shell.engine.seen()[0] == "attach"
+    assert shell.engine.events.empty()
+
+
+def test_more_messages_than_a_burst_are_all_handled(shell, client):
+    for i in range(500):
+        client.send(StatusRequest(request=i))
+    assert [client.receive().request for _ in range(500)] == list(range(500))
+
+
+def test_noise_at_the_door_is_ignored(shell, client):
+    client.door.send(b"hello")
+    assert isinstance(client.attach(), Attached)
+
+
+def test_the_door_outlives_a_shortage_of_descriptors(shell, monkeypatch):
+    door = shell.daemon._door
+    listener = door._listener
+
+    class Exhausted:
+        def __getattr__(self, name):
+            return getattr(listener, name)
+
+        def accept(self):
+            door._listener = listener
+            raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr("loaderd.shell.door.RETRY_S", 0.01)
+    door._listener = Exhausted()
+    with client_of(shell) as client:
+        assert isinstance(client.attach(), Attached)
+    assert [c["exception"].errno for c in shell.errors] == [errno.EMFILE]
+    shell.errors.clear()
+
+
+def test_a_drain_refuses_newcomers_hangs_up_and_removes_its_files(shell, client):
+    number = client.attach().session
+    assert shell.engine.seen()[0] == "attach"
+    shell.engine.may_idle.clear()
+    shell.stop()
+    assert shell.engine.seen() == ("drain", None)
+    reply = client.attach()
+    assert (reply.error, reply.message) == ("ShuttingDown", "the daemon is shutting down")
+    assert client.ask(StatusRequest()).draining
+    last = ErrorReply(error="BatchFailed", message="late")
+    shell.engine.deliver(number, last)  # a worker finishes what it has in hand
+    shell.engine.may_idle.set()
+    assert client.receive() == last
+    assert client.hung_up()
+    shell.join()
+    assert list(shell.endpoint.path.parent.iterdir()) == []
+    shell.engine.deliver(number, last)  # by then nobody listens, and nothing happens
+
+
+def test_a_second_signal_ends_the_wait_for_workers(shell, client):
+    shell.engine.may_idle.clear()
+    shell.stop()
+    assert shell.engine.seen() == ("drain", None)
+    shell.hurry()
+    assert client.hung_up()
+
+
+def test_a_refusal_can_always_be_encoded():
+    reply = refusal(Refused("/data/\udcff: not a store"), None)
+    assert msgspec.msgpack.decode(encode(reply))[1]["message"] == "/data/\\udcff: not a store"
