@@ -32,7 +32,7 @@ from loaderd.wire import transport
 from loaderd.wire.endpoint import parse_endpoint
 from loaderd.wire.transport import ask_status
 from tests.daemons import ROOT, spawn, stop
-from tests.loaderd.shell import WAIT_S, Client, Shell
+from tests.loaderd.harness import WAIT_S, Client, Shell
 
 pytestmark = pytest.mark.usefixtures("fresh_processes")
 
@@ -40,7 +40,7 @@ CLIENT = """
 import sys
 from loaderd.wire.endpoint import parse_endpoint
 from loaderd.protocol import Start
-from tests.loaderd.shell import Client
+from tests.loaderd.harness import Client
 client = Client(parse_endpoint(sys.argv[1]))
 session = client.attach(num_neighbors=(5, 5), batch_size=100).session
 client.send(Start(session=session, run=1, epoch=0, step=0))

@@ -33,7 +33,7 @@ from loaderd.wire.transport import ask_status
 from tests.daemons import ROOT, spawn, stop
 from tests.graphs import Csc
 from tests.hopstores import make_hops, write_hop_store
-from tests.loaderd.shell import WAIT_S, Client
+from tests.loaderd.harness import WAIT_S, Client
 from tests.stores import write_store
 from tools.storm_trainer import open_files
 

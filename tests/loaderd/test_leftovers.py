@@ -19,7 +19,7 @@ from loaderd.protocol import Attach, ErrorReply, Release, Start
 from loaderd.sharing.exchange import Exchange
 from tests.graphs import make_csc
 from tests.hopstores import make_hops, write_hop_store
-from tests.loaderd.shell import Shell, client_of
+from tests.loaderd.harness import Shell, client_of
 from tests.stores import write_store
 
 OURS = ("loaderd.", "blockstore.")

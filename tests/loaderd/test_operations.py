@@ -30,7 +30,7 @@ from loaderd.sight.looks import Look, compare
 from loaderd.sight.top import decimal, frame
 from loaderd.wire.endpoint import parse_endpoint
 from tests.daemons import ROOT, stop
-from tests.loaderd.shell import Client
+from tests.loaderd.harness import Client
 from tests.loaderd.statuses import MS, STORE, later, status
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "google-chrome", "chrome"))), None)

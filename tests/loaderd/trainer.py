@@ -7,7 +7,7 @@ import sys
 
 from loaderd.protocol import Release, Start
 from loaderd.wire.endpoint import parse_endpoint
-from tests.loaderd.shell import Client
+from tests.loaderd.harness import Client
 
 
 def train(endpoint: str, steps: int) -> None:

@@ -12,7 +12,7 @@ from blockstore.store import open_store
 from loaderd.protocol import Attach, Detach, Start, StatusRequest, decode_client, encode
 from tests.daemons import daemon
 from tests.graphs import make_csc
-from tests.loaderd.shell import Shell
+from tests.loaderd.harness import Shell
 from tests.stores import write_store
 from tools.fuzz import attacker as attacker_module
 from tools.fuzz.attacker import Attacker, Defect

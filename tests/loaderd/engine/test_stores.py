@@ -20,7 +20,7 @@ from loaderd.wire.endpoint import parse_endpoint
 from loaderd.wire.transport import ask_status
 from tests.daemons import ROOT, stop
 from tests.graphs import Csc
-from tests.loaderd.shell import Client
+from tests.loaderd.harness import Client
 from tests.stores import write_store
 
 NODES, BATCH, STEPS, WAIT_S = 3000, 100, 30, 30

@@ -28,8 +28,8 @@ from loaderd.protocol import (
 from loaderd.shell.daemon import REFUSALS_LOGGED, refusal
 from loaderd.shell.registry import MAX_SESSIONS
 from loaderd.wire.transport import MESSAGE_BYTES
+from tests.loaderd.harness import Client, Shell, client_of
 from tests.loaderd.samples import SAMPLES
-from tests.loaderd.shell import Client, Shell, client_of
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from loaderd.shell.owners import (
     room_left,
     user_name,
 )
-from tests.loaderd.shell import Shell, client_of
+from tests.loaderd.harness import Shell, client_of
 
 NOBODY = 65534
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="another user needs root to become it")

@@ -28,7 +28,7 @@ from loaderd.protocol import (
 from loaderd.shell.daemon import Access
 from loaderd.shell.remote import Listening
 from loaderd.wire.tcp import parse_tcp
-from tests.loaderd.shell import WAIT_S, Shell, client_of
+from tests.loaderd.harness import WAIT_S, Shell, client_of
 from tests.remotes import free_address, introduce, make_keys
 
 
