@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blockstore.kernels.typed import order_by_type, place_edges, type_new_nodes
-from clients.batch import BatchReader
 from clients.connection.buffers import Memory
 from clients.connection.session import Session
+from clients.gather import ArenaReader
 from loaderd.protocol import BatchReady, Blob, BlobArray, RowGroup
 
 
@@ -53,7 +53,7 @@ class _Places:
         return self.order[self.starts[node_type] : self.starts[node_type + 1]]
 
 
-class HeteroReader(BatchReader):
+class HeteroReader(ArenaReader):
     """Reads the batches of one session."""
 
     def __init__(self, session: Session, pool: Memory, threads: int = 1) -> None:
@@ -69,7 +69,7 @@ class HeteroReader(BatchReader):
         edges = attached.resolved.edges
         self._triplets = edges is not None and edges.negatives == "triplet"
 
-    def read(self, step: int) -> HeteroArrays:  # type: ignore[override]
+    def read(self, step: int) -> HeteroArrays:
         """The batch of `step`, all of it copied and released; waits for the daemon."""
         ready = self._session.receive_batch(step)
         blob = ready.structure

@@ -94,20 +94,10 @@ class EdgeSampledDataset(SteppedDataset[B_co]):
         The rest is as in `NeighborDataset`; seed edges are served by plans "minibatch" and
         "hyperbatch".
         """
-        if edge_label is not None and negatives == "triplet":
-            raise Refused("edge_label: triplets tell edges from negatives, expected none with them")
-        labels = edge_label
-        if labels is not None and negatives == "binary" and labels.numel() and labels.min() == 0:
-            labels = labels + 1
-        self._labels = labels
-        own, timed = isinstance(edge_label_time, str), edge_label_time is not None
-        if own and edge_label_time != "own":
-            raise Refused(f"edge_label_time is {edge_label_time!r}, expected 'own' or times")
         ids = None if isinstance(edges, str) else edge_ids(edges)
-        if labels is not None and ids is not None and labels.shape[0] != ids.size // 2:
-            raise Refused(
-                f"edge_label: {labels.shape[0]} labels for {ids.size // 2} edges, expected as many"
-            )
+        self._labels = counted_labels(edge_label, negatives, ids)
+        frame = ids if isinstance(edge_label_time, str) else timed_ids(ids, edge_label_time)
+        temporal = up_to(edge_label_time, temporal_strategy, strict)
         request = Attach(
             token=0,
             request=0,
@@ -127,22 +117,15 @@ class EdgeSampledDataset(SteppedDataset[B_co]):
             frontier=frontier,
             replace=replace,
             weighted=weighted,
-            temporal=Temporal(
-                temporal_strategy,
-                "edges" if own else "given",
-                own if strict is None else strict,
-            )
-            if timed
-            else None,
+            temporal=temporal,
             edges=SeedEdges(
                 relation_name(relation) if relation else "",
                 negatives,
                 0.0 if negatives == "none" else float(amount),
-                exclude or ("none" if timed else "reverse"),
+                exclude or ("none" if temporal else "reverse"),
                 relation_name(reverse) if reverse else "",
             ),
         )
-        frame = ids if isinstance(edge_label_time, str) else timed_ids(ids, edge_label_time)
         super().__init__(endpoint, request, frame, reconnect_s)
 
     def link_fields(self, attached: Attached, ends: Tensor, batch: Any) -> dict[str, Any]:
@@ -180,6 +163,36 @@ def edge_of_end(attached: Attached, num: int, num_ends: int) -> Tensor:
     assert spec is not None
     sizes = [num, num, num_ends - 2 * num] if spec.negatives == "triplet" else [num_ends // 2] * 2
     return torch.cat([torch.arange(size) % num for size in sizes])
+
+
+def counted_labels(
+    labels: Tensor | None, negatives: Negatives, ids: NDArray[np.int64] | None
+) -> Tensor | None:
+    """Labels of seed edges, beside negatives whose label is 0.  Raises Refused."""
+    if labels is None:
+        return None
+    if negatives == "triplet":
+        raise Refused("edge_label: triplets tell edges from negatives, expected none with them")
+    if ids is not None and labels.shape[0] != ids.size // 2:
+        raise Refused(
+            f"edge_label: {labels.shape[0]} labels for {ids.size // 2} edges, expected as many"
+        )
+    from_zero = negatives == "binary" and labels.numel() and labels.min() == 0
+    return labels + 1 if from_zero else labels
+
+
+def up_to(
+    times: Times | Literal["own"] | None,
+    strategy: Literal["uniform", "last"],
+    strict: bool | None,
+) -> Temporal | None:
+    """Up to which times edges are sampled.  Raises Refused: a word that is not "own"."""
+    if times is None:
+        return None
+    own = isinstance(times, str)
+    if own and times != "own":
+        raise Refused(f"edge_label_time is {times!r}, expected 'own' or times")
+    return Temporal(strategy, "edges" if own else "given", own if strict is None else strict)
 
 
 def edge_ids(edges: Tensor | NDArray[Any] | Sequence[Sequence[int]]) -> NDArray[np.int64]:

@@ -11,7 +11,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
@@ -21,6 +20,7 @@ import typer
 from blockstore.errors import StoreError
 from blockstore.store import Store, open_store
 from blockstore.units import format_bytes, parse_bytes
+from loaderd import flags
 from loaderd.advise.measuring import report_on
 from loaderd.advise.text import advice_json, advice_text
 from loaderd.allocator import share_heaps
@@ -60,37 +60,13 @@ app = typer.Typer(
 )
 
 
-class Policy(StrEnum):
-    """Of rows that leave the cache."""
-
-    next_use = "next-use"
-    lru = "lru"
-    second_chance = "second-chance"
-
-
-class LogFormat(StrEnum):
-    """Of the daemon's log."""
-
-    text = "text"
-    json = "json"
-
-
-class LogLevel(StrEnum):
-    """The least of what is logged."""
-
-    debug = "debug"
-    info = "info"
-    warning = "warning"
-    error = "error"
-
-
 class _Look(NamedTuple):
     """How a daemon shows itself."""
 
     host: str
     port: int  # 0: on none
-    log_format: LogFormat
-    log_level: LogLevel
+    log_format: flags.LogFormat
+    log_level: flags.LogLevel
 
 
 def _configure(context: typer.Context, path: Path | None) -> Path | None:
@@ -119,119 +95,28 @@ def _one_line_errors() -> Iterator[None]:
 @app.command()
 def serve(
     context: typer.Context,
-    store: Annotated[
-        list[Path], typer.Argument(envvar="LOADERD_STORE", help="folders of different names")
-    ],
-    endpoint: Annotated[
-        str, typer.Option(envvar="LOADERD_ENDPOINT", help="ipc:///path/of/the/socket")
-    ],
-    mem: Annotated[
-        str, typer.Option(envvar="LOADERD_MEM", help="memory to use, such as 512M or 32G")
-    ] = "2G",
-    workers: Annotated[
-        int,
-        typer.Option(
-            envvar="LOADERD_WORKERS", min=0, max=256, help="threads that build batches; 0: as cores"
-        ),
-    ] = 0,
-    readers: Annotated[
-        int,
-        typer.Option(
-            envvar="LOADERD_READERS", min=0, max=256, help="threads that read blocks; 0: eight"
-        ),
-    ] = 0,
-    session_share: Annotated[
-        float,
-        typer.Option(
-            envvar="LOADERD_SESSION_SHARE",
-            min=0.1,
-            max=1.0,
-            help="of free memory that a session of hyperbatches takes",
-        ),
-    ] = 0.95,
-    policy: Annotated[
-        Policy, typer.Option(envvar="LOADERD_POLICY", help="which rows leave the cache")
-    ] = Policy.next_use,
-    trace: Annotated[
-        Path | None,
-        typer.Option(
-            envvar="LOADERD_TRACE", help="record what hyperbatches need, for tools.traces"
-        ),
-    ] = None,
-    dry_run: Annotated[
-        bool,
-        typer.Option(
-            "--dry-run", envvar="LOADERD_DRY_RUN", help="print where the memory would go, and exit"
-        ),
-    ] = False,
-    reserve: Annotated[
-        str,
-        typer.Option(
-            envvar="LOADERD_RESERVE", help="of the memory, for tables of stores that a reload opens"
-        ),
-    ] = "",
-    metrics_port: Annotated[
-        int,
-        typer.Option(
-            envvar="LOADERD_METRICS_PORT",
-            min=0,
-            max=65535,
-            help="of metrics and the page of live charts; 0: none",
-        ),
-    ] = 0,
-    metrics_host: Annotated[
-        str, typer.Option(envvar="LOADERD_METRICS_HOST", help="address of that port")
-    ] = "127.0.0.1",
-    log_format: Annotated[
-        LogFormat, typer.Option(envvar="LOADERD_LOG_FORMAT", help="of events, on stderr")
-    ] = LogFormat.text,
-    log_level: Annotated[
-        LogLevel, typer.Option(envvar="LOADERD_LOG_LEVEL", help="the least of what is logged")
-    ] = LogLevel.info,
-    group: Annotated[
-        str, typer.Option(envvar="LOADERD_GROUP", help="whose members may attach, too")
-    ] = "",
-    user_sessions: Annotated[
-        int,
-        typer.Option(
-            envvar="LOADERD_USER_SESSIONS", min=1, max=MAX_SESSIONS, help="open ones of one user"
-        ),
-    ] = MAX_SESSIONS,
-    user_window: Annotated[
-        int,
-        typer.Option(
-            envvar="LOADERD_USER_WINDOW", min=1, max=1 << 20, help="batches in flight of one user"
-        ),
-    ] = 1 << 20,
-    user_share: Annotated[
-        float,
-        typer.Option(
-            envvar="LOADERD_USER_SHARE", min=0.01, max=1.0, help="of the arena, for one user"
-        ),
-    ] = 1.0,
-    listen: Annotated[
-        str,
-        typer.Option(envvar="LOADERD_LISTEN", help="tcp://HOST:PORT, for trainers elsewhere"),
-    ] = "",
-    keys: Annotated[
-        Path | None,
-        typer.Option(envvar="LOADERD_SERVE_KEYS", help="folder of keys, for --listen"),
-    ] = None,
-    remote_credit: Annotated[
-        str,
-        typer.Option(
-            envvar="LOADERD_REMOTE_CREDIT", help="bytes on their way to a session elsewhere"
-        ),
-    ] = "128M",
-    config: Annotated[  # noqa: ARG001
-        Path | None,
-        typer.Option(
-            envvar="LOADERD_CONFIG",
-            is_eager=True,
-            callback=_configure,
-            help="TOML file of these options; command line and environment go before it",
-        ),
-    ] = None,
+    store: flags.StorePaths,
+    endpoint: flags.Endpoint,
+    mem: flags.Mem = "2G",
+    workers: flags.Workers = 0,
+    readers: flags.Readers = 0,
+    session_share: flags.SessionShare = 0.95,
+    policy: flags.RowPolicy = flags.Policy.next_use,
+    trace: flags.Trace = None,
+    dry_run: flags.DryRun = False,
+    reserve: flags.Reserve = "",
+    metrics_port: flags.MetricsPort = 0,
+    metrics_host: flags.MetricsHost = "127.0.0.1",
+    log_format: flags.LogFormatOption = flags.LogFormat.text,
+    log_level: flags.LogLevelOption = flags.LogLevel.info,
+    group: flags.Group = "",
+    user_sessions: flags.UserSessions = MAX_SESSIONS,
+    user_window: flags.UserWindow = flags.MOST_WINDOW,
+    user_share: flags.UserShare = 1.0,
+    listen: flags.Listen = "",
+    keys: flags.Keys = None,
+    remote_credit: flags.RemoteCredit = "128M",
+    config: Annotated[Path | None, flags.config(_configure)] = None,  # noqa: ARG001
 ) -> None:
     """Serve stores until SIGTERM; SIGHUP has them opened anew."""
     with _one_line_errors():
@@ -346,7 +231,7 @@ def advise(
     hops: Annotated[
         list[int] | None, typer.Argument(help="more of --num-neighbors", show_default=False)
     ] = None,
-    mem: Annotated[str, typer.Option(help="memory to use, such as 512M or 32G")] = "2G",
+    mem: flags.TrialMem = "2G",
     num_neighbors: Annotated[
         str, typer.Option(help="of each hop, seeds outward: 15 10 5, or 15,10,5")
     ] = "15,10,5",
@@ -356,13 +241,9 @@ def advise(
     macro_partitions: Annotated[
         int, typer.Option(min=0, help="of a macro-batch; 0: an eighth of the store's")
     ] = 0,
-    workers: Annotated[
-        int, typer.Option(min=0, max=256, help="threads that build batches; 0: as cores")
-    ] = 0,
-    readers: Annotated[
-        int, typer.Option(min=0, max=256, help="threads that read blocks; 0: eight")
-    ] = 0,
-    json: Annotated[bool, typer.Option("--json", help="for scripts")] = False,
+    workers: flags.TrialWorkers = 0,
+    readers: flags.TrialReaders = 0,
+    json: flags.Json = False,
 ) -> None:
     """Estimate an epoch of every plan, by short trials, and say which to take."""
     with _one_line_errors():
@@ -388,13 +269,8 @@ def _fanouts(text: str) -> tuple[int, ...]:
 
 @app.command()
 def status(
-    endpoint: Annotated[
-        str,
-        typer.Option(
-            envvar="LOADERD_ENDPOINT", help="ipc:///path/of/the/socket, or tcp://HOST:PORT"
-        ),
-    ],
-    json: Annotated[bool, typer.Option("--json", help="for scripts")] = False,
+    endpoint: flags.AnyEndpoint,
+    json: flags.Json = False,
 ) -> None:
     """Ask a daemon how it is."""
     with _one_line_errors():
@@ -404,9 +280,7 @@ def status(
 
 @app.command()
 def reload(
-    endpoint: Annotated[
-        str, typer.Option(envvar="LOADERD_ENDPOINT", help="ipc:///path/of/the/socket")
-    ],
+    endpoint: flags.Endpoint,
 ) -> None:
     """Have a daemon of this machine open its stores anew: SIGHUP, and what came of it."""
     with _one_line_errors():
@@ -425,12 +299,7 @@ def reload(
 
 @app.command()
 def top(
-    endpoint: Annotated[
-        str,
-        typer.Option(
-            envvar="LOADERD_ENDPOINT", help="ipc:///path/of/the/socket, or tcp://HOST:PORT"
-        ),
-    ],
+    endpoint: flags.AnyEndpoint,
     every: Annotated[float, typer.Option(min=0.1, max=3600, help="seconds of a picture")] = 1.0,
     once: Annotated[bool, typer.Option("--once", help="one picture, and exit")] = False,
 ) -> None:
@@ -461,7 +330,7 @@ def keygen(
 def doctor(
     store: Annotated[Path | None, typer.Argument(help="checks its disk, too")] = None,
     mem: Annotated[str, typer.Option(help="memory that `serve` is to use")] = "2G",
-    json: Annotated[bool, typer.Option("--json", help="for scripts")] = False,
+    json: flags.Json = False,
 ) -> None:
     """Look whether this machine can serve well, and say what to do where not."""
     with _one_line_errors():

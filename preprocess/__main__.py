@@ -5,7 +5,6 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -16,6 +15,7 @@ from blockstore.errors import StoreError
 from blockstore.store import open_store
 from blockstore.units import format_bytes, parse_bytes
 from blockstore.verify import verify_store
+from preprocess import flags
 from preprocess.command import IngestRequest, error_event, run_dry, run_ingest
 from preprocess.derive.derive import derive as derive_features
 from preprocess.derive.plan import Derivation, Op
@@ -24,19 +24,15 @@ from preprocess.export.export import export as export_store
 from preprocess.generate import GraphRecipe
 from preprocess.generate import generate as generate_graph
 from preprocess.hops.hops import make_hops
-from preprocess.influence import HubScore, InfluenceOptions, parse_hubs
+from preprocess.influence import InfluenceOptions, parse_hubs
 from preprocess.info import info_text, store_info
-from preprocess.layouts import LAYOUTS
 from preprocess.options import (
     FeatureDtype,
-    HopRows,
     HopsRequest,
-    Ids,
     IngestOptions,
-    Keep,
-    NodeOrder,
+    OperatorKind,
 )
-from preprocess.partition import Neighbors, Partitioner, PartitionOptions, Visit
+from preprocess.partition import PartitionOptions
 from preprocess.partition_report import partition_lines
 from preprocess.progress import Progress
 from preprocess.repartition import repartition as repartition_store
@@ -51,15 +47,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Make, look at and check stores of graphs.",
 )
-
-
-class Operator(StrEnum):
-    """`OperatorKind`: typer takes no list of literals."""
-
-    sym = "sym"
-    row = "row"
-    ppr = "ppr"
-    heat = "heat"
 
 
 @contextmanager
@@ -97,53 +84,9 @@ def _shares(text: str) -> tuple[float, ...]:
         raise BadInput(f"--split {text!r}: expected shares such as 0.6,0.2,0.2") from error
 
 
-PartitionerOption = Annotated[
-    Partitioner, typer.Option(help="gap balances labels of training nodes too")
-]
-SlackOption = Annotated[float, typer.Option(help="a partition holds so many times the mean")]
-GammaOption = Annotated[float, typer.Option(help="exponent of the cost of nodes")]
-PassesOption = Annotated[int, typer.Option(help="over all edges")]
-AlphaOption = Annotated[float, typer.Option(help="times the cost of FENNEL")]
-SoftenOption = Annotated[
-    float, typer.Option(help="nodes of a class a partition below which it costs less; 0: none")
-]
-DeviationsOption = Annotated[
-    float,
-    typer.Option(help="of a random partition, that a class may exceed its mean by; 0: any"),
-]
-RelativeOption = Annotated[
-    bool, typer.Option(help="sizes count relative to the share of the class")
-]
-VisitOption = Annotated[Visit, typer.Option(help="in which order nodes are placed")]
-NeighborsOption = Annotated[
-    Neighbors, typer.Option(help="edges that draw a node; auto: both ways, unless symmetric")
-]
-HubsOption = Annotated[
-    str,
-    typer.Option(help="of partitions: share of nodes, or bytes such as 64M; 0.01 if not given"),
-]
-HubScoreOption = Annotated[HubScore, typer.Option(help="walk: from training nodes, backwards")]
-HaloOption = Annotated[
-    float, typer.Option(help="outside nodes stored with a partition, as a share of its nodes")
-]
-
-OperatorOption = Annotated[
-    list[Operator] | None,
-    typer.Option(help="of hops: sym if not given; several may be", show_default=False),
-]
-HopTypeOption = Annotated[
-    str, typer.Option("--type", help="of hops: whose features, where it is not clear")
-]
-HopFeatureOption = Annotated[str, typer.Option(help="of hops: which of several features")]
-HopRelationOption = Annotated[
-    str, typer.Option(help="of hops: which of several, its name or src-name-dst")
-]
-HopRowsOption = Annotated[
-    HopRows, typer.Option(help="of hops: those of splits that have labels, or of all nodes")
-]
-HopAlphaOption = Annotated[float, typer.Option(help="of ppr: probability to go back")]
-HopTimeOption = Annotated[float, typer.Option(help="of heat: time")]
-HopWeightedOption = Annotated[bool, typer.Option("--weighted", help="hops by weights of edges")]
+def _operators(found: list[flags.Operator] | None) -> tuple[OperatorKind, ...]:
+    """Those of hops, `sym` if none are given."""
+    return tuple(operator.value for operator in found or [flags.Operator.sym])
 
 
 @app.command()
@@ -169,68 +112,47 @@ def generate(
 def ingest(
     source: Path,
     store: Path,
-    mem: Annotated[str, typer.Option(help="memory to use, such as 512M or 2G")] = "2G",
-    layout: Annotated[
-        str, typer.Option(help=f"of the source, where it is not recognised: {', '.join(LAYOUTS)}")
-    ] = "",
-    undirected: Annotated[
-        bool | None,
-        typer.Option(
-            "--undirected/--directed",
-            help="add the reverse of each edge, drop duplicates; else as the source says",
-            show_default=False,
-        ),
-    ] = None,
-    dtype: Annotated[FeatureDtype, typer.Option(help="of features in the store")] = "float32",
-    block_size: Annotated[str, typer.Option(help="unit of disk I/O: 4K to 16M")] = "1M",
-    edge_ids: Annotated[bool, typer.Option(help="keep the id of each edge")] = False,
-    order: Annotated[NodeOrder, typer.Option(help="of nodes in the store")] = "bfs",
-    duplicates: Annotated[Keep, typer.Option(help="equal edges")] = "keep",
-    self_loops: Annotated[Keep, typer.Option(help="edges from a node to itself")] = "keep",
-    allow_nan: Annotated[bool, typer.Option(help="take NaN features as they are")] = False,
-    ids: Annotated[Ids, typer.Option(help="width of node ids")] = "auto",
-    seed: Annotated[int, typer.Option(help="of the random order and of seeded splits")] = 0,
-    split: Annotated[
-        str, typer.Option(help="where there are no splits: shares of train, valid and test")
-    ] = "",
-    partitions: Annotated[
-        int, typer.Option(help="partition the nodes, for macro-batches; 0: do not")
-    ] = 0,
-    partitioner: PartitionerOption = "gap",
-    slack: SlackOption = 1.1,
-    gamma: GammaOption = 1.5,
-    passes: PassesOption = 5,
-    alpha: AlphaOption = 1.0,
-    soften: SoftenOption = 50.0,
-    deviations: DeviationsOption = 2.0,
-    relative: RelativeOption = True,
-    visit: VisitOption = "degree",
-    neighbors: NeighborsOption = "auto",
-    hubs: HubsOption = "",
-    hub_score: HubScoreOption = "walk",
-    halo: HaloOption = 0.0,
-    hops: Annotated[
-        int, typer.Option(help="propagate features right away, as the command hops does; 0: do not")
-    ] = 0,
-    operator: OperatorOption = None,
-    hop_loops: Annotated[bool, typer.Option(help="of hops: a node is its own neighbor")] = True,
-    node_type: HopTypeOption = "",
-    feature: HopFeatureOption = "",
-    relation: HopRelationOption = "",
-    rows: HopRowsOption = "labelled",
-    hop_alpha: HopAlphaOption = 0.1,
-    t: HopTimeOption = 3.0,
-    weighted: HopWeightedOption = False,
-    fresh: Annotated[
-        bool, typer.Option("--fresh", help="begin anew, do not go on where a run stopped")
-    ] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="say what it would take, and do nothing")
-    ] = False,
-    summary: Annotated[bool, typer.Option(help="look at the graph when it is there")] = True,
-    json: Annotated[
-        bool, typer.Option("--json", help="for scripts: an event a line, see docs/preprocessing.md")
-    ] = False,
+    mem: flags.Mem = "2G",
+    layout: flags.Layout = "",
+    undirected: flags.Undirected = None,
+    dtype: flags.StoredDtype = "float32",
+    block_size: flags.BlockSize = "1M",
+    edge_ids: flags.EdgeIds = False,
+    order: flags.Order = "bfs",
+    duplicates: flags.Duplicates = "keep",
+    self_loops: flags.SelfLoops = "keep",
+    allow_nan: flags.AllowNan = False,
+    ids: flags.IdWidth = "auto",
+    seed: flags.IngestSeed = 0,
+    split: flags.Shares = "",
+    partitions: flags.Partitions = 0,
+    partitioner: flags.PartitionerOption = "gap",
+    slack: flags.Slack = 1.1,
+    gamma: flags.Gamma = 1.5,
+    passes: flags.Passes = 5,
+    alpha: flags.Alpha = 1.0,
+    soften: flags.Soften = 50.0,
+    deviations: flags.Deviations = 2.0,
+    relative: flags.Relative = True,
+    visit: flags.VisitOption = "degree",
+    neighbors: flags.NeighborsOption = "auto",
+    hubs: flags.Hubs = "",
+    hub_score: flags.HubScoreOption = "walk",
+    halo: flags.Halo = 0.0,
+    hops: flags.HopsAtOnce = 0,
+    operator: flags.Operators = None,
+    hop_loops: flags.HopLoops = True,
+    node_type: flags.HopType = "",
+    feature: flags.HopFeature = "",
+    relation: flags.HopRelation = "",
+    rows: flags.HopRowsOption = "labelled",
+    hop_alpha: flags.HopAlpha = 0.1,
+    t: flags.HopTime = 3.0,
+    weighted: flags.HopWeighted = False,
+    fresh: flags.Fresh = False,
+    dry_run: flags.DryRun = False,
+    summary: flags.Summary = True,
+    json: flags.Events = False,
 ) -> None:
     """Make a store from a graph in any layout that is known, within --mem.
 
@@ -246,32 +168,21 @@ def ingest(
         if operator and not hops:
             raise BadInput.at("--operator", "no --hops", "how often to apply it", "say --hops 2")
         asked = HopsRequest(
-            tuple(o.value for o in operator or [Operator.sym]), hops, hop_loops, node_type, feature,
-            relation, rows, seed=seed, alpha=hop_alpha, t=t, weighted=weighted,
+            _operators(operator), hops, hop_loops, node_type, feature, relation, rows, seed=seed,
+            alpha=hop_alpha, t=t, weighted=weighted,
         )  # fmt: skip
         options = IngestOptions(
-            mem_bytes=_size(mem),
-            block_bytes=_size(block_size),
-            dtype=dtype,
-            edge_ids=edge_ids,
-            order=order,
-            duplicates=duplicates,
-            self_loops=self_loops,
-            ids=ids,
-            allow_nan=allow_nan,
-            seed=seed,
-            split=_shares(split),
+            mem_bytes=_size(mem), block_bytes=_size(block_size), dtype=dtype, edge_ids=edge_ids,
+            order=order, duplicates=duplicates, self_loops=self_loops, ids=ids,
+            allow_nan=allow_nan, seed=seed, split=_shares(split),
             partition=found if partitions else None,
             influence=InfluenceOptions(*parse_hubs(hubs), hub_score, halo),
             hops=asked if hops else None,
-        )
+        )  # fmt: skip
         request = IngestRequest(
             source, store, options, undirected, layout or None, fresh, summary, json
         )
-        if dry_run:
-            run_dry(request)
-        else:
-            run_ingest(request)
+        (run_dry if dry_run else run_ingest)(request)
 
 
 @app.command()
@@ -288,7 +199,7 @@ def derive(
     dtype: Annotated[
         FeatureDtype | None, typer.Option(help="of the new array; else as the origin's")
     ] = None,
-    mem: Annotated[str, typer.Option(help="memory to use, such as 512M or 2G")] = "2G",
+    mem: flags.Mem = "2G",
 ) -> None:
     """Give a type features that are the mean, sum or maximum of its neighbors', within --mem.
 
@@ -306,24 +217,22 @@ def repartition(
     store: Path,
     new: Path,
     partitions: Annotated[int, typer.Option(help="of the nodes of the new store")],
-    partitioner: PartitionerOption = "gap",
-    slack: SlackOption = 1.1,
-    gamma: GammaOption = 1.5,
-    passes: PassesOption = 5,
-    alpha: AlphaOption = 1.0,
-    soften: SoftenOption = 50.0,
-    deviations: DeviationsOption = 2.0,
-    relative: RelativeOption = True,
-    visit: VisitOption = "degree",
-    neighbors: NeighborsOption = "auto",
-    hubs: HubsOption = "",
-    hub_score: HubScoreOption = "walk",
-    halo: HaloOption = 0.0,
+    partitioner: flags.PartitionerOption = "gap",
+    slack: flags.Slack = 1.1,
+    gamma: flags.Gamma = 1.5,
+    passes: flags.Passes = 5,
+    alpha: flags.Alpha = 1.0,
+    soften: flags.Soften = 50.0,
+    deviations: flags.Deviations = 2.0,
+    relative: flags.Relative = True,
+    visit: flags.VisitOption = "degree",
+    neighbors: flags.NeighborsOption = "auto",
+    hubs: flags.Hubs = "",
+    hub_score: flags.HubScoreOption = "walk",
+    halo: flags.Halo = 0.0,
     seed: Annotated[int, typer.Option(help="of a random partition")] = 0,
-    mem: Annotated[str, typer.Option(help="memory to use, such as 512M or 2G")] = "2G",
-    fresh: Annotated[
-        bool, typer.Option("--fresh", help="begin anew, do not go on where a run stopped")
-    ] = False,
+    mem: flags.Mem = "2G",
+    fresh: flags.Fresh = False,
 ) -> None:
     """Write a store anew, its nodes partition by partition; ids of nodes and edges stay."""
     with _one_line_errors():
@@ -344,13 +253,13 @@ def repartition(
 @app.command()
 def hops(
     store: Path,
-    operator: OperatorOption = None,
+    operator: flags.Operators = None,
     hops: Annotated[int, typer.Option(help="how often each is applied")] = 2,
     self_loops: Annotated[bool, typer.Option(help="each node is its own neighbor too")] = True,
-    node_type: HopTypeOption = "",
-    feature: HopFeatureOption = "",
-    relation: HopRelationOption = "",
-    rows: HopRowsOption = "labelled",
+    node_type: flags.HopType = "",
+    feature: flags.HopFeature = "",
+    relation: flags.HopRelation = "",
+    rows: flags.HopRowsOption = "labelled",
     split: Annotated[
         list[str] | None, typer.Option(help="only this; several may be given", show_default=False)
     ] = None,
@@ -358,13 +267,11 @@ def hops(
         FeatureDtype | None, typer.Option(help="of hops; else as the features")
     ] = None,
     seed: Annotated[int, typer.Option(help="of the order of rows")] = 0,
-    alpha: HopAlphaOption = 0.1,
-    t: HopTimeOption = 3.0,
-    weighted: HopWeightedOption = False,
-    mem: Annotated[str, typer.Option(help="memory to use, such as 512M or 2G")] = "2G",
-    fresh: Annotated[
-        bool, typer.Option("--fresh", help="begin anew, do not go on where a run stopped")
-    ] = False,
+    alpha: flags.HopAlpha = 0.1,
+    t: flags.HopTime = 3.0,
+    weighted: flags.HopWeighted = False,
+    mem: flags.Mem = "2G",
+    fresh: flags.Fresh = False,
 ) -> None:
     """Propagate features: B X, B B X, ... for each operator B, beside X, within --mem.
 
@@ -373,7 +280,7 @@ def hops(
     """
     with _one_line_errors():
         request = HopsRequest(
-            tuple(o.value for o in operator or [Operator.sym]), hops, self_loops, node_type,
+            _operators(operator), hops, self_loops, node_type,
             feature, relation, rows, tuple(split or ()), dtype, seed, alpha,
             t, weighted,
         )  # fmt: skip
@@ -387,7 +294,7 @@ def info(
     summary: Annotated[
         bool, typer.Option("--summary", help="degrees, isolated nodes, labels: reads the graph")
     ] = False,
-    json: Annotated[bool, typer.Option("--json", help="for scripts")] = False,
+    json: flags.Json = False,
 ) -> None:
     """Say what a store holds."""
     with _one_line_errors():
@@ -419,7 +326,7 @@ def verify(store: Path) -> None:
 def export(
     store: Path,
     folder: Path,
-    mem: Annotated[str, typer.Option(help="memory to use, such as 512M or 2G")] = "1G",
+    mem: flags.Mem = "1G",
 ) -> None:
     """Write a store back as a folder in a plain layout: of one type, or of several.
 

@@ -1,6 +1,6 @@
 """What an ingest will take, and what one has done: records for commands, benches and tests."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from blockstore.format import Manifest
@@ -24,29 +24,6 @@ class StagePlan:
 
 
 @dataclass(frozen=True, slots=True)
-class IngestPlan:
-    """What an ingest will take; a function of the source's headers and the options alone."""
-
-    num_nodes: Mapping[str, int]  # by type
-    num_edges: Mapping[str, int]  # by "src-name-dst": at most so many are stored
-    store_bytes: int
-    temporary_bytes: int  # beside the store, at most, at any time
-    mem_bytes: int
-    memory: tuple[MemoryLine, ...]  # sums to `mem_bytes`
-    stages: tuple[StagePlan, ...]
-
-    @property
-    def read_bytes(self) -> int:
-        """Of all passes."""
-        return sum(s.read_bytes for s in self.stages)
-
-    @property
-    def written_bytes(self) -> int:
-        """Of all passes."""
-        return sum(s.written_bytes for s in self.stages)
-
-
-@dataclass(frozen=True, slots=True)
 class StageResult:
     """One stage that is over."""
 
@@ -56,6 +33,36 @@ class StageResult:
     elapsed_s: float
     resumed: bool  # an earlier run did it
     peak_bytes: int = 0  # of memory
+
+
+class OfStages:
+    """What records have that hold stages: the bytes that these move."""
+
+    __slots__ = ()
+    stages: Sequence[StagePlan | StageResult]
+
+    @property
+    def read_bytes(self) -> int:
+        """Of all stages."""
+        return sum(s.read_bytes for s in self.stages)
+
+    @property
+    def written_bytes(self) -> int:
+        """Of all stages."""
+        return sum(s.written_bytes for s in self.stages)
+
+
+@dataclass(frozen=True, slots=True)
+class IngestPlan(OfStages):
+    """What an ingest will take; a function of the source's headers and the options alone."""
+
+    num_nodes: Mapping[str, int]  # by type
+    num_edges: Mapping[str, int]  # by "src-name-dst": at most so many are stored
+    store_bytes: int
+    temporary_bytes: int  # beside the store, at most, at any time
+    mem_bytes: int
+    memory: tuple[MemoryLine, ...]  # sums to `mem_bytes`
+    stages: tuple[StagePlan, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,7 @@ MAY_IMPORT = {  # package -> modules of ours; a package stands for all of its mo
 BELOW = {  # folder -> folders beside it, and modules, that it builds on
     "clients/connection": {},
     "clients/device": {"connection", "records"},
-    "clients/hopwise": {"connection", "batch", "dataset", "records"},
+    "clients/hopwise": {"connection", "dataset", "gather", "records"},
     "loaderd/plans": {},
     "loaderd/memory": {"plans"},
     "loaderd/batch": {"memory", "plans"},
@@ -64,7 +64,12 @@ DOORS = {  # library -> the only files that import it, in the packages that are 
     },
     "prometheus_client": {"loaderd/sight/metrics.py"},
     "rich": {"preprocess/renderings.py", "loaderd/sight/top.py"},
-    "typer": {"preprocess/__main__.py", "loaderd/__main__.py"},
+    "typer": {
+        "preprocess/__main__.py",
+        "preprocess/flags.py",
+        "loaderd/__main__.py",
+        "loaderd/flags.py",
+    },
     "torch": {
         "clients/torch.py",
         "clients/hopwise/models.py",

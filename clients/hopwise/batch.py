@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blockstore.kernels.hoprows import gather_hops
-from clients.batch import NUMPY_DTYPE, SPLIT_BYTES
 from clients.connection.buffers import Memory
 from clients.connection.session import Session
+from clients.gather import NUMPY_DTYPE, SPLIT_BYTES
 from loaderd.errors import BadMessage, Refused
 from loaderd.protocol import Blob, ChunkReady, RowArraySpec
 

@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 from blockstore.format import RowArray
 from blockstore.io.gds import HostReader
 from blockstore.store import BlockedFile, FileRange, open_store
-from clients.batch import NUMPY_DTYPE
 from clients.connection.buffers import Memory
+from clients.gather import NUMPY_DTYPE
 from clients.hopwise.batch import LABEL, NODES, HopArrays
 from loaderd.errors import Refused
 from loaderd.plans.chunks import HopPlan

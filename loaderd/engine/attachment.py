@@ -11,7 +11,7 @@ from blockstore.io.arena import Arena
 from blockstore.io.reader import BlockReader
 from blockstore.store import Store
 from loaderd.batch.rows import Addressed, Pins
-from loaderd.batch.topology import Structure
+from loaderd.batch.structure import Structure
 from loaderd.devicecost import DeviceCost
 from loaderd.engine.resolve import make_plan
 from loaderd.engine.session import RowSizes, SessionState

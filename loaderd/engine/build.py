@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 from blockstore.format import align
 from blockstore.io.arena import Arena
 from loaderd.batch.rows import RowAssembler
-from loaderd.batch.topology import HeldBlocks, Structure, Topology
+from loaderd.batch.structure import HeldBlocks, Structure
+from loaderd.batch.topology import Topology
 from loaderd.engine.attachment import Attachment
 from loaderd.engine.session import Job, Placement
 from loaderd.errors import BatchFailed

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from loaderd.batch.topology import Structure, Topology
+from loaderd.batch.structure import Structure
+from loaderd.batch.topology import Topology
 from loaderd.devicecost import DeviceCost, DeviceGauge
 from loaderd.engine.attachment import Attachment, Opening
 from loaderd.engine.build import Builder

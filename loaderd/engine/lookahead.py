@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from blockstore.format import ITEM_BYTES, PAGE_BYTES
 from blockstore.io.arena import Arena
 from blockstore.store import Store
-from loaderd.batch.topology import Structure
+from loaderd.batch.structure import Structure
 from loaderd.devicecost import FLASH, RUN_BYTES, DeviceCost
 from loaderd.engine.advice import (
     Look,

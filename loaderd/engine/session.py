@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from loaderd.batch.rows import Addressed
-from loaderd.batch.topology import Structure
+from loaderd.batch.structure import Structure
 from loaderd.hyper.session import Sampled
 from loaderd.memory.workspace import Workspace
 from loaderd.plans.base import Unit

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from loaderd.batch.topology import Structure
+from loaderd.batch.structure import Structure
 from loaderd.errors import BatchFailed
 from loaderd.hyper.rowcache import Needs, RowCache
 from loaderd.plans.base import Plan, Unit

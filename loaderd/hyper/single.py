@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from numpy.typing import NDArray
 
-from loaderd.batch.topology import Structure
+from loaderd.batch.structure import Structure
 from loaderd.hyper.session import Sampled, StructureArea
 from loaderd.memory.workspace import Workspace, WorkspaceFull
 from loaderd.plans.base import Shape, Unit

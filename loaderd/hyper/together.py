@@ -25,15 +25,8 @@ from blockstore.kernels.order import (
     place_draws,
 )
 from loaderd.batch.renumbering import Renumbering
-from loaderd.batch.topology import (
-    Column,
-    Draws,
-    Giants,
-    HeldBlocks,
-    Structure,
-    Topology,
-    make_column,
-)
+from loaderd.batch.structure import Column, Draws, Giants, HeldBlocks, Structure, make_column
+from loaderd.batch.topology import Topology
 from loaderd.hyper.session import ALIGN, Sampled, StructureArea
 from loaderd.hyper.single import Crew
 from loaderd.memory.residency import Held, Residency

@@ -16,7 +16,7 @@ from blockstore.io.reader import BlockReader, Reading, Transit, wait_all
 from blockstore.kernels import members as kernels
 from blockstore.kernels.order import prefix_starts, stride_starts
 from blockstore.store import Store, scan_rows
-from loaderd.batch.topology import Column, Structure, sample_hops
+from loaderd.batch.structure import Column, Structure, sample_hops
 from loaderd.macro.blocks import block_runs, cut_blocks, cut_parts
 from loaderd.macro.files import Bounds, Columns, HubBounds, MacroFiles, Pages, Rows, cut_runs
 from loaderd.memory.ledger import ServedRows

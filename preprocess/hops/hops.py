@@ -49,7 +49,7 @@ from preprocess.kernels.rows import quantize
 from preprocess.memory import give_back_freed
 from preprocess.options import HopsRequest
 from preprocess.progress import Progress
-from preprocess.result import StageResult
+from preprocess.result import OfStages, StageResult
 from preprocess.stages.array_file import ArrayFile, load_array, save_array
 from preprocess.stages.product import Product, Step, count_degrees, new_columns
 from preprocess.stages.rows import convert
@@ -64,7 +64,7 @@ _NONE = np.empty(0, np.float32)
 
 
 @dataclass(frozen=True, slots=True)
-class HopsResult:
+class HopsResult(OfStages):
     """What has been added to a store."""
 
     manifest: Manifest
@@ -76,16 +76,6 @@ class HopsResult:
     largest_error: float  # of int8, over its column's scale; else 0
     array_bytes: int  # of features, as files
     stages: tuple[StageResult, ...]  # those of earlier runs included
-
-    @property
-    def read_bytes(self) -> int:
-        """Of all stages."""
-        return sum(s.read_bytes for s in self.stages)
-
-    @property
-    def written_bytes(self) -> int:
-        """Of all stages."""
-        return sum(s.written_bytes for s in self.stages)
 
     @property
     def elapsed_s(self) -> float:

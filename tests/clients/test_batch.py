@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from clients import batch as batch_module
+from clients import gather as gather_module
 from clients.batch import BatchReader
 from clients.connection.blobs import views
 from clients.connection.buffers import BufferPool
@@ -36,7 +36,7 @@ def check(arrays, made):
 @pytest.mark.parametrize("groups", [1, 2, 5])
 @pytest.mark.parametrize("threads", [1, 3])
 def test_batches_are_what_the_daemon_laid_out(tmp_path, monkeypatch, groups, threads):
-    monkeypatch.setattr(batch_module, "SPLIT_BYTES", 16)
+    monkeypatch.setattr(gather_module, "SPLIT_BYTES", 16)
     with fake_daemon(tmp_path, groups=groups) as daemon:
         session = Session(daemon.endpoint, Attach(token=0, request=0))
         reader = BatchReader(session, BufferPool(), threads)

@@ -47,6 +47,13 @@ def epoch_of(trainer: Trainer, steps: range) -> list[list[bytes]]:
     return [trainer.consume(step) for step in steps]
 
 
+def go_on(ranks: list[Trainer], expected_of: list[list[list[bytes]]], epoch: int, steps: range):
+    """Each rank takes its batch of one step after the other, as it was when it was alone."""
+    for step in steps:
+        for rank, expected in zip(ranks, expected_of, strict=True):
+            assert rank.consume(step) == expected[epoch][step]
+
+
 @pytest.fixture(scope="module")
 def alone(store):
     """Of one rank that is alone in its daemon: each of two epochs' batches, and bytes read."""
@@ -114,13 +121,12 @@ def least_mem(store):
 def test_ranks_read_as_much_as_one(store, alone, world):
     serving = Serving(store, ROOM)
     ranks = [attach(serving, rank, world) for rank in range(world)]
+    expected = [alone(rank, world)[0] for rank in range(world)]
     before = serving.engine.reader.bytes_read
     for epoch in range(2):
         for rank in ranks:
             rank.start(epoch)
-        for step in range(steps_of(serving, ranks[0])):
-            for number, rank in enumerate(ranks):
-                assert rank.consume(step) == alone(number, world)[0][epoch][step]
+        go_on(ranks, expected, epoch, range(steps_of(serving, ranks[0])))
     for rank in ranks:
         rank.detach()
     serving.close()
@@ -135,27 +141,21 @@ def test_a_rank_that_stops_holds_nobody_up_and_goes_on_afterwards(
     """In a budget without room for another macro-batch it keeps one of the two."""
     serving = Serving(store, least_mem(3, 2) if tight else ROOM)
     ranks = [attach(serving, rank, 3) for rank in range(3)]
+    expected = [alone(rank, 3)[0] for rank in range(3)]
     steps = steps_of(serving, ranks[0])
     for rank in ranks:
         rank.start()
-    for step in range(2):
-        for number, rank in enumerate(ranks):
-            assert rank.consume(step) == alone(number, 3)[0][0][step]
+    go_on(ranks, expected, 0, range(2))
     if held:
         ranks[2].take(2)
-    for step in range(2, steps):
-        for number in (0, 1):
-            assert ranks[number].consume(step) == alone(number, 3)[0][0][step]
+    go_on(ranks[:2], expected[:2], 0, range(2, steps))
     if held:
         ranks[2].release(2)
-    for step in range(2 + held, steps):
-        assert ranks[2].consume(step) == alone(2, 3)[0][0][step]
+    go_on(ranks[2:], expected[2:], 0, range(2 + held, steps))
     for rank in ranks:
         rank.start(1)
     before = serving.engine.reader.bytes_read
-    for step in range(steps):
-        for number, rank in enumerate(ranks):
-            assert rank.consume(step) == alone(number, 3)[0][1][step]
+    go_on(ranks, expected, 1, range(steps))
     assert serving.engine.reader.bytes_read - before <= 0.6 * alone(0, 3)[1]  # together again
     for rank in ranks:
         rank.detach()
@@ -171,13 +171,12 @@ def test_ranks_are_served_in_a_budget_of_one_jobs_memories(store, alone, least_m
     assert num_memories(serving) == memories
     held = [e.num_bytes for e in serving.exchange.status()[0] if is_session_entry(e)]
     assert mem - beside <= 4 * max(held[1:]) < held[0]
+    expected = [alone(rank, 4)[0] for rank in range(4)]
     before = serving.engine.reader.bytes_read
     for epoch in range(2):
         for rank in ranks:
             rank.start(epoch)
-        for step in range(steps_of(serving, ranks[0])):
-            for number, rank in enumerate(ranks):
-                assert rank.consume(step) == alone(number, 4)[0][epoch][step]
+        go_on(ranks, expected, epoch, range(steps_of(serving, ranks[0])))
     assert serving.engine.reader.bytes_read - before <= 1.05 * alone(0, 4)[1]
     for rank in ranks:
         rank.detach()
