@@ -155,6 +155,7 @@ class SampledDataset(SteppedDataset[B_co]):
             waiting=reuse == "while-waiting",
             hubs=hubs,
             halos=halos,
+            mask_size=0 if input_nodes is None else mask_size(input_nodes),
         )
         super().__init__(endpoint, request, timed_ids(ids, input_time), reconnect_s)
 
@@ -183,6 +184,12 @@ def seed_ids(nodes: Tensor | NDArray[Any] | Sequence[int]) -> NDArray[np.int64]:
     if array.ndim != 1 or array.dtype.kind not in "biu":
         raise Refused(f"input_nodes: {array.dtype} {array.shape}, expected 1-d ids or a bool mask")
     return np.flatnonzero(array) if array.dtype.kind == "b" else array.astype(np.int64)
+
+
+def mask_size(nodes: Tensor | NDArray[Any] | Sequence[int]) -> int:
+    """Nodes that a bool mask is over; 0 of ids."""
+    array = nodes.detach().cpu().numpy() if isinstance(nodes, Tensor) else np.asarray(nodes)
+    return array.size if array.dtype.kind == "b" else 0
 
 
 def timed_ids(ids: NDArray[np.int64] | None, times: Times | None) -> NDArray[np.int64] | None:

@@ -56,6 +56,7 @@ app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # plain text, for logs too
     help="Serve batches of a store to training processes.",
 )
 

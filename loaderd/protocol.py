@@ -117,6 +117,7 @@ class Attach(Message, frozen=True, kw_only=True, tag="attach"):
     edges: SeedEdges | None = None  # seeds are edges: all, a split of them, or the frame's
     temporal: Temporal | None = None  # edges up to each seed's time alone
     edge_features: bool = False  # rows of the sampled edges, of all arrays of edges
+    mask_size: int = 0  # of the mask over a type's nodes that ids are what is set of; 0: of none
 
 
 class RowArraySpec(msgspec.Struct, frozen=True):

@@ -42,6 +42,7 @@ def check_attach(request: Attach, arrays: Sequence[bytes | memoryview]) -> NDArr
     _within("macro_partitions", request.macro_partitions, 0, MAX_PARTITIONS)
     _within("reuse", request.reuse, 1, MAX_REUSE)
     _within("seed", request.seed, 0, 2**63 - 1)
+    _within("mask_size", request.mask_size, 0, 2**63 - 1)
     _within("hops", request.hops, -1, MAX_POSITION)
     _within("chunk", request.chunk, 0, MAX_POSITION)
     _within("redeal", request.redeal, 0, MAX_POSITION)

@@ -45,6 +45,7 @@ app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # plain text, for logs too
     help="Make, look at and check stores of graphs.",
 )
 

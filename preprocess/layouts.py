@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
+from blockstore.errors import NotAStore, StoreError
+from blockstore.store import open_store
 from preprocess.errors import BadInput
 from preprocess.source import Source
 from preprocess.sources.dgl_csv import DglCsvSource
@@ -76,6 +78,11 @@ def open_source(path: Path, layout: str | None = None) -> Opened:
         chosen = LAYOUTS[layout]
         return Opened(chosen(path), chosen.recognise(path) or "named by --layout")
     matches = [(c, saw) for c in LAYOUTS.values() if (saw := c.recognise(path)) is not None]
+    if not matches and _is_store(path):
+        raise BadInput.at(
+            path, "a store", "a graph in another layout",
+            "loaderd serves stores as they are, blockstore repartition and export read them",
+        )  # fmt: skip
     if not matches:
         raise BadInput.at(
             path, _listing(path), f"a graph in a layout that is known ({known})",
@@ -86,6 +93,17 @@ def open_source(path: Path, layout: str | None = None) -> Opened:
         raise BadInput.at(path, found, "one layout", "--layout says which it is")
     ((chosen, saw),) = matches
     return Opened(chosen(path), saw)
+
+
+def _is_store(path: Path) -> bool:
+    """Also one that is spoilt, or of another version."""
+    try:
+        open_store(path)
+    except NotAStore:
+        return False
+    except StoreError:
+        return True
+    return True
 
 
 def _listing(path: Path) -> str:

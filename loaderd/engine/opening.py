@@ -66,7 +66,8 @@ def resolve_request(
     if relation is not None:
         name, num_seeds = f"edges:{name}", count_edges(manifest, relation, request.split, ids)
     else:
-        num_seeds = count_seeds(seed_type(manifest, request), request.split, ids)
+        found = seed_type(manifest, request)
+        num_seeds = count_seeds(found, request.split, ids, request.mask_size)
     if times.size not in (0, num_seeds):
         raise Refused(f"times: {times.size} for {num_seeds} seeds, expected one for each")
     return resolve(manifest, request, name, num_seeds)

@@ -18,8 +18,20 @@ SCAN_BYTES = 4 << 20
 MAX_LISTED = 1 << 23  # edge ids of a split: sorting them takes 64 MiB
 
 
-def count_seeds(node_type: NodeType, split: str, ids: NDArray[np.int64] | None) -> int:
-    """How many seeds the request names.  Raises Refused: unknown split, id out of range."""
+def count_seeds(
+    node_type: NodeType, split: str, ids: NDArray[np.int64] | None, mask_size: int = 0
+) -> int:
+    """How many seeds the request names.
+
+    mask_size   of the mask over the type's nodes that the ids are what is set of; 0: there is none
+
+    Raises Refused: unknown split, id out of range, a mask over another number of nodes.
+    """
+    if mask_size not in (0, node_type.num_nodes):
+        raise Refused(
+            f"input_nodes: a mask over {mask_size} nodes, expected one over the "
+            f"{node_type.num_nodes} of type {node_type.name!r}"
+        )
     if split == "all":
         return node_type.num_nodes
     if split:

@@ -176,6 +176,7 @@ def test_ranks_share_each_batch(graph):
         ({"split": "holdout"}, "holdout"),
         ({"num_neighbors": (5, 0)}, "fanout"),
         ({"input_nodes": [0, 4000]}, "4000"),
+        ({"input_nodes": np.ones(99, bool)}, "a mask over 99 nodes, expected one over the"),
         ({"batch_size": 0}, "batch_size"),
         ({"plan": "magic"}, "magic"),
     ],

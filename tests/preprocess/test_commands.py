@@ -116,6 +116,7 @@ def test_each_refusal_names_file_and_place(folder: Path, store: Path, tmp_path: 
         said = refused(words[0], tmp_path, *words[1:])
         assert said.startswith(str(tmp_path))
         assert "zarr.json" in said
+    assert "found a store, expected a graph in another layout" in refused("ingest", store, out)
     assert "none: found nothing" in refused("ingest", tmp_path / "none", out)
     assert "--classes" in refused("generate", out, "--classes", "0")
     assert list(tmp_path.iterdir()) == []

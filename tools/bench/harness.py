@@ -16,6 +16,7 @@ from tools.machine import machine, today
 
 POLL_S = 0.1
 STOP_S = 30.0
+CONTEXT = multiprocessing.get_context("spawn")  # a peer's memory is its own
 
 Run = Callable[[], Mapping[str, float]]  # one round: figure -> value
 
@@ -58,9 +59,8 @@ class Host:
     def __init__(self, peer: Peer) -> None:
         """Raises Skipped, RuntimeError: the peer could not be prepared."""
         self._name = peer.name
-        context = multiprocessing.get_context("spawn")
-        self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(peer, theirs))
+        self._pipe, theirs = CONTEXT.Pipe()
+        self._process = CONTEXT.Process(target=_serve, args=(peer, theirs))
         self._process.start()
         theirs.close()
         try:
