@@ -8,7 +8,7 @@ from tools.bench import harness
 
 PRELOAD = [
     *(f"tools.bench.{name}" for name in ("adapters", "consumers", "hyperbatch", "hops", "remote")),
-    "torch_geometric.nn", "tools.soak.trainer", "tools.storm_trainer", "tests.tools.peers",
+    "tools.soak.trainer", "tools.storm_trainer", "tests.tools.peers",
 ]  # fmt: skip
 
 
