@@ -6,20 +6,24 @@ Layout of blocks: FORMAT.md, "Graph blocks".
 import numpy as np
 from numba import njit
 
+from blockstore.kernels.columns import (
+    EDGES_START,
+    HEADER_WORDS,
+    NUM_CARRIED,
+    NUM_EDGES,
+    NUM_NODES,
+)
 from blockstore.kernels.jit import leaf
 from blockstore.kernels.random import draw_below
-
-_HEADER_WORDS = 16  # 64 bytes of header, then the offsets
-_NUM_NODES, _NUM_EDGES, _NUM_CARRIED, _EDGES_START = 6, 7, 8, 9  # in words of four bytes
 
 
 @leaf
 def _column_of(arena32, base, edge):
     """Which of a block's columns the edge at `edge`, counted as its offsets are, belongs to."""
-    low, high = np.int64(0), np.int64(arena32[base + _NUM_NODES]) - 1
+    low, high = np.int64(0), np.int64(arena32[base + NUM_NODES]) - 1
     while low < high:
         middle = (low + high + 1) >> 1
-        if np.int64(arena32[base + _HEADER_WORDS + middle]) <= edge:
+        if np.int64(arena32[base + HEADER_WORDS + middle]) <= edge:
             low = middle
         else:
             high = middle - 1
@@ -48,15 +52,15 @@ def find_ends(
         slot = np.int64(slot_of_block[block])
         base = slot * (slot_bytes // 4)
         k = places[i] - np.int64(first_edge[block])
-        start = np.int64(arena32[base + _EDGES_START])
+        start = np.int64(arena32[base + EDGES_START])
         src[i] = ids[slot * (slot_bytes // id_bytes) + start + k]
-        if k < np.int64(arena32[base + _NUM_CARRIED]):  # of the last column that starts before
+        if k < np.int64(arena32[base + NUM_CARRIED]):  # of the last column that starts before
             dst[i] = np.int64(first_node[block]) - 1
         else:
             dst[i] = np.int64(first_node[block]) + _column_of(arena32, base, start + k)
         index[i] = places[i]
         if edge_bytes:
-            end = (start + np.int64(arena32[base + _NUM_EDGES])) * id_bytes
+            end = (start + np.int64(arena32[base + NUM_EDGES])) * id_bytes
             index[i] = edge_ids[(slot * slot_bytes + (end + 7) // 8 * 8) // edge_bytes + k]
 
 

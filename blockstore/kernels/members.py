@@ -14,16 +14,22 @@ sources   id_dtype columns, sources that are members alone; `edge_ids` and `weig
 import numpy as np
 from numba import njit
 
+from blockstore.kernels.columns import (
+    EDGES_START,
+    HEADER_WORDS,
+    NUM_CARRIED,
+    NUM_EDGES,
+    NUM_NODES,
+)
+from blockstore.kernels.heap import push
 from blockstore.kernels.intrinsics import popcount, prefetch
 from blockstore.kernels.jit import leaf
 from blockstore.kernels.picks import pick_positions, scratch_size
 from blockstore.kernels.random import node_key
 from blockstore.kernels.rows import NO_ROW
-from blockstore.kernels.weighted import push, weight_key
+from blockstore.kernels.weighted import weight_key
 
 _GROUP = 64  # columns whose memory is asked for before any is used
-_HEADER_WORDS = 16  # 64 bytes of header, then the offsets
-_NUM_NODES, _NUM_EDGES, _CARRIED, _EDGES_START = 6, 7, 8, 9  # header fields, in words of 4 bytes
 _ONE, _ALL = np.uint64(1), np.uint64(2**64 - 1)
 
 
@@ -111,15 +117,15 @@ def filter_block(
     All edges of the block have room.  Returns where the next column would begin.
     """
     id_bytes = ids.itemsize
-    begin = np.int64(block[_EDGES_START])
-    num_edges, carried = np.int64(block[_NUM_EDGES]), np.int64(block[_CARRIED])
+    begin = np.int64(block[EDGES_START])
+    num_edges, carried = np.int64(block[NUM_EDGES]), np.int64(block[NUM_CARRIED])
     at = ((begin + num_edges) * id_bytes + 7) // 8 * 8
     edge_at, weight_at = np.int64(0), np.int64(0)
     if edge_bytes:
         edge_at = at // edge_bytes
         at = (at + num_edges * edge_bytes + 7) // 8 * 8
     weight_at = at // 4
-    for column in range(first_node - 1, first_node + np.int64(block[_NUM_NODES])):
+    for column in range(first_node - 1, first_node + np.int64(block[NUM_NODES])):
         if column < low or column >= high:
             continue
         if take.size and not take[column - low]:
@@ -127,7 +133,7 @@ def filter_block(
         if column < first_node:
             skip, count = np.int64(0), carried
         else:
-            offset = _HEADER_WORDS + column - first_node
+            offset = HEADER_WORDS + column - first_node
             skip = np.int64(block[offset]) - begin
             count = np.int64(block[offset + 1]) - begin - skip
         node = np.int64(nodes[column - low]) if nodes.size else column
@@ -292,7 +298,8 @@ def draw_weighted_members(
         begin, nkey, found = starts[rank], node_key(key, nodes[i]), np.int64(0)
         for k in range(np.int64(degrees[rank])):
             mark = weight_key(nkey, k, weights[begin + k])
-            found = push(keys, places, found, fanout, mark, k)
+            if mark < np.inf:
+                found = push(keys, places, found, fanout, mark, k, False)
         places[:found].sort()
         counts[i] = found
         at = draw_starts[i]

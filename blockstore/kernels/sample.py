@@ -14,6 +14,7 @@ key            uint64 of the hop and relation    starts        int64: place of e
 import numpy as np
 from numba import njit
 
+from blockstore.kernels.columns import EDGES_START, NUM_EDGES, column_degree, column_word
 from blockstore.kernels.intrinsics import prefetch
 from blockstore.kernels.jit import leaf
 from blockstore.kernels.picks import pick_positions, scratch_size
@@ -21,25 +22,6 @@ from blockstore.kernels.picks import pick_positions, scratch_size
 _GROUP = 64  # columns whose memory is asked for before any is used
 _PLACE, _AT, _FOUND, _WHOLE = 0, 1, 2, 3  # rows of a group's table
 _FEW_LINES = 16  # of a column that is copied whole; the processor asks for the rest by itself
-_HEADER_WORDS = 16  # 64 bytes of header, then the offsets
-_LAST_DEGREE, _NUM_EDGES, _EDGES_START = 4, 7, 9  # header fields, in words of four bytes
-
-
-@leaf
-def _column(node, block, first_node, slot_of_block, slot_bytes):
-    """Word index in the arena of the offset of a column; its block is present."""
-    base = np.int64(slot_of_block[block]) * (slot_bytes // 4)
-    return base + _HEADER_WORDS + np.int64(node) - np.int64(first_node[block])
-
-
-@leaf
-def _degree(arena32, offset, base, capacity):
-    """Total degree of the column whose offset is at word `offset` of the block at word `base`."""
-    degree = np.int64(arena32[offset + 1]) - np.int64(arena32[offset])
-    if degree == capacity:  # alone in its block: it may go on in the next
-        low = np.int64(arena32[base + _LAST_DEGREE])
-        degree = max(degree, low + (np.int64(arena32[base + _LAST_DEGREE + 1]) << 32))
-    return degree
 
 
 @leaf
@@ -51,8 +33,8 @@ def _is_whole(degree, fanout, replace):
 @leaf
 def _edge_ids_at(arena32, base, slot, slot_bytes, id_bytes, edge_id_bytes):
     """Index, in the view of edge ids, of the edge id of the block's first edge."""
-    edges_start = np.int64(arena32[base + _EDGES_START])
-    end = (edges_start + np.int64(arena32[base + _NUM_EDGES])) * id_bytes
+    edges_start = np.int64(arena32[base + EDGES_START])
+    end = (edges_start + np.int64(arena32[base + NUM_EDGES])) * id_bytes
     return (slot * slot_bytes + (end + 7) // 8 * 8) // edge_id_bytes
 
 
@@ -84,7 +66,7 @@ def _degree_group(
         counts[i] = 0
         if places[_PLACE, g] >= 0:
             base = np.int64(slot_of_block[blocks[i]]) * (slot_bytes // 4)
-            counts[i] = _degree(arena32, places[_PLACE, g], base, capacity)
+            counts[i] = column_degree(arena32, places[_PLACE, g], base, capacity)
 
 
 @leaf
@@ -97,7 +79,7 @@ def _find_group(
         i = np.int64(order[start + g]) if order.size else start + g
         places[_PLACE, g] = -1
         if blocks[i] >= 0:
-            place = _column(nodes[i], blocks[i], first_node, slot_of_block, slot_bytes)
+            place = column_word(nodes[i], blocks[i], first_node, slot_of_block, slot_bytes)
             places[_PLACE, g] = place
             prefetch(arena32, place)
             if header:
@@ -138,7 +120,7 @@ def _pick_group(
             continue
         slot = np.int64(slot_of_block[blocks[i]])
         base = slot * (slot_bytes // 4)
-        degree = _degree(arena32, offset, base, capacity)
+        degree = column_degree(arena32, offset, base, capacity)
         whole = _is_whole(degree, fanout, replace)
         found = degree if whole or degree == 0 else np.int64(fanout)
         if not edge_ids:
@@ -151,7 +133,7 @@ def _pick_group(
             continue
         first = np.int64(arena32[offset])
         if edge_ids:
-            first -= np.int64(arena32[base + _EDGES_START])
+            first -= np.int64(arena32[base + EDGES_START])
             first += _edge_ids_at(arena32, base, slot, slot_bytes, id_bytes, values.itemsize)
         else:
             first += slot * (slot_bytes // id_bytes)
@@ -259,11 +241,11 @@ def column_items(
         i = np.int64(order[j]) if order.size else j
         if blocks[i] < 0:
             continue
-        offset = _column(nodes[i], blocks[i], first_node, slot_of_block, slot_bytes)
+        offset = column_word(nodes[i], blocks[i], first_node, slot_of_block, slot_bytes)
         base = np.int64(slot_of_block[blocks[i]]) * (slot_bytes // 4)
-        degree = _degree(arena32, offset, base, capacity)
+        degree = column_degree(arena32, offset, base, capacity)
         first = first_item[blocks[i]] + np.int64(arena32[offset])
-        first -= np.int64(arena32[base + _EDGES_START])
+        first -= np.int64(arena32[base + EDGES_START])
         at = starts[i]
         if _is_whole(degree, fanout, replace):
             for k in range(degree):
@@ -309,7 +291,7 @@ def _giant_edges_at(arena32, values, edge_ids, slot, slot_bytes, id_bytes):
     base = slot * (slot_bytes // 4)
     if edge_ids:
         return _edge_ids_at(arena32, base, slot, slot_bytes, id_bytes, values.itemsize)
-    return slot * (slot_bytes // id_bytes) + np.int64(arena32[base + _EDGES_START])
+    return slot * (slot_bytes // id_bytes) + np.int64(arena32[base + EDGES_START])
 
 
 @leaf

@@ -13,12 +13,12 @@ roots      uint64: number of each tree   last          whether the last ones are
 import numpy as np
 from numba import njit
 
+from blockstore.kernels.columns import EDGES_START, column_degree, column_word, sections
+from blockstore.kernels.heap import push
 from blockstore.kernels.jit import leaf
 from blockstore.kernels.random import draw_hash, mix, node_key
 
 NODE_BITS = 40  # of a key (tree, node): nodes below 2**40, trees below 2**24 - 1
-_HEADER_WORDS = 16
-_LAST_DEGREE, _NUM_EDGES, _EDGES_START = 4, 7, 9  # header fields, in words of four bytes
 _EMPTY = np.uint64(0xFFFFFFFFFFFFFFFF)
 
 
@@ -29,60 +29,11 @@ def tree_key(key, root, node):
 
 
 @leaf
-def _worse(keys, places, a, b):
-    """Whether pick a of a heap leaves before pick b."""
-    return keys[a] > keys[b] or (keys[a] == keys[b] and places[a] < places[b])
-
-
-@leaf
-def _push(keys, places, count, most, key, place):
-    """Keep the `most` least keys, of equal ones the last places, in a heap; returns the count."""
-    if count < most:
-        i = count
-        keys[i], places[i] = key, place
-        while i > 0 and _worse(keys, places, i, (i - 1) // 2):
-            up = (i - 1) // 2
-            keys[i], keys[up] = keys[up], keys[i]
-            places[i], places[up] = places[up], places[i]
-            i = up
-        return count + 1
-    if key > keys[0] or (key == keys[0] and place < places[0]):
-        return count
-    keys[0], places[0] = key, place
-    i = np.int64(0)
-    while 2 * i + 1 < count:
-        child = 2 * i + 1
-        if child + 1 < count and _worse(keys, places, child + 1, child):
-            child += 1
-        if not _worse(keys, places, child, i):
-            break
-        keys[i], keys[child] = keys[child], keys[i]
-        places[i], places[child] = places[child], places[i]
-        i = child
-    return count
-
-
-@leaf
 def _rank(nkey, position, time, last):
     """What picks are ordered by, int64: the least are taken."""
     if last:
         return ~time
     return np.int64(draw_hash(nkey, np.uint64(position)) >> np.uint64(1))
-
-
-@leaf
-def _sections(arena32, slot, slot_bytes, id_bytes, edge_bytes, weight_bytes):
-    """Indices, in their views, of the block's first source, edge id and time."""
-    base = slot * (slot_bytes // 4)
-    start = np.int64(arena32[base + _EDGES_START])
-    edges = np.int64(arena32[base + _NUM_EDGES])
-    at = ((start + edges) * id_bytes + 7) // 8 * 8
-    edge_at = np.int64(0)
-    if edge_bytes:
-        edge_at = (slot * slot_bytes + at) // edge_bytes
-        at = (at + edges * edge_bytes + 7) // 8 * 8
-    at = (at + edges * weight_bytes + 7) // 8 * 8
-    return slot * (slot_bytes // id_bytes) + start, edge_at, (slot * slot_bytes + at) // 8
 
 
 @njit(nogil=True, cache=True)
@@ -107,26 +58,23 @@ def sample_until(
             continue
         slot = np.int64(slot_of_block[blocks[i]])
         base = slot * (slot_bytes // 4)
-        offset = base + _HEADER_WORDS + np.int64(nodes[i]) - np.int64(first_node[blocks[i]])
-        begin = np.int64(arena32[offset])
-        degree = np.int64(arena32[offset + 1]) - begin
-        if degree == capacity:  # alone in its block: it may go on in the next
-            rest = np.int64(arena32[base + _LAST_DEGREE])
-            degree = max(degree, rest + (np.int64(arena32[base + _LAST_DEGREE + 1]) << 32))
+        word = column_word(nodes[i], blocks[i], first_node, slot_of_block, slot_bytes)
+        degree = column_degree(arena32, word, base, capacity)
         if degree > capacity:
             giants[num_giants], giant_degrees[num_giants] = i, degree
             num_giants += 1
             continue
-        first, edge_at, time_at = _sections(
+        first, edge_at, _, time_at = sections(
             arena32, slot, slot_bytes, id_bytes, edge_bytes, weight_bytes
         )
-        skip = begin - np.int64(arena32[base + _EDGES_START])
+        skip = np.int64(arena32[word]) - np.int64(arena32[base + EDGES_START])
         limit, nkey = limits[trees[i]], tree_key(key, roots[trees[i]], nodes[i])
         found = np.int64(0)
         for k in range(degree):
             time = times[time_at + skip + k]
             if time <= limit:
-                found = _push(keys, places, found, fanout, _rank(nkey, k, time, last), k)
+                rank = _rank(nkey, k, time, last)
+                found = push(keys, places, found, fanout, rank, k, True)
         places[:found].sort()
         counts[i] = found
         for k in range(found):
@@ -157,13 +105,15 @@ def rank_giants(
             slot = np.int64(slot_of_block[np.int64(blocks[i]) + part])
             if slot < 0:
                 continue
-            _, _, time_at = _sections(arena32, slot, slot_bytes, id_bytes, edge_bytes, weight_bytes)
+            _, _, _, time_at = sections(
+                arena32, slot, slot_bytes, id_bytes, edge_bytes, weight_bytes
+            )
             low = part * capacity
             for p in range(low, min(degree, low + capacity)):
                 time = times[time_at + p - low]
                 if time <= limit:
                     rank = _rank(nkey, p, time, last)
-                    found[g] = _push(keys[g], places[g], found[g], fanout, rank, p)
+                    found[g] = push(keys[g], places[g], found[g], fanout, rank, p, True)
 
 
 @leaf
@@ -175,7 +125,7 @@ def find_times(
     for j in range(num):
         i = np.int64(entries[j])
         slot = np.int64(slot_of_block[np.int64(blocks[i])])
-        _, _, time_at = _sections(arena32, slot, slot_bytes, id_bytes, edge_bytes, weight_bytes)
+        _, _, _, time_at = sections(arena32, slot, slot_bytes, id_bytes, edge_bytes, weight_bytes)
         out[i] = times[time_at + places[i] - np.int64(first_edge[blocks[i]])]
 
 

@@ -14,11 +14,12 @@ import math
 import numpy as np
 from numba import njit
 
+from blockstore.kernels.columns import EDGES_START, column_degree, column_word, sections
+from blockstore.kernels.heap import push
 from blockstore.kernels.jit import leaf
 from blockstore.kernels.random import draw_hash, node_key
 
-_HEADER_WORDS = 16
-_LAST_DEGREE, _NUM_EDGES, _EDGES_START = 4, 7, 9  # header fields, in words of four bytes
+_WEIGHT_BYTES = 4
 
 
 @leaf
@@ -28,56 +29,6 @@ def weight_key(nkey, position, weight):
         return np.inf
     u = (np.float64(draw_hash(nkey, np.uint64(position)) >> np.uint64(11)) + 0.5) * 2.0**-53
     return -math.log(u) / np.float64(weight)
-
-
-@leaf
-def _before(keys, places, a, b):
-    """Whether pick a of a heap is worse than pick b: it leaves first."""
-    return keys[a] > keys[b] or (keys[a] == keys[b] and places[a] > places[b])
-
-
-@leaf
-def push(keys, places, count, most, key, place):
-    """Keep the `most` least (key, place) in a heap whose worst one is first; returns the count."""
-    if key == np.inf:
-        return count
-    if count < most:
-        i = count
-        keys[i], places[i] = key, place
-        while i > 0 and _before(keys, places, i, (i - 1) // 2):
-            up = (i - 1) // 2
-            keys[i], keys[up] = keys[up], keys[i]
-            places[i], places[up] = places[up], places[i]
-            i = up
-        return count + 1
-    if key > keys[0] or (key == keys[0] and place > places[0]):
-        return count
-    keys[0], places[0] = key, place
-    i = np.int64(0)
-    while 2 * i + 1 < count:
-        child = 2 * i + 1
-        if child + 1 < count and _before(keys, places, child + 1, child):
-            child += 1
-        if not _before(keys, places, child, i):
-            break
-        keys[i], keys[child] = keys[child], keys[i]
-        places[i], places[child] = places[child], places[i]
-        i = child
-    return count
-
-
-@leaf
-def _sections(arena32, slot, slot_bytes, id_bytes, edge_bytes):
-    """Indices, in their views, of the block's first source, edge id and weight."""
-    base = slot * (slot_bytes // 4)
-    start = np.int64(arena32[base + _EDGES_START])
-    edges = np.int64(arena32[base + _NUM_EDGES])
-    at = ((start + edges) * id_bytes + 7) // 8 * 8
-    edge_at = np.int64(0)
-    if edge_bytes:
-        edge_at = (slot * slot_bytes + at) // edge_bytes
-        at = (at + edges * edge_bytes + 7) // 8 * 8
-    return slot * (slot_bytes // id_bytes) + start, edge_at, (slot * slot_bytes + at) // 4
 
 
 @njit(nogil=True, cache=True)
@@ -101,22 +52,21 @@ def sample_weighted(
             continue
         slot = np.int64(slot_of_block[blocks[i]])
         base = slot * (slot_bytes // 4)
-        offset = base + _HEADER_WORDS + np.int64(nodes[i]) - np.int64(first_node[blocks[i]])
-        begin = np.int64(arena32[offset])
-        degree = np.int64(arena32[offset + 1]) - begin
-        if degree == capacity:  # alone in its block: it may go on in the next
-            last = np.int64(arena32[base + _LAST_DEGREE])
-            degree = max(degree, last + (np.int64(arena32[base + _LAST_DEGREE + 1]) << 32))
+        word = column_word(nodes[i], blocks[i], first_node, slot_of_block, slot_bytes)
+        degree = column_degree(arena32, word, base, capacity)
         if degree > capacity:
             giants[num_giants], giant_degrees[num_giants] = i, degree
             num_giants += 1
             continue
-        first, edge_at, weight_at = _sections(arena32, slot, slot_bytes, id_bytes, edge_bytes)
-        skip = begin - np.int64(arena32[base + _EDGES_START])
+        first, edge_at, weight_at, _ = sections(
+            arena32, slot, slot_bytes, id_bytes, edge_bytes, _WEIGHT_BYTES
+        )
+        skip = np.int64(arena32[word]) - np.int64(arena32[base + EDGES_START])
         nkey, found = node_key(key, nodes[i]), np.int64(0)
         for k in range(degree):
             mark = weight_key(nkey, k, arena_f[weight_at + skip + k])
-            found = push(keys, places, found, fanout, mark, k)
+            if mark < np.inf:
+                found = push(keys, places, found, fanout, mark, k, False)
         places[:found].sort()
         counts[i] = found
         for k in range(found):
@@ -154,11 +104,14 @@ def weigh_giants(
             slot = np.int64(slot_of_block[np.int64(blocks[i]) + part])
             if slot < 0:
                 continue
-            _, _, weight_at = _sections(arena32, slot, slot_bytes, id_bytes, edge_bytes)
+            _, _, weight_at, _ = sections(
+                arena32, slot, slot_bytes, id_bytes, edge_bytes, _WEIGHT_BYTES
+            )
             low = part * capacity
             for p in range(low, min(degree, low + capacity)):
                 mark = weight_key(nkey, p, arena_f[weight_at + p - low])
-                found[g] = push(keys[g], places[g], found[g], fanout, mark, p)
+                if mark < np.inf:
+                    found[g] = push(keys[g], places[g], found[g], fanout, mark, p, False)
 
 
 @leaf
@@ -182,7 +135,9 @@ def fetch_giants(
             slot = np.int64(slot_of_block[np.int64(blocks[i]) + places[g, k] // capacity])
             if slot < 0:
                 continue
-            first, edge_at, _ = _sections(arena32, slot, slot_bytes, id_bytes, edge_bytes)
+            first, edge_at, _, _ = sections(
+                arena32, slot, slot_bytes, id_bytes, edge_bytes, _WEIGHT_BYTES
+            )
             draws[starts[i] + k] = ids[first + places[g, k] % capacity]
             if first_item.size:
                 edge_draws[edge_starts[i] + k] = first_item[blocks[i]] + places[g, k]

@@ -3,27 +3,21 @@
 import numpy as np
 from numba import njit
 
-from blockstore.format import (
-    BLOCK_HEADER,
-    EDGES_START_OFFSET,
-    LAST_DEGREE_OFFSET,
-    NUM_CARRIED_OFFSET,
-    NUM_EDGES_OFFSET,
-    NUM_NODES_OFFSET,
+from blockstore.kernels.columns import (
+    EDGES_START,
+    FIRST_NODE,
+    HEADER_WORDS,
+    LAST_DEGREE,
+    NUM_CARRIED,
+    NUM_EDGES,
+    NUM_NODES,
+    wide,
 )
 from blockstore.kernels.intrinsics import prefetch
 from preprocess.kernels.rowsum import sum_rows
 
 CHUNK_EDGES = 128  # summed in registers, then added to the sum: errors grow with chunks, not edges
 _LINE_ITEMS = 16  # float32 in a cache line
-
-_FIRST_NODE = 2  # where things are in a block, in words of 32 bits
-_LAST_DEGREE = LAST_DEGREE_OFFSET // 4
-_NUM_NODES = NUM_NODES_OFFSET // 4
-_NUM_EDGES = NUM_EDGES_OFFSET // 4
-_NUM_CARRIED = NUM_CARRIED_OFFSET // 4
-_EDGES_START = EDGES_START_OFFSET // 4
-_OFFSETS = BLOCK_HEADER.size // 4
 
 
 @njit(nogil=True, cache=True)
@@ -47,12 +41,6 @@ def sum_edges(x, width, ids, low, high, limit, first, weights, weight_at, out, a
 def _add_share(node, width, share, x, out):
     for c in range(node * width, (node + 1) * width):
         out[c] += share * x[c]
-
-
-@njit(nogil=True, cache=True)
-def _wide(words, word):
-    """A field of 64 bits."""
-    return np.int64(words[word]) | np.int64(words[word + 1]) << np.int64(32)
 
 
 @njit(nogil=True, cache=True)
@@ -97,10 +85,10 @@ def multiply_blocks(
     id_bytes = ids.itemsize
     for block in range(carry_slots.size):
         word, base = block * (block_bytes // 4), block * (block_bytes // id_bytes)
-        node = _wide(words, word + _FIRST_NODE) - first
-        last_degree = _wide(words, word + _LAST_DEGREE)
-        count, edges = np.int64(words[word + _NUM_NODES]), np.int64(words[word + _NUM_EDGES])
-        start = np.int64(words[word + _EDGES_START])
+        node = wide(words, word + FIRST_NODE) - first
+        last_degree = wide(words, word + LAST_DEGREE)
+        count, edges = np.int64(words[word + NUM_NODES]), np.int64(words[word + NUM_EDGES])
+        start = np.int64(words[word + EDGES_START])
         zero = base + start  # the block's first edge
         limit, weight_at = zero + edges, np.int64(0)
         if weights is not None:
@@ -109,15 +97,15 @@ def multiply_blocks(
                 over = (over + 7) // 8 * 8 + edges * edge_id_bytes
             weight_at = word + (over + 7) // 8 * 2
         if part == 0 and carry_slots[block] >= 0:
-            at, high = carry_slots[block] * width, zero + np.int64(words[word + _NUM_CARRIED])
+            at, high = carry_slots[block] * width, zero + np.int64(words[word + NUM_CARRIED])
             sum_edges(
                 rows, width, ids, zero, high, limit, first, weights, weight_at, carry, at,
                 np.int64(-1), np.float32(1),
             )  # fmt: skip
         begin, end = count * part // parts, count * (part + 1) // parts
-        high = base + np.int64(words[word + _OFFSETS + begin])
+        high = base + np.int64(words[word + HEADER_WORDS + begin])
         for i in range(begin, end):
-            low, high = high, base + np.int64(words[word + _OFFSETS + i + 1])
+            low, high = high, base + np.int64(words[word + HEADER_WORDS + i + 1])
             own = node + i if loops else np.int64(-1)
             whole = i < count - 1 or last_degree == high - low
             times = scale * factor[node + i] if whole else np.float32(1)

@@ -81,13 +81,3 @@ def test_edges_are_drawn_in_proportion_to_their_weights():
     share = graph.weights / graph.weights.sum()
     chi = ((first - 6000 * share) ** 2 / (6000 * share)).sum()
     assert chi < 39 + 5 * np.sqrt(2 * 39)
-
-
-@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 99)), max_size=40), st.integers(1, 8))
-def test_a_heap_keeps_the_least(marks, most):
-    marks = list(dict.fromkeys(marks))
-    keys, places, count = np.empty(most), np.empty(most, np.int64), 0
-    for key, place in marks:
-        count = k.push(keys, places, count, most, np.inf if key == 5 else float(key), place)
-    kept = sorted((a, b) for a, b in marks if a != 5)[:most]
-    assert sorted(zip(keys[:count].tolist(), places[:count].tolist(), strict=True)) == kept
