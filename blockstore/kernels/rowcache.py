@@ -84,8 +84,12 @@ def forget_listed(rows, num, place):
 
 
 @leaf
-def touch(nodes, num, first, num_nodes, place, batch, last):
-    """Batch number `batch` uses these rows; batches come in order."""
+def note_use(nodes, num, first, num_nodes, place, batch, uses):
+    """uses[entry] = batch (its number) for each of the rows that has an entry.
+
+    `uses` is the last use so far where batches come in order, the next one where they come in
+    descending order.
+    """
     for i in range(num):
         if i + _AHEAD < num:
             prefetch(place, np.int64(nodes[i + _AHEAD]) - first)
@@ -93,20 +97,7 @@ def touch(nodes, num, first, num_nodes, place, batch, last):
         if 0 <= row < num_nodes:
             entry = place[row]
             if entry >= 0:
-                last[entry] = batch
-
-
-@leaf
-def foresee(nodes, num, first, num_nodes, place, batch, coming):
-    """Batch number `batch` will use these rows; batches come in descending order."""
-    for i in range(num):
-        if i + _AHEAD < num:
-            prefetch(place, np.int64(nodes[i + _AHEAD]) - first)
-        row = np.int64(nodes[i]) - first
-        if 0 <= row < num_nodes:
-            entry = place[row]
-            if entry >= 0:
-                coming[entry] = batch
+                uses[entry] = batch
 
 
 @leaf

@@ -21,11 +21,10 @@ from blockstore.kernels.rowcache import (
     copy_extent,
     count_new,
     enter_rows,
-    foresee,
     forget_listed,
     list_absent,
+    note_use,
     plan_extents,
-    touch,
 )
 from loaderd.memory.ledger import ServedRows
 from loaderd.memory.workspace import Carver
@@ -264,7 +263,9 @@ class RowCache:
             t.coming[:] = NEVER
             for needs in reversed(later):
                 for piece in needs.pieces:
-                    foresee(piece, piece.size, t.first, t.num_nodes, t.place, needs.batch, t.coming)
+                    note_use(
+                        piece, piece.size, t.first, t.num_nodes, t.place, needs.batch, t.coming
+                    )
         try:
             for t in self.types:
                 t.listed[: t.num_listed].sort()
@@ -274,7 +275,7 @@ class RowCache:
                 self._forget(t)
         for t in self.types:
             for needs, piece in _pieces(group):
-                touch(piece, piece.size, t.first, t.num_nodes, t.place, needs.batch, t.last)
+                note_use(piece, piece.size, t.first, t.num_nodes, t.place, needs.batch, t.last)
 
     def _forget(self, t: _Type) -> None:
         forget_listed(t.listed, t.num_listed, t.place)

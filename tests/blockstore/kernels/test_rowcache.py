@@ -146,10 +146,10 @@ def test_next_uses_and_touches_follow_the_batches():
     place = np.array([2, k.ABSENT_ROW, 0, 1], np.int32)
     coming, last = np.full(3, k.NEVER, np.int32), np.full(3, -1, np.int32)
     for batch, nodes in ((9, [0, 1]), (8, [0, 2])):
-        k.foresee(u32(nodes), 2, 0, 4, place, batch, coming)
+        k.note_use(u32(nodes), 2, 0, 4, place, batch, coming)
     assert coming.tolist() == [8, k.NEVER, 8]
     for batch, nodes in ((3, [0, 3]), (4, [0, 1])):
-        k.touch(u32(nodes), 2, 0, 4, place, batch, last)
+        k.note_use(u32(nodes), 2, 0, 4, place, batch, last)
     assert last.tolist() == [-1, 3, 4]
 
 
