@@ -1,6 +1,5 @@
 """Hubs and halos against dense walks, for any memory; what is said about them, by enumeration."""
 
-import os
 import random
 import shutil
 import subprocess
@@ -39,14 +38,6 @@ from tests.preprocess.test_stores import least
 
 HALOS = InfluenceOptions(hubs=0.1, halo=0.4)
 OPTIONS = IngestOptions(block_bytes=4096, influence=HALOS)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def unsafe():
-    """Nothing is flushed to disk: these stores are small, and many."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "fsync", lambda fd: None)
-        yield
 
 
 @st.composite
@@ -153,7 +144,7 @@ def halos_of(store: Store) -> list[list[int]]:
     return found
 
 
-@settings(max_examples=12)
+@settings(max_examples=8)
 @given(graph=graphs(), edge_ids=st.booleans(), count=st.integers(1, 5))
 def test_hubs_and_halos_are_those_of_a_dense_walk(tmp_path_factory, graph, edge_ids, count):
     store = made(tmp_path_factory, graph, replace(OPTIONS, edge_ids=edge_ids), count)

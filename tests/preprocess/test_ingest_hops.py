@@ -24,14 +24,6 @@ PLAIN = IngestOptions(block_bytes=4096)
 OPTIONS = replace(PLAIN, hops=ASKED)
 
 
-@pytest.fixture(autouse=True, scope="module")
-def unsafe():
-    """Nothing is flushed to disk."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "fsync", lambda fd: None)
-        yield
-
-
 @pytest.fixture(scope="module")
 def plain(small_graph: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """What a store without hops is, file by file."""

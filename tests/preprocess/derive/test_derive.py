@@ -167,6 +167,17 @@ def naive_counts(store: Store, relation: str) -> np.ndarray:
     return np.bincount(places, minlength=author.num_nodes)
 
 
+@pytest.fixture(scope="module")
+def cited(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Papers in float16 and who wrote them, thanked and cited; to be copied."""
+    graph = citations()
+    pairs = np.random.default_rng(3).integers(0, 1490, (9000, 2))
+    graph.add_relation("paper", "thanks", "author", pairs)
+    path = tmp_path_factory.mktemp("derive") / "cited"
+    ingest(graph, path, replace(OPTIONS, dtype="float16"), QUIET)
+    return path
+
+
 def many_ranges(monkeypatch: pytest.MonkeyPatch, spill: bool) -> None:
     """Plans with the least memory, and one of the ways for which it does not suffice at once."""
     whole = plan_derivation
@@ -188,14 +199,11 @@ def many_ranges(monkeypatch: pytest.MonkeyPatch, spill: bool) -> None:
      ("paper", "cites", "bfloat16")],
 )  # fmt: skip
 def test_memory_changes_no_byte(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str, relation: str, dtype: Any,
-    spill: bool,
+    cited: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str, relation: str,
+    dtype: Any, spill: bool,
 ):  # fmt: skip
-    graph = citations()
-    pairs = np.random.default_rng(3).integers(0, 1490, (9000, 2))
-    graph.add_relation("paper", "thanks", "author", pairs)
-    ingest(graph, tmp_path / "whole", replace(OPTIONS, dtype="float16"), QUIET)
-    shutil.copytree(tmp_path / "whole", tmp_path / "ranges")
+    for name in ("whole", "ranges"):
+        shutil.copytree(cited, tmp_path / name)
     asked = Derivation(target, "paper", relation, name="z", feature="x", dtype=dtype)
     result = derive(tmp_path / "whole", asked, QUIET, threads=1)
     assert result.plan.num_ranges == 1
@@ -259,10 +267,10 @@ class Kill(Progress):
 
 @pytest.mark.parametrize("at", ["count edges", "edges by range", "add rows, range 3 of 8"])
 def test_a_kill_leaves_the_old_store_and_the_next_run_makes_the_new_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: str
+    cited: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: str
 ):
-    ingest(citations(), tmp_path / "whole", OPTIONS, QUIET)
-    shutil.copytree(tmp_path / "whole", tmp_path / "killed")
+    for name in ("whole", "killed"):
+        shutil.copytree(cited, tmp_path / name)
     asked = Derivation("author", "paper", "writes", feature="x")
     before = tree(tmp_path / "whole")
     derive(tmp_path / "whole", asked, QUIET)
@@ -282,23 +290,25 @@ def test_a_kill_leaves_the_old_store_and_the_next_run_makes_the_new_one(
     assert tree(tmp_path / "killed") == tree(tmp_path / "whole")
 
 
-@pytest.mark.parametrize("dtype", [None, "int8"])
-def test_halos_have_copies_of_the_new_rows(tmp_path: Path, dtype: Any):
+def test_halos_have_copies_of_the_new_rows(tmp_path: Path):
     options = replace(
         OPTIONS, split=(0.5, 0.3, 0.2), partition=PartitionOptions(5),
         influence=InfluenceOptions(hubs=0.02, halo=0.5),
     )  # fmt: skip
     path = tmp_path / "store"
     ingest(citations(), path, options, QUIET)
-    derive(path, Derivation("author", "paper", "writes", feature="x", dtype=dtype), QUIET)
+    asked = Derivation("author", "paper", "writes", feature="x")
+    for name, dtype in (("x", None), ("narrow", "int8")):
+        derive(path, replace(asked, name=name, dtype=dtype), QUIET)
     store = open_store(path)
     author = store.manifest.types[1]
     assert author.halo is not None
     slots = read_rows(store, author.halo.nodes).astype(np.int64) - author.first
     assert slots.size > 500
-    rows = read_rows(store, author.features["x"])
-    assert np.array_equal(read_rows(store, author.halo.features["x"]), rows[slots])
-    assert author.halo.features["x"].scale_path == author.features["x"].scale_path
+    for name in ("x", "narrow"):
+        rows = read_rows(store, author.features[name])
+        assert np.array_equal(read_rows(store, author.halo.features[name]), rows[slots])
+        assert author.halo.features[name].scale_path == author.features[name].scale_path
     verify_store(path)
 
 

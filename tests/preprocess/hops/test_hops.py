@@ -21,6 +21,7 @@ from blockstore.errors import BudgetTooSmall, CorruptBlock, OutOfSpace
 from blockstore.format import HopSet, RowArray
 from blockstore.store import Store, open_store, read_rows
 from blockstore.verify import verify_store
+from preprocess.export.edges import columns_of
 from preprocess.hops import hops as hops_module
 from preprocess.hops import plan as hops_plan
 from preprocess.hops import rows as hops_rows
@@ -39,14 +40,6 @@ from tests.preprocess.test_resume import tree
 OPTIONS = IngestOptions(block_bytes=4096)
 ALL = ("sym", "row", "ppr", "heat")
 EVERY = HopsRequest(ALL, rows="all")
-
-
-@pytest.fixture(autouse=True, scope="module")
-def unsafe():
-    """Nothing is flushed to disk: these stores are small, and many."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "fsync", lambda fd: None)
-        yield
 
 
 def adjacency(store: Store, weighted: bool) -> np.ndarray:
@@ -217,10 +210,10 @@ def test_neither_memory_nor_threads_change_a_byte(
 @pytest.mark.usefixtures("tight")
 def test_the_least_memory_does(tmp_path: Path):
     """A refusal says what would do; that does, and gives the same bytes."""
-    rng, count = np.random.default_rng(3), 150_000
+    rng, count = np.random.default_rng(3), 100_000
     x = rng.random((count, 9)).astype(np.float32)
     graph = Graph().add_type("n", count, x=x, y=rng.integers(0, 3, count), train=np.arange(99))
-    graph.add_relation("n", "to", "n", rng.integers(0, count, (400_000, 2)))
+    graph.add_relation("n", "to", "n", rng.integers(0, count, (200_000, 2)))
     ingest(graph, tmp_path / "whole", replace(OPTIONS, block_bytes=65536), QUIET)
     shutil.copytree(tmp_path / "whole", tmp_path / "least")
     asked = HopsRequest(("row", "heat"), hops=1)
@@ -524,9 +517,10 @@ def test_hops_of_real_graphs_equal_float64(name: str, dataset, tmp_path: Path):
     store = open_store(tmp_path / "store")
     (nodes,) = store.manifest.types
     found = nodes.hops["train"]
-    blocks = stored_blocks(store, store.manifest.relations[0])
+    columns = [(d, s.copy()) for d, s, _ in columns_of(store, store.manifest.relations[0])]
+    dst, src = (np.concatenate(ends) for ends in zip(*columns, strict=True))
     shape = (nodes.num_nodes, nodes.num_nodes)
-    edges = (np.ones(len(blocks["src"])), (blocks["dst"], blocks["src"]))
+    edges = (np.ones(src.size), (dst, src))
     matrix = scipy.sparse.csr_array(edges, shape=shape) + scipy.sparse.eye_array(shape[0])
     places = read_rows(store, nodes.store_id)[read_rows(store, found.nodes)]
     for kind, chain in zip(ALL, found.operators.values(), strict=True):

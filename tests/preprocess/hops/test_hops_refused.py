@@ -1,6 +1,5 @@
 """Hops that cannot be: each refusal says what was found and expected, and changes no store."""
 
-import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -19,14 +18,6 @@ from tests.preprocess.quiet import QUIET
 from tests.preprocess.test_resume import tree
 
 OPTIONS = IngestOptions(block_bytes=4096, allow_nan=True, order="source")
-
-
-@pytest.fixture(autouse=True, scope="module")
-def unsafe():
-    """Nothing is flushed to disk: these stores are small, and many."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "fsync", lambda fd: None)
-        yield
 
 
 @pytest.fixture(scope="module")
