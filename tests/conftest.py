@@ -27,11 +27,10 @@ def _forked_commands() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def fresh_processes() -> Iterator[None]:
     """Our commands begin as any other, and import what they need."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(subprocess, "Popen", processes.PLAIN)
+    with processes.fresh():
         yield
 
 

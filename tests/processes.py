@@ -14,9 +14,12 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from tests.zygote import COMMANDS
 
@@ -45,6 +48,13 @@ class Popen(subprocess.Popen[Any]):
             self._child_created = True
         finally:
             self._close_pipe_fds(*(given[name] for name in PIPES))
+
+
+@contextmanager
+def fresh() -> Iterator[None]:
+    """Meanwhile our commands begin as any other, and import what they need."""
+    with patch.object(subprocess, "Popen", PLAIN):
+        yield
 
 
 def _fork(words: list[str], cwd: Any, env: Any, streams: list[int]) -> int:

@@ -31,10 +31,11 @@ from loaderd.protocol import (
 from loaderd.wire import transport
 from loaderd.wire.endpoint import parse_endpoint
 from loaderd.wire.transport import ask_status
+from tests import processes
 from tests.daemons import ROOT, spawn, stop
 from tests.loaderd.harness import WAIT_S, Client, Shell
 
-pytestmark = pytest.mark.usefixtures("fresh_processes")
+fresh = pytest.mark.usefixtures("fresh_processes")
 
 CLIENT = """
 import sys
@@ -80,7 +81,8 @@ def shared(store: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[st
     """The endpoint of a daemon that several tests use."""
     folder = tmp_path_factory.mktemp("run")
     endpoint = f"ipc://{folder}/d.sock"
-    process = spawn(store, endpoint, "--mem", "64M", "--workers", "2")
+    with processes.fresh():
+        process = spawn(store, endpoint, "--mem", "64M", "--workers", "2")
     yield endpoint
     assert stop(process) == 0
     assert list(folder.iterdir()) == []
@@ -105,6 +107,7 @@ def open_sessions(endpoint: str) -> int:
     return len(ask_status(parse_endpoint(endpoint)).sessions)
 
 
+@fresh
 def test_a_dry_run_prints_the_ledger_and_takes_nothing(store, tmp_path):
     endpoint = f"ipc://{tmp_path}/d.sock"
     result = run("loaderd", "serve", store, "--mem", "1T", "--endpoint", endpoint, "--dry-run")
@@ -132,6 +135,7 @@ def test_a_signal_ends_a_daemon_that_is_in_use(store, tmp_path, number):
     assert list(tmp_path.iterdir()) == []
 
 
+@fresh
 def test_a_signal_while_memory_is_taken(store, tmp_path):
     endpoint = parse_endpoint(f"ipc://{tmp_path}/d.sock")
     words = [sys.executable, "-m", "loaderd", "serve", store, "--endpoint", str(endpoint)]
@@ -155,6 +159,7 @@ def test_a_worker_that_hangs_does_not_hold_up_the_end(store, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@fresh
 def test_the_start_line_and_the_files(store, tmp_path):
     endpoint = f"ipc://{tmp_path}/d.sock"
     words = [sys.executable, "-m", "loaderd", "serve", str(store), "--endpoint", endpoint]
