@@ -189,6 +189,9 @@ def test_a_terminated_ingest_leaves_the_store_or_what_goes_on(folder: Path, tmp_
 def test_real_graphs_within_little_memory(dataset, tmp_path: Path, name: str):
     source = dataset(name)
     good("ingest", source, tmp_path / "store", "--mem", "32M", "--edge-ids", "--order", "bfs")
+    num_edges = np.load(source / "edge_index.npy", mmap_mode="r").shape[1]
+    assert json.loads(good("info", tmp_path / "store", "--json"))["num_edges"] == num_edges
+    assert "good: " in good("verify", tmp_path / "store")
     good("export", tmp_path / "store", tmp_path / "back", "--mem", "48M")
     for path in (tmp_path / "back").glob("*.npy"):
         a, b = np.load(path), np.load(source / path.name)

@@ -23,14 +23,6 @@ def quiet(tmp_path: Path):
         yield Progress(stream)
 
 
-def same_folder(left: Path, right: Path) -> None:
-    """Every array of one folder is in the other, equal and of the same dtype."""
-    for path in sorted(left.glob("*.npy")):
-        a, b = np.load(path), np.load(right / path.name)
-        assert a.dtype == b.dtype, path.name
-        assert np.array_equal(a, b), path.name
-
-
 def test_memory_does_not_show_in_the_store(small_graph: Path, tmp_path: Path, quiet: Progress):
     found = set()
     for number, mem in enumerate((12 << 20, 15 << 20, 256 << 20)):
@@ -39,17 +31,6 @@ def test_memory_does_not_show_in_the_store(small_graph: Path, tmp_path: Path, qu
         found.add(ingest(PlainSource(small_graph), target, options, quiet).manifest.fingerprint)
         verify_store(target)
     assert len(found) == 1
-
-
-@pytest.mark.parametrize("name", ["planetoid-cora", "flickr-small", "facebook-pagepage"])
-def test_real_graphs_come_out_as_they_went_in(dataset, tmp_path: Path, quiet: Progress, name: str):
-    source, target, back = dataset(name), tmp_path / "store", tmp_path / "back"
-    options = IngestOptions(mem_bytes=64 << 20, block_bytes=64 << 10, edge_ids=True)
-    ingest(PlainSource(source), target, options, quiet)
-    report = verify_store(target)
-    assert report.edges == np.load(source / "edge_index.npy", mmap_mode="r").shape[1]
-    export(open_store(target), back, quiet)
-    same_folder(source, back)
 
 
 def test_without_edge_ids_the_edges_come_out_sorted(

@@ -20,7 +20,6 @@ GRAPHS = {
     "kg-fb15k237": "plain",
     "gowalla-bipartite": "plain",
     "deezer-hu": "plain",
-    "flickr-small": "plain",
     LARGE: "plain",
 }
 _ITEMS = 1 << 22  # compared at a time

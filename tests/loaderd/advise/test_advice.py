@@ -356,14 +356,19 @@ def test_no_store_and_no_partitions(tmp_path: Path):
     assert "--partitions 64" in text
 
 
-@pytest.mark.parametrize(("mem", "held"), [("64M", True), ("3M", False)])
-def test_hop_wise_batches_have_lines_of_their_own(store, tmp_path, mem, held):
-    path = tmp_path / "hops"
+@pytest.fixture(scope="module")
+def hop_store(store: Store, tmp_path_factory) -> Store:
+    """The same store with twelve hops of every node."""
+    path = tmp_path_factory.mktemp("advice") / "hops"
     shutil.copytree(store.path, path)
     make_hops(path, HopsRequest(rows="all", hops=12), QUIET)
+    return open_store(path)
+
+
+@pytest.mark.parametrize(("mem", "held"), [("64M", True), ("3M", False)])
+def test_hop_wise_batches_have_lines_of_their_own(hop_store, mem, held):
     request = structs.replace(REQUEST, split="all", batch_size=2000, num_neighbors=(1,))
-    opened = open_store(path)
-    report = report_on(opened, settings(mem), request)
+    report = report_on(hop_store, settings(mem), request)
     lines = {p.plan: p for p in report.advice.lines if not p.sampled}
     assert list(lines) == ["chunks", "rows"]
     assert report.advice.plan not in lines
