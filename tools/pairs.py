@@ -13,6 +13,7 @@ from typing import Any
 
 from tools.machine import machine, today
 
+CONTEXT = get_context("spawn")  # a run's threads are its own
 HOP_ACCURACY = "accuracy on hops"  # what lines of `tools.hop_accuracy` are
 
 Runs = Callable[[set[tuple[str, int]]], Iterable[dict[str, Any]]]  # those that are not done
@@ -22,7 +23,7 @@ def run_each(
     train: Callable[..., dict[str, Any]], tasks: Iterable[tuple[Any, ...]], jobs: int
 ) -> Iterator[dict[str, Any]]:
     """`train(*task)` of each task, begun in their order, in processes of their own; as they end."""
-    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+    with ProcessPoolExecutor(jobs, mp_context=CONTEXT) as pool:
         for future in as_completed([pool.submit(train, *task) for task in tasks]):
             yield future.result()
 

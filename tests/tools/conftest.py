@@ -4,6 +4,7 @@ from multiprocessing import forkserver
 
 import pytest
 
+from tools import pairs
 from tools.bench import harness
 
 PRELOAD = [
@@ -20,6 +21,7 @@ def _forked_peers() -> Iterator[None]:
     forkserver.ensure_running()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(harness, "CONTEXT", context)
+        patch.setattr(pairs, "CONTEXT", context)
         patch.setattr(context, "set_forkserver_preload", lambda names: None)
         yield
 
