@@ -44,6 +44,7 @@ class Settings:
 
     folder: str
     seeds: int = 5
+    first_seed: int = 0
     steps: int = 400
     num_neighbors: tuple[int, ...] = (10, 5)
     batch_size: int = 1024
@@ -137,7 +138,7 @@ def runs(
     settings: Settings, task: Task, endpoint: str, done: set[tuple[str, int]]
 ) -> Iterable[dict[str, Any]]:
     """A line for each way and seed that is not done."""
-    for seed in range(settings.seeds):
+    for seed in range(settings.first_seed, settings.first_seed + settings.seeds):
         for way in WAYS:
             if (way, seed) in done:
                 continue
@@ -166,7 +167,7 @@ def main(words: list[str] | None = None) -> str:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", help="with edge_index.npy, train_edge.npy and test_edge.npy")
     for name, meaning in (
-        ("seeds", "pairs of runs"), ("steps", "batches of a run"),
+        ("seeds", "pairs of runs"), ("first_seed", "of the first pair"), ("steps", "batches of a run"),
         ("batch_size", "edges, and as many random pairs"), ("hidden", "width"),
     ):  # fmt: skip
         option, value = "--" + name.replace("_", "-"), getattr(default, name)
