@@ -167,8 +167,9 @@ def main(words: list[str] | None = None) -> str:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", help="with edge_index.npy, train_edge.npy and test_edge.npy")
     for name, meaning in (
-        ("seeds", "pairs of runs"), ("first_seed", "of the first pair"), ("steps", "batches of a run"),
-        ("batch_size", "edges, and as many random pairs"), ("hidden", "width"),
+        ("seeds", "pairs of runs"), ("first_seed", "of the first pair"),
+        ("steps", "batches of a run"), ("batch_size", "edges, and as many random pairs"),
+        ("hidden", "width"),
     ):  # fmt: skip
         option, value = "--" + name.replace("_", "-"), getattr(default, name)
         parser.add_argument(option, type=int, default=value, help=f"{meaning}: {value}")
