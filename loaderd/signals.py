@@ -1,8 +1,12 @@
 """SIGTERM, SIGINT and SIGHUP of the daemon's process, from the first file to the last."""
 
+import asyncio
 import signal
+import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+
+_MOST_SIGNALS = 4096  # taken at a time
 
 
 class Signals:
@@ -31,6 +35,26 @@ class Signals:
             yield
         finally:
             self._receiver = None
+
+    @contextmanager
+    def waking(self, loop: asyncio.AbstractEventLoop) -> Iterator[None]:
+        """Inside the `with` signals wake the loop, which runs in the main thread.
+
+        Receivers are called by Python code of that thread.  Without this, nothing wakes it for a
+        signal that comes just before it goes to sleep, or that another thread has caught.
+        """
+        theirs, ours = socket.socketpair()
+        for end in (theirs, ours):
+            end.setblocking(False)
+        loop.add_reader(ours, ours.recv, _MOST_SIGNALS)
+        before = signal.set_wakeup_fd(theirs.fileno(), warn_on_full_buffer=False)
+        try:
+            yield
+        finally:
+            signal.set_wakeup_fd(before)
+            loop.remove_reader(ours)
+            theirs.close()
+            ours.close()
 
     def _hung_up(self) -> None:
         if self.hang_up is not None:

@@ -509,7 +509,7 @@ async def serve(
     def stop_or_hurry() -> None:
         (hurry if stop.is_set() else stop).set()
 
-    with signals.to(lambda: loop.call_soon_threadsafe(stop_or_hurry)):
+    with signals.waking(loop), signals.to(lambda: loop.call_soon_threadsafe(stop_or_hurry)):
         daemon = Daemon(engine, endpoint, access)
         signals.hang_up = lambda: loop.call_soon_threadsafe(daemon.reload)
         try:

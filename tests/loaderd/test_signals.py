@@ -1,13 +1,18 @@
 """Signals reach their receiver, at once or as soon as there is one."""
 
+import asyncio
 import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
 
 import pytest
 
 from loaderd.signals import Interrupted, Signals, interrupt
+
+WAIT_S = 20.0
 
 
 @pytest.fixture
@@ -42,6 +47,33 @@ def test_work_is_broken_off_and_later_signals_wait(signals):
     with pytest.raises(Interrupted), signals.to(interrupt):
         signal.raise_signal(signal.SIGINT)
     signal.raise_signal(signal.SIGTERM)
+
+
+def test_a_signal_that_another_thread_catches_wakes_the_loop(signals):
+    """As does one that comes just before the loop goes to sleep: it interrupts nothing either."""
+    received, woken = threading.Event(), []
+
+    def catch(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+        time.sleep(0.2)  # the loop sleeps by then
+        signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+        woken.append(received.wait(WAIT_S))
+        loop.call_soon_threadsafe(stop.set)
+
+    async def serve() -> None:
+        loop, stop = asyncio.get_running_loop(), asyncio.Event()
+        thread = threading.Thread(target=catch, args=(loop, stop))
+        with signals.waking(loop), signals.to(received.set):
+            thread.start()
+            await stop.wait()
+        thread.join()
+
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    try:
+        asyncio.run(serve())
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    assert woken == [True]
 
 
 BROKEN_OFF = """
