@@ -9,6 +9,7 @@ import argparse
 import json
 import statistics
 import sys
+from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -131,7 +132,7 @@ def draw_partitions(lines: list[dict[str, Any]], target: Path) -> None:
     figure = Figure((2 * _WIDTH, _HEIGHT), layout="constrained")
     for axes, name, label in zip(
         figure.subplots(1, 2), ("kept_8", "kl_mean"),
-        ("neighbours kept with 1/8 of the partitions", "divergence of labels (nats)"),
+        ("Neighbours kept with 1/8 of the partitions", "Divergence of labels (nats)"),
         strict=True,
     ):  # fmt: skip
         for i, method in enumerate(methods):
@@ -142,10 +143,12 @@ def draw_partitions(lines: list[dict[str, Any]], target: Path) -> None:
             heights = [at.get(group, float("nan")) for group in groups]
             axes.bar(places, heights, 1 / (len(methods) + 1), label=method)
         axes.set_xticks(range(len(groups)), groups, rotation=30, ha="right")
-        axes.set(ylabel=label)
+        axes.set(title=label)
+        axes.set_axisbelow(True)
         axes.grid(axis="y", alpha=0.3)
     figure.axes[1].set_yscale("symlog", linthresh=1e-3)
-    figure.axes[0].legend(frameon=False)
+    handles, names = figure.axes[0].get_legend_handles_labels()
+    figure.legend(handles, names, frameon=False, loc="outside right upper")
     figure.savefig(target, dpi=150)
 
 
@@ -218,31 +221,32 @@ def main(words: list[str]) -> None:
     """Draw what there are lines for."""
     parser = argparse.ArgumentParser(prog="tools.report", description=__doc__)
     parser.add_argument(
-        "lines", type=Path, nargs="+",
+        "lines", type=Path, nargs="*",
         help="of `--out` of `tools.bench hyperbatch`, `tools.partition` or `tools.hop_accuracy`",
     )  # fmt: skip
     parser.add_argument("folder", type=Path)
     parser.add_argument("--trace", type=Path, help="of `loaderd serve --trace`: its stages")
     given = parser.parse_args(words)
-    given.folder.mkdir(parents=True, exist_ok=True)
     found = [line for path in given.lines for line in read_lines(path)]
-    partitions = [line for line in found if line["bench"] == "partition"]
-    if partitions:
-        draw_partitions(partitions, given.folder / "partitions.png")
-        print(partition_table(partitions))
-    chunks = [line for line in found if line["bench"] == HOP_ACCURACY]
-    if chunks:
-        draw_chunks(chunks, given.folder / "chunks.png")
-    lines = [line for line in found if line["bench"] == "hyperbatch"]
-    if not lines:
-        return
-    if any(line.get("size") for line in lines):
-        draw_reads(lines, given.folder / "reads.png")
-    if any(not line.get("size") for line in lines):
-        draw_budgets(lines, given.folder / "budgets.png")
+    of: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for line in found:
+        of[line.get("bench", "")].append(line)
+    if not (given.trace or of.keys() & {"partition", HOP_ACCURACY, "hyperbatch"}):
+        parser.error(f"{len(found)} lines, expected some of a bench that is drawn")
+    given.folder.mkdir(parents=True, exist_ok=True)
     if given.trace:
         draw_stages(read_spans(given.trace), given.folder / "stages.png")
-    print(table(lines))
+    if partitions := of["partition"]:
+        draw_partitions(partitions, given.folder / "partitions.png")
+        print(partition_table(partitions))
+    if chunks := of[HOP_ACCURACY]:
+        draw_chunks(chunks, given.folder / "chunks.png")
+    if lines := of["hyperbatch"]:
+        if any(line.get("size") for line in lines):
+            draw_reads(lines, given.folder / "reads.png")
+        if any(not line.get("size") for line in lines):
+            draw_budgets(lines, given.folder / "budgets.png")
+        print(table(lines))
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ pytest.importorskip("torch")
 from tests.tools.tiny import TINY, by_peer
 from tools.bench import csc, disk, hops, hyperbatch, ingest, kernels, spmm
 from tools.bench.setup import GraphSize, make_graph, make_store
+from tools.report import read_lines
 
 
 def test_disk(folder, tmp_path):
@@ -53,12 +54,13 @@ def test_hyperbatch(folder, tmp_path):
     words = [
         "--folder", str(folder), "--graph", str(graph), "--stores", str(store), "--limits", "2G",
         "--mem", "32M", "--batch-size", "20", "--fanouts", "3", "2", "--plans", "hyperbatch",
-        "--sizes", "4", "--steps", "3", "--skipped", "2", "--peer-steps", "2",
+        "--sizes", "4", "--steps", "3", "--before", "2", "--peer-steps", "2",
         "--peer-workers", "1", "--rounds", "1", "--out", str(tmp_path / "lines"),
     ]  # fmt: skip
     lines = hyperbatch.main(words)
     assert [json.loads(text) for text in (tmp_path / "lines").read_text().splitlines()] == lines
     ours, mapped = lines
+    assert ours in read_lines(tmp_path / "lines")  # of which figures are drawn
     assert (ours["size"], ours["kills"], ours["order"]) == (4, 0, "bfs")
     assert ours["seeds_per_s"]["min"] > 0
     assert ours["bytes_written"]["max"] == 0

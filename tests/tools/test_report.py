@@ -79,3 +79,19 @@ def test_a_table_has_a_row_a_line():
     assert table([]).count("\n") == 1
     assert table([line("a", 1, 1)]).endswith("| 0 |")
     assert pytest.approx(1) == float(table([line("a", 1, 1)]).split("|")[-6].split()[0])
+
+
+def test_lines_that_nobody_draws_are_told(tmp_path, capsys):
+    (tmp_path / "lines").write_text(json.dumps({"way": "in memory", "accuracy": 93.0}) + "\n")
+    with pytest.raises(SystemExit):
+        main([str(tmp_path / "lines"), str(tmp_path / "figures")])
+    assert "1 lines, expected some of a bench that is drawn" in capsys.readouterr().err
+    assert not (tmp_path / "figures").exists()
+
+
+def test_a_trace_alone_is_drawn(tmp_path):
+    trace = Trace(tmp_path / "trace")
+    trace.write(STAGE, 1, 0, np.array((1000, 2000)))
+    trace.close()
+    main([str(tmp_path / "figures"), "--trace", str(tmp_path / "trace")])
+    assert [p.name for p in (tmp_path / "figures").iterdir()] == ["stages.png"]

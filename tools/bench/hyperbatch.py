@@ -57,7 +57,7 @@ class Case(NamedTuple):
     policy: str = "next-use"
     workers: int = 4
     steps: int = 0  # timed; 0: to the end of the epoch
-    skipped: int = 8  # before
+    before: int = 8  # batches that are not measured
     fanouts: tuple[int, ...] = (10, 10, 10)
     batch_size: int = 1000
 
@@ -116,11 +116,11 @@ def run_ours(store: Path, case: Case) -> dict[str, float]:
             hyperbatch=case.size,
         )  # fmt: skip
         batches, opened = iter(data), time.perf_counter()
-        for _ in range(case.skipped):
+        for _ in range(case.before):
             next(batches)
         before, seeds, waits = status(endpoint), 0, []
         begun, meter = time.perf_counter(), Meter()
-        for step in range(case.steps or len(data) - case.skipped):
+        for step in range(case.steps or len(data) - case.before):
             asked = time.perf_counter()
             batch = next(batches)
             waits.append(time.perf_counter() - asked)
@@ -155,7 +155,7 @@ def run_mapped(graph: Path, csc: Path, case: Case) -> dict[str, float]:
         collate_fn=MappedSampler(graph, csc, case.fanouts),
     )  # fmt: skip
     batches = iter(loader)
-    for _ in range(case.skipped):
+    for _ in range(case.before):
         next(batches)
     meter, seeds = Meter(), 0
     for _ in range(case.steps):
@@ -261,7 +261,7 @@ def main(words: list[str]) -> list[dict[str, Any]]:
     parser.add_argument("--policies", nargs="+", default=("next-use",))
     parser.add_argument("--plans", nargs="+", default=("auto",))
     parser.add_argument("--steps", type=int, default=0, help="batches timed; 0: an epoch")
-    parser.add_argument("--skipped", type=int, default=8, help="batches before these")
+    parser.add_argument("--before", type=int, default=8, help="batches before these")
     parser.add_argument("--fanouts", type=int, nargs="+", default=(10, 10, 10))
     parser.add_argument("--batch-size", type=int, default=1000)
     parser.add_argument("--peer-steps", type=int, default=8, help="of mapped files; 0: leave out")
@@ -277,7 +277,7 @@ def main(words: list[str]) -> list[dict[str, Any]]:
 
 def _cases(given: argparse.Namespace) -> list[Case]:
     shape = {"fanouts": tuple(given.fanouts), "batch_size": given.batch_size}
-    ours = Case("ours", "", steps=given.steps, skipped=given.skipped, **shape)
+    ours = Case("ours", "", steps=given.steps, before=given.before, **shape)
     cases = [
         ours._replace(limit=limit, mem=mem, plan=plan, size=size, policy=policy)
         for limit, mem in zip(given.limits, given.mem, strict=True)
@@ -290,7 +290,7 @@ def _cases(given: argparse.Namespace) -> list[Case]:
         cases.append(
             Case(
                 "mapped", given.limits[0], workers=workers, steps=given.peer_steps,
-                skipped=max(1, workers), **shape,
+                before=max(1, workers), **shape,
             )
         )  # fmt: skip
     return cases
