@@ -10,8 +10,8 @@ from blockstore.kernels.columns import (
     EDGES_START,
     HEADER_WORDS,
     NUM_CARRIED,
-    NUM_EDGES,
     NUM_NODES,
+    sections,
 )
 from blockstore.kernels.jit import leaf
 from blockstore.kernels.random import draw_below
@@ -53,15 +53,15 @@ def find_ends(
         base = slot * (slot_bytes // 4)
         k = places[i] - np.int64(first_edge[block])
         start = np.int64(arena32[base + EDGES_START])
-        src[i] = ids[slot * (slot_bytes // id_bytes) + start + k]
+        first, edge_at, _, _ = sections(arena32, slot, slot_bytes, id_bytes, edge_bytes, 0)
+        src[i] = ids[first + k]
         if k < np.int64(arena32[base + NUM_CARRIED]):  # of the last column that starts before
             dst[i] = np.int64(first_node[block]) - 1
         else:
             dst[i] = np.int64(first_node[block]) + _column_of(arena32, base, start + k)
         index[i] = places[i]
         if edge_bytes:
-            end = (start + np.int64(arena32[base + NUM_EDGES])) * id_bytes
-            index[i] = edge_ids[(slot * slot_bytes + (end + 7) // 8 * 8) // edge_bytes + k]
+            index[i] = edge_ids[edge_at + k]
 
 
 @njit(nogil=True, cache=True)

@@ -14,7 +14,7 @@ key            uint64 of the hop and relation    starts        int64: place of e
 import numpy as np
 from numba import njit
 
-from blockstore.kernels.columns import EDGES_START, NUM_EDGES, column_degree, column_word
+from blockstore.kernels.columns import EDGES_START, column_degree, column_word, sections
 from blockstore.kernels.intrinsics import prefetch
 from blockstore.kernels.jit import leaf
 from blockstore.kernels.picks import pick_positions, scratch_size
@@ -28,14 +28,6 @@ _FEW_LINES = 16  # of a column that is copied whole; the processor asks for the 
 def _is_whole(degree, fanout, replace):
     """Whether the picks of a column are all its edges, in order."""
     return fanout < 0 or (degree <= fanout and not replace)
-
-
-@leaf
-def _edge_ids_at(arena32, base, slot, slot_bytes, id_bytes, edge_id_bytes):
-    """Index, in the view of edge ids, of the edge id of the block's first edge."""
-    edges_start = np.int64(arena32[base + EDGES_START])
-    end = (edges_start + np.int64(arena32[base + NUM_EDGES])) * id_bytes
-    return (slot * slot_bytes + (end + 7) // 8 * 8) // edge_id_bytes
 
 
 @njit(nogil=True, cache=True)
@@ -134,7 +126,7 @@ def _pick_group(
         first = np.int64(arena32[offset])
         if edge_ids:
             first -= np.int64(arena32[base + EDGES_START])
-            first += _edge_ids_at(arena32, base, slot, slot_bytes, id_bytes, values.itemsize)
+            first += sections(arena32, slot, slot_bytes, id_bytes, values.itemsize, 0)[1]
         else:
             first += slot * (slot_bytes // id_bytes)
         if not whole:
@@ -288,10 +280,10 @@ def _mark_giants(
 @leaf
 def _giant_edges_at(arena32, values, edge_ids, slot, slot_bytes, id_bytes):
     """Index in `values` of the first edge of the block in `slot`."""
-    base = slot * (slot_bytes // 4)
-    if edge_ids:
-        return _edge_ids_at(arena32, base, slot, slot_bytes, id_bytes, values.itemsize)
-    return slot * (slot_bytes // id_bytes) + np.int64(arena32[base + EDGES_START])
+    first, edge_at, _, _ = sections(
+        arena32, slot, slot_bytes, id_bytes, values.itemsize if edge_ids else 0, 0
+    )
+    return edge_at if edge_ids else first
 
 
 @leaf

@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Any
@@ -30,10 +31,11 @@ from preprocess.sources.plain import PlainSource
 from preprocess.stages import reach
 from preprocess.stages.slots import SlotCopies
 from preprocess.stages.walk import LANE_BYTES, LazyWalk, plan_lanes, top_nodes, training_marks
+from tests.preprocess.kills import run_and_kill
 from tests.preprocess.naive import Graph
 from tests.preprocess.quiet import QUIET
 from tests.preprocess.test_hetero import citations, edge_arrays, stored_blocks
-from tests.preprocess.test_resume import ROOT, run_and_kill, stopped, tree
+from tests.preprocess.test_resume import ROOT, stopped, tree
 from tests.preprocess.test_stores import least
 
 HALOS = InfluenceOptions(hubs=0.1, halo=0.4)
@@ -383,10 +385,11 @@ def test_kills_while_hubs_and_halos_are_made_change_nothing(tmp_path: Path):
     result = ingest(citations(), tmp_path / "whole", options, QUIET)
     names = [s.name for s in result.stages]
     spent_s = sum(s.elapsed_s for s in result.stages[names.index("find hubs") :])
+    run = partial(ingest, citations(), target, options, QUIET)
     for _ in range(60):
         if not (tmp_path / ".store.work").exists():
             stopped(citations(), target, STAGES[0], options)
-        kills += not run_and_kill(target, options, moments.uniform(0.02, 0.1 + spent_s * 0.6))
+        kills += not run_and_kill(run, moments.uniform(0.02, 0.1 + spent_s * 0.6))
         if target.exists():
             assert tree(target) == tree(tmp_path / "whole")
             shutil.rmtree(target)

@@ -4,11 +4,11 @@ import hashlib
 import os
 import random
 import shutil
-import signal
 import subprocess
 import sys
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +22,7 @@ from preprocess.options import IngestOptions
 from preprocess.progress import Progress
 from preprocess.sources.plain import PlainSource
 from preprocess.work import StageRecord, WorkFolder
+from tests.preprocess.kills import run_and_kill
 from tests.preprocess.naive import ArraySource
 from tests.preprocess.quiet import QUIET
 from tests.preprocess.test_hetero import citations
@@ -47,25 +48,6 @@ def tight(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(plan, "_FIXED_BYTES", 0)
 
 
-def run_and_kill(target: Path, options: IngestOptions, after_s: float) -> bool:
-    """An ingest in a process of its own, killed after a while; whether it had ended by itself."""
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            ingest(citations(), target, options, QUIET)
-            code = 0
-        finally:
-            os._exit(code)
-    end = time.monotonic() + after_s
-    while time.monotonic() < end:
-        if os.waitpid(child, os.WNOHANG)[0]:
-            return True
-        time.sleep(0.002)
-    os.kill(child, signal.SIGKILL)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-
-
 @pytest.mark.usefixtures("tight")
 def test_kills_at_any_moment_change_nothing(tmp_path: Path):
     """Each kill is of the run that goes on; after its end another begins."""
@@ -79,7 +61,8 @@ def test_kills_at_any_moment_change_nothing(tmp_path: Path):
     for attempt in range(200):
         mem = moments.choice([smallest, 8 << 20, 1 << 30])  # goes on with other memory too
         options = replace(OPTIONS, mem_bytes=mem)
-        ended = run_and_kill(target, options, moments.uniform(0, whole_s * 0.6))
+        run = partial(ingest, citations(), target, options, QUIET)
+        ended = run_and_kill(run, moments.uniform(0, whole_s * 0.6))
         kills += not ended
         if target.exists():
             assert tree(target) == expected, f"attempt {attempt}"

@@ -1,12 +1,11 @@
 """Hops against dense float64 matrices; the same bytes for any memory, threads and kills."""
 
-import os
 import random
 import shutil
-import signal
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +31,7 @@ from preprocess.ingest import ingest
 from preprocess.layouts import open_source
 from preprocess.options import IngestOptions
 from tests.preprocess.derive.test_derive import held_rows
+from tests.preprocess.kills import run_and_kill
 from tests.preprocess.naive import Graph
 from tests.preprocess.quiet import QUIET
 from tests.preprocess.test_hetero import stored_blocks
@@ -346,25 +346,6 @@ def test_one_of_several_types_and_relations(tmp_path: Path):
     verify_store(path)
 
 
-def run_and_kill(path: Path, asked: HopsRequest, after_s: float) -> bool:
-    """A run in a process of its own, killed after a while; whether it had ended by itself."""
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            make_hops(path, asked, QUIET, threads=2)
-            code = 0
-        finally:
-            os._exit(code)
-    end = time.monotonic() + after_s
-    while time.monotonic() < end:
-        if os.waitpid(child, os.WNOHANG)[0]:
-            return True
-        time.sleep(0.002)
-    os.kill(child, signal.SIGKILL)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-
-
 @pytest.mark.usefixtures("slices")
 def test_six_kills_at_any_moment_change_nothing(large_store: Path, tmp_path: Path):
     """Each kill is of the run that goes on; the store is as it was until the last."""
@@ -377,7 +358,8 @@ def test_six_kills_at_any_moment_change_nothing(large_store: Path, tmp_path: Pat
     whole_s, expected = time.monotonic() - begun, tree(tmp_path / "whole")
     moments, kills, resumed, journal = random.Random(7), 0, 0, tmp_path / ".store.hops.work"
     for _ in range(200):
-        ended = run_and_kill(path, asked, moments.uniform(0, whole_s * 0.4))
+        run = partial(make_hops, path, asked, QUIET, threads=2)
+        ended = run_and_kill(run, moments.uniform(0, whole_s * 0.4))
         kills += not ended
         if open_store(path).manifest.types[0].hops:
             assert tree_of_store(path) == expected
