@@ -31,3 +31,7 @@ class BudgetTooSmall(StoreError):
 
 class StoreBusy(StoreError):
     """Another process is writing the same store."""
+
+
+class PoolBroken(StoreError):
+    """A defect of our own: slots of a pool are not free, or not pinned, as its caller was told."""

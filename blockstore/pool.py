@@ -6,6 +6,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from blockstore.errors import PoolBroken
+
 # in _file: a slot whose block could not be read, not of this pool, without a block
 _LOST, _FOREIGN, _FREE = -3, -2, -1
 
@@ -36,14 +38,17 @@ class BlockPool:
         self._pins = np.zeros(num_slots, np.int32)
         self._used = np.zeros(num_slots, np.int64)
         self._file_pins = np.zeros(len(num_blocks) + 1, np.int64)  # [-1]: slots without a block
+        self.num_owned = 0
         self.tick = 0  # of use: whoever holds counts it up
 
     def add_slots(self, slots: Iterable[int]) -> None:
         """Own these slots from now on."""
         index = np.fromiter(slots, np.int64)
-        assert (self._file[index] == _FOREIGN).all()
+        if (self._file[index] != _FOREIGN).any():
+            raise PoolBroken("slots are added to a pool that has them")
         self._file[index] = _FREE
         self._used[index] = -1
+        self.num_owned += index.size
 
     def remove_run(self, first: int, count: int) -> bool:
         """Give up `count` slots from `first` on; False, and nothing done, while one is pinned."""
@@ -52,6 +57,7 @@ class BlockPool:
             return False
         self._evict(run)
         self._file[run] = _FOREIGN
+        self.num_owned -= count
         return True
 
     def owned(self) -> NDArray[np.bool_]:
@@ -71,6 +77,20 @@ class BlockPool:
         """Blocks of the file whose bytes are there."""
         return self._present[file]
 
+    @property
+    def num_empty(self) -> int:
+        """Slots that hold no block."""
+        return int((self._file == _FREE).sum())
+
+    @property
+    def has_lost(self) -> bool:
+        """Whether somebody still holds a slot of a block that could not be read."""
+        return bool((self._file == _LOST).any())
+
+    def absent(self, file: int) -> NDArray[np.int64]:
+        """Blocks of the file that are neither present nor being read."""
+        return np.flatnonzero(self._where[file] < 0)
+
     def present_mask(self, file: int, blocks: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Which of `blocks` are present or being read."""
         return self._where[file][blocks] >= 0
@@ -84,8 +104,9 @@ class BlockPool:
 
     def drop_file(self, file: int) -> None:
         """Undo one `hold_file`."""
+        if self._file_pins[file] == 0:
+            raise PoolBroken(f"file {file} is dropped, nobody holds it")
         self._file_pins[file] -= 1
-        assert self._file_pins[file] >= 0
 
     def hold(self, file: int, blocks: NDArray[np.int64], min_age: int = 0) -> Hold:
         """Pin distinct blocks; those absent get a slot that is free or unused for `min_age` ticks.
@@ -93,23 +114,47 @@ class BlockPool:
         The caller reads the blocks after `num_present` and then calls `loaded` (or `failed`).  A
         block in another caller's hands counts as present: wait until `slot_of_block` shows it.
         """
+        return self._pin(file, blocks, *self._choose(file, blocks, min_age))
+
+    def hold_all(self, file: int, blocks: NDArray[np.int64]) -> Hold | None:
+        """The same for all of the blocks; None, and nothing is done, where some find no slot."""
+        here, slots = self._choose(file, blocks, 0)
+        if slots.size < blocks.size - int(here.sum()):
+            return None
+        return self._pin(file, blocks, here, slots)
+
+    def _choose(
+        self, file: int, blocks: NDArray[np.int64], min_age: int
+    ) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
+        """Which of the blocks are present or being read, and slots for the others."""
         where = self._where[file][blocks]
         here = where >= 0
-        found = where[here].astype(np.int64)
-        self._pins[found] += 1
-        self._used[found] = self.tick
+        return here, self._candidates(blocks.size - int(here.sum()), min_age, where[here])
+
+    def _pin(
+        self,
+        file: int,
+        blocks: NDArray[np.int64],
+        here: NDArray[np.bool_],
+        slots: NDArray[np.int64],
+    ) -> Hold:
+        """Pin what is here, and what gets these slots."""
+        found = self._where[file][blocks[here]].astype(np.int64)
         absent = blocks[~here]
-        slots = self._claim(absent.size, min_age)
         taken, left_out = absent[: slots.size], absent[slots.size :]
-        self._file[slots], self._block[slots] = file, taken
-        self._pins[slots], self._used[slots] = 1, self.tick
-        self._where[file][taken] = slots
-        return Hold(
+        hold = Hold(
             np.concatenate([blocks[here], taken]),
             np.concatenate([found, slots]),
             found.size,
             left_out,
         )
+        self._pins[found] += 1
+        self._used[found] = self.tick
+        self._evict(slots)
+        self._file[slots], self._block[slots] = file, taken
+        self._pins[slots], self._used[slots] = 1, self.tick
+        self._where[file][taken] = slots
+        return hold
 
     def loaded(self, file: int, blocks: NDArray[np.int64], slots: NDArray[np.int64]) -> None:
         """The bytes of these held blocks are in their slots now."""
@@ -136,8 +181,9 @@ class BlockPool:
 
     def drop(self, slots: NDArray[np.int64]) -> None:
         """Unpin held blocks by their slots."""
+        if (self._pins[slots] == 0).any():
+            raise PoolBroken("slots are dropped that nobody holds")
         self._pins[slots] -= 1
-        assert (self._pins[slots] >= 0).all()
         self._file[slots[(self._file[slots] == _LOST) & (self._pins[slots] == 0)]] = _FREE
 
     def _evictable(self, slots: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -146,18 +192,19 @@ class BlockPool:
         result: NDArray[np.bool_] = free & (self._file_pins[np.maximum(file, -1)] == 0)
         return result
 
-    def _claim(self, count: int, min_age: int) -> NDArray[np.int64]:
-        """Up to `count` slots for new blocks: free ones, then the longest unused."""
+    def _candidates(self, count: int, min_age: int, kept: NDArray[np.int32]) -> NDArray[np.int64]:
+        """Up to `count` slots for new blocks but for those `kept`: free, then longest unused."""
         if count == 0:
             return np.empty(0, np.int64)
-        candidates = np.flatnonzero(self._evictable(np.arange(self._file.size)))
+        evictable = self._evictable(np.arange(self._file.size))
+        evictable[kept] = False
+        candidates = np.flatnonzero(evictable)
         if min_age:
             used = self._used[candidates]
             candidates = candidates[(used < 0) | (used <= self.tick - min_age)]
         if candidates.size > count:
             oldest = np.argsort(self._used[candidates], kind="stable")[:count]
-            candidates = candidates[np.sort(oldest)]
-        self._evict(candidates)
+            candidates = np.sort(candidates[oldest])
         return candidates
 
     def _evict(self, slots: NDArray[np.int64]) -> None:

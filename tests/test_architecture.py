@@ -234,3 +234,16 @@ def test_there_is_no_cycle() -> None:
 
     for module in modules:
         visit(module, ())
+
+
+PURE = {"isinstance", "len", "all", "any", "set", "sorted", "min", "max", "sum", "int", "filled"}
+
+
+def test_assertions_do_nothing() -> None:
+    """`python -O` leaves them out: what they call is missing then."""
+    for path in FILES:
+        for node in ast.walk(tree(path)):
+            if isinstance(node, ast.Assert):
+                calls = [n.func for n in ast.walk(node.test) if isinstance(n, ast.Call)]
+                names = {ast.unparse(call).rpartition(".")[2] for call in calls}
+                assert names <= PURE, f"{path}:{node.lineno}: {sorted(names - PURE)}"

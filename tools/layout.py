@@ -28,6 +28,7 @@ from blockstore.units import parse_bytes
 from loaderd.batch.topology import Topology
 from loaderd.devicecost import FLASH, RUN_BYTES
 from loaderd.memory.ledger import ServedRows, make_sizes, served_rows
+from loaderd.memory.reservation import Account, Reservation
 from loaderd.memory.residency import Held, Residency
 from loaderd.memory.workspace import (
     Carver,
@@ -75,10 +76,12 @@ class Watched(Residency):
         """Never: blocks are asked for one by one."""
         return False
 
-    def hold(self, file: int, blocks: NDArray[np.int64], min_age: int = 0) -> Held:
+    def hold(
+        self, file: int, blocks: NDArray[np.int64], min_age: int = 0, account: Account | None = None
+    ) -> Held:
         """As ever, and noted."""
         self.held.append(blocks + (file << 40))
-        return super().hold(file, blocks, min_age)
+        return super().hold(file, blocks, min_age, account)
 
 
 @contextlib.contextmanager
@@ -92,8 +95,9 @@ def watched_topology(store: Store, mem_bytes: int) -> Iterator[tuple[Topology, W
     pool = BlockPool(num_blocks, slots)
     pool.add_slots(range(slots))
     with BlockReader(files, data, slot_bytes) as reader:
-        residency = Watched(pool, reader, 0, threading.Condition())
-        yield Topology(store, residency, data, slot_bytes, slots // 2), residency
+        reservation = Reservation(num_blocks, workers=1, worker_blocks=slots // 2)
+        residency = Watched(pool, reader, 0, threading.Condition(), reservation)
+        yield Topology(store, residency, data, slot_bytes), residency
 
 
 def make_plan(store: Store, task: Task, num_seeds: int, seed_type: NodeType) -> MinibatchPlan:

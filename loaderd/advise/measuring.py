@@ -40,6 +40,7 @@ from loaderd.memory.ledger import (
     LEAST_SESSION,
     EngineSettings,
     SessionNeed,
+    graph_least,
     make_budget,
     make_sizes,
     served_rows,
@@ -105,10 +106,9 @@ class _Case:
 
     def least_bytes(self, more: int = 0) -> int:
         """--mem with which such a session and `more` slots can be had."""
-        graph = max(1, sum(r.num_blocks for r in self.manifest.relations))
-        graph_least = min(2 * self.settings.workers + 2, graph)
         fixed = sum(e.num_bytes for e in table_entries(self.manifest))
-        return fixed + self.slot * (graph_least + max(LEAST_SESSION, self.least + more))
+        graph = graph_least(self.manifest, self.settings)
+        return fixed + self.slot * (graph + max(LEAST_SESSION, self.least + more))
 
     def enough(self) -> EngineSettings:
         """The settings with no more memory than is of use."""

@@ -43,6 +43,7 @@ from loaderd.batch.structure import (
     sample_hops,
 )
 from loaderd.memory.ledger import first_items, has_edge_rows
+from loaderd.memory.reservation import Account
 from loaderd.memory.residency import Residency
 from loaderd.memory.workspace import Workspace, WorkspaceFull
 from loaderd.plans.base import Plan, Unit
@@ -77,11 +78,9 @@ class Topology:
         residency: Residency,
         data: NDArray[np.uint8],
         slot_bytes: int,
-        share: int,
     ) -> None:
-        """`share`: blocks that one worker may hold at a time where not all are present."""
         manifest = store.manifest
-        self._residency, self._slot_bytes, self._share = residency, slot_bytes, max(1, share)
+        self._residency, self._slot_bytes = residency, slot_bytes
         self._words = data.view(np.uint32)
         self._floats, self._longs = data.view(np.float32), data.view(np.int64)
         self._ids = data.view(np.dtype(manifest.id_dtype))
@@ -101,11 +100,8 @@ class Topology:
 
         Where the whole graph stays, columns are found without a look at what is present.
         """
-        for r, index in enumerate(self.relations):
-            if not self._residency.hold_file(r):
-                self._residency.drop(self._residency.hold(r, np.arange(index.num_blocks)))
-            else:
-                self._residency.drop_file(r)
+        for r in range(len(self.relations)):
+            self._residency.load(r)
 
     def _index(self, store: Store, relation: Relation, item: int) -> RelationIndex:
         """`item`: of the relation's first edge."""
@@ -450,12 +446,11 @@ class Topology:
 
     def _held(self, relation: int, needed: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
         """`needed` in groups of a worker's share, those in memory first, each held in turn."""
-        here = self._residency.present(relation, needed)
+        here, share = self._residency.present(relation, needed), self._residency.worker_blocks
         for part in (needed[here], needed[~here]):
-            for i in range(0, part.size, self._share):
-                group = part[i : i + self._share]
-                held = self._residency.hold(relation, group)
-                assert held.left_out.size == 0, "a worker's share of the graph pool is its own"
+            for i in range(0, part.size, share):
+                group = part[i : i + share]
+                held = self._residency.hold(relation, group, account=Account.WORKER)
                 try:
                     yield group
                 finally:

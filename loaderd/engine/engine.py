@@ -38,6 +38,7 @@ from loaderd.memory.ledger import (
     rows_of,
     served_rows,
 )
+from loaderd.memory.reservation import Reservation
 from loaderd.memory.residency import Residency
 from loaderd.memory.slots import WAIT_S, SlotBroker
 from loaderd.meter import add_counts
@@ -117,9 +118,8 @@ class Engine:
         rows = BlockPool(
             [f.geometry.num_blocks for f in files[len(relations) :]], self.arena.num_slots
         )
-        self.broker = SlotBroker(
-            graph, rows, changed, slots, budget.graph_slots, budget.graph_least
-        )
+        reservation = Reservation([r.num_blocks for r in relations], self.settings.workers)
+        self.broker = SlotBroker(graph, rows, changed, slots, budget.graph_slots, reservation)
         self._opening = Opening(
             self.store, self.settings, budget, self.broker, self.arena, self.reader,
             len(relations),
@@ -130,10 +130,9 @@ class Engine:
             self.store, self.settings, self.broker, self.arena, self.reader, self._gauge,
             first_hops, lambda session, message: self.deliver(session, message),
         )  # fmt: skip
-        self.graph = Residency(graph, self.reader, 0, changed)
+        self.graph = Residency(graph, self.reader, 0, changed, reservation)
         self.rows = Residency(rows, self.reader, len(relations), changed)
-        share = max(1, (budget.graph_least - 2) // self.settings.workers)
-        self.topology = Topology(self.store, self.graph, data, slot, share)
+        self.topology = Topology(self.store, self.graph, data, slot)
         self.assembler = RowAssembler(
             self._served, self.rows, self.reader, len(relations), data, slot, manifest.block_bytes
         )

@@ -116,14 +116,12 @@ class HyperDesk:
     def _block_sampler(
         self, attachment: Attachment, crew: Crew, scratch: StructureArea
     ) -> BlockSampler:
-        opening = self._opening
-        manifest, least = opening.store.manifest, opening.budget.graph_least
-        share = max(1, (opening.broker.graph_slots() - least) // 2 + 1)
+        manifest = self._opening.store.manifest
         edge_ids = max((r.edge_id_dtype or "uint32" for r in manifest.relations), default="uint32")
         return BlockSampler(
             attachment.plan,
             lambda units, held: self._builder.roots(attachment, units, held),
-            self._topology, self._graph, crew, scratch, self._turn, share, manifest.id_dtype,
+            self._topology, self._graph, crew, scratch, self._turn, manifest.id_dtype,
             edge_ids, self._trace,
         )  # fmt: skip
 

@@ -110,5 +110,5 @@ def open_job(
     except BaseException:
         supply.give(memories, last=True)
         raise
-    assert job.join(reader)
+    job.join(reader)  # nobody has left a job that nobody has joined: it has not ended
     return job

@@ -29,6 +29,7 @@ from loaderd.batch.structure import Column, Draws, Giants, HeldBlocks, Structure
 from loaderd.batch.topology import Topology
 from loaderd.hyper.session import ALIGN, Sampled, StructureArea
 from loaderd.hyper.single import Crew
+from loaderd.memory.reservation import Account
 from loaderd.memory.residency import Held, Residency
 from loaderd.memory.workspace import Workspace, WorkspaceFull
 from loaderd.plans.base import Plan, Unit
@@ -106,14 +107,12 @@ class BlockSampler:
         crew: Crew,
         scratch: StructureArea,
         turn: threading.Lock,
-        share: int,
         id_dtype: str,
         edge_id_dtype: str,
         trace: Trace | None = None,
     ) -> None:
-        """`share`: blocks held at a time by whoever's turn it is; as many are read meanwhile."""
         self._plan, self._roots, self._topology = plan, begin, topology
-        self._residency, self._crew, self._scratch, self._share = residency, crew, scratch, share
+        self._residency, self._crew, self._scratch = residency, crew, scratch
         self._turn = turn
         self._ids, self._edge_ids = np.dtype(id_dtype), np.dtype(edge_id_dtype or "uint32")
         self._upward, self._trace = True, trace
@@ -358,15 +357,18 @@ class BlockSampler:
         """The needed blocks in groups, each held in turn while the next one is read."""
         everything = np.arange(needed.size)
         present = self._residency.present(relation, everything)
-        groups = block_schedule(needed, present, self._upward, self._share)
+        # half of what may be held is sampled from while the other half is read
+        share = max(1, self._residency.shared_room // 2)
+        groups = block_schedule(needed, present, self._upward, share)
         if self._trace is not None:
             self._trace.write(BLOCKS, 0, relation, np.flatnonzero(needed))
+        hold = partial(self._residency.hold, relation, account=Account.SHARED)
         coming: Future[Held] | None = None
         try:
             while groups or coming is not None:
                 if coming is None:
                     wanted = groups.pop(0)
-                    coming = ahead.submit(self._residency.hold, relation, wanted)
+                    coming = ahead.submit(hold, wanted)
                 held, blocks = coming.result(), wanted
                 coming = None
                 try:
@@ -375,7 +377,7 @@ class BlockSampler:
                         groups.append(held.left_out)
                     if groups and blocks.size:
                         wanted = groups.pop(0)
-                        coming = ahead.submit(self._residency.hold, relation, wanted)
+                        coming = ahead.submit(hold, wanted)
                     if blocks.size:
                         yield blocks
                 finally:

@@ -19,6 +19,7 @@ from blockstore.format import (
 )
 from blockstore.store import Store
 from blockstore.units import format_bytes
+from loaderd.memory.reservation import least_slots
 from loaderd.memory.workspace import Sizes, workspace_bytes
 from loaderd.plans.base import Shape
 from loaderd.protocol import LedgerEntry
@@ -243,7 +244,7 @@ def graph_wish(graph_blocks: int, least: int, num_slots: int) -> int:
 
 def graph_least(manifest: Manifest, settings: EngineSettings) -> int:
     """Slots that the graph of a store always keeps."""
-    return min(2 * settings.workers + 2, max(1, _num_blocks(manifest)[0]))
+    return least_slots(_num_blocks(manifest)[0], settings.workers)
 
 
 def _num_blocks(manifest: Manifest) -> tuple[int, int]:

@@ -2,15 +2,17 @@
 
 import itertools
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
 from numpy.typing import NDArray
 
+from blockstore.errors import PoolBroken
 from blockstore.pool import BlockPool
 from loaderd.errors import Refused
 from loaderd.memory.ledger import LEAST_SESSION
+from loaderd.memory.reservation import Reservation
 
 LOOK_WAIT_S = 1.0  # the same, where there is another way
 WAIT_S = 20.0  # for batches in flight to give back what an attach needs
@@ -20,7 +22,8 @@ class SlotBroker:
     """Takes slots out of the pools for workspaces and sessions, and puts them back.
 
     Each slot belongs to one of both pools.  What is taken comes from the row pool, from the top,
-    and only then from the graph pool, down to its least.  Slots may go to another store's broker.
+    and only then from the graph pool, as far as its reservation allows.  Slots may go to another
+    store's broker.
     """
 
     def __init__(
@@ -30,15 +33,15 @@ class SlotBroker:
         changed: threading.Condition,
         slots: Sequence[int],
         graph_slots: int,
-        graph_least: int,
+        reservation: Reservation,
     ) -> None:
         """`changed` guards both pools and is notified whenever a pin goes.
 
         slots         of the arena that are this broker's; the first `graph_slots` are the graph's
-        graph_least   of these, that the graph pool always keeps
+        reservation   what of the graph pool may be taken
         """
         self._graph, self._rows, self._changed = graph, rows, changed
-        self._graph_least = graph_least
+        self._reservation = reservation
         self.graph_wish = graph_slots  # slots that the graph pool has while none is taken from it
         self.num_slots = len(slots)
         self._of_graph = np.zeros(graph.owned().size, np.bool_)
@@ -51,10 +54,10 @@ class SlotBroker:
     def cede(self, count: int) -> list[int]:
         """Give up to `count` free slots away for good, row slots first; enough to serve stay."""
         with self._changed:
-            owned = int(self._rows.owned().sum()) + int(self._graph.owned().sum())
+            owned = self._rows.num_owned + self._graph.num_owned
             free = np.flatnonzero(self._free_mask())
             order = np.argsort(self._of_graph[free], kind="stable")
-            most = min(count, owned - self._graph_least - LEAST_SESSION)
+            most = min(count, owned - self._reservation.minimum - LEAST_SESSION)
             chosen = [int(slot) for slot in free[order][: max(0, most)]]
             for slot in chosen:
                 self._remove(slot, 1)
@@ -67,7 +70,7 @@ class SlotBroker:
     def whole(self) -> bool:
         """Whether nobody has taken any, or holds a block."""
         with self._changed:
-            owned = int(self._rows.owned().sum()) + int(self._graph.owned().sum())
+            owned = self._rows.num_owned + self._graph.num_owned
             return owned == self.num_slots and self.pinned() == 0
 
     def retire(self) -> list[int]:
@@ -75,7 +78,8 @@ class SlotBroker:
         with self._changed:
             owned = self._rows.owned() | self._graph.owned()
             slots = [int(slot) for slot in np.flatnonzero(owned)]
-            assert len(slots) == self.num_slots
+            if len(slots) != self.num_slots:
+                raise PoolBroken(f"{len(slots)} of {self.num_slots} slots are in the pools")
             for slot in slots:
                 self._remove(slot, 1)
             self._of_graph[:] = False
@@ -93,7 +97,7 @@ class SlotBroker:
             missing = graph_wish - int(self._of_graph.sum())
             free = np.flatnonzero(self._rows.owned() & ~self._rows.pinned())[: max(0, missing)]
             for slot in free:
-                assert self._rows.remove_run(int(slot), 1)
+                self._remove(int(slot), 1)
             self._graph.add_slots(int(slot) for slot in free)
             self._of_graph[free] = True
             self.graph_wish = int(self._of_graph.sum())
@@ -122,8 +126,8 @@ class SlotBroker:
     def pooled(self) -> int:
         """Slots that are the pools', but for those that the graph always keeps."""
         with self._changed:
-            spare = max(0, int(self._graph.owned().sum()) - self._graph_least)
-            return int(self._rows.owned().sum()) + spare
+            spare = max(0, self._graph.num_owned - self._reservation.minimum)
+            return self._rows.num_owned + spare
 
     def pinned(self) -> int:
         """Slots of the pools that something holds at present."""
@@ -133,13 +137,13 @@ class SlotBroker:
     def row_slots(self) -> int:
         """Slots that the row pool has at present, of those that may be taken."""
         with self._changed:
-            found = int(self._rows.owned().sum())
+            found = self._rows.num_owned
         return min(found, getattr(self._limit, "left", found))
 
     def graph_slots(self) -> int:
         """Slots that the graph pool has at present."""
         with self._changed:
-            return int(self._graph.owned().sum())
+            return self._graph.num_owned
 
     def take_run(self, count: int, wait_s: float = WAIT_S) -> int:
         """First of `count` adjacent slots, now the caller's.
@@ -152,8 +156,7 @@ class SlotBroker:
         with self._changed:
             if _top_run(self._free_mask(pinned=True), count) < 0:  # batches in flight: no help
                 wait_s = min(wait_s, LOOK_WAIT_S)
-            found = self._changed.wait_for(lambda: self._try_run(count), wait_s)
-            if not found:
+            if not self._wait_for_slots(lambda: self._try_run(count), count, wait_s):
                 raise Refused(self._shortage(count))
             self._count(count)
             return self._found
@@ -164,7 +167,7 @@ class SlotBroker:
         with self._changed:
             enough = self._free_mask(pinned=True).sum() >= count
             wait_s = WAIT_S if enough else LOOK_WAIT_S
-            if not self._changed.wait_for(lambda: self._free_mask().sum() >= count, wait_s):
+            if not self._wait_for_slots(lambda: self._free_mask().sum() >= count, count, wait_s):
                 raise Refused(self._shortage(count))
             chosen = np.flatnonzero(self._free_mask())[::-1][:count]
             for slot in chosen:
@@ -185,6 +188,17 @@ class SlotBroker:
         with self._changed:
             self._graph.add_slots(s for s in slots if self._of_graph[s])
             self._rows.add_slots(s for s in slots if not self._of_graph[s])
+            self._changed.notify_all()
+
+    def _wait_for_slots(self, found: Callable[[], bool], count: int, wait_s: float) -> bool:
+        """Whether `found` came true in time; meanwhile fewer graph blocks are admitted."""
+        if found():
+            return True
+        self._reservation.wanted += count
+        try:
+            return self._changed.wait_for(found, wait_s)
+        finally:
+            self._reservation.wanted -= count
             self._changed.notify_all()
 
     def _check_limit(self, count: int) -> None:
@@ -209,10 +223,11 @@ class SlotBroker:
     def _free_mask(self, pinned: bool = False) -> NDArray[np.bool_]:
         """Slots that may be taken; `pinned`: those, too, that something holds at present."""
         free, of_graph = self._rows.owned(), self._graph.owned()
-        spare = int(of_graph.sum()) - self._graph_least
+        kept = self._reservation.minimum
         if not pinned:
+            kept = max(kept, self._reservation.required())
             free, of_graph = free & ~self._rows.pinned(), of_graph & ~self._graph.pinned()
-        graph = np.flatnonzero(of_graph)
+        graph, spare = np.flatnonzero(of_graph), self._graph.num_owned - kept
         if spare > 0 and graph.size:
             free[graph[-spare:]] = True
         return free
@@ -228,7 +243,8 @@ class SlotBroker:
         cuts = [0, *(np.flatnonzero(np.diff(kinds)) + 1).tolist(), count]
         for low, high in itertools.pairwise(cuts):
             pool = self._graph if kinds[low] else self._rows
-            assert pool.remove_run(first + low, high - low)
+            if not pool.remove_run(first + low, high - low):
+                raise PoolBroken(f"arena slots {first + low} to {first + high - 1} are not free")
 
 
 def _top_run(free: NDArray[np.bool_], count: int) -> int:

@@ -2,7 +2,6 @@
 
 import ast
 import errno
-import hashlib
 import os
 import queue
 import signal
@@ -11,7 +10,6 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -27,13 +25,14 @@ from loaderd.engine.engine import Engine, default_settings
 from loaderd.engine.floor import Floor
 from loaderd.errors import Refused, ShuttingDown
 from loaderd.hopwise import desk as hopdesk
-from loaderd.protocol import Attach, BatchReady, ChunkReady, ErrorReply, Release, Start
+from loaderd.protocol import Attach, Release, Start
 from loaderd.wire.endpoint import parse_endpoint
 from loaderd.wire.transport import ask_status
 from tests.daemons import ROOT, spawn, stop
 from tests.graphs import Csc
 from tests.hopstores import make_hops, write_hop_store
 from tests.loaderd.harness import WAIT_S, Client
+from tests.loaderd.sessions import PLANS, held, serve, session_of
 from tests.stores import write_store
 from tools.storm_trainer import open_files
 
@@ -59,57 +58,6 @@ def hop_store(tmp_path_factory):
     path = tmp_path_factory.mktemp("faults") / "hops"
     write_hop_store(path, {"train": make_hops(NODES, 40, {"sym": 3}, 4)})
     return path
-
-
-def held(engine):
-    """What a status says is taken."""
-    ledger, sessions, counters = engine.status()
-    assert not sessions
-    return ledger, counters["slots_in_pools"], counters["slots_pinned"]
-
-
-PLANS = {
-    "minibatch": {"num_neighbors": (5, 5)},
-    "hyperbatch": {"num_neighbors": (5, 5)},
-    "macrobatch": {"num_neighbors": (5, 5), "macro_partitions": 1},
-    "chunks": {"chunk": 30},
-    "rows": {},
-}
-
-
-@contextmanager
-def session_of(store, mem, plan):
-    """An engine, a session of it, and a way to wait for its steps."""
-    out: list = []
-    came = threading.Condition()
-
-    def deliver(session, message):
-        with came:
-            out.append(message)
-            came.notify_all()
-
-    def take(step):
-        with came:
-            assert came.wait_for(
-                lambda: any(isinstance(m, ErrorReply) or m.step == step for m in out), WAIT_S
-            )
-            found = next(m for m in out if isinstance(m, ErrorReply) or m.step == step)
-            out.remove(found)
-            return found
-
-    with Engine(open_store(store), default_settings(mem, 1, 1)) as engine:
-        engine.deliver = deliver
-        before = held(engine)
-        fields = {"batch_size": 50, "window": 2, "plan": plan} | PLANS[plan]
-        attached = engine.attach(Attach(token=0, request=1, **fields), None)
-        yield SimpleNamespace(
-            engine=engine, session=attached.session, attached=attached, store=store, plan=plan,
-            take=take, out=out,
-        )  # fmt: skip
-        engine.detach(attached.session)
-        end = time.monotonic() + WAIT_S
-        while held(engine) != before:
-            assert time.monotonic() < end, (held(engine), before)
 
 
 @pytest.fixture(params=PLANS)
@@ -139,63 +87,6 @@ def in_peace(running, steps):
     with session_of(running.store, 16 << 20, running.plan) as other:
         assert serve(other, 1, steps, seen) is None
     return seen
-
-
-def content(running, message):
-    """What a client would copy."""
-    data, found = running.engine.arena.data, hashlib.sha256()
-
-    def put(place, num_bytes):
-        found.update(data[place : place + num_bytes])
-
-    if isinstance(message, ChunkReady):
-        index = range(message.num_rows)
-        if message.form == "index":
-            end = message.index + 8 * message.num_rows
-            index = data[message.index : end].view(np.int64).tolist()
-        for places, spec in zip(message.places, running.attached.rows, strict=True):
-            if message.form == "ranges":
-                for place, count in zip(places, message.counts, strict=True):
-                    put(place, count * spec.row_bytes)
-            else:
-                for row in index:
-                    put(places[0] + row * spec.row_bytes, spec.row_bytes)
-        return found.hexdigest()
-    arrays = blob_arrays(running, message.structure)
-    for name in sorted(arrays):
-        found.update(arrays[name])
-    addresses = blob_arrays(running, message.rows.blob)
-    for address in addresses["address:x"].view(np.uint64).tolist():
-        put(address, 8)
-    return found.hexdigest()
-
-
-def blob_arrays(running, blob):
-    """Bytes of each array, by name."""
-    slots = running.engine.arena.data.reshape(-1, running.engine.arena.slot_bytes)
-    raw = slots[list(blob.slots)].reshape(-1)
-    return {
-        a.name: raw[a.offset : a.offset + a.length * np.dtype(a.dtype).itemsize].copy()
-        for a in blob.arrays
-    }
-
-
-def serve(running, run, steps, seen=None):
-    """Steps of epoch 0 taken and given back; the error that ends them, if one does.
-
-    seen   gets the sha256 of each
-    """
-    running.out.clear()
-    running.engine.start(Start(session=running.session, run=run, epoch=0, step=0))
-    for step in range(steps):
-        message = running.take(step)
-        if isinstance(message, ErrorReply):
-            return message
-        assert isinstance(message, BatchReady | ChunkReady)
-        if seen is not None:
-            seen.append(content(running, message))
-        running.engine.release(Release(session=running.session, run=run, step=step, group=0))
-    return None
 
 
 def test_a_read_that_fails_once_is_not_noticed(running):

@@ -8,6 +8,7 @@ import zmq
 
 from blockstore.pool import BlockPool
 from loaderd.errors import Refused
+from loaderd.memory.reservation import Reservation
 from loaderd.memory.slots import SlotBroker
 from loaderd.protocol import (
     Attach,
@@ -64,7 +65,7 @@ class Far:
 def give_slots(engine):
     """What couriers take their buffers from."""
     pools = BlockPool([1], 2), BlockPool([1], 2)
-    engine.broker = SlotBroker(*pools, threading.Condition(), range(2), 0, 0)
+    engine.broker = SlotBroker(*pools, threading.Condition(), range(2), 0, Reservation([1], 1))
 
 
 @pytest.fixture
@@ -171,7 +172,7 @@ def test_without_keys_only_loopback_is_listened_at(tmp_path):
 
 def test_a_thread_takes_no_more_slots_than_it_may():
     pools = BlockPool([4], 16), BlockPool([4], 16)
-    broker = SlotBroker(*pools, threading.Condition(), range(16), 4, 2)
+    broker = SlotBroker(*pools, threading.Condition(), range(16), 4, Reservation([4], 0))
     assert broker.available() == 14
     with broker.at_most(5):
         assert broker.available() == 5
