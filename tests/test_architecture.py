@@ -236,12 +236,12 @@ def test_there_is_no_cycle() -> None:
         visit(module, ())
 
 
-PURE = {"isinstance", "len", "all", "any", "set", "sorted", "min", "max", "sum", "int", "filled"}
+PURE = {"isinstance", "len", "all", "any", "int", "filled", "sum", "getbuffer", "is_held"}
 
 
 def test_assertions_do_nothing() -> None:
     """`python -O` leaves them out: what they call is missing then."""
-    for path in FILES:
+    for path in [p for p in FILES if p.relative_to(ROOT).parts[0] != "tools"]:
         for node in ast.walk(tree(path)):
             if isinstance(node, ast.Assert):
                 calls = [n.func for n in ast.walk(node.test) if isinstance(n, ast.Call)]

@@ -26,6 +26,7 @@ from loaderd.engine.lookahead import Prospect
 from loaderd.engine.opening import open_attachment, resolve_request
 from loaderd.engine.production import Deliver, MacroNews, Production
 from loaderd.errors import Refused, SessionLost
+from loaderd.guarded import Guarded
 from loaderd.hopwise.desk import HopDesk
 from loaderd.hopwise.files import hop_files
 from loaderd.macro.files import MacroFiles, copied_files
@@ -93,7 +94,7 @@ class Engine:
             self._stack.close()
             raise
         self._lock = self._production.lock
-        self._sessions: dict[int, Attachment] = {}
+        self._sessions: Guarded[dict[int, Attachment]] = Guarded({}, self._lock)
         self._own_counters: dict[str, int] = {}  # of sessions that have ended
         self._closers: list[threading.Thread] = []
 
@@ -190,7 +191,7 @@ class Engine:
             attachment.close(self.broker)
             raise
         with self._lock:
-            self._sessions[session] = attachment
+            self._sessions()[session] = attachment
         return attachment.describe(self.store.manifest, request.request, session)
 
     def prospect(self, request: Attach) -> Prospect:
@@ -209,7 +210,7 @@ class Engine:
         if self._hops.detach(session):
             return
         with self._lock:
-            attachment = self._sessions.pop(session, None)
+            attachment = self._sessions().pop(session, None)
             if attachment is None:
                 return
             attachment.closed = True
@@ -251,7 +252,7 @@ class Engine:
         if self._hops.start(start):
             return
         with self._lock:
-            attachment = self._sessions.get(start.session)
+            attachment = self._sessions().get(start.session)
             if attachment is None:
                 raise SessionLost(f"session {start.session} is not open")
             state = attachment.state
@@ -267,7 +268,7 @@ class Engine:
             if attachment.hyper is not None:
                 attachment.hyper.begin(start.run, start.epoch, start.step, start.stride)
             if attachment.macro is not None:
-                attachment.macro.begin(start.epoch, start.step, start.stride)
+                attachment.macro.begin(start.run, start.epoch, start.step, start.stride)
             self._production.pump(start.session, attachment)
 
     def proceed(self, start: Start) -> None:
@@ -276,7 +277,7 @@ class Engine:
             hops.proceed(start)
             return
         with self._lock:
-            attachment = self._sessions.get(start.session)
+            attachment = self._sessions().get(start.session)
             if attachment is None:
                 raise SessionLost(f"session {start.session} is not open")
             state, where = attachment.state, (start.run, start.epoch, start.step, start.stride)
@@ -285,7 +286,7 @@ class Engine:
             if attachment.hyper is not None:
                 attachment.hyper.proceed(*where)
             if attachment.macro is not None:
-                attachment.macro.begin(start.epoch, start.step, start.stride)
+                attachment.macro.begin(start.run, start.epoch, start.step, start.stride)
             self._production.pump(start.session, attachment)
 
     @property
@@ -306,7 +307,7 @@ class Engine:
         if (hops := self._hops.find(session)) is not None:
             return hops.waits
         with self._lock:
-            attachment = self._sessions.get(session)
+            attachment = self._sessions().get(session)
             return attachment is not None and attachment.waits
 
     def depth(self, session: int) -> int:
@@ -314,7 +315,7 @@ class Engine:
         if (hops := self._hops.find(session)) is not None:
             return hops.window
         with self._lock:
-            attachment = self._sessions.get(session)
+            attachment = self._sessions().get(session)
             return 0 if attachment is None else attachment.state.depth
 
     def holds_all(self, session: int) -> bool:
@@ -324,7 +325,7 @@ class Engine:
     def widen(self, session: int, batches: int) -> None:
         """More batches in flight of a session that is shared, where there are slots for them."""
         with self._lock:
-            attachment = self._sessions.get(session)
+            attachment = self._sessions().get(session)
             if attachment is not None:
                 attachment.widen(self.broker, batches)
                 self._production.pump_open(session, attachment)
@@ -340,7 +341,7 @@ class Engine:
         if self._hops.release(release):
             return
         with self._lock:
-            attachment = self._sessions.get(release.session)
+            attachment = self._sessions().get(release.session)
             if attachment is None:
                 return
             done = attachment.state.release(release.run, release.step, release.group)
@@ -361,7 +362,7 @@ class Engine:
         """
         with self._lock:
             self._production.drain()
-            for session in list(self._sessions):
+            for session in list(self._sessions()):
                 self.detach(session)
             closers = list(self._closers)
         for closer in closers:
@@ -374,11 +375,11 @@ class Engine:
     ) -> tuple[tuple[LedgerEntry, ...], tuple[SessionStatus, ...], dict[str, int]]:
         """Ledger, sessions and counters as they are now."""
         with self._lock:
-            sessions = tuple(a.status(session) for session, a in self._sessions.items())
-            taken = [a.ledger_entry(session) for session, a in self._sessions.items()]
+            sessions = tuple(a.status(session) for session, a in self._sessions().items())
+            taken = [a.ledger_entry(session) for session, a in self._sessions().items()]
             counters = self._production.counters()
             own = dict(self._own_counters)
-            for attachment in self._sessions.values():
+            for attachment in self._sessions().values():
                 add_counts(own, attachment.own_counters())
             counters |= own
             if (cost := self._gauge.known) is not None:

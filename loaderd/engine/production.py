@@ -103,14 +103,14 @@ class Production:
             self._trace.write(STAGE, 0, number, np.array([begin, end]))
 
     def macro_failed(
-        self, session: int, attachment: Attachment, epoch: int, error: BaseException
+        self, session: int, attachment: Attachment, run: int, error: BaseException
     ) -> None:
-        """A macro-batch of an epoch could not be read: a run that waits for it ends."""
+        """A macro-batch that a run waits for could not be read: it ends."""
         with self.lock:
             state = attachment.state
-            if attachment.closed or state.epoch != epoch or state.next_step >= state.num_steps:
+            if attachment.closed or state.run != run or state.next_step >= state.num_steps:
                 return
-            unit = attachment.plan.unit(epoch, state.next_step)
+            unit = attachment.plan.unit(state.epoch, state.next_step)
             state.next_step = state.num_steps
             attachment.meter.end()
             self._deliver(session, failure(session, unit, state.run, error_text(error)))
@@ -307,10 +307,10 @@ class MacroNews:
         if self._owner is not None:
             self._production.pump_open(*self._owner)
 
-    def failed(self, epoch: int, error: BaseException) -> None:
-        """One could not be."""
+    def failed(self, run: int, error: BaseException) -> None:
+        """One that a run needs could not be."""
         if self._owner is not None:
-            self._production.macro_failed(*self._owner, epoch, error)
+            self._production.macro_failed(*self._owner, run, error)
 
     def stage(self, number: int, begin: int, end: int) -> None:
         """A stage is over."""

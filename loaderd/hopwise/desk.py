@@ -12,6 +12,7 @@ from blockstore.io.reader import BlockReader
 from blockstore.store import Store
 from loaderd.devicecost import DeviceGauge
 from loaderd.errors import Refused
+from loaderd.guarded import Guarded
 from loaderd.hopwise.cut import HopCut, cut_hops
 from loaderd.hopwise.files import HopArray, chosen_arrays
 from loaderd.hopwise.session import Deliver, HopSession
@@ -63,10 +64,10 @@ class HopDesk:
         self._gauge = gauge
         self._slot_bytes, self._deliver = arena.slot_bytes, deliver
         self._shelf = Shelf(broker, arena, reader, arena.slot_bytes)
-        self._open: dict[int, _Open] = {}
+        self._lock = threading.RLock()
+        self._open: Guarded[dict[int, _Open]] = Guarded({}, self._lock)
         self._closers: list[threading.Thread] = []
         self._ended = {"batches": 0, "rows": 0, "ready_ns": 0, "starved_ns": 0}
-        self._lock = threading.Lock()
 
     def attach(self, number: int, request: Attach) -> Attached:
         """Open a session.  Raises Refused, StoreError."""
@@ -85,7 +86,7 @@ class HopDesk:
             closer.join()
         opened = self._take(number, plan, arrays, request.window)
         with self._lock:
-            self._open[number] = opened
+            self._open()[number] = opened
         return Attached(
             request=request.request,
             session=number,
@@ -175,7 +176,7 @@ class HopDesk:
     def start(self, start: Start) -> bool:
         """Begin a run; False where the session is not one of these."""
         with self._lock:
-            opened = self._open.get(start.session)
+            opened = self._open().get(start.session)
         if opened is not None:
             opened.session.start(start)
         return opened is not None
@@ -189,19 +190,19 @@ class HopDesk:
     def find(self, number: int) -> HopSession | None:
         """An open session."""
         with self._lock:
-            opened = self._open.get(number)
+            opened = self._open().get(number)
         return None if opened is None else opened.session
 
     def holds_all(self, number: int) -> bool:
         """Whether the arrays of a session are in memory whole."""
         with self._lock:
-            opened = self._open.get(number)
+            opened = self._open().get(number)
         return opened is not None and opened.cut.held
 
     def release(self, release: Release) -> bool:
         """A client is done with a batch; False where the session is not one of these."""
         with self._lock:
-            opened = self._open.get(release.session)
+            opened = self._open().get(release.session)
         if opened is not None:
             opened.session.release(release)
         return opened is not None
@@ -209,7 +210,7 @@ class HopDesk:
     def detach(self, number: int) -> bool:
         """Close a session; its memory is free once nothing is on its way."""
         with self._lock:
-            opened = self._open.pop(number, None)
+            opened = self._open().pop(number, None)
             if opened is None:
                 return False
             opened.session.stop()
@@ -228,7 +229,9 @@ class HopDesk:
 
     def drain(self) -> None:
         """Close all; returns when nothing is on its way."""
-        for number in list(self._open):
+        with self._lock:
+            numbers = list(self._open())
+        for number in numbers:
             self.detach(number)
         with self._lock:
             closers = list(self._closers)
@@ -238,7 +241,7 @@ class HopDesk:
     def status(self) -> tuple[list[LedgerEntry], list[SessionStatus], dict[str, int]]:
         """Entries of the ledger, sessions, counters."""
         with self._lock:
-            opened = list(self._open.values())
+            opened = list(self._open().values())
             counters = dict(self._ended)
         entries = [self._entry(o) for o in opened]
         if held := self._shelf.num_slots:

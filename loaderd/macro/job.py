@@ -253,6 +253,7 @@ class Job:
             memory, key = chosen
             served = memory.first_use, memory.last_use
             memory.key, memory.ready, memory.loading, memory.first_use = key, False, True, 0
+            memory.runs = {reader: reader.run for reader in self._readers}
             reader = shelf.readers[0]
         if served[0]:
             reader.announce.stage(SERVE_MACRO, *served)
@@ -282,20 +283,24 @@ class Job:
             reader.announce.ready()
 
     def _fail(self, memory: Memory, key: Key, error: BaseException) -> None:
-        """Whoever needs what could not be read is told, and may begin again."""
+        """Whoever needs what could not be read is told, and may begin again.
+
+        A run that began after the reading did has not been failed: it has the same read again.
+        """
         with self.changed:
             shelf = next(shelf for shelf in self._shelves if memory in shelf.memories)
-            needed_by = [r for r in shelf.live if key in shelf.near(r)]
-            failed = [r for r in needed_by if r.wanted[0][0] == key[0]]
-            for reader in failed:
+            known = [r for r in shelf.readers if memory.runs.get(r) == r.run]
+            needed_by = [r for r in shelf.live if r in known and key in shelf.near(r)]
+            failed = [(r, r.run) for r in needed_by if r.wanted[0][0] == key[0]]
+            for reader, _ in failed:
                 reader.live, reader.wanted, reader.waiting_since = False, [], 0
-            for reader in shelf.readers:  # what it only was about to need is tried when it does
+            for reader in known:  # what it only was about to need is tried when it does
                 if key in reader.wanted and (reader in needed_by or not reader.live):
                     reader.wanted.remove(key)
             memory.key, memory.loading = None, False
             self._settle()
-        for reader in failed:
-            reader.announce.failed(key[0], error)
+        for reader, run in failed:
+            reader.announce.failed(run, error)
 
 
 class Jobs:

@@ -21,10 +21,11 @@ class Macro:
         self._stride = 1
         self.counters = reader.counters
 
-    def begin(self, epoch: int, step: int, stride: int) -> None:
+    def begin(self, run: int, epoch: int, step: int, stride: int) -> None:
         """A run begins at a step of an epoch; steps behind its end mean that none begins."""
         with self._job.changed:
             self._stride, self._reader.waiting_since = stride, 0
+            self._reader.run = run
             if step < self._plan.num_steps:
                 self._want((epoch, self._plan.unit(epoch, step).macro))
             elif self._reader.live:  # whatever it was about to need

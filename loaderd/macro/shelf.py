@@ -19,8 +19,8 @@ class Announce(Protocol):
     def ready(self) -> None:
         """A macro-batch has been loaded."""
 
-    def failed(self, epoch: int, error: BaseException) -> None:
-        """One of an epoch could not be."""
+    def failed(self, run: int, error: BaseException) -> None:
+        """One that a run needs could not be."""
 
     def stage(self, number: int, begin: int, end: int) -> None:
         """One of `loaderd.trace.STAGES` took from `begin` to `end`, ns of a steady clock."""
@@ -34,6 +34,7 @@ class Memory:
     slots: Sequence[int] = ()
     key: Key | None = None
     loading: bool = False
+    runs: dict["Reader", int] = field(default_factory=dict)  # that went on as it began to be loaded
     ready: bool = False
     users: int = 0  # batches that are being built, or whose rows a client may read
     first_use: int = 0  # ns of a steady clock; 0 before it
@@ -54,6 +55,7 @@ class Reader:
 
     announce: Announce
     wanted: list[Key] = field(default_factory=list)  # in the order of need
+    run: int = -1  # that the client has begun last
     live: bool = False  # its run has steps to come; without, what it wants is a wish
     held: dict[Key, Hold] = field(default_factory=dict)
     waiting_since: int = 0  # ns; for the first that it wants

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from loaderd.engine.engine import Engine
 from loaderd.engine.stores import Stores
+from loaderd.guarded import Guarded
 from loaderd.memory.ledger import is_session_entry, session_entry_name
 from loaderd.meter import Meter, add_counts
 from loaderd.protocol import (
@@ -95,12 +96,32 @@ class Book:
         """`ended`: told when a line has ended."""
         self._stores, self._ended = stores, ended
         self.lock = threading.RLock()
-        self.sessions: dict[int, Seat] = {}
-        self.groups: dict[Key, Group] = {}
-        self.lines: dict[int, Line] = {}
-        self.at: dict[int, Engine] = {}  # lines -> where they are
+        self._sessions: Guarded[dict[int, Seat]] = Guarded({}, self.lock)
+        self._groups: Guarded[dict[Key, Group]] = Guarded({}, self.lock)
+        self._lines: Guarded[dict[int, Line]] = Guarded({}, self.lock)
+        self._at: Guarded[dict[int, Engine]] = Guarded({}, self.lock)  # lines -> where they are
         self.times: dict[str, int] = {}  # of sessions that have ended
         self.left_behind = self.reloads = 0
+
+    @property
+    def sessions(self) -> dict[int, Seat]:
+        """By number; like the other tables for whoever has the lock."""
+        return self._sessions()
+
+    @property
+    def groups(self) -> dict[Key, Group]:
+        """By parameters."""
+        return self._groups()
+
+    @property
+    def lines(self) -> dict[int, Line]:
+        """By number."""
+        return self._lines()
+
+    @property
+    def at(self) -> dict[int, Engine]:
+        """The engine of each line."""
+        return self._at()
 
     def fair_share(self, more: Key | None = None) -> int:
         """Slots of each of the lines, and of one `more`; halved when their number doubles.

@@ -25,7 +25,8 @@ from loaderd.engine.engine import Engine, default_settings
 from loaderd.engine.floor import Floor
 from loaderd.errors import Refused, ShuttingDown
 from loaderd.hopwise import desk as hopdesk
-from loaderd.protocol import Attach, Release, Start
+from loaderd.macro.graph import MacroGraph
+from loaderd.protocol import Attach, BatchReady, Release, Start
 from loaderd.wire.endpoint import parse_endpoint
 from loaderd.wire.transport import ask_status
 from tests.daemons import ROOT, spawn, stop
@@ -106,6 +107,28 @@ def test_a_disk_that_fails_ends_the_run_and_nothing_else(running):
     assert "+" in error.message  # and the offset
     running.failing["left"] = 0
     assert serve(running, 2, 5) is None
+
+
+@pytest.mark.parametrize("running", ["macrobatch"], indirect=True)
+def test_a_load_that_one_run_began_does_not_end_the_next(running, monkeypatch):
+    """Both are of one epoch and need the same macro-batch: the second reads it again."""
+    begun, gate, load = threading.Event(), threading.Event(), MacroGraph.load
+
+    def load_or_fail(graph, members):
+        if not begun.is_set():
+            begun.set()
+            assert gate.wait(WAIT_S)
+            raise OSError(errno.EIO, "Input/output error")
+        load(graph, members)
+
+    monkeypatch.setattr(MacroGraph, "load", load_or_fail)
+    running.engine.start(Start(session=running.session, run=1, epoch=0, step=0))
+    assert begun.wait(WAIT_S)
+    running.engine.start(Start(session=running.session, run=2, epoch=0, step=0))
+    gate.set()
+    message = running.take(0)
+    assert isinstance(message, BatchReady), message
+    assert message.run == 2
 
 
 @pytest.mark.parametrize("running", ["minibatch", "hyperbatch", "macrobatch"], indirect=True)

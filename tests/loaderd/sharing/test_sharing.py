@@ -135,7 +135,8 @@ def test_a_session_for_which_there_is_no_room_is_told_the_budget_that_would_do(s
 def test_a_line_is_not_made_smaller_for_those_who_have_gone(store, monkeypatch):
     serving = Serving(store, 8 << 20)
     trainer = serving.attach("hyperbatch")
-    (line,) = serving.exchange._book.lines.values()
+    with serving.exchange._book.lock:
+        (line,) = serving.exchange._book.lines.values()
     maker = serving.exchange._maker
     take_line = maker._take_line
 

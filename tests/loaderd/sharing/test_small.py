@@ -167,14 +167,16 @@ def test_a_line_is_not_waited_for_where_nothing_moves(store: Path):
     one.start()
     one.consume(0)
     assert one.take(1) is not None
-    one.serving.exchange._book.sessions[one.session].meter.times = lambda: {"ready_ns": 0}
+    with one.serving.exchange._book.lock:
+        meter = one.serving.exchange._book.sessions[one.session].meter
+    meter.times = lambda: {"ready_ns": 0}
     ticks = Ticks(serving)
     with pytest.raises(Refused, match="serve with at least --mem"):
         serving.attach("hyperbatch", **LARGE, seed=9)
     assert 0 < ticks.now <= SETTLE_S + 0.1
     one.release(1)
     assert [one.consume(step) for step in range(2, STEPS)]
-    del one.serving.exchange._book.sessions[one.session].meter.times
+    del meter.times
     one.detach()
     serving.close()
 
@@ -187,10 +189,12 @@ def test_lines_whose_seeds_are_not_kept_stay(store: Path, monkeypatch):
     request = Attach(token=0, request=1, plan="hyperbatch", split="", num_neighbors=(5, 5), **LARGE)
     own = Trainer(serving, serving.exchange.attach(request, seeds).session)
     own.start()
-    (line,) = serving.exchange._book.lines
+    with serving.exchange._book.lock:
+        (line,) = serving.exchange._book.lines
     with pytest.raises(Refused, match="serve with at least --mem"):
         serving.attach("hyperbatch", **LARGE, seed=4)
-    assert line in serving.exchange._book.lines
+    with serving.exchange._book.lock:
+        assert line in serving.exchange._book.lines
     assert all(own.consume(step) for step in range(STEPS))
     own.detach()
     serving.close()

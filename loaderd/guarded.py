@@ -1,0 +1,27 @@
+"""Values that only whoever holds their lock may look at."""
+
+import threading
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T")
+Lock = Any  # `threading.RLock()`: it has no name as a type
+
+
+def is_held(lock: Lock) -> bool:
+    """Whether this thread has the lock."""
+    held: bool = lock._is_owned()
+    return held
+
+
+class Guarded(Generic[T]):
+    """`guarded()` is the value.  Whoever has not got the lock is found out, but under `-O`."""
+
+    def __init__(self, value: T, lock: Lock | None = None) -> None:
+        """`lock`: an RLock, or a new one."""
+        self.lock: Lock = threading.RLock() if lock is None else lock
+        self._value = value
+
+    def __call__(self) -> T:
+        """The value; the caller has the lock."""
+        assert is_held(self.lock), "the lock of this value is not held"
+        return self._value
