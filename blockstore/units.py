@@ -18,6 +18,14 @@ def parse_bytes(text: str) -> int:
     return count
 
 
+def format_mem(num_bytes: int) -> str:
+    """The least value of `--mem` in whole MiB that holds `num_bytes`: `1100M`.
+
+    It is exact, unlike `format_bytes`, so that it can be given as the option.
+    """
+    return f"{-(-num_bytes // _FACTORS['M'])}M"
+
+
 def format_bytes(count: int) -> str:
     """`count` bytes for a person: three or four digits and a unit, `1.5G`."""
     if count < 1024:

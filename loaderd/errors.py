@@ -13,6 +13,10 @@ class Refused(DaemonError, ValueError):
     """The daemon will not serve the request: unknown split, fanout 0, too little memory, ..."""
 
 
+class Shortage(Refused):
+    """Arena slots that a session needs are held by batches in flight, or do not lie side by side."""
+
+
 class ShuttingDown(Refused):
     """The daemon takes nobody in any more; another one may come."""
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from blockstore.errors import BudgetTooSmall
 from blockstore.format import PAGE_BYTES, RowArray, align
-from blockstore.units import format_bytes
+from blockstore.units import format_bytes, format_mem
 from preprocess.contents import (
     SPLITS,
     Contents,
@@ -110,7 +110,7 @@ def check_longest(
 def too_little_memory(found: int, least: int, why: str) -> BudgetTooSmall:
     """The error that says the least that would do."""
     return BudgetTooSmall(
-        f"--mem {format_bytes(found)}: expected at least --mem {-(-least // (1 << 20))}M for {why}"
+        f"--mem {format_bytes(found)}: expected at least --mem {format_mem(least)} for {why}"
     )
 
 

@@ -28,7 +28,7 @@ from loaderd.engine.advice import (
 from loaderd.engine.engine import Engine
 from loaderd.engine.lookahead import Prospect
 from loaderd.engine.resolve import has_halos, make_plan, resolve, seed_type
-from loaderd.engine.seeds import count_seeds
+from loaderd.engine.seeds import count_seeds, lookup_items
 from loaderd.errors import Refused
 from loaderd.hopwise.cut import cut_hops
 from loaderd.hopwise.files import HopArray, chosen_arrays
@@ -97,7 +97,8 @@ class _Case:
 
     def _need(self, plan: Plan, stamp: bool) -> SessionNeed:
         sizes = make_sizes(self.manifest, plan.resolved.edge_ids, stamp)
-        return session_need(plan.shape(), sizes, self.served, self.num_seeds, self.slot)
+        lookup = 8 * lookup_items(self.request.split, None, plan.resolved)
+        return session_need(plan.shape(), sizes, self.served, self.num_seeds, lookup, self.slot)
 
     @property
     def least(self) -> int:

@@ -45,7 +45,7 @@ from loaderd.batch.structure import (
 from loaderd.memory.ledger import first_items, has_edge_rows
 from loaderd.memory.reservation import Account
 from loaderd.memory.residency import Residency
-from loaderd.memory.workspace import Workspace, WorkspaceFull
+from loaderd.memory.workspace import Tables, Workspace, WorkspaceFull
 from loaderd.plans.base import Plan, Unit
 from loaderd.plans.roots import Roots
 
@@ -67,6 +67,13 @@ class RelationIndex(NamedTuple):
     weight_bytes: int  # likewise
     has_times: bool
     first_item: NDArray[np.int64]  # (num_blocks + 1,) item of each block's first edge, or (0,)
+
+    def kept(self, tables: Tables) -> "RelationIndex":
+        """The same with its arrays where the tables of the store are kept."""
+        return self._replace(
+            first_node=tables.keep(self.first_node), guide=tables.keep(self.guide),
+            first_item=tables.keep(self.first_item),
+        )  # fmt: skip
 
 
 class Topology:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from blockstore.format import PAGE_BYTES, Manifest, row_geometry
 from blockstore.kernels.rowcache import count_new, plan_extents
-from blockstore.units import format_bytes
+from blockstore.units import format_bytes, format_mem
 from loaderd.devicecost import RUN_BYTES, DeviceCost
 from loaderd.hyper.cut import HyperCut
 from loaderd.hyper.rowcache import rows_by_type
@@ -454,7 +454,7 @@ def _why(line: Line) -> str:
 
 def least_text(line: Line) -> str:
     """The least memory of a plan as `--mem` takes it."""
-    return f"{-(-line.least_bytes // (1 << 20))}M"
+    return format_mem(line.least_bytes)
 
 
 def kept_neighbors(manifest: Manifest, loaded: int, hubs: bool, halos: bool) -> tuple[float, str]:

@@ -113,16 +113,16 @@ class Attachment:
         """The same, or None."""
         return self._rows
 
-    def take(
+    def take_seeds(
         self, broker: SlotBroker, arena: Arena, sizes: Sizes, num_ids: int, num_times: int
     ) -> None:
-        """Take workspaces, and room for a table of seeds of so many ids, times before them.
+        """Take room for a table of seeds of so many ids, times before them.
 
-        Raises Refused; what was taken is given back by `close`.
+        It comes before everything else, at the top of the free slots: what lies below it can be
+        given back as one run.  Raises Refused; what was taken is given back by `close`.
         """
         need, self._row_sizes = self.need, sizes
         self.edge_id_bytes = np.dtype(sizes.edge_id_dtype or "uint8").itemsize
-        self.take_workspaces(broker, arena, self._cut.workers, self.plan.shape(), small=False)
         dtype = np.dtype(sizes.id_dtype)
         memory = self._take_run(broker, arena, need.seeds)
         self.times = memory[: 8 * num_times].view(np.int64)
@@ -246,14 +246,22 @@ class Attachment:
         blocks: int,
         settings: EngineSettings,
     ) -> None:
-        """Serve the same batches by plan `minibatch`."""
+        """Serve the same batches by plan `minibatch`.
+
+        All but the seeds is given back and taken again, so that nothing of what was tried for
+        hyperbatches lies between: a budget that holds minibatches holds them here, too.
+        """
         resolved, part = self.plan.resolved, self.plan.part
         self.plan = make_plan(manifest, resolved, part, MinibatchPlan.name)
+        assert self.workspaces.all_home
+        broker.give(self._taken[self.need.seeds :])
+        del self._taken[self.need.seeds :]
+        self.workspaces, self._transit = Workspaces(), {}
         cut = cut_session(
-            self.need, broker.available() + self.need.workspace + 2, blocks, settings, self.window
+            self.need, broker.available() + self.need.seeds, blocks, settings, self.window
         )
         self._cut = SessionCut(cut.workers, cut.transit, cut.quota, self.window)
-        self.take_workspaces(broker, arena, cut.workers - 1, self.plan.shape(), small=False)
+        self.take_workspaces(broker, arena, cut.workers, self.plan.shape(), small=False)
         self.take_quota(broker, cut.quota)
 
     def own_counters(self) -> dict[str, int]:

@@ -13,9 +13,12 @@ from loaderd.trace import Trace
 class Commons:
     """Memory, taken once, and threads.  Ends with `close`, after all who use it."""
 
-    def __init__(self, settings: EngineSettings, num_slots: int, slot_bytes: int) -> None:
-        """Raises BudgetTooSmall: the system does not give so much."""
+    def __init__(
+        self, settings: EngineSettings, num_slots: int, slot_bytes: int, unused_bytes: int
+    ) -> None:
+        """`unused_bytes`: of --mem.  Raises BudgetTooSmall: the system does not give so much."""
         self._stack = ExitStack()
+        self.unused_bytes = unused_bytes
         self.numbers = itertools.count(1)  # of sessions, through all stores
         self.trace = Trace(settings.trace) if settings.trace else None
         if self.trace is not None:

@@ -4,6 +4,7 @@ import os
 import threading
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import cache
 from types import TracebackType
 from typing import Self
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 
 from blockstore.io.reader import BlockReader
 from blockstore.pool import BlockPool
-from blockstore.store import Store, read_rows
+from blockstore.store import Store, scan_rows
 from loaderd.batch.rows import RowAssembler
 from loaderd.batch.topology import Topology
 from loaderd.devicecost import DeviceGauge
@@ -42,6 +43,7 @@ from loaderd.memory.ledger import (
 from loaderd.memory.reservation import Reservation
 from loaderd.memory.residency import Residency
 from loaderd.memory.slots import WAIT_S, SlotBroker
+from loaderd.memory.workspace import Tables
 from loaderd.meter import add_counts
 from loaderd.plans.chunks import METHOD_OF, resolve_hops
 from loaderd.plans.hyperbatch import HyperbatchPlan
@@ -68,8 +70,11 @@ class Engine:
         settings: EngineSettings,
         commons: Commons | None = None,
         slots: Sequence[int] = (),
+        tables: NDArray[np.uint8] | None = None,
     ) -> None:
         """Take memory: `slots` of the common arena, or all of it at once where there is none yet.
+
+        tables   memory for the tables of the store; None: they are beside the arena
 
         Raises BudgetTooSmall, StoreError.
         """
@@ -78,10 +83,13 @@ class Engine:
         if commons is None:
             self.budget = make_budget(store.manifest, settings)
             slots = range(self.budget.num_slots)
-            commons = Commons(settings, self.budget.num_slots, self.budget.slot_bytes)
+            cut = self.budget
+            commons = Commons(settings, cut.num_slots, cut.slot_bytes, cut.unused_bytes)
         else:
             slot_bytes = commons.arena.slot_bytes
-            self.budget = cut_slots(store.manifest, settings, slot_bytes, len(slots))
+            self.budget = cut_slots(
+                store.manifest, settings, slot_bytes, len(slots), commons.unused_bytes
+            )
         self.commons, self.arena = commons, commons.arena
         self.deliver: Deliver = lambda _session, _message: None
         self._served = rows_of(store.manifest, edges=True)
@@ -89,7 +97,7 @@ class Engine:
         if self._own_commons:
             self._stack.callback(commons.close)
         try:
-            self._open(slots)
+            self._open(slots, Tables(tables))
         except BaseException:
             self._stack.close()
             raise
@@ -98,7 +106,7 @@ class Engine:
         self._own_counters: dict[str, int] = {}  # of sessions that have ended
         self._closers: list[threading.Thread] = []
 
-    def _open(self, slots: Sequence[int]) -> None:
+    def _open(self, slots: Sequence[int], tables: Tables) -> None:
         manifest, budget, stack = self.store.manifest, self.budget, self._stack
         commons = self.commons
         relations = manifest.relations
@@ -108,6 +116,7 @@ class Engine:
         files += copied_files(self.store, self._served)
         first_hops = len(files)
         files += hop_files(self.store)
+        files = [replace(file, crcs=tables.keep(file.crcs)) for file in files]
         data, slot = self.arena.data, budget.slot_bytes
         self.reader = stack.enter_context(BlockReader(files, data, slot, threads=commons.readers))
         self._gauge = DeviceGauge(self.reader)
@@ -129,7 +138,7 @@ class Engine:
         )  # fmt: skip
         self._hops = HopDesk(
             self.store, self.settings, self.broker, self.arena, self.reader, self._gauge,
-            first_hops, lambda session, message: self.deliver(session, message),
+            budget.unused_bytes, first_hops, lambda session, message: self.deliver(session, message),
         )  # fmt: skip
         self.graph = Residency(graph, self.reader, 0, changed, reservation)
         self.rows = Residency(rows, self.reader, len(relations), changed)
@@ -137,9 +146,11 @@ class Engine:
         self.assembler = RowAssembler(
             self._served, self.rows, self.reader, len(relations), data, slot, manifest.block_bytes
         )
-        original = np.empty(manifest.num_nodes, np.dtype(manifest.id_dtype))
+        self.topology.relations = [index.kept(tables) for index in self.topology.relations]
+        original = tables.array(np.dtype(manifest.id_dtype), manifest.num_nodes)
         for t in manifest.types:
-            original[t.first : t.first + t.num_nodes] = read_rows(self.store, t.original_id)
+            for row, ids in scan_rows(self.store, t.original_id):
+                original[t.first + row : t.first + row + ids.size] = ids
         self.builder = Builder(self.topology, self.assembler, self.arena, original)
         self._production = Production(
             commons.floor, self.builder, self.assembler, self.broker, commons.trace,

@@ -2,6 +2,7 @@
 
 import hashlib
 from dataclasses import dataclass
+from typing import NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,9 +15,16 @@ from loaderd.engine.attachment import Attachment, Opening
 from loaderd.engine.least import session_needs, sizes_of
 from loaderd.engine.macrosupply import open_job
 from loaderd.engine.resolve import make_plan, resolve, seed_relation, seed_type
-from loaderd.engine.seeds import count_edges, count_seeds, fill_edges, fill_seeds, table_items
+from loaderd.engine.seeds import (
+    count_edges,
+    count_seeds,
+    fill_edges,
+    fill_seeds,
+    lookup_items,
+    table_items,
+)
 from loaderd.engine.sessioncut import cut_session, cut_workspaces
-from loaderd.errors import Refused
+from loaderd.errors import Refused, Shortage
 from loaderd.macro.cut import MacroCut, cut_macro
 from loaderd.macro.job import Job
 from loaderd.macro.session import Macro
@@ -25,6 +33,7 @@ from loaderd.memory.ledger import (
     Budget,
     EngineSettings,
     SessionNeed,
+    enough_mem,
     rows_of,
 )
 from loaderd.memory.slots import LOOK_WAIT_S
@@ -34,6 +43,7 @@ from loaderd.plans.macrobatch import MacrobatchPlan
 from loaderd.protocol import Attach, Resolved
 from loaderd.requests import split_frame
 
+_SMALLER = "a smaller batch_size or smaller fanouts"
 _RANKS_HERE = 8  # of a job, that room is left for: of the others it is thought elsewhere
 
 
@@ -47,9 +57,8 @@ def _seeds_name(split: str, frame: NDArray[np.int64] | None) -> str:
 
 def _refuse(
     least: int, available: int, budget: Budget, settings: EngineSettings, less: str
-) -> None:
-    short = (least - available) * budget.slot_bytes
-    enough = format_bytes(-(-(settings.mem_bytes + short) // (1 << 20)) << 20)
+) -> NoReturn:
+    enough = enough_mem(settings, budget.unused_bytes, (least - available) * budget.slot_bytes)
     raise Refused(
         f"the session needs {format_bytes(least * budget.slot_bytes)} of the arena, "
         f"{format_bytes(max(0, available) * budget.slot_bytes)} can be had: serve with at least "
@@ -121,7 +130,10 @@ def _open_with(
     resolved, part = plan.resolved, plan.part
     ids, times = split_frame(request, frame)
     num_ids = table_items(manifest, seed_relation(manifest, request), request.split, resolved)
-    macro, need, stamp, available = _measure_need(opening, plan, num_ids, times.size, place)
+    lookup = lookup_items(request.split, ids, resolved)
+    macro, need, stamp, available = _measure_need(
+        opening, plan, (num_ids, times.size, lookup), place
+    )
     row_blocks = 0 if place else budget.row_blocks  # its rows are in the macro-batch
     plain = cut_session(need, available, row_blocks, settings, request.window)
     spare = broker.graph_slots() - budget.graph_least
@@ -136,9 +148,12 @@ def _open_with(
     attachment.fits, attachment.plain_blocks = fits, plain_blocks
     try:
         sizes = sizes_of(manifest, resolved, stamp)
-        attachment.take(broker, opening.arena, sizes, num_ids, times.size)
+        attachment.take_seeds(broker, opening.arena, sizes, num_ids, times.size)
         attachment.times[:] = times
-        _fill_seeds(opening, request, ids, attachment)
+        _fill_seeds(opening, request, ids, attachment, lookup)
+        attachment.take_workspaces(
+            broker, opening.arena, cut.workers, plan.shape(), small=False
+        )
         if isinstance(plan, MacrobatchPlan) and place is not None:
             if macro is not None:
                 node_type = seed_type(manifest, request)
@@ -147,6 +162,12 @@ def _open_with(
             attachment.plan = plan = plan.placed(place.job.groups.counts)
         if not hyper:
             attachment.take_quota(broker, cut.quota)
+    except Shortage:
+        attachment.close(broker)
+        least = need.least + (macro.least if macro else 0)
+        free = broker.free()
+        # free slots that do not lie side by side are of no use: as many again would be
+        _refuse(least, free if free < least else 0, budget, settings, _SMALLER)
     except BaseException:
         attachment.close(broker)
         raise
@@ -156,19 +177,19 @@ def _open_with(
 
 
 def _measure_need(
-    opening: Opening, plan: Plan, num_ids: int, num_times: int, place: Place | None
+    opening: Opening, plan: Plan, numbers: tuple[int, int, int], place: Place | None
 ) -> tuple[MacroCut | None, SessionNeed, bool, int]:
     """What macro-batches take, what the rest does, whether with stamps, and slots left for it.
 
-    num_ids, num_times   of the table of seeds
-    place                of macro-batches; those of a job that is there take nothing more
+    numbers   ids and times of the table of seeds, and original ids that are looked up for it
+    place     of macro-batches; those of a job that is there take nothing more
 
     Raises Refused with the least that would do.
     """
     store, settings, budget, broker = opening[:4]
     manifest, resolved = store.manifest, plan.resolved
     served, available = rows_of(manifest, resolved.edge_features), broker.available()
-    needs = session_needs(manifest, plan, num_ids, num_times, budget.slot_bytes)
+    needs = session_needs(manifest, plan, *numbers, budget.slot_bytes)
     least = min(need.least for need in needs.values())
     macro, ranks = None, 1  # of this one's kind, that are yet to find room
     if place is not None:
@@ -187,7 +208,7 @@ def _measure_need(
     one = least
     least += macro.least if macro else 0
     if least > available:
-        less = "a smaller batch_size or smaller fanouts"
+        less = _SMALLER
         if resolved.macro is not None:
             few = resolved.macro.partitions == 1
             less = "a store of more partitions" if few else "fewer macro_partitions"
@@ -206,15 +227,17 @@ def _fill_seeds(
     request: Attach,
     ids: NDArray[np.int64] | None,
     attachment: Attachment,
+    lookup: int,
 ) -> None:
-    """The table of seeds, through slots that are free again afterwards."""
-    store, broker, slot_bytes = opening.store, opening.broker, opening.budget.slot_bytes
+    """The table of seeds, through slots that are free again afterwards.
+
+    lookup   original ids that pass through these slots
+    """
+    store, broker, slots = opening.store, opening.broker, attachment.need.lookup
     relation, resolved = seed_relation(store.manifest, request), attachment.plan.resolved
-    num_seeds = resolved.num_seeds
-    slots = 0 if request.split == "all" else -(-8 * num_seeds // slot_bytes)
-    first = broker.take_run(slots)
-    start = first * slot_bytes
-    scratch = opening.arena.data[start : start + 8 * num_seeds * bool(slots)].view(np.int64)
+    first = broker.take_run(slots, low=True)
+    start = first * opening.budget.slot_bytes
+    scratch = opening.arena.data[start : start + 8 * lookup].view(np.int64)
     try:
         if relation is not None:
             attachment.ends = fill_edges(

@@ -114,6 +114,14 @@ def table_items(
     return 2 * resolved.num_seeds
 
 
+def lookup_items(split: str, ids: NDArray[np.int64] | None, resolved: Resolved) -> int:
+    """Original ids that are read from the store while a table of seeds is made: int64.
+
+    0 where they are those of the request, or the seeds are all that there are.
+    """
+    return 0 if split == "all" or (ids is not None and not split) else resolved.num_seeds
+
+
 def fill_edges(
     store: Store,
     relation: Relation,
@@ -125,7 +133,7 @@ def fill_edges(
 ) -> EndTable:
     """Seed edges in the order given, as store ids of their ends; of all edges their places.
 
-    scratch  int64 (num_seeds,)        holds original ids meanwhile; empty for split "all"
+    scratch  int64 (lookup_items,)     holds original ids meanwhile
     out      id_dtype (table_items,)   what the table is made of
 
     Passes over the inverse maps on disk, once for each end; of a split that lists edge ids over the
@@ -145,14 +153,13 @@ def fill_edges(
     else:
         ends = out.reshape(2, -1)
         for row, name in enumerate(_ends(relation)):
-            if ids is not None:
-                scratch[:] = np.split(ids, 2)[row]
-            else:
+            given = scratch if ids is None else np.split(ids, 2)[row]
+            if ids is None:
                 for first, rows in scan_rows(store, relation.splits[split], SCAN_BYTES):
                     scratch[first : first + rows.shape[0]] = rows[:, row]
             node_type = next(t for t in manifest.types if t.name == name)
             for first, rows in scan_rows(store, node_type.store_id, SCAN_BYTES):
-                map_range(scratch, first, rows, ends[row])
+                map_range(given, first, rows, ends[row])
     ranges = {t.name: (t.first, t.num_nodes) for t in manifest.types}
     return EndTable(
         spec, find_relation(manifest, spec.relation),
@@ -199,7 +206,7 @@ def fill_seeds(
 ) -> None:
     """Write the store ids of the seeds, in the order given.
 
-    scratch  int64 (num_seeds,)     holds original ids meanwhile; empty for split "all"
+    scratch  int64 (lookup_items,)  holds original ids meanwhile
     out      id_dtype (num_seeds,)  store ids
 
     Passes over the inverse map on disk once.  Raises CorruptBlock.
@@ -208,10 +215,9 @@ def fill_seeds(
         for first, rows in scan_rows(store, node_type.store_id, SCAN_BYTES):
             out[first : first + rows.size] = rows
         return
-    if ids is not None:
-        scratch[:] = ids
-    else:
+    given = scratch if ids is None else ids
+    if ids is None:
         for first, rows in scan_rows(store, node_type.splits[split], SCAN_BYTES):
             scratch[first : first + rows.size] = rows
     for first, rows in scan_rows(store, node_type.store_id, SCAN_BYTES):
-        map_range(scratch, first, rows, out)
+        map_range(given, first, rows, out)

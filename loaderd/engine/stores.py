@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Self
 
 from blockstore.store import Store
-from blockstore.units import format_bytes
+from blockstore.units import format_bytes, format_mem
 from loaderd.engine.commons import Commons
 from loaderd.engine.engine import Engine
 from loaderd.engine.production import Deliver
@@ -15,6 +15,7 @@ from loaderd.memory.ledger import (
     graph_least,
     make_budgets,
     slot_bytes,
+    table_bytes,
     table_entries,
 )
 from loaderd.protocol import LedgerEntry
@@ -37,12 +38,14 @@ class Stores:
         check_names(stores)
         budgets = make_budgets([s.manifest for s in stores], settings)
         num_slots = sum(budget.num_slots for budget in budgets)
-        self.commons = Commons(settings, num_slots, budgets[0].slot_bytes)
+        budget = budgets[0]
+        self.commons = Commons(settings, num_slots, budget.slot_bytes, budget.unused_bytes)
         self.arena = self.commons.arena
         self.engines: dict[str, Engine] = {}
         self.retired: list[Engine] = []  # opened anew, or dropped; some sessions still use them
         self._deliver: Deliver = lambda _session, _message: None
         self._reserve = settings.reserve_bytes  # that no table takes
+        self._tables: dict[Engine, range] = {}  # slots with the tables of a store opened later
         first = 0
         try:
             for store, budget in zip(stores, budgets, strict=True):
@@ -115,7 +118,7 @@ class Stores:
         wanted = {store_name(store): store for store in stores}
         fresh = {name: store for name, store in wanted.items() if not self._is_served(name, store)}
         for store in fresh.values():
-            self._check_room(store)
+            self._check_slot(store)
         said, opened = [], {}
         try:
             for name, store in fresh.items():
@@ -139,13 +142,12 @@ class Stores:
             self._drop(engine)
             self.retired.remove(engine)
 
-    def reserve_entry(self) -> LedgerEntry:
-        """What is set aside."""
-        given = self.settings.reserve_bytes
-        return LedgerEntry(
-            "reserve", max(0, self._reserve),
-            f"of {format_bytes(given)}, for tables of stores that are opened later",
-        )  # fmt: skip
+    def reserve_entries(self) -> list[LedgerEntry]:
+        """What is set aside, also by tables that have gone."""
+        if not self._reserve and not self.settings.reserve_bytes:
+            return []
+        basis = "for tables of stores that are opened later"
+        return [LedgerEntry("reserve", self._reserve, basis)]
 
     def _is_served(self, name: str, store: Store) -> bool:
         known = self.engines.get(name)
@@ -155,23 +157,37 @@ class Stores:
             and known.store.manifest == store.manifest
         )
 
-    def _check_room(self, store: Store) -> None:
-        width, tables = slot_bytes(store.manifest), _table_bytes([store])
+    def _check_slot(self, store: Store) -> None:
+        width = slot_bytes(store.manifest)
         if width > self.arena.slot_bytes:
             raise Refused(
                 f"{store.path}: its blocks take slots of {format_bytes(width)}, the arena has some "
                 f"of {format_bytes(self.arena.slot_bytes)}: end the daemon, and serve it anew"
             )
-        if tables > self._reserve:
-            raise Refused(
-                f"{store.path}: its tables take {format_bytes(tables)}, "
-                f"{format_bytes(self._reserve)} are set aside: serve with --reserve "
-                f"{format_bytes(tables)} or more"
-            )
+
+    def _tables_run(self, store: Store, busy: Callable[[Engine], bool]) -> range:
+        """Slots of the arena for the tables of a store that --reserve does not hold.
+
+        Raises Refused: there are none.
+        """
+        tables = _table_bytes([store])
+        if tables <= self._reserve:
+            return range(0)
+        count = -(-table_bytes(store.manifest) // self.arena.slot_bytes)
+        for other in sorted(self.all(), key=busy):
+            if run := other.broker.cede_run(count):
+                return run
+        reserve = self.settings.reserve_bytes - self._reserve + tables
+        raise Refused(
+            f"{store.path}: its tables take {format_bytes(tables)}, "
+            f"{format_bytes(max(0, self._reserve))} are set aside and no {count} adjacent slots of "
+            "the arena are free: sessions have the others; try again later, or serve with "
+            f"--reserve {format_mem(reserve)} or more"
+        )
 
     def _open(self, store: Store, busy: Callable[[Engine], bool]) -> Engine:
         least = graph_least(store.manifest, self.settings) + LEAST_SESSION
-        slots: list[int] = []
+        run, slots = self._tables_run(store, busy), list[int]()
         for other in sorted(self.all(), key=busy):
             slots += other.broker.cede(least - len(slots))
         try:
@@ -180,19 +196,22 @@ class Stores:
                     f"{store.path}: takes {least} slots of the arena, {len(slots)} are free: "
                     "sessions have the others; try again later, or give more --mem"
                 )
-            engine = Engine(store, self.settings, self.commons, slots)
+            size = self.arena.slot_bytes
+            memory = self.arena.data[run.start * size : run.stop * size] if run else None
+            engine = Engine(store, self.settings, self.commons, slots, memory)
         except BaseException:
-            self.all()[0].broker.accept(slots, 0)
+            self.all()[0].broker.accept([*slots, *run], 0)
             raise
-        self._reserve -= _table_bytes([store])
+        self._tables[engine] = run
+        self._reserve -= 0 if run else _table_bytes([store])
         return engine
 
     def _drop(self, engine: Engine) -> None:
         heir = next(e for e in self.all() if e is not engine)
-        slots = engine.broker.retire()
+        slots, run = engine.broker.retire(), self._tables.pop(engine, range(0))
         engine.__exit__(None, None, None)
-        self._reserve += _table_bytes([engine.store])
-        heir.broker.accept(slots, 0)
+        self._reserve += 0 if run else _table_bytes([engine.store])
+        heir.broker.accept([*slots, *run], 0)
 
 
 def check_names(stores: Sequence[Store]) -> None:

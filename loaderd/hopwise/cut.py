@@ -9,7 +9,7 @@ from blockstore.format import PAGE_BYTES, align
 from blockstore.units import format_bytes
 from loaderd.errors import Refused
 from loaderd.hopwise.files import HopArray
-from loaderd.memory.ledger import EngineSettings
+from loaderd.memory.ledger import EngineSettings, enough_mem
 from loaderd.memory.workspace import ALIGN, Carver
 from loaderd.plans.chunks import HopPlan
 
@@ -53,6 +53,7 @@ def cut_hops(
     settings: EngineSettings,
     slot_bytes: int,
     available: int,
+    unused_bytes: int,
     missing: int,
     window: int,
     held: bool = True,
@@ -60,6 +61,7 @@ def cut_hops(
     """Cut the memory of a session.
 
     available   slots that can be had
+    unused_bytes  of --mem, less than a slot
     missing     slots of arrays that are not in memory yet
     window      batches in flight that the client would like, 0: as many as is good
     held        False: arrays are not to be held
@@ -94,11 +96,11 @@ def cut_hops(
         transit -= 1
     least = buffer + transit * run
     if least > available:
-        enough = settings.mem_bytes + (least - available) * slot_bytes
+        enough = enough_mem(settings, unused_bytes, (least - available) * slot_bytes)
         raise Refused(
             f"the session needs {format_bytes(least * slot_bytes)} of the arena for a batch of "
             f"{rows} rows of {len(arrays)} arrays, {format_bytes(available * slot_bytes)} can be "
-            f"had: serve with at least --mem {format_bytes(align(enough, 1 << 20))}, or ask for a "
+            f"had: serve with at least --mem {enough}, or ask for a "
             "smaller batch_size"
         )
     share = room if asked else room // _SHARE  # others may want to be served too

@@ -55,10 +55,12 @@ class HopDesk:
         arena: Arena,
         reader: BlockReader,
         gauge: DeviceGauge,
+        unused_bytes: int,
         first_file: int,
         deliver: Deliver,
     ) -> None:
-        """`first_file`: number, in the reader, of the first of `hop_files`."""
+        """`unused_bytes`: of --mem; `first_file`: the reader's number of the first `hop_files`."""
+        self._unused_bytes = unused_bytes
         self._store, self._settings, self._broker = store, settings, broker
         self._arena, self._reader, self._first_file = arena, reader, first_file
         self._gauge = gauge
@@ -107,7 +109,7 @@ class HopDesk:
         def cut(held: bool) -> HopCut:
             return cut_hops(
                 plan, arrays, self._settings, self._slot_bytes, self._broker.available(),
-                self._shelf.missing_slots(arrays), window, held,
+                self._unused_bytes, self._shelf.missing_slots(arrays), window, held,
             )  # fmt: skip
 
         best = cut(held=True)

@@ -18,9 +18,9 @@ from blockstore.format import (
     row_geometry,
 )
 from blockstore.store import Store
-from blockstore.units import format_bytes
+from blockstore.units import format_bytes, format_mem
 from loaderd.memory.reservation import least_slots
-from loaderd.memory.workspace import Sizes, workspace_bytes
+from loaderd.memory.workspace import ALIGN, Sizes, workspace_bytes
 from loaderd.plans.base import Shape
 from loaderd.protocol import LedgerEntry
 
@@ -143,6 +143,7 @@ class Budget(NamedTuple):
     graph_least: int  # slots it always keeps
     graph_blocks: int
     row_blocks: int
+    unused_bytes: int = 0  # of --mem, less than a slot
 
     def entries(self, graph_slots: int = -1, num_slots: int = -1) -> tuple[LedgerEntry, ...]:
         """The ledger as `serve --dry-run` prints it, or with what the store has now."""
@@ -186,6 +187,13 @@ def table_entries(manifest: Manifest) -> tuple[LedgerEntry, ...]:
     )
 
 
+def table_bytes(manifest: Manifest) -> int:
+    """Memory that `Tables` needs for all of them, each of its arrays aligned."""
+    graphs = 2 * len(manifest.relations)
+    arrays = len(rows_of(manifest, edges=True)) * 2 + len(manifest.hop_arrays())
+    return sum(e.num_bytes for e in table_entries(manifest)) + ALIGN * (4 * graphs + arrays + 1)
+
+
 def slot_bytes(manifest: Manifest) -> int:
     """Bytes of an arena slot: the widest slot on disk, so that every block fits one."""
     widths = [
@@ -211,7 +219,7 @@ def make_budgets(manifests: Sequence[Manifest], settings: EngineSettings) -> lis
     num_slots = (settings.mem_bytes - fixed) // slot
     leasts = [graph_least(m, settings) + LEAST_SESSION for m in manifests]
     if num_slots < sum(leasts):
-        need = format_bytes(-(-(fixed + sum(leasts) * slot) // (1 << 20)) << 20)
+        need = format_mem(fixed + sum(leasts) * slot)
         raise BudgetTooSmall(
             f"--mem {format_bytes(settings.mem_bytes)}: tables take {format_bytes(fixed)} and the "
             f"arena at least {sum(leasts)} slots of {format_bytes(slot)}; give at least --mem "
@@ -222,17 +230,26 @@ def make_budgets(manifests: Sequence[Manifest], settings: EngineSettings) -> lis
         least + spare * w // max(1, sum(wanted)) for least, w in zip(leasts, wanted, strict=True)
     ]
     shares[-1] += num_slots - sum(shares)
-    return [cut_slots(m, settings, slot, n) for m, n in zip(manifests, shares, strict=True)]
+    unused = settings.mem_bytes - fixed - num_slots * slot
+    return [cut_slots(m, settings, slot, n, unused) for m, n in zip(manifests, shares, strict=True)]
 
 
-def cut_slots(manifest: Manifest, settings: EngineSettings, slot: int, num_slots: int) -> Budget:
+def enough_mem(settings: EngineSettings, unused_bytes: int, more_bytes: int) -> str:
+    """The least --mem, in whole MiB, of which the arena would have so many bytes of slots more."""
+    return format_mem(settings.mem_bytes - unused_bytes + more_bytes)
+
+
+def cut_slots(
+    manifest: Manifest, settings: EngineSettings, slot: int, num_slots: int, unused_bytes: int
+) -> Budget:
     """Cut slots between graph and rows of a store."""
     graph_blocks, row_blocks = _num_blocks(manifest)
     least = graph_least(manifest, settings)
     graph_slots = graph_wish(graph_blocks, least, num_slots)
     return Budget(
-        table_entries(manifest), slot, num_slots, graph_slots, least, graph_blocks, row_blocks
-    )
+        table_entries(manifest), slot, num_slots, graph_slots, least, graph_blocks, row_blocks,
+        unused_bytes,
+    )  # fmt: skip
 
 
 def graph_wish(graph_blocks: int, least: int, num_slots: int) -> int:
@@ -272,6 +289,7 @@ class SessionNeed(NamedTuple):
     workspace: int  # contiguous, per worker
     workspace_bytes: int
     seeds: int  # contiguous
+    lookup: int  # contiguous, of original ids while the store ids of the seeds are looked up
     structure: int  # of one batch, worst case
     addresses: int  # of one batch, worst case, in several groups
     area: int  # row area of one batch, worst case
@@ -279,8 +297,11 @@ class SessionNeed(NamedTuple):
 
     @property
     def least(self) -> int:
-        """Slots without which the session cannot be served, one worker and its transit included."""
-        return self.workspace + 2 + self.seeds + self.least_quota
+        """Slots without which the session cannot be served, one worker and its transit included.
+
+        The original ids are given back before anything else is taken.
+        """
+        return self.seeds + max(self.lookup, self.workspace + 2 + self.least_quota)
 
     @property
     def least_quota(self) -> int:
@@ -298,9 +319,13 @@ def structure_bytes(shape: Shape, id_bytes: int, edge_id_bytes: int, trees: bool
 
 
 def session_need(
-    shape: Shape, sizes: Sizes, rows: list[ServedRows], num_seeds: int, slot: int
+    shape: Shape, sizes: Sizes, rows: list[ServedRows], num_seeds: int, lookup_bytes: int, slot: int
 ) -> SessionNeed:
-    """What a session with this plan takes; `num_seeds`: ids in its table of seeds."""
+    """What a session with this plan takes.
+
+    num_seeds      ids in its table of seeds
+    lookup_bytes   of the original ids that are looked up for it
+    """
 
     def slots(num_bytes: int) -> int:
         return -(-num_bytes // slot)
@@ -313,6 +338,7 @@ def session_need(
         workspace=slots(work),
         workspace_bytes=work,
         seeds=slots(num_seeds * item),
+        lookup=slots(lookup_bytes),
         structure=slots(structure_bytes(shape, item, edge_item, sizes.trees)),
         addresses=slots(items * (8 * len(rows) + 4) + 64 * (len(rows) + 1)),
         area=sum(-(-items // (slot // r.array.row_bytes)) for r in rows),

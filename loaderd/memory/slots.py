@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from blockstore.errors import PoolBroken
 from blockstore.pool import BlockPool
-from loaderd.errors import Refused
+from loaderd.errors import Refused, Shortage
 from loaderd.memory.ledger import LEAST_SESSION
 from loaderd.memory.reservation import Reservation
 
@@ -65,6 +65,20 @@ class SlotBroker:
             self.graph_wish -= int(self._of_graph[chosen].sum())
             self._of_graph[chosen] = False
             return chosen
+
+    def cede_run(self, count: int) -> range:
+        """Give `count` adjacent free slots away for good; none of them if there is no such run."""
+        with self._changed:
+            owned = self._rows.num_owned + self._graph.num_owned
+            first = _top_run(self._free_mask(), count)
+            if first < 0 or count > owned - self._reservation.minimum - LEAST_SESSION:
+                return range(0)
+            run = slice(first, first + count)
+            self._remove(first, count)
+            self.num_slots -= count
+            self.graph_wish -= int(self._of_graph[run].sum())
+            self._of_graph[run] = False
+            return range(first, first + count)
 
     @property
     def whole(self) -> bool:
@@ -129,6 +143,12 @@ class SlotBroker:
             spare = max(0, self._graph.num_owned - self._reservation.minimum)
             return self._rows.num_owned + spare
 
+    def free(self) -> int:
+        """Slots that may be taken at once."""
+        with self._changed:
+            found = int(self._free_mask().sum())
+        return min(found, getattr(self._limit, "left", found))
+
     def pinned(self) -> int:
         """Slots of the pools that something holds at present."""
         with self._changed:
@@ -145,8 +165,11 @@ class SlotBroker:
         with self._changed:
             return self._graph.num_owned
 
-    def take_run(self, count: int, wait_s: float = WAIT_S) -> int:
+    def take_run(self, count: int, wait_s: float = WAIT_S, low: bool = False) -> int:
         """First of `count` adjacent slots, now the caller's.
+
+        low   as far down as there are, for what is given back soon: what is taken meanwhile stays
+              at the top, and the free slots stay adjacent
 
         Raises Refused: there is no such run, or batches in flight do not give it back in time.
         """
@@ -156,8 +179,8 @@ class SlotBroker:
         with self._changed:
             if _top_run(self._free_mask(pinned=True), count) < 0:  # batches in flight: no help
                 wait_s = min(wait_s, LOOK_WAIT_S)
-            if not self._wait_for_slots(lambda: self._try_run(count), count, wait_s):
-                raise Refused(self._shortage(count))
+            if not self._wait_for_slots(lambda: self._try_run(count, low), count, wait_s):
+                raise Shortage(self._shortage(count))
             self._count(count)
             return self._found
 
@@ -168,7 +191,7 @@ class SlotBroker:
             enough = self._free_mask(pinned=True).sum() >= count
             wait_s = WAIT_S if enough else LOOK_WAIT_S
             if not self._wait_for_slots(lambda: self._free_mask().sum() >= count, count, wait_s):
-                raise Refused(self._shortage(count))
+                raise Shortage(self._shortage(count))
             chosen = np.flatnonzero(self._free_mask())[::-1][:count]
             for slot in chosen:
                 self._remove(int(slot), 1)
@@ -216,8 +239,8 @@ class SlotBroker:
 
     def _shortage(self, count: int) -> str:
         return (
-            f"{count} arena slots are not to be had: {int(self._free_mask().sum())} are free, the "
-            "others serve sessions; detach one, ask for a smaller batch, or give more --mem"
+            f"needs {count} adjacent arena slots; {int(self._free_mask().sum())} are free, the others "
+            "serve sessions; detach one, ask for a smaller batch, or give more --mem"
         )
 
     def _free_mask(self, pinned: bool = False) -> NDArray[np.bool_]:
@@ -232,8 +255,14 @@ class SlotBroker:
             free[graph[-spare:]] = True
         return free
 
-    def _try_run(self, count: int) -> bool:
-        self._found = _top_run(self._free_mask(), count)
+    def _try_run(self, count: int, low: bool) -> bool:
+        free = self._free_mask()
+        if low:  # slots of the graph hold blocks that would have to be read again
+            rows = free & ~self._of_graph
+            first = _top_run((rows if _top_run(rows, count) >= 0 else free)[::-1], count)
+            self._found = free.size - first - count if first >= 0 else -1
+        else:
+            self._found = _top_run(free, count)
         if self._found >= 0:
             self._remove(self._found, count)
         return self._found >= 0

@@ -46,6 +46,26 @@ class Carver:
         return self._memory[start : start + count * item.itemsize].view(item)
 
 
+class Tables:
+    """Keeps the tables of a store: in a piece of memory, or where they are if there is none."""
+
+    def __init__(self, memory: NDArray[np.uint8] | None) -> None:
+        """`memory`: uint8, of at least `ledger.table_bytes`."""
+        self._carver = None if memory is None else Carver(memory)
+
+    def array(self, dtype: DTypeLike, count: int) -> NDArray[Any]:
+        """A table of `count` items, to be filled."""
+        return np.empty(count, dtype) if self._carver is None else self._carver.array(dtype, count)
+
+    def keep(self, table: NDArray[Any]) -> NDArray[Any]:
+        """A table as it is, or its copy in the memory."""
+        if self._carver is None:
+            return table
+        kept = self.array(table.dtype, table.size)
+        kept[:] = table
+        return kept
+
+
 @dataclass(slots=True)
 class Workspace:
     """Named arrays of one worker.  Sizes are bounds; a batch says how far they are filled."""

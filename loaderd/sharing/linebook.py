@@ -227,8 +227,7 @@ class Book:
             ]
             add_counts(counters, counts)
             known |= {line.session: line for line in lines}
-        if self._stores.settings.reserve_bytes:
-            ledger.append(self._stores.reserve_entry())
+        ledger += self._stores.reserve_entries()
         with self.lock:
             times = dict(self.times)
             for session in self.sessions.values():

@@ -104,7 +104,7 @@ def test_a_hyperbatch_is_as_large_as_has_room(rows, batch_bytes, room, most):
     assert size == most or takes(size + 1) > room
 
 
-NEED = SessionNeed(9, 9 << 20, 1, 4, 6, 50, 2)
+NEED = SessionNeed(9, 9 << 20, 1, 2, 4, 6, 50, 2)
 
 
 @given(st.integers(1, 3000), st.integers(0, 1), st.integers(0, 40))

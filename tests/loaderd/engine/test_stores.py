@@ -146,10 +146,38 @@ def test_a_reload_leaves_sessions_at_work_undisturbed(folders, tmp_path):
         assert daemon.epoch("") > 0
 
 
+def test_a_reload_takes_tables_out_of_free_slots_if_nothing_is_set_aside(folders, tmp_path):
+    changed = make_store(tmp_path / "b", 7)
+    with Daemon(folders[:2], 24 << 20) as daemon:
+        arena, most = daemon.stores.arena, 0
+        for paths in ([folders[0], changed], [folders[0], folders[1], folders[2]], folders[:2]):
+            daemon.paths = paths
+            assert daemon.exchange.reload()
+            for name in daemon.stores.engines:
+                daemon.epoch(name)
+            for engine, run in daemon.stores._tables.items():
+                first_node = engine.topology.relations[0].first_node
+                assert np.shares_memory(first_node, arena.data) == bool(run)
+            tables = sum(len(run) for run in daemon.stores._tables.values())
+            owned = sum(e.broker.num_slots for e in daemon.stores.all())
+            assert owned + tables == arena.num_slots
+            most = max(most, tables)
+            assert sum(e.num_bytes for e in daemon.exchange.status()[0]) <= 24 << 20
+        assert most
+        daemon.paths = folders[:1]
+        daemon.exchange.reload()
+        assert sum(e.broker.num_slots for e in daemon.stores.all()) == arena.num_slots
+
+
 def test_a_reload_that_cannot_be_changes_nothing(folders, tmp_path):
     with Daemon(folders[:2], 24 << 20) as daemon:
+        taken = {e: e.broker.take(e.broker.available() - 1) for e in daemon.stores.all()}
+        daemon.paths = [folders[0], folders[2]]
+        with pytest.raises(Refused, match="c: its tables take .* serve with --reserve"):
+            daemon.exchange.reload()
+        for engine, slots in taken.items():
+            engine.broker.give(slots)
         for paths, said in (
-            ([folders[0], folders[2]], "c: its tables take .* serve with --reserve"),
             ([tmp_path / "none"], "no zarr.json"),
             ([folders[0], make_store(tmp_path / "x" / "a", 3)], "both are named a"),
         ):
