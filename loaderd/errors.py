@@ -14,7 +14,7 @@ class Refused(DaemonError, ValueError):
 
 
 class Shortage(Refused):
-    """Arena slots that a session needs are held by batches in flight, or do not lie side by side."""
+    """Arena slots that a session needs are held by batches in flight, or are not adjacent."""
 
 
 class ShuttingDown(Refused):

@@ -6,7 +6,7 @@ import msgspec
 
 from loaderd.errors import BadMessage
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 SAMPLER_VERSION = 1  # of the draws: a change of kernels that changes batches counts it up
 HEARTBEAT_S = 1.0  # between two of a daemon to a client on another host
 LEASE_S = 15.0  # without a sign of life, after which such a client, or daemon, counts as gone
@@ -82,8 +82,9 @@ class Resolved(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Attach(Message, frozen=True, kw_only=True, tag="attach"):
-    """Client: open a session.  `split`: a name, "all", or "" where ids follow as an int64 frame:
-    of edges all their sources, then all their targets."""
+    """Client: open a session.  `split`: a name, "all", or "" if seeds are given by `ids` numbers:
+    original ids, of edges all their sources, then all their targets; then times, if they are given.
+    """
 
     token: int  # from Welcome: ties the session to the connection at the door
     request: int  # echoed in the reply
@@ -118,6 +119,7 @@ class Attach(Message, frozen=True, kw_only=True, tag="attach"):
     temporal: Temporal | None = None  # edges up to each seed's time alone
     edge_features: bool = False  # rows of the sampled edges, of all arrays of edges
     mask_size: int = 0  # of the mask over a type's nodes that ids are what is set of; 0: of none
+    ids: int = 0  # numbers that describe the seeds: sent as `IdsWanted` asks for them
 
 
 class RowArraySpec(msgspec.Struct, frozen=True):
@@ -143,6 +145,22 @@ class Attached(Message, frozen=True, kw_only=True, tag="attached"):
     rows: tuple[RowArraySpec, ...]
     types: tuple[str, ...]  # of nodes, in the order of the store
     relations: tuple[tuple[str, str, str], ...]  # (src, name, dst), in the order of `fanouts`
+
+
+class IdsWanted(Message, frozen=True, kw_only=True, tag="ids-wanted"):
+    """Daemon: it has room for the numbers of an `Attach`; send these."""
+
+    request: int
+    first: int  # of the numbers
+    count: int
+
+
+class Ids(Message, frozen=True, kw_only=True, tag="ids"):
+    """Client: the numbers that an `IdsWanted` asks for."""
+
+    request: int
+    first: int
+    numbers: bytes  # int64, little-endian
 
 
 class Start(Message, frozen=True, kw_only=True, tag="start"):
@@ -378,11 +396,11 @@ class StatusReply(Message, frozen=True, kw_only=True, tag="status-reply"):
 
 
 ClientMessage = (
-    Attach | Start | Release | Detach | StatusRequest | Hello | Heartbeat | Taken
+    Attach | Ids | Start | Release | Detach | StatusRequest | Hello | Heartbeat | Taken
 )  # fmt: skip
 DaemonMessage = (
     Attached | BatchReady | ChunkReady | RowGroup | Piece | Skipped | ErrorReply | StatusReply
-    | Welcome | Heartbeat
+    | Welcome | Heartbeat | IdsWanted
 )  # fmt: skip
 
 _encoder = msgspec.msgpack.Encoder()

@@ -1,7 +1,5 @@
 """What clients may ask for: bounds on the fields of their messages, in one place."""
 
-from collections.abc import Sequence
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -14,7 +12,7 @@ MAX_PARTITIONS = 1 << 32
 MAX_REUSE = 4
 MAX_WORLD = 1 << 16
 MAX_BATCH = 1 << 24
-MAX_IDS = 1 << 24  # seeds given by id: 128 MiB on their way
+MAX_IDS = 1 << 24  # seeds given by id
 MAX_NAME = 256  # characters of a split, plan, operator or node type
 MAX_OPERATORS = 64
 MAX_RELATIONS = 1 << 12
@@ -27,13 +25,8 @@ def _within(name: str, value: int, least: int, most: int) -> None:
         raise Refused(f"{name} is {value}, expected {least} to {most}")
 
 
-def check_attach(request: Attach, arrays: Sequence[bytes | memoryview]) -> NDArray[np.int64] | None:
-    """Returns the seeds' original ids, int64 (num_seeds,), where they are given by id.
-
-    arrays   the frames after the message: one of ids where no split is named, else none
-
-    Raises Refused.  What depends on the store (split, fanouts, ids) is checked by the engine.
-    """
+def check_attach(request: Attach) -> None:
+    """Raises Refused.  What depends on the store (split, fanouts, ids) is checked by the engine."""
     _within("batch_size", request.batch_size, 1, MAX_BATCH)
     _within("world_size", request.world_size, 1, MAX_WORLD)
     _within("rank", request.rank, 0, request.world_size - 1)
@@ -60,23 +53,19 @@ def check_attach(request: Attach, arrays: Sequence[bytes | memoryview]) -> NDArr
         _check_temporal(request.temporal)
     parts = num_parts(request)
     if not parts:
-        if arrays:
+        if request.ids:
             raise Refused(f"split {request.split!r} and ids were both given, expected one of them")
-        return None
-    if not arrays:
+        return
+    if not request.ids:
         raise Refused("seeds: found neither a split nor ids, expected one of them")
-    if len(arrays) != 1 or len(arrays[0]) % 8:
-        found = [len(a) for a in arrays]
-        raise Refused(f"ids: expected one frame of int64 where no split is named, found {found} B")
-    count = len(arrays[0]) // 8
-    if count % parts:
-        raise Refused(f"ids: {count} in all, expected {parts} a seed: {', '.join(_parts(request))}")
-    _within("number of ids", count // parts, 1, MAX_IDS)
-    return np.frombuffer(arrays[0], "<i8")
+    if request.ids % parts:
+        names = ", ".join(_parts(request))
+        raise Refused(f"ids: {request.ids} in all, expected {parts} a seed: {names}")
+    _within("number of ids", request.ids // parts, 1, MAX_IDS)
 
 
 def _parts(request: Attach) -> list[str]:
-    """What the frame behind a request holds of each seed."""
+    """What the numbers of a request say of each seed."""
     parts = []
     if not request.split:
         parts = ["sources", "targets"] if request.edges is not None else ["ids"]

@@ -93,6 +93,15 @@ def stage_rows(
 
 
 @njit(nogil=True, cache=True)
+def find_outside(ids, stop):
+    """First i with ids[i] outside [0, stop), or -1: int64."""
+    for i in range(ids.size):
+        if ids[i] < 0 or ids[i] >= stop:
+            return i
+    return -1
+
+
+@njit(nogil=True, cache=True)
 def map_range(ids, first, table, out):
     """out[i] = table[ids[i] - first] where that lies in the table; other entries stay."""
     last = first + table.size

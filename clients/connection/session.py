@@ -30,6 +30,8 @@ from loaderd.protocol import (
     DaemonMessage,
     Detach,
     ErrorReply,
+    Ids,
+    IdsWanted,
     Message,
     Release,
     Resolved,
@@ -259,10 +261,14 @@ class Session:
 
     def _attach(self, request: Attach, ids: NDArray[np.int64] | None) -> Attached:
         number = next(self._requests)
-        filled = msgspec.structs.replace(request, token=self.attachment.token, request=number)
-        self._send(filled, *([] if ids is None else [np.ascontiguousarray(ids, "<i8").tobytes()]))
+        numbers = np.empty(0, "<i8") if ids is None else np.ascontiguousarray(ids, "<i8").ravel()
+        token = self.attachment.token
+        self._send(msgspec.structs.replace(request, token=token, request=number, ids=numbers.size))
         while True:
             match self._next():
+                case IdsWanted(request=echo, first=first, count=count) if echo == number:
+                    asked = numbers[first : first + count].tobytes()
+                    self._send(Ids(request=number, first=first, numbers=asked))
                 case Attached(request=echo) as attached if echo == number:
                     return attached
                 case ErrorReply(request=echo) as reply if echo in (-1, number):  # -1: unreadable
@@ -324,9 +330,9 @@ class Session:
     def _close_socket(self) -> None:
         self._socket.close(linger=0 if self.lost else LINGER_MS)
 
-    def _send(self, message: Message, *frames: bytes) -> None:
+    def _send(self, message: Message) -> None:
         try:
-            self._socket.send_multipart([encode(message), *frames], zmq.NOBLOCK)
+            self._socket.send(encode(message), zmq.NOBLOCK)
         except zmq.Again as error:  # queues are unlimited: there is no peer
             raise self._went_away() from error
 

@@ -43,6 +43,7 @@ from loaderd.memory.ledger import (
     graph_least,
     make_budget,
     make_sizes,
+    mem_of,
     served_rows,
     session_need,
     slot_bytes,
@@ -97,7 +98,7 @@ class _Case:
 
     def _need(self, plan: Plan, stamp: bool) -> SessionNeed:
         sizes = make_sizes(self.manifest, plan.resolved.edge_ids, stamp)
-        lookup = 8 * lookup_items(self.request.split, None, plan.resolved)
+        lookup = 8 * lookup_items(self.request.split, plan.resolved)
         return session_need(plan.shape(), sizes, self.served, self.num_seeds, lookup, self.slot)
 
     @property
@@ -108,8 +109,9 @@ class _Case:
     def least_bytes(self, more: int = 0) -> int:
         """--mem with which such a session and `more` slots can be had."""
         fixed = sum(e.num_bytes for e in table_entries(self.manifest))
-        graph = graph_least(self.manifest, self.settings)
-        return fixed + self.slot * (graph + max(LEAST_SESSION, self.least + more))
+        slots = graph_least(self.manifest, self.settings)
+        slots += max(LEAST_SESSION, self.least + more)
+        return mem_of(fixed + self.slot * slots)
 
     def enough(self) -> EngineSettings:
         """The settings with no more memory than is of use."""
@@ -419,7 +421,7 @@ def _hop_case(case: _Case, name: str) -> tuple[Attach, HopPlan, list[HopArray]]:
 
 def _hop_line(case: _Case, machine: Machine, engine: Engine, name: str) -> Line:
     request, plan, arrays = _hop_case(case, name)
-    cut = cut_hops(plan, arrays, case.settings, case.slot, 1 << 40, 0, 0, held=False)
+    cut = cut_hops(plan, arrays, case.settings, case.slot, 1 << 40, 0, 0, 0, held=False)
     least = case.least_bytes(max(0, cut.buffer + min(2, cut.transit) * cut.run - case.least))
     options = f"{len(arrays)} arrays"
     line = Line(name, options, False, least, True, sampled=False)

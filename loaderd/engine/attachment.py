@@ -257,9 +257,7 @@ class Attachment:
         broker.give(self._taken[self.need.seeds :])
         del self._taken[self.need.seeds :]
         self.workspaces, self._transit = Workspaces(), {}
-        cut = cut_session(
-            self.need, broker.available() + self.need.seeds, blocks, settings, self.window
-        )
+        cut = cut_session(self.need, broker.free() + self.need.seeds, blocks, settings, self.window)
         self._cut = SessionCut(cut.workers, cut.transit, cut.quota, self.window)
         self.take_workspaces(broker, arena, cut.workers, self.plan.shape(), small=False)
         self.take_quota(broker, cut.quota)

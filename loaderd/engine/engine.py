@@ -23,10 +23,11 @@ from loaderd.engine.attachment import Attachment, Opening
 from loaderd.engine.build import Builder
 from loaderd.engine.commons import Commons
 from loaderd.engine.hyperdesk import HyperDesk
+from loaderd.engine.least import check_numbers
 from loaderd.engine.lookahead import Prospect
-from loaderd.engine.opening import open_attachment, resolve_request
+from loaderd.engine.opening import open_attachment, refuse_shortage, resolve_request
 from loaderd.engine.production import Deliver, MacroNews, Production
-from loaderd.errors import Refused, SessionLost
+from loaderd.errors import Refused, SessionLost, Shortage
 from loaderd.guarded import Guarded
 from loaderd.hopwise.desk import HopDesk
 from loaderd.hopwise.files import hop_files
@@ -42,7 +43,7 @@ from loaderd.memory.ledger import (
 )
 from loaderd.memory.reservation import Reservation
 from loaderd.memory.residency import Residency
-from loaderd.memory.slots import WAIT_S, SlotBroker
+from loaderd.memory.slots import LOOK_WAIT_S, WAIT_S, RequestArea, SlotBroker
 from loaderd.memory.workspace import Tables
 from loaderd.meter import add_counts
 from loaderd.plans.chunks import METHOD_OF, resolve_hops
@@ -138,7 +139,8 @@ class Engine:
         )  # fmt: skip
         self._hops = HopDesk(
             self.store, self.settings, self.broker, self.arena, self.reader, self._gauge,
-            budget.unused_bytes, first_hops, lambda session, message: self.deliver(session, message),
+            budget.unused_bytes, first_hops,
+            lambda session, message: self.deliver(session, message),
         )  # fmt: skip
         self.graph = Residency(graph, self.reader, 0, changed, reservation)
         self.rows = Residency(rows, self.reader, len(relations), changed)
@@ -198,12 +200,26 @@ class Engine:
                 self.topology.load()
             if attachment.plan.name == HyperbatchPlan.name:
                 self._hypers.open(session, attachment, request)
+        except Shortage:
+            attachment.close(self.broker)
+            refuse_shortage(self._opening, attachment.need.least)
         except BaseException:
             attachment.close(self.broker)
             raise
         with self._lock:
             self._sessions()[session] = attachment
         return attachment.describe(self.store.manifest, request.request, session)
+
+    def borrow(self, request: Attach) -> RequestArea:
+        """Room for the numbers of a request, until they have been looked up.  Raises Refused."""
+        broker, slot = self.broker, self.arena.slot_bytes
+        count, settings = -(-8 * request.ids // slot), self.settings
+        check_numbers(
+            self.store.manifest, request, settings, self.budget, count, broker.available()
+        )
+        first = broker.take_run(count, LOOK_WAIT_S, low=True)
+        memory = self.arena.data[first * slot :][: 8 * request.ids]
+        return RequestArea(memory.view("<i8"), range(first, first + count), slot, broker)
 
     def prospect(self, request: Attach) -> Prospect:
         """What a session would get and need; nothing is kept.  Raises Refused, StoreError."""

@@ -66,6 +66,16 @@ def _refuse(
     )
 
 
+def refuse_shortage(opening: Opening, least: int) -> NoReturn:
+    """Raises Refused: slots are there for a session, but batches in flight hold some of them.
+
+    Free slots that are not adjacent are of no use: the memory that is named has as many more.
+    """
+    free = opening.broker.free()
+    available = free if free < least else 0
+    _refuse(least, available, opening.budget, opening.settings, _SMALLER)
+
+
 def resolve_request(
     manifest: Manifest, request: Attach, frame: NDArray[np.int64] | None
 ) -> Resolved:
@@ -130,7 +140,7 @@ def _open_with(
     resolved, part = plan.resolved, plan.part
     ids, times = split_frame(request, frame)
     num_ids = table_items(manifest, seed_relation(manifest, request), request.split, resolved)
-    lookup = lookup_items(request.split, ids, resolved)
+    lookup = lookup_items(request.split, resolved)
     macro, need, stamp, available = _measure_need(
         opening, plan, (num_ids, times.size, lookup), place
     )
@@ -151,9 +161,7 @@ def _open_with(
         attachment.take_seeds(broker, opening.arena, sizes, num_ids, times.size)
         attachment.times[:] = times
         _fill_seeds(opening, request, ids, attachment, lookup)
-        attachment.take_workspaces(
-            broker, opening.arena, cut.workers, plan.shape(), small=False
-        )
+        attachment.take_workspaces(broker, opening.arena, cut.workers, plan.shape(), small=False)
         if isinstance(plan, MacrobatchPlan) and place is not None:
             if macro is not None:
                 node_type = seed_type(manifest, request)
@@ -164,10 +172,7 @@ def _open_with(
             attachment.take_quota(broker, cut.quota)
     except Shortage:
         attachment.close(broker)
-        least = need.least + (macro.least if macro else 0)
-        free = broker.free()
-        # free slots that do not lie side by side are of no use: as many again would be
-        _refuse(least, free if free < least else 0, budget, settings, _SMALLER)
+        refuse_shortage(opening, need.least + (macro.least if macro else 0))
     except BaseException:
         attachment.close(broker)
         raise

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blockstore.format import ITEM_BYTES, Manifest, NodeType, Relation
-from blockstore.kernels.order import map_range
+from blockstore.kernels.order import find_outside, map_range
 from blockstore.store import Store, scan_blocks, scan_rows
 from blockstore.unpack import unpack_block
 from loaderd.engine.resolve import find_relation
@@ -43,10 +43,10 @@ def count_seeds(
         return node_type.splits[split].num_rows
     if ids is None:
         raise Refused("seeds: neither a split nor ids were given")
-    bad = np.flatnonzero((ids < 0) | (ids >= node_type.num_nodes))
-    if bad.size:
+    bad = find_outside(ids, node_type.num_nodes)
+    if bad >= 0:
         raise Refused(
-            f"input_nodes[{bad[0]}] is {ids[bad[0]]}, outside [0, {node_type.num_nodes}) of type "
+            f"input_nodes[{bad}] is {ids[bad]}, outside [0, {node_type.num_nodes}) of type "
             f"{node_type.name!r}"
         )
     return ids.size
@@ -73,10 +73,10 @@ def count_edges(
         raise Refused("seed edges: neither a split nor ids were given")
     for row, (ends, name) in enumerate(zip(np.split(ids, 2), _ends(relation), strict=True)):
         num_nodes = next(t.num_nodes for t in manifest.types if t.name == name)
-        bad = np.flatnonzero((ends < 0) | (ends >= num_nodes))
-        if bad.size:
+        bad = find_outside(ends, num_nodes)
+        if bad >= 0:
             raise Refused(
-                f"edge_label_index[{row}, {bad[0]}] is {ends[bad[0]]}, outside [0, {num_nodes}) of "
+                f"edge_label_index[{row}, {bad}] is {ends[bad]}, outside [0, {num_nodes}) of "
                 f"type {name!r}"
             )
     return ids.size // 2
@@ -114,12 +114,12 @@ def table_items(
     return 2 * resolved.num_seeds
 
 
-def lookup_items(split: str, ids: NDArray[np.int64] | None, resolved: Resolved) -> int:
+def lookup_items(split: str, resolved: Resolved) -> int:
     """Original ids that are read from the store while a table of seeds is made: int64.
 
     0 where they are those of the request, or the seeds are all that there are.
     """
-    return 0 if split == "all" or (ids is not None and not split) else resolved.num_seeds
+    return resolved.num_seeds if split not in ("", "all") else 0
 
 
 def fill_edges(

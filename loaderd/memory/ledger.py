@@ -25,6 +25,7 @@ from loaderd.plans.base import Shape
 from loaderd.protocol import LedgerEntry
 
 MAX_TRANSIT = 16  # slots a worker may use to pass blocks through
+_MOST_REQUESTS, _REQUESTS_PART = 1 << 20, 16  # bytes; a part of --mem, if that is less
 LEAST_SESSION = 12  # slots: below this no session can be had, whatever it asks
 
 
@@ -213,13 +214,14 @@ def make_budgets(manifests: Sequence[Manifest], settings: EngineSettings) -> lis
 
     Raises BudgetTooSmall with the least that would do.
     """
-    fixed = settings.reserve_bytes
+    fixed = settings.reserve_bytes + request_bytes(settings.mem_bytes)
     fixed += sum(e.num_bytes for m in manifests for e in table_entries(m))
     slot = max(slot_bytes(m) for m in manifests)
     num_slots = (settings.mem_bytes - fixed) // slot
     leasts = [graph_least(m, settings) + LEAST_SESSION for m in manifests]
     if num_slots < sum(leasts):
-        need = format_mem(fixed + sum(leasts) * slot)
+        tables = fixed - request_bytes(settings.mem_bytes)
+        need = format_mem(mem_of(tables + sum(leasts) * slot))
         raise BudgetTooSmall(
             f"--mem {format_bytes(settings.mem_bytes)}: tables take {format_bytes(fixed)} and the "
             f"arena at least {sum(leasts)} slots of {format_bytes(slot)}; give at least --mem "
@@ -236,7 +238,19 @@ def make_budgets(manifests: Sequence[Manifest], settings: EngineSettings) -> lis
 
 def enough_mem(settings: EngineSettings, unused_bytes: int, more_bytes: int) -> str:
     """The least --mem, in whole MiB, of which the arena would have so many bytes of slots more."""
-    return format_mem(settings.mem_bytes - unused_bytes + more_bytes)
+    own = request_bytes(settings.mem_bytes)
+    return format_mem(mem_of(settings.mem_bytes - own - unused_bytes + more_bytes))
+
+
+def request_bytes(mem_bytes: int) -> int:
+    """Of --mem, for messages of clients that are being received, and ids that are kept of them."""
+    return min(_MOST_REQUESTS, mem_bytes // _REQUESTS_PART)
+
+
+def mem_of(num_bytes: int) -> int:
+    """The least --mem that leaves so many bytes beside those of requests."""
+    least = -(-num_bytes * _REQUESTS_PART // (_REQUESTS_PART - 1))
+    return min(least, num_bytes + _MOST_REQUESTS)
 
 
 def cut_slots(
@@ -277,10 +291,17 @@ def plan_budget(stores: Sequence[Store], settings: EngineSettings) -> tuple[Ledg
     for store, budget in zip(stores, budgets, strict=True):
         prefix = f"{store.path.resolve().name}: " if len(stores) > 1 else ""
         found += [LedgerEntry(prefix + e.name, e.num_bytes, e.basis) for e in budget.entries()]
+    found.append(requests_entry(settings))
     if settings.reserve_bytes:
         basis = "for tables of stores that are opened later"
         found.append(LedgerEntry("reserve", settings.reserve_bytes, basis))
     return tuple(found)
+
+
+def requests_entry(settings: EngineSettings) -> LedgerEntry:
+    """The line of `request_bytes`."""
+    basis = "messages that are being received, ids that are kept; those of an attach: arena slots"
+    return LedgerEntry("requests", request_bytes(settings.mem_bytes), basis)
 
 
 class SessionNeed(NamedTuple):

@@ -4,6 +4,7 @@ import itertools
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +17,24 @@ from loaderd.memory.reservation import Reservation
 
 LOOK_WAIT_S = 1.0  # the same, where there is another way
 WAIT_S = 20.0  # for batches in flight to give back what an attach needs
+
+
+class RequestArea(NamedTuple):
+    """Arena slots with the numbers of a request that is being received or served."""
+
+    numbers: NDArray[np.int64]  # (Attach.ids,)
+    slots: range
+    slot_bytes: int
+    broker: "SlotBroker"
+
+    @property
+    def num_bytes(self) -> int:
+        """Of its slots."""
+        return len(self.slots) * self.slot_bytes
+
+    def give_back(self) -> None:
+        """Nobody reads the numbers any more."""
+        self.broker.give(list(self.slots))
 
 
 class SlotBroker:
@@ -239,8 +258,8 @@ class SlotBroker:
 
     def _shortage(self, count: int) -> str:
         return (
-            f"needs {count} adjacent arena slots; {int(self._free_mask().sum())} are free, the others "
-            "serve sessions; detach one, ask for a smaller batch, or give more --mem"
+            f"needs {count} arena slots; {int(self._free_mask().sum())} are free, the others serve "
+            "sessions; detach one, ask for a smaller batch, or give more --mem"
         )
 
     def _free_mask(self, pinned: bool = False) -> NDArray[np.bool_]:

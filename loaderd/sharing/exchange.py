@@ -21,7 +21,8 @@ from loaderd.engine.least import least_slots
 from loaderd.engine.production import Deliver, Out
 from loaderd.engine.stores import Stores
 from loaderd.errors import DaemonError, Refused, SessionLost
-from loaderd.memory.slots import SlotBroker
+from loaderd.memory.ledger import request_bytes
+from loaderd.memory.slots import RequestArea, SlotBroker
 from loaderd.meter import add_counts
 from loaderd.plans.chunks import METHOD_OF
 from loaderd.protocol import (
@@ -30,6 +31,7 @@ from loaderd.protocol import (
     ErrorReply,
     LedgerEntry,
     Release,
+    Resolved,
     SessionStatus,
     Skipped,
     Start,
@@ -43,7 +45,8 @@ from loaderd.sharing.linewatch import LineWatch
 from loaderd.sharing.seating import Seating, Todo
 
 _MORE = 2  # batches on their way, for each session that joins a line
-_KEPT_IDS = 1 << 17  # seeds by id, of one session, that are kept to open another line with: 1 MiB
+_KEPT = 2  # of the memory for requests one in so many bytes is for ids that are kept: with them
+# another line is opened
 
 
 class Exchange:
@@ -101,7 +104,7 @@ class Exchange:
         """Open a session: at a line that is there, or at one of its own.  Raises Refused."""
         engine = self._stores.find(request.store)
         resolved = engine.identify(request, seeds)
-        kept = seeds is None or seeds.size <= _KEPT_IDS
+        kept = seeds is None or self._keeps(request, resolved, seeds)
         timed = resolved.macro is not None and resolved.macro.waiting
         with self._book.lock:
             number, self._next = self._next, self._next + 1
@@ -112,7 +115,7 @@ class Exchange:
             if (attached := self._join(number, key, request, 2 if hopwise else 1)) is not None:
                 return attached
             slot_bytes = self.arena.slot_bytes
-            least = least_slots(engine.store.manifest, request, resolved, seeds, slot_bytes)
+            least = least_slots(engine.store.manifest, request, resolved, slot_bytes)
             order = Order(engine, request, seeds, least, kept)
             try:
                 attached, line = self._maker.open_line(key, order)
@@ -126,6 +129,23 @@ class Exchange:
                 group = self._book.groups.setdefault(key, Group(key, order, attached))
                 self._seating.seat(number, key, group, line, attached.window)
         return structs.replace(attached, session=number)
+
+    def _keeps(self, request: Attach, resolved: Resolved, seeds: NDArray[np.int64]) -> bool:
+        """Whether the ids of a session are kept: those of its group are, or there is room."""
+        with self._book.lock:
+            key = Key(resolved, request.rank, request.world_size, request.plan, 0)
+            groups = self._book.groups
+            held = sum(g.order.ids.nbytes for g in groups.values() if g.order.ids is not None)
+            room = request_bytes(self.settings.mem_bytes) // _KEPT
+            return key in groups or held + seeds.nbytes <= room
+
+    def borrow(self, request: Attach) -> RequestArea:
+        """Room for the numbers of a request, until it has been served.  Raises Refused."""
+        engine = self._stores.find(request.store)
+        with self._maker.opening:
+            wanted = -(-8 * request.ids // self.arena.slot_bytes)
+            self._stores.gather(engine, wanted, self._book.is_busy)
+            return engine.borrow(request)
 
     def _join(self, number: int, key: Key, request: Attach, least: int) -> Attached | None:
         """Take a place at a line that lends so many batches, at least; None where there is none."""

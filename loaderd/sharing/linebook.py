@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from loaderd.engine.engine import Engine
 from loaderd.engine.stores import Stores
 from loaderd.guarded import Guarded
-from loaderd.memory.ledger import is_session_entry, session_entry_name
+from loaderd.memory.ledger import is_session_entry, requests_entry, session_entry_name
 from loaderd.meter import Meter, add_counts
 from loaderd.protocol import (
     Attach,
@@ -227,6 +227,7 @@ class Book:
             ]
             add_counts(counters, counts)
             known |= {line.session: line for line in lines}
+        ledger.append(requests_entry(self._stores.settings))
         ledger += self._stores.reserve_entries()
         with self.lock:
             times = dict(self.times)

@@ -21,7 +21,7 @@ from blockstore.io.arena import Arena
 from loaderd.errors import BadMessage, DaemonError, Refused, SessionLost, ShuttingDown
 from loaderd.logs import Throttle, tell
 from loaderd.memory.ledger import EngineSettings
-from loaderd.memory.slots import SlotBroker
+from loaderd.memory.slots import RequestArea, SlotBroker
 from loaderd.notify import notify
 from loaderd.protocol import (
     PROTOCOL_VERSION,
@@ -34,6 +34,7 @@ from loaderd.protocol import (
     ErrorReply,
     Heartbeat,
     Hello,
+    Ids,
     LedgerEntry,
     Message,
     Release,
@@ -51,6 +52,7 @@ from loaderd.protocol import (
 from loaderd.requests import MAX_WINDOW, check_attach, check_start
 from loaderd.shell.courier import Frames
 from loaderd.shell.door import Door
+from loaderd.shell.intake import Intake
 from loaderd.shell.owners import Admission, Held, Room, UserLimits, room_left, share_file
 from loaderd.shell.registry import Caller, Peer, Registry
 from loaderd.shell.remote import Listening, RemoteDesk
@@ -99,6 +101,9 @@ class Serving(Protocol):
     def attach(self, request: Attach, seeds: NDArray[np.int64] | None) -> Attached:
         """Open a session; may read from disk."""
 
+    def borrow(self, request: Attach) -> RequestArea:
+        """Room for the numbers of a request."""
+
     def detach(self, session: int) -> None:
         """Close a session."""
 
@@ -136,6 +141,8 @@ class Daemon:
         self._counts = dict.fromkeys(COUNTED, 0)
         self._refusals = Throttle(REFUSALS_LOGGED)
         self._attaching = asyncio.Lock()
+        self._borrowing = asyncio.Lock()  # of room for the numbers of a request
+        self._intake: Intake | None = None  # of whom numbers are on their way
         self._owners: dict[int, tuple[str, int]] = {}  # of sessions: whose, and their windows
         self._path, self._remote = endpoint.path, None
         admission, listening = self._access.admission, self._access.listening
@@ -246,6 +253,8 @@ class Daemon:
 
     def gone(self, token: int) -> None:
         """A client's process has died, hung up, or is not heard of any more."""
+        if self._intake is not None and self._intake.peer.token == token:
+            self._intake.fail(Refused("ids: the client is gone"))
         for session in self._registry.sessions_of(token):
             self._detach(session)
 
@@ -275,21 +284,26 @@ class Daemon:
         message: ClientMessage | None = None
         try:
             if not frames:
-                raise BadMessage("a message of no frame, too many, or a first one that is too long")
+                raise BadMessage("a message of no frame, too many, or one that is too long")
             message = decode_client(frames[0])
             if caller.remote:
                 self._handle_remote(caller, message)
-            self._handle(caller, message, frames[1:])
+            self._handle(caller, message)
         except Exception as error:
             self._count_refusal(error, message)
             self._send(caller, refusal(error, message))
             if not isinstance(error, DaemonError):
                 raise  # a bug: the loop says so, and goes on
 
-    def _handle(self, caller: Caller, message: ClientMessage, arrays: Sequence[Frame]) -> None:
+    def _handle(self, caller: Caller, message: ClientMessage) -> None:
         match message:
             case Attach():
-                self._attach(Peer(caller, message.token), message, arrays)
+                self._attach(Peer(caller, message.token), message)
+            case Ids():
+                intake = self._intake
+                asked = None if intake is None else (intake.peer.caller, intake.request)
+                if intake is not None and asked == (caller, message.request):
+                    intake.take(message)  # others may be late: of a request that was refused
             case StatusRequest():
                 self._send(caller, self._status(message.request))
             case Start(session=session):
@@ -337,40 +351,33 @@ class Daemon:
             return self._door.is_open(peer.token)
         return self._remote is not None and self._remote.is_open(peer.token)
 
-    def _attach(self, peer: Peer, request: Attach, arrays: Sequence[Frame]) -> None:
+    def _attach(self, peer: Peer, request: Attach) -> None:
         if self._draining:
             raise ShuttingDown("the daemon is shutting down")
         owner = self._owner_of(peer)
         if owner is None:
             raise Refused(f"token {peer.token} is not one that was given to this client")
-        ids = check_attach(request, arrays)
+        check_attach(request)
         if self._registry.is_opening(peer, request):
             return
         if (answered := self._registry.begin(peer, request)) is not None:
             self._send(peer.caller, answered)
             return
-        task = self._loop.create_task(self._open(peer, request, ids, owner))
+        task = self._loop.create_task(self._open(peer, request, owner))
         self._tasks.add(task)  # the loop itself holds tasks only weakly
         task.add_done_callback(self._tasks.discard)
 
-    async def _open(
-        self, peer: Peer, request: Attach, ids: NDArray[np.int64] | None, owner: str
-    ) -> None:
-        """Attach in a thread of its own: it reads from disk.  One after the other."""
+    async def _open(self, peer: Peer, request: Attach, owner: str) -> None:
+        """Attach, and answer."""
         try:
-            async with self._attaching:
-                if not self._is_there(peer):  # it left while it waited for its turn
-                    self._registry.failed(peer, request)
-                    return
-                room = self._room_of(owner)
-                asked = min(request.window or room.window, room.window)
-                if request.window or room.window < MAX_WINDOW:
-                    request = structs.replace(request, window=asked)
-                attach = functools.partial(self._take, request, ids, room, peer.caller.remote)
-                attached, frames = await self._loop.run_in_executor(self._attacher, attach)
-                self._owners[attached.session] = owner, attached.window
-            if frames is not None:
-                self._open_remote(peer, attached, frames)
+            if request.ids:
+                async with self._borrowing:
+                    attached = await self._open_with_numbers(peer, request, owner)
+            else:
+                attached = await self._open_one(peer, request, owner, None)
+            if attached is None:  # it left while it waited for its turn
+                self._registry.failed(peer, request)
+                return
         except Exception as error:
             self._registry.failed(peer, request)
             self._count_refusal(error, request)
@@ -389,6 +396,52 @@ class Daemon:
         if left or not self._send(peer.caller, attached):
             self._detach(attached.session)
 
+    async def _open_with_numbers(self, peer: Peer, request: Attach, owner: str) -> Attached | None:
+        """Have the numbers of a request sent to the arena, and attach."""
+        if not self._is_there(peer):
+            return None
+        borrow = functools.partial(self._borrow, request, self._room_of(owner))
+        area = await self._loop.run_in_executor(self._attacher, borrow)
+        try:
+            self._intake = Intake(peer, request, area)
+            await self._intake.fill(lambda message: self._send(peer.caller, message))
+            return await self._open_one(peer, request, owner, area)
+        finally:
+            self._intake = None
+            area.give_back()  # not in the thread: an attach there may wait for these slots
+
+    async def _open_one(
+        self, peer: Peer, request: Attach, owner: str, area: RequestArea | None
+    ) -> Attached | None:
+        """Attach in a thread of its own: it reads from disk.  One after the other."""
+        async with self._attaching:
+            if not self._is_there(peer):
+                return None
+            room = self._room_of(owner)
+            if area is not None:
+                room = room._replace(num_bytes=max(0, room.num_bytes - area.num_bytes))
+            asked = min(request.window or room.window, room.window)
+            if request.window or room.window < MAX_WINDOW:
+                request = structs.replace(request, window=asked)
+            ids = None if area is None else area.numbers
+            attach = functools.partial(self._take, request, ids, room, peer.caller.remote)
+            attached, frames = await self._loop.run_in_executor(self._attacher, attach)
+            self._owners[attached.session] = owner, attached.window
+        if frames is not None:
+            self._open_remote(peer, attached, frames)
+        return attached
+
+    def _borrow(self, request: Attach, room: Room) -> RequestArea:
+        """In the thread: room for the numbers of a request, within what its user may take."""
+        with self._limited(room):
+            return self._engine.borrow(request)
+
+    def _limited(self, room: Room) -> contextlib.AbstractContextManager[None]:
+        """Inside, this thread takes no more than a user may."""
+        if self._access.limits.share >= 1:
+            return contextlib.nullcontext()
+        return self._engine.at_most(room.num_bytes)
+
     def _room_of(self, owner: str) -> Room:
         """What a user may still take.  Raises Refused."""
         held_bytes = {s.session: s.held_bytes for s in self._sessions()}
@@ -405,11 +458,7 @@ class Daemon:
     ) -> tuple[Attached, Frames | None]:
         """In the thread: what a session needs of the engine, within what its user may take."""
         engine, frames = self._engine, None
-        if self._access.limits.share >= 1:
-            limited: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
-        else:
-            limited = engine.at_most(room.num_bytes)
-        with limited:
+        with self._limited(room):
             if remote:
                 frames = Frames(engine)
             try:
@@ -454,6 +503,8 @@ class Daemon:
         ledger, sessions, counters = self._engine.status()
         if self._remote is not None:
             ledger = (*ledger, *self._remote.entries())
+        if self._intake is not None:
+            ledger = (*ledger, self._intake.entry())
         return StatusReply(
             request=request,
             stores=self._engine.stores(),

@@ -18,10 +18,10 @@ from loaderd.wire.tcp import SCHEME, TcpAddress, knock_tcp, parse_tcp
 
 ANSWER_MS = 5000
 SEND_QUEUE = 100_000  # messages to one peer; a window of batches is far below
-RECEIVE_QUEUE = 1000  # messages of one peer; then it waits
-FRAME_BYTES = 1 << 27  # a peer that sends a larger one is cut off: ids of as many seeds as may be
-MESSAGE_BYTES = 1 << 20  # of a message itself, which is its first frame
-MAX_FRAMES = 2  # of a message: itself, and ids
+RECEIVE_QUEUE = 32  # messages of one peer; then it waits
+FRAME_BYTES = 1 << 19  # a peer that sends a larger one is cut off
+MESSAGE_BYTES = 1 << 18  # of a message
+MAX_FRAMES = 1  # of a message
 BURST = 64  # messages taken before the loop may do other things
 LINGER_MS = 200  # for what is queued at the end
 HANDSHAKE_MS = 10_000  # for a peer over tcp
@@ -145,9 +145,9 @@ class Router:
         self._look_soon()
 
     def _take(self) -> tuple[str, list[Frame]]:
-        """The peer's key and the frames after its identity; arrays are not copied.
+        """The peer's key and the frames after its identity.
 
-        Of a message of more frames, or a larger one, than there are: none.
+        Of a message of more frames, or a larger one, than there may be: none.
         """
         key, frames, odd = "", list[Frame](), False
         while self._socket.getsockopt(zmq.RCVMORE):
@@ -158,7 +158,7 @@ class Router:
             if len(frames) == self._max_frames:
                 odd = True
             if not odd:
-                frames.append(frame.buffer if frames else frame.bytes)
+                frames.append(frame.bytes)
         return key, [] if odd else frames
 
 

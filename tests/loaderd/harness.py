@@ -11,13 +11,17 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import zmq
 
 from blockstore.io.arena import Arena
 from loaderd.memory.ledger import EngineSettings
+from loaderd.memory.slots import RequestArea
 from loaderd.protocol import (
     Attach,
     Attached,
+    Ids,
+    IdsWanted,
     LedgerEntry,
     Message,
     StoreStatus,
@@ -42,6 +46,7 @@ class FakeEngine:
         self.failure: Exception | None = None
         self.sessions = 0
         self.ids: Any = None
+        self.borrowed = 0
         self.arena = Arena(2, 4096)
         self.reload_error = ""
         self.settings = EngineSettings(1 << 20)
@@ -53,7 +58,7 @@ class FakeEngine:
             raise self.failure
 
     def attach(self, request: Attach, seeds: Any) -> Attached:
-        self.ids = seeds
+        self.ids = None if seeds is None else seeds.copy()
         self._note("attach", request)
         assert self.may_attach.wait(WAIT_S)
         self.sessions += 1
@@ -62,6 +67,15 @@ class FakeEngine:
             num_steps=10, window=2, rows=(), types=("node",),
             relations=(("node", "to", "node"),),
         )  # fmt: skip
+
+    def borrow(self, request: Attach) -> Any:
+        self.borrowed += 1
+        numbers = np.zeros(request.ids, "<i8")
+        return RequestArea(numbers, range(0), 1, self)  # type: ignore[arg-type]
+
+    def give(self, slots: list[int]) -> None:
+        """As the broker of a `RequestArea`."""
+        self.borrowed -= 1
 
     def detach(self, session: int) -> None:
         self.events.put(("detach", session))
@@ -126,11 +140,16 @@ class Client:
         self.send(message, *frames)
         return self.receive()
 
-    def attach(self, *frames: bytes, **fields: Any) -> Any:
-        """The answer to an Attach with these fields."""
+    def attach(self, numbers: bytes = b"", **fields: Any) -> Any:
+        """The answer to an Attach with these fields; numbers are sent as they are asked for."""
         self.requests += 1
-        request = Attach(token=self.welcome.token, request=self.requests)
-        return self.ask(msgspec.structs.replace(request, **fields), *frames)
+        request = Attach(token=self.welcome.token, request=self.requests, ids=len(numbers) // 8)
+        found = self.ask(msgspec.structs.replace(request, **fields))
+        while isinstance(found, IdsWanted):
+            piece = numbers[8 * found.first : 8 * (found.first + found.count)]
+            self.send(Ids(request=found.request, first=found.first, numbers=piece))
+            found = self.receive()
+        return found
 
     def hung_up(self) -> bool:
         """Waits for the daemon's hang-up."""

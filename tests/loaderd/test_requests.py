@@ -1,14 +1,10 @@
 """Bounds on what clients may ask for."""
 
-import numpy as np
 import pytest
 
-from loaderd import requests
 from loaderd.errors import Refused
-from loaderd.protocol import Attach, Start
+from loaderd.protocol import Attach, SeedEdges, Start, Temporal
 from loaderd.requests import check_attach, check_start
-
-IDS = np.array([3, 1], "<i8").tobytes()
 
 
 def attach(**fields) -> Attach:
@@ -34,40 +30,32 @@ def attach(**fields) -> Attach:
 )
 def test_an_attach_out_of_bounds_is_refused(fields, message):
     with pytest.raises(Refused, match=message):
-        check_attach(attach(**fields), [])
+        check_attach(attach(**fields))
 
 
 def test_bounds_are_inclusive():
     widest = {"batch_size": 2**24, "world_size": 2**16, "rank": 2**16 - 1, "window": 1024}
-    assert check_attach(attach(**widest, seed=2**63 - 1), []) is None
-    assert check_attach(attach(batch_size=1, window=0, seed=0), []) is None
-
-
-def test_ids_come_as_int64():
-    ids = check_attach(attach(split=""), [memoryview(IDS)])
-    assert ids is not None
-    assert ids.dtype == np.int64
-    assert ids.tolist() == [3, 1]
+    check_attach(attach(**widest, seed=2**63 - 1))
+    check_attach(attach(batch_size=1, window=0, seed=0))
 
 
 @pytest.mark.parametrize(
-    ("split", "arrays", "message"),
+    ("fields", "message"),
     [
-        ("train", [IDS], "split 'train' and ids were both given"),
-        ("", [IDS, IDS], "expected one frame"),
-        ("", [IDS[:-1]], r"found \[15\] B"),
-        ("", [b""], "number of ids is 0"),
+        ({"split": "train", "ids": 2}, "split 'train' and ids were both given"),
+        ({"split": "", "ids": -1}, "number of ids is -1"),
+        ({"split": "", "ids": 2**24 + 1}, "number of ids is 16777217"),
+        (
+            {"split": "", "ids": 3, "temporal": Temporal()},
+            "3 in all, expected 2 a seed: ids, times",
+        ),
+        ({"split": "", "ids": 3, "edges": SeedEdges()}, "expected 2 a seed: sources, targets"),
     ],
 )
-def test_odd_ids_are_refused(split, arrays, message):
+def test_odd_numbers_of_ids_are_refused(fields, message):
     with pytest.raises(Refused, match=message):
-        check_attach(attach(split=split), arrays)
-
-
-def test_too_many_ids_are_refused(monkeypatch):
-    monkeypatch.setattr(requests, "MAX_IDS", 1)
-    with pytest.raises(Refused, match="number of ids is 2, expected 1 to 1"):
-        check_attach(attach(split=""), [IDS])
+        check_attach(attach(**fields))
+    check_attach(attach(**{**fields, "split": "", "ids": 6}))
 
 
 @pytest.mark.parametrize("field", ["epoch", "step", "run", "stride"])

@@ -14,6 +14,7 @@ from loaderd.protocol import (
     Detach,
     Heartbeat,
     Hello,
+    Ids,
     Message,
     Release,
     Start,
@@ -58,6 +59,8 @@ def base_messages() -> list[list[bytes]]:
         attach(request=5, plan="rows", num_neighbors=(), labels=False),
         attach(request=6, rank=1, world_size=2, shuffle=False, frontier="layer", replace=True),
         attach(request=7, num_neighbors=(3, -1), split="valid", return_e_id=True),
+        attach(request=8, split="", ids=len(_IDS) // 8),
+        Ids(request=8, first=0, numbers=_IDS),
         Start(session=SESSION, run=1, epoch=0, step=0),
         Start(session=SESSION, run=2, epoch=1, step=3, stride=2),
         Start(session=VICTIM, run=1 << 40, epoch=0, step=0),
@@ -72,8 +75,7 @@ def base_messages() -> list[list[bytes]]:
         Taken(session=SESSION, run=1, num_bytes=1 << 40),
         Taken(session=VICTIM, run=1, num_bytes=1 << 62),
     ]
-    frames = [[encode(message)] for message in messages]
-    return [*frames, [encode(attach(request=8, split="")), _IDS]]
+    return [[encode(message)] for message in messages]
 
 
 def join(frames: Sequence[bytes]) -> bytes:
@@ -192,21 +194,21 @@ def verdict(frames: Sequence[bytes], manifest: Manifest) -> str:
         message = decode_client(frames[0])
     except BadMessage:
         return BadMessage.__name__
-    if len(frames) > 2:
+    if len(frames) > 1:
         return "unexpected"
     try:
         match message:
             case StatusRequest():
                 return "status-reply"
-            case Release() | Detach():
+            case Release() | Detach() | Ids():
                 return ""
             case Hello() | Heartbeat() | Taken():
                 return "unexpected"
             case Start():
                 check_start(message)
             case Attach():
-                ids = check_attach(message, frames[1:])
-                resolve(manifest, message, "all", 1 if ids is None else ids.size)
+                check_attach(message)
+                resolve(manifest, message, "all", max(1, message.ids))
     except Refused:
         return "?"
     return "?"

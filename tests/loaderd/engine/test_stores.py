@@ -173,7 +173,7 @@ def test_a_reload_that_cannot_be_changes_nothing(folders, tmp_path):
     with Daemon(folders[:2], 24 << 20) as daemon:
         taken = {e: e.broker.take(e.broker.available() - 1) for e in daemon.stores.all()}
         daemon.paths = [folders[0], folders[2]]
-        with pytest.raises(Refused, match="c: its tables take .* serve with --reserve"):
+        with pytest.raises(Refused, match=r"c: its tables take .* serve with --reserve"):
             daemon.exchange.reload()
         for engine, slots in taken.items():
             engine.broker.give(slots)

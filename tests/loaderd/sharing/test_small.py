@@ -183,7 +183,7 @@ def test_a_line_is_not_waited_for_where_nothing_moves(store: Path):
 
 def test_lines_whose_seeds_are_not_kept_stay(store: Path, monkeypatch):
     """They could not be opened anew."""
-    monkeypatch.setattr(exchange, "_KEPT_IDS", 100)
+    monkeypatch.setattr(exchange, "_KEPT", 1 << 20)
     serving = Serving(store, 2 << 20)
     seeds = np.arange(NODES)
     request = Attach(token=0, request=1, plan="hyperbatch", split="", num_neighbors=(5, 5), **LARGE)

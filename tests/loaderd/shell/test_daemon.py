@@ -19,16 +19,20 @@ from loaderd.protocol import (
     Attached,
     Detach,
     ErrorReply,
+    Ids,
+    IdsWanted,
     Release,
     Start,
     StatusReply,
     StatusRequest,
     encode,
 )
+from loaderd.shell import intake
 from loaderd.shell.daemon import REFUSALS_LOGGED, refusal
+from loaderd.shell.intake import PIECE
 from loaderd.shell.registry import MAX_SESSIONS
 from loaderd.wire.transport import MESSAGE_BYTES
-from tests.loaderd.harness import Client, Shell, client_of
+from tests.loaderd.harness import WAIT_S, Client, Shell, client_of
 from tests.loaderd.samples import SAMPLES
 
 
@@ -89,10 +93,61 @@ def test_what_the_engine_delivers_reaches_its_client_in_order(shell, client):
     assert [client.receive() for _ in sent] == sent
 
 
-def test_seeds_travel_as_a_frame_of_their_own(shell, client):
-    ids = np.array([5, 3, 5], "<i8")
+@pytest.mark.parametrize("count", [3, PIECE, PIECE + 1, 9 * PIECE + 5])
+def test_numbers_of_seeds_come_in_pieces_as_they_are_asked_for(shell, client, count):
+    ids = np.random.default_rng(count).integers(0, 1 << 60, count)
     assert isinstance(client.attach(ids.tobytes(), split=""), Attached)
     np.testing.assert_array_equal(shell.engine.ids, ids)
+    assert shell.engine.borrowed == 0
+
+
+def test_one_request_has_room_for_its_numbers_at_a_time(shell):
+    """The next one's are asked for when the first has been served, or has left."""
+    others = [Client(shell.endpoint) for _ in range(2)]
+    for other in others:
+        request = Attach(token=other.welcome.token, request=1, split="", ids=1)
+        other.send(request)
+    asked = [o for o in others if o.dealer.poll(WAIT_S * 1000)][:1]
+    assert isinstance(asked[0].receive(), IdsWanted)
+    assert shell.engine.borrowed == 1
+    (waiting,) = [o for o in others if o is not asked[0]]
+    asked[0].close()
+    assert isinstance(waiting.receive(), IdsWanted)
+    assert shell.engine.borrowed == 1
+    waiting.send(Ids(request=1, first=0, numbers=bytes(8)))
+    assert isinstance(waiting.receive(), Attached)
+    waiting.close()
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"first": 1},
+        {"numbers": bytes(8)},
+        {"numbers": bytes(24)},
+        {"numbers": bytes(15)},
+        {"numbers": b""},
+    ],
+)
+def test_numbers_that_nobody_asked_for_end_the_request(shell, client, odd):
+    request = Attach(token=client.welcome.token, request=1, split="", ids=2)
+    assert client.ask(request) == IdsWanted(request=1, first=0, count=2)
+    piece = Ids(request=1, first=0, numbers=bytes(16))
+    answer = client.ask(msgspec.structs.replace(piece, **odd))
+    assert answer.error == "BadMessage"
+    assert "as they were asked for" in answer.message
+    while isinstance(client.attach(), ErrorReply):  # the answer to the request itself
+        pass
+    assert shell.engine.borrowed == 0
+
+
+def test_a_client_that_sends_no_numbers_is_refused_in_the_end(shell, client, monkeypatch):
+    monkeypatch.setattr(intake, "PIECE_S", 0.01)
+    request = Attach(token=client.welcome.token, request=1, split="", ids=2)
+    assert isinstance(client.ask(request), IdsWanted)
+    assert "0 of 2 numbers came in time" in client.receive().message
+    assert isinstance(client.attach(), Attached)
+    assert shell.engine.borrowed == 0
 
 
 def test_a_repeated_attach_opens_one_session(shell, client):
@@ -202,12 +257,11 @@ def test_odd_messages_are_answered(client):
     assert client.receive().error == "BadMessage"
     client.dealer.send_multipart([b"", encode(StatusRequest())])  # as a REQ socket frames it
     assert client.receive().error == "BadMessage"
-    client.dealer.send(msgspec.msgpack.encode((2, {"kind": "status"})))
-    assert "protocol 2, this side 1" in client.receive().message
+    client.dealer.send(msgspec.msgpack.encode((1, {"kind": "status"})))
+    assert "protocol 1, this side 2" in client.receive().message
     client.dealer.send_multipart([encode(StatusRequest()), b"x", b"y"])
     assert "too many" in client.receive().message
-    client.dealer.send_multipart([encode(StatusRequest()), b"x"])  # an array nobody asked for
-    assert isinstance(client.receive(), StatusReply)
+    client.send(Ids(request=7, first=0, numbers=bytes(8)))  # nobody asked for them: no answer
     client.dealer.send(encode(StatusRequest()) + bytes(MESSAGE_BYTES))
     assert "too long" in client.receive().message
 

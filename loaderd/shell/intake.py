@@ -1,0 +1,95 @@
+"""The numbers of one request on their way from a client to the arena: asked for piece by piece.
+
+A request announces how many there are.  They are asked for when a run of slots is there for them, a
+few pieces at a time, so that no client can make the daemon hold more than these on the way.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from loaderd.errors import BadMessage, Refused
+from loaderd.memory.slots import RequestArea
+from loaderd.protocol import Attach, Ids, IdsWanted, LedgerEntry
+from loaderd.shell.registry import Peer
+
+PIECE = 1 << 14  # numbers of a piece: 128 KiB
+AHEAD = 4  # pieces that are asked for and have not come
+PIECE_S = 10.0  # for the next piece
+LEAST_RATE = 1 << 20  # numbers a second, of all of them: others wait for the room
+
+
+class Intake:
+    """All methods belong to the event loop's thread."""
+
+    def __init__(
+        self,
+        peer: Peer,
+        request: Attach,
+        area: RequestArea,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`clock` in seconds."""
+        self.peer, self.request, self._area, self._clock = peer, request.request, area, clock
+        self._numbers = area.numbers
+        self._asked = self._come = 0  # numbers
+        self._end = clock() + PIECE_S + self._numbers.size / LEAST_RATE
+        self._failure: Exception | None = None
+        self._changed = asyncio.Event()
+
+    def wanted(self) -> list[IdsWanted]:
+        """What is to be asked for now."""
+        found = []
+        while self._asked < min(self._numbers.size, self._come + AHEAD * PIECE):
+            count = min(PIECE, self._numbers.size - self._asked)
+            found.append(IdsWanted(request=self.request, first=self._asked, count=count))
+            self._asked += count
+        return found
+
+    def take(self, message: Ids) -> None:
+        """A piece has come.  Raises BadMessage: it is not the next one that was asked for."""
+        count = len(message.numbers) // 8
+        expected = min(PIECE, self._asked - self._come)
+        if (message.first, len(message.numbers)) != (self._come, 8 * expected) or not expected:
+            error = BadMessage(
+                f"ids: {len(message.numbers)} bytes of numbers from {message.first} on, expected "
+                f"{8 * expected} from {self._come} on, as they were asked for"
+            )
+            self.fail(error)
+            raise error
+        self._numbers[self._come : self._come + count] = np.frombuffer(message.numbers, "<i8")
+        self._come += count
+        self._changed.set()
+
+    def fail(self, error: Exception) -> None:
+        """Nothing more will come."""
+        self._failure = error
+        self._changed.set()
+
+    async def fill(self, send: Callable[[IdsWanted], bool]) -> None:
+        """Ask for the numbers and wait for them.  Raises Refused, BadMessage."""
+        while self._come < self._numbers.size:
+            for message in self.wanted():
+                if not send(message):
+                    raise Refused("ids: the client is gone")
+            left = min(PIECE_S, self._end - self._clock())
+            try:
+                await asyncio.wait_for(self._changed.wait(), max(0.0, left))
+            except TimeoutError:
+                raise Refused(
+                    f"ids: {self._come} of {self._numbers.size} numbers came in time, expected one "
+                    f"piece in {PIECE_S:g} s and {LEAST_RATE:,} a second"
+                ) from None
+            self._changed.clear()
+            if self._failure is not None:
+                raise self._failure
+
+    def entry(self) -> LedgerEntry:
+        """What it takes of the pools."""
+        return LedgerEntry(
+            "session memory, numbers of a request",
+            self._area.num_bytes,
+            f"{self._numbers.size:,} x 8 B, of one request at a time",
+        )
