@@ -28,6 +28,11 @@ class OutOfSpace(StoreError):
 class BudgetTooSmall(StoreError):
     """The memory given cannot hold the work; the message says the least that would."""
 
+    def __init__(self, message: str, least_bytes: int = 0) -> None:
+        """`least_bytes`: the same as a number, if whoever plans several works is to compare it."""
+        super().__init__(message)
+        self.least_bytes = least_bytes
+
 
 class StoreBusy(StoreError):
     """Another process is writing the same store."""

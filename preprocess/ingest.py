@@ -162,7 +162,8 @@ def write_store(
     Raises what `ingest` does.
     """
     check_installed(options.partition)
-    memory, planned = plan_memory(contents, options), whole_plan(contents, options, source.where)
+    planned = whole_plan(contents, options, source.where)
+    memory = plan_memory(contents, options)
     _check_disk(planned, target)
     facts = {"source": source.where, "layout": source.layout, "store": str(target)}
     progress.begin(planned, facts)

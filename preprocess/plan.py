@@ -110,7 +110,8 @@ def check_longest(
 def too_little_memory(found: int, least: int, why: str) -> BudgetTooSmall:
     """The error that says the least that would do."""
     return BudgetTooSmall(
-        f"--mem {format_bytes(found)}: expected at least --mem {format_mem(least)} for {why}"
+        f"--mem {format_bytes(found)}: expected at least --mem {format_mem(least)} for {why}",
+        least,
     )
 
 

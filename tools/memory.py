@@ -5,6 +5,10 @@
 `hops` ingests a generated graph and propagates its features once for each `--mem` given: a JSON
 line each, as of `ingest` below, and it fails as that does.
 
+`attach` serves a graph to clients that attach, several at a time, with millions of ids, times,
+masks and giant fanouts, or announce ids and send none, too many or others; each has a batch, or is
+refused.  One JSON line; it fails where there were kills, or another error.
+
 `macro` serves epochs of macro-batches to a client outside, with the least `--mem` that the daemon
 says would do; one JSON line, and it fails where there were kills.
 
@@ -26,15 +30,24 @@ import sys
 import tempfile
 import time
 import uuid
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
+from random import Random
 from typing import Any, NamedTuple
 
+import numpy as np
+import zmq
+from msgspec import structs
+
 from blockstore.units import parse_bytes
+from clients.connection.session import Attachment, Session
 from clients.torch import NeighborDataset
-from loaderd.errors import Refused
+from loaderd.errors import DaemonError, Refused
+from loaderd.protocol import Attach, Ids, SeedEdges, Temporal, encode
 from tools.bench.resources import resident_bytes
 from tools.bench.setup import GraphSize, command, make_graph
 from tools.machine import machine, today
@@ -43,6 +56,8 @@ from tools.tree import differences, file_digests, one_digest, split_options
 SLACK_BYTES = 256 << 20  # interpreter and libraries
 _END_S = 30.0
 _LOOK_S = 0.01  # between looks at the memory of an ingest
+_ATTACHERS = 6  # clients at a time
+_KINDS = ("ids", "times", "mask", "edges", "fanouts", "none", "others", "large", "ids")
 _V1, _V2 = Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")
 
 
@@ -227,6 +242,100 @@ def both(arguments: argparse.Namespace) -> dict[str, Any]:
     return found
 
 
+def attach(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Serve a graph to clients that ask for too much; returns what is printed.
+
+    Raises SystemExit: there were kills, or what was neither a batch nor a refusal.
+    """
+    size = GraphSize(arguments.nodes, arguments.degree, arguments.features)
+    graph = make_graph(Path(arguments.folder), size)
+    limit = parse_bytes(arguments.mem) + SLACK_BYTES
+    peak, ends = 0, Counter[str]()
+    with tempfile.TemporaryDirectory(dir=arguments.folder) as name, group(limit) as limits:
+        store = Path(name) / "store"
+        command("preprocess", "ingest", str(graph), str(store), "--mem", "1G", "--no-summary")
+        with (
+            serving_inside(limits, store, Path(name), arguments.mem) as (endpoint, pid),
+            ThreadPoolExecutor(_ATTACHERS) as pool,
+        ):
+            idle = resident_bytes([pid])
+            tries = [
+                pool.submit(_attempt, endpoint, number, arguments.nodes)
+                for number in range(arguments.attempts)
+            ]
+            while not all(t.done() for t in tries):
+                peak = max(peak, resident_bytes([pid]))
+                wait(tries, _LOOK_S, return_when=FIRST_EXCEPTION)
+            ends.update(t.result() for t in tries)
+        kills = limits.kills()
+    line = {
+        "bench": "memory of attaches", "date": today(), "machine": machine(),
+        "mem": arguments.mem, "limit_bytes": limit, "nodes": arguments.nodes,
+        "attempts": arguments.attempts, "ends": dict(ends), "serve_idle_bytes": idle,
+        "serve_peak_bytes": peak, "kills": kills,
+    }  # fmt: skip
+    _put(line, arguments.out)
+    if kills or ends["failed"]:
+        raise SystemExit(f"--mem {arguments.mem}: {kills} kills, {ends['failed']} other errors")
+    return line
+
+
+def _attempt(endpoint: str, number: int, nodes: int) -> str:
+    """One client: "served", "refused", "odd" of what no dataset does, or "failed"."""
+    random = Random(number)
+    kind, count = number % len(_KINDS), 1 << random.randint(10, 24)
+    ids = np.random.default_rng(number).integers(0, nodes, count)
+    asked = Attach(
+        token=0, request=0, split="", num_neighbors=(5, 5), batch_size=random.choice((64, 1024)),
+        seed=number,
+    )  # fmt: skip
+    variants: dict[str, dict[str, Any]] = {
+        "times": {"temporal": Temporal()},
+        "edges": {"edges": SeedEdges()},
+        "mask": {"mask_size": random.choice((nodes, nodes + 1, 1 << 62))},
+        "fanouts": {"num_neighbors": (1 << 16,) * 16, "batch_size": 1 << 24},
+    }
+    try:
+        if _KINDS[kind] in ("none", "others", "large"):
+            _send_odd(endpoint, _KINDS[kind], asked, random)
+            return "odd"
+        session = Session(endpoint, structs.replace(asked, **variants.get(_KINDS[kind], {})), ids)
+        try:
+            session.start(0, 0)
+            batch = session.receive_batch(0)
+            session.release(0, batch.rows.group)
+        finally:
+            session.close()
+    except Refused:
+        return "refused"
+    except DaemonError:
+        return "failed"
+    return "served"
+
+
+def _send_odd(endpoint: str, kind: str, asked: Attach, random: Random) -> None:
+    """Attaches of a client that does not keep to the protocol; it leaves without a word."""
+    attachment = Attachment(endpoint)
+    dealer: zmq.Socket[bytes] = attachment.context.socket(zmq.DEALER)
+    dealer.setsockopt(zmq.LINGER, 0)
+    dealer.connect(endpoint)
+    try:
+        for request in range(20):
+            message = structs.replace(
+                asked, token=attachment.token, request=request, ids=1 << random.randint(0, 24)
+            )
+            dealer.send(encode(message))
+            if kind == "others":
+                size = random.choice((7, 8, 1 << 17))
+                dealer.send(encode(Ids(request=request, first=0, numbers=bytes(size))))
+            if kind == "large":
+                dealer.send(bytes(random.choice((1 << 18, 1 << 19, 1 << 27))))
+        dealer.poll(1000)
+    finally:
+        dealer.close()
+        attachment.close()
+
+
 def macro(arguments: argparse.Namespace) -> dict[str, Any]:
     """Serve macro-batches with the least `--mem`; returns what is printed.  Raises SystemExit."""
     size = GraphSize(arguments.nodes, arguments.degree, arguments.features)
@@ -346,6 +455,10 @@ def main(words: list[str]) -> Any:
     pair.add_argument("--mem", default="512M")
     pair.add_argument("--steps", type=int, default=30)
     pair.set_defaults(run=both)
+    crowd = commands.add_parser("attach", help="attach with millions of ids, and odd ones")
+    crowd.add_argument("--mem", default="64M")
+    crowd.add_argument("--attempts", type=int, default=200)
+    crowd.set_defaults(run=attach)
     parts = commands.add_parser("macro", help="serve macro-batches with the least --mem")
     parts.add_argument("--mem", default="16M", help="tried first")
     parts.add_argument("--partitions", type=int, default=64)
@@ -356,7 +469,7 @@ def main(words: list[str]) -> Any:
     spread.add_argument("--mem", nargs="+", default=["1G"])
     spread.add_argument("--alone", action="store_true", help="remove the graph once it is a store")
     spread.set_defaults(run=hops)
-    for served in (pair, spread, parts):
+    for served in (pair, spread, parts, crowd):
         served.add_argument("--folder", default="/tmp/blockstore-bench")
         served.add_argument("--nodes", type=int, default=3_500_000)
         served.add_argument("--degree", type=int, default=12)

@@ -4,6 +4,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from blockstore.errors import BudgetTooSmall
 from blockstore.format import FORMAT_VERSION, ITEM_BYTES, Manifest, NodeType, Relation
 from preprocess.contents import Contents, RelationContents, TypeContents
 from preprocess.errors import BadInput
@@ -69,8 +70,19 @@ def forecast_hops(contents: Contents, options: IngestOptions, where: str) -> Hop
 
 
 def whole_plan(contents: Contents, options: IngestOptions, where: str) -> IngestPlan:
-    """Of an ingest and of the hops behind it."""
-    plan, hops = plan_of(contents, options), forecast_hops(contents, options, where)
+    """Of an ingest and of the hops that follow it.
+
+    Raises BudgetTooSmall with the least that would do for both.
+    """
+    try:
+        plan = plan_of(contents, options)
+    except BudgetTooSmall as error:
+        try:
+            forecast_hops(contents, options, where)
+        except BudgetTooSmall as other:
+            raise max(error, other, key=lambda e: e.least_bytes) from None
+        raise
+    hops = forecast_hops(contents, options, where)
     if hops is None:
         return plan
     return replace(

@@ -1,11 +1,14 @@
 """Hops made by the ingest itself: the bytes of both commands, kills, what is foretold, refusals."""
 
 import os
+import re
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from blockstore.errors import BudgetTooSmall
 from blockstore.store import open_store
 from blockstore.verify import verify_store
 from preprocess.dryrun import dry_run, dry_run_text
@@ -16,6 +19,7 @@ from preprocess.ingest import ingest
 from preprocess.options import HopsRequest, IngestOptions
 from preprocess.report import summarise_ingest, summary_text
 from preprocess.sources.plain import PlainSource
+from tests.preprocess.naive import Graph
 from tests.preprocess.quiet import QUIET
 from tests.preprocess.test_resume import tree
 
@@ -119,3 +123,23 @@ def test_where_hops_cannot_be_made_the_store_is_there(
         ingest(PlainSource(small_graph), tmp_path / "once", OPTIONS, QUIET)
     assert tree(tmp_path / "once") == plain
     assert sorted(p.name for p in tmp_path.iterdir()) == ["once"]
+
+
+def test_the_memory_that_is_named_is_enough_for_the_hops_too(tmp_path: Path):
+    """Those of the ingest and of its hops are compared before anything is read."""
+    graph = Graph().add_type("n", 200_000, x=np.ones((200_000, 2), np.float32))
+    graph.add_relation("n", "to", "n", np.arange(400_000).reshape(-1, 2) % 200_000)
+    options = IngestOptions(
+        block_bytes=4096, mem_bytes=1 << 20, order="source",
+        hops=HopsRequest(("row",), node_type="n", feature="x", rows="all"),
+    )  # fmt: skip
+    with pytest.raises(BudgetTooSmall) as caught:
+        ingest(graph, tmp_path / "store", options, QUIET)
+    found = re.search(r"expected at least --mem (\d+)M", str(caught.value))
+    assert found is not None
+    named = int(found[1])
+    few = replace(options, mem_bytes=(named - 1) << 20)
+    with pytest.raises(BudgetTooSmall, match=rf"expected at least --mem {named}M"):
+        ingest(graph, tmp_path / "store", few, QUIET)
+    ingest(graph, tmp_path / "store", replace(options, mem_bytes=named << 20), QUIET)
+    assert open_store(tmp_path / "store").manifest.types[0].hops
