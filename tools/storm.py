@@ -1,9 +1,11 @@
 """Faults at random moments over running trainers: `python -m tools.storm --faults 200 --seed 1`.
 
-Trainers read epoch after epoch from one daemon, write down the sha256 of each batch and save their
-state every few steps.  Meanwhile trainers and the daemon are killed, stopped for a while, or (the
-daemon) told to end, at moments drawn from the seed; who was killed is started again, a trainer from
-its last saved state.  The last fifth of the faults leaves the daemon alone.  Afterwards, checked:
+The store is several times larger than the budget (`--times`), and visitors attach, read a little
+by some plan and go, all the time.  Trainers read epoch after epoch from one daemon, write down the
+sha256 of each batch and save their state every few steps.  Meanwhile trainers and the daemon are
+killed, stopped for a while, or (the daemon) told to end, at moments drawn from the seed; who was
+killed is started again, a trainer from its last saved state.  The last fifth of the faults leaves
+the daemon alone, and then the visitors go.  Afterwards, checked:
 
 - in the history of each rank's last saved state and what follows it every step of every epoch
   occurs once and in order, with the sha256 of an undisturbed run; within one life of a trainer,
@@ -28,20 +30,22 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from loaderd.errors import DaemonError
+from blockstore.units import parse_bytes
+from loaderd.errors import DaemonError, NoDaemon, SessionLost
 from loaderd.protocol import StatusReply
 from loaderd.wire.endpoint import parse_endpoint
 from loaderd.wire.transport import ask_status
 from preprocess.generate import GraphRecipe, generate
 from preprocess.progress import Progress
 from tools.machine import machine, today
-from tools.storm_trainer import METHODS, Job, Member, open_files, train
+from tools.soak.trainer import Work, visit
+from tools.storm_trainer import Job, Member, open_files, train
 
 TRAINERS = 4
 KINDS = {  # of faults: how often
@@ -54,6 +58,8 @@ KINDS = {  # of faults: how often
 # jobs of a mixed storm: the first two share what is built
 MIXED = ("minibatch", "minibatch", "hyperbatch", "macrobatch", "chunks", "rows")
 CALM = 0.2  # share of the faults, the last ones, that leave the daemon alone
+DEGREE = 8
+_SEEDS = 6_000
 STOPPED_S = 1.0  # at most
 PAUSE_S = 0.3  # before a killed process is started again, at most
 SETTLE_S = 30.0
@@ -231,12 +237,16 @@ class Storm:
     gap_s: float  # between two faults, on average
     notes: Path  # what daemons said
     daemon: "subprocess.Popen[bytes]"
+    guests: Work  # what visitors read
+    visitors: int = 0  # so far
+    visitor: BaseProcess | None = None  # the one that is there
     trainers: dict[int, BaseProcess] = field(default_factory=dict)  # those that run
     lives: Counter[int] = field(default_factory=Counter)
     done: set[int] = field(default_factory=set)
     faults: list[Fault] = field(default_factory=list)
     due: list[tuple[float, Callable[[], None]]] = field(default_factory=list)
     ending: bool = False  # the daemon was told to
+    peace: bool = False  # nobody attaches but trainers that were killed
     down: bool = False  # it was killed, and is not started yet
     begun: float = field(default_factory=time.monotonic)
 
@@ -270,6 +280,7 @@ class Storm:
                     raise SystemExit(f"trainer {rank} ended with {process.exitcode}")
                 del self.trainers[rank]
                 self.done.add(rank)
+        self.receive()
         if not self.down and self.daemon.poll() is not None:
             # before it has its handlers a signal ends it the usual way
             if self.daemon.returncode not in (0, -signal.SIGTERM) or not self.ending:
@@ -277,6 +288,28 @@ class Storm:
                 raise SystemExit(f"the daemon ended with {code}: {said}")
             self.ending = False
             self.restart_daemon()
+
+    def receive(self) -> None:
+        """Somebody attaches all the time.  Raises SystemExit: a visitor failed."""
+        if self.visitor is not None and self.visitor.exitcode is not None:
+            if self.visitor.exitcode:
+                raise SystemExit(f"visitor {self.visitors} ended with {self.visitor.exitcode}")
+            self.visitor.close()
+            self.visitor = None
+        if self.visitor is None and not self.peace:
+            self.visitors += 1
+            self.visitor = _CONTEXT.Process(
+                target=come_and_go, args=(self.guests, self.visitors), daemon=True
+            )
+            self.visitor.start()
+
+    def send_home(self) -> None:
+        """Nobody attaches any more."""
+        self.peace = True
+        if self.visitor is not None:
+            self.visitor.kill()
+            self.visitor.join()
+            self.visitor = None
 
     def later(self, most_s: float, action: Callable[[], None]) -> None:
         """So much later, at most."""
@@ -354,6 +387,7 @@ class Storm:
 
     def finish(self) -> int:
         """Let trainers come to an end; returns how many epochs there were."""
+        self.send_home()
         last = 0
         for rank in range(len(self.job.members)):
             for life in range(self.lives[rank]):
@@ -380,6 +414,7 @@ class Storm:
 
     def close(self) -> None:
         """End whoever still runs."""
+        self.send_home()
         for process in self.trainers.values():
             process.kill()
             process.join()
@@ -405,26 +440,35 @@ def free_port() -> int:
         return int(server.getsockname()[1])
 
 
-def stages_of(plans: set[str]) -> list[str]:
-    """What a store needs for plans, as options of `make_store`."""
-    options = ["--partitions", "16"] if "macrobatch" in plans else []
-    return [*options, *(["hops"] if plans & set(METHODS) else [])]
-
-
-def make_store(folder: Path, options: list[str]) -> Path:
-    """A small generated one.  Option "hops" adds hop-wise rows, the others are those of ingest."""
-    recipe = GraphRecipe(12_000, 8, 16, 4, train=0.5, valid=0.1, test=0.1, seed=11)
+def make_store(folder: Path, num_bytes: int = 0) -> Path:
+    """A generated one of every plan's needs: of so many bytes, about; without, a small one."""
+    nodes, width = 12_000, 16
+    if num_bytes > nodes * _node_bytes(width):
+        width = 64
+        nodes = num_bytes // _node_bytes(width)
+    recipe = GraphRecipe(
+        nodes, DEGREE, width, 4, train=_SEEDS / nodes, valid=0.1, test=0.1, seed=11
+    )
     with (folder / "progress").open("w") as stream:
         generate(folder / "graph", recipe, Progress(stream))
     words = [sys.executable, "-m", "preprocess", "ingest", str(folder / "graph")]
-    words += [str(folder / "store"), "--mem", "256M", "--block-size", "16K"]
-    words += [option for option in options if option != "hops"]
+    words += [str(folder / "store"), "--mem", "256M", "--block-size", "16K", "--partitions", "64"]
     subprocess.run(words, check=True, capture_output=True)
-    if "hops" in options:
-        words = [sys.executable, "-m", "preprocess", "hops", str(folder / "store")]
-        words += ["--operator", "sym", "--hops", "2", "--mem", "256M"]
-        subprocess.run(words, check=True, capture_output=True)
+    words = [sys.executable, "-m", "preprocess", "hops", str(folder / "store")]
+    words += ["--operator", "sym", "--hops", "2", "--mem", "256M"]
+    subprocess.run(words, check=True, capture_output=True)
     return folder / "store"
+
+
+def _node_bytes(width: int) -> int:
+    """Of a node's features and edges."""
+    return 4 * (width + DEGREE)
+
+
+def come_and_go(work: Work, number: int) -> None:
+    """A visitor: what ends it is its own fault, or that the daemon was away for long."""
+    with suppress(SessionLost, NoDaemon):
+        visit(work, f"visitor {number}", number)
 
 
 def check(storm: Storm, epochs: int, in_peace: Job, words: list[str]) -> dict[str, Any]:
@@ -463,7 +507,8 @@ def main(words: list[str]) -> dict[str, Any]:
     parser.add_argument("--trainers", type=int, default=TRAINERS)
     parser.add_argument("--plan", default="auto", help="or mixed: a job for every plan")
     parser.add_argument("--tcp", action="store_true", help="every other trainer connects by tcp")
-    parser.add_argument("--mem", default="64M")
+    parser.add_argument("--mem", default="32M")
+    parser.add_argument("--times", type=float, default=4.0, help="store's bytes, in --mem")
     parser.add_argument("--gap", type=float, default=1.0, help="seconds between two faults")
     parser.add_argument("--think", type=float, default=0.02, help="seconds of a step")
     parser.add_argument("--batch-size", type=int, default=128)
@@ -474,10 +519,9 @@ def main(words: list[str]) -> dict[str, Any]:
         folder = Path(name)
         ports = [f"tcp://127.0.0.1:{free_port()}" if given.tcp else "" for _ in range(2)]
         members, calm = (members_of(given.plan, given.trainers, tcp) for tcp in ports)
-        store = make_store(folder, stages_of({m.plan for m in members}))
-        (folder / "run").mkdir()
-        (folder / "calm").mkdir()
-        (folder / "logs").mkdir()
+        store = make_store(folder, int(given.times * parse_bytes(given.mem)))
+        for kind in ("run", "calm", "logs", "visitors"):
+            (folder / kind).mkdir()
         endpoints = [f"ipc://{folder}/{kind}/d" for kind in ("run", "calm")]
         served_by = [
             serve_words(store, endpoint, given.mem, 2) + (["--listen", tcp] if tcp else [])
@@ -486,10 +530,11 @@ def main(words: list[str]) -> dict[str, Any]:
         job = Job(
             endpoints[0], folder / "logs", members, (5, 3), given.batch_size, 7, given.think, 4
         )
-        _CONTEXT.set_forkserver_preload(["tools.storm_trainer"])
+        _CONTEXT.set_forkserver_preload(["tools.soak.trainer", "tools.storm_trainer"])
         storm = Storm(
             job, served_by[0], random.Random(given.seed), given.gap, folder / "notes",
             start_daemon(served_by[0], folder / "notes"),
+            Work(endpoints[0], folder / "visitors", given.batch_size, 7),
         )  # fmt: skip
         try:
             storm.rage(given.faults)
@@ -501,7 +546,8 @@ def main(words: list[str]) -> dict[str, Any]:
             storm.close()
     line = {
         "bench": "storm of faults", "date": today(), "machine": machine(), "seed": given.seed,
-        "plan": given.plan, "tcp": given.tcp, "mem": given.mem, "trainers": len(members),
+        "plan": given.plan, "tcp": given.tcp, "mem": given.mem, "times": given.times,
+        "trainers": len(members), "visitors": storm.visitors,
         "faults": dict(Counter(fault.kind for fault in storm.faults)),
         "lives": sum(storm.lives.values()), "seconds": round(raged_s, 1), **counted,
         "holds": True,

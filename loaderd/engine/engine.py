@@ -251,20 +251,27 @@ class Engine:
             if background is not None:
                 closer = threading.Thread(target=self._close_background, args=(attachment,))
                 self._closers.append(closer)
-                closer.start()
+                try:
+                    closer.start()
+                except RuntimeError:  # the system has no more threads: this one waits
+                    self._closers.remove(closer)
+                else:
+                    background = None
             else:
                 add_counts(self._own_counters, attachment.own_counters())
             self.commons.floor.forget(session)
+        if background is not None:
+            self._close_background(attachment)
 
     def _close_background(self, attachment: Attachment) -> None:
-        """In a thread of its own: what is being sampled or read is waited for."""
+        """Without the lock: what is being sampled or read is waited for."""
         assert attachment.background is not None
         attachment.background.close()
         with self._lock:
             attachment.background_ended = True
             add_counts(self._own_counters, attachment.own_counters())
             self._production.close_if_idle(attachment)
-            self._closers.remove(threading.current_thread())
+            self._closers = [c for c in self._closers if c is not threading.current_thread()]
 
     def start(self, start: Start) -> None:
         """Begin a run: earlier ones of the session end.  A start that is not newer does nothing.

@@ -48,16 +48,20 @@ class ArenaSupply:
             return None
         try:
             return self.wait(0.0)
-        except Refused:  # slots are free, but not side by side
+        except (Refused, MemoryError):  # slots are free, but not side by side
             return None
 
     def wait(self, wait_s: float = WAIT_S) -> Memory:
         """One more.  Raises Refused: there is no room, even after so long."""
         slots = self._slots(self._cut.macro, wait_s)
         manifest, cut = self._opening.store.manifest, self._cut
-        carver = Carver(self._bytes(slots))
-        arrays = carve_macro(carver, manifest, self._served, cut.bounds, cut.choice)
-        return Memory(MacroGraph(self._shared, arrays), slots)
+        try:
+            carver = Carver(self._bytes(slots))
+            arrays = carve_macro(carver, manifest, self._served, cut.bounds, cut.choice)
+            return Memory(MacroGraph(self._shared, arrays), slots)
+        except BaseException:
+            self._opening.broker.give(list(slots))
+            raise
 
     def give(self, memories: Sequence[Memory], last: bool) -> None:
         """These are not needed any more; `last`: nor is what all of them shared."""

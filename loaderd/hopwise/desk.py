@@ -217,8 +217,14 @@ class HopDesk:
                 return False
             opened.session.stop()
             closer = threading.Thread(target=self._close, args=(opened,))
-            self._closers.append(closer)
-            closer.start()  # under the lock: who finds it there waits for it
+            try:
+                closer.start()
+            except RuntimeError:  # the system has no more threads: this one waits
+                pass
+            else:
+                self._closers.append(closer)  # under the lock: who finds it there waits for it
+                return True
+        self._close(opened)
         return True
 
     def _close(self, opened: _Open) -> None:
@@ -227,7 +233,7 @@ class HopDesk:
         self._shelf.give(opened.held)
         with self._lock:
             add_counts(self._ended, opened.session.counts())
-            self._closers.remove(threading.current_thread())
+            self._closers = [c for c in self._closers if c is not threading.current_thread()]
 
     def drain(self) -> None:
         """Close all; returns when nothing is on its way."""

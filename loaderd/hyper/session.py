@@ -170,8 +170,15 @@ class Hyper:
             threading.Thread(target=self._guard, args=(loop,), name=name, daemon=True)
             for name, loop in (("hyper-sample", self._sample), ("hyper-gather", self._gather))
         ]
-        for thread in self._threads:
-            thread.start()
+        begun: list[threading.Thread] = []
+        try:
+            for thread in self._threads:
+                thread.start()
+                begun.append(thread)
+        except BaseException:  # the system has no more threads: one that runs is not left behind
+            self._threads = begun
+            self.close()
+            raise
 
     # -- from the engine --------------------------------------------------------------------------
 

@@ -113,7 +113,7 @@ def main(words: list[str]) -> dict[str, Any]:
     given = parser.parse_args(words)
     with tempfile.TemporaryDirectory(dir=given.folder) as name:
         folder = Path(name)
-        store = make_store(folder, ["--partitions", "16", "hops"])
+        store = make_store(folder)
         (folder / "run").mkdir()
         endpoint, log = f"ipc://{folder}/run/d", folder / "log"
         daemon = start_daemon(serve_words(store, endpoint, given.mem, 2), log)

@@ -29,6 +29,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from blockstore.units import parse_bytes
 from loaderd.wire.endpoint import parse_endpoint
 from loaderd.wire.transport import ask_status
 from tools.flat import Sample, draw, growths, sample
@@ -149,7 +150,7 @@ def judge(series: dict[str, list[Sample]], warm_up: float) -> dict[str, Any]:
 
 def soak(given: argparse.Namespace, folder: Path) -> tuple[Soak, dict[str, int]]:
     """Run it to its end; what was held, and the daemon's counters.  Raises SystemExit."""
-    store = make_store(folder, ["--partitions", "16", "hops"])
+    store = make_store(folder, int(given.times * parse_bytes(given.mem)))
     for name in ("run", "counts"):
         (folder / name).mkdir()
     endpoint = f"ipc://{folder}/run/d"
@@ -181,7 +182,8 @@ def main(words: list[str]) -> dict[str, Any]:
     parser = argparse.ArgumentParser(prog="tools.soak", description=__doc__)
     parser.add_argument("--minutes", type=float, default=20.0)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--mem", default="64M")
+    parser.add_argument("--mem", default="32M")
+    parser.add_argument("--times", type=float, default=4.0, help="store's bytes, in --mem")
     parser.add_argument("--batch-size", type=int, default=128)
     parser.add_argument("--every", type=float, default=1.0, help="seconds between two looks")
     parser.add_argument("--warm-up", type=float, default=0.2, help="share that is not judged")
