@@ -9,36 +9,40 @@ from numpy.typing import NDArray
 from zarr.codecs import Crc32cCodec
 from zarr.storage import LocalStore
 
-from blockstore.format import MANIFEST_KEY, BlockGeometry, RowArray
+from blockstore.format import ROOT, BlockGeometry, RowArray, parents
 from blockstore.store import numpy_dtype
 
 
 class ZarrTree:
-    """The groups and arrays of a store, as metadata; blocks are written by `blockstore.writer`."""
+    """The groups and arrays of a store, as metadata; blocks are written by `blockstore.writer`.
+
+    Methods return the files of metadata of an array and of the groups that it lies in, by path.
+    """
 
     def __init__(self, path: Path) -> None:
         """In a folder that is empty, or holds such a tree."""
+        self._path = path
         self._root = zarr.open_group(LocalStore(path), mode="a", zarr_format=3)
 
-    def rows(self, array: RowArray, geometry: BlockGeometry) -> None:
+    def rows(self, array: RowArray, geometry: BlockGeometry) -> dict[str, bytes]:
         """A row array in blocks of whole rows."""
         inner = (geometry.rows_per_block, *array.row_shape)
         outer = (geometry.rows_per_block * geometry.blocks_per_shard, *array.row_shape)
         attributes = {"dtype": "bfloat16"} if array.dtype == "bfloat16" else {}
-        self._array(
+        return self._array(
             array.path, (array.num_rows, *array.row_shape), numpy_dtype(array.dtype), inner, outer,
             attributes,
         )  # fmt: skip
 
-    def graph(self, path: str, geometry: BlockGeometry) -> None:
+    def graph(self, path: str, geometry: BlockGeometry) -> dict[str, bytes]:
         """Graph blocks: rows of bytes."""
         size = geometry.slot_bytes
-        self._array(
+        return self._array(
             path, (geometry.num_blocks, size), np.dtype(np.uint8), (1, size),
             (geometry.blocks_per_shard, size), {},
         )  # fmt: skip
 
-    def side(self, path: str, values: NDArray[Any]) -> None:
+    def side(self, path: str, values: NDArray[Any]) -> dict[str, bytes]:
         """A small array of one chunk with its crc32c, written through zarr."""
         array = self._root.create_array(
             path,
@@ -51,6 +55,7 @@ class ZarrTree:
         )
         if values.size:
             array[:] = values
+        return self._metadata(path)
 
     def _array(
         self,
@@ -60,12 +65,13 @@ class ZarrTree:
         inner: tuple[int, ...],
         outer: tuple[int, ...],
         attributes: dict[str, Any],
-    ) -> None:
+    ) -> dict[str, bytes]:
         self._root.create_array(
             path, shape=shape, dtype=dtype, chunks=inner, shards=outer, compressors=None,
             fill_value=0, attributes=attributes,
         )  # fmt: skip
+        return self._metadata(path)
 
-    def attributes(self, manifest: dict[str, Any]) -> None:
-        """The manifest, in the attributes of the root group."""
-        self._root.attrs[MANIFEST_KEY] = manifest
+    def _metadata(self, path: str) -> dict[str, bytes]:
+        names = [f"{node}/{ROOT}" for node in (*parents(path), path)]
+        return {name: (self._path / name).read_bytes() for name in names}

@@ -5,7 +5,6 @@ after all that it names is on disk: until then the store is as it was, and who h
 sees nothing of it at all.  What a dead run left is removed by the next one.
 """
 
-import hashlib
 import os
 import shutil
 from collections.abc import Iterator
@@ -15,21 +14,16 @@ from types import TracebackType
 from typing import Any, Self
 
 import msgspec
-import numpy as np
 from numpy.typing import NDArray
 
-from blockstore.errors import CorruptBlock, StoreExists
-from blockstore.fingerprint import make_fingerprint
-from blockstore.format import Manifest, RowArray, side_arrays
-from blockstore.io.buffers import byte_view
+from blockstore.errors import StoreExists
+from blockstore.format import EXTEND_FOLDER, ROOT, Manifest, RowArray
 from blockstore.lock import lock_folder
-from blockstore.store import Store, open_store
-from blockstore.writer import RowsWriter, StoreWriter, flush, flush_tree
+from blockstore.store import open_store
+from blockstore.writer import RowsWriter, StoreWriter, flush
 
-FOLDER = ".extend"
 _MOVED = "moved.json"  # what is on its way into the store
 _TREE, _WORK = "store", "work"
-_ROOT = "zarr.json"
 
 
 class StoreExtender:
@@ -40,7 +34,7 @@ class StoreExtender:
 
     def __init__(self, path: Path, buffer_bytes: int = 8 << 20) -> None:
         """`buffer_bytes`: of each of two buffers per array being written."""
-        self._path, self._folder = path, path / FOLDER
+        self._path, self._folder = path, path / EXTEND_FOLDER
         open_store(path)  # else nothing is made there
         self._held = ExitStack()
         with ExitStack() as held:
@@ -49,11 +43,10 @@ class StoreExtender:
             held.callback(shutil.rmtree, self._folder, ignore_errors=True)
             held.callback(_clean, path)
             self.store = open_store(path)
-            self._digests = _read_digests(self.store)
             self.tree, self.work = self._folder / _TREE, self._folder / _WORK
             self.tree.mkdir()  # arrays that are closed lie there as in a store
             self.work.mkdir()  # for temporary files of the caller
-            shutil.copyfile(path / _ROOT, self.tree / _ROOT)  # with attributes of other people
+            shutil.copyfile(path / ROOT, self.tree / ROOT)  # with attributes of other people
             self._writer = held.enter_context(
                 StoreWriter(
                     self._folder / "whole",  # it never appears: parts of the tree are moved
@@ -62,6 +55,7 @@ class StoreExtender:
                     folder=self.tree,
                 )
             )
+            self._writer.restore(self.store.manifest.files)
             self._held = held.pop_all()
 
     def rows(self, array: RowArray) -> RowsWriter:
@@ -74,14 +68,14 @@ class StoreExtender:
         self._check_free(path)
         self._writer.side(path, values)
 
+    @property
+    def digests(self) -> dict[str, str]:
+        """Of the files of the store, and of those written so far."""
+        return self._writer.digests
+
     def commit(self, manifest: Manifest) -> Manifest:
         """The store has the arrays; returns the manifest with its new fingerprint."""
-        digests = {**self._digests, **self._writer.digests}
-        manifest = msgspec.structs.replace(
-            manifest, fingerprint=make_fingerprint(manifest, digests)
-        )
-        self._writer.tree.attributes(msgspec.to_builtins(manifest))
-        flush_tree(self.tree)
+        manifest = self._writer.settle(manifest)
         moves = list(_absent(self.tree, self._path))
         (self._folder / _MOVED).write_bytes(msgspec.json.encode(moves))
         flush(self._folder / _MOVED)
@@ -90,7 +84,7 @@ class StoreExtender:
         for name in moves:
             (self.tree / name).rename(self._path / name)
             flush((self._path / name).parent)
-        (self.tree / _ROOT).rename(self._path / _ROOT)
+        (self.tree / ROOT).rename(self._path / ROOT)
         flush(self._path)
         return manifest
 
@@ -125,39 +119,17 @@ def _absent(tree: Path, store: Path, inner: str = "") -> Iterator[str]:
 
 def _clean(path: Path) -> None:
     """Remove what the last run has left: what it moved in, unless the manifest names it."""
-    folder = path / FOLDER
+    folder = path / EXTEND_FOLDER
     try:
         moved = msgspec.json.decode((folder / _MOVED).read_bytes(), type=list[str])
     except (FileNotFoundError, msgspec.DecodeError):  # cut off: nothing had been moved
         moved = []
-    named = _paths(open_store(path).manifest) if moved else set()
+    named = open_store(path).manifest.files if moved else {}
     for name in moved:
-        if not any(p == name or p.startswith(f"{name}/") for p in named):
+        if not any(p.startswith(f"{name}/") for p in named):
             shutil.rmtree(path / name, ignore_errors=True)
             flush((path / name).parent)
     for entry in folder.iterdir():
         if entry.is_dir():
             shutil.rmtree(entry)
     (folder / _MOVED).unlink(missing_ok=True)
-
-
-def _paths(manifest: Manifest) -> set[str]:
-    """Of every array of a store."""
-    sides = {path for path, _, _ in side_arrays(manifest)}
-    rows = {array.path for array in manifest.row_arrays()}
-    return sides | rows | {relation.path for relation in manifest.relations}
-
-
-def _read_digests(store: Store) -> dict[str, bytes]:
-    """Of all side arrays, which must be those of the fingerprint.  Raises CorruptBlock."""
-    manifest, digests = store.manifest, {}
-    for path, dtype, size in side_arrays(manifest):
-        values = store.side(path, np.dtype(dtype), size)
-        digests[path] = hashlib.blake2b(byte_view(values)).digest()
-    found = make_fingerprint(manifest, digests)
-    if found != manifest.fingerprint:
-        raise CorruptBlock(
-            f"{store.path / _ROOT}: content has fingerprint {found}, expected "
-            f"{manifest.fingerprint}; a file was replaced: ingest again, or restore it"
-        )
-    return digests

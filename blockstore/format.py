@@ -1,4 +1,4 @@
-"""Byte layout of a store, format version 1: the only code that knows FORMAT.md."""
+"""Byte layout of a store, format version 2: the only code that knows FORMAT.md."""
 
 import struct
 from collections.abc import Sequence
@@ -9,12 +9,15 @@ import msgspec
 
 from blockstore.errors import CorruptBlock, UnsupportedVersion
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 PAGE_BYTES = 4096  # one crc32c each
 MIN_BLOCK_BYTES = PAGE_BYTES
 DEFAULT_BLOCK_BYTES = 1 << 20
 SHARD_BYTES = 1 << 30  # a shard holds at most this many bytes of slots
 MANIFEST_KEY = "blockstore"  # in the attributes of the root group
+FINGERPRINT_KEY = "blockstore_fingerprint"  # beside it: of the bytes of the manifest
+ROOT = "zarr.json"  # of the root group
+EXTEND_FOLDER = ".extend"  # in a store, of who adds arrays to it
 
 ITEM_BYTES = {  # store dtype -> bytes; bfloat16 is a uint16 array as far as Zarr is concerned
     "float32": 4, "float16": 2, "bfloat16": 2, "float64": 8,
@@ -23,6 +26,7 @@ ITEM_BYTES = {  # store dtype -> bytes; bfloat16 is a uint16 array as far as Zar
 }  # fmt: skip
 
 BLOCK_MAGIC = b"GBLK"
+BLOCK_VERSION = 1  # of the layout of a graph block, in its header
 BLOCK_HEADER = struct.Struct("<4sHHQQIIII24x")  # FORMAT.md, "Graph block header"
 assert BLOCK_HEADER.size == 64
 
@@ -55,7 +59,7 @@ class BlockHeader(NamedTuple):
 
     def pack(self) -> bytes:
         """The 64 header bytes."""
-        return BLOCK_HEADER.pack(BLOCK_MAGIC, FORMAT_VERSION, *self)
+        return BLOCK_HEADER.pack(BLOCK_MAGIC, BLOCK_VERSION, *self)
 
     @classmethod
     def unpack(cls, raw: bytes | memoryview, where: str) -> Self:
@@ -65,9 +69,9 @@ class BlockHeader(NamedTuple):
         magic, version, *fields = BLOCK_HEADER.unpack_from(raw)
         if magic != BLOCK_MAGIC:
             raise CorruptBlock(f"{where}: magic is {magic!r}, not {BLOCK_MAGIC!r}")
-        if version != FORMAT_VERSION:
+        if version != BLOCK_VERSION:
             raise UnsupportedVersion(
-                f"{where}: block format {version}, this code reads {FORMAT_VERSION}"
+                f"{where}: block format {version}, this code reads {BLOCK_VERSION}"
             )
         header = cls(*fields)
         if header.flags & ~KNOWN_FLAGS:
@@ -349,7 +353,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What a store holds: the attributes of its root group, under MANIFEST_KEY."""
 
     format: int
-    fingerprint: str = ""
+    fingerprint: str = ""  # of all else; it does not stand in the manifest but beside it
     block_bytes: int
     id_dtype: str  # uint32 or uint64: width of node ids in graph blocks and id arrays
     types: tuple[NodeType, ...]
@@ -360,11 +364,16 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     self_loops: str = "keep"
     partitioning: Partitioning | None = None  # None: nodes were not partitioned, or as given
     influence: Influence | None = None  # None: there are no hubs and no halos
+    files: dict[str, str] = {}  # digests of `bound_files`, by path in the store
 
     @property
     def num_nodes(self) -> int:
         """Nodes of all types: store ids lie in [0, num_nodes)."""
         return sum(t.num_nodes for t in self.types)
+
+    def graphs(self) -> list[Relation | HaloColumns]:
+        """Everything that has graph blocks: each relation, then its copies."""
+        return [c for r in self.relations for c in (r, r.halo) if c is not None]
 
     def hop_arrays(self) -> list[RowArray]:
         """Every hop-wise array, in a fixed order."""
@@ -387,23 +396,24 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return found
 
 
+def blocked_arrays(manifest: Manifest) -> list[tuple[str, BlockGeometry, int]]:
+    """(path, geometry, dimensions) of every array of blocks of a store.  Raises CorruptBlock."""
+    size = manifest.block_bytes
+    found: list[tuple[str, BlockGeometry, int]] = []
+    for columns in manifest.graphs():
+        found.append((columns.path, graph_geometry(columns.num_blocks, size), 2))
+    for array in manifest.row_arrays():
+        found.append((array.path, row_geometry(array, size), 1 + len(array.row_shape)))
+    return found
+
+
 def side_arrays(manifest: Manifest) -> list[tuple[str, str, int]]:
-    """(path, dtype, items) of every side array of a store."""
-    sides: list[tuple[str, str, int]] = []
-    for relation in manifest.relations:
-        geometry = graph_geometry(relation.num_blocks, manifest.block_bytes)
-        pages = geometry.num_pages
-        sides.append((crc_path(relation.path), "uint32", pages))
-        sides.append((relation.first_node_path, "uint64", relation.num_blocks + 1))
-        if relation.first_edge_path:
-            sides.append((relation.first_edge_path, "uint64", relation.num_blocks + 1))
-        if relation.halo:
-            halo = relation.halo
-            geometry = graph_geometry(halo.num_blocks, manifest.block_bytes)
-            pages = geometry.num_pages
-            sides.append((crc_path(halo.path), "uint32", pages))
-            sides.append((halo.first_node_path, "uint64", halo.num_blocks + 1))
-            sides.append((halo.first_edge_path, "uint64", halo.num_blocks + 1))
+    """(path, dtype, items) of every side array of a store.  Raises CorruptBlock."""
+    sides = [(crc_path(path), "uint32", g.num_pages) for path, g, _ in blocked_arrays(manifest)]
+    for columns in manifest.graphs():
+        sides.append((columns.first_node_path, "uint64", columns.num_blocks + 1))
+        if columns.first_edge_path:
+            sides.append((columns.first_edge_path, "uint64", columns.num_blocks + 1))
     for node_type in manifest.types:
         if node_type.partition_offsets_path:
             path, count = node_type.partition_offsets_path, node_type.num_partitions
@@ -411,12 +421,27 @@ def side_arrays(manifest: Manifest) -> list[tuple[str, str, int]]:
         if node_type.halo:
             sides.append((node_type.halo.offsets_path, "uint64", node_type.num_partitions + 2))
     for array in manifest.row_arrays():
-        geometry = row_geometry(array, manifest.block_bytes)
-        pages = geometry.num_pages
-        sides.append((crc_path(array.path), "uint32", pages))
         if array.scale_path:
             sides.append((array.scale_path, "float32", array.row_items))
     return sides
+
+
+def bound_files(manifest: Manifest) -> list[str]:
+    """Every file of a store but its root and the shards of blocks, each once, sorted.
+
+    Metadata of arrays and groups, and the chunk of each side array that is not empty.
+    """
+    sides = side_arrays(manifest)
+    arrays = [path for path, _, _ in (*blocked_arrays(manifest), *sides)]
+    nodes = {node for path in arrays for node in (path, *parents(path))}
+    chunks = {f"{path}/c/0" for path, _, items in sides if items}
+    return sorted({f"{node}/{ROOT}" for node in nodes} | chunks)
+
+
+def parents(path: str) -> list[str]:
+    """Groups of the store that an array lies in, the root not counted, inmost last."""
+    parts = path.split("/")
+    return ["/".join(parts[:n]) for n in range(1, len(parts))]
 
 
 def crc_path(array_path: str) -> str:

@@ -7,20 +7,20 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import google_crc32c
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from blockstore.errors import CorruptBlock, NotAStore, UnsupportedVersion
+from blockstore.errors import CorruptBlock
 from blockstore.format import (
-    FORMAT_VERSION,
-    MANIFEST_KEY,
     PAGE_BYTES,
+    ROOT,
     BlockGeometry,
     HaloColumns,
     Manifest,
     Relation,
     RowArray,
+    blocked_arrays,
+    bound_files,
     crc_path,
     graph_geometry,
     row_geometry,
@@ -29,6 +29,7 @@ from blockstore.format import (
 from blockstore.io.buffers import aligned_buffer, byte_view
 from blockstore.io.files import open_to_read, probe_direct, read_exact
 from blockstore.kernels.crc import find_bad_page, page_crcs
+from blockstore.root import read_bound, read_root
 
 INDEX_ENTRY_BYTES = 16  # of a shard's index: offset and length, uint64 each
 _ABSENT = 2**64 - 1
@@ -114,56 +115,55 @@ class Store:
         return self.side(relation.first_edge_path, np.uint64, relation.num_blocks + 1)
 
     def side(self, array_path: str, dtype: Any, size: int) -> NDArray[Any]:
-        """A small array of one chunk, its checksum verified.  Raises CorruptBlock."""
+        """A small array of one chunk, which the manifest binds.  Raises CorruptBlock."""
         if size == 0:
             return np.empty(0, dtype)
-        path = self.path / array_path / "c" / "0"
-        try:
-            raw = path.read_bytes()
-        except OSError as error:
-            raise CorruptBlock(f"{path}: {error.strerror}, expected a side array") from error
+        name = f"{array_path}/c/0"
+        raw = read_bound(self.path, self.manifest, name)
         expected = size * np.dtype(dtype).itemsize + 4
         if len(raw) != expected:
-            raise CorruptBlock(f"{path}: {len(raw)} bytes, expected {expected}")
-        _check_crc(raw, f"{path}")
+            raise CorruptBlock(f"{self.path / name}: {len(raw)} bytes, expected {expected}")
         return np.frombuffer(raw, dtype, size)
+
+    def check_files(self) -> None:
+        """Every file is there and the one that was written, but for what pages of blocks hold.
+
+        These are verified when they are read.  Raises CorruptBlock: the first fault.
+        """
+        manifest, expected = self.manifest, bound_files(self.manifest)
+        odd = sorted(manifest.files.keys() ^ set(expected))
+        if odd:
+            found = "is bound, but of no array" if odd[0] in manifest.files else "is not bound"
+            raise CorruptBlock(f"{self.path / ROOT}: {odd[0]} {found}: ingest again")
+        for name in expected:
+            read_bound(self.path, manifest, name)
+        for path, geometry, ndim in blocked_arrays(manifest):
+            self._shards(path, geometry, ndim)
 
     def _blocked(self, array_path: str, geometry: BlockGeometry, ndim: int) -> BlockedFile:
         count = geometry.num_pages
         crcs = self.side(crc_path(array_path), np.uint32, count)
+        return BlockedFile(array_path, geometry, self._shards(array_path, geometry, ndim), crcs)
+
+    def _shards(self, array_path: str, geometry: BlockGeometry, ndim: int) -> tuple[Path, ...]:
+        """Files of an array, each of its size and with its index.  Raises CorruptBlock."""
         shards = []
         for shard in range(geometry.num_shards):
             path = self.path / shard_path(array_path, shard, ndim)
             left = geometry.num_blocks - shard * geometry.blocks_per_shard
             _check_shard(path, geometry, min(left, geometry.blocks_per_shard))
             shards.append(path)
-        return BlockedFile(array_path, geometry, tuple(shards), crcs)
+        return tuple(shards)
 
 
 def open_store(path: Path) -> Store:
-    """Open a store.  Raises NotAStore, UnsupportedVersion, CorruptBlock."""
-    root = path / "zarr.json"
-    try:
-        document = msgspec.json.decode(root.read_bytes())
-        raw = document["attributes"][MANIFEST_KEY]
-        version = raw["format"]
-    except FileNotFoundError as error:
-        raise NotAStore(
-            f"{path}: no zarr.json, expected a store made by `blockstore ingest`"
-        ) from error
-    except NotADirectoryError as error:
-        raise NotAStore(f"{path}: not a folder, expected a store") from error
-    except (msgspec.DecodeError, KeyError, TypeError) as error:
-        raise NotAStore(f"{root}: no attribute {MANIFEST_KEY!r}, expected a store") from error
-    if version != FORMAT_VERSION:
-        raise UnsupportedVersion(
-            f"{root}: format {version}, this code reads {FORMAT_VERSION}; use the version of "
-            "blockstore that wrote it, or ingest again"
-        )
-    try:
-        return Store(path, msgspec.convert(raw, Manifest))
-    except msgspec.ValidationError as error:
-        raise CorruptBlock(f"{root}: {error}") from error
+    """Open a store: all of it but the pages of its blocks is looked at.
+
+    Raises NotAStore, UnsupportedVersion, CorruptBlock.
+    """
+    store = Store(path, read_root(path))
+    store.check_files()
+    return store
 
 
 def scan_blocks(
@@ -258,12 +258,6 @@ def corrupt_page(where: str, offset: int, page: NDArray[np.uint8], expected: int
     )
 
 
-def _check_crc(raw: bytes, where: str) -> None:
-    found, expected = google_crc32c.value(raw[:-4]), int.from_bytes(raw[-4:], "little")
-    if found != expected:
-        raise CorruptBlock(f"{where}: crc32c is {found:#010x}, expected {expected:#010x}")
-
-
 def _check_shard(path: Path, geometry: BlockGeometry, num_blocks: int) -> None:
     """A shard has its size, and its index says that block i lies at i * slot_bytes."""
     data_bytes = num_blocks * geometry.slot_bytes
@@ -280,15 +274,22 @@ def _check_shard(path: Path, geometry: BlockGeometry, num_blocks: int) -> None:
             f"{path}: {size} bytes, expected {data_bytes + index_bytes + 4}; it was truncated or "
             "replaced: ingest again, or restore it from a copy"
         )
-    _check_crc(raw, f"{path}+{data_bytes}: shard index")
-    index = np.frombuffer(raw, "<u8", 2 * geometry.blocks_per_shard).reshape(-1, 2)
-    if not np.array_equal(index, shard_index(geometry, num_blocks)):
-        raise CorruptBlock(f"{path}+{data_bytes}: shard index is not block i at i * slot bytes")
+    if raw != shard_index(geometry, num_blocks):
+        raise CorruptBlock(
+            f"{path}+{data_bytes}: another shard index than that of {num_blocks} blocks of "
+            f"{geometry.chunk_bytes} bytes; restore it from a copy, or ingest again"
+        )
 
 
-def shard_index(geometry: BlockGeometry, num_blocks: int) -> NDArray[np.uint64]:
-    """The index of a shard that holds its first `num_blocks` blocks: uint64 (blocks, 2)."""
-    index = np.full((geometry.blocks_per_shard, 2), _ABSENT, np.uint64)
+def shard_index(geometry: BlockGeometry, num_blocks: int) -> bytes:
+    """What follows the blocks of a shard that holds its first `num_blocks`: index and crc32c."""
+    index = np.full((geometry.blocks_per_shard, 2), _ABSENT, "<u8")
     index[:num_blocks, 0] = np.arange(num_blocks, dtype=np.uint64) * np.uint64(geometry.slot_bytes)
     index[:num_blocks, 1] = geometry.chunk_bytes
-    return index
+    raw = index.tobytes()
+    return raw + crc_bytes(raw)
+
+
+def crc_bytes(raw: bytes) -> bytes:
+    """The crc32c that Zarr's codec puts behind bytes."""
+    return int(google_crc32c.value(raw)).to_bytes(4, "little")

@@ -1,14 +1,13 @@
 """Everything that can be checked of a store: each checksum and each cross-reference."""
 
-import hashlib
+import os
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from blockstore.errors import CorruptBlock
-from blockstore.fingerprint import make_fingerprint
-from blockstore.format import NodeType, RowArray, side_arrays
+from blockstore.format import EXTEND_FOLDER, ROOT, NodeType, RowArray, blocked_arrays, shard_path
 from blockstore.store import Store, open_store, read_rows, scan_blocks, scan_rows
 from blockstore.verify_copies import check_copies
 from blockstore.verify_graph import GraphCheck, VerifyReport
@@ -23,7 +22,6 @@ def verify_store(path: Path) -> VerifyReport:
     each array read once, in order.
     """
     store, report = open_store(path), VerifyReport()
-    _check_fingerprint(store)
     sizes = {t.name: t.num_nodes for t in store.manifest.types}
     for relation in store.manifest.relations:
         GraphCheck(store, relation, report).run()
@@ -44,19 +42,21 @@ def verify_store(path: Path) -> VerifyReport:
             check_hops(store, node_type, hops)
     for array in store.manifest.row_arrays():
         _check_rows(store, array, report)
+    report.strays = _strays(store)
     return report
 
 
-def _check_fingerprint(store: Store) -> None:
-    manifest, digests = store.manifest, {}
-    for path, dtype, size in side_arrays(manifest):
-        digests[path] = hashlib.blake2b(store.side(path, dtype, size).tobytes()).digest()
-    found = make_fingerprint(manifest, digests)
-    if found != manifest.fingerprint:
-        raise CorruptBlock(
-            f"{store.path / 'zarr.json'}: content has fingerprint {found}, expected "
-            f"{manifest.fingerprint}; a file was replaced: ingest again, or restore it"
-        )
+def _strays(store: Store) -> tuple[str, ...]:
+    """Files that are not of the store, by path in it, sorted."""
+    own = {ROOT, *store.manifest.files}
+    for path, geometry, ndim in blocked_arrays(store.manifest):
+        own |= {shard_path(path, shard, ndim) for shard in range(geometry.num_shards)}
+    found = {
+        str(Path(folder, name).relative_to(store.path))
+        for folder, _, names in os.walk(store.path)
+        for name in names
+    }
+    return tuple(sorted(name for name in found - own if not name.startswith(f"{EXTEND_FOLDER}/")))
 
 
 def _check_rows(store: Store, array: RowArray, report: VerifyReport) -> None:

@@ -21,6 +21,7 @@ class VerifyReport:
     nodes: int = 0
     edges: int = 0
     bytes: int = 0
+    strays: tuple[str, ...] = ()  # files that lie in the folder and are not of the store
 
 
 class GraphCheck:

@@ -1,6 +1,5 @@
 """Writing a store: whole shards by O_DIRECT, under a temporary name until all of it is on disk."""
 
-import hashlib
 import os
 import shutil
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -8,20 +7,19 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-import google_crc32c
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from blockstore.create import ZarrTree
 from blockstore.errors import StoreExists
-from blockstore.fingerprint import make_fingerprint
 from blockstore.format import (
     PAGE_BYTES,
     SHARD_BYTES,
     BlockGeometry,
     Manifest,
     RowArray,
+    bound_files,
     crc_path,
     graph_geometry,
     row_geometry,
@@ -30,7 +28,8 @@ from blockstore.format import (
 from blockstore.io.buffers import aligned_buffer, byte_view
 from blockstore.io.files import open_to_write, write_exact
 from blockstore.kernels.crc import page_crcs
-from blockstore.store import shard_index
+from blockstore.root import digest, write_root
+from blockstore.store import crc_bytes, shard_index
 
 
 class BlockSink:
@@ -120,8 +119,7 @@ class BlockSink:
         held = min(self._written - shard * self._per_shard, self._per_shard)
         per_shard = min(self._written, self._per_shard)
         geometry = BlockGeometry(self._slot_bytes, chunk_bytes, self._written, per_shard, 1)
-        raw = shard_index(geometry, held).astype("<u8").tobytes()
-        raw += google_crc32c.value(raw).to_bytes(4, "little")
+        raw = shard_index(geometry, held)
         name = self._name(shard)
         fd = os.open(name, os.O_WRONLY | os.O_CLOEXEC)
         try:
@@ -136,7 +134,7 @@ class RowsWriter:
     def __init__(self, writer: "StoreWriter", array: RowArray) -> None:
         self._writer, self._array = writer, array
         self._geometry = row_geometry(array, writer.block_bytes)
-        writer.tree.rows(array, self._geometry)
+        writer.bind(writer.tree.rows(array, self._geometry))
         self._sink = writer.sink(array.path, 1 + len(array.row_shape), self._geometry.slot_bytes)
         self._slot: NDArray[np.uint8] = np.empty(0, np.uint8)
         self._in_slot, self._rows = self._geometry.rows_per_block, 0
@@ -194,7 +192,8 @@ class GraphWriter:
     def close(self) -> int:
         """All blocks are there; returns their number.  Raises OutOfSpace."""
         blocks, crcs = self._sink.close(self._writer.block_bytes)
-        self._writer.tree.graph(self._path, graph_geometry(blocks, self._writer.block_bytes))
+        geometry = graph_geometry(blocks, self._writer.block_bytes)
+        self._writer.bind(self._writer.tree.graph(self._path, geometry))
         self._writer.side(crc_path(self._path), crcs)
         return blocks
 
@@ -226,7 +225,7 @@ class StoreWriter:
         self._temporary = folder or path.parent / f".{path.name}.partial-{os.getpid()}"
         self._temporary.mkdir(parents=True, exist_ok=not self._own)
         self.tree = ZarrTree(self._temporary)
-        self._digests: dict[str, bytes] = {}
+        self._digests: dict[str, str] = {}
         self._sinks: list[BlockSink] = []
 
     def sink(self, path: str, ndim: int, slot_bytes: int) -> BlockSink:
@@ -245,17 +244,24 @@ class StoreWriter:
 
     def side(self, path: str, values: NDArray[Any]) -> None:
         """Write a small array in one piece."""
-        self.tree.side(path, values)
-        self._digests[path] = hashlib.blake2b(values.tobytes()).digest()
+        self.bind(self.tree.side(path, values))
+        if values.size:  # of what should be in the file, whatever comes to be there
+            raw = values.tobytes()
+            self._digests[f"{path}/c/0"] = digest(raw + crc_bytes(raw))
+
+    def bind(self, metadata: dict[str, bytes]) -> None:
+        """Files of metadata that were written, by path; those of groups stay as they were first."""
+        for name, raw in metadata.items():
+            self._digests.setdefault(name, digest(raw))
 
     @property
-    def digests(self) -> dict[str, bytes]:
-        """Of the side arrays written so far, by path."""
+    def digests(self) -> dict[str, str]:
+        """Of all files written so far but shards, by path."""
         return dict(self._digests)
 
-    def restore(self, path: str, digest: bytes) -> None:
-        """A side array that is there already, from an earlier writer of the folder."""
-        self._digests[path] = digest
+    def restore(self, digests: dict[str, str]) -> None:
+        """Files that are there already, from an earlier writer."""
+        self._digests |= digests
 
     def discard(self, path: str) -> None:
         """Remove what an earlier writer of the folder has left of an array."""
@@ -269,10 +275,8 @@ class StoreWriter:
 
     def settle(self, manifest: Manifest) -> Manifest:
         """A store in the folder, all of it on disk; returns the manifest with its fingerprint."""
-        manifest = msgspec.structs.replace(
-            manifest, fingerprint=make_fingerprint(manifest, self._digests)
-        )
-        self.tree.attributes(msgspec.to_builtins(manifest))
+        files = {name: self._digests[name] for name in bound_files(manifest)}
+        manifest = write_root(self._temporary, msgspec.structs.replace(manifest, files=files))
         flush_tree(self._temporary)
         return manifest
 

@@ -321,6 +321,8 @@ def verify(store: Path) -> None:
             f"{store}: good: {report.blocks:,} blocks, {report.pages:,} pages, "
             f"{report.nodes:,} nodes, {report.edges:,} edges, {format_bytes(report.bytes)} read"
         )
+        for name in report.strays:
+            typer.echo(f"{store / name}: not a file of the store, and nothing reads it")
 
 
 @app.command()

@@ -53,7 +53,8 @@ class InfluenceStages:
     def __init__(self, run: Run, manifest: Manifest) -> None:
         self._run, self._manifest = run, manifest
         self._options = run.options.influence
-        self._store = Store(run.work.path / STORE, manifest)
+        held = msgspec.structs.replace(manifest, files=run.writer.digests)
+        self._store = Store(run.work.path / STORE, held)
         self._scan_bytes = scan_size(run.memory.share, manifest.block_bytes)
         self._num_parts = max(t.num_partitions for t in manifest.types)
         self._offsets = np.stack(

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from blockstore.errors import NotAStore, StoreError
-from blockstore.store import open_store
+from blockstore.root import read_root
 from preprocess.errors import BadInput
 from preprocess.source import Source
 from preprocess.sources.dgl_csv import DglCsvSource
@@ -98,7 +98,7 @@ def open_source(path: Path, layout: str | None = None) -> Opened:
 def _is_store(path: Path) -> bool:
     """Also one that is spoilt, or of another version."""
     try:
-        open_store(path)
+        read_root(path)
     except NotAStore:
         return False
     except StoreError:

@@ -15,7 +15,7 @@ from preprocess.source import Source
 from preprocess.work import StageRecord, WorkFolder
 
 Facts = dict[str, Any]
-_SIDES = "sides"  # in the facts of a stage: digests of the side arrays that it wrote
+_FILES = "files"  # in the facts of a stage: digests of what it wrote beside shards
 
 
 @dataclass(slots=True)
@@ -54,8 +54,7 @@ class Run:
         if record is None:
             record = self._run(name, body, made, spent, arrays)
         else:
-            for path, digest in record.facts[_SIDES].items():
-                self.writer.restore(path, bytes.fromhex(digest))
+            self.writer.restore(record.facts[_FILES])
         moved, resumed = (record.read_bytes, record.written_bytes), name in self.work.resumed
         if resumed:
             self.progress.resumed(name, *moved, record.elapsed_s)
@@ -75,9 +74,9 @@ class Run:
         before = set(self.writer.digests)
         with self.progress.recorded(name) as took:
             facts = body() or {}
-        sides = {p: d.hex() for p, d in self.writer.digests.items() if p not in before}
+        files = {p: d for p, d in self.writer.digests.items() if p not in before}
         record = StageRecord(
-            name, {**facts, _SIDES: sides}, took.read_bytes, took.written_bytes, took.elapsed_s,
+            name, {**facts, _FILES: files}, took.read_bytes, took.written_bytes, took.elapsed_s,
             took.peak_bytes,
         )  # fmt: skip
         self.work.finish(record, made, spent)

@@ -13,6 +13,7 @@ from itertools import repeat
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -171,7 +172,8 @@ class _Derive:
         halo = resolved.target.halo
         assert halo is not None
         nodes = read_rows(self._store, halo.nodes).astype(np.uint64)
-        made = Store(self._extender.tree, resolved.extended(manifest))
+        held = msgspec.structs.replace(resolved.extended(manifest), files=self._extender.digests)
+        made = Store(self._extender.tree, held)
         slots = SlotCopies(made, nodes, self._plan.share, self._work, self._progress)
         with self._extender.rows(copies) as out:
             slots.rows(resolved.array, resolved.target.first, copies, out.append)

@@ -12,8 +12,8 @@ import pytest
 import zarr
 
 from blockstore.errors import CorruptBlock, NotAStore, StoreBusy, StoreExists
-from blockstore.extend import FOLDER, StoreExtender
-from blockstore.format import Manifest, RowArray
+from blockstore.extend import StoreExtender
+from blockstore.format import EXTEND_FOLDER, Manifest, RowArray
 from blockstore.store import open_store, read_rows
 from blockstore.verify import verify_store
 from tests.graphs import make_csc
@@ -75,7 +75,7 @@ def test_leaving_without_commit_undoes_everything(store: Path):
     with StoreExtender(store) as extender:
         extender.rows(ARRAY).append(ROWS[:9])
     assert tree(store) == files
-    assert not (store / FOLDER).exists()
+    assert not (store / EXTEND_FOLDER).exists()
 
 
 def counted(function: Callable[..., None], seen: list[int], last: int) -> Callable[..., None]:
@@ -119,7 +119,7 @@ def test_a_kill_at_each_step_leaves_the_old_store_or_the_new_one(
         path = tmp_path / f"killed-{last}"
         shutil.copytree(store, path)
         killed_at(path, last)
-        assert (path / FOLDER).exists()
+        assert (path / EXTEND_FOLDER).exists()
         verify_store(path)
         found.append(open_store(path).manifest)
         with StoreExtender(path) as extender:  # takes away what is left
@@ -139,8 +139,8 @@ def test_groups_that_are_new_go_with_the_run_that_made_them(store: Path, tmp_pat
     files = tree(store)
     with StoreExtender(store) as extender:
         write(extender, array)
-        shutil.move(store / FOLDER / "store/nodes/node/more", store / "nodes/node/more")
-        (store / FOLDER / "moved.json").write_text('["nodes/node/more"]')
+        shutil.move(store / EXTEND_FOLDER / "store/nodes/node/more", store / "nodes/node/more")
+        (store / EXTEND_FOLDER / "moved.json").write_text('["nodes/node/more"]')
     assert tree(store) == files
     assert not (store / "nodes/node/more").exists()
 
@@ -168,9 +168,9 @@ def test_attributes_of_others_stay(store: Path):
 def test_a_bad_store_is_not_extended(store: Path, tmp_path: Path):
     with pytest.raises(NotAStore):
         StoreExtender(tmp_path)
-    assert not (tmp_path / FOLDER).exists()
+    assert not (tmp_path / EXTEND_FOLDER).exists()
     chunk = next(store.glob("nodes/node/features/x.crc/c/0"))
     chunk.write_bytes(bytes(len(chunk.read_bytes())))
     with pytest.raises(CorruptBlock):
         StoreExtender(store)
-    assert not (store / FOLDER).exists()
+    assert not (store / EXTEND_FOLDER).exists()

@@ -53,6 +53,7 @@ def test_constants_are_those_of_the_document():
     assert facts["smallest block"] == f"{fmt.MIN_BLOCK_BYTES} bytes"
     assert facts["largest shard"] == f"{fmt.SHARD_BYTES} bytes of slots"
     assert facts["manifest attribute"] == fmt.MANIFEST_KEY
+    assert facts["fingerprint attribute"] == fmt.FINGERPRINT_KEY
     assert TEXT.startswith(f"# Store format, version {fmt.FORMAT_VERSION}\n")
 
 

@@ -1,0 +1,115 @@
+"""The root zarr.json of a store: the manifest, and the fingerprint over every byte of it.
+
+The manifest binds all other files: it holds a digest of each of them but the shards, and pages of
+shards have checksums in a file that is bound.  Source: FORMAT.md, "Fingerprint".
+"""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from blockstore.errors import CorruptBlock, NotAStore, UnsupportedVersion
+from blockstore.format import FINGERPRINT_KEY, FORMAT_VERSION, MANIFEST_KEY, ROOT, Manifest
+
+_MENDS = "restore it from a copy, or ingest again"
+
+
+class _Root(msgspec.Struct):
+    """The metadata of the group.  Attributes of other programs are theirs."""
+
+    zarr_format: Literal[3]
+    node_type: Literal["group"]
+    attributes: dict[str, msgspec.Raw]
+
+
+class _Version(msgspec.Struct):
+    format: int
+
+
+def digest(raw: bytes) -> str:
+    """32 hex digits: what is held of a bound file, and the fingerprint of a manifest."""
+    return hashlib.blake2b(raw, digest_size=16).hexdigest()
+
+
+def read_root(folder: Path) -> Manifest:
+    """The manifest of a store, with its fingerprint, which is that of the bytes in the file.
+
+    Raises NotAStore, UnsupportedVersion, CorruptBlock.
+    """
+    path = folder / ROOT
+    try:
+        attributes = msgspec.json.decode(path.read_bytes(), type=_Root).attributes
+        text = bytes(attributes[MANIFEST_KEY])
+        version = msgspec.json.decode(text, type=_Version).format
+    except FileNotFoundError as error:
+        raise NotAStore(
+            f"{folder}: no {ROOT}, expected a store made by `blockstore ingest`"
+        ) from error
+    except NotADirectoryError as error:
+        raise NotAStore(f"{folder}: not a folder, expected a store") from error
+    except (msgspec.DecodeError, KeyError, UnicodeDecodeError) as error:
+        raise NotAStore(f"{path}: no attribute {MANIFEST_KEY!r}, expected a store") from error
+    if version != FORMAT_VERSION:
+        raise UnsupportedVersion(
+            f"{path}: format {version}, this code reads {FORMAT_VERSION}; use the version of "
+            "blockstore that wrote it, or ingest again"
+        )
+    found, expected = digest(text), _text(attributes.get(FINGERPRINT_KEY))
+    if found != expected:
+        raise CorruptBlock(
+            f"{path}: the manifest has fingerprint {found}, expected {expected!r}; it was changed "
+            f"after it was written: {_MENDS}"
+        )
+    try:
+        manifest = msgspec.json.decode(text, type=Manifest)
+    except msgspec.ValidationError as error:
+        raise CorruptBlock(f"{path}: {error}; {_MENDS}") from error
+    return msgspec.structs.replace(manifest, fingerprint=found)
+
+
+def write_root(folder: Path, manifest: Manifest) -> Manifest:
+    """Put a manifest into the group that is there; returns it with its fingerprint.
+
+    The group has the new one or what it had, and keeps the attributes of other programs.
+    """
+    path, fresh = folder / ROOT, folder / f"{ROOT}.partial"
+    document = json.loads(path.read_bytes())
+    bare = msgspec.structs.replace(manifest, fingerprint="")
+    document["attributes"][MANIFEST_KEY] = msgspec.to_builtins(bare)
+    written = msgspec.json.decode(_encode(document), type=_Root).attributes
+    fingerprint = digest(bytes(written[MANIFEST_KEY]))
+    document["attributes"][FINGERPRINT_KEY] = fingerprint
+    fresh.write_bytes(_encode(document))
+    fresh.replace(path)
+    return msgspec.structs.replace(manifest, fingerprint=fingerprint)
+
+
+def read_bound(folder: Path, manifest: Manifest, name: str) -> bytes:
+    """A bound file.  Raises CorruptBlock: it is missing, or is not the one that was bound."""
+    path = folder / name
+    try:
+        raw = path.read_bytes()
+    except OSError as error:
+        raise CorruptBlock(f"{path}: {error.strerror}, expected a file: {_MENDS}") from error
+    found, expected = digest(raw), manifest.files.get(name)
+    if found != expected:
+        raise CorruptBlock(
+            f"{path}: digest {found} of {len(raw)} bytes, the manifest binds {expected}; the file "
+            f"was changed, or is of another store: {_MENDS}"
+        )
+    return raw
+
+
+def _encode(document: object) -> bytes:
+    """As Zarr writes it: who adds an attribute with it leaves the manifest as it is."""
+    return json.dumps(document, indent=2).encode()
+
+
+def _text(raw: msgspec.Raw | None) -> str | None:
+    try:
+        return None if raw is None else msgspec.json.decode(raw, type=str)
+    except msgspec.ValidationError:
+        return None
