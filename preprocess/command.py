@@ -8,13 +8,12 @@ import msgspec
 
 from preprocess.dryrun import dry_run, dry_run_text
 from preprocess.ingest import ingest
-from preprocess.layouts import open_source
+from preprocess.layouts import Opened, open_source
 from preprocess.options import IngestOptions
 from preprocess.prepare import Preparable
 from preprocess.progress import Progress
 from preprocess.renderings import Events
 from preprocess.report import made_line, summarise_ingest, summary_text
-from preprocess.source import Source
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +34,9 @@ def run_ingest(request: IngestRequest) -> None:
     """Make the store; stdout has events, or what was made.  Raises what `ingest` does."""
     rendering = Events(sys.stdout) if request.json else None
     progress = Progress(rendering=rendering)
-    source, options = _open(request, progress)
-    result = ingest(source, request.store, options, progress, request.fresh)
+    opened, options = _open(request, progress)
+    source = opened.source
+    result = ingest(source, request.store, options, progress, request.fresh, files=opened.files)
     summary = None
     if request.summary:
         summary = summarise_ingest(source, request.store, result, progress)
@@ -52,7 +52,7 @@ def run_ingest(request: IngestRequest) -> None:
 def run_dry(request: IngestRequest) -> None:
     """Say what it would take: a page, or one JSON object.  Raises what `dry_run` does."""
     progress = Progress(rendering=Events(sys.stderr) if request.json else None)
-    source, options = _open(request, progress)
+    (source, *_), options = _open(request, progress)
     found = dry_run(source, request.store, options, isinstance(source, Preparable))
     _say(msgspec.json.encode(found).decode() if request.json else dry_run_text(found, options))
 
@@ -62,15 +62,16 @@ def error_event(message: str) -> None:
     Events(sys.stdout).emit("error", {"message": message})
 
 
-def _open(request: IngestRequest, progress: Progress) -> tuple[Source, IngestOptions]:
-    source, saw = open_source(request.source, request.layout)
-    progress.line(f"{request.source}: {source.layout}, {saw}")
+def _open(request: IngestRequest, progress: Progress) -> tuple[Opened, IngestOptions]:
+    opened = open_source(request.source, request.layout)
+    source = opened.source
+    progress.line(f"{request.source}: {source.layout}, {opened.saw}")
     undirected = request.undirected
     if undirected is None:
         undirected = source.undirected
         if undirected:
             progress.line("reverses are added, as its owner does: --directed leaves them out")
-    return source, replace(request.options, undirected=undirected)
+    return opened, replace(request.options, undirected=undirected)
 
 
 def _say(text: str) -> None:

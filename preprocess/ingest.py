@@ -73,6 +73,7 @@ from preprocess.result import IngestPlan, IngestResult
 from preprocess.reverse import with_reverses
 from preprocess.run import Facts, Run
 from preprocess.source import Source
+from preprocess.sourcefiles import SourceFiles
 from preprocess.stages.array_file import load_array, save_array
 from preprocess.stages.classes import NodeClasses, source_classes
 from preprocess.stages.columns import COLUMNS, DEGREES
@@ -99,27 +100,32 @@ def ingest(
     progress: Progress,
     fresh: bool = False,
     partition: NDArray[np.uint32] | None = None,
+    files: SourceFiles | None = None,
 ) -> IngestResult:
     """Write the store.
 
     fresh      begin anew, whatever an earlier run has left
     partition  uint32 (num_nodes,)   of each node, numbered through all types: nodes stand
                partition by partition
+    files      of the source, as they were when it was opened; None: as they are now
 
-    Raises BadInput, StoreExists, BudgetTooSmall, StoreBusy and, where there is too little room
-    from the start, OutOfSpace: nothing is left behind then.  Where the disk fills up later, or the
-    run is stopped, finished stages stay, and the same call goes on behind them.
+    Raises BadInput, also for a file that changes meanwhile, StoreExists, BudgetTooSmall, StoreBusy
+    and, where there is too little room from the start, OutOfSpace: nothing is left behind then.
+    Where the disk fills up later, or the run is stopped, finished stages stay, and the same call
+    goes on behind them.
     """
     if target.exists():
         for name in (target, preparation_of(target)):
             remove_dead(name)
         raise StoreExists(f"{target}: exists already; remove it, or choose another name")
-    with prepared(source, target, options.mem_bytes, progress, fresh):
-        return _write_store(source, target, options, progress, fresh, partition)
+    files = files or SourceFiles(source.files)
+    with prepared(source, target, options.mem_bytes, progress, fresh, files):
+        return _write_store(source, files, target, options, progress, fresh, partition)
 
 
 def _write_store(
     source: Source,
+    files: SourceFiles,
     target: Path,
     options: IngestOptions,
     progress: Progress,
@@ -136,28 +142,30 @@ def _write_store(
         )  # fmt: skip
     source = with_reverses(source, options)
     contents = list_contents(source, options)
-    signature = sign(_sign_facts(source, options, partition), source.files)
+    facts = _sign_facts(source, options, partition)
 
     def stages(run: Run) -> "IngestStages":
         return IngestStages(run, partition)
 
-    return write_store(source, contents, target, options, progress, signature, fresh, stages)
+    return write_store(source, files, contents, target, options, progress, facts, fresh, stages)
 
 
 def write_store(
     source: Source,
+    files: SourceFiles,
     contents: Contents,
     target: Path,
     options: IngestOptions,
     progress: Progress,
-    signature: str,
+    signed: Facts,
     fresh: bool,
     stages: Callable[[Run], "IngestStages"],
 ) -> IngestResult:
     """Run the stages in a work folder beside the target.
 
-    signature  of everything that decides the store's bytes
-    stages     makes them
+    files    of the source, as they were when it was opened
+    signed   everything that decides the store's bytes, files aside
+    stages   makes them
 
     Raises what `ingest` does.
     """
@@ -167,10 +175,11 @@ def write_store(
     _check_disk(planned, target)
     facts = {"source": source.where, "layout": source.layout, "store": str(target)}
     progress.begin(planned, facts)
-    work = WorkFolder(target, signature, fresh)
+    work = WorkFolder(target, sign(signed, files.digest()), fresh)
     try:
         with (
             work,
+            files.unchanged(),
             StoreWriter(
                 target,
                 block_bytes=options.block_bytes,
@@ -178,7 +187,7 @@ def write_store(
                 folder=work.path / STORE,
             ) as writer,
         ):
-            run = Run(source, contents, options, memory, work, writer, progress)
+            run = Run(source, files, contents, options, memory, work, writer, progress)
             return stages(run).run()
     except (OutOfSpace, OSError, KeyboardInterrupt, SystemExit) as error:
         if not work.path.exists():
@@ -219,6 +228,7 @@ class IngestStages:
         if copies_nodes(run.options):
             self._graph.nodes = None
             manifest = InfluenceStages(run, manifest).write()
+        run.files.check()  # nothing reads the source from here on
         errors = quantization_errors(run)
         manifest = run.writer.settle(manifest) if run.options.hops is None else self._hops(manifest)
         run.writer.appear()

@@ -7,6 +7,7 @@ from blockstore.errors import NotAStore, StoreError
 from blockstore.root import read_root
 from preprocess.errors import BadInput
 from preprocess.source import Source
+from preprocess.sourcefiles import SourceFiles, stats_below
 from preprocess.sources.dgl_csv import DglCsvSource
 from preprocess.sources.ginex import GinexSource
 from preprocess.sources.graphbolt import GraphBoltSource
@@ -43,6 +44,7 @@ class Opened(NamedTuple):
 
     source: Source
     saw: str  # "raw/edge.csv.gz and raw/num-node-list.csv.gz"
+    files: SourceFiles  # as they were
 
 
 _CLASSES: tuple[Layout, ...] = (
@@ -76,7 +78,7 @@ def open_source(path: Path, layout: str | None = None) -> Opened:
         raise BadInput.at(path, "nothing", "a graph on disk", "is the path right?")
     if layout is not None:
         chosen = LAYOUTS[layout]
-        return Opened(chosen(path), chosen.recognise(path) or "named by --layout")
+        return _open(chosen, path, chosen.recognise(path) or "named by --layout")
     matches = [(c, saw) for c in LAYOUTS.values() if (saw := c.recognise(path)) is not None]
     if not matches and _is_store(path):
         raise BadInput.at(
@@ -92,7 +94,13 @@ def open_source(path: Path, layout: str | None = None) -> Opened:
         found = " and ".join(f"{saw} ({c.layout})" for c, saw in matches)
         raise BadInput.at(path, found, "one layout", "--layout says which it is")
     ((chosen, saw),) = matches
-    return Opened(chosen(path), saw)
+    return _open(chosen, path, saw)
+
+
+def _open(layout: Layout, path: Path, saw: str) -> Opened:
+    before = stats_below(path)  # headers are read while the source is opened
+    source = layout(path)
+    return Opened(source, saw, SourceFiles(source.files, before))
 
 
 def _is_store(path: Path) -> bool:

@@ -7,6 +7,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from preprocess.progress import Progress
 from preprocess.source import Source
+from preprocess.sourcefiles import SourceFiles
 from preprocess.work import StageRecord, WorkFolder, sign
 
 _PREPARATION = 1  # goes up when steps or their files change: nothing older is taken over
@@ -60,9 +61,16 @@ class Preparable(Protocol):
 
 @contextmanager
 def prepared(
-    source: Source, target: Path, mem_bytes: int, progress: Progress, fresh: bool
+    source: Source,
+    target: Path,
+    mem_bytes: int,
+    progress: Progress,
+    fresh: bool,
+    files: SourceFiles,
 ) -> Iterator[None]:
     """A source is ready to be read, inside; its files lie in a work folder beside the target.
+
+    files   of the source, as they were when it was opened
 
     Raises BadInput, BudgetTooSmall, StoreBusy, OutOfSpace.
     """
@@ -70,7 +78,8 @@ def prepared(
         yield
         return
     facts = {"preparation": _PREPARATION, "layout": source.layout}
-    with WorkFolder(preparation_of(target), sign(facts, source.files), fresh) as work:
+    signature = sign(facts, files.digest())
+    with WorkFolder(preparation_of(target), signature, fresh) as work, files.unchanged():
         source.prepare(Preparation(work, mem_bytes, progress))
         source.write_keys(keys_of(target), progress)
         yield

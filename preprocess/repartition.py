@@ -37,9 +37,10 @@ from preprocess.prepare import keys_of
 from preprocess.progress import Progress
 from preprocess.result import IngestResult
 from preprocess.run import Facts, Run
+from preprocess.sourcefiles import SourceFiles
 from preprocess.sources.stored import StoredSource
 from preprocess.stages.classes import NodeClasses, source_classes
-from preprocess.work import remove_dead, sign
+from preprocess.work import remove_dead
 
 
 def repartition(
@@ -78,12 +79,13 @@ def repartition(
     options.check()
     contents = _contents(source, options)
     facts = {"store": manifest.fingerprint, **option_facts(options)}
-    signature = sign(facts, source.files)
+    # arrays may be added to the store meanwhile, which changes nothing that is read here
+    files = SourceFiles([store.path])
 
     def stages(run: Run) -> "_Repartition":
         return _Repartition(run, manifest, source)
 
-    result = write_store(source, contents, target, options, progress, signature, fresh, stages)
+    result = write_store(source, files, contents, target, options, progress, facts, fresh, stages)
     if keys_of(store.path).is_dir():
         shutil.copytree(keys_of(store.path), keys_of(target), dirs_exist_ok=True)
     return result

@@ -12,6 +12,7 @@ from preprocess.plan import MemoryPlan
 from preprocess.progress import Progress
 from preprocess.result import StageResult
 from preprocess.source import Source
+from preprocess.sourcefiles import SourceFiles
 from preprocess.work import StageRecord, WorkFolder
 
 Facts = dict[str, Any]
@@ -23,6 +24,7 @@ class Run:
     """Everything that a stage needs."""
 
     source: Source
+    files: SourceFiles  # of the source, as they were when it was opened
     contents: Contents
     options: IngestOptions
     memory: MemoryPlan

@@ -8,14 +8,13 @@ name are of a stage that was interrupted: they are removed.
 import hashlib
 import os
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-import google_crc32c
 import msgspec
 
 from blockstore.errors import OutOfSpace, StoreBusy
@@ -25,7 +24,6 @@ from preprocess.stages.buckets import SPARE
 
 STORE = "store"  # the store to be, inside the work folder
 _JOURNAL = "journal.json"
-_PIECE_BYTES, _PIECES = 64 << 10, 16  # of a source file, that are looked at
 
 
 class StageRecord(msgspec.Struct, frozen=True):
@@ -192,19 +190,10 @@ def remove_dead(target: Path) -> None:
         os.close(lock)
 
 
-def sign(facts: Any, files: Sequence[Path]) -> str:
-    """32 hex digits over `facts` and over size, time and parts of each source file."""
+def sign(facts: Any, files: bytes) -> str:
+    """32 hex digits over `facts` and what `SourceFiles.digest` says of the files."""
     total = hashlib.blake2b(msgspec.json.encode(facts, order="sorted"), digest_size=16)
-    for path in files:
-        stat = path.stat()
-        total.update(f"{path.name} {stat.st_size} {stat.st_mtime_ns} ".encode())
-        last = max(0, stat.st_size - _PIECE_BYTES)
-        crc = google_crc32c.Checksum()
-        with path.open("rb") as f:
-            for i in range(_PIECES + 1):
-                f.seek(last * i // _PIECES)
-                crc.update(f.read(_PIECE_BYTES))
-        total.update(crc.digest())
+    total.update(files)
     return total.hexdigest()
 
 

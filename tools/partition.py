@@ -103,7 +103,7 @@ def main(words: list[str]) -> list[dict[str, Any]]:
     parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()))
     parser.add_argument("--out", type=Path)
     given = parser.parse_args(words)
-    source, _ = open_source(given.folder, None)
+    source = open_source(given.folder, None).source
     options = IngestOptions(mem_bytes=parse_bytes(given.mem), undirected=given.undirected)
     settings = [
         PartitionOptions(k, method, passes=given.passes, soften=given.soften, deviations=deviations)

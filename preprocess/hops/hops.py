@@ -143,7 +143,7 @@ def make_hops(
             "slices": [plan.width, plan.label_bytes],
         }  # fmt: skip
         folder = path.with_name(f"{path.name}.hops")
-        with WorkFolder(folder, sign(facts, []), fresh) as work:
+        with WorkFolder(folder, sign(facts, b""), fresh) as work:
             return _Run(extender, resolved, plan, work, progress).run()
 
 

@@ -1,6 +1,8 @@
 """A store written anew by partition is the store that an ingest with that partition gives."""
 
+import shutil
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +16,12 @@ from blockstore.store import Store, open_store, read_rows
 from blockstore.verify import verify_store
 from preprocess import plan
 from preprocess.__main__ import app
+from preprocess.errors import BadInput
 from preprocess.influence import InfluenceOptions
 from preprocess.ingest import ingest
 from preprocess.options import IngestOptions
 from preprocess.partition import PartitionOptions
+from preprocess.progress import Progress
 from preprocess.repartition import repartition
 from preprocess.result import IngestResult
 from tests.preprocess.naive import Graph
@@ -154,3 +158,20 @@ def test_the_command(small_graph: Path, tmp_path: Path):
     assert "exists already" in again.output
     with pytest.raises(StoreExists):
         repartition(open_store(tmp_path / "old"), tmp_path / "new", SETTINGS, QUIET)
+
+
+def test_a_store_that_another_one_replaces_is_refused(tmp_path: Path):
+    """Arrays that are added meanwhile are no such change: the folder stays the same."""
+    ingest(library(), tmp_path / "old", IngestOptions(block_bytes=4096), QUIET)
+    shutil.copytree(tmp_path / "old", tmp_path / "other")
+
+    class Replacing(Progress):
+        def stage(self, name, total, unit):
+            if (tmp_path / "other").exists():
+                (tmp_path / "old").rename(tmp_path / "gone")
+                (tmp_path / "other").rename(tmp_path / "old")
+            return super().stage(name, total, unit)
+
+    with pytest.raises(BadInput, match="another file under this name"):
+        repartition(open_store(tmp_path / "old"), tmp_path / "new", SETTINGS, Replacing(StringIO()))
+    assert not (tmp_path / "new").exists()

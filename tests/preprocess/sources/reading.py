@@ -10,6 +10,7 @@ import numpy as np
 from preprocess.files.tables import Table
 from preprocess.prepare import keys_of, prepared
 from preprocess.source import Source, SourceRelation, SourceRows
+from preprocess.sourcefiles import SourceFiles
 from preprocess.stages.scan import check_edge_splits, check_splits
 from tests.preprocess.quiet import QUIET
 
@@ -21,7 +22,7 @@ COUNTS = (1, 3, 1000)  # rows at a time
 def ready(source: Source, folder: Path) -> Iterator[Path]:
     """A source that is prepared; gives the folder of its owner's texts."""
     target = folder / "ready"
-    with prepared(source, target, MEM, QUIET, fresh=False):
+    with prepared(source, target, MEM, QUIET, False, SourceFiles(source.files)):
         yield keys_of(target)
     assert not list(folder.glob(".ready*"))
 
