@@ -34,4 +34,5 @@ check: $(READY)
 	$(BIN)/python -m tools.check
 
 clean:
-	rm -rf $(VENV) demo build *.egg-info
+	rm -rf $(VENV) build *.egg-info
+	for made in demo*/demo.json; do [ -f "$$made" ] && rm -rf "$${made%/*}"; done; true

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import zarr
 from numpy.typing import NDArray
@@ -10,7 +11,10 @@ from zarr.codecs import Crc32cCodec
 from zarr.storage import LocalStore
 
 from blockstore.format import ROOT, BlockGeometry, RowArray, parents
+from blockstore.io.files import naming
 from blockstore.store import numpy_dtype
+
+_METADATA_BYTES = 4096  # of an array, about
 
 
 class ZarrTree:
@@ -22,7 +26,8 @@ class ZarrTree:
     def __init__(self, path: Path) -> None:
         """In a folder that is empty, or holds such a tree."""
         self._path = path
-        self._root = zarr.open_group(LocalStore(path), mode="a", zarr_format=3)
+        with naming(path / ROOT, _METADATA_BYTES):
+            self._root = zarr.open_group(LocalStore(path), mode="a", zarr_format=3)
 
     def rows(self, array: RowArray, geometry: BlockGeometry) -> dict[str, bytes]:
         """A row array in blocks of whole rows."""
@@ -44,17 +49,18 @@ class ZarrTree:
 
     def side(self, path: str, values: NDArray[Any]) -> dict[str, bytes]:
         """A small array of one chunk with its crc32c, written through zarr."""
-        array = self._root.create_array(
-            path,
-            shape=values.shape,
-            dtype=values.dtype,
-            chunks=(max(1, values.shape[0]),),
-            compressors=[Crc32cCodec()],
-            fill_value=0,
-            config={"write_empty_chunks": True},  # zeros are content too
-        )
-        if values.size:
-            array[:] = values
+        with naming(self._path / path, values.nbytes + _METADATA_BYTES):
+            array = self._root.create_array(
+                path,
+                shape=values.shape,
+                dtype=values.dtype,
+                chunks=(max(1, values.shape[0]),),
+                compressors=[Crc32cCodec()],
+                fill_value=0,
+                config={"write_empty_chunks": True},  # zeros are content too
+            )
+            if values.size:
+                array[:] = values
         return self._metadata(path)
 
     def _array(
@@ -66,10 +72,11 @@ class ZarrTree:
         outer: tuple[int, ...],
         attributes: dict[str, Any],
     ) -> dict[str, bytes]:
-        self._root.create_array(
-            path, shape=shape, dtype=dtype, chunks=inner, shards=outer, compressors=None,
-            fill_value=0, attributes=attributes,
-        )  # fmt: skip
+        with naming(self._path / path / ROOT, _METADATA_BYTES):
+            self._root.create_array(
+                path, shape=shape, dtype=dtype, chunks=inner, shards=outer, compressors=None,
+                fill_value=0, attributes=attributes,
+            )  # fmt: skip
         return self._metadata(path)
 
     def _metadata(self, path: str) -> dict[str, bytes]:

@@ -13,6 +13,7 @@ import msgspec
 
 from blockstore.errors import CorruptBlock, NotAStore, UnsupportedVersion
 from blockstore.format import FINGERPRINT_KEY, FORMAT_VERSION, MANIFEST_KEY, ROOT, Manifest
+from blockstore.io.files import naming
 
 _MENDS = "restore it from a copy, or ingest again"
 
@@ -82,7 +83,9 @@ def write_root(folder: Path, manifest: Manifest) -> Manifest:
     written = msgspec.json.decode(_encode(document), type=_Root).attributes
     fingerprint = digest(bytes(written[MANIFEST_KEY]))
     document["attributes"][FINGERPRINT_KEY] = fingerprint
-    fresh.write_bytes(_encode(document))
+    text = _encode(document)
+    with naming(fresh, len(text)):
+        fresh.write_bytes(text)
     fresh.replace(path)
     return msgspec.structs.replace(manifest, fingerprint=fingerprint)
 

@@ -26,7 +26,7 @@ from blockstore.format import (
     shard_path,
 )
 from blockstore.io.buffers import aligned_buffer, byte_view
-from blockstore.io.files import open_to_write, write_exact
+from blockstore.io.files import naming, open_to_write, write_exact
 from blockstore.kernels.crc import page_crcs
 from blockstore.root import digest, write_root
 from blockstore.store import crc_bytes, shard_index
@@ -319,9 +319,10 @@ def flush_tree(folder: Path) -> None:
 
 
 def flush(path: Path) -> None:
-    """A file, or what a folder names, is on disk then."""
+    """A file, or what a folder names, is on disk then.  Raises OutOfSpace."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        os.fsync(fd)
+        with naming(path, os.fstat(fd).st_size):  # room may be taken no sooner than here
+            os.fsync(fd)
     finally:
         os.close(fd)

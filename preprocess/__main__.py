@@ -1,6 +1,5 @@
 """The `blockstore` command: generate, ingest, derive, hops, info, verify, export."""
 
-import errno
 import signal
 import sys
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ import msgspec
 import typer
 
 from blockstore.errors import StoreError
+from blockstore.io.files import FULL
 from blockstore.store import open_store
 from blockstore.units import format_bytes, parse_bytes
 from blockstore.verify import verify_store
@@ -39,8 +39,6 @@ from preprocess.repartition import repartition as repartition_store
 from preprocess.report import graph_text, made_line
 from preprocess.summary import summarise
 
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-
 app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
@@ -60,7 +58,7 @@ def _one_line_errors(events: bool = False) -> Iterator[None]:
         if isinstance(error, OSError):
             place = error.filename or "writing"
             text = f"{place}: {error.strerror}, expected to read or write there"
-            if error.errno in _FULL:
+            if error.errno in FULL:
                 text += "; free some space, or choose another disk"
         message = " ".join(text.split())
         if events:

@@ -16,6 +16,7 @@ from preprocess.stages.csc import Widths
 
 WEIGHT, TIME = "weight", "time"  # edge arrays that lie inside graph blocks
 SPLITS = ("train", "valid", "test")
+_MOST_PART_BYTES, _MOST_SHOWN = 240, 40  # file systems allow 255
 
 
 class Rows(NamedTuple):
@@ -141,14 +142,30 @@ def list_contents(source: Source, options: IngestOptions) -> Contents:
 
 
 def as_path(name: str) -> str:
-    """A name as part of a path in a store: what file systems and Zarr dislike becomes %xx."""
+    """A name as part of a path in a store: what file systems and Zarr dislike becomes %xx.
+
+    Raises BadInput: it is too long for a file system.
+    """
     quoted = quote(name, safe=" -_.+~:,()=@")
-    return quoted if quoted.strip(".") else quoted.replace(".", "%2E")
+    quoted = quoted if quoted.strip(".") else quoted.replace(".", "%2E")
+    check_length(quoted)
+    return quoted
+
+
+def check_length(part: str) -> None:
+    """Raises BadInput: part of a path is longer than file systems allow, with what is appended."""
+    if len(part) > _MOST_PART_BYTES:
+        raise BadInput.at(
+            f"name {part[:_MOST_SHOWN]}...", f"{len(part)} bytes where it is part of a path",
+            f"{_MOST_PART_BYTES} at most", "give the type, relation or array a shorter name",
+        )  # fmt: skip
 
 
 def relation_path(relation: SourceRelation) -> str:
     """Of a relation's folder in a store."""
-    return f"edges/{'___'.join(as_path(n) for n in (relation.src, relation.name, relation.dst))}"
+    part = "___".join(as_path(n) for n in (relation.src, relation.name, relation.dst))
+    check_length(part)
+    return f"edges/{part}"
 
 
 def split_sizes(shares: Sequence[float], total: int) -> list[tuple[int, int]]:

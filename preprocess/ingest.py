@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from blockstore.errors import NotAStore, OutOfSpace, StoreExists
+from blockstore.errors import NotAStore, OutOfSpace
 from blockstore.extend import StoreExtender
 from blockstore.format import (
     FORMAT_VERSION,
@@ -87,7 +87,7 @@ from preprocess.stages.labels import (
 )
 from preprocess.stages.rows import Emit, place_rows
 from preprocess.stages.scan import check_edge_splits, check_splits
-from preprocess.work import STORE, WorkFolder, remove_dead, sign
+from preprocess.work import STORE, WorkFolder, check_free, sign
 
 _PARTITIONING, _RATE = "partitioning", "edges_per_s"  # in the facts of a stage
 _PIPELINE = 1  # goes up when stages or their files change: nothing older is taken over
@@ -114,10 +114,7 @@ def ingest(
     Where the disk fills up later, or the run is stopped, finished stages stay, and the same call
     goes on behind them.
     """
-    if target.exists():
-        for name in (target, preparation_of(target)):
-            remove_dead(name)
-        raise StoreExists(f"{target}: exists already; remove it, or choose another name")
+    check_free(target, target, preparation_of(target))
     files = files or SourceFiles(source.files)
     with prepared(source, target, options.mem_bytes, progress, fresh, files):
         return _write_store(source, files, target, options, progress, fresh, partition)
@@ -194,7 +191,9 @@ def write_store(
             raise
         left = f"what {len(work.stages)} stages made stays in {work.path}: the same command goes on"
         if isinstance(error, OutOfSpace):
-            raise OutOfSpace(f"{error}; {left}") from error
+            sizes = [format_bytes(n) for n in (planned.store_bytes, planned.temporary_bytes)]
+            need = f"the store takes {sizes[0]}, its making {sizes[1]} more"
+            raise OutOfSpace(f"{error}; {need}; {left}") from error
         progress.line(left)
         raise
 

@@ -1,5 +1,6 @@
 """What a source does before its nodes and edges can be counted: steps that a stopped run keeps."""
 
+import shutil
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -81,8 +82,13 @@ def prepared(
     signature = sign(facts, files.digest())
     with WorkFolder(preparation_of(target), signature, fresh) as work, files.unchanged():
         source.prepare(Preparation(work, mem_bytes, progress))
-        source.write_keys(keys_of(target), progress)
-        yield
+        try:
+            source.write_keys(keys_of(target), progress)
+            yield
+        except BaseException:
+            if not target.exists():
+                shutil.rmtree(keys_of(target), ignore_errors=True)
+            raise
 
 
 def preparation_of(target: Path) -> Path:

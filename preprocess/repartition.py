@@ -16,7 +16,6 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from blockstore.errors import StoreExists
 from blockstore.format import Manifest, NodeType, Relation, RowArray, crc_path
 from blockstore.store import Store, numpy_dtype
 from preprocess.contents import (
@@ -40,7 +39,7 @@ from preprocess.run import Facts, Run
 from preprocess.sourcefiles import SourceFiles
 from preprocess.sources.stored import StoredSource
 from preprocess.stages.classes import NodeClasses, source_classes
-from preprocess.work import remove_dead
+from preprocess.work import check_free
 
 
 def repartition(
@@ -60,9 +59,7 @@ def repartition(
 
     Raises what `ingest` does, and CorruptBlock.
     """
-    if target.exists():
-        remove_dead(target)
-        raise StoreExists(f"{target}: exists already; remove it, or choose another name")
+    check_free(target, target)
     give_back_freed()
     manifest, source = store.manifest, StoredSource(store)
     options = IngestOptions(

@@ -17,8 +17,10 @@ from typing import Any, Self
 
 import msgspec
 
-from blockstore.errors import OutOfSpace, StoreBusy
+from blockstore.errors import OutOfSpace, StoreBusy, StoreExists
+from blockstore.io.files import naming
 from blockstore.lock import LOCK, lock_folder
+from blockstore.writer import flush
 from preprocess.stages.array_file import held_open, remove_file
 from preprocess.stages.buckets import SPARE
 
@@ -148,15 +150,17 @@ class WorkFolder:
 
     def _save(self, journal: _Journal, made: list[str]) -> None:
         for name in made:
-            _fsync(self.path / name)
+            flush(self.path / name)
         self._write(journal)
 
     def _write(self, journal: _Journal) -> None:
         fresh = self.path / f"{_JOURNAL}.new"
-        fresh.write_bytes(msgspec.json.encode(journal))
-        _fsync(fresh)
+        raw = msgspec.json.encode(journal)
+        with naming(fresh, len(raw)):
+            fresh.write_bytes(raw)
+        flush(fresh)
         fresh.rename(self.path / _JOURNAL)
-        _fsync(self.path)
+        flush(self.path)
 
     def __enter__(self) -> Self:
         return self
@@ -167,7 +171,7 @@ class WorkFolder:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        with suppress(OSError):  # what it could not say did not happen, as after a kill
+        with suppress(OSError, OutOfSpace):  # what it could not say did not happen, as after a kill
             self._settle()
         self._pool.shutdown()
         worth_keeping = isinstance(error, OutOfSpace | OSError | KeyboardInterrupt | SystemExit)
@@ -176,6 +180,18 @@ class WorkFolder:
         else:
             self.remove()
         os.close(self._lock)
+
+
+def check_free(target: Path, *works: Path) -> None:
+    """Raises StoreExists: there is something under the name of a store that is to be made.
+
+    works   what work folders of its runs are named after: those of dead runs are removed then
+    """
+    if os.path.lexists(target):
+        for name in works:
+            remove_dead(name)
+        what = "exists already" if target.exists() else "is a link that leads nowhere"
+        raise StoreExists(f"{target}: {what}; remove it, or choose another name")
 
 
 def remove_dead(target: Path) -> None:
@@ -195,11 +211,3 @@ def sign(facts: Any, files: bytes) -> str:
     total = hashlib.blake2b(msgspec.json.encode(facts, order="sorted"), digest_size=16)
     total.update(files)
     return total.hexdigest()
-
-
-def _fsync(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

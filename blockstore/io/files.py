@@ -2,13 +2,15 @@
 
 import errno
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from blockstore.errors import CorruptBlock, OutOfSpace
 from blockstore.format import PAGE_BYTES
 from blockstore.io.buffers import aligned_buffer, byte_view
 
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # no room for what is written
 _REFUSED = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTSUP)
 
 
@@ -73,6 +75,28 @@ def read_exact(fd: int, buffers: Sequence[memoryview], offset: int, where: str) 
             left[0] = left[0][count:]
 
 
+@contextmanager
+def naming(path: Path, num_bytes: int) -> Iterator[None]:
+    """Inside, errors of writing `num_bytes` bytes to a file name it, whoever writes them.
+
+    Raises OutOfSpace; OSError, which has the file's name.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno in FULL:
+            raise _full(error, str(path), num_bytes) from error
+        error.filename = error.filename or str(path)
+        raise
+
+
+def _full(error: OSError, where: str, num_bytes: int) -> OutOfSpace:
+    return OutOfSpace(
+        f"{where}: {os.strerror(error.errno or errno.ENOSPC)}, {num_bytes} bytes still to write; "
+        "free some space, or choose another disk"
+    )
+
+
 def write_exact(fd: int, data: memoryview, offset: int, where: str) -> None:
     """Write all of `data` at `offset`.  Raises OutOfSpace."""
     done = 0
@@ -80,9 +104,7 @@ def write_exact(fd: int, data: memoryview, offset: int, where: str) -> None:
         while done < len(data):
             done += os.pwrite(fd, data[done:], offset + done)
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            raise OutOfSpace(
-                f"{where}+{offset + done}: {error.strerror}, {len(data) - done} bytes still to "
-                "write; free some space, or choose another disk"
-            ) from error
+        if error.errno in FULL:
+            raise _full(error, f"{where}+{offset + done}", len(data) - done) from error
+        error.filename = error.filename or where
         raise

@@ -15,6 +15,7 @@ import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from blockstore.io.files import naming
 from preprocess.errors import BadInput
 
 PIECE_BYTES = 1 << 20  # of text that are parsed at once, and of a Parquet column that are read
@@ -96,6 +97,7 @@ class Table:
             what = "a folder" if path.exists() else "no file: it is missing"
             raise BadInput.at(path, what, "a table", "is the path right?")
         self._names: tuple[str, ...] | None = None
+        self._infinite: set[str] = set()  # columns whose infinities the text itself has
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -173,15 +175,16 @@ class Table:
             column = batch.column(name)
             if column.null_count:
                 self._refuse_null(column, name, row, "a text")
-            yield _as_texts(column)
+            yield _as_texts(self._as_text(column, name, row))
             row += batch.num_rows
 
     def words(self, name: str, words: Sequence[str], count: int) -> Iterator[NDArray[np.int32]]:
         """Position of each row's text among `words`; -1 where it is another, or nothing."""
-        known = pa.array(words, pa.large_string())
+        known, row = pa.array(words, pa.large_string()), 0
         for batch in self._batches({name: TEXT}, count):
-            column = _decoded(batch.column(name)).cast(pa.large_string())
+            column = self._as_text(batch.column(name), name, row)
             yield pc.index_in(column, known).fill_null(-1).to_numpy()
+            row += batch.num_rows
 
     def place(self, row: int) -> str:
         """Of a row, from 0, for messages: file and line of text, file and row of Parquet."""
@@ -265,6 +268,24 @@ class Table:
     def _held_name(self, name: str) -> str:
         return name if self._header else f"f{name}"  # what arrow calls a column without a name
 
+    def _as_text(self, column: Any, name: str, row: int) -> Any:
+        """As large_string, without a copy where it is text already."""
+        column = _decoded(column)
+        try:
+            return column.cast(pa.large_string())
+        except pa.ArrowNotImplementedError as error:
+            raise BadInput.at(
+                f"{self.path}: schema", f"{column.type} in column {name!r}", "text or integers",
+                "convert it",
+            ) from error  # fmt: skip
+        except pa.ArrowInvalid as error:
+            raw = (value.as_py() or b"" for value in column.cast(pa.large_binary()))
+            at, found = next((i, r) for i, r in enumerate(raw) if not _is_utf8(r))
+            raise BadInput.at(
+                self.place(row + at), f"{_shown(repr(found))} in column {name!r}", "UTF-8",
+                "write the table again in UTF-8",
+            ) from error  # fmt: skip
+
     def _numbers(self, column: Any, name: str, kind: ColumnType, row: int) -> NDArray[Any]:
         """A column as (rows,) or (rows, width) of the dtype wanted."""
         assert kind.dtype is not None
@@ -288,7 +309,14 @@ class Table:
     def _cast(self, array: NDArray[Any], name: str, kind: ColumnType, row: int) -> NDArray[Any]:
         """To the dtype wanted, where no value changes by more than a float's rounding."""
         assert kind.dtype is not None
-        if kind.dtype.kind == "f" or array.dtype == kind.dtype or array.dtype.kind == "b":
+        if kind.dtype.kind == "f":
+            with np.errstate(over="ignore"):
+                cast = array.astype(kind.dtype, copy=False)
+            infinite = np.isinf(cast)
+            if infinite.any():
+                self._check_infinite(array, infinite, name, kind, row)
+            return cast
+        if array.dtype == kind.dtype or array.dtype.kind == "b":
             return array.astype(kind.dtype, copy=False)
         with np.errstate(invalid="ignore"):
             cast = array.astype(kind.dtype)
@@ -299,6 +327,38 @@ class Table:
                 self.place(row + at), f"{array[at]} in column {name!r}", str(kind), "correct it"
             )
         return cast
+
+    def _check_infinite(
+        self,
+        array: NDArray[Any],
+        infinite: NDArray[np.bool_],
+        name: str,
+        kind: ColumnType,
+        row: int,
+    ) -> None:
+        """Raises BadCell: a number became infinite, in a cast or, of text, when it was parsed."""
+        lost = infinite & np.isfinite(array)
+        if lost.any():
+            self._refuse_large(array, lost, name, kind, row)
+        elif self.form == "csv" and not kind.width and name not in self._infinite:
+            self._infinite.add(name)  # one more pass over the file says it of all rows
+            done = 0
+            for batch in self._csv_batches({name: ColumnType(np.dtype(np.float64))}):
+                values = batch.column(name).to_numpy(zero_copy_only=False)
+                with np.errstate(over="ignore", invalid="ignore"):
+                    lost = np.isinf(values.astype(kind.dtype)) & np.isfinite(values)
+                if lost.any():
+                    self._refuse_large(values, lost, name, kind, done)
+                done += batch.num_rows
+
+    def _refuse_large(
+        self, array: NDArray[Any], lost: NDArray[np.bool_], name: str, kind: ColumnType, row: int
+    ) -> None:
+        at = np.argwhere(lost)[0].tolist()
+        raise BadCell.at(
+            self.place(row + at[0]), f"{array[tuple(at)]:g} in column {name!r}",
+            f"less than 3.4e38 for {kind.dtype}", "scale the numbers, or leave the row out",
+        )  # fmt: skip
 
     def _vectors(self, column: Any, name: str, kind: ColumnType, row: int) -> NDArray[Any]:
         if column.null_count:
@@ -331,6 +391,9 @@ class Table:
                 str(kind), "correct it",
             ) from error  # fmt: skip
         array = values.to_numpy(zero_copy_only=False).reshape(-1, kind.width)
+        if array.dtype.kind == "f" and np.isinf(array).any():
+            array = pc.cast(parts.flatten(), pa.float64()).to_numpy(zero_copy_only=False)
+            array = array.reshape(-1, kind.width)
         return self._cast(array, name, kind, row)
 
     def _check_lengths(self, lists: Any, name: str, kind: ColumnType, row: int) -> None:
@@ -386,6 +449,11 @@ class Table:
             yield
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowKeyError) as error:
             raise self._said(str(error)) from error
+        except UnicodeDecodeError as error:
+            found = _shown(repr(error.object))
+            raise BadInput.at(
+                f"{self.path}: header", found, "names in UTF-8", "write the table again in UTF-8"
+            ) from error
         except (OSError, EOFError, pa.ArrowException) as error:
             what = " ".join(str(error).split())
             raise BadInput.at(
@@ -420,7 +488,9 @@ class KeyWriter:
     def __init__(self, path: Path, text: bool) -> None:
         self._type = pa.large_string() if text else pa.int64()
         schema = pa.schema([("key", self._type)])
-        self._writer = pq.ParquetWriter(path, schema, compression="zstd", use_dictionary=False)
+        self._path = path
+        with naming(path, 0):
+            self._writer = pq.ParquetWriter(path, schema, compression="zstd", use_dictionary=False)
 
     def append(self, keys: Texts | NDArray[np.int64]) -> None:
         """The next rows."""
@@ -431,7 +501,8 @@ class KeyWriter:
             column = pa.Array.from_buffers(self._type, len(keys), buffers)
         else:
             column = pa.array(keys)
-        self._writer.write_batch(pa.record_batch([column], ["key"]))
+        with naming(self._path, column.nbytes):
+            self._writer.write_batch(pa.record_batch([column], ["key"]))
 
     def __enter__(self) -> Self:
         return self
@@ -442,7 +513,8 @@ class KeyWriter:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._writer.close()
+        with naming(self._path, 0):
+            self._writer.close()
 
 
 def is_table(path: Path) -> bool:
@@ -463,6 +535,8 @@ def _look_at(column: Any) -> ColumnType:
         return FLAG
     if pa.types.is_floating(column.type) or pa.types.is_null(column.type):
         return ColumnType(np.dtype(np.float32))
+    if pa.types.is_binary(column.type):  # what arrow calls text that is not UTF-8
+        return TEXT
     parts = _split(column.cast(pa.string()))
     width = len(parts[0].values)
     for dtype in (np.int64, np.float32):
@@ -475,6 +549,14 @@ def _look_at(column: Any) -> ColumnType:
 def _split(column: Any) -> Any:
     """A text column of numbers between commas, in brackets or not, as lists of text."""
     return pc.split_pattern_regex(pc.utf8_trim(column, _BRACKETS), r"\s*,\s*")
+
+
+def _is_utf8(raw: bytes) -> bool:
+    try:
+        raw.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _parses(values: Any, kind: ColumnType) -> bool:
@@ -518,8 +600,7 @@ def _decoded(column: Any) -> Any:
 
 
 def _as_texts(column: Any) -> Texts:
-    """No copy where the column is text already."""
-    column = _decoded(column).cast(pa.large_string())
+    """Of a column of large_string, without a copy."""
     _, offsets, data = column.buffers()
     at = np.frombuffer(offsets, np.int64)[column.offset : column.offset + len(column) + 1]
     return Texts(at, np.frombuffer(data, np.uint8) if data else np.empty(0, np.uint8))

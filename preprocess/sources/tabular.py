@@ -9,6 +9,7 @@ from urllib.parse import quote
 import numpy as np
 from numpy.typing import NDArray
 
+from preprocess.contents import check_length
 from preprocess.errors import BadInput
 from preprocess.files.tables import KeyWriter
 from preprocess.prepare import Facts, Preparation
@@ -91,7 +92,7 @@ class TabularSource:
             if self._ids.kind(name) != TEXTS:
                 continue
             folder.mkdir(parents=True, exist_ok=True)
-            path = folder / f"{quote(name, safe=' ')}.parquet"
+            path = folder / _key_file(name)
             with (
                 progress.stage(f"keys of {name}", num_nodes, "nodes") as stage,
                 KeyWriter(path, text=True) as out,
@@ -190,6 +191,8 @@ class TabularSource:
 
     def _check_names(self, nodes: Sequence[NodeTables]) -> None:
         names = [n.name for n in nodes]
+        for name in names:
+            check_length(_key_file(name))
         twice = next((n for n in names if names.count(n) > 1), None)
         if twice is not None:
             raise BadInput.at(self.where, f"node type {twice!r} twice", "each once", "join them")
@@ -226,6 +229,10 @@ class TabularSource:
                 TableArray(edge.tables, columns)
             masks = dict(edge.splits.masks).values()
             _check_held(edge.tables, (edge.src_key, edge.dst_key, edge.splits.word, *masks))
+
+
+def _key_file(node_type: str) -> str:
+    return f"{quote(node_type, safe=' ')}.parquet"
 
 
 def _check_held(tables: Tables, names: Sequence[str]) -> None:

@@ -27,10 +27,14 @@ def find_scale(
             values = _as_floats(piece)
             np.maximum(most, np.maximum(values.max(0), -values.min(0)), out=most)
             if not np.isfinite(most).all():
-                bad = int(np.flatnonzero(~np.isfinite(values).all(axis=1))[0])
+                bad, column = np.argwhere(~np.isfinite(values))[0].tolist()
+                found = piece.reshape(values.shape)[bad, column]
+                remedy = "--dtype float16 or float32 holds it"
+                if np.isfinite(found):
+                    remedy = "scale the numbers, or leave the row out"
                 raise BadInput.at(
-                    f"{rows.where}[{done + bad}]", f"{values[bad][~np.isfinite(values[bad])][0]}",
-                    "finite numbers for int8", "--dtype float16 or float32 holds it",
+                    f"{rows.where}[{done + bad}, {column}]", f"{found}",
+                    "finite numbers, less than 3.4e38, for int8", remedy,
                 )  # fmt: skip
             done += piece.shape[0]
             stage.advance(piece.nbytes)

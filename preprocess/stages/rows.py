@@ -24,6 +24,12 @@ from preprocess.stages.ahead import read_ahead
 from preprocess.stages.buckets import Buckets
 
 _MOST_CHUNK_BYTES = 8 << 20
+# numbers from here on become infinite: half a step above the largest that the dtype holds
+_INFINITE = {
+    "float16": 65520.0,
+    "bfloat16": (2 - 2**-8) * 2.0**127,
+    "float32": (2 - 2**-24) * 2.0**127,
+}
 _CHUNKS = 8  # in memory while rows are put where they go: read, converted, ahead, their places
 
 Emit = Callable[[NDArray[Any]], None]
@@ -65,7 +71,7 @@ def checked_features(
     """
     done = 0
     for piece in source.rows(rows, source_chunk(rows, share)):
-        if piece.dtype.kind == "f":
+        if piece.dtype.kind == "f" or dtype == "float16":
             least, most = piece.min(initial=0), piece.max(initial=0)  # NaN wins: nothing allocated
             if not allow_nan and (np.isnan(least) or np.isnan(most)):
                 bad = _first_row(np.isnan(piece))
@@ -73,10 +79,9 @@ def checked_features(
                     f"{rows.where}[{done + bad}]", "NaN", "numbers",
                     "--allow-nan takes them as they are",
                 )  # fmt: skip
-        out = convert(piece, dtype)
-        if dtype == "float16" and not np.isfinite(out).all():
-            _check_overflow(piece, out, rows, done)
-        yield out
+            if piece.dtype != np.float32 or dtype != "float32":
+                _check_overflow(piece, (least, most), dtype, rows.where, done)
+        yield convert(piece, dtype)
         done += piece.shape[0]
 
 
@@ -84,14 +89,36 @@ def _first_row(mask: NDArray[np.bool_]) -> int:
     return int(np.flatnonzero(mask.reshape(mask.shape[0], -1).any(axis=1))[0])
 
 
-def _check_overflow(piece: NDArray[Any], out: NDArray[Any], rows: SourceRows, done: int) -> None:
-    lost = np.isinf(out) & np.isfinite(piece)
+def _check_overflow(
+    piece: NDArray[Any], bounds: tuple[Any, Any], dtype: str, where: str, first: int
+) -> None:
+    """Raises BadInput: a finite number that a dtype of floats turns into infinity.
+
+    bounds  the least and the largest number of the piece; NaN where it has one
+    first   row of the source that the piece begins with, for the message
+    """
+    limit = _INFINITE.get(dtype)
+    if limit is None:
+        return
+    rounded = piece
+    if dtype == "bfloat16" and piece.dtype == np.float64:  # it is rounded to float32 before
+        with np.errstate(over="ignore"):
+            rounded, bounds = (
+                piece.astype(np.float32),
+                (np.float32(bounds[0]), np.float32(bounds[1])),
+            )
+    if -limit < bounds[0] <= bounds[1] < limit:
+        return
+    lost = np.isfinite(piece) & (np.abs(rounded) >= limit)
     if lost.any():
-        bad = _first_row(lost)
-        value = piece[bad][lost[bad]].flat[0]
+        at = np.argwhere(lost)[0].tolist()
+        place = ", ".join(map(str, [first + at[0], *at[1:]]))
+        remedy = "scale the numbers, or leave the row out"
+        if dtype == "float16":
+            remedy = "--dtype bfloat16 or float32 holds it"
         raise BadInput.at(
-            f"{rows.where}[{done + bad}]", f"{value:g}", "less than 65520 for float16",
-            "--dtype bfloat16 or float32 holds it",
+            f"{where}[{place}]", f"{piece[tuple(at)]:g}", f"less than {limit:.5g} for {dtype}",
+            remedy,
         )  # fmt: skip
 
 
