@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import zarr
 from numpy.typing import NDArray
