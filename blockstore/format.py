@@ -1,7 +1,7 @@
 """Byte layout of a store, format version 2: the only code that knows FORMAT.md."""
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from math import gcd, prod
 from typing import NamedTuple, Self
 
@@ -426,15 +426,24 @@ def side_arrays(manifest: Manifest) -> list[tuple[str, str, int]]:
     return sides
 
 
+def array_paths(manifest: Manifest) -> set[str]:
+    """Of every array of a store.  Raises CorruptBlock."""
+    return {path for path, _, _ in (*blocked_arrays(manifest), *side_arrays(manifest))}
+
+
+def arrays_of(files: Iterable[str]) -> set[str]:
+    """Paths of the arrays that bound files belong to; each group among them holds one of these."""
+    nodes = {name.removesuffix(f"/{ROOT}") for name in files if name.endswith(f"/{ROOT}")}
+    return nodes - {group for node in nodes for group in parents(node)}
+
+
 def bound_files(manifest: Manifest) -> list[str]:
     """Every file of a store but its root and the shards of blocks, each once, sorted.
 
     Metadata of arrays and groups, and the chunk of each side array that is not empty.
     """
-    sides = side_arrays(manifest)
-    arrays = [path for path, _, _ in (*blocked_arrays(manifest), *sides)]
-    nodes = {node for path in arrays for node in (path, *parents(path))}
-    chunks = {f"{path}/c/0" for path, _, items in sides if items}
+    nodes = {node for path in array_paths(manifest) for node in (path, *parents(path))}
+    chunks = {f"{path}/c/0" for path, _, items in side_arrays(manifest) if items}
     return sorted({f"{node}/{ROOT}" for node in nodes} | chunks)
 
 

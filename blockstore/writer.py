@@ -318,6 +318,15 @@ def flush_tree(folder: Path) -> None:
         flush(Path(inner))
 
 
+def flush_below(root: Path, path: str) -> None:
+    """What lies at a path in a tree is on disk then, with the folders that lead there."""
+    flush_tree(root / path)
+    for folder in (root / path).relative_to(root).parents:
+        for metadata in (root / folder).glob("zarr.json"):
+            flush(metadata)
+        flush(root / folder)
+
+
 def flush(path: Path) -> None:
     """A file, or what a folder names, is on disk then.  Raises OutOfSpace."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)

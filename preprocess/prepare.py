@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+from blockstore.writer import flush, flush_tree
 from preprocess.progress import Progress
 from preprocess.source import Source
 from preprocess.sourcefiles import SourceFiles
@@ -82,13 +83,27 @@ def prepared(
     signature = sign(facts, files.digest())
     with WorkFolder(preparation_of(target), signature, fresh) as work, files.unchanged():
         source.prepare(Preparation(work, mem_bytes, progress))
-        try:
-            source.write_keys(keys_of(target), progress)
+        with keys_beside(target, lambda folder: source.write_keys(folder, progress)):
             yield
-        except BaseException:
-            if not target.exists():
-                shutil.rmtree(keys_of(target), ignore_errors=True)
-            raise
+
+
+@contextmanager
+def keys_beside(target: Path, write: Callable[[Path], None]) -> Iterator[None]:
+    """The owner's ids are on disk, inside; if no store comes of it they are removed.
+
+    write   makes the folder, where there is something to put there
+    """
+    folder = keys_of(target)
+    try:
+        write(folder)
+        if folder.is_dir():
+            flush_tree(folder)
+            flush(folder.parent)
+        yield
+    except BaseException:
+        if not target.exists():
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
 
 
 def preparation_of(target: Path) -> Path:

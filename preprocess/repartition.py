@@ -32,7 +32,7 @@ from preprocess.memory import give_back_freed
 from preprocess.options import IngestOptions
 from preprocess.partition import PartitionOptions
 from preprocess.plan import ids_stage, scale_stage
-from preprocess.prepare import keys_of
+from preprocess.prepare import keys_beside, keys_of
 from preprocess.progress import Progress
 from preprocess.result import IngestResult
 from preprocess.run import Facts, Run
@@ -80,12 +80,9 @@ def repartition(
     files = SourceFiles([store.path])
 
     def stages(run: Run) -> "_Repartition":
-        return _Repartition(run, manifest, source)
+        return _Repartition(run, store, source)
 
-    result = write_store(source, files, contents, target, options, progress, facts, fresh, stages)
-    if keys_of(store.path).is_dir():
-        shutil.copytree(keys_of(store.path), keys_of(target), dirs_exist_ok=True)
-    return result
+    return write_store(source, files, contents, target, options, progress, facts, fresh, stages)
 
 
 def _contents(source: StoredSource, options: IngestOptions) -> Contents:
@@ -130,9 +127,18 @@ def _as_stored(rows: tuple[Rows, ...], arrays: dict[str, RowArray]) -> tuple[Row
 class _Repartition(IngestStages):
     """The stages of one run."""
 
-    def __init__(self, run: Run, manifest: Manifest, source: StoredSource) -> None:
+    def __init__(self, run: Run, store: Store, source: StoredSource) -> None:
         super().__init__(run, None)
-        self._old, self._source = manifest, source
+        self._keys, self._old, self._source = keys_of(store.path), store.manifest, source
+
+    def run(self) -> IngestResult:
+        """All stages, with a copy of the owner's ids beside the new store."""
+        with keys_beside(self._run.writer.path, self._copy_keys):
+            return super().run()
+
+    def _copy_keys(self, folder: Path) -> None:
+        if self._keys.is_dir():
+            shutil.copytree(self._keys, folder, dirs_exist_ok=True)
 
     def _check(self) -> Facts:
         """What is in a store has been checked."""

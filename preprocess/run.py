@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from blockstore.format import arrays_of
 from blockstore.writer import StoreWriter
 from preprocess.contents import Contents
 from preprocess.options import IngestOptions
@@ -71,6 +72,7 @@ class Run:
         spent: Iterable[str],
         arrays: Iterable[str],
     ) -> StageRecord:
+        arrays = list(arrays)
         for path in arrays:
             self.writer.discard(path)
         before = set(self.writer.digests)
@@ -79,7 +81,7 @@ class Run:
         files = {p: d for p, d in self.writer.digests.items() if p not in before}
         record = StageRecord(
             name, {**facts, _FILES: files}, took.read_bytes, took.written_bytes, took.elapsed_s,
-            took.peak_bytes,
+            took.peak_bytes, sorted({*arrays, *arrays_of(files)}),
         )  # fmt: skip
         self.work.finish(record, made, spent)
         return record

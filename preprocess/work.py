@@ -17,10 +17,12 @@ from typing import Any, Self
 
 import msgspec
 
-from blockstore.errors import OutOfSpace, StoreBusy, StoreExists
+from blockstore.errors import OutOfSpace, StoreBusy, StoreError, StoreExists
+from blockstore.format import EXTEND_FOLDER, ROOT, array_paths
 from blockstore.io.files import naming
 from blockstore.lock import LOCK, lock_folder
-from blockstore.writer import flush
+from blockstore.root import read_root
+from blockstore.writer import flush, flush_below
 from preprocess.stages.array_file import held_open, remove_file
 from preprocess.stages.buckets import SPARE
 
@@ -37,6 +39,7 @@ class StageRecord(msgspec.Struct, frozen=True):
     written_bytes: int
     elapsed_s: float
     peak_bytes: int = 0
+    arrays: list[str] = []  # paths in the store of what it wrote there
 
 
 class _Journal(msgspec.Struct):
@@ -59,6 +62,8 @@ class WorkFolder:
         self.path = parent / f".{target.name}.work"
         self._lock = lock_folder(self.path, target, "writing")
         try:
+            for folder in self._made:
+                flush(folder.parent)
             self._journal = _Journal(signature) if fresh else self._take_over(signature)
             self._clean()
         except BaseException:
@@ -85,7 +90,7 @@ class WorkFolder:
             files[name] = (self.path / name).stat().st_size
         gone = [name for name in spent if files.pop(name, None) is not None]
         self._journal = _Journal(self._journal.signature, [*self._journal.stages, record], files)
-        self._saving = self._pool.submit(self._save, self._journal, made)
+        self._saving = self._pool.submit(self._save, self._journal, made, record.arrays)
         if gone:
             self._settle()
         for name in gone:
@@ -132,9 +137,35 @@ class WorkFolder:
         for path in self.path.iterdir():
             if path.name not in kept:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
-        for path in (self.path / STORE).rglob("*.partial"):  # of a write that was cut off
-            path.unlink()
+        if (self.path / STORE).is_dir():
+            self._clean_store()
         (self.path / SPARE).touch()
+
+    def _clean_store(self) -> None:
+        """Keep the arrays of finished stages, and those that the manifest names.
+
+        After a power loss the others may hold anything, also the metadata of folders above them.
+        """
+        store = self.path / STORE
+        kept = {path for record in self._journal.stages for path in record.arrays}
+        with suppress(StoreError):
+            kept |= array_paths(read_root(store))
+        above = {str(folder) for path in kept for folder in Path(path).parents}
+        for inner, folders, files in os.walk(store):
+            here = Path(inner).relative_to(store)
+            for name in files:
+                if name != ROOT or (str(here) not in above and inner != str(store)):
+                    Path(inner, name).unlink()
+            for name in list(folders):
+                path = str(here / name)
+                if path not in above:
+                    folders.remove(name)  # it is kept whole, or not at all
+                    if path not in kept and path != EXTEND_FOLDER:
+                        shutil.rmtree(Path(inner, name))
+        try:
+            msgspec.json.decode((store / ROOT).read_bytes())
+        except (FileNotFoundError, UnicodeDecodeError, msgspec.DecodeError):
+            (store / ROOT).unlink(missing_ok=True)  # it held nothing, or the manifest that comes
 
     def _settle(self) -> None:
         """The journal on disk is that in memory: where it could not be written, an older one."""
@@ -148,9 +179,13 @@ class WorkFolder:
             raise
         self._saved = self._journal
 
-    def _save(self, journal: _Journal, made: list[str]) -> None:
+    def _save(self, journal: _Journal, made: list[str], arrays: list[str]) -> None:
+        """All that the journal vouches for is on disk before it is, names too."""
         for name in made:
             flush(self.path / name)
+        for name in arrays:
+            flush_below(self.path / STORE, name)
+        flush(self.path)
         self._write(journal)
 
     def _write(self, journal: _Journal) -> None:

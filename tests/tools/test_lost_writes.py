@@ -1,0 +1,32 @@
+"""Simulated power loss: every command survives it, and the tool finds an order that does not."""
+
+from pathlib import Path
+
+import pytest
+
+from preprocess.work import WorkFolder
+from tools.lost_writes import Command, commands, lose, write_source
+
+POINTS = {"ingest": 30, "ingest --hops": 12, "derive": 40, "hops": 20, "repartition": 12}
+
+
+def command(folder: Path, name: str) -> Command:
+    return next(c for c in commands(write_source(folder / "source")) if c.name == name)
+
+
+@pytest.fixture(autouse=True)
+def unsynced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.fsync", lambda fd: None)
+
+
+@pytest.mark.parametrize("name", POINTS)
+def test_a_store_is_whole_absent_or_resumable_after_any_loss(tmp_path: Path, name: str):
+    found = lose(command(tmp_path, name), tmp_path / "run", POINTS[name], 7)
+    assert found["different"] > POINTS[name] // 4
+
+
+def test_a_journal_that_is_written_before_what_it_names_is_found(tmp_path: Path, monkeypatch):
+    """The order of fsync and rename is what these tests hold."""
+    monkeypatch.setattr(WorkFolder, "_save", lambda self, journal, *_: self._write(journal))
+    with pytest.raises(SystemExit, match=r"ingest: point [0-9]+, entry [0-9]+ of "):
+        lose(command(tmp_path, "ingest"), tmp_path / "run", 60, 0)

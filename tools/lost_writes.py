@@ -1,0 +1,430 @@
+"""Power loss at any moment, simulated: `python -m tools.lost_writes [--points 2000]`.
+
+A command runs once while everything that changes below one folder is logged: what is written to
+which file, names that appear, move and go, and each fsync.  Then the folder is made again as a disk
+might hold it if the power failed at some place of that log: what was synced is there; of the rest
+all, nothing, or any combination, of a file by pages.  After each such loss the store must be whole
+or absent, and the same command must complete, with the bytes of a run that nothing disturbed.
+After the end of the log nothing may be missing: exit code 0 means that the store is on disk.
+
+The log is a comparison of the whole folder before each call that opens a file to write, renames,
+removes or syncs, so no write passes by unseen, whatever library makes it.
+"""
+
+import argparse
+import json
+import os
+import random
+import shutil
+import stat
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from io import StringIO
+from pathlib import Path
+from threading import RLock
+from typing import Any
+
+import numpy as np
+
+from blockstore.errors import StoreExists
+from blockstore.store import open_store
+from blockstore.verify import verify_store
+from preprocess.derive.derive import derive
+from preprocess.derive.plan import Derivation
+from preprocess.errors import BadInput
+from preprocess.hops.hops import make_hops
+from preprocess.influence import InfluenceOptions
+from preprocess.ingest import ingest
+from preprocess.layouts import open_source
+from preprocess.options import HopsRequest, IngestOptions
+from preprocess.partition import PartitionOptions
+from preprocess.progress import Progress
+from preprocess.repartition import repartition
+from tools.tree import differences, file_digests
+
+_PAGE = 4096
+_CALLS = {"os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.link", "os.truncate"}
+_ROOT = 0  # number of the folder itself
+Effect = tuple[int, str, int, bool]  # folder, name, what has it, whether it appears or goes
+
+
+@dataclass
+class Change:
+    """One entry of the log."""
+
+    file: int = -1  # of a write, its content after it; of a sync
+    content: bytes | None = None
+    effects: list[Effect] = field(default_factory=list)  # on names; all of them or none happens
+
+
+@dataclass
+class _Look:
+    """A folder at one moment; each file and folder has a number of its own."""
+
+    folders: dict[int, dict[str, int]]
+    files: dict[int, bytes]
+
+
+class Recorder:
+    """Logs what changes below a folder while it is entered.  Nothing is synced really."""
+
+    def __init__(self, root: Path) -> None:
+        self._root, self._lock = root, RLock()
+        self._numbers: dict[int, int] = {root.stat().st_ino: _ROOT}  # by inode
+        self._next, self._busy, self._on = 1, False, False
+        self.log: list[Change] = []
+        self.first = self.last = self._look()
+        sys.addaudithook(self._hear)
+
+    def _hear(self, event: str, args: tuple[Any, ...]) -> None:
+        if self._on and (event in _CALLS or (event == "open" and _writes(args))):
+            self._note()
+
+    def _note(self) -> None:
+        """Compare with the last look."""
+        with self._lock:
+            if self._busy:
+                return
+            self._busy = True
+            try:
+                look = self._look()
+                self.log += _changes(self.last, look)
+                self.last = look
+            finally:
+                self._busy = False
+
+    def _look(self) -> _Look:
+        while True:  # until no other thread changes names meanwhile
+            look, before = _Look({}, {}), self._names(self._root)
+            with suppress(FileNotFoundError):
+                self._read(self._root, _ROOT, look)
+                if before == self._names(self._root):
+                    break
+        held = {*look.folders, *look.files}
+        self._numbers = {inode: n for inode, n in self._numbers.items() if n in held}
+        return look
+
+    def _names(self, folder: Path) -> list[tuple[str, int]]:
+        found = []
+        with suppress(FileNotFoundError):
+            for inner, folders, files in os.walk(folder):
+                for name in (*folders, *files):
+                    with suppress(FileNotFoundError):
+                        path = f"{inner}/{name}"
+                        found.append((path, Path(path).stat().st_ino))
+        return sorted(found)
+
+    def _read(self, folder: Path, number: int, look: _Look) -> None:
+        names = look.folders.setdefault(number, {})
+        for entry in sorted(os.scandir(folder), key=lambda e: e.name):
+            held = entry.stat()
+            inner = self._numbers.get(held.st_ino)
+            if inner is None:
+                inner = self._numbers[held.st_ino] = self._next
+                self._next += 1
+            names[entry.name] = inner
+            if stat.S_ISDIR(held.st_mode):
+                self._read(Path(entry.path), inner, look)
+            else:
+                look.files[inner] = Path(entry.path).read_bytes()
+
+    def _fsync(self, fd: int) -> None:
+        with self._lock:
+            self._note()
+            number = self._numbers.get(os.fstat(fd).st_ino)
+            if number is not None:
+                self.log.append(Change(number))
+
+    def __enter__(self) -> "Recorder":
+        self._real, os.fsync, self._on = os.fsync, self._fsync, True  # type: ignore[assignment]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._note()
+        os.fsync, self._on = self._real, False
+
+
+def _writes(args: tuple[Any, ...]) -> bool:
+    _, mode, flags = args
+    return bool(flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)) or "w" in str(mode or "")
+
+
+def _changes(old: _Look, new: _Look) -> Iterator[Change]:
+    """What turns one look into the next."""
+    for number, content in new.files.items():
+        if old.files.get(number) != content:
+            yield Change(number, content)
+    gone: dict[int, Effect] = {}
+    come: list[Effect] = []
+    for folder, names in new.folders.items():
+        before = old.folders.get(folder, {})
+        for name in before.keys() | names.keys():
+            if before.get(name) != names.get(name):
+                if name in before:
+                    gone[before[name]] = (folder, name, before[name], False)
+                if name in names:
+                    come.append((folder, name, names[name], True))
+    for effect in come:  # a name that moves goes and comes at once
+        replaced = [g for g in gone.values() if g[:2] == effect[:2]]
+        moved = gone.pop(effect[2], None)
+        for other in replaced:
+            gone.pop(other[2], None)
+        yield Change(effects=[*([moved] if moved else []), *replaced, effect])
+    for effect in gone.values():
+        yield Change(effects=[effect])
+
+
+class Loss:
+    """What a disk may hold after the first `stop` entries of a log."""
+
+    def __init__(self, recorder: Recorder, stop: int) -> None:
+        self._first = recorder.first
+        self._versions = {n: [content] for n, content in self._first.files.items()}
+        self._changes: list[tuple[Change, bool]] = []  # and whether it is synced
+        for change in recorder.log[:stop]:
+            if change.effects:
+                self._changes.append((change, False))
+            elif change.content is not None:
+                self._versions.setdefault(change.file, [b""]).append(change.content)
+            elif change.file in self._versions:
+                self._versions[change.file] = self._versions[change.file][-1:]
+            else:
+                self._changes = [
+                    (c, synced or any(e[0] == change.file for e in c.effects))
+                    for c, synced in self._changes
+                ]
+
+    def make(self, folder: Path, share: float, draws: random.Random) -> str:
+        """Make the folder; of what is not synced a `share` is kept.  Returns a digest of it."""
+        folders = {number: dict(names) for number, names in self._first.folders.items()}
+        for change, synced in self._changes:
+            if synced or draws.random() < share:
+                for inner, name, number, comes in change.effects:
+                    names = folders.setdefault(inner, {})
+                    if comes:
+                        names[name] = number
+                    elif names.get(name) == number:
+                        del names[name]
+        total = blake2b()
+        self._put(folder, _ROOT, folders, share, draws, total.update)
+        return total.hexdigest()
+
+    def _put(
+        self,
+        path: Path,
+        number: int,
+        folders: dict[int, dict[str, int]],
+        share: float,
+        draws: random.Random,
+        told: Callable[[bytes], None],
+    ) -> None:
+        path.mkdir()
+        for name, inner in sorted(folders.get(number, {}).items()):
+            told(f"{name}\n".encode())
+            if inner in self._versions:
+                content = _mixed(self._versions[inner], share, draws)
+                told(content)
+                (path / name).write_bytes(content)
+            else:
+                told(b"{")
+                self._put(path / name, inner, folders, share, draws, told)
+                told(b"}")
+
+
+def _mixed(versions: list[bytes], share: float, draws: random.Random) -> bytes:
+    """A file whose pages, and size, are of any version since the last sync."""
+    if len(versions) == 1 or share == 1:
+        return versions[-1]
+    if share == 0:
+        return versions[0]
+    size = len(draws.choice(versions))
+    out = bytearray(size)
+    for at in range(0, size, _PAGE):
+        page = draws.choice(versions)[at : min(at + _PAGE, size)]
+        out[at : at + len(page)] = page
+    return bytes(out)
+
+
+@dataclass(frozen=True)
+class Command:
+    """What is run: `prepare(root)` makes what is there before, `run(root)` the store named."""
+
+    name: str
+    prepare: Callable[[Path], None]
+    run: Callable[[Path], object]
+    store: str = "store"
+
+
+def commands(source: Path) -> list[Command]:
+    """Small ones, of a source that `write_source` wrote."""
+    options = IngestOptions(block_bytes=4096, edge_ids=True)
+
+    def quiet() -> Progress:
+        return Progress(StringIO())
+
+    def nothing(_: Path) -> None:
+        pass
+
+    def make(root: Path) -> None:
+        ingest(open_source(source).source, root / "store", options, quiet())
+
+    def make_with_hops(root: Path) -> None:
+        asked = IngestOptions(block_bytes=4096, hops=HopsRequest(("sym",), 1))
+        ingest(open_source(source).source, root / "store", asked, quiet())
+
+    def add(root: Path) -> None:
+        derive(root / "store", Derivation("u", "u", "e", "mean", "new"), quiet())
+
+    def propagate(root: Path) -> None:
+        make_hops(root / "store", HopsRequest(("sym", "row"), 1), quiet())
+
+    def deal(root: Path) -> None:
+        settings, copies = PartitionOptions(2, passes=1), InfluenceOptions(halo=0.3)
+        old = open_store(root / "store")
+        repartition(old, root / "new" / "store", settings, quiet(), influence=copies)
+
+    return [
+        Command("ingest", nothing, make),
+        Command("ingest --hops", nothing, make_with_hops),
+        Command("derive", make, add),
+        Command("hops", make, propagate),
+        Command("repartition", make, deal, "new/store"),
+    ]
+
+
+def write_source(folder: Path) -> Path:
+    """Tables whose ids are texts, so that a folder of keys lies beside the store."""
+    folder.mkdir(parents=True)
+    rng = np.random.default_rng(5)
+    rows = [f"n{i},{rng.random():.4f},{i % 3},{'train' if i % 2 else 'test'}" for i in range(90)]
+    (folder / "nodes.csv").write_text("\n".join(["id,x,y,part", *rows, ""]))
+    ends = [f"n{a},n{b}" for a, b in rng.integers(0, 90, (400, 2))]
+    (folder / "edges.csv").write_text("\n".join(["a,b", *ends, ""]))
+    node = {
+        "node_type": "u", "files": "nodes.csv", "node_id_col": "id", "split_col": "part",
+        "features": [{"feature_col": "x"}], "labels": [{"label_col": "y"}],
+    }  # fmt: skip
+    edge = {
+        "relation": ["u", "e", "u"], "files": "edges.csv", "source_id_col": "a", "dest_id_col": "b"
+    }  # fmt: skip
+    (folder / "schema.json").write_text(json.dumps({"nodes": [node], "edges": [edge]}))
+    return folder
+
+
+def lose(command: Command, folder: Path, points: int, seed: int) -> dict[str, Any]:
+    """Check a command after so many losses.  Raises SystemExit: the first that is not survived.
+
+    Losses that leave the same bytes are checked once.
+    """
+    draws, begun = random.Random(seed), time.monotonic()
+    root = folder / "recorded"
+    root.mkdir(parents=True)
+    command.prepare(root)
+    with Recorder(root) as recorder:
+        command.run(root)
+    expected, total = file_digests(root), len(recorder.log)
+    _check_log(recorder, folder / "replayed", expected)
+    seen: set[tuple[str, bool]] = set()
+    for number in range(points):
+        stop = total if number % 16 == 15 else draws.randint(0, total)
+        share = draws.choice([0.0, 1.0, 0.5, 0.5, 0.1, 0.9])
+        lost = folder / "lost"
+        shutil.rmtree(lost, ignore_errors=True)
+        digest = Loss(recorder, stop).make(lost, share, draws)
+        if (digest, stop == total) in seen:
+            continue
+        seen.add((digest, stop == total))
+        if problem := _problem(command, lost, expected, stop == total):
+            raise SystemExit(f"{command.name}: point {number}, entry {stop} of {total}, share "
+                             f"{share}, seed {seed}: {problem}; it is in {lost}")  # fmt: skip
+    shutil.rmtree(folder)
+    seconds = round(time.monotonic() - begun, 1)
+    return {
+        "command": command.name, "log": total, "points": points, "different": len(seen),
+        "seconds": seconds,
+    }  # fmt: skip
+
+
+def _check_log(recorder: Recorder, folder: Path, expected: dict[str, str]) -> None:
+    """Raises SystemExit: all of the log does not give what the command left."""
+    Loss(recorder, len(recorder.log)).make(folder, 1, random.Random(0))
+    if other := differences(expected, file_digests(folder)):
+        raise SystemExit(f"the log misses writes of {', '.join(other)}")
+    shutil.rmtree(folder)
+
+
+def _problem(command: Command, root: Path, expected: dict[str, str], ended: bool) -> str:
+    """What is wrong with a folder after a loss, and after the command has run again; or ""."""
+    store = root / command.store
+    prefix = f"{command.store}/"
+    wanted = {name: digest for name, digest in expected.items() if name.startswith(prefix)}
+    try:
+        was_there = store.exists()
+        whole = False
+        if was_there:
+            verify_store(store)
+            found = {f"{prefix}{n}": d for n, d in file_digests(store).items()}
+            whole = not [n for n in differences(wanted, found) if n in wanted]
+        if ended and not whole:
+            return "the command had ended, and its store is not there"
+        try:
+            command.run(root)
+        except (StoreExists, BadInput) as error:
+            if not whole:
+                return f"the command is refused: {error}"
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    left = "/.extend/"  # of a run whose arrays are named already: the next one removes it
+    found = {n: d for n, d in file_digests(root).items() if not (whole and left in n)}
+    other = differences(expected, found)
+    if whole:  # and beside the store
+        other = [n for n in other if n in expected or not n.split("/")[-2].startswith(".")]
+    return f"{', '.join(other[:5])} differ after the command has run again" if other else ""
+
+
+@contextmanager
+def _folder(given: Path | None) -> Iterator[Path]:
+    if given is not None:
+        yield given
+        return
+    where = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    with tempfile.TemporaryDirectory(prefix="lost-writes-", dir=where) as name:
+        yield Path(name)
+
+
+@contextmanager
+def _unsynced() -> Iterator[None]:
+    """Nothing is synced really, as no power is lost."""
+    real, os.fsync = os.fsync, lambda fd: None  # noqa: ARG005 its name is of the type
+    try:
+        yield
+    finally:
+        os.fsync = real
+
+
+def main(words: list[str]) -> list[dict[str, Any]]:
+    """A JSON line a command.  Raises SystemExit: a loss that was not survived."""
+    parser = argparse.ArgumentParser(prog="tools.lost_writes", description=__doc__)
+    parser.add_argument("--points", type=int, default=2000, help="of all commands together")
+    parser.add_argument("--only", default="", help="the command of this name")
+    parser.add_argument("--folder", type=Path, help="what a failure leaves stays here")
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args(words)
+    lines = []
+    with _folder(given.folder) as folder, _unsynced():
+        every = commands(write_source(folder / "source"))
+        chosen = [c for c in every if given.only in ("", c.name)]
+        for number, command in enumerate(chosen):
+            points = -(-given.points // len(chosen))
+            lines.append(lose(command, folder / f"run-{number}", points, given.seed))
+            print(json.dumps(lines[-1]), flush=True)
+    return lines
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
