@@ -1,11 +1,11 @@
 """crc32c of pages: by the CPU's instruction over several pages at once, by a table elsewhere."""
 
 import numpy as np
-from numba import njit
 from numba.extending import overload
 
 from blockstore.format import PAGE_BYTES
 from blockstore.kernels.intrinsics import crc32_word, has_crc32
+from blockstore.kernels.jit import njit
 
 PAGE_WORDS = PAGE_BYTES // 8
 _INITIAL = np.uint64(0xFFFF_FFFF)

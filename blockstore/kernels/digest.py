@@ -1,9 +1,9 @@
 """Digests of rows and of columns, to compare copies that are not in memory together."""
 
 import numpy as np
-from numba import njit
 
 from blockstore.kernels.intrinsics import wrap_add, wrap_mul
+from blockstore.kernels.jit import njit
 
 _ODD = np.uint64(0x9E37_79B9_7F4A_7C15)
 

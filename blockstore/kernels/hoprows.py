@@ -1,9 +1,7 @@
 """Rows of hop-wise arrays, which have no gaps: row i is `row_bytes` bytes from i * row_bytes on."""
 
-from numba import njit
-
 from blockstore.kernels.intrinsics import prefetch
-from blockstore.kernels.jit import leaf
+from blockstore.kernels.jit import leaf, njit
 from blockstore.kernels.random import permute
 from blockstore.kernels.rows import copy_row
 

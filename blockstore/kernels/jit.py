@@ -1,6 +1,123 @@
-"""How kernels are compiled that run their loops over the caller's arrays only."""
+"""How kernels are compiled, and where what was compiled is kept.
 
-from numba import njit
+What was compiled is a pickle, which runs whatever its author wants as it is loaded.  So it is kept
+beside the sources (whoever can write there can change the kernels themselves), else in a folder
+that only this user can write, else nowhere: then kernels are compiled again in each process.
+numba's own `cache=True` raises in the last case, and in the second it asks nobody who can write.
+
+An environment variable (NUMBA_CACHE_DIR) would have to be set by whoever imports the first kernel,
+a trainer too, and would move the caches of its own functions; so the choice is made per kernel, by
+the classes that numba takes it from.
+"""
+
+import contextlib
+import hashlib
+import os
+import stat
+import tempfile
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numba
+from numba.core.caching import CompileResultCacheImpl, FunctionCache
+from numba.core.config import DISABLE_JIT
+
+
+def njit(**options: Any) -> Callable[[Any], Any]:
+    """As `numba.njit`; with `cache=True` a function is compiled whether or not it can be cached."""
+    cached = options.pop("cache", False) and not DISABLE_JIT
+
+    def compile_later(function: Any) -> Any:
+        dispatcher = numba.njit(**options)(function)
+        if cached:
+            with contextlib.suppress(RuntimeError):  # it can be kept nowhere
+                dispatcher._cache = _Cache(dispatcher.py_func)
+        return dispatcher
+
+    return compile_later
+
+
+def cache_folder(kernel: Any) -> str | None:
+    """Where a compiled function is kept; None: nowhere."""
+    folder: str | None = getattr(getattr(kernel, "_cache", None), "cache_path", None)
+    return folder
+
+
+@cache
+def private_folder() -> Path | None:
+    """Where this user, and nobody else, can keep what was compiled; None: nowhere."""
+    for parent in _parents():
+        folder = parent / f"blockstore-kernels-{os.geteuid()}"
+        with contextlib.suppress(OSError):
+            parent.mkdir(0o700, parents=True, exist_ok=True)
+            folder.mkdir(0o700, exist_ok=True)
+            if _is_ours_alone(folder):
+                tempfile.TemporaryFile(dir=folder).close()
+                return folder
+    return None
+
+
+def _parents() -> Iterator[Path]:
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111
+    for name in (home, os.environ.get("XDG_RUNTIME_DIR", ""), tempfile.gettempdir()):
+        if Path(name).is_absolute():
+            yield Path(name)
+
+
+def _is_ours_alone(folder: Path) -> bool:
+    """Whether nobody else can write to a folder, or put another one in its place."""
+    owner = os.geteuid()
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != owner or found.st_mode & 0o077:
+        return False
+    above = (parent.stat() for parent in folder.resolve().parents)
+    return all(
+        s.st_uid in (0, owner) and (not s.st_mode & 0o022 or s.st_mode & stat.S_ISVTX)
+        for s in above
+    )
+
+
+class _PrivateLocator:
+    """What numba asks for the place of a function's cache: in the folder of this user."""
+
+    def __init__(self, function: Any, source: str, folder: Path) -> None:
+        self._source, self._line = Path(source), function.__code__.co_firstlineno
+        of = hashlib.sha256(os.fsencode(self._source.absolute().parent)).hexdigest()[:16]
+        self._folder = folder / f"{self._source.parent.name}-{of}"
+
+    @classmethod
+    def from_function(cls, function: Any, source: str) -> "_PrivateLocator | None":
+        folder = private_folder()
+        return None if folder is None else cls(function, source, folder)
+
+    def ensure_cache_path(self) -> None:
+        self._folder.mkdir(0o700, exist_ok=True)
+
+    def get_cache_path(self) -> str:
+        return str(self._folder)
+
+    def get_source_stamp(self) -> bytes:
+        return hashlib.sha256(self._source.read_bytes()).digest()
+
+    def get_disambiguator(self) -> str:
+        return str(self._line)
+
+
+class _CacheImpl(CompileResultCacheImpl):  # type: ignore[misc]
+    # the first two of numba's: the folder that NUMBA_CACHE_DIR names, and beside the source
+    _locator_classes = (*CompileResultCacheImpl._locator_classes[:2], _PrivateLocator)
+
+
+class _Cache(FunctionCache):  # type: ignore[misc]
+    _impl_class = _CacheImpl
+
+    def save_overload(self, sig: Any, data: Any) -> None:
+        """A disk that is full, say, is no reason not to run."""
+        with contextlib.suppress(OSError):
+            super().save_overload(sig, data)
+
 
 # No reference counts: numba counts an array up and down whenever one kernel hands it to another,
 # by atomic operations on cache lines that all workers share.  Sampling is 1.4 times as fast without

@@ -4,7 +4,6 @@ Layout of blocks: FORMAT.md, "Graph blocks".
 """
 
 import numpy as np
-from numba import njit
 
 from blockstore.kernels.columns import (
     EDGES_START,
@@ -13,7 +12,7 @@ from blockstore.kernels.columns import (
     NUM_NODES,
     sections,
 )
-from blockstore.kernels.jit import leaf
+from blockstore.kernels.jit import leaf, njit
 from blockstore.kernels.random import draw_below
 
 

@@ -1,9 +1,8 @@
 """Which graph block a node's column starts in."""
 
 import numpy as np
-from numba import njit
 
-from blockstore.kernels.jit import leaf
+from blockstore.kernels.jit import leaf, njit
 
 _STEPS = 8  # blocks between two entries of the guide that are tried one by one
 

@@ -12,7 +12,6 @@ sources   id_dtype columns, sources that are members alone; `edge_ids` and `weig
 """
 
 import numpy as np
-from numba import njit
 
 from blockstore.kernels.columns import (
     EDGES_START,
@@ -23,7 +22,7 @@ from blockstore.kernels.columns import (
 )
 from blockstore.kernels.heap import push
 from blockstore.kernels.intrinsics import popcount, prefetch
-from blockstore.kernels.jit import leaf
+from blockstore.kernels.jit import leaf, njit
 from blockstore.kernels.picks import pick_positions, scratch_size
 from blockstore.kernels.random import node_key
 from blockstore.kernels.rows import NO_ROW

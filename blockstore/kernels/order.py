@@ -1,8 +1,8 @@
 """Bringing work into block order, and rows that pass through into their row area."""
 
 import numpy as np
-from numba import njit
 
+from blockstore.kernels.jit import njit
 from blockstore.kernels.rows import ABSENT, copy_row
 
 

@@ -1,6 +1,6 @@
 """How many columns fit into what is left of a graph block."""
 
-from numba import njit
+from blockstore.kernels.jit import njit
 
 
 @njit(nogil=True, cache=True)

@@ -1,9 +1,9 @@
 """Random numbers without state: a draw hashes (seed, epoch, step, hop, relation, node, draw)."""
 
 import numpy as np
-from numba import njit
 
 from blockstore.kernels.intrinsics import mulhi, wrap_add, wrap_mul
+from blockstore.kernels.jit import njit
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _M1 = np.uint64(0xBF58476D1CE4E5B9)

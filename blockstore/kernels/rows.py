@@ -1,10 +1,9 @@
 """Rows in arena slots: which blocks hold them, where they are, and copying them."""
 
 import numpy as np
-from numba import njit
 
 from blockstore.kernels.intrinsics import copy_bytes, prefetch
-from blockstore.kernels.jit import leaf
+from blockstore.kernels.jit import leaf, njit
 
 ABSENT = np.uint64(2**64 - 1)  # address of a row whose block has no slot
 NO_ROW = np.uint64(2**64 - 2)  # address for a node of another type

@@ -12,11 +12,10 @@ key            uint64 of the hop and relation    starts        int64: place of e
 """
 
 import numpy as np
-from numba import njit
 
 from blockstore.kernels.columns import EDGES_START, column_degree, column_word, sections
 from blockstore.kernels.intrinsics import prefetch
-from blockstore.kernels.jit import leaf
+from blockstore.kernels.jit import leaf, njit
 from blockstore.kernels.picks import pick_positions, scratch_size
 
 _GROUP = 64  # columns whose memory is asked for before any is used

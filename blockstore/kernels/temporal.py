@@ -11,11 +11,10 @@ roots      uint64: number of each tree   last          whether the last ones are
 """
 
 import numpy as np
-from numba import njit
 
 from blockstore.kernels.columns import EDGES_START, column_degree, column_word, sections
 from blockstore.kernels.heap import push
-from blockstore.kernels.jit import leaf
+from blockstore.kernels.jit import leaf, njit
 from blockstore.kernels.random import draw_hash, mix, node_key
 
 NODE_BITS = 40  # of a key (tree, node): nodes below 2**40, trees below 2**24 - 1

@@ -1,6 +1,6 @@
 """A batch of several node types: from places in the whole batch to places among nodes of a type."""
 
-from numba import njit
+from blockstore.kernels.jit import njit
 
 
 @njit(nogil=True, cache=True)

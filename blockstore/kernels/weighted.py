@@ -12,11 +12,10 @@ edge_draws where the picks' edge ids go, at edge_starts; of size 0 where they ar
 import math
 
 import numpy as np
-from numba import njit
 
 from blockstore.kernels.columns import EDGES_START, column_degree, column_word, sections
 from blockstore.kernels.heap import push
-from blockstore.kernels.jit import leaf
+from blockstore.kernels.jit import leaf, njit
 from blockstore.kernels.random import draw_hash, node_key
 
 _WEIGHT_BYTES = 4

@@ -1,9 +1,9 @@
 """Rows added to the sums of their neighbors; numbers as float32."""
 
 import numpy as np
-from numba import njit
 
 from blockstore.kernels.intrinsics import prefetch
+from blockstore.kernels.jit import njit
 
 LINE_ITEMS = 16  # float32 in a cache line
 _AHEAD = 6  # edges

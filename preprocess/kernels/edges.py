@@ -1,9 +1,9 @@
 """Edges in any order into sorted columns: checks, counts, buckets, and sorting inside a bucket."""
 
 import numpy as np
-from numba import njit
 
 from blockstore.kernels.intrinsics import prefetch
+from blockstore.kernels.jit import njit
 
 AHEAD = 32  # edges between asking for a table's entry and using it
 

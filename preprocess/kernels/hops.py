@@ -1,7 +1,6 @@
 """Rows of neighbors added up, column by column of graph blocks as they are on disk."""
 
 import numpy as np
-from numba import njit
 
 from blockstore.kernels.columns import (
     EDGES_START,
@@ -14,6 +13,7 @@ from blockstore.kernels.columns import (
     wide,
 )
 from blockstore.kernels.intrinsics import prefetch
+from blockstore.kernels.jit import njit
 from preprocess.kernels.rowsum import sum_rows
 
 CHUNK_EDGES = 128  # summed in registers, then added to the sum: errors grow with chunks, not edges

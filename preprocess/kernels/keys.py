@@ -5,9 +5,9 @@ has its length before it, 4 bytes, the smallest first.  A hash guides; only equa
 """
 
 import numpy as np
-from numba import njit
 
 from blockstore.kernels.intrinsics import prefetch, wrap_add
+from blockstore.kernels.jit import njit
 from blockstore.kernels.random import mix
 
 LENGTH_BYTES = 4

@@ -5,9 +5,9 @@ earliest discoverer so far while a level is read; UNSET where no level has reach
 """
 
 import numpy as np
-from numba import njit
 
 from blockstore.kernels.intrinsics import prefetch
+from blockstore.kernels.jit import njit
 from blockstore.kernels.random import permute
 
 UNSET = np.uint32(0xFFFFFFFF)

@@ -12,10 +12,10 @@ and Kliot, KDD 2012.
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from blockstore.kernels.intrinsics import prefetch
+from blockstore.kernels.jit import njit
 from blockstore.kernels.random import permute
 from preprocess.kernels.levels import AHEAD
 

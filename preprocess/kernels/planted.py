@@ -1,8 +1,8 @@
 """A planted partition with power-law weights, drawn by a counter: no table, any chunk alone."""
 
 import numpy as np
-from numba import njit
 
+from blockstore.kernels.jit import njit
 from blockstore.kernels.random import draw_below, permute
 
 _UNIT = 1 << 53

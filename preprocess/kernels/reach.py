@@ -1,7 +1,8 @@
 """In-edges of training nodes that are loaded with some of the partitions; copies of columns."""
 
 import numpy as np
-from numba import njit
+
+from blockstore.kernels.jit import njit
 
 
 @njit(nogil=True, cache=True)

@@ -1,8 +1,8 @@
 """Rows on their way into a store: sparse to dense, float32 to bfloat16, checks, grouping."""
 
 import numpy as np
-from numba import njit
 
+from blockstore.kernels.jit import njit
 from blockstore.kernels.random import permute
 
 

@@ -4,9 +4,9 @@ Scores lie node by node: that of node v in lane l is scores[v * width + l].
 """
 
 import numpy as np
-from numba import njit
 
 from blockstore.kernels.intrinsics import LANES, add_lanes, prefetch
+from blockstore.kernels.jit import njit
 
 AHEAD = 32  # edges
 

@@ -1,0 +1,158 @@
+"""Where compiled kernels are kept: an installation that nobody can write needs no home either."""
+
+import ctypes
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from blockstore.kernels import jit
+
+ROOT = Path(__file__).resolve().parents[3]
+PACKAGES = ("blockstore", "preprocess", "loaderd", "clients")
+IMPORTS_ALL = """
+import numpy as np
+import clients.torch, preprocess.__main__, loaderd.commands
+from blockstore.kernels.crc import page_crcs
+from blockstore.kernels.jit import cache_folder
+out = np.zeros(1, np.uint32)
+page_crcs(np.zeros(4096, np.uint8), 1, out)
+print(hex(out[0]), cache_folder(page_crcs))
+"""
+CRC = "0x98f94189"  # of 4096 zeros, by google_crc32c
+_CAPBSET_DROP, _DAC_OVERRIDE, _DAC_READ_SEARCH = 24, 1, 2
+
+
+def without_privileges() -> None:
+    """In a child that has not begun yet: permissions of files bind root, too."""
+    if os.geteuid() == 0:
+        libc = ctypes.CDLL(None, use_errno=True)
+        for capability in (_DAC_OVERRIDE, _DAC_READ_SEARCH):
+            assert libc.prctl(_CAPBSET_DROP, capability, 0, 0, 0) == 0
+
+
+@pytest.fixture(scope="module")
+def installation(tmp_path_factory):
+    """A copy of our packages in which nothing can be written."""
+    folder = tmp_path_factory.mktemp("installation")
+    for name in PACKAGES:
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    folders = [folder, *(path for path in folder.rglob("*") if path.is_dir())]
+    for each in folders:
+        each.chmod(0o555)
+    yield folder
+    for each in folders:
+        each.chmod(0o755)
+
+
+@pytest.fixture
+def places(tmp_path):
+    """A home that cannot be written, and folders that may be made so."""
+    made = {name: tmp_path / name for name in ("home", "cache", "run", "tmp")}
+    for folder in made.values():
+        folder.mkdir(0o700)
+    made["home"].chmod(0o555)
+    return made
+
+
+def run(installation: Path, places: dict[str, Path], *words: str) -> "subprocess.CompletedProcess":
+    names = {"HOME": "home", "XDG_CACHE_HOME": "cache", "XDG_RUNTIME_DIR": "run", "TMPDIR": "tmp"}
+    found = {name: str(places[place]) for name, place in names.items()}
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("NUMBA", "XDG", "PYTHON"))}
+    return subprocess.run(
+        [sys.executable, "-W", "ignore", *words], cwd=installation, capture_output=True, text=True,
+        env=kept | found | {"PYTHONPATH": str(installation)}, preexec_fn=without_privileges,
+        check=False,
+    )  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("where", ["cache", "run", "tmp"])
+def test_kernels_are_kept_in_the_first_folder_that_can_be_written(installation, places, where):
+    for name in ("cache", "run", "tmp"):
+        if name == where:
+            break
+        places[name].chmod(0o555)
+    done = run(installation, places, "-c", IMPORTS_ALL)
+    assert done.returncode == 0, done.stderr
+    crc, folder = done.stdout.split()
+    assert crc == CRC
+    private = places[where] / f"blockstore-kernels-{os.geteuid()}"
+    assert Path(folder).parent == private
+    assert list(Path(folder).glob("crc.page_crcs-*.nbc"))
+    assert {path.stat().st_mode & 0o777 for path in (private, Path(folder))} == {0o700}
+
+
+@pytest.mark.slow
+def test_with_no_folder_of_ones_own_kernels_are_compiled_in_each_process(installation, places):
+    for name in ("cache", "run"):
+        places[name].chmod(0o555)
+    shared = places["tmp"] / f"blockstore-kernels-{os.geteuid()}"
+    shared.mkdir()
+    shared.chmod(0o777)
+    done = run(installation, places, "-c", IMPORTS_ALL)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == [CRC, "None"]
+    assert list(shared.iterdir()) == []
+    told = run(installation, places, "-m", "loaderd", "doctor", "--mem", "16M")
+    assert "Traceback" not in told.stderr
+    assert "kernel cache" in told.stdout
+    assert "compiles for about a minute" in told.stdout
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """What would be taken; all other places are out of reach."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(jit, "_parents", lambda: iter([tmp_path]))
+    jit.private_folder.cache_clear()
+    yield tmp_path / f"blockstore-kernels-{os.geteuid()}"
+    jit.private_folder.cache_clear()
+
+
+def test_a_private_folder_is_taken(folder):
+    assert jit.private_folder() == folder
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o770, 0o720, 0o702])
+def test_a_folder_that_others_can_write_is_refused(folder, mode):
+    folder.mkdir()
+    folder.chmod(mode)
+    assert jit.private_folder() is None
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o775])
+def test_a_folder_in_one_that_others_can_write_is_refused(folder, mode):
+    folder.parent.chmod(mode)
+    assert jit.private_folder() is None
+    folder.parent.chmod(mode | 0o1000)  # as /tmp: others cannot rename what is ours
+    jit.private_folder.cache_clear()
+    assert jit.private_folder() == folder
+
+
+def test_a_link_in_place_of_the_folder_is_refused(folder, tmp_path_factory):
+    folder.symlink_to(tmp_path_factory.mktemp("elsewhere"))
+    assert jit.private_folder() is None
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
+def test_a_folder_of_somebody_else_is_refused(folder):
+    folder.mkdir(0o700)
+    os.chown(folder, 65534, 65534)
+    assert jit.private_folder() is None
+
+
+def test_a_cache_that_cannot_be_written_stops_nobody(monkeypatch):
+    @jit.njit(nogil=True, cache=True)
+    def twice(x):
+        return 2 * x
+
+    def full(*words):
+        raise OSError(28, "No space left on device")
+
+    if jit.cache_folder(twice) is not None:
+        monkeypatch.setattr(twice._cache._cache_file, "save", full)
+    assert twice(4) == 8
