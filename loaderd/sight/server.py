@@ -1,5 +1,6 @@
 """The daemon's HTTP port: metrics, a page of live charts, and the JSON that the page draws."""
 
+import contextlib
 import logging
 import threading
 import time
@@ -7,7 +8,7 @@ from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from ipaddress import ip_address
 from pathlib import Path
-from socket import AF_INET, AF_INET6, socket
+from socket import AF_INET, AF_INET6, SHUT_RDWR, socket
 from types import TracebackType
 from typing import Self
 from urllib.parse import parse_qs, urlsplit
@@ -23,7 +24,7 @@ log = logging.getLogger(__name__)
 LOOK_S = 1.0
 LOOKS = 300
 POLL_S = 0.1  # between two looks whether to end
-MOST_REQUESTS = 16  # at a time; more are hung up on
+MOST_REQUESTS = 16  # at a time; another one ends the oldest
 REQUEST_S = 10.0  # for a client to ask, and to take the answer
 _PAGE = Path(__file__).parent / "page.html"
 _HEADERS = {
@@ -114,32 +115,55 @@ class SightServer:
 
 
 class _Server(ThreadingHTTPServer):
-    """Takes a bounded number of requests at a time."""
+    """Takes a bounded number of requests at a time.
+
+    Connections that send their request a byte a second, or never, must not keep others out: if all
+    places are taken, the oldest connection that has not asked yet is ended, or else the oldest.
+    """
 
     daemon_threads = True
     block_on_close = False
     allow_reuse_address = True
+    request_queue_size = 256  # beyond, a client tries again only after a second
 
     def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
         self.address_family = AF_INET6 if ":" in address[0] else AF_INET
-        self._room = threading.BoundedSemaphore(MOST_REQUESTS)
+        self._lock = threading.Lock()
+        self._asking: dict[socket, None] = {}  # oldest first; the request has not come yet
+        self._answering: dict[socket, None] = {}
         super().__init__(address, handler)
 
+    def asked(self, request: socket) -> None:
+        """Its request has come."""
+        with self._lock:
+            if request in self._asking:
+                del self._asking[request]
+                self._answering[request] = None
+
     def process_request(self, request: "socket | tuple[bytes, socket]", client: object) -> None:
-        """In a thread of its own, where there is room."""
-        if self._room.acquire(blocking=False):
-            super().process_request(request, client)
-        else:
-            self.shutdown_request(request)
+        """In a thread of its own."""
+        assert isinstance(request, socket)
+        with self._lock:
+            if len(self._asking) + len(self._answering) == MOST_REQUESTS:
+                waiting = self._asking or self._answering
+                oldest = next(iter(waiting))
+                del waiting[oldest]
+                with contextlib.suppress(OSError):  # it has left
+                    oldest.shutdown(SHUT_RDWR)  # its thread wakes, and closes it
+            self._asking[request] = None
+        super().process_request(request, client)
 
     def process_request_thread(
         self, request: "socket | tuple[bytes, socket]", client: object
     ) -> None:
         """What the thread does."""
+        assert isinstance(request, socket)
         try:
             super().process_request_thread(request, client)
         finally:
-            self._room.release()
+            with self._lock:
+                self._asking.pop(request, None)
+                self._answering.pop(request, None)
 
     def handle_error(self, request: object, client: object) -> None:  # noqa: ARG002
         """A client that leaves is no event."""
@@ -154,6 +178,8 @@ def _handler_of(server: SightServer, host: str) -> type[BaseHTTPRequestHandler]:
         server_version, sys_version = "loaderd", ""
 
         def do_GET(self) -> None:
+            assert isinstance(self.server, _Server)
+            self.server.asked(self.connection)
             if loopback and not _is_loopback(_host_of(self.headers.get("Host", host))):
                 code, kind, body = 403, "text/plain", b"ask by a loopback name\n"
             else:

@@ -1,8 +1,9 @@
 """The HTTP port, with a status that is made up."""
 
-import http.client
+import contextlib
 import json
 import socket
+import threading
 import urllib.error
 import urllib.request
 
@@ -12,6 +13,8 @@ from loaderd.errors import DaemonError
 from loaderd.sight import server as sightserver
 from loaderd.sight.server import SightServer
 from tests.loaderd.statuses import status
+
+WAIT_S = 20
 
 
 @pytest.fixture
@@ -74,14 +77,47 @@ def test_a_daemon_that_does_not_answer():
         assert code(server, "metrics") == 503
 
 
-def test_more_than_its_share_of_requests_is_hung_up_on(server, monkeypatch):
+def connections(server, number):
     address = ("127.0.0.1", int(server.address.split(":")[2].strip("/")))
-    held = [socket.create_connection(address, 10) for _ in range(sightserver.MOST_REQUESTS)]
+    return [socket.create_connection(address, 10) for _ in range(number)]
+
+
+@pytest.mark.parametrize("said", [b"", b"GET /metrics HTTP/1.0\r\nX: y"])
+def test_connections_that_never_finish_their_request_keep_nobody_out(server, said):
+    held = connections(server, 200)
     try:
         for connection in held:
-            connection.send(b"GET /metrics HTTP/1.0\r\n")  # and no more
-        with pytest.raises((OSError, http.client.HTTPException)):
-            get(server, "metrics")
+            with contextlib.suppress(OSError):  # it has been ended
+                connection.send(said)
+        for connection in held[: -sightserver.MOST_REQUESTS]:
+            with contextlib.suppress(ConnectionError):
+                assert connection.recv(1) == b""
+        for _ in range(20):
+            assert "loaderd_batches_total" in get(server, "metrics")[1]
     finally:
         for connection in held:
             connection.close()
+
+
+def test_requests_that_are_never_answered_keep_nobody_out():
+    """Of the status: as when the daemon's loop stands still."""
+    still, came = threading.Event(), threading.Semaphore(0)
+
+    def wait():
+        came.release()
+        still.wait(WAIT_S)
+        return status()
+
+    with SightServer("127.0.0.1", 0, wait) as server:
+        held = connections(server, sightserver.MOST_REQUESTS)
+        try:
+            for connection in held:
+                connection.send(b"GET /metrics HTTP/1.0\r\n\r\n")
+            for _ in held:
+                assert came.acquire(timeout=WAIT_S)
+            assert "<html" in get(server)[1]
+            assert held[0].recv(1) == b""
+        finally:
+            still.set()
+            for connection in held:
+                connection.close()
