@@ -19,6 +19,15 @@ SHARED = Path(__file__).resolve().parent.parent.parent / "shared" / "data"
 CACHE = Path(tempfile.gettempdir()) / "blockstore-test-data"
 
 
+SLOW_S = 600  # for a test that is marked `slow`; the others have `timeout` of pyproject.toml
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(SLOW_S))
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _forked_commands() -> Iterator[None]:
     """Our commands begin as forks: see tests/processes.py."""
