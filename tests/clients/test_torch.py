@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader  # noqa: E402
 from clients.connection.position import StateMismatch  # noqa: E402
 from clients.torch import NeighborDataset, seed_ids  # noqa: E402
 from loaderd.errors import BatchFailed, NoDaemon, Refused, SessionLost  # noqa: E402
-from loaderd.protocol import Attach, Detach, Start  # noqa: E402
+from loaderd.protocol import Attach, Detach, Release, Start  # noqa: E402
 from tests.clients.fake import fake_daemon, make_batch, node_rows  # noqa: E402
 
 
@@ -265,3 +265,22 @@ def test_a_daemon_that_died_is_found_again(tmp_path):
         data.set_epoch(0)
         assert places(data) == epoch(0)
         data.close()
+
+
+@pytest.mark.parametrize("window", [1, 2])
+def test_a_reconnect_asks_for_the_steps_that_were_not_consumed_and_releases_each(tmp_path, window):
+    """Steps that nobody takes would hold a slot of the window until the run ends."""
+    with fake_daemon(tmp_path, die_at=3, window=window) as first:
+        data = dataset(first, reconnect_s=60.0)
+        steps = iter(data)
+        assert [next(steps).step for _ in range(3)] == [0, 1, 2]
+    for name in ("fake", "fake.door"):
+        (tmp_path / name).unlink(missing_ok=True)
+    with fake_daemon(tmp_path, window=window) as second:
+        assert [batch.step for batch in steps] == [3, 4]
+        data.close()
+        second.stop()
+        (start,) = second.received(Start)
+        assert (start.epoch, start.step, start.stride) == (0, 3, 1)
+        released = [message.step for message in second.received(Release)]
+        assert released == [3, 4]
