@@ -304,7 +304,10 @@ class SteppedDataset(IterableDataset[B_co]):
                 if session is not self._running:
                     _log.warning("%s: going on at %s", self.endpoint, position)
                     self._start(session, position)
-                return self._to_batch(reader.read(position.step), session.attached)
+                try:
+                    return self._to_batch(reader.read(position.step), session.attached)
+                finally:
+                    session.check_intact()  # else zeros were read, or led to some other error
             except SessionLost as error:
                 _log.warning("%s", error)
                 if not patience.wait():

@@ -101,6 +101,7 @@ class ArenaReader:
         """Rows `first`, `first + 1`, ... of a group, on as many threads as they are worth."""
         arena = self._session.attachment.data
         if self._pool.gathers(out, first, addresses):
+            self._session.hold()  # it will be read when this batch has been handed out
             return
 
         def gather(start: int, stop: int) -> None:

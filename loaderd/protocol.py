@@ -336,6 +336,7 @@ class Welcome(Message, frozen=True, kw_only=True, tag="welcome"):
     stores: dict[str, str]  # fingerprints by name
     num_slots: int
     slot_bytes: int
+    stamp: int  # arena byte offset of the word that is not zero while the slots are intact
 
 
 class LedgerEntry(msgspec.Struct, frozen=True):

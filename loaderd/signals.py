@@ -66,16 +66,3 @@ class Signals:
         else:
             self._waiting = False
             self._receiver()
-
-
-class Interrupted(BaseException):
-    """Work was broken off by a signal.
-
-    No KeyboardInterrupt: one that passes through an `exec` ends the process by SIGINT in the end,
-    though it was caught; and much is made by `exec` while memory is taken.
-    """
-
-
-def interrupt() -> None:
-    """A receiver for work that may be broken off anywhere.  Raises Interrupted."""
-    raise Interrupted

@@ -67,7 +67,7 @@ DOORS = {  # library -> the only files that import it, in the packages that are 
     "typer": {
         "preprocess/__main__.py",
         "preprocess/flags.py",
-        "loaderd/__main__.py",
+        "loaderd/commands.py",
         "loaderd/flags.py",
     },
     "torch": {

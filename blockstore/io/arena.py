@@ -1,9 +1,11 @@
-"""The arena: sealed shared memory in equal slots, which only its maker can write."""
+"""The arena: shared memory in equal slots, which only its maker can write."""
 
+import contextlib
 import errno
 import fcntl
 import mmap
 import os
+import time
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -11,29 +13,43 @@ from typing import Self
 import numpy as np
 
 from blockstore.errors import BudgetTooSmall
+from blockstore.io.reclaim import set_immutable
 from blockstore.units import format_bytes
 
+STAMP_BYTES = 4096  # behind the slots; the first 8 are not zero as long as the slots are intact
 _F_ADD_SEALS = 1033
-_SEAL_SEAL, _SEAL_SHRINK, _SEAL_GROW, _SEAL_FUTURE_WRITE = 0x1, 0x2, 0x4, 0x10
+_SEAL_SEAL, _SEAL_SHRINK, _SEAL_GROW = 0x1, 0x2, 0x4
 _MADV_POPULATE_WRITE = 23
 _POPULATE_STEP = 256 << 20
 _NO_LIMIT = 1 << 60
 _LIMITS = (errno.ENOMEM, errno.EFBIG, errno.ENOSPC, errno.EFAULT)
+# Memory of a daemon that has just ended comes back at some GiB/s: as long as more is free at each
+# look than at the one before, a refusal waits.
+_LOOK_S, _LOOKS, _GROWTH_BYTES = 0.2, 300, 4 << 20
 
 
 class Arena:
-    """`num_slots` slots of `slot_bytes` each in a memfd: prefaulted, mapped, then sealed.
+    """`num_slots` slots of `slot_bytes` each in a memfd: prefaulted and mapped.
 
-    data   uint8 (num_slots * slot_bytes,), page-aligned; writable in this process, for whoever
-           maps `fd` otherwise it can only be read
+    data    uint8 (num_slots * slot_bytes,), page-aligned, writable
+    fd      of the memory, of this process alone
+    stamp   byte offset of the word that is not zero as long as the slots are intact
+
+    Others get the descriptor that `open_to_read` returns.  The memory is not sealed against
+    writing, because such a seal also forbids `MADV_REMOVE`, by which the memory of a daemon that
+    died is freed although a client still maps it (see `reclaim.py`).  What keeps
+    others from writing is that their descriptor is read-only, that its file mode keeps other users
+    from opening it again, and, with the capability CAP_LINUX_IMMUTABLE, that its file can be
+    opened for writing by nobody, root included.
     """
 
     def __init__(self, num_slots: int, slot_bytes: int) -> None:
         """Raises BudgetTooSmall: free memory, a control group's or the process's limit (`ulimit`)
         cannot hold it."""
         self.num_slots, self.slot_bytes = num_slots, slot_bytes
-        size = num_slots * slot_bytes
-        free, source = available_memory()
+        self.stamp = num_slots * slot_bytes
+        size = self.stamp + STAMP_BYTES
+        free, source = _wait_for_memory(size)
         if size > free:
             raise BudgetTooSmall(
                 f"the arena takes {format_bytes(size)}, {source} leaves {format_bytes(free)}: give "
@@ -42,8 +58,10 @@ class Arena:
         self.fd = os.memfd_create("blockstore-arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             self._take(size)
-            seals = _SEAL_FUTURE_WRITE | _SEAL_SHRINK | _SEAL_GROW | _SEAL_SEAL
-            fcntl.fcntl(self.fd, _F_ADD_SEALS, seals)
+            fcntl.fcntl(self.fd, _F_ADD_SEALS, _SEAL_SHRINK | _SEAL_GROW | _SEAL_SEAL)
+            os.fchmod(self.fd, 0o400)
+            with contextlib.suppress(OSError):  # without the capability, or before Linux 6.0
+                set_immutable(self.fd, True)
         except OSError as error:
             os.close(self.fd)
             if error.errno not in _LIMITS:
@@ -60,8 +78,16 @@ class Arena:
     def _take(self, size: int) -> None:
         os.ftruncate(self.fd, size)
         self._map = mmap.mmap(self.fd, size, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
-        self.data = np.frombuffer(self._map, np.uint8)
+        self.data = np.frombuffer(self._map, np.uint8, self.stamp)
         self._prefault(size)
+        self._map[self.stamp] = 1
+
+    def open_to_read(self) -> int:
+        """A new descriptor, the caller's to close, by which the memory can only be read.
+
+        Each is an open file of its own, so that `flock` tells those who hold them apart.
+        """
+        return os.open(f"/proc/self/fd/{self.fd}", os.O_RDONLY | os.O_CLOEXEC)
 
     def _prefault(self, size: int) -> None:
         for start in range(0, size, _POPULATE_STEP):
@@ -72,7 +98,7 @@ class Arena:
                 if error.errno != errno.EINVAL:
                     raise
                 # a kernel before 5.14
-                self.data[start : start + count : mmap.PAGESIZE] = 0
+                np.frombuffer(self._map, np.uint8, count, start)[:: mmap.PAGESIZE] = 0
 
     def __enter__(self) -> Self:
         return self
@@ -84,6 +110,19 @@ class Arena:
         trace: TracebackType | None,
     ) -> None:
         os.close(self.fd)  # the mapping goes with its last view
+
+
+def _wait_for_memory(size: int) -> tuple[int, str]:
+    """`available_memory`, once it is enough or grows no more."""
+    free, source = available_memory()
+    for _ in range(_LOOKS):
+        if size <= free:
+            break
+        time.sleep(_LOOK_S)
+        before, (free, source) = free, available_memory()
+        if free < before + _GROWTH_BYTES:
+            break
+    return free, source
 
 
 def available_memory() -> tuple[int, str]:

@@ -13,7 +13,7 @@ import zmq
 from numpy.typing import NDArray
 from zmq.utils.monitor import recv_monitor_message
 
-from clients.connection.session import Attachment, Session, error_of
+from clients.connection.session import INTACT, Attachment, Session, error_of
 from loaderd.errors import BadMessage, NoDaemon, Refused
 from loaderd.protocol import (
     LEASE_S,
@@ -66,7 +66,7 @@ class RemoteAttachment(Attachment):
                 (zmq.CURVE_PUBLICKEY, keys.own.public.encode()),
                 (zmq.CURVE_SECRETKEY, keys.own.secret.encode()),
             ]
-        self.data, self.slot_bytes = np.empty(0, np.uint8), 1
+        self.data, self.stamp, self.slot_bytes = np.empty(0, np.uint8), INTACT, 1
         self.context = zmq.Context()
         self._control: zmq.Socket[bytes] = self.context.socket(zmq.DEALER)
         self._monitor = watched(self._control)
@@ -93,6 +93,10 @@ class RemoteAttachment(Attachment):
         self._thread.join()
         self.context.term()
         self.forget()
+
+    def hold(self) -> bool:
+        """Batches come as copies, which stay."""
+        return True
 
     def forget(self) -> None:
         """Close this process's copies of its sockets, and nothing else."""

@@ -1,6 +1,7 @@
 """Sessions with a daemon: the one module of the clients that imports pyzmq."""
 
 import contextlib
+import fcntl
 import itertools
 import mmap
 import os
@@ -47,6 +48,8 @@ from loaderd.wire.endpoint import knock, parse_endpoint
 WELCOME_TIMEOUT_S = 30.0  # a daemon that listens answers from its event loop
 WELCOME_BYTES = 1 << 16
 LINGER_MS = 200  # for the last Detach
+_WORD_BYTES = 8
+INTACT: NDArray[np.uint64] = np.ones(1, np.uint64)  # where there is no arena
 LOOK_MS = 100  # how long it takes to see that a wait is to end
 
 
@@ -64,13 +67,16 @@ class Attachment:
             self.door.close()
             raise
         self.token, self.stores = welcome.token, welcome.stores
-        self.slot_bytes = welcome.slot_bytes
+        self.slot_bytes, self._arena_fd = welcome.slot_bytes, fd
         try:
-            num_bytes = welcome.num_slots * welcome.slot_bytes
-            mapped = mmap.mmap(fd, num_bytes, mmap.MAP_SHARED, mmap.PROT_READ)
-        finally:
+            num_bytes, stamp = welcome.num_slots * welcome.slot_bytes, welcome.stamp
+            mapped = mmap.mmap(fd, stamp + _WORD_BYTES, mmap.MAP_SHARED, mmap.PROT_READ)
+        except BaseException:
             os.close(fd)
-        self.data: NDArray[np.uint8] = np.frombuffer(mapped, np.uint8)
+            self.door.close()
+            raise
+        self.data: NDArray[np.uint8] = np.frombuffer(mapped, np.uint8, num_bytes)
+        self.stamp: NDArray[np.uint64] = np.frombuffer(mapped, np.uint64, 1, stamp)
         self.context = zmq.Context()
 
     def lost(self) -> bool:
@@ -79,15 +85,31 @@ class Attachment:
         poller.register(self.door, zmq.POLLIN | zmq.POLLERR)
         return bool(poller.poll(0))
 
+    def hold(self) -> bool:
+        """Keep the arena from being emptied after its daemon's end, until this is closed.
+
+        False: it is being emptied, or was.
+        """
+        try:
+            fcntl.flock(self._arena_fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return bool(self.stamp[0])
+
     def close(self) -> None:
         """Hand the arena back: the daemon ends the sessions of this attachment."""
         self.context.term()
+        if self._arena_fd >= 0:  # closing it is not enough: the mapping has a descriptor, too
+            fcntl.flock(self._arena_fd, fcntl.LOCK_UN)
         self.forget()
 
     def forget(self) -> None:
         """Close this process's copy of the connection and its mapping, and nothing else."""
         self.door.close()
-        self.data = np.empty(0, np.uint8)
+        self.data, self.stamp = np.empty(0, np.uint8), INTACT
+        if self._arena_fd >= 0:
+            os.close(self._arena_fd)
+            self._arena_fd = -1
 
 
 def _receive_welcome(door: socket.socket, endpoint: str) -> tuple[Welcome, int]:
@@ -309,6 +331,22 @@ class Session:
     def views(self, blob: Blob, array: BlobArray) -> Iterator[tuple[int, NDArray[Any]]]:
         """An array of a message as (first item, view) pieces, in order."""
         return views(self.attachment.data, self.attachment.slot_bytes, blob, array)
+
+    def check_intact(self) -> None:
+        """After the arena was read: raise SessionLost if the daemon died and it was emptied.
+
+        Its stamp is zeroed before the first page is, so what was read before was whole.
+        """
+        if not self.attachment.stamp[0]:
+            raise self._went_away()
+
+    def hold(self) -> None:
+        """For who reads the arena after `check_intact` was asked: keep it as it is from now on.
+
+        Raises SessionLost: the daemon died, and it is being emptied.
+        """
+        if not self.attachment.hold():
+            raise self._went_away()
 
     def halt(self) -> None:
         """From any thread: a wait of this run raises Halted, now or when it begins."""

@@ -268,6 +268,8 @@ class HopDataset(SteppedDataset[HopBatch]):
             return ResidentReader(self._resident_rows(plan.resolved.num_seeds), plan)
         if self._files is not None and plan.hops.method == "cr":
             return FileReader(self._files, plan, session.attached, self.memory)
+        if self.views:
+            session.hold()
         return HopReader(session, self.memory, gather_threads(), self.stacked, self.views)
 
     def _start(self, session: Session, at: Position) -> None:

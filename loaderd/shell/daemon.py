@@ -152,7 +152,9 @@ class Daemon:
             share_file(endpoint.path, admission.gid)
             if listening is not None:
                 self._remote = RemoteDesk(listening, self)
-            self._door = Door(endpoint, self._welcome, engine.arena.fd, self.gone, admission)
+            self._door = Door(
+                endpoint, self._welcome, engine.arena.open_to_read, self.gone, admission
+            )
         except BaseException:
             self._router.close()
             if self._remote is not None:
@@ -249,6 +251,7 @@ class Daemon:
             stores={s.name: s.fingerprint for s in self._engine.stores() if not s.retired},
             num_slots=arena.num_slots if maps else 0,
             slot_bytes=arena.slot_bytes if maps else 0,
+            stamp=arena.stamp if maps else 0,
         )
 
     def gone(self, token: int) -> None:

@@ -26,25 +26,27 @@ class Door:
         self,
         endpoint: Endpoint,
         welcome: Callable[[int], Welcome],
-        arena_fd: int,
+        open_arena: Callable[[], int],
         gone: Callable[[int], None],
         admission: Admission,
     ) -> None:
-        """`gone(token)` is called in the event loop when a connection has ended."""
+        """`open_arena()` is a new descriptor of the arena, which the door closes; `gone(token)` is
+        called in the event loop when a connection has ended."""
         self._path, self._welcome, self._admission = endpoint.door, welcome, admission
         self._owners: dict[int, str] = {}
-        self._arena_fd, self._gone = arena_fd, gone
+        self._open_arena, self._gone = open_arena, gone
         self._open: dict[int, socket.socket] = {}
         self._loop = asyncio.get_running_loop()
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             old = os.umask(0o177)
             try:
-                self._listener.bind(str(self._path))
+                self._listener.bind(str(endpoint.new_door))
             finally:
                 os.umask(old)
-            share_file(self._path, admission.gid)
+            share_file(endpoint.new_door, admission.gid)
             self._listener.listen(BACKLOG)
+            endpoint.new_door.rename(self._path)
         except BaseException:
             self._listener.close()
             raise
@@ -94,7 +96,11 @@ class Door:
         token = int.from_bytes(os.urandom(7), "little")
         try:
             owner = self._admission.owner(peer_credentials(connection))
-            socket.send_fds(connection, [encode(self._welcome(token))], [self._arena_fd])
+            arena_fd = self._open_arena()
+            try:
+                socket.send_fds(connection, [encode(self._welcome(token))], [arena_fd])
+            finally:
+                os.close(arena_fd)
         except Refused as error:
             with contextlib.suppress(OSError):
                 connection.send(encode(ErrorReply(error="Refused", message=str(error))))

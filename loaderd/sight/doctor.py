@@ -19,12 +19,14 @@ from blockstore.errors import BudgetTooSmall, StoreError
 from blockstore.io.arena import Arena, available_memory
 from blockstore.io.buffers import aligned_buffer, byte_view
 from blockstore.io.files import open_to_read, probe_direct
+from blockstore.kernels.crc import page_crcs
+from blockstore.kernels.jit import cache_folder
 from blockstore.store import Store, open_store
 from blockstore.units import format_bytes
 from loaderd.memory.ledger import EngineSettings, make_budget, served_rows
 from loaderd.sight.report import table
 
-KERNEL_LEAST, KERNEL_WELL = (5, 1), (5, 14)  # seals against writing; memory taken at once
+KERNEL_WELL = (5, 14)  # memory taken at once
 FILES_BESIDE = 64 + 4 * 64  # descriptors of the daemon itself, and of 64 clients
 SHM = "/dev/shm"  # noqa: S108
 SHM_WELL = 1 << 30
@@ -54,11 +56,6 @@ def judge_kernel(release: str) -> Check:
     """By its release, such as `6.1.0-18-amd64`."""
     numbers = re.match(r"(\d+)\.(\d+)", release)
     version = (int(numbers[1]), int(numbers[2])) if numbers else (0, 0)
-    if version < KERNEL_LEAST:
-        return Check(
-            "kernel", State.fail, release,
-            "clients could write the daemon's memory: Linux 5.1 or newer is needed",
-        )  # fmt: skip
     if version < KERNEL_WELL:
         remedy = "starting touches memory page by page: Linux 5.14 or newer takes it at once"
         return Check("kernel", State.warn, release, remedy)
@@ -158,15 +155,26 @@ def judge_pages(shmem_enabled: str) -> Check:
 
 
 def _check_memfd() -> Check:
-    """Makes an arena of two pages and looks whether it is sealed."""
+    """Makes an arena of two pages, and looks whether its size is sealed."""
     try:
-        arena = Arena(1, 2 * mmap.PAGESIZE)
-        seals = fcntl.fcntl(arena.fd, F_GET_SEALS)
-        os.close(arena.fd)
+        with Arena(1, 2 * mmap.PAGESIZE) as arena:
+            seals = fcntl.fcntl(arena.fd, F_GET_SEALS)
+            os.close(arena.open_to_read())
     except (OSError, BudgetTooSmall) as error:
         remedy = "allow memfd_create and its seals in the container's seccomp profile"
         return Check("memfd", State.fail, str(error), remedy)
     return Check("memfd", State.ok, f"sealed ({seals:#x})")
+
+
+def judge_kernel_cache(folder: str | None) -> Check:
+    """Where what was compiled is kept; None: nowhere."""
+    if folder is None:
+        remedy = (
+            "every start, of trainers too, compiles for about a minute: let the installation be "
+            "written, or give this user a folder of its own (XDG_CACHE_HOME, NUMBA_CACHE_DIR)"
+        )
+        return Check("kernel cache", State.warn, "none", remedy)
+    return Check("kernel cache", State.ok, folder)
 
 
 def _check_shm() -> Check:
@@ -246,6 +254,7 @@ def examine(settings: EngineSettings, path: Path | None) -> Iterator[Check]:
     yield judge_memlock(resource.getrlimit(resource.RLIMIT_MEMLOCK)[0], settings.mem_bytes)
     yield judge_swap(_swap_kib())
     yield _check_memfd()
+    yield judge_kernel_cache(cache_folder(page_crcs))
     yield _check_shm()
     pages = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
     yield judge_pages(pages.read_text() if pages.exists() else "")

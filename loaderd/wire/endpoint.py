@@ -13,6 +13,7 @@ from typing import NamedTuple
 from loaderd.errors import EndpointInUse, NoDaemon, Refused
 from loaderd.protocol import DOOR_SUFFIX
 
+_NEW_SUFFIX = ".new"  # shorter than that of the door: the length of a path is checked for that
 LOCK_SUFFIX = ".lock"  # held by the daemon as long as it lives
 MAX_PATH_BYTES = 107 - len(DOOR_SUFFIX)  # of the address of a Unix socket
 
@@ -29,6 +30,11 @@ class Endpoint(NamedTuple):
     def door(self) -> Path:
         """The Unix socket that passes the arena."""
         return Path(f"{self.path}{DOOR_SUFFIX}")
+
+    @property
+    def new_door(self) -> Path:
+        """That socket until it listens: what stands at `door` never turns anybody away."""
+        return Path(f"{self.path}{_NEW_SUFFIX}")
 
     @property
     def lock(self) -> Path:
@@ -78,7 +84,7 @@ def claim(endpoint: Endpoint) -> Iterator[None]:
     if not endpoint.path.parent.is_dir():
         raise Refused(f"{endpoint.path.parent}: no such folder; make it, or choose another one")
     lock = _take_lock(endpoint)
-    sockets = (endpoint.path, endpoint.door)
+    sockets = (endpoint.path, endpoint.new_door, endpoint.door)
     try:
         for path in sockets:
             _remove_stale(endpoint, path)

@@ -126,9 +126,12 @@ class FakeDaemon:
         self.ids: list[NDArray[np.int64]] = []
         self.hang_ups = 0
         self._fd = os.memfd_create("fake")
-        os.ftruncate(self._fd, self.num_slots * self.slot_bytes)
+        stamp = self.num_slots * self.slot_bytes
+        os.ftruncate(self._fd, stamp + 8)
         self._map = mmap.mmap(self._fd, 0)
-        self.arena = np.frombuffer(self._map, np.uint8)
+        self.arena = np.frombuffer(self._map, np.uint8, stamp)
+        self.stamp = np.frombuffer(self._map, np.uint64, 1, stamp)
+        self.stamp[0] = 1
         self._free = list(np.random.default_rng(0).permutation(self.num_slots))
         self._runs: dict[int, _Run] = {}
         self._connections: dict[int, socket.socket] = {}
@@ -205,6 +208,7 @@ class FakeDaemon:
             stores={"fake": self.plan.fingerprint},
             num_slots=self.num_slots,
             slot_bytes=self.slot_bytes,
+            stamp=self.num_slots * self.slot_bytes,
         )
         socket.send_fds(connection, [encode(welcome)], [self._fd])
 

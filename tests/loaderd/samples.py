@@ -66,7 +66,14 @@ SAMPLES = (
         counts=(40, 30), places=((4096, 8192), (0, 65536)), index=128,
     ),
     ErrorReply(error="Refused", message="fanout 0 at hop 1", request=1),
-    Welcome(protocol=1, token=2**47, stores={"a": "f00d"}, num_slots=64, slot_bytes=1 << 20),
+    Welcome(
+        protocol=1,
+        token=2**47,
+        stores={"a": "f00d"},
+        num_slots=64,
+        slot_bytes=1 << 20,
+        stamp=1 << 26,
+    ),
     StatusReply(
         request=9, stores=(StoreStatus("a", "/data/a", "f00d", "O_DIRECT", 1),), pid=77,
         uptime_s=3725.5, budget_bytes=2 << 30,

@@ -16,7 +16,7 @@ from random import Random
 import pytest
 from typer.testing import CliRunner
 
-from loaderd.__main__ import app
+from loaderd.commands import app
 from loaderd.errors import NoDaemon
 from loaderd.protocol import (
     Attach,
@@ -51,10 +51,10 @@ sys.stdin.read()
 
 HANGING = """
 import threading
-from loaderd import __main__
+from loaderd import __main__, commands
 from loaderd.shell import daemon
 daemon.DRAIN_S = 0.1
-__main__.Exchange.drain = lambda self: threading.Event().wait()
+commands.Exchange.drain = lambda self: threading.Event().wait()
 __main__.main()
 """
 

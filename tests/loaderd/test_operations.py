@@ -24,7 +24,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
 from typer.testing import CliRunner
 
-from loaderd.__main__ import app
+from loaderd.commands import app
 from loaderd.protocol import Attach, Release, Start
 from loaderd.sight.looks import Look, compare
 from loaderd.sight.top import decimal, frame

@@ -119,18 +119,18 @@ def test_unknown_fields_are_ignored_and_unknown_kinds_refused():
     assert protocol.decode_client(frame) == StatusRequest(request=3)
     for body in ({"kind": "sing"}, {"request": 3}, [], 7, None):
         with pytest.raises(BadMessage):
-            protocol.decode_client(msgspec.msgpack.encode((1, body)))
+            protocol.decode_client(msgspec.msgpack.encode((2, body)))
 
 
 @pytest.mark.parametrize(
     "frame",
     [
-        b"\x92\x01" + b"\x91" * 200_000,  # nested deeper than the stack
-        b"\x92\x01" + b"\x81\xa1a" * 200_000,
-        b"\x92\x01\x82\xa4kind\xa6status\xa1z" + b"\x91" * 200_000,
+        b"\x92\x02" + b"\x91" * 200_000,  # nested deeper than the stack
+        b"\x92\x02" + b"\x81\xa1a" * 200_000,
+        b"\x92\x02\x82\xa4kind\xa6status\xa1z" + b"\x91" * 200_000,
         encode(Attach(token=1, request=2, split="abcd")).replace(b"abcd", b"\xff\xfe\xff\xff"),
         encode(StatusRequest()).replace(b"status", b"\xff" * 6),
-        b"\x92\x01\xdd\xff\xff\xff\xff",  # four billion items announced
+        b"\x92\x02\xdd\xff\xff\xff\xff",  # four billion items announced
         b"",
         encode(StatusRequest()) + b"\x00",
     ],

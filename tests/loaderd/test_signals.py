@@ -2,15 +2,13 @@
 
 import asyncio
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
 
 import pytest
 
-from loaderd.signals import Interrupted, Signals, interrupt
+from loaderd.signals import Signals
 
 WAIT_S = 20.0
 
@@ -43,12 +41,6 @@ def test_a_signal_without_a_receiver_waits_for_one(signals):
         assert len(got) == 1
 
 
-def test_work_is_broken_off_and_later_signals_wait(signals):
-    with pytest.raises(Interrupted), signals.to(interrupt):
-        signal.raise_signal(signal.SIGINT)
-    signal.raise_signal(signal.SIGTERM)
-
-
 def test_a_signal_that_another_thread_catches_wakes_the_loop(signals):
     """As does one that comes just before the loop goes to sleep: it interrupts nothing either."""
     received, woken = threading.Event(), []
@@ -74,16 +66,3 @@ def test_a_signal_that_another_thread_catches_wakes_the_loop(signals):
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     assert woken == [True]
-
-
-BROKEN_OFF = """
-import contextlib, signal
-from loaderd.signals import Interrupted, Signals, interrupt
-with contextlib.suppress(Interrupted), Signals().to(interrupt):
-    exec("signal.raise_signal(signal.SIGTERM)")
-"""
-
-
-def test_work_that_is_broken_off_inside_an_exec_leaves_the_exit_code_alone():
-    done = subprocess.run([sys.executable, "-c", BROKEN_OFF], check=False)
-    assert done.returncode == 0

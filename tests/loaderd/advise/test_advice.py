@@ -15,9 +15,9 @@ from typer.testing import CliRunner
 
 from blockstore.store import Store, open_store
 from blockstore.units import parse_bytes
-from loaderd.__main__ import app
 from loaderd.advise.measuring import Report, report_on, solve_work
 from loaderd.advise.trials import Trials
+from loaderd.commands import app
 from loaderd.devicecost import DeviceCost
 from loaderd.engine.advice import (
     Growth,

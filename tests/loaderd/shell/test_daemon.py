@@ -3,6 +3,7 @@
 import errno
 import mmap
 import os
+import socket
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -312,6 +313,20 @@ def test_more_messages_than_a_burst_are_all_handled(shell, client):
     for i in range(500):
         client.send(StatusRequest(request=i))
     assert [client.receive().request for _ in range(500)] == list(range(500))
+
+
+def test_where_the_door_is_somebody_listens(tmp_path, monkeypatch):
+    """It gets its name last: a client between `bind` and `listen` would be turned away."""
+    seen, listen = [], socket.socket.listen
+
+    def look(listener, *words):
+        seen.append((tmp_path / "d.sock.door").exists())
+        listen(listener, *words)
+
+    monkeypatch.setattr(socket.socket, "listen", look)
+    with Shell(tmp_path) as shell, client_of(shell):
+        assert seen == [False]
+        assert not shell.endpoint.new_door.exists()
 
 
 def test_noise_at_the_door_is_ignored(shell, client):

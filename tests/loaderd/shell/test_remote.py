@@ -28,6 +28,7 @@ from loaderd.protocol import (
 )
 from loaderd.shell.daemon import Access
 from loaderd.shell.remote import Listening
+from loaderd.wire.keys import AUTHORIZED
 from loaderd.wire.tcp import parse_tcp
 from tests.loaderd.harness import WAIT_S, Shell, client_of
 from tests.remotes import free_address, introduce, make_keys
@@ -187,3 +188,29 @@ def test_a_thread_takes_no_more_slots_than_it_may():
         assert len(broker.take(3)) == 3
     assert broker.available() == 9
     assert len(set(np.ravel(broker.take(9)))) == 9
+
+
+def test_messages_of_a_key_that_was_taken_out_are_not_heard(tmp_path, monkeypatch):
+    """On a connection that stands: only a new one asks for its key."""
+    keys = make_keys(tmp_path, "daemon", "known")
+    introduce(keys["daemon"], keys["known"])
+    authorized = keys["daemon"] / AUTHORIZED
+    before = authorized.read_text()
+    listening = Listening(parse_tcp(free_address()), keys["daemon"])
+    with Shell(tmp_path, Access(listening=listening)) as shell:
+        heard = []
+        monkeypatch.setattr(shell.daemon, "receive", lambda caller, frames: heard.append(frames))
+
+        def say(number):
+            """As the router hands over what came, with the key of who sent it."""
+            frames = [encode(StatusRequest(request=number))]
+            shell.call(shell.daemon._remote._receive, b"peer", before.split()[0], frames)
+
+        say(1)
+        authorized.write_text("")
+        say(2)
+        authorized.unlink()
+        say(3)
+        authorized.write_text(before)
+        say(4)
+        assert heard == [[encode(StatusRequest(request=number))] for number in (1, 4)]

@@ -1,0 +1,362 @@
+"""What the `loaderd` command does: serve a store, ask a daemon how it is."""
+
+import asyncio
+import contextlib
+import gc
+import logging
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, NamedTuple
+
+import msgspec
+import typer
+
+from blockstore.errors import StoreError
+from blockstore.io.arena import Arena
+from blockstore.io.reclaim import reclaim_later
+from blockstore.store import Store, open_store
+from blockstore.units import format_bytes, parse_bytes
+from loaderd import flags
+from loaderd.advise.measuring import report_on
+from loaderd.advise.text import advice_json, advice_text
+from loaderd.allocator import share_heaps
+from loaderd.config import read_config
+from loaderd.engine.engine import default_settings
+from loaderd.engine.stores import Stores
+from loaderd.errors import DaemonError, Refused
+from loaderd.logs import logging_to_stderr, tell
+from loaderd.memory.ledger import EngineSettings, plan_budget
+from loaderd.notify import notify
+from loaderd.protocol import Attach
+from loaderd.sharing.exchange import Exchange
+from loaderd.shell.daemon import Access, Daemon
+from loaderd.shell.daemon import serve as serve_engine
+from loaderd.shell.owners import Admission, UserLimits, check_folder, group_id, user_name
+from loaderd.shell.registry import MAX_SESSIONS
+from loaderd.shell.remote import Listening
+from loaderd.sight.doctor import State, checks_text, examine
+from loaderd.sight.report import ledger_text, status_text, store_text
+from loaderd.sight.server import SightServer
+from loaderd.sight.top import run_top
+from loaderd.signals import Signals
+from loaderd.wire.curve import new_pair
+from loaderd.wire.endpoint import Endpoint, claim, parse_endpoint
+from loaderd.wire.keys import PUBLIC, SECRET, keys_folder, write_pair
+from loaderd.wire.tcp import parse_tcp
+from loaderd.wire.transport import ask_status, parse_either
+
+_RELOAD_S = 60.0  # for a daemon to open its stores anew
+log = logging.getLogger("loaderd")
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # plain text, for logs too
+    help="Serve batches of a store to training processes.",
+)
+
+
+class _Look(NamedTuple):
+    """How a daemon shows itself."""
+
+    host: str
+    port: int  # 0: on none
+    log_format: flags.LogFormat
+    log_level: flags.LogLevel
+
+
+def _configure(context: typer.Context, path: Path | None) -> Path | None:
+    """Options of a file, for those that neither the command line nor the environment gives."""
+    if path is not None:
+        with _one_line_errors():
+            context.default_map = _read_options(context, path)
+    return path
+
+
+def _read_options(context: typer.Context, path: Path) -> dict[str, str | list[str]]:
+    names = {p.name for p in context.command.params if p.name is not None} - {"config", "help"}
+    return read_config(path, names, {"store"})
+
+
+@contextlib.contextmanager
+def _one_line_errors() -> Iterator[None]:
+    """What can go wrong is said in one line, with exit code 2."""
+    try:
+        yield
+    except (StoreError, DaemonError, OSError, ValueError) as error:
+        sys.stderr.write(f"error: {' '.join(str(error).split())}\n")
+        raise typer.Exit(2) from error
+
+
+@app.command()
+def serve(
+    context: typer.Context,
+    store: flags.StorePaths,
+    endpoint: flags.Endpoint,
+    mem: flags.Mem = "2G",
+    workers: flags.Workers = 0,
+    readers: flags.Readers = 0,
+    session_share: flags.SessionShare = 0.95,
+    policy: flags.RowPolicy = flags.Policy.next_use,
+    trace: flags.Trace = None,
+    dry_run: flags.DryRun = False,
+    reserve: flags.Reserve = "",
+    metrics_port: flags.MetricsPort = 0,
+    metrics_host: flags.MetricsHost = "127.0.0.1",
+    log_format: flags.LogFormatOption = flags.LogFormat.text,
+    log_level: flags.LogLevelOption = flags.LogLevel.info,
+    group: flags.Group = "",
+    user_sessions: flags.UserSessions = MAX_SESSIONS,
+    user_window: flags.UserWindow = flags.MOST_WINDOW,
+    user_share: flags.UserShare = 1.0,
+    listen: flags.Listen = "",
+    keys: flags.Keys = None,
+    remote_credit: flags.RemoteCredit = "128M",
+    config: Annotated[Path | None, flags.config(_configure)] = None,  # noqa: ARG001
+) -> None:
+    """Serve stores until SIGTERM; SIGHUP has them opened anew."""
+    with _one_line_errors():
+        address = parse_endpoint(endpoint)
+        opened = [open_store(path) for path in store]
+        settings = replace(
+            default_settings(parse_bytes(mem), workers, readers),
+            session_share=session_share, policy=policy.value, trace=trace,
+            reserve_bytes=parse_bytes(reserve) if reserve else 0,
+        )  # fmt: skip
+        if dry_run:
+            typer.echo(ledger_text(plan_budget(opened, settings), settings.mem_bytes))
+            return
+        look = _Look(metrics_host, metrics_port, log_format, log_level)
+        access = Access(
+            Admission(group_id(group) if group else None),
+            UserLimits(user_sessions, user_window, user_share),
+            _listening(listen, keys, parse_bytes(remote_credit)),
+        )
+        with logging_to_stderr(look.log_format.value, look.log_level.value):
+            _serve(opened, settings, address, look, access, lambda: _paths(context))
+
+
+def _listening(address: str, keys: Path | None, credit: int) -> Listening | None:
+    """How other hosts are served.  Raises Refused: they cannot be."""
+    if not address:
+        if keys is not None:
+            raise Refused("--keys: expected --listen tcp://HOST:PORT beside it")
+        return None
+    listening = Listening(parse_tcp(address), keys and keys.expanduser(), credit)
+    if listening.address.keys:
+        raise Refused(f"--listen {address}: expected the folder of keys as --keys")
+    listening.pair()
+    return listening
+
+
+def _paths(context: typer.Context) -> list[Path]:
+    """The stores to serve now: of the configuration file, where that is what named them."""
+    source, config = context.get_parameter_source("store"), context.params.get("config")
+    if config is None or source is None or source.name != "DEFAULT_MAP":
+        return list(context.params["store"])
+    found = _read_options(context, config).get("store")
+    if not found:
+        raise Refused(f"{config}: store is not there, expected the stores to serve")
+    return [Path(path) for path in found]
+
+
+def _serve(
+    stores: list[Store],
+    settings: EngineSettings,
+    endpoint: Endpoint,
+    look: _Look,
+    access: Access,
+    paths: Callable[[], list[Path]],
+) -> None:
+    """Serve until a signal comes, also one that comes while memory is taken."""
+    signals, idle = Signals(), True
+    share_heaps()
+    with claim(endpoint):
+        check_folder(endpoint.path.parent, access.admission.gid)
+        with signals.to(lambda: _leave(endpoint)):
+            opened = Stores(stores, settings)
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(opened)
+            _reclaim(opened.arena)
+            exchange = stack.enter_context(Exchange(opened, paths))
+            served = exchange.stores()
+            line = (
+                "serving "
+                + ", ".join(f"{s.path} (fingerprint {s.fingerprint})" for s in served)
+                + f" at {endpoint}, budget {format_bytes(settings.mem_bytes)}, "
+                + ", ".join(sorted({s.io_mode for s in served}))
+            )
+
+            def ready(daemon: Daemon) -> None:
+                page = ""
+                if look.port:
+                    server = SightServer(look.host, look.port, daemon.status)
+                    page = stack.enter_context(server).address
+                also = f" and {daemon.remote_address}" if daemon.remote_address else ""
+                _say(line.replace(f" at {endpoint}", f" at {endpoint}{also}", 1))
+                tell(
+                    log, logging.INFO, "serving", endpoint=endpoint,
+                    stores=", ".join(s.path for s in served),
+                    fingerprints=", ".join(s.fingerprint for s in served),
+                    mem_bytes=settings.mem_bytes,
+                    io_mode=", ".join(sorted({s.io_mode for s in served})), page=page,
+                    listen=daemon.remote_address,
+                )  # fmt: skip
+                notify("READY=1", f"STATUS={line}")
+
+            gc.collect()
+            gc.freeze()  # all this stays: the collector looks at what came later, and so in time
+            idle = asyncio.run(serve_engine(exchange, endpoint, signals, ready, access))
+            if not idle:
+                stack.pop_all()
+    if not idle:  # a worker hangs in a read; nothing of it outlives the process
+        os._exit(0)
+
+
+def _leave(endpoint: Endpoint) -> None:
+    """End at once, while memory is taken: of all that was begun only the lock's file would stay.
+
+    No exception is raised for it: one that a signal raises in a finalizer, or in a callback of
+    numba, is printed and swallowed, and the daemon would go on.
+    """
+    endpoint.lock.unlink(missing_ok=True)
+    os._exit(0)
+
+
+def _reclaim(arena: Arena) -> None:
+    """Have the arena emptied when this process has ended, even if clients still map it."""
+    try:
+        reclaim_later(arena.fd, arena.stamp)
+    except OSError as error:
+        tell(log, logging.WARNING, "memory may stay taken", error=f"no process frees it: {error}")
+
+
+def _say(line: str) -> None:
+    """Print at once; a reader that has left is no reason to stop."""
+    try:
+        typer.echo(line)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+@app.command()
+def advise(
+    store: Path,
+    hops: Annotated[
+        list[int] | None, typer.Argument(help="more of --num-neighbors", show_default=False)
+    ] = None,
+    mem: flags.TrialMem = "2G",
+    num_neighbors: Annotated[
+        str, typer.Option(help="of each hop, seeds outward: 15 10 5, or 15,10,5")
+    ] = "15,10,5",
+    batch_size: Annotated[int, typer.Option(min=1, help="seeds of a batch")] = 1000,
+    split: Annotated[str, typer.Option(help="whose nodes are the seeds, or all")] = "train",
+    seed_type: Annotated[str, typer.Option(help="node type of the seeds, of several")] = "",
+    macro_partitions: Annotated[
+        int, typer.Option(min=0, help="of a macro-batch; 0: an eighth of the store's")
+    ] = 0,
+    workers: flags.TrialWorkers = 0,
+    readers: flags.TrialReaders = 0,
+    json: flags.Json = False,
+) -> None:
+    """Estimate an epoch of every plan, by short trials, and say which to take."""
+    with _one_line_errors():
+        request = Attach(
+            token=0, request=0, num_neighbors=(*_fanouts(num_neighbors), *(hops or ())),
+            batch_size=batch_size, split=split, seed_type=seed_type,
+            macro_partitions=macro_partitions,
+        )  # fmt: skip
+        settings = default_settings(parse_bytes(mem), workers, readers)
+        report = report_on(open_store(store), settings, request)
+        typer.echo(advice_json(report) if json else advice_text(report))
+        if not report.advice.plan:
+            raise typer.Exit(2)
+
+
+def _fanouts(text: str) -> tuple[int, ...]:
+    """Numbers with commas or spaces between them.  Raises ValueError."""
+    try:
+        return tuple(int(word) for word in text.replace(",", " ").split())
+    except ValueError:
+        raise ValueError(f"--num-neighbors {text!r}: expected numbers such as 15 10 5") from None
+
+
+@app.command()
+def status(
+    endpoint: flags.AnyEndpoint,
+    json: flags.Json = False,
+) -> None:
+    """Ask a daemon how it is."""
+    with _one_line_errors():
+        reply = ask_status(parse_either(endpoint))
+        typer.echo(msgspec.json.encode(reply).decode() if json else status_text(reply))
+
+
+@app.command()
+def reload(
+    endpoint: flags.Endpoint,
+) -> None:
+    """Have a daemon of this machine open its stores anew: SIGHUP, and what came of it."""
+    with _one_line_errors():
+        address = parse_endpoint(endpoint)
+        before = ask_status(address)
+        os.kill(before.pid, signal.SIGHUP)
+        end = time.monotonic() + _RELOAD_S
+        while (after := ask_status(address)).counters["reloads"] == before.counters["reloads"]:
+            if time.monotonic() > end:
+                raise DaemonError(f"{endpoint}: no answer within {_RELOAD_S:g} s; see its log")
+            time.sleep(0.05)
+        if after.reload_error:
+            raise Refused(f"{endpoint}: {after.reload_error}")
+        typer.echo("\n".join(map(store_text, after.stores)))
+
+
+@app.command()
+def top(
+    endpoint: flags.AnyEndpoint,
+    every: Annotated[float, typer.Option(min=0.1, max=3600, help="seconds of a picture")] = 1.0,
+    once: Annotated[bool, typer.Option("--once", help="one picture, and exit")] = False,
+) -> None:
+    """Watch a daemon: sessions, rates, the stage that limits, memory."""
+    with _one_line_errors(), contextlib.suppress(KeyboardInterrupt):
+        address = parse_either(endpoint)
+        run_top(lambda: ask_status(address), every, once)
+
+
+@app.command()
+def keygen(
+    folder: Annotated[
+        Path | None, typer.Argument(help="where; else $LOADERD_KEYS, or ~/.config/loaderd")
+    ] = None,
+    name: Annotated[str, typer.Option(help="by which daemons know who has the key")] = "",
+) -> None:
+    """Make this side's keys for tcp, and print the public one."""
+    with _one_line_errors():
+        where = keys_folder(folder)
+        pair = new_pair()
+        who = " ".join(name.split()) or f"{user_name(os.getuid())}@{socket.gethostname()}"
+        write_pair(where, pair, who)
+        typer.echo(f"{pair.public} {who}")
+        typer.echo(f"wrote {where / SECRET} and {where / PUBLIC}", err=True)
+
+
+@app.command()
+def doctor(
+    store: Annotated[Path | None, typer.Argument(help="checks its disk, too")] = None,
+    mem: Annotated[str, typer.Option(help="memory that `serve` is to use")] = "2G",
+    json: flags.Json = False,
+) -> None:
+    """Look whether this machine can serve well, and say what to do where not."""
+    with _one_line_errors():
+        checks = list(examine(default_settings(parse_bytes(mem)), store))
+    typer.echo(msgspec.json.encode(checks).decode() if json else checks_text(checks))
+    if any(check.state == State.fail for check in checks):
+        raise typer.Exit(1)
