@@ -12,6 +12,7 @@ from clients.hetero import HeteroBatch, HeteroDataset  # noqa: E402
 from clients.torch import NeighborDataset  # noqa: E402
 from loaderd.errors import Refused  # noqa: E402
 from tests.daemons import daemon  # noqa: E402
+from tests.differences import At, same_hetero_batch  # noqa: E402
 from tests.heterostores import HeteroGraph, random_hetero, write_hetero_store  # noqa: E402
 from tests.reference import make_epoch_key, make_key, permute, sample_hetero_batch  # noqa: E402
 
@@ -42,29 +43,19 @@ def served(request, mag):
         yield endpoint
 
 
-def flat(hops: list[list[int]]) -> list[int]:
-    """All hops, one after the other."""
-    return [item for hop in hops for item in hop]
-
-
 def check(graph: HeteroGraph, batch: HeteroBatch, expected: Any, edges: Any = None) -> None:
     """A batch is what the reference gives; `edges`: places in `indices`, by relation."""
-    assert {t: ids.tolist() for t, ids in batch.n_id.items()} == expected.n_id
-    assert batch.num_sampled_nodes == expected.nodes_per_hop
-    for r in graph.relations:
-        assert batch.edge_index[r].tolist() == [
-            flat(expected.src_local[r]), flat(expected.dst_local[r]),
-        ]  # fmt: skip
-        assert batch.num_sampled_edges[r] == [len(hop) for hop in expected.edges[r]]
-        found = np.array(flat(expected.edges[r]), np.int64)
-        assert batch.e_id is not None
-        assert batch.e_id[r].tolist() == (found if edges is None else edges[r][found]).tolist()
-    assert set(batch.x) == set(graph.widths)
-    for name, rows in batch.x.items():
-        np.testing.assert_array_equal(rows.numpy(), graph.x(name)[expected.n_id[name]])
+    at = At(batch.epoch, batch.step)
+    hops = {
+        r: (expected.src_local[r], expected.dst_local[r], expected.edges[r])
+        for r in graph.relations
+    }
+    x = {name: graph.x(name) for name in graph.widths}
+    same_hetero_batch(at, batch, expected, hops, x, edges)
     assert set(batch.y) == set(graph.labels)
     for name, labels in batch.y.items():
-        assert labels.tolist() == graph.labels[name][expected.n_id[name]].tolist()
+        ids = expected.n_id[name]
+        at.same(f"y[{name}]", labels, graph.labels[name][ids], ids)
 
 
 def check_epoch(

@@ -1,7 +1,5 @@
 """Seed edges that join two node types, against plain Python, for both plans."""
 
-from itertools import chain
-
 import numpy as np
 import pytest
 
@@ -9,6 +7,7 @@ torch = pytest.importorskip("torch")
 from clients.heterolink import HeteroLinkDataset  # noqa: E402
 from loaderd.errors import Refused  # noqa: E402
 from tests.daemons import daemon  # noqa: E402
+from tests.differences import At, same_hetero_batch  # noqa: E402
 from tests.heterostores import random_hetero, write_hetero_store  # noqa: E402
 from tests.reference import (  # noqa: E402
     draw_negatives,
@@ -73,17 +72,13 @@ def test_batches_are_the_references(served, plan, case):
             graph.first, graph.relations, "", dict.fromkeys(nodes),
             dict.fromkeys(graph.relations, FANOUTS), (SEED, EPOCH, step), banned=banned,
         )  # fmt: skip
-        assert {t: ids.tolist() for t, ids in batch.n_id.items()} == expected.n_id
-        assert batch.num_sampled_nodes == expected.nodes_per_hop
-        for r in graph.relations:
-            found = [expected.src_local[r], expected.dst_local[r], expected.edges[r]]
-            flat = [list(chain.from_iterable(hops)) for hops in found]
-            assert batch.edge_index[r].tolist() == flat[:2]
-            assert batch.e_id[r].tolist() == flat[2]
-        np.testing.assert_array_equal(
-            batch.x["paper"].numpy(), graph.x("paper")[expected.n_id["paper"]]
-        )
-        assert batch.input_id.tolist() == own
+        at = At(EPOCH, step)
+        hops = {
+            r: (expected.src_local[r], expected.dst_local[r], expected.edges[r])
+            for r in graph.relations
+        }
+        same_hetero_batch(at, batch, expected, hops, {"paper": graph.x("paper")})
+        at.same("input_id", batch.input_id, own)
         assert batch.edge_type == WRITES
         authors, papers = batch.n_id["author"], batch.n_id["paper"]
         if options["negatives"] == "triplet":

@@ -1,7 +1,5 @@
 """Batches of several types up to a time, each relation with its own times, against plain Python."""
 
-from itertools import chain
-
 import numpy as np
 import pytest
 
@@ -10,6 +8,7 @@ from clients.hetero import HeteroDataset  # noqa: E402
 from clients.heterolink import HeteroLinkDataset  # noqa: E402
 from loaderd.errors import Refused  # noqa: E402
 from tests.daemons import daemon  # noqa: E402
+from tests.differences import At, same_hetero_batch  # noqa: E402
 from tests.heterostores import EdgeType, HeteroGraph, random_hetero, write_hetero_store  # noqa: E402
 from tests.reference import (  # noqa: E402
     draw_negatives,
@@ -60,15 +59,12 @@ def served(request, endpoints):
 
 def check(graph: HeteroGraph, batch, expected) -> None:
     """The batch is the reference's, but for whose its nodes are."""
-    assert {t: ids.tolist() for t, ids in batch.n_id.items()} == expected.n_id
-    assert batch.num_sampled_nodes == expected.nodes_per_hop
-    for relation, hops in expected.edges.items():
-        edges = list(chain.from_iterable(hops))
-        assert batch.edge_index[relation].t().tolist() == [[s, t] for s, t, _ in edges]
-        assert batch.e_id[relation].tolist() == [edge for _, _, edge in edges]
-        assert batch.num_sampled_edges[relation] == [len(hop) for hop in hops]
-    for name in WIDTHS:
-        np.testing.assert_array_equal(batch.x[name].numpy(), graph.x(name)[expected.n_id[name]])
+    hops = {
+        relation: tuple([[edge[part] for edge in hop] for hop in hops] for part in range(3))
+        for relation, hops in expected.edges.items()
+    }
+    x = {name: graph.x(name) for name in WIDTHS}
+    same_hetero_batch(At(batch.epoch, batch.step), batch, expected, hops, x)
 
 
 @pytest.mark.parametrize("strategy", ["uniform", "last"])

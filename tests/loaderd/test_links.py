@@ -1,6 +1,5 @@
 """Batches of seed edges, end to end against plain Python, for both plans."""
 
-from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +9,7 @@ import torch
 from clients.link import LinkDataset
 from loaderd.errors import Refused
 from tests.daemons import daemon
+from tests.differences import At, same_batch
 from tests.graphs import Csc, make_csc
 from tests.reference import make_epoch_key, permute, sample_link_batch
 from tests.stores import write_store
@@ -98,33 +98,29 @@ def test_batches_are_the_references(graph, served, case):
             SEED, EPOCH, step, options["negatives"], options["amount"], options["exclude"],
             options["frontier"], options.get("replace", False),
         )  # fmt: skip
-        assert batch.input_id.tolist() == own
-        assert batch.n_id.tolist() == expected.n_id
-        assert batch.num_sampled_nodes == expected.nodes_per_hop
-        found = [expected.src_local, expected.dst_local, expected.edges]
-        sources, targets, ids = (list(chain.from_iterable(hops)) for hops in found)
-        assert batch.edge_index.tolist() == [sources, targets]
-        assert batch.e_id.tolist() == ids
-        assert batch.x[:, 1].tolist() == [2.0 * node for node in expected.n_id]
-        check_fields(batch, ends, options)
+        at = At(EPOCH, step)
+        at.same("input_id", batch.input_id, own)
+        same_batch(at, batch, expected)
+        check_fields(at, batch, ends, options)
     data.close()
 
 
-def check_fields(batch, ends: list[int], options: dict) -> None:
+def check_fields(at: At, batch, ends: list[int], options: dict) -> None:
     """PyG's fields say what the ends are."""
     num = batch.batch_size
     if options["negatives"] == "triplet":
-        assert batch.src_index.tolist() == ends[:num]
-        assert batch.dst_pos_index.tolist() == ends[num : 2 * num]
+        at.same("src_index", batch.src_index, ends[:num])
+        at.same("dst_pos_index", batch.dst_pos_index, ends[num : 2 * num])
         rows = np.array(ends[2 * num :]).reshape(-1, num).T
-        assert batch.dst_neg_index.tolist() == (rows[:, 0] if rows.shape[1] == 1 else rows).tolist()
+        at.same("dst_neg_index", batch.dst_neg_index, rows[:, 0] if rows.shape[1] == 1 else rows)
         return
     half = len(ends) // 2
-    assert batch.edge_label_index.tolist() == [ends[:half], ends[half:]]
+    at.same("edge_label_index[0]", batch.edge_label_index[0], ends[:half])
+    at.same("edge_label_index[1]", batch.edge_label_index[1], ends[half:])
     if options["negatives"] == "none":
         assert batch.edge_label is None
     else:
-        assert batch.edge_label.tolist() == [1.0] * num + [0.0] * (half - num)
+        at.same("edge_label", batch.edge_label, [1.0] * num + [0.0] * (half - num))
 
 
 def test_an_epoch_has_every_edge_once_for_all_ranks_together(graph, served):

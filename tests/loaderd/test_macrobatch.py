@@ -20,6 +20,7 @@ from preprocess.options import IngestOptions
 from preprocess.partition import PartitionOptions
 from preprocess.sources.plain import PlainSource
 from tests.daemons import daemon
+from tests.differences import At, same_batch
 from tests.graphs import Csc, make_csc
 from tests.preprocess.quiet import QUIET
 from tests.reference import make_key, permute, sample_batch
@@ -175,14 +176,10 @@ def expect_references(graph, endpoint: str, options: dict) -> None:
     found = list(expected_epoch(graph, 2, options, options.get("reuse", 1)))
     assert len(batches) == len(found)
     for batch, (index, expected, edges) in zip(batches, found, strict=True):
-        assert batch.input_id.tolist() == index
+        at = At(2, batch.step)
+        at.same("input_id", batch.input_id, index)
         assert batch.batch_size <= BATCH
-        assert batch.n_id.tolist() == expected.n_id
-        assert batch.num_sampled_nodes == expected.nodes_per_hop
-        assert batch.edge_index[0].tolist() == flat(expected.src_local)
-        assert batch.edge_index[1].tolist() == flat(expected.dst_local)
-        assert batch.e_id.tolist() == [edges[e] for e in flat(expected.edges)]
-        assert batch.x[:, 1].tolist() == [2.0 * node for node in expected.n_id]
+        same_batch(at, batch, expected, edges)
 
 
 @pytest.mark.parametrize("reuse", [1, 2])

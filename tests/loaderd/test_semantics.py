@@ -8,6 +8,7 @@ import pytest
 from clients.torch import NeighborDataset
 from loaderd.errors import Refused
 from tests.daemons import daemon
+from tests.differences import At, same_batch
 from tests.graphs import Csc, make_csc
 from tests.reference import make_epoch_key, permute, sample_batch
 from tests.stores import write_store
@@ -54,11 +55,6 @@ CASES = {
 }
 
 
-def flat(hops: list[list[int]]) -> list[int]:
-    """All hops, one after the other."""
-    return [item for hop in hops for item in hop]
-
-
 @pytest.mark.parametrize("case", CASES)
 def test_batches_are_the_references(graph, served, case):
     csc, weights, _ = graph
@@ -79,12 +75,7 @@ def test_batches_are_the_references(graph, served, case):
             options["num_neighbors"], SEED, 2, step, options.get("frontier", "new"),
             options.get("replace", False), weights if options.get("weighted") else None,
         )  # fmt: skip
-        assert batch.n_id.tolist() == expected.n_id
-        assert batch.num_sampled_nodes == expected.nodes_per_hop
-        assert batch.edge_index[0].tolist() == flat(expected.src_local)
-        assert batch.edge_index[1].tolist() == flat(expected.dst_local)
-        assert batch.e_id.tolist() == flat(expected.edges)
-        assert batch.x[:, 1].tolist() == [2.0 * node for node in expected.n_id]
+        same_batch(At(2, step), batch, expected)
 
 
 @pytest.mark.parametrize(

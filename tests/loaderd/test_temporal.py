@@ -1,7 +1,6 @@
 """Batches of edges up to a time, end to end against plain Python, for both plans."""
 
 import math
-from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +13,7 @@ from loaderd.engine.resolve import resolve
 from loaderd.errors import Refused
 from loaderd.protocol import Attach, Temporal
 from tests.daemons import daemon
+from tests.differences import At, same_batch
 from tests.graphs import Csc, make_csc
 from tests.reference import (
     draw_negatives,
@@ -55,17 +55,6 @@ def served(request, endpoint):
     return endpoint, request.param
 
 
-def check(batch, expected) -> None:
-    """The batch is the reference's, but for `batch.batch`."""
-    assert batch.n_id.tolist() == expected.n_id
-    assert batch.num_sampled_nodes == expected.nodes_per_hop
-    found = [expected.src_local, expected.dst_local, expected.edges]
-    sources, targets, ids = (list(chain.from_iterable(hops)) for hops in found)
-    assert batch.edge_index.tolist() == [sources, targets]
-    assert batch.e_id.tolist() == ids
-    assert batch.x[:, 1].tolist() == [2.0 * node for node in expected.n_id]
-
-
 @pytest.mark.parametrize("strict", [False, True])
 @pytest.mark.parametrize("strategy", ["uniform", "last"])
 @pytest.mark.parametrize("frontier", ["new", "layer"])
@@ -91,10 +80,11 @@ def test_nodes_see_what_was_before_them(graph, served, strategy, strict, frontie
             csc.indptr, csc.indices, times, nodes[places].tolist(), limits,
             [tree_number(i) for i in own], FANOUTS, SEED, EPOCH, step, strategy == "last", frontier,
         )  # fmt: skip
-        check(batch, expected)
-        assert batch.input_id.tolist() == places
-        assert batch.batch.tolist() == expected.trees
-        assert batch.seed_time.tolist() == seed_times[places].tolist()
+        at = At(EPOCH, step)
+        same_batch(at, batch, expected)
+        at.same("input_id", batch.input_id, places)
+        at.same("batch", batch.batch, expected.trees, expected.n_id)
+        at.same("seed_time", batch.seed_time, seed_times[places], nodes[places])
     assert step == 4
     data.close()
 
@@ -147,10 +137,11 @@ def test_edges_see_what_was_before_them(graph, served, case):
             [tree_number(own[j % len(own)], end, j // len(own)) for end, j, _ in ends],
             FANOUTS, SEED, EPOCH, step, options["temporal_strategy"] == "last",
         )  # fmt: skip
-        check(batch, expected)
-        assert batch.input_id.tolist() == places
-        assert batch.batch.tolist() == [edge_of[tree] for tree in expected.trees]
-        assert batch.seed_time.tolist() == own_times.tolist()
+        at = At(EPOCH, step)
+        same_batch(at, batch, expected)
+        at.same("input_id", batch.input_id, places)
+        at.same("batch", batch.batch, [edge_of[tree] for tree in expected.trees], expected.n_id)
+        at.same("seed_time", batch.seed_time, own_times)
         if options["negatives"] == "triplet":
             assert batch.dst_neg_index.T.reshape(-1).tolist() == list(
                 range(2 * len(own), len(ends))
