@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import Phase, settings
+from numba import config
 
 from preprocess.generate import GraphRecipe, generate
 from preprocess.progress import Progress
@@ -17,6 +19,18 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # tests run side by side, and tor
 
 SHARED = Path(__file__).resolve().parent.parent.parent / "shared" / "data"
 CACHE = Path(tempfile.gettempdir()) / "blockstore-test-data"
+
+# A property that fails is told at once, by the example that was found.  To make that one small may
+# take minutes: pytest --hypothesis-profile=shrink does it.  First calls of kernels compile them, so
+# that no example has a deadline; without the compiler there are few.
+settings.register_profile(
+    "shrink", deadline=None, max_examples=10 if config.DISABLE_JIT else 100, phases=tuple(Phase)
+)
+settings.register_profile(
+    "at once", settings.get_profile("shrink"), report_multiple_bugs=False,
+    phases=(Phase.explicit, Phase.reuse, Phase.generate),
+)  # fmt: skip
+settings.load_profile("at once")
 
 
 SLOW_S = 600  # for a test that is marked `slow`; the others have `timeout` of pyproject.toml

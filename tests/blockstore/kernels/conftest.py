@@ -4,12 +4,6 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from hypothesis import settings
-from numba import config
-
-settings.register_profile("compiled", deadline=None)
-settings.register_profile("plain", deadline=None, max_examples=10)
-settings.load_profile("plain" if config.DISABLE_JIT else "compiled")
 
 
 @pytest.fixture(autouse=True, scope="session")
