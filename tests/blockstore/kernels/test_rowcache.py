@@ -131,6 +131,11 @@ def test_runs_cover_the_rows_and_copies_bring_them(rows, row_bytes, gap, most):
     place[listed] = np.random.default_rng(1).permutation(listed.size)
     for shard, page, pages, low, high in runs.tolist():
         first = shard * per_shard * block_bytes + page * PAGE_BYTES
+        for row in listed[low:high].tolist():
+            start = row // per_block * block_bytes + row % per_block * row_bytes
+            assert row // per_block // per_shard == shard
+            assert first <= start
+            assert start + row_bytes <= first + pages * PAGE_BYTES
         k.copy_extent(
             disk[first : first + pages * PAGE_BYTES], first, listed, low, high, per_block,
             row_bytes, block_bytes, place, area, data, slot,

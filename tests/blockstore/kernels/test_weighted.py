@@ -1,11 +1,14 @@
 """Weighted draws: against plain Python, in distribution, and of giants part by part."""
 
+from typing import Any
+
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from blockstore.kernels import weighted as k
-from tests.graphs import hold, make_csc
+from tests.graphs import Csc, hold, make_csc
 from tests.reference import weigh_edges
 
 NONE32 = np.empty(0, np.uint32)
@@ -81,3 +84,49 @@ def test_edges_are_drawn_in_proportion_to_their_weights():
     share = graph.weights / graph.weights.sum()
     chi = ((first - 6000 * share) ** 2 / (6000 * share)).sum()
     assert chi < 39 + 5 * np.sqrt(2 * 39)
+
+
+class FewWeights(Csc):
+    """Weights that are zero but for one of 97, of very different sizes."""
+
+    __slots__ = ()
+
+    @property
+    def weights(self) -> Any:
+        """float32 (num_edges,)"""
+        places = np.arange(self.indices.size)
+        sizes = np.array([1e-30, 1, 1e30], np.float32)[places % 3]
+        return np.where(places % 97 == 5, sizes, np.float32(0))
+
+
+@pytest.mark.parametrize("fanout", [1, 4, 20, 1000])
+@pytest.mark.parametrize("degree", [1, 5, 6, 200, 3000])
+def test_edges_of_weight_zero_are_never_drawn(degree, fanout):
+    """Also where fewer edges have a weight than are wanted, in a block or in several."""
+    graph = FewWeights(*make_csc([degree, 2], 1, "uint32", "uint32"))
+    held = hold(graph, 4096, "uint32", "uint32", beside=(True, False))
+    for key in (3, 2**63):
+        _, edges, counts = draw(held, graph.weights, [0, 1], fanout, np.uint64(key))
+        for column in (0, 1):
+            expected = weigh_edges(graph.indptr, graph.weights, column, fanout, key)
+            assert counts[column] == len(expected)
+            assert edges[column, : counts[column]].tolist() == graph.edge_ids[expected].tolist()
+
+
+class NoWeights(Csc):
+    """Weights that are all zero."""
+
+    __slots__ = ()
+
+    @property
+    def weights(self) -> Any:
+        """float32 (num_edges,)"""
+        return np.zeros(self.indices.size, np.float32)
+
+
+@pytest.mark.parametrize("degree", [7, 3000])
+def test_nothing_is_drawn_where_all_weights_are_zero(degree):
+    graph = NoWeights(*make_csc([degree], 1, "uint32", "uint32"))
+    held = hold(graph, 4096, "uint32", "uint32", beside=(True, False))
+    _, _, counts = draw(held, graph.weights, [0], 5, np.uint64(1))
+    assert counts.tolist() == [0]

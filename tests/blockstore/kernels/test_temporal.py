@@ -1,0 +1,128 @@
+"""Draws up to a time against plain Python: boundaries, equal times, columns over several blocks."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from blockstore.kernels import temporal as k
+from blockstore.kernels.weighted import fetch_giants, mark_picked_giants, mark_whole_giants
+from blockstore.unpack import unpack_block
+from tests.graphs import Csc, Held, hold, make_csc
+from tests.reference import pick_until
+
+NONE32 = np.empty(0, np.uint32)
+NO_ITEMS = np.empty(0, np.int64)
+
+
+class FewTimes(Csc):
+    """Five different times, so that many edges are of the limit itself, or of one time."""
+
+    __slots__ = ()
+
+    @property
+    def times(self) -> Any:
+        """int64 (num_edges,)"""
+        return (np.arange(self.indices.size, dtype=np.int64) * 7 % 5) - 2
+
+
+def draw(held: Held, limits: Any, roots: Any, fanout: int, last: bool, key: int) -> list[list[int]]:
+    """Edge ids drawn of each column of a graph, each the root of a tree of its own."""
+    num = held.graph.num_nodes
+    columns = range(num)
+    nodes, blocks, trees = held.nodes(columns), held.block_of(columns), np.arange(num, dtype="u4")
+    starts = np.arange(num, dtype=np.int64) * fanout
+    draws, edges = np.zeros(num * fanout, held.id_dtype), np.zeros(num * fanout, np.uint32)
+    counts, giants = np.zeros(num, np.uint32), np.zeros(num, np.uint32)
+    degrees = np.zeros(num, np.int64)
+    arena32, longs = held.arena.view(np.uint32), held.arena.view(np.int64)
+    id_bytes, edge_bytes, weight_bytes, _ = held.item_bytes()
+    widths = (held.slot_bytes, id_bytes, edge_bytes)
+    tail = (weight_bytes, held.capacity, fanout, last, np.uint64(key))
+    count = k.sample_until(
+        arena32, held.ids(), arena32, longs, nodes, trees, limits, roots, NONE32, 0, num, blocks,
+        held.first_node, held.slot_of_block, *widths, *tail, starts, draws, starts, edges, NO_ITEMS,
+        counts, giants, degrees, 0,
+    )  # fmt: skip
+    shape = (count, max(1, fanout))
+    keys, places = np.empty(shape, np.int64), np.empty(shape, np.int64)
+    found, marks = np.zeros(count, np.int64), np.zeros(len(held.blocks), np.uint8)
+    mark_whole_giants(giants, degrees, count, blocks, held.capacity, marks)
+    for block in np.flatnonzero(marks)[::-1]:  # one at a time, from the last
+        only = np.full(len(held.blocks), -1, np.int32)
+        only[block] = held.slot_of_block[block]
+        k.rank_giants(
+            arena32, longs, giants, degrees, count, nodes, trees, limits, roots, blocks, only,
+            *widths, *tail, keys, places, found,
+        )  # fmt: skip
+    for row, size in zip(places, found, strict=True):
+        row[:size].sort()
+    mark_picked_giants(giants, count, blocks, held.capacity, places, found, marks)
+    fetch_giants(
+        arena32, held.ids(), arena32, giants, count, blocks, held.slot_of_block, *widths,
+        held.capacity, places, found, starts, draws, starts, edges, NO_ITEMS, counts,
+    )  # fmt: skip
+    spans = [slice(int(s), int(s) + int(n)) for s, n in zip(starts, counts, strict=True)]
+    for span in spans:
+        ids = [int(np.flatnonzero(held.graph.edge_ids == e)[0]) for e in edges[span]]
+        assert draws[span].tolist() == held.graph.indices[ids].tolist()
+    return [edges[span].tolist() for span in spans]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.integers(0, 30), min_size=1, max_size=6),
+    st.sampled_from([0, 300, 1000]),
+    st.integers(1, 40),
+    st.integers(-3, 3),
+    st.booleans(),
+    st.integers(0, 2**63),
+    st.booleans(),
+)
+def test_draws_are_the_references(degrees, giant, fanout, limit, last, key, weights):
+    plain = make_csc([*degrees, giant, 3], 1, "uint32", "uint32")
+    graph = FewTimes(*plain)
+    held = hold(graph, 4096, "uint32", "uint32", beside=(weights, True))
+    assert giant < 300 or len(held.blocks) > 1
+    limits = np.full(graph.num_nodes, limit, np.int64) + np.arange(graph.num_nodes) % 2
+    roots = np.arange(graph.num_nodes, dtype=np.uint64) << np.uint64(20)
+    for column, found in enumerate(draw(held, limits, roots, fanout, last, key)):
+        expected = pick_until(
+            graph.indptr, graph.times, column, int(limits[column]), fanout, key,
+            int(roots[column]), last,
+        )  # fmt: skip
+        assert found == graph.edge_ids[expected].tolist(), f"column {column}"
+
+
+@pytest.mark.parametrize("degree", [4, 1000])
+@pytest.mark.parametrize("last", [False, True])
+def test_edges_of_the_limit_count_and_later_ones_do_not(degree, last):
+    graph = FewTimes(*make_csc([degree], 1, "uint32", "uint32"))
+    held = hold(graph, 4096, "uint32", "uint32", beside=(False, True))
+    for limit in range(-4, 4):
+        (found,) = draw(held, np.array([limit]), np.zeros(1, np.uint64), degree, last, 5)
+        assert found == graph.edge_ids[graph.times <= limit].tolist()
+
+
+def test_times_of_edges_are_found_by_their_places():
+    graph = FewTimes(*make_csc([5, 400, 3], 2, "uint32", "uint32"))
+    held = hold(graph, 4096, "uint32", "uint32", beside=(True, True))
+    first_edge = edges_before(held)
+    places = np.arange(graph.indices.size, dtype=np.int64)[::-1].copy()
+    blocks = (np.searchsorted(first_edge, places.astype(np.uint64), "right") - 1).astype(np.int32)
+    out = np.zeros(places.size, np.int64)
+    id_bytes, edge_bytes, weight_bytes, _ = held.item_bytes()
+    entries = np.arange(places.size, dtype=np.uint32)
+    k.find_times(
+        held.arena.view(np.uint32), held.arena.view(np.int64), entries, places.size, places, blocks,
+        first_edge, held.slot_of_block, held.slot_bytes, id_bytes, edge_bytes, weight_bytes, out,
+    )  # fmt: skip
+    assert out.tolist() == graph.times[::-1].tolist()
+
+
+def edges_before(held: Held) -> Any:
+    """uint64 (blocks + 1,) edges before each block."""
+    sizes = [unpack_block(block, "here").header.num_edges for block in held.blocks]
+    return np.concatenate([[0], np.cumsum(sizes)]).astype(np.uint64)

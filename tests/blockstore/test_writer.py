@@ -1,0 +1,35 @@
+"""Row arrays as they lie on disk: nothing but their rows, and zeros behind them."""
+
+import numpy as np
+import pytest
+
+from blockstore.format import RowArray, row_geometry, shard_path
+from blockstore.store import open_store, read_rows
+from blockstore.writer import StoreWriter
+from tests.graphs import make_csc
+from tests.stores import write_store
+
+
+@pytest.mark.parametrize("num_rows", [1, 255, 256, 257, 1300])
+@pytest.mark.parametrize("piece", [1, 100, 5000])
+def test_behind_the_last_row_there_are_zeros(tmp_path, num_rows, piece):
+    """A buffer is used for several blocks: nothing of an earlier one stays behind the last row."""
+    array = RowArray("rows", "uint8", num_rows, (16,))
+    geometry = row_geometry(array, 4096)
+    rows = np.full((num_rows, 16), 0xAB, np.uint8)
+    folder = tmp_path / "work"
+    with StoreWriter(tmp_path / "store", block_bytes=4096, buffer_bytes=4096, folder=folder) as w:
+        with w.rows(array) as out:
+            for first in range(0, num_rows, piece):
+                out.append(rows[first : first + piece])
+        raw = (folder / shard_path("rows", 0, 2)).read_bytes()[: geometry.num_blocks * 4096]
+    assert raw.count(0xAB) == num_rows * 16
+    assert not any(raw[num_rows * 16 :])
+
+
+def test_equal_content_gives_an_equal_fingerprint(tmp_path):
+    graph = make_csc([3] * 700, 1)
+    prints = {write_store(tmp_path / name, graph, [1, 2]).fingerprint for name in "ab"}
+    assert len(prints) == 1
+    store = open_store(tmp_path / "a")
+    assert read_rows(store, store.manifest.types[0].splits["train"]).tolist() == [1, 2]
