@@ -13,7 +13,7 @@ import pytest
 from blockstore.store import open_store
 from loaderd.engine.stores import Stores
 from loaderd.errors import Refused
-from loaderd.memory.ledger import EngineSettings
+from loaderd.memory.ledger import EngineSettings, table_entries
 from loaderd.protocol import Attach, Attached, BatchReady, ErrorReply, Release, Start
 from loaderd.sharing.exchange import Exchange
 from loaderd.wire.endpoint import parse_endpoint
@@ -216,3 +216,17 @@ def test_a_daemon_of_two_stores_is_reloaded_by_its_owner(folders, tmp_path):
         client.close()
     finally:
         assert stop(process) == 0
+
+
+def test_what_is_set_aside_is_there_again_when_a_store_has_gone(tmp_path):
+    """A store that is replaced again and again takes its tables out of the reserve once."""
+    paths = [make_store(tmp_path / folder / "a", seed) for seed, folder in enumerate("xyz")]
+    tables = [sum(e.num_bytes for e in table_entries(open_store(p).manifest)) for p in paths]
+    reserve = max(tables) + min(tables) // 2
+    with Daemon(paths[:1], 24 << 20, reserve) as daemon:
+        for turn in range(1, 7):
+            daemon.paths = [paths[turn % 3]]
+            assert len(daemon.exchange.reload()) == 1
+            assert daemon.names() == {"a": False}
+            left = daemon.stores.reserve_entry().num_bytes
+            assert left == reserve + tables[0] - tables[turn % 3]

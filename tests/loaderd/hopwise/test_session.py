@@ -1,0 +1,150 @@
+"""Buffers and order of hop-wise batches: errors, new runs and releases give every buffer back."""
+
+import queue
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from loaderd.hopwise.session import HopSession
+from loaderd.hopwise.shelf import Arrival
+from loaderd.hopwise.source import Answer
+from loaderd.plans.base import Unit
+from loaderd.protocol import ChunkReady, ErrorReply, Release, Start
+
+STEPS, WINDOW, WAIT_S = 9, 3, 10
+
+
+class Source:
+    """Answers at once, or waits for `go`; steps in `bad` cannot be read."""
+
+    def __init__(self) -> None:
+        self.bad: set[int] = set()
+        self.late: set[int] = set()  # of these, those that fail while they are on their way
+        self.go = threading.Event()
+        self.go.set()
+        self.asked = threading.Event()
+        self.buffers: list[int] = []
+
+    def ask(self, unit: Unit, buffer: int) -> tuple[Arrival, Answer]:
+        self.asked.set()
+        assert self.go.wait(WAIT_S)
+        self.buffers.append(buffer)
+        if unit.step in self.bad - self.late:
+            raise OSError(f"step {unit.step}: cannot read")
+        arrival = Arrival()
+        if unit.step in self.late:
+            arrival.readings.append(Failing())  # type: ignore[arg-type]
+        return arrival, Answer("rows", (unit.step,), (), ((0,),), -1)
+
+
+class Failing:
+    """A read that fails."""
+
+    def wait(self) -> None:
+        raise OSError("cannot read")
+
+
+@pytest.fixture
+def parts():
+    out: queue.Queue[Any] = queue.Queue()
+    plan: Any = SimpleNamespace(
+        num_steps=STEPS, name="chunks", resolved=SimpleNamespace(seeds="split:train"),
+        unit=lambda epoch, step: Unit(epoch, step, step, step + 2),
+    )  # fmt: skip
+    session = HopSession(4, plan, WINDOW, 2, lambda _number, message: out.put(message))
+    source = Source()
+    session.open(source)  # type: ignore[arg-type]
+    yield session, source, out
+    source.go.set()
+    session.close()
+
+
+def take(out: Any, count: int, run: int) -> list[int]:
+    """Steps of so many batches."""
+    found = [out.get(timeout=WAIT_S) for _ in range(count)]
+    assert all(isinstance(m, ChunkReady) and m.run == run for m in found)
+    return [m.step for m in found]
+
+
+def start(run: int, step: int = 0, stride: int = 1) -> Start:
+    return Start(session=4, run=run, epoch=run, step=step, stride=stride)
+
+
+def release(session: HopSession, run: int, *steps: int) -> None:
+    for step in steps:
+        session.release(Release(session=4, run=run, step=step, group=0))
+
+
+def epoch(session: HopSession, out: Any, run: int) -> None:
+    """A whole run, batch by batch."""
+    session.start(start(run))
+    for step in range(STEPS):
+        assert take(out, 1, run) == [step]
+        release(session, run, step)
+    assert session.status().in_flight == 0
+
+
+def test_as_many_are_lent_as_there_are_buffers(parts):
+    session, source, out = parts
+    session.start(start(1, 1, 2))
+    assert take(out, WINDOW, 1) == [1, 3, 5]
+    assert session.waits
+    assert sorted(source.buffers) == [0, 1, 2]
+    release(session, 1, 3)
+    assert take(out, 1, 1) == [7]
+    assert session.batches == 1
+    release(session, 1, 3)  # again: nothing
+    release(session, 2, 1)  # of another run
+    session.release(Release(session=4, run=1, step=1, group=1))
+    assert session.status().in_flight == WINDOW
+    assert out.empty()
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("bad", [0, 1, 4])
+def test_an_error_ends_the_run_and_no_buffer_is_lost(parts, bad, late):
+    session, source, out = parts
+    source.bad, source.late = {bad}, {bad} if late else set()
+    for run in range(1, 2 * WINDOW, 2):
+        session.start(start(run))
+        for step in range(bad):
+            assert take(out, 1, run) == [step]
+            release(session, run, step)
+        error = out.get(timeout=WAIT_S)
+        assert isinstance(error, ErrorReply)
+        assert (error.run, error.step) == (run, bad)
+        assert "cannot read" in error.message
+        source.bad, kept = set(), source.bad
+        source.late, kept_late = set(), source.late
+        epoch(session, out, run + 1)
+        source.bad, source.late = kept, kept_late
+    assert out.empty()
+
+
+def test_a_new_run_takes_back_what_was_lent_and_drops_what_is_coming(parts):
+    session, source, out = parts
+    session.start(start(1))
+    take(out, WINDOW, 1)
+    source.asked.clear()
+    source.go.clear()
+    release(session, 1, 0)
+    assert source.asked.wait(WAIT_S)
+    session.start(start(2))
+    session.start(start(1))  # not newer: nothing
+    source.go.set()
+    assert take(out, WINDOW, 2) == [0, 1, 2]
+    assert session.status().in_flight == WINDOW
+    release(session, 2, 0, 1, 2)
+    assert take(out, WINDOW, 2) == [3, 4, 5]
+
+
+def test_a_run_that_proceeds_keeps_its_leases(parts):
+    session, _, out = parts
+    session.start(start(1, STEPS - 1))
+    take(out, 1, 1)
+    session.proceed(start(2))
+    assert take(out, WINDOW - 1, 2) == [0, 1]
+    release(session, 1, STEPS - 1)
+    assert take(out, 1, 2) == [2]

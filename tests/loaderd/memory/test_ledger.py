@@ -1,0 +1,54 @@
+"""What a session takes of the arena: each part has room for the worst case."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from blockstore.format import NodeType, RowArray
+from loaderd.memory.ledger import ServedRows, session_need
+from loaderd.memory.workspace import Sizes, workspace_bytes
+from loaderd.plans.base import Shape
+
+SLOT = 4096
+IDS = RowArray("ids", "uint32", 1000)
+NODE = NodeType(name="node", first=0, num_nodes=1000, original_id=IDS, store_id=IDS)
+SIZES = Sizes(1000, "uint32", "", 2, 50, 50, False)
+
+
+def rows(*widths: int) -> list[ServedRows]:
+    return [
+        ServedRows(str(i), NODE, RowArray(str(i), "uint8", 1000, (width,)))
+        for i, width in enumerate(widths)
+    ]
+
+
+@given(
+    st.integers(1, 2000), st.integers(0, 9000), st.lists(st.integers(1, SLOT), max_size=3),
+    st.integers(0, 5000), st.sampled_from(["uint32", "uint64"]),
+)  # fmt: skip
+def test_every_part_has_room(nodes, edges, widths, seeds, id_dtype):
+    shape = Shape(10, (10, 20), ((edges,), (edges // 2,)), nodes)
+    sizes = SIZES._replace(id_dtype=id_dtype)
+    served = rows(*widths)
+    need = session_need(shape, sizes, served, seeds, SLOT)
+    left, area = need.area, 0
+    for width in widths:
+        own = -(-nodes // (SLOT // width))  # rows do not go over the end of a slot
+        assert own * (SLOT // width) >= nodes
+        left, area = left - own, area + own
+    assert left == 0
+    item = 4 if id_dtype == "uint32" else 8
+    assert need.seeds * SLOT >= seeds * item > (need.seeds - 1) * SLOT
+    assert need.workspace * SLOT >= workspace_bytes(shape, sizes) == need.workspace_bytes
+    assert need.addresses * SLOT >= nodes * (8 * len(widths) + 4)
+    assert need.structure * SLOT >= nodes * item + shape.total_edges * 4 + 30 * 4
+    assert need.least == need.workspace + 2 + need.seeds + need.structure + need.addresses + len(
+        widths
+    )
+
+
+@pytest.mark.parametrize("edge_rows", [False, True])
+def test_rows_of_edges_have_room_too(edge_rows):
+    shape = Shape(10, (10,), ((300,),), 200)
+    need = session_need(shape, SIZES._replace(edge_rows=edge_rows), rows(1024), 5, SLOT)
+    assert need.area == (500 if edge_rows else 200) // 4

@@ -1,0 +1,181 @@
+"""Slots taken out of the pools and put back: examples, then any sequence of calls."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from blockstore.pool import BlockPool
+from loaderd.errors import Refused
+from loaderd.memory import slots
+from loaderd.memory.ledger import LEAST_SESSION
+from loaderd.memory.slots import SlotBroker
+
+ARENA, LEAST = 48, 2
+
+
+class Store:
+    """A broker over two pools, of some slots of an arena; the first six are the graph's."""
+
+    def __init__(self, own: range, changed: threading.Condition | None = None) -> None:
+        self.changed = changed or threading.Condition()
+        self.graph, self.rows = BlockPool([20], ARENA), BlockPool([60], ARENA)
+        self.broker = SlotBroker(self.graph, self.rows, self.changed, list(own), 6, LEAST)
+
+    def owned(self) -> set[int]:
+        return set(np.flatnonzero(self.graph.owned() | self.rows.owned()).tolist())
+
+
+class Watched(threading.Condition):
+    """Tells when somebody waits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waiting = threading.Event()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.waiting.set()
+        return super().wait(timeout)
+
+
+@pytest.mark.parametrize("run", [False, True])
+def test_who_waits_for_slots_gets_them_as_soon_as_they_are_back(monkeypatch, run):
+    monkeypatch.setattr(slots, "LOOK_WAIT_S", 30.0)
+    changed = Watched()
+    store = Store(range(40), changed)
+    taken = store.broker.take(36)
+    ask: Any = store.broker.take_run if run else store.broker.take
+    with ThreadPoolExecutor(1) as threads:
+        waiter = threads.submit(ask, 10)
+        assert changed.waiting.wait(10)
+        store.broker.give(taken)
+        waiter.result(10)
+
+
+def test_the_graph_keeps_its_least_and_rows_go_first():
+    store = Store(range(20))
+    first = store.broker.take(14)
+    assert set(first) == set(range(6, 20))
+    assert store.broker.available() == 4
+    assert len(store.broker.take(4)) == 4
+    assert store.broker.graph_slots() == LEAST
+    with pytest.raises(Refused, match="1 arena slots are not to be had: 0 are free"):
+        store.broker.take(1)
+
+
+def test_a_store_that_gives_slots_away_can_still_serve_a_session():
+    store, other = Store(range(40)), Store(range(40, 48))
+    given = store.broker.cede(100)
+    assert len(given) == 40 - LEAST - LEAST_SESSION
+    assert store.broker.available() == LEAST_SESSION
+    assert store.broker.num_slots == LEAST + LEAST_SESSION
+    assert store.broker.cede(100) == []
+    other.broker.accept(given, 10)
+    assert other.broker.graph_slots() == 10
+    assert other.owned() == set(given) | set(range(40, 48))
+    assert other.broker.whole
+    assert store.broker.whole
+
+
+def test_a_share_counts_what_is_taken_and_given_within_it():
+    broker = Store(range(40)).broker
+    with broker.at_most(10):
+        with broker.at_most(6):
+            kept = broker.take(4)
+            assert broker.available() == 2
+            with pytest.raises(Refused, match="3 arena slots are needed, 2 are left"):
+                broker.take(3)
+        assert broker.available() == 6
+        broker.give(kept)
+        assert broker.available() == 10
+        with broker.at_most(100):
+            assert broker.available() == 10
+    assert broker.available() == 38
+
+
+def test_slots_that_hold_blocks_in_use_are_not_taken():
+    store = Store(range(20))
+    held = store.rows.hold(0, np.arange(10))
+    store.rows.loaded(0, held.blocks, held.slots)
+    assert store.broker.take_now(9, 0) == []
+    assert not set(store.broker.take_now(8, 0)) & set(held.slots.tolist())
+    assert store.broker.pinned() == 10
+    assert not store.broker.whole
+
+
+class Model(RuleBasedStateMachine):
+    """Every slot is in one place: a pool of one of both stores, or with somebody who took it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stores = [Store(range(30)), Store(range(30, ARENA))]
+        self.taken: list[tuple[int, list[int]]] = []
+        self.held: list[tuple[Any, Any]] = []
+
+    @rule(which=st.integers(0, 1), count=st.integers(0, 20), spare=st.integers(0, 6))
+    def take_now(self, which, count, spare):
+        broker = self.stores[which].broker
+        free = int(broker._free_mask().sum())
+        found = broker.take_now(count, spare)
+        assert len(found) == (count if count + spare <= free else 0)
+        self.taken.append((which, found))
+
+    @rule(which=st.integers(0, 1), count=st.integers(1, 8))
+    def take_run(self, which, count):
+        try:
+            first = self.stores[which].broker.take_run(count, 0.0)
+        except Refused:
+            return
+        self.taken.append((which, list(range(first, first + count))))
+
+    @rule(data=st.data())
+    def give(self, data):
+        if self.taken:
+            at = data.draw(st.integers(0, len(self.taken) - 1))
+            which, found = self.taken.pop(at)
+            self.stores[which].broker.give(found)
+
+    @rule(
+        which=st.integers(0, 1), graph=st.booleans(), first=st.integers(0, 19), n=st.integers(0, 6)
+    )
+    def hold(self, which, graph, first, n):
+        store = self.stores[which]
+        pool = store.graph if graph else store.rows
+        held = pool.hold(0, np.arange(first, min(20, first + n)))
+        here = held.num_present
+        pool.loaded(0, held.blocks[here:], held.slots[here:])
+        self.held.append((pool, held.slots))
+
+    @rule(data=st.data())
+    def drop(self, data):
+        if self.held:
+            pool, held = self.held.pop(data.draw(st.integers(0, len(self.held) - 1)))
+            pool.drop(held)
+
+    @rule(which=st.integers(0, 1), count=st.integers(0, 30), wish=st.integers(0, 10))
+    def move(self, which, count, wish):
+        ceded = self.stores[which].broker.cede(count)
+        assert len(ceded) <= count
+        self.stores[1 - which].broker.accept(ceded, wish)
+
+    @invariant()
+    def each_slot_is_in_one_place(self):
+        places = [sorted(store.owned()) for store in self.stores] + [t for _, t in self.taken]
+        assert sorted(slot for place in places for slot in place) == list(range(ARENA))
+        for which, store in enumerate(self.stores):
+            taken = sum(len(t) for w, t in self.taken if w == which)
+            assert not (store.graph.owned() & store.rows.owned()).any()
+            assert store.broker.num_slots == len(store.owned()) + taken
+            assert store.broker.graph_slots() >= LEAST
+            for pool in (store.graph, store.rows):
+                mine = np.concatenate([[], *(s for p, s in self.held if p is pool)])
+                assert pool.pinned().sum() == np.unique(mine).size
+
+
+TestModel = Model.TestCase
+TestModel.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)

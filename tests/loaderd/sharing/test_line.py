@@ -1,0 +1,203 @@
+"""Who gets which batch of a shared line: examples, then any sequence against what was sent."""
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from loaderd.protocol import BatchReady, Blob, RowGroup
+from loaderd.sharing.line import Lease, Line, Sent
+
+BLOB = Blob((), ())
+
+
+def piece(run: int, step: int, group: int = 0, last: bool = True) -> BatchReady | RowGroup:
+    rows = RowGroup(session=0, run=run, step=step, group=group, last=last, num_rows=1, blob=BLOB)
+    if group:
+        return rows
+    return BatchReady(
+        session=0, run=run, epoch=0, step=step, num_seeds=1, nodes_per_hop=(1,),
+        edges_per_hop=((1,),), structure=BLOB, rows=rows,
+    )  # fmt: skip
+
+
+def steps_of(sent: list[Sent], session: int) -> list[int]:
+    return [s.message.step for s in sent if s.session == session]
+
+
+def test_a_batch_stays_until_all_who_were_sent_it_have_released_it():
+    line = Line(1, 5, 4)
+    line.add(7, 4)
+    line.add(8, 4)
+    line.begin(1, 0, 0, 1)
+    line.follow(7, 1, 0, 1)
+    line.follow(8, 1, 0, 1)
+    sent, freed = line.arrive(piece(1, 0))
+    assert (steps_of(sent, 7), steps_of(sent, 8), freed) == ([0], [0], [])
+    assert line.release(7, 1, 0, 0) == (True, [])
+    assert line.release(7, 1, 0, 0) == (False, [])
+    assert line.release(8, 1, 0, 0) == (True, [Lease(1, 0, 0)])
+
+
+def test_who_joins_is_sent_what_is_there_and_keeps_it_from_leaving():
+    line = Line(1, 5, 6)
+    line.add(7, 6)
+    line.begin(1, 0, 0, 1)
+    line.follow(7, 1, 0, 1)
+    for step in range(2):
+        line.arrive(piece(1, step))
+    line.add(8, 6)
+    assert line.can_join(0, 0, 1)
+    assert line.follow(8, 1, 0, 1) == []
+    assert line.release(7, 1, 0, 0) == (True, [])
+    assert steps_of(line.due(), 8) == [0, 1]
+    assert line.release(8, 1, 0, 0) == (True, [Lease(1, 0, 0)])
+
+
+def test_nobody_joins_where_a_part_of_a_batch_has_gone():
+    line = Line(1, 5, 4)
+    line.add(7, 4)
+    line.begin(1, 0, 0, 1)
+    line.follow(7, 1, 0, 1)
+    line.arrive(piece(1, 0, last=False))
+    assert line.can_join(0, 0, 1)
+    assert line.release(7, 1, 0, 0) == (False, [Lease(1, 0, 0)])
+    line.add(8, 4)
+    assert not line.can_join(0, 0, 1)
+    assert line.can_join(0, 1, 1)
+    assert not line.has_room()
+
+
+def test_nobody_joins_another_epoch_stride_or_between_two_steps():
+    line = Line(1, 9, 4)
+    line.begin(1, 2, 1, 2)
+    assert line.can_join(2, 1, 2)
+    assert not line.can_join(1, 1, 2)
+    assert not line.can_join(2, 1, 1)
+    assert not line.can_join(2, 2, 2)
+    assert not line.can_join(2, 3, 2)  # it has not come there
+    line.closing = True
+    assert not line.can_join(2, 1, 2)
+
+
+class Model(RuleBasedStateMachine):
+    """A line of batches, whole or in two parts, and up to three sessions at places of their own.
+
+    As the engine does it, a further part comes when nobody has the one before any more.
+    """
+
+    @initialize(depth=st.integers(1, 6), steps=st.integers(1, 7), parts=st.integers(1, 2))
+    def open(self, depth, steps, parts):
+        self.parts = parts
+        self.line = Line(1, steps, depth)
+        self.steps, self.run = steps, 0
+        self.lent: set[Lease] = set()  # of the engine, not yet given back
+        self.arriving: list[tuple[int, int]] = []  # parts that the engine still brings
+        self.held: dict[int, dict[tuple[int, int], int]] = {}  # session -> (step, group) -> run
+        self.next: dict[int, int] = {}  # session -> step that must come next
+        self.runs: dict[int, int] = {}
+        self.whole: dict[tuple[int, int], bool] = {}
+
+    @rule()
+    def due(self):
+        self.take(self.line.due())
+
+    def freed(self, leases):
+        for lease in leases:
+            assert lease in self.lent, f"{lease} is given back twice, or was never lent"
+            self.lent.remove(lease)
+
+    def take(self, sent):
+        for session, message in sent:
+            key = message.step, message.group if isinstance(message, RowGroup) else 0
+            assert message.session == session
+            assert message.run == self.runs[session]
+            if key[1] == 0:
+                assert key[0] == self.next[session], "a step is left out, or comes twice"
+                self.next[session] += 1
+            assert key not in self.held[session]
+            self.held[session][key] = self.line.followers[session].line_run
+
+    @precondition(lambda self: len(self.held) < 3 and self.line.has_room())
+    @rule(window=st.integers(1, 4))
+    def add(self, window):
+        session = max(self.held, default=0) + 1
+        self.line.add(session, window)
+        self.held[session], self.runs[session] = {}, 0
+
+    def ready(self):
+        return [s for s in self.held if not self.held[s] and not self.line.followers[s].active]
+
+    @precondition(lambda self: self.ready() and not self.line.lent)
+    @rule(step=st.integers(0, 6), data=st.data())
+    def begin(self, step, data):
+        session = data.draw(st.sampled_from(self.ready()))
+        if any(f.active for f in self.line.followers.values()):
+            return
+        for number in self.held:
+            self.freed(self.line.drop(number))
+        self.freed(list(self.lent))  # the engine takes back what an earlier run was lent
+        self.run += 1
+        self.line.begin(self.run, self.run, min(step, self.steps), 1)
+        self.arriving = [(s, g) for s in range(min(step, self.steps), self.steps)
+                         for g in range(self.parts)]  # fmt: skip
+        self.line._products.clear()
+        self.follow(session, min(step, self.steps))
+
+    def follow(self, session, step):
+        self.runs[session] += 1
+        self.next[session] = step
+        self.freed(self.line.follow(session, self.runs[session], step, 1))
+        self.take(self.line.due())
+
+    @precondition(lambda self: self.run and self.ready())
+    @rule(step=st.integers(0, 6), data=st.data())
+    def join(self, step, data):
+        session = data.draw(st.sampled_from(self.ready()))
+        if self.line.can_join(self.run, step, 1) and step <= self.steps:
+            self.follow(session, step)
+
+    @precondition(lambda self: self.arriving)
+    @rule()
+    def arrive(self):
+        step, group = self.arriving[0]
+        if group and Lease(self.run, step, 0) in self.lent:
+            return
+        del self.arriving[0]
+        self.lent.add(Lease(self.run, step, group))
+        sent, freed = self.line.arrive(piece(self.run, step, group, last=group == self.parts - 1))
+        self.take(sent)
+        self.freed(freed)
+
+    @precondition(lambda self: any(self.held.values()))
+    @rule(data=st.data())
+    def release(self, data):
+        session = data.draw(st.sampled_from(sorted(s for s, h in self.held.items() if h)))
+        step, group = data.draw(st.sampled_from(sorted(self.held[session])))
+        line_run = self.held[session].pop((step, group))
+        lease = Lease(line_run, step, group)
+        others = any(h.get((step, group)) == line_run for s, h in self.held.items() if s != session)
+        _, freed = self.line.release(session, self.runs[session], step, group)
+        assert not (others and freed), "another session still reads it"
+        assert all(each == lease for each in freed)
+        self.freed(freed)
+        self.take(self.line.due())
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data())
+    def remove(self, data):
+        session = data.draw(st.sampled_from(sorted(self.held)))
+        del self.held[session]
+        self.freed(self.line.remove(session))
+        self.take(self.line.due())
+
+    @invariant()
+    def what_sessions_hold_is_lent(self):
+        for session, held in getattr(self, "held", {}).items():
+            for (step, group), line_run in held.items():
+                assert Lease(line_run, step, group) in self.lent, "it was given back meanwhile"
+            window = min(self.line.followers[session].window, self.line.depth)
+            assert len({step for step, _ in held}) <= window
+
+
+TestModel = Model.TestCase
+TestModel.settings = settings(max_examples=120, stateful_step_count=25, deadline=None)
