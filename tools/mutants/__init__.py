@@ -1,0 +1,1 @@
+"""Faults planted one at a time, to see whether the tests of the same folder notice."""

@@ -1,0 +1,260 @@
+"""Plant faults one at a time: `python -m tools.mutants [--only NAME] [--jobs 1] [--folder]`.
+
+`faults.toml` lists them: the file, the text that is replaced (it stands there once), the text in
+its place, what goes wrong, and the tests that must fail within LIMIT_S.  Tests mirror the packages:
+those of `a/b/c.py` lie in `tests/a/b`, or in `tests/a` if there is no such folder, and an entry
+names files or tests of that folder only.  An entry without `tests` is left to `test_c.py`, or to
+all files of the folder if there is none.
+`--folder` takes all files of the folder for every fault: slow, but how far a fault gets that
+nobody has foreseen.
+
+The tree is copied by hard links, with the caches of compiled kernels as far as the planted file is
+not compiled into them.  All selections run once without a fault first: what fails then says
+nothing.  An entry with `pending` names where its test will be; it runs if `--pending` is given.
+The exit code is 1 if a fault survived or ran out of time, 2 if a text is not found exactly once.
+"""
+
+import argparse
+import ast
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import tomllib
+from collections import Counter
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+LIST = Path(__file__).with_name("faults.toml")
+LIMIT_S = 60.0
+CLEAN_LIMIT_S = 1800.0  # of all selections together, with kernels that are compiled first
+LEFT_OUT = (".git", ".venv", ".hypothesis", ".mypy_cache", ".ruff_cache", "demo", "build")
+
+
+class Fault(NamedTuple):
+    """One entry of the list."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+    wrong: str  # what goes wrong, in a sentence
+    tests: tuple[str, ...] = ()  # in the mirrored folder
+    pending: str = ""  # a test that is still to come
+
+    def folder(self, root: Path) -> Path:
+        """The folder of tests that mirrors the file's, or else the package's."""
+        folder = Path("tests", self.file).parent
+        while not (root / folder).is_dir():
+            folder = folder.parent
+        return folder
+
+    def selection(self, root: Path, whole: bool) -> list[str]:
+        """Arguments of pytest."""
+        folder = self.folder(root)
+        own = folder / f"test_{Path(self.file).stem}.py"
+        if self.tests and not whole:
+            return [f"{folder}/{test}" for test in self.tests]
+        if not whole and (root / own).exists():
+            return [str(own)]
+        return sorted(str(p.relative_to(root)) for p in (root / folder).glob("test_*.py"))
+
+
+class FaultNotFound(Exception):
+    """The text of an entry does not stand exactly once in its file."""
+
+
+def read_faults(path: Path = LIST) -> list[Fault]:
+    """All entries.  Raises ValueError: two have one name, or an entry changes nothing."""
+    entries = tomllib.loads(path.read_text())["fault"]
+    faults = [Fault(**{**entry, "tests": tuple(entry.get("tests", ()))}) for entry in entries]
+    for name, count in Counter(fault.name for fault in faults).items():
+        if count > 1:
+            raise ValueError(f"{path}: {count} entries are named {name}, expected one")
+    for fault in faults:
+        if fault.old == fault.new:
+            raise ValueError(f"{path}: {fault.name} replaces a text by itself")
+    return faults
+
+
+def planted(fault: Fault, root: Path) -> str:
+    """The file's text with the fault.  Raises FaultNotFound."""
+    text = (root / fault.file).read_text() if (root / fault.file).exists() else ""
+    count = text.count(fault.old)
+    if count != 1:
+        raise FaultNotFound(
+            f"{fault.name}: the text stands {count} times in {fault.file}, expected once; "
+            "bring the entry up to date"
+        )
+    return text.replace(fault.old, fault.new)
+
+
+def plant(fault: Fault, root: Path) -> None:
+    """Change the file in a copy, and remove kernels that were compiled with what it was."""
+    text = planted(fault, root)
+    (root / fault.file).unlink()  # a hard link: the original stays as it is
+    (root / fault.file).write_text(text)
+    for module in dependents(fault.file, root):
+        for cached in module.parent.glob(f"__pycache__/{module.stem}.*.nb[ic]"):
+            cached.unlink()
+
+
+def dependents(file: str, root: Path) -> set[Path]:
+    """Modules that import a file, themselves or through others, and the file."""
+    users: dict[str, set[Path]] = {}
+    for path in root.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.module:
+                users.setdefault(node.module, set()).add(path)
+    found, ahead = set(), [root / file]
+    while ahead:
+        path = ahead.pop()
+        if path not in found:
+            found.add(path)
+            ahead += users.get(".".join(path.relative_to(root).with_suffix("").parts), ())
+    return found
+
+
+def copy_tree(root: Path, to: Path) -> Path:
+    """The tree by hard links in a folder of its own, beside it whatever stands beside the tree."""
+    shutil.copytree(root, to / root.name, copy_function=_link, ignore=_ignored, symlinks=True)
+    if (root.parent / "shared").exists():
+        (to / "shared").symlink_to(root.parent / "shared")
+    return to / root.name
+
+
+def _ignored(_folder: str, names: list[str]) -> set[str]:
+    return set(names) & set(LEFT_OUT)
+
+
+def _link(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:  # another file system
+        shutil.copy2(source, target)
+
+
+class Tested(NamedTuple):
+    """What pytest did."""
+
+    code: int | None  # None: the time was up
+    printed: str
+    seconds: float
+    cpu_s: float  # of pytest and what it waited for
+
+
+def run_tests(selection: Sequence[str], root: Path, limit_s: float) -> Tested:
+    """Run pytest in a copy."""
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:randomly", *selection]
+    environment = os.environ | {"PYTHONPATH": str(root)}
+    with tempfile.TemporaryFile("w+") as out:
+        begun, used = time.perf_counter(), os.times()
+        process = subprocess.Popen(
+            command, cwd=root, env=environment, stdout=out, stderr=out, start_new_session=True
+        )
+        try:
+            code = process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            code = None
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        now = os.times()
+        cpu_s = now.children_user + now.children_system - used.children_user - used.children_system
+        out.seek(0)
+        return Tested(code, out.read(), time.perf_counter() - begun, cpu_s)
+
+
+class Outcome(NamedTuple):
+    """What became of a fault."""
+
+    fault: Fault
+    verdict: str  # killed, SURVIVED, TIMED OUT
+    seconds: float
+    cpu_s: float  # of all that ran at the time, with several jobs
+    by: str  # the test that failed
+
+
+def try_fault(fault: Fault, root: Path, whole: bool, limit_s: float) -> Outcome:
+    """Plant one in a copy and run its tests."""
+    with tempfile.TemporaryDirectory(prefix="mutant-") as folder:
+        copy = copy_tree(root, Path(folder))
+        plant(fault, copy)
+        tested = run_tests(fault.selection(root, whole), copy, limit_s)
+    verdict = {None: "TIMED OUT", 0: "SURVIVED", 1: "killed", 2: "killed"}.get(tested.code, "ERROR")
+    lines = tested.printed.splitlines() or [""]
+    failed = [line for line in lines if line.startswith(("FAILED", "ERROR"))]
+    by = failed[0].split(" - ")[0] if failed else lines[-1]
+    found = Outcome(fault, verdict, tested.seconds, tested.cpu_s, by if tested.code else "")
+    print(f"{verdict:9} {found.seconds:5.1f} s, cpu {found.cpu_s:5.1f} s  {fault.name}  {found.by}",
+          flush=True)  # fmt: skip
+    return found
+
+
+def passes_clean(faults: Sequence[Fault], root: Path, whole: bool) -> bool:
+    """Whether the selections pass without a fault; kernels are compiled meanwhile."""
+    selection = sorted({test for fault in faults for test in fault.selection(root, whole)})
+    tested = run_tests(selection, root, CLEAN_LIMIT_S)
+    if tested.code != 0:
+        print(f"{tested.printed}\nthese tests fail without a fault, so they say nothing of one")
+    return tested.code == 0
+
+
+def print_table(outcomes: Sequence[Outcome], pending: Sequence[Fault]) -> None:
+    """A row for each fault, then the counts."""
+    print(
+        "\n| fault | file | verdict | seconds | what goes wrong |\n| --- | --- | --- | --- | --- |"
+    )
+    for o in outcomes:
+        name, file, *_, wrong, _, _ = o.fault
+        print(f"| {name} | {file} | {o.verdict} | {o.seconds:.0f} | {wrong} |")
+    for fault in pending:
+        print(f"| {fault.name} | {fault.file} | pending: {fault.pending} | | {fault.wrong} |")
+    counts = Counter(o.verdict for o in outcomes)
+    print(f"\n{', '.join(f'{n} {verdict}' for verdict, n in sorted(counts.items()))}")
+
+
+def parse(words: Sequence[str] | None) -> argparse.Namespace:
+    """Options of the command."""
+    parser = argparse.ArgumentParser(prog="tools.mutants", description=__doc__.split("\n")[0])
+    parser.add_argument("--only", action="append", default=[], help="a fault by name; repeatable")
+    parser.add_argument("--jobs", type=int, default=1, help="faults at a time")
+    parser.add_argument("--limit", type=float, default=LIMIT_S, help="seconds for a fault's tests")
+    parser.add_argument("--folder", action="store_true", help="all files of the mirrored folder")
+    parser.add_argument("--pending", action="store_true", help="those that wait for their test")
+    return parser.parse_args(words)
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Returns the exit code."""
+    options = parse(words)
+    faults = read_faults()
+    if unknown := set(options.only) - {fault.name for fault in faults}:
+        print(f"error: no fault {', '.join(sorted(unknown))} in {LIST}")
+        return 2
+    faults = [fault for fault in faults if not options.only or fault.name in options.only]
+    pending = [] if options.pending else [fault for fault in faults if fault.pending]
+    faults = [fault for fault in faults if fault not in pending]
+    try:
+        for fault in faults:
+            planted(fault, ROOT)
+    except FaultNotFound as error:
+        print(f"error: {error}")
+        return 2
+    if not passes_clean(faults, ROOT, options.folder):
+        return 2
+    with ThreadPoolExecutor(options.jobs) as pool:
+        outcomes = list(
+            pool.map(lambda fault: try_fault(fault, ROOT, options.folder, options.limit), faults)
+        )
+    print_table(outcomes, pending)
+    return int(any(outcome.verdict != "killed" for outcome in outcomes))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
