@@ -1,14 +1,12 @@
 """What reading costs on this device, measured when the first session needs to know."""
 
-import queue
-import threading
-import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from blockstore import concurrency
 from blockstore.format import PAGE_BYTES
 from blockstore.io.reader import BlockReader, Transit
 from blockstore.store import BlockedFile
@@ -48,7 +46,7 @@ def measure_cost(
     long = min(b.size for b in buffers) // PAGE_BYTES
     if shard_pages < 4 * _PAGES or shard_pages < 4 * long:
         return FLASH
-    transit: Transit = queue.SimpleQueue()
+    transit: Transit = concurrency.SimpleQueue()
     for buffer in buffers:
         transit.put(buffer)
     spread = np.random.default_rng(0)
@@ -57,9 +55,9 @@ def measure_cost(
         runs = np.zeros((count, 3), np.int64)
         runs[:, 1] = np.sort(spread.integers(0, shard_pages - pages, count))
         runs[:, 2] = pages
-        begun = time.perf_counter()
+        begun = concurrency.perf_counter_ns()
         reader.stream(number, runs, transit, lambda _run, _data: None).wait()
-        return (time.perf_counter() - begun) / count
+        return (concurrency.perf_counter_ns() - begun) / 1e9 / count
 
     short = min(seconds(_PAGES, 1) for _ in range(2))
     whole = min(seconds(_RUNS, long) for _ in range(2))
@@ -73,7 +71,7 @@ class DeviceGauge:
     def __init__(self, reader: BlockReader) -> None:
         self._reader = reader
         self._through = 0  # bytes of the buffers it was measured through
-        self._lock = threading.Lock()
+        self._lock = concurrency.Lock()
         self.known: DeviceCost | None = None
 
     def cost(self, files: Sequence[int], buffers: Sequence[NDArray[np.uint8]]) -> DeviceCost:

@@ -1,7 +1,8 @@
 """Values that only whoever holds their lock may look at."""
 
-import threading
 from typing import Any, Generic, TypeVar
+
+from blockstore import concurrency
 
 T = TypeVar("T")
 Lock = Any  # `threading.RLock()`: it has no name as a type
@@ -18,7 +19,7 @@ class Guarded(Generic[T]):
 
     def __init__(self, value: T, lock: Lock | None = None) -> None:
         """`lock`: an RLock, or a new one."""
-        self.lock: Lock = threading.RLock() if lock is None else lock
+        self.lock: Lock = concurrency.RLock() if lock is None else lock
         self._value = value
 
     def __call__(self) -> T:

@@ -1,7 +1,8 @@
 """What one session was handed, and how long it had a batch, or had none."""
 
-import time
 from collections.abc import Callable
+
+from blockstore import concurrency
 
 
 class Meter:
@@ -11,13 +12,13 @@ class Meter:
     `ready` while at least one finished batch is with the client, else `starved`.
     """
 
-    def __init__(self, clock: Callable[[], int] = time.perf_counter_ns) -> None:
-        """`clock` in nanoseconds."""
-        self._clock = clock
+    def __init__(self, clock: Callable[[], int] | None = None) -> None:
+        """`clock` in nanoseconds; None: the steady one."""
+        self._clock = clock or concurrency.perf_counter_ns
         self.rows = self.edges = 0
         self._left = self._held = 0  # batches of the run not yet released; with the client
         self._ready_ns = self._starved_ns = 0
-        self._since = clock()
+        self._since = self._clock()
 
     def begin(self, num_batches: int) -> None:
         """A run of that many batches begins; what an earlier one held is taken back."""

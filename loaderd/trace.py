@@ -8,12 +8,13 @@ STAGE  number: into STAGES         when the stage began and ended, ns of a stead
                                    macro-batch: from its first use until the last has ended
 """
 
-import threading
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from blockstore import concurrency
 
 ROWS, BLOCKS, STAGE = 0, 1, 2
 STAGES = ("sample", "bring in", "hand out", "read macro-batch", "serve macro-batch")
@@ -25,7 +26,7 @@ class Trace:
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("wb")
-        self._lock = threading.Lock()
+        self._lock = concurrency.Lock()
 
     def write(self, kind: int, run: int, number: int, ids: NDArray[Any]) -> None:
         """One record."""

@@ -106,6 +106,12 @@ DOORS = {  # library -> the only files that import it, in the packages that are 
     "lightning": {"clients/lightning.py"},
     "torch_geometric": {"clients/pyg.py", "clients/pyglink.py"},
 }
+CLOCKED = {"threading", "queue", "concurrent", "time"}  # from blockstore/concurrency.py alone, in
+SCHEDULED = [  # what runs under the schedules of tests/schedules.py
+    "blockstore/io", "loaderd/batch", "loaderd/engine", "loaderd/hopwise", "loaderd/hyper",
+    "loaderd/macro", "loaderd/memory", "loaderd/plans", "loaderd/sharing", "loaderd/devicecost.py",
+    "loaderd/meter.py", "loaderd/trace.py",
+]  # fmt: skip
 # what the daemon loads must stay light
 LIGHT = (
     "loaderd.engine.engine",
@@ -188,6 +194,20 @@ def test_a_library_has_one_door(library: str) -> None:
         if name.split(".")[0] == library
     }
     assert found <= DOORS[library]
+
+
+@pytest.mark.parametrize("place", SCHEDULED)
+def test_threads_and_clocks_of_the_engine_have_one_door(place: str) -> None:
+    path = ROOT / place
+    for file in [path] if path.is_file() else path.rglob("*.py"):
+        for line, name in imports(file):
+            assert name.split(".")[0] not in CLOCKED, f"{file}:{line} imports {name}"
+            assert not name.startswith("blockstore.concurrency."), f"{file}:{line}: by its module"
+        for node in ast.walk(tree(file)):
+            if isinstance(node, ast.ImportFrom):
+                assert node.module != "blockstore.concurrency", (
+                    f"{file}:{node.lineno}: by its module"
+                )
 
 
 def test_nothing_of_ours_is_imported_in_a_function() -> None:

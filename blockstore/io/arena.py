@@ -5,13 +5,13 @@ import errno
 import fcntl
 import mmap
 import os
-import time
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 import numpy as np
 
+from blockstore import concurrency
 from blockstore.errors import BudgetTooSmall
 from blockstore.io.reclaim import set_immutable
 from blockstore.units import format_bytes
@@ -118,7 +118,7 @@ def _wait_for_memory(size: int) -> tuple[int, str]:
     for _ in range(_LOOKS):
         if size <= free:
             break
-        time.sleep(_LOOK_S)
+        concurrency.sleep(_LOOK_S)
         before, (free, source) = free, available_memory()
         if free < before + _GROWTH_BYTES:
             break

@@ -1,11 +1,7 @@
 """Blocks from disk into slots: reader threads, adjacent blocks in one call, every page verified."""
 
 import os
-import queue
-import threading
-import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from types import TracebackType
 from typing import NamedTuple, Self
@@ -13,6 +9,7 @@ from typing import NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from blockstore import concurrency
 from blockstore.errors import CorruptBlock
 from blockstore.format import PAGE_BYTES
 from blockstore.io.buffers import byte_view
@@ -33,24 +30,23 @@ class _Run(NamedTuple):
     slots: NDArray[np.int64]
 
 
-@dataclass(slots=True)
 class _Request:
     """What one `read` waits for."""
 
-    left: int
-    done: threading.Event = field(default_factory=threading.Event)
-    error: BaseException | None = None
-    lock: threading.Lock = field(default_factory=threading.Lock)
+    def __init__(self, left: int) -> None:
+        self._left, self._lock = left, concurrency.Lock()
+        self.done = concurrency.Event()
+        self.error: BaseException | None = None
 
     def finish(self, error: BaseException | None) -> None:
-        with self.lock:
+        with self._lock:
             self.error = self.error or error
-            self.left -= 1
-            if self.left == 0:
+            self._left -= 1
+            if self._left == 0:
                 self.done.set()
 
 
-Transit = queue.SimpleQueue[NDArray[np.uint8]]  # buffers that runs of pages pass through
+Transit = concurrency.SimpleQueue[NDArray[np.uint8]]  # buffers that runs of pages pass through
 Consume = Callable[[int, NDArray[np.uint8]], None]  # number of a run, its pages
 
 
@@ -71,9 +67,9 @@ class Reading:
     def wait(self) -> None:
         """Until all are read and consumed.  Raises the first error met."""
         if self._request is not None:
-            begun = time.perf_counter_ns()
+            begun = concurrency.perf_counter_ns()
             self._request.done.wait()
-            self._waited(time.perf_counter_ns() - begun)
+            self._waited(concurrency.perf_counter_ns() - begun)
             if self._request.error is not None:
                 raise self._request.error
 
@@ -95,9 +91,9 @@ class ReadThreads:
 
     def __init__(self, count: int) -> None:
         self.count = count
-        self._queue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._queue: concurrency.SimpleQueue[Callable[[], None] | None] = concurrency.SimpleQueue()
         self._threads = [
-            threading.Thread(target=self._serve, name=f"read-{i}", daemon=True)
+            concurrency.Thread(target=self._serve, name=f"read-{i}", daemon=True)
             for i in range(count)
         ]
         for thread in self._threads:
@@ -152,7 +148,7 @@ class BlockReader:
         self.bytes_read = self.reads = self.blocks_read = self.errors = 0
         self.retries = 0  # of reads that failed once
         self.busy_ns = self.wait_ns = 0  # of reader threads at work; of threads that waited
-        self._lock = threading.Lock()
+        self._lock = concurrency.Lock()
         self._own = isinstance(threads, int)
         self._threads = ReadThreads(threads) if isinstance(threads, int) else threads
 
@@ -298,7 +294,7 @@ class BlockReader:
     def _read_pages_once(
         self, number: int, run: NDArray[np.int64], data: NDArray[np.uint8]
     ) -> None:
-        begun = time.perf_counter_ns()
+        begun = concurrency.perf_counter_ns()
         file = self.files[number]
         shard, page, pages = run[:3].tolist()
         offset = page * PAGE_BYTES
@@ -315,7 +311,7 @@ class BlockReader:
         with self._lock:
             self.bytes_read += data.size
             self.reads += 1
-            self.busy_ns += time.perf_counter_ns() - begun
+            self.busy_ns += concurrency.perf_counter_ns() - begun
 
     def _runs(self, file: int, blocks: NDArray[np.int64], slots: NDArray[np.int64]) -> list[_Run]:
         geometry = self.files[file].geometry
@@ -349,7 +345,7 @@ class BlockReader:
         self._twice(partial(self._read_run_once, run))
 
     def _read_run_once(self, run: _Run) -> None:
-        begun = time.perf_counter_ns()
+        begun = concurrency.perf_counter_ns()
         file = self.files[run.file]
         geometry = file.geometry
         shard, offset = geometry.locate(run.first)
@@ -373,7 +369,7 @@ class BlockReader:
             self.bytes_read += size * len(starts)
             self.blocks_read += len(starts)
             self.reads += 1
-            self.busy_ns += time.perf_counter_ns() - begun
+            self.busy_ns += concurrency.perf_counter_ns() - begun
 
     def _close(self) -> None:
         for fds in self._fds:

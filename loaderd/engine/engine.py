@@ -1,7 +1,6 @@
 """The engine: one for all plans.  Sessions attach to it; its worker threads build their batches."""
 
 import os
-import threading
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -13,6 +12,7 @@ import numpy as np
 from msgspec import structs
 from numpy.typing import NDArray
 
+from blockstore import concurrency
 from blockstore.io.reader import BlockReader
 from blockstore.pool import BlockPool
 from blockstore.store import Store, scan_rows
@@ -105,7 +105,7 @@ class Engine:
         self._lock = self._production.lock
         self._sessions: Guarded[dict[int, Attachment]] = Guarded({}, self._lock)
         self._own_counters: dict[str, int] = {}  # of sessions that have ended
-        self._closers: list[threading.Thread] = []
+        self._closers: list[concurrency.Thread] = []
 
     def _open(self, slots: Sequence[int], tables: Tables) -> None:
         manifest, budget, stack = self.store.manifest, self.budget, self._stack
@@ -121,7 +121,7 @@ class Engine:
         data, slot = self.arena.data, budget.slot_bytes
         self.reader = stack.enter_context(BlockReader(files, data, slot, threads=commons.readers))
         self._gauge = DeviceGauge(self.reader)
-        changed = threading.Condition()
+        changed = concurrency.Condition()
         files = files[:first_copied]
         graph = BlockPool(
             [f.geometry.num_blocks for f in files[: len(relations)]], self.arena.num_slots
@@ -249,7 +249,7 @@ class Engine:
             if not self._production.draining:  # else clients may still read what was lent
                 self._production.end(attachment, attachment.state.begin(1 << 62, 0, 1 << 62, 1))
             if background is not None:
-                closer = threading.Thread(target=self._close_background, args=(attachment,))
+                closer = concurrency.Thread(target=self._close_background, args=(attachment,))
                 self._closers.append(closer)
                 try:
                     closer.start()
@@ -271,7 +271,7 @@ class Engine:
             attachment.background_ended = True
             add_counts(self._own_counters, attachment.own_counters())
             self._production.close_if_idle(attachment)
-            self._closers = [c for c in self._closers if c is not threading.current_thread()]
+            self._closers = [c for c in self._closers if c is not concurrency.current_thread()]
 
     def start(self, start: Start) -> None:
         """Begin a run: earlier ones of the session end.  A start that is not newer does nothing.

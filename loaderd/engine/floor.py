@@ -5,11 +5,10 @@ Source of the order: start-time fair queueing, Goyal, Vin and Cheng, SIGCOMM 199
 
 import itertools
 import logging
-import queue
-import threading
-import time
 from collections.abc import Callable
 from typing import NamedTuple
+
+from blockstore import concurrency
 
 log = logging.getLogger(__name__)
 _SOON, _LATER, _LAST = range(3)  # what a client waits for, what is sampled ahead, the end
@@ -29,13 +28,13 @@ class Floor:
     """Workers of all stores.  Ends with `close`."""
 
     def __init__(self, workers: int) -> None:
-        self._tasks: queue.PriorityQueue[_Task] = queue.PriorityQueue()
+        self._tasks: concurrency.PriorityQueue[_Task] = concurrency.PriorityQueue()
         self._number = itertools.count()
         self._worked: dict[int, int] = {}  # ns that each owner has had, or might have had by now
         self._now = 0  # start of the latest step that was begun: newcomers begin there
-        self._lock = threading.Lock()
+        self._lock = concurrency.Lock()
         self._threads = [
-            threading.Thread(target=self._work, name=f"build-{i}", daemon=True)
+            concurrency.Thread(target=self._work, name=f"build-{i}", daemon=True)
             for i in range(workers)
         ]
         for thread in self._threads:
@@ -58,7 +57,7 @@ class Floor:
 
     def settle(self) -> None:
         """Return when everything that was asked for has been done."""
-        idle = threading.Barrier(len(self._threads) + 1)
+        idle = concurrency.Barrier(len(self._threads) + 1)
         for _ in self._threads:
             self._put(_LAST, lambda: _pause(idle))
         idle.wait()
@@ -84,7 +83,7 @@ class Floor:
         task = self._tasks.get()
         if task.step is None:
             return False
-        begun = time.perf_counter_ns()
+        begun = concurrency.perf_counter_ns()
         with self._lock:
             self._now = max(self._now, task.start)
         try:
@@ -93,9 +92,9 @@ class Floor:
             log.exception("a worker's step failed")
         with self._lock:
             if task.owner in self._worked:
-                self._worked[task.owner] += time.perf_counter_ns() - begun
+                self._worked[task.owner] += concurrency.perf_counter_ns() - begun
         return True
 
 
-def _pause(idle: threading.Barrier) -> None:
+def _pause(idle: concurrency.Barrier) -> None:
     idle.wait()

@@ -1,12 +1,11 @@
 """Opening of hyperbatches: what a session of them gets, and who samples for it."""
 
-import threading
-import time
 from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
+from blockstore import concurrency
 from loaderd.batch.structure import Structure
 from loaderd.batch.topology import Topology
 from loaderd.devicecost import DeviceCost, DeviceGauge
@@ -43,7 +42,7 @@ class HyperDesk:
     ) -> None:
         self._opening, self._builder, self._topology = opening, builder, topology
         self._graph, self._gauge, self._production, self._trace = graph, gauge, production, trace
-        self._turn = threading.Lock()  # of sampling block by block
+        self._turn = concurrency.Lock()  # of sampling block by block
         first = opening.first_rows
         self._row_files = range(first, first + len(served_rows(opening.store.manifest)))
         self._ahead = LookAhead(
@@ -126,9 +125,9 @@ class HyperDesk:
         )  # fmt: skip
 
     def _timed_structure(self, attachment: Attachment, unit: Unit, work: Workspace) -> Structure:
-        begun = time.perf_counter_ns()
+        begun = concurrency.perf_counter_ns()
         structure = self._builder.structure(attachment, unit, work)
-        self._production.sampled(time.perf_counter_ns() - begun)
+        self._production.sampled(concurrency.perf_counter_ns() - begun)
         return structure
 
 

@@ -1,11 +1,10 @@
 """Batches of one store on their way: what may go on goes to the workers; what is built, out."""
 
-import threading
-import time
 from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from blockstore import concurrency
 from loaderd.batch.failures import error_text, failure
 from loaderd.batch.rows import RowAssembler
 from loaderd.engine.attachment import Attachment
@@ -37,8 +36,8 @@ class Production:
     ) -> None:
         self._floor, self._builder, self._assembler = floor, builder, assembler
         self._broker, self._trace, self._deliver = broker, trace, deliver
-        self.lock = threading.RLock()
-        self.ended = threading.Condition(self.lock)
+        self.lock = concurrency.RLock()
+        self.ended = concurrency.Condition(self.lock)
         self.ending: list[Attachment] = []  # closed, and not idle yet
         self.draining = False
         self._counters = {"batches": 0, "edges": 0, "rows": 0, "rows_copied": 0, "groups": 0}
@@ -165,12 +164,12 @@ class Production:
         self, session: int, attachment: Attachment, job: Job, placement: Placement | None
     ) -> None:
         def sample() -> Callable[[], None]:
-            begun = time.perf_counter_ns()
+            begun = concurrency.perf_counter_ns()
             if job.sampled is None:
                 self._builder.sample(job, attachment)
             else:
                 self._builder.adopt(job, attachment)
-            self.sampled(time.perf_counter_ns() - begun)
+            self.sampled(concurrency.perf_counter_ns() - begun)
 
             def finish() -> None:
                 job.busy = False
@@ -180,11 +179,11 @@ class Production:
 
         def fill() -> Callable[[], None]:
             assert placement is not None
-            begun = time.perf_counter_ns()
+            begun = concurrency.perf_counter_ns()
             if job.cached:
                 self._builder.adopt(job, attachment)
             message, copied = self._builder.fill(session, job, placement, attachment)
-            ended = time.perf_counter_ns()
+            ended = concurrency.perf_counter_ns()
             if self._trace is not None and job.sampled is not None:
                 self._trace.write(STAGE, job.run, 2, np.array([begun, ended]))
 

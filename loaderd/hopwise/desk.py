@@ -1,12 +1,12 @@
 """Sessions of hop-wise batches in the engine: opened, found by number, closed, counted."""
 
-import threading
 from typing import Any, NamedTuple
 
 import numpy as np
 from msgspec import structs
 from numpy.typing import NDArray
 
+from blockstore import concurrency
 from blockstore.io.arena import Arena
 from blockstore.io.reader import BlockReader
 from blockstore.store import Store
@@ -66,9 +66,9 @@ class HopDesk:
         self._gauge = gauge
         self._slot_bytes, self._deliver = arena.slot_bytes, deliver
         self._shelf = Shelf(broker, arena, reader, arena.slot_bytes)
-        self._lock = threading.RLock()
+        self._lock = concurrency.RLock()
         self._open: Guarded[dict[int, _Open]] = Guarded({}, self._lock)
-        self._closers: list[threading.Thread] = []
+        self._closers: list[concurrency.Thread] = []
         self._ended = {"batches": 0, "rows": 0, "ready_ns": 0, "starved_ns": 0}
 
     def attach(self, number: int, request: Attach) -> Attached:
@@ -216,7 +216,7 @@ class HopDesk:
             if opened is None:
                 return False
             opened.session.stop()
-            closer = threading.Thread(target=self._close, args=(opened,))
+            closer = concurrency.Thread(target=self._close, args=(opened,))
             try:
                 closer.start()
             except RuntimeError:  # the system has no more threads: this one waits
@@ -233,7 +233,7 @@ class HopDesk:
         self._shelf.give(opened.held)
         with self._lock:
             add_counts(self._ended, opened.session.counts())
-            self._closers = [c for c in self._closers if c is not threading.current_thread()]
+            self._closers = [c for c in self._closers if c is not concurrency.current_thread()]
 
     def drain(self) -> None:
         """Close all; returns when nothing is on its way."""

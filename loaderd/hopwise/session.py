@@ -1,10 +1,10 @@
 """One session of hop-wise batches: a thread that has them brought and hands them over, in order."""
 
-import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from blockstore import concurrency
 from loaderd.batch.failures import error_text, failure
 from loaderd.hopwise.shelf import Arrival
 from loaderd.hopwise.source import Answer, Source
@@ -47,16 +47,16 @@ class HopSession:
         self.number, self.plan, self.window = number, plan, window
         self._depth, self._deliver = depth, deliver
         self._source: Source
-        self._changed = threading.Condition()
+        self._changed = concurrency.Condition()
         self._free = list(range(window))
         self._lent: dict[tuple[int, int], int] = {}  # run and step -> buffer
         self._run, self._epoch, self._stride = -1, 0, 1
         self._next = plan.num_steps
-        self._stop, self._failed = threading.Event(), False
+        self._stop, self._failed = concurrency.Event(), False
         self.stopped = self._stop.is_set  # whether it ends; does not lead back to the session
         self.batches = 0
         self.meter = Meter()
-        self._thread = threading.Thread(target=self._serve, name=f"hops-{number}", daemon=True)
+        self._thread = concurrency.Thread(target=self._serve, name=f"hops-{number}", daemon=True)
 
     def open(self, source: Source) -> None:
         """Take batches from here."""

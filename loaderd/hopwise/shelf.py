@@ -1,6 +1,5 @@
 """Hop-wise arrays that are in memory whole: read once, page by page, shared by all sessions."""
 
-import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -8,6 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from blockstore import concurrency
 from blockstore.format import PAGE_BYTES
 from blockstore.io.arena import Arena
 from blockstore.io.reader import BlockReader, Reading, wait_all
@@ -50,7 +50,7 @@ class Held:
         self._state[:] = _ABSENT
         self._left = array.num_pages
         self._coming: list[tuple[int, int, Reading]] = []
-        self._lock = threading.Lock()
+        self._lock = concurrency.Lock()
 
     def fetch(self, low: int, high: int, arrival: Arrival) -> None:
         """Have pages [low, high) brought where they are not, and `arrival` wait for them."""
@@ -123,7 +123,7 @@ class Shelf:
         self._slot_bytes = slot_bytes
         self._held: dict[str, tuple[Held, list[int]]] = {}  # by path; and its slots
         self._users: dict[str, int] = {}
-        self._lock = threading.Lock()
+        self._lock = concurrency.Lock()
 
     def _slots(self, array: HopArray) -> int:
         return -(-held_bytes(array) // self._slot_bytes)

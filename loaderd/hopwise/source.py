@@ -4,13 +4,13 @@ No source copies rows of ranges: pages go from disk to where a client reads them
 wanted one by one are copied once where their pages pass by, and not at all where arrays are held.
 """
 
-import queue
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from blockstore import concurrency
 from blockstore.format import PAGE_BYTES
 from blockstore.io.reader import BlockReader, Transit
 from blockstore.kernels.hoprows import spread_rows
@@ -155,7 +155,7 @@ class PassingRows:
         self._place_of, self._gap_pages = place_of, gap_pages
         self._buffers = [self._carve(b) for b in buffers]
         self._most_pages = min(b.size for b in transit) // PAGE_BYTES
-        self._transit: Transit = queue.SimpleQueue()
+        self._transit: Transit = concurrency.SimpleQueue()
         for piece in transit:
             self._transit.put(piece)
 

@@ -1,7 +1,6 @@
 """Rows of a session kept one by one: brought in for a group of batches, evicted by next use."""
 
 import contextlib
-import queue
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
@@ -9,6 +8,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from blockstore import concurrency
 from blockstore.format import PAGE_BYTES, row_geometry
 from blockstore.io.reader import BlockReader, Reading, Transit, wait_all
 from blockstore.kernels.rowcache import (
@@ -178,7 +178,7 @@ class RowCache:
         self._reader, self._data, self._slot_bytes = reader, data, slot_bytes
         self._gap_pages, self._policy = gap_pages, policy
         self._most_pages = min(b.size for b in transit) // PAGE_BYTES
-        self._transit: Transit = queue.SimpleQueue()
+        self._transit: Transit = concurrency.SimpleQueue()
         for buffer in transit:
             self._transit.put(buffer)
         carver, slots = Carver(tables), iter(area)

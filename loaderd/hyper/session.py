@@ -5,8 +5,6 @@ as many batches as fit the cache together.  Then the engine hands the batches ou
 numbered in their run; a batch's rows stay until the client has released it.
 """
 
-import threading
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -15,6 +13,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from blockstore import concurrency
 from loaderd.batch.structure import Structure
 from loaderd.errors import BatchFailed
 from loaderd.hyper.rowcache import Needs, RowCache
@@ -29,7 +28,7 @@ class StructureArea:
 
     def __init__(self, memory: NDArray[np.uint8]) -> None:
         self._memory, self._used = memory, 0
-        self._lock = threading.Lock()
+        self._lock = concurrency.Lock()
         self.left = 0  # batches whose structure still is needed
 
     def take(self, dtype: DTypeLike, count: int) -> NDArray[Any] | None:
@@ -152,7 +151,7 @@ class Hyper:
         self._plan, self._sampler, self.cache = plan, sampler, cache
         self.size, self._chunk, self._hand, self._trace = size, chunk, hand, trace
         self._free = list(areas)
-        self._changed = threading.Condition()
+        self._changed = concurrency.Condition()
         self._run: _Run | None = None
         self._stopped = self._closed = False
         self._sampling = self._waits = False
@@ -167,7 +166,7 @@ class Hyper:
             "hyper_release_wait_ns": 0,  # of these, waiting for the client
         }
         self._threads = [
-            threading.Thread(target=self._guard, args=(loop,), name=name, daemon=True)
+            concurrency.Thread(target=self._guard, args=(loop,), name=name, daemon=True)
             for name, loop in (("hyper-sample", self._sample), ("hyper-gather", self._gather))
         ]
         begun: list[threading.Thread] = []
@@ -253,7 +252,7 @@ class Hyper:
 
     def _stage(self, number: int, run: _Run, begun: int) -> int:
         """Nanoseconds that a stage took until now; they are recorded."""
-        now = time.perf_counter_ns()
+        now = concurrency.perf_counter_ns()
         if self._trace is not None:
             self._trace.write(STAGE, run.number, number, np.array([begun, now]))
         return now - begun
@@ -283,7 +282,7 @@ class Hyper:
         steps = range(run.step, self._plan.num_steps, run.stride)[: self._chunk]
         units = [self._plan.unit(run.epoch, step) for step in steps]
         sampled: list[Sampled] = []
-        begun = time.perf_counter_ns()
+        begun = concurrency.perf_counter_ns()
         try:
             sampled = self._sampler.sample(units, run.batches, area, lambda: run is not self._run)
             if not sampled and run is self._run:
@@ -326,7 +325,7 @@ class Hyper:
             areas = {id(s.area): s.area for s in todo}.values()
             for area in areas:  # also if the run ends meanwhile
                 area.left += 1
-        count, begun = -1, time.perf_counter_ns()
+        count, begun = -1, concurrency.perf_counter_ns()
         try:
             self._begin_in_cache(run)
             count = self._bring(run, todo)
@@ -376,12 +375,12 @@ class Hyper:
         def moved() -> bool:
             return self._closed or run is not self._run or run.oldest > known
 
-        begun = time.perf_counter_ns()
+        begun = concurrency.perf_counter_ns()
         with self._changed:
             self._waits = not moved()
             self._changed.wait_for(moved)
             self._waits = False
-            self.counters["hyper_release_wait_ns"] += time.perf_counter_ns() - begun
+            self.counters["hyper_release_wait_ns"] += concurrency.perf_counter_ns() - begun
             if self._closed or run is not self._run:
                 raise _Cancelled
             return run.oldest

@@ -1,14 +1,13 @@
 """Batches of a hyperbatch sampled each by itself, on the engine's workers."""
 
 import contextlib
-import queue
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
 from numpy.typing import NDArray
 
+from blockstore import concurrency
 from loaderd.batch.structure import Structure
 from loaderd.hyper.session import Sampled, StructureArea
 from loaderd.memory.workspace import Workspace, WorkspaceFull
@@ -27,9 +26,9 @@ class Workspaces:
     """
 
     def __init__(self) -> None:
-        self._spare: dict[bool, queue.SimpleQueue[Workspace]] = {  # by whether they are small
-            False: queue.SimpleQueue(),
-            True: queue.SimpleQueue(),
+        self._spare: dict[bool, concurrency.SimpleQueue[Workspace]] = {  # by whether they are small
+            False: concurrency.SimpleQueue(),
+            True: concurrency.SimpleQueue(),
         }
         self._total = {False: 0, True: 0}
 
@@ -52,7 +51,7 @@ class Workspaces:
     def try_take(self, structure: Structure | None = None) -> Workspace | None:
         """One that holds a batch of this structure, or None where those are in use."""
         for small in (True, False):
-            with contextlib.suppress(queue.Empty):
+            with contextlib.suppress(concurrency.Empty):
                 work = self._spare[small].get_nowait()
                 if structure is None or _holds(work, structure):
                     return work
@@ -61,7 +60,7 @@ class Workspaces:
 
     def try_take_large(self) -> Workspace | None:
         """One that holds any batch, or None where those are in use."""
-        with contextlib.suppress(queue.Empty):
+        with contextlib.suppress(concurrency.Empty):
             return self._spare[False].get_nowait()
         return None
 
@@ -219,9 +218,9 @@ class _Work:
         self.error: BaseException | None = None
         self.stop = False
         self.active = 0
-        self.done = threading.Event()
+        self.done = concurrency.Event()
         self._count, self._next = count, 0
-        self._lock = threading.Lock()
+        self._lock = concurrency.Lock()
 
     def next(self) -> int | None:
         """The next step; None: this chain of steps ends."""

@@ -5,9 +5,7 @@ held once, those in memory first, and while one group of blocks is sampled from 
 """
 
 import contextlib
-import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
@@ -16,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from blockstore import concurrency
 from blockstore.kernels.order import (
     compact_draws,
     count_draws,
@@ -106,7 +105,7 @@ class BlockSampler:
         residency: Residency,
         crew: Crew,
         scratch: StructureArea,
-        turn: threading.Lock,
+        turn: concurrency.Lock,
         id_dtype: str,
         edge_id_dtype: str,
         trace: Trace | None = None,
@@ -133,7 +132,7 @@ class BlockSampler:
         self, units: Sequence[Unit], first: int, area: StructureArea, cancelled: Callable[[], bool]
     ) -> list[Sampled]:
         batches: list[_Batch] = []
-        with self._turn, ThreadPoolExecutor(1, "hyper-read") as ahead:
+        with self._turn, concurrency.ThreadPoolExecutor(1, "hyper-read") as ahead:
             found = self._roots(units, lambda r, marks: self._held(r, marks, ahead))
             with contextlib.suppress(_Full):
                 for unit, roots in zip(units, found, strict=True):
@@ -177,7 +176,11 @@ class BlockSampler:
     # -- one hop ----------------------------------------------------------------------------------
 
     def _hop(
-        self, hop: int, batches: list[_Batch], area: StructureArea, ahead: ThreadPoolExecutor
+        self,
+        hop: int,
+        batches: list[_Batch],
+        area: StructureArea,
+        ahead: concurrency.ThreadPoolExecutor,
     ) -> None:
         """One hop of all batches; those that find no room are left out, the last first."""
         self._scratch.reset()
@@ -292,7 +295,9 @@ class BlockSampler:
             own = Giants(giants.entries[:n].copy(), giants.degrees[:n].copy(), n)
             frontier.giants.append(own)
 
-    def _draw_giants(self, r: int, batches: list[_Batch], ahead: ThreadPoolExecutor) -> None:
+    def _draw_giants(
+        self, r: int, batches: list[_Batch], ahead: concurrency.ThreadPoolExecutor
+    ) -> None:
         """Draws of columns over several blocks."""
         frontiers = [batch.frontiers[r] for batch in batches]
         self._topology.draw_giants(
@@ -352,7 +357,7 @@ class BlockSampler:
     # -- blocks -----------------------------------------------------------------------------------
 
     def _held(
-        self, relation: int, needed: NDArray[np.uint8], ahead: ThreadPoolExecutor
+        self, relation: int, needed: NDArray[np.uint8], ahead: concurrency.ThreadPoolExecutor
     ) -> Iterator[NDArray[np.int64]]:
         """The needed blocks in groups, each held in turn while the next one is read."""
         everything = np.arange(needed.size)
@@ -363,7 +368,7 @@ class BlockSampler:
         if self._trace is not None:
             self._trace.write(BLOCKS, 0, relation, np.flatnonzero(needed))
         hold = partial(self._residency.hold, relation, account=Account.SHARED)
-        coming: Future[Held] | None = None
+        coming: concurrency.Future[Held] | None = None
         try:
             while groups or coming is not None:
                 if coming is None:

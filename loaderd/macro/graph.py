@@ -4,13 +4,13 @@ Members are the nodes of some partitions, hubs, and the partitions' halos; each 
 blocks pass by and leave what is wanted of them; rows are read to where they stay.
 """
 
-import queue
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from blockstore import concurrency
 from blockstore.format import PAGE_BYTES, Manifest, Relation
 from blockstore.io.reader import BlockReader, Reading, Transit, wait_all
 from blockstore.kernels import members as kernels
@@ -118,7 +118,7 @@ class MacroShared:
         self.manifest, self.files, self.served = manifest, files, served
         self.reader, self.data, self.choice = reader, data, choice
         self.types = [files.type_of[r.node_type.name] for r in served]
-        self.transit: Transit = queue.SimpleQueue()
+        self.transit: Transit = concurrency.SimpleQueue()
         for buffer in transit:
             self.transit.put(buffer)
         self.run_blocks = max(1, transit[0].size // manifest.block_bytes)

@@ -13,11 +13,10 @@ where nobody's run goes on any more: nobody is left without a memory, so that ra
 each other's steps come to an end.  With room for one memory only, ranks stay together.
 """
 
-import threading
-import time
 from collections.abc import Hashable, Sequence
 from typing import Protocol
 
+from blockstore import concurrency
 from loaderd.macro.shelf import Key, Memory, Reader, Shelf
 from loaderd.plans.macrobatch import MacrobatchPlan, SeedGroups
 from loaderd.trace import READ_MACRO, SERVE_MACRO
@@ -49,18 +48,18 @@ class Job:
     ) -> None:
         """`memories`: with two of them one is loaded while the other is served."""
         self.groups = groups
-        self.changed = threading.Condition()
+        self.changed = concurrency.Condition()
         self._plan, self._supply, self._depth = plan, supply, len(memories)
         self._readers: list[Reader] = []
         self._present = 0  # sessions that have not left
         self._closing = False
-        self._threads: list[threading.Thread] = []
+        self._threads: list[concurrency.Thread] = []
         self._shelves: list[Shelf] = []
         self._put_up(Shelf(memories, [], self._depth))
 
     def _put_up(self, shelf: Shelf) -> None:
         self._shelves.append(shelf)
-        thread = threading.Thread(target=self._run, args=(shelf,), name="macro-read", daemon=True)
+        thread = concurrency.Thread(target=self._run, args=(shelf,), name="macro-read", daemon=True)
         self._threads = [t for t in self._threads if t.is_alive()] + [thread]
         thread.start()
 
@@ -222,7 +221,7 @@ class Job:
 
     def _patience(self, shelf: Shelf) -> float | None:
         """Seconds until a shelf is looked at again, after those who wait too long are helped."""
-        now, soonest = time.monotonic(), None
+        now, soonest = concurrency.monotonic(), None
         for reader in list(shelf.live):
             if reader not in shelf.readers or not shelf.obstacles(reader):
                 reader.blocked_since = 0.0
@@ -260,13 +259,13 @@ class Job:
         return chosen
 
     def _load(self, memory: Memory, key: Key) -> None:
-        begun = time.perf_counter_ns()
+        begun = concurrency.perf_counter_ns()
         try:
             memory.graph.load(self._plan.epoch_layout(key[0]).members[key[1]])
         except BaseException as error:
             self._fail(memory, key, error)
             return
-        now = time.perf_counter_ns()
+        now = concurrency.perf_counter_ns()
         with self.changed:
             memory.ready, memory.loading = True, False
             waiting = [r for r in self._readers if r.waiting_since]
@@ -307,7 +306,7 @@ class Jobs:
     """Jobs of one store that are under way, by what their sessions have in common."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = concurrency.Lock()
         self._found: dict[Hashable, Job] = {}
 
     def join(self, key: Hashable, reader: Reader) -> Job | None:

@@ -1,10 +1,9 @@
 """Macro-batches as one session sees them: which it needs next, and those its batches lie in."""
 
-import time
-
 import numpy as np
 from numpy.typing import NDArray
 
+from blockstore import concurrency
 from loaderd.macro.graph import MacroGraph
 from loaderd.macro.job import Job
 from loaderd.macro.shelf import Hold, Key, Reader
@@ -47,7 +46,7 @@ class Macro:
         with self._job.changed:
             if not reader.live or reader.wanted[:1] != [key]:
                 self._want(key)
-            memory, now = self._job.find(reader), time.perf_counter_ns()
+            memory, now = self._job.find(reader), concurrency.perf_counter_ns()
             if memory is None or not memory.ready:
                 reader.waiting_since = reader.waiting_since or now
                 self._job.changed.notify_all()
@@ -100,7 +99,7 @@ class Macro:
             if hold.count == 0:
                 del self._reader.held[key]
             if hold.memory.users == 0:
-                hold.memory.last_use = time.perf_counter_ns()
+                hold.memory.last_use = concurrency.perf_counter_ns()
                 self._job.freed()
 
     def graph(self, unit: Unit) -> MacroGraph:

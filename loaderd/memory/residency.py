@@ -1,11 +1,11 @@
 """Blocks brought into a pool and held there: the pool's decisions, carried out."""
 
-import threading
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from blockstore import concurrency
 from blockstore.errors import CorruptBlock, PoolBroken
 from blockstore.io.reader import BlockReader
 from blockstore.pool import BlockPool, Hold
@@ -28,7 +28,7 @@ class Residency:
         pool: BlockPool,
         reader: BlockReader,
         first_file: int,
-        changed: threading.Condition,
+        changed: concurrency.Condition,
         reservation: Reservation | None = None,
     ) -> None:
         """File f of the pool is file `first_file + f` of the reader; `changed` guards the pool.

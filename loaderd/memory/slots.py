@@ -1,7 +1,6 @@
 """Who owns which arena slot: two block pools, and what sessions have taken out of them."""
 
 import itertools
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
@@ -9,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from blockstore import concurrency
 from blockstore.errors import PoolBroken
 from blockstore.pool import BlockPool
 from loaderd.errors import Refused, Shortage
@@ -49,7 +49,7 @@ class SlotBroker:
         self,
         graph: BlockPool,
         rows: BlockPool,
-        changed: threading.Condition,
+        changed: concurrency.Condition,
         slots: Sequence[int],
         graph_slots: int,
         reservation: Reservation,
@@ -65,7 +65,7 @@ class SlotBroker:
         self.num_slots = len(slots)
         self._of_graph = np.zeros(graph.owned().size, np.bool_)
         self._of_graph[np.asarray(slots[:graph_slots], np.int64)] = True
-        self._limit = threading.local()  # slots that this thread may still take; not set: any
+        self._limit = concurrency.local()  # slots that this thread may still take; not set: any
         with changed:
             graph.add_slots(slots[:graph_slots])
             rows.add_slots(slots[graph_slots:])

@@ -1,8 +1,8 @@
 """Steps that are done one after another, in a thread of their own."""
 
-import queue
-import threading
 from collections.abc import Callable, Iterable
+
+from blockstore import concurrency
 
 
 class Errands:
@@ -10,8 +10,8 @@ class Errands:
 
     def __init__(self, name: str) -> None:
         self.closed = False
-        self._steps: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
+        self._steps: concurrency.SimpleQueue[Callable[[], None] | None] = concurrency.SimpleQueue()
+        self._thread = concurrency.Thread(target=self._serve, name=name, daemon=True)
         self._thread.start()
 
     def put(self, step: Callable[[], None]) -> None:
@@ -20,7 +20,7 @@ class Errands:
 
     def put_later(self, step: Callable[[], None], delay_s: float) -> None:
         """To be put in so many seconds."""
-        timer = threading.Timer(delay_s, self._steps.put, [step])
+        timer = concurrency.Timer(delay_s, self._steps.put, [step])
         timer.daemon = True
         timer.start()
 

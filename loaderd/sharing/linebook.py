@@ -1,6 +1,5 @@
 """Which session is at which line: bookkeeping of the exchange, under one lock."""
 
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -11,6 +10,7 @@ import numpy as np
 from msgspec import structs
 from numpy.typing import NDArray
 
+from blockstore import concurrency
 from loaderd.engine.engine import Engine
 from loaderd.engine.stores import Stores
 from loaderd.guarded import Guarded
@@ -95,7 +95,7 @@ class Book:
     def __init__(self, stores: Stores, ended: Callable[[], None]) -> None:
         """`ended`: told when a line has ended."""
         self._stores, self._ended = stores, ended
-        self.lock = threading.RLock()
+        self.lock = concurrency.RLock()
         self._sessions: Guarded[dict[int, Seat]] = Guarded({}, self.lock)
         self._groups: Guarded[dict[Key, Group]] = Guarded({}, self.lock)
         self._lines: Guarded[dict[int, Line]] = Guarded({}, self.lock)

@@ -1,11 +1,10 @@
 """Lines are opened, made smaller for others, and opened anew in the place of those that end."""
 
 import contextlib
-import threading
-import time
 from collections.abc import Callable, Container
 from functools import partial
 
+from blockstore import concurrency
 from loaderd.batch.failures import error_text
 from loaderd.engine.engine import Engine
 from loaderd.engine.production import Deliver
@@ -32,14 +31,12 @@ class LineMaker:
         book: Book,
         seating: Seating,
         deliver: Deliver,
-        clock: Callable[[], float] = time.monotonic,
-        pause: Callable[[float], None] = time.sleep,
     ) -> None:
-        """`deliver`: to a session, in its own numbers.  `clock` in seconds."""
+        """`deliver`: to a session, in its own numbers."""
         self._stores, self._book, self._seating = stores, book, seating
-        self._clock, self._pause = clock, pause
+        self._clock, self._pause = concurrency.monotonic, concurrency.sleep
         self._arena, self._deliver = stores.arena, deliver
-        self.opening = threading.Lock()  # one line at a time: each takes memory
+        self.opening = concurrency.Lock()  # one line at a time: each takes memory
         self._openings = Errands("share-open")
 
     def close(self) -> None:

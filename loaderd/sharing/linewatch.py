@@ -1,8 +1,6 @@
 """Followers that fall behind: a line that waits for its slowest one loses it."""
 
-import threading
-import time
-
+from blockstore import concurrency
 from loaderd.sharing.errands import do_all
 from loaderd.sharing.line import Line
 from loaderd.sharing.linebook import Book
@@ -20,7 +18,7 @@ class LineWatch:
     def __init__(self, book: Book, seating: Seating, maker: LineMaker) -> None:
         self._book, self._seating, self._maker = book, seating, maker
         self._starved, self._closed = seating.starved, False
-        self._thread = threading.Thread(target=self._watch, name="share-watch", daemon=True)
+        self._thread = concurrency.Thread(target=self._watch, name="share-watch", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
@@ -30,7 +28,7 @@ class LineWatch:
         self._thread.join()
 
     def _watch(self) -> None:
-        pause = threading.Event()
+        pause = concurrency.Event()
         while self._starved.wait():
             self._starved.clear()
             if self._closed:  # only now: an end that comes before must not be cleared away
@@ -44,7 +42,7 @@ class LineWatch:
                     if engine is None or not engine.waits(line.number):
                         since.pop(line.number, None)
                         continue
-                    now, depth = time.monotonic(), engine.depth(line.number)
+                    now, depth = concurrency.monotonic(), engine.depth(line.number)
                     patience_s = PATIENCE_S if depth > 1 else LAST_S
                     if now - since.setdefault(line.number, now) >= patience_s:
                         self._part(line, depth, engine.waits(line.number))

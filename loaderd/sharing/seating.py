@@ -4,9 +4,9 @@ All of it under the lock of the book.  What is to be asked of an engine is retur
 the lock free.
 """
 
-import threading
 from collections.abc import Callable, Iterable
 
+from blockstore import concurrency
 from loaderd.engine.production import Deliver
 from loaderd.errors import SessionLost
 from loaderd.protocol import BatchReady, ChunkReady, ErrorReply, Start
@@ -22,7 +22,7 @@ class Seating:
     def __init__(self, book: Book, deliver: Deliver) -> None:
         """`deliver`: to a session, in its own numbers."""
         self._book, self._deliver = book, deliver
-        self.starved = threading.Event()  # a line may have nothing for one of its followers
+        self.starved = concurrency.Event()  # a line may have nothing for one of its followers
 
     def seat(self, number: int, key: Key, group: Group, line: Line, window: int) -> None:
         """A session that is new gets a place at a line, which may be new as well."""

@@ -1,0 +1,27 @@
+"""Threads, locks, queues and clocks of the block reader and of the engine.
+
+Only this module imports them from the standard library there, and its names are looked up when they
+are used: a test puts a scheduler in their place, which decides at each of them who goes on
+(`tests/schedules.py`).  Otherwise they are the standard library's own objects.
+"""
+
+from concurrent.futures import Future, ThreadPoolExecutor
+from queue import Empty, PriorityQueue, SimpleQueue
+from threading import (
+    Barrier,
+    Condition,
+    Event,
+    Lock,
+    RLock,
+    Thread,
+    Timer,
+    current_thread,
+    local,
+)
+from time import monotonic, perf_counter_ns, sleep
+
+__all__ = [
+    "Barrier", "Condition", "Empty", "Event", "Future", "Lock", "PriorityQueue", "RLock",
+    "SimpleQueue", "Thread", "ThreadPoolExecutor", "Timer", "current_thread", "local", "monotonic",
+    "perf_counter_ns", "sleep",
+]  # fmt: skip
