@@ -115,8 +115,7 @@ class Stores:
         and leaves all as it was.
         """
         check_names(stores)
-        wanted = {store_name(store): store for store in stores}
-        fresh = {name: store for name, store in wanted.items() if not self._is_served(name, store)}
+        wanted, fresh = {store_name(store) for store in stores}, self.fresh(stores)
         for store in fresh.values():
             self._check_slot(store)
         said, opened = [], {}
@@ -135,6 +134,11 @@ class Stores:
             self.engines[name] = engine
             said.append(f"{name}: fingerprint {engine.store.manifest.fingerprint}")
         return said
+
+    def fresh(self, stores: Sequence[Store]) -> dict[str, Store]:
+        """Those of `stores` that are not served as they are now, by name."""
+        named = ((store_name(store), store) for store in stores)
+        return {name: store for name, store in named if not self._is_served(name, store)}
 
     def sweep(self, busy: Callable[[Engine], bool]) -> None:
         """Close what was retired and is used by nobody any more."""

@@ -15,7 +15,7 @@ from msgspec import structs
 from numpy.typing import NDArray
 
 from blockstore.errors import StoreError
-from blockstore.store import open_store
+from blockstore.store import Store, open_store
 from loaderd.batch.failures import error_text
 from loaderd.engine.least import least_slots
 from loaderd.engine.production import Deliver, Out
@@ -277,6 +277,7 @@ class Exchange:
                 if self._paths is None:
                     raise Refused("this daemon has no list of stores to read again")
                 stores = [open_store(path) for path in self._paths()]
+                self._check_waiting(stores)
                 said = self._stores.reload(stores, self._book.is_busy)
                 self._stores.sweep(self._book.is_busy)
         except (StoreError, DaemonError, OSError, ValueError) as error:
@@ -286,6 +287,19 @@ class Exchange:
             self._book.reloads += 1
         self.reload_error = ""
         return said
+
+    def _check_waiting(self, stores: Sequence[Store]) -> None:
+        """Raises Refused: another store would take what sessions at work wait for.
+
+        A session that has been cut down, or fell behind, holds nothing until it gets a line again.
+        """
+        with self._book.lock:
+            waiting = sum(session.wants for session in self._book.sessions.values())
+        if waiting and self._stores.fresh(stores):
+            raise Refused(
+                f"{waiting} sessions wait for memory that another store would take: try again "
+                "when they are served, or give more --mem"
+            )
 
     def _sweep(self) -> None:
         if self._stores.retired and self._maker.opening.acquire(blocking=False):

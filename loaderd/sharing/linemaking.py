@@ -51,10 +51,13 @@ class LineMaker:
         self.want(session)
         return todo
 
-    def want(self, session: Seat) -> None:
-        """A session is to get a line of its own, or a place that becomes free before."""
+    def want(self, session: Seat, again: bool = False) -> None:
+        """A session is to get a line of its own, or a place that becomes free before.
+
+        again   as for `_open_for`
+        """
         session.wants = True
-        self._openings.put(partial(self._open_for, session))
+        self._openings.put(partial(self._open_for, session, again))
 
     def open_line(self, key: Key, order: Order, cut: bool = True) -> tuple[Attached, Line]:
         """A line with a fair share of the arena; lines that have more go on with less, if `cut`.
@@ -157,9 +160,8 @@ class LineMaker:
         if ended is None:
             return
         group, orphans = ended
-        try:
-            _, smaller = self._take_line(group.order, share)
-        except Exception:
+        smaller = self._line_instead(group.order, share)
+        if smaller is None:
             self._rehouse(orphans, line)
             return
         with self._book.lock:
@@ -178,6 +180,20 @@ class LineMaker:
             end()
         elif start is not None:
             self._seating.command(group.engine.start, start)
+
+    def _line_instead(self, order: Order, share: int) -> Line | None:
+        """A line with `share` slots.  If it cannot do with these, it gets back what it had.
+
+        None if there is not even that.
+        """
+        for most in (share, 0):
+            try:
+                return self._take_line(order, most)[1]
+            except Refused:
+                continue
+            except Exception:  # whoever opens a line for a follower meets and reports it
+                break
+        return None
 
     def _end(self, line: Line) -> tuple[Group, list[Seat]] | None:
         """A line ends, and who was there has none; None where it has gone, or something is lent."""
@@ -199,13 +215,17 @@ class LineMaker:
         return group, orphans
 
     def _rehouse(self, sessions: list[Seat], line: Line) -> None:
-        """Each looks for a line by itself."""
+        """Each looks for a line by itself.
+
+        They do not have other lines cut down: two sessions that need most of the arena would take
+        the line from each other for ever, and neither would get a batch.
+        """
         with self._book.lock:
             for session in sessions:
                 follower = line.followers[session.number]
                 if follower.active and not session.wants and session.line is None:
                     session.step = follower.next
-                    self.want(session)
+                    self.want(session, again=True)
 
     def _open_for(self, session: Seat, again: bool = False) -> None:
         """In a thread of its own: open a line for a session that has none.
