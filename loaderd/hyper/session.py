@@ -169,7 +169,7 @@ class Hyper:
             concurrency.Thread(target=self._guard, args=(loop,), name=name, daemon=True)
             for name, loop in (("hyper-sample", self._sample), ("hyper-gather", self._gather))
         ]
-        begun: list[threading.Thread] = []
+        begun: list[concurrency.Thread] = []
         try:
             for thread in self._threads:
                 thread.start()
