@@ -42,6 +42,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.timeout(SLOW_S))
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`--schedules 10000`: the long form of `tests/loaderd/test_schedules.py`."""
+    parser.addoption("--schedules", type=int, default=100, help="of threads, tried at random")
+    parser.addoption("--first-schedule", type=int, default=0, help="the seed to begin with")
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _forked_commands() -> Iterator[None]:
     """Our commands begin as forks: see tests/processes.py."""

@@ -33,8 +33,9 @@ def write_store(
     halos: Sequence[Sequence[int]] = (),
     times: Any = None,
     edge_rows: Mapping[str, Any] = MappingProxyType({}),
+    width: int = 2,
 ) -> Manifest:
-    """A store of one type "node" with rows of 8 bytes as features, and a split "train".
+    """A store of one type "node" with `width` numbers a node as features, and a split "train".
 
     weights   float32 (num_edges,)
     times     int64 (num_edges,)
@@ -45,14 +46,14 @@ def write_store(
     count, node = graph.num_nodes, "nodes/node"
     ids = RowArray(f"{node}/original_id", "uint32", count)
     inverse = RowArray(f"{node}/store_id", "uint32", count)
-    x = RowArray(f"{node}/features/x", "float32", count, (2,))
+    x = RowArray(f"{node}/features/x", "float32", count, (width,))
     split = RowArray(f"{node}/splits/train", "int64", len(train))
     folder = "edges/node___to___node"
     with StoreWriter(path, block_bytes=block_bytes) as writer:
         nodes = np.arange(count)
         num_blocks = _pack(writer, folder, graph, nodes, block_bytes, weights, edge_ids, times)
         everything = np.arange(count, dtype=np.uint32)
-        rows = np.stack([everything, everything * 2], axis=1).astype(np.float32)
+        rows = np.outer(everything, np.arange(1, width + 1)).astype(np.float32)
         seeds = np.asarray(train, np.int64)
         arrays = ((ids, everything), (inverse, everything), (x, rows), (split, seeds))
         for array, values in arrays:
@@ -69,7 +70,9 @@ def write_store(
             halo = Halo(
                 nodes=RowArray(f"{node}/halo/nodes", "uint32", slots.size),
                 offsets_path=f"{node}/halo/offsets",
-                features={"x": RowArray(f"{node}/halo/features/x", "float32", slots.size, (2,))},
+                features={
+                    "x": RowArray(f"{node}/halo/features/x", "float32", slots.size, (width,))
+                },
             )
             ranked = RowArray(f"{node}/hubs", "uint32", len(hubs)) if hubs else None
             writer.side(halo.offsets_path, np.cumsum([0, *map(len, groups)]).astype(np.uint64))
