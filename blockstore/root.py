@@ -51,7 +51,7 @@ def read_root(folder: Path) -> Manifest:
         ) from error
     except NotADirectoryError as error:
         raise NotAStore(f"{folder}: not a folder, expected a store") from error
-    except (msgspec.DecodeError, KeyError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, KeyError, UnicodeDecodeError, RecursionError) as error:
         raise NotAStore(f"{path}: no attribute {MANIFEST_KEY!r}, expected a store") from error
     if version != FORMAT_VERSION:
         raise UnsupportedVersion(

@@ -161,7 +161,10 @@ def test_a_store_of_format_1_is_to_be_ingested_again(store: Path):
         open_store(store)
 
 
-@pytest.mark.parametrize("raw", [b"", b"\xff", b"[]", b'{"attributes": 3}', b"{", b"null"])
+DEEP = b'{"zarr_format": 3, "node_type": "group", "attributes": {"blockstore": ' + b"[" * 100_000
+
+
+@pytest.mark.parametrize("raw", [b"", b"\xff", b"[]", b'{"attributes": 3}', b"{", b"null", DEEP])
 def test_a_root_that_is_no_manifest_is_not_a_store(store: Path, raw: bytes):
     (store / "zarr.json").write_bytes(raw)
     with pytest.raises(NotAStore):
