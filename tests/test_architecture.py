@@ -110,7 +110,7 @@ CLOCKED = {"threading", "queue", "concurrent", "time"}  # from blockstore/concur
 SCHEDULED = [  # what runs under the schedules of tests/schedules.py
     "blockstore/io", "loaderd/batch", "loaderd/engine", "loaderd/hopwise", "loaderd/hyper",
     "loaderd/macro", "loaderd/memory", "loaderd/plans", "loaderd/sharing", "loaderd/devicecost.py",
-    "loaderd/meter.py", "loaderd/trace.py",
+    "loaderd/guarded.py", "loaderd/meter.py", "loaderd/trace.py",
 ]  # fmt: skip
 # what the daemon loads must stay light
 LIGHT = (

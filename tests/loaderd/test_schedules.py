@@ -13,8 +13,6 @@ from tests.loaderd.racing import Bench, run_script
 from tests.schedules import schedule
 
 CHUNK = 50  # schedules of one test
-# A defect that these schedules find and that is not mended here: to be removed with its mend.
-KNOWN = "a worker's share of the graph pool is its own"
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -40,18 +38,12 @@ def trace(bench: Bench, seed: int) -> tuple[int, int]:
 
 def test_batches_and_ledger_under_any_schedule(bench, seeds):
     """The same batches, no deadlock, nothing left: two stores, sessions of all plans, reloads."""
-    known = []
     for seed in seeds:
         try:
             trace(bench, seed)
         except BaseException as error:
-            if KNOWN in str(error):
-                known.append(seed)
-                continue
             error.add_note(f"schedule {seed}")
             raise
-    if known:
-        pytest.xfail(f"schedules {known}: {KNOWN}")
 
 
 def test_a_seed_gives_one_schedule(bench):
