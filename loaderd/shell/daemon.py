@@ -20,7 +20,7 @@ from blockstore.errors import StoreError
 from blockstore.io.arena import Arena
 from loaderd.errors import BadMessage, DaemonError, Refused, SessionLost, ShuttingDown
 from loaderd.logs import Throttle, tell
-from loaderd.memory.ledger import EngineSettings
+from loaderd.memory.ledger import EngineSettings, request_bytes
 from loaderd.memory.slots import RequestArea, SlotBroker
 from loaderd.notify import notify
 from loaderd.protocol import (
@@ -58,7 +58,8 @@ from loaderd.shell.registry import Caller, Peer, Registry
 from loaderd.shell.remote import Listening, RemoteDesk
 from loaderd.signals import Signals
 from loaderd.wire.endpoint import Endpoint
-from loaderd.wire.transport import Frame, Router
+from loaderd.wire.transport import Frame
+from loaderd.wire.zmtp import LocalRouter
 
 log = logging.getLogger(__name__)
 COUNTED = ("sessions_attached", "sessions_refused", "sessions_failed", "requests_refused")
@@ -146,7 +147,8 @@ class Daemon:
         self._owners: dict[int, tuple[str, int]] = {}  # of sessions: whose, and their windows
         self._path, self._remote = endpoint.path, None
         admission, listening = self._access.admission, self._access.listening
-        self._router = Router(str(endpoint), self._receive_local)
+        room = request_bytes(engine.settings.mem_bytes) // 2  # the other half: ids that are kept
+        self._router = LocalRouter(endpoint.path, self._receive_local, room)
         engine.deliver = self._deliver
         try:
             share_file(endpoint.path, admission.gid)

@@ -45,7 +45,7 @@ def store(tmp_path_factory, splits):
     return path
 
 
-@pytest.fixture(scope="module", params=["64M", "4M"], ids=["held", "passing"])
+@pytest.fixture(scope="module", params=["64M", "5M"], ids=["held", "passing"])
 def endpoint(request, store):
     """A daemon with room for all arrays, or for some batches."""
     with daemon(store, request.param, 2) as endpoint:
@@ -277,7 +277,7 @@ def test_held_arrays_are_read_once_and_shared_and_given_back(store):
 
 def test_passing_chunks_are_read_in_ranges(store):
     """A range of pages of each array a chunk, at most a page more than its bytes at each end."""
-    with daemon(store, "4M", 2) as endpoint:
+    with daemon(store, "5M", 2) as endpoint:
         data = HopDataset(endpoint, batch_size=BATCH)
         steps, start = len(data), status(endpoint).counters
         assert sum(b.batch_size for b in data) == ROWS
@@ -387,7 +387,7 @@ def free(monkeypatch, num_bytes: int) -> None:
     monkeypatch.setattr(hopdataset, "device_bytes", lambda device: num_bytes)
 
 
-@pytest.mark.parametrize(("mem", "place"), [("64M", "host"), ("4M", "storage")])
+@pytest.mark.parametrize(("mem", "place"), [("64M", "host"), ("5M", "storage")])
 def test_advice_is_taken_once_and_recorded(store, monkeypatch, mem, place):
     monkeypatch.setattr(hopadvice, "_TRY_S", 0.02)
     with daemon(store, mem, 2) as endpoint:
