@@ -86,8 +86,10 @@ class LineMaker:
         with limit:
             attached = engine.attach(order.request, order.ids)
         depth = engine.depth(attached.session)
-        if engine.holds_all(attached.session):
-            share = 0  # nothing is gained by opening it anew when there is room for more
+        if engine.holds_all(attached.session) or not order.again:
+            share = (
+                0  # nothing is gained by opening it anew when there is room for more, or it cannot
+            )
         return attached, Line(attached.session, attached.num_steps, depth, share)
 
     def _cut_down(

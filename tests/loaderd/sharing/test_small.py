@@ -200,6 +200,20 @@ def test_lines_whose_seeds_are_not_kept_stay(store: Path, monkeypatch):
     serving.close()
 
 
+def test_a_line_whose_seeds_are_not_kept_is_not_left_for_a_larger_one(store: Path, monkeypatch):
+    """It could not be opened: the session would wait for ever."""
+    monkeypatch.setattr(exchange, "_KEPT", 1 << 20)
+    serving = Serving(store, 8 << 20)
+    other = serving.attach(seed=9)
+    request = Attach(token=0, request=1, plan="minibatch", split="", num_neighbors=(5, 5), **LARGE)
+    own = Trainer(serving, serving.exchange.attach(request, np.arange(NODES)).session)
+    other.detach()
+    own.start()
+    assert all(own.consume(step) for step in range(STEPS))
+    own.detach()
+    serving.close()
+
+
 def held_line(*held: int) -> Line:
     """A line whose followers hold so many batches each."""
     line = Line(7, num_steps=99, depth=2)
