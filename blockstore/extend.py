@@ -20,6 +20,7 @@ from blockstore.errors import StoreExists
 from blockstore.format import EXTEND_FOLDER, ROOT, Manifest, RowArray
 from blockstore.lock import lock_folder
 from blockstore.store import open_store
+from blockstore.validate import check_path
 from blockstore.writer import RowsWriter, StoreWriter, flush
 
 _MOVED = "moved.json"  # what is on its way into the store
@@ -124,6 +125,8 @@ def _clean(path: Path) -> None:
         moved = msgspec.json.decode((folder / _MOVED).read_bytes(), type=list[str])
     except (FileNotFoundError, msgspec.DecodeError):  # cut off: nothing had been moved
         moved = []
+    for name in moved:
+        check_path(name)  # what it names is removed
     named = open_store(path).manifest.files if moved else {}
     for name in moved:
         if not any(p.startswith(f"{name}/") for p in named):

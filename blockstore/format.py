@@ -373,7 +373,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     def graphs(self) -> list[Relation | HaloColumns]:
         """Everything that has graph blocks: each relation, then its copies."""
-        return [c for r in self.relations for c in (r, r.halo) if c is not None]
+        return [columns for relation in self.relations for columns in columns_of(relation)]
 
     def hop_arrays(self) -> list[RowArray]:
         """Every hop-wise array, in a fixed order."""
@@ -396,6 +396,11 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return found
 
 
+def columns_of(relation: Relation) -> list[Relation | HaloColumns]:
+    """What of a relation has graph blocks: itself, and its copies."""
+    return [relation, *([relation.halo] if relation.halo is not None else [])]
+
+
 def blocked_arrays(manifest: Manifest) -> list[tuple[str, BlockGeometry, int]]:
     """(path, geometry, dimensions) of every array of blocks of a store.  Raises CorruptBlock."""
     size = manifest.block_bytes
@@ -412,8 +417,7 @@ def side_arrays(manifest: Manifest) -> list[tuple[str, str, int]]:
     sides = [(crc_path(path), "uint32", g.num_pages) for path, g, _ in blocked_arrays(manifest)]
     for columns in manifest.graphs():
         sides.append((columns.first_node_path, "uint64", columns.num_blocks + 1))
-        if columns.first_edge_path:
-            sides.append((columns.first_edge_path, "uint64", columns.num_blocks + 1))
+        sides.append((columns.first_edge_path, "uint64", columns.num_blocks + 1))
     for node_type in manifest.types:
         if node_type.partition_offsets_path:
             path, count = node_type.partition_offsets_path, node_type.num_partitions

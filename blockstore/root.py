@@ -14,7 +14,9 @@ import msgspec
 from blockstore.errors import CorruptBlock, NotAStore, UnsupportedVersion
 from blockstore.format import FINGERPRINT_KEY, FORMAT_VERSION, MANIFEST_KEY, ROOT, Manifest
 from blockstore.io.files import naming
+from blockstore.validate import inside
 
+_METADATA_BYTES = 1 << 20  # of an array or a group, at most
 _MENDS = "restore it from a copy, or ingest again"
 
 
@@ -90,10 +92,16 @@ def write_root(folder: Path, manifest: Manifest) -> Manifest:
     return msgspec.structs.replace(manifest, fingerprint=fingerprint)
 
 
-def read_bound(folder: Path, manifest: Manifest, name: str) -> bytes:
-    """A bound file.  Raises CorruptBlock: it is missing, or is not the one that was bound."""
-    path = folder / name
+def read_bound(root: str, manifest: Manifest, name: str) -> bytes:
+    """A bound file.  Raises CorruptBlock: it is missing, or is not the one that was bound.
+
+    root   of the store, without links: `os.path.realpath`
+    """
+    path = inside(root, name)
     try:
+        size = path.stat().st_size
+        if name.endswith(ROOT) and size > _METADATA_BYTES:  # side arrays have sizes of their own
+            raise CorruptBlock(f"{path}: {size} bytes, expected metadata of an array: {_MENDS}")
         raw = path.read_bytes()
     except OSError as error:
         raise CorruptBlock(f"{path}: {error.strerror}, expected a file: {_MENDS}") from error

@@ -17,6 +17,7 @@ from blockstore.format import (
     BlockGeometry,
     HaloColumns,
     Manifest,
+    NodeType,
     Relation,
     RowArray,
     blocked_arrays,
@@ -30,6 +31,15 @@ from blockstore.io.buffers import aligned_buffer, byte_view
 from blockstore.io.files import open_to_read, probe_direct, read_exact
 from blockstore.kernels.crc import find_bad_page, page_crcs
 from blockstore.root import read_bound, read_root
+from blockstore.validate import (
+    GraphCheck,
+    RowCheck,
+    check_file_sizes,
+    check_manifest,
+    check_offsets,
+    inside,
+    row_checks,
+)
 
 INDEX_ENTRY_BYTES = 16  # of a shard's index: offset and length, uint64 each
 _ABSENT = 2**64 - 1
@@ -51,6 +61,7 @@ class BlockedFile:
     geometry: BlockGeometry
     shards: tuple[Path, ...]
     crcs: NDArray[np.uint32]  # (num_blocks * pages_per_block,)
+    check: GraphCheck | RowCheck | None = None  # for whoever reads a block; None: any bytes do
 
     def row_ranges(self, row_bytes: int, first: int, stop: int) -> list[FileRange]:
         """Where rows [first, stop) lie, in order: one range a shard, nothing between the rows.
@@ -84,42 +95,93 @@ class Store:
     """A store on disk.  Holds no descriptor; every file that is opened through it is checked."""
 
     def __init__(self, path: Path, manifest: Manifest) -> None:
+        """`manifest`: has been checked."""
         self.path, self.manifest = path, manifest
+        self._root = os.path.realpath(path)  # links may lead to a store, not out of it
+        self._row_checks = row_checks(manifest)
+        self._tables: dict[str, NDArray[np.uint64]] = {}  # of graphs, by path
 
     def rows(self, array: RowArray) -> BlockedFile:
         """The blocks of a row array.  Raises CorruptBlock."""
         geometry = row_geometry(array, self.manifest.block_bytes)
-        return self._blocked(array.path, geometry, 1 + len(array.row_shape))
+        check = self._row_checks.get(array.path)
+        return self._blocked(array.path, geometry, 1 + len(array.row_shape), check)
 
     def graph(self, relation: Relation | HaloColumns) -> BlockedFile:
         """The graph blocks of a relation, or of its copies.  Raises CorruptBlock."""
         geometry = graph_geometry(relation.num_blocks, self.manifest.block_bytes)
-        return self._blocked(relation.path, geometry, 2)
+        return self._blocked(relation.path, geometry, 2, self.graph_check(relation))
+
+    def graph_check(self, relation: Relation | HaloColumns) -> GraphCheck:
+        """What the blocks of a relation, or of its copies, must say.  Raises CorruptBlock."""
+        tables = self.first_node(relation), self.first_edge(relation)
+        return GraphCheck.make(self.manifest, relation, *tables, self.path / relation.path)
 
     def first_node(self, relation: Relation | HaloColumns) -> NDArray[np.uint64]:
         """The object index of a relation: first column of each block, then the end.
 
-        uint64 (num_blocks + 1,), ascending.  Raises CorruptBlock.
+        uint64 (num_blocks + 1,), ascending; not to be changed.  Raises CorruptBlock.
         """
-        where = self.path / relation.first_node_path
-        index = self.side(relation.first_node_path, np.uint64, relation.num_blocks + 1)
-        if (np.diff(index.astype(np.int64)) < 0).any():
-            raise CorruptBlock(f"{where}: first nodes of blocks do not ascend")
-        return index.astype(np.uint64)
+        owner = next(r for r in self.manifest.relations if relation in (r, r.halo))
+        dst = next(t for t in self.manifest.types if t.name == owner.dst)
+        first, count = dst.first, dst.num_nodes
+        if relation is owner.halo:
+            assert dst.halo is not None
+            first, count = 0, dst.halo.nodes.num_rows
+        path, size = relation.first_node_path, relation.num_blocks + 1
+        return self._table(path, size, first, first + count, "first nodes of blocks")
 
     def first_edge(self, relation: Relation | HaloColumns) -> NDArray[np.uint64]:
         """Edges of a relation before each block, then all, uint64 (num_blocks + 1,).
 
+        Not to be changed.  Raises CorruptBlock.
+        """
+        path, size = relation.first_edge_path, relation.num_blocks + 1
+        return self._table(path, size, 0, relation.num_edges, "edges before blocks")
+
+    def partition_offsets(self, t: NodeType) -> NDArray[np.uint64]:
+        """First store id of each partition of a type that has some, then the end of its range.
+
+        uint64 (num_partitions + 1,), ascending.  Raises CorruptBlock.
+        """
+        path, stop = t.partition_offsets_path, t.first + t.num_nodes
+        return self._table(path, t.num_partitions + 1, t.first, stop, "partitions")
+
+    def halo_offsets(self, t: NodeType) -> NDArray[np.uint64]:
+        """First slot of each group of a type that has a halo, then all.
+
+        uint64 (num_partitions + 2,), ascending.  Raises CorruptBlock.
+        """
+        assert t.halo is not None
+        path, slots = t.halo.offsets_path, t.halo.nodes.num_rows
+        return self._table(path, t.num_partitions + 2, 0, slots, "groups of slots")
+
+    def _table(self, path: str, size: int, first: int, stop: int, what: str) -> NDArray[np.uint64]:
+        if path not in self._tables:
+            offsets = self.side(path, np.uint64, size).copy()
+            check_offsets(offsets, first, stop, what, self.path / path)
+            self._tables[path] = offsets
+        return self._tables[path]
+
+    def scale(self, array: RowArray) -> NDArray[np.float32]:
+        """What the values of an int8 array are multiplied by, float32 (columns,), finite.
+
         Raises CorruptBlock.
         """
-        return self.side(relation.first_edge_path, np.uint64, relation.num_blocks + 1)
+        scale: NDArray[np.float32] = self.side(array.scale_path, np.float32, array.row_items)
+        if not np.isfinite(scale).all():
+            raise CorruptBlock(
+                f"{self.path / array.scale_path}: holds {scale[~np.isfinite(scale)][0]}, expected "
+                "finite numbers; ingest again, or restore the file"
+            )
+        return scale
 
     def side(self, array_path: str, dtype: Any, size: int) -> NDArray[Any]:
         """A small array of one chunk, which the manifest binds.  Raises CorruptBlock."""
         if size == 0:
             return np.empty(0, dtype)
         name = f"{array_path}/c/0"
-        raw = read_bound(self.path, self.manifest, name)
+        raw = read_bound(self._root, self.manifest, name)
         expected = size * np.dtype(dtype).itemsize + 4
         if len(raw) != expected:
             raise CorruptBlock(f"{self.path / name}: {len(raw)} bytes, expected {expected}")
@@ -135,21 +197,36 @@ class Store:
         if odd:
             found = "is bound, but of no array" if odd[0] in manifest.files else "is not bound"
             raise CorruptBlock(f"{self.path / ROOT}: {odd[0]} {found}: ingest again")
+        check_file_sizes(manifest, self._root)
         for name in expected:
-            read_bound(self.path, manifest, name)
+            read_bound(self._root, manifest, name)
         for path, geometry, ndim in blocked_arrays(manifest):
             self._shards(path, geometry, ndim)
+        for columns in manifest.graphs():
+            self.graph_check(columns)
+        for t in manifest.types:
+            if t.num_partitions:
+                self.partition_offsets(t)
+            if t.halo is not None:
+                self.halo_offsets(t)
 
-    def _blocked(self, array_path: str, geometry: BlockGeometry, ndim: int) -> BlockedFile:
+    def _blocked(
+        self,
+        array_path: str,
+        geometry: BlockGeometry,
+        ndim: int,
+        check: GraphCheck | RowCheck | None,
+    ) -> BlockedFile:
         count = geometry.num_pages
         crcs = self.side(crc_path(array_path), np.uint32, count)
-        return BlockedFile(array_path, geometry, self._shards(array_path, geometry, ndim), crcs)
+        shards = self._shards(array_path, geometry, ndim)
+        return BlockedFile(array_path, geometry, shards, crcs, check)
 
     def _shards(self, array_path: str, geometry: BlockGeometry, ndim: int) -> tuple[Path, ...]:
         """Files of an array, each of its size and with its index.  Raises CorruptBlock."""
         shards = []
         for shard in range(geometry.num_shards):
-            path = self.path / shard_path(array_path, shard, ndim)
+            path = inside(self._root, shard_path(array_path, shard, ndim))
             left = geometry.num_blocks - shard * geometry.blocks_per_shard
             _check_shard(path, geometry, min(left, geometry.blocks_per_shard))
             shards.append(path)
@@ -161,7 +238,9 @@ def open_store(path: Path) -> Store:
 
     Raises NotAStore, UnsupportedVersion, CorruptBlock.
     """
-    store = Store(path, read_root(path))
+    manifest = read_root(path)
+    check_manifest(manifest, path / ROOT)
+    store = Store(path, manifest)
     store.check_files()
     return store
 
@@ -173,11 +252,12 @@ def scan_blocks(
     stop: int | None = None,
     lane: tuple[int, int] = (0, 1),
 ) -> Iterator[tuple[int, NDArray[np.uint8]]]:
-    """Blocks [start, stop) of a file in order, verified: (first block, uint8 (count, slot_bytes)).
+    """Blocks [start, stop) of a file in order, checked: (first block, uint8 (count, slot_bytes)).
 
     lane   (i, n)   only parts i, i + n, i + 2 n, ... of those that come: n threads share the work
 
-    The array is reused by the next step.  Raises CorruptBlock.
+    Checksums fit, and so does what the blocks say.  The array is reused by the next step.  Raises
+    CorruptBlock.
     """
     geometry = file.geometry
     size = geometry.slot_bytes
@@ -199,7 +279,11 @@ def scan_blocks(
                 count = min(batch, last - block)
                 offset = (block - first) * size
                 _read_verified(fd, buffer[: count * size], offset, file, block, str(path))
-                yield block, buffer[: count * size].reshape(count, size)
+                blocks = buffer[: count * size].reshape(count, size)
+                if file.check is not None:
+                    for i in range(count):
+                        file.check.check(block + i, blocks[i], str(path))
+                yield block, blocks
         finally:
             os.close(fd)
 

@@ -4,7 +4,6 @@ import os
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from blockstore.errors import CorruptBlock
 from blockstore.format import EXTEND_FOLDER, ROOT, NodeType, RowArray, blocked_arrays, shard_path
@@ -22,19 +21,10 @@ def verify_store(path: Path) -> VerifyReport:
     each array read once, in order.
     """
     store, report = open_store(path), VerifyReport()
-    sizes = {t.name: t.num_nodes for t in store.manifest.types}
     for relation in store.manifest.relations:
         GraphCheck(store, relation, report).run()
-        for split in relation.splits.values():
-            if split.row_shape == ():
-                _check_range(store, split, relation.num_source_edges)
-            else:
-                _check_range(store, split, np.array([sizes[relation.src], sizes[relation.dst]]))
     for node_type in store.manifest.types:
         _check_ids(store, node_type)
-        for split in node_type.splits.values():
-            _check_range(store, split, node_type.num_nodes)
-        _check_partitions(store, node_type)
         report.nodes += node_type.num_nodes
         if node_type.hubs is not None or node_type.halo is not None:
             check_copies(store, node_type, report)
@@ -81,29 +71,4 @@ def _check_ids(store: Store, node_type: NodeType) -> None:
             raise CorruptBlock(
                 f"{where}[{bad}]: store id {rows[bad - first]} does not lead back to it, expected "
                 f"original_id to be its inverse"
-            )
-
-
-def _check_partitions(store: Store, node_type: NodeType) -> None:
-    if not node_type.partition_offsets_path:
-        return
-    path, count = node_type.partition_offsets_path, node_type.num_partitions
-    offsets = store.side(path, np.uint64, count + 1).astype(np.int64)
-    ends = [node_type.first, node_type.first + node_type.num_nodes]
-    if [offsets[0], offsets[-1]] != ends or (np.diff(offsets) < 0).any():
-        raise CorruptBlock(
-            f"{store.path / path}: partitions from {offsets[0]} to {offsets[-1]}, expected "
-            f"ascending offsets from {ends[0]} to {ends[1]}"
-        )
-
-
-def _check_range(store: Store, array: RowArray, limit: int | NDArray[np.int64]) -> None:
-    """`limit`: of every number in a row, or one for each of its columns."""
-    for first, rows in scan_rows(store, array):
-        outside = (rows < 0) | (rows >= limit)
-        bad = np.flatnonzero(outside.reshape(rows.shape[0], -1).any(axis=1))
-        if bad.size:
-            raise CorruptBlock(
-                f"{store.path / array.path}[{first + bad[0]}]: id {rows[bad[0]]}, expected 0 to "
-                f"{limit - 1}"
             )

@@ -58,19 +58,7 @@ def _check_slots(
     store: Store, t: NodeType, halo: Halo, hubs: NDArray[np.int64]
 ) -> NDArray[np.int64]:
     """Groups are those of partitions, from outside of them, then the hubs; returns the nodes."""
-    where, count = store.path / halo.offsets_path, t.num_partitions
-    offsets = store.side(halo.offsets_path, np.uint64, count + 2).astype(np.int64)
-    size = halo.nodes.num_rows
-    if offsets[0] != 0 or offsets[-1] != size or (np.diff(offsets) < 0).any():
-        raise CorruptBlock(
-            f"{where}: slots from {offsets[0]} to {offsets[-1]}, expected ascending offsets from 0 "
-            f"to {size}"
-        )
-    for array in (*halo.features.values(), *([halo.label] if halo.label else [])):
-        if array.num_rows != size:
-            raise CorruptBlock(
-                f"{store.path / array.path}: {array.num_rows} rows, expected {size}, one a slot"
-            )
+    count, offsets = t.num_partitions, store.halo_offsets(t).astype(np.int64)
     nodes = read_rows(store, halo.nodes).astype(np.int64)
     where = store.path / halo.nodes.path
     _check_ids(nodes, t, f"{where}")
@@ -84,7 +72,7 @@ def _check_slots(
     if not np.array_equal(nodes[offsets[count] :], hubs):
         raise CorruptBlock(f"{where}: the last group has other nodes than hubs, expected the hubs")
     if count:
-        parts = store.side(t.partition_offsets_path, np.uint64, count + 1).astype(np.int64)
+        parts = store.partition_offsets(t).astype(np.int64)
         inside = np.flatnonzero(np.searchsorted(parts[1:], nodes, "right") == group)
         inside = inside[group[inside] < count]
         if inside.size:

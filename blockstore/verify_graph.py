@@ -43,9 +43,7 @@ class GraphCheck:
         self._capacity = giant_capacity(manifest.block_bytes, *widths)
         self._sections = [bool(width) for width in widths[1:]]
         self._first_node = store.first_node(self._columns)
-        self._first_edge = None
-        if self._columns.first_edge_path:
-            self._first_edge = store.first_edge(self._columns)
+        self._first_edge = store.first_edge(self._columns)
         self._is_copy = num_slots is not None
         self._next = 0 if self._is_copy else self._dst.first  # column that must come next
         self._end = num_slots if num_slots is not None else self._next + self._dst.num_nodes
@@ -53,6 +51,10 @@ class GraphCheck:
         self._edges = 0
         once = relation.edge_id_dtype and not self._is_copy
         bits = 2 * relation.num_source_edges if once else 0
+        # where ids are few among very many, they are kept: no table is larger than the store
+        self._kept: list[NDArray[np.int64]] | None = None
+        if bits > 1024 * max(1024, relation.num_edges):
+            self._kept, bits = [], 0
         self._seen = np.zeros(-(-bits // 8), np.uint8)
 
     def run(self) -> None:
@@ -73,6 +75,9 @@ class GraphCheck:
             raise CorruptBlock(f"{path}: columns end at {self._next}, expected {end}")
         if self._edges != columns.num_edges:
             raise CorruptBlock(f"{path}: {self._edges} edges, expected {columns.num_edges}")
+        kept = np.concatenate(self._kept or [np.empty(0, np.int64)])
+        if np.unique(kept).size != kept.size:
+            raise CorruptBlock(f"{path}: an edge id occurs twice, expected each once")
         for array in () if self._is_copy else self._relation.features.values():
             if array.num_rows != columns.num_edges:
                 raise CorruptBlock(
@@ -89,7 +94,7 @@ class GraphCheck:
                 f"{where}: first column {header.first_node}, object index "
                 f"{int(self._first_node[number])}, expected {self._next}"
             )
-        if self._first_edge is not None and int(self._first_edge[number]) != self._edges:
+        if int(self._first_edge[number]) != self._edges:
             raise CorruptBlock(
                 f"{where}: {int(self._first_edge[number])} edges before it, expected {self._edges}"
             )
@@ -136,11 +141,16 @@ class GraphCheck:
     def _check_edge_ids(self, edge_ids: NDArray[Any], where: str) -> None:
         """In range and, over the whole relation, each at most once: two bits for a source edge."""
         limit = 2 * self._relation.num_source_edges
-        ids = edge_ids.astype(np.int64)
-        if ids.size == 0:
+        if edge_ids.size == 0:
             return
-        if int(ids.max()) >= limit:
-            raise CorruptBlock(f"{where}: edge id {int(ids.max())}, expected less than {limit}")
+        if int(edge_ids.max()) >= limit:
+            raise CorruptBlock(
+                f"{where}: edge id {int(edge_ids.max())}, expected less than {limit}"
+            )
+        ids = edge_ids.astype(np.int64)
+        if self._kept is not None:
+            self._kept.append(ids)
+            return
         byte, bit = ids >> 3, (1 << (ids & 7)).astype(np.uint8)
         if (self._seen[byte] & bit).any() or np.unique(ids).size != ids.size:
             raise CorruptBlock(f"{where}: an edge id occurs twice, expected each once")

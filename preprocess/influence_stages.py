@@ -57,12 +57,9 @@ class InfluenceStages:
         self._store = Store(run.work.path / STORE, held)
         self._scan_bytes = scan_size(run.memory.share, manifest.block_bytes)
         self._num_parts = max(t.num_partitions for t in manifest.types)
-        self._offsets = np.stack(
-            [
-                self._store.side(t.partition_offsets_path, np.uint64, self._num_parts + 1)
-                for t in manifest.types
-            ]
-        ).astype(np.int64)
+        self._offsets = np.stack([self._store.partition_offsets(t) for t in manifest.types]).astype(
+            np.int64
+        )
 
     def write(self) -> Manifest:
         """All stages; the manifest with what they made."""

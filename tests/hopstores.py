@@ -48,19 +48,20 @@ def make_hops(
 
 
 def write_hop_store(path: Path, splits: dict[str, Hops], block_bytes: int = 4096) -> Manifest:
-    """A store of two nodes and an edge, and these splits."""
+    """A store of as many nodes as the splits name, with one edge, and these splits."""
+    count = 1 + max([1, *(int(h.n_id.max(initial=0)) for h in splits.values())])
     with StoreWriter(path, block_bytes=block_bytes) as writer:
-        pair = np.arange(2, dtype=np.uint32)
+        everything = np.arange(count, dtype=np.uint32)
         ids, inverse = (
-            RowArray(f"{NODE}/original_id", "uint32", 2),
-            RowArray(f"{NODE}/store_id", "uint32", 2),
+            RowArray(f"{NODE}/original_id", "uint32", count),
+            RowArray(f"{NODE}/store_id", "uint32", count),
         )
-        _write(writer, ids, pair)
-        _write(writer, inverse, pair)
+        _write(writer, ids, everything)
+        _write(writer, inverse, everything)
         hops = {name: _write_split(writer, name, h, block_bytes) for name, h in splits.items()}
-        relation = write_edge(writer, block_bytes)
+        relation = write_edge(writer, block_bytes, count)
         node_type = NodeType(
-            name="node", first=0, num_nodes=2, original_id=ids, store_id=inverse, hops=hops
+            name="node", first=0, num_nodes=count, original_id=ids, store_id=inverse, hops=hops
         )
         return writer.commit(
             Manifest(

@@ -1,4 +1,4 @@
-"""Blocks from disk into slots: reader threads, adjacent blocks in one call, every page verified."""
+"""Blocks from disk into slots: reader threads, adjacent blocks in one call, every block checked."""
 
 import os
 from collections.abc import Callable, Iterable, Sequence
@@ -16,6 +16,7 @@ from blockstore.io.buffers import byte_view
 from blockstore.io.files import open_to_read, probe_direct, read_exact
 from blockstore.kernels.crc import find_bad_page
 from blockstore.store import BlockedFile, corrupt_page
+from blockstore.validate import GraphCheck
 
 MERGE_BYTES = 4 << 20  # of adjacent blocks, at most, in one call
 _TASK_RUNS, _TASK_PAGES = 16, 256  # runs of pages that one thread takes at a time, at most
@@ -243,6 +244,7 @@ class BlockReader:
                 data = buffer[: int(runs[i, 2]) * PAGE_BYTES]
                 if parts is None or not parts.heads[i]:
                     self._read_pages(number, runs[i], data)
+                    self._check_blocks(number, runs[i], data)
                 else:
                     self._read_part(number, runs[i], data, i, parts)
                 consume(i, data)
@@ -255,10 +257,38 @@ class BlockReader:
         """The first pages of a run, then those that these ask for."""
         head = int(parts.heads[i])
         self._read_between(number, run, data, 0, head)
+        block, where = self._first_block(number, run)
+        check = self.files[number].check
+        graph = check if isinstance(check, GraphCheck) else None
+        if graph is not None:
+            graph.check_head(block, data[: head * PAGE_BYTES], where)
+            graph.check_part(block, data, 0, head * PAGE_BYTES, where)
         for first, stop in parts.choose(i, data[: head * PAGE_BYTES]):
             assert stop <= run[2]
             self._read_between(number, run, data, max(first, head), stop)
+            if graph is not None:
+                graph.check_part(
+                    block, data, max(first, head) * PAGE_BYTES, stop * PAGE_BYTES, where
+                )
             head = max(head, stop)
+
+    def _first_block(self, number: int, run: NDArray[np.int64]) -> tuple[int, str]:
+        """The first block that begins in a run of pages, and its file."""
+        file, shard, page = self.files[number], int(run[0]), int(run[1])
+        geometry = file.geometry
+        block = shard * geometry.blocks_per_shard - (-page // geometry.pages_per_block)
+        return block, str(file.shards[shard])
+
+    def _check_blocks(self, number: int, run: NDArray[np.int64], data: NDArray[np.uint8]) -> None:
+        """Blocks that lie whole in a run of pages."""
+        file = self.files[number]
+        if file.check is None:
+            return
+        pages, size = file.geometry.pages_per_block, file.geometry.slot_bytes
+        block, where = self._first_block(number, run)
+        for start in range(-int(run[1]) % pages * PAGE_BYTES, data.size - size + 1, size):
+            file.check.check(block, data[start : start + size], where)
+            block += 1
 
     def _read_between(
         self, number: int, run: NDArray[np.int64], data: NDArray[np.uint8], first: int, stop: int
@@ -273,7 +303,9 @@ class BlockReader:
         for i in range(low, high):
             start = int(places[i])
             size = int(runs[i, 2]) * PAGE_BYTES
-            self._read_pages(number, runs[i], self._data[start : start + size])
+            data = self._data[start : start + size]
+            self._read_pages(number, runs[i], data)
+            self._check_blocks(number, runs[i], data)
 
     def _twice(self, read: Callable[[], None]) -> None:
         """A read that fails is tried once more: a disk may err, a bit flip on the way.
@@ -365,6 +397,8 @@ class BlockReader:
             if bad >= 0:
                 place = offset + i * size + bad * PAGE_BYTES
                 raise corrupt_page(where, place, data[bad * PAGE_BYTES :], int(expected[bad]))
+            if file.check is not None:
+                file.check.check(run.first + i, data, where)
         with self._lock:
             self.bytes_read += size * len(starts)
             self.blocks_read += len(starts)

@@ -154,15 +154,14 @@ def _offsets(store: Store, node_type: NodeType, partitions: int) -> NDArray[np.i
         offsets = np.full(partitions + 1, node_type.first + node_type.num_nodes, np.int64)
         offsets[0] = node_type.first
         return offsets
-    count = node_type.num_partitions + 1
-    return store.side(node_type.partition_offsets_path, np.uint64, count).astype(np.int64)
+    return store.partition_offsets(node_type).astype(np.int64)
 
 
 def _copies(store: Store, node_type: NodeType, partitions: int) -> NDArray[np.int64]:
     """First slot of each group, then all; int64 (partitions + 2,)."""
     if node_type.halo is None:
         return np.zeros(partitions + 2, np.int64)
-    return store.side(node_type.halo.offsets_path, np.uint64, partitions + 2).astype(np.int64)
+    return store.halo_offsets(node_type).astype(np.int64)
 
 
 def _columns(

@@ -178,7 +178,7 @@ def table_entries(manifest: Manifest) -> tuple[LedgerEntry, ...]:
     pages = sum(geometry.num_pages for geometry in geometries)
     blocks = sum(columns.num_blocks for columns in graphs)
     item = ITEM_BYTES[manifest.id_dtype]
-    nodes, each = manifest.num_nodes, 28 if has_edge_rows(manifest) else 20
+    nodes, each = manifest.num_nodes, 36 if has_edge_rows(manifest) else 28
     return (
         LedgerEntry("page checksums", 4 * pages, f"4 B x {pages:,} pages of 4 KiB"),
         LedgerEntry(

@@ -121,8 +121,7 @@ class _Derive:
         self._feature = resolved.feature
         self._scale: NDArray[np.float32] | None = None
         if self._feature.scale_path:
-            path, columns = self._feature.scale_path, self._feature.row_items
-            self._scale = self._store.side(path, np.float32, columns)
+            self._scale = self._store.scale(self._feature)
         self._plan = self._make_plan(0)
 
     def run(self) -> tuple[DerivePlan, int, QuantizationError | None]:

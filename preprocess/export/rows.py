@@ -115,7 +115,7 @@ def _converter(store: Store, array: RowArray) -> Callable[[NDArray[Any]], NDArra
     if array.dtype == "bfloat16":
         return _widened
     if array.scale_path:
-        scale = store.side(array.scale_path, np.float32, array.row_items).reshape(array.row_shape)
+        scale = store.scale(array).reshape(array.row_shape)
         return lambda rows: rows * scale
     return lambda rows: rows
 

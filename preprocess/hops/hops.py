@@ -266,7 +266,7 @@ class _Run:
         """Features to a file for each slice, as float32.  Raises BadInput: NaN or infinity."""
         feature, plan, scale = self._resolved.feature, self._plan, None
         if feature.scale_path:
-            scale = self._store.side(feature.scale_path, np.float32, feature.row_items)
+            scale = self._store.scale(feature)
         done, total = 0, feature.num_rows * feature.row_bytes
         scan = max(1, plan.piece_bytes * feature.row_bytes // (4 * feature.row_items))
 

@@ -126,7 +126,7 @@ class StoredSource:
 
     def scale(self, array: RowArray) -> NDArray[np.float32]:
         """Of an int8 array."""
-        return self._store.side(array.scale_path, np.float32, array.row_items)
+        return self._store.scale(array)
 
     def _pieces(self, array: RowArray, count: int) -> Iterator[NDArray[Any]]:
         for rows in stored_rows(self._store, array, _SCAN_BYTES):

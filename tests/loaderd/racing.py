@@ -162,7 +162,7 @@ class Serving:
         return {
             "slots": sum(e.broker.num_slots for e in engines),
             "whole": [e.broker.whole for e in self.stores.engines.values()].count(False),
-            "reserve": self.stores.reserve_entry().num_bytes + tables,
+            "reserve": sum(e.num_bytes for e in self.stores.reserve_entries()) + tables,
             "retired": len(self.stores.retired),
             "ending": sum(e.ending for e in engines),
             "lines": counters["lines"],

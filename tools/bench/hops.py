@@ -90,25 +90,25 @@ def make_store(folder: Path, rows: int, width: int, hops: int) -> Path:
             operators={"sym": arrays},
         )
         node_type = NodeType(
-            name="node", first=0, num_nodes=2,
-            original_id=add("original_id", "uint32", (), 2, number),
-            store_id=add("store_id", "uint32", (), 2, number), hops={"train": chosen},
+            name="node", first=0, num_nodes=rows,
+            original_id=add("original_id", "uint32", (), rows, number),
+            store_id=add("store_id", "uint32", (), rows, number), hops={"train": chosen},
         )  # fmt: skip
         writer.commit(
             Manifest(
                 format=FORMAT_VERSION, block_bytes=_BLOCK, id_dtype="uint32", types=(node_type,),
-                relations=(write_edge(writer, _BLOCK),),
+                relations=(write_edge(writer, _BLOCK, rows),),
             )
         )  # fmt: skip
     return path
 
 
-def write_edge(writer: StoreWriter, block_bytes: int) -> Relation:
+def write_edge(writer: StoreWriter, block_bytes: int, num_nodes: int) -> Relation:
     """A relation of one edge: there is no store without."""
     folder = "edges/node___to___node"
     blocks = writer.graph(f"{folder}/blocks")
     packer = GraphPacker(block_bytes, "uint32", None, 0, blocks.append)
-    packer.append(np.array([1, 0]), np.array([1], np.uint32), None, None)
+    packer.append((np.arange(num_nodes) < 1).astype(np.int64), np.array([1], np.uint32), None, None)
     writer.side(f"{folder}/first_node", packer.close())
     writer.side(f"{folder}/first_edge", packer.first_edges())
     return Relation(

@@ -14,7 +14,7 @@ trainer reads epoch after epoch.  Checked:
   used for the first time (`tools.flat`); threads come and go with
   sessions: when all have gone they are as many as before, ledger and slots what they were.
 
-One JSON line; fails at the first difference.
+One JSON line; fails at the first difference.  With `--store`: `tools.fuzz.stores`.
 """
 
 import argparse
@@ -30,6 +30,7 @@ from typing import Any
 from loaderd.wire.endpoint import parse_endpoint
 from loaderd.wire.transport import ask_status
 from tools.flat import ALLOWED, Growth, Sample, growths, sample
+from tools.fuzz import stores
 from tools.fuzz.beside import END_S, beside
 from tools.machine import machine, today
 from tools.storm import make_store, serve_words, served, start_daemon, wait_served, wait_status
@@ -155,4 +156,4 @@ def main(words: list[str]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    (stores.main if "--store" in sys.argv else main)(sys.argv[1:])

@@ -35,7 +35,7 @@ LIFE = 1024  # messages of a connection
 _NONCE = 1 << 61
 _GREETING = bytes.fromhex("ff00000000000000017f0300") + b"NULL".ljust(20, b"\0") + bytes(32)
 # what only a defect makes of an error: the class of an exception that nobody foresaw
-_UNFORESEEN = re.compile(r"the daemon failed|\b[A-Z]\w*(Error|Exception): ")
+UNFORESEEN = re.compile(r"the daemon failed|\b[A-Z]\w*(Error|Exception): ")
 
 
 class Defect(Exception):
@@ -146,7 +146,7 @@ class Attacker:
         except BadMessage as error:
             raise Defect(f"an answer cannot be read: {error}") from error
         self._found[_kind(message)] += 1
-        if isinstance(message, ErrorReply) and _UNFORESEEN.search(message.message):
+        if isinstance(message, ErrorReply) and UNFORESEEN.search(message.message):
             raise Defect(f"{message.error}: {message.message}")
         return message
 

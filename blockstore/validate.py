@@ -1,0 +1,498 @@
+"""Whether what a store says can be believed: everything that is used as a size, an index or a path.
+
+Checksums tell that bytes are those that were written, not that whoever wrote them meant well.  A
+manifest is checked when the store is opened, tables when they are read, graph blocks after each
+read from disk: kernels use the numbers as they are.
+"""
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from blockstore.errors import CorruptBlock
+from blockstore.format import (
+    BLOCK_HEADER,
+    HAS_EDGE_IDS,
+    HAS_TIMES,
+    HAS_WEIGHTS,
+    ITEM_BYTES,
+    PAGE_BYTES,
+    SHARD_BYTES,
+    WIDE_EDGE_IDS,
+    WIDE_NODE_IDS,
+    BlockHeader,
+    HaloColumns,
+    Manifest,
+    NodeType,
+    Relation,
+    RowArray,
+    columns_of,
+    edges_start_bytes,
+    giant_capacity,
+    row_geometry,
+    side_arrays,
+)
+from blockstore.kernels.check import (
+    BAD_CARRIED,
+    BAD_LAST_DEGREE,
+    BAD_OFFSETS,
+    BAD_SOURCE,
+    FIELDS,
+    GOOD,
+    check_block,
+    check_head,
+    check_sources,
+)
+
+MOST_ITEMS = 1 << 56  # rows, nodes or edges: kernels count bytes of them in int64
+_MOST_DIMENSIONS = 32
+_IDS = ("uint32", "uint64")
+
+
+class _Fault(Exception):
+    """What is wrong, without the place."""
+
+
+def _expect(sound: bool, what: str, found: object, expected: object) -> None:
+    if not sound:
+        text = f"{found!r}"
+        raise _Fault(f"{what} is {text[:80]}{'...' * (len(text) > 80)}, expected {expected}")
+
+
+def check_manifest(manifest: Manifest, where: Path) -> None:
+    """Every number, name, dtype and path, alone and against the others.  Nothing is read.
+
+    where   of the manifest; opens the message
+
+    Raises CorruptBlock.
+    """
+    try:
+        _check_manifest(manifest)
+    except _Fault as fault:
+        raise CorruptBlock(f"{where}: {fault}; ingest again, or restore the file") from None
+    except CorruptBlock as error:  # names an array, no file
+        raise CorruptBlock(f"{where}: {error}") from None
+
+
+def _check_manifest(manifest: Manifest) -> None:
+    block = manifest.block_bytes
+    _expect(
+        PAGE_BYTES <= block <= SHARD_BYTES and block % PAGE_BYTES == 0, "block_bytes", block,
+        f"a multiple of {PAGE_BYTES} up to {SHARD_BYTES}",
+    )  # fmt: skip
+    _expect(manifest.id_dtype in _IDS, "id_dtype", manifest.id_dtype, " or ".join(_IDS))
+    _expect(bool(manifest.types), "types", (), "at least one")
+    _check_types(manifest)
+    _check_relations(manifest)
+    for array in manifest.row_arrays():
+        _check_array(array, block)
+    for path in _all_paths(manifest):
+        check_path(path)
+    paths = [array.path for array in manifest.row_arrays()]
+    paths += [c.path for r in manifest.relations for c in columns_of(r)]
+    _expect(len(set(paths)) == len(paths), "paths of arrays", paths, "paths that differ")
+    parts = max(t.num_partitions for t in manifest.types)
+    for t in manifest.types:
+        _check_type(manifest, t, parts)
+    for relation in manifest.relations:
+        _check_relation(manifest, relation)
+
+
+def _count(what: str, value: int) -> None:
+    _expect(0 <= value <= MOST_ITEMS, what, value, f"0 to {MOST_ITEMS}")
+
+
+def _name(what: str, value: str) -> None:
+    _expect(bool(value) and "\0" not in value, what, value, "a name")
+
+
+def _check_types(manifest: Manifest) -> None:
+    """Ranges of store ids follow each other."""
+    first = 0
+    for t in manifest.types:
+        _name("name of a type", t.name)
+        _count(f"num_nodes of {t.name!r}", t.num_nodes)
+        _expect(t.first == first, f"first of {t.name!r}", t.first, first)
+        first += t.num_nodes
+    names = [t.name for t in manifest.types]
+    _expect(len(set(names)) == len(names), "types", names, "names that differ")
+    most = 1 << 8 * min(ITEM_BYTES[manifest.id_dtype], 7)
+    _expect(first <= most, f"nodes of id_dtype {manifest.id_dtype}", first, f"at most {most}")
+
+
+def _check_relations(manifest: Manifest) -> None:
+    """Ends that are there, names that differ."""
+    names = {t.name for t in manifest.types}
+    triples = [(r.src, r.name, r.dst) for r in manifest.relations]
+    for src, name, dst in triples:
+        _name("name of a relation", name)
+        _expect({src, dst} <= names, f"ends of relation {name!r}", (src, dst), "types of the store")
+    _expect(len(set(triples)) == len(triples), "relations", triples, "names that differ")
+
+
+def _check_array(array: RowArray, block_bytes: int) -> None:
+    what = f"{array.path[:200]!r}"
+    _expect(array.dtype in ITEM_BYTES, f"dtype of {what}", array.dtype, "a dtype of rows")
+    _count(f"num_rows of {what}", array.num_rows)
+    shape = array.row_shape
+    _expect(
+        len(shape) <= _MOST_DIMENSIONS and all(0 < n <= SHARD_BYTES for n in shape),
+        f"row_shape of {what}", shape, "positive numbers",
+    )  # fmt: skip
+    _expect(
+        array.row_bytes <= SHARD_BYTES, f"row_shape of {what}", shape, f"{SHARD_BYTES} bytes a row"
+    )
+    _expect(
+        0 <= array.rows_per_block * array.row_bytes <= SHARD_BYTES + array.row_bytes * PAGE_BYTES,
+        f"rows_per_block of {what}", array.rows_per_block, "0, or rows that fill a block",
+    )  # fmt: skip
+    row_geometry(array, block_bytes)  # whole pages
+    _expect(
+        not array.scale_path or array.dtype == "int8",
+        f"dtype of {what}, which has a scale", array.dtype, "int8",
+    )  # fmt: skip
+
+
+def _all_paths(manifest: Manifest) -> Iterator[str]:
+    for array in manifest.row_arrays():
+        yield array.path
+    for relation in manifest.relations:
+        yield from (columns.path for columns in columns_of(relation))
+    for path, _, _ in side_arrays(manifest):
+        yield path
+
+
+def check_path(path: str) -> None:
+    """It stays inside the store, if there are no links.  Raises CorruptBlock."""
+    if "\0" in path or {"", ".", ".."} & set(path.split("/")):
+        raise CorruptBlock(
+            f"path {path[:80]!r}: expected one relative to the store, without '.' and '..'"
+        )
+
+
+def _rows(
+    array: RowArray, what: str, num_rows: int, dtypes: tuple[str, ...] = (), shape: Any = None
+) -> None:
+    """An array has so many rows, of these dtypes, of this shape."""
+    _expect(array.num_rows == num_rows, f"num_rows of {what}", array.num_rows, num_rows)
+    if dtypes:
+        _expect(array.dtype in dtypes, f"dtype of {what}", array.dtype, " or ".join(dtypes))
+    if shape is not None:
+        _expect(array.row_shape == shape, f"row_shape of {what}", array.row_shape, shape)
+
+
+def _check_type(manifest: Manifest, t: NodeType, parts: int) -> None:
+    """`parts`: partitions of types that have some."""
+    ids, num = (manifest.id_dtype,), t.num_nodes
+    _rows(t.original_id, f"original_id of {t.name!r}", num, ids, ())
+    _rows(t.store_id, f"store_id of {t.name!r}", num, ids, ())
+    if t.label is not None:
+        _rows(t.label, f"label of {t.name!r}", num)
+    for name, array in t.features.items():
+        _name(f"name of a feature of {t.name!r}", name)
+        _rows(array, f"feature {name!r} of {t.name!r}", num)
+    for name, array in t.splits.items():
+        _name(f"name of a split of {t.name!r}", name)
+        _rows(array, f"split {name!r} of {t.name!r}", array.num_rows, ("int64",), ())
+    what = f"num_partitions of {t.name!r}"
+    _count(what, t.num_partitions)
+    _expect(t.num_partitions in (0, parts), what, t.num_partitions, f"0, or {parts} as of others")
+    _expect(
+        bool(t.partition_offsets_path) == bool(t.num_partitions),
+        f"partition_offsets_path of {t.name!r}", t.partition_offsets_path,
+        "one, if there are partitions",
+    )  # fmt: skip
+    if t.hubs is not None:
+        _rows(t.hubs, f"hubs of {t.name!r}", t.hubs.num_rows, ids, ())
+        _expect(t.hubs.num_rows <= num, f"num_rows of hubs of {t.name!r}", t.hubs.num_rows, num)
+    _check_halo(t, ids)
+    for split, hops in t.hops.items():
+        _check_hops(t, split)
+        _expect(hops.split == split, f"split of hops {split!r}", hops.split, split)
+
+
+def _check_halo(t: NodeType, ids: tuple[str, ...]) -> None:
+    """Each array of the type has a copy of the same rows."""
+    halo = t.halo
+    if halo is None:
+        return
+    _expect(t.num_partitions > 0, f"num_partitions of {t.name!r}, which has a halo", 0, "some")
+    num = halo.nodes.num_rows
+    _rows(halo.nodes, f"halo of {t.name!r}", num, ids, ())
+    names = sorted(halo.features), sorted(t.features)
+    _expect(names[0] == names[1], f"features of the halo of {t.name!r}", *names)
+    labels = halo.label is not None, t.label is not None
+    _expect(labels[0] == labels[1], f"whether the halo of {t.name!r} has labels", *labels)
+    pairs = [(t.features[name], copy) for name, copy in halo.features.items()]
+    pairs += [(t.label, halo.label)] if t.label is not None and halo.label is not None else []
+    for array, copy in pairs:
+        what = f"{copy.path!r}, a copy of {array.path!r}"
+        _rows(copy, what, num, (array.dtype,), array.row_shape)
+
+
+def _check_hops(t: NodeType, split: str) -> None:
+    hops, what = t.hops[split], f"hops {split!r} of {t.name!r}"
+    num = hops.nodes.num_rows
+    _name(f"split of {what}", split)
+    _expect(num <= t.num_nodes, f"num_rows of {what}", num, f"at most {t.num_nodes}")
+    _rows(hops.nodes, f"nodes of {what}", num, ("int64",), ())
+    _expect(
+        bool(hops.operators) and all(hops.operators.values()),
+        f"operators of {what}", list(hops.operators), "some, each with hop 0 at least",
+    )  # fmt: skip
+    first = next(iter(hops.operators.values()))[0]
+    for name, chain in hops.operators.items():
+        _name(f"operator of {what}", name)
+        _expect(chain[0] == first, f"hop 0 of {name!r}", chain[0].path, first.path)
+    for array in hops.arrays():
+        _rows(array, f"{array.path!r}", num)
+        _expect(
+            array.rows_per_block > 0, f"rows_per_block of {array.path!r}", array.rows_per_block,
+            "an array without gaps",
+        )  # fmt: skip
+
+
+def _check_relation(manifest: Manifest, relation: Relation) -> None:
+    what = f"relation {relation.name!r}"
+    dst = next(t for t in manifest.types if t.name == relation.dst)
+    _expect(
+        relation.edge_id_dtype in (None, *_IDS),
+        f"edge_id_dtype of {what}", relation.edge_id_dtype, f"none, {' or '.join(_IDS)}",
+    )  # fmt: skip
+    _count(f"num_source_edges of {what}", relation.num_source_edges)
+    copies = relation.halo is not None, dst.halo is not None
+    _expect(copies[0] == copies[1], f"whether {what} has a halo, as {dst.name!r} does", *copies)
+    capacity = giant_capacity(manifest.block_bytes, *relation.item_bytes(manifest.id_dtype))
+    for columns in columns_of(relation):
+        _count(f"num_blocks of {what}", columns.num_blocks)
+        _count(f"num_edges of {what}", columns.num_edges)
+        most = columns.num_blocks * capacity
+        _expect(columns.num_edges <= most, f"num_edges of {what}", columns.num_edges, most)
+    for name, array in relation.features.items():
+        _name(f"name of a feature of {what}", name)
+        _rows(array, f"feature {name!r} of {what}", relation.num_edges)
+    for name, array in relation.splits.items():
+        _name(f"name of a split of {what}", name)
+        _rows(array, f"split {name!r} of {what}", array.num_rows, ("int64",))
+        _expect(
+            array.row_shape in ((), (2,)), f"row_shape of split {name!r} of {what}",
+            array.row_shape, "() or (2,)",
+        )  # fmt: skip
+
+
+def row_checks(manifest: Manifest) -> dict[str, "RowCheck"]:
+    """Of every array of ids, by path: they are used as an index."""
+    found: dict[str, RowCheck] = {}
+    sizes = {t.name: t.num_nodes for t in manifest.types}
+
+    def limit(array: RowArray | None, first: int, *stop: int) -> None:
+        if array is not None:
+            per_block = row_geometry(array, manifest.block_bytes).rows_per_block
+            found[array.path] = RowCheck(array, per_block, first, np.array(stop, np.int64))
+
+    for t in manifest.types:
+        stop = t.first + t.num_nodes
+        for array in (t.store_id, t.hubs, t.halo.nodes if t.halo else None):
+            limit(array, t.first, stop)
+        for array in (t.original_id, *t.splits.values(), *(h.nodes for h in t.hops.values())):
+            limit(array, 0, t.num_nodes)
+    for r in manifest.relations:
+        for array in r.splits.values():
+            ends = sizes[r.src], sizes[r.dst]
+            limit(array, 0, *(ends if array.row_shape else (r.num_source_edges,)))
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class RowCheck:
+    """Ids in the blocks of a row array: what their columns may hold."""
+
+    array: RowArray
+    rows_per_block: int
+    first: int  # least value
+    stop: NDArray[np.int64]  # of each column: values are below
+
+    def check(self, block: int, data: NDArray[np.uint8], where: str) -> None:
+        """A block as it was read, uint8 (its bytes,).  Raises CorruptBlock."""
+        row = block * self.rows_per_block
+        count = min(self.rows_per_block, self.array.num_rows - row)
+        raw = data[: count * self.array.row_bytes]
+        rows = raw.view(self.array.dtype).reshape(count, self.array.row_items)
+        if int(rows.min()) >= self.first and (rows.max(axis=0) < self.stop).all():
+            return
+        bad = int(np.flatnonzero(((rows < self.first) | (rows >= self.stop)).any(axis=1))[0])
+        raise CorruptBlock(
+            f"{where}: row {row + bad} is {rows[bad].tolist()}, expected ids from {self.first} to "
+            f"{(self.stop - 1).tolist()}; ingest again, or restore the file"
+        )
+
+
+def check_offsets(
+    offsets: NDArray[np.uint64], first: int, stop: int, what: str, where: Path
+) -> NDArray[np.uint64]:
+    """Offsets ascend from `first` to `stop`; returns them.  Raises CorruptBlock."""
+    sound = int(offsets[0]) == first and int(offsets[-1]) == stop
+    if not sound or (offsets[1:] < offsets[:-1]).any():
+        raise CorruptBlock(
+            f"{where}: {what} from {offsets[0]} to {offsets[-1]}, expected ascending ones from "
+            f"{first} to {stop}; ingest again, or restore the file"
+        )
+    return offsets
+
+
+def inside(root: str, path: str) -> Path:
+    """The file of this path in a store.  Raises CorruptBlock: links lead out of the store.
+
+    root   of the store, without links: `os.path.realpath`
+    """
+    file = f"{root}/{path}"
+    real = os.path.realpath(file)
+    if not real.startswith(f"{root}/"):
+        raise CorruptBlock(f"{file}: leads to {real}, expected a file inside of the store")
+    return Path(file)
+
+
+@dataclass(frozen=True, slots=True)
+class GraphCheck:
+    """What the blocks of one relation, or of its copies, must say."""
+
+    first_node: NDArray[np.uint64]  # (num_blocks + 1,)
+    first_edge: NDArray[np.uint64]  # (num_blocks + 1,)
+    flags: int
+    id_dtype: np.dtype[Any]
+    capacity: int  # edges of one column in a block of its own
+    sources: tuple[np.uint64, np.uint64]  # [first, stop) of store ids
+
+    @classmethod
+    def make(
+        cls,
+        manifest: Manifest,
+        columns: Relation | HaloColumns,
+        first_node: NDArray[np.uint64],
+        first_edge: NDArray[np.uint64],
+        where: Path,
+    ) -> "GraphCheck":
+        """Raises CorruptBlock: no blocks can be as these tables say."""
+        relation = next(r for r in manifest.relations if columns in (r, r.halo))
+        src = next(t for t in manifest.types if t.name == relation.src)
+        widths = relation.item_bytes(manifest.id_dtype)
+        flags = (
+            HAS_EDGE_IDS * bool(widths[1])
+            | WIDE_NODE_IDS * (widths[0] == 8)
+            | WIDE_EDGE_IDS * (widths[1] == 8)
+            | HAS_WEIGHTS * bool(widths[2])
+            | HAS_TIMES * bool(widths[3])
+        )
+        _check_room(first_node, first_edge, widths, manifest.block_bytes, where)
+        return cls(
+            first_node, first_edge, flags, np.dtype(manifest.id_dtype),
+            giant_capacity(manifest.block_bytes, *widths),
+            (np.uint64(src.first), np.uint64(src.first + src.num_nodes)),
+        )  # fmt: skip
+
+    def check(self, block: int, data: NDArray[np.uint8], where: str) -> None:
+        """A block as it was read, uint8 (block_bytes,).  Raises CorruptBlock."""
+        bad = int(check_block(
+            data.view(np.uint32), data.view(self.id_dtype), block, self.first_node,
+            self.first_edge, self.flags, self.capacity, *self.sources,
+        ))  # fmt: skip
+        if bad == BAD_SOURCE:
+            self.check_part(block, data, 0, data.size, where)
+        elif bad != GOOD:
+            self._say(bad, block, data, where)
+
+    def check_head(self, block: int, data: NDArray[np.uint8], where: str) -> None:
+        """Header and offsets of a block, uint8: these, or more.  Raises CorruptBlock."""
+        bad = int(check_head(
+            data.view(np.uint32), block, self.first_node, self.first_edge, self.flags,
+            self.id_dtype.itemsize, self.capacity,
+        ))  # fmt: skip
+        if bad != GOOD:
+            self._say(bad, block, data, where)
+
+    def check_part(
+        self, block: int, data: NDArray[np.uint8], low: int, high: int, where: str
+    ) -> None:
+        """Sources among the bytes [low, high) of a block whose head is good.  Raises CorruptBlock.
+
+        low, high   multiples of the id width
+        """
+        size, ids = self.id_dtype.itemsize, data.view(self.id_dtype)
+        start = edges_start_bytes(int(self.first_node[block + 1] - self.first_node[block]))
+        end = start + int(self.first_edge[block + 1] - self.first_edge[block]) * size
+        first, stop = max(low, start) // size, min(high, end) // size
+        if not check_sources(ids, first, stop, *self.sources):
+            edges = ids[first:stop]
+            edge = int(np.flatnonzero((edges < self.sources[0]) | (edges >= self.sources[1]))[0])
+            raise CorruptBlock(
+                f"{where}, block {block}, edge {first + edge - start // size}: source "
+                f"{edges[edge]}, expected {self.sources[0]} to {self.sources[1] - np.uint64(1)}; "
+                "ingest again, or restore the file"
+            )
+
+    def _say(self, bad: int, block: int, data: NDArray[np.uint8], where: str) -> None:
+        """Raises CorruptBlock: what `check_head` has found."""
+        place = f"{where}, block {block}"
+        header = BlockHeader.unpack(data[: BLOCK_HEADER.size].tobytes(), place)
+        nodes, edges = (
+            (int(table[block]), int(table[block + 1] - table[block]))
+            for table in (self.first_node, self.first_edge)
+        )
+        said = {
+            BAD_CARRIED: f"{header.num_carried} carried edges, which no earlier block begins",
+            BAD_LAST_DEGREE: f"a last column of {header.last_degree} edges, which the blocks lack",
+            BAD_OFFSETS: "offsets that do not ascend to the end",
+        }.get(bad, f"{header} with another {FIELDS[min(bad, len(FIELDS) - 1)]}")
+        raise CorruptBlock(
+            f"{place}: {said}, expected flags {self.flags}, columns from {nodes[0]} on, "
+            f"{nodes[1]} of them, and {edges[1]} edges, as the object index has it; ingest again, "
+            "or restore the file"
+        )
+
+
+def _check_room(
+    first_node: NDArray[np.uint64],
+    first_edge: NDArray[np.uint64],
+    widths: tuple[int, int, int, int],
+    block_bytes: int,
+    where: Path,
+) -> None:
+    """Every block has room for its columns and edges.  Raises CorruptBlock."""
+    most = np.uint64(block_bytes)  # more of either would not fit, and sums could wrap
+    nodes, edges = (
+        np.minimum(np.diff(table), most).astype(np.int64) for table in (first_node, first_edge)
+    )
+    end = BLOCK_HEADER.size + 4 + 4 * nodes
+    for width in widths:
+        if width:
+            end = (end + 7) // 8 * 8 + edges * width
+    bad = np.flatnonzero(end > block_bytes)
+    if bad.size:
+        raise CorruptBlock(
+            f"{where}: block {bad[0]} would have {nodes[bad[0]]} columns and {edges[bad[0]]} "
+            f"edges, expected what {block_bytes} bytes hold; ingest again, or restore the file"
+        )
+
+
+def check_file_sizes(manifest: Manifest, root: str) -> None:
+    """Side arrays are as long as the manifest says: then nothing larger than the files is allocated
+    for what it speaks of.  Raises CorruptBlock.
+
+    root   as in `inside`
+    """
+    for path, dtype, size in side_arrays(manifest):
+        if not size:
+            continue
+        file = inside(root, f"{path}/c/0")
+        try:
+            found = file.stat().st_size
+        except OSError as error:
+            raise CorruptBlock(f"{file}: {error.strerror}, expected a side array") from error
+        expected = size * ITEM_BYTES[dtype] + 4
+        if found != expected:
+            raise CorruptBlock(f"{file}: {found} bytes, expected {expected}")

@@ -1,0 +1,138 @@
+"""Graph blocks against the object index, and a naive twin of what is checked of them."""
+
+import struct
+from random import Random
+
+import numpy as np
+import pytest
+
+from blockstore.format import BLOCK_HEADER, FORMAT_VERSION, BlockHeader, edges_start_bytes
+from blockstore.kernels.check import GOOD, check_block, check_sources
+from tests.graphs import make_csc, pack
+
+BLOCK = 4096
+
+
+class Packed:
+    """A graph in blocks with columns over several of them, and what its tables say."""
+
+    def __init__(self, id_dtype: str) -> None:
+        degrees = np.array([3, 0, 5000, 0, 7, 2000, 40, 900, 0, 1, 1006, 2])
+        self.graph = make_csc(np.tile(degrees, 3), 3, id_dtype)
+        self.blocks, self.first_node = pack(self.graph, BLOCK, id_dtype)
+        counts = [BlockHeader.unpack(b.tobytes(), "").num_edges for b in self.blocks]
+        self.first_edge = np.cumsum([0, *counts]).astype(np.uint64)
+        self.id_bytes, self.id_dtype = np.dtype(id_dtype).itemsize, id_dtype
+        self.capacity = (BLOCK - edges_start_bytes(1)) // self.id_bytes
+        self.flags = 2 * (self.id_bytes == 8)
+        self.stop = self.graph.num_nodes
+
+    def found(self, number, block):
+        """What the kernel says."""
+        return check_block(
+            block.view(np.uint32), block.view(self.id_dtype), number, self.first_node,
+            self.first_edge, self.flags, self.capacity, np.uint64(0), np.uint64(self.stop),
+        )  # fmt: skip
+
+    def is_good(self, number, block):
+        """The naive twin."""
+        magic, version, *fields = BLOCK_HEADER.unpack_from(block.tobytes())
+        header = BlockHeader(*fields)
+        nodes = np.diff(self.first_node.astype(np.int64))
+        edges = np.diff(self.first_edge.astype(np.int64))
+        start = edges_start_bytes(int(nodes[number])) // self.id_bytes
+        if (magic, version) != (b"GBLK", FORMAT_VERSION):
+            return False
+        told = header.flags, header.first_node, header.num_nodes, header.num_edges
+        known = self.flags, self.first_node[number], nodes[number], edges[number]
+        if told != known or header.edges_start != start:
+            return False
+        offsets = block[64 : 64 + 4 * (header.num_nodes + 1)].view(np.uint32).astype(np.int64)
+        sound = offsets[0] == start + header.num_carried
+        sound &= offsets[-1] == start + header.num_edges and (np.diff(offsets) >= 0).all()
+        if not sound or not self._carries(number, header.num_carried, nodes, edges):
+            return False
+        here = int(offsets[-1] - offsets[-2]) if header.num_nodes else 0
+        if header.last_degree != here and not self._goes_on(number, header, here, nodes, edges):
+            return False
+        ids = block.view(self.id_dtype)[start : start + header.num_edges]
+        return bool((ids < self.stop).all())
+
+    def _carries(self, number, carried, nodes, edges):
+        """Blocks before it hold one column, and nothing but that."""
+        if carried > min(edges[number], self.capacity):
+            return False
+        if not nodes[number] and carried != edges[number]:
+            return False
+        before = number - 1
+        while carried and before >= 0 and nodes[before] == 0:
+            if edges[before] != self.capacity:
+                return False
+            before -= 1
+        return not carried or (
+            before >= 0 and nodes[before] == 1 and edges[before] == self.capacity
+        )
+
+    def _goes_on(self, number, header, here, nodes, edges):
+        """Blocks after it hold the rest of the column."""
+        if here != self.capacity or header.num_nodes != 1 or header.num_carried:
+            return False
+        left = header.last_degree - self.capacity
+        at = number + 1
+        while left > self.capacity:
+            if at >= len(nodes) or nodes[at] or edges[at] != self.capacity:
+                return False
+            left, at = left - self.capacity, at + 1
+        return left > 0 and at < len(nodes) and edges[at] >= left
+
+
+@pytest.fixture(scope="module", params=["uint32", "uint64"])
+def packed(request):
+    return Packed(request.param)
+
+
+def test_blocks_as_they_are_written_are_good(packed):
+    carried = 0
+    for number, block in enumerate(packed.blocks):
+        assert packed.found(number, block) == GOOD
+        assert packed.is_good(number, block)
+        carried += BlockHeader.unpack(block.tobytes(), "").num_carried > 0
+    assert carried > 8
+
+
+FIELDS = (
+    (0, "<I"), (4, "<H"), (6, "<H"), (8, "<Q"), (16, "<Q"), (24, "<I"), (28, "<I"), (32, "<I"),
+    (36, "<I"), (64, "<I"), (68, "<I"), (72, "<I"), (72, "<Q"), (80, "<Q"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_changed_block_is_judged_as_its_naive_twin_judges_it(packed, seed):
+    random, judged = Random(seed), []
+    for _ in range(400):
+        number = random.randrange(len(packed.blocks))
+        block = packed.blocks[number].copy()
+        at, form = random.choice(FIELDS)
+        old = struct.unpack_from(form, block, at)[0]
+        near = (old + 1, old - 1, old + packed.capacity, old + BLOCK, 0, 1, 2**63, 2**64 - 1)
+        full = packed.capacity
+        value = random.choice((*near, full, 2 * full, random.getrandbits(12)))
+        struct.pack_into(form, block, at, value & (1 << 8 * struct.calcsize(form)) - 1)
+        judged.append(packed.is_good(number, block))
+        assert (packed.found(number, block) == GOOD) == judged[-1], (number, at, form, value)
+    assert True in judged
+    assert judged.count(False) > 200
+
+
+@pytest.mark.parametrize("dtype", ["uint32", "uint64"])
+def test_sources_at_both_ends_of_a_range_are_in_it(dtype):
+    ids = np.array([0, 5, 6, 9, 10, 2**31, np.iinfo(dtype).max], dtype)
+
+    def check(low, high):
+        return check_sources(ids, low, high, np.uint64(5), np.uint64(10))
+
+    assert check(1, 4)
+    assert check(3, 3)
+    assert check(7, 1)
+    for low, high in ((0, 2), (1, 5), (4, 5), (5, 6), (6, 7)):
+        assert not check(low, high)

@@ -1,0 +1,87 @@
+"""Mutated stores: what the fuzzer finds, does again, and found in code that is mended."""
+
+import os
+import signal
+from random import Random
+
+import pytest
+
+from tools.fuzz import stores as fuzz_stores
+from tools.fuzz.drafts import Draft
+from tools.fuzz.mutations import KINDS
+from tools.fuzz.stores import Fuzzer, make_stores, mutated
+from tools.fuzz.trial import Bench, Outside
+
+NAMED = (  # each ended a process, or made it read elsewhere, before stores were checked
+    "one:34", "one:127", "one:130", "one:133", "one:151", "one:166", "one:193", "parts:8",
+    "parts:11", "parts:41", "parts:50", "parts:74", "parts:89", "parts:98", "parts:125",
+    "parts:176", "parts:179", "parts:188", "parts:200", "hetero:21", "hetero:39", "hetero:48",
+    "hetero:84", "hetero:87", "hetero:93", "hetero:147", "hetero:162", "hetero:177", "hetero:180",
+    "hetero:192", "hetero:195", "hetero:213",
+)  # fmt: skip
+MUTATIONS = 90
+
+
+@pytest.fixture(scope="module")
+def bases(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("bases")
+    return {kind: Draft.load(path) for kind, path in make_stores(folder).items()}
+
+
+@pytest.fixture(scope="module")
+def outside():
+    return Outside()
+
+
+def test_mutations_are_the_same_again_and_of_every_kind(bases):
+    kinds = set()
+    for number in range(120):
+        name = f"parts:{number}"
+        (first, said), (second, again) = (mutated(bases["parts"], name) for _ in range(2))
+        assert said == again
+        assert first.sign() == second.sign()
+        kinds |= {line.partition(":")[0] for line in said}
+    assert kinds == {kind.__name__ for kind, _ in KINDS}
+
+
+def test_stores_as_they_are_are_served_by_every_plan(bases, tmp_path):
+    for kind, base in bases.items():
+        trial = Bench(tmp_path / kind, base).attempt(base.copy(), Random(kind))
+        assert not trial.defects
+        assert {trial.said[name] for name in ("open", "verify", "export", "serve")} == {"done"}
+
+
+def test_mutated_stores_are_refused_or_served(bases, tmp_path, outside):
+    """Those that ended a process of earlier code, or had it read elsewhere, and others."""
+    names = [*NAMED, *(f"{kind}:{n}" for n in range(MUTATIONS // 3) for kind in bases)]
+    tally = Fuzzer(bases, tmp_path, outside).run(names, 2, 1e9)
+    assert tally.defects == {}
+    assert tally.done == len(names)
+    assert tally.said["refused"] > MUTATIONS // 4 < tally.said["opened"]
+
+
+def test_a_process_that_dies_is_told_by_the_name_of_what_it_was_at(
+    bases, tmp_path, outside, monkeypatch
+):
+    def deadly(base, name):
+        if name == "one:1":
+            os.kill(os.getpid(), signal.SIGSEGV)
+        return mutated(base, name)
+
+    monkeypatch.setattr(fuzz_stores, "mutated", deadly)
+    tally = Fuzzer(bases, tmp_path, outside).run(["one:0", "one:1", "one:2"], 1, 1e9)
+    assert tally.defects == {"one:1": ["crash: SIGSEGV"]}
+    assert tally.done == 3
+
+
+def test_a_file_outside_is_seen(tmp_path, outside):
+    outside.allow(tmp_path)
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside" / "file").touch()
+    (tmp_path / "link").symlink_to(tmp_path / "outside" / "file")
+    outside.found.clear()
+    outside.watching = True
+    (tmp_path / "mine").touch()
+    (tmp_path / "link").open().close()
+    outside.watching = False
+    assert outside.found == [f"open {tmp_path}/outside/file/"]

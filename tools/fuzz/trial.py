@@ -1,0 +1,252 @@
+"""One mutated store, used in every way there is: what refuses it, what serves it, what fails."""
+
+import io
+import os
+import queue
+import shutil
+import sys
+import threading
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+
+from blockstore.errors import StoreError
+from blockstore.kernels.rows import NO_ROW
+from blockstore.store import Store, open_store
+from blockstore.verify import verify_store
+from loaderd.engine.engine import Engine
+from loaderd.errors import DaemonError
+from loaderd.memory.ledger import EngineSettings
+from loaderd.protocol import (
+    Attach,
+    BatchReady,
+    ChunkReady,
+    ErrorReply,
+    Release,
+    RowGroup,
+    SeedEdges,
+    Start,
+    Temporal,
+)
+from preprocess.errors import BadInput
+from preprocess.export.export import export
+from preprocess.progress import Progress
+from tools.fuzz.attacker import UNFORESEEN
+from tools.fuzz.drafts import Draft
+
+WAIT_S = 100.0  # for a batch, which takes milliseconds; other processes are at work too
+_BATCHES = 3
+_FORESEEN = (StoreError, DaemonError, BadInput, OSError)  # commands say these in one line
+
+
+class Outside:
+    """Which files were opened that are no part of what was mutated: an audit hook."""
+
+    def __init__(self) -> None:
+        self._allowed: tuple[str, ...] = ()
+        self.watching, self.found = False, list[str]()
+        sys.addaudithook(self._hook)
+
+    def allow(self, folder: Path) -> None:
+        """Everything in it may be opened, but what lies in a folder `outside`."""
+        real, code = folder.resolve(), Path(__file__).resolve().parents[2]
+        me = f"/proc/{os.getpid()}"  # what a report of progress reads
+        self._allowed = (
+            f"{real}/", f"{code}/", sys.prefix, sys.base_prefix, "/usr/", "/lib", "/sys/",
+            f"{me}/status", f"{me}/io", f"{me}/cgroup", "/proc/meminfo",
+        )  # fmt: skip
+
+    def _hook(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if not self.watching or event not in ("open", "os.listdir", "os.mkdir", "os.remove",
+                                              "os.rename", "shutil.rmtree"):  # fmt: skip
+            return
+        path = arguments[0]
+        if isinstance(path, str | bytes | os.PathLike):
+            real = os.path.realpath(path := Path(os.fsdecode(path))) + "/"
+            if event not in ("open", "os.listdir"):  # of a link, that is the link itself
+                real = f"{os.path.realpath(path.parent)}/{path.name}/"
+            if "/outside/" in real or not real.startswith(self._allowed):
+                self.found.append(f"{event} {real}")
+
+
+def requests(store: Store, random: Random) -> list[Attach]:
+    """A session of every plan that the manifest speaks of."""
+    manifest = store.manifest
+    labelled = [t for t in manifest.types if "train" in t.splits]
+    node_type = random.choice(labelled or manifest.types)
+    has_times = all(r.has_times for r in manifest.relations)
+    has_weights = all(r.has_weights for r in manifest.relations)
+    usual: dict[str, Any] = {
+        "token": 0, "request": 1, "num_neighbors": random.choice(((5, 4), (-1, 3), (300, 2))),
+        "batch_size": random.choice((16, 64)), "window": 2, "seed_type": node_type.name,
+        "split": random.choice(("train", "train", "all")) if labelled else "all",
+    }  # fmt: skip
+    drawn = random.choice(({}, {"weighted": has_weights}, {"replace": True}, {"frontier": "layer"}))
+    if drawn.get("replace"):
+        usual["num_neighbors"] = (6, 4)
+    edge_ids = all(r.edge_id_dtype for r in manifest.relations) and random.random() < 0.5
+    usual |= {**drawn, "return_e_id": edge_ids}
+    relation = random.choice(manifest.relations)
+    named = "__".join((relation.src, relation.name, relation.dst))
+    links = SeedEdges(named, "binary", 1.0, random.choice(("none", "self")))
+    asked = [
+        Attach(plan="minibatch", edge_features=random.random() < 0.5, **usual),
+        Attach(plan="hyperbatch", hyperbatch=2, **usual),
+    ]
+    linked = usual | {"edges": links, "split": random.choice(("all", *relation.splits))}
+    asked.append(Attach(plan=random.choice(("minibatch", "hyperbatch")), **linked))
+    if has_times:
+        timed = {**usual, "num_neighbors": (5, 4), "replace": False, "weighted": False}
+        timed |= {"split": "all", "edges": SeedEdges(named), "temporal": Temporal(times="edges")}
+        asked.append(Attach(plan="minibatch", **timed))
+    if any(t.num_partitions for t in manifest.types):
+        asked.append(Attach(plan="macrobatch", macro_partitions=2, **usual))
+    for t in manifest.types:
+        for split in t.hops:
+            plan = random.choice(("chunks", "rows"))
+            asked.append(
+                Attach(token=0, request=1, plan=plan, split=split, seed_type=t.name, batch_size=32)
+            )
+    return asked
+
+
+class Trial:
+    """What comes of one store."""
+
+    def __init__(self, path: Path, out: Path, random: Random) -> None:
+        self._path, self._out, self._random = path, out, random
+        self.said: dict[str, str] = {}  # by what was done: how it ended
+        self.defects: list[str] = []
+
+    def run(self) -> None:
+        """All of it."""
+        store = self._try("open", lambda: open_store(self._path))
+        self._try("verify", lambda: verify_store(self._path))
+        if store is None:
+            return
+        self._try("export", lambda: self._export(store))
+        self._try("serve", lambda: self._serve(store))
+
+    def _try(self, name: str, work: Callable[[], Any]) -> Any:
+        try:
+            found = work()
+        except _FORESEEN as error:
+            self._refused(name, f"{type(error).__name__}: {error}")
+            return None
+        except BaseException as error:
+            self.said[name] = "defect"
+            self.defects.append(f"{name}: {type(error).__name__}: {error}")
+            return None
+        self.said.setdefault(name, "done")
+        return found
+
+    def _refused(self, name: str, text: str) -> None:
+        self.said[name] = text.split(":")[0]
+        if "\n" in text.strip() or len(text) > 9000:
+            self.defects.append(f"{name}: more than a line: {text!r:.300}")
+
+    def _export(self, store: Store) -> None:
+        folder = self._out / "exported"
+        try:
+            export(store, folder, Progress(io.StringIO()), 256 << 20)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _serve(self, store: Store) -> None:
+        mem = self._random.choice((2 << 20, 16 << 20))
+        asked = requests(store, self._random)
+        with Engine(store, EngineSettings(mem, workers=2, readers=2)) as engine:
+            for request in asked:
+                self._try(f"plan {request.plan}", partial(self._attend, engine, request))
+
+    def _attend(self, engine: Engine, request: Attach) -> None:
+        """Some batches of one session."""
+        ready: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        engine.deliver = lambda _session, message: ready.put(message)
+        attached = engine.attach(request, None)
+        widths = {f"address:{spec.name}": spec.row_bytes for spec in attached.rows}
+        try:
+            engine.start(Start(session=attached.session, run=1, epoch=0, step=0))
+            left = min(_BATCHES, attached.num_steps)
+            while left:
+                message = ready.get(timeout=WAIT_S)
+                if isinstance(message, ErrorReply):
+                    if UNFORESEEN.search(message.message):
+                        raise RuntimeError(message.message)
+                    self._refused(f"plan {request.plan}", f"{message.error}: {message.message}")
+                    return
+                group: RowGroup | None = None
+                if isinstance(message, BatchReady):
+                    group = message.rows
+                elif isinstance(message, RowGroup):
+                    group = message
+                if group is not None:
+                    _check_addresses(engine, group, widths)
+                else:
+                    assert isinstance(message, ChunkReady)
+                last = group is None or group.last
+                number = 0 if group is None else group.group
+                engine.release(
+                    Release(session=attached.session, run=1, step=message.step, group=number)
+                )
+                left -= last
+        finally:
+            engine.detach(attached.session)
+
+
+def _check_addresses(engine: Engine, group: RowGroup, widths: dict[str, int]) -> None:
+    """Rows that a client would read lie in the arena."""
+    arena, slot = engine.arena.data, engine.arena.slot_bytes
+    for array in group.blob.arrays:
+        if array.name in widths:
+            laid = np.concatenate([arena[s * slot : (s + 1) * slot] for s in group.blob.slots])
+            raw = laid[array.offset : array.offset + 8 * array.length].view(np.uint64)
+            raw = raw[raw < NO_ROW]
+            if raw.size and int(raw.max()) > arena.size - widths[array.name]:
+                raise RuntimeError(f"{array.name}: row at byte {int(raw.max())} of {arena.size}")
+
+
+def lay_out(folder: Path, files: dict[str, bytes]) -> None:
+    """Write a store's files."""
+    for name, raw in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(raw)
+
+
+class Bench:
+    """A folder with one store in it, whose files are changed and put back."""
+
+    def __init__(self, folder: Path, base: Draft) -> None:
+        self._store, self._base, self._out = folder / "store", base, folder
+        self._files = base.sign()
+        lay_out(self._store, self._files)
+        lay_out(folder / "outside", self._files)
+
+    def attempt(self, draft: Draft, random: Random) -> Trial:
+        """Use a mutated store."""
+        files = draft.sign()
+        changed = [n for n in {*files, *self._files} if files.get(n) != self._files.get(n)]
+        for name in changed:
+            if name in files:
+                lay_out(self._store, {name: files[name]})
+            else:
+                (self._store / name).unlink()
+        for name, to in draft.links.items():
+            (self._store / name).unlink(missing_ok=True)
+            (self._store / name).symlink_to(to)
+        trial = Trial(self._store, self._out, random)
+        try:
+            trial.run()
+        finally:
+            for name in {*changed, *draft.links}:
+                (self._store / name).unlink(missing_ok=True)
+                if name in self._files:
+                    lay_out(self._store, {name: self._files[name]})
+        if extra := [t.name for t in threading.enumerate() if t.name.startswith("macro")]:
+            trial.defects.append(f"threads left: {extra}")
+        return trial
