@@ -49,8 +49,8 @@ BELOW = {  # folder -> folders beside it, and modules, that it builds on
 COMMON = {  # modules that every folder of loaderd may build on; they build on no folder
     f"loaderd.{name}"
     for name in (
-        "devicecost", "errors", "logs", "meter", "notify", "placement", "protocol", "requests",
-        "signals", "trace",
+        "devicecost", "errors", "guarded", "logs", "meter", "notify", "placement", "protocol",
+        "requests", "signals", "trace",
     )
 }  # fmt: skip
 DOORS = {  # library -> the only files that import it, in the packages that are installed

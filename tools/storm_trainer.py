@@ -41,7 +41,7 @@ class Job(NamedTuple):
     batch_size: int
     save_every: int  # steps
     think_s: float  # a step
-    macro_partitions: int = 2
+    macro_partitions: int = 1
 
     def dataset(self, number: int) -> SteppedDataset[Any]:
         """As each of them makes it."""
