@@ -4,9 +4,8 @@ Layout: FORMAT.md, "Graph blocks".
 """
 
 import numpy as np
-from numba import njit
 
-from blockstore.format import BLOCK_HEADER, BLOCK_MAGIC, FORMAT_VERSION
+from blockstore.format import BLOCK_HEADER, BLOCK_MAGIC, BLOCK_VERSION
 from blockstore.kernels.columns import (
     EDGES_START,
     FIRST_NODE,
@@ -17,7 +16,7 @@ from blockstore.kernels.columns import (
     NUM_NODES,
     wide,
 )
-from blockstore.kernels.jit import leaf
+from blockstore.kernels.jit import leaf, njit
 
 MAGIC = int.from_bytes(BLOCK_MAGIC, "little")
 HEADER_BYTES = BLOCK_HEADER.size
@@ -37,7 +36,7 @@ def _bad_field(words, block, first_node, first_edge, flags, start):
     """Number of the first field that is not as the object index has it, or GOOD."""
     if words[0] != MAGIC:
         return 0
-    if words[1] != FORMAT_VERSION + (flags << 16):
+    if words[1] != BLOCK_VERSION + (flags << 16):
         return 1
     if wide(words, FIRST_NODE) != np.int64(first_node[block]):
         return 2
