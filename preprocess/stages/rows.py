@@ -100,16 +100,14 @@ def _check_overflow(
     limit = _INFINITE.get(dtype)
     if limit is None:
         return
-    rounded = piece
-    if dtype == "bfloat16" and piece.dtype == np.float64:  # it is rounded to float32 before
-        with np.errstate(over="ignore"):
-            rounded, bounds = (
-                piece.astype(np.float32),
-                (np.float32(bounds[0]), np.float32(bounds[1])),
-            )
-    if -limit < bounds[0] <= bounds[1] < limit:
-        return
-    lost = np.isfinite(piece) & (np.abs(rounded) >= limit)
+    rounded, (low, high) = piece, map(float, bounds)
+    with np.errstate(over="ignore"):
+        if dtype == "bfloat16" and piece.dtype == np.float64:  # it is rounded to float32 before
+            rounded = piece.astype(np.float32)
+            low, high = float(np.float32(low)), float(np.float32(high))
+        if -limit < low <= high < limit:
+            return
+        lost = np.isfinite(piece) & (np.abs(rounded) >= limit)
     if lost.any():
         at = np.argwhere(lost)[0].tolist()
         place = ", ".join(map(str, [first + at[0], *at[1:]]))
