@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from blockstore.errors import CorruptBlock, StoreError
-from blockstore.format import BLOCK_HEADER
+from blockstore.format import BLOCK_HEADER, FINGERPRINT_KEY
 from blockstore.io.buffers import aligned_buffer
 from blockstore.io.reader import BlockReader, Parts
 from blockstore.store import open_store, read_rows, scan_blocks
@@ -66,7 +66,7 @@ def at(manifest, place):
 def test_a_draft_that_is_signed_again_is_the_store(draft, tmp_path):
     path = written(draft, tmp_path)
     store = open_store(path)
-    assert store.manifest.fingerprint == draft.manifest["fingerprint"]
+    assert store.manifest.fingerprint == draft.document["attributes"][FINGERPRINT_KEY]
     for relation in store.manifest.relations:
         assert sum(len(b) for _, b in scan_blocks(store.graph(relation))) == relation.num_blocks
     (tmp_path / "link").symlink_to(path)  # a link to a store is one
