@@ -6,7 +6,7 @@ from random import Random
 import numpy as np
 import pytest
 
-from blockstore.format import BLOCK_HEADER, FORMAT_VERSION, BlockHeader, edges_start_bytes
+from blockstore.format import BLOCK_HEADER, BLOCK_VERSION, BlockHeader, edges_start_bytes
 from blockstore.kernels.check import GOOD, check_block, check_sources
 from tests.graphs import make_csc, pack
 
@@ -41,7 +41,7 @@ class Packed:
         nodes = np.diff(self.first_node.astype(np.int64))
         edges = np.diff(self.first_edge.astype(np.int64))
         start = edges_start_bytes(int(nodes[number])) // self.id_bytes
-        if (magic, version) != (b"GBLK", FORMAT_VERSION):
+        if (magic, version) != (b"GBLK", BLOCK_VERSION):
             return False
         told = header.flags, header.first_node, header.num_nodes, header.num_edges
         known = self.flags, self.first_node[number], nodes[number], edges[number]
