@@ -59,3 +59,16 @@ def test_counts_are_added_by_name():
     counts = {"a": 1}
     add_counts(counts, {"a": 2, "b": 3})
     assert counts == {"a": 3, "b": 3}
+
+
+def test_a_trainer_that_has_released_all_it_was_handed_starves():
+    clock = Clock()
+    meter = Meter(clock)
+    meter.begin(3)
+    meter.handed(1)
+    clock.now = 4
+    meter.released()
+    clock.now = 14
+    meter.handed(1)
+    clock.now = 15
+    assert meter.times() == {"ready_ns": 5, "starved_ns": 10}

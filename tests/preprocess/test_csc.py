@@ -2,6 +2,7 @@
 
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from preprocess.stages.csc import (
     ColumnSorter,
     Ends,
     Widths,
+    _sort_wide,
     cut_buckets,
     sorted_columns,
     source_edges,
@@ -182,3 +184,14 @@ def test_long_columns_are_sorted_too(tmp_path: Path):
 @pytest.mark.parametrize(("nodes", "edges", "wide"), [(10, 10, False), (2**40, 2**30, True)])
 def test_widths(nodes, edges, wide):
     assert Widths.of("uint64", nodes, "uint64", edges).too_wide is wide
+
+
+@pytest.mark.parametrize("drop_equal", [False, True])
+def test_wide_edges_are_sorted_and_columns_without_any_are_there(drop_equal):
+    """Source and edge id do not fit one word; the last columns of a bucket are empty."""
+    widths = SimpleNamespace(node_bits=3, node="uint64")
+    keys = np.array([2 << 3 | 5, 1 << 3 | 7, 2 << 3 | 5, 1 << 3 | 1], np.uint64)
+    found = _sort_wide(keys, np.array([9, 8, 4, 6]), 10, 16, widths, drop_equal)
+    assert found.degrees.tolist() == [0, 2, 1 if drop_equal else 2, 0, 0, 0]
+    assert found.sources.tolist() == [1, 7, 5] + [5] * (not drop_equal)
+    assert found.edge_ids.tolist() == [6, 8, 4] + [9] * (not drop_equal)

@@ -96,3 +96,14 @@ def test_a_forked_child_gives_nothing_back():
     assert os.waitpid(child, 0)[1] == 0
     del array
     assert pool.unused_bytes() > 0
+
+
+def test_memory_that_came_back_is_handed_out_once():
+    pool = BufferPool()
+    shape = (SMALL_BYTES,)
+    first = pool.empty(shape, "uint8")
+    del first
+    arrays = [pool.empty(shape, "uint8") for _ in range(3)]
+    for number, array in enumerate(arrays):
+        array[:] = number
+    assert [set(array[:9].tolist()) for array in arrays] == [{0}, {1}, {2}]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from blockstore.format import PAGE_BYTES, BlockHeader, section_offsets
+from blockstore.format import PAGE_BYTES, BlockGeometry, BlockHeader, section_offsets
 from blockstore.io.buffers import aligned_buffer
 from blockstore.io.reader import BlockReader
 from blockstore.store import open_store
@@ -127,3 +127,11 @@ def test_an_epoch_reads_each_page_once_but_for_heads_and_ends_of_shared_blocks(m
     assert pages <= once + spare
     assert pages < whole
     assert abs(guessed - pages) < 0.25 * pages  # columns are far from even here
+
+
+def test_runs_end_with_their_shard():
+    geometry = BlockGeometry(2 * PAGE_BYTES, 2 * PAGE_BYTES, 9, 3, 1)
+    runs = block_runs(np.array([0, 1, 2, 3, 4, 6, 7, 8]), geometry, 10)
+    assert runs.tolist() == [[0, 0, 6, 0], [1, 0, 4, 3], [2, 0, 6, 6]]
+    halves = block_runs(np.array([1, 2, 3, 4, 5]), geometry, 2, alone=[4])
+    assert halves.tolist() == [[0, 2, 4, 1], [1, 0, 2, 3], [1, 2, 2, 4], [1, 4, 2, 5]]
