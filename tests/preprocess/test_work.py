@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from preprocess.sourcefiles import SourceFiles
 from preprocess.work import StageRecord, WorkFolder, sign
 
 RECORD = StageRecord("first", {}, 0, 0, 0.0)
@@ -61,16 +62,35 @@ def test_files_that_no_stage_vouches_for_are_removed(tmp_path):
 
 def test_the_signature_is_of_size_time_and_content(tmp_path):
     source = tmp_path / "source.npy"
-    source.write_bytes(bytes(1000))
-    os.utime(source, ns=(1, 1000))
-    first = sign({"a": 1}, [source])
-    assert sign({"a": 1}, [source]) == first
-    assert sign({"a": 2}, [source]) != first
-    os.utime(source, ns=(1, 1001))
-    assert sign({"a": 1}, [source]) != first
-    source.write_bytes(bytes(999) + b"x")
-    os.utime(source, ns=(1, 1000))
-    assert sign({"a": 1}, [source]) != first
-    source.write_bytes(bytes(1001))
-    os.utime(source, ns=(1, 1000))
-    assert sign({"a": 1}, [source]) != first
+
+    def signed(content: bytes, time_ns: int, fact: int = 1) -> str:
+        source.write_bytes(content)
+        os.utime(source, ns=(1, time_ns))
+        return sign({"a": fact}, SourceFiles([source]).digest())
+
+    first = signed(bytes(1000), 1000)
+    assert signed(bytes(1000), 1000) == first
+    assert signed(bytes(1000), 1000, fact=2) != first
+    assert signed(bytes(1000), 1001) != first
+    assert signed(bytes(999) + b"x", 1000) != first
+    assert signed(bytes(1001), 1000) != first
+
+
+def test_the_journal_is_written_after_all_that_it_vouches_for(tmp_path, monkeypatch):
+    order = []
+    monkeypatch.setattr("preprocess.work.flush", lambda path: order.append(Path(path).name))
+    monkeypatch.setattr("preprocess.work.flush_below", lambda _, name: order.append(name))
+    with WorkFolder(tmp_path / "store", "signature", fresh=False) as work:
+        order.clear()
+        for name in ("made", "more"):
+            (work.path / name).write_bytes(b"x")
+        work.finish(RECORD, ["made", "more"], [])
+        folder = work.path.name
+    record = StageRecord("second", {}, 0, 0, 0.0, arrays=["nodes/x"])
+    assert order == ["made", "more", folder, "journal.json.new", folder]
+    order.clear()
+    with WorkFolder(tmp_path / "other", "signature", fresh=False) as work:
+        order.clear()
+        work.finish(record, [], [])
+        folder = work.path.name
+    assert order == ["nodes/x", folder, "journal.json.new", folder]

@@ -10,7 +10,7 @@ nobody has foreseen.
 
 The tree is copied by hard links, with the caches of compiled kernels as far as the planted file is
 not compiled into them.  All selections run once without a fault first: what fails then says
-nothing.  An entry with `pending` names where its test will be; it runs if `--pending` is given.
+nothing.
 The exit code is 1 if a fault survived or ran out of time, 2 if a text is not found exactly once.
 """
 
@@ -46,7 +46,6 @@ class Fault(NamedTuple):
     new: str
     wrong: str  # what goes wrong, in a sentence
     tests: tuple[str, ...] = ()  # in the mirrored folder
-    pending: str = ""  # a test that is still to come
 
     def folder(self, root: Path) -> Path:
         """The folder of tests that mirrors the file's, or else the package's."""
@@ -205,16 +204,14 @@ def passes_clean(faults: Sequence[Fault], root: Path, whole: bool) -> bool:
     return tested.code == 0
 
 
-def print_table(outcomes: Sequence[Outcome], pending: Sequence[Fault]) -> None:
+def print_table(outcomes: Sequence[Outcome]) -> None:
     """A row for each fault, then the counts."""
     print(
         "\n| fault | file | verdict | seconds | what goes wrong |\n| --- | --- | --- | --- | --- |"
     )
     for o in outcomes:
-        name, file, *_, wrong, _, _ = o.fault
+        name, file, *_, wrong, _ = o.fault
         print(f"| {name} | {file} | {o.verdict} | {o.seconds:.0f} | {wrong} |")
-    for fault in pending:
-        print(f"| {fault.name} | {fault.file} | pending: {fault.pending} | | {fault.wrong} |")
     counts = Counter(o.verdict for o in outcomes)
     print(f"\n{', '.join(f'{n} {verdict}' for verdict, n in sorted(counts.items()))}")
 
@@ -226,7 +223,6 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--jobs", type=int, default=1, help="faults at a time")
     parser.add_argument("--limit", type=float, default=LIMIT_S, help="seconds for a fault's tests")
     parser.add_argument("--folder", action="store_true", help="all files of the mirrored folder")
-    parser.add_argument("--pending", action="store_true", help="those that wait for their test")
     return parser.parse_args(words)
 
 
@@ -238,8 +234,6 @@ def main(words: Sequence[str] | None = None) -> int:
         print(f"error: no fault {', '.join(sorted(unknown))} in {LIST}")
         return 2
     faults = [fault for fault in faults if not options.only or fault.name in options.only]
-    pending = [] if options.pending else [fault for fault in faults if fault.pending]
-    faults = [fault for fault in faults if fault not in pending]
     try:
         for fault in faults:
             planted(fault, ROOT)
@@ -252,7 +246,7 @@ def main(words: Sequence[str] | None = None) -> int:
         outcomes = list(
             pool.map(lambda fault: try_fault(fault, ROOT, options.folder, options.limit), faults)
         )
-    print_table(outcomes, pending)
+    print_table(outcomes)
     return int(any(outcome.verdict != "killed" for outcome in outcomes))
 
 
