@@ -12,6 +12,7 @@ from loaderd.errors import Refused
 from loaderd.protocol import (
     ChunkReady,
     Skipped,
+    Start,
 )
 from loaderd.sharing.line import Lease, Line
 from loaderd.sharing.linewatch import LineWatch
@@ -209,3 +210,17 @@ def test_those_who_have_stopped_with_all_of_a_line_hold_nobody_up(store):
         stopped.detach()
     finally:
         serving.close()
+
+
+def test_a_start_that_is_repeated_changes_nothing(store, plan):
+    expected, _ = solo(store, 8 << 20, plan)
+    serving = Serving(store, 8 << 20)
+    trainer = serving.attach(plan, window=2)
+    trainer.start()
+    found = [trainer.consume(0)]
+    serving.exchange.start(Start(session=trainer.session, run=trainer.run, epoch=0, step=0))
+    found += [trainer.consume(step) for step in range(1, 4)]
+    assert found == expected[:4]
+    assert (trainer.run, 0) not in serving.out[trainer.session]  # it was not sent again
+    trainer.detach()
+    serving.close()
