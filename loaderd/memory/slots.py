@@ -77,9 +77,7 @@ class SlotBroker:
             free = np.flatnonzero(self._free_mask())
             order = np.argsort(self._of_graph[free], kind="stable")
             most = min(count, owned - self._reservation.minimum - LEAST_SESSION)
-            chosen = [int(slot) for slot in free[order][: max(0, most)]]
-            for slot in chosen:
-                self._remove(slot, 1)
+            chosen = self._remove_each(free[order][: max(0, most)])
             self.num_slots -= len(chosen)
             self.graph_wish -= int(self._of_graph[chosen].sum())
             self._of_graph[chosen] = False
@@ -110,14 +108,13 @@ class SlotBroker:
         """Give all slots away; none is pinned, or taken."""
         with self._changed:
             owned = self._rows.owned() | self._graph.owned()
-            slots = [int(slot) for slot in np.flatnonzero(owned)]
-            if len(slots) != self.num_slots:
-                raise PoolBroken(f"{len(slots)} of {self.num_slots} slots are in the pools")
-            for slot in slots:
-                self._remove(slot, 1)
+            slots = np.flatnonzero(owned)
+            if slots.size != self.num_slots:
+                raise PoolBroken(f"{slots.size} of {self.num_slots} slots are in the pools")
+            retired = self._remove_each(slots)
             self._of_graph[:] = False
             self.num_slots = self.graph_wish = 0
-            return slots
+            return retired
 
     def accept(self, slots: list[int], graph_wish: int) -> None:
         """Slots that another broker gave away.
@@ -129,9 +126,7 @@ class SlotBroker:
             self.num_slots += len(slots)
             missing = graph_wish - int(self._of_graph.sum())
             free = np.flatnonzero(self._rows.owned() & ~self._rows.pinned())[: max(0, missing)]
-            for slot in free:
-                self._remove(int(slot), 1)
-            self._graph.add_slots(int(slot) for slot in free)
+            self._graph.add_slots(self._remove_each(free))
             self._of_graph[free] = True
             self.graph_wish = int(self._of_graph.sum())
             self._changed.notify_all()
@@ -211,11 +206,9 @@ class SlotBroker:
             wait_s = WAIT_S if enough else LOOK_WAIT_S
             if not self._wait_for_slots(lambda: self._free_mask().sum() >= count, count, wait_s):
                 raise Shortage(self._shortage(count))
-            chosen = np.flatnonzero(self._free_mask())[::-1][:count]
-            for slot in chosen:
-                self._remove(int(slot), 1)
+            chosen = self._remove_each(np.flatnonzero(self._free_mask())[::-1][:count])
             self._count(count)
-            return [int(slot) for slot in chosen]
+            return chosen
 
     def take_now(self, count: int, spare: int) -> list[int]:
         """`count` slots that are free, now the caller's; none where fewer than `spare` stay so."""
@@ -228,8 +221,7 @@ class SlotBroker:
         """Back to the pools they came from."""
         self._count(-len(slots))
         with self._changed:
-            self._graph.add_slots(s for s in slots if self._of_graph[s])
-            self._rows.add_slots(s for s in slots if not self._of_graph[s])
+            self._put_back(slots)
             self._changed.notify_all()
 
     def _wait_for_slots(self, found: Callable[[], bool], count: int, wait_s: float) -> bool:
@@ -286,13 +278,38 @@ class SlotBroker:
             self._remove(self._found, count)
         return self._found >= 0
 
+    def _remove_each(self, slots: NDArray[np.int64]) -> list[int]:
+        """Take free slots out of the pools: all of them, or none if an error is raised."""
+        removed: list[int] = []
+        try:
+            for slot in slots.tolist():
+                self._remove(slot, 1)
+                removed.append(slot)
+        except BaseException:
+            self._put_back(removed)
+            raise
+        return removed
+
     def _remove(self, first: int, count: int) -> None:
+        """Take a run of free slots out of the pools, or nothing if an error is raised."""
         kinds = self._of_graph[first : first + count]
         cuts = [0, *(np.flatnonzero(np.diff(kinds)) + 1).tolist(), count]
-        for low, high in itertools.pairwise(cuts):
-            pool = self._graph if kinds[low] else self._rows
-            if not pool.remove_run(first + low, high - low):
-                raise PoolBroken(f"arena slots {first + low} to {first + high - 1} are not free")
+        removed = 0
+        try:
+            for low, high in itertools.pairwise(cuts):
+                pool = self._graph if kinds[low] else self._rows
+                if not pool.remove_run(first + low, high - low):
+                    raise PoolBroken(
+                        f"arena slots {first + low} to {first + high - 1} are not free"
+                    )
+                removed = high
+        except BaseException:
+            self._put_back(range(first, first + removed))
+            raise
+
+    def _put_back(self, slots: Sequence[int]) -> None:
+        self._graph.add_slots(s for s in slots if self._of_graph[s])
+        self._rows.add_slots(s for s in slots if not self._of_graph[s])
 
 
 def _top_run(free: NDArray[np.bool_], count: int) -> int:

@@ -14,6 +14,7 @@ from blockstore.pool import BlockPool
 from loaderd.errors import Refused
 from loaderd.memory import slots
 from loaderd.memory.ledger import LEAST_SESSION
+from loaderd.memory.reservation import Reservation
 from loaderd.memory.slots import SlotBroker
 
 ARENA, LEAST = 48, 2
@@ -25,7 +26,9 @@ class Store:
     def __init__(self, own: range, changed: threading.Condition | None = None) -> None:
         self.changed = changed or threading.Condition()
         self.graph, self.rows = BlockPool([20], ARENA), BlockPool([60], ARENA)
-        self.broker = SlotBroker(self.graph, self.rows, self.changed, list(own), 6, LEAST)
+        reservation = Reservation([20], workers=0)
+        assert reservation.minimum == LEAST
+        self.broker = SlotBroker(self.graph, self.rows, self.changed, list(own), 6, reservation)
 
     def owned(self) -> set[int]:
         return set(np.flatnonzero(self.graph.owned() | self.rows.owned()).tolist())
@@ -57,6 +60,29 @@ def test_who_waits_for_slots_gets_them_as_soon_as_they_are_back(monkeypatch, run
         waiter.result(10)
 
 
+@pytest.mark.parametrize("fails", range(1, 7))
+@pytest.mark.parametrize("what", ["take", "take_run", "cede", "cede_run", "retire"])
+def test_slots_that_are_not_all_to_be_had_stay_where_they_are(monkeypatch, what, fails):
+    store, calls = Store(range(12)), 0
+    real = BlockPool.remove_run
+
+    def remove_run(pool: BlockPool, first: int, count: int) -> bool:
+        nonlocal calls
+        calls += 1
+        if calls == fails:
+            raise MemoryError
+        return real(pool, first, count)
+
+    monkeypatch.setattr(BlockPool, "remove_run", remove_run)
+    before, graph = store.owned(), store.graph.num_owned
+    try:
+        getattr(store.broker, what)(*[] if what == "retire" else [8])
+    except MemoryError:
+        assert (store.owned(), store.graph.num_owned) == (before, graph)
+    else:
+        assert calls < fails
+
+
 def test_the_graph_keeps_its_least_and_rows_go_first():
     store = Store(range(20))
     first = store.broker.take(14)
@@ -64,7 +90,7 @@ def test_the_graph_keeps_its_least_and_rows_go_first():
     assert store.broker.available() == 4
     assert len(store.broker.take(4)) == 4
     assert store.broker.graph_slots() == LEAST
-    with pytest.raises(Refused, match="1 arena slots are not to be had: 0 are free"):
+    with pytest.raises(Refused, match="needs 1 arena slots; 0 are free"):
         store.broker.take(1)
 
 
