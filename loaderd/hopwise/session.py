@@ -165,7 +165,7 @@ class HopSession:
 
     def _ask(self, job: _Job) -> None:
         try:
-            job.arrival, job.answer = self._source.ask(job.unit, job.buffer)
+            job.answer = self._source.ask(job.unit, job.buffer, job.arrival)
         except Exception as error:
             job.error = error
 

@@ -63,7 +63,6 @@ class Held:
             absent = np.flatnonzero(self._state[low:high] == _ABSENT) + low
             if absent.size == 0:
                 return
-            self._state[absent] = _COMING
             gaps = np.flatnonzero(np.diff(absent) != 1) + 1
             pieces = [self.array.runs(p[0], p[-1] + 1) for p in np.split(absent, gaps)]
             runs = np.concatenate(pieces)
@@ -71,6 +70,7 @@ class Held:
             per_shard = geometry.blocks_per_shard * geometry.pages_per_block
             places = self.base + (runs[:, 0] * per_shard + runs[:, 1]) * PAGE_BYTES
             entry = (low, high, self._reader.fetch(self.array.file, runs, places))
+            self._state[absent] = _COMING  # now that they are: an error leaves them absent
             self._coming.append(entry)
         arrival.readings.append(entry[2])
 
@@ -100,11 +100,11 @@ def load_all(arrays: Sequence[Held], stopped: Callable[[], bool]) -> Iterator[No
             if stopped():
                 return
             arrival = Arrival()
+            coming.append(arrival)  # before an array of several is refused
             for held in arrays:
                 if low < held.array.num_pages:
                     high = min(low + _PIECE_PAGES, held.array.num_pages)
                     held.fetch(low, high, arrival)
-            coming.append(arrival)
             if len(coming) == _PIECES:
                 coming.popleft().wait()
                 yield

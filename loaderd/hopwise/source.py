@@ -35,10 +35,11 @@ class Answer(NamedTuple):
 class Source(Protocol):
     """Has the rows of a batch brought."""
 
-    def ask(self, unit: Unit, buffer: int) -> tuple[Arrival, Answer]:
+    def ask(self, unit: Unit, buffer: int, arrival: Arrival) -> Answer:
         """Begin to bring a batch, by way of buffer number `buffer`, which nobody uses.
 
-        The answer holds once the arrival has been waited for.  Raises CorruptBlock, OSError.
+        The answer holds once the arrival has been waited for.  Raises CorruptBlock, OSError: also
+        then the buffer is free only after the arrival has been waited for.
         """
 
 
@@ -48,11 +49,10 @@ class HeldRanges:
     def __init__(self, plan: HopPlan, arrays: Sequence[Held]) -> None:
         self._plan, self._arrays = plan, arrays
 
-    def ask(self, unit: Unit, buffer: int) -> tuple[Arrival, Answer]:
+    def ask(self, unit: Unit, buffer: int, arrival: Arrival) -> Answer:
         """See `Source`."""
         del buffer
         ranges = self._plan.ranges(unit).tolist()
-        arrival = Arrival()
         for first, stop in ranges:
             for held in self._arrays:
                 held.fetch(*held.array.pages(first, stop), arrival)
@@ -61,7 +61,7 @@ class HeldRanges:
             for held in self._arrays
         )
         first, counts = tuple(a for a, _ in ranges), tuple(b - a for a, b in ranges)
-        return arrival, Answer("ranges", first, counts, places, -1)
+        return Answer("ranges", first, counts, places, -1)
 
 
 class HeldRows:
@@ -82,14 +82,15 @@ class HeldRows:
         self._places = tuple((held.base,) for held in arrays)
         self._loaded = False
 
-    def ask(self, unit: Unit, buffer: int) -> tuple[Arrival, Answer]:
+    def ask(self, unit: Unit, buffer: int, arrival: Arrival) -> Answer:
         """See `Source`."""
+        del arrival  # nothing is on its way after what is loaded
         if not self._loaded:
             for _ in load_all(self._arrays, self._stopped):
                 pass
             self._loaded = not self._stopped()
         self._plan.rows(unit, self._index[buffer][: unit.num_seeds])
-        return Arrival(), Answer("index", (), (), self._places, self._at[buffer])
+        return Answer("index", (), (), self._places, self._at[buffer])
 
 
 class PassingRanges:
@@ -105,10 +106,10 @@ class PassingRanges:
         """`places`: of the buffers in the arena, page-aligned, `passing_bytes` each."""
         self._plan, self._arrays, self._reader, self._at = plan, arrays, reader, places
 
-    def ask(self, unit: Unit, buffer: int) -> tuple[Arrival, Answer]:
+    def ask(self, unit: Unit, buffer: int, arrival: Arrival) -> Answer:
         """See `Source`."""
         ranges = self._plan.ranges(unit).tolist()
-        arrival, at = Arrival(), self._at[buffer]
+        at = self._at[buffer]
         places = []
         for array in self._arrays:
             own, runs, targets = [], [], []
@@ -124,7 +125,7 @@ class PassingRanges:
             arrival.readings.append(reading)
             places.append(tuple(own))
         first, counts = tuple(a for a, _ in ranges), tuple(b - a for a, b in ranges)
-        return arrival, Answer("ranges", first, counts, tuple(places), -1)
+        return Answer("ranges", first, counts, tuple(places), -1)
 
 
 class _Gathered(NamedTuple):
@@ -167,14 +168,14 @@ class PassingRows:
         runs = carver.array(np.int64, 5 * rows * len(self._arrays))
         return _Gathered(held, order, ascending, places, runs.reshape(len(self._arrays), rows, 5))
 
-    def ask(self, unit: Unit, buffer: int) -> tuple[Arrival, Answer]:
+    def ask(self, unit: Unit, buffer: int, arrival: Arrival) -> Answer:
         """See `Source`."""
         memory, num = self._buffers[buffer], unit.num_seeds
         order = memory.order[:num]
         self._plan.rows(unit, order)
         memory.places[:num] = np.argsort(order)
         np.take(order, memory.places[:num], out=memory.ascending[:num])
-        arrival, places, at = Arrival(), [], 0
+        places, at = [], 0
         for a, array in enumerate(self._arrays):
             out = memory.rows[at : at + num * array.row_bytes]
             places.append((self._place_of(out),))
@@ -189,7 +190,7 @@ class PassingRows:
             arrival.readings.append(self._reader.stream(array.file, runs, self._transit, copy))
             at += -(-self._plan.most_rows * array.row_bytes // 64) * 64
         index = self._place_of(memory.order)
-        return arrival, Answer("rows", (), (), tuple(places), index)
+        return Answer("rows", (), (), tuple(places), index)
 
     def _copier(
         self,

@@ -21,22 +21,37 @@ class Source:
 
     def __init__(self) -> None:
         self.bad: set[int] = set()
+        self.half: set[int] = set()  # some of whose reads are begun before the error
+        self.begun = Late()
         self.late: set[int] = set()  # of these, those that fail while they are on their way
         self.go = threading.Event()
         self.go.set()
         self.asked = threading.Event()
         self.buffers: list[int] = []
 
-    def ask(self, unit: Unit, buffer: int) -> tuple[Arrival, Answer]:
+    def ask(self, unit: Unit, buffer: int, arrival: Arrival) -> Answer:
         self.asked.set()
         assert self.go.wait(WAIT_S)
         self.buffers.append(buffer)
         if unit.step in self.bad - self.late:
             raise OSError(f"step {unit.step}: cannot read")
-        arrival = Arrival()
+        if unit.step in self.half:
+            arrival.readings.append(self.begun)  # type: ignore[arg-type]
+            raise MemoryError
         if unit.step in self.late:
             arrival.readings.append(Failing())  # type: ignore[arg-type]
-        return arrival, Answer("rows", (unit.step,), (), ((0,),), -1)
+        return Answer("rows", (unit.step,), (), ((0,),), -1)
+
+
+class Late:
+    """A read that ends when it is told to."""
+
+    def __init__(self) -> None:
+        self.waited, self.end = threading.Event(), threading.Event()
+
+    def wait(self) -> None:
+        self.waited.set()
+        assert self.end.wait(WAIT_S)
 
 
 class Failing:
@@ -148,3 +163,17 @@ def test_a_run_that_proceeds_keeps_its_leases(parts):
     assert take(out, WINDOW - 1, 2) == [0, 1]
     release(session, 1, STEPS - 1)
     assert take(out, 1, 2) == [2]
+
+
+def test_a_buffer_that_is_still_read_into_is_not_used_again(parts):
+    session, source, out = parts
+    source.half = {1}
+    session.start(start(1))
+    assert take(out, 1, 1) == [0]
+    assert source.begun.waited.wait(WAIT_S)  # the error is there, a read of its batch is not over
+    source.half, used = set(), source.buffers[1]
+    session.start(start(2))
+    assert out.empty()
+    assert used not in source.buffers[2:]
+    source.begun.end.set()
+    assert sorted(take(out, WINDOW, 2)) == [0, 1, 2]

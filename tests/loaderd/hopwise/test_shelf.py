@@ -154,3 +154,35 @@ def test_what_has_no_room_leaves_nothing_behind():
         assert (held.num_arrays, held.num_slots, broker.left) == (0, 0, 4)
         held.give(held.take([Array("b")]))  # type: ignore[list-item]
         assert broker.left == 4
+
+
+def test_pages_whose_read_could_not_begin_are_read_by_the_next(monkeypatch):
+    held, reader = make_held()
+    fetch = reader.fetch
+
+    def no_memory(*_: Any) -> Any:
+        raise MemoryError
+
+    monkeypatch.setattr(reader, "fetch", no_memory)
+    with pytest.raises(MemoryError):
+        held.fetch(2, 5, Arrival())
+    monkeypatch.setattr(reader, "fetch", fetch)
+    arrival = Arrival()
+    held.fetch(2, 5, arrival)
+    assert reader.read == 3
+    arrival.wait()
+
+
+def test_what_was_begun_before_an_error_is_waited_for(monkeypatch):
+    (one, first), (other, second) = make_held(), make_held()
+
+    def no_memory(*_: Any) -> Any:
+        raise MemoryError
+
+    monkeypatch.setattr(second, "fetch", no_memory)
+    with pytest.raises(MemoryError):
+        list(load_all([one, other], lambda: False))
+    assert first.read == PAGES
+    one.fetch(0, PAGES, again := Arrival())
+    assert first.read == PAGES
+    assert not again.readings  # all that was on its way is known to be here
