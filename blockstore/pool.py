@@ -148,9 +148,9 @@ class BlockPool:
             found.size,
             left_out,
         )
+        self._evict(slots)  # first: it may find no memory, and nothing is pinned then
         self._pins[found] += 1
         self._used[found] = self.tick
-        self._evict(slots)
         self._file[slots], self._block[slots] = file, taken
         self._pins[slots], self._used[slots] = 1, self.tick
         self._where[file][taken] = slots

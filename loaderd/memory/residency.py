@@ -139,7 +139,11 @@ class Residency:
         count = reservation.admit(account, blocks.size, pool.num_owned)
         if count == 0 and blocks.size:
             return False
-        hold = pool.hold_all(file, blocks[:count])
+        try:
+            hold = pool.hold_all(file, blocks[:count])
+        except BaseException:
+            reservation.release(account, count)
+            raise
         if hold is None:
             reservation.release(account, count)
             # a block that could not be read keeps its slot until all who waited for it were told
@@ -191,13 +195,17 @@ class Residency:
     def _wait(self, file: int, hold: Hold, account: Account | None = None) -> None:
         """Until other threads have read what they began; raises if one of them failed."""
         slots = hold.slots[: hold.num_present]
-        self._changed.wait_for(lambda: self.pool.settled(file, slots))
-        lost = self.pool.lost(slots)
-        if lost.any():
+        try:
+            self._changed.wait_for(lambda: self.pool.settled(file, slots))
+            lost = self.pool.lost(slots)
+            if lost.any():
+                block = int(hold.blocks[: hold.num_present][lost][0])
+                of = self._reader.files[self._first_file + file]
+                shard, offset = of.geometry.locate(block)
+                raise CorruptBlock(
+                    f"{of.shards[shard]}+{offset}: block {block} could not be read for another "
+                    "batch"
+                )
+        except BaseException:
             self._unpin(Held(hold.slots, hold.left_out, account))
-            block = int(hold.blocks[: hold.num_present][lost][0])
-            of = self._reader.files[self._first_file + file]
-            shard, offset = of.geometry.locate(block)
-            raise CorruptBlock(
-                f"{of.shards[shard]}+{offset}: block {block} could not be read for another batch"
-            )
+            raise
