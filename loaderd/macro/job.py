@@ -58,10 +58,12 @@ class Job:
         self._put_up(Shelf(memories, [], self._depth))
 
     def _put_up(self, shelf: Shelf) -> None:
-        self._shelves.append(shelf)
+        """Raises RuntimeError: the system has no more threads; nothing has changed then."""
         thread = concurrency.Thread(target=self._run, args=(shelf,), name="macro-read", daemon=True)
-        self._threads = [t for t in self._threads if t.is_alive()] + [thread]
-        thread.start()
+        with self.changed:
+            thread.start()
+            self._shelves.append(shelf)
+            self._threads = [t for t in self._threads if t.is_alive()] + [thread]
 
     # -- sessions ---------------------------------------------------------------------------------
 
@@ -207,14 +209,17 @@ class Job:
                 continue
             if len(shelf.memories) == 1 and not self._grow(shelf):
                 return False
+            behind = Shelf([memory], needed_by, self._depth)
+            try:
+                self._put_up(behind)
+            except RuntimeError:  # the system has no more threads: as without room
+                return False
             shelf.memories.remove(memory)
             for other in needed_by:
                 shelf.readers.remove(other)
-            behind = Shelf([memory], needed_by, self._depth)
             for each in (shelf, behind):
                 if len(each.memories) < self._depth:
                     self._grow(each)
-            self._put_up(behind)
             self.changed.notify_all()
             return True
         return False
