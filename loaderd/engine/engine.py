@@ -301,8 +301,7 @@ class Engine:
             attachment.meter.begin(len(range(start.step, state.num_steps, start.stride)))
             if attachment.hyper is not None:
                 attachment.hyper.begin(start.run, start.epoch, start.step, start.stride)
-            if attachment.macro is not None:
-                attachment.macro.begin(start.run, start.epoch, start.step, start.stride)
+            self._begin_macro(start, attachment)
             self._production.pump(start.session, attachment)
 
     def proceed(self, start: Start) -> None:
@@ -319,9 +318,16 @@ class Engine:
             attachment.meter.begin(len(range(start.step, state.num_steps, start.stride)))
             if attachment.hyper is not None:
                 attachment.hyper.proceed(*where)
-            if attachment.macro is not None:
-                attachment.macro.begin(start.run, start.epoch, start.step, start.stride)
+            self._begin_macro(start, attachment)
             self._production.pump(start.session, attachment)
+
+    def _begin_macro(self, start: Start, attachment: Attachment) -> None:
+        macro = attachment.macro
+        if macro is not None:
+            self._production.attempt(
+                start.session, attachment,
+                lambda: macro.begin(start.run, start.epoch, start.step, start.stride),
+            )  # fmt: skip
 
     @property
     def ending(self) -> bool:

@@ -14,6 +14,7 @@ from loaderd.engine.session import Job, Placement
 from loaderd.errors import ShuttingDown
 from loaderd.hyper.session import Sampled
 from loaderd.memory.slots import SlotBroker
+from loaderd.memory.workspace import clear_workspace
 from loaderd.plans.base import Unit
 from loaderd.protocol import BatchReady, ChunkReady, ErrorReply, RowGroup, Skipped
 from loaderd.trace import STAGE, Trace
@@ -122,6 +123,24 @@ class Production:
 
     def pump(self, session: int, attachment: Attachment) -> None:
         """Hand to the workers whatever may go on; called under the lock."""
+        self.attempt(session, attachment, lambda: self._hand_on(session, attachment))
+
+    def attempt(self, session: int, attachment: Attachment, step: Callable[[], None]) -> None:
+        """Do something for the run of a session; called under the lock.
+
+        An error ends the run and reaches the client.  It does not reach the caller, who may be a
+        worker whose batch is finished, or a thread that has read a macro-batch for many sessions.
+        """
+        state = attachment.state
+        try:
+            step()
+        except Exception as error:
+            unit = Unit(state.epoch, state.next_step, 0, 0)
+            state.next_step = state.num_steps
+            attachment.meter.end()
+            self._deliver(session, failure(session, unit, state.run, error_text(error)))
+
+    def _hand_on(self, session: int, attachment: Attachment) -> None:
         state = attachment.state
         while (job := state.head()) is not None:
             if job.work is None:
@@ -141,12 +160,17 @@ class Production:
         while not self.draining and state.may_start():
             if attachment.macro is not None and self._skipped(session, attachment):
                 continue
+            unit = attachment.plan.unit(state.epoch, state.next_step)
             work = attachment.workspaces.try_take_large()  # what it will hold is not known
             if work is None:
                 break
-            unit = attachment.plan.unit(state.epoch, state.next_step)
-            if attachment.macro is not None and not attachment.macro.acquire(unit):
-                attachment.workspaces.give(work)
+            acquired = attachment.macro is None
+            try:
+                acquired = acquired or attachment.macro.acquire(unit)
+            finally:
+                if not acquired:
+                    attachment.workspaces.give(work)
+            if not acquired:
                 break
             self._submit(session, attachment, state.start(unit, work), None)
 
@@ -233,6 +257,8 @@ class Production:
                     return
         except Exception as error:
             text = error_text(error)
+            if job.work is not None:  # its tables may be half filled
+                clear_workspace(job.work)
             with self.lock:
                 if not job.cancelled:
                     attachment.state.fail(job)

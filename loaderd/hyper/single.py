@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from blockstore import concurrency
 from loaderd.batch.structure import Structure
 from loaderd.hyper.session import Sampled, StructureArea
-from loaderd.memory.workspace import Workspace, WorkspaceFull
+from loaderd.memory.workspace import Workspace, WorkspaceFull, clear_workspace
 from loaderd.plans.base import Shape, Unit
 
 _MORE = 4  # a small workspace has room for a quarter more than was seen
@@ -205,6 +205,7 @@ class Crew:
             work.stop = not step(i, space) or work.stop
         except BaseException as error:
             work.error, work.stop = work.error or error, True
+            clear_workspace(space)  # its tables may be half filled
         finally:
             self._workspaces.give(space)
             self._given()

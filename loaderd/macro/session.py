@@ -24,10 +24,11 @@ class Macro:
         """A run begins at a step of an epoch; steps behind its end mean that none begins."""
         with self._job.changed:
             self._stride, self._reader.waiting_since = stride, 0
+            live, self._reader.live = self._reader.live, False  # unless the run really begins
             self._reader.run = run
             if step < self._plan.num_steps:
                 self._want((epoch, self._plan.unit(epoch, step).macro))
-            elif self._reader.live:  # whatever it was about to need
+            elif live:  # whatever it was about to need
                 self._job.want(self._reader, [], live=False)
 
     def _want(self, key: Key) -> None:
@@ -57,7 +58,11 @@ class Macro:
             reader.held.setdefault(key, Hold(memory)).count += 1
             memory.users += 1
             memory.first_use = memory.first_use or now
-            self._go_on(unit)
+            try:
+                self._go_on(unit)
+            except BaseException:
+                self.release(unit)
+                raise
             return True
 
     def _go_on(self, unit: Unit) -> None:
