@@ -1,8 +1,11 @@
 """Steps that are done one after another, in a thread of their own."""
 
+import logging
 from collections.abc import Callable, Iterable
 
 from blockstore import concurrency
+
+log = logging.getLogger(__name__)
 
 
 class Errands:
@@ -32,7 +35,10 @@ class Errands:
 
     def _serve(self) -> None:
         while (step := self._steps.get()) is not None:
-            step()
+            try:
+                step()
+            except Exception:  # a defect in one session's step: the others still need this thread
+                log.exception("an errand failed")
 
 
 def do_all(steps: Iterable[Callable[[], None]]) -> None:
