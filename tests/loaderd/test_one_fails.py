@@ -1,23 +1,29 @@
 """One allocation, read, thread or take of slots fails: nothing leaks, nobody else notices.
 
-As SQLite is tested: an operation is done with its first call failing, then its second, until there
-is none left to fail.  ONE_FAILS_POINTS=0 in the environment takes all of them instead of some.
+As SQLite is tested: an operation is done once for each call in it that may fail, which fails then.
+Calls from the same place of the code, such as the reads of an epoch, are hundreds: of each place
+some are taken, the first and the last among them.  ONE_FAILS_POINTS=0 in the environment takes all
+of these, without it some of each plan.
 """
 
 import errno
 import os
 import sys
 import threading
+import time
 import traceback
-from types import ModuleType, SimpleNamespace
+from collections import Counter
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
 
+from blockstore import concurrency
 from blockstore.errors import CorruptBlock
 from blockstore.io import reader as reader_module
-from loaderd.errors import Refused
+from loaderd.errors import Refused, Shortage
+from loaderd.memory.slots import SlotBroker
 from loaderd.protocol import BatchReady, ChunkReady, ErrorReply, Release, Start
 from tests.graphs import Csc
 from tests.hopstores import make_hops, write_hop_store
@@ -27,11 +33,14 @@ from tests.stores import write_store
 NODES, STEPS = 6000, 4
 MEM = 3 << 19
 POINTS = int(os.environ.get("ONE_FAILS_POINTS", "20"))  # of each plan; 0: all
-ALLOCATORS = ("empty", "zeros", "full", "concatenate")
+FROM_PLACE = 12  # calls from one place of the code that are made to fail, at most
+FRAMES = 3  # of the stack that tell one place from another
+Place = tuple[tuple[str, int], ...]
+ALLOCATORS = ("empty", "zeros", "full", "concatenate", "flatnonzero", "unique", "diff", "cumsum",
+              "argsort", "split", "repeat", "stack")  # fmt: skip
 WITH_NUMPY = ("loaderd.engine", "loaderd.hyper", "loaderd.macro", "loaderd.hopwise",
-              "loaderd.batch", "loaderd.memory", "blockstore.pool")  # fmt: skip
-WITH_THREADS = ("loaderd.hyper.session", "loaderd.macro.job", "loaderd.hopwise.session",
-                "loaderd.engine.engine", "loaderd.hopwise.desk")  # fmt: skip
+              "loaderd.batch", "loaderd.memory", "loaderd.plans", "blockstore.pool",
+              "blockstore.io.reader")  # fmt: skip
 
 
 class Injector:
@@ -39,20 +48,20 @@ class Injector:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self.disarm()
+        self._on = False
 
-    def arm(self, number: int) -> None:
-        """The call of this number fails; 0: none does, they are counted."""
+    def arm(self, place: Place = (), number: int = 0) -> None:
+        """The call of this number from this place fails; 0: none does, they are counted."""
         with self._lock:
-            self.count, self.number, self.where = 0, number, ""
+            self.counts: Counter[Place] = Counter()
+            self.place, self.number, self.where = place, number, ""
             self._read: Any = None
             self._on = True
 
-    def disarm(self) -> int:
-        """Nothing fails any more; returns the calls that there were."""
+    def disarm(self) -> None:
+        """Nothing fails any more."""
         with self._lock:
-            self._on, self.number, self._read = False, 0, None
-            return getattr(self, "count", 0)
+            self._on, self._read = False, None
 
     def hit(self, error: BaseException, read: Any = None) -> None:
         """One call.  Raises the error where it is this one's turn.
@@ -62,8 +71,14 @@ class Injector:
         with self._lock:
             if not self._on:
                 return
-            self.count += 1
-            if self.count != self.number and (read is None or read != self._read):
+            frame, place = sys._getframe(2), []
+            while frame is not None and len(place) < FRAMES:
+                place.append((frame.f_code.co_qualname, frame.f_lineno))
+                frame = frame.f_back
+            at = tuple(place)
+            self.counts[at] += 1
+            turn = at == self.place and self.counts[at] == self.number
+            if not turn and (read is None or read != self._read):
                 return
             self._read = read
             self.where = self.where or "".join(traceback.format_stack(limit=9)[:-1])
@@ -87,10 +102,23 @@ def failing_numpy(injector: Injector) -> Any:
     return module
 
 
+def failing_take(injector: Injector, real: Any) -> Any:
+    """A take of slots that now and then is refused, or finds no memory."""
+
+    def take(*arguments: Any, **options: Any) -> Any:
+        even = injector.number % 2 == 0
+        injector.hit(Shortage("slots: injected") if even else MemoryError("slots: injected"))
+        return real(*arguments, **options)
+
+    return take
+
+
 @pytest.fixture
 def injector(monkeypatch: pytest.MonkeyPatch) -> Injector:
     """In the modules of the engine, and in block reads."""
     injector = Injector()
+    injector.arm()
+    injector.disarm()
     numpy = failing_numpy(injector)
     for name, module in list(sys.modules.items()):
         if name.startswith(WITH_NUMPY) and getattr(module, "np", None) is np:
@@ -101,9 +129,9 @@ def injector(monkeypatch: pytest.MonkeyPatch) -> Injector:
             injector.hit(RuntimeError("can't start new thread: injected"))
             super().start()
 
-    threads = SimpleNamespace(**vars(threading) | {"Thread": FailingThread})
-    for name in WITH_THREADS:
-        monkeypatch.setattr(sys.modules[name], "threading", threads)
+    monkeypatch.setattr(concurrency, "Thread", FailingThread)
+    for name in ("take", "take_run"):
+        monkeypatch.setattr(SlotBroker, name, failing_take(injector, getattr(SlotBroker, name)))
     real = reader_module.read_exact
 
     def read(fd: int, buffers: Any, offset: int, where: str) -> None:
@@ -154,6 +182,15 @@ def operate(sessions: Sessions, plan: str, expected: list[str]) -> None:
         sessions.engine.detach(opened.session)
 
 
+def points_of(counts: Counter[Place]) -> list[tuple[Place, int]]:
+    """Which calls are to fail, of those that an operation made."""
+    found = []
+    for place, count in sorted(counts.items()):
+        numbers = np.linspace(1, count, min(count, FROM_PLACE)).round().astype(int).tolist()
+        found += [(place, number) for number in numbers]
+    return found[:: max(1, len(found) // POINTS) if POINTS else 1]
+
+
 def take_window(neighbor: Opened, run: int, step: int, expected: list[str]) -> list[Any]:
     """Start at a step; the two batches in flight, which stay lent."""
     neighbor.engine.start(Start(session=neighbor.session, run=run, epoch=0, step=step))
@@ -190,24 +227,20 @@ def test_whatever_fails_others_go_on_and_nothing_is_left(plan, stores, injector)
         lent = take_window(neighbor, 1, 0, expected[other])
         before = settled(sessions)
         for _ in range(2):  # the first time more is read
-            injector.arm(0)
+            injector.arm()
             operate(sessions, plan, expected[plan])
-            total = injector.disarm()
+            injector.disarm()
             wait_settled(sessions, before)
-        step = 1 if POINTS == 0 else max(1, total // POINTS)
-        number, reached = 1, 0
-        while number <= 2 * total:
-            injector.arm(number)
+        points, begun, reached = points_of(injector.counts), time.monotonic(), 0
+        for place, number in points:
+            injector.arm(place, number)
             try:
                 operate(sessions, plan, expected[plan])
-                where = injector.where
                 injector.disarm()
-                if not where and number > total:
-                    break
-                reached += bool(where)
+                reached += bool(injector.where)
                 wait_settled(sessions, before)
-                for place, message in enumerate(lent):  # what others read stays as it was
-                    assert content(neighbor, message) == expected[other][place]
+                for step, message in enumerate(lent):  # what others read stays as it was
+                    assert content(neighbor, message) == expected[other][step]
                 again: list[str] = []
                 fresh = sessions.attach(plan)
                 error = serve(fresh, 1, 2, again)
@@ -218,10 +251,9 @@ def test_whatever_fails_others_go_on_and_nothing_is_left(plan, stores, injector)
             except BaseException as error:
                 error.add_note(f"call {number} of {plan} failed at:\n{injector.where}")
                 raise
-            number += step
-        injector.disarm()
-        assert reached >= min(POINTS or total, total) // 2
-        sys.stderr.write(f"{plan}: {reached} points reached, of {total} calls\n")
+        assert reached >= len(points) // 2  # threads of another order do not come by some of them
+        took = time.monotonic() - begun
+        sys.stderr.write(f"{plan}: {reached} of {len(points)} points failed, {took:.0f} s\n")
         for message in lent:
             sessions.engine.release(
                 Release(session=neighbor.session, run=1, step=message.step, group=0)
