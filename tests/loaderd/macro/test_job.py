@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from blockstore import concurrency
 from blockstore.errors import BudgetTooSmall
 from blockstore.store import open_store
 from loaderd.errors import Refused
@@ -157,6 +158,32 @@ def test_a_rank_that_stops_holds_nobody_up_and_goes_on_afterwards(
     before = serving.engine.reader.bytes_read
     go_on(ranks, expected, 1, range(steps))
     assert serving.engine.reader.bytes_read - before <= 0.6 * alone(0, 3)[1]  # together again
+    for rank in ranks:
+        rank.detach()
+    serving.close()
+
+
+def test_ranks_part_once_a_thread_can_be_started(store, alone, monkeypatch):
+    refused = threading.Event()
+
+    class Thread(threading.Thread):
+        def start(self) -> None:
+            if self.name == "macro-read" and not refused.is_set():
+                refused.set()
+                raise RuntimeError("can't start new thread")
+            super().start()
+
+    serving = Serving(store, ROOM)
+    ranks = [attach(serving, rank, 2) for rank in range(2)]
+    expected = [alone(rank, 2)[0] for rank in range(2)]
+    steps = steps_of(serving, ranks[0])
+    for rank in ranks:
+        rank.start()
+    go_on(ranks, expected, 0, range(2))
+    monkeypatch.setattr(concurrency, "Thread", Thread)
+    go_on(ranks[:1], expected[:1], 0, range(2, steps))
+    assert refused.is_set()
+    go_on(ranks[1:], expected[1:], 0, range(2, steps))
     for rank in ranks:
         rank.detach()
     serving.close()
