@@ -164,9 +164,9 @@ class Production:
             work = attachment.workspaces.try_take_large()  # what it will hold is not known
             if work is None:
                 break
-            acquired = attachment.macro is None
+            acquired = False
             try:
-                acquired = acquired or attachment.macro.acquire(unit)
+                acquired = attachment.macro is None or attachment.macro.acquire(unit)
             finally:
                 if not acquired:
                     attachment.workspaces.give(work)
