@@ -1,11 +1,13 @@
 """Faults at random moments over running trainers: `python -m tools.storm --faults 200 --seed 1`.
 
 The store is several times larger than the budget (`--times`), and visitors attach, read a little
-by some plan and go, all the time.  Trainers read epoch after epoch from one daemon, write down the
-sha256 of each batch and save their state every few steps.  Meanwhile trainers and the daemon are
-killed, stopped for a while, or (the daemon) told to end, at moments drawn from the seed; who was
-killed is started again, a trainer from its last saved state.  The last fifth of the faults leaves
-the daemon alone, and then the visitors go.  Afterwards, checked:
+by some plan and go, all the time.  Visitors may be refused; trainers may not: what a session needs
+at least fits its fair share of `--mem` while a visitor is there.  Trainers read epoch after epoch
+from one daemon, write down the sha256 of each batch and save their state every few steps.
+Meanwhile trainers and the daemon are killed, stopped for a while, or (the daemon) told to end, at
+moments drawn from the seed; a killed process is started again, a trainer from its last saved state.
+The last fifth of the faults leaves the daemon alone, and then the visitors go.  Afterwards,
+checked:
 
 - in the history of each rank's last saved state and what follows it every step of every epoch
   occurs once and in order, with the sha256 of an undisturbed run; within one life of a trainer,
@@ -58,8 +60,8 @@ KINDS = {  # of faults: how often
 # jobs of a mixed storm: the first two share what is built
 MIXED = ("minibatch", "minibatch", "hyperbatch", "macrobatch", "chunks", "rows")
 CALM = 0.2  # share of the faults, the last ones, that leave the daemon alone
-DEGREE = 8
-_SEEDS = 6_000
+DEGREE, HOPS = 8, 2
+_SEEDS, _VALID, _TEST = 2_000, 0.1, 0.1  # training nodes; shares of the nodes
 STOPPED_S = 1.0  # at most
 PAUSE_S = 0.3  # before a killed process is started again, at most
 SETTLE_S = 30.0
@@ -276,7 +278,9 @@ class Storm:
         """Raises SystemExit: somebody ended who was not told to."""
         for rank, process in list(self.trainers.items()):
             if process.exitcode is not None:
-                if process.exitcode or read_life(self.job.log(rank, self.lives[rank] - 1)) is None:
+                # first: the log says of what it failed
+                life = read_life(self.job.log(rank, self.lives[rank] - 1))
+                if process.exitcode or life is None:
                     raise SystemExit(f"trainer {rank} ended with {process.exitcode}")
                 del self.trainers[rank]
                 self.done.add(rank)
@@ -447,7 +451,7 @@ def make_store(folder: Path, num_bytes: int = 0) -> Path:
         width = 64
         nodes = num_bytes // _node_bytes(width)
     recipe = GraphRecipe(
-        nodes, DEGREE, width, 4, train=_SEEDS / nodes, valid=0.1, test=0.1, seed=11
+        nodes, DEGREE, width, 4, train=_SEEDS / nodes, valid=_VALID, test=_TEST, seed=11
     )
     with (folder / "progress").open("w") as stream:
         generate(folder / "graph", recipe, Progress(stream))
@@ -455,14 +459,14 @@ def make_store(folder: Path, num_bytes: int = 0) -> Path:
     words += [str(folder / "store"), "--mem", "256M", "--block-size", "16K", "--partitions", "64"]
     subprocess.run(words, check=True, capture_output=True)
     words = [sys.executable, "-m", "preprocess", "hops", str(folder / "store")]
-    words += ["--operator", "sym", "--hops", "2", "--mem", "256M"]
+    words += ["--operator", "sym", "--hops", str(HOPS), "--mem", "256M"]
     subprocess.run(words, check=True, capture_output=True)
     return folder / "store"
 
 
 def _node_bytes(width: int) -> int:
-    """Of a node's features and edges."""
-    return 4 * (width + DEGREE)
+    """Of a node's features and edges, and of the propagated rows of a part of the nodes."""
+    return int(4 * (width * (1 + (HOPS + 1) * (_VALID + _TEST)) + DEGREE))
 
 
 def come_and_go(work: Work, number: int) -> None:
@@ -511,7 +515,7 @@ def main(words: list[str]) -> dict[str, Any]:
     parser.add_argument("--times", type=float, default=4.0, help="store's bytes, in --mem")
     parser.add_argument("--gap", type=float, default=1.0, help="seconds between two faults")
     parser.add_argument("--think", type=float, default=0.02, help="seconds of a step")
-    parser.add_argument("--batch-size", type=int, default=128)
+    parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--folder", type=Path, help="for everything; a temporary one otherwise")
     parser.add_argument("--out", default="")
     given = parser.parse_args(words)
@@ -527,9 +531,7 @@ def main(words: list[str]) -> dict[str, Any]:
             serve_words(store, endpoint, given.mem, 2) + (["--listen", tcp] if tcp else [])
             for endpoint, tcp in zip(endpoints, ports, strict=True)
         ]
-        job = Job(
-            endpoints[0], folder / "logs", members, (5, 3), given.batch_size, 7, given.think, 4
-        )
+        job = Job(endpoints[0], folder / "logs", members, (5, 3), given.batch_size, 7, given.think)
         _CONTEXT.set_forkserver_preload(["tools.soak.trainer", "tools.storm_trainer"])
         storm = Storm(
             job, served_by[0], random.Random(given.seed), given.gap, folder / "notes",

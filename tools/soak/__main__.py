@@ -184,7 +184,7 @@ def main(words: list[str]) -> dict[str, Any]:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--mem", default="32M")
     parser.add_argument("--times", type=float, default=4.0, help="store's bytes, in --mem")
-    parser.add_argument("--batch-size", type=int, default=128)
+    parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--every", type=float, default=1.0, help="seconds between two looks")
     parser.add_argument("--warm-up", type=float, default=0.2, help="share that is not judged")
     parser.add_argument("--picture", type=Path, help="PNG")

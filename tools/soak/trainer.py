@@ -35,7 +35,7 @@ class Work(NamedTuple):
         return NeighborDataset(
             self.endpoint, num_neighbors=[5, 3], batch_size=self.batch_size, seed=self.seed,
             plan=plan, window=4, hyperbatch=8 if plan == "hyperbatch" else 0,
-            macro_partitions=2 if plan == "macrobatch" else 0,
+            macro_partitions=1 if plan == "macrobatch" else 0,
         )  # fmt: skip
 
 
