@@ -29,6 +29,7 @@ _SUFFIXES = {
 }
 _PACKED = (".gz", ".bz2", ".zst", ".lz4")
 _CELL = re.compile(r"In CSV column #(\d+): Row #(\d+): CSV conversion error to (.*?): (.*)", re.S)
+_IN_UTF8 = "write the table again in UTF-8"
 _ROW = re.compile(r"CSV parse error: Row #(\d+): Expected (\d+) columns?, got (\d+): ?(.*)", re.S)
 _BRACKETS = " []()"
 _GUESS_BYTES, _PACKING = 1 << 16, 4  # packed text is about so many times as long
@@ -283,7 +284,7 @@ class Table:
             at, found = next((i, r) for i, r in enumerate(raw) if not _is_utf8(r))
             raise BadInput.at(
                 self.place(row + at), f"{_shown(repr(found))} in column {name!r}", "UTF-8",
-                "write the table again in UTF-8",
+                _IN_UTF8,
             ) from error  # fmt: skip
 
     def _numbers(self, column: Any, name: str, kind: ColumnType, row: int) -> NDArray[Any]:
@@ -451,9 +452,7 @@ class Table:
             raise self._said(str(error)) from error
         except UnicodeDecodeError as error:
             found = _shown(repr(error.object))
-            raise BadInput.at(
-                f"{self.path}: header", found, "names in UTF-8", "write the table again in UTF-8"
-            ) from error
+            raise BadInput.at(f"{self.path}: header", found, "names in UTF-8", _IN_UTF8) from error
         except (OSError, EOFError, pa.ArrowException) as error:
             what = " ".join(str(error).split())
             raise BadInput.at(
@@ -463,11 +462,15 @@ class Table:
     def _said(self, text: str) -> BadInput:
         if cell := _CELL.search(text):
             name = self.names[int(cell[1])] if self._names else cell[1]
+            where = f"{self.path}:{self._line_of(int(cell[2]) - 1)}"
+            if "invalid UTF8" in cell[4]:
+                return BadInput.at(
+                    where, f"bytes that are not UTF-8 in column {name!r}", "UTF-8", _IN_UTF8
+                )
             value = cell[4].removeprefix("invalid value ")
             return BadCell.at(
-                f"{self.path}:{self._line_of(int(cell[2]) - 1)}",
-                f"{_shown(value)} in column {name!r}", cell[3], "correct the line",
-            )  # fmt: skip
+                where, f"{_shown(value)} in column {name!r}", cell[3], "correct the line"
+            )
         if row := _ROW.search(text):
             return BadInput.at(
                 f"{self.path}:{self._line_of(int(row[1]) - 1)}",

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from loaderd.errors import BadMessage
 from loaderd.protocol import (
+    PROTOCOL_VERSION,
     SAMPLER_VERSION,
     Attach,
     Attached,
@@ -25,6 +26,8 @@ from loaderd.protocol import (
     BlobArray,
     Detach,
     ErrorReply,
+    Ids,
+    IdsWanted,
     Message,
     Release,
     Resolved,
@@ -144,6 +147,7 @@ class FakeDaemon:
         self._door.listen()
         self._control, self._stop = socket.socketpair()
         self._sessions = 0
+        self._asking: dict[int, Attach] = {}  # whose ids are on their way
         self._thread = threading.Thread(target=self._serve)
 
     def start(self) -> None:
@@ -203,7 +207,7 @@ class FakeDaemon:
     def _welcome(self, connection: socket.socket) -> None:
         self._connections[connection.fileno()] = connection
         welcome = Welcome(
-            protocol=1,
+            protocol=PROTOCOL_VERSION,
             token=77,
             stores={"fake": self.plan.fingerprint},
             num_slots=self.num_slots,
@@ -213,7 +217,7 @@ class FakeDaemon:
         socket.send_fds(connection, [encode(welcome)], [self._fd])
 
     def _handle(self, frames: list[bytes]) -> bool:
-        identity, frame, *rest = frames
+        identity, frame = frames
         try:
             message = decode_client(frame)
         except BadMessage as error:  # as the daemon does: it cannot tell what it answers
@@ -222,8 +226,15 @@ class FakeDaemon:
         self.log.append(message)
         match message:
             case Attach():
-                self.ids += [np.frombuffer(ids, np.int64) for ids in rest]
-                self._send(identity, self._attached(message))
+                if message.ids:
+                    self._asking[message.request] = message
+                    wanted = IdsWanted(request=message.request, first=0, count=message.ids)
+                    self._send(identity, wanted)
+                else:
+                    self._send(identity, self._attached(message))
+            case Ids():
+                self.ids.append(np.frombuffer(message.numbers, np.int64))
+                self._send(identity, self._attached(self._asking.pop(message.request)))
             case Start():
                 old = self._runs.get(message.session)
                 self._runs[message.session] = _Run(identity, message, message.step)
