@@ -7,8 +7,8 @@ read past.  Specification: https://rfc.zeromq.org/spec/23/ (NULL mechanism).
 """
 
 import asyncio
-import contextlib
 import os
+import select
 import socket
 import struct
 import time
@@ -16,18 +16,18 @@ from collections import deque
 from pathlib import Path
 
 from loaderd.protocol import Message, encode
-from loaderd.wire.transport import FRAME_BYTES, MESSAGE_BYTES, Frame, Receive
+from loaderd.wire.transport import BURST, FRAME_BYTES, LINGER_MS, MESSAGE_BYTES, Frame, Receive
 
 MAX_CONNECTIONS = 1024
-LEAST_ROOM = MESSAGE_BYTES  # bytes of long messages that are received at a time, at least
-_BACKLOG = 128
+LEAST_ROOM = MESSAGE_BYTES + 9  # bytes of long messages that are received at a time, at least
+SMALL_BYTES = 1 << 12  # a message up to this needs no room of its own
+UNSENT_BYTES = 1 << 23  # of one client that reads nothing; then it is cut off
+PAUSE_BYTES = 1 << 14  # of one client that reads nothing; then it is not heard either
 _READ_BYTES = 1 << 16
-_SMALL_BYTES = 1 << 12  # a message up to this needs no room of its own
-_UNSENT_BYTES = 1 << 23  # of one client that reads nothing; then it is cut off
-_PAUSE_BYTES = 1 << 18  # of one client that reads nothing; then it is not heard either
 _STALLED_S = 10.0  # for a long message, and for the greeting
 _LOOK_S = 1.0
 _ACCEPT_AGAIN_S = 1.0  # after descriptors ran out
+_HEAD_BYTES = 9  # of a long frame; those of a short one are 2
 _MORE, _LONG, _COMMAND = 1, 2, 4
 _GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
 
@@ -54,16 +54,29 @@ class _Connection:
 
     def __init__(self, peer: socket.socket, identity: bytes) -> None:
         self.peer, self.identity = peer, identity
-        self.buffer = bytearray()
+        self.buffer = bytearray()  # what has come of a frame, or several that are short
         self.greeted = self.ready = False
         self.skip = 0  # bytes of a frame that is read past
-        self.frames: list[Frame] = []  # of the message that is being received
-        self.odd = False  # it has too many frames, or one that is too long
-        self.room = 0  # bytes that a long message was given
+        self.odd = False  # the message has too many frames, or one that is too long
+        self.wanted = 0  # bytes of room that it waits for
+        self.room = 0  # bytes of the long frame that it has room for
         self.since = time.monotonic()  # when the greeting, or the long message, began
-        self.out: deque[memoryview] = deque()
-        self.unsent = 0
-        self.paused = False
+        self.busy = False  # what has come is about to be taken, before more is read
+        self.heard = False  # the loop tells when it can be read
+        self.out = bytearray()  # what it has not read
+        self.deaf = False  # it will read nothing more; what it has sent is still taken
+
+    @property
+    def may_be_heard(self) -> bool:
+        return not (self.wanted or self.busy or len(self.out) > PAUSE_BYTES)
+
+    @property
+    def read_bytes(self) -> int:
+        """How much to read: what is held outside of a room is never more than a short frame."""
+        if self.skip:
+            return min(self.skip, _READ_BYTES)
+        most = max(self.room, SMALL_BYTES + _HEAD_BYTES)
+        return min(most - len(self.buffer), _READ_BYTES)
 
 
 class LocalRouter:
@@ -77,7 +90,7 @@ class LocalRouter:
         self._receive, self._loop = receive, asyncio.get_running_loop()
         self._room = max(room, LEAST_ROOM)
         self._connections: dict[bytes, _Connection] = {}
-        self._waiting: deque[_Connection] = deque()  # for room
+        self._waiting: deque[_Connection] = deque()  # for room: first come, first served
         self._next = 0
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
@@ -87,7 +100,7 @@ class LocalRouter:
                 self._listener.bind(str(path))
             finally:
                 os.umask(old)
-            self._listener.listen(_BACKLOG)
+            self._listener.listen(MAX_CONNECTIONS)  # libzmq gives up where there is no place
         except BaseException:
             self._listener.close()
             raise
@@ -96,17 +109,18 @@ class LocalRouter:
         self._timer = self._loop.call_later(_LOOK_S, self._look)
 
     def send(self, identity: bytes, message: Message) -> bool:
-        """Queue a message without waiting; False where the peer vanished or reads nothing."""
+        """Queue a message without waiting; False: the peer vanished, or reads nothing."""
         connection = self._connections.get(identity)
         if connection is None or not connection.ready:
             return False
         return self._write(connection, _framed(0, encode(message)))
 
     def close(self) -> None:
-        """Close; what the sockets took still goes."""
+        """Close after what is queued has gone, or `LINGER_MS` have passed."""
         self._timer.cancel()
         self._loop.remove_reader(self._listener)
         self._listener.close()
+        self._flush(time.monotonic() + LINGER_MS / 1000)
         for connection in list(self._connections.values()):
             self._cut(connection)
 
@@ -134,8 +148,8 @@ class LocalRouter:
         self._next += 1
         connection = _Connection(peer, b"\0" + struct.pack(">Q", self._next))
         self._connections[connection.identity] = connection
-        self._loop.add_reader(peer, self._readable, connection)
         self._write(connection, _GREETING)
+        self._hear(connection)
 
     def _cut(self, connection: _Connection) -> None:
         if self._connections.pop(connection.identity, None) is None:
@@ -144,86 +158,112 @@ class LocalRouter:
         self._loop.remove_writer(connection.peer)
         connection.peer.close()
         connection.buffer.clear()
+        connection.out.clear()
+        if connection.wanted:
+            self._waiting.remove(connection)
+            connection.wanted = 0
         self._give_room(connection)
 
     def _look(self) -> None:
-        """Every second: who stalls a greeting, or a long message that others wait for?"""
+        """Every second: who stalls a greeting, or a long message that others may wait for?"""
         self._timer = self._loop.call_later(_LOOK_S, self._look)
         now = time.monotonic()
         for connection in list(self._connections.values()):
-            stalls = not connection.ready or (connection.room and not connection.paused)
-            if stalls and now - connection.since > _STALLED_S:
+            if (connection.room or not connection.ready) and now - connection.since > _STALLED_S:
                 self._cut(connection)
 
     # -- what comes -------------------------------------------------------------------------------
 
+    def _hear(self, connection: _Connection) -> None:
+        """Have the loop tell when it can be read, or not, as its state asks for."""
+        hears = connection.may_be_heard and connection.identity in self._connections
+        if hears and not connection.heard:
+            self._loop.add_reader(connection.peer, self._readable, connection)
+        elif connection.heard and not hears:
+            self._loop.remove_reader(connection.peer)
+        connection.heard = hears
+
     def _readable(self, connection: _Connection) -> None:
         try:
-            data = connection.peer.recv(_READ_BYTES)
+            data = connection.peer.recv(connection.read_bytes)
         except BlockingIOError:
             return
         except OSError:
             data = b""
         if not data:
             self._cut(connection)
-            return
-        skipped = min(connection.skip, len(data))
-        connection.skip -= skipped
-        connection.buffer += data[skipped:]
-        self._parse(connection)
+        elif connection.skip:
+            connection.skip -= len(data)
+        else:
+            connection.buffer += data
+            self._parse(connection)
 
     def _parse(self, connection: _Connection) -> None:
+        """Take what has come, at most a burst of it, as long as the client may be heard."""
+        if connection.identity not in self._connections:
+            return
+        connection.busy = False
         try:
-            while connection.identity in self._connections and self._parse_one(connection):
-                pass
+            for _ in range(BURST):
+                if not (connection.may_be_heard and self._parse_one(connection)):
+                    break
+            else:
+                self._parse_soon(connection)
         except _Odd:
             self._cut(connection)
+            return
+        self._hear(connection)
+
+    def _parse_soon(self, connection: _Connection) -> None:
+        connection.busy = True
+        self._loop.call_soon(self._parse, connection)
 
     def _parse_one(self, connection: _Connection) -> bool:
-        """Take one frame from what has come; False where it is not there whole.  Raises _Odd."""
+        """Take one frame from what has come; False: it is not there whole.  Raises _Odd."""
         buffer = connection.buffer
-        if connection.skip or connection in self._waiting:
-            return False
         if not connection.greeted:
             if len(buffer) < len(_GREETING):
                 return False
-            if buffer[0] != 0xFF or buffer[10] < 3 or bytes(buffer[12:17]) != b"NULL\0":
+            if buffer[0] != 0xFF or not buffer[9] & 1 or buffer[10] < 3:
                 raise _Odd
+            if buffer[12:32] != _GREETING[12:32]:
+                raise _Odd  # another mechanism than NULL
             del buffer[: len(_GREETING)]
             connection.greeted = True
             return True
-        head = 9 if buffer and buffer[0] & _LONG else 2
+        head = _HEAD_BYTES if buffer and buffer[0] & _LONG else 2
         if len(buffer) < head:
             return False
         flags = buffer[0]
-        size = struct.unpack_from(">Q", buffer, 1)[0] if head == 9 else buffer[1]
+        size = struct.unpack_from(">Q", buffer, 1)[0] if flags & _LONG else buffer[1]
         if size > FRAME_BYTES or flags > _MORE | _LONG | _COMMAND:
             raise _Odd
         if flags & _COMMAND:
-            if size > _SMALL_BYTES:
+            if size > SMALL_BYTES or flags & _MORE:
                 raise _Odd
-            return self._parse_command(connection, head, size)
+            if len(buffer) >= head + size:
+                self._command(connection, _taken(buffer, head, size))
+                return True
+            return False
         if not connection.ready:
             raise _Odd
-        if connection.frames or connection.odd or size > MESSAGE_BYTES or flags & _MORE:
-            self._read_past(connection, head, size, flags)
+        if connection.odd or size > MESSAGE_BYTES or flags & _MORE:
+            self._read_past(connection, head + size, bool(flags & _MORE))
             return True
         if len(buffer) < head + size:
-            if size > _SMALL_BYTES and not connection.room:
-                self._take_room(connection, size)
+            if size > SMALL_BYTES and not connection.room:
+                self._want_room(connection, head + size)
             return False
-        message = bytes(buffer[head : head + size])
-        del buffer[: head + size]
+        message = _taken(buffer, head, size)
         self._give_room(connection)
         self._hand_over(connection, [message])
         return True
 
-    def _parse_command(self, connection: _Connection, head: int, size: int) -> bool:
-        buffer = connection.buffer
-        if len(buffer) < head + size:
-            return False
-        body = bytes(buffer[head : head + size])
-        del buffer[: head + size]
+    def _command(self, connection: _Connection, body: bytes) -> None:
+        """What a peer says of the connection; once that is ready, others than PING do not matter.
+
+        Raises _Odd.
+        """
         if not connection.ready:
             if not body.startswith(b"\x05READY"):
                 raise _Odd
@@ -231,16 +271,13 @@ class LocalRouter:
             self._write(connection, _READY)
         elif body.startswith(b"\x04PING"):
             self._write(connection, _framed(_COMMAND, b"\x04PONG" + body[7:23]))
-        return True
 
-    def _read_past(self, connection: _Connection, head: int, size: int, flags: int) -> None:
+    def _read_past(self, connection: _Connection, num_bytes: int, more: bool) -> None:
         """A frame of a message that has several, or that is too long: nothing of it is kept."""
-        connection.odd = True
-        rest = len(connection.buffer) - head - size
-        connection.skip = max(0, -rest)
-        del connection.buffer[: head + size]
-        if not flags & _MORE:
-            connection.odd = False
+        connection.skip = max(0, num_bytes - len(connection.buffer))
+        del connection.buffer[:num_bytes]
+        connection.odd = more
+        if not more:
             self._hand_over(connection, [])
 
     def _hand_over(self, connection: _Connection, frames: list[Frame]) -> None:
@@ -250,63 +287,80 @@ class LocalRouter:
             context = {"message": "a message could not be handled", "exception": error}
             self._loop.call_exception_handler(context)
 
-    def _take_room(self, connection: _Connection, size: int) -> None:
-        """Room for a long message; without it the client is not read from until there is some."""
-        if self._room < size:
-            self._waiting.append(connection)
-            self._loop.remove_reader(connection.peer)
-            return
-        self._room -= size
-        connection.room, connection.since = size, time.monotonic()
+    def _want_room(self, connection: _Connection, num_bytes: int) -> None:
+        """Room for a long frame; without it the client is not read from until there is some."""
+        connection.wanted = num_bytes
+        self._waiting.append(connection)
+        self._give_room(connection)
 
     def _give_room(self, connection: _Connection) -> None:
-        """Its long message has come, or it has gone: the next one may."""
+        """Take back what a client has of it; whoever waits has some, in order."""
         self._room += connection.room
         connection.room = 0
-        with contextlib.suppress(ValueError):
-            self._waiting.remove(connection)
-        if self._waiting:
-            waiting = self._waiting.popleft()
-            self._resume(waiting)
-            self._loop.call_soon(self._parse, waiting)
+        while self._waiting and self._waiting[0].wanted <= self._room:
+            first = self._waiting.popleft()
+            first.room, first.wanted = first.wanted, 0
+            first.since = time.monotonic()
+            self._room -= first.room
+            self._parse_soon(first)
 
     # -- what goes --------------------------------------------------------------------------------
 
-    def _resume(self, connection: _Connection) -> None:
-        if connection.identity in self._connections and not connection.paused:
-            self._loop.add_reader(connection.peer, self._readable, connection)
-
     def _write(self, connection: _Connection, data: bytes) -> bool:
-        if connection.unsent + len(data) > _UNSENT_BYTES:
+        if connection.deaf:
             return False
-        connection.out.append(memoryview(data))
-        connection.unsent += len(data)
-        if len(connection.out) == 1:
+        if len(connection.out) + len(data) > UNSENT_BYTES:
+            self._cut(connection)
+            return False
+        waits = bool(connection.out)
+        connection.out += data
+        if waits:
+            self._hear(connection)
+        else:
             self._writable(connection)
-        return connection.identity in self._connections
+        return not connection.deaf
 
     def _writable(self, connection: _Connection) -> None:
         """Send what there is, as far as the socket takes it."""
-        try:
-            while connection.out:
-                sent = connection.peer.send(connection.out[0])
-                connection.unsent -= sent
-                if sent < len(connection.out[0]):
-                    connection.out[0] = connection.out[0][sent:]
-                else:
-                    connection.out.popleft()
-        except BlockingIOError:
+        paused = len(connection.out) > PAUSE_BYTES
+        _send_some(connection)
+        if connection.out:
             self._loop.add_writer(connection.peer, self._writable, connection)
-        except OSError:
-            self._loop.call_soon(self._cut, connection)
-            connection.out.clear()
-            return
         else:
             self._loop.remove_writer(connection.peer)
-        paused = connection.unsent > _PAUSE_BYTES
-        if paused and not connection.paused:
-            self._loop.remove_reader(connection.peer)
-        resumes = connection.paused and not paused and connection not in self._waiting
-        connection.paused = paused
-        if resumes:
-            self._resume(connection)
+        if paused and connection.may_be_heard:
+            self._parse_soon(connection)
+        self._hear(connection)
+
+    def _flush(self, deadline: float) -> None:
+        """Wait until the clients have read what there is for them."""
+        poller = select.poll()
+        unsent = {c.peer.fileno(): c for c in self._connections.values() if c.out}
+        for peer in unsent:
+            poller.register(peer, select.POLLOUT)
+        while unsent and (left := deadline - time.monotonic()) > 0:
+            for peer, _ in poller.poll(1000 * left):
+                _send_some(unsent[peer])
+                if not unsent[peer].out:
+                    poller.unregister(peer)
+                    del unsent[peer]
+
+
+def _taken(buffer: bytearray, head: int, size: int) -> bytes:
+    """Take a frame; returns its body."""
+    with memoryview(buffer) as view:
+        body = bytes(view[head : head + size])
+    del buffer[: head + size]
+    return body
+
+
+def _send_some(connection: _Connection) -> None:
+    """Send as much as the socket takes."""
+    try:
+        while connection.out:
+            del connection.out[: connection.peer.send(connection.out)]
+    except BlockingIOError:
+        return
+    except OSError:  # it has gone, or reads no more: the end of what it sent will tell
+        connection.deaf = True
+        connection.out.clear()
