@@ -13,7 +13,13 @@ from blockstore import concurrency
 from blockstore.store import Store, open_store
 from loaderd.engine.stores import Stores
 from loaderd.errors import DaemonError
-from loaderd.memory.ledger import LEAST_SESSION, EngineSettings, graph_least, table_entries
+from loaderd.memory.ledger import (
+    LEAST_SESSION,
+    EngineSettings,
+    graph_least,
+    mem_of,
+    table_entries,
+)
 from loaderd.protocol import (
     Attach,
     Attached,
@@ -143,7 +149,7 @@ class Serving:
         settings = EngineSettings(0, WORKERS, READERS)
         least = sum(graph_least(m, settings) + LEAST_SESSION for m in manifests)
         fixed = reserve + sum(e.num_bytes for m in manifests for e in table_entries(m))
-        mem = fixed + (least + more_slots) * SLOT
+        mem = mem_of(fixed + (least + more_slots) * SLOT)
         self.bench = bench
         self.paths = [store.path for store in stores]
         self.inbox: Any = concurrency.SimpleQueue()
