@@ -263,8 +263,13 @@ class Line:
         """Go on in the place of a line of which nothing is lent; where from, if anybody wants that.
 
         run   of the command that follows
+
+        Followers that still want batches of an earlier run stay behind: this line does not have
+        them, and begins in another epoch.
         """
-        self.followers = old.followers
+        self.followers = {
+            n: f for n, f in old.followers.items() if not f.active or f.line_run == old.run
+        }
         for f in self.followers.values():
             f.line_run = run if f.active else -1
         if not (live := self.live):

@@ -170,10 +170,13 @@ class LineMaker:
             start = smaller.take_over(line, line.run + 1)
             self._book.put_up(group, smaller)
             for session in orphans:
-                if self._book.sessions.get(session.number) is session and not session.wants:
+                here = self._book.sessions.get(session.number) is session and not session.wants
+                if here and session.line is None and session.number in smaller.followers:
                     session.line = smaller
-            for number in set(smaller.followers) - {s.number for s in orphans if s.line}:
+            there = {s.number for s in orphans if s.line is smaller}
+            for number in set(smaller.followers) - there:
                 smaller.remove(number)
+            self._rehouse(orphans, line)  # those who were left behind
             gone = not smaller.followers  # all of them, while it was opened
             if gone:
                 end = self._book.take_down(group, smaller)
@@ -210,9 +213,10 @@ class LineMaker:
             end = self._book.take_down(group, line)
             orphans = [s for s in self._book.sessions.values() if s.line is line]
             for session in orphans:
+                follower = line.followers[session.number]
                 session.line = None
-                if not line.followers[session.number].active:
-                    session.step = line.num_steps  # nothing is wanted before the next start
+                # who is not active wants nothing before the next start
+                session.step = follower.next if follower.active else line.num_steps
         end()
         return group, orphans
 
@@ -226,7 +230,6 @@ class LineMaker:
             for session in sessions:
                 follower = line.followers[session.number]
                 if follower.active and not session.wants and session.line is None:
-                    session.step = follower.next
                     self.want(session, again=True)
 
     def _open_for(self, session: Seat, again: bool = False) -> None:

@@ -79,6 +79,29 @@ def test_nobody_joins_another_epoch_stride_or_between_two_steps():
     assert not line.can_join(2, 1, 2)
 
 
+def test_a_line_in_the_place_of_another_takes_no_follower_of_an_earlier_run():
+    """It begins in the epoch of the newest run; who still is in the one before would get that."""
+    line = Line(1, 3, 4)
+    for session, window in ((7, 4), (8, 1)):
+        line.add(session, window)
+    line.begin(1, 0, 0, 1)
+    for session in (7, 8):
+        line.follow(session, 1, 0, 1)
+    for step in range(3):
+        line.arrive(piece(1, step))
+        line.release(7, 1, step, 0)
+    line.begin(2, 1, 0, 1)  # the run goes on in epoch 1
+    line.follow(7, 2, 0, 1)
+    line.closing = True
+    line.release(8, 1, 0, 0)
+    assert not line.lent
+    smaller = Line(2, 3, 1)
+    start = smaller.take_over(line, 3)
+    assert start is not None
+    assert (start.epoch, start.step) == (1, 0)
+    assert list(smaller.followers) == [7]
+
+
 class Model(RuleBasedStateMachine):
     """A line of batches, whole or in two parts, and up to three sessions at places of their own.
 
