@@ -107,8 +107,16 @@ class Stores:
             elif lacks > 0:
                 engine.resize(other, lacks)
 
-    def reload(self, stores: Sequence[Store], busy: Callable[[Engine], bool]) -> list[str]:
+    def reload(
+        self,
+        stores: Sequence[Store],
+        busy: Callable[[Engine], bool],
+        needed: Callable[[], int] = lambda: 0,
+    ) -> list[str]:
         """Serve these from now on; returns what has changed, a line each.
+
+        needed   slots that must stay free for sessions of the stores that are served now: asked
+                 when those of another store have been taken, as sessions come and go meanwhile
 
         A store that is as it was goes on.  One that is not named any more, or has another
         fingerprint now, is closed by `sweep` when nobody uses it.  Raises Refused, StoreError,
@@ -121,7 +129,7 @@ class Stores:
         said, opened = [], {}
         try:
             for name, store in fresh.items():
-                opened[name] = self._open(store, busy)
+                opened[name] = self._open(store, busy, needed)
         except BaseException:
             for engine in opened.values():
                 self._drop(engine)
@@ -189,7 +197,9 @@ class Stores:
             f"--reserve {format_mem(reserve)} or more"
         )
 
-    def _open(self, store: Store, busy: Callable[[Engine], bool]) -> Engine:
+    def _open(
+        self, store: Store, busy: Callable[[Engine], bool], needed: Callable[[], int]
+    ) -> Engine:
         least = graph_least(store.manifest, self.settings) + LEAST_SESSION
         run, slots = self._tables_run(store, busy), list[int]()
         for other in sorted(self.all(), key=busy):
@@ -200,6 +210,7 @@ class Stores:
                     f"{store.path}: takes {least} slots of the arena, {len(slots)} are free: "
                     "sessions have the others; try again later, or give more --mem"
                 )
+            self._check_left(store, least, needed())
             size = self.arena.slot_bytes
             memory = self.arena.data[run.start * size : run.stop * size] if run else None
             engine = Engine(store, self.settings, self.commons, slots, memory)
@@ -209,6 +220,20 @@ class Stores:
         self._tables[engine] = run
         self._reserve -= 0 if run else _table_bytes([store])
         return engine
+
+    def _check_left(self, store: Store, least: int, needed: int) -> None:
+        """Raises Refused: one of the stores that are served cannot get the slots needed any more.
+
+        Whoever has a line has its slots, also for the line that comes after it.
+        """
+        spare = {engine: engine.broker.spare() for engine in self.all()}
+        for engine in spare if needed else ():
+            left = engine.broker.free() + sum(spare.values()) - spare[engine]
+            if left < needed:
+                raise Refused(
+                    f"{store.path}: takes {least} slots of the arena and would leave {left}, "
+                    f"sessions without any need {needed}: try again later, or give more --mem"
+                )
 
     def _drop(self, engine: Engine) -> None:
         heir = next(e for e in self.all() if e is not engine)

@@ -73,15 +73,20 @@ class SlotBroker:
     def cede(self, count: int) -> list[int]:
         """Give up to `count` free slots away for good, row slots first; enough to serve stay."""
         with self._changed:
-            owned = self._rows.num_owned + self._graph.num_owned
             free = np.flatnonzero(self._free_mask())
             order = np.argsort(self._of_graph[free], kind="stable")
-            most = min(count, owned - self._reservation.minimum - LEAST_SESSION)
-            chosen = self._remove_each(free[order][: max(0, most)])
+            chosen = self._remove_each(free[order][: min(count, self.spare())])
             self.num_slots -= len(chosen)
             self.graph_wish -= int(self._of_graph[chosen].sum())
             self._of_graph[chosen] = False
             return chosen
+
+    def spare(self) -> int:
+        """Slots that `cede` can give at present."""
+        with self._changed:
+            owned = self._rows.num_owned + self._graph.num_owned
+            most = owned - self._reservation.minimum - LEAST_SESSION
+            return max(0, min(int(self._free_mask().sum()), most))
 
     def cede_run(self, count: int) -> range:
         """Give `count` adjacent free slots away for good; none of them if there is no such run."""

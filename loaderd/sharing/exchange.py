@@ -278,7 +278,7 @@ class Exchange:
                     raise Refused("this daemon has no list of stores to read again")
                 stores = [open_store(path) for path in self._paths()]
                 self._check_waiting(stores)
-                said = self._stores.reload(stores, self._book.is_busy)
+                said = self._stores.reload(stores, self._book.is_busy, self._book.unserved)
                 self._stores.sweep(self._book.is_busy)
         except (StoreError, DaemonError, OSError, ValueError) as error:
             self.reload_error = error_text(error)

@@ -192,6 +192,11 @@ class Book:
                 group.engine is engine for group in self.groups.values()
             )
 
+    def unserved(self) -> int:
+        """Slots that sessions need which have no line, and will have to get one."""
+        with self.lock:
+            return sum(g.order.least for g in self.groups.values() if not g.lines)
+
     def releases(self, line: Line, leases: Iterable[Lease]) -> list[Callable[[], None]]:
         """What is to be asked of the engine, so that it takes leases back."""
         found = [

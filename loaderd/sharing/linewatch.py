@@ -61,6 +61,8 @@ class LineWatch:
             line.depth = max(1, depth)
             if not waits or not line.starved or line.number not in self._book.lines:
                 return
+            if line.closing:  # nothing is sent: whoever left would have nothing to release either,
+                return  # and is heard of again only by that
             slowest = line.last()
             if slowest is not None:
                 todo = self._seating.leave(self._book.sessions[slowest.number], line)

@@ -189,6 +189,29 @@ def test_a_reload_that_cannot_be_changes_nothing(folders, tmp_path):
             assert daemon.epoch("a") > 0
 
 
+def test_a_reload_leaves_what_sessions_without_a_line_need(folders):
+    """A session that rests between two epochs; it would wait for ever when it begins."""
+    with Daemon(folders[:1], 24 << 20, reserve=4 << 20) as daemon:
+        exchange, broker = daemon.exchange, daemon.stores.find("a").broker
+        session = daemon.attach("a").session
+        with exchange._book.lock:
+            (line,) = exchange._book.lines.values()
+        assert exchange._book.unserved() == 0
+        exchange._maker._end(line)
+        daemon.stores.find("a")._production.wait_ended(WAIT_S)
+        needed = exchange._book.unserved()
+        taken = broker.take(broker.free() - needed - 1)
+        daemon.paths = folders[:2]
+        with pytest.raises(Refused, match=f"sessions without any need {needed}: try again later"):
+            exchange.reload()
+        assert daemon.names() == {"a": False}
+        exchange.start(Start(session=session, run=1, epoch=0, step=0))
+        assert sum(daemon.take(session, step) for step in range(STEPS)) == NODES
+        broker.give(taken)
+        assert exchange.reload()
+        exchange.detach(session)
+
+
 def test_a_daemon_of_two_stores_is_reloaded_by_its_owner(folders, tmp_path):
     config, endpoint = tmp_path / "c.toml", f"ipc://{tmp_path}/d"
     config.write_text(f'store = ["{folders[0]}", "{folders[1]}"]\nendpoint = "{endpoint}"\n')

@@ -167,6 +167,32 @@ def test_an_end_that_comes_as_a_line_starves_is_not_missed():
     assert not thread.is_alive()
 
 
+def test_nobody_leaves_a_line_that_is_closing(store):
+    """Whoever waits for it holds nothing: it would never be heard of again."""
+    serving = Serving(store, 8 << 20)
+    one, slow = serving.attach(), serving.attach()
+    book, watch = serving.exchange._book, serving.exchange._watch
+    with book.lock:
+        (line,) = book.lines.values()
+        line.begin(1, 0, 0, 1)
+        for session in (one.session, slow.session):
+            line.follow(session, 1, 0, 1)
+        line.closing, line.front = True, 2
+        line.followers[one.session].next = 2
+        assert line.starved
+        assert line.last() is line.followers[slow.session]
+    watch._part(line, 4, waits=True)
+    with book.lock:
+        assert book.sessions[slow.session].line is line
+        line.closing = False
+    watch._part(line, 4, waits=True)
+    with book.lock:
+        assert book.sessions[slow.session].line is None
+    one.detach()
+    slow.detach()
+    serving.close()
+
+
 def _ready(line: Line, step: int) -> ChunkReady:
     return ChunkReady(
         session=line.number, run=line.run, epoch=0, step=step, num_rows=1, form="rows", first=(0,),
