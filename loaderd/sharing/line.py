@@ -86,8 +86,10 @@ class Line:
 
     @property
     def exhausted(self) -> bool:
-        """Whether all of its run has been delivered."""
-        return self.error is None and self.front >= self.num_steps
+        """Whether all of its run has been delivered, the last batch with all its row groups."""
+        if self.error is not None or self.front < self.num_steps:
+            return False
+        return all(p.whole for (run, _), p in self._products.items() if run == self.run)
 
     @property
     def live(self) -> list[Follower]:

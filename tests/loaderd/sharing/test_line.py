@@ -79,6 +79,19 @@ def test_nobody_joins_another_epoch_stride_or_between_two_steps():
     assert not line.can_join(2, 1, 2)
 
 
+def test_a_run_is_not_over_before_the_last_row_group_of_its_last_batch():
+    """No other run may go on behind it: the engine still has to place row groups."""
+    line = Line(1, 1, 4)
+    line.add(7, 4)
+    line.begin(1, 0, 0, 1)
+    line.follow(7, 1, 0, 1)
+    line.arrive(piece(1, 0, last=False))
+    line.release(7, 1, 0, 0)
+    assert not line.exhausted
+    line.arrive(piece(1, 0, group=1))
+    assert line.exhausted
+
+
 def test_a_line_in_the_place_of_another_takes_no_follower_of_an_earlier_run():
     """It begins in the epoch of the newest run; who still is in the one before would get that."""
     line = Line(1, 3, 4)
