@@ -6,6 +6,7 @@ behind that the line has to wait for it leaves, and gets a line of its own from 
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -63,6 +64,7 @@ class Exchange:
         self.reload_error = ""  # of the newest reload
         self._next = 1
         self._errands = Errands("share-errands")
+        self._sweeps_later = False
         self._book = Book(stores, lambda: self._errands.put(self._sweep))
         self._seating = Seating(self._book, self._hand_over)
         self._maker = LineMaker(stores, self._book, self._seating, self._hand_over)
@@ -280,6 +282,7 @@ class Exchange:
                 self._check_waiting(stores)
                 said = self._stores.reload(stores, self._book.is_busy, self._book.unserved)
                 self._stores.sweep(self._book.is_busy)
+            self._errands.put(self._sweep)  # what could not be closed now
         except (StoreError, DaemonError, OSError, ValueError) as error:
             self.reload_error = error_text(error)
             raise
@@ -301,14 +304,20 @@ class Exchange:
                 "when they are served, or give more --mem"
             )
 
-    def _sweep(self) -> None:
+    def _sweep(self, again: bool = False) -> None:
+        """One of the errands: close retired stores, or try again later.
+
+        again   this is the later try: there is one of them at a time
+        """
+        self._sweeps_later = self._sweeps_later and not again
         if self._stores.retired and self._maker.opening.acquire(blocking=False):
             try:
                 self._stores.sweep(self._book.is_busy)
             finally:
                 self._maker.opening.release()
-        if self._stores.retired and not self._errands.closed:
-            self._errands.put_later(self._sweep, AGAIN_S)
+        if self._stores.retired and not (self._errands.closed or self._sweeps_later):
+            self._sweeps_later = True
+            self._errands.put_later(partial(self._sweep, again=True), AGAIN_S)
 
     def status(self) -> tuple[tuple[LedgerEntry, ...], tuple[SessionStatus, ...], dict[str, int]]:
         """Ledger, sessions and counters as they are now."""

@@ -189,6 +189,20 @@ def test_a_reload_that_cannot_be_changes_nothing(folders, tmp_path):
             assert daemon.epoch("a") > 0
 
 
+def test_a_store_that_nobody_uses_is_closed_although_no_session_ends(folders):
+    """It cannot be closed at the reload, as a slot of it is still held."""
+    with Daemon(folders[:2], 24 << 20, reserve=4 << 20) as daemon:
+        broker = daemon.stores.find("b").broker
+        held = broker.take(1)
+        daemon.paths = folders[:1]
+        assert daemon.exchange.reload() == ["b: dropped"]
+        assert daemon.stores.retired
+        broker.give(held)
+        end = time.monotonic() + WAIT_S
+        while daemon.stores.retired:
+            assert time.monotonic() < end
+
+
 def test_a_reload_leaves_what_sessions_without_a_line_need(folders):
     """A session that rests between two epochs; it would wait for ever when it begins."""
     with Daemon(folders[:1], 24 << 20, reserve=4 << 20) as daemon:
