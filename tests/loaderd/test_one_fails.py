@@ -30,7 +30,7 @@ from tests.hopstores import make_hops, write_hop_store
 from tests.loaderd.sessions import PLANS, Opened, Sessions, content, serve, sessions_of
 from tests.stores import write_store
 
-NODES, STEPS = 6000, 4
+NODES, BATCH, STEPS = 6000, 10, 4
 MEM = 3 << 19
 POINTS = int(os.environ.get("ONE_FAILS_POINTS", "20"))  # of each plan; 0: all
 FROM_PLACE = 12  # calls from one place of the code that are made to fail, at most
@@ -169,7 +169,7 @@ def settled(sessions: Sessions) -> Any:
 def operate(sessions: Sessions, plan: str, expected: list[str]) -> None:
     """Attach, some steps, detach.  What fails is said; what is delivered is right."""
     try:
-        opened = sessions.attach(plan)
+        opened = sessions.attach(plan, batch_size=BATCH)
     except (Refused, MemoryError, OSError, CorruptBlock, RuntimeError):
         return
     seen: list[str] = []
@@ -221,9 +221,9 @@ def test_whatever_fails_others_go_on_and_nothing_is_left(plan, stores, injector)
     with sessions_of(store, 16 << 20) as calm:
         for each in {plan, other}:
             expected[each] = []
-            assert serve(calm.attach(each), 1, STEPS, expected[each]) is None
+            assert serve(calm.attach(each, batch_size=BATCH), 1, STEPS, expected[each]) is None
     with sessions_of(store, MEM) as sessions:
-        neighbor = sessions.attach(other)
+        neighbor = sessions.attach(other, batch_size=BATCH)
         lent = take_window(neighbor, 1, 0, expected[other])
         before = settled(sessions)
         for _ in range(2):  # the first time more is read
@@ -242,7 +242,7 @@ def test_whatever_fails_others_go_on_and_nothing_is_left(plan, stores, injector)
                 for step, message in enumerate(lent):  # what others read stays as it was
                     assert content(neighbor, message) == expected[other][step]
                 again: list[str] = []
-                fresh = sessions.attach(plan)
+                fresh = sessions.attach(plan, batch_size=BATCH)
                 error = serve(fresh, 1, 2, again)
                 assert not isinstance(error, ErrorReply), error
                 assert again == expected[plan][:2]
