@@ -14,8 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blockstore.errors import OutOfSpace
+from blockstore.format import PAGE_BYTES
 from blockstore.io.buffers import byte_view
-from blockstore.io.files import read_exact, write_exact
+from blockstore.io.files import naming, read_exact, write_exact
+
+_STEP_BYTES = 1 << 23  # of a file that is written: two steps of it are cached
+_LARGE_READ = 1 << 20  # bytes that are not kept in the page cache; shorter reads may come again
+_WRITE, _WRITE_AND_WAIT = 2, 7  # of sync_file_range
 
 
 class ArrayFile:
@@ -28,12 +33,28 @@ class ArrayFile:
         self.path, self.dtype = path, np.dtype(dtype)
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         self.size = os.fstat(self._fd).st_size // self.dtype.itemsize
+        self._begun = self._gone = self.size * self.dtype.itemsize  # bytes on their way; cached not
 
     def append(self, values: NDArray[Any]) -> None:
         """More numbers, of any dtype that casts."""
         raw = byte_view(np.ascontiguousarray(values, self.dtype))
         write_exact(self._fd, raw, self.size * self.dtype.itemsize, str(self.path))
         self.size += values.size
+        if self.size * self.dtype.itemsize - self._begun >= _STEP_BYTES:
+            self._leave_cache()
+
+    def _leave_cache(self) -> None:
+        """Begin to write a step to the disk; the one before has gone, and leaves the page cache.
+
+        A control group is charged for pages that its processes write, and may not get rid of them
+        as fast.
+        """
+        end = self.size * self.dtype.itemsize
+        _sync_range(self._fd, self._gone, self._begun, _WRITE_AND_WAIT, str(self.path))
+        os.posix_fadvise(self._fd, self._gone, self._begun - self._gone, os.POSIX_FADV_DONTNEED)
+        self._gone = self._begun // PAGE_BYTES * PAGE_BYTES
+        _sync_range(self._fd, self._begun, end, _WRITE, str(self.path))
+        self._begun = end
 
     def read(self, first: int, count: int) -> NDArray[Any]:
         """Numbers [first, first + count)."""
@@ -43,7 +64,10 @@ class ArrayFile:
 
     def read_into(self, first: int, out: NDArray[Any]) -> None:
         """Numbers from `first` on, as many as `out` holds."""
-        read_exact(self._fd, [byte_view(out)], first * self.dtype.itemsize, str(self.path))
+        offset = first * self.dtype.itemsize
+        read_exact(self._fd, [byte_view(out)], offset, str(self.path))
+        if out.nbytes >= _LARGE_READ:
+            os.posix_fadvise(self._fd, offset, out.nbytes, os.POSIX_FADV_DONTNEED)
 
     def pieces(self, first: int, stop: int, count: int) -> Iterator[NDArray[Any]]:
         """Numbers [first, stop) in pieces of `count`; the array is reused by the next step."""
@@ -70,6 +94,19 @@ class ArrayFile:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _sync_range(fd: int, first: int, stop: int, flags: int, where: str) -> None:
+    """Write bytes [first, stop) to the disk, where the system can.  Raises OutOfSpace, OSError."""
+    call = getattr(ctypes.CDLL(None, use_errno=True), "sync_file_range", None)
+    if call is None or first >= stop:  # a length of 0 would be all of the file
+        return
+    call.argtypes = [ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint]
+    with naming(Path(where), stop - first):
+        if call(fd, first, stop - first, flags):
+            number = ctypes.get_errno()
+            if number not in (errno.ENOSYS, errno.ESPIPE, errno.EINVAL):
+                raise OSError(number, os.strerror(number))
 
 
 def reserve(fd: int, num_bytes: int, where: str) -> None:

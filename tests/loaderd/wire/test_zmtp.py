@@ -483,10 +483,12 @@ def test_room_goes_to_who_came_first(shell):
     with shell.raw() as holder, shell.raw() as long, contextlib.ExitStack() as stack:
         for number, peer in enumerate((holder, long)):
             peer.sendall(whole[:5000])
-            shell.wait_until(lambda: len(shell.router._waiting) == number and not shell.all_room())
+            shell.wait_until(
+                lambda n=number: len(shell.router._waiting) == n and not shell.all_room()
+            )
         for number, size in enumerate(sizes):
             stack.enter_context(shell.raw(HELLO + frame(bytes(size))[:4200]))
-            shell.wait_until(lambda: len(shell.router._waiting) == 2 + number)
+            shell.wait_until(lambda n=2 + number: len(shell.router._waiting) == n)
         holder.close()
         shell.wait_until(lambda: len(shell.router._waiting) == len(sizes))
         assert shell.call(lambda: [c.room for c in shell.connections()]) == [len(whole), 0, 0, 0]
