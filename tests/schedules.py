@@ -11,6 +11,7 @@ Time is virtual: a wait with a timeout ends when no thread can run, a short one 
 
 import heapq
 import itertools
+import operator
 import queue
 import random
 import sys
@@ -28,6 +29,9 @@ SHORT_NS = 300_000_000  # a wait of at most so long may end while other threads 
 MOST_STEPS = 400_000  # of a schedule: a thread waits for something that does not come
 _TURNS = 100  # for threads that are about to end
 MOST_NS = 600 * 10**9  # likewise, of virtual time
+
+
+_PRIORITY = operator.attrgetter("priority")
 
 
 class Failed(Exception):
@@ -67,6 +71,7 @@ class Scheduler:
 
     def __init__(self, seed: int) -> None:
         self.seed, self._rng = seed, random.Random(seed)
+        self._draw = self._rng.random
         self._stay = self._rng.choice((0.0, 0.5, 0.9))  # that a thread just goes on
         self._by_priority = self._rng.random() < 0.5
         self._change = self._rng.choice((0.002, 0.01, 0.05))  # that its priority falls
@@ -93,10 +98,12 @@ class Scheduler:
             raise _Ended
         self.steps += 1
         self.now += 1000
+        if len(self._ready) == 1 and not self._timed:
+            return  # nobody else can run
         if self._by_priority:
-            if self._rng.random() < self._change:
-                self.current.priority = -self._rng.random() - self.steps
-        elif self._stay and self._rng.random() < self._stay:
+            if self._draw() < self._change:
+                self.current.priority = -self._draw() - self.steps
+        elif self._stay and self._draw() < self._stay:
             return
         self._pass()
 
@@ -116,8 +123,9 @@ class Scheduler:
 
     def wake(self, waiting: "deque[_Task]", count: int = 1 << 30) -> None:
         """Those who wait there may go on, the first ones first."""
-        for _ in range(min(count, len(waiting))):
+        while waiting and count:
             self._resume(waiting[0], expired=False)
+            count -= 1
 
     def _resume(self, task: _Task, expired: bool) -> None:
         assert task.queue is not None
@@ -130,17 +138,20 @@ class Scheduler:
     def _pick(self) -> _Task | None:
         """Who goes on; None: nobody can."""
         self.steps += 1
-        if self._timed and (not self._ready or self._rng.random() < 0.02):
+        ready = self._ready
+        if self._timed and (not ready or self._draw() < 0.02):
             soonest = min(self._timed, key=lambda t: (t.until, t.number))
-            if not self._ready or soonest.until - self.now <= SHORT_NS:
+            if not ready or soonest.until - self.now <= SHORT_NS:
                 self.now = max(self.now, soonest.until)
                 for task in [t for t in self._timed if t.until <= self.now]:
                     self._resume(task, expired=True)
-        if not self._ready or self.steps > MOST_STEPS or self.now > MOST_NS:
+        if not ready or self.steps > MOST_STEPS or self.now > MOST_NS:
             return None
+        if len(ready) == 1:
+            return ready[0]
         if self._by_priority:
-            return max(self._ready, key=lambda t: t.priority)
-        return self._ready[int(self._rng.random() * len(self._ready))]
+            return max(ready, key=_PRIORITY)
+        return ready[int(self._draw() * len(ready))]
 
     def _pass(self) -> None:
         """Hand over to whoever is next."""
@@ -253,6 +264,9 @@ class Lock:
             self._count += 1
             return True
         _now.switch()
+        if self._owner is None:
+            self._owner, self._count = _now.current, 1
+            return True
         return self._take(blocking)
 
     def _take(self, blocking: bool = True) -> bool:
@@ -271,7 +285,8 @@ class Lock:
         self._count -= 1
         if self._count == 0:
             self._owner = None
-            _now.wake(self._waiting)
+            if self._waiting:
+                _now.wake(self._waiting)
             _now.switch()
 
     def locked(self) -> bool:
