@@ -265,5 +265,5 @@ def test_what_is_set_aside_is_there_again_when_a_store_has_gone(tmp_path):
             daemon.paths = [paths[turn % 3]]
             assert len(daemon.exchange.reload()) == 1
             assert daemon.names() == {"a": False}
-            left = daemon.stores.reserve_entry().num_bytes
+            left = sum(e.num_bytes for e in daemon.stores.reserve_entries())
             assert left == reserve + tables[0] - tables[turn % 3]
