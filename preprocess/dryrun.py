@@ -109,8 +109,9 @@ def served_arrays(contents: Contents) -> list[RowArray]:
 def daemon_bytes(contents: Contents, options: IngestOptions) -> int:
     """The least --mem with which a daemon has room for every block that it serves.
 
-    Tables (4 bytes a page, 20 a graph block, an id a node), and a slot of the widest block for each
-    block; the graph keeps at most half of the slots.  What sessions take for batches is beside it.
+    Tables (4 bytes a page, 36 a graph block, an id a node), and a slot of the widest block for each
+    block; the graph keeps at most half of the slots.  A 16th of it, at most 1 MiB, is for requests.
+    What sessions take for batches is beside it.
     """
     block = options.block_bytes
     rows = [row_geometry(array, block) for array in served_arrays(contents)]
@@ -122,7 +123,8 @@ def daemon_bytes(contents: Contents, options: IngestOptions) -> int:
     slots = max(2 * graph_blocks, graph_blocks + sum(g.num_blocks for g in rows) + _SESSION_SLOTS)
     pages = sum(g.num_blocks * g.slot_bytes // PAGE_BYTES for g in (*rows, *graphs))
     ids = ITEM_BYTES[contents.id_dtype] * contents.num_nodes
-    return 4 * pages + 20 * graph_blocks + ids + slots * slot
+    held = 4 * pages + 36 * graph_blocks + ids + slots * slot
+    return held + min(-(-held // 15), 1 << 20)
 
 
 def _held_as(source: Source, options: IngestOptions, dtype: FeatureDtype, machine: int) -> HeldAs:

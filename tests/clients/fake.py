@@ -140,7 +140,7 @@ class FakeDaemon:
         self._connections: dict[int, socket.socket] = {}
         self._context = zmq.Context()
         self._router = self._context.socket(zmq.ROUTER)
-        self._router.setsockopt(zmq.LINGER, 0)
+        self._router.setsockopt(zmq.LINGER, 1000)  # what was pushed still goes
         self._router.bind(self.endpoint)
         self._door = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._door.bind(f"{path}.door")

@@ -16,6 +16,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from blockstore import concurrency
 from blockstore.errors import BudgetTooSmall
 from blockstore.io import arena as arena_module
 from blockstore.io import reader as reader_module
@@ -135,21 +136,30 @@ def test_a_load_that_one_run_began_does_not_end_the_next(running, monkeypatch):
 def test_a_session_that_ends_as_a_step_does_is_cleared_once(running, monkeypatch):
     """Between the end of a step and its worker's last look the session may go: not twice."""
     production, cleared = running.engine._production, []
-    recycle, pump = production._recycle, production.pump
-    gone = threading.Event()
+    recycle, pump, guard = production._recycle, production.pump, production._guard
+    gone, steps = threading.Event(), threading.local()
 
     def note(attachment, job):
         cleared.append(id(job))
         recycle(attachment, job)
 
+    def step(*args):
+        steps.goes_on = True
+        try:
+            guard(*args)
+        finally:
+            steps.goes_on = False
+
     def pump_and_detach(session, attachment):
+        """Sampling of a hyperbatch pumps on a worker too: then there is no batch yet."""
         pump(session, attachment)
-        if threading.current_thread().name.startswith("build") and not gone.is_set():
+        if getattr(steps, "goes_on", False) and not gone.is_set():
             gone.set()
             running.engine.detach(session)
 
     monkeypatch.setattr(production, "_recycle", note)
     monkeypatch.setattr(production, "pump", pump_and_detach)
+    monkeypatch.setattr(production, "_guard", step)
     running.engine.start(Start(session=running.session, run=1, epoch=0, step=0))
     assert gone.wait(WAIT_S)
     production.wait_ended(WAIT_S)
@@ -172,7 +182,7 @@ def test_a_session_may_come_at_the_moment_another_goes(running, monkeypatch):
             super().start()
 
     monkeypatch.setattr(
-        hopdesk, "threading", SimpleNamespace(**vars(threading) | {"Thread": Watched})
+        hopdesk, "concurrency", SimpleNamespace(**vars(concurrency) | {"Thread": Watched})
     )
     running.engine.detach(running.session)
     (other,) = others

@@ -171,7 +171,7 @@ def test_int8_refuses_what_has_no_scale(tmp_path: Path):
     for bad in (NAN, np.inf, -np.inf):
         x = np.ones((5, 2), np.float32)
         x[3, 1] = bad
-        with pytest.raises(BadInput, match=r"x\[3\]: found .*finite numbers for int8"):
+        with pytest.raises(BadInput, match=r"x\[3, 1\]: found .*finite numbers.* for int8"):
             made(tmp_path, IngestOptions(dtype="int8", allow_nan=True), x=x)
     assert list(tmp_path.iterdir()) == []
 

@@ -16,6 +16,7 @@ from blockstore.store import Store, open_store
 from loaderd.batch.structure import Structure
 from loaderd.batch.topology import Topology
 from loaderd.memory.ledger import make_sizes
+from loaderd.memory.reservation import Reservation
 from loaderd.memory.residency import Residency
 from loaderd.memory.workspace import Carver, Workspace, carve_workspace, clear_workspace
 from loaderd.plans.base import Part, Unit
@@ -106,8 +107,8 @@ class Parts(NamedTuple):
 
 
 @contextmanager
-def parts_of(made: Made, case: str, slots: int, share: int) -> Iterator[Parts]:
-    """All of it over one store; afterwards no block is pinned."""
+def parts_of(made: Made, case: str, slots: int, worker_blocks: int) -> Iterator[Parts]:
+    """What samples with one worker, which pins so many blocks; afterwards no block is pinned."""
     options = CASES[case]
     resolved = structs.replace(
         RESOLVED, num_seeds=TRAIN, batch_size=BATCH, seed=SEED, edge_ids=True,
@@ -116,13 +117,16 @@ def parts_of(made: Made, case: str, slots: int, share: int) -> Iterator[Parts]:
     (relation,) = made.store.manifest.relations
     file = made.store.graph(relation)
     plan = MinibatchPlan(resolved, Part(), GraphBounds(NODES, (relation.num_edges,)))
+    reservation = Reservation([relation.num_blocks], 1, worker_blocks)
+    assert slots >= reservation.minimum
     with Arena(slots, SLOT) as arena, BlockReader([file], arena.data, SLOT, 2) as reader:
         pool = BlockPool([relation.num_blocks], slots)
         pool.add_slots(range(slots))
-        residency = Residency(pool, reader, 0, threading.Condition())
-        topology = Topology(made.store, residency, arena.data, SLOT, share)
+        residency = Residency(pool, reader, 0, threading.Condition(), reservation)
+        topology = Topology(made.store, residency, arena.data, SLOT)
         yield Parts(made, plan, topology, residency)
         assert not pool.pinned().any(), "a block is still pinned"
+        assert reservation.idle, "a block still counts as pinned"
 
 
 class Found(NamedTuple):

@@ -4,7 +4,15 @@ import numpy as np
 import pytest
 
 from loaderd.memory.workspace import WorkspaceFull
-from tests.loaderd.batch.sampling import BATCH, CASES, TRAIN, Found, make, parts_of, same
+from tests.loaderd.batch.sampling import (
+    BATCH,
+    CASES,
+    TRAIN,
+    Found,
+    make,
+    parts_of,
+    same,
+)
 
 
 @pytest.fixture(scope="module")
@@ -13,7 +21,7 @@ def made(tmp_path_factory):
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize(("slots", "share"), [(2, 1), (5, 3), (60, 60)])
+@pytest.mark.parametrize(("slots", "share"), [(3, 1), (5, 3), (60, 60)])
 def test_batches_are_the_references(made, case, slots, share):
     """With room for every block, too, where the whole relation is held at once."""
     with parts_of(made, case, slots, share) as parts:
@@ -53,7 +61,7 @@ def test_ends_of_edges_are_found_by_their_places(made):
     graph = made.graph
     targets = np.repeat(np.arange(graph.num_nodes), np.diff(graph.indptr))
     places = np.random.default_rng(1).permutation(graph.indices.size)[:500]
-    for slots, share in ((2, 1), (60, 60)):
+    for slots, share in ((3, 1), (60, 60)):
         with parts_of(made, "new", slots, share) as parts:
             (relation,) = made.store.manifest.relations
             index = places.astype(np.int64)

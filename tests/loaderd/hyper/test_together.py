@@ -29,7 +29,7 @@ def found_of(sampled: Sampled) -> Found:
     return Found(sampled.structure, *joined)
 
 
-def sample(parts: Parts, area_bytes: int, scratch_bytes: int, share: int) -> list[Sampled]:
+def sample(parts: Parts, area_bytes: int, scratch_bytes: int) -> list[Sampled]:
     """The batches of an epoch that an area holds."""
     workspaces = Workspaces()
     for _ in range(3):
@@ -40,7 +40,7 @@ def sample(parts: Parts, area_bytes: int, scratch_bytes: int, share: int) -> lis
         scratch = StructureArea(np.zeros(scratch_bytes, np.uint8))
         sampler = BlockSampler(
             parts.plan, begin, parts.topology, parts.residency, crew, scratch, threading.Lock(),
-            share, "uint32", "uint32",
+            "uint32", "uint32",
         )  # fmt: skip
         units = [parts.plan.unit(1, step) for step in range(STEPS)]
         area = StructureArea(np.zeros(area_bytes, np.uint8))
@@ -50,10 +50,12 @@ def sample(parts: Parts, area_bytes: int, scratch_bytes: int, share: int) -> lis
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize(("slots", "share"), [(2, 1), (9, 3)])
+@pytest.mark.parametrize(("slots", "share"), [(3, 1), (9, 3)])
 def test_batches_are_the_references(made, case, slots, share):
-    with parts_of(made, case, slots, share) as parts:
-        found = sample(parts, 1 << 20, 1 << 21, share)
+    """`share`: blocks of a group; two groups have room beside the worker's reserve."""
+    with parts_of(made, case, slots, slots - 2 * share) as parts:
+        assert parts.residency.shared_room == 2 * share
+        found = sample(parts, 1 << 20, 1 << 21)
         assert [s.batch for s in found] == list(range(40, 40 + STEPS))
         for sampled in found:
             same(parts, sampled.unit, found_of(sampled))
@@ -63,10 +65,10 @@ def test_batches_are_the_references(made, case, slots, share):
 def test_where_room_ends_the_first_batches_are_whole(made, case):
     """Of the structures, or of what is drawn meanwhile."""
     counts = set()
-    with parts_of(made, case, 5, 2) as parts:
+    with parts_of(made, case, 5, 1) as parts:
         for area, scratch in ((4 << 10, 1 << 20), (8 << 10, 1 << 20), (12 << 10, 1 << 20),
                               (1 << 20, 30 << 10), (1 << 20, 60 << 10)):  # fmt: skip
-            found = sample(parts, area, scratch, 2)
+            found = sample(parts, area, scratch)
             counts.add(len(found))
             assert [s.batch for s in found] == list(range(40, 40 + len(found)))
             for sampled in found:

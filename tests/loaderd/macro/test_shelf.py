@@ -16,7 +16,7 @@ def memory(key: Any = None, **fields: Any) -> Memory:
 
 
 def reader(*wanted: Any, live: bool = True) -> Reader:
-    return Reader(None, list(wanted), live)  # type: ignore[arg-type]
+    return Reader(None, list(wanted), live=live)  # type: ignore[arg-type]
 
 
 def test_the_next_one_goes_where_nobody_needs_what_is_there():

@@ -330,7 +330,7 @@ def test_where_the_door_is_somebody_listens(tmp_path, monkeypatch):
 
     monkeypatch.setattr(socket.socket, "listen", look)
     with Shell(tmp_path) as shell, client_of(shell):
-        assert seen == [False, False]  # of the messages, and the door itself
+        assert seen == [False]
         assert not shell.endpoint.new_door.exists()
 
 

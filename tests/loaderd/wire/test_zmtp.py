@@ -136,7 +136,8 @@ class Shell:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as peer:
             peer.connect(str(self.path))
             peer.settimeout(END_S)
-            peer.sendall(hello)
+            if hello:  # of nothing, too, the system says that the other end has gone
+                peer.sendall(hello)
             yield peer
 
     @contextlib.contextmanager
