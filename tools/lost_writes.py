@@ -323,12 +323,8 @@ def lose(command: Command, folder: Path, points: int, seed: int) -> dict[str, An
     """
     draws, begun = random.Random(seed), time.monotonic()
     root = folder / "recorded"
-    root.mkdir(parents=True)
-    command.prepare(root)
-    with Recorder(root) as recorder:
-        command.run(root)
-    expected, total = file_digests(root), len(recorder.log)
-    _check_log(recorder, folder / "replayed", expected)
+    recorder, expected = _recorded(command, root, folder / "replayed")
+    total = len(recorder.log)
     seen: set[tuple[str, bool]] = set()
     for number in range(points):
         stop = total if number % 16 == 15 else draws.randint(0, total)
@@ -350,12 +346,27 @@ def lose(command: Command, folder: Path, points: int, seed: int) -> dict[str, An
     }  # fmt: skip
 
 
-def _check_log(recorder: Recorder, folder: Path, expected: dict[str, str]) -> None:
-    """Raises SystemExit: all of the log does not give what the command left."""
-    Loss(recorder, len(recorder.log)).make(folder, 1, random.Random(0))
-    if other := differences(expected, file_digests(folder)):
-        raise SystemExit(f"the log misses writes of {', '.join(other)}")
-    shutil.rmtree(folder)
+def _recorded(command: Command, root: Path, replayed: Path) -> tuple[Recorder, dict[str, str]]:
+    """The log of a command, and the digests of what it left.
+
+    A look while another thread writes may miss something.  A log that does not replay to what the
+    command left proves nothing, so the command is recorded again.  Raises SystemExit: three times.
+    """
+    other: list[str] = []
+    for _ in range(3):
+        for path in (root, replayed):
+            shutil.rmtree(path, ignore_errors=True)
+        root.mkdir(parents=True)
+        command.prepare(root)
+        with Recorder(root) as recorder:
+            command.run(root)
+        expected = file_digests(root)
+        Loss(recorder, len(recorder.log)).make(replayed, 1, random.Random(0))
+        other = list(differences(expected, file_digests(replayed)))
+        if not other:
+            shutil.rmtree(replayed)
+            return recorder, expected
+    raise SystemExit(f"the log misses writes of {', '.join(other)}")
 
 
 def _problem(command: Command, root: Path, expected: dict[str, str], ended: bool) -> str:
