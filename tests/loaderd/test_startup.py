@@ -1,6 +1,7 @@
 """A signal at any moment of a start ends it: exit code 0, no output of Python, no file."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from tests.graphs import make_csc
 from tests.stores import write_store
 
 END_S = 60
+SERVES = re.compile(r" INFO +(serving|draining)\b")
 # `loaderd serve` that tells, in its standard output, of the first module of ours that it imports
 TELLING = """
 import sys
@@ -68,7 +70,8 @@ def test_a_signal_at_a_random_moment_of_a_start_is_a_clean_end(store, tmp_path):
             process.wait(draw.uniform(0.05, 3))
         process.send_signal(signal.SIGTERM)
         _, errors = process.communicate(timeout=END_S)
-        assert errors == ""
+        # on a fast machine it may serve already, and its log says so
+        assert all(SERVES.search(line) for line in errors.splitlines()), errors
         assert list(tmp_path.iterdir()) == []
         ends[process.returncode] += 1
     assert set(ends) <= {0, -signal.SIGTERM}

@@ -24,13 +24,13 @@ def rows(*widths: int) -> list[ServedRows]:
 
 @given(
     st.integers(1, 2000), st.integers(0, 9000), st.lists(st.integers(1, SLOT), max_size=3),
-    st.integers(0, 5000), st.sampled_from(["uint32", "uint64"]),
+    st.integers(0, 5000), st.integers(0, 20_000), st.sampled_from(["uint32", "uint64"]),
 )  # fmt: skip
-def test_every_part_has_room(nodes, edges, widths, seeds, id_dtype):
+def test_every_part_has_room(nodes, edges, widths, seeds, lookup, id_dtype):
     shape = Shape(10, (10, 20), ((edges,), (edges // 2,)), nodes)
     sizes = SIZES._replace(id_dtype=id_dtype)
     served = rows(*widths)
-    need = session_need(shape, sizes, served, seeds, SLOT)
+    need = session_need(shape, sizes, served, seeds, lookup, SLOT)
     left, area = need.area, 0
     for width in widths:
         own = -(-nodes // (SLOT // width))  # rows do not go over the end of a slot
@@ -39,16 +39,16 @@ def test_every_part_has_room(nodes, edges, widths, seeds, id_dtype):
     assert left == 0
     item = 4 if id_dtype == "uint32" else 8
     assert need.seeds * SLOT >= seeds * item > (need.seeds - 1) * SLOT
+    assert need.lookup * SLOT >= lookup > (need.lookup - 1) * SLOT
     assert need.workspace * SLOT >= workspace_bytes(shape, sizes) == need.workspace_bytes
     assert need.addresses * SLOT >= nodes * (8 * len(widths) + 4)
     assert need.structure * SLOT >= nodes * item + shape.total_edges * 4 + 30 * 4
-    assert need.least == need.workspace + 2 + need.seeds + need.structure + need.addresses + len(
-        widths
-    )
+    served_at_once = need.workspace + 2 + need.structure + need.addresses + len(widths)
+    assert need.least == need.seeds + max(need.lookup, served_at_once)
 
 
 @pytest.mark.parametrize("edge_rows", [False, True])
 def test_rows_of_edges_have_room_too(edge_rows):
     shape = Shape(10, (10,), ((300,),), 200)
-    need = session_need(shape, SIZES._replace(edge_rows=edge_rows), rows(1024), 5, SLOT)
+    need = session_need(shape, SIZES._replace(edge_rows=edge_rows), rows(1024), 5, 0, SLOT)
     assert need.area == (500 if edge_rows else 200) // 4
