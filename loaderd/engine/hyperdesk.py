@@ -60,12 +60,7 @@ class HyperDesk:
         if attachment.edge_rows:  # batches are built one by one
             self._fall_back(attachment)
             return
-        crew = Crew(
-            attachment.workspaces,
-            production.later,
-            lambda: production.pump_open(session, attachment),
-        )
-        seen = self._ahead.prospect(attachment, crew, request.hyperbatch)
+        seen = self.prospect(attachment, request.hyperbatch)
         cut = seen.cut
         if request.plan == "auto" and seen.choice() != HyperbatchPlan.name:
             cut = None
@@ -73,6 +68,11 @@ class HyperDesk:
             self._fall_back(attachment)
             return
         attachment.take_quota(opening.broker, cut.quota)
+        crew = Crew(
+            attachment.workspaces,
+            production.later,
+            lambda: production.pump_open(session, attachment),
+        )
         attachment.hyper = Hyper(
             attachment.plan, self._sampler(attachment, crew), attachment.row_cache,
             attachment.areas, cut.size, cut.chunk, _Hand(production, session, attachment),
@@ -89,7 +89,9 @@ class HyperDesk:
 
     def prospect(self, attachment: Attachment, asked: int) -> Prospect:
         """What a session would get, by either plan; `asked`: minibatches of a hyperbatch."""
-        crew = Crew(attachment.workspaces, self._production.later, lambda: None)
+        # in this thread: workers may have other sessions' batches to build all the time, and an
+        # attach that waits for them keeps all others waiting
+        crew = Crew(attachment.workspaces, lambda step: step(), lambda: None)
         return self._ahead.prospect(attachment, crew, asked)
 
     def _take(self, attachment: Attachment, cut: HyperCut) -> bool:

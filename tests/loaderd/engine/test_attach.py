@@ -106,3 +106,18 @@ def test_sessions_come_and_go_beside_one_at_work_at_budgets_below_the_data(store
                 done.result(WAIT_S)
             engine.detach(first.session)
             wait_held(engine, before)
+
+
+def test_an_attach_does_not_wait_for_workers_who_have_batches_to_build(store):
+    """What is sampled to know what batches take is sampled by who attaches: others wait for it."""
+    with sessions_of(store, 1 << 20) as sessions:
+        engine, gate = sessions.engine, threading.Event()
+        assert engine.broker.graph_wish < engine.budget.graph_blocks
+        for _ in range(engine.settings.workers):
+            engine.commons.floor.soon(0, lambda: gate.wait(2 * WAIT_S) and None)
+        with ThreadPoolExecutor(1) as pool:
+            try:
+                attaching = pool.submit(sessions.attach, "hyperbatch")
+                assert attaching.result(WAIT_S) is not None
+            finally:
+                gate.set()
