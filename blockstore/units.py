@@ -19,11 +19,16 @@ def parse_bytes(text: str) -> int:
 
 
 def format_mem(num_bytes: int) -> str:
-    """The least value of `--mem` in whole MiB that holds `num_bytes`: `1100M`.
+    """The least value of `--mem`, in whole units, that holds `num_bytes`: `1100M`.
 
-    It is exact, unlike `format_bytes`, so that it can be given as the option.
+    It is never less than `num_bytes`, unlike `format_bytes`, so that it can be given as the option.
+    The unit is MiB, or the first larger one in which the number has five digits at most.
     """
-    return f"{-(-num_bytes // _FACTORS['M'])}M"
+    for unit in "MGT":
+        count = -(-num_bytes // _FACTORS[unit])
+        if count < 100_000:
+            break
+    return f"{count}{unit}"
 
 
 def format_bytes(count: int) -> str:

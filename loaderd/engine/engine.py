@@ -34,8 +34,10 @@ from loaderd.hopwise.files import hop_files
 from loaderd.macro.files import MacroFiles, copied_files
 from loaderd.macro.job import Jobs
 from loaderd.memory.ledger import (
+    LEAST_SESSION,
     EngineSettings,
     cut_slots,
+    enough_mem,
     graph_wish,
     make_budget,
     rows_of,
@@ -130,7 +132,10 @@ class Engine:
             [f.geometry.num_blocks for f in files[len(relations) :]], self.arena.num_slots
         )
         reservation = Reservation([r.num_blocks for r in relations], self.settings.workers)
-        self.broker = SlotBroker(graph, rows, changed, slots, budget.graph_slots, reservation)
+        self.broker = SlotBroker(
+            graph, rows, changed, slots, budget.graph_slots, reservation,
+            lambda slots: enough_mem(self.settings, budget.unused_bytes, slots * slot),
+        )  # fmt: skip
         self._opening = Opening(
             self.store, self.settings, budget, self.broker, self.arena, self.reader,
             len(relations),
@@ -162,6 +167,11 @@ class Engine:
             self._opening, self.builder, self.topology, self.graph, self._gauge,
             self._production, commons.trace,
         )  # fmt: skip
+
+    @property
+    def least_slots(self) -> int:
+        """Slots that stay with the store, whatever others need."""
+        return self.budget.graph_least + LEAST_SESSION
 
     @property
     def io_mode(self) -> str:
@@ -217,7 +227,13 @@ class Engine:
         check_numbers(
             self.store.manifest, request, settings, self.budget, count, broker.available()
         )
-        first = broker.take_run(count, LOOK_WAIT_S, low=True)
+        try:
+            first = broker.take_run(count, LOOK_WAIT_S, low=True)
+        except Shortage:  # free slots that are not adjacent are of no use
+            free = broker.free()
+            free = free if free < count else 0
+            check_numbers(self.store.manifest, request, settings, self.budget, count, free)
+            raise
         memory = self.arena.data[first * slot :][: 8 * request.ids]
         return RequestArea(memory.view("<i8"), range(first, first + count), slot, broker)
 

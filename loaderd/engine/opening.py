@@ -12,10 +12,11 @@ from blockstore.io.buffers import byte_view
 from blockstore.units import format_bytes
 from loaderd.engine.advice import fits_in_memory
 from loaderd.engine.attachment import Attachment, Opening
-from loaderd.engine.least import session_needs, sizes_of
+from loaderd.engine.least import check_numbers, least_slots, session_needs, sizes_of
 from loaderd.engine.macrosupply import open_job
 from loaderd.engine.resolve import make_plan, resolve, seed_relation, seed_type
 from loaderd.engine.seeds import (
+    check_mask,
     count_edges,
     count_seeds,
     fill_edges,
@@ -38,10 +39,11 @@ from loaderd.memory.ledger import (
 )
 from loaderd.memory.slots import LOOK_WAIT_S
 from loaderd.plans.base import Part, Plan
+from loaderd.plans.chunks import METHOD_OF
 from loaderd.plans.hyperbatch import HyperbatchPlan
 from loaderd.plans.macrobatch import MacrobatchPlan
 from loaderd.protocol import Attach, Resolved
-from loaderd.requests import split_frame
+from loaderd.requests import num_parts, split_frame
 
 _SMALLER = "a smaller batch_size or smaller fanouts"
 _RANKS_HERE = 8  # of a job, that room is left for: of the others it is thought elsewhere
@@ -90,6 +92,29 @@ def resolve_request(
     if times.size not in (0, num_seeds):
         raise Refused(f"times: {times.size} for {num_seeds} seeds, expected one for each")
     return resolve(manifest, request, name, num_seeds)
+
+
+def check_possible(
+    manifest: Manifest, request: Attach, settings: EngineSettings, budget: Budget, most: int
+) -> None:
+    """Raises Refused: the request cannot be served with `most` slots, or not at all.
+
+    It reads nothing and takes nothing, and is asked before the numbers of a request are sent.
+    Macro-batches and propagated features need more than what is counted here.
+    """
+    if request.plan in (MacrobatchPlan.name, *METHOD_OF):
+        return
+    slots = -(-8 * request.ids // budget.slot_bytes)
+    check_numbers(manifest, request, settings, budget, slots, most)
+    if request.split:
+        resolved = resolve_request(manifest, request, None)
+    else:
+        resolved = resolve(manifest, request, "ids", request.ids // num_parts(request))
+        if request.edges is None:
+            check_mask(seed_type(manifest, request), request.mask_size)
+    least = slots + least_slots(manifest, request, resolved, budget.slot_bytes)
+    if least > most:
+        _refuse(least, most, budget, settings, _SMALLER)
 
 
 @dataclass(slots=True)

@@ -27,11 +27,7 @@ def count_seeds(
 
     Raises Refused: unknown split, id out of range, a mask over another number of nodes.
     """
-    if mask_size not in (0, node_type.num_nodes):
-        raise Refused(
-            f"input_nodes: a mask over {mask_size} nodes, expected one over the "
-            f"{node_type.num_nodes} of type {node_type.name!r}"
-        )
+    check_mask(node_type, mask_size)
     if split == "all":
         return node_type.num_nodes
     if split:
@@ -50,6 +46,15 @@ def count_seeds(
             f"{node_type.name!r}"
         )
     return ids.size
+
+
+def check_mask(node_type: NodeType, mask_size: int) -> None:
+    """Raises Refused: a mask over another number of nodes; 0: there is none."""
+    if mask_size not in (0, node_type.num_nodes):
+        raise Refused(
+            f"input_nodes: a mask over {mask_size} nodes, expected one over the "
+            f"{node_type.num_nodes} of type {node_type.name!r}"
+        )
 
 
 def count_edges(

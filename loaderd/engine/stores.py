@@ -12,6 +12,7 @@ from loaderd.errors import Refused
 from loaderd.memory.ledger import (
     LEAST_SESSION,
     EngineSettings,
+    enough_mem,
     graph_least,
     make_budgets,
     slot_bytes,
@@ -208,7 +209,8 @@ class Stores:
             if len(slots) < least:
                 raise Refused(
                     f"{store.path}: takes {least} slots of the arena, {len(slots)} are free: "
-                    "sessions have the others; try again later, or give more --mem"
+                    "sessions have the others; try again later, or serve with at least --mem "
+                    f"{self._with_more(least - len(slots))}"
                 )
             self._check_left(store, least, needed())
             size = self.arena.slot_bytes
@@ -232,8 +234,14 @@ class Stores:
             if left < needed:
                 raise Refused(
                     f"{store.path}: takes {least} slots of the arena and would leave {left}, "
-                    f"sessions without any need {needed}: try again later, or give more --mem"
+                    f"sessions without any need {needed}: try again later, or serve with at least "
+                    f"--mem {self._with_more(needed - left)}"
                 )
+
+    def _with_more(self, slots: int) -> str:
+        """The --mem with which the arena has so many slots more."""
+        unused = self.commons.unused_bytes
+        return enough_mem(self.settings, unused, slots * self.arena.slot_bytes)
 
     def _drop(self, engine: Engine) -> None:
         heir = next(e for e in self.all() if e is not engine)

@@ -38,6 +38,11 @@ class HopCut(NamedTuple):
         """Slots beside the arrays that are held."""
         return self.window * self.buffer + self.transit * self.run
 
+    @property
+    def least(self) -> int:
+        """The same, with one batch in flight."""
+        return self.buffer + self.transit * self.run
+
     def basis(self, num_arrays: int) -> str:
         """As a line of the ledger says it."""
         where = "in memory whole" if self.held else "passing by"
@@ -97,15 +102,19 @@ def cut_hops(
     least = buffer + transit * run
     if least > available:
         enough = enough_mem(settings, unused_bytes, (least - available) * slot_bytes)
-        raise Refused(
-            f"the session needs {format_bytes(least * slot_bytes)} of the arena for a batch of "
-            f"{rows} rows of {len(arrays)} arrays, {format_bytes(available * slot_bytes)} can be "
-            f"had: serve with at least --mem {enough}, or ask for a "
-            "smaller batch_size"
-        )
+        raise Refused(shortage_text(least * slot_bytes, available * slot_bytes, enough))
     share = room if asked else room // _SHARE  # others may want to be served too
     window = max(1, min(window, (share - transit * run) // buffer))
     return HopCut(ranges, False, 0, buffer, window, run, transit, min(window, usual))
+
+
+def shortage_text(least_bytes: int, available_bytes: int, enough: str) -> str:
+    """`enough`: the --mem that would do."""
+    return (
+        f"the session needs {format_bytes(least_bytes)} of the arena for a batch, "
+        f"{format_bytes(available_bytes)} can be had: serve with at least --mem {enough}, or ask "
+        "for a smaller batch_size"
+    )
 
 
 def passing_bytes(plan: HopPlan, arrays: Sequence[HopArray]) -> int:

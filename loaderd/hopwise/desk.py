@@ -11,14 +11,14 @@ from blockstore.io.arena import Arena
 from blockstore.io.reader import BlockReader
 from blockstore.store import Store
 from loaderd.devicecost import DeviceGauge
-from loaderd.errors import Refused
+from loaderd.errors import Refused, Shortage
 from loaderd.guarded import Guarded
-from loaderd.hopwise.cut import HopCut, cut_hops
+from loaderd.hopwise.cut import HopCut, cut_hops, shortage_text
 from loaderd.hopwise.files import HopArray, chosen_arrays
 from loaderd.hopwise.session import Deliver, HopSession
 from loaderd.hopwise.shelf import Held, Shelf
 from loaderd.hopwise.source import HeldRanges, HeldRows, PassingRanges, PassingRows, Source
-from loaderd.memory.ledger import EngineSettings, session_entry_name
+from loaderd.memory.ledger import EngineSettings, enough_mem, session_entry_name
 from loaderd.memory.slots import LOOK_WAIT_S, SlotBroker
 from loaderd.meter import add_counts
 from loaderd.plans.base import Part
@@ -118,7 +118,13 @@ class HopDesk:
                 return self._serve(number, plan, arrays, best)
             except Refused:  # free slots lie too far apart
                 best = cut(held=False)
-        return self._serve(number, plan, arrays, best)
+        try:
+            return self._serve(number, plan, arrays, best)
+        except Shortage:  # free slots that are not adjacent are of no use
+            slot, least, free = self._slot_bytes, best.least, self._broker.free()
+            free = free if free < least else 0
+            enough = enough_mem(self._settings, self._unused_bytes, (least - free) * slot)
+            raise Refused(shortage_text(least * slot, free * slot, enough)) from None
 
     def _serve(self, number: int, plan: HopPlan, arrays: list[HopArray], cut: HopCut) -> _Open:
         held = self._shelf.take(arrays) if cut.held else []

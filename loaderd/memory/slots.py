@@ -53,14 +53,16 @@ class SlotBroker:
         slots: Sequence[int],
         graph_slots: int,
         reservation: Reservation,
+        name_mem: Callable[[int], str],
     ) -> None:
         """`changed` guards both pools and is notified whenever a pin goes.
 
         slots         of the arena that are this broker's; the first `graph_slots` are the graph's
         reservation   what of the graph pool may be taken
+        name_mem      the --mem with which there are so many slots more
         """
         self._graph, self._rows, self._changed = graph, rows, changed
-        self._reservation = reservation
+        self._reservation, self._name_mem = reservation, name_mem
         self.graph_wish = graph_slots  # slots that the graph pool has while none is taken from it
         self.num_slots = len(slots)
         self._of_graph = np.zeros(graph.owned().size, np.bool_)
@@ -199,7 +201,7 @@ class SlotBroker:
             if _top_run(self._free_mask(pinned=True), count) < 0:  # batches in flight: no help
                 wait_s = min(wait_s, LOOK_WAIT_S)
             if not self._wait_for_slots(lambda: self._try_run(count, low), count, wait_s):
-                raise Shortage(self._shortage(count))
+                raise Shortage(self._shortage(count, 0))  # those that are free lie elsewhere
             self._count(count)
             return self._found
 
@@ -210,7 +212,7 @@ class SlotBroker:
             enough = self._free_mask(pinned=True).sum() >= count
             wait_s = WAIT_S if enough else LOOK_WAIT_S
             if not self._wait_for_slots(lambda: self._free_mask().sum() >= count, count, wait_s):
-                raise Shortage(self._shortage(count))
+                raise Shortage(self._shortage(count, int(self._free_mask().sum())))
             chosen = self._remove_each(np.flatnonzero(self._free_mask())[::-1][:count])
             self._count(count)
             return chosen
@@ -253,10 +255,13 @@ class SlotBroker:
         if hasattr(self._limit, "left"):
             self._limit.left -= count
 
-    def _shortage(self, count: int) -> str:
+    def _shortage(self, count: int, useful: int) -> str:
+        """`useful`: free slots that would be among these."""
+        side_by_side = "" if useful else " side by side"
         return (
-            f"needs {count} arena slots; {int(self._free_mask().sum())} are free, the others serve "
-            "sessions; detach one, ask for a smaller batch, or give more --mem"
+            f"needs {count} arena slots{side_by_side}, {int(self._free_mask().sum())} are free, "
+            "sessions hold the others: close one, ask for a smaller batch, or serve with at least "
+            f"--mem {self._name_mem(count - useful)}"
         )
 
     def _free_mask(self, pinned: bool = False) -> NDArray[np.bool_]:

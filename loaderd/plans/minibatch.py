@@ -60,10 +60,12 @@ class MinibatchPlan:
             ends = num_ends(self.resolved.edges, units)
             seeds = ends if self._trees else min(ends, self._bounds.num_nodes)
         layers = self.resolved.frontier == "layer"
+        # a node that is given as a seed several times is expanded as often, other nodes once
+        repeated = seeds if self.resolved.edges is None else 0
         frontier, edges, nodes = [seeds], [], seeds
         for fanouts in self.resolved.fanouts:
             found = tuple(
-                self._most_edges(frontier[-1], seeds, fanout, total)
+                self._most_edges(frontier[-1], repeated, fanout, total)
                 for fanout, total in zip(fanouts, self._bounds.num_edges, strict=True)
             )
             edges.append(found)
@@ -71,14 +73,21 @@ class MinibatchPlan:
             nodes += new
             whole = nodes if self._trees else min(nodes, self._bounds.num_nodes + seeds)
             frontier.append(whole if layers else new)
+            repeated *= layers
         if not self._trees:
             nodes = min(nodes, self._bounds.num_nodes + seeds)
         return Shape(units, tuple(frontier[:-1]), tuple(edges), nodes, ends)
 
-    def _most_edges(self, frontier: int, seeds: int, fanout: int, total: int) -> int:
-        """Edges that a hop finds over a relation of `total` edges; a seed may be given twice."""
+    def _most_edges(self, frontier: int, repeated: int, fanout: int, total: int) -> int:
+        """Edges that a hop finds over a relation of `total` edges.
+
+        repeated   nodes of the frontier that may be equal to others of it
+        """
         if fanout < 0:
             return total
-        if self.resolved.replace or self._trees:
+        if self.resolved.replace:
             return frontier * fanout
-        return min(frontier * fanout, total + seeds * fanout)
+        fanout = min(fanout, total)
+        if self._trees:
+            return frontier * fanout
+        return min(frontier * fanout, total + repeated * fanout)

@@ -19,10 +19,11 @@ from blockstore.errors import StoreError
 from blockstore.store import Store, open_store
 from loaderd.batch.failures import error_text
 from loaderd.engine.least import least_slots
+from loaderd.engine.opening import check_possible
 from loaderd.engine.production import Deliver, Out
 from loaderd.engine.stores import Stores
 from loaderd.errors import DaemonError, Refused, SessionLost
-from loaderd.memory.ledger import request_bytes
+from loaderd.memory.ledger import LEAST_SESSION, request_bytes
 from loaderd.memory.slots import RequestArea, SlotBroker
 from loaderd.meter import add_counts
 from loaderd.plans.chunks import METHOD_OF
@@ -140,6 +141,14 @@ class Exchange:
             held = sum(g.order.ids.nbytes for g in groups.values() if g.order.ids is not None)
             room = request_bytes(self.settings.mem_bytes) // _KEPT
             return key in groups or held + seeds.nbytes <= room
+
+    def check(self, request: Attach) -> None:
+        """Raises Refused: the request can never be served, even if all others leave."""
+        engine, others = self._stores.find(request.store), self._stores.all()
+        most = sum(other.broker.num_slots - other.least_slots for other in others)
+        check_possible(
+            engine.store.manifest, request, self.settings, engine.budget, most + LEAST_SESSION
+        )
 
     def borrow(self, request: Attach) -> RequestArea:
         """Room for the numbers of a request, until it has been served.  Raises Refused."""
@@ -301,7 +310,7 @@ class Exchange:
         if waiting and self._stores.fresh(stores):
             raise Refused(
                 f"{waiting} sessions wait for memory that another store would take: try again "
-                "when they are served, or give more --mem"
+                "when they are served"
             )
 
     def _sweep(self, again: bool = False) -> None:

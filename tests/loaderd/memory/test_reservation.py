@@ -52,7 +52,7 @@ class Parts:
         self.reservation = Reservation(num_blocks, WORKERS)
         self.graph, rows = BlockPool(num_blocks, 2 * owned), BlockPool([1], 2 * owned)
         self.broker = SlotBroker(
-            self.graph, rows, self.changed, range(2 * owned), owned, self.reservation
+            self.graph, rows, self.changed, range(2 * owned), owned, self.reservation, str
         )
         self.reader = Reader(len(num_blocks))
         self.residency = Residency(

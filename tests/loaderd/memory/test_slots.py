@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from blockstore.pool import BlockPool
-from loaderd.errors import Refused
+from loaderd.errors import Refused, Shortage
 from loaderd.memory import slots
 from loaderd.memory.ledger import LEAST_SESSION
 from loaderd.memory.reservation import Reservation
@@ -28,7 +28,9 @@ class Store:
         self.graph, self.rows = BlockPool([20], ARENA), BlockPool([60], ARENA)
         reservation = Reservation([20], workers=0)
         assert reservation.minimum == LEAST
-        self.broker = SlotBroker(self.graph, self.rows, self.changed, list(own), 6, reservation)
+        self.broker = SlotBroker(
+            self.graph, self.rows, self.changed, list(own), 6, reservation, lambda n: f"{n} more"
+        )
 
     def owned(self) -> set[int]:
         return set(np.flatnonzero(self.graph.owned() | self.rows.owned()).tolist())
@@ -90,8 +92,24 @@ def test_the_graph_keeps_its_least_and_rows_go_first():
     assert store.broker.available() == 4
     assert len(store.broker.take(4)) == 4
     assert store.broker.graph_slots() == LEAST
-    with pytest.raises(Refused, match="needs 1 arena slots; 0 are free"):
+    with pytest.raises(Refused, match="needs 1 arena slots side by side, 0 are free"):
         store.broker.take(1)
+
+
+def test_the_memory_that_a_shortage_names_is_enough():
+    """Of slots that lie apart none is counted for a run."""
+    store = Store(range(14))
+    store.broker.take(12)
+    store.broker.give([6, 8, 10, 12])
+    named = "4 are free.*at least --mem 3 more"
+    with pytest.raises(Shortage, match=f"needs 3 arena slots side by side, {named}"):
+        store.broker.take_run(3, 0)
+    with pytest.raises(Shortage, match=f"needs 7 arena slots, {named}"):
+        store.broker.take(7)
+    store.broker.accept([20, 21, 22], 0)
+    assert store.broker.take_run(3) == 20
+    store.broker.give([20, 21, 22])
+    assert len(store.broker.take(7)) == 7
 
 
 def test_a_store_that_gives_slots_away_can_still_serve_a_session():

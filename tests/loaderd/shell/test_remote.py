@@ -66,7 +66,7 @@ class Far:
 def give_slots(engine):
     """What couriers take their buffers from."""
     pools = BlockPool([1], 2), BlockPool([1], 2)
-    engine.broker = SlotBroker(*pools, threading.Condition(), range(2), 0, Reservation([1], 1))
+    engine.broker = SlotBroker(*pools, threading.Condition(), range(2), 0, Reservation([1], 1), str)
 
 
 @pytest.fixture
@@ -173,7 +173,7 @@ def test_without_keys_only_loopback_is_listened_at(tmp_path):
 
 def test_a_thread_takes_no_more_slots_than_it_may():
     pools = BlockPool([4], 16), BlockPool([4], 16)
-    broker = SlotBroker(*pools, threading.Condition(), range(16), 4, Reservation([4], 0))
+    broker = SlotBroker(*pools, threading.Condition(), range(16), 4, Reservation([4], 0), str)
     assert broker.available() == 14
     with broker.at_most(5):
         assert broker.available() == 5
