@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import functools
+import itertools
 import logging
 import os
 import threading
@@ -102,6 +103,9 @@ class Serving(Protocol):
     def attach(self, request: Attach, seeds: NDArray[np.int64] | None) -> Attached:
         """Open a session; may read from disk."""
 
+    def check(self, request: Attach) -> None:
+        """Raises Refused: the request can never be served."""
+
     def borrow(self, request: Attach) -> RequestArea:
         """Room for the numbers of a request."""
 
@@ -143,6 +147,7 @@ class Daemon:
         self._refusals = Throttle(REFUSALS_LOGGED)
         self._attaching = asyncio.Lock()
         self._borrowing = asyncio.Lock()  # of room for the numbers of a request
+        self._borrowers = 0  # requests that have this room, or wait for it
         self._intake: Intake | None = None  # of whom numbers are on their way
         self._owners: dict[int, tuple[str, int]] = {}  # of sessions: whose, and their windows
         self._path, self._remote = endpoint.path, None
@@ -363,6 +368,7 @@ class Daemon:
         if owner is None:
             raise Refused(f"token {peer.token} is not one that was given to this client")
         check_attach(request)
+        self._engine.check(request)  # now: it need not wait for those before it
         if self._registry.is_opening(peer, request):
             return
         if (answered := self._registry.begin(peer, request)) is not None:
@@ -376,8 +382,7 @@ class Daemon:
         """Attach, and answer."""
         try:
             if request.ids:
-                async with self._borrowing:
-                    attached = await self._open_with_numbers(peer, request, owner)
+                attached = await self._open_with_numbers(peer, request, owner)
             else:
                 attached = await self._open_one(peer, request, owner, None)
             if attached is None:  # it left while it waited for its turn
@@ -402,18 +407,28 @@ class Daemon:
             self._detach(attached.session)
 
     async def _open_with_numbers(self, peer: Peer, request: Attach, owner: str) -> Attached | None:
-        """Have the numbers of a request sent to the arena, and attach."""
-        if not self._is_there(peer):
-            return None
-        borrow = functools.partial(self._borrow, request, self._room_of(owner))
-        area = await self._loop.run_in_executor(self._attacher, borrow)
+        """Have the numbers of a request sent to the arena, and attach.  One after the other."""
+        self._borrowers += 1
         try:
-            self._intake = Intake(peer, request, area)
-            await self._intake.fill(lambda message: self._send(peer.caller, message))
-            return await self._open_one(peer, request, owner, area)
+            for turn in itertools.count():
+                async with self._borrowing:
+                    if not self._is_there(peer):
+                        return None
+                    borrow = functools.partial(self._borrow, request, self._room_of(owner))
+                    area = await self._loop.run_in_executor(self._attacher, borrow)
+                    try:
+                        self._intake = Intake(peer, request, area, turn)
+                        if await self._intake.fill(
+                            lambda message: self._send(peer.caller, message),
+                            lambda: self._borrowers > 1,
+                        ):
+                            return await self._open_one(peer, request, owner, area)
+                    finally:
+                        self._intake = None
+                        area.give_back()  # not in the thread: an attach there may wait for it
         finally:
-            self._intake = None
-            area.give_back()  # not in the thread: an attach there may wait for these slots
+            self._borrowers -= 1
+        raise AssertionError
 
     async def _open_one(
         self, peer: Peer, request: Attach, owner: str, area: RequestArea | None

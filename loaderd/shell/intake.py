@@ -2,6 +2,10 @@
 
 A request announces how many there are.  They are asked for when a run of slots is there for them, a
 few pieces at a time, so that no client can make the daemon hold more than these on the way.
+
+One request at a time has such a run.  A client that sends nothing for `TURN_S` while others wait
+loses its turn: it is asked again, from the first number on, after those who waited.  So a client
+keeps each of the others waiting for `TURNS * TURN_S` at most; the last lost turn is a refusal.
 """
 
 import asyncio
@@ -18,6 +22,8 @@ from loaderd.shell.registry import Peer
 PIECE = 1 << 14  # numbers of a piece: 128 KiB
 AHEAD = 4  # pieces that are asked for and have not come
 PIECE_S = 10.0  # for the next piece
+TURN_S = 1.0  # likewise, while others wait
+TURNS = 3  # that a request may lose
 LEAST_RATE = 1 << 20  # numbers a second, of all of them: others wait for the room
 
 
@@ -29,13 +35,15 @@ class Intake:
         peer: Peer,
         request: Attach,
         area: RequestArea,
+        turn: int = 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`clock` in seconds."""
+        """`turn`: how many this request has lost before; `clock` in seconds."""
         self.peer, self.request, self._area, self._clock = peer, request.request, area, clock
         self._numbers = area.numbers
         self._asked = self._come = 0  # numbers
         self._end = clock() + PIECE_S + self._numbers.size / LEAST_RATE
+        self._turn = turn
         self._failure: Exception | None = None
         self._changed = asyncio.Event()
 
@@ -50,6 +58,8 @@ class Intake:
 
     def take(self, message: Ids) -> None:
         """A piece has come.  Raises BadMessage: it is not the next one that was asked for."""
+        if self._turn and message.first != self._come:
+            return  # of what was asked for in an earlier turn
         count = len(message.numbers) // 8
         expected = min(PIECE, self._asked - self._come)
         if (message.first, len(message.numbers)) != (self._come, 8 * expected) or not expected:
@@ -68,23 +78,40 @@ class Intake:
         self._failure = error
         self._changed.set()
 
-    async def fill(self, send: Callable[[IdsWanted], bool]) -> None:
-        """Ask for the numbers and wait for them.  Raises Refused, BadMessage."""
+    async def fill(self, send: Callable[[IdsWanted], bool], waited_for: Callable[[], bool]) -> bool:
+        """Ask for the numbers and wait for them.  Raises Refused, BadMessage.
+
+        waited_for   whether other requests wait for their turn
+
+        Returns False if this one has lost its turn.
+        """
+        since = self._clock()
         while self._come < self._numbers.size:
             for message in self.wanted():
                 if not send(message):
                     raise Refused("ids: the client is gone")
-            left = min(PIECE_S, self._end - self._clock())
+            end = min(since + PIECE_S, self._end)
+            left = min(TURN_S, end - self._clock())
             try:
                 await asyncio.wait_for(self._changed.wait(), max(0.0, left))
             except TimeoutError:
-                raise Refused(
-                    f"ids: {self._come} of {self._numbers.size} numbers came in time, expected one "
-                    f"piece in {PIECE_S:g} s and {LEAST_RATE:,} a second"
-                ) from None
+                lost = waited_for()
+                if self._clock() >= end or (lost and self._turn + 1 >= TURNS):
+                    raise self._late() from None
+                if lost:
+                    return False
+                continue
+            since = self._clock()
             self._changed.clear()
             if self._failure is not None:
                 raise self._failure
+        return True
+
+    def _late(self) -> Refused:
+        return Refused(
+            f"ids: {self._come} of {self._numbers.size} numbers came in time, expected one piece "
+            f"in {PIECE_S:g} s ({TURN_S:g} s while others wait) and {LEAST_RATE:,} a second"
+        )
 
     def entry(self) -> LedgerEntry:
         """What it takes of the pools."""

@@ -68,6 +68,9 @@ class FakeEngine:
             relations=(("node", "to", "node"),),
         )  # fmt: skip
 
+    def check(self, request: Attach) -> None:
+        pass
+
     def borrow(self, request: Attach) -> Any:
         self.borrowed += 1
         numbers = np.zeros(request.ids, "<i8")

@@ -155,6 +155,66 @@ def test_a_client_that_sends_no_numbers_is_refused_in_the_end(shell, client, mon
     assert shell.engine.borrowed == 0
 
 
+def test_a_client_that_keeps_its_numbers_back_loses_its_turn_to_those_who_wait(
+    shell, client, monkeypatch
+):
+    """It is asked again from the first number on, and what it sends twice is taken once."""
+    monkeypatch.setattr(intake, "TURN_S", 0.05)
+    monkeypatch.setattr(intake, "PIECE_S", 1000.0)
+    ids = np.arange(PIECE + 1)
+    request = Attach(token=client.welcome.token, request=1, split="", ids=ids.size)
+    pieces = [
+        Ids(request=1, first=0, numbers=ids[:PIECE].tobytes()),
+        Ids(request=1, first=PIECE, numbers=ids[PIECE:].tobytes()),
+    ]
+    assert isinstance(client.ask(request), IdsWanted)
+    assert isinstance(client.receive(), IdsWanted)
+    client.send(pieces[0])
+    other = Client(shell.endpoint)
+    assert isinstance(other.attach(bytes(8), split=""), Attached)
+    assert [client.receive().first for _ in range(2)] == [0, PIECE]
+    for piece in (pieces[1], *pieces):  # the first of them was asked for in the turn before
+        client.send(piece)
+    assert isinstance(client.receive(), Attached)
+    np.testing.assert_array_equal(shell.engine.ids, ids)
+    assert shell.engine.borrowed == 0
+    other.close()
+
+
+def test_a_client_that_loses_turn_after_turn_is_refused(shell, client, monkeypatch):
+    monkeypatch.setattr(intake, "TURN_S", 0.05)
+    monkeypatch.setattr(intake, "PIECE_S", 0.1)
+    others = [Client(shell.endpoint) for _ in range(2)]
+    for number, other in enumerate(others):
+        other.send(Attach(token=other.welcome.token, request=number, split="", ids=1))
+    found = []
+    for other in others:
+        while not isinstance(message := other.receive(), ErrorReply):
+            found.append(message)
+        assert "0 of 1 numbers came in time" in message.message
+    assert all(isinstance(message, IdsWanted) for message in found)
+    assert isinstance(client.attach(bytes(8), split=""), Attached)
+    assert shell.engine.borrowed == 0
+    for other in others:
+        other.close()
+
+
+def test_what_can_never_be_served_does_not_wait_for_those_before_it(shell, client, monkeypatch):
+    def check(request: Attach) -> None:
+        if request.batch_size > 1000:
+            raise Refused("at least --mem 7M")
+
+    monkeypatch.setattr(shell.engine, "check", check)
+    other = Client(shell.endpoint)
+    request = Attach(token=other.welcome.token, request=1, split="", ids=1)
+    assert isinstance(other.ask(request), IdsWanted)  # and nothing more comes of it
+    reply = client.ask(
+        Attach(token=client.welcome.token, request=1, split="", ids=1, batch_size=1001)
+    )
+    assert (reply.error, reply.message) == ("Refused", "at least --mem 7M")
+    other.close()
+
+
 def test_a_repeated_attach_opens_one_session(shell, client):
     shell.engine.may_attach.clear()
     request = Attach(token=client.welcome.token, request=1)
