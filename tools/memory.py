@@ -36,20 +36,14 @@ from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
-from random import Random
 from typing import Any, NamedTuple
 
-import numpy as np
-import zmq
-from msgspec import structs
-
 from blockstore.units import parse_bytes
-from clients.connection.session import Attachment, Session
 from clients.torch import NeighborDataset
-from loaderd.errors import DaemonError, Refused
-from loaderd.protocol import Attach, Ids, SeedEdges, Temporal, encode
+from loaderd.errors import Refused
+from tools.attackers import Honest, attempt, ledger
 from tools.bench.resources import resident_bytes
-from tools.bench.setup import GraphSize, command, make_graph
+from tools.bench.setup import GraphSize, command, make_graph, make_store, make_timed_graph
 from tools.machine import machine, today
 from tools.tree import differences, file_digests, one_digest, split_options
 
@@ -57,7 +51,6 @@ SLACK_BYTES = 256 << 20  # interpreter and libraries
 _END_S = 30.0
 _LOOK_S = 0.01  # between looks at the memory of an ingest
 _ATTACHERS = 6  # clients at a time
-_KINDS = ("ids", "times", "mask", "edges", "fanouts", "none", "others", "large", "ids")
 _V1, _V2 = Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")
 
 
@@ -245,95 +238,44 @@ def both(arguments: argparse.Namespace) -> dict[str, Any]:
 def attach(arguments: argparse.Namespace) -> dict[str, Any]:
     """Serve a graph to clients that ask for too much; returns what is printed.
 
-    Raises SystemExit: there were kills, or what was neither a batch nor a refusal.
+    Raises SystemExit: there were kills, another error than a refusal, a trainer beside them that
+    was not served, or memory that was not given back.
     """
     size = GraphSize(arguments.nodes, arguments.degree, arguments.features)
-    graph = make_graph(Path(arguments.folder), size)
-    limit = parse_bytes(arguments.mem) + SLACK_BYTES
-    peak, ends = 0, Counter[str]()
-    with tempfile.TemporaryDirectory(dir=arguments.folder) as name, group(limit) as limits:
-        store = Path(name) / "store"
-        command("preprocess", "ingest", str(graph), str(store), "--mem", "1G", "--no-summary")
+    folder, limit = Path(arguments.folder), parse_bytes(arguments.mem) + SLACK_BYTES
+    store, peak = make_store(folder, make_timed_graph(folder, size)), 0
+    with tempfile.TemporaryDirectory(dir=folder) as name, group(limit) as limits:
         with (
             serving_inside(limits, store, Path(name), arguments.mem) as (endpoint, pid),
             ThreadPoolExecutor(_ATTACHERS) as pool,
         ):
+            before, honest, begun = ledger(endpoint), Honest(endpoint), time.monotonic()
             idle = resident_bytes([pid])
             tries = [
-                pool.submit(_attempt, endpoint, number, arguments.nodes)
+                pool.submit(attempt, endpoint, number, arguments.nodes)
                 for number in range(arguments.attempts)
             ]
             while not all(t.done() for t in tries):
                 peak = max(peak, resident_bytes([pid]))
                 wait(tries, _LOOK_S, return_when=FIRST_EXCEPTION)
-            ends.update(t.result() for t in tries)
+            seconds = time.monotonic() - begun
+            honest.close()
+            given_back = ledger(endpoint) == before
         kills = limits.kills()
+    found = [t.result() for t in tries]
+    ends = Counter(a.end for a in found)
     line = {
         "bench": "memory of attaches", "date": today(), "machine": machine(),
         "mem": arguments.mem, "limit_bytes": limit, "nodes": arguments.nodes,
-        "attempts": arguments.attempts, "ends": dict(ends), "serve_idle_bytes": idle,
-        "serve_peak_bytes": peak, "kills": kills,
+        "attempts": arguments.attempts, "ends": dict(ends), "seconds": round(seconds, 1),
+        "longest_s": {a.kind: a.seconds for a in sorted(found, key=lambda a: a.seconds)},
+        "serve_idle_bytes": idle, "serve_peak_bytes": peak, "kills": kills,
+        "beside": [honest.batches, honest.longest_s, honest.error], "given_back": given_back,
     }  # fmt: skip
     _put(line, arguments.out)
-    if kills or ends["failed"]:
+    if kills or ends["failed"] or honest.error or not given_back:
         raise SystemExit(f"--mem {arguments.mem}: {kills} kills, {ends['failed']} other errors")
     return line
-
-
-def _attempt(endpoint: str, number: int, nodes: int) -> str:
-    """One client: "served", "refused", "odd" of what no dataset does, or "failed"."""
-    random = Random(number)
-    kind, count = number % len(_KINDS), 1 << random.randint(10, 24)
-    ids = np.random.default_rng(number).integers(0, nodes, count)
-    asked = Attach(
-        token=0, request=0, split="", num_neighbors=(5, 5), batch_size=random.choice((64, 1024)),
-        seed=number,
-    )  # fmt: skip
-    variants: dict[str, dict[str, Any]] = {
-        "times": {"temporal": Temporal()},
-        "edges": {"edges": SeedEdges()},
-        "mask": {"mask_size": random.choice((nodes, nodes + 1, 1 << 62))},
-        "fanouts": {"num_neighbors": (1 << 16,) * 16, "batch_size": 1 << 24},
-    }
-    try:
-        if _KINDS[kind] in ("none", "others", "large"):
-            _send_odd(endpoint, _KINDS[kind], asked, random)
-            return "odd"
-        session = Session(endpoint, structs.replace(asked, **variants.get(_KINDS[kind], {})), ids)
-        try:
-            session.start(0, 0)
-            batch = session.receive_batch(0)
-            session.release(0, batch.rows.group)
-        finally:
-            session.close()
-    except Refused:
-        return "refused"
-    except DaemonError:
-        return "failed"
-    return "served"
-
-
-def _send_odd(endpoint: str, kind: str, asked: Attach, random: Random) -> None:
-    """Attaches of a client that does not keep to the protocol; it leaves without a word."""
-    attachment = Attachment(endpoint)
-    dealer: zmq.Socket[bytes] = attachment.context.socket(zmq.DEALER)
-    dealer.setsockopt(zmq.LINGER, 0)
-    dealer.connect(endpoint)
-    try:
-        for request in range(20):
-            message = structs.replace(
-                asked, token=attachment.token, request=request, ids=1 << random.randint(0, 24)
-            )
-            dealer.send(encode(message))
-            if kind == "others":
-                size = random.choice((7, 8, 1 << 17))
-                dealer.send(encode(Ids(request=request, first=0, numbers=bytes(size))))
-            if kind == "large":
-                dealer.send(bytes(random.choice((1 << 18, 1 << 19, 1 << 27))))
-        dealer.poll(1000)
-    finally:
-        dealer.close()
-        attachment.close()
 
 
 def macro(arguments: argparse.Namespace) -> dict[str, Any]:

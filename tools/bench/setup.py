@@ -1,11 +1,14 @@
 """Graphs, stores and daemons for benches: made once under a folder, found again the next time."""
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+import numpy as np
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +37,22 @@ def make_graph(folder: Path, size: GraphSize) -> Path:
             "preprocess", "generate", str(path), "--nodes", str(size.nodes), "--degree",
             str(size.degree), "--features", str(size.features), "--classes", str(size.classes),
         )  # fmt: skip
+    return path
+
+
+def make_timed_graph(folder: Path, size: GraphSize) -> Path:
+    """The same graph, each edge with a time in [0, nodes)."""
+    graph = make_graph(folder, size)
+    path = graph.with_name(f"{graph.name}-times")
+    if not (path / "edge_time.npy").exists():
+        path.mkdir(exist_ok=True)
+        for file in graph.iterdir():
+            if not (path / file.name).exists():
+                os.link(file, path / file.name)
+        num_edges = np.load(graph / "edge_index.npy", mmap_mode="r").shape[1]
+        times = np.random.default_rng(0).integers(0, size.nodes, num_edges, dtype=np.int32)
+        np.save(path / "times.npy", times)
+        (path / "times.npy").rename(path / "edge_time.npy")
     return path
 
 
