@@ -25,10 +25,14 @@ from clients.torch import NeighborDataset
 from loaderd.engine.engine import default_settings
 from loaderd.engine.stores import Stores
 from loaderd.errors import DaemonError
+from loaderd.protocol import Attach
 from loaderd.sharing.exchange import Exchange
 from loaderd.shell.daemon import Daemon
 from loaderd.wire.endpoint import Endpoint, claim
 from tests.blockstore.damage import MAKERS, damaged, files_of, kind_of, random_flips
+from tests.graphs import Csc
+from tests.loaderd.serving import Serving, Trainer
+from tests.stores import write_store
 
 FLIPS = int(os.environ.get("BLOCKSTORE_SERVED", "4"))
 MEM, WAIT_S = 24 << 20, 30
@@ -125,6 +129,46 @@ def digests(kind: str, store: Path, folder: Path) -> list[str]:
                 found.append(f"refused: {error}")
             else:
                 found.append(total.hexdigest())
+
+
+def test_a_session_that_meets_hostile_content_leaves_others_at_work(tmp_path: Path):
+    """A block with right checksums that names sources beyond the last node."""
+    nodes, degree = 4000, 8
+    rng = np.random.default_rng(0)
+    half = nodes // 2  # of one half no path leads to the other
+    indices = rng.integers(0, half, nodes * degree) + half * np.repeat([0, 1], half * degree)
+    indices[: half * degree : 100] = nodes + 7
+    indptr = np.arange(nodes + 1) * degree
+    graph = Csc(indptr, indices, np.arange(indices.size))
+    write_store(tmp_path / "store", graph, np.arange(nodes))
+    serving = Serving(tmp_path / "store", 400 << 10)
+    assert serving.engine.broker.graph_wish < serving.engine.budget.graph_blocks
+
+    def attach(ids: Any) -> Trainer:
+        asked = Attach(
+            token=0, request=1, split="", ids=ids.size, plan="minibatch", num_neighbors=(5, 5),
+            batch_size=20,
+        )  # fmt: skip
+        trainer = Trainer(serving, serving.exchange.attach(asked, ids).session)
+        trainer.start()
+        return trainer
+
+    good = attach(np.arange(half, nodes))
+    before = [good.consume(step) for step in range(3)]
+    bad = attach(np.arange(half))
+    with serving.came:
+        assert serving.came.wait_for(lambda: bool(serving.errors), WAIT_S)
+        (error,) = serving.errors
+        serving.errors.clear()
+    assert (error.session, error.error) == (bad.session, "BatchFailed")
+    assert "source" in error.message
+    for step in range(3, half // 20):
+        good.consume(step)
+    good.start()
+    assert [good.consume(step) for step in range(3)] == before
+    bad.detach()
+    good.detach()
+    serving.close()
 
 
 def is_refused(said: str) -> bool:

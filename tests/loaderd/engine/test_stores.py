@@ -226,6 +226,26 @@ def test_a_reload_leaves_what_sessions_without_a_line_need(folders):
         exchange.detach(session)
 
 
+def test_a_reload_takes_nothing_that_a_session_waits_for(folders):
+    """One that was cut down, or fell behind: it would wait for ever."""
+    with Daemon(folders[:1], 24 << 20, reserve=4 << 20) as daemon:
+        exchange, session = daemon.exchange, daemon.attach("a").session
+        with exchange._book.lock:
+            seat = exchange._book.sessions[session]
+            seat.wants = True
+        daemon.paths = folders[:2]
+        with pytest.raises(Refused, match="1 sessions wait for memory that another store would"):
+            exchange.reload()
+        assert daemon.names() == {"a": False}
+        daemon.paths = folders[:1]
+        assert exchange.reload() == []  # which opens none
+        with exchange._book.lock:
+            seat.wants = False
+        daemon.paths = folders[:2]
+        assert exchange.reload()
+        exchange.detach(session)
+
+
 def test_a_daemon_of_two_stores_is_reloaded_by_its_owner(folders, tmp_path):
     config, endpoint = tmp_path / "c.toml", f"ipc://{tmp_path}/d"
     config.write_text(f'store = ["{folders[0]}", "{folders[1]}"]\nendpoint = "{endpoint}"\n')

@@ -11,10 +11,11 @@ from msgspec import structs
 
 from loaderd.errors import Refused
 from loaderd.memory.slots import WAIT_S
-from loaderd.protocol import Attach, BatchReady
+from loaderd.protocol import Attach, Attached, BatchReady
 from loaderd.sharing import exchange, linewatch
 from loaderd.sharing import line as shared_line
 from loaderd.sharing.line import Lease, Line
+from loaderd.sharing.linebook import Key, Order
 from loaderd.sharing.patience import FIRST_S, SETTLE_S, Patience, allowed_s
 from tests.loaderd.samples import GROUP, SAMPLES
 from tests.loaderd.serving import Serving, Trainer
@@ -178,6 +179,70 @@ def test_a_line_is_not_waited_for_where_nothing_moves(store: Path):
     assert [one.consume(step) for step in range(2, STEPS)]
     del meter.times
     one.detach()
+    serving.close()
+
+
+def wait_lent(trainer: Trainer, line: Line) -> None:
+    """Until a batch of a line has been delivered to its only session."""
+    with trainer.serving.came:
+        assert trainer.serving.came.wait_for(lambda: bool(line.lent), WAIT_S)
+
+
+def release_all(trainer: Trainer, line: Line) -> int:
+    """Give back what is lent of a line, which lends no more; returns the next step."""
+    with trainer.serving.exchange._book.lock:
+        line.closing = True
+        steps = sorted(line.followers[trainer.session].held)
+    for step in steps:
+        trainer.consume(step)
+    assert not line.lent
+    return steps[-1] + 1
+
+
+def test_a_line_that_cannot_do_with_its_share_gets_back_what_it_had(store: Path):
+    """Its sessions would else look for a line, and take the one that this was ended for."""
+    serving = Serving(store, 8 * TIGHT)
+    trainer = serving.attach()
+    maker, book = serving.exchange._maker, serving.exchange._book
+    with book.lock:
+        ((line,),) = (list(group.lines) for group in book.groups.values())
+    trainer.start()
+    wait_lent(trainer, line)
+    step = release_all(trainer, line)
+    with maker.opening:
+        maker._replace(line, share=1)  # no session can do with a slot
+    with book.lock:
+        ((other,),) = (list(group.lines) for group in book.groups.values())
+        assert other is not line
+        assert book.sessions[trainer.session].line is other
+    trainer.consume(step)
+    trainer.detach()
+    serving.close()
+
+
+def test_a_session_that_lost_its_line_has_no_other_one_cut_down(store: Path, monkeypatch):
+    """Two sessions that need most of the arena would take it from each other for ever."""
+    serving, cuts = Serving(store, 8 * TIGHT), list[bool]()
+    trainer = serving.attach()
+    maker, book = serving.exchange._maker, serving.exchange._book
+    open_line = maker.open_line
+
+    def opened(key: Key, order: Order, cut: bool = True) -> tuple[Attached, Line]:
+        cuts.append(cut)
+        return open_line(key, order)
+
+    monkeypatch.setattr(maker, "_line_instead", lambda *_: None)
+    monkeypatch.setattr(maker, "open_line", opened)
+    with book.lock:
+        ((line,),) = (list(group.lines) for group in book.groups.values())
+    trainer.start()
+    wait_lent(trainer, line)
+    step = release_all(trainer, line)
+    with maker.opening:
+        maker._replace(line, share=1)
+    trainer.consume(step)
+    assert cuts == [False]
+    trainer.detach()
     serving.close()
 
 
