@@ -90,3 +90,16 @@ def test_a_run_beyond_its_memory_fails(changes, other, words):
     memory._check(line, [])
     with pytest.raises(SystemExit, match=words):
         memory._check(line | changes, other)
+
+
+@pytest.mark.usefixtures("groups")
+def test_clients_that_ask_for_too_much_are_served_or_refused_inside_a_group(tmp_path):
+    """One of each kind, times among them, but the one that keeps its numbers back for seconds."""
+    words = ["attach", "--folder", str(tmp_path), "--nodes", "20000", "--features", "16"]
+    found = memory.main([*words, "--degree", "5", "--mem", "48M", "--attempts", "8"])
+    assert (found["kills"], found["given_back"]) == (0, True)
+    assert set(found["ends"]) <= {"served", "refused", "odd"}
+    assert found["ends"]["odd"] == 3
+    batches, _, error = found["beside"]
+    assert batches > 0
+    assert not error
