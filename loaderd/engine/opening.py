@@ -89,9 +89,13 @@ def resolve_request(
     else:
         found = seed_type(manifest, request)
         num_seeds = count_seeds(found, request.split, ids, request.mask_size)
-    if times.size not in (0, num_seeds):
-        raise Refused(f"times: {times.size} for {num_seeds} seeds, expected one for each")
+    _check_times(times.size, num_seeds)
     return resolve(manifest, request, name, num_seeds)
+
+
+def _check_times(num_times: int, num_seeds: int) -> None:
+    if num_times not in (0, num_seeds):
+        raise Refused(f"times: {num_times} for {num_seeds} seeds, expected one for each")
 
 
 def check_possible(
@@ -108,6 +112,7 @@ def check_possible(
     check_numbers(manifest, request, settings, budget, slots, most)
     if request.split:
         resolved = resolve_request(manifest, request, None)
+        _check_times(request.ids, resolved.num_seeds)
     else:
         resolved = resolve(manifest, request, "ids", request.ids // num_parts(request))
         if request.edges is None:
