@@ -1,6 +1,7 @@
 """Fixtures shared by all tests: real graphs, unpacked once, and a small generated one."""
 
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -24,7 +25,7 @@ CACHE = Path(tempfile.gettempdir()) / "blockstore-test-data"
 # take minutes: pytest --hypothesis-profile=shrink does it.  First calls of kernels compile them, so
 # that no example has a deadline; without the compiler there are few.
 settings.register_profile(
-    "shrink", deadline=None, max_examples=10 if config.DISABLE_JIT else 100, phases=tuple(Phase)
+    "shrink", deadline=None, max_examples=10 if config.DISABLE_JIT else 40, phases=tuple(Phase)
 )
 settings.register_profile(
     "at once", settings.get_profile("shrink"), report_multiple_bugs=False,
@@ -36,14 +37,17 @@ settings.load_profile("at once")
 SLOW_S = 600  # for a test that is marked `slow`; the others have `timeout` of pyproject.toml
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
+        if item.get_closest_marker("long") and not config.getoption("--long"):
+            item.add_marker(pytest.mark.skip(reason="runs with --long only"))
         if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(SLOW_S))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """`--schedules 10000`: the long form of `tests/loaderd/test_schedules.py`."""
+    parser.addoption("--long", action="store_true", help="run tests that are marked `long` too")
     parser.addoption("--schedules", type=int, default=60, help="of threads, tried at random")
     parser.addoption("--first-schedule", type=int, default=0, help="the seed to begin with")
 
@@ -51,6 +55,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.fixture(scope="session", autouse=True)
 def _forked_commands() -> Iterator[None]:
     """Our commands begin as forks: see tests/processes.py."""
+    # A shell starts what runs in the background with SIGINT ignored, and children would inherit it.
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(subprocess, "Popen", processes.Popen)
         yield

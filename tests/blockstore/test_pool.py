@@ -293,5 +293,5 @@ class PoolMachine(RuleBasedStateMachine):
         assert set(np.flatnonzero(self.pool.pinned()).tolist()) == pinned
 
 
-PoolMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+PoolMachine.TestCase.settings = settings(max_examples=25, stateful_step_count=40, deadline=None)
 TestAnySequenceOfCalls = PoolMachine.TestCase

@@ -299,7 +299,7 @@ def test_the_next_daemon_finds_room_beside_a_trainer_that_is_stopped(store, endp
     assert trainer.stdout is not None
     try:
         lines = [trainer.stdout.readline()]
-        for _ in range(3):
+        for _ in range(2):
             trainer.send_signal(signal.SIGSTOP)
             kill(daemon)
             daemon = served_in(limits, store, endpoint)

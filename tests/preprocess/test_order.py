@@ -35,7 +35,7 @@ def order_of(num_nodes, edges, work: Path, in_memory: bool, share: int = 1 << 20
     return order.tolist()
 
 
-@settings(max_examples=50)
+@settings(max_examples=20)
 @given(
     graph=edge_lists(),
     levels=st.sampled_from([1, 3, 4096]),

@@ -94,7 +94,7 @@ OPTIONS = st.builds(
 )
 
 
-@settings(max_examples=60)
+@settings(max_examples=20)
 @given(graph=labelled_graphs(), options=OPTIONS)
 def test_partitions_are_those_of_plain_python(tmp_path_factory, graph, options):
     lists, classes, num_classes = graph
@@ -102,7 +102,7 @@ def test_partitions_are_those_of_plain_python(tmp_path_factory, graph, options):
     assert found.partition.tolist() == stream(lists, classes, num_classes, options)
 
 
-@settings(max_examples=50)
+@settings(max_examples=20)
 @given(graph=labelled_graphs(), options=OPTIONS)
 def test_no_partition_holds_more_than_its_cap(tmp_path_factory, graph, options):
     lists, classes, num_classes = graph

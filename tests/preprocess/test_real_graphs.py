@@ -12,6 +12,7 @@ from tests.preprocess.export.test_export import same_files
 from tests.preprocess.test_commands import good
 
 LARGE = "coauthor-physics"  # 1.2 GB of features when dense: they stay where they are
+LONG = {"am-rdf", "hetero-dblp", LARGE}
 TWICE = {"hetero-acm", "kg-fb15k237", "deezer-hu"}
 GRAPHS = {
     "am-rdf": "plain",
@@ -61,7 +62,10 @@ def same_files_of(source: Source, folder: Path) -> None:
             assert np.array_equal(a, b), path.name
 
 
-@pytest.mark.parametrize("name", GRAPHS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=[pytest.mark.long] if n in LONG else []) for n in GRAPHS],
+)
 def test_a_real_graph_goes_in_and_comes_out_equal(dataset, tmp_path: Path, name: str):
     source, back = dataset(name), tmp_path / "back"
     words = ["--mem", "128M", "--edge-ids", "--block-size", "64K"]

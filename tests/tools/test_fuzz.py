@@ -72,7 +72,7 @@ kinds = st.sampled_from(
 )  # fmt: skip
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     kinds, st.dictionaries(st.sampled_from(Attach.__struct_fields__), values, max_size=3), values
 )
@@ -83,7 +83,7 @@ def test_any_values_in_any_fields_are_a_message_or_a_bad_one(manifest, message, 
         assert verdict([msgspec.msgpack.encode((number, body)), b"x" * 8], manifest) in VERDICTS
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.integers(0, 2**32), st.integers(1, 12))
 def test_spoilt_messages_are_a_message_or_a_bad_one(manifest, seed, times):
     random = Random(seed)

@@ -19,7 +19,7 @@ NAMED = (  # each ended a process, or made it read elsewhere, before stores were
     "hetero:84", "hetero:87", "hetero:93", "hetero:147", "hetero:162", "hetero:177", "hetero:180",
     "hetero:192", "hetero:195", "hetero:213",
 )  # fmt: skip
-MUTATIONS = 90
+MUTATIONS = 30
 
 
 @pytest.fixture(scope="module")

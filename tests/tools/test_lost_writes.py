@@ -7,7 +7,7 @@ import pytest
 from preprocess.work import WorkFolder
 from tools.lost_writes import Command, commands, lose, write_source
 
-POINTS = {"ingest": 30, "ingest --hops": 12, "derive": 40, "hops": 20, "repartition": 12}
+POINTS = {"ingest": 12, "ingest --hops": 3, "derive": 12, "hops": 4, "repartition": 3}
 
 
 def command(folder: Path, name: str) -> Command:

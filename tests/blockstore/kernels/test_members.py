@@ -28,7 +28,7 @@ def words_of(nodes: set[int], count: int = COUNT) -> np.ndarray:
 
 
 @given(st.sets(st.integers(0, COUNT - 1)), st.integers(0, COUNT), st.integers(0, COUNT))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_ranks_count_the_members_before(nodes: set[int], a: int, b: int):
     words = words_of(nodes)
     kernels.add_range(words, min(a, b), max(a, b))

@@ -71,7 +71,7 @@ def draw(held: Held, limits: Any, roots: Any, fanout: int, last: bool, key: int)
     return [edges[span].tolist() for span in spans]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     st.lists(st.integers(0, 30), min_size=1, max_size=6),
     st.sampled_from([0, 300, 1000]),

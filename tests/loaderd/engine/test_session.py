@@ -173,5 +173,5 @@ class StateMachine(RuleBasedStateMachine):
         assert self.state.idle == (not owned)
 
 
-StateMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+StateMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
 TestAnySequenceOfSteps = StateMachine.TestCase

@@ -185,7 +185,7 @@ class Model(RuleBasedStateMachine):
 
 
 TestModel = Model.TestCase
-TestModel.settings = settings(max_examples=100, stateful_step_count=25, deadline=None)
+TestModel.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
 
 
 def job_of(state: SessionState, items: int, missing: int) -> Job:

@@ -196,7 +196,7 @@ class Model(RuleBasedStateMachine):
 
 
 TestModel = Model.TestCase
-TestModel.settings = settings(max_examples=60, stateful_step_count=20, deadline=None)
+TestModel.settings = settings(max_examples=25, stateful_step_count=20, deadline=None)
 
 
 @pytest.mark.parametrize("fails", [0, 1, 2])
