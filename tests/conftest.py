@@ -1,5 +1,6 @@
 """Fixtures shared by all tests: real graphs, unpacked once, and a small generated one."""
 
+import gc
 import os
 import signal
 import subprocess
@@ -43,6 +44,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.skip(reason="runs with --long only"))
         if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(SLOW_S))
+
+
+def pytest_collection_finish() -> None:
+    """All modules are there now, and stay: no collection of garbage walks through them again."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

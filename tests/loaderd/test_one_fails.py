@@ -32,7 +32,7 @@ from tests.stores import write_store
 
 NODES, BATCH, STEPS = 6000, 10, 4
 MEM = 3 << 19
-POINTS = int(os.environ.get("ONE_FAILS_POINTS", "20"))  # of each plan; 0: all
+POINTS = int(os.environ.get("ONE_FAILS_POINTS", "8"))  # of each plan; 0: all
 FROM_PLACE = 12  # calls from one place of the code that are made to fail, at most
 FRAMES = 3  # of the stack that tell one place from another
 Place = tuple[tuple[str, int], ...]

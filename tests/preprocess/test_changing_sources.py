@@ -150,7 +150,9 @@ def test_a_source_that_changes_gives_no_mixed_store(tmp_path: Path, make, alter)
     path, features, edges = make(tmp_path / "in", 1)
     counting = At(-1, lambda: None)
     ingest(open_source(path).source, tmp_path / "whole", OPTIONS, counting)
-    steps = (1, counting.begun // 2, counting.begun)
+    steps = [counting.begun // 2]
+    if alter is CHANGES[0]:
+        steps += [1, counting.begun]
     for number in steps:
         make(tmp_path / "in", 1)
         changed = features if number % 2 else edges

@@ -184,7 +184,12 @@ def tight(monkeypatch: pytest.MonkeyPatch):
 
 @pytest.mark.parametrize(
     ("order", "undirected"),
-    [("bfs", True), ("bfs", False), ("degree", True), ("random", False), ("source", True)],
+    [
+        ("bfs", True),
+        ("source", False),
+        pytest.param("degree", True, marks=pytest.mark.long),
+        pytest.param("random", False, marks=pytest.mark.long),
+    ],
 )
 @pytest.mark.usefixtures("tight")
 def test_memory_does_not_show(tmp_path: Path, order: str, undirected: bool):

@@ -97,9 +97,12 @@ def with_least(old: Path, new: Path, **more: Any) -> IngestResult:
     "options",
     [
         IngestOptions(edge_ids=True, undirected=True),
-        IngestOptions(edge_ids=True, duplicates="drop", self_loops="drop", dtype="bfloat16"),
+        pytest.param(
+            IngestOptions(edge_ids=True, duplicates="drop", self_loops="drop", dtype="bfloat16"),
+            marks=pytest.mark.long,
+        ),
         IngestOptions(dtype="int8", ids="uint64"),
-        IngestOptions(undirected=True, dtype="float16"),
+        pytest.param(IngestOptions(undirected=True, dtype="float16"), marks=pytest.mark.long),
     ],
     ids=["ids", "dropped", "int8", "reverses"],
 )
