@@ -9,28 +9,29 @@ neighborhood is not.
 
 import math
 import os
-import shutil
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from blockstore.errors import OutOfSpace, StoreExists
+from blockstore.errors import StoreExists
 from blockstore.kernels.random import make_key
-from blockstore.units import format_bytes
 from preprocess.errors import BadInput
 from preprocess.files.npy import NpyWriter
 from preprocess.kernels.planted import assign_shares, label_ranks, make_pairs
+from preprocess.pipeline import Cost, Run, Stage, check_disk, disk_need, resumable
 from preprocess.progress import Progress
+from preprocess.work import WorkFolder, sign, work_path
 
 _PAIRS = 1 << 18  # a chunk of edges
 _CHUNK_ITEMS = 1 << 21  # of features; with the seed it decides them
 _IDS = 1 << 20
+_PIPELINE = 1  # goes up when stages or their files change: nothing older is taken over
 _EDGES_KEY, _IDS_KEY, _SPLITS_KEY = range(3)
 SPLITS = ("train", "valid", "test")
 
@@ -72,6 +73,13 @@ class GraphRecipe:
         """Key of the draws for one purpose."""
         return np.uint64(make_key(self.seed, 0, 0, 0, purpose))
 
+    def labels(self) -> NDArray[Any]:
+        """Of all nodes, uint16 or uint32."""
+        found = np.empty(self.num_nodes, np.uint16 if self.num_classes <= 2**16 else np.uint32)
+        key = self.key(_IDS_KEY)
+        label_ranks(0, self.num_nodes, self.num_nodes, self.num_classes, key, found)
+        return found
+
     @property
     def signal(self) -> float:
         """Length of the centroids: with noise 1 a node alone is told from others at 30 to 50 %."""
@@ -83,40 +91,52 @@ class GraphRecipe:
         return self.num_nodes * self.degree // 2 if self.num_nodes > 1 else 0
 
 
+class _Generation(Run):
+    """One run; labels of all nodes, narrow, are in memory."""
+
+    def __init__(
+        self, work: WorkFolder, progress: Progress, recipe: GraphRecipe, pool: ThreadPoolExecutor
+    ) -> None:
+        super().__init__(work, progress)
+        self.recipe, self.labels, self.pool = recipe, recipe.labels(), pool
+        self.result.mkdir(exist_ok=True)
+
+
 def generate(folder: Path, recipe: GraphRecipe, progress: Progress) -> None:
     """Write the folder, in the plain layout.  Memory: 5 bytes a node and fixed buffers.
 
-    Raises BadInput, StoreExists, OutOfSpace; nothing is left behind then.
+    Raises BadInput, StoreExists, OutOfSpace.  When the run is stopped, or the disk fills up,
+    finished stages stay beside the folder, and the same call goes on after them.
     """
     recipe.check()
+    folder = folder.absolute()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise StoreExists(f"{folder}: exists and is not empty; remove it, or choose another name")
-    parent = folder.absolute().parent
-    _check_disk(parent, recipe)
-    threads = len(os.sched_getaffinity(0))
-    temporary = parent / f".{folder.name}.partial-{os.getpid()}"
-    temporary.mkdir(parents=True)
-    try:
-        with ThreadPoolExecutor(threads) as pool:
-            labels = _write_labels(temporary, recipe)
-            _write_edges(temporary, recipe, pool, progress)
-            _write_features(temporary, recipe, labels, pool, progress)
-            _write_splits(temporary, recipe)
-        temporary.rename(folder)  # also onto an empty folder
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+    stages = _stages(recipe)
+    size = sum(s.cost.written for s in stages)
+    check_disk(folder.parent, size, 0, work_path(folder))
+    progress.begin([s.plan for s in stages], {})
+    signature = sign({"generate": _PIPELINE, "recipe": asdict(recipe)}, b"")
+    with (
+        resumable(folder, signature, progress, disk_need(size, 0)) as work,
+        ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool,
+    ):
+        run = _Generation(work, progress, recipe, pool)
+        run.execute(stages)
+        run.appear(folder)  # also onto an empty folder
 
 
-def _check_disk(parent: Path, recipe: GraphRecipe) -> None:
-    while not parent.exists():
-        parent = parent.parent
-    need = 32 * recipe.num_pairs + recipe.num_nodes * (4 * recipe.num_features + 16)
-    free = shutil.disk_usage(parent).free
-    if need > free:
-        raise OutOfSpace(
-            f"{parent}: found {format_bytes(free)} free, expected {format_bytes(need)} for the "
-            "graph; free some space, or choose another disk"
-        )
+def _stages(recipe: GraphRecipe) -> list[Stage[_Generation]]:
+    nodes, splits = recipe.num_nodes, [f"{name}_idx.npy" for name in SPLITS]
+    return [
+        Stage("labels", Cost(0, 8 * nodes), _write_labels, arrays=["node_label.npy"]),
+        Stage("edges", Cost(0, 32 * recipe.num_pairs), _write_edges, arrays=["edge_index.npy"]),
+        Stage(
+            "features", Cost(0, 4 * nodes * recipe.num_features), _write_features,
+            arrays=["node_feat.npy"],
+        ),
+        Stage("splits", Cost(0, 8 * nodes), _write_splits, arrays=splits),
+    ]  # fmt: skip
 
 
 def _ahead(pool: ThreadPoolExecutor, make: Callable[[int], Any], numbers: range) -> Iterator[Any]:
@@ -130,21 +150,14 @@ def _ahead(pool: ThreadPoolExecutor, make: Callable[[int], Any], numbers: range)
         yield coming.popleft().result()
 
 
-def _write_labels(folder: Path, recipe: GraphRecipe) -> NDArray[Any]:
-    """Returns the labels, narrow."""
-    size = recipe.num_nodes
-    labels = np.empty(size, np.uint16 if recipe.num_classes <= 2**16 else np.uint32)
-    label_ranks(0, size, size, recipe.num_classes, recipe.key(_IDS_KEY), labels)
-    with NpyWriter(folder / "node_label.npy", (size,), np.int64) as out:
-        for first in range(0, size, _IDS):
-            out.append(labels[first : first + _IDS].astype(np.int64))
-    return labels
+def _write_labels(run: _Generation) -> None:
+    with NpyWriter(run.result / "node_label.npy", (run.labels.size,), np.int64) as out:
+        for first in range(0, run.labels.size, _IDS):
+            out.append(run.labels[first : first + _IDS].astype(np.int64))
 
 
-def _write_edges(
-    folder: Path, recipe: GraphRecipe, pool: ThreadPoolExecutor, progress: Progress
-) -> None:
-    num_pairs = recipe.num_pairs
+def _write_edges(run: _Generation) -> None:
+    recipe, num_pairs = run.recipe, run.recipe.num_pairs
     key, id_key = recipe.key(_EDGES_KEY), recipe.key(_IDS_KEY)
 
     def make(first: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -157,24 +170,19 @@ def _write_edges(
         return src, dst
 
     with (
-        NpyWriter(folder / "edge_index.npy", (2, 2 * num_pairs), np.int64) as out,
-        progress.stage("edges", 2 * num_pairs, "edges") as stage,
+        NpyWriter(run.result / "edge_index.npy", (2, 2 * num_pairs), np.int64) as out,
+        run.progress.stage("edges", 2 * num_pairs, "edges") as stage,
     ):
         done = 0
-        for src, dst in _ahead(pool, make, range(0, num_pairs, _PAIRS)):
+        for src, dst in _ahead(run.pool, make, range(0, num_pairs, _PAIRS)):
             out.put(done, src)
             out.put(2 * num_pairs + done, dst)
             done += src.size
             stage.advance(src.size)
 
 
-def _write_features(
-    folder: Path,
-    recipe: GraphRecipe,
-    labels: NDArray[Any],
-    pool: ThreadPoolExecutor,
-    progress: Progress,
-) -> None:
+def _write_features(run: _Generation) -> None:
+    recipe, labels = run.recipe, run.labels
     shape = (recipe.num_classes, recipe.num_features)
     centroids = np.random.Generator(np.random.Philox(key=recipe.seed)).standard_normal(shape)
     centroids *= recipe.signal / np.linalg.norm(centroids, axis=1, keepdims=True)
@@ -191,22 +199,22 @@ def _write_features(
 
     total = 4 * labels.size * recipe.num_features
     with (
-        NpyWriter(folder / "node_feat.npy", (labels.size, shape[1]), np.float32) as out,
-        progress.stage("features", total, "B") as stage,
+        NpyWriter(run.result / "node_feat.npy", (labels.size, shape[1]), np.float32) as out,
+        run.progress.stage("features", total, "B") as stage,
     ):
-        for rows in _ahead(pool, make, range(0, labels.size, step)):
+        for rows in _ahead(run.pool, make, range(0, labels.size, step)):
             out.append(rows)
             stage.advance(rows.nbytes)
 
 
-def _write_splits(folder: Path, recipe: GraphRecipe) -> None:
+def _write_splits(run: _Generation) -> None:
     """Nodes in a keyed order, cut into the shares; each split ascending."""
-    size = recipe.num_nodes
+    recipe, size = run.recipe, run.recipe.num_nodes
     counts = [int(getattr(recipe, name) * size) for name in SPLITS]
     ends = np.cumsum(counts).astype(np.int64)
     owner = np.zeros(size, np.uint8)
     assign_shares(0, int(ends[-1]), size, recipe.key(_SPLITS_KEY), ends, owner)
     for number, name in enumerate(SPLITS, 1):
-        with NpyWriter(folder / f"{name}_idx.npy", None, np.int64) as out:
+        with NpyWriter(run.result / f"{name}_idx.npy", None, np.int64) as out:
             for first in range(0, size, _IDS):
                 out.append(first + np.flatnonzero(owner[first : first + _IDS] == number))

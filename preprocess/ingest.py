@@ -171,7 +171,7 @@ def write_store(
     memory = plan_memory(contents, options)
     _check_disk(planned, target)
     facts = {"source": source.where, "layout": source.layout, "store": str(target)}
-    progress.begin(planned, facts)
+    progress.begin(planned.stages, {**facts, "plan": msgspec.to_builtins(planned)})
     work = WorkFolder(target, sign(signed, files.digest()), fresh)
     try:
         with (

@@ -5,16 +5,14 @@ A thread looks at the process twenty times a second while a stage runs, and show
 
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Event, Lock, Thread
 from typing import Any, TextIO
 
-import msgspec
-
 from preprocess.renderings import Bars, Lines, Rendering, StageView, StepView, WholeView
-from preprocess.result import IngestPlan
+from preprocess.result import StagePlan
 
 _LOOK_S = 0.05  # between looks at the memory
 
@@ -35,16 +33,17 @@ class Progress:
         self._watch: _Watch | None = None
         self.peak_bytes = 0  # of this process while stages ran
 
-    def begin(self, plan: IngestPlan, facts: Mapping[str, Any]) -> None:
+    def begin(self, stages: Sequence[StagePlan], facts: Mapping[str, Any]) -> None:
         """What is going to be done; `facts`: plain values, for scripts."""
+        moved = [s.read_bytes + s.written_bytes for s in stages]
         self._planned = {
-            s.name: (number, s.read_bytes + s.written_bytes)
-            for number, s in enumerate(plan.stages, 1)
+            s.name: (number, size)
+            for number, (s, size) in enumerate(zip(stages, moved, strict=True), 1)
         }
-        self._whole_bytes = plan.read_bytes + plan.written_bytes
+        self._whole_bytes, self._passed_bytes = sum(moved), 0
         self._begun = time.monotonic()
         with self._lock:
-            self._rendering.begin({**facts, "plan": msgspec.to_builtins(plan)})
+            self._rendering.begin(facts)
 
     @contextmanager
     def recorded(self, name: str) -> Iterator["Recorded"]:

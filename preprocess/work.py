@@ -59,7 +59,7 @@ class WorkFolder:
         parent = target.absolute().parent
         self._target = target
         self._made = [p for p in (parent, *parent.parents) if not p.exists()]
-        self.path = parent / f".{target.name}.work"
+        self.path = work_path(target)
         self._lock = lock_folder(self.path, target, "writing")
         try:
             for folder in self._made:
@@ -154,7 +154,8 @@ class WorkFolder:
         for inner, folders, files in os.walk(store):
             here = Path(inner).relative_to(store)
             for name in files:
-                if name != ROOT or (str(here) not in above and inner != str(store)):
+                needed = name == ROOT and (str(here) in above or inner == str(store))
+                if not needed and str(here / name) not in kept:
                     Path(inner, name).unlink()
             for name in list(folders):
                 path = str(here / name)
@@ -217,6 +218,11 @@ class WorkFolder:
         os.close(self._lock)
 
 
+def work_path(target: Path) -> Path:
+    """The work folder of runs that make `target`."""
+    return target.absolute().with_name(f".{target.name}.work")
+
+
 def check_free(target: Path, *works: Path) -> None:
     """Raises StoreExists: there is something under the name of a store that is to be made.
 
@@ -231,7 +237,7 @@ def check_free(target: Path, *works: Path) -> None:
 
 def remove_dead(target: Path) -> None:
     """Remove the work folder of a run that was killed just after its store appeared."""
-    work = target.absolute().with_name(f".{target.name}.work")
+    work = work_path(target)
     if work.is_dir():
         try:
             lock = lock_folder(work, target, "writing")

@@ -130,7 +130,8 @@ def test_an_empty_folder_is_filled_another_is_refused(tmp_path: Path):
         generate(tmp_path / "node_feat.npy", recipe, QUIET)
 
 
-def test_a_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_full_disk_leaves_what_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    generate(tmp_path / "whole", RECIPE, QUIET)
     write, left = os.pwrite, [5]
 
     def pwrite(fd: int, data: memoryview, offset: int) -> int:
@@ -139,10 +140,15 @@ def test_a_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             raise OSError(errno.ENOSPC, "No space left on device")
         return write(fd, data, offset)
 
-    monkeypatch.setattr(os, "pwrite", pwrite)
-    with pytest.raises(OutOfSpace, match=r"node_feat|edge_index|node_label"):
-        generate(tmp_path / "graph", RECIPE, QUIET)
-    assert list(tmp_path.iterdir()) == []
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", pwrite)
+        with pytest.raises(OutOfSpace, match=r"(node_feat|edge_index).*the same command goes on"):
+            generate(tmp_path / "graph", RECIPE, QUIET)
+    assert sorted(p.name for p in tmp_path.iterdir()) == [".graph.work", "whole"]
+    generate(tmp_path / "graph", RECIPE, QUIET)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["graph", "whole"]
+    for path in (tmp_path / "whole").iterdir():
+        assert path.read_bytes() == (tmp_path / "graph" / path.name).read_bytes()
 
 
 def test_a_disk_too_small_is_refused_early(tmp_path: Path):
