@@ -1,6 +1,6 @@
 """The stages of row arrays: features with their scale, labels, splits, ids."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -9,10 +9,12 @@ from numpy.typing import NDArray
 
 from blockstore.format import RowArray, crc_path
 from blockstore.store import numpy_dtype
-from preprocess.contents import Rows
-from preprocess.plan import scale_stage
+from preprocess.contents import Rows, row_disk_bytes
+from preprocess.pipeline import Cost, Facts
+from preprocess.plan import IngestJob, placed_bytes, rows_bytes, scale_stage
 from preprocess.result import QuantizationError
-from preprocess.run import Facts, Run
+from preprocess.run import IngestRun, IngestStage
+from preprocess.sources.stored import StoredSource
 from preprocess.stages.array_file import load_array, save_array
 from preprocess.stages.quantize import Quantizer, find_scale
 from preprocess.stages.rows import Emit, checked_features, source_chunk
@@ -21,97 +23,140 @@ _SCALE = "scale"  # temporary file
 _QUANTIZATION = "quantization"  # in the facts of a stage
 _PIECE_ROWS = 1 << 16
 
-Place = Callable[[Iterator[NDArray[Any]], RowArray, Emit], None]
+Pieces = Iterator[NDArray[Any]]
+Place = Callable[[IngestRun, Pieces, RowArray, Emit], None]  # brings rows into their order
+Sized = Callable[[IngestRun], RowArray]  # an array once it is known how many rows it has
 
 
-def write_features(run: Run, rows: Rows, place: Place, spent: Iterable[str] = ()) -> None:
-    """An array of features, its rows brought into order by `place`."""
-    array = rows.array
-    if rows.is_stored:
-        pieces = run.source.rows(rows.source, source_chunk(rows.source, run.memory.share))
-        write_placed(run, array, pieces, place, spent)
-        return
-    if not array.scale_path:
-        pieces = checked_features(
-            run.source, rows.source, array.dtype, run.options.allow_nan, run.memory.share
-        )
-        write_placed(run, array, pieces, place, spent)
-        return
-    run.stage(scale_stage(array), lambda: _save_scale(run, rows), made=[_SCALE])
+def feature_stages(
+    job: IngestJob, rows: Rows, place: Place, place_bytes: int, sized: Sized, spent: Sequence[str]
+) -> list[IngestStage]:
+    """An array of features, its rows brought into order by `place`.
 
-    def body() -> Facts:
+    place_bytes   of the new place of a row; 0: rows stay where they are
+    spent         temporary files that nobody needs once it is written
+    """
+    array, source = rows.array, rows.source
+
+    def plain(_: IngestRun) -> Pieces:
+        if rows.is_stored:
+            return job.source.rows(source, source_chunk(source, job.share))
+        return checked_features(job.source, source, array.dtype, job.options.allow_nan, job.share)
+
+    def quantized(run: IngestRun) -> Facts:
         scale = load_array(run.path(_SCALE), np.float32)
         run.writer.side(array.scale_path, scale)
         quantizer = Quantizer(array.path, scale)
-        with run.writer.rows(array) as out:
-            pieces = quantizer.pieces(run.source, rows.source, run.memory.share)
-            place(pieces, array, out.append)
+        with run.writer.rows(sized(run)) as out:
+            pieces = quantizer.pieces(job.source, source, job.share)
+            place(run, pieces, sized(run), out.append)
         return {_QUANTIZATION: msgspec.to_builtins(quantizer.report())}
 
-    arrays = [*_paths(array), array.scale_path]
-    run.stage(array.path, body, spent=[*spent, _SCALE], arrays=arrays)
+    if not array.scale_path:
+        return [placed_stage(job, rows, plain, place, place_bytes, sized, spent)]
+    if rows.is_stored:
+        return [
+            _copied_scale(job, array),
+            placed_stage(job, rows, plain, place, place_bytes, sized, spent),
+        ]
+
+    def find(run: IngestRun) -> None:
+        save_array(run.path(_SCALE), find_scale(job.source, source, job.share, run.progress))
+
+    cost = _placed_cost(job, rows, place_bytes)
+    return [
+        IngestStage(
+            scale_stage(array), Cost(rows_bytes(source)), find,
+            files={_SCALE: 4 * array.row_items},
+        ),
+        IngestStage(
+            array.path, cost, quantized, spent=[*spent, _SCALE],
+            arrays=[*array_files(array), array.scale_path],
+        ),
+    ]  # fmt: skip
 
 
-def write_placed(
-    run: Run,
-    array: RowArray,
-    pieces: Iterator[NDArray[Any]],
+def _copied_scale(job: IngestJob, array: RowArray) -> IngestStage:
+    source = job.source
+    assert isinstance(source, StoredSource)
+    return IngestStage(
+        scale_stage(array), Cost(4 * array.row_items),
+        lambda run: run.writer.side(array.scale_path, source.scale(array)),
+        arrays=[array.scale_path],
+    )  # fmt: skip
+
+
+def placed_stage(
+    job: IngestJob,
+    rows: Rows,
+    pieces: Callable[[IngestRun], Pieces],
     place: Place,
-    spent: Iterable[str] = (),
-) -> None:
+    place_bytes: int,
+    sized: Sized,
+    spent: Sequence[str] = (),
+) -> IngestStage:
     """Rows of the array's dtype, brought into order by `place`."""
 
-    def body() -> None:
+    def body(run: IngestRun) -> None:
+        array = sized(run)
         with run.writer.rows(array) as out:
-            place(pieces, array, out.append)
+            place(run, pieces(run), array, out.append)
 
-    run.stage(array.path, body, spent=spent, arrays=_paths(array))
+    cost = _placed_cost(job, rows, place_bytes)
+    return IngestStage(rows.array.path, cost, body, spent=spent, arrays=array_files(rows.array))
 
 
-def write_in_order(
-    run: Run, array: RowArray, pieces: Iterator[NDArray[Any]], spent: Iterable[str] = ()
-) -> None:
-    """Numbers that stay where they are."""
+def _placed_cost(job: IngestJob, rows: Rows, place_bytes: int) -> Cost:
+    array, passing = rows.array, 0
+    num_rows = array.num_rows
+    if place_bytes:
+        passing = placed_bytes(num_rows, array.row_bytes, place_bytes, job.share)
+    written = num_rows * array.row_bytes * 1025 // 1024
+    return Cost(rows_bytes(rows.source) + passing, written + passing, passing)
+
+
+def list_stage(
+    array: RowArray,
+    cost: Cost,
+    pieces: Callable[[IngestRun], Pieces],
+    sized: Sized | None = None,
+    spent: Sequence[str] = (),
+) -> IngestStage:
+    """Numbers that stay where they are; `sized`: if their count is found out by other stages."""
     dtype = numpy_dtype(array.dtype)
 
-    def body() -> None:
-        with run.writer.rows(array) as out:
-            for piece in pieces:
+    def body(run: IngestRun) -> None:
+        with run.writer.rows(sized(run) if sized else array) as out:
+            for piece in pieces(run):
                 out.append(piece.astype(dtype, copy=False))
 
-    run.stage(array.path, body, spent=spent, arrays=_paths(array))
+    return IngestStage(array.path, cost, body, spent=spent, arrays=array_files(array))
 
 
-def write_split(run: Run, rows: Rows) -> None:
+def split_stage(job: IngestJob, rows: Rows) -> IngestStage:
     """Ids as the source lists them."""
-    write_in_order(run, rows.array, run.source.rows(rows.source, _PIECE_ROWS))
+    written = row_disk_bytes(rows.array, job.options.block_bytes)
+    cost = Cost(rows_bytes(rows.source), written)
+    return list_stage(rows.array, cost, lambda _: job.source.rows(rows.source, _PIECE_ROWS))
 
 
-def write_ids(
-    run: Run, name: str, original: RowArray, order: Any, store: RowArray, rank: Any, first: int
-) -> None:
-    """Both id arrays of a type; `order`, `rank` None: nodes keep their numbers.
+def write_ids(run: IngestRun, array: RowArray, values: Any, minus: int, plus: int) -> None:
+    """An array of ids: `values - minus`, or `plus` and on if nodes keep their numbers.
 
-    order, rank   uint32 (num_nodes,)   of the type, in ids that count through all types
-    first         store id of the type's first node
+    values   uint32 (num_nodes,)   of the type, in ids that count through all types; or None
     """
-
-    def body() -> None:
-        for array, values, minus, plus in ((original, order, first, 0), (store, rank, 0, first)):
-            dtype = numpy_dtype(array.dtype)
-            with run.writer.rows(array) as out:
-                for low in range(0, array.num_rows, _PIECE_ROWS):
-                    high = min(low + _PIECE_ROWS, array.num_rows)
-                    if values is None:
-                        piece = np.arange(low + plus, high + plus, dtype=dtype)
-                    else:
-                        piece = (values[low:high] - values.dtype.type(minus)).astype(dtype)
-                    out.append(piece)
-
-    run.stage(name, body, arrays=[*_paths(original), *_paths(store)])
+    dtype = numpy_dtype(array.dtype)
+    with run.writer.rows(array) as out:
+        for low in range(0, array.num_rows, _PIECE_ROWS):
+            high = min(low + _PIECE_ROWS, array.num_rows)
+            if values is None:
+                piece = np.arange(low + plus, high + plus, dtype=dtype)
+            else:
+                piece = (values[low:high] - values.dtype.type(minus)).astype(dtype)
+            out.append(piece)
 
 
-def quantization_errors(run: Run) -> tuple[QuantizationError, ...]:
+def quantization_errors(run: IngestRun) -> tuple[QuantizationError, ...]:
     """What int8 lost, of every array, also of those that an earlier run has written."""
     return tuple(
         msgspec.convert(s.facts[_QUANTIZATION], QuantizationError)
@@ -120,10 +165,6 @@ def quantization_errors(run: Run) -> tuple[QuantizationError, ...]:
     )
 
 
-def _save_scale(run: Run, rows: Rows) -> None:
-    scale = find_scale(run.source, rows.source, run.memory.share, run.progress)
-    save_array(run.path(_SCALE), scale)
-
-
-def _paths(array: RowArray) -> list[str]:
+def array_files(array: RowArray) -> list[str]:
+    """Paths in the store of rows and their checksums."""
     return [array.path, crc_path(array.path)]

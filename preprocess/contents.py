@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import NamedTuple
 from urllib.parse import quote
 
-from blockstore.format import ITEM_BYTES, TIME_DTYPE, WEIGHT_DTYPE, RowArray
+from blockstore.format import ITEM_BYTES, TIME_DTYPE, WEIGHT_DTYPE, RowArray, row_geometry
 from preprocess.errors import BadInput
 from preprocess.options import IngestOptions
 from preprocess.reverse import WithReverses
@@ -139,6 +139,18 @@ def list_contents(source: Source, options: IngestOptions) -> Contents:
     if twice is not None:
         raise BadInput.at(source.where, f"two of {twice}", "names that differ", "rename one")
     return contents
+
+
+def row_disk_bytes(array: RowArray, block_bytes: int) -> int:
+    """Bytes of the shards of a row array, and of its checksums."""
+    geometry = row_geometry(array, block_bytes)
+    return geometry.num_blocks * geometry.slot_bytes * 1025 // 1024
+
+
+def graph_bytes(relation: RelationContents, options: IngestOptions) -> int:
+    """Blocks of a relation, with their headers and what is left of them."""
+    size = relation.most_edges * relation.item_bytes + 4 * relation.dst.num_nodes
+    return size + size // 64 + options.block_bytes
 
 
 def as_path(name: str) -> str:

@@ -5,23 +5,76 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from blockstore.format import ITEM_BYTES, PAGE_BYTES, RowArray, graph_geometry, row_geometry
 from blockstore.units import format_bytes
-from preprocess.contents import Contents, list_contents
+from preprocess.contents import Contents, graph_bytes, list_contents
 from preprocess.disk import DiskRates, existing_folder, measure_disk
-from preprocess.estimate import START_S, ProcessorRates, StageEstimate, estimate_stages
-from preprocess.hops.forecast import HopsForecast, forecast_hops, whole_plan, without_splits
+from preprocess.hops.forecast import HopsForecast, without_splits
+from preprocess.ingest import IngestStages, foretell
 from preprocess.options import FeatureDtype, IngestOptions
+from preprocess.pipeline import Stage
 from preprocess.plan import store_bytes
 from preprocess.renderings import format_count, format_seconds
 from preprocess.result import IngestPlan
 from preprocess.reverse import with_reverses
 from preprocess.source import Source
-from preprocess.steps import graph_bytes
 
 _DTYPES: tuple[FeatureDtype, ...] = ("float32", "float16", "bfloat16", "int8")
 _SESSION_SLOTS = 12  # the least that a session takes of a daemon's arena
+
+
+START_S = 1.0  # the interpreter, and compiled kernels being loaded
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessorRates:
+    """What four cores did on the machine of docs/results: assumed, not measured here."""
+
+    counted_edges: float = 60e6  # edges a second, of one pass
+    sorted_edges: float = 25e6  # into buckets, and sorted
+    ordered_edges: float = 60e6  # breadth-first, columns at hand
+    packed_edges: float = 60e6  # into blocks
+    moved_bytes: float = 1.7e9  # bytes a second of rows, read and written
+    partitioned_edges: float = 30e6  # in one pass of a partitioner, on one core
+    gathered_bytes: float = 15e9  # of rows of neighbors, added up
+    walked_edges: float = 60e6  # in one step of walks, a line of them on each core
+
+
+@dataclass(frozen=True, slots=True)
+class StageEstimate:
+    """One stage to come."""
+
+    name: str
+    read_bytes: int
+    written_bytes: int
+    disk_s: float
+    processor_s: float
+
+    @property
+    def seconds(self) -> float:
+        """Reading goes on while edges and rows are worked on."""
+        return max(self.disk_s, self.processor_s)
+
+    @property
+    def bound(self) -> str:
+        """What limits it."""
+        return "disk" if self.disk_s >= self.processor_s else "CPU"
+
+
+def estimate_stages(
+    stages: Sequence[Stage[Any]], disk: DiskRates, processor: ProcessorRates
+) -> tuple[StageEstimate, ...]:
+    """How long each stage takes: as long as disk or processors need."""
+    found = []
+    for s in stages:
+        read, written = s.cost.read, s.cost.written
+        work = s.cost.work or {"moved_bytes": read + written}
+        processor_s = sum(count / getattr(processor, rate) for rate, count in work.items())
+        disk_s = read / disk.read + written / disk.write
+        found.append(StageEstimate(s.name, read, written, disk_s, processor_s))
+    return tuple(found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,13 +119,13 @@ def dry_run(
     contents = list_contents(source, options)
     if may_shrink:
         options = without_splits(contents, options)
-    plan = whole_plan(contents, options, source.where)
+    forecast = foretell(source, contents, options)
+    made = IngestStages(forecast)
+    plan = made.plan()
     folder = existing_folder(target)
     free = shutil.disk_usage(folder).free
     disk, processor = measure_disk(folder), ProcessorRates()
-    hops = forecast_hops(contents, options, source.where)
-    gathered = None if hops is None else hops.gathered_bytes
-    stages = estimate_stages(contents, options, plan.stages, disk, processor, gathered)
+    stages = estimate_stages(made.all_stages(), disk, processor)
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return DryRun(
         source=source.where,
@@ -89,7 +142,7 @@ def dry_run(
         elapsed_s=START_S + sum(s.seconds for s in stages),
         machine_bytes=machine,
         held=tuple(_held_as(source, options, dtype, machine) for dtype in _DTYPES),
-        hops=hops,
+        hops=forecast.hops,
     )
 
 

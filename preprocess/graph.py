@@ -70,7 +70,7 @@ class GraphStages:
         self._source, self._contents, self._options = source, contents, options
         self._share, self._work, self._progress = share, work, progress
         self._held: ColumnFile | None = None  # columns by source id, in memory
-        self.nodes: NodeOrder | None = None  # None: nodes keep their numbers
+        self._nodes: NodeOrder | None = None
 
     def count(self) -> int:
         """Read all edges once: every id is checked, targets are counted, into files.
@@ -167,14 +167,21 @@ class GraphStages:
         if options.partition is not None:
             partition = load_array(self._work / PARTITION, np.uint32)
             num_partitions = options.partition.num_partitions
-        self.nodes, starts = group_nodes(order, bounds, partition, num_partitions)
-        save_array(self._work / RANK, self.nodes.rank)
+        self._nodes, starts = group_nodes(order, bounds, partition, num_partitions)
+        save_array(self._work / RANK, self._nodes.rank)
         found: list[int] = starts.tolist()
         return found
 
-    def load_order(self) -> None:
-        """The order that an earlier run has found."""
-        self.nodes = NodeOrder.from_rank(load_array(self._work / RANK, np.uint32))
+    @property
+    def nodes(self) -> NodeOrder | None:
+        """Their order, also one that an earlier run has found; None: they keep their numbers."""
+        if self._nodes is None and self._options.renames:
+            self._nodes = NodeOrder.from_rank(load_array(self._work / RANK, np.uint32))
+        return self._nodes
+
+    def forget_order(self) -> None:
+        """Give its memory back."""
+        self._nodes = None
 
     def sorted_relation(self, number: int, share: int) -> Iterator[Columns]:
         """All columns of a relation by store id, in order; column 0 is the type's first node.

@@ -5,14 +5,20 @@ from typing import NamedTuple
 import msgspec
 
 from blockstore.format import RowArray
-from preprocess.contents import Contents, RelationContents, TypeContents, as_path
+from preprocess.contents import (
+    Contents,
+    RelationContents,
+    TypeContents,
+    as_path,
+    graph_bytes,
+    row_disk_bytes,
+)
 from preprocess.influence import InfluenceOptions
 from preprocess.options import IngestOptions
 from preprocess.stages.reach import REACH_NODE_BYTES
 from preprocess.stages.slots import SLOT_BYTES
 from preprocess.stages.stored_columns import PIECE_COPIES, scan_size
-from preprocess.stages.walk import LANE_BYTES, STEPS, WALK_NODE_BYTES, plan_lanes
-from preprocess.steps import Step, graph_bytes, row_disk_bytes, scatter_bytes
+from preprocess.stages.walk import LANE_BYTES, WALK_NODE_BYTES, plan_lanes
 
 HUBS, HALOS, KEPT = "find hubs", "find halos", "neighbors kept"  # names of stages
 _HUB_NODE_BYTES = 24  # scores before and after a step, or a sorted copy: 16; in-degree, marks, room
@@ -83,60 +89,12 @@ def influence_bytes(contents: Contents, options: IngestOptions) -> int:
     """Of copies in the store: of edges an estimate, as those who matter have more of them."""
     if not copies_nodes(options):
         return 0
-    rows = [a for t in contents.types for a in _copied_arrays(t, options, contents)]
-    edges = sum(_copied_graph_bytes(r, contents, options) for r in contents.relations)
+    rows = [a for t in contents.types for a in copied_arrays(t, options, contents)]
+    edges = sum(copied_graph_bytes(r, contents, options) for r in contents.relations)
     return edges + sum(row_disk_bytes(a, options.block_bytes) for a in rows)
 
 
-def influence_steps(
-    contents: Contents, options: IngestOptions, share: int, node_bytes: int
-) -> list[Step]:
-    """The stages in order, and what they move."""
-    if not copies_nodes(options):
-        return []
-    influence, block = options.influence, options.block_bytes
-    graph = sum(graph_bytes(r, options) for r in contents.relations)
-    ids = sum(row_disk_bytes(t.store_id, block) for t in contents.types)
-    steps, held = [], 0
-    if influence.finds_hubs:
-        held = 8 * round(_hub_share(contents, options) * contents.num_nodes)
-        steps.append(Step(HUBS, (1 + STEPS) * graph + ids, held, made=held))
-    if influence.halo:
-        found = 8 * round(influence.halo * contents.num_nodes)
-        batches = halo_batches(contents, options, share, node_bytes)
-        read = graph + batches * (STEPS - 1) * graph + graph  # first steps read their own parts
-        steps.append(Step(HALOS, read + ids, found, made=found))
-        held += found
-    for t in contents.types:
-        steps += _type_steps(contents, t, options, share)
-    for r in contents.relations:
-        written = _copied_graph_bytes(r, contents, options)
-        edges = written // r.item_bytes
-        passing = scatter_bytes(edges, r.item_bytes, 0, share)
-        read = 2 * graph_bytes(r, options) + passing
-        steps.append(Step(halo_relation_path(r.path), read, written + passing, passing=passing))
-    return [*steps, Step(KEPT, graph + ids, 0, spent=held)]
-
-
-def _type_steps(
-    contents: Contents, t: TypeContents, options: IngestOptions, share: int
-) -> list[Step]:
-    steps = []
-    if options.influence.finds_hubs:
-        num_hubs = round(_hub_share(contents, options) * t.num_nodes)
-        hubs = RowArray(hubs_path(t.name), contents.id_dtype, num_hubs)
-        steps.append(Step(hubs.path, 0, row_disk_bytes(hubs, options.block_bytes)))
-    nodes, *copies = _copied_arrays(t, options, contents)
-    steps.append(Step(nodes.path, 0, row_disk_bytes(nodes, options.block_bytes)))
-    for copy in copies:
-        passing = scatter_bytes(copy.num_rows, copy.row_bytes, 4, share)
-        read = t.num_nodes * copy.row_bytes + passing
-        written = row_disk_bytes(copy, options.block_bytes) + passing
-        steps.append(Step(copy.path, read, written, passing=passing))
-    return steps
-
-
-def _hub_share(contents: Contents, options: IngestOptions) -> float:
+def hub_share(contents: Contents, options: IngestOptions) -> float:
     """Of all nodes: where they are told in bytes, those that mean rows and columns would give."""
     influence: InfluenceOptions = options.influence
     if not influence.hub_bytes:
@@ -151,10 +109,10 @@ def _arrays(t: TypeContents) -> list[RowArray]:
 
 
 def _slot_share(contents: Contents, options: IngestOptions) -> float:
-    return options.influence.halo + _hub_share(contents, options)
+    return options.influence.halo + hub_share(contents, options)
 
 
-def _copied_arrays(t: TypeContents, options: IngestOptions, contents: Contents) -> list[RowArray]:
+def copied_arrays(t: TypeContents, options: IngestOptions, contents: Contents) -> list[RowArray]:
     """Ids, label and features of slots, about as many slots as there will be."""
     paths, num_slots = halo_paths(t.name), round(_slot_share(contents, options) * t.num_nodes)
     found = [RowArray(paths.nodes, contents.id_dtype, num_slots)]
@@ -167,7 +125,7 @@ def _copied_arrays(t: TypeContents, options: IngestOptions, contents: Contents) 
     return found
 
 
-def _copied_graph_bytes(
+def copied_graph_bytes(
     relation: RelationContents, contents: Contents, options: IngestOptions
 ) -> int:
     share = _slot_share(contents, options)

@@ -4,11 +4,8 @@ Each stage leaves a record in the work folder: after a kill the same command goe
 last one.
 """
 
-import os
-import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,79 +15,77 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from blockstore.errors import NotAStore, OutOfSpace
+from blockstore.errors import BudgetTooSmall, NotAStore
 from blockstore.extend import StoreExtender
 from blockstore.format import (
     FORMAT_VERSION,
     Manifest,
-    NodeType,
     Partitioning,
-    Relation,
-    RowArray,
 )
 from blockstore.io.buffers import byte_view
 from blockstore.store import open_store
-from blockstore.units import format_bytes
 from blockstore.writer import StoreWriter
 from preprocess.arrays import (
-    Place,
     quantization_errors,
-    write_features,
-    write_ids,
-    write_in_order,
-    write_placed,
-    write_split,
 )
-from preprocess.contents import SPLITS, Contents, TypeContents, list_contents, split_sizes
+from preprocess.contents import (
+    Contents,
+    TypeContents,
+    list_contents,
+)
 from preprocess.errors import BadInput
-from preprocess.graph import PARTITION, RANK, GraphStages, counts_file
-from preprocess.hops.forecast import whole_plan
-from preprocess.hops.hops import make_hops
+from preprocess.graph import PARTITION, RANK, counts_file
+from preprocess.hops.forecast import HopsForecast, forecast_hops
+from preprocess.hops.hops import HopsRun, make_hops
 from preprocess.influence_plan import copies_nodes
 from preprocess.influence_stages import InfluenceStages
 from preprocess.memory import give_back_freed
 from preprocess.metis import check_installed
+from preprocess.nodes import TypeStages
 from preprocess.options import IngestOptions
+from preprocess.partition import PartitionOptions, most_visited, visited_fits
+from preprocess.pipeline import (
+    Cost,
+    Facts,
+    Stage,
+    check_disk,
+    disk_need,
+    resumable,
+    temporary_bytes,
+)
 from preprocess.plan import (
     CHECK,
     COLUMNS_STAGE,
     COUNT,
     ORDER,
     PARTITION_STAGE,
+    IngestJob,
     check_longest,
-    ids_stage,
+    column_item_bytes,
     looks_at_label,
+    memory_lines,
     needs_columns,
-    partition_path,
-    plan_memory,
+    plan_job,
     reads_columns,
-    seeded_splits,
+    rows_bytes,
+    sort_bytes,
+    store_bytes,
 )
 from preprocess.prepare import preparation_of, prepared
 from preprocess.progress import Progress
 from preprocess.relations import RelationStages
-from preprocess.result import IngestPlan, IngestResult
+from preprocess.result import IngestPlan, IngestResult, StageResult
 from preprocess.reverse import with_reverses
-from preprocess.run import Facts, Run
+from preprocess.run import IngestRun, IngestStage
 from preprocess.source import Source
 from preprocess.sourcefiles import SourceFiles
-from preprocess.stages.array_file import load_array, save_array
 from preprocess.stages.classes import NodeClasses, source_classes
 from preprocess.stages.columns import COLUMNS, DEGREES
-from preprocess.stages.labels import (
-    are_whole,
-    label_dtype,
-    label_pieces,
-    labelled_bits,
-    seeded_ids,
-    split_key,
-)
-from preprocess.stages.rows import Emit, place_rows
-from preprocess.stages.scan import check_edge_splits, check_splits
-from preprocess.work import STORE, WorkFolder, check_free, sign
+from preprocess.stages.scan import check_edge_splits
+from preprocess.work import STORE, check_free, sign, work_path
 
 _PARTITIONING, _RATE = "partitioning", "edges_per_s"  # in the facts of a stage
-_PIPELINE = 2  # goes up when stages or their files change: nothing older is taken over
+_PIPELINE = 3  # goes up when stages or their files change: nothing older is taken over
 
 
 def ingest(
@@ -138,292 +133,318 @@ def _write_store(
             "leave one of them out",
         )  # fmt: skip
     source = with_reverses(source, options)
-    contents = list_contents(source, options)
+    stages = IngestStages(foretell(source, list_contents(source, options), options))
     facts = _sign_facts(source, options, partition)
+    return write_store(stages, target, files, progress, facts, fresh, partition)
 
-    def stages(run: Run) -> "IngestStages":
-        return IngestStages(run, partition)
 
-    return write_store(source, files, contents, target, options, progress, facts, fresh, stages)
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """An ingest before it starts, and the hops that follow it."""
+
+    job: IngestJob
+    hops: HopsForecast | None
+    hop_stages: Sequence[Stage[HopsRun]]
+
+
+def foretell(source: Source, contents: Contents, options: IngestOptions) -> Forecast:
+    """Share out the memory.
+
+    Raises BadInput; BudgetTooSmall with the least that would do for the ingest and its hops.
+    """
+    try:
+        job = plan_job(source, contents, options)
+    except BudgetTooSmall as error:
+        try:
+            forecast_hops(contents, options, source.where)
+        except BudgetTooSmall as other:
+            raise max(error, other, key=lambda e: e.least_bytes) from None
+        raise
+    return Forecast(job, *forecast_hops(contents, options, source.where))
+
+
+def plan_ingest(source: Source, options: IngestOptions) -> IngestPlan:
+    """What an ingest will take.  Raises BadInput, BudgetTooSmall."""
+    options.check()
+    source = with_reverses(source, options)
+    return IngestStages(foretell(source, list_contents(source, options), options)).plan()
 
 
 def write_store(
-    source: Source,
-    files: SourceFiles,
-    contents: Contents,
+    stages: "IngestStages",
     target: Path,
-    options: IngestOptions,
+    files: SourceFiles,
     progress: Progress,
     signed: Facts,
     fresh: bool,
-    stages: Callable[[Run], "IngestStages"],
+    partition: NDArray[np.uint32] | None = None,
 ) -> IngestResult:
     """Run the stages in a work folder beside the target.
 
     files    of the source, as they were when it was opened
     signed   everything that decides the store's bytes, files aside
-    stages   makes them
 
     Raises what `ingest` does.
     """
-    check_installed(options.partition)
-    planned = whole_plan(contents, options, source.where)
-    memory = plan_memory(contents, options)
-    _check_disk(planned, target)
-    facts = {"source": source.where, "layout": source.layout, "store": str(target)}
+    job = stages.job
+    check_installed(job.options.partition)
+    planned = stages.plan()
+    store, temporary = planned.store_bytes, planned.temporary_bytes
+    check_disk(target.absolute().parent, store, temporary, work_path(target))
+    facts = {"source": job.source.where, "layout": job.source.layout, "store": str(target)}
     progress.begin(planned.stages, {**facts, "plan": msgspec.to_builtins(planned)})
-    work = WorkFolder(target, sign(signed, files.digest()), fresh)
+    signature = sign(signed, files.digest())
+    with (
+        resumable(target, signature, progress, disk_need(store, temporary), fresh) as work,
+        files.unchanged(),
+        StoreWriter(
+            target,
+            block_bytes=job.options.block_bytes,
+            buffer_bytes=job.memory.buffer,
+            folder=work.path / STORE,
+        ) as writer,
+    ):
+        run = IngestRun(job, partition, work, progress, writer)
+        run.execute(stages.first_stages())
+        stages.decide(run)
+        run.execute(stages.later_stages())
+        manifest = stages.manifest(run)
+        files.check()  # nothing reads the source from here on
+        errors, results = quantization_errors(run), run.results
+        if job.options.hops is None:
+            manifest = writer.settle(manifest)
+        else:
+            manifest, added = _hops(run, manifest, job.options)
+            results += added
+        writer.appear()
+        rate = stages.partition_edges_per_s(run)
+        return IngestResult(manifest, results, errors, rate)
+
+
+def _hops(
+    run: IngestRun, manifest: Manifest, options: IngestOptions
+) -> tuple[Manifest, tuple[StageResult, ...]]:
+    """Hops in the store that is about to appear; an earlier run may have added them.
+
+    Raises BadInput: there cannot be any; the store appears without.
+    """
+    assert options.hops is not None
+    run.graph.forget_order()
+    held = _held_manifest(run.result)
+    if held is not None and any(t.hops for t in held.types):
+        with StoreExtender(run.result):  # removes what that run has left
+            return held, ()
+    run.writer.settle(manifest)
     try:
-        with (
-            work,
-            files.unchanged(),
-            StoreWriter(
-                target,
-                block_bytes=options.block_bytes,
-                buffer_bytes=memory.buffer,
-                folder=work.path / STORE,
-            ) as writer,
-        ):
-            run = Run(source, files, contents, options, memory, work, writer, progress)
-            return stages(run).run()
-    except (OutOfSpace, OSError, KeyboardInterrupt, SystemExit) as error:
-        if not work.path.exists():
-            raise
-        left = f"what {len(work.stages)} stages made stays in {work.path}: the same command goes on"
-        if isinstance(error, OutOfSpace):
-            sizes = [format_bytes(n) for n in (planned.store_bytes, planned.temporary_bytes)]
-            need = f"the store takes {sizes[0]}, its making {sizes[1]} more"
-            raise OutOfSpace(f"{error}; {need}; {left}") from error
-        progress.line(left)
-        raise
+        found = make_hops(run.result, options.hops, run.progress, options.mem_bytes, inside=True)
+    except BadInput as error:
+        run.writer.appear()
+        raise BadInput(f"{error}; {run.writer.path} is there, without hops") from error
+    return found.manifest, found.stages
 
 
 class IngestStages:
-    """The stages of one run."""
+    """All stages of an ingest, and the manifest of what they made."""
 
-    def __init__(self, run: Run, partition: NDArray[np.uint32] | None) -> None:
-        self._run, self._partition = run, partition
-        self._graph = GraphStages(
-            run.source, run.contents, run.options, run.memory.share, run.work.path, run.progress
+    def __init__(self, forecast: Forecast) -> None:
+        self.job, self._hops, self._hop_stages = forecast.job, forecast.hops, forecast.hop_stages
+        self._influence: InfluenceStages | None = None
+        if copies_nodes(self.job.options):
+            self._influence = InfluenceStages(self.job, self._bare_manifest)
+
+    def stages(self) -> list[IngestStage]:
+        """All, in order."""
+        return [*self.first_stages(), *self.later_stages()]
+
+    def later_stages(self) -> list[IngestStage]:
+        """Those that depend on what the first have found."""
+        found = self._order_stages()
+        for relation in self._relations():
+            found += relation.stages()
+        for node_type in self._types():
+            found += node_type.stages()
+        return [*found, *(self._influence.stages() if self._influence else ())]
+
+    def _relations(self) -> list[RelationStages]:
+        return [RelationStages(self.job, i) for i in range(len(self.job.contents.relations))]
+
+    def _types(self) -> Sequence[TypeStages]:
+        return [TypeStages(self.job, i) for i in range(len(self.job.contents.types))]
+
+    def all_stages(self) -> list[Stage[Any]]:
+        """Those of hops too."""
+        return [*self.stages(), *self._hop_stages]
+
+    def plan(self) -> IngestPlan:
+        """What the ingest will take."""
+        contents, options, hops = self.job.contents, self.job.options, self._hops
+        store, temporary = store_bytes(contents, options), temporary_bytes(self.stages())
+        if hops is not None:
+            added = hops.plan.array_bytes
+            store, temporary = store + added, max(temporary - added, hops.temporary_bytes)
+        return IngestPlan(
+            num_nodes={t.name: t.num_nodes for t in contents.types},
+            num_edges={
+                f"{r.source.src}-{r.source.name}-{r.source.dst}": r.most_edges
+                for r in contents.relations
+            },
+            store_bytes=store,
+            temporary_bytes=temporary,
+            mem_bytes=options.mem_bytes,
+            memory=memory_lines(self.job),
+            stages=tuple(s.plan for s in self.all_stages()),
         )
-        self._starts: list[int] = []  # of each (type, partition)
-        self._partitioning: Partitioning | None = None
-        self._edges_per_s = 0.0
 
-    def run(self) -> IngestResult:
-        """All stages, in the order of `plan.plan_steps`."""
-        run, contents = self._run, self._run.contents
-        labels = run.stage(CHECK, self._check, made=self._label_files())["labels"]
-        longest = run.stage(COUNT, lambda: {"longest": self._graph.count()}, made=self._counts())
-        check_longest(contents, run.options, run.memory, longest["longest"])
-        if run.options.renames:
-            self._order(longest["longest"], labels)
-        relations = tuple(self._write_relation(n) for n in range(len(contents.relations)))
-        types = tuple(
-            self._write_type(number, labels.get(t.name, {}))
-            for number, t in enumerate(contents.types)
+    def first_stages(self) -> list[IngestStage]:
+        """Those after which it is known what the others do."""
+        contents, types = (
+            self.job.contents,
+            zip(self.job.contents.types, self._types(), strict=True),
         )
-        manifest = self._manifest(types, relations)
-        if copies_nodes(run.options):
-            self._graph.nodes = None
-            manifest = InfluenceStages(run, manifest).write()
-        run.files.check()  # nothing reads the source from here on
-        errors = quantization_errors(run)
-        manifest = run.writer.settle(manifest) if run.options.hops is None else self._hops(manifest)
-        run.writer.appear()
-        return IngestResult(manifest, tuple(run.results), errors, self._edges_per_s)
+        bits = {made.bits_file: -(-t.num_nodes // 8) for t, made in types if made.splits_seeded}
+        counts = {counts_file(i): 4 * r.dst.num_nodes for i, r in enumerate(contents.relations)}
+        work = {"counted_edges": sum(r.source.num_edges for r in contents.relations)}
+        cost = Cost(self.job.source_bytes, sum(counts.values()), 0, work)
+        return [
+            IngestStage(CHECK, Cost(self._checked_bytes()), self._check, bits),
+            IngestStage(COUNT, cost, lambda run: {"longest": run.graph.count()}, counts),
+        ]
 
-    def _hops(self, manifest: Manifest) -> Manifest:
-        """Hops in the store that is about to appear; an earlier run may have added them.
+    def decide(self, run: IngestRun) -> None:
+        """The first stages are over: see where the columns are, or will be.
 
-        Raises BadInput: there cannot be any; the store appears without.
+        Raises BudgetTooSmall: sorting the longest column takes too much.
         """
-        run, path = self._run, self._run.work.path / STORE
-        assert run.options.hops is not None
-        self._graph.nodes = None
-        held = _held_manifest(path)
-        if held is not None and any(t.hops for t in held.types):
-            with StoreExtender(path, run.memory.buffer):  # removes what that run has left
-                return held
-        run.writer.settle(manifest)
-        try:
-            result = make_hops(path, run.options.hops, run.progress, run.options.mem_bytes)
-        except BadInput as error:
-            run.writer.appear()
-            raise BadInput(f"{error}; {run.writer.path} is there, without hops") from error
-        run.results += result.stages
-        return result.manifest
+        job, longest = self.job, run.facts(COUNT)["longest"]
+        check_longest(job.contents, job.options, job.memory, longest)
+        if needs_columns(job.options):
+            fit = run.work.find(ORDER) is not None or run.graph.fits(longest)
+            self.job = replace(job, columns_fit=fit and run.work.find(COLUMNS_STAGE) is None)
 
-    def _counts(self) -> list[str]:
-        return [counts_file(i) for i in range(len(self._run.contents.relations))]
+    def _checked_bytes(self) -> int:
+        read, options = 0, self.job.options
+        for t in self.job.contents.types:
+            read += sum(rows_bytes(s.source) for s in t.splits)
+            if t.label and looks_at_label(t.label, options):
+                read += rows_bytes(t.label.source)
+        return read + sum(
+            rows_bytes(s.source) for r in self.job.contents.relations for s in r.splits
+        )
 
-    def _splits_type(self, node_type: TypeContents) -> bool:
-        """Whether a seeded split is to be made."""
-        return bool(seeded_splits(node_type, 0, self._run.options))
+    def _check(self, run: IngestRun) -> Facts:
+        labels = {
+            t.name: made.check(run)
+            for t, made in zip(self.job.contents.types, self._types(), strict=True)
+        }
+        for r in self.job.contents.relations:
+            check_edge_splits(self.job.source, r.source)
+        return {"labels": {name: facts for name, facts in labels.items() if facts is not None}}
 
-    def _label_files(self) -> list[str]:
-        types = enumerate(self._run.contents.types)
-        return [_bits_file(number) for number, t in types if self._splits_type(t)]
+    def _order_stages(self) -> list[IngestStage]:
+        """Columns by source id, a partition of the nodes, their order: those that are needed."""
+        job, options = self.job, self.job.options
+        if not options.renames:
+            return []
+        rank, edges = 4 * job.contents.num_nodes, job.num_edges
+        if not needs_columns(options):
+            return [IngestStage(ORDER, Cost(0, rank), self._order, {RANK: rank})]
+        work: dict[str, float] = {"sorted_edges": edges} if job.columns_fit else {}
+        item = column_item_bytes(job.contents) if job.columns_fit else 4
+        held = item * edges if job.columns_fit else 0
+        passing = sort_bytes(edges, 4 + item, job.share - held)
+        spent = [] if reads_columns(job.contents) else [COLUMNS, DEGREES]
+        stages, sorting, columns = [], Cost(job.source_bytes + passing, passing, passing, work), 0
+        if not job.columns_fit:
+            columns = 4 * edges + rank
+            cost = Cost(sorting.read, columns + passing, passing, {"sorted_edges": edges})
+            files = {COLUMNS: 4 * edges, DEGREES: rank}
+            stages = [IngestStage(COLUMNS_STAGE, cost, self._columns, files)]
+            sorting = Cost(columns)
+        if options.partition is not None:
+            cost = self._partition_cost(sorting, options.partition, held, columns)
+            stages.append(
+                IngestStage(PARTITION_STAGE, cost, self._find_partition, {PARTITION: rank})
+            )
+            sorting, spent = Cost(columns + rank), [*spent, PARTITION]
+        work = {**sorting.work, "ordered_edges": edges}
+        cost = Cost(sorting.read, sorting.written + rank, sorting.passing, work)
+        return [*stages, IngestStage(ORDER, cost, self._order, {RANK: rank}, spent)]
 
-    def _check(self) -> Facts:
-        """Splits are sound; labels are looked at where their dtype, or a split, depends on them."""
-        run = self._run
-        labels: dict[str, Facts] = {}
-        for number, t in enumerate(run.contents.types):
-            check_splits(run.source, t.name)
-            if t.label is None or not looks_at_label(t.label, run.options):
-                continue
-            rows, share = t.label.source, run.memory.share
-            whole = rows.dtype.kind == "f" and are_whole(run.source, rows, share)
-            labels[t.name] = {"dtype": label_dtype(rows, whole)}
-            if self._splits_type(t):
-                bits = labelled_bits(run.source, rows, label_dtype(rows, whole), share)
-                labels[t.name]["labelled"] = int(np.bitwise_count(bits).sum(dtype=np.int64))
-                save_array(run.path(_bits_file(number)), bits)
-        for r in run.contents.relations:
-            check_edge_splits(run.source, r.source)
-        return {"labels": labels}
+    def _partition_cost(
+        self, sorting: Cost, settings: PartitionOptions, held: int, columns: int
+    ) -> Cost:
+        """`sorting`: of making columns; `held`: bytes of these in memory, `columns`: on disk."""
+        job, total, visited, visiting = self.job, self.job.num_edges, 0, 0
+        passes, work = 1, dict(sorting.work)
+        if settings.is_streamed:
+            most = most_visited(settings, total, job.options.undirected)
+            visited = 0 if visited_fits(most, job.share - held, held > 0) else 4 * most
+            visiting, passes = sort_bytes(most, 8, job.share - held), settings.passes + 1
+            work["sorted_edges"] = work.get("sorted_edges", 0) + total
+        work["partitioned_edges"] = passes * total
+        types = job.contents.types
+        labels = 2 * sum(rows_bytes(t.label.source) for t in types if t.label)
+        read = sorting.read + labels + visiting + (settings.passes + 1) * visited + columns
+        passing = max(sorting.passing, visiting + visited)
+        written = sorting.written + visiting + visited + 4 * job.contents.num_nodes
+        return Cost(read, written, passing, work)
 
-    def _order(self, longest_bytes: int, labels: dict[str, Facts]) -> None:
-        run, graph = self._run, self._graph
-        in_memory = needs_columns(run.options)
-        if run.work.find(ORDER) is None and needs_columns(run.options):
-            in_memory = run.work.find(COLUMNS_STAGE) is None and graph.fits(longest_bytes)
-            if not in_memory:
-                run.stage(
-                    COLUMNS_STAGE, lambda: graph.columns(in_memory=False), made=[COLUMNS, DEGREES]
-                )
+    def _columns(self, run: IngestRun) -> None:
+        run.graph.columns(in_memory=False)
 
-        def hold() -> None:
-            if in_memory and not graph.holds_columns:
-                graph.columns(in_memory=True)
+    def _hold_columns(self, run: IngestRun) -> None:
+        """Sort them, if they stay in memory and are not there."""
+        if needs_columns(self.job.options) and self.job.columns_fit and not run.graph.holds_columns:
+            run.graph.columns(in_memory=True)
 
-        def partition() -> Facts:
-            hold()
-            report, rate = graph.partition(self._classes(labels))
-            return {_PARTITIONING: msgspec.to_builtins(report), _RATE: rate}
+    def _find_partition(self, run: IngestRun) -> Facts:
+        self._hold_columns(run)
+        report, rate = run.graph.partition(self._classes(run))
+        return {_PARTITIONING: msgspec.to_builtins(report), _RATE: rate}
 
-        def body() -> Facts:
-            hold()
-            return {"starts": graph.order(self._partition)}
+    def _order(self, run: IngestRun) -> Facts:
+        self._hold_columns(run)
+        return {"starts": run.graph.order(run.partition)}
 
-        spent = [] if reads_columns(run.contents) else [COLUMNS, DEGREES]
-        if run.options.partition is not None:
-            found = run.stage(PARTITION_STAGE, partition, made=[PARTITION])
-            self._partitioning = msgspec.convert(found[_PARTITIONING], Partitioning)
-            self._edges_per_s = float(found[_RATE])
-            spent.append(PARTITION)
-        facts = run.stage(ORDER, body, made=[RANK], spent=spent)
-        self._starts = facts["starts"]
-        if graph.nodes is None:
-            graph.load_order()
+    def partition_edges_per_s(self, run: IngestRun) -> float:
+        """In a pass of a streaming partitioner, else 0."""
+        return float(run.facts(PARTITION_STAGE)[_RATE]) if self.job.options.partition else 0.0
 
-    def _classes(self, labels: dict[str, Facts]) -> NodeClasses:
+    def _partitioning(self, run: IngestRun) -> Partitioning | None:
+        if self.job.options.partition is None:
+            return None
+        return msgspec.convert(run.facts(PARTITION_STAGE)[_PARTITIONING], Partitioning)
+
+    def _classes(self, run: IngestRun) -> NodeClasses:
         """Those of training nodes, as the source or a seeded split has them."""
-        run = self._run
-        numbers = {t.name: number for number, t in enumerate(run.contents.types)}
+        job, labels = self.job, run.facts(CHECK)["labels"]
+        made = {t.name: m for t, m in zip(job.contents.types, self._types(), strict=True)}
 
         def seeded(t: TypeContents) -> Callable[[], Iterator[NDArray[np.int64]]] | None:
-            if not self._splits_type(t):
-                return None
-            return partial(self._seeded, numbers[t.name], labels[t.name]["labelled"], 0)
+            stages = made[t.name]
+            return partial(stages.seeded, 0, run) if stages.splits_seeded else None
 
         dtypes = {name: facts["dtype"] for name, facts in labels.items()}
-        return source_classes(run.source, run.contents, dtypes, run.memory.share, seeded)
+        return source_classes(job.source, job.contents, dtypes, job.share, seeded)
 
-    def _write_relation(self, number: int) -> Relation:
-        return RelationStages(self._run, self._graph, number).write()
+    def manifest(self, run: IngestRun) -> Manifest:
+        """Of the store, without its fingerprint, when all stages are over."""
+        return self._influence.extended(run) if self._influence else self._bare_manifest(run)
 
-    def _write_type(self, number: int, label_facts: Facts) -> NodeType:
-        run, t = self._run, self._run.contents.types[number]
-        self._write_ids(t)
-        place = self._placing(t)
-        for rows in t.features:
-            write_features(run, rows, place)
-        label = None
-        if t.label is not None:
-            label = t.label.array
-            if label_facts:
-                label = msgspec.structs.replace(label, dtype=label_facts["dtype"])
-            pieces = label_pieces(run.source, t.label.source, label.dtype, run.memory.share)
-            write_placed(run, label, pieces, place)
-        for rows in t.splits:
-            write_split(run, rows)
-        splits = {r.source.name: r.array for r in t.splits}
-        if self._splits_type(t):
-            splits = self._seeded_splits(number, label_facts["labelled"])
-        num_partitions, path = self._write_partitions(number)
-        return NodeType(
-            name=t.name,
-            first=t.first,
-            num_nodes=t.num_nodes,
-            original_id=t.original_id,
-            store_id=t.store_id,
-            label=label,
-            features={r.source.name: r.array for r in t.features},
-            splits=splits,
-            num_partitions=num_partitions,
-            partition_offsets_path=path,
-        )
-
-    def _write_ids(self, t: TypeContents) -> None:
-        nodes = self._graph.nodes
-        order = nodes and nodes.order[t.first : t.stop]
-        rank = nodes and nodes.rank[t.first : t.stop]
-        write_ids(self._run, ids_stage(t), t.original_id, order, t.store_id, rank, t.first)
-
-    def _placing(self, t: TypeContents) -> Place:
-        """Brings rows of a type into the order of its nodes."""
-        run, nodes = self._run, self._graph.nodes
-        rank = nodes and nodes.rank[t.first : t.stop]
-        local = rank - np.uint32(t.first) if rank is not None and t.first else rank
-
-        def place(pieces: Iterator[NDArray[Any]], array: RowArray, emit: Emit) -> None:
-            place_rows(pieces, array, local, run.memory.share, run.work.path, emit, run.progress)
-
-        return place
-
-    def _seeded_splits(self, number: int, total: int) -> dict[str, RowArray]:
-        run, t = self._run, self._run.contents.types[number]
-        arrays = seeded_splits(t, total, run.options)
-        splits = dict(zip(SPLITS, arrays, strict=True))
-        for i, array in enumerate(arrays):
-            ids = self._seeded(number, total, i)
-            write_in_order(run, array, ids, [_bits_file(number)] if i == len(arrays) - 1 else [])
-        return splits
-
-    def _seeded(self, number: int, total: int, split: int) -> Iterator[NDArray[np.int64]]:
-        """Ids of a seeded split of a type."""
-        run, t = self._run, self._run.contents.types[number]
-        path = run.path(_bits_file(number))  # it is gone when an earlier run has made the splits
-        bits = load_array(path, np.uint8) if path.exists() else np.empty(0, np.uint8)
-        places = split_sizes(run.options.split, total)[split]
-        return seeded_ids(bits, t.num_nodes, total, places, split_key(run.options.seed, number))
-
-    def _write_partitions(self, number: int) -> tuple[int, str]:
-        """(partitions, path of their offsets) of a type."""
-        run, t = self._run, self._run.contents.types[number]
-        if not run.options.in_partitions:
-            return 0, ""
-        count = (len(self._starts) - 1) // len(run.contents.types)
-        offsets = np.array(self._starts[number * count : (number + 1) * count + 1], np.uint64)
-        path = partition_path(t)
-        run.stage(path, lambda: run.writer.side(path, offsets), arrays=[path])
-        return count, path
-
-    def _manifest(self, types: tuple[NodeType, ...], relations: tuple[Relation, ...]) -> Manifest:
-        options = self._run.options
+    def _bare_manifest(self, run: IngestRun) -> Manifest:
+        """Without hubs and halos."""
+        options = self.job.options
         return Manifest(
             format=FORMAT_VERSION,
             block_bytes=options.block_bytes,
-            id_dtype=self._run.contents.id_dtype,
-            types=types,
-            relations=relations,
+            id_dtype=self.job.contents.id_dtype,
+            types=tuple(t.node_type(run) for t in self._types()),
+            relations=tuple(r.relation(run) for r in self._relations()),
             order=options.order,
             undirected=options.undirected,
             duplicates="drop" if options.drop_equal else "keep",
             self_loops=options.self_loops,
-            partitioning=self._partitioning,
+            partitioning=self._partitioning(run),
         )
 
 
@@ -433,11 +454,6 @@ def _held_manifest(path: Path) -> Manifest | None:
         return open_store(path).manifest
     except NotAStore:
         return None
-
-
-def _bits_file(number: int) -> str:
-    """Name of the temporary file of the labelled nodes of a type."""
-    return f"labelled-{number}"
 
 
 def _sign_facts(
@@ -459,41 +475,3 @@ def option_facts(options: IngestOptions) -> Facts:
         "pipeline": [_PIPELINE, FORMAT_VERSION],
         "options": {k: v for k, v in asdict(options).items() if k != "mem_bytes"},
     }
-
-
-def _check_disk(planned: IngestPlan, target: Path) -> None:
-    """Raises OutOfSpace before anything is written, where the store cannot fit."""
-    store, temporary = planned.store_bytes, planned.temporary_bytes
-    folder = target.absolute().parent
-    while not folder.exists():
-        folder = folder.parent
-    left = target.absolute().with_name(f".{target.name}.work")  # of an earlier run: room too
-    taken = sum(p.stat().st_blocks * 512 for p in left.rglob("*") if p.is_file())
-    free = shutil.disk_usage(folder).free + taken
-    if store + temporary > free:
-        raise OutOfSpace(
-            f"{folder}: found {format_bytes(free)} free, expected {format_bytes(store)} "
-            f"for the store and {format_bytes(temporary)} for its making; free some "
-            "space, or choose another disk"
-        )
-
-
-@contextmanager
-def work_folder(target: Path) -> Iterator[Path]:
-    """A folder beside the target for temporary files; it is removed, with those of killed runs."""
-    parent = target.absolute().parent
-    for left in parent.glob(f".{target.name}.work-*"):
-        pid = left.name.rpartition("-")[2]
-        if pid.isdigit() and not Path(f"/proc/{pid}").exists():
-            shutil.rmtree(left, ignore_errors=True)
-    made = [p for p in (parent, *parent.parents) if not p.exists()]
-    work = parent / f".{target.name}.work-{os.getpid()}"
-    work.mkdir(parents=True)
-    try:
-        yield work
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
-        if not target.exists():
-            for folder in made:
-                if folder.exists() and not any(folder.iterdir()):
-                    folder.rmdir()

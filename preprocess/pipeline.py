@@ -37,7 +37,7 @@ class Cost:
 RunT = TypeVar("RunT", bound="Run")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # no slots: `Stage[SomeRun](...)` marks what it makes
 class Stage(Generic[RunT]):
     """One stage: everything that is known of it before it runs, and how to run it.
 

@@ -13,17 +13,15 @@ from preprocess.contents import (
     Rows,
     TypeContents,
     as_path,
-    list_contents,
+    graph_bytes,
+    row_disk_bytes,
     split_sizes,
 )
-from preprocess.influence_plan import influence_bytes, influence_node_bytes, influence_steps
+from preprocess.influence_plan import influence_bytes, influence_node_bytes
 from preprocess.options import IngestOptions
-from preprocess.partition import PartitionOptions, most_visited, visited_fits
-from preprocess.result import IngestPlan, MemoryLine, StagePlan
-from preprocess.reverse import with_reverses
+from preprocess.result import MemoryLine
 from preprocess.source import Source, SourceRows
-from preprocess.stages.rows import dense_bytes
-from preprocess.steps import Step, graph_bytes, row_disk_bytes, scatter_bytes
+from preprocess.stages.rows import dense_bytes, scatter_bytes
 
 CHECK, COUNT = "check labels and splits", "count edges"  # names of stages
 COLUMNS_STAGE, ORDER = "columns by source id", "order nodes"
@@ -51,28 +49,36 @@ class MemoryPlan:
     share: int  # bytes for chunks, buckets and dense rows, one stage at a time
 
 
-def plan(source: Source, options: IngestOptions) -> IngestPlan:
-    """What an ingest will take.  Raises BadInput, BudgetTooSmall."""
-    options.check()
-    return plan_of(list_contents(with_reverses(source, options), options), options)
+@dataclass(frozen=True, slots=True)
+class IngestJob:
+    """All that decides an ingest, before it starts."""
+
+    source: Source
+    contents: Contents
+    options: IngestOptions
+    memory: MemoryPlan
+    columns_fit: bool  # columns that give the order stay in memory
+
+    @property
+    def share(self) -> int:
+        """Bytes of memory for the stage that runs."""
+        return self.memory.share
+
+    @property
+    def num_edges(self) -> int:
+        """Stored at most."""
+        return sum(r.most_edges for r in self.contents.relations)
+
+    @property
+    def source_bytes(self) -> int:
+        """What one read of all edges brings."""
+        return sum(map(edge_bytes, self.contents.relations))
 
 
-def plan_of(contents: Contents, options: IngestOptions) -> IngestPlan:
-    """The same, once it is known what the store will hold."""
+def plan_job(source: Source, contents: Contents, options: IngestOptions) -> IngestJob:
+    """Share out --mem.  Raises BudgetTooSmall with the least that would do."""
     memory = plan_memory(contents, options)
-    steps = plan_steps(contents, options, memory)
-    return IngestPlan(
-        num_nodes={t.name: t.num_nodes for t in contents.types},
-        num_edges={
-            f"{r.source.src}-{r.source.name}-{r.source.dst}": r.most_edges
-            for r in contents.relations
-        },
-        store_bytes=store_bytes(contents, options),
-        temporary_bytes=temporary_bytes(steps),
-        mem_bytes=options.mem_bytes,
-        memory=_memory_lines(contents, options, memory),
-        stages=tuple(StagePlan(s.name, s.read, s.written) for s in steps),
-    )
+    return IngestJob(source, contents, options, memory, columns_fit(contents, memory.share))
 
 
 def plan_memory(contents: Contents, options: IngestOptions) -> MemoryPlan:
@@ -125,9 +131,9 @@ def node_bytes(options: IngestOptions) -> int:
     return max(RENAMED_NODE_BYTES if options.renames else SOURCE_NODE_BYTES, least)
 
 
-def _memory_lines(
-    contents: Contents, options: IngestOptions, memory: MemoryPlan
-) -> tuple[MemoryLine, ...]:
+def memory_lines(job: IngestJob) -> tuple[MemoryLine, ...]:
+    """What --mem is for."""
+    contents, options, memory = job.contents, job.options, job.memory
     each = node_bytes(options)
     return (
         MemoryLine(f"tables, {each} bytes a node", each * contents.num_nodes),
@@ -182,28 +188,6 @@ def _widest(contents: Contents) -> int:
     return max([1, *stored, *(r.source.row_bytes for r in contents.rows())])
 
 
-def plan_steps(contents: Contents, options: IngestOptions, memory: MemoryPlan) -> list[Step]:
-    """The stages of an ingest in order, and what they move."""
-    steps = [_check_step(contents, options), _count_step(contents)]
-    steps += _order_steps(contents, options, memory.share)
-    for r in contents.relations:
-        steps += _relation_steps(contents, r, options, memory.share)
-    for t in contents.types:
-        ids = row_disk_bytes(t.original_id, options.block_bytes)
-        steps.append(Step(ids_stage(t), 0, 2 * ids))
-        rank = 4 if options.renames else 0
-        for rows in (*t.features, *([t.label] if t.label else [])):
-            steps += _rows_steps(rows, memory.share, rank, rows.array.num_rows)
-        steps += [_split_step(s, options) for s in t.splits]
-        steps += [
-            Step(a.path, 0, row_disk_bytes(a, options.block_bytes))
-            for a in seeded_splits(t, t.num_nodes, options)
-        ]
-        if options.in_partitions:
-            steps.append(Step(partition_path(t), 0, 0))
-    return steps + influence_steps(contents, options, memory.share, node_bytes(options))
-
-
 def seeded_splits(t: TypeContents, labelled: int, options: IngestOptions) -> list[RowArray]:
     """The splits that are made for a type: where there are labels, and no splits."""
     if not (options.split and t.label and not t.splits):
@@ -237,16 +221,6 @@ def inline_stage(relation: RelationContents, rows: SourceRows) -> str:
 def scale_stage(array: RowArray) -> str:
     """Of the one that finds the scale of an int8 array."""
     return f"{array.path}: scale"
-
-
-def temporary_bytes(steps: list[Step]) -> int:
-    """At most at any time; files of buckets stay, to be used again: `stages.buckets`."""
-    held = most = spare = 0
-    for step in steps:
-        spare = max(spare, step.passing)
-        most = max(most, held + step.made + spare)
-        held += step.made - step.spent
-    return most
 
 
 def store_bytes(contents: Contents, options: IngestOptions) -> int:
@@ -294,145 +268,23 @@ def looks_at_label(label: Rows, options: IngestOptions) -> bool:
     return label.source.dtype.kind == "f" or bool(options.split)
 
 
-def _source_bytes(relation: RelationContents) -> int:
+def edge_bytes(relation: RelationContents) -> int:
     """What one read of a relation's edges brings."""
     path = Path(relation.source.where)
     size = path.stat().st_size if path.is_file() else 0
     return size or _EDGE_BYTES * relation.source.num_edges
 
 
-def _rows_bytes(rows: SourceRows) -> int:
+def rows_bytes(rows: SourceRows) -> int:
+    """What one read of an array brings."""
     return rows.num_rows * rows.row_bytes
 
 
-def _check_step(contents: Contents, options: IngestOptions) -> Step:
-    read = 0
-    for t in contents.types:
-        read += sum(_rows_bytes(s.source) for s in t.splits)
-        if t.label and looks_at_label(t.label, options):
-            read += _rows_bytes(t.label.source)
-    read += sum(_rows_bytes(s.source) for r in contents.relations for s in r.splits)
-    return Step(CHECK, read, 0)
-
-
-def _count_step(contents: Contents) -> Step:
-    counts = sum(4 * r.dst.num_nodes for r in contents.relations)
-    return Step(COUNT, sum(map(_source_bytes, contents.relations)), counts, made=counts)
-
-
-def _order_steps(contents: Contents, options: IngestOptions, share: int) -> list[Step]:
-    if not options.renames:
-        return []
-    rank = 4 * contents.num_nodes
-    if not needs_columns(options):
-        return [Step(ORDER, 0, rank, made=rank)]
-    total = sum(r.most_edges for r in contents.relations)
-    read, held = sum(map(_source_bytes, contents.relations)), 0
-    steps = []
-    if columns_fit(contents, share):
-        held = column_item_bytes(contents) * total
-        passing = _sort_bytes(total, 4 + column_item_bytes(contents), share - held)
-        steps.append(Step(ORDER, read + passing, passing + rank, rank, passing=passing))
-    else:
-        columns, passing = 4 * total + rank, _sort_bytes(total, 8, share)
-        spent = 0 if reads_columns(contents) else columns
-        steps = [
-            Step(COLUMNS_STAGE, read + passing, columns + passing, columns, passing=passing),
-            Step(ORDER, columns, rank, rank, spent),
-        ]
-    if options.partition is not None:
-        steps[-1:] = _partition_steps(contents, options, options.partition, steps[-1], share, held)
-    return steps
-
-
-def _partition_steps(
-    contents: Contents,
-    options: IngestOptions,
-    settings: PartitionOptions,
-    order: Step,
-    share: int,
-    held: int,
-) -> list[Step]:
-    """Nodes are partitioned, then ordered.
-
-    order  as if they were only ordered
-    held   bytes of columns in memory; 0: they are on disk
-    """
-    made = 4 * contents.num_nodes
-    total = sum(r.most_edges for r in contents.relations)
-    columns = 0 if held else order.read
-    sorting = visited = 0
-    if settings.is_streamed:
-        share -= held
-        total = most_visited(settings, total, options.undirected)
-        visited = 0 if visited_fits(total, share, held > 0) else 4 * total
-        sorting = _sort_bytes(total, 8, share)
-    labels = 2 * sum(_rows_bytes(t.label.source) for t in contents.types if t.label)
-    read = order.read + labels + sorting + (settings.passes + 1) * visited + columns
-    written = order.written - 4 * contents.num_nodes + sorting + visited + made
-    return [
-        Step(PARTITION_STAGE, read, written, made, passing=max(order.passing, sorting + visited)),
-        Step(ORDER, columns + made, order.made, order.made, order.spent + made),
-    ]
-
-
-def _sort_bytes(num_edges: int, key_bytes: int, share: int) -> int:
+def sort_bytes(num_edges: int, key_bytes: int, share: int) -> int:
     """Temporary bytes of sorting edges."""
     return num_edges * key_bytes if num_edges * key_bytes > share // 2 else 0
 
 
-def _relation_steps(
-    contents: Contents, relation: RelationContents, options: IngestOptions, share: int
-) -> list[Step]:
-    edges, widths, path = relation.most_edges, relation.widths, relation.path
-    counts = spent = 4 * relation.dst.num_nodes
-    read, passing = _source_bytes(relation), _sort_bytes(edges, widths.key_bytes, share)
-    if needs_columns(options) and columns_fit(contents, share) and len(contents.relations) == 1:
-        read = passing = 0
-    elif needs_columns(options) and reads_columns(contents):
-        read = 4 * edges + 4 * contents.num_nodes
-        spent += read
-    place = int(place_dtype(relation).removeprefix("uint")) // 8
-    places = passed = 0
-    if relation.has_rows:
-        places = edges * place
-        passed = edges * (4 + place)
-    moved, passing = read + counts + passing + passed, passing + passed
-    graph, steps = graph_bytes(relation, options), []
-    if relation.inline:
-        held = edges * widths.column_bytes + counts
-        made, written = held + places, held + places + passing
-        steps.append(Step(sort_stage(relation), moved, written, made, spent, passing))
-        for rows in relation.inline:
-            each = 4 if rows is relation.weight else 8
-            name, passing = inline_stage(relation, rows), _scatter_bytes(edges, each, place, share)
-            read, written = _rows_bytes(rows) + places + passing, edges * each + passing
-            steps.append(Step(name, read, written, edges * each, passing=passing))
-            held += edges * each
-        steps.append(Step(path, held, graph, spent=held))
-    else:
-        steps.append(Step(path, moved, graph + passing + places, places, spent, passing))
-    for f in relation.features:
-        steps += _rows_steps(f, share, place, edges)
-    steps[-1] = steps[-1]._replace(spent=steps[-1].spent + places)
-    return [*steps, *(_split_step(s, options) for s in relation.splits)]
-
-
-def _scatter_bytes(num_rows: int, row_bytes: int, place: int, share: int) -> int:
+def placed_bytes(num_rows: int, row_bytes: int, place: int, share: int) -> int:
     """Temporary bytes of rows that are put into another order, by `stages.rows`."""
     return scatter_bytes(num_rows, row_bytes, place, 2 * dense_bytes(share))
-
-
-def _rows_steps(rows: Rows, share: int, place: int, num_rows: int) -> list[Step]:
-    """`place`: bytes of the new place of a row; 0: rows stay where they are."""
-    array = rows.array
-    passing = _scatter_bytes(num_rows, array.row_bytes, place, share) if place else 0
-    read = _rows_bytes(rows.source)
-    scale = [Step(scale_stage(array), read, 0)] if array.scale_path else []
-    written = num_rows * array.row_bytes * 1025 // 1024
-    return [*scale, Step(array.path, read + passing, written + passing, passing=passing)]
-
-
-def _split_step(rows: Rows, options: IngestOptions) -> Step:
-    written = row_disk_bytes(rows.array, options.block_bytes)
-    return Step(rows.array.path, _rows_bytes(rows.source), written)

@@ -4,30 +4,24 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 from blockstore.writer import flush, flush_tree
+from preprocess.pipeline import Facts, Run
 from preprocess.progress import Progress
 from preprocess.source import Source
 from preprocess.sourcefiles import SourceFiles
-from preprocess.work import StageRecord, WorkFolder, sign
+from preprocess.work import WorkFolder, sign
 
 _PREPARATION = 1  # goes up when steps or their files change: nothing older is taken over
-
-Facts = dict[str, Any]
 
 
 class Preparation:
     """The folder, the memory and the journal of a preparation."""
 
-    def __init__(self, work: WorkFolder, mem_bytes: int, progress: Progress) -> None:
-        self._work = work
-        self.mem_bytes, self.progress = mem_bytes, progress
-
-    @property
-    def folder(self) -> Path:
-        """For files of this ingest; it is gone when the store is there."""
-        return self._work.path
+    def __init__(self, run: Run, mem_bytes: int) -> None:
+        self._run, self.folder = run, run.folder  # it is gone when the store is there
+        self.mem_bytes, self.progress = mem_bytes, run.progress
 
     def step(
         self, name: str, body: Callable[[], Facts], made: Callable[[Facts], Iterable[str]]
@@ -36,15 +30,7 @@ class Preparation:
 
         made   names of the files in the folder that it leaves, from its facts
         """
-        record = self._work.find(name)
-        if record is None:
-            with self.progress.recorded(name) as took:
-                facts = body()
-            record = StageRecord(
-                name, facts, took.read_bytes, took.written_bytes, took.elapsed_s, took.peak_bytes
-            )
-            self._work.finish(record, made(facts), ())
-        return record.facts
+        return self._run.record(name, body, made)
 
 
 @runtime_checkable
@@ -81,8 +67,9 @@ def prepared(
         return
     facts = {"preparation": _PREPARATION, "layout": source.layout}
     signature = sign(facts, files.digest())
+    # a folder of its own: what is found here stays when the command is given with other options
     with WorkFolder(preparation_of(target), signature, fresh) as work, files.unchanged():
-        source.prepare(Preparation(work, mem_bytes, progress))
+        source.prepare(Preparation(Run(work, progress), mem_bytes))
         with keys_beside(target, lambda folder: source.write_keys(folder, progress)):
             yield
 

@@ -4,8 +4,9 @@ Where edge arrays lie inside the blocks, sorted columns wait on disk until these
 order; else columns go into blocks as they are sorted.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -14,18 +15,26 @@ from numpy.typing import NDArray
 
 from blockstore.format import TIME_DTYPE, WEIGHT_DTYPE, Relation, RowArray, crc_path
 from blockstore.pack import GraphPacker
-from preprocess.arrays import write_features, write_split
+from blockstore.writer import GraphWriter
+from preprocess.arrays import feature_stages, split_stage
+from preprocess.contents import graph_bytes
 from preprocess.errors import BadInput
-from preprocess.graph import GraphStages, counts_file
+from preprocess.graph import counts_file
 from preprocess.kernels.edges import cut_ranges
+from preprocess.pipeline import Cost, Facts
 from preprocess.plan import (
+    IngestJob,
+    edge_bytes,
     inline_stage,
     needs_columns,
     place_dtype,
+    placed_bytes,
     reads_columns,
+    rows_bytes,
+    sort_bytes,
     sort_stage,
 )
-from preprocess.run import Facts, Run
+from preprocess.run import IngestRun, IngestStage
 from preprocess.source import SourceRows
 from preprocess.stages.array_file import ArrayFile, load_array, save_array
 from preprocess.stages.columns import COLUMNS, DEGREES
@@ -41,32 +50,114 @@ _COLUMN_BYTES = 16  # a column on its way into a block
 class RelationStages:
     """One relation on its way into the store."""
 
-    def __init__(self, run: Run, graph: GraphStages, number: int) -> None:
-        self._run, self._graph, self._number = run, graph, number
-        self._relation = run.contents.relations[number]
-        self._num_edges = 0  # stored, once columns are sorted
+    def __init__(self, job: IngestJob, number: int) -> None:
+        self._job, self._number = job, number
+        self._relation = job.contents.relations[number]
+        self._place_dtype = place_dtype(self._relation)
+        self._place_bytes = np.dtype(self._place_dtype).itemsize
 
-    def write(self) -> Relation:
-        """All stages; what the manifest says."""
-        relation, run = self._relation, self._run
-        if relation.inline:
-            self._sort()
-        num_blocks = self._pack()
-        features = {}
-        for i, rows in enumerate(relation.features):
-            array = msgspec.structs.replace(rows.array, num_rows=self._num_edges)
-            spent = [_PLACES] if i == len(relation.features) - 1 else []
-            write_features(run, rows._replace(array=array), self._place, spent)
-            features[rows.source.name] = array
-        for rows in relation.splits:
-            write_split(run, rows)
-        source = relation.source
+    def stages(self) -> list[IngestStage]:
+        """All, in order."""
+        relation, made = self._relation, []
+        left = len(relation.features)
+        for rows in relation.features:
+            left -= 1
+            most = msgspec.structs.replace(rows.array, num_rows=relation.most_edges)
+            made += feature_stages(
+                self._job, rows._replace(array=most), self._place, self._place_bytes,
+                partial(self._sized, rows.array), [] if left else [_PLACES],
+            )  # fmt: skip
+        splits = [split_stage(self._job, rows) for rows in relation.splits]
+        return [*self._graph_stages(), *made, *splits]
+
+    def _graph_stages(self) -> list[IngestStage]:
+        relation, edges = self._relation, self._relation.most_edges
+        graph = graph_bytes(relation, self._job.options)
+        read, passing = self._sorting()
+        places = {_PLACES: edges * self._place_bytes} if relation.has_rows else {}
+        work = {"sorted_edges": edges}
+        if not relation.inline:
+            written = graph + passing + sum(places.values())
+            cost = Cost(read + passing, written, passing, work)
+            return [self._packing(cost, self._pack_sorted, places, self._sorted_from())]
+        files = {_DEGREES: 4 * relation.dst.num_nodes, _SOURCES: edges * self._item(_SOURCES)}
+        if self._sorts_ids:
+            files[_IDS] = edges * self._item(_IDS)
+        held = sum(files.values()) + sum(places.values())
+        stages = [
+            IngestStage(
+                sort_stage(relation), Cost(read + passing, held + passing, passing, work),
+                self._save_columns, files | places, self._sorted_from(),
+            ),
+            *self._inline_stages(),
+        ]  # fmt: skip
+        cost = Cost(edges * relation.item_bytes, graph, 0, {"packed_edges": edges})
+        spent = [_DEGREES, _SOURCES, _IDS, _WEIGHTS, _TIMES]
+        return [*stages, self._packing(cost, self._pack_saved, {}, spent)]
+
+    def _sorting(self) -> tuple[int, int]:
+        """Bytes that sorting reads, and those that pass through temporary files."""
+        job, relation, edges = self._job, self._relation, self._relation.most_edges
+        read = edge_bytes(relation)
+        passing = sort_bytes(edges, relation.widths.key_bytes, job.share)
+        if needs_columns(job.options) and job.columns_fit and len(job.contents.relations) == 1:
+            read = passing = 0
+        elif needs_columns(job.options) and reads_columns(job.contents):
+            read = 4 * edges + 4 * job.contents.num_nodes
+        if relation.has_rows:
+            passing += edges * (4 + self._place_bytes)
+        return read + 4 * relation.dst.num_nodes, passing
+
+    def _sorted_from(self) -> list[str]:
+        """Temporary files that nobody needs once the columns are sorted."""
+        columns = needs_columns(self._job.options) and reads_columns(self._job.contents)
+        return [counts_file(self._number), *([COLUMNS, DEGREES] if columns else [])]
+
+    def _packing(
+        self,
+        cost: Cost,
+        body: Callable[[IngestRun], Facts],
+        files: dict[str, int],
+        spent: list[str],
+    ) -> IngestStage:
+        path = self._relation.path
+        arrays = [f"{path}/{n}" for n in ("blocks", "first_node", "first_edge")]
+        arrays.append(crc_path(arrays[0]))
+        return IngestStage(path, cost, body, files, spent, arrays)
+
+    def _inline_stages(self) -> list[IngestStage]:
+        """Arrays that lie beside the sources inside blocks, in the same order."""
+        relation, edges, found = self._relation, self._relation.most_edges, []
+        left = len(relation.inline)
+        for rows, name in (
+            (relation.ids, _IDS),
+            (relation.weight, _WEIGHTS),
+            (relation.time, _TIMES),
+        ):
+            if rows is None:
+                continue
+            left -= 1
+            size = edges * self._item(name)
+            passing = placed_bytes(edges, self._item(name), self._place_bytes, self._job.share)
+            read = rows_bytes(rows) + edges * self._place_bytes
+            found.append(IngestStage(
+                inline_stage(relation, rows), Cost(read + passing, size + passing, passing),
+                partial(self._order_inline, rows, name), {name: size},
+                [] if left or relation.features else [_PLACES],
+            ))  # fmt: skip
+        return found
+
+    def relation(self, run: IngestRun) -> Relation:
+        """What the manifest says, once all stages are over."""
+        relation, source = self._relation, self._relation.source
+        packed = run.facts(relation.path)
+        features = {rows.source.name: self._sized(rows.array, run) for rows in relation.features}
         return Relation(
             src=source.src,
             name=source.name,
             dst=source.dst,
-            num_edges=self._num_edges,
-            num_blocks=num_blocks,
+            num_edges=packed["num_edges"],
+            num_blocks=packed["num_blocks"],
             path=f"{relation.path}/blocks",
             first_node_path=f"{relation.path}/first_node",
             edge_id_dtype=relation.edge_id_dtype,
@@ -79,75 +170,46 @@ class RelationStages:
             reverse_of=relation.reverse_of,
         )
 
-    def _sort(self) -> None:
-        """Sorted columns to files, then the arrays that lie beside them."""
-        run, relation = self._run, self._relation
-        made = [_DEGREES, _SOURCES, _PLACES, *([_IDS] if self._sorts_ids else [])]
-        facts = run.stage(
-            sort_stage(relation), self._save_columns, made=made, spent=self._counts_and_columns()
-        )
-        self._num_edges = facts["num_edges"]
-        left = len(relation.inline)
-        for rows, name, dtype in (
-            (relation.ids, _IDS, relation.edge_id_dtype),
-            (relation.weight, _WEIGHTS, WEIGHT_DTYPE),
-            (relation.time, _TIMES, TIME_DTYPE),
-        ):
-            if rows is not None and dtype is not None:
-                left -= 1
-                spent = [] if left or relation.features else [_PLACES]
-                self._order_inline(rows, name, dtype, spent)
-
     @property
     def _sorts_ids(self) -> bool:
         """Whether ids of edges are their positions, which are sorted with them."""
         return bool(self._relation.edge_id_dtype) and self._relation.ids is None
 
-    def _order_inline(self, rows: SourceRows, name: str, dtype: str, spent: list[str]) -> None:
-        run, array = self._run, RowArray(rows.name, dtype, self._num_edges)
+    def _dtype(self, name: str) -> str:
+        """Of a temporary file of edges."""
+        relation = self._relation
+        found = {
+            _SOURCES: relation.widths.node, _IDS: relation.edge_id_dtype,
+            _WEIGHTS: WEIGHT_DTYPE, _TIMES: TIME_DTYPE,
+        }[name]  # fmt: skip
+        assert found is not None
+        return found
 
-        def body() -> None:
-            run.path(name).unlink(missing_ok=True)
-            with ArrayFile(run.path(name), dtype) as file:
-                self._place(_inline_pieces(run, rows, dtype), array, file.append)
+    def _item(self, name: str) -> int:
+        return np.dtype(self._dtype(name)).itemsize
 
-        run.stage(inline_stage(self._relation, rows), body, made=[name], spent=spent)
+    def _sized(self, array: RowArray, run: IngestRun) -> RowArray:
+        """With as many rows as there are edges."""
+        num_edges: int = run.facts(self._relation.path)["num_edges"]
+        return msgspec.structs.replace(array, num_rows=num_edges)
 
-    def _pack(self) -> int:
-        """Columns into blocks; returns their number."""
-        run, relation = self._run, self._relation
-        path = relation.path
-        arrays = [f"{path}/{n}" for n in ("blocks", "first_node", "first_edge")]
-        if relation.inline:
-            body = self._pack_saved
-            made = []
-            spent = [_DEGREES, _SOURCES, _IDS, _WEIGHTS, _TIMES]
-        else:
-            body = self._pack_sorted
-            made = [_PLACES] if relation.features else []
-            spent = self._counts_and_columns()
-        facts = run.stage(path, body, made=made, spent=spent, arrays=[*arrays, crc_path(arrays[0])])
-        self._graph.release_columns()
-        self._num_edges = facts["num_edges"]
-        num_blocks: int = facts["num_blocks"]
-        return num_blocks
+    def _order_inline(self, rows: SourceRows, name: str, run: IngestRun) -> None:
+        dtype = self._dtype(name)
+        num_edges = run.facts(sort_stage(self._relation))["num_edges"]
+        with _new(run, name, dtype) as file:
+            pieces = _inline_pieces(self._job, rows, dtype)
+            self._place(run, pieces, RowArray(rows.name, dtype, num_edges), file.append)
 
-    def _counts_and_columns(self) -> list[str]:
-        """Temporary files that nobody needs once the columns are sorted."""
-        contents = self._run.contents
-        columns = needs_columns(self._run.options) and reads_columns(contents)
-        return [counts_file(self._number), *([COLUMNS, DEGREES] if columns else [])]
-
-    def _save_columns(self) -> Facts:
-        run, relation = self._run, self._relation
+    def _save_columns(self, run: IngestRun) -> Facts:
+        relation = self._relation
         degrees = np.zeros(relation.dst.num_nodes, np.uint32)
         with ExitStack() as stack:
             sources = stack.enter_context(_new(run, _SOURCES, relation.widths.node))
             ids = None
-            if self._sorts_ids and relation.edge_id_dtype:
-                ids = stack.enter_context(_new(run, _IDS, relation.edge_id_dtype))
-            places = stack.enter_context(self._edge_places())
-            for c in self._graph.sorted_relation(self._number, self._sort_share()):
+            if self._sorts_ids:
+                ids = stack.enter_context(_new(run, _IDS, self._dtype(_IDS)))
+            places = stack.enter_context(self._edge_places(run))
+            for c in run.graph.sorted_relation(self._number, self._sort_share()):
                 degrees[c.first : c.first + c.degrees.size] = c.degrees
                 sources.append(c.sources)
                 assert c.edge_ids is not None
@@ -158,24 +220,24 @@ class RelationStages:
             places.write(run.path(_PLACES))
             return {"num_edges": sources.size}
 
-    def _pack_sorted(self) -> Facts:
-        run, relation = self._run, self._relation
+    def _pack_sorted(self, run: IngestRun) -> Facts:
+        relation = self._relation
         with ExitStack() as stack:
-            places = stack.enter_context(self._edge_places()) if relation.features else None
+            places = stack.enter_context(self._edge_places(run)) if relation.features else None
             graph = run.writer.graph(f"{relation.path}/blocks")
             packer = self._packer(graph.append)
-            for c in self._graph.sorted_relation(self._number, self._sort_share()):
+            for c in run.graph.sorted_relation(self._number, self._sort_share()):
                 packer.append(c.degrees, c.sources, c.edge_ids)
                 if places is not None:
                     assert c.edge_ids is not None
                     places.append(c.edge_ids)
-            facts = self._close(packer, graph.close)
+            facts = self._close(run, packer, graph)
             if places is not None:
                 places.write(run.path(_PLACES))
         return facts
 
-    def _pack_saved(self) -> Facts:
-        run, relation = self._run, self._relation
+    def _pack_saved(self, run: IngestRun) -> Facts:
+        relation = self._relation
         degrees = load_array(run.path(_DEGREES), np.uint32)
         kept = [
             (_SOURCES, relation.widths.node),
@@ -183,9 +245,10 @@ class RelationStages:
             (_WEIGHTS, WEIGHT_DTYPE if relation.weight else None),
             (_TIMES, TIME_DTYPE if relation.time else None),
         ]
+        num_edges = int(degrees.sum(dtype=np.int64))
         graph = run.writer.graph(f"{relation.path}/blocks")
         packer = self._packer(graph.append)
-        with ExitStack() as stack, run.progress.stage("pack", self._num_edges, "edges") as stage:
+        with ExitStack() as stack, run.progress.stage("pack", num_edges, "edges") as stage:
             files = [
                 stack.enter_context(ArrayFile(run.path(name), dtype)) if dtype else None
                 for name, dtype in kept
@@ -198,13 +261,13 @@ class RelationStages:
                 packer.append(degrees[low:high].astype(np.int64), sources, ids, weights, times)
                 done += count
                 stage.advance(count)
-        return self._close(packer, graph.close)
+        return self._close(run, packer, graph)
 
     def _ranges(self, degrees: NDArray[np.uint32]) -> list[tuple[int, int, int]]:
         """(first column, behind the last, edges) of what is packed together."""
         each = self._relation.item_bytes
         longest = int(degrees.max(initial=0)) * each + _COLUMN_BYTES
-        most = max(longest, self._run.memory.share // 4)
+        most = max(longest, self._job.share // 4)
         none = np.empty(0, np.int64)
         count = cut_ranges(degrees, each, _COLUMN_BYTES, most, none, none)
         bounds, sizes = np.zeros(count + 1, np.int64), np.empty(count, np.int64)
@@ -212,49 +275,51 @@ class RelationStages:
         return list(zip(bounds[:-1].tolist(), bounds[1:].tolist(), sizes.tolist(), strict=True))
 
     def _packer(self, emit: Any) -> GraphPacker:
-        run, relation = self._run, self._relation
+        relation = self._relation
         return GraphPacker(
-            run.options.block_bytes, relation.widths.node, relation.edge_id_dtype,
+            self._job.options.block_bytes, relation.widths.node, relation.edge_id_dtype,
             relation.dst.first, emit, weights=relation.weight is not None,
             times=relation.time is not None,
         )  # fmt: skip
 
-    def _close(self, packer: GraphPacker, close: Any) -> Facts:
+    def _close(self, run: IngestRun, packer: GraphPacker, graph: GraphWriter) -> Facts:
         first_node = packer.close()
-        num_blocks, first_edge = close(), packer.first_edges()
-        self._run.writer.side(f"{self._relation.path}/first_node", first_node)
-        self._run.writer.side(f"{self._relation.path}/first_edge", first_edge)
+        num_blocks, first_edge = graph.close(), packer.first_edges()
+        run.writer.side(f"{self._relation.path}/first_node", first_node)
+        run.writer.side(f"{self._relation.path}/first_edge", first_edge)
+        run.graph.release_columns()
         return {"num_blocks": num_blocks, "num_edges": int(first_edge[-1])}
 
     def _sort_share(self) -> int:
-        share = self._run.memory.share
+        share = self._job.share
         return share // 4 * 3 if self._relation.has_rows else share
 
-    def _edge_places(self) -> EdgePlaces:
-        relation, run = self._relation, self._run
+    def _edge_places(self, run: IngestRun) -> EdgePlaces:
+        relation = self._relation
         num_ids = relation.source.num_edges * (2 if relation.undirected else 1)
-        return EdgePlaces(num_ids, place_dtype(relation), run.memory.share // 4, run.work.path)
+        return EdgePlaces(num_ids, self._place_dtype, self._job.share // 4, run.folder)
 
-    def _place(self, pieces: Iterator[NDArray[Any]], array: RowArray, emit: Emit) -> None:
+    def _place(
+        self, run: IngestRun, pieces: Iterator[NDArray[Any]], array: RowArray, emit: Emit
+    ) -> None:
         """Rows, one an edge of the source, into the order of the blocks."""
-        run, dtype = self._run, place_dtype(self._relation)
+        dtype, share = np.dtype(self._place_dtype), self._job.share
         with ArrayFile(run.path(_PLACES), dtype) as places:
             placed = placed_rows(pieces, places, self._relation.source.num_edges)
             scatter_rows(
-                placed, array, np.dtype(dtype), run.memory.share, run.work.path, emit,
-                run.progress, dense_bytes(run.memory.share),
-            )  # fmt: skip
+                placed, array, dtype, share, run.folder, emit, run.progress, dense_bytes(share)
+            )
 
 
-def _new(run: Run, name: str, dtype: str) -> ArrayFile:
+def _new(run: IngestRun, name: str, dtype: str) -> ArrayFile:
     run.path(name).unlink(missing_ok=True)
     return ArrayFile(run.path(name), dtype)
 
 
-def _inline_pieces(run: Run, rows: SourceRows, dtype: str) -> Iterator[NDArray[Any]]:
+def _inline_pieces(job: IngestJob, rows: SourceRows, dtype: str) -> Iterator[NDArray[Any]]:
     """Weights or times as stored.  Raises BadInput: a weight that is no number, or negative."""
     done = 0
-    for piece in run.source.rows(rows, source_chunk(rows, run.memory.share)):
+    for piece in job.source.rows(rows, source_chunk(rows, job.share)):
         values = piece.reshape(-1).astype(dtype)
         if dtype == WEIGHT_DTYPE:
             bad = np.flatnonzero(~(np.isfinite(values) & (values >= 0)))

@@ -6,7 +6,7 @@ and are found anew.
 """
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from blockstore.format import Manifest, NodeType, Relation, RowArray, crc_path
+from blockstore.format import Manifest, NodeType, RowArray
 from blockstore.store import Store, numpy_dtype
 from preprocess.contents import (
     SPLITS,
@@ -27,15 +27,17 @@ from preprocess.contents import (
     list_contents,
 )
 from preprocess.influence import InfluenceOptions
-from preprocess.ingest import IngestStages, option_facts, write_store
+from preprocess.ingest import Forecast, IngestStages, foretell, option_facts, write_store
 from preprocess.memory import give_back_freed
+from preprocess.nodes import TypeStages
 from preprocess.options import IngestOptions
 from preprocess.partition import PartitionOptions
-from preprocess.plan import ids_stage, scale_stage
+from preprocess.pipeline import Facts
+from preprocess.plan import IngestJob
 from preprocess.prepare import keys_beside, keys_of
 from preprocess.progress import Progress
 from preprocess.result import IngestResult
-from preprocess.run import Facts, Run
+from preprocess.run import IngestRun
 from preprocess.sourcefiles import SourceFiles
 from preprocess.sources.stored import StoredSource
 from preprocess.stages.classes import NodeClasses, source_classes
@@ -74,15 +76,17 @@ def repartition(
     if influence is not None:
         options = replace(options, influence=influence)
     options.check()
-    contents = _contents(source, options)
+    stages = _Repartition(foretell(source, _contents(source, options), options), manifest, source)
     facts = {"store": manifest.fingerprint, **option_facts(options)}
     # arrays may be added to the store meanwhile, which changes nothing that is read here
-    files = SourceFiles([store.path])
+    files, keys = SourceFiles([store.path]), keys_of(store.path)
 
-    def stages(run: Run) -> "_Repartition":
-        return _Repartition(run, store, source)
+    def copy_keys(folder: Path) -> None:
+        if keys.is_dir():
+            shutil.copytree(keys, folder, dirs_exist_ok=True)
 
-    return write_store(source, files, contents, target, options, progress, facts, fresh, stages)
+    with keys_beside(target, copy_keys):
+        return write_store(stages, target, files, progress, facts, fresh)
 
 
 def _contents(source: StoredSource, options: IngestOptions) -> Contents:
@@ -125,73 +129,57 @@ def _as_stored(rows: tuple[Rows, ...], arrays: dict[str, RowArray]) -> tuple[Row
 
 
 class _Repartition(IngestStages):
-    """The stages of one run."""
+    """The stages of an ingest whose source is a store."""
 
-    def __init__(self, run: Run, store: Store, source: StoredSource) -> None:
-        super().__init__(run, None)
-        self._keys, self._old, self._source = keys_of(store.path), store.manifest, source
+    def __init__(self, forecast: Forecast, old: Manifest, source: StoredSource) -> None:
+        super().__init__(forecast)
+        self._old, self._source = old, source
 
-    def run(self) -> IngestResult:
-        """All stages, with a copy of the owner's ids beside the new store."""
-        with keys_beside(self._run.writer.path, self._copy_keys):
-            return super().run()
-
-    def _copy_keys(self, folder: Path) -> None:
-        if self._keys.is_dir():
-            shutil.copytree(self._keys, folder, dirs_exist_ok=True)
-
-    def _check(self) -> Facts:
+    def _check(self, _: IngestRun) -> Facts:
         """What is in a store has been checked."""
         return {"labels": {}}
 
-    def _classes(self, _: dict[str, Facts]) -> NodeClasses:
-        run, source = self._run, self._source
+    def _checked_bytes(self) -> int:
+        return 0
+
+    def _classes(self, _: IngestRun) -> NodeClasses:
+        source = self._source
 
         def train(t: TypeContents) -> Callable[[], Iterator[NDArray[np.int64]]] | None:
             if SPLITS[0] not in source.types[t.name].splits:
                 return None
             return partial(source.split_places, t.name, SPLITS[0])
 
-        return source_classes(source, run.contents, {}, run.memory.share, train)
+        return source_classes(source, self.job.contents, {}, self.job.share, train)
 
-    def _write_relation(self, number: int) -> Relation:
-        written, old = super()._write_relation(number), self._old.relations[number]
-        for array in old.features.values():
-            self._copy_scale(array)
-        return msgspec.structs.replace(written, num_source_edges=old.num_source_edges)
+    def _types(self) -> Sequence[TypeStages]:
+        return [_StoredType(self.job, i, self._source) for i in range(len(self._old.types))]
 
-    def _write_type(self, number: int, label_facts: Facts) -> NodeType:
-        for array in self._old.types[number].features.values():
-            self._copy_scale(array)
-        return super()._write_type(number, label_facts)
-
-    def _copy_scale(self, array: RowArray) -> None:
-        if array.scale_path:
-            run = self._run
-            run.stage(
-                scale_stage(array),
-                lambda: run.writer.side(array.scale_path, self._source.scale(array)),
-                arrays=[array.scale_path],
-            )
-
-    def _write_ids(self, t: TypeContents) -> None:
-        run, source, nodes = self._run, self._source, self._graph.nodes
-        assert nodes is not None
-        place, rank = self._placing(t), nodes.rank
-
-        def body() -> None:
-            with run.writer.rows(t.original_id) as out:
-                place(source.original_ids(t.name), t.original_id, out.append)
-            dtype: Any = numpy_dtype(t.store_id.dtype)
-            with run.writer.rows(t.store_id) as out:
-                for ids in source.store_ids(t.name):
-                    out.append(rank[ids].astype(dtype))
-
-        paths = [a.path for a in (t.original_id, t.store_id)]
-        run.stage(ids_stage(t), body, arrays=[*paths, *map(crc_path, paths)])
-
-    def _manifest(self, types: tuple[NodeType, ...], relations: tuple[Relation, ...]) -> Manifest:
+    def _bare_manifest(self, run: IngestRun) -> Manifest:
+        made = super()._bare_manifest(run)
+        relations = tuple(
+            msgspec.structs.replace(new, num_source_edges=old.num_source_edges)
+            for new, old in zip(made.relations, self._old.relations, strict=True)
+        )
         return msgspec.structs.replace(
-            self._old, fingerprint="", types=types, relations=relations,
-            partitioning=self._partitioning,
+            self._old, fingerprint="", types=made.types, relations=relations,
+            partitioning=made.partitioning,
         )  # fmt: skip
+
+
+class _StoredType(TypeStages):
+    """Ids are those of the owner, and stand in the order of the store."""
+
+    def __init__(self, job: IngestJob, number: int, source: StoredSource) -> None:
+        super().__init__(job, number)
+        self._source = source
+
+    def _write_ids(self, run: IngestRun) -> None:
+        t, nodes = self._type, run.graph.nodes
+        assert nodes is not None
+        with run.writer.rows(t.original_id) as out:
+            self._place(run, self._source.original_ids(t.name), t.original_id, out.append)
+        dtype: Any = numpy_dtype(t.store_id.dtype)
+        with run.writer.rows(t.store_id) as out:
+            for ids in self._source.store_ids(t.name):
+                out.append(nodes.rank[ids].astype(dtype))

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, closing
 from itertools import cycle
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,7 +12,9 @@ from numpy.typing import NDArray
 from blockstore.format import Relation, RowArray
 from blockstore.store import Store, numpy_dtype, scan_blocks
 from blockstore.unpack import unpack_block
+from preprocess.progress import Progress
 from preprocess.stages.ahead import read_ahead
+from preprocess.stages.array_file import ArrayFile
 
 
 class StoredEdges(NamedTuple):
@@ -95,3 +98,89 @@ def rows_ahead(
             if piece is None:
                 return
             yield piece
+
+
+def to_floats(
+    rows: NDArray[Any], array: RowArray, scale: NDArray[np.float32] | None
+) -> NDArray[np.float32]:
+    """Rows as they are stored, (rows, items), in float32; `scale`: of int8 arrays that have one."""
+    if array.dtype == "bfloat16":
+        bits = rows.astype(np.uint32)
+        bits <<= np.uint32(16)
+        return bits.view(np.float32)
+    with np.errstate(over="ignore"):
+        floats: NDArray[np.float32] = rows.astype(np.float32, copy=False)
+    if scale is not None:
+        floats *= scale
+    return floats
+
+
+def floats_ahead(
+    store: Store, array: RowArray, scan_bytes: int, lanes: int
+) -> Generator[NDArray[np.float32]]:
+    """`rows_ahead` in float32, (rows, items)."""
+    scale = store.scale(array) if array.scale_path else None
+    return rows_ahead(
+        store, array, scan_bytes, lanes,
+        lambda rows: to_floats(rows.reshape(-1, array.row_items), array, scale),
+    )  # fmt: skip
+
+
+class Cut(NamedTuple):
+    """Slices of the columns of an array, a file each; the last one is filled up with zeros."""
+
+    files: list[Path]
+    width: int  # columns of a slice
+
+
+def cut_columns(
+    store: Store,
+    array: RowArray,
+    cut: Cut,
+    scan_bytes: int,
+    progress: Progress,
+    check: Callable[[NDArray[np.float32], int], None] | None = None,
+) -> None:
+    """Read the rows once and write them as float32, some columns to each file.
+
+    check   is called with some rows and the number of the first
+    """
+    done, total = 0, array.num_rows * array.row_bytes
+    for path in cut.files:
+        path.unlink(missing_ok=True)
+        path.touch()
+    with (
+        progress.stage("cut columns", total, "B") as stage,
+        closing(floats_ahead(store, array, scan_bytes, 2)) as pieces,
+    ):
+        for rows in pieces:
+            if check is not None:
+                check(rows, done)
+            for number, path in enumerate(cut.files):
+                some = rows[:, number * cut.width : (number + 1) * cut.width]
+                part = np.zeros((rows.shape[0], cut.width), np.float32)
+                part[:, : some.shape[1]] = some
+                with ArrayFile(path, np.float32) as file:
+                    file.append(part)
+            done += rows.shape[0]
+            stage.advance(rows.shape[0] * array.row_bytes)
+
+
+def joined_columns(
+    parts: list[tuple[Path, int]], dtype: Any, first: int, num_rows: int, step: int
+) -> Iterator[NDArray[Any]]:
+    """Rows out of files with some columns of each, at most `step` at a time.
+
+    parts   (file, its columns), from the left to the right
+    first   the first row that is taken
+    """
+    width = sum(count for _, count in parts)
+    for row in range(first, first + num_rows, step):
+        count, at = min(step, first + num_rows - row), 0
+        out = np.empty((count, width), dtype)
+        for path, columns in parts:
+            with ArrayFile(path, dtype) as file:
+                piece = file.read(row * columns, count * columns)
+            out[:, at : at + columns] = piece.reshape(count, columns)
+            at += columns
+        yield out

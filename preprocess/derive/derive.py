@@ -33,7 +33,7 @@ from preprocess.stages.buckets import Buckets
 from preprocess.stages.csc import Columns, Records, sorted_columns
 from preprocess.stages.derived import DerivedRows
 from preprocess.stages.slots import SlotCopies
-from preprocess.stored import rows_ahead, stored_edges
+from preprocess.stored import rows_ahead, stored_edges, to_floats
 
 THREADS = 3
 
@@ -442,21 +442,6 @@ class _Cursor:
             self._origins, self._targets = self._origins[count:], self._targets[count:]
             if self._origins.size:
                 return
-
-
-def to_floats(
-    rows: NDArray[Any], array: RowArray, scale: NDArray[np.float32] | None
-) -> NDArray[np.float32]:
-    """Rows as they are stored, (rows, items), in float32; `scale`: of int8 arrays that have one."""
-    if array.dtype == "bfloat16":
-        bits = rows.astype(np.uint32)
-        bits <<= np.uint32(16)
-        return bits.view(np.float32)
-    with np.errstate(over="ignore"):
-        floats: NDArray[np.float32] = rows.astype(np.float32, copy=False)
-    if scale is not None:
-        floats *= scale
-    return floats
 
 
 def _pieces(columns: Columns, most: int) -> Edges:

@@ -17,14 +17,14 @@ from blockstore.format import (
     side_arrays,
 )
 from blockstore.units import format_bytes
-from preprocess.contents import as_path
+from preprocess.contents import as_path, row_disk_bytes
 from preprocess.errors import BadInput
 from preprocess.influence_plan import halo_paths
 from preprocess.options import FeatureDtype
 from preprocess.plan import too_little_memory
 from preprocess.stages.csc import COLUMN_BYTES, Widths
+from preprocess.stages.rows import scatter_bytes
 from preprocess.stages.slots import SLOT_BYTES
-from preprocess.steps import row_disk_bytes, scatter_bytes
 
 Op = Literal["mean", "sum", "max"]
 

@@ -9,6 +9,8 @@ Relations that ingest added are left out.
 
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from blockstore.errors import OutOfSpace, StoreExists
 from blockstore.format import Manifest, NodeType, Relation, RowArray
 from blockstore.store import Store, read_rows, scan_rows
 from blockstore.units import format_bytes
+from preprocess.contents import row_disk_bytes
 from preprocess.export.edges import EdgeExport, TypeIds
 from preprocess.export.rows import (
     SCAN_BYTES,
@@ -29,7 +32,6 @@ from preprocess.export.rows import (
     write_dense,
     written_bytes,
 )
-from preprocess.ingest import work_folder
 from preprocess.plan import interpreter_bytes, too_little_memory, with_interpreter
 from preprocess.progress import Progress
 from preprocess.sources.plain import NODE, RELATION
@@ -42,7 +44,6 @@ from preprocess.sources.plain_names import (
     SeveralTypes,
 )
 from preprocess.stages.rows import Emit, place_rows
-from preprocess.steps import row_disk_bytes
 
 _NODE_BYTES = 16  # original id 4 or 8, count 4
 _FIXED_BYTES = 8 << 20
@@ -68,6 +69,27 @@ def export(store: Store, folder: Path, progress: Progress, mem_bytes: int = 1 <<
             temporary.rename(folder)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
+
+
+@contextmanager
+def work_folder(target: Path) -> Iterator[Path]:
+    """A folder beside the target for temporary files; it is removed, with those of killed runs."""
+    parent = target.absolute().parent
+    for left in parent.glob(f".{target.name}.work-*"):
+        pid = left.name.rpartition("-")[2]
+        if pid.isdigit() and not Path(f"/proc/{pid}").exists():
+            shutil.rmtree(left, ignore_errors=True)
+    made = [p for p in (parent, *parent.parents) if not p.exists()]
+    work = parent / f".{target.name}.work-{os.getpid()}"
+    work.mkdir(parents=True)
+    try:
+        yield work
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+        if not target.exists():
+            for folder in made:
+                if folder.exists() and not any(folder.iterdir()):
+                    folder.rmdir()
 
 
 def is_plain(manifest: Manifest) -> bool:

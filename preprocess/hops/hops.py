@@ -6,11 +6,12 @@ kept go to files, a slice and hop each, which are put together at the end.  Each
 order of the store's blocks, in float32: neither memory nor threads show.
 """
 
-import shutil
-from collections.abc import Callable, Iterable
+import os
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,23 +19,12 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from blockstore.errors import OutOfSpace
 from blockstore.extend import StoreExtender
-from blockstore.format import HopSet, Manifest, RowArray
+from blockstore.format import ITEM_BYTES, HopSet, Manifest, RowArray
 from blockstore.store import numpy_dtype, open_store
 from blockstore.units import format_bytes
 from preprocess.contents import as_path
-from preprocess.derive.derive import to_floats
 from preprocess.errors import BadInput
-from preprocess.hops.forecast import (
-    ARRAYS,
-    DEGREES,
-    ROWS,
-    SLICES,
-    TAKE_LABELS,
-    default_threads,
-    slice_stage,
-)
 from preprocess.hops.plan import (
     HopsPlan,
     Operator,
@@ -48,19 +38,40 @@ from preprocess.kernels.hops import scale_rows
 from preprocess.kernels.rows import quantize
 from preprocess.memory import give_back_freed
 from preprocess.options import HopsRequest
+from preprocess.pipeline import (
+    Cost,
+    Facts,
+    Run,
+    Stage,
+    check_disk,
+    disk_need,
+    resumable,
+    temporary_bytes,
+)
 from preprocess.progress import Progress
 from preprocess.result import OfStages, StageResult
 from preprocess.stages.array_file import ArrayFile, load_array, save_array
 from preprocess.stages.product import Product, Step, count_degrees, new_columns
 from preprocess.stages.rows import convert
-from preprocess.stored import rows_ahead
-from preprocess.work import StageRecord, WorkFolder, sign
+from preprocess.stored import Cut, cut_columns, joined_columns
+from preprocess.work import WorkFolder, sign, work_path
 
-Facts = dict[str, Any]
-
+DEGREES, ROWS, TAKE_LABELS = "hops: degrees", "hops: rows", "hops: labels"  # names of stages
+SLICES, ARRAYS = "hops: slices", "hops: arrays"
 _INTO, _OUT, _CARRIED = "into", "out", "carried"  # temporary files
 _PIPELINE = 1  # goes up when stages or their files change: nothing older is taken over
 _NONE = np.empty(0, np.float32)
+
+
+def default_threads() -> int:
+    """One for each core that this process may use."""
+    return min(16, len(os.sched_getaffinity(0)))
+
+
+def slice_stage(number: int, operator: Operator | None, plan: HopsPlan) -> str:
+    """Name of the one that makes a slice of hop 0, or of an operator's hops."""
+    name = "features" if operator is None else operator.name
+    return f"hops: {name}, slice {number + 1} of {plan.num_slices}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,15 +131,17 @@ def make_hops(
     mem_bytes: int = 2 << 30,
     threads: int = 0,
     fresh: bool = False,
+    inside: bool = False,
 ) -> HopsResult:
     """Add hops to the store at `path`.
 
     threads   0: one a core
     fresh     begin anew, whatever an earlier run has left
+    inside    another run has these stages among its own: it shows them, and says what stays
 
     Raises BadInput, BudgetTooSmall, OutOfSpace, StoreBusy, StoreExists, NotAStore, CorruptBlock;
-    the store is as it was then.  Where the disk fills up, or the run is stopped, finished stages
-    stay beside the store, and the same call goes on behind them.
+    the store is as it was then.  When the disk fills up, or the run is stopped, finished stages
+    stay beside the store, and the same call goes on after them.
     """
     give_back_freed()
     path, threads = path.resolve(), threads or default_threads()
@@ -138,227 +151,209 @@ def make_hops(
         manifest = extender.store.manifest  # now that it is locked
         resolved = resolve_hops(manifest, request, str(path))
         plan = plan_hops(manifest, resolved, mem_bytes, threads)
+        stages = HopStages(manifest, resolved, plan)
         facts = {
             "hops": _PIPELINE, "store": manifest.fingerprint, "request": asdict(request),
             "slices": [plan.width, plan.label_bytes],
         }  # fmt: skip
         folder = path.with_name(f"{path.name}.hops")
-        with WorkFolder(folder, sign(facts, b""), fresh) as work:
-            return _Run(extender, resolved, plan, work, progress).run()
+        temporary = temporary_bytes(stages.stages())
+        check_disk(path, plan.array_bytes, temporary, work_path(folder))
+        if inside:
+            held: AbstractContextManager[WorkFolder] = WorkFolder(folder, sign(facts, b""), fresh)
+        else:
+            progress.begin([s.plan for s in stages.stages()], {})
+            need = disk_need(plan.array_bytes, temporary)
+            held = resumable(folder, sign(facts, b""), progress, need, fresh)
+        with held as work, ThreadPoolExecutor(threads, thread_name_prefix="hops") as pool:
+            run = HopsRun(work, progress, extender, stages, pool)
+            try:
+                run.execute(stages.stages())
+            finally:
+                run.release()
+            return stages.result(run)
 
 
-class _Run:
-    """One run."""
+class HopsRun(Run):
+    """The store that is extended, and a slice of all nodes between stages."""
 
     def __init__(
         self,
-        extender: StoreExtender,
-        resolved: Resolved,
-        plan: HopsPlan,
         work: WorkFolder,
         progress: Progress,
+        extender: StoreExtender,
+        stages: "HopStages",
+        pool: ThreadPoolExecutor,
     ) -> None:
-        self._extender, self._store = extender, extender.store
-        self._resolved, self._plan = resolved, plan
-        self._work, self._progress = work, progress
-        self._records: list[StageRecord] = []
-        self._splits: dict[str, list[int]] = {}
-        self._scales: dict[str, list[float]] = {}  # by file: of int8
+        super().__init__(work, progress)
+        self.extender, self.store, self.pool = extender, extender.store, pool
+        self.resolved, self.plan = stages.resolved, stages.plan
+        self.manifest = extender.store.manifest
+        self._columns: _Columns | None = None
 
-    def run(self) -> HopsResult:
-        """All stages."""
-        resolved, plan = self._resolved, self._plan
-        self._check_disk()
-        degrees = self._stage(DEGREES, self._count, made=[_INTO, _OUT, _CARRIED])
-        with_labels = resolved.is_new and resolved.nodes.label is not None
-        self._splits = self._stage(ROWS, self._choose, made=[NODES, PLACES])["splits"]
-        num_labels = 0
-        if with_labels:
-            label = resolved.nodes.label
-            assert label is not None
-            num_labels = -(-label.row_bytes // plan.label_bytes)
-            self._stage(TAKE_LABELS, self._take_labels, made=_numbered(LABELS, num_labels))
-        self._stage(SLICES, self._cut, made=_numbered("x", plan.num_slices))
-        self._propagate()
-        with self._progress.recorded(ARRAYS) as took:
-            sets = {split: self._write(split, num_labels) for split in self._splits}
-            manifest = self._extender.commit(resolved.extended(self._store.manifest, sets))
-        last = StageResult(
-            ARRAYS, took.read_bytes, took.written_bytes, took.elapsed_s, False, took.peak_bytes
-        )
-        rows = {split: size for split, (size, _) in self._splits.items()}
+    @property
+    def columns(self) -> "_Columns":
+        """A slice of the columns of all nodes; memory is taken at the first use."""
+        if self._columns is None:
+            self._columns = _Columns(self)
+        return self._columns
+
+    def release(self) -> None:
+        """Give the memory of the columns back."""
+        if self._columns is not None:
+            self._columns.taker.close()
+            self._columns = None
+
+
+class HopStages:
+    """The stages that add hops to a store, also to one that is yet to come."""
+
+    def __init__(self, manifest: Manifest, resolved: Resolved, plan: HopsPlan) -> None:
+        self._manifest, self.resolved, self.plan = manifest, resolved, plan
+        nodes = resolved.nodes
+        self._label = nodes.label if resolved.is_new else None
+        num_labels = -(-self._label.row_bytes // plan.label_bytes) if self._label else 0
+        self._labels = [f"{LABELS}.{number}" for number in range(num_labels)]
+        self._slices = [f"x.{number}" for number in range(plan.num_slices)]
+        self._graph_bytes = resolved.relation.num_blocks * manifest.block_bytes
+
+    def stages(self) -> list[Stage[HopsRun]]:
+        """All in order."""
+        resolved, plan, manifest = self.resolved, self.plan, self._manifest
+        nodes, rows, feature = resolved.nodes.num_nodes, resolved.num_rows, resolved.feature
+        ids = ITEM_BYTES[manifest.id_dtype]
+        degrees = {_INTO: 8 * nodes, _OUT: 8 * nodes, _CARRIED: resolved.relation.num_blocks}
+        made: list[Stage[HopsRun]] = [
+            Stage(DEGREES, Cost(self._graph_bytes, 16 * nodes), self._count, degrees),
+            Stage(
+                ROWS, Cost(ids * nodes + 8 * rows, (8 + ids) * rows), self._choose,
+                {NODES: 8 * rows, PLACES: ids * rows},
+            ),
+        ]  # fmt: skip
+        label = 0
+        if self._label is not None:
+            label = self._label.row_bytes
+            read = len(self._labels) * (label * nodes + ids * rows)
+            files = dict.fromkeys(self._labels, plan.label_bytes * rows)
+            made.append(Stage(TAKE_LABELS, Cost(read, label * rows), self._take_labels, files))
+        files = dict.fromkeys(self._slices, 4 * nodes * plan.width)
+        cost = Cost(nodes * feature.row_bytes, sum(files.values()))
+        made += [Stage(SLICES, cost, self._cut, files), *self._slice_stages()]
+        kept = rows * feature.row_items * ITEM_BYTES[resolved.dtype]  # one hop of all columns
+        cost = Cost(resolved.num_arrays * kept + (8 + label) * rows, plan.array_bytes)
+        return [*made, Stage(ARRAYS, cost, self._commit, ends=True)]
+
+    def _slice_stages(self) -> list[Stage[HopsRun]]:
+        """Hop 0 if it is missing, then each operator's, slice by slice."""
+        resolved, plan = self.resolved, self.plan
+        nodes, rows = resolved.nodes.num_nodes, resolved.num_rows
+        ids, item = ITEM_BYTES[self._manifest.id_dtype], ITEM_BYTES[resolved.dtype]
+        todo = [(n, o) for n, o in enumerate(resolved.operators) if resolved.missing(o)]
+        made: list[Stage[HopsRun]] = []
+        for at, operator in [*([(-1, None)] if resolved.is_new else []), *todo]:
+            for number in range(plan.num_slices):
+                hops, read = [0], 4 * nodes * plan.width + ids * rows
+                work = {}
+                if operator is not None:
+                    hops = list(resolved.missing(operator))
+                    passes = len(operator.steps()) * resolved.hops
+                    first = number == 0 and at == todo[0][0]
+                    graph = (first if plan.resident else passes) * self._graph_bytes
+                    read += 20 * nodes + graph + (resolved.hops - 1) * ids * rows
+                    gathered = 4 * resolved.relation.num_edges * plan.width * passes
+                    work = {"gathered_bytes": gathered}
+                size = rows * item * plan.columns(number, resolved.feature.row_items)
+                last = not todo or at == todo[-1][0]
+                made.append(Stage(
+                    slice_stage(number, operator, plan),
+                    Cost(read, size * len(hops), 0, work),
+                    partial(self._propagate, number, at, operator),
+                    {hop_file(at, hop, number): size for hop in hops},
+                    [f"x.{number}"] if last else [],
+                ))  # fmt: skip
+        return made
+
+    def _propagate(self, number: int, at: int, operator: Operator | None, run: HopsRun) -> Facts:
+        return run.columns.run(number, at, operator)
+
+    def _commit(self, run: HopsRun) -> None:
+        """Put the arrays together; the store has them then."""
+        run.release()
+        sets = {split: self._write(run, split) for split in run.facts(ROWS)["splits"]}
+        run.manifest = run.extender.commit(self.resolved.extended(run.store.manifest, sets))
+
+    def result(self, run: HopsRun) -> HopsResult:
+        """When all stages are over."""
+        resolved, splits = self.resolved, run.facts(ROWS)["splits"]
+        rows = {split: size for split, (size, _) in splits.items()}
         widths = numpy_dtype(resolved.dtype).itemsize * resolved.feature.row_items
         return HopsResult(
-            manifest, resolved, plan, rows,
-            {split: left for split, (_, left) in self._splits.items()},
-            degrees["without_edges"],
-            max([r.facts.get("error", 0.0) for r in self._records], default=0.0),
+            run.manifest, resolved, self.plan, rows,
+            {split: left for split, (_, left) in splits.items()},
+            run.facts(DEGREES)["without_edges"],
+            max([r.facts.get("error", 0.0) for r in run.work.stages], default=0.0),
             sum(rows.values()) * widths * resolved.num_arrays,
-            (*map(self._result, self._records), last),
+            run.results,
         )  # fmt: skip
 
-    def _result(self, r: StageRecord) -> StageResult:
-        resumed = r.name in self._work.resumed
-        return StageResult(
-            r.name, r.read_bytes, r.written_bytes, r.elapsed_s, resumed, r.peak_bytes
-        )
-
-    def _check_disk(self) -> None:
-        """Raises OutOfSpace."""
-        plan, where = self._plan, self._store.path
-        there = sum(p.stat().st_size for p in self._work.path.iterdir() if p.is_file())
-        free = shutil.disk_usage(where).free
-        if plan.array_bytes + plan.temporary_bytes - there > free:
-            raise OutOfSpace(
-                f"{where}: found {format_bytes(free)} free, expected "
-                f"{format_bytes(plan.array_bytes)} for the arrays and "
-                f"{format_bytes(plan.temporary_bytes - there)} for their making; free some space, "
-                "or move the store to another disk"
-            )
-
-    def _stage(
-        self,
-        name: str,
-        body: Callable[[], Facts],
-        made: Iterable[str] = (),
-        spent: Iterable[str] = (),
-    ) -> Facts:
-        """Run a stage, unless an earlier run has; returns its facts, plain values."""
-        record = self._work.find(name)
-        if record is None:
-            with self._progress.recorded(name) as took:
-                facts = body()
-            record = StageRecord(
-                name, facts, took.read_bytes, took.written_bytes, took.elapsed_s, took.peak_bytes
-            )
-            self._work.finish(record, made, spent)
-        elif name in self._work.resumed:
-            self._progress.resumed(name, record.read_bytes, record.written_bytes, record.elapsed_s)
-        self._records.append(record)
-        return record.facts
-
-    def _path(self, name: str) -> Path:
-        return self._work.path / name
-
-    def _count(self) -> Facts:
-        resolved = self._resolved
+    def _count(self, run: HopsRun) -> Facts:
+        resolved = self.resolved
         weighted = any(operator.weighted for operator in resolved.operators)
-        found = count_degrees(
-            self._store, resolved.relation, resolved.nodes, weighted, self._progress
-        )
+        found = count_degrees(run.store, resolved.relation, resolved.nodes, weighted, run.progress)
         for name, values in ((_INTO, found.into), (_OUT, found.out), (_CARRIED, found.carried)):
-            save_array(self._path(name), values)
+            save_array(run.path(name), values)
         return {"without_edges": int(np.count_nonzero(found.into == 0))}
 
-    def _choose(self) -> Facts:
-        with self._progress.stage("choose rows", self._resolved.num_rows, "rows") as stage:
-            splits = choose_rows(self._store, self._resolved, self._work.path)
-            stage.advance(self._resolved.num_rows)
+    def _choose(self, run: HopsRun) -> Facts:
+        with run.progress.stage("choose rows", self.resolved.num_rows, "rows") as stage:
+            splits = choose_rows(run.store, self.resolved, run.folder)
+            stage.advance(self.resolved.num_rows)
         return {"splits": splits}
 
-    def _take_labels(self) -> Facts:
-        with self._progress.stage("take labels", self._resolved.num_rows, "rows") as stage:
-            take_labels(self._store, self._resolved.nodes, self._plan, self._work.path)
-            stage.advance(self._resolved.num_rows)
-        return {}
+    def _take_labels(self, run: HopsRun) -> None:
+        with run.progress.stage("take labels", self.resolved.num_rows, "rows") as stage:
+            take_labels(run.store, self.resolved.nodes, self.plan, run.folder)
+            stage.advance(self.resolved.num_rows)
 
-    def _cut(self) -> Facts:
+    def _cut(self, run: HopsRun) -> None:
         """Features to a file for each slice, as float32.  Raises BadInput: NaN or infinity."""
-        feature, plan, scale = self._resolved.feature, self._plan, None
-        if feature.scale_path:
-            scale = self._store.scale(feature)
-        done, total = 0, feature.num_rows * feature.row_bytes
+        feature, plan = self.resolved.feature, self.plan
         scan = max(1, plan.piece_bytes * feature.row_bytes // (4 * feature.row_items))
+        check = partial(self._check_finite, run.store.path)
+        files = [run.path(name) for name in self._slices]
+        cut_columns(run.store, feature, Cut(files, plan.width), scan, run.progress, check)
 
-        def change(rows: NDArray[Any]) -> NDArray[np.float32]:
-            return to_floats(rows.reshape(-1, feature.row_items), feature, scale)
-
-        for number in range(plan.num_slices):
-            self._path(f"x.{number}").unlink(missing_ok=True)
-            self._path(f"x.{number}").touch()
-        with (
-            self._progress.stage("cut columns", total, "B") as stage,
-            closing(rows_ahead(self._store, feature, scan, 2, change)) as pieces,
-        ):
-            for rows in pieces:
-                self._check_finite(rows, done)
-                for number in range(plan.num_slices):
-                    low, count = number * plan.width, plan.columns(number, feature.row_items)
-                    part = np.zeros((rows.shape[0], plan.width), np.float32)
-                    part[:, :count] = rows[:, low : low + count]
-                    with ArrayFile(self._path(f"x.{number}"), np.float32) as file:
-                        file.append(part)
-                done += rows.shape[0]
-                stage.advance(rows.shape[0] * feature.row_bytes)
-        return {}
-
-    def _check_finite(self, rows: NDArray[np.float32], first: int) -> None:
+    def _check_finite(self, store: Path, rows: NDArray[np.float32], first: int) -> None:
         bounds = (float(rows.min(initial=0)), float(rows.max(initial=0)))
         if not np.isfinite(bounds).all():
             row, column = np.argwhere(~np.isfinite(rows))[0].tolist()
             raise BadInput.at(
-                f"{self._store.path / self._resolved.feature.path}[{first + row}, {column}]",
+                f"{store / self.resolved.feature.path}[{first + row}, {column}]",
                 f"{rows[row, column]}", "finite features, as every hop would spread it",
                 "ingest without it, or choose other features by --feature",
             )  # fmt: skip
 
-    def _propagate(self) -> None:
-        """Hop 0 where it is missing, then each operator's, slice by slice."""
-        resolved, plan = self._resolved, self._plan
-        todo = [
-            (number, operator) for number, operator in enumerate(resolved.operators)
-            if resolved.missing(operator)
-        ]  # fmt: skip
-        stages = [
-            (slice_number, number, operator)
-            for number, operator in [*([(-1, None)] if resolved.is_new else []), *todo]
-            for slice_number in range(plan.num_slices)
-        ]
-        if all(self._work.find(slice_stage(s, o, plan)) for s, _, o in stages):
-            columns: list[NDArray[np.float32]] = []
-        else:
-            size = resolved.nodes.num_nodes * plan.width
-            columns = [new_columns(size) for _ in range(plan.arrays)]
-        last = max(stages, default=None, key=lambda each: each[1])
-        with ThreadPoolExecutor(plan.threads, thread_name_prefix="hops") as pool:
-            taker = RowTaker(self._store, self._work.path, plan, pool)
-            maker = _Columns(self, columns, taker, pool)
-            with closing(taker):
-                for slice_number, number, operator in stages:
-                    hops = [0] if operator is None else list(resolved.missing(operator))
-                    spent = [f"x.{slice_number}"] if last and number == last[1] else []
-                    facts = self._stage(
-                        slice_stage(slice_number, operator, plan),
-                        lambda s=slice_number, n=number, o=operator: maker.run(s, n, o),  # type: ignore[misc]
-                        made=[hop_file(number, hop, slice_number) for hop in hops],
-                        spent=spent,
-                    )  # fmt: skip
-                    self._scales |= facts["scales"]
-
-    def _write(self, split: str, num_labels: int) -> HopSet:
+    def _write(self, run: HopsRun, split: str) -> HopSet:
         """All arrays of a split; returns its set, with what was there before."""
-        resolved, manifest = self._resolved, self._store.manifest
-        nodes, rows = resolved.nodes, self._splits[split][0]
-        sizes = [size for size, _ in self._splits.values()]
-        first = sum(sizes[: list(self._splits).index(split)])
+        resolved, manifest, splits = self.resolved, run.store.manifest, run.facts(ROWS)["splits"]
+        nodes, rows = resolved.nodes, splits[split][0]
+        sizes = [size for size, _ in splits.values()]
+        first = sum(sizes[: list(splits).index(split)])
         held = nodes.hops.get(split)
         if held is None:
             ids = gapless(manifest, f"{resolved.folder(split)}/nodes", "int64", rows, ())
-            self._assemble(ids, first, [(NODES, 1)], np.int64)
+            self._assemble(run, ids, first, [(NODES, 1)], np.int64)
             label = None
             if nodes.label is not None:
                 label = gapless(
                     manifest, f"{resolved.folder(split)}/label", nodes.label.dtype, rows,
                     nodes.label.row_shape,
                 )  # fmt: skip
-                step, total = self._plan.label_bytes, nodes.label.row_bytes
-                parts = [
-                    (name, min(step, total - step * i))
-                    for i, name in enumerate(_numbered(LABELS, num_labels))
-                ]
-                self._assemble(label, first, parts, np.uint8)
+                step, total = self.plan.label_bytes, nodes.label.row_bytes
+                parts = [(name, min(step, total - step * i)) for i, name in enumerate(self._labels)]
+                self._assemble(run, label, first, parts, np.uint8)
             zero = resolved.array(manifest, split, rows, "0")
-            self._assemble_hop(zero, first, -1, 0)
+            self._assemble_hop(run, zero, first, -1, 0)
             held = HopSet(split, ids, label, {}, resolved.feature_name, resolved.seed)
         else:
             zero = next(iter(held.operators.values()))[0]
@@ -368,55 +363,46 @@ class _Run:
             for hop in resolved.missing(operator):
                 tail = f"{as_path(operator.name)}/{hop}"
                 array = resolved.array(manifest, split, rows, tail)
-                self._assemble_hop(array, first, number, hop)
+                self._assemble_hop(run, array, first, number, hop)
                 chain.append(array)
             operators[operator.name] = tuple(chain)
         return msgspec.structs.replace(held, operators=operators)
 
-    def _assemble_hop(self, array: RowArray, first: int, number: int, hop: int) -> None:
-        plan, columns = self._plan, array.row_items
-        parts = [
-            (hop_file(number, hop, i), plan.columns(i, columns)) for i in range(plan.num_slices)
-        ]
+    def _assemble_hop(self, run: HopsRun, array: RowArray, first: int, at: int, hop: int) -> None:
+        plan, columns = self.plan, array.row_items
+        parts = [(hop_file(at, hop, i), plan.columns(i, columns)) for i in range(plan.num_slices)]
         if array.scale_path:
-            scale = [value for name, _ in parts for value in self._scales[name]]
-            self._extender.side(array.scale_path, np.array(scale, np.float32))
-        self._assemble(array, first, parts, numpy_dtype(array.dtype))
+            operator = None if at < 0 else self.resolved.operators[at]
+            scale = [
+                value for i, (name, _) in enumerate(parts)
+                for value in run.facts(slice_stage(i, operator, plan))["scales"][name]
+            ]  # fmt: skip
+            run.extender.side(array.scale_path, np.array(scale, np.float32))
+        self._assemble(run, array, first, parts, numpy_dtype(array.dtype))
 
     def _assemble(
-        self, array: RowArray, first: int, parts: list[tuple[str, int]], dtype: Any
+        self, run: HopsRun, array: RowArray, first: int, parts: list[tuple[str, int]], dtype: Any
     ) -> None:
         """Rows of an array out of files with some columns of each; `parts`: (file, columns)."""
-        columns = sum(count for _, count in parts)
-        step = max(1, self._plan.buffer // array.row_bytes)
+        step = max(1, self.plan.buffer // array.row_bytes)
+        files = [(run.path(name), width) for name, width in parts]
         total = array.num_rows * array.row_bytes
         with (
-            self._progress.stage(array.path, total, "B") as stage,
-            self._extender.rows(array) as writer,
+            run.progress.stage(array.path, total, "B") as stage,
+            run.extender.rows(array) as writer,
         ):
-            for row in range(0, array.num_rows, step):
-                count, at = min(step, array.num_rows - row), 0
-                out = np.empty((count, columns), dtype)
-                for name, width in parts:
-                    with ArrayFile(self._path(name), dtype) as file:
-                        piece = file.read((first + row) * width, count * width)
-                    out[:, at : at + width] = piece.reshape(count, width)
-                    at += width
-                writer.append(out.reshape(count, -1))
-                stage.advance(out.nbytes)
+            for rows in joined_columns(files, dtype, first, array.num_rows, step):
+                writer.append(rows)
+                stage.advance(rows.nbytes)
 
 
 class _Columns:
     """One slice of the columns of all nodes, and what operators make of it."""
 
-    def __init__(
-        self,
-        run: _Run,
-        columns: list[NDArray[np.float32]],
-        taker: RowTaker,
-        pool: ThreadPoolExecutor,
-    ) -> None:
-        self._run, self._columns, self._taker, self._pool = run, columns, taker, pool
+    def __init__(self, run: HopsRun) -> None:
+        size = run.resolved.nodes.num_nodes * run.plan.width
+        self._run, self._columns = run, [new_columns(size) for _ in range(run.plan.arrays)]
+        self.taker = RowTaker(run.store, run.folder, run.plan, run.pool)
         self._product: Product | None = None
         self._made_for: Operator | None = None
         self._factor = self._scale = _NONE
@@ -427,9 +413,9 @@ class _Columns:
         if operator is not None and operator != self._made_for:
             self._factor, self._scale = self._norms(operator)
             self._made_for = operator
-        with ArrayFile(run._path(f"x.{number}"), np.float32) as file:
+        with ArrayFile(run.path(f"x.{number}"), np.float32) as file:
             file.read_into(0, self._columns[0])
-        count = run._plan.columns(number, run._resolved.feature.row_items)
+        count = run.plan.columns(number, run.resolved.feature.row_items)
         facts: Facts = {"scales": {}, "error": 0.0}
         if operator is None:
             name = hop_file(operator_number, 0, number)
@@ -438,9 +424,9 @@ class _Columns:
         rows, spare = self._columns[0], self._columns[1:]
         if self._scale.size:
             self._each_range(lambda low, high: scale_rows(
-                rows, run._plan.width, self._scale, low, high))  # fmt: skip
-        missing = run._resolved.missing(operator)
-        for hop in range(1, run._resolved.hops + 1):
+                rows, run.plan.width, self._scale, low, high))  # fmt: skip
+        missing = run.resolved.missing(operator)
+        for hop in range(1, run.resolved.hops + 1):
             rows, spare = self._multiply(operator, hop, rows, spare)
             if hop in missing:
                 name = hop_file(operator_number, hop, number)
@@ -459,22 +445,22 @@ class _Columns:
         run, steps = self._run, operator.steps()
         product = self._get_product(operator)
         total = len(steps) * product.graph_bytes
-        with run._progress.stage(f"hop {hop}", total, "B") as stage:
+        with run.progress.stage(f"hop {hop}", total, "B") as stage:
             rows = x
             for scale, share in steps:
                 out = next(each for each in spare if each is not rows)
                 step = Step(self._factor, scale, share, operator.loops)
-                product.run(step, rows, x, run._plan.width, out, self._pool, stage)
+                product.run(step, rows, x, run.plan.width, out, self._run.pool, stage)
                 rows = out
         return rows, [each for each in (x, *spare) if each is not rows]
 
     def _get_product(self, operator: Operator) -> Product:
         """Made once: all operators have one relation, and weights or not."""
-        run, plan = self._run, self._run._plan
+        run, plan = self._run, self._run.plan
         if self._product is None:
             self._product = Product(
-                run._store, run._resolved.relation, run._resolved.nodes,
-                load_array(run._path(_CARRIED), np.uint8), weighted=operator.weighted,
+                run.store, run.resolved.relation, run.resolved.nodes,
+                load_array(run.path(_CARRIED), np.uint8), weighted=operator.weighted,
                 threads=plan.threads, scan_bytes=plan.scan_bytes, resident=plan.resident,
             )  # fmt: skip
         return self._product
@@ -486,12 +472,12 @@ class _Columns:
         times their values: what its out-edges need; so a sum is multiplied by
         1 / sqrt(in-degree * out-degree).
         """
-        num_nodes, run = self._run._resolved.nodes.num_nodes, self._run
+        num_nodes, run = self._run.resolved.nodes.num_nodes, self._run
         factor = np.empty(num_nodes, np.float32)
         scale = np.empty(num_nodes if operator.kind != "row" else 0, np.float32)
         with (
-            ArrayFile(run._path(_INTO), np.float64) as into_file,
-            ArrayFile(run._path(_OUT), np.float64) as out_file,
+            ArrayFile(run.path(_INTO), np.float64) as into_file,
+            ArrayFile(run.path(_OUT), np.float64) as out_file,
             np.errstate(divide="ignore"),
         ):
             for low in range(0, num_nodes, 1 << 14):
@@ -508,9 +494,9 @@ class _Columns:
 
     def _each_range(self, work: Callable[[int, int], None]) -> None:
         """Of nodes, a thread each."""
-        total, parts = self._run._resolved.nodes.num_nodes, self._run._plan.threads
+        total, parts = self._run.resolved.nodes.num_nodes, self._run.plan.threads
         ends = [total * i // parts for i in range(parts + 1)]
-        list(self._pool.map(work, ends[:-1], ends[1:]))
+        list(self._run.pool.map(work, ends[:-1], ends[1:]))
 
     def _keep(
         self,
@@ -522,11 +508,11 @@ class _Columns:
         facts: Facts,
     ) -> None:
         """Rows to a file, in the dtype of the store.  Raises BadInput: it cannot hold a number."""
-        run, dtype = self._run, self._run._resolved.dtype
+        run, dtype = self._run, self._run.resolved.dtype
         unit, errors = _NONE, np.zeros(2)
-        with run._progress.stage(f"keep {title}", self._taker.num_rows, "rows") as stage:
+        with run.progress.stage(f"keep {title}", self.taker.num_rows, "rows") as stage:
             if dtype == "int8":
-                unit = self._taker.greatest(columns, scale, count) / np.float32(127)
+                unit = self.taker.greatest(columns, scale, count) / np.float32(127)
                 facts["scales"][name] = [float(value) for value in unit]
 
             def change(rows: NDArray[np.float32], first: int) -> NDArray[Any]:
@@ -541,20 +527,16 @@ class _Columns:
                 if dtype == "float16" and np.isinf(made).any():
                     row, column = np.argwhere(np.isinf(made))[0].tolist()
                     raise BadInput.at(
-                        f"{run._store.path}: {title}, row {first + row}",
+                        f"{run.store.path}: {title}, row {first + row}",
                         f"{rows[row, column]:g}", "less than 65520 for float16",
                         "--dtype bfloat16 or float32 holds it",
                     )  # fmt: skip
                 return made
 
-            self._taker.write(name, columns, scale, count, change)
+            self.taker.write(name, columns, scale, count, change)
         facts["error"] = max(facts["error"], float(errors[0]))
 
 
 def hop_file(operator: int, hop: int, number: int) -> str:
     """Temporary file of the rows of a hop in one slice; operator -1: hop 0, of all."""
     return f"hop.{operator}.{hop}.{number}"
-
-
-def _numbered(name: str, count: int) -> list[str]:
-    return [f"{name}.{number}" for number in range(count)]

@@ -18,11 +18,10 @@ from blockstore.format import (
     row_geometry,
     side_arrays,
 )
-from preprocess.contents import as_path
+from preprocess.contents import as_path, row_disk_bytes
 from preprocess.errors import BadInput
 from preprocess.options import FeatureDtype, HopRows, HopsRequest, OperatorKind
 from preprocess.plan import too_little_memory
-from preprocess.steps import row_disk_bytes
 
 ALL = "all"  # the split that is every node
 
@@ -342,7 +341,6 @@ class HopsPlan:
     label_bytes: int  # of a label, that pass by together
     num_products: int
     graph_reads: int  # for products; one more counts edges
-    temporary_bytes: int
     array_bytes: int  # on disk, for good
 
     def columns(self, number: int, num_columns: int) -> int:
@@ -384,11 +382,7 @@ def plan_hops(
     resident = room - graph >= column * min(_LINE_ITEMS, _padded(columns))
     width = _width(columns, (room - graph * resident) // column)
     num_slices = -(-columns // width)
-    items = ITEM_BYTES[resolved.dtype]
     label = nodes.label.row_bytes if nodes.label is not None else 0
-    kept = resolved.num_rows * columns * items * resolved.num_arrays
-    held = 4 * nodes.num_nodes * width * num_slices + 16 * nodes.num_nodes
-    held += resolved.num_rows * (16 + label)
     products = sum(len(operator.steps()) * resolved.hops for operator in resolved.operators)
     disk = sum(row_disk_bytes(array, block) for array in sample) * resolved.num_arrays
     return HopsPlan(
@@ -403,7 +397,6 @@ def plan_hops(
         label_bytes=max(1, min(label, room // 2 // max(1, nodes.num_nodes))),
         num_products=products,
         graph_reads=1 if resident else num_slices * products,
-        temporary_bytes=kept + held,
         array_bytes=disk + resolved.is_new * resolved.num_rows * (8 + label),
     )
 

@@ -26,7 +26,8 @@ from numpy.typing import NDArray
 from preprocess.errors import BadInput
 from preprocess.files.npy import NpyFile
 from preprocess.files.tables import INTEGER, Table
-from preprocess.prepare import Facts, Preparation
+from preprocess.pipeline import Facts
+from preprocess.prepare import Preparation
 from preprocess.progress import Progress
 from preprocess.source import SourceRelation, SourceRows
 from preprocess.sources.ends import checked

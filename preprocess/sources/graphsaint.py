@@ -18,7 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from preprocess.errors import BadInput
-from preprocess.prepare import Facts, Preparation
+from preprocess.pipeline import Facts
+from preprocess.prepare import Preparation
 from preprocess.progress import Progress
 from preprocess.source import SourceRows
 from preprocess.sources.jsontext import read_entries, read_lists

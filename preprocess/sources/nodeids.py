@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from preprocess.errors import BadInput
 from preprocess.files.tables import INTEGER, BadCell, Texts
 from preprocess.kernels.edges import first_outside
-from preprocess.prepare import Facts, Preparation
+from preprocess.pipeline import Facts
+from preprocess.prepare import Preparation
 from preprocess.progress import Stage
 from preprocess.sources.columns import EdgeTables, NodeTables, Tables
 from preprocess.sources.idmap import PIECE_ROWS, KeyColumn, KeySizes, KeyTwice, map_keys

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from preprocess.contents import check_length
 from preprocess.errors import BadInput
 from preprocess.files.tables import KeyWriter
-from preprocess.prepare import Facts, Preparation
+from preprocess.pipeline import Facts
+from preprocess.prepare import Preparation
 from preprocess.progress import Progress
 from preprocess.source import SourceRelation, SourceRows
 from preprocess.sources.columns import EdgeTables, NodeTables, TableArray, Tables, list_splits

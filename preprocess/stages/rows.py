@@ -35,6 +35,11 @@ _CHUNKS = 8  # in memory while rows are put where they go: read, converted, ahea
 Emit = Callable[[NDArray[Any]], None]
 
 
+def scatter_bytes(num_rows: int, row_bytes: int, place: int, share: int) -> int:
+    """Temporary bytes of rows that are put into another order."""
+    return num_rows * (row_bytes + place) if num_rows * row_bytes > share // 2 else 0
+
+
 def chunk_rows(row_bytes: int, share: int) -> int:
     """Rows to read at a time: a few copies of them are made on the way."""
     return max(1, min(_MOST_CHUNK_BYTES, share // 16) // max(1, row_bytes))

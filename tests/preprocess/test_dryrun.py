@@ -11,17 +11,27 @@ from blockstore.store import open_store
 from loaderd.memory.ledger import EngineSettings, make_budget
 from preprocess.contents import list_contents
 from preprocess.disk import DiskRates, existing_folder, measure_disk
-from preprocess.dryrun import daemon_bytes, dry_run, dry_run_text
-from preprocess.estimate import ProcessorRates, estimate_stages
-from preprocess.ingest import ingest
+from preprocess.dryrun import (
+    ProcessorRates,
+    daemon_bytes,
+    dry_run,
+    dry_run_text,
+    estimate_stages,
+)
+from preprocess.ingest import IngestStages, foretell, ingest
 from preprocess.options import IngestOptions
-from preprocess.plan import COUNT, ORDER, plan
+from preprocess.plan import COUNT, ORDER
 from preprocess.sources.plain import PlainSource
 from tests.preprocess.naive import Graph
 from tests.preprocess.quiet import QUIET
 from tests.preprocess.test_plan import Headers
 
 OPTIONS = IngestOptions(mem_bytes=64 << 20, block_bytes=1 << 16)
+
+
+def stages_of(source, options):
+    """As an ingest declares them."""
+    return IngestStages(foretell(source, list_contents(source, options), options)).all_stages()
 
 
 def test_a_disk_is_measured_and_left_as_it_was(tmp_path: Path):
@@ -34,19 +44,16 @@ def test_a_disk_is_measured_and_left_as_it_was(tmp_path: Path):
 
 def test_a_stage_takes_as_long_as_disk_or_processors():
     source, options = Headers(1000, 6_000_000, 4), IngestOptions(mem_bytes=2 << 30)
-    stages = plan(source, options).stages
+    stages = stages_of(source, options)
     rates = ProcessorRates(1e6, 2e6, 3e6, 4e6, 1e9)
     fast = DiskRates("", 1e15, 1e15, True, 0)
-    found = {
-        s.name: s
-        for s in estimate_stages(list_contents(source, options), options, stages, fast, rates)
-    }
+    found = {s.name: s for s in estimate_stages(stages, fast, rates)}
     assert found[COUNT].seconds == pytest.approx(6)
     assert found[ORDER].seconds == pytest.approx(2 + 3)  # columns fit: sorted, then walked
     assert found["edges/node___to___node"].seconds == pytest.approx(3)
     assert {s.bound for s in found.values() if s.seconds > 1} == {"CPU"}
     slow = replace(fast, read=1e6, write=5e5)
-    for s in estimate_stages(list_contents(source, options), options, stages, slow, rates):
+    for s in estimate_stages(stages, slow, rates):
         assert s.disk_s == pytest.approx(s.read_bytes / 1e6 + s.written_bytes / 5e5)
         assert s.seconds == max(s.disk_s, s.processor_s)
     assert found["nodes/node/features/x"].processor_s == pytest.approx(
@@ -57,9 +64,8 @@ def test_a_stage_takes_as_long_as_disk_or_processors():
 
 def test_estimated_columns_on_disk_are_a_stage_of_their_own():
     source, options = Headers(1000, 60_000_000, 4), IngestOptions(mem_bytes=256 << 20)
-    contents = list_contents(source, options)
     rates, disk = ProcessorRates(), DiskRates("", 1e15, 1e15, True, 0)
-    found = estimate_stages(contents, options, plan(source, options).stages, disk, rates)
+    found = estimate_stages(stages_of(source, options), disk, rates)
     by_name = {s.name: s.seconds for s in found}
     assert by_name["columns by source id"] == pytest.approx(60e6 / rates.sorted_edges)
     assert by_name[ORDER] == pytest.approx(60e6 / rates.ordered_edges)

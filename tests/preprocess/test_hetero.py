@@ -15,7 +15,7 @@ from blockstore.unpack import unpack_block
 from blockstore.verify import verify_store
 from preprocess import plan
 from preprocess.errors import BadInput
-from preprocess.ingest import ingest
+from preprocess.ingest import ingest, plan_ingest
 from preprocess.options import IngestOptions
 from preprocess.reverse import with_reverses
 from preprocess.source import SourceRows
@@ -224,7 +224,7 @@ def test_the_plan_names_the_stages_that_are_run(tmp_path: Path, order: str, mem:
         split=split,
     )
     result = ingest(source, tmp_path / "store", options, QUIET)
-    planned = plan.plan(source, options)
+    planned = plan_ingest(source, options)
     assert [s.name for s in result.stages] == [s.name for s in planned.stages]
     size = sum(p.stat().st_size for p in (tmp_path / "store").rglob("*"))
     assert planned.store_bytes * 0.7 < size < planned.store_bytes * 1.3 + (1 << 20)

@@ -24,7 +24,7 @@ from preprocess.errors import BadInput
 from preprocess.influence import InfluenceOptions, parse_hubs
 from preprocess.influence_stages import top_scores
 from preprocess.info import info_text
-from preprocess.ingest import ingest
+from preprocess.ingest import ingest, plan_ingest
 from preprocess.options import IngestOptions
 from preprocess.partition import PartitionOptions
 from preprocess.sources.plain import PlainSource
@@ -356,7 +356,7 @@ def test_a_dry_run_names_the_stages(tmp_path: Path):
     options = IngestOptions(
         split=(0.5, 0.3, 0.2), partition=PartitionOptions(8), influence=HALOS, block_bytes=4096
     )
-    planned = plan.plan(citations(), options)
+    planned = plan_ingest(citations(), options)
     result = ingest(citations(), tmp_path / "store", options, QUIET)
     assert [s.name for s in result.stages] == [s.name for s in planned.stages]
     size = sum(p.stat().st_size for p in (tmp_path / "store").rglob("*") if p.is_file())

@@ -71,7 +71,7 @@ def test_a_stopped_one_goes_on_in_its_propagation(
     stage: str,
 ):
     """In a child that ends without a word: before that function, or right behind the last byte."""
-    path, owner = tmp_path / "once", hops_module._Run
+    path, owner = tmp_path / "once", hops_module.HopStages
     owner = {"_keep": hops_module._Columns, "commit": hops_module.StoreExtender}.get(stage, owner)
     whole = getattr(owner, stage)
 

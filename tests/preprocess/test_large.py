@@ -10,6 +10,7 @@ from blockstore.format import giant_capacity
 from blockstore.pack import GraphPacker
 from preprocess.contents import list_contents
 from preprocess.files.npy import NpyFile, NpyWriter
+from preprocess.ingest import plan_ingest
 from preprocess.kernels.edges import cut_ranges, expand_edges, group_edges, split_values
 from preprocess.kernels.levels import (
     FOUND,
@@ -22,7 +23,7 @@ from preprocess.kernels.levels import (
     rename_columns,
 )
 from preprocess.options import IngestOptions
-from preprocess.plan import place_dtype, plan
+from preprocess.plan import place_dtype
 from preprocess.source import SourceRelation
 from preprocess.stages import buckets as buckets_module
 from preprocess.stages.array_file import ArrayFile
@@ -141,7 +142,7 @@ def test_plans_of_graphs_beyond_two_to_the_32():
     contents = list_contents(source, options)
     assert contents.relations[0].edge_id_dtype == "uint64"
     assert place_dtype(contents.relations[0]) == "uint64"
-    found = plan(source, options)
+    found = plan_ingest(source, options)
     assert found.store_bytes > 2**33 * 12 + 10**8 * 512
     assert found.temporary_bytes > 2**33 * 16
 

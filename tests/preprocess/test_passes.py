@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from blockstore.format import PAGE_BYTES, row_geometry
-from preprocess.ingest import ingest
+from preprocess.ingest import ingest, plan_ingest
 from preprocess.options import IngestOptions
-from preprocess.plan import plan
 from preprocess.sources.plain import PlainSource
 from preprocess.stages.rows import dense_bytes
 from tests.preprocess.quiet import QUIET
@@ -91,7 +90,9 @@ def test_rows_that_do_not_fit_are_read_twice_and_written_twice(
 
 def test_plans_say_the_same(source):
     def features(**changes):
-        (stage,) = [s for s in plan(source, replace(OPTIONS, **changes)).stages if "/x" in s.name]
+        (stage,) = [
+            s for s in plan_ingest(source, replace(OPTIONS, **changes)).stages if "/x" in s.name
+        ]
         return stage.read_bytes, stage.written_bytes - TOTAL // 1024
 
     once, twice = (TOTAL, TOTAL), (2 * TOTAL + 4 * NODES, 2 * TOTAL + 4 * NODES)

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from blockstore.errors import BudgetTooSmall
 from preprocess.contents import Contents, edge_id_dtype, list_contents
 from preprocess.errors import BadInput
+from preprocess.ingest import plan_ingest
 from preprocess.options import IngestOptions
-from preprocess.plan import check_longest, node_bytes, plan, plan_memory
+from preprocess.plan import check_longest, node_bytes, plan_memory
 from preprocess.source import SourceRelation, SourceRows
 from tests.preprocess.naive import ArraySource
 
@@ -78,7 +79,7 @@ def test_what_is_shared_out_is_there(source, options, spare):
     memory = plan_memory(contents, options)
     assert memory.buffer >= options.block_bytes
     assert memory.share >= 8 * max(r.source.row_bytes for r in contents.rows())
-    found = plan(source, options)
+    found = plan_ingest(source, options)
     assert sum(line.bytes for line in found.memory) == options.mem_bytes
     assert all(line.bytes >= 0 for line in found.memory)
     assert found.memory[0].bytes == node_bytes(options) * source.num_nodes["node"]
@@ -86,8 +87,8 @@ def test_what_is_shared_out_is_there(source, options, spare):
 
 def test_disk_counts_what_passes_through():
     source = Headers(1_000_000, 30_000_000, 128)
-    roomy = plan(source, IngestOptions(mem_bytes=4 << 30))
-    tight = plan(source, IngestOptions(mem_bytes=128 * MB))
+    roomy = plan_ingest(source, IngestOptions(mem_bytes=4 << 30))
+    tight = plan_ingest(source, IngestOptions(mem_bytes=128 * MB))
     assert roomy.store_bytes == tight.store_bytes
     assert roomy.store_bytes > 30_000_000 * 4 + 512_000_000
     assert roomy.temporary_bytes == 8_000_000  # counts and ranks

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from blockstore.store import open_store, read_rows
-from preprocess.hops.forecast import default_threads
+from preprocess.hops.hops import default_threads
 from preprocess.kernels.hops import sum_edges
 from preprocess.progress import Progress
 from preprocess.stages.product import Product, Step, count_degrees, new_columns

@@ -392,7 +392,7 @@ def test_what_is_there_already_is_not_done_again(large_store: Path, tmp_path: Pa
         raise OutOfSpace("no room")
 
     with monkeypatch.context() as patch:
-        patch.setattr(hops_module._Run, "_write", full)
+        patch.setattr(hops_module.HopStages, "_write", full)
         with pytest.raises(OutOfSpace):
             make_hops(path, asked, QUIET)
     result = make_hops(path, asked, QUIET)
