@@ -1,21 +1,26 @@
 """Out of the arena into arrays of a trainer's own: copies, and rows gathered by address."""
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from blockstore.format import RowArray
 from blockstore.kernels.rows import gather_rows, scatter_rows
 from clients.connection.buffers import Memory
 from clients.connection.session import Session
 from loaderd.errors import BadMessage
 from loaderd.protocol import BatchReady, Blob, BlobArray, RowArraySpec, RowGroup
 
-NUMPY_DTYPE = {"bfloat16": "uint16"}  # store dtypes that numpy does not know
 SPLIT_BYTES = 4 << 20  # rows of fewer bytes are gathered on the calling thread alone
+
+
+def numpy_dtype(array: RowArraySpec | RowArray) -> str:
+    """The dtype in which NumPy, which does not know bfloat16, holds an array's rows."""
+    return "uint16" if array.dtype == "bfloat16" else array.dtype
 
 
 class ArenaReader:
@@ -58,7 +63,7 @@ class ArenaReader:
 
     def _room(self, spec: RowArraySpec, num_rows: int) -> NDArray[Any]:
         shape = (num_rows, *spec.row_shape)
-        return self._pool.rows(spec, shape, NUMPY_DTYPE.get(spec.dtype, spec.dtype))
+        return self._pool.rows(spec, shape, numpy_dtype(spec))
 
     def _release(self, group: RowGroup) -> None:
         """Give a row group back once it is copied, unless its run has ended by then."""
@@ -112,17 +117,17 @@ class ArenaReader:
                 places = positions[first:]
                 scatter_rows(arena, addresses, places, start, stop, spec.row_bytes, out)
 
-        num = addresses.size
-        if self._threads == 1 or num * spec.row_bytes < SPLIT_BYTES:
-            gather(0, num)
+        self._split(gather, addresses.size, addresses.size * spec.row_bytes)
+
+    def _split(self, work: Callable[[int, int], None], rows: int, num_bytes: int) -> None:
+        """Do `work` for rows [start, stop) of `rows`, on as many threads as they are worth."""
+        if self._threads == 1 or num_bytes < SPLIT_BYTES:
+            work(0, rows)
             return
         if self._helpers is None:
             self._helpers = ThreadPoolExecutor(self._threads - 1, "gather")
-        cuts = [num * i // self._threads for i in range(self._threads + 1)]
-        helped = [
-            self._helpers.submit(gather, start, stop)
-            for start, stop in itertools.pairwise(cuts[1:])
-        ]
-        gather(0, cuts[1])
+        cuts = [rows * i // self._threads for i in range(self._threads + 1)]
+        helped = [self._helpers.submit(work, a, b) for a, b in itertools.pairwise(cuts[1:])]
+        work(0, cuts[1])
         for future in helped:
             future.result()

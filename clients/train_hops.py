@@ -58,7 +58,6 @@ def open_split(settings: Settings, split: str) -> HopDataset:
 
 def inputs(settings: Settings, batch: HopBatch) -> list[Tensor]:
     """What the model takes: hop 0 alone, or all."""
-    assert isinstance(batch.x, list)
     x = [hop.float() for hop in (batch.x[:1] if settings.model in ALONE else batch.x)]
     if any(hop.dim() != 2 for hop in x):
         raise NotTrainable("rows are not vectors")

@@ -79,7 +79,6 @@ DOORS = {  # library -> the only files that import it, in the packages that are 
         "clients/prefetch.py",
         "clients/device/devices.py",
         "clients/device/driver.py",
-        "clients/device/features.py",
         "clients/device/hotrows.py",
         "clients/device/kernels.py",
         "clients/device/slab.py",

@@ -17,7 +17,7 @@ def permute_each(index, size, key, out):
 
 
 @leaf
-def gather_hops(data, bases, row_bytes, index, start, stop, firsts, strides, out):
+def gather_hops(data, bases, row_bytes, index, start, stop, firsts, out):
     """Row index[i] of every array, for start <= i < stop: one pass for all of them.
 
     data       uint8 (arena bytes,)
@@ -25,7 +25,6 @@ def gather_hops(data, bases, row_bytes, index, start, stop, firsts, strides, out
     row_bytes  int64 (arrays,)
     index      int64 (>= stop,)      in range
     firsts     int64 (arrays,)       where in `out` row 0 of each array goes
-    strides    int64 (arrays,)       from there to where row 1 goes
     out        uint8 (bytes,)
     """
     for i in range(start, stop):
@@ -36,7 +35,7 @@ def gather_hops(data, bases, row_bytes, index, start, stop, firsts, strides, out
                     prefetch(data, byte)
         for a in range(bases.size):
             copy_row(
-                data, bases[a] + index[i] * row_bytes[a], out, firsts[a] + i * strides[a],
+                data, bases[a] + index[i] * row_bytes[a], out, firsts[a] + i * row_bytes[a],
                 row_bytes[a],
             )  # fmt: skip
 

@@ -1,8 +1,6 @@
 """From descriptors of hop-wise batches to arrays: views of the arena, or one copy out of it."""
 
-import itertools
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,8 +10,7 @@ from numpy.typing import NDArray
 from blockstore.kernels.hoprows import gather_hops
 from clients.connection.buffers import Memory
 from clients.connection.session import Session
-from clients.gather import NUMPY_DTYPE, SPLIT_BYTES
-from loaderd.errors import BadMessage, Refused
+from clients.gather import ArenaReader, numpy_dtype
 from loaderd.protocol import Blob, ChunkReady, RowArraySpec
 
 LABEL, NODES = "y", "n_id"  # arrays that are not hops
@@ -26,34 +23,25 @@ class HopArrays:
 
     epoch: int
     step: int
-    x: tuple[NDArray[Any], ...]  # per array (num_rows, *row_shape), or one with a second axis of it
+    x: tuple[NDArray[Any], ...]  # per array (num_rows, *row_shape)
     y: NDArray[Any] | None  # (num_rows, ...)
     n_id: NDArray[np.int64]  # (num_rows,) original ids
     input_id: NDArray[np.int64]  # (num_rows,) rows in the stored order of the split
     in_place: bool  # x are views of the arena
 
 
-class HopReader:
+class HopReader(ArenaReader):
     """Reads the hop-wise batches of one session."""
 
-    def __init__(
-        self, session: Session, pool: Memory, threads: int, stacked: bool, views: bool
-    ) -> None:
-        """`stacked`: one array (rows, arrays, ...) for all; `views`: where they lie, if they can.
-
-        Raises Refused: arrays of different shapes cannot be stacked.
-        """
-        self._session, self._pool, self._threads = session, pool, threads
-        self._stacked, self._views = stacked, views
+    def __init__(self, session: Session, pool: Memory, threads: int, views: bool) -> None:
+        """`views`: leave hop arrays where they lie, if they lie in one piece."""
+        super().__init__(session, pool, threads)
+        self._in_place = views
         specs = session.attached.rows
         self._hops = [i for i, s in enumerate(specs) if s.name not in (LABEL, NODES)]
-        self._others = {s.name: i for i, s in enumerate(specs) if s.name in (LABEL, NODES)}
-        kinds = {(specs[i].dtype, specs[i].row_shape) for i in self._hops}
-        if stacked and len(kinds) > 1:
-            raise Refused(f"stacked=True: expected arrays of one dtype and shape, found {kinds}")
+        self._others = [i for i, s in enumerate(specs) if s.name in (LABEL, NODES)]
         self._lent = -1, -1  # run and step of a batch that is used where it lies
         self.form = ""  # of the last batch: `ChunkReady.form`
-        self._helpers: ThreadPoolExecutor | None = None
 
     def read(self, step: int) -> HopArrays:
         """The batch of `step`; the one before, if it was used where it lies, is given back."""
@@ -62,83 +50,49 @@ class HopReader:
         self.form = ready.form
         self._pool.received(self._arena, [])
         if ready.pieces is not None:
-            return self._landed(ready, ready.pieces)
+            return self._result(ready, *self._landed(ready.num_rows, ready.pieces))
         input_id = self._input_id(ready)
-        specs = self._session.attached.rows
         one_piece = ready.form == "rows" or (ready.form == "ranges" and len(ready.first) == 1)
-        in_place = self._views and one_piece
-        if in_place:
-            x = tuple(self._view(specs[i], ready.places[i][0], ready.num_rows) for i in self._hops)
-        else:
-            x = self._copy(ready, input_id, self._hops, self._stacked)
-        others = {
-            name: self._copy(ready, input_id, [i], stacked=False)[0]
-            for name, i in self._others.items()
-        }
-        if in_place:
+        if self._in_place and one_piece:
+            specs = self._session.attached.rows
+            arrays = {i: self._view(specs[i], ready.places[i][0], ready) for i in self._hops}
             self._lent = self._session.run, step
         else:
-            self._session.release(step, 0)
+            arrays = self._copied(ready, input_id, self._hops)
+        for i in self._others:
+            arrays |= self._copied(ready, input_id, [i])
+        return self._result(ready, input_id, arrays)
+
+    def _result(
+        self, ready: ChunkReady, input_id: NDArray[np.int64], arrays: dict[int, NDArray[Any]]
+    ) -> HopArrays:
+        """The batch; what was copied is given back.  `arrays` by their place in `attached.rows`."""
+        in_place = self._lent == (self._session.run, ready.step)
+        if not in_place:
+            self._session.release(ready.step, 0)
+        others = {self._session.attached.rows[i].name: arrays[i] for i in self._others}
         return HopArrays(
             epoch=ready.epoch,
-            step=step,
-            x=x,
+            step=ready.step,
+            x=tuple(arrays[i] for i in self._hops),
             y=others.get(LABEL),
             n_id=others[NODES].astype(np.int64, copy=False),
             input_id=input_id,
             in_place=in_place,
         )
 
-    def _landed(self, ready: ChunkReady, blob: Blob) -> HopArrays:
-        """A batch that came in pieces, each array copied once."""
+    def _landed(
+        self, num_rows: int, blob: Blob
+    ) -> tuple[NDArray[np.int64], dict[int, NDArray[Any]]]:
+        """Rows and arrays of a batch that came in pieces, each copied once."""
         named = {array.name: array for array in blob.arrays}
-        input_id = self._pool.empty((ready.num_rows,), np.int64)
-        for start, view in self._session.views(blob, named["input_id"]):
-            input_id[start : start + view.size] = view
-        specs = self._session.attached.rows
-        hops = self._rooms([specs[i] for i in self._hops], ready.num_rows, self._stacked)
-        others = {
-            name: self._rooms([specs[i]], ready.num_rows, stacked=False)[0][0]
-            for name, i in self._others.items()
-        }
-        rooms = dict(zip(self._hops, hops[1], strict=True))
-        rooms |= {i: others[name] for name, i in self._others.items()}
-        for i, spec in enumerate(specs):
-            raw = rooms[i].reshape(ready.num_rows, -1)
-            kind, width = raw.dtype, spec.row_bytes
-            for start, data in self._session.views(blob, named[f"rows:{spec.name}"]):
-                if start % width or data.size % width:
-                    raise BadMessage(f"a piece of rows:{spec.name} ends within a row")
-                low, high = start // width, (start + data.size) // width
-                raw[low:high] = data.view(kind).reshape(high - low, -1)
-        self._session.release(ready.step, 0)
-        return HopArrays(
-            epoch=ready.epoch,
-            step=ready.step,
-            x=tuple(hops[0]),
-            y=others.get(LABEL),
-            n_id=others[NODES].astype(np.int64, copy=False),
-            input_id=input_id,
-            in_place=False,
-        )
-
-    def _rooms(
-        self, specs: Sequence[RowArraySpec], rows: int, stacked: bool
-    ) -> tuple[list[NDArray[Any]], list[NDArray[Any]]]:
-        """Arrays of a batch, and the part of them that each spec's rows go to."""
-        kinds = [np.dtype(NUMPY_DTYPE.get(s.dtype, s.dtype)) for s in specs]
-        if not stacked:
-            arrays = [
-                self._pool.empty((rows, *s.row_shape), k) for s, k in zip(specs, kinds, strict=True)
-            ]
-            return arrays, arrays
-        whole = self._pool.empty((rows, len(specs), *specs[0].row_shape), kinds[0])
-        return [whole], [whole[:, a] for a in range(len(specs))]
-
-    def close(self) -> None:
-        """End the helper threads, if there are any."""
-        if self._helpers is not None:
-            self._helpers.shutdown()
+        input_id = self._wide(blob, named["input_id"])
+        arrays = {}
+        for i, spec in enumerate(self._session.attached.rows):
+            arrays[i] = self._pool.empty((num_rows, *spec.row_shape), numpy_dtype(spec))
+            out = arrays[i].reshape(-1).view(np.uint8)
+            self._land(spec, blob, named[f"rows:{spec.name}"], None, out)
+        return input_id, arrays
 
     def _give_back(self) -> None:
         run, step = self._lent
@@ -161,39 +115,28 @@ class HopReader:
             at += count
         return out
 
-    def _view(self, spec: RowArraySpec, place: int, rows: int) -> NDArray[Any]:
-        raw = self._arena[place : place + rows * spec.row_bytes]
-        kind = np.dtype(NUMPY_DTYPE.get(spec.dtype, spec.dtype))
-        return raw.view(kind).reshape(rows, *spec.row_shape)
+    def _view(self, spec: RowArraySpec, place: int, ready: ChunkReady) -> NDArray[Any]:
+        raw = self._arena[place : place + ready.num_rows * spec.row_bytes]
+        return raw.view(numpy_dtype(spec)).reshape(ready.num_rows, *spec.row_shape)
 
-    def _copy(
-        self,
-        ready: ChunkReady,
-        input_id: NDArray[np.int64],
-        chosen: Sequence[int],
-        stacked: bool,
-    ) -> tuple[NDArray[Any], ...]:
+    def _copied(
+        self, ready: ChunkReady, input_id: NDArray[np.int64], chosen: Sequence[int]
+    ) -> dict[int, NDArray[Any]]:
         """Rows of some arrays, in one buffer of their own."""
         specs = [self._session.attached.rows[i] for i in chosen]
         places = [ready.places[i] for i in chosen]
         rows = ready.num_rows
         widths = np.array([s.row_bytes for s in specs], np.int64)
-        if stacked:
-            strides = np.full_like(widths, widths.sum())
-            firsts = np.cumsum(widths) - widths
-            size = rows * int(widths.sum())
-        else:
-            strides = widths
-            sizes = -(-rows * widths // _ALIGN) * _ALIGN
-            firsts = np.cumsum(sizes) - sizes
-            size = int(sizes.sum())
-        kind = np.dtype(NUMPY_DTYPE.get(specs[0].dtype, specs[0].dtype))
-        out = self._pool.empty((-(-size // kind.itemsize),), kind).view(np.uint8)
+        sizes = -(-rows * widths // _ALIGN) * _ALIGN
+        firsts = np.cumsum(sizes) - sizes
+        kind = np.dtype(numpy_dtype(specs[0]))
+        out = self._pool.empty((-(-int(sizes.sum()) // kind.itemsize),), kind).view(np.uint8)
+
         if ready.form == "index":
             bases = np.array([p[0] for p in places], np.int64)
 
             def work(start: int, stop: int) -> None:
-                gather_hops(self._arena, bases, widths, input_id, start, stop, firsts, strides, out)
+                gather_hops(self._arena, bases, widths, input_id, start, stop, firsts, out)
         else:
             counts = ready.counts or (rows,)
 
@@ -201,47 +144,17 @@ class HopReader:
                 at = 0
                 for r, count in enumerate(counts):
                     low, high = max(start, at), min(stop, at + count)
-                    for a in range(len(specs)):
-                        if low < high:
-                            place = places[a][r] + (low - at) * int(widths[a])
-                            self._copy_range(
-                                place, low, high, int(widths[a]), int(firsts[a]),
-                                int(strides[a]), out,
-                            )  # fmt: skip
+                    for a in range(len(specs)) if low < high else ():
+                        width, to = int(widths[a]), int(firsts[a])
+                        place = places[a][r] + (low - at) * width
+                        source = self._arena[place : place + (high - low) * width]
+                        out[to + low * width : to + high * width] = source
                     at += count
 
-        self._split(work, rows, size)
-        if stacked:
-            shape = (rows, len(specs), *specs[0].row_shape)
-            return (out[:size].view(kind).reshape(shape),)
-        return tuple(
-            out[first : first + rows * spec.row_bytes]
-            .view(NUMPY_DTYPE.get(spec.dtype, spec.dtype))
+        self._split(work, rows, out.size)
+        return {
+            i: out[first : first + rows * spec.row_bytes]
+            .view(numpy_dtype(spec))
             .reshape(rows, *spec.row_shape)
-            for first, spec in zip(firsts.tolist(), specs, strict=True)
-        )
-
-    def _copy_range(
-        self, place: int, low: int, high: int, width: int, first: int, stride: int,
-        out: NDArray[np.uint8],
-    ) -> None:  # fmt: skip
-        """Rows [low, high) of the batch, consecutive from `place` on."""
-        source = self._arena[place : place + (high - low) * width]
-        if stride == width:
-            out[first + low * width : first + high * width] = source
-            return
-        rows = out[: out.size // stride * stride].reshape(-1, stride)
-        rows[low:high, first : first + width] = source.reshape(-1, width)
-
-    def _split(self, work: Callable[[int, int], None], rows: int, size: int) -> None:
-        """On as many threads as the bytes are worth."""
-        if self._threads == 1 or size < SPLIT_BYTES:
-            work(0, rows)
-            return
-        if self._helpers is None:
-            self._helpers = ThreadPoolExecutor(self._threads - 1, "gather")
-        cuts = [rows * i // self._threads for i in range(self._threads + 1)]
-        helped = [self._helpers.submit(work, a, b) for a, b in itertools.pairwise(cuts[1:])]
-        work(0, cuts[1])
-        for future in helped:
-            future.result()
+            for i, first, spec in zip(chosen, firsts.tolist(), specs, strict=True)
+        }

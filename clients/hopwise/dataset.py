@@ -40,7 +40,7 @@ from loaderd.protocol import Attach, Attached
 class HopBatch(TensorRecord):
     """Rows of some nodes: `x[i]` belongs to the i-th of `HopDataset.arrays`."""
 
-    x: list[Tensor] | Tensor  # each (batch_size, ...); stacked: one (batch_size, arrays, ...)
+    x: list[Tensor]  # each (batch_size, ...)
     y: Tensor | None  # (batch_size, ...) labels; int64 where they are integers
     n_id: Tensor  # int64 (batch_size,) original ids
     input_id: Tensor  # int64 (batch_size,) rows in the stored order of the split
@@ -76,7 +76,6 @@ class HopDataset(SteppedDataset[HopBatch]):
         shuffle: bool = True,
         redeal: int = 0,
         views: bool = False,
-        stacked: bool = False,
         labels: bool = True,
         rank: int = 0,
         world_size: int = 1,
@@ -95,25 +94,20 @@ class HopDataset(SteppedDataset[HopBatch]):
         views     `x` of a batch that is one range of rows (chunk a multiple of `batch_size`) or was
                   gathered from disk lies where the daemon read it: no copy.  Such tensors hold
                   until the next batch is asked for, and a write to one ends the process; `clone`
-                  what is to stay.  Not in DataLoader workers, and not with `stacked`
-        stacked   `x` is one tensor (batch_size, arrays, ...), not a list
+                  what is to stay.  Not in DataLoader workers
         labels    False: `y` is None; the split need not have any
         resident  a device that takes all rows of the split, once; the very same batches are drawn
                   there then.  Not in DataLoader workers, and not with `views`
         files     the folder of the store: this process reads the very same chunks out of its files
                   then, and the daemon brings nothing; under `prefetch`, by kvikio to the GPU where
-                  there is kvikio.  Not with `views`, `stacked`, `resident` or method "rr"
+                  there is kvikio.  Not with `views`, `resident` or method "rr"
         store         name of the daemon's, where it serves several
         reconnect_s   how long it waits for a daemon that went away
         """
-        if files is not None and (views or stacked or resident is not None or method == "rr"):
-            raise Refused(
-                "files: expected method='cr', and no views, stacked or resident; leave these out"
-            )
+        if files is not None and (views or resident is not None or method == "rr"):
+            raise Refused("files: expected method='cr', and no views or resident; leave these out")
         if method not in PLAN_OF:
             raise Refused(f"method {method!r}: expected {' or '.join(map(repr, PLAN_OF))}")
-        if views and stacked:
-            raise Refused("stacked=True: expected no views=True; leave one of them out")
         if views and resident is not None:
             raise Refused("resident: expected no views=True; leave one of them out")
         names = (operators,) if isinstance(operators, str) else tuple(operators)
@@ -136,7 +130,7 @@ class HopDataset(SteppedDataset[HopBatch]):
             labels=labels,
         )
         super().__init__(endpoint, request, None, reconnect_s)
-        self.views, self.stacked = views, stacked
+        self.views = views
         self.advice: HopAdvice | None = None  # by which it was made, if it was
         self._chunks = {"chunk": chunk, "redeal": redeal}  # of method "cr"
         self._arena: tuple[int, Tensor] | None = None  # of what session, all of it
@@ -270,7 +264,7 @@ class HopDataset(SteppedDataset[HopBatch]):
             return FileReader(self._files, plan, session.attached, self.memory)
         if self.views:
             session.hold()
-        return HopReader(session, self.memory, gather_threads(), self.stacked, self.views)
+        return HopReader(session, self.memory, gather_threads(), self.views)
 
     def _start(self, session: Session, at: Position) -> None:
         """Batches that are drawn on the device, or read here, are not asked for."""
@@ -288,7 +282,7 @@ class HopDataset(SteppedDataset[HopBatch]):
             r = self._request
             data = HopDataset(
                 self.endpoint, r.split, r.operators, None if r.hops < 0 else r.hops, r.batch_size,
-                shuffle=False, stacked=self.stacked, labels=r.labels, reconnect_s=self.reconnect_s,
+                shuffle=False, labels=r.labels, reconnect_s=self.reconnect_s,
             )  # fmt: skip
             assert self._resident is not None
             self._rows = ResidentRows(data, num_rows, self._resident)
@@ -298,8 +292,7 @@ class HopDataset(SteppedDataset[HopBatch]):
     def _to_batch(self, arrays: HopArrays | Drawn, attached: Attached) -> HopBatch:
         if isinstance(arrays, Drawn):
             return HopBatch(**arrays._asdict())
-        specs = [s for s in attached.rows if s.name not in (LABEL, NODES)]
-        dtypes = [s.dtype for s in specs][: len(arrays.x)]
+        dtypes = [s.dtype for s in attached.rows if s.name not in (LABEL, NODES)]
         make = self._view if arrays.in_place else to_tensor
         x = [make(array, dtype, False) for array, dtype in zip(arrays.x, dtypes, strict=True)]
         y = None
@@ -307,7 +300,7 @@ class HopDataset(SteppedDataset[HopBatch]):
             kind = next(s.dtype for s in attached.rows if s.name == LABEL)
             y = to_tensor(arrays.y, kind, True)
         return HopBatch(
-            x=x[0] if self.stacked else x,
+            x=x,
             y=y,
             n_id=torch.from_numpy(arrays.n_id),
             input_id=torch.from_numpy(arrays.input_id),

@@ -9,7 +9,7 @@ from blockstore.format import RowArray
 from blockstore.io.gds import HostReader
 from blockstore.store import BlockedFile, FileRange, open_store
 from clients.connection.buffers import Memory
-from clients.gather import NUMPY_DTYPE
+from clients.gather import numpy_dtype
 from clients.hopwise.batch import LABEL, NODES, HopArrays
 from loaderd.errors import Refused
 from loaderd.plans.chunks import HopPlan
@@ -76,7 +76,7 @@ class FileReader:
 
     def _read(self, file: _File, rows: NDArray[np.int64], num: int) -> NDArray[np.generic]:
         array, ranges = file.array, file.ranges(rows)
-        shape, dtype = (num, *array.row_shape), NUMPY_DTYPE.get(array.dtype, array.dtype)
+        shape, dtype = (num, *array.row_shape), numpy_dtype(array)
         if file is not self._files.get(LABEL) and file is not self._files[NODES]:
             return self._memory.filed(ranges, file.reader.read, shape, dtype)
         out = self._memory.empty(shape, dtype)

@@ -13,7 +13,7 @@ from loaderd.plans.chunks import HopPlan
 class Rows(Protocol):
     """Rows of a split, in the order in which they are stored."""
 
-    x: list[Tensor] | Tensor
+    x: list[Tensor]
     y: Tensor | None
     n_id: Tensor
 
@@ -21,7 +21,7 @@ class Rows(Protocol):
 class Drawn(NamedTuple):
     """A batch on the device."""
 
-    x: list[Tensor] | Tensor
+    x: list[Tensor]
     y: Tensor | None
     n_id: Tensor
     input_id: Tensor
@@ -38,15 +38,13 @@ class ResidentRows:
         self.x: list[Tensor] = []
         self.y: Tensor | None = None
         self.n_id = torch.empty(num_rows, dtype=torch.int64, device=self.device)
-        self._stacked, at = False, 0
+        at = 0
         for batch in batches:
-            self._stacked = isinstance(batch.x, Tensor)
-            x = [batch.x] if isinstance(batch.x, Tensor) else batch.x
             if at == 0:
-                self.x = [self._empty(num_rows, tensor) for tensor in x]
+                self.x = [self._empty(num_rows, tensor) for tensor in batch.x]
                 self.y = None if batch.y is None else self._empty(num_rows, batch.y)
             stop = at + batch.n_id.numel()
-            for own, tensor in zip(self.x, x, strict=True):
+            for own, tensor in zip(self.x, batch.x, strict=True):
                 own[at:stop] = tensor
             if self.y is not None and batch.y is not None:
                 self.y[at:stop] = batch.y
@@ -66,7 +64,7 @@ class ResidentRows:
         x = [tensor.index_select(0, input_id) for tensor in self.x]
         y = None if self.y is None else self.y.index_select(0, input_id)
         n_id = self.n_id.index_select(0, input_id)
-        return Drawn(x[0] if self._stacked else x, y, n_id, input_id, epoch, step)
+        return Drawn(x, y, n_id, input_id, epoch, step)
 
 
 class ResidentReader:

@@ -2,9 +2,6 @@
 
 from typing import Literal, NamedTuple, Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
 from loaderd.errors import Refused
 from loaderd.protocol import Resolved
 
@@ -16,14 +13,6 @@ class Part(NamedTuple):
 
     rank: int = 0
     world_size: int = 1
-
-
-class OwnerMap(NamedTuple):
-    """Who owns each node: trainers of a split-parallel job, or servers of a distributed store."""
-
-    name: str  # of the array in the store
-    num_owners: int
-    owner: NDArray[np.uint16]  # (num_nodes,) by store id
 
 
 class Unit(NamedTuple):
@@ -67,7 +56,6 @@ class Plan(Protocol):
     kind: Kind
     resolved: Resolved
     part: Part
-    owners: OwnerMap | None
 
     @property
     def num_steps(self) -> int:

@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from blockstore.kernels.random import make_epoch_key, make_key
-from loaderd.plans.base import Kind, OwnerMap, Part, Shape, Unit, count_steps, share
+from loaderd.plans.base import Kind, Part, Shape, Unit, count_steps, share
 from loaderd.plans.roots import num_ends
 from loaderd.protocol import Resolved
 
@@ -20,7 +20,6 @@ class MinibatchPlan:
 
     name = "minibatch"
     kind: Kind = "batch"
-    owners: OwnerMap | None = None
 
     def __init__(self, resolved: Resolved, part: Part, bounds: GraphBounds) -> None:
         """Raises Refused: fewer seeds than ranks."""

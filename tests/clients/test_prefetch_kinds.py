@@ -62,7 +62,7 @@ def hops(tmp_path_factory):
         yield endpoint
 
 
-@pytest.mark.parametrize("options", [{}, {"method": "rr"}, {"stacked": True}])
+@pytest.mark.parametrize("options", [{}, {"method": "rr"}])
 @pytest.mark.parametrize("mode", ["auto", "staging"])
 def test_hops(hops, options, mode):
     plain = HopDataset(hops, batch_size=700, **options)

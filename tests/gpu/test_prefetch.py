@@ -5,7 +5,6 @@ import pytest
 import torch
 
 from blockstore.io import gds
-from clients.device.features import load_features
 from clients.records import TensorRecord
 from clients.torch import HopDataset, NeighborDataset, prefetch
 from tests.daemons import daemon
@@ -110,11 +109,3 @@ def test_chunks_read_past_the_daemon(tmp_path, kvikio, monkeypatch):
                     assert_same(found, expected)
             assert batches.files_by.startswith("kvikio" if kvikio else "host")
         plain.close()
-
-
-@pytest.mark.parametrize("by_host", [False, True])
-def test_whole_feature_blocks(store, by_host):
-    expected = load_features(store, "x", "cpu")
-    found = load_features(store, "x", "cuda", by_host=by_host)
-    assert found.rows.is_cuda
-    assert torch.equal(found.rows.cpu(), expected.rows)

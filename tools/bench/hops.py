@@ -236,7 +236,6 @@ def ratios(found: Mapping[str, Found], figure: str, pairs: Sequence[tuple[str, s
 
 WAYS: dict[str, Mapping[str, Any]] = {
     "RR": {"method": "rr"},
-    "RR, stacked": {"method": "rr", "stacked": True},
     "CR, copied": {},
     "CR, views": {"views": True},
 }

@@ -134,7 +134,6 @@ def test_hop_wise_batches_are_the_local_ones(tmp_path):
         for method, chunk in (("cr", 300), ("rr", 0)):
             wanted = {"batch_size": 800, "method": method, "chunk": chunk, "operators": "sym"}
             both(lambda e, w=wanted: HopDataset(e, **w), local, remote)
-            both(lambda e, w=wanted: HopDataset(e, stacked=True, **w), local, remote)
             views = HopDataset(remote, views=True, **wanted)  # they are copies there
             assert_same(HopDataset(local, **wanted), views)
             views.close()

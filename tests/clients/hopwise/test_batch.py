@@ -8,7 +8,6 @@ import pytest
 
 from clients.connection.buffers import BufferPool
 from clients.hopwise.batch import HopReader
-from loaderd.errors import Refused
 from loaderd.protocol import ChunkReady, RowArraySpec
 
 ROWS, BATCH = 50, 9
@@ -62,23 +61,21 @@ class Session:
         return np.arange(20, 20 + BATCH) if self.form == "one range" else CHOSEN
 
 
-def reader(session: Session, threads: int = 1, stacked: bool = False, views: bool = False) -> Any:
-    return HopReader(session, BufferPool(), threads, stacked, views)  # type: ignore[arg-type]
+def reader(session: Session, threads: int = 1, views: bool = False) -> Any:
+    return HopReader(session, BufferPool(), threads, views)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("form", ["ranges", "one range", "index"])
-@pytest.mark.parametrize("stacked", [False, True])
 @pytest.mark.parametrize("threads", [1, 3])
-def test_rows_are_those_that_are_named(monkeypatch, form, stacked, threads):
-    monkeypatch.setattr("clients.hopwise.batch.SPLIT_BYTES", 1)
+def test_rows_are_those_that_are_named(monkeypatch, form, threads):
+    monkeypatch.setattr("clients.gather.SPLIT_BYTES", 1)
     session = Session()
     session.form = form
-    made = reader(session, threads, stacked)
+    made = reader(session, threads)
     batch = made.read(3)
     made.close()
     rows, arrays = session.rows(), session.arrays
-    x = [batch.x[0][:, 0], batch.x[0][:, 1]] if stacked else batch.x
-    for found, name in zip(x, ("sym:0", "sym:1"), strict=True):
+    for found, name in zip(batch.x, ("sym:0", "sym:1"), strict=True):
         assert found.tolist() == arrays[name][rows].tolist(), name
     assert batch.y.tolist() == arrays["y"][rows].tolist()
     assert batch.n_id.tolist() == arrays["n_id"][rows].tolist()
@@ -116,10 +113,3 @@ def test_a_batch_of_a_run_that_has_ended_is_not_given_back():
     assert session.released == []
     made.read(4)
     assert session.released == [(2, 3)]
-
-
-def test_arrays_of_several_kinds_cannot_be_stacked():
-    session = Session()
-    session.attached = SimpleNamespace(rows=(*SPECS, RowArraySpec("sym:2", "uint8", (3,), 3)))
-    with pytest.raises(Refused, match="expected arrays of one dtype and shape"):
-        reader(session, stacked=True)

@@ -17,25 +17,23 @@ ROWS, BATCH, SEED = 103, 20, 5
 class Stored(NamedTuple):
     """Some rows in the stored order."""
 
-    x: list[torch.Tensor] | torch.Tensor
+    x: list[torch.Tensor]
     y: torch.Tensor | None
     n_id: torch.Tensor
 
 
-def rows(stacked: bool, labels: bool, piece: int) -> list[Stored]:
+def rows(labels: bool, piece: int) -> list[Stored]:
     found = []
     for first in range(0, ROWS, piece):
         ids = torch.arange(first, min(first + piece, ROWS))
         hops = [torch.stack([ids, ids * 2], 1).float(), ids[:, None].double()]
-        x = torch.stack([hops[0], hops[0] + 1], 1) if stacked else hops
-        found.append(Stored(x, ids % 7 if labels else None, 1000 - ids))
+        found.append(Stored(hops, ids % 7 if labels else None, 1000 - ids))
     return found
 
 
 @pytest.mark.parametrize("method", ["cr", "rr"])
-@pytest.mark.parametrize("stacked", [False, True])
 @pytest.mark.parametrize(("labels", "piece"), [(True, 17), (False, 200)])
-def test_batches_are_the_plans(method, stacked, labels, piece):
+def test_batches_are_the_plans(method, labels, piece):
     hops = HopBatches(("sym",), 1, method, 7 if method == "cr" else 0, 0, labels)
     resolved = Resolved(
         family="hops", fingerprint="f00d", sampler=1, seeds="split:train", seed_type="node",
@@ -43,7 +41,7 @@ def test_batches_are_the_plans(method, stacked, labels, piece):
         shuffle=True, seed=SEED, edge_ids=False, hops=hops,
     )  # fmt: skip
     plan = HopPlan(resolved, Part())
-    reader = ResidentReader(ResidentRows(rows(stacked, labels, piece), ROWS, "cpu"), plan)
+    reader = ResidentReader(ResidentRows(rows(labels, piece), ROWS, "cpu"), plan)
     for epoch in (0, 3):
         reader.epoch = epoch
         order = hop_order(ROWS, SEED, epoch, method, 7, True, 0)
@@ -53,10 +51,7 @@ def test_batches_are_the_plans(method, stacked, labels, piece):
             assert (batch.epoch, batch.step) == (epoch, step)
             assert batch.input_id.tolist() == own
             assert batch.n_id.tolist() == [1000 - i for i in own]
-            if stacked:
-                assert batch.x[:, 1, 1].tolist() == [2 * i + 1 for i in own]
-            else:
-                assert batch.x[0].tolist() == [[i, 2 * i] for i in own]
-                assert batch.x[1].tolist() == [[i] for i in own]
+            assert batch.x[0].tolist() == [[i, 2 * i] for i in own]
+            assert batch.x[1].tolist() == [[i] for i in own]
             assert (batch.y is not None) == labels
             assert batch.y is None or batch.y.tolist() == [i % 7 for i in own]

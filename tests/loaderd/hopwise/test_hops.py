@@ -141,18 +141,6 @@ def test_arrays_are_named_hop_0_once(endpoint):
     data.close()
 
 
-@pytest.mark.parametrize("method", ["cr", "rr"])
-def test_one_tensor_for_all_arrays(endpoint, splits, method):
-    data = HopDataset(
-        endpoint, "train", ("sym", "ppr"), 2, 300, method, chunk=70 * (method == "cr"), stacked=True
-    )
-    for batch in data:
-        parts = [splits["train"].x[pair][batch.input_id.numpy()] for pair in data.arrays]
-        assert batch.x.is_contiguous()
-        assert np.array_equal(batch.x.numpy(), np.stack(parts, axis=1))
-    data.close()
-
-
 @pytest.mark.parametrize("options", [{}, {"method": "rr"}, {"chunk": 10}])
 def test_ranks_share_each_step(endpoint, options):
     whole = HopDataset(endpoint, batch_size=240, seed=SEED, **options)
@@ -230,7 +218,6 @@ def test_small_and_unlabelled_splits(endpoint, splits):
         ({"split": "test"}, "split 'test' has no labels: ask for labels=False"),
         ({"split": "valid", "world_size": 8}, "7 seeds cannot be shared by 8 ranks"),
         ({"batch_size": 2, "world_size": 3}, "must be at least world_size 3"),
-        ({"stacked": True, "views": True}, "expected no views=True"),
         ({"method": "sgd"}, "method 'sgd': expected 'cr' or 'rr'"),
     ],
 )
@@ -346,7 +333,6 @@ RESIDENT = {
     "small chunks dealt anew": {"chunk": 300, "redeal": 1},
     "rr": {"method": "rr"},
     "in order": {"shuffle": False},
-    "stacked": {"method": "rr", "stacked": True},
     "no labels": {"split": "test", "labels": False, "batch_size": 20},
     "second of three ranks": {"rank": 1, "world_size": 3},
 }
@@ -365,8 +351,7 @@ def test_rows_on_a_device_give_the_same_batches(endpoint, case):
             assert torch.equal(a.input_id, b.input_id)
             assert torch.equal(a.n_id, b.n_id)
             assert (a.y is b.y is None) or torch.equal(a.y, b.y)
-            pairs = ((a.x, b.x),) if options.get("stacked") else zip(a.x, b.x, strict=True)
-            assert all(torch.equal(x, y) for x, y in pairs)
+            assert all(torch.equal(x, y) for x, y in zip(a.x, b.x, strict=True))
     state = held.state_dict()
     told.load_state_dict(state)
     assert next(iter(told)).epoch == 4
