@@ -1,126 +1,413 @@
-"""From descriptors to arrays, where a store has one node type and one relation."""
+"""From a daemon's descriptors to arrays of a trainer's own: copies, and rows gathered by address.
+
+A batch of one node type and one relation is a batch of several types with one of each: its nodes
+stand type by type as they come, and nothing has to be put in another order.
+"""
 
 import itertools
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from blockstore.kernels.rows import expand_counts
-from clients.gather import ArenaReader
-from loaderd.protocol import BatchReady, Blob, BlobArray, RowGroup
+from blockstore.format import RowArray
+from blockstore.kernels.rows import expand_counts, gather_rows, scatter_rows
+from blockstore.kernels.typed import order_by_type, place_edges, type_new_nodes
+from clients.connection.buffers import Memory
+from clients.connection.session import Session
+from loaderd.errors import BadMessage
+from loaderd.protocol import BatchReady, Blob, BlobArray, RowArraySpec, RowGroup
+
+SPLIT_BYTES = 4 << 20  # rows of fewer bytes are gathered on the calling thread alone
+
+Named = dict[str, BlobArray]  # arrays of a blob
+Views = dict[str, NDArray[Any]]
 
 
 @dataclass(frozen=True, slots=True)
 class BatchArrays:
-    """A batch in arrays of its own; nodes are local ids, seeds first."""
+    """A batch in arrays of its own; nodes are local ids within their type, the seeds first.
+
+    What belongs to a type, or to a relation, is a piece of an array that holds all of them.
+    """
 
     epoch: int
     step: int
     num_seeds: int
-    n_id: NDArray[np.int64]  # (num_nodes,) original ids
+    n_id: NDArray[np.int64]  # (num_nodes,) original ids, type by type
+    node_starts: Sequence[int]  # (num_types + 1,) first node of each type in `n_id`
     input_id: NDArray[np.int64]  # (num_seeds,) places among the given seeds
-    edge_index: NDArray[np.int64]  # (2, num_edges): sources, targets
-    e_id: NDArray[np.int64] | None  # (num_edges,) where asked for
-    nodes_per_hop: tuple[int, ...]
-    edges_per_hop: tuple[int, ...]
-    rows: dict[str, NDArray[Any]]  # by name: (num_nodes or num_edges, *row_shape); bfloat16
-    # as uint16
-    ends: NDArray[np.int64] | None = None  # local ends of seed edges and negatives
-    trees: NDArray[np.int64] | None = None  # (num_nodes,) where edges are sampled up to a time
+    edges: NDArray[np.int64]  # (2 * num_edges,): (2, edges) of each relation, sources, targets
+    edge_starts: Sequence[int]  # (num_relations + 1,) first edge of each relation
+    e_id: NDArray[np.int64] | None  # (num_edges,), relation by relation, if asked for
+    nodes_per_hop: list[list[int]]  # (num_types, hops + 1)
+    edges_per_hop: list[list[int]]  # (num_relations, hops)
+    rows: dict[str, NDArray[Any]]  # by name: (nodes of the type, or edges of the relation,
+    # *row_shape); bfloat16 as uint16
+    ends: NDArray[np.int64] | None = None  # local ends of seed edges and negatives, in their types
+    trees: NDArray[np.int64] | None = None  # (num_nodes,) as `n_id`, if sampled up to a time
     times: NDArray[np.int64] | None = None  # (num_seeds,) likewise
 
 
+class _Order(NamedTuple):
+    """Where each node of a batch, and each edge that has rows, stands among those of its type.
+
+    Relations are types that follow those of the nodes.
+    """
+
+    starts: Sequence[int]  # (types + 1,) first item of each type
+    kind: Any = None  # (items,) type, integers; None: items come type by type already
+    order: Any = None  # uint32 (items,) places in the batch, type by type; None likewise
+    place: Any = None  # int64 (items,) among those of the type; None likewise
+
+    def count(self, kind: int) -> int:
+        return self.starts[kind + 1] - self.starts[kind]
+
+    def pick(
+        self, kind: int, positions: NDArray[np.uint32] | None
+    ) -> tuple[Any, NDArray[np.uint32] | None]:
+        """Which items of a row group are of a type, as an index, and their places within it.
+
+        positions   places in the batch of the group's items; None: all of them, in order
+        """
+        low, high = self.starts[kind], self.starts[kind + 1]
+        if positions is None:
+            return slice(low, high) if self.order is None else self.order[low:high], None
+        if self.kind is None:
+            mine = (positions >= low) & (positions < high)
+            return mine, positions[mine] - np.uint32(low)
+        mine = self.kind[positions] == kind
+        return mine, self.place[positions[mine]].astype(np.uint32)
+
+
+def numpy_dtype(array: RowArraySpec | RowArray) -> str:
+    """The dtype in which NumPy, which does not know bfloat16, holds an array's rows."""
+    return "uint16" if array.dtype == "bfloat16" else array.dtype
+
+
+class ArenaReader:
+    """What readers of a session's batches have in common, whatever batches they make."""
+
+    def __init__(self, session: Session, pool: Memory, threads: int = 1) -> None:
+        self._session = session
+        self._pool = pool
+        self._threads = threads
+        self._helpers: ThreadPoolExecutor | None = None
+
+    def close(self) -> None:
+        """End the helper threads, if there are any."""
+        if self._helpers is not None:
+            self._helpers.shutdown()
+
+    def _views(self, blob: Blob, array: BlobArray) -> Iterator[tuple[int, NDArray[Any]]]:
+        return self._session.views(blob, array)
+
+    def _copy(self, blob: Blob, array: BlobArray, out: NDArray[Any]) -> NDArray[Any]:
+        for start, view in self._views(blob, array):
+            out[start : start + view.size] = view
+        return out
+
+    def _wide(self, blob: Blob, array: BlobArray) -> NDArray[np.int64]:
+        return self._copy(blob, array, self._pool.empty((array.length,), np.int64))
+
+    def _narrow(self, blob: Blob, array: BlobArray) -> NDArray[Any]:
+        """In its own dtype; in place where it lies in one piece."""
+        pieces = list(self._views(blob, array))
+        if len(pieces) == 1:
+            return pieces[0][1]
+        return self._copy(blob, array, np.empty(array.length, array.dtype))
+
+    def _writable(self, blob: Blob, array: BlobArray) -> NDArray[Any]:
+        """A copy for a kernel: numba takes long to tell the type of a read-only array."""
+        return self._copy(blob, array, np.empty(array.length, array.dtype))
+
+    def _announce(self, ready: BatchReady, num_rows: Sequence[int]) -> None:
+        """Say what comes, before room is asked for; `num_rows` of each row array."""
+        specs, arena = self._session.attached.rows, self._session.attachment.data
+        in_place = ready.rows.last and arena.size > 0
+        self._pool.received(arena, list(zip(specs, num_rows, strict=True)) if in_place else [])
+
+    def _room(self, spec: RowArraySpec, num_rows: int) -> NDArray[Any]:
+        shape = (num_rows, *spec.row_shape)
+        return self._pool.rows(spec, shape, numpy_dtype(spec))
+
+    def _release(self, group: RowGroup) -> None:
+        """Give a row group back once it is copied, unless its run has ended by then."""
+        session, run = self._session, self._session.run
+
+        def release() -> None:
+            if session.run == run and not session.lost:
+                session.release(group.step, group.group)
+
+        self._pool.after(release)
+
+    def _land(
+        self,
+        spec: RowArraySpec,
+        blob: Blob,
+        array: BlobArray,
+        positions: NDArray[np.uint32] | None,
+        out: NDArray[np.uint8],
+    ) -> None:
+        """Rows that came along, to their places."""
+        width = spec.row_bytes
+        for start, data in self._views(blob, array):
+            if positions is None:
+                out[start : start + data.size] = data
+                continue
+            if start % width or data.size % width:
+                raise BadMessage(f"a piece of {array.name} ends within a row")
+            num, places = data.size // width, positions[start // width :]
+            here = np.arange(0, data.size, width, dtype=np.uint64)
+            scatter_rows(data, here, places, 0, num, width, out)
+
+    def _gather_piece(
+        self,
+        spec: RowArraySpec,
+        addresses: NDArray[np.uint64],
+        first: int,
+        positions: NDArray[np.uint32] | None,
+        out: NDArray[np.uint8],
+    ) -> None:
+        """Rows `first`, `first + 1`, ... of a group, on as many threads as they are worth."""
+        arena = self._session.attachment.data
+        if self._pool.gathers(out, first, addresses):
+            self._session.hold()  # it will be read when this batch has been handed out
+            return
+
+        def gather(start: int, stop: int) -> None:
+            if positions is None:
+                whole = out[first * spec.row_bytes :]
+                gather_rows(arena, addresses, start, stop, spec.row_bytes, whole)
+            else:
+                places = positions[first:]
+                scatter_rows(arena, addresses, places, start, stop, spec.row_bytes, out)
+
+        self._split(gather, addresses.size, addresses.size * spec.row_bytes)
+
+    def _split(self, work: Callable[[int, int], None], rows: int, num_bytes: int) -> None:
+        """Do `work` for rows [start, stop) of `rows`, on as many threads as they are worth."""
+        if self._threads == 1 or num_bytes < SPLIT_BYTES:
+            work(0, rows)
+            return
+        if self._helpers is None:
+            self._helpers = ThreadPoolExecutor(self._threads - 1, "gather")
+        cuts = [rows * i // self._threads for i in range(self._threads + 1)]
+        helped = [self._helpers.submit(work, a, b) for a, b in itertools.pairwise(cuts[1:])]
+        work(0, cuts[1])
+        for future in helped:
+            future.result()
+
+
 class BatchReader(ArenaReader):
-    """Reads the batches of one session."""
+    """Reads the sampled batches of one session, of any number of node types and relations."""
+
+    def __init__(self, session: Session, pool: Memory, threads: int = 1) -> None:
+        super().__init__(session, pool, threads)
+        attached = session.attached
+        self._single = len(attached.types) == len(attached.relations) == 1
+        self._type_of = {name: i for i, name in enumerate(attached.types)}
+        self._names = {"__".join(relation): i for i, relation in enumerate(attached.relations)}
+        self._src_types = [self._type_of[src] for src, _, _ in attached.relations]
+        only = attached.types[0] if len(attached.types) == 1 else ""
+        self._row_types = [
+            len(self._type_of) + self._names[spec.relation]
+            if spec.relation
+            else self._type_of[spec.node_type or only]
+            for spec in attached.rows
+        ]
 
     def read(self, step: int) -> BatchArrays:
         """The batch of `step`, all of it copied and released; waits for the daemon."""
         ready = self._session.receive_batch(step)
-        blob = ready.structure
+        blob, attached = ready.structure, self._session.attached
         named = {array.name: array for array in blob.arrays}
-        num_nodes = sum(ready.nodes_per_hop)
-        counts = (num_nodes, named["src"].length)
-        specs = self._session.attached.rows
-        self._announce(ready, [counts[bool(spec.relation)] for spec in specs])
+        wanted = () if self._single else ("src", "ends")  # what the order of the nodes depends on
+        views = {name: self._narrow(blob, named[name]) for name in wanted if name in named}
+        num_relations = len(attached.relations)
+        edges_per_hop = [[hop[r] for hop in ready.edges_per_hop] for r in range(num_relations)]
+        edge_starts = [0, *itertools.accumulate(sum(edges) for edges in edges_per_hop)]
+        nodes = self._order_nodes(ready, views)
+        items = nodes
+        if attached.resolved.edge_features:
+            items = _with_edges(nodes, ready, edge_starts)
+        counts = [items.count(t) for t in self._row_types]
+        self._announce(ready, counts)
+        trees, times = named.get("trees"), named.get("times")
+        ends = None
+        if "ends" in named:
+            ends = self._wide(blob, named["ends"]) if self._single else nodes.place[views["ends"]]
         batch = BatchArrays(
             epoch=ready.epoch,
             step=step,
             num_seeds=ready.num_seeds,
-            n_id=self._wide(blob, named["n_id"]),
+            n_id=self._by_type(blob, named["n_id"], nodes),
+            node_starts=nodes.starts,
             input_id=self._wide(blob, named["input_id"]),
-            edge_index=self._edges(ready, blob, named),
-            e_id=self._wide(blob, named["e_id"]) if "e_id" in named else None,
-            nodes_per_hop=ready.nodes_per_hop,
-            edges_per_hop=tuple(sum(edges) for edges in ready.edges_per_hop),
-            rows={spec.name: self._room(spec, counts[bool(spec.relation)]) for spec in specs},
-            **{
-                name: self._wide(blob, named[name])
-                for name in ("ends", "trees", "times")
-                if name in named
+            edges=self._edges(ready, named, edge_starts, nodes, views),
+            edge_starts=edge_starts,
+            e_id=self._e_id(ready, named["e_id"], edge_starts) if "e_id" in named else None,
+            nodes_per_hop=self._nodes_per_hop(ready, nodes),
+            edges_per_hop=edges_per_hop,
+            rows={
+                spec.name: self._room(spec, count)
+                for spec, count in zip(attached.rows, counts, strict=True)
             },
+            ends=ends,
+            trees=None if trees is None else self._by_type(blob, trees, nodes),
+            times=None if times is None else self._wide(blob, times),
         )
-        group, gather = ready.rows, self._gather
-        if self._session.attached.resolved.edge_features:
-            gather = partial(self._gather_items, num_nodes)
-        gather(group, batch.rows)
+        group = ready.rows
+        self._gather(group, items, batch.rows)
         while not group.last:
             group = self._session.receive_rows(step, group.group + 1)
-            gather(group, batch.rows)
+            self._gather(group, items, batch.rows)
         return batch
 
-    def _edges(
-        self, ready: BatchReady, blob: Blob, named: dict[str, BlobArray]
-    ) -> NDArray[np.int64]:
-        """Sources are stored; targets follow from the counts, in the same order."""
-        layers = self._session.attached.resolved.frontier == "layer"
-        edge_index = self._pool.empty((2, named["src"].length), np.int64)
-        self._copy(blob, named["src"], edge_index[0])
-        firsts = itertools.accumulate(ready.nodes_per_hop, initial=0)
+    def _order_nodes(self, ready: BatchReady, views: Views) -> _Order:
+        """Types of the nodes: a relation finds nodes of one type, new ones in order."""
+        num, num_types = sum(ready.nodes_per_hop), len(self._type_of)
+        if self._single:
+            return _Order([0, num])
+        kind = np.empty(num, np.uint8 if num_types <= 256 else np.uint16)
+        known = ready.nodes_per_hop[0]
+        resolved = self._session.attached.resolved
+        if resolved.edges is None:
+            kind[:known] = self._type_of[resolved.seed_type]
+        else:
+            ends = views["ends"]
+            relation = self._session.attached.relations[self._names[resolved.edges.relation]]
+            triplets = resolved.edges.negatives == "triplet"
+            cut = ready.num_seeds if triplets else ends.size // 2
+            kind[ends[:cut]] = self._type_of[relation[0]]
+            kind[ends[cut:]] = self._type_of[relation[2]]
         edge = 0
-        for hop, (first, edges) in enumerate(zip(firsts, ready.edges_per_hop, strict=False)):
-            for relation, num_edges in enumerate(edges):
-                array = named[f"counts:{hop}:{relation}"]
-                counts = self._copy(blob, array, np.empty(array.length, np.uint32))
-                expand_counts(
-                    counts, 0 if layers else first, edge_index[1, edge : edge + num_edges]
-                )
-                edge += num_edges
-        return edge_index
+        for counts in ready.edges_per_hop:
+            for src_type, count in zip(self._src_types, counts, strict=True):
+                if count:
+                    known = type_new_nodes(views["src"], edge, edge + count, src_type, known, kind)
+                    edge += count
+        assert known == num
+        starts = np.empty(num_types + 1, np.int64)
+        order, place = np.empty(num, np.uint32), np.empty(num, np.int64)
+        order_by_type(kind, starts, order, place)
+        return _Order(starts.tolist(), kind, order, place)
 
-    def _gather(self, group: RowGroup, rows: dict[str, NDArray[Any]]) -> None:
+    def _by_type(self, blob: Blob, array: BlobArray, nodes: _Order) -> NDArray[np.int64]:
+        """Values of the nodes, type by type."""
+        if nodes.order is None:
+            return self._wide(blob, array)
+        out = self._pool.empty((array.length,), np.int64)
+        out[:] = self._narrow(blob, array)[nodes.order]
+        return out
+
+    def _nodes_per_hop(self, ready: BatchReady, nodes: _Order) -> list[list[int]]:
+        if nodes.kind is None:
+            return [list(ready.nodes_per_hop)]
+        ends = itertools.accumulate(ready.nodes_per_hop, initial=0)
+        counts = [
+            np.bincount(nodes.kind[low:high], minlength=len(self._type_of))
+            for low, high in itertools.pairwise(ends)
+        ]
+        found: list[list[int]] = np.stack(counts, axis=1).tolist()
+        return found
+
+    def _edges(
+        self,
+        ready: BatchReady,
+        named: Named,
+        starts: Sequence[int],
+        nodes: _Order,
+        views: Views,
+    ) -> NDArray[np.int64]:
+        """(2, edges) of each relation, one behind the other, hop by hop within each.
+
+        Sources are stored; targets follow from the counts, in the same order.
+        """
+        layers = self._session.attached.resolved.frontier == "layer"
+        edges = self._pool.empty((2 * starts[-1],), np.int64)
+        if self._single:
+            self._copy(ready.structure, named["src"], edges[: starts[-1]])
+        used = [2 * start for start in starts[:-1]]
+        edge = first = 0
+        for hop, counts in enumerate(ready.edges_per_hop):
+            for r, count in enumerate(counts):
+                if not count:
+                    continue
+                per_node = self._writable(ready.structure, named[f"counts:{hop}:{r}"])
+                at, frontier = used[r], 0 if layers else first
+                to = at + starts[r + 1] - starts[r]
+                if self._single:
+                    expand_counts(per_node, frontier, edges[to : to + count])
+                else:
+                    place_edges(
+                        views["src"], edge, per_node, frontier, nodes.place,
+                        edges[at : at + count], edges[to : to + count],
+                    )  # fmt: skip
+                used[r] += count
+                edge += count
+            first += ready.nodes_per_hop[hop]
+        return edges
+
+    def _e_id(
+        self, ready: BatchReady, array: BlobArray, starts: Sequence[int]
+    ) -> NDArray[np.int64]:
+        """Original ids of the edges, relation by relation."""
+        if self._single:
+            return self._wide(ready.structure, array)
+        found = self._narrow(ready.structure, array)
+        e_id = self._pool.empty((found.size,), np.int64)
+        used, edge = list(starts[:-1]), 0
+        for counts in ready.edges_per_hop:
+            for r, count in enumerate(counts):
+                e_id[used[r] : used[r] + count] = found[edge : edge + count]
+                used[r] += count
+                edge += count
+        return e_id
+
+    def _gather(self, group: RowGroup, items: _Order, rows: dict[str, NDArray[Any]]) -> None:
         """Copy one row group to its places, then release it."""
-        named = {array.name: array for array in group.blob.arrays}
+        blob, whole = group.blob, len(items.starts) == 2  # all items are of one type
+        named = {array.name: array for array in blob.arrays}
         positions = None
         if array := named.get("positions"):
-            positions = self._copy(group.blob, array, np.empty(array.length, np.uint32))
-        for spec in self._session.attached.rows:
+            positions = self._writable(blob, array) if whole else self._narrow(blob, array)
+        for spec, t in zip(self._session.attached.rows, self._row_types, strict=True):
             out = rows[spec.name].reshape(-1).view(np.uint8)
+            mine, to = (None, positions) if whole else items.pick(t, positions)
             if came := named.get(f"rows:{spec.name}"):
-                self._land(spec, group.blob, came, positions, out)
+                self._land(spec, blob, came, to, out)
                 continue
-            for start, addresses in self._views(group.blob, named[f"address:{spec.name}"]):
-                self._gather_piece(spec, addresses, start, positions, out)
+            addresses = named[f"address:{spec.name}"]
+            pieces = self._views(blob, addresses)
+            if not whole:
+                pieces = iter([(0, self._narrow(blob, addresses)[mine])])
+            for start, piece in pieces:
+                self._gather_piece(spec, piece, start, to, out)
         self._release(group)
 
-    def _gather_items(self, num_nodes: int, group: RowGroup, rows: dict[str, NDArray[Any]]) -> None:
-        """The same where edges have rows: a group's items are nodes, or edges numbered on."""
-        named = {array.name: array for array in group.blob.arrays}
-        positions = self._narrow(group.blob, named["positions"]) if "positions" in named else None
-        for spec in self._session.attached.rows:
-            out, to, mine = rows[spec.name].reshape(-1).view(np.uint8), None, None
-            if positions is not None:
-                mine = (positions >= num_nodes) == bool(spec.relation)
-                to = positions[mine] - np.uint32(num_nodes * bool(spec.relation))
-            if came := named.get(f"rows:{spec.name}"):
-                self._land(spec, group.blob, came, to, out)
-                continue
-            addresses = self._narrow(group.blob, named[f"address:{spec.name}"])
-            if mine is None:
-                picked = addresses[num_nodes:] if spec.relation else addresses[:num_nodes]
-            else:
-                picked = addresses[mine]
-            self._gather_piece(spec, picked, 0, to, out)
-        self._release(group)
+
+def _with_edges(nodes: _Order, ready: BatchReady, starts: Sequence[int]) -> _Order:
+    """Edges numbered on behind the nodes: relations are types that follow those of the nodes.
+
+    starts   (relations + 1,) of each relation's edges among all
+    """
+    num_nodes, num_types = nodes.starts[-1], len(nodes.starts) - 1
+    bounds = [*nodes.starts, *(num_nodes + start for start in starts[1:])]
+    if nodes.kind is None:
+        return _Order(bounds)
+    per_hop = np.array(ready.edges_per_hop, np.int64).reshape(-1, len(starts) - 1)
+    kind = np.repeat(np.tile(np.arange(len(starts) - 1), len(per_hop)), per_hop.reshape(-1))
+    order = np.argsort(kind, kind="stable")  # hop by hop within a relation
+    place = np.empty(kind.size, np.int64)
+    place[order] = np.arange(kind.size)
+    place -= np.array(starts)[kind]
+    return _Order(
+        bounds,
+        np.concatenate([nodes.kind.astype(np.int64), num_types + kind]),
+        np.concatenate([nodes.order, (num_nodes + order).astype(np.uint32)]),
+        np.concatenate([nodes.place, place]),
+    )

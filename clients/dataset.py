@@ -6,8 +6,8 @@ import os
 import time
 import weakref
 from abc import abstractmethod
-from collections.abc import Iterator
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from collections.abc import Iterator, Mapping
+from typing import Any, Generic, NamedTuple, Protocol, TypedDict, TypeVar
 
 import numpy as np
 import torch
@@ -29,6 +29,40 @@ RECONNECT_S = 60.0  # to start a daemon anew, on a large store
 _log = logging.getLogger(__name__)
 
 B_co = TypeVar("B_co", covariant=True)
+
+
+class DatasetOptions(TypedDict, total=False):
+    """Keyword options of every dataset.
+
+    seed          of the order of the seeds and of all draws; 0 by default
+    shuffle       take the seeds in a new order each epoch; True by default
+    rank          of this process among `world_size`, which share each batch; 0 of 1 by default
+    window        batches under way at a time, 0: as the daemon chooses; it changes no batch
+    store         name of the daemon's store, if it serves several
+    reconnect_s   how long to wait for a daemon that went away, in seconds; 60 by default
+    """
+
+    seed: int
+    shuffle: bool
+    rank: int
+    world_size: int
+    window: int
+    store: str
+    reconnect_s: float
+
+
+def make_request(kind: type, options: Mapping[str, Any], own: Mapping[str, Any]) -> Attach:
+    """What a dataset asks of the daemon: its options, and the fields that it sets itself.
+
+    kind   the `TypedDict` of the options there are; those that are left out are as in `Attach`
+
+    Raises TypeError: an option that there is not.
+    """
+    if unknown := sorted(options.keys() - kind.__annotations__.keys()):
+        expected = ", ".join(sorted(kind.__annotations__))
+        raise TypeError(f"found the option {unknown[0]!r}, expected some of {expected}")
+    sent = {name: value for name, value in options.items() if name in Attach.__struct_fields__}
+    return Attach(token=0, request=0, **(sent | {**own}))
 
 
 class Reader(Protocol):

@@ -13,9 +13,8 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from clients.hetero import HeteroBatch, HeteroDataset
-from clients.mfg import HeteroMfg, Mfg, layer_fanouts, to_hetero_mfgs, to_mfgs
-from clients.torch import Batch, InputNodes, NeighborDataset
+from clients.mfg import HeteroMfg, layer_fanouts, to_hetero_mfgs
+from clients.torch import Batch, HeteroBatch, HeteroDataset, InputNodes, NeighborDataset, by_type
 from loaderd.errors import Refused
 
 
@@ -55,11 +54,9 @@ class DataLoader:
         )  # fmt: skip
 
     def __len__(self) -> int:
-        """Batches of an epoch."""
         return len(self.dataset)
 
     def __iter__(self) -> Iterator[Sample]:
-        """The next epoch."""
         for batch in self.dataset:
             yield to_sample(batch, self._dgl)
 
@@ -77,47 +74,41 @@ def import_dgl() -> Any:
 
 def to_sample(batch: Batch | HeteroBatch, dgl: Any = None) -> Sample:
     """A batch as DGL gives it; `dgl`: the package, where blocks are to be its own."""
+    typed = by_type(batch)
+    kind, layers = typed.input_type, to_hetero_mfgs(typed)
+    seeds: Any = typed.n_id[kind][: batch.batch_size]
     if isinstance(batch, HeteroBatch):
-        kind = batch.input_type
-        layers: list[Any] = list(to_hetero_mfgs(batch))
-        seeds: Any = {kind: batch.n_id[kind][: batch.batch_size]}
-    else:
-        layers = list(to_mfgs(batch))
-        seeds = batch.n_id[: batch.batch_size]
-    return Sample(batch.n_id, seeds, layers if dgl is None else to_blocks(layers, batch, dgl))
+        return Sample(
+            batch.n_id, {kind: seeds}, layers if dgl is None else to_blocks(layers, batch, dgl)
+        )
+    plain = [next(iter(layer.relations.values())) for layer in layers]
+    return Sample(batch.n_id, seeds, plain if dgl is None else to_blocks(layers, batch, dgl))
 
 
-def to_blocks(layers: Sequence[Mfg | HeteroMfg], batch: Batch | HeteroBatch, dgl: Any) -> list[Any]:
+def to_blocks(layers: Sequence[HeteroMfg], batch: Batch | HeteroBatch, dgl: Any) -> list[Any]:
     """DGL's blocks: "feat" of the first one's sources, "label" of the last one's targets."""
+    typed, several = by_type(batch), isinstance(batch, HeteroBatch)
     blocks = []
     for layer in layers:
-        if isinstance(layer, HeteroMfg):
-            edges = {r: (m.src, m.dst) for r, m in layer.relations.items()}
-            block = dgl.create_block(edges, layer.num_src, layer.num_dst)
-            for r, m in layer.relations.items():
-                if m.e_id is not None:
-                    block.edges[r].data[dgl.EID] = m.e_id
-                for name, values in m.edge_features.items():
-                    block.edges[r].data[name] = values
-        else:
-            block = dgl.create_block((layer.src, layer.dst), layer.num_src, layer.num_dst)
-            if layer.e_id is not None:
-                block.edata[dgl.EID] = layer.e_id
-            for name, values in layer.edge_features.items():
-                block.edata[name] = values
+        edges: Any = {r: (m.src, m.dst) for r, m in layer.relations.items()}
+        sizes: list[Any] = [layer.num_src, layer.num_dst]
+        if not several:  # DGL names the only type and relation itself
+            edges, *sizes = (next(iter(given.values())) for given in (edges, *sizes))
+        block = dgl.create_block(edges, *sizes)
+        for r, m in layer.relations.items():
+            data = block.edges[r].data if several else block.edata
+            if m.e_id is not None:
+                data[dgl.EID] = m.e_id
+            for name, values in m.edge_features.items():
+                data[name] = values
         blocks.append(block)
-    if isinstance(batch, HeteroBatch):
-        for name, ids in batch.n_id.items():
-            blocks[0].srcnodes[name].data[dgl.NID] = ids
-        for name, x in batch.x.items():
-            blocks[0].srcnodes[name].data["feat"] = x
-        kind = batch.input_type
-        if kind in batch.y:
-            blocks[-1].dstnodes[kind].data["label"] = batch.y[kind][: batch.batch_size]
-        return blocks
-    blocks[0].srcdata[dgl.NID] = batch.n_id
-    if batch.x is not None:
-        blocks[0].srcdata["feat"] = batch.x
-    if batch.y is not None:
-        blocks[-1].dstdata["label"] = batch.y[: batch.batch_size]
+    for name, ids in typed.n_id.items():
+        data = blocks[0].srcnodes[name].data if several else blocks[0].srcdata
+        data[dgl.NID] = ids
+        if name in typed.x:
+            data["feat"] = typed.x[name]
+    kind = typed.input_type
+    if kind in typed.y:
+        data = blocks[-1].dstnodes[kind].data if several else blocks[-1].dstdata
+        data["label"] = typed.y[kind][: batch.batch_size]
     return blocks

@@ -6,8 +6,7 @@ from typing import Any, NamedTuple
 from lightning import LightningDataModule
 from torch.utils.data import DataLoader
 
-from clients.hetero import HeteroDataset
-from clients.torch import Fanouts, NeighborDataset
+from clients.torch import Fanouts, HeteroDataset, NeighborDataset
 
 _USES = ("train", "valid", "test")
 
@@ -66,20 +65,16 @@ class GraphDataModule(LightningDataModule):  # type: ignore[misc]
             )  # fmt: skip
 
     def teardown(self, stage: str) -> None:  # noqa: ARG002
-        """Detach from the daemon."""
         for dataset in self._datasets.values():
             dataset.close()
 
     def train_dataloader(self) -> DataLoader[Any]:
-        """Batches of the first split."""
         return self._loader("train")
 
     def val_dataloader(self) -> DataLoader[Any]:
-        """Batches of the second split."""
         return self._loader("valid")
 
     def test_dataloader(self) -> DataLoader[Any]:
-        """Batches of the third split."""
         return self._loader("test")
 
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:  # noqa: ARG002

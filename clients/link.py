@@ -1,23 +1,34 @@
 """Batches of seed edges, for link prediction, as torch tensors."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
-from typing import Any, Literal, TypeVar
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar, Unpack
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from clients.batch import BatchArrays, BatchReader
+from clients.batch import BatchArrays
 from clients.connection.request import fanout_fields, relation_name
-from clients.connection.session import Session
-from clients.dataset import RECONNECT_S, SteppedDataset, gather_threads
-from clients.torch import Batch, EdgeType, Fanouts, Times, timed_ids, to_batch
+from clients.dataset import RECONNECT_S
+from clients.torch import (
+    Batch,
+    EdgeType,
+    Fanouts,
+    HeteroBatch,
+    SampledDataset,
+    SamplingOptions,
+    Times,
+    batch_fields,
+    only_type,
+    sampling_request,
+    timed_ids,
+)
 from loaderd.errors import Refused
-from loaderd.protocol import Attach, Attached, SeedEdges, Temporal
+from loaderd.protocol import Attached, SeedEdges
 
-__all__ = ["LinkBatch", "LinkDataset"]
+__all__ = ["HeteroLinkBatch", "HeteroLinkDataset", "LinkBatch", "LinkDataset"]
 
 SeedEdgesOf = Tensor | NDArray[Any] | Sequence[Sequence[int]] | str
 Negatives = Literal["none", "binary", "triplet"]
@@ -42,7 +53,50 @@ class LinkBatch(Batch):
     edge_label_time: Tensor | None = None  # int64 (edges + negatives,): these have their edge's
 
 
-class EdgeSampledDataset(SteppedDataset[B_co]):
+@dataclass(slots=True, repr=False)
+class HeteroLinkBatch(HeteroBatch):
+    """A subgraph around seed edges of `edge_type`, in PyG's fields; `batch_size` counts the edges.
+
+    Local ids of sources and targets are within their types; else as in `LinkBatch`.
+    """
+
+    edge_type: EdgeType = ("", "", "")
+    edge_label_index: Tensor | None = None
+    edge_label: Tensor | None = None
+    src_index: Tensor | None = None
+    dst_pos_index: Tensor | None = None
+    dst_neg_index: Tensor | None = None
+    edge_label_time: Tensor | None = None
+
+
+class LinkOptions(SamplingOptions, total=False):
+    """Options of datasets whose seeds are edges, in addition to `SamplingOptions`.
+
+    edge_label        (edges,) a label of each; if "all" are seeds, by edge id.  With binary
+                      negatives, whose label is 0, labels that begin at 0 are counted up by one
+    relation          of the edges, if the store has several
+    negatives         "binary" (default): `amount` random pairs for each edge; "triplet": so many
+                      random targets; "none"
+    amount            1.0 by default
+    exclude           taken out of the sampled edges: "self": the batch's seed edges; "reverse":
+                      also those that lead back, in `reverse` if the relation joins two types (the
+                      store knows it if ingest added it, or if there is only one), which is the
+                      default; "none": nothing, the default if edges are sampled up to a time
+    edge_label_time   a time of each edge, or "own": of all edges those in the store.  Edges are
+                      sampled up to it (before it, if `strict`, which is the default with "own");
+                      ends are not shared between edges, as in PyG
+    """
+
+    edge_label: Tensor | None
+    relation: EdgeType | None
+    negatives: Negatives
+    amount: float
+    exclude: Exclude | None
+    reverse: EdgeType | None
+    edge_label_time: Times | Literal["own"] | None
+
+
+class EdgeSampledDataset(SampledDataset[B_co]):
     """Neighbor-sampled subgraphs around seed edges; epochs and workers as in `SteppedDataset`."""
 
     def __init__(
@@ -51,116 +105,77 @@ class EdgeSampledDataset(SteppedDataset[B_co]):
         edges: SeedEdgesOf = "all",
         num_neighbors: Fanouts = (15, 10),
         batch_size: int = 1000,
-        seed: int = 0,
-        plan: str = "auto",
-        *,
-        edge_label: Tensor | None = None,
-        relation: EdgeType | None = None,
-        negatives: Negatives = "binary",
-        amount: float = 1.0,
-        exclude: Exclude | None = None,
-        reverse: EdgeType | None = None,
-        shuffle: bool = True,
-        return_e_id: bool = False,
-        edge_features: bool = False,
-        rank: int = 0,
-        world_size: int = 1,
-        window: int = 0,
-        hyperbatch: int = 0,
-        frontier: str = "new",
-        replace: bool = False,
-        weighted: bool = False,
-        edge_label_time: Times | Literal["own"] | None = None,
-        temporal_strategy: Literal["uniform", "last"] = "uniform",
-        strict: bool | None = None,
-        store: str = "",
-        reconnect_s: float = RECONNECT_S,
+        **options: Unpack[LinkOptions],
     ) -> None:
         """`edges`: "all" of the relation, the name of a split of them, or their ends, (2, edges)
         original ids.  `batch_size` counts the edges of all ranks together.
 
-        edge_label  (edges,) a label of each; where "all" are seeds, by edge id.  With binary
-                    negatives, whose label is 0, labels that begin at 0 are counted up by one
-        relation    of the edges, where the store has several
-        negatives   "binary": `amount` random pairs for each edge; "triplet": so many random targets
-        exclude     taken out of the sampled edges: "self": the batch's seed edges; "reverse": also
-                    those that lead back, in `reverse` where the relation joins two types (the
-                    store knows it where ingest added it, or where there is only one), which is
-                    the default; "none": nothing, as where edges are sampled up to a time
-        edge_label_time   a time of each edge, or "own": of all edges those in the store.  Edges are
-                    sampled up to it (before it, where `strict`, as is the default with "own"), any
-                    of them or the "last"; ends are not shared between edges, as in PyG
-
-        The rest is as in `NeighborDataset`; seed edges are served by plans "minibatch" and
+        `num_neighbors` as in `NeighborDataset`; seed edges are served by plans "minibatch" and
         "hyperbatch".
         """
         ids = None if isinstance(edges, str) else edge_ids(edges)
-        self._labels = counted_labels(edge_label, negatives, ids)
-        frame = ids if isinstance(edge_label_time, str) else timed_ids(ids, edge_label_time)
-        temporal = up_to(edge_label_time, temporal_strategy, strict)
-        request = Attach(
-            token=0,
-            request=0,
-            store=store,
-            plan=plan,
-            split=edges if isinstance(edges, str) else "",
-            **fanout_fields(num_neighbors),
-            batch_size=batch_size,
-            shuffle=shuffle,
-            seed=seed,
-            return_e_id=return_e_id,
-            edge_features=edge_features,
-            rank=rank,
-            world_size=world_size,
-            window=window,
-            hyperbatch=hyperbatch,
-            frontier=frontier,
-            replace=replace,
-            weighted=weighted,
-            temporal=temporal,
-            edges=SeedEdges(
-                relation_name(relation) if relation else "",
-                negatives,
-                0.0 if negatives == "none" else float(amount),
-                exclude or ("none" if temporal else "reverse"),
-                relation_name(reverse) if reverse else "",
-            ),
+        negatives, label_time = options.get("negatives", "binary"), options.get("edge_label_time")
+        self._labels = counted_labels(options.get("edge_label"), negatives, ids)
+        times = "" if label_time is None else "given"
+        if isinstance(label_time, str):
+            if label_time != "own":
+                raise Refused(f"edge_label_time is {label_time!r}, expected 'own' or times")
+            times, label_time = "edges", None
+        relation, reverse = options.get("relation"), options.get("reverse")
+        seeds = SeedEdges(
+            relation_name(relation) if relation else "",
+            negatives,
+            0.0 if negatives == "none" else float(options.get("amount", 1.0)),
+            options.get("exclude") or ("none" if times else "reverse"),
+            relation_name(reverse) if reverse else "",
         )
-        super().__init__(endpoint, request, frame, reconnect_s)
+        request = sampling_request(
+            options,
+            times,
+            LinkOptions,
+            split=edges if isinstance(edges, str) else "",
+            batch_size=batch_size,
+            edges=seeds,
+            **fanout_fields(num_neighbors),
+        )
+        numbers = timed_ids(ids, label_time)
+        super().__init__(endpoint, request, numbers, options.get("reconnect_s", RECONNECT_S))
 
-    def link_fields(self, attached: Attached, ends: Tensor, batch: Any) -> dict[str, Any]:
-        """PyG's fields of a batch: `ends` and `batch` are what was read of it."""
-        spec = attached.resolved.edges
+    def _link_fields(
+        self, arrays: BatchArrays, attached: Attached
+    ) -> tuple[dict[str, Any], SeedEdges]:
+        """The fields of a `HeteroBatch`, and those of seed edges; and how these were asked for."""
+        found, spec = batch_fields(arrays, attached), attached.resolved.edges
         assert spec is not None
-        return link_fields(ends, batch.input_id, spec, self._labels, batch.seed_time)
+        assert arrays.ends is not None
+        if found["batch"] is not None:
+            edge = edge_of_end(spec, arrays.num_seeds, arrays.ends.size)
+            found["batch"] = {name: edge[trees] for name, trees in found["batch"].items()}
+        ends = torch.from_numpy(arrays.ends)
+        own = link_fields(ends, found["input_id"], spec, self._labels, found["seed_time"])
+        return found | own, spec
 
 
 class LinkDataset(EdgeSampledDataset[LinkBatch]):
     """Batches of a store of one node type and one relation."""
 
-    def _make_reader(self, session: Session) -> BatchReader:
-        relations = len(session.attached.relations)
-        if relations != 1 or len(session.attached.types) != 1:
-            raise Refused(
-                f"{self.endpoint}: the store has {relations} relations, a LinkDataset delivers "
-                "stores of one; take clients.heterolink.HeteroLinkDataset"
-            )
-        return BatchReader(session, self.memory, gather_threads())
+    several_types = "clients.link.HeteroLinkDataset"
 
     def _to_batch(self, arrays: BatchArrays, attached: Attached) -> LinkBatch:
-        batch = to_batch(arrays, attached)
-        assert arrays.ends is not None
-        values = {f.name: getattr(batch, f.name) for f in fields(batch)}
-        if batch.batch is not None:
-            values["batch"] = edge_of_end(attached, arrays.num_seeds, arrays.ends.size)[batch.batch]
-        ends = torch.from_numpy(arrays.ends)
-        return LinkBatch(**values, **self.link_fields(attached, ends, batch))
+        return LinkBatch(**only_type(self._link_fields(arrays, attached)[0]))
 
 
-def edge_of_end(attached: Attached, num: int, num_ends: int) -> Tensor:
+class HeteroLinkDataset(EdgeSampledDataset[HeteroLinkBatch]):
+    """Batches of a store of any number of node types and relations."""
+
+    def _to_batch(self, arrays: BatchArrays, attached: Attached) -> HeteroLinkBatch:
+        found, spec = self._link_fields(arrays, attached)
+        names = ["__".join(relation) for relation in attached.relations]
+        return HeteroLinkBatch(**found, edge_type=attached.relations[names.index(spec.relation)])
+
+
+def edge_of_end(spec: SeedEdges, num: int, num_ends: int) -> Tensor:
     """Place of the edge in the batch that each end belongs to, or whose negative it belongs to."""
-    spec = attached.resolved.edges
-    assert spec is not None
     sizes = [num, num, num_ends - 2 * num] if spec.negatives == "triplet" else [num_ends // 2] * 2
     return torch.cat([torch.arange(size) % num for size in sizes])
 
@@ -179,20 +194,6 @@ def counted_labels(
         )
     from_zero = negatives == "binary" and labels.numel() and labels.min() == 0
     return labels + 1 if from_zero else labels
-
-
-def up_to(
-    times: Times | Literal["own"] | None,
-    strategy: Literal["uniform", "last"],
-    strict: bool | None,
-) -> Temporal | None:
-    """Up to which times edges are sampled.  Raises Refused: a word that is not "own"."""
-    if times is None:
-        return None
-    own = isinstance(times, str)
-    if own and times != "own":
-        raise Refused(f"edge_label_time is {times!r}, expected 'own' or times")
-    return Temporal(strategy, "edges" if own else "given", own if strict is None else strict)
 
 
 def edge_ids(edges: Tensor | NDArray[Any] | Sequence[Sequence[int]]) -> NDArray[np.int64]:

@@ -4,16 +4,15 @@ Both count layers from the input: the first graph has the most nodes, and their 
 other way round from ours and PyG's, which count from the seeds (`layer_fanouts`).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate, pairwise
+from itertools import accumulate
 
 import torch
 from torch import Tensor
 
-from clients.hetero import HeteroBatch
 from clients.records import TensorRecord
-from clients.torch import Batch, EdgeType
+from clients.torch import Batch, EdgeType, HeteroBatch, by_type
 
 
 def layer_fanouts(fanouts: Sequence[int]) -> list[int]:
@@ -50,24 +49,10 @@ class HeteroMfg(TensorRecord):
 def to_mfgs(batch: Batch) -> list[Mfg]:
     """The layers of a batch, that of the input first; nothing is copied.
 
-    Where hops expand newly found nodes (frontier "new"), a layer has the edges of all hops that it
-    needs; of frontier "layer", as in DGL, those of its own hop.
+    If hops expand newly found nodes (frontier "new"), a layer has the edges of all hops that it
+    needs; with frontier "layer", as in DGL, those of its own hop.
     """
-    src, dst = batch.edge_index
-    spans = _spans(batch.num_sampled_edges, batch.frontier)
-    reach = list(accumulate(batch.num_sampled_nodes))
-    layers = [
-        Mfg(
-            src[low:high],
-            dst[low:high],
-            _piece(batch.e_id, low, high),
-            reach[hop + 1],
-            reach[hop],
-            _pieces(batch.edge_features, low, high),
-        )
-        for hop, (low, high) in enumerate(spans)
-    ]
-    return layers[::-1]
+    return [next(iter(layer.relations.values())) for layer in to_hetero_mfgs(by_type(batch))]
 
 
 def to_hetero_mfgs(batch: HeteroBatch) -> list[HeteroMfg]:
@@ -78,13 +63,14 @@ def to_hetero_mfgs(batch: HeteroBatch) -> list[HeteroMfg]:
     for hop in range(hops):
         found = {}
         for relation, edges in batch.num_sampled_edges.items():
-            low, high = _spans(edges, batch.frontier)[hop]
+            high = sum(edges[: hop + 1])
+            own = slice(high - edges[hop] if batch.frontier == "layer" else 0, high)
             src, dst = batch.edge_index[relation]
-            e_id = None if batch.e_id is None else _piece(batch.e_id[relation], low, high)
+            rows = batch.edge_features.get(relation, {})
             found[relation] = Mfg(
-                src[low:high], dst[low:high], e_id, reach[relation[0]][hop + 1],
-                reach[relation[2]][hop],
-                _pieces(batch.edge_features.get(relation, {}), low, high),
+                src[own], dst[own], None if batch.e_id is None else batch.e_id[relation][own],
+                reach[relation[0]][hop + 1], reach[relation[2]][hop],
+                {name: values[own] for name, values in rows.items()},
             )  # fmt: skip
         layers.append(
             HeteroMfg(
@@ -94,20 +80,6 @@ def to_hetero_mfgs(batch: HeteroBatch) -> list[HeteroMfg]:
             )
         )
     return layers[::-1]
-
-
-def _spans(edges_per_hop: Sequence[int], frontier: str) -> list[tuple[int, int]]:
-    """First and last edge of each hop's layer."""
-    ends = [0, *accumulate(edges_per_hop)]
-    return [(low if frontier == "layer" else 0, high) for low, high in pairwise(ends)]
-
-
-def _piece(values: Tensor | None, low: int, high: int) -> Tensor | None:
-    return None if values is None else values[low:high]
-
-
-def _pieces(rows: Mapping[str, Tensor], low: int, high: int) -> dict[str, Tensor]:
-    return {name: values[low:high] for name, values in rows.items()}
 
 
 @dataclass(slots=True, repr=False)
@@ -148,42 +120,35 @@ def to_minibatch(batch: Batch | HeteroBatch) -> MiniBatch:
 
     Features "x" are named "feat", as in GraphBolt's data sets.
     """
+    typed = by_type(batch)
+    kind, ids = typed.input_type, typed.n_id
+    features = {(t, "feat"): x for t, x in typed.x.items()}
+    features |= {(t, n): rows for t, own in typed.features.items() for n, rows in own.items()}
+    layers = to_hetero_mfgs(typed)
+    subgraphs = [
+        {":".join(r): _subgraph(m, ids[r[0]], ids[r[2]]) for r, m in layer.relations.items()}
+        for layer in layers
+    ]
+    edge_features = [
+        {
+            (":".join(r), name): values
+            for r, mfg in own.relations.items()
+            for name, values in mfg.edge_features.items()
+        }
+        for own in layers
+    ]
+    seeds = ids[kind][: batch.batch_size]
+    labels = typed.y[kind][: batch.batch_size] if kind in typed.y else None
     if isinstance(batch, HeteroBatch):
-        return _hetero_minibatch(batch)
-    features = {"feat": batch.x} | batch.features if batch.x is not None else batch.features
-    layers = to_mfgs(batch)
+        own_labels = None if labels is None else {kind: labels}
+        return MiniBatch({kind: seeds}, own_labels, ids, subgraphs, features, edge_features)
     return MiniBatch(
-        seeds=batch.n_id[: batch.batch_size],
-        labels=None if batch.y is None else batch.y[: batch.batch_size],
+        seeds=seeds,
+        labels=labels,
         input_nodes=batch.n_id,
-        sampled_subgraphs=[_subgraph(mfg, batch.n_id, batch.n_id) for mfg in layers],
-        node_features=features,
-        edge_features=[layer.edge_features for layer in layers],
-    )
-
-
-def _hetero_minibatch(batch: HeteroBatch) -> MiniBatch:
-    kind, ids = batch.input_type, batch.n_id
-    features = {(t, "feat"): x for t, x in batch.x.items()}
-    features |= {(t, n): rows for t, own in batch.features.items() for n, rows in own.items()}
-    layers = to_hetero_mfgs(batch)
-    return MiniBatch(
-        seeds={kind: ids[kind][: batch.batch_size]},
-        labels={kind: batch.y[kind][: batch.batch_size]} if kind in batch.y else None,
-        input_nodes=ids,
-        sampled_subgraphs=[
-            {":".join(r): _subgraph(m, ids[r[0]], ids[r[2]]) for r, m in layer.relations.items()}
-            for layer in layers
-        ],
-        node_features=features,
-        edge_features=[
-            {
-                (":".join(r), name): values
-                for r, mfg in own.relations.items()
-                for name, values in mfg.edge_features.items()
-            }
-            for own in layers
-        ],
+        sampled_subgraphs=[next(iter(layer.values())) for layer in subgraphs],
+        node_features={name: rows for (_, name), rows in features.items()},
+        edge_features=[{name: rows for (_, name), rows in own.items()} for own in edge_features],
     )
 
 

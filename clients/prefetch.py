@@ -81,7 +81,6 @@ class Prefetcher(Generic[B]):
         self._run: _Run | None = None
 
     def __len__(self) -> int:
-        """Batches of an epoch."""
         return len(self.dataset)
 
     def __iter__(self) -> "Iterator[B]":
@@ -242,12 +241,4 @@ class _Run:
             self._items.put(_Item(None, None, None if self.stopped else error))
 
 
-def prefetch(
-    dataset: SteppedDataset[B],
-    device: torch.device | str = "cuda",
-    depth: int = 2,
-    mode: str = "auto",
-    cache_bytes: int | None = None,
-) -> Prefetcher[B]:
-    """Batches of `dataset` on `device`, `depth` of them ahead: see `Prefetcher`."""
-    return Prefetcher(dataset, device, depth, mode, cache_bytes)
+prefetch = Prefetcher  # as documents have it: `for batch in prefetch(dataset, "cuda")`

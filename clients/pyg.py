@@ -1,4 +1,4 @@
-"""`NeighborLoader` as PyG has it, over a daemon: one changed line in a training script."""
+"""`NeighborLoader` and `LinkNeighborLoader` as PyG has them, over a daemon: one changed line."""
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
@@ -7,12 +7,24 @@ from typing import Any, Literal
 from torch import Tensor
 from torch.utils.data import DataLoader
 from torch_geometric.data import Data, HeteroData
+from torch_geometric.sampler import NegativeSampling
 
-from clients.dataset import RECONNECT_S, SteppedDataset
-from clients.hetero import HeteroBatch, HeteroDataset
-from clients.torch import Batch, Fanouts, InputNodes, NeighborDataset, Times
+from clients.dataset import SteppedDataset
+from clients.link import HeteroLinkBatch, HeteroLinkDataset, LinkBatch, LinkDataset, LinkOptions
+from clients.torch import (
+    Batch,
+    EdgeType,
+    Fanouts,
+    HeteroBatch,
+    HeteroDataset,
+    InputNodes,
+    NeighborDataset,
+    Times,
+    by_type,
+)
 
 Transform = Callable[[Any], Any]  # of a Data or a HeteroData
+Edges = Tensor | str | None
 _FIELDS = {"edge_index", "edge_label", "edge_label_index", "edge_label_time"}  # of PyG's own
 
 
@@ -20,8 +32,16 @@ class DaemonLoader(DataLoader[Any]):
     """A loader over a dataset of a daemon, which keeps the place in the epochs."""
 
     dataset: SteppedDataset[Any]
-    # batches are whole, and of one rank where there are several: Accelerate is to leave them alone
+    # batches are whole, and of one rank if there are several: Accelerate is to leave them alone
     _is_accelerate_prepared = True
+
+    def __init__(
+        self, dataset: SteppedDataset[Any], transform: Transform | None, options: dict[str, Any]
+    ) -> None:
+        """`options` are those of `DataLoader`."""
+        collate: Any = Collate(transform)  # of one batch, not of a list: there is no batch_size
+        kept = data_loader_options(type(self).__name__, options)
+        super().__init__(dataset, batch_size=None, collate_fn=collate, **kept)
 
     def __iter__(self) -> Iterator[Data | HeteroData]:  # type: ignore[override]
         """An epoch; each iteration is the next one, unless `set_epoch` chose."""
@@ -31,7 +51,6 @@ class DaemonLoader(DataLoader[Any]):
         return batches
 
     def set_epoch(self, epoch: int) -> None:
-        """Make `epoch` the next one."""
         self.dataset.set_epoch(epoch)
 
     def state_dict(self, batch: Data | HeteroData | None = None) -> dict[str, Any]:
@@ -43,10 +62,13 @@ class DaemonLoader(DataLoader[Any]):
         self.dataset.load_state_dict(state)
 
 
-def check_endpoint(data: object) -> None:
-    """Raises TypeError: graphs themselves are not taken."""
+def check_arguments(data: object, time_attr: str | None, **times: object) -> None:
+    """Raises TypeError: graphs themselves are not taken, and times come with the seeds."""
     if not isinstance(data, str):
         raise TypeError(f"data: {type(data).__name__}, expected a daemon's endpoint, ipc:///...")
+    for name, given in times.items():
+        if time_attr is not None and given is None:
+            raise TypeError(f"time_attr without {name}, expected a time of each seed")
 
 
 # of PyG's loaders, with the values that ask for nothing else than what is done
@@ -58,6 +80,20 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
 }  # fmt: skip
 _TAKEN = {"self", "dataset", "batch_size", "shuffle", "sampler", "batch_sampler", "collate_fn"}
 _DATA_LOADER = set(inspect.signature(DataLoader.__init__).parameters) - _TAKEN
+
+
+def take_ours(options: dict[str, Any]) -> dict[str, Any]:
+    """Take the options of datasets out of `options`."""
+    return {
+        name: options.pop(name) for name in list(options) if name in LinkOptions.__annotations__
+    }
+
+
+def typed_seeds(seeds: Any) -> tuple[Any, Any]:
+    """The type of seed nodes or edges, None if they are given without it, and the seeds."""
+    if isinstance(seeds, tuple) and len(seeds) == 2 and isinstance(seeds[0], str | tuple):
+        return seeds
+    return None, seeds
 
 
 def data_loader_options(loader: str, options: dict[str, Any]) -> dict[str, Any]:
@@ -76,11 +112,11 @@ def data_loader_options(loader: str, options: dict[str, Any]) -> dict[str, Any]:
 class NeighborLoader(DaemonLoader):
     """Yields `torch_geometric.data.Data` with the fields of PyG's own `NeighborLoader`.
 
-    The first argument is the endpoint of a daemon where PyG has the data:
+    The first argument is the endpoint of a daemon instead of PyG's data:
 
         NeighborLoader("ipc:///run/graph.sock", num_neighbors=[15, 10], input_nodes="train")
 
-    Where seeds are given with their type, as PyG has it of several, it yields `HeteroData`:
+    If seeds are given with their type, as PyG has it with several, it yields `HeteroData`:
 
         NeighborLoader("ipc:///run/graph.sock", {("paper", "cites", "paper"): [15, 10], ...},
                        input_nodes=("paper", "train"))
@@ -98,64 +134,95 @@ class NeighborLoader(DaemonLoader):
         batch_size: int = 1,
         shuffle: bool = False,
         *,
-        transform: Transform | None = None,
-        seed: int = 0,
-        plan: str = "auto",
-        return_e_id: bool = False,
-        edge_features: bool = False,
-        replace: bool = False,
-        weighted: bool = False,
         input_time: Times | None = None,
-        temporal_strategy: Literal["uniform", "last"] = "uniform",
         time_attr: str | None = None,
-        rank: int = 0,
-        world_size: int = 1,
-        window: int = 0,
-        store: str = "",
-        reconnect_s: float = RECONNECT_S,
+        transform: Transform | None = None,
         **options: Any,
     ) -> None:
-        """`input_nodes`: ids, a bool mask, the name of a split, or all nodes where it is None; or
+        """`input_nodes`: ids, a bool mask, the name of a split, or None for all nodes; or
         (node type, one of these).  `num_neighbors`: a list, or a list for each edge type, in PyG's
         order: from the seeds outward.  `input_time`: a time of each input node, up to which edges
         are sampled, by their times in the store, whatever `time_attr` was called there.  `options`
-        are those of `torch.utils.data.DataLoader`: num_workers, pin_memory, ..."""
-        check_endpoint(data)
-        if time_attr is not None and input_time is None:
-            raise TypeError("time_attr without input_time, expected a time of each input node")
-        node_type, nodes = _typed(input_nodes)
-        make = NeighborDataset if node_type is None else HeteroDataset
-        dataset = make(
+        are `clients.torch.SamplingOptions`, and those of `torch.utils.data.DataLoader`:
+        num_workers, pin_memory, ..."""
+        check_arguments(data, time_attr, input_time=input_time)
+        node_type, nodes = typed_seeds(input_nodes)
+        dataset = (NeighborDataset if node_type is None else HeteroDataset)(
             data,
             num_neighbors=num_neighbors,
             batch_size=batch_size,
-            seed=seed,
-            plan=plan,
             input_nodes="all" if nodes is None else nodes,
             input_type=node_type or "",
-            shuffle=shuffle,
-            return_e_id=return_e_id,
-            edge_features=edge_features,
-            replace=replace,
-            weighted=weighted,
             input_time=input_time,
-            temporal_strategy=temporal_strategy,
-            rank=rank,
-            world_size=world_size,
-            window=window,
-            store=store,
-            reconnect_s=reconnect_s,
+            shuffle=shuffle,
+            **take_ours(options),
         )
-        collate: Any = Collate(transform)  # of one batch, not of a list: there is no batch_size
-        kept = data_loader_options("NeighborLoader", options)
-        super().__init__(dataset, batch_size=None, collate_fn=collate, **kept)
+        super().__init__(dataset, transform, options)
 
 
-def _typed(nodes: Any) -> tuple[str | None, Any]:
-    """The seeds' type, where it is given, and the seeds."""
-    if isinstance(nodes, tuple) and len(nodes) == 2 and isinstance(nodes[0], str):
-        return nodes
-    return None, nodes
+class LinkNeighborLoader(DaemonLoader):
+    """Yields `torch_geometric.data.Data` with the fields of PyG's own `LinkNeighborLoader`.
+
+    The first argument is the endpoint of a daemon instead of PyG's data:
+
+        LinkNeighborLoader("ipc:///run/graph.sock", [10, 10], train_edges, neg_sampling_ratio=1.0)
+
+    If edges are given with their type, (edge type, edges), it yields `HeteroData`.  Each iteration
+    is the next epoch, with workers or without; `set_epoch` chooses.  As with PyG's, seed edges stay
+    in the sampled neighborhoods unless `exclude` says otherwise.
+    """
+
+    dataset: LinkDataset | HeteroLinkDataset
+
+    def __init__(
+        self,
+        data: str,
+        num_neighbors: Fanouts,
+        edge_label_index: Edges | tuple[EdgeType, Edges] = None,
+        edge_label: Tensor | None = None,
+        edge_label_time: Times | Literal["own"] | None = None,
+        *,
+        neg_sampling: NegativeSampling | str | dict[str, Any] | None = None,
+        neg_sampling_ratio: float | None = None,
+        transform: Transform | None = None,
+        **options: Any,
+    ) -> None:
+        """`edge_label_index`: (2, edges) original ids, the name of a split of edges, or None for
+        all edges; or (edge type, one of these).  `edge_label_time`: of each edge, up to
+        which edges are sampled, by their times in the store, whatever `time_attr` was called there;
+        "own": before those of the seed edges in the store.  `options` are batch_size=1,
+        shuffle=False, exclude="none", others of `clients.link.LinkOptions`, and those of
+        `torch.utils.data.DataLoader`."""
+        time_attr = options.pop("time_attr", None)
+        check_arguments(data, time_attr, edge_label_time=edge_label_time)
+        edge_type, edges = typed_seeds(edge_label_index)
+        negatives = _negatives(neg_sampling, neg_sampling_ratio)
+        ours: dict[str, Any] = {"shuffle": False, "exclude": "none"} | take_ours(options)
+        dataset = (LinkDataset if edge_type is None else HeteroLinkDataset)(
+            data,
+            "all" if edges is None else edges,
+            num_neighbors,
+            options.pop("batch_size", 1),
+            edge_label=edge_label,
+            edge_label_time=edge_label_time,
+            relation=edge_type,
+            negatives="none" if negatives is None else negatives.mode.value,
+            amount=0.0 if negatives is None else negatives.amount,
+            **ours,
+        )
+        super().__init__(dataset, transform, options)
+
+
+def _negatives(
+    sampling: NegativeSampling | str | dict[str, Any] | None, ratio: float | None
+) -> NegativeSampling | None:
+    """As PyG reads the two; raises ValueError."""
+    if ratio:
+        sampling = NegativeSampling("binary", ratio)
+    found: NegativeSampling | None = NegativeSampling.cast(sampling)
+    if found is not None and (found.src_weight is not None or found.dst_weight is not None):
+        raise ValueError("neg_sampling has weights, expected none: negatives are drawn uniformly")
+    return found
 
 
 class Collate:
@@ -165,69 +232,66 @@ class Collate:
         self._transform = transform
 
     def __call__(self, batch: Batch | HeteroBatch) -> Any:
-        data = to_hetero_data(batch) if isinstance(batch, HeteroBatch) else to_data(batch)
+        data = to_data(batch)
         return data if self._transform is None else self._transform(data)
 
 
-def to_data(batch: Batch) -> Data:
-    """The same tensors as PyG's record; nothing is copied."""
-    data = Data(
-        x=batch.x,
-        edge_index=batch.edge_index,
-        y=batch.y,
-        n_id=batch.n_id,
-        input_id=batch.input_id,
-        batch_size=batch.batch_size,
-        num_sampled_nodes=batch.num_sampled_nodes,
-        num_sampled_edges=batch.num_sampled_edges,
-        epoch=batch.epoch,
-        step=batch.step,
-        **batch.features,
-    )
-    if batch.x is None:
-        data.num_nodes = batch.num_nodes
-    for name in ("e_id", "batch", "seed_time"):
-        if (value := getattr(batch, name)) is not None:
-            data[name] = value
-    data.update(edge_fields(batch.edge_features))
+def to_data(batch: Batch | HeteroBatch) -> Any:
+    """The same tensors as PyG's `Data`, or `HeteroData`; nothing is copied."""
+    several, typed = isinstance(batch, HeteroBatch), by_type(batch)
+    data: Any = HeteroData() if several else Data()
+    for name, ids in typed.n_id.items():
+        nodes: dict[str, Any] = {"n_id": ids, "num_sampled_nodes": typed.num_sampled_nodes[name]}
+        nodes |= typed.features.get(name, {})
+        for field, rows in (("x", typed.x), ("y", typed.y)):
+            if name in rows:
+                nodes[field] = rows[name]
+        if "x" not in nodes:
+            nodes["num_nodes"] = ids.numel()
+        if name == typed.input_type:
+            nodes |= {"input_id": batch.input_id, "batch_size": batch.batch_size}
+            if batch.seed_time is not None:
+                nodes["seed_time"] = batch.seed_time
+        if typed.batch is not None:
+            nodes["batch"] = typed.batch[name]
+        (data[name] if several else data).update(nodes)
+    for relation, edge_index in typed.edge_index.items():
+        edges: dict[str, Any] = {
+            "edge_index": edge_index, "num_sampled_edges": typed.num_sampled_edges[relation]
+        }  # fmt: skip
+        if typed.e_id is not None:
+            edges["e_id"] = typed.e_id[relation]
+        edges |= edge_fields(typed.edge_features.get(relation, {}))
+        (data[relation] if several else data).update(edges)
+    data.epoch, data.step = batch.epoch, batch.step
+    if isinstance(batch, LinkBatch | HeteroLinkBatch):
+        _add_seed_edges(data, batch)
     return data
 
 
+def _add_seed_edges(data: Any, batch: LinkBatch | HeteroLinkBatch) -> None:
+    """What belongs to the seed edges; of several types it stands with their edge type."""
+    src = dst = edges = data
+    if isinstance(batch, HeteroLinkBatch):
+        edges = data[batch.edge_type]
+        src, dst = data[batch.edge_type[0]], data[batch.edge_type[2]]
+        edges.input_id = batch.input_id
+    else:
+        del data.batch_size  # PyG's has none: its batches count edges
+        if "seed_time" in data:
+            del data.seed_time
+    if batch.src_index is None:
+        edges.edge_label_index, edges.edge_label = batch.edge_label_index, batch.edge_label
+        edges.edge_label_time = batch.edge_label_time
+    else:
+        src.src_index, dst.dst_pos_index = batch.src_index, batch.dst_pos_index
+        dst.dst_neg_index = batch.dst_neg_index
+        src.seed_time = dst.seed_time = batch.seed_time
+
+
 def edge_fields(features: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Rows of edges as `edge_attr` where there is one array, else as `edge_<name>` each."""
+    """Rows of edges as `edge_attr` if there is one array, else as `edge_<name>` each."""
     if len(features) == 1:
         return {"edge_attr": next(iter(features.values()))}
     names = {name: name if name.startswith("edge_") else f"edge_{name}" for name in features}
     return {f"edge_attr_{n}" if full in _FIELDS else full: features[n] for n, full in names.items()}
-
-
-def to_hetero_data(batch: HeteroBatch) -> HeteroData:
-    """The same tensors as PyG's record of several types; nothing is copied."""
-    data = HeteroData()
-    for name, ids in batch.n_id.items():
-        fields: dict[str, Any] = {
-            "n_id": ids, "num_sampled_nodes": batch.num_sampled_nodes[name],
-            **batch.features.get(name, {}),
-        }  # fmt: skip
-        for field, rows in (("x", batch.x), ("y", batch.y)):
-            if name in rows:
-                fields[field] = rows[name]
-        if "x" not in fields:
-            fields["num_nodes"] = ids.numel()
-        if name == batch.input_type:
-            fields |= {"input_id": batch.input_id, "batch_size": batch.batch_size}
-            if batch.seed_time is not None:
-                fields["seed_time"] = batch.seed_time
-        if batch.batch is not None:
-            fields["batch"] = batch.batch[name]
-        data[name].update(fields)
-    for relation, edge_index in batch.edge_index.items():
-        edges: dict[str, Any] = {
-            "edge_index": edge_index, "num_sampled_edges": batch.num_sampled_edges[relation]
-        }  # fmt: skip
-        if batch.e_id is not None:
-            edges["e_id"] = batch.e_id[relation]
-        edges |= edge_fields(batch.edge_features.get(relation, {}))
-        data[relation].update(edges)
-    data.epoch, data.step = batch.epoch, batch.step
-    return data

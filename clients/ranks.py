@@ -34,7 +34,6 @@ class Ranks(NamedTuple):
         return DistributedDataParallel(model, find_unused_parameters=partly_used)
 
     def total(self, *values: float) -> list[float]:
-        """Sums over all ranks."""
         sums = torch.tensor(values, dtype=torch.float64)
         if self.world_size > 1:
             distributed.all_reduce(sums)
@@ -42,7 +41,6 @@ class Ranks(NamedTuple):
         return result
 
     def barrier(self) -> None:
-        """Wait for all of them."""
         if self.world_size > 1:
             distributed.barrier()
 

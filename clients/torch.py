@@ -1,8 +1,9 @@
 """Batches as torch tensors: what a training script iterates."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar
+from dataclasses import dataclass, field, fields
+from itertools import pairwise
+from typing import Any, Literal, TypeVar, Unpack
 
 import numpy as np
 import torch
@@ -12,7 +13,14 @@ from torch import Tensor
 from clients.batch import BatchArrays, BatchReader
 from clients.connection.request import fanout_fields
 from clients.connection.session import Session
-from clients.dataset import RECONNECT_S, SteppedDataset, gather_threads, to_tensor
+from clients.dataset import (
+    RECONNECT_S,
+    DatasetOptions,
+    SteppedDataset,
+    gather_threads,
+    make_request,
+    to_tensor,
+)
 from clients.hopwise.dataset import HopBatch, HopDataset
 from clients.prefetch import Prefetcher, prefetch
 from clients.records import TensorRecord
@@ -21,6 +29,8 @@ from loaderd.protocol import Attach, Attached, Temporal
 
 __all__ = [
     "Batch",
+    "HeteroBatch",
+    "HeteroDataset",
     "HopBatch",
     "HopDataset",
     "NeighborDataset",
@@ -33,6 +43,7 @@ EdgeType = tuple[str, str, str]  # source type, name, target type
 Fanouts = Sequence[int] | Mapping[EdgeType, Sequence[int]]
 Times = Tensor | NDArray[Any] | Sequence[int]
 B_co = TypeVar("B_co", covariant=True)
+MOST_REUSE = 4  # passes over the seeds of a macro-batch, with reuse="while-waiting"
 
 
 @dataclass(slots=True, repr=False)
@@ -40,10 +51,10 @@ class Batch(TensorRecord):
     """A sampled subgraph in PyG's fields; nodes are local ids, the first `batch_size` the seeds."""
 
     x: Tensor | None  # (num_nodes, ...) features
-    y: Tensor | None  # (num_nodes, ...) labels; int64 where they are integers
+    y: Tensor | None  # (num_nodes, ...) labels; int64 if they are integers
     edge_index: Tensor  # int64 (2, num_edges): row 0 source, row 1 target
     n_id: Tensor  # int64 (num_nodes,) original ids
-    e_id: Tensor | None  # int64 (num_edges,) original edge ids, where asked for
+    e_id: Tensor | None  # int64 (num_edges,) original edge ids, if asked for
     input_id: Tensor  # int64 (batch_size,) places among the input nodes
     batch_size: int
     num_sampled_nodes: list[int]  # the seeds, then those found by each hop
@@ -52,19 +63,189 @@ class Batch(TensorRecord):
     step: int
     features: dict[str, Tensor] = field(default_factory=dict)  # further per-node arrays
     frontier: str = "new"  # "layer": hops expand all nodes found so far
-    # where edges are sampled up to a time: nodes are not shared between seeds
+    # if edges are sampled up to a time: nodes are not shared between seeds
     batch: Tensor | None = None  # int64 (num_nodes,) place of its seed in the batch
     seed_time: Tensor | None = None  # int64 (batch_size,)
-    # rows of the edges by the name of their array, where asked for
+    # rows of the edges by the name of their array, if asked for
     edge_features: dict[str, Tensor] = field(default_factory=dict)  # (num_edges, ...)
 
     @property
     def num_nodes(self) -> int:
-        """Nodes of the subgraph."""
         return self.n_id.numel()
 
 
+@dataclass(slots=True, repr=False)
+class HeteroBatch(TensorRecord):
+    """A sampled subgraph of several node types in PyG's fields; ids are local within their type.
+
+    The first `batch_size` nodes of `input_type` are the seeds.  Every type and every relation of
+    the store is there, even without nodes or edges; `x`, `y` and `features` have the types that
+    hold them.
+    """
+
+    x: dict[str, Tensor]  # (nodes, ...) features
+    y: dict[str, Tensor]  # (nodes, ...) labels; int64 if they are integers
+    edge_index: dict[EdgeType, Tensor]  # int64 (2, edges): row 0 source, row 1 target
+    n_id: dict[str, Tensor]  # int64 (nodes,) original ids, of each type its own
+    e_id: dict[EdgeType, Tensor] | None  # int64 (edges,) original edge ids, if asked for
+    input_type: str
+    input_id: Tensor  # int64 (batch_size,) places among the input nodes
+    batch_size: int
+    num_sampled_nodes: dict[str, list[int]]  # among the seeds, then those found by each hop
+    num_sampled_edges: dict[EdgeType, list[int]]  # per hop
+    epoch: int
+    step: int
+    features: dict[str, dict[str, Tensor]] = field(default_factory=dict)  # more, by type and name
+    frontier: str = "new"  # "layer": hops expand all nodes found so far
+    # if edges are sampled up to a time: nodes are not shared between seeds
+    batch: dict[str, Tensor] | None = None  # int64 (nodes,) place of the seed in the batch
+    seed_time: Tensor | None = None  # int64 (batch_size,)
+    # rows of the edges by relation and the name of their array, if asked for
+    edge_features: dict[EdgeType, dict[str, Tensor]] = field(default_factory=dict)
+
+    @property
+    def num_nodes(self) -> dict[str, int]:
+        return {name: ids.numel() for name, ids in self.n_id.items()}
+
+
+_BY_TYPE = ("x", "y", "n_id", "num_sampled_nodes", "features", "batch")
+_BY_RELATION = ("edge_index", "e_id", "num_sampled_edges", "edge_features")
+_ONLY_TYPE, _ONLY_RELATION = "", ("", "", "")  # of a `Batch`, which does not name them
+
+
+def batch_fields(arrays: BatchArrays, attached: Attached) -> dict[str, Any]:
+    """The fields of a `HeteroBatch`: tensors over `arrays`, which keep them alive."""
+    types, relations = attached.types, attached.relations
+    several = len(types) > 1  # names of row arrays begin with their type then
+    nodes: dict[str, dict[str, Any]] = {"x": {}, "y": {}, "": {}}
+    edge_features: dict[EdgeType, dict[str, Tensor]] = {}
+    for spec in attached.rows:
+        rows, name = arrays.rows[spec.name], spec.name
+        if spec.relation:
+            names = ["__".join(relation) for relation in relations]
+            own = edge_features.setdefault(relations[names.index(spec.relation)], {})
+            own[name.removeprefix(f"{spec.relation}.")] = to_tensor(rows, spec.dtype, False)
+            continue
+        node_type = spec.node_type if several else types[0]
+        name = name.removeprefix(f"{node_type}.") if several else name
+        tensor = to_tensor(rows, spec.dtype, name == "y")
+        if name in ("x", "y"):
+            nodes[name][node_type] = tensor
+        else:
+            nodes[""].setdefault(node_type, {})[name] = tensor
+    starts = arrays.edge_starts
+    edges = _pieces(arrays.edges, [2 * start for start in starts])
+    counts = [stop - start for start, stop in pairwise(starts)]
+    return {
+        "x": nodes["x"],
+        "y": nodes["y"],
+        "edge_index": {r: e.view(2, n) for r, e, n in zip(relations, edges, counts, strict=True)},
+        "n_id": dict(zip(types, _pieces(arrays.n_id, arrays.node_starts), strict=True)),
+        "e_id": None
+        if arrays.e_id is None
+        else dict(zip(relations, _pieces(arrays.e_id, starts), strict=True)),
+        "input_type": attached.resolved.seed_type,
+        "input_id": torch.from_numpy(arrays.input_id),
+        "batch_size": arrays.num_seeds,
+        "num_sampled_nodes": dict(zip(types, arrays.nodes_per_hop, strict=True)),
+        "num_sampled_edges": dict(zip(relations, arrays.edges_per_hop, strict=True)),
+        "epoch": arrays.epoch,
+        "step": arrays.step,
+        "features": nodes[""],
+        "frontier": attached.resolved.frontier,
+        "batch": None
+        if arrays.trees is None
+        else dict(zip(types, _pieces(arrays.trees, arrays.node_starts), strict=True)),
+        "seed_time": None if arrays.times is None else torch.from_numpy(arrays.times),
+        "edge_features": edge_features,
+    }
+
+
+def _pieces(values: NDArray[Any], starts: Sequence[int]) -> list[Tensor]:
+    """Tensors over `values`, one for each type or relation."""
+    whole = torch.from_numpy(values)
+    if len(starts) == 2:
+        return [whole]
+    return [whole[start:stop] for start, stop in pairwise(starts)]
+
+
+def only_type(found: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a `Batch`, out of those of a batch with one node type and one relation."""
+    del found["input_type"]
+    for name in (*_BY_TYPE, *_BY_RELATION):
+        if found[name] is not None:
+            absent: Any = {} if name.endswith("features") else None
+            found[name] = next(iter(found[name].values()), absent)
+    return found
+
+
+def by_type(batch: Batch | HeteroBatch) -> HeteroBatch:
+    """The batch by type and relation, those of a `Batch` being named "" and ("", "", "")."""
+    if isinstance(batch, HeteroBatch):
+        return batch
+    found = {f.name: getattr(batch, f.name) for f in fields(Batch)}
+    for names, key in ((_BY_TYPE, _ONLY_TYPE), (_BY_RELATION, _ONLY_RELATION)):
+        for name in names:
+            absent: Any = None if name in ("e_id", "batch") else {}
+            found[name] = absent if found[name] is None else {key: found[name]}
+    return HeteroBatch(input_type=_ONLY_TYPE, **found)
+
+
+class SamplingOptions(DatasetOptions, total=False):
+    """Options of every dataset and loader of sampled batches, in addition to `DatasetOptions`.
+
+    return_e_id         bring original edge ids
+    edge_features       bring rows of the sampled edges, of all arrays of edges in the store
+    plan                "auto" (default), "minibatch", "hyperbatch" or "macrobatch"
+    hyperbatch          batches built together, 0: as many as fit; like `plan`, but for
+                        "macrobatch", it changes no batch
+    frontier            "new" (default): a hop expands newly found nodes, as in PyG; "layer": all
+                        nodes found so far, drawing again, as in DGL
+    replace             draw with replacement
+    weighted            draw neighbors by the weights of the edges; one of weight 0 never is drawn
+    temporal_strategy   with times of the seeds: "uniform" (default) draws any of the edges up to
+                        the time, "last" takes the latest
+    strict              with times of the seeds: take only edges before the time
+
+    Plan "macrobatch", on a partitioned store, deals the partitions out each epoch,
+    `macro_partitions` at a time (0: an eighth of them), and samples within what is in memory of the
+    graph then: these partitions, the store's `hubs`, and the partitions' `halos`.  `reuse`: passes
+    over the seeds of each, 1 to 4.  "while-waiting": up to 4, and no pass begins once the next
+    macro-batch is there; the length of the dataset is the most that an epoch can have then, and
+    batches depend on timing.
+    """
+
+    return_e_id: bool
+    edge_features: bool
+    plan: str
+    hyperbatch: int
+    frontier: str
+    replace: bool
+    weighted: bool
+    temporal_strategy: Literal["uniform", "last"]
+    strict: bool | None
+    macro_partitions: int
+    reuse: int | Literal["while-waiting"]
+    hubs: bool
+    halos: bool
+
+
 class SampledDataset(SteppedDataset[B_co]):
+    """Batches sampled around seeds, which are nodes here and edges in `clients.link`."""
+
+    several_types = ""  # of a dataset for stores of one node type and relation: which takes others
+
+    def _make_reader(self, session: Session) -> BatchReader:
+        relations, types = session.attached.relations, session.attached.types
+        if self.several_types and (len(relations) != 1 or len(types) != 1):
+            raise Refused(
+                f"{self.endpoint}: the store has {len(relations)} relations, a "
+                f"{type(self).__name__} delivers stores of one; take {self.several_types}"
+            )
+        return BatchReader(session, self.memory, gather_threads())
+
+
+class NodeSampledDataset(SampledDataset[B_co]):
     """Neighbor-sampled minibatches from a daemon; epochs and workers as in `SteppedDataset`."""
 
     def __init__(
@@ -73,107 +254,74 @@ class SampledDataset(SteppedDataset[B_co]):
         split: str = "train",
         num_neighbors: Fanouts = (15, 10, 5),
         batch_size: int = 1000,
-        seed: int = 0,
-        plan: str = "auto",
         *,
         input_nodes: InputNodes = None,
         input_type: str = "",
-        shuffle: bool = True,
-        return_e_id: bool = False,
-        edge_features: bool = False,
-        rank: int = 0,
-        world_size: int = 1,
-        window: int = 0,
-        hyperbatch: int = 0,
-        frontier: str = "new",
-        replace: bool = False,
-        weighted: bool = False,
         input_time: Times | None = None,
-        temporal_strategy: Literal["uniform", "last"] = "uniform",
-        strict: bool = False,
-        macro_partitions: int = 0,
-        reuse: int | Literal["while-waiting"] = 1,
-        hubs: bool = True,
-        halos: bool = True,
-        store: str = "",
-        reconnect_s: float = RECONNECT_S,
+        **options: Unpack[SamplingOptions],
     ) -> None:
-        """`input_nodes`: ids, a bool mask, or the name of a split ("all": every node), which is
-        taken instead of `split`.  `batch_size` counts the seeds of all ranks together.  `plan`,
-        `window` (batches under way) and `hyperbatch` (batches built together) change no batch.
+        """`batch_size` counts the seeds of all ranks together.
 
-        num_neighbors   fanouts from the seeds outward, -1 is all; of a store of several relations
-                        for each of them the same, or by (source type, name, target type), for each
-                        of them: 0 leaves one out at a hop
-        input_type      node type of the seeds, where the store has several
-
-        edge_features   rows of the sampled edges, of all arrays of edges that the store holds
-
-        frontier   "new": a hop expands newly found nodes, as in PyG; "layer": all nodes found so
-                   far, drawing anew, as in DGL
-        weighted   neighbors are drawn by the weights of the edges; one of weight 0 never is
-        input_time    a time of each input node, in their order: edges are sampled up to it (before
-                      it, where `strict`), any of them or the `"last"`, and each seed has a subgraph
-                      of its own, as in PyG; the store must hold times of edges
-        store         name of the daemon's, where it serves several
-        reconnect_s   how long it waits for a daemon that went away
-
-        Of plan "macrobatch", on a partitioned store: each epoch deals the partitions out,
-        `macro_partitions` at a time (0: an eighth of them), and samples within what is in memory
-        of the graph then: these partitions, the store's `hubs`, and the partitions' `halos`.
-        `reuse`: passes over the seeds of each, 1 to 4.  These do change batches.  "while-waiting":
-        up to 4, and no pass begins once the next macro-batch is there; the length of the dataset is
-        the most that an epoch can have then, and batches depend on timing.
+        num_neighbors   fanouts from the seeds outward, -1 is all; with several relations the same
+                        for each of them, or by (source type, name, target type), for each of them:
+                        0 leaves one out at a hop
+        input_nodes     ids, a bool mask, or the name of a split ("all": every node), which is taken
+                        instead of `split`
+        input_type      node type of the seeds, if the store has several
+        input_time      a time of each input node, in their order: edges are sampled up to it, and
+                        each seed has a subgraph of its own, as in PyG; the store must hold times of
+                        edges
         """
         if isinstance(input_nodes, str):
             split, input_nodes = input_nodes, None
         ids = None if input_nodes is None else seed_ids(input_nodes)
-        timed = Temporal(temporal_strategy, "given", strict)
-        request = Attach(
-            token=0,
-            request=0,
-            store=store,
-            plan=plan,
+        request = sampling_request(
+            options,
+            "" if input_time is None else "given",
             split=split if ids is None else "",
-            temporal=None if input_time is None else timed,
-            **fanout_fields(num_neighbors),
             seed_type=input_type,
             batch_size=batch_size,
-            shuffle=shuffle,
-            seed=seed,
-            return_e_id=return_e_id,
-            edge_features=edge_features,
-            rank=rank,
-            world_size=world_size,
-            window=window,
-            hyperbatch=hyperbatch,
-            frontier=frontier,
-            replace=replace,
-            weighted=weighted,
-            macro_partitions=macro_partitions,
-            reuse=4 if reuse == "while-waiting" else reuse,
-            waiting=reuse == "while-waiting",
-            hubs=hubs,
-            halos=halos,
             mask_size=0 if input_nodes is None else mask_size(input_nodes),
+            **fanout_fields(num_neighbors),
         )
-        super().__init__(endpoint, request, timed_ids(ids, input_time), reconnect_s)
+        numbers = timed_ids(ids, input_time)
+        super().__init__(endpoint, request, numbers, options.get("reconnect_s", RECONNECT_S))
 
 
-class NeighborDataset(SampledDataset[Batch]):
+class NeighborDataset(NodeSampledDataset[Batch]):
     """Batches of a store of one node type and one relation."""
 
-    def _make_reader(self, session: Session) -> BatchReader:
-        relations = len(session.attached.relations)
-        if relations != 1 or len(session.attached.types) != 1:
-            raise Refused(
-                f"{self.endpoint}: the store has {relations} relations, a NeighborDataset delivers "
-                "stores of one; take clients.hetero.HeteroDataset"
-            )
-        return BatchReader(session, self.memory, gather_threads())
+    several_types = "clients.torch.HeteroDataset"
 
     def _to_batch(self, arrays: BatchArrays, attached: Attached) -> Batch:
-        return to_batch(arrays, attached)
+        return Batch(**only_type(batch_fields(arrays, attached)))
+
+
+class HeteroDataset(NodeSampledDataset[HeteroBatch]):
+    """Batches of a store of any number of node types and relations."""
+
+    def _to_batch(self, arrays: BatchArrays, attached: Attached) -> HeteroBatch:
+        return HeteroBatch(**batch_fields(arrays, attached))
+
+
+def sampling_request(
+    options: Mapping[str, Any], times: str, kind: type = SamplingOptions, **own: Any
+) -> Attach:
+    """What a dataset of sampled batches asks of the daemon.
+
+    times   of the seeds: "" for none, "given" with the request, "edges": those of seed edges
+    kind    the options there are
+    own     fields that the dataset sets itself, in place of options of these names
+
+    Raises TypeError: an option that there is not.
+    """
+    if times:
+        strict = options.get("strict")
+        strict = times == "edges" if strict is None else strict
+        own["temporal"] = Temporal(options.get("temporal_strategy", "uniform"), times, strict)
+    if options.get("reuse") == "while-waiting":
+        own |= {"reuse": MOST_REUSE, "waiting": True}
+    return make_request(kind, options, own)
 
 
 def seed_ids(nodes: Tensor | NDArray[Any] | Sequence[int]) -> NDArray[np.int64]:
@@ -193,7 +341,7 @@ def mask_size(nodes: Tensor | NDArray[Any] | Sequence[int]) -> int:
 
 
 def timed_ids(ids: NDArray[np.int64] | None, times: Times | None) -> NDArray[np.int64] | None:
-    """What follows a request: ids, and times behind them, where there are any.  Raises Refused."""
+    """The numbers that follow a request: ids, then times, if there are any.  Raises Refused."""
     if times is None:
         return ids
     array = times.detach().cpu().numpy() if isinstance(times, Tensor) else np.asarray(times)
@@ -202,31 +350,3 @@ def timed_ids(ids: NDArray[np.int64] | None, times: Times | None) -> NDArray[np.
     if array.size and int(array.min()) == np.iinfo(np.int64).min:
         raise Refused("times: -2^63 is none, expected later ones")
     return np.concatenate([np.empty(0, np.int64) if ids is None else ids, array.astype(np.int64)])
-
-
-def to_batch(arrays: BatchArrays, attached: Attached) -> Batch:
-    """The tensors over `arrays`, which keep them alive."""
-    rows = {
-        spec.name: to_tensor(arrays.rows[spec.name], spec.dtype, spec.name == "y")
-        for spec in attached.rows
-    }
-    named = {s.name: s.name.removeprefix(f"{s.relation}.") for s in attached.rows if s.relation}
-    edge_features = {name: rows.pop(full) for full, name in named.items()}
-    return Batch(
-        x=rows.pop("x", None),
-        y=rows.pop("y", None),
-        edge_index=torch.from_numpy(arrays.edge_index),
-        n_id=torch.from_numpy(arrays.n_id),
-        e_id=None if arrays.e_id is None else torch.from_numpy(arrays.e_id),
-        input_id=torch.from_numpy(arrays.input_id),
-        batch_size=arrays.num_seeds,
-        num_sampled_nodes=list(arrays.nodes_per_hop),
-        num_sampled_edges=list(arrays.edges_per_hop),
-        epoch=arrays.epoch,
-        step=arrays.step,
-        features=rows,
-        batch=None if arrays.trees is None else torch.from_numpy(arrays.trees),
-        seed_time=None if arrays.times is None else torch.from_numpy(arrays.times),
-        frontier=attached.resolved.frontier,
-        edge_features=edge_features,
-    )

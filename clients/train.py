@@ -18,11 +18,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from clients.hetero import HeteroBatch, HeteroDataset
-from clients.heteromodels import RelationalModel
-from clients.models import LAYERS, Layered
+from clients.models import LAYERS, Layered, RelationalModel
 from clients.ranks import Ranks, joined
-from clients.torch import Batch, NeighborDataset, Prefetcher, prefetch
+from clients.torch import Batch, HeteroBatch, HeteroDataset, NeighborDataset, Prefetcher, prefetch
 from loaderd.errors import DaemonError
 
 UNLABELLED = -1

@@ -23,11 +23,9 @@ import numpy as np
 import torch
 
 from blockstore.store import open_store, read_rows, scan_blocks
-from clients.hetero import HeteroDataset
-from clients.heterolink import HeteroLinkDataset
 from clients.hopwise.dataset import HopDataset
-from clients.link import LinkDataset
-from clients.torch import NeighborDataset
+from clients.link import HeteroLinkDataset, LinkDataset
+from clients.torch import HeteroDataset, NeighborDataset
 from preprocess.influence import InfluenceOptions
 from preprocess.ingest import ingest
 from preprocess.layouts import open_source

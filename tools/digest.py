@@ -48,7 +48,7 @@ def main(words: list[str] | None = None) -> str:
         given.split,
         given.num_neighbors,
         given.batch_size,
-        given.seed,
+        seed=given.seed,
         return_e_id=given.edge_ids,
     )
     data.set_epoch(given.epoch)

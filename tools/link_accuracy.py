@@ -28,7 +28,7 @@ from torch_geometric.loader import LinkNeighborLoader
 from torch_geometric.utils import to_undirected
 from torchmetrics.functional.classification import binary_auroc
 
-from clients import pyglink
+from clients import pyg
 from clients.models import GraphSage
 from preprocess.errors import BadInput
 from tools.bench.setup import command, serving
@@ -144,7 +144,7 @@ def runs(
                 continue
             loader_of: Any
             loader_of, source = (
-                (pyglink.LinkNeighborLoader, endpoint)
+                (pyg.LinkNeighborLoader, endpoint)
                 if way == "daemon"
                 else (LinkNeighborLoader, Data(edge_index=task.graph, num_nodes=task.num_nodes))
             )

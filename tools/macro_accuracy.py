@@ -89,7 +89,7 @@ class Served:
             options = {"plan": "macrobatch", "macro_partitions": size}
             options |= {"hubs": way.hubs, "halos": way.halos}
         self._data = NeighborDataset(
-            endpoint, "train", settings.num_neighbors, settings.batch_size, seed, **options
+            endpoint, "train", settings.num_neighbors, settings.batch_size, seed=seed, **options
         )
         self.steps = len(self._data)
 

@@ -74,12 +74,10 @@ class BufferPool:
         """See `Memory`."""
 
     def rows(self, spec: RowArraySpec, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
-        """See `Memory`."""
         del spec
         return self.empty(shape, dtype)
 
     def gathers(self, out: NDArray[np.uint8], first: int, addresses: NDArray[np.uint64]) -> bool:
-        """No: see `Memory`."""
         del out, first, addresses
         return False
 
@@ -90,7 +88,6 @@ class BufferPool:
     def filed(
         self, ranges: list[FileRange], read: ReadFiles, shape: tuple[int, ...], dtype: DTypeLike
     ) -> NDArray[Any]:
-        """See `Memory`."""
         out = self.empty(shape, dtype)
         read(ranges, out.reshape(-1).view(np.uint8))
         return out

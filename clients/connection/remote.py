@@ -175,7 +175,6 @@ class RemoteSession(Session):
         ids: NDArray[np.int64] | None = None,
         expected: Resolved | None = None,
     ) -> None:
-        """As `Session`."""
         self._landed: deque[tuple[int, NDArray[np.uint8]]] = deque()  # pieces of the newest message
         self._num_taken = 0  # bytes of the run
         self._monitor: zmq.Socket[bytes] | None = None

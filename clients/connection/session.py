@@ -17,7 +17,6 @@ import numpy as np
 import zmq
 from numpy.typing import NDArray
 
-from clients.connection.blobs import views
 from clients.connection.position import StateMismatch, check_resolved
 from loaderd import errors
 from loaderd.errors import DaemonError, NoDaemon, Refused, SessionLost
@@ -207,6 +206,27 @@ def _drop_inherited() -> None:
         _registry.inherited.append(session)
     _registry.attachments = {}
     _registry.sessions = weakref.WeakSet()
+
+
+def views(
+    arena: NDArray[np.uint8], slot_bytes: int, blob: Blob, array: BlobArray
+) -> Iterator[tuple[int, NDArray[Any]]]:
+    """An array of a blob as (first item, view of the arena) pieces, cut where its slots are apart.
+
+    Items never straddle slots: offsets are multiples of 64, slots of 4096.
+    """
+    kind = np.dtype(array.dtype)
+    begin, end = array.offset, array.offset + array.length * kind.itemsize
+    at = begin
+    while at < end:
+        index, inside = divmod(at, slot_bytes)
+        last = index
+        while (last + 1) * slot_bytes < end and blob.slots[last + 1] == blob.slots[last] + 1:
+            last += 1
+        stop = min(end, (last + 1) * slot_bytes)
+        address = blob.slots[index] * slot_bytes + inside
+        yield (at - begin) // kind.itemsize, arena[address : address + stop - at].view(kind)
+        at = stop
 
 
 class StepsLeftOut(Exception):

@@ -38,7 +38,6 @@ class Calibration:
 
     @property
     def mode(self) -> str:
-        """Of the next batch."""
         return self.choice.mode if self.choice is not None else self._left[0]
 
     def note(self, host_s: float, device_s: float, num_rows: int) -> None:

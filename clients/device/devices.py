@@ -100,7 +100,6 @@ class HostMark:
         """It is past."""
 
     def since(self, earlier: "HostMark") -> float:
-        """Seconds."""
         return self._at - earlier._at
 
 
@@ -113,23 +112,18 @@ class HostDevice:
         self._arena: NDArray[np.uint8] | None = None
 
     def host(self, num_bytes: int) -> Tensor:
-        """See `Device`."""
         return torch.empty(num_bytes, dtype=torch.uint8)
 
     def copy(self, source: Tensor) -> Tensor:
-        """See `Device`."""
         return source.clone()
 
     def order(self) -> contextlib.AbstractContextManager[Any]:
-        """See `Device`."""
         return contextlib.nullcontext()
 
     def mark(self) -> HostMark:
-        """See `Device`."""
         return HostMark()
 
     def lend(self, arena: NDArray[np.uint8], gather: bool = True) -> str:
-        """See `Device`."""
         del gather
         self._arena = arena
         return ""
@@ -137,7 +131,6 @@ class HostDevice:
     def gather(
         self, addresses: Tensor, out: Tensor, slots: Tensor | None, cache: Tensor | None
     ) -> None:
-        """See `Device`."""
         assert self._arena is not None
         wanted = addresses.numpy().view(np.uint64)
         hits = None
@@ -150,7 +143,6 @@ class HostDevice:
             out[hits] = cache[slots[hits]]
 
     def fetch(self, ranges: Sequence[FileRange], out: Tensor) -> None:
-        """See `Device`."""
         at, raw = 0, out.numpy()
         for piece in ranges:
             fd = open_to_read(piece.path, direct=False)
@@ -165,11 +157,9 @@ class HostDevice:
         """See `Device`."""
 
     def free_bytes(self) -> int:
-        """See `Device`."""
         return self._free_bytes
 
     def close(self) -> None:
-        """See `Device`."""
         self._arena = None
 
 
@@ -185,7 +175,6 @@ class CudaMark:
         self.event.synchronize()
 
     def since(self, earlier: "CudaMark") -> float:
-        """Seconds."""
         return float(earlier.event.elapsed_time(self.event)) / 1e3
 
 
@@ -207,25 +196,20 @@ class CudaDevice:
         self._arena: Tensor | None = None
 
     def host(self, num_bytes: int) -> Tensor:
-        """See `Device`."""
         return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
 
     def copy(self, source: Tensor) -> Tensor:
-        """See `Device`."""
         with self.order():
             target = torch.empty_like(source, device=self.device)
             return target.copy_(source, non_blocking=True)
 
     def order(self) -> contextlib.AbstractContextManager[Any]:
-        """See `Device`."""
         return torch.cuda.stream(self._stream)
 
     def mark(self) -> CudaMark:
-        """See `Device`."""
         return CudaMark(self._stream)
 
     def lend(self, arena: NDArray[np.uint8], gather: bool = True) -> str:
-        """See `Device`."""
         if gather and kernels is None:
             return "Triton is not installed"
         if self._lent is not None and self._lent.memory.ctypes.data == arena.ctypes.data:
@@ -243,13 +227,11 @@ class CudaDevice:
     def gather(
         self, addresses: Tensor, out: Tensor, slots: Tensor | None, cache: Tensor | None
     ) -> None:
-        """See `Device`."""
         assert self._arena is not None
         with self.order():
             kernels.gather_on_device(self._arena, addresses, out, slots, cache)
 
     def fetch(self, ranges: Sequence[FileRange], out: Tensor) -> None:
-        """See `Device`."""
         assert self._files is not None
         with torch.cuda.device(self.device):
             self._files.read(ranges, out)
@@ -263,11 +245,9 @@ class CudaDevice:
             tensor.record_stream(current)
 
     def free_bytes(self) -> int:
-        """See `Device`."""
         return int(torch.cuda.mem_get_info(self.device)[0])
 
     def close(self) -> None:
-        """See `Device`."""
         self._give_back()
         if self._files is not None:
             self._files.close()

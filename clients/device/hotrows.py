@@ -52,7 +52,6 @@ class HotRows:
 
     @property
     def num_bytes(self) -> int:
-        """Of rows."""
         return self._rows.numel()
 
     @property

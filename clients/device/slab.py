@@ -46,7 +46,6 @@ class Slab:
         self._shadowed = []
 
     def empty(self, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
-        """An uninitialised array."""
         kind = np.dtype(dtype)
         num_bytes = int(np.prod(shape, dtype=np.int64)) * kind.itemsize
         first = -(-self._used[-1] // ALIGN) * ALIGN if self._used else 0

@@ -1,34 +1,16 @@
 """Taking advice on hop-wise batches: sizes, the device's memory, a short trial of each order."""
 
 import time
-from collections.abc import Callable, Iterator
-from typing import Any, Literal, Protocol
+from collections.abc import Callable
+from typing import Any, Literal
 
 import torch
 from msgspec import structs
 
 from loaderd.errors import Refused
 from loaderd.placement import HopAdvice, HopFacts, advise_hops
-from loaderd.protocol import Attached
 
 _TRY_S = 0.5  # of an order, once its first batch is there
-
-
-class Tried(Protocol):
-    """A dataset of hop-wise batches."""
-
-    def __iter__(self) -> Iterator[Any]:
-        """An epoch."""
-
-    def attached(self) -> Attached:
-        """Connects.  Raises Refused."""
-
-    @property
-    def held(self) -> bool:
-        """Whether the last batch was of arrays that the daemon holds whole."""
-
-    def close(self) -> None:
-        """Detach."""
 
 
 def device_bytes(device: torch.device | str | None) -> int:
@@ -40,11 +22,11 @@ def device_bytes(device: torch.device | str | None) -> int:
 
 
 def take_advice(
-    make: Callable[[Literal["cr", "rr"]], Tried], free_bytes: int, training_bytes: int
+    make: Callable[[Literal["cr", "rr"]], Any], free_bytes: int, training_bytes: int
 ) -> HopAdvice:
     """Where the rows had best lie, and in what order they had best come.
 
-    make   gives the dataset of method "cr" or "rr"
+    make   gives the `HopDataset` of method "cr" or "rr"
 
     Raises Refused: what is asked for cannot be had by chunks.
     """
@@ -71,7 +53,7 @@ def take_advice(
         rows.close()
 
 
-def _epoch_seconds(data: Tried, num_rows: int) -> float:
+def _epoch_seconds(data: Any, num_rows: int) -> float:
     """Time that a client waits for an epoch, by some batches behind the first."""
     begun, count = 0.0, 0
     while True:

@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blockstore.kernels.hoprows import gather_hops
+from clients.batch import ArenaReader, numpy_dtype
 from clients.connection.buffers import Memory
 from clients.connection.session import Session
-from clients.gather import ArenaReader, numpy_dtype
 from loaderd.protocol import Blob, ChunkReady, RowArraySpec
 
 LABEL, NODES = "y", "n_id"  # arrays that are not hops

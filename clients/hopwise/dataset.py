@@ -1,10 +1,10 @@
 """Hop-wise batches as torch tensors: rows of features and of what operators made of them."""
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
 import msgspec
 import numpy as np
@@ -20,20 +20,21 @@ from clients.connection.session import Session
 from clients.dataset import (
     RECONNECT_S,
     Connection,
+    DatasetOptions,
     SteppedDataset,
     gather_threads,
+    make_request,
     to_tensor,
 )
 from clients.hopwise.advice import device_bytes, take_advice
 from clients.hopwise.batch import LABEL, NODES, HopArrays, HopReader
 from clients.hopwise.files import FileReader
-from clients.hopwise.resident import Drawn, ResidentReader, ResidentRows
 from clients.records import TensorRecord
 from loaderd.errors import Refused
 from loaderd.placement import TRAINING_BYTES, HopAdvice, parse_advice
 from loaderd.plans.base import Part
 from loaderd.plans.chunks import METHOD_OF, PLAN_OF, HopPlan
-from loaderd.protocol import Attach, Attached
+from loaderd.protocol import Attached
 
 
 @dataclass(slots=True, repr=False)
@@ -49,8 +50,90 @@ class HopBatch(TensorRecord):
 
     @property
     def batch_size(self) -> int:
-        """Rows."""
         return self.n_id.numel()
+
+
+class ResidentRows:
+    """The arrays of a split, whole, on one device."""
+
+    def __init__(
+        self, batches: Iterable[HopBatch], num_rows: int, device: torch.device | str
+    ) -> None:
+        """Take all rows, batch by batch, in the stored order."""
+        self.device = torch.device(device)
+        self.x: list[Tensor] = []
+        self.y: Tensor | None = None
+        self.n_id = torch.empty(num_rows, dtype=torch.int64, device=self.device)
+        at = 0
+        for batch in batches:
+            if at == 0:
+                self.x = [self._empty(num_rows, tensor) for tensor in batch.x]
+                self.y = None if batch.y is None else self._empty(num_rows, batch.y)
+            stop = at + batch.n_id.numel()
+            for own, tensor in zip(self.x, batch.x, strict=True):
+                own[at:stop] = tensor
+            if self.y is not None and batch.y is not None:
+                self.y[at:stop] = batch.y
+            self.n_id[at:stop] = batch.n_id
+            at = stop
+        assert at == num_rows
+
+    def _empty(self, num_rows: int, like: Tensor) -> Tensor:
+        return torch.empty((num_rows, *like.shape[1:]), dtype=like.dtype, device=self.device)
+
+    def draw(self, plan: HopPlan, epoch: int, step: int) -> HopBatch:
+        """The plan's batch of a step: one gather an array."""
+        unit = plan.unit(epoch, step)
+        rows = np.empty(unit.num_seeds, np.int64)
+        plan.rows(unit, rows)
+        input_id = torch.from_numpy(rows).to(self.device)
+        x = [tensor.index_select(0, input_id) for tensor in self.x]
+        y = None if self.y is None else self.y.index_select(0, input_id)
+        n_id = self.n_id.index_select(0, input_id)
+        return HopBatch(x, y, n_id, input_id, epoch, step)
+
+
+class ResidentReader:
+    """Draws the batches of one session; nothing is asked of the daemon."""
+
+    def __init__(self, rows: ResidentRows, plan: HopPlan) -> None:
+        self._rows, self._plan, self.epoch = rows, plan, 0
+
+    def read(self, step: int) -> HopBatch:
+        """The batch of a step of `epoch`."""
+        return self._rows.draw(self._plan, self.epoch, step)
+
+    def close(self) -> None:
+        """There is nothing to end."""
+
+
+class HopOptions(DatasetOptions, total=False):
+    """Options of `HopDataset`, in addition to `DatasetOptions`.
+
+    chunk     rows of a chunk of method "cr"; 0, the default: `batch_size`
+    redeal    every so many epochs, sixteenths of chunks change places before chunks are cut; 0,
+              the default: never
+    labels    False: `y` is None; the split need not have any
+    views     `x` of a batch that is one range of rows (chunk a multiple of `batch_size`) or was
+              gathered from disk lies where the daemon read it: no copy.  Such tensors hold until
+              the next batch is asked for, and a write to one ends the process; `clone` what is to
+              stay.  Not in DataLoader workers
+    resident  a device that takes all rows of the split, once; the very same batches are drawn there
+              then.  Not in DataLoader workers, and not with `views`
+    files     the folder of the store: this process reads the very same chunks out of its files
+              then, and the daemon brings nothing; under `prefetch`, by kvikio to the GPU if there
+              is kvikio.  Not with `views`, `resident` or method "rr"
+    """
+
+    chunk: int
+    redeal: int
+    labels: bool
+    views: bool
+    resident: torch.device | str | None
+    files: Path | str | None
+
+
+_OF_CHUNKS = ("chunk", "redeal")  # options of method "cr" alone
 
 
 class HopDataset(SteppedDataset[HopBatch]):
@@ -70,71 +153,31 @@ class HopDataset(SteppedDataset[HopBatch]):
         hops: int | None = None,
         batch_size: int = 8000,
         method: Literal["cr", "rr"] = "cr",
-        chunk: int = 0,
-        seed: int = 0,
-        *,
-        shuffle: bool = True,
-        redeal: int = 0,
-        views: bool = False,
-        labels: bool = True,
-        rank: int = 0,
-        world_size: int = 1,
-        window: int = 0,
-        resident: torch.device | str | None = None,
-        files: Path | str | None = None,
-        store: str = "",
-        reconnect_s: float = RECONNECT_S,
+        **options: Unpack[HopOptions],
     ) -> None:
         """`operators`: those wanted, in this order; none: all that the split has.  `hops`: hops 0
-        to this one; None: all.  `batch_size` counts the rows of all ranks together.  `window`
-        (batches under way) changes no batch.
-
-        chunk     rows of a chunk; 0: `batch_size`
-        redeal    every so many epochs, sixteenths of chunks change places before chunks are cut
-        views     `x` of a batch that is one range of rows (chunk a multiple of `batch_size`) or was
-                  gathered from disk lies where the daemon read it: no copy.  Such tensors hold
-                  until the next batch is asked for, and a write to one ends the process; `clone`
-                  what is to stay.  Not in DataLoader workers
-        labels    False: `y` is None; the split need not have any
-        resident  a device that takes all rows of the split, once; the very same batches are drawn
-                  there then.  Not in DataLoader workers, and not with `views`
-        files     the folder of the store: this process reads the very same chunks out of its files
-                  then, and the daemon brings nothing; under `prefetch`, by kvikio to the GPU where
-                  there is kvikio.  Not with `views`, `resident` or method "rr"
-        store         name of the daemon's, where it serves several
-        reconnect_s   how long it waits for a daemon that went away
-        """
-        if files is not None and (views or resident is not None or method == "rr"):
+        to this one; None: all.  `batch_size` counts the rows of all ranks together."""
+        self.views, self._resident = options.get("views", False), options.get("resident")
+        files = options.get("files")
+        if files is not None and (self.views or self._resident is not None or method == "rr"):
             raise Refused("files: expected method='cr', and no views or resident; leave these out")
         if method not in PLAN_OF:
             raise Refused(f"method {method!r}: expected {' or '.join(map(repr, PLAN_OF))}")
-        if views and resident is not None:
+        if self.views and self._resident is not None:
             raise Refused("resident: expected no views=True; leave one of them out")
-        names = (operators,) if isinstance(operators, str) else tuple(operators)
-        request = Attach(
-            token=0,
-            request=0,
-            store=store,
-            plan=PLAN_OF[method],
-            split=split,
-            batch_size=batch_size,
-            shuffle=shuffle,
-            seed=seed,
-            rank=rank,
-            world_size=world_size,
-            window=window,
-            operators=names,
-            hops=-1 if hops is None else hops,
-            chunk=chunk,
-            redeal=redeal,
-            labels=labels,
-        )
-        super().__init__(endpoint, request, None, reconnect_s)
-        self.views = views
+        own: dict[str, Any] = {
+            "plan": PLAN_OF[method],
+            "split": split,
+            "batch_size": batch_size,
+            "operators": (operators,) if isinstance(operators, str) else tuple(operators),
+            "hops": -1 if hops is None else hops,
+        }
+        request = make_request(HopOptions, options, own)
+        super().__init__(endpoint, request, None, options.get("reconnect_s", RECONNECT_S))
         self.advice: HopAdvice | None = None  # by which it was made, if it was
-        self._chunks = {"chunk": chunk, "redeal": redeal}  # of method "cr"
+        self._chunks = {name: getattr(request, name) for name in _OF_CHUNKS}
         self._arena: tuple[int, Tensor] | None = None  # of what session, all of it
-        self._resident, self._files = resident, None if files is None else Path(files)
+        self._files = None if files is None else Path(files)
         self._rows: ResidentRows | None = None
 
     @classmethod
@@ -142,47 +185,40 @@ class HopDataset(SteppedDataset[HopBatch]):
         cls,
         endpoint: str,
         split: str = "train",
-        operators: Sequence[str] | str = (),
-        hops: int | None = None,
-        batch_size: int = 8000,
-        chunk: int = 0,
-        seed: int = 0,
         *,
         device: torch.device | str | None = None,
         training_bytes: int = TRAINING_BYTES,
         advice: HopAdvice | Mapping[str, Any] | None = None,
         **options: Any,
     ) -> "HopDataset":
-        """The dataset whose method and place are those advised: found out once, by a short trial.
+        """A dataset whose method and place are those advised: found out once, by a short trial.
 
         What was advised is `advice`, and part of `state_dict`: a dataset that loads such a state
         takes its method, whatever was advised here.  With several ranks one of them takes the
         advice, and all get it as `advice`.
 
-        chunk            of method "cr", should that be advised
-        device           that models train on; None: the current GPU, where there is one
+        device           that models train on; None: the current GPU, if there is one
         training_bytes   of its memory, that is kept free
         advice           that was taken before: `dataset.advice`, or of a state; nothing is tried
-        options          of `HopDataset`; `redeal` and `files` belong to method "cr", `files` and
-                         `views` to rows that do not lie on the device
+        options          of `HopDataset`; `chunk`, `redeal` and `files` belong to method "cr",
+                         `files` and `views` to rows that do not lie on the device
 
         Raises Refused, ValueError: it is no advice.
         """
-        redeal, views = options.pop("redeal", 0), options.pop("views", False)
-        files = options.pop("files", None)
+        chunks: dict[str, Any] = {name: options.pop(name) for name in _OF_CHUNKS if name in options}
+        elsewhere: dict[str, Any] = {
+            name: options.pop(name) for name in ("views", "files") if name in options
+        }
         if device is None and torch.cuda.is_available():
             device = torch.device("cuda", torch.cuda.current_device())
 
         def make(
             method: Literal["cr", "rr"], resident: torch.device | str | None = None
         ) -> HopDataset:
-            own: dict[str, Any] = {"chunk": chunk, "redeal": redeal} if method == "cr" else {}
-            if method == "cr" and resident is None:
-                own["files"] = files
-            return cls(
-                endpoint, split, operators, hops, batch_size, method, seed=seed, **own, **options,
-                resident=resident, views=views and resident is None,
-            )  # fmt: skip
+            own: dict[str, Any] = dict(chunks) if method == "cr" else {}
+            if resident is None:
+                own |= elsewhere if method == "cr" else elsewhere | {"files": None}
+            return cls(endpoint, split, method=method, resident=resident, **own, **options)
 
         if advice is None and options.get("world_size", 1) > 1:
             raise Refused(
@@ -194,7 +230,8 @@ class HopDataset(SteppedDataset[HopBatch]):
         else:
             taken = parse_advice(advice)
         data = make(taken.method, device if taken.place == "device" else None)
-        data.advice, data._chunks = taken, {"chunk": chunk, "redeal": redeal}
+        data.advice, data._chunks = taken, {name: chunks.get(name, 0) for name in _OF_CHUNKS}
+        files = elsewhere.get("files")
         data._files = None if files is None else Path(files)
         return data
 
@@ -227,7 +264,7 @@ class HopDataset(SteppedDataset[HopBatch]):
     def _adopt(self, advice: HopAdvice) -> None:
         """Its method; rows stay where they are, which changes no batch."""
         if advice.method != METHOD_OF[self._request.plan]:
-            own = self._chunks if advice.method == "cr" else {"chunk": 0, "redeal": 0}
+            own = self._chunks if advice.method == "cr" else dict.fromkeys(_OF_CHUNKS, 0)
             self.close()
             self._request = structs.replace(self._request, plan=PLAN_OF[advice.method], **own)
             self._resolved = self._num_steps = None
@@ -239,7 +276,6 @@ class HopDataset(SteppedDataset[HopBatch]):
         super().close()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Parameters and position."""
         return super().__getstate__() | {"_arena": None, "_rows": None}
 
     def _connect(self, patience: Patience | None = None) -> Connection:
@@ -289,9 +325,9 @@ class HopDataset(SteppedDataset[HopBatch]):
             data.close()
         return self._rows
 
-    def _to_batch(self, arrays: HopArrays | Drawn, attached: Attached) -> HopBatch:
-        if isinstance(arrays, Drawn):
-            return HopBatch(**arrays._asdict())
+    def _to_batch(self, arrays: HopArrays | HopBatch, attached: Attached) -> HopBatch:
+        if isinstance(arrays, HopBatch):  # drawn on the device
+            return arrays
         dtypes = [s.dtype for s in attached.rows if s.name not in (LABEL, NODES)]
         make = self._view if arrays.in_place else to_tensor
         x = [make(array, dtype, False) for array, dtype in zip(arrays.x, dtypes, strict=True)]

@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 from blockstore.format import RowArray
 from blockstore.io.gds import HostReader
 from blockstore.store import BlockedFile, FileRange, open_store
+from clients.batch import numpy_dtype
 from clients.connection.buffers import Memory
-from clients.gather import numpy_dtype
 from clients.hopwise.batch import LABEL, NODES, HopArrays
 from loaderd.errors import Refused
 from loaderd.plans.chunks import HopPlan
@@ -17,8 +17,6 @@ from loaderd.protocol import Attached
 
 
 class _File:
-    """One array."""
-
     def __init__(self, array: RowArray, file: BlockedFile) -> None:
         self.array, self.file, self.reader = array, file, HostReader(file)
 
@@ -70,7 +68,6 @@ class FileReader:
         )
 
     def close(self) -> None:
-        """Close the files."""
         for file in self._files.values():
             file.reader.close()
 

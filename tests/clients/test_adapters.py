@@ -9,10 +9,9 @@ import pytest
 torch = pytest.importorskip("torch")
 from clients.dgl import DataLoader as DglLoader  # noqa: E402
 from clients.dgl import to_sample  # noqa: E402
-from clients.hetero import HeteroDataset  # noqa: E402
 from clients.mfg import layer_fanouts, to_hetero_mfgs, to_mfgs, to_minibatch  # noqa: E402
 from clients.models import GraphSage  # noqa: E402
-from clients.torch import NeighborDataset  # noqa: E402
+from clients.torch import HeteroDataset, NeighborDataset  # noqa: E402
 from loaderd.errors import Refused  # noqa: E402
 from tests.daemons import daemon  # noqa: E402
 from tests.graphs import make_csc  # noqa: E402

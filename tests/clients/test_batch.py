@@ -3,11 +3,10 @@
 import numpy as np
 import pytest
 
-from clients import gather as gather_module
+from clients import batch as gather_module
 from clients.batch import BatchReader
-from clients.connection.blobs import views
 from clients.connection.buffers import BufferPool
-from clients.connection.session import Session
+from clients.connection.session import Session, views
 from loaderd.protocol import Attach, Blob, BlobArray, Release
 from tests.clients.fake import POISON, fake_daemon, make_batch
 
@@ -22,10 +21,10 @@ def expected_edges(made):
 def check(arrays, made):
     np.testing.assert_array_equal(arrays.n_id, made.n_id)
     np.testing.assert_array_equal(arrays.input_id, made.input_id)
-    np.testing.assert_array_equal(arrays.edge_index, expected_edges(made))
-    assert arrays.nodes_per_hop == made.nodes_per_hop
-    assert arrays.edges_per_hop == tuple(c.sum() for c in made.counts)
-    for array in (arrays.n_id, arrays.input_id, arrays.edge_index):
+    np.testing.assert_array_equal(arrays.edges.reshape(2, -1), expected_edges(made))
+    assert arrays.nodes_per_hop == [list(made.nodes_per_hop)]
+    assert arrays.edges_per_hop == [[c.sum() for c in made.counts]]
+    for array in (arrays.n_id, arrays.input_id, arrays.edges):
         assert array.dtype == np.int64
         assert array.flags.writeable
     for name, rows in made.rows.items():
@@ -59,7 +58,7 @@ def test_edge_ids_come_where_asked_for(tmp_path):
         arrays = BatchReader(session, BufferPool()).read(0)
         session.close()
     assert arrays.e_id.dtype == np.int64
-    np.testing.assert_array_equal(arrays.e_id, 2**40 + np.arange(arrays.edge_index.shape[1]))
+    np.testing.assert_array_equal(arrays.e_id, 2**40 + np.arange(arrays.edges.size // 2))
 
 
 @pytest.mark.parametrize(

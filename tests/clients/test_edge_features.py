@@ -9,12 +9,9 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("torch_geometric")
 
-from clients.hetero import HeteroDataset  # noqa: E402
-from clients.heterolink import HeteroLinkDataset  # noqa: E402
-from clients.link import LinkDataset  # noqa: E402
-from clients.pyg import NeighborLoader  # noqa: E402
-from clients.pyglink import LinkNeighborLoader  # noqa: E402
-from clients.torch import NeighborDataset  # noqa: E402
+from clients.link import HeteroLinkDataset, LinkDataset  # noqa: E402
+from clients.pyg import LinkNeighborLoader, NeighborLoader  # noqa: E402
+from clients.torch import HeteroDataset, NeighborDataset  # noqa: E402
 from loaderd.errors import Refused  # noqa: E402
 from loaderd.wire.transport import ask_status, parse_either  # noqa: E402
 from tests.graphs import make_csc  # noqa: E402

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from clients.batch import ArenaReader
 from clients.connection.buffers import BufferPool
-from clients.gather import ArenaReader
 from loaderd.errors import BadMessage
 from loaderd.protocol import Blob, BlobArray, RowArraySpec, RowGroup
 
@@ -85,7 +85,7 @@ def test_a_piece_that_ends_within_a_row_is_an_error():
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("placed", [False, True])
 def test_rows_are_gathered_by_several_threads(monkeypatch, threads, placed):
-    monkeypatch.setattr("clients.gather.SPLIT_BYTES", 1)
+    monkeypatch.setattr("clients.batch.SPLIT_BYTES", 1)
     session = Session()
     made = reader(session, threads=threads)
     addresses = np.array([7, 100, 3, 44, 0, 60, 61], np.uint64)

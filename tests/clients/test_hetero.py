@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
-from clients.hetero import HeteroBatch, HeteroDataset  # noqa: E402
-from clients.torch import NeighborDataset  # noqa: E402
+from clients.torch import HeteroBatch, HeteroDataset, NeighborDataset  # noqa: E402
 from loaderd.errors import Refused  # noqa: E402
 from tests.daemons import daemon  # noqa: E402
 from tests.differences import At, same_hetero_batch  # noqa: E402
@@ -128,7 +127,7 @@ def test_random_graphs_are_sampled_as_the_reference_does(tmp_path, number):
     with daemon(tmp_path / "store", "1M", 2) as endpoint:
         for plan in ("minibatch", "hyperbatch"):
             data = HeteroDataset(
-                endpoint, "train", fanouts, BATCH, SEED, plan, input_type=seed_type,
+                endpoint, "train", fanouts, BATCH, seed=SEED, plan=plan, input_type=seed_type,
                 return_e_id=True,
             )  # fmt: skip
             check_epoch(graph, data, seed_type, fanouts)
@@ -163,7 +162,7 @@ def test_macrobatches_are_sampled_within_their_partitions(mag):
     deal = make_key(SEED, 0, 1 << 62, 0, 0)
     with daemon(store, "16M", 2) as endpoint:
         data = HeteroDataset(
-            endpoint, "train", fanouts, BATCH, SEED, "macrobatch", input_type="paper",
+            endpoint, "train", fanouts, BATCH, seed=SEED, plan="macrobatch", input_type="paper",
             return_e_id=True, macro_partitions=1,
         )  # fmt: skip
         batches = list(data)

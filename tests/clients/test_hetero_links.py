@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
-from clients.heterolink import HeteroLinkDataset  # noqa: E402
+from clients.link import HeteroLinkDataset  # noqa: E402
 from loaderd.errors import Refused  # noqa: E402
 from tests.daemons import daemon  # noqa: E402
 from tests.differences import At, same_hetero_batch  # noqa: E402
@@ -45,7 +45,15 @@ def test_batches_are_the_references(served, plan, case):
     graph, endpoint = served
     options = {"exclude": "reverse", "amount": 0} | CASES[case]
     data = HeteroLinkDataset(
-        endpoint, "all", FANOUTS, BATCH, SEED, plan, relation=WRITES, return_e_id=True, **options
+        endpoint,
+        "all",
+        FANOUTS,
+        BATCH,
+        seed=SEED,
+        plan=plan,
+        relation=WRITES,
+        return_e_id=True,
+        **options,
     )
     data.set_epoch(EPOCH)
     indptr, indices = graph.relations[WRITES]

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
-from clients.hetero import HeteroDataset  # noqa: E402
-from clients.heterolink import HeteroLinkDataset  # noqa: E402
+from clients.link import HeteroLinkDataset  # noqa: E402
+from clients.torch import HeteroDataset  # noqa: E402
 from loaderd.errors import Refused  # noqa: E402
 from tests.daemons import daemon  # noqa: E402
 from tests.differences import At, same_hetero_batch  # noqa: E402
@@ -77,7 +77,7 @@ def test_nodes_see_what_was_before_their_seed(graph, served, strategy, frontier,
     nodes[:3] = nodes[3]
     seed_times = rng.choice(made.times[CITES], nodes.size)
     data = HeteroDataset(
-        endpoint, "", FANOUTS, BATCH, SEED, plan, input_type="paper", input_nodes=nodes,
+        endpoint, "", FANOUTS, BATCH, seed=SEED, plan=plan, input_type="paper", input_nodes=nodes,
         input_time=seed_times, temporal_strategy=strategy, strict=strict, frontier=frontier,
         return_e_id=True,
     )  # fmt: skip
@@ -106,8 +106,8 @@ def test_edges_see_what_was_before_them(graph, served, strategy):
     made, _ = graph
     endpoint, plan = served
     data = HeteroLinkDataset(
-        endpoint, "all", FANOUTS, BATCH, SEED, plan, relation=WRITES, return_e_id=True, amount=1,
-        edge_label_time="own", temporal_strategy=strategy,
+        endpoint, "all", FANOUTS, BATCH, seed=SEED, plan=plan, relation=WRITES, return_e_id=True,
+        amount=1, edge_label_time="own", temporal_strategy=strategy,
     )  # fmt: skip
     data.set_epoch(EPOCH)
     indptr, indices = made.relations[WRITES]

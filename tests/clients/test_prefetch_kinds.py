@@ -9,8 +9,7 @@ from blockstore.errors import NotAStore  # noqa: E402
 from clients.device import stage  # noqa: E402
 from clients.device.calibration import MODES  # noqa: E402
 from clients.device.devices import BY_HOST, HostDevice  # noqa: E402
-from clients.hetero import HeteroDataset  # noqa: E402
-from clients.torch import HopDataset, prefetch  # noqa: E402
+from clients.torch import HeteroDataset, HopDataset, prefetch  # noqa: E402
 from loaderd.errors import Refused  # noqa: E402
 from tests.clients.test_prefetch import nothing_is_left  # noqa: E402, F401
 from tests.daemons import daemon  # noqa: E402

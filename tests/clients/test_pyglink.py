@@ -12,8 +12,7 @@ from torch_geometric.data import Data, HeteroData  # noqa: E402
 from torch_geometric.loader import LinkNeighborLoader as Theirs  # noqa: E402
 from torch_geometric.sampler import NegativeSampling  # noqa: E402
 
-from clients.pyg import NeighborLoader  # noqa: E402
-from clients.pyglink import LinkNeighborLoader  # noqa: E402
+from clients.pyg import LinkNeighborLoader, NeighborLoader  # noqa: E402
 from tests.daemons import daemon  # noqa: E402
 from tests.heterostores import random_hetero, write_hetero_store  # noqa: E402
 

@@ -19,9 +19,8 @@ import torch
 
 from blockstore.errors import StoreError
 from blockstore.store import open_store
-from clients.hetero import HeteroDataset
 from clients.hopwise.dataset import HopDataset
-from clients.torch import NeighborDataset
+from clients.torch import HeteroDataset, NeighborDataset
 from loaderd.engine.engine import default_settings
 from loaderd.engine.stores import Stores
 from loaderd.errors import DaemonError

@@ -185,7 +185,14 @@ def expect_references(graph, endpoint: str, options: dict) -> None:
 @pytest.mark.parametrize("reuse", [1, 2])
 def test_every_seed_comes_as_often_as_asked_and_epochs_are_equally_long(endpoint, reuse):
     data = NeighborDataset(
-        endpoint, "train", (2,), BATCH, SEED, "macrobatch", macro_partitions=2, reuse=reuse
+        endpoint,
+        "train",
+        (2,),
+        BATCH,
+        seed=SEED,
+        plan="macrobatch",
+        macro_partitions=2,
+        reuse=reuse,
     )
     for _ in range(3):
         batches = list(data)

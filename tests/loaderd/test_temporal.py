@@ -109,7 +109,7 @@ def test_edges_see_what_was_before_them(graph, served, case):
     sources = csc.indices[chosen].astype(np.int64)
     asked = torch.from_numpy(np.stack([sources, targets])) if listed else "all"
     data = LinkDataset(
-        endpoint, asked, FANOUTS, BATCH, SEED, plan, return_e_id=True,
+        endpoint, asked, FANOUTS, BATCH, seed=SEED, plan=plan, return_e_id=True,
         edge_label_time=times[chosen] if listed else "own", **options,
     )  # fmt: skip
     data.set_epoch(EPOCH)

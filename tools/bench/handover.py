@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from clients.batch import BatchReader
 from clients.connection.buffers import BufferPool
 from clients.connection.session import Session
-from clients.torch import to_batch
+from clients.torch import Batch, batch_fields, only_type
 from loaderd.protocol import Attach, BatchReady, Blob, BlobArray, RowArraySpec
 from tools.bench.harness import Peer, Run, measure, report
 from tools.bench.setup import GraphSize, make_graph, make_store, serving
@@ -68,11 +68,9 @@ class TimedReader(BatchReader):
         self.copied_s += time.perf_counter() - begun
         return found
 
-    def _edges(
-        self, ready: BatchReady, blob: Blob, named: dict[str, BlobArray]
-    ) -> NDArray[np.int64]:
+    def _edges(self, *given: Any) -> NDArray[np.int64]:
         begun = time.perf_counter()
-        found = super()._edges(ready, blob, named)
+        found = super()._edges(*given)
         self.copied_s += time.perf_counter() - begun
         return found
 
@@ -99,7 +97,7 @@ def epoch(
     for step in range(session.attached.num_steps):
         reader.copied_s = 0.0
         begun = time.perf_counter()
-        to_batch(reader.read(step), session.attached)
+        Batch(**only_type(batch_fields(reader.read(step), session.attached)))
         seconds = time.perf_counter() - begun
         times["wait"].append(session.received_s)
         times["copy_and_gather"].append(reader.copied_s)

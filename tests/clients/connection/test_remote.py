@@ -16,10 +16,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from clients.hetero import HeteroDataset  # noqa: E402
-from clients.heterolink import HeteroLinkDataset  # noqa: E402
-from clients.link import LinkDataset  # noqa: E402
-from clients.torch import HopDataset, NeighborDataset  # noqa: E402
+from clients.link import HeteroLinkDataset, LinkDataset  # noqa: E402
+from clients.torch import HeteroDataset, HopDataset, NeighborDataset  # noqa: E402
 from loaderd.errors import NoDaemon, Refused  # noqa: E402
 from loaderd.wire.keys import AUTHORIZED, KNOWN  # noqa: E402
 from loaderd.wire.transport import ask_status, parse_either  # noqa: E402

@@ -68,7 +68,7 @@ def reader(session: Session, threads: int = 1, views: bool = False) -> Any:
 @pytest.mark.parametrize("form", ["ranges", "one range", "index"])
 @pytest.mark.parametrize("threads", [1, 3])
 def test_rows_are_those_that_are_named(monkeypatch, form, threads):
-    monkeypatch.setattr("clients.gather.SPLIT_BYTES", 1)
+    monkeypatch.setattr("clients.batch.SPLIT_BYTES", 1)
     session = Session()
     session.form = form
     made = reader(session, threads)

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from clients.hopwise.resident import ResidentReader, ResidentRows
+from clients.hopwise.dataset import ResidentReader, ResidentRows
 from loaderd.plans.base import Part
 from loaderd.plans.chunks import HopPlan
 from loaderd.protocol import HopBatches, Resolved
