@@ -35,8 +35,6 @@ class NotTrainable(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What to train."""
-
     endpoint: str
     model: str = "sage"
     epochs: int = 5
@@ -59,6 +57,13 @@ class Clock:
 
     waiting_s: float = 0.0
     total_s: float = 0.0
+
+    def report(self, epoch: int, loss: float, accuracy: float) -> str:
+        """The line that is printed after an epoch."""
+        return (
+            f"epoch {epoch}: loss {loss:.4f}, valid accuracy {accuracy:.4f}, {self.total_s:.2f} s, "
+            f"{self.waiting_s / self.total_s:.0%} of it waiting for data"
+        )
 
 
 class Classes(nn.Module):
@@ -94,6 +99,33 @@ def say(line: str) -> None:
     """A line of what the command is to give, at once."""
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()
+
+
+def optimize(
+    batches: Iterable[Any],
+    loss_of: Callable[[Any], torch.Tensor],
+    optimizer: torch.optim.Optimizer,
+    goes_on: Callable[[], bool] = lambda: True,
+) -> tuple[float, int, Clock]:
+    """A step for each batch: sum of losses over seeds, seeds, and where the time went.
+
+    goes_on   asked after each step
+    """
+    clock, total, seeds = Clock(), 0.0, 0
+    begun = asked = time.perf_counter()
+    for batch in batches:
+        clock.waiting_s += time.perf_counter() - asked
+        loss = loss_of(batch)
+        optimizer.zero_grad()
+        torch.autograd.backward(loss)
+        optimizer.step()
+        total += loss.item() * batch.batch_size
+        seeds += batch.batch_size
+        if not goes_on():
+            break
+        asked = time.perf_counter()
+    clock.total_s = time.perf_counter() - begun
+    return total, seeds, clock
 
 
 class Trainer:
@@ -148,12 +180,7 @@ class Trainer:
             loss, clock = self._train_epoch()
             if self._ended:
                 break
-            accuracy = self.accuracy("valid")
-            share = clock.waiting_s / clock.total_s
-            self._say(
-                f"epoch {epoch}: loss {loss:.4f}, valid accuracy {accuracy:.4f}, "
-                f"{clock.total_s:.2f} s, {share:.0%} of it waiting for data"
-            )
+            self._say(clock.report(epoch, loss, self.accuracy("valid")))
         self._data.close()
         result = self.accuracy("test")
         self._say(f"test accuracy {result:.4f}")
@@ -201,29 +228,23 @@ class Trainer:
         """What is left of an epoch: mean loss over seeds of all ranks, and where the time went."""
         settings, ranks = self._settings, self._ranks
         self.model.train()
-        clock, total, seeds = Clock(), 0.0, 0
-        begun = asked = time.perf_counter()
-        for batch in self._data:
-            clock.waiting_s += time.perf_counter() - asked
+
+        def loss_of(batch: AnyBatch) -> torch.Tensor:
             if self._observe is not None:
                 self._observe(batch)
             place = (settings.seed, batch.epoch, batch.step, ranks.rank)
             torch.manual_seed(hash(place) & (2**63 - 1))
-            loss = functional.cross_entropy(
+            return functional.cross_entropy(
                 self._parallel(batch), seed_labels(batch), ignore_index=UNLABELLED
             )
-            self._optimizer.zero_grad()
-            torch.autograd.backward(loss)
-            self._optimizer.step()
-            total += loss.item() * batch.batch_size
-            seeds += batch.batch_size
+
+        def goes_on() -> bool:
             self._steps += 1
             if self._ended or (settings.save_every and self._steps % settings.save_every == 0):
                 self._save()
-            if self._ended:
-                break
-            asked = time.perf_counter()
-        clock.total_s = time.perf_counter() - begun
+            return not self._ended
+
+        total, seeds, clock = optimize(self._data, loss_of, self._optimizer, goes_on)
         if not self._ended and not settings.save_every:
             self._save()
         total_loss, total_seeds = ranks.total(total, seeds)
@@ -269,7 +290,6 @@ def parse_fanouts(words: Iterable[object]) -> tuple[int, ...]:
 
 
 def main() -> None:
-    """Entry point."""
     default = Settings("")
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("endpoint", help="ipc:///path/of/the/socket")

@@ -2,7 +2,6 @@
 
 import argparse
 import sys
-import time
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -12,9 +11,9 @@ from torch.nn import functional
 
 from clients.hopwise.dataset import HopBatch, HopDataset
 from clients.hopwise.models import ALONE, make_model
-from clients.prefetch import Prefetcher, prefetch
+from clients.prefetch import prefetch
 from clients.ranks import usable_device
-from clients.train import UNLABELLED, Clock, NotTrainable, say
+from clients.train import UNLABELLED, NotTrainable, optimize, say
 from loaderd.errors import DaemonError
 
 MODELS = ("linear", "features", "sgc", "sign", "sign-mlp", "hoga")
@@ -22,8 +21,6 @@ MODELS = ("linear", "features", "sgc", "sign", "sign-mlp", "hoga")
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What to train."""
-
     endpoint: str
     model: str = "sign"
     operator: str = ""  # "": all that the store has
@@ -62,32 +59,6 @@ def inputs(settings: Settings, batch: HopBatch) -> list[Tensor]:
     if any(hop.dim() != 2 for hop in x):
         raise NotTrainable("rows are not vectors")
     return x
-
-
-def train_epoch(
-    settings: Settings,
-    model: nn.Module,
-    data: Prefetcher[HopBatch],
-    optimizer: torch.optim.Optimizer,
-) -> tuple[float, Clock]:
-    """One pass: mean loss over rows, and where the time went."""
-    model.train()
-    clock, total, rows = Clock(), 0.0, 0
-    begun = asked = time.perf_counter()
-    for batch in data:
-        clock.waiting_s += time.perf_counter() - asked
-        assert batch.y is not None
-        loss = functional.cross_entropy(
-            model(inputs(settings, batch)), batch.y, ignore_index=UNLABELLED
-        )
-        optimizer.zero_grad()
-        torch.autograd.backward(loss)
-        optimizer.step()
-        total += loss.item() * batch.batch_size
-        rows += batch.batch_size
-        asked = time.perf_counter()
-    clock.total_s = time.perf_counter() - begun
-    return total / max(rows, 1), clock
 
 
 @torch.no_grad()
@@ -130,24 +101,27 @@ def train(settings: Settings) -> tuple[float, float]:
         settings.model, width, arrays, num_classes, settings.hidden, settings.dropout
     ).to(settings.device)
     optimizer = torch.optim.Adam(model.parameters(), settings.learning_rate)
+
+    def loss_of(batch: HopBatch) -> Tensor:
+        assert batch.y is not None
+        x = inputs(settings, batch)
+        return functional.cross_entropy(model(x), batch.y, ignore_index=UNLABELLED)
+
     ahead, best = prefetch(data, settings.device), (0.0, 0.0)
     for epoch in range(settings.epochs):
         ahead.set_epoch(epoch)
-        loss, clock = train_epoch(settings, model, ahead, optimizer)
+        model.train()
+        total, rows, clock = optimize(ahead, loss_of, optimizer)
         found = accuracy(settings, model, valid)
         if found >= best[0]:
             best = found, accuracy(settings, model, test)
-        say(
-            f"epoch {epoch}: loss {loss:.4f}, valid accuracy {found:.4f}, "
-            f"{clock.total_s:.2f} s, {clock.waiting_s / clock.total_s:.0%} of it waiting for data"
-        )
+        say(clock.report(epoch, total / max(rows, 1), found))
     ahead.close()
     say(f"test accuracy {best[1]:.4f} where valid was best")
     return best
 
 
 def main() -> None:
-    """Entry point."""
     default = Settings("")
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("endpoint", help="ipc:///path/of/the/socket")
