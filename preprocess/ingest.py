@@ -163,13 +163,6 @@ def foretell(source: Source, contents: Contents, options: IngestOptions) -> Fore
     return Forecast(job, *forecast_hops(contents, options, source.where))
 
 
-def plan_ingest(source: Source, options: IngestOptions) -> IngestPlan:
-    """What an ingest will take.  Raises BadInput, BudgetTooSmall."""
-    options.check()
-    source = with_reverses(source, options)
-    return IngestStages(foretell(source, list_contents(source, options), options)).plan()
-
-
 def write_store(
     stages: "IngestStages",
     target: Path,
@@ -253,7 +246,6 @@ class IngestStages:
             self._influence = InfluenceStages(self.job, self._bare_manifest)
 
     def stages(self) -> list[IngestStage]:
-        """All, in order."""
         return [*self.first_stages(), *self.later_stages()]
 
     def later_stages(self) -> list[IngestStage]:
@@ -297,11 +289,8 @@ class IngestStages:
 
     def first_stages(self) -> list[IngestStage]:
         """Those after which it is known what the others do."""
-        contents, types = (
-            self.job.contents,
-            zip(self.job.contents.types, self._types(), strict=True),
-        )
-        bits = {made.bits_file: -(-t.num_nodes // 8) for t, made in types if made.splits_seeded}
+        contents, types = self.job.contents, self._types()
+        bits = {t.bits_file: -(-t.type.num_nodes // 8) for t in types if t.splits_seeded}
         counts = {counts_file(i): 4 * r.dst.num_nodes for i, r in enumerate(contents.relations)}
         work = {"counted_edges": sum(r.source.num_edges for r in contents.relations)}
         cost = Cost(self.job.source_bytes, sum(counts.values()), 0, work)
@@ -332,10 +321,7 @@ class IngestStages:
         )
 
     def _check(self, run: IngestRun) -> Facts:
-        labels = {
-            t.name: made.check(run)
-            for t, made in zip(self.job.contents.types, self._types(), strict=True)
-        }
+        labels = {t.type.name: t.check(run) for t in self._types()}
         for r in self.job.contents.relations:
             check_edge_splits(self.job.source, r.source)
         return {"labels": {name: facts for name, facts in labels.items() if facts is not None}}
@@ -418,7 +404,7 @@ class IngestStages:
     def _classes(self, run: IngestRun) -> NodeClasses:
         """Those of training nodes, as the source or a seeded split has them."""
         job, labels = self.job, run.facts(CHECK)["labels"]
-        made = {t.name: m for t, m in zip(job.contents.types, self._types(), strict=True)}
+        made = {stages.type.name: stages for stages in self._types()}
 
         def seeded(t: TypeContents) -> Callable[[], Iterator[NDArray[np.int64]]] | None:
             stages = made[t.name]

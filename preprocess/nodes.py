@@ -47,11 +47,10 @@ class TypeStages:
 
     def __init__(self, job: IngestJob, number: int) -> None:
         self._job, self._number = job, number
-        self._type = job.contents.types[number]
+        self.type = job.contents.types[number]
 
     def stages(self) -> list[IngestStage]:
-        """All, in order."""
-        job, t, place = self._job, self._type, self._place
+        job, t, place = self._job, self.type, self._place
         rank, found = 4 if job.options.renames else 0, [self._ids_stage()]
         for rows in t.features:
             found += feature_stages(job, rows, place, rank, partial(_as_planned, rows.array), [])
@@ -70,13 +69,13 @@ class TypeStages:
         return found
 
     def _ids_stage(self) -> IngestStage:
-        t = self._type
+        t = self.type
         written = 2 * row_disk_bytes(t.original_id, self._job.options.block_bytes)
         arrays = [*array_files(t.original_id), *array_files(t.store_id)]
         return IngestStage(ids_stage(t), Cost(0, written), self._write_ids, arrays=arrays)
 
     def _write_ids(self, run: IngestRun) -> None:
-        t, nodes = self._type, run.graph.nodes
+        t, nodes = self.type, run.graph.nodes
         order = nodes and nodes.order[t.first : t.stop]
         rank = nodes and nodes.rank[t.first : t.stop]
         write_ids(run, t.original_id, order, t.first, 0)
@@ -86,13 +85,13 @@ class TypeStages:
         self, run: IngestRun, pieces: Iterator[NDArray[Any]], array: RowArray, emit: Emit
     ) -> None:
         """Bring rows of the type into the order of its nodes."""
-        t, nodes = self._type, run.graph.nodes
+        t, nodes = self.type, run.graph.nodes
         rank = nodes and nodes.rank[t.first : t.stop]
         local = rank - np.uint32(t.first) if rank is not None and t.first else rank
         place_rows(pieces, array, local, self._job.share, run.folder, emit, run.progress)
 
     def _label(self, run: IngestRun) -> RowArray:
-        t = self._type
+        t = self.type
         assert t.label is not None
         facts = run.facts(CHECK)["labels"].get(t.name)
         if facts is None:
@@ -100,14 +99,14 @@ class TypeStages:
         return msgspec.structs.replace(t.label.array, dtype=facts["dtype"])
 
     def _label_pieces(self, run: IngestRun) -> Iterator[NDArray[Any]]:
-        assert self._type.label is not None
+        assert self.type.label is not None
         dtype = self._label(run).dtype
-        return label_pieces(self._job.source, self._type.label.source, dtype, self._job.share)
+        return label_pieces(self._job.source, self.type.label.source, dtype, self._job.share)
 
     @property
     def splits_seeded(self) -> bool:
         """Whether a seeded split is to be made."""
-        return bool(seeded_splits(self._type, 0, self._job.options))
+        return bool(seeded_splits(self.type, 0, self._job.options))
 
     @property
     def bits_file(self) -> str:
@@ -116,8 +115,8 @@ class TypeStages:
 
     def check(self, run: IngestRun) -> Facts | None:
         """Splits are sound; labels are looked at where their dtype, or a split, depends on them."""
-        job, label = self._job, self._type.label
-        check_splits(job.source, self._type.name)
+        job, label = self._job, self.type.label
+        check_splits(job.source, self.type.name)
         if label is None or not looks_at_label(label, job.options):
             return None
         rows = label.source
@@ -130,11 +129,11 @@ class TypeStages:
         return facts
 
     def _labelled(self, run: IngestRun) -> int:
-        found: int = run.facts(CHECK)["labels"][self._type.name]["labelled"]
+        found: int = run.facts(CHECK)["labels"][self.type.name]["labelled"]
         return found
 
     def _seeded_split(self, split: int, run: IngestRun) -> RowArray:
-        return seeded_splits(self._type, self._labelled(run), self._job.options)[split]
+        return seeded_splits(self.type, self._labelled(run), self._job.options)[split]
 
     def seeded(self, split: int, run: IngestRun) -> Iterator[NDArray[np.int64]]:
         """Ids of a seeded split."""
@@ -142,13 +141,13 @@ class TypeStages:
         bits = load_array(run.path(self.bits_file), np.uint8)
         places = split_sizes(options.split, total)[split]
         key = split_key(options.seed, self._number)
-        return seeded_ids(bits, self._type.num_nodes, total, places, key)
+        return seeded_ids(bits, self.type.num_nodes, total, places, key)
 
     def _write_partitions(self, run: IngestRun) -> None:
         starts, count = run.facts(ORDER)["starts"], self._num_partitions(run)
         first = self._number * count
         offsets = np.array(starts[first : first + count + 1], np.uint64)
-        run.writer.side(partition_path(self._type), offsets)
+        run.writer.side(partition_path(self.type), offsets)
 
     def _num_partitions(self, run: IngestRun) -> int:
         if not self._job.options.in_partitions:
@@ -157,7 +156,7 @@ class TypeStages:
 
     def node_type(self, run: IngestRun) -> NodeType:
         """What the manifest says, once all stages are over."""
-        t = self._type
+        t = self.type
         splits = {r.source.name: r.array for r in t.splits}
         if self.splits_seeded:
             splits = {name: self._seeded_split(i, run) for i, name in enumerate(SPLITS)}

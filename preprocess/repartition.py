@@ -175,7 +175,7 @@ class _StoredType(TypeStages):
         self._source = source
 
     def _write_ids(self, run: IngestRun) -> None:
-        t, nodes = self._type, run.graph.nodes
+        t, nodes = self.type, run.graph.nodes
         assert nodes is not None
         with run.writer.rows(t.original_id) as out:
             self._place(run, self._source.original_ids(t.name), t.original_id, out.append)

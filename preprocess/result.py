@@ -43,13 +43,32 @@ class OfStages:
 
     @property
     def read_bytes(self) -> int:
-        """Of all stages."""
         return sum(s.read_bytes for s in self.stages)
 
     @property
     def written_bytes(self) -> int:
-        """Of all stages."""
         return sum(s.written_bytes for s in self.stages)
+
+
+class Ran(OfStages):
+    """Records of runs that are over, whose stages include those of earlier runs."""
+
+    __slots__ = ()
+    stages: Sequence[StageResult]
+
+    @property
+    def elapsed_s(self) -> float:
+        return sum(s.elapsed_s for s in self.stages)
+
+    @property
+    def peak_bytes(self) -> int:
+        """Of memory, in any stage."""
+        return max(s.peak_bytes for s in self.stages)
+
+    @property
+    def resumed(self) -> int:
+        """Stages that an earlier run did."""
+        return sum(s.resumed for s in self.stages)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from blockstore.format import Relation, RowArray
 from blockstore.store import Store, numpy_dtype, scan_blocks
-from blockstore.unpack import unpack_block
+from blockstore.unpack import GraphBlock, unpack_block
 from preprocess.progress import Progress
 from preprocess.stages.ahead import read_ahead
 from preprocess.stages.array_file import ArrayFile
@@ -24,27 +24,15 @@ class StoredEdges(NamedTuple):
     sources: NDArray[Any]  # id_dtype; ascending in a column
 
 
-def stored_edges(
-    store: Store,
-    relation: Relation,
-    most: int,
-    columns: tuple[int, int] | None = None,
-    scan_bytes: int = 1 << 20,
-) -> Iterator[StoredEdges]:
-    """Edges of a relation, at most so many at a time; arrays are valid until the next step.
+def stored_blocks(
+    store: Store, relation: Relation, scan_bytes: int = 1 << 20
+) -> Iterator[tuple[NDArray[Any], GraphBlock]]:
+    """Graph blocks in order, and the target of each of their edges, by store id.
 
-    columns   (first, stop)   store ids of targets; None: all
-
-    Blocks are read about `scan_bytes` at a time; of one block its targets are held beside it.
-    Raises CorruptBlock.
+    They are read about `scan_bytes` at a time.  Raises CorruptBlock.
     """
-    file, where = store.graph(relation), store.path / relation.path
-    start, stop = 0, relation.num_blocks
-    if columns is not None:
-        firsts = store.first_node(relation)[:-1]
-        start = max(0, int(np.searchsorted(firsts, columns[0], "right")) - 1)
-        stop = int(np.searchsorted(firsts, columns[1], "right"))
-    for first, blocks in scan_blocks(file, scan_bytes, start, stop):
+    where = store.path / relation.path
+    for first, blocks in scan_blocks(store.graph(relation), scan_bytes):
         for i in range(blocks.shape[0]):
             block = unpack_block(blocks[i], f"{where}, block {first + i}")
             header, dtype = block.header, block.sources.dtype
@@ -52,13 +40,20 @@ def stored_edges(
             degrees[0], degrees[1:] = header.num_carried, block.degrees_here()
             # carried edges are of the column before the first; where there are none, it is not used
             names = np.arange(header.first_node - 1, header.first_node + header.num_nodes)
-            targets = np.repeat(names.astype(dtype), degrees)
-            low, high = 0, targets.size
-            if columns is not None:
-                low, high = np.searchsorted(targets, np.array(columns, dtype)).tolist()
-            for at in range(low, high, most):
-                some = slice(at, min(at + most, high))
-                yield StoredEdges(targets[some], block.sources[some])
+            yield np.repeat(names.astype(dtype), degrees), block
+
+
+def stored_edges(
+    store: Store, relation: Relation, most: int, scan_bytes: int = 1 << 20
+) -> Iterator[StoredEdges]:
+    """Edges of a relation, at most so many at a time; arrays are valid until the next step.
+
+    Raises CorruptBlock.
+    """
+    for targets, block in stored_blocks(store, relation, scan_bytes):
+        for at in range(0, targets.size, most):
+            some = slice(at, at + most)
+            yield StoredEdges(targets[some], block.sources[some])
 
 
 def stored_rows(

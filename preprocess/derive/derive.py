@@ -1,14 +1,15 @@
 """Features of a type out of its neighbors' into a store: one more array, within one budget.
 
 The rows of a target's neighbors are added in the order of their store ids, in float32, whatever
-the memory and the threads: sums of a range of targets are in memory, and rows pass by in order.
+the memory and the threads.  Sums of all targets are in memory, of as many columns as fit: edges
+and rows pass by in order, once for each slice of columns.
 """
 
-import shutil
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import repeat
 from pathlib import Path
 from typing import Any
@@ -17,32 +18,48 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from blockstore.errors import CorruptBlock, OutOfSpace
+from blockstore.errors import CorruptBlock
 from blockstore.extend import StoreExtender
 from blockstore.format import Manifest, RowArray
-from blockstore.store import Store, numpy_dtype, open_store, read_rows
+from blockstore.store import Store, open_store, read_rows
 from blockstore.units import format_bytes
+from preprocess.contents import row_disk_bytes
 from preprocess.derive.plan import Derivation, DerivePlan, Resolved, plan_derivation, resolve
+from preprocess.errors import BadInput
 from preprocess.kernels import derive as kernels
-from preprocess.kernels.rows import group_places
+from preprocess.kernels.rows import quantize
 from preprocess.memory import give_back_freed
+from preprocess.pipeline import (
+    Cost,
+    Facts,
+    Run,
+    Stage,
+    check_disk,
+    disk_need,
+    resumable,
+    temporary_bytes,
+)
 from preprocess.progress import Progress
-from preprocess.result import QuantizationError
+from preprocess.result import QuantizationError, Ran, StageResult
 from preprocess.stages.ahead import read_ahead
-from preprocess.stages.buckets import Buckets
+from preprocess.stages.array_file import ArrayFile, load_array, save_array
 from preprocess.stages.csc import Columns, Records, sorted_columns
-from preprocess.stages.derived import DerivedRows
+from preprocess.stages.rows import convert, scatter_bytes
 from preprocess.stages.slots import SlotCopies
-from preprocess.stored import rows_ahead, stored_edges, to_floats
+from preprocess.stored import Cut, cut_columns, floats_ahead, joined_columns, stored_edges
+from preprocess.work import WorkFolder, sign, work_path
 
 THREADS = 3
+_PIPELINE = 1  # goes up when stages or their files change: nothing older is taken over
+# temporary files: neighbors of each target, edges of each origin, edges by origin
+_COUNTS, _BY_ORIGIN, _ORIGINS, _TARGETS = "counts", "by-origin", "origins", "targets"
 
-# (origins ascending, targets): numbers in their types, of targets sometimes in a range of them
+# (origins ascending, targets): numbers in their types
 Edges = Iterator[tuple[NDArray[Any], NDArray[Any]]]
 
 
 @dataclass(frozen=True, slots=True)
-class DeriveResult:
+class DeriveResult(Ran):
     """What has been added to a store."""
 
     manifest: Manifest
@@ -50,25 +67,20 @@ class DeriveResult:
     plan: DerivePlan
     without_neighbors: int  # targets: their rows are zeros
     quantization: QuantizationError | None
-    read_bytes: int
-    written_bytes: int
-    elapsed_s: float
-    peak_bytes: int
+    stages: tuple[StageResult, ...]
 
     def text(self, path: Path, op: str) -> str:
-        """For a person."""
         new, target, origin = self.resolved.array, self.resolved.target, self.resolved.origin
         shape = "x".join(map(str, (new.num_rows, *new.row_shape)))
-        plan = self.plan
-        passes = 1 if plan.spill else max(1, plan.num_ranges)
         lines = [
             f"{path}: {new.path}, {new.dtype} {shape}: {op} of the {origin.name} rows over "
             f"{self.resolved.title}, fingerprint {self.manifest.fingerprint}",
             f"zeros       {self.without_neighbors:,} of {target.num_nodes:,} {target.name} nodes "
             "have no neighbor",
-            f"took        {self.elapsed_s:.1f} s, {passes} reads of the rows; "
-            f"{format_bytes(self.read_bytes)} read, {format_bytes(self.written_bytes)} written, at "
-            f"most {format_bytes(self.peak_bytes)} of memory",
+            f"took        {self.elapsed_s:.1f} s, {self.plan.num_slices} slices of "
+            f"{self.plan.width} columns; {format_bytes(self.read_bytes)} read, "
+            f"{format_bytes(self.written_bytes)} written, at most "
+            f"{format_bytes(self.peak_bytes)} of memory",
         ]
         if self.quantization is not None:
             lost = self.quantization
@@ -86,292 +98,237 @@ def derive(
     """Add the array to the store at `path`.
 
     Raises BadInput, BudgetTooSmall, OutOfSpace, StoreBusy, StoreExists, NotAStore, CorruptBlock;
-    the store is as it was then.
+    the store is as it was then.  When the disk fills up, or the run is stopped, finished stages
+    stay beside the store, and the same call goes on after them.
     """
     give_back_freed()
+    path = path.resolve()
     manifest = open_store(path).manifest
     plan = plan_derivation(manifest, resolve(manifest, derivation, str(path)), mem_bytes)
     with StoreExtender(path, plan.buffer) as extender:
-        resolved = resolve(extender.store.manifest, derivation, str(path))  # now that it is locked
-        run = _Derive(extender, resolved, derivation.op, mem_bytes, progress, threads)
-        with progress.recorded(resolved.array.path) as took:
-            plan, without, quantization = run.run()
-            manifest = extender.commit(resolved.extended(extender.store.manifest))
-    return DeriveResult(
-        manifest, resolved, plan, without, quantization,
-        took.read_bytes, took.written_bytes, took.elapsed_s, took.peak_bytes,
-    )  # fmt: skip
+        manifest = extender.store.manifest  # now that it is locked
+        resolved = resolve(manifest, derivation, str(path))
+        plan = plan_derivation(manifest, resolved, mem_bytes)
+        made = DeriveStages(manifest, resolved, plan, derivation.op)
+        facts = {
+            "derive": _PIPELINE, "store": manifest.fingerprint, "asked": asdict(derivation),
+            "width": plan.width,
+        }  # fmt: skip
+        folder = path.with_name(f"{path.name}.derive")
+        stages = made.stages()
+        temporary = temporary_bytes(stages)
+        check_disk(path, plan.array_bytes, temporary, work_path(folder))
+        progress.begin([s.plan for s in stages], {})
+        need = disk_need(plan.array_bytes, temporary)
+        with (
+            resumable(folder, sign(facts, b""), progress, need) as work,
+            ThreadPoolExecutor(threads, thread_name_prefix="derive") as pool,
+        ):
+            run = DeriveRun(work, progress, extender, pool, threads)
+            run.execute(stages[:1])
+            counted = run.facts(made.name("edges"))
+            plan_derivation(manifest, resolved, mem_bytes, counted["longest"])  # it may refuse
+            run.execute(stages[1:])
+            return DeriveResult(
+                run.manifest, resolved, plan, counted["without"], run.quantization, run.results
+            )
 
 
-class _Derive:
-    """One run."""
+class DeriveRun(Run):
+    """The store that is extended."""
 
     def __init__(
         self,
-        extender: StoreExtender,
-        resolved: Resolved,
-        op: str,
-        mem_bytes: int,
+        work: WorkFolder,
         progress: Progress,
+        extender: StoreExtender,
+        pool: ThreadPoolExecutor,
         threads: int,
     ) -> None:
-        self._store, self._work = extender.store, extender.work
-        self._extender, self._resolved, self._op = extender, resolved, op
-        self._mem_bytes, self._progress, self._threads = mem_bytes, progress, threads
-        self._feature = resolved.feature
-        self._scale: NDArray[np.float32] | None = None
-        if self._feature.scale_path:
-            self._scale = self._store.scale(self._feature)
-        self._plan = self._make_plan(0)
+        super().__init__(work, progress)
+        self.extender, self.store, self.pool, self.threads = extender, extender.store, pool, threads
+        self.manifest = extender.store.manifest
+        self.quantization: QuantizationError | None = None
 
-    def run(self) -> tuple[DerivePlan, int, QuantizationError | None]:
-        """All rows of the array; returns the plan, and how many targets have no neighbor."""
-        resolved = self._resolved
-        self._counts, by_origin = self._count()
+
+class DeriveStages:
+    """The stages that add one array to a store."""
+
+    def __init__(self, manifest: Manifest, resolved: Resolved, plan: DerivePlan, op: str) -> None:
+        self._manifest, self._resolved, self._plan, self._op = manifest, resolved, plan, op
+        self._feature, self._items = resolved.feature, resolved.feature.row_items
+        self._one = plan.num_slices == 1  # sums of all columns are in memory
+
+    def name(self, stage: str) -> str:
+        return f"{self._resolved.array.path}: {stage}"
+
+    def stages(self) -> list[Stage[DeriveRun]]:
+        resolved, block = self._resolved, self._manifest.block_bytes
+        target, edges = resolved.target.num_nodes, resolved.relation.num_edges
+        graph, rows = resolved.relation.num_blocks * block, row_disk_bytes(self._feature, block)
+        counts = {_COUNTS: 4 * target}
         if not resolved.outward:
-            self._plan = self._make_plan(int(by_origin.max(initial=0)))
-        plan = self._plan
-        with (
-            ThreadPoolExecutor(self._threads, thread_name_prefix="derive") as self._pool,
-            DerivedRows(
-                self._extender, resolved.array, plan.piece_rows, self._progress
-            ) as self._output,
-        ):
-            if plan.spill:
-                self._by_rows(self._outward() if resolved.outward else self._inward(by_origin))
-            elif resolved.outward and plan.num_ranges > 1:
-                self._by_edges()
-            else:
-                self._by_targets(by_origin)
-            quantization = self._output.close()
-        without = int(np.count_nonzero(self._counts == 0))
-        del self._counts, by_origin
+            counts[_BY_ORIGIN] = 4 * resolved.origin.num_nodes
+        cost = Cost(graph, sum(counts.values()))
+        made: list[Stage[DeriveRun]] = [Stage(self.name("edges"), cost, self._count, counts)]
+        listed = graph  # bytes of all edges, by origin
+        if not resolved.outward:
+            item = np.dtype(resolved.origin_dtype).itemsize
+            files = {_ORIGINS: item * edges, _TARGETS: resolved.widths.column_bytes * edges}
+            listed = sum(files.values())
+            passing = 8 * edges if 8 * edges > self._plan.sort_bytes // 2 else 0
+            cost = Cost(graph + passing, listed + passing, passing)
+            made.append(Stage(self.name("sorted"), cost, self._sort, files, [_BY_ORIGIN]))
+        if not self._one:
+            made += self._slice_stages(rows, listed)
+        copying = 0
         if resolved.copies is not None:
-            self._copy_slots(resolved.copies)
-        return plan, without, quantization
+            copies = resolved.copies
+            copying = scatter_bytes(copies.num_rows, copies.row_bytes, 4, self._plan.share)
+        read = rows + listed if self._one else 4 * target * self._items
+        cost = Cost(read + copying, self._plan.array_bytes + copying, copying)
+        return [*made, Stage(resolved.array.path, cost, self._commit, ends=True)]
 
-    def _make_plan(self, longest: int) -> DerivePlan:
-        """Raises BudgetTooSmall, OutOfSpace."""
-        where = self._store.path
-        free = shutil.disk_usage(where).free
-        plan = plan_derivation(self._store.manifest, self._resolved, self._mem_bytes, free, longest)
-        need = plan.array_bytes + plan.temporary_bytes
-        if need > free:
-            raise OutOfSpace(
-                f"{where}: found {format_bytes(free)} free, expected "
-                f"{format_bytes(plan.array_bytes)} for the array and "
-                f"{format_bytes(plan.temporary_bytes)} for its making; free some space, or move "
-                "the store to another disk"
-            )
-        return plan
+    def _slice_stages(self, rows: int, listed: int) -> list[Stage[DeriveRun]]:
+        """Columns to files, a slice each; then the sums of each slice."""
+        plan, origins = self._plan, self._resolved.origin.num_nodes
+        files = {f"x.{i}": 4 * origins * plan.width for i in range(plan.num_slices)}
+        cost = Cost(rows, sum(files.values()))
+        made = [Stage(self.name("columns"), cost, self._cut, files)]
+        for i in range(plan.num_slices):
+            size = 4 * self._resolved.target.num_nodes * plan.columns(i, self._items)
+            cost = Cost(files[f"x.{i}"] + listed, size)
+            body = partial(self._write_sums, i)
+            made.append(Stage(self._slice(i), cost, body, {f"sums.{i}": size}, [f"x.{i}"]))
+        return made
 
-    def _copy_slots(self, copies: RowArray) -> None:
-        """Rows of the new array once more, for the halo of its type."""
-        resolved, manifest = self._resolved, self._store.manifest
-        halo = resolved.target.halo
-        assert halo is not None
-        nodes = read_rows(self._store, halo.nodes).astype(np.uint64)
-        held = msgspec.structs.replace(resolved.extended(manifest), files=self._extender.digests)
-        made = Store(self._extender.tree, held)
-        slots = SlotCopies(made, nodes, self._plan.share, self._work, self._progress)
-        with self._extender.rows(copies) as out:
-            slots.rows(resolved.array, resolved.target.first, copies, out.append)
+    def _slice(self, number: int) -> str:
+        return self.name(f"slice {number + 1} of {self._plan.num_slices}")
 
-    def _count(self) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
-        """Neighbors of each target; of each origin too where edges must be sorted, else none."""
+    def _count(self, run: DeriveRun) -> Facts:
+        """Neighbors of each target; of each origin too if edges must be sorted."""
         target, origin, relation, outward = self._resolved[:4]
         counts = np.zeros(target.num_nodes, np.uint32)
         by_origin = np.zeros(0 if outward else origin.num_nodes, np.uint32)
-        with self._progress.stage("count edges", relation.num_edges, "edges") as stage:
-            for edges in stored_edges(self._store, relation, self._plan.piece_edges):
+        with run.progress.stage("count edges", relation.num_edges, "edges") as stage:
+            for edges in stored_edges(run.store, relation, self._plan.piece_edges):
                 targets, origins = edges if not outward else edges[::-1]
-                self._check(targets, target.first, target.num_nodes)
-                self._check(origins, origin.first, origin.num_nodes)
+                self._check(run.store, targets, target.first, target.num_nodes)
+                self._check(run.store, origins, origin.first, origin.num_nodes)
                 kernels.count_ids(targets, target.first, counts)
                 if not outward:
                     kernels.count_ids(origins, origin.first, by_origin)
                 stage.advance(targets.size)
-        return counts, by_origin
+        save_array(run.path(_COUNTS), counts)
+        if not outward:
+            save_array(run.path(_BY_ORIGIN), by_origin)
+        without, longest = int(np.count_nonzero(counts == 0)), int(by_origin.max(initial=0))
+        return {"without": without, "longest": longest}
 
-    def _check(self, ids: NDArray[Any], first: int, num_nodes: int) -> None:
+    def _check(self, store: Store, ids: NDArray[Any], first: int, num_nodes: int) -> None:
         """Kernels trust ids."""
         if ids.size and not first <= int(ids.min()) <= int(ids.max()) < first + num_nodes:
             raise CorruptBlock(
-                f"{self._store.path / self._resolved.relation.path}: ids {ids.min()} to "
+                f"{store.path / self._resolved.relation.path}: ids {ids.min()} to "
                 f"{ids.max()}, expected {first} to {first + num_nodes - 1}; ingest again"
             )
 
-    def _outward(self) -> Edges:
-        """All edges of a relation whose columns are the origins."""
-        target, origin, relation = self._resolved[:3]
-        for edges in stored_edges(self._store, relation, self._plan.piece_edges):
-            origins = (edges.targets - edges.targets.dtype.type(origin.first)).astype(
-                self._resolved.origin_dtype, copy=False
-            )
-            yield origins, edges.sources - edges.sources.dtype.type(target.first)
-
-    def _inward(
-        self, by_origin: NDArray[np.uint32], low: int = 0, high: int | None = None
-    ) -> Edges:
-        """Edges of targets [low, high), sorted by origin; targets count from `low`.
-
-        by_origin   uint32 (origins,)   how many of these edges each has
-        """
-        high = self._resolved.target.num_nodes if high is None else high
+    def _sort(self, run: DeriveRun) -> None:
+        """Edges by origin, to files."""
         plan, widths = self._plan, self._resolved.widths
+        by_origin = load_array(run.path(_BY_ORIGIN), np.uint32)
+        for name in (_ORIGINS, _TARGETS):
+            run.path(name).unlink(missing_ok=True)
         made = sorted_columns(
-            self._records(low, high), by_origin, widths, False, plan.sort_bytes, self._work,
-            self._progress,
+            self._records(run.store), by_origin, widths, False, plan.sort_bytes, run.folder,
+            run.progress,
         )  # fmt: skip
-        dtype = np.dtype(self._resolved.origin_dtype)
-        with closing(made):
-            for columns in made:
-                for origins, targets in _pieces(columns, plan.piece_edges):
-                    yield origins.astype(dtype), targets
-
-    def _records(self, low: int, high: int) -> Iterator[Records]:
-        """Edges of targets [low, high) as columns of origins: what sorts them."""
-        target, origin, relation = self._resolved[:3]
-        none, first = np.empty(0, np.int64), target.first + low
-        for edges in stored_edges(
-            self._store, relation, self._plan.piece_edges, (first, target.first + high)
+        with (
+            closing(made),
+            ArrayFile(run.path(_ORIGINS), self._resolved.origin_dtype) as origins,
+            ArrayFile(run.path(_TARGETS), widths.node) as targets,
         ):
+            for columns in made:
+                for piece in _pieces(columns, plan.piece_edges):
+                    origins.append(piece[0].astype(self._resolved.origin_dtype))
+                    targets.append(piece[1])
+
+    def _records(self, store: Store) -> Iterator[Records]:
+        """Edges as columns of origins: what sorts them."""
+        target, origin, relation = self._resolved[:3]
+        none = np.empty(0, np.int64)
+        for edges in stored_edges(store, relation, self._plan.piece_edges):
             yield Records(
                 edges.sources.astype(np.int64) - origin.first,
-                edges.targets.astype(np.int64) - first,
+                edges.targets.astype(np.int64) - target.first,
                 none,
             )
 
-    def _rows(
-        self, change: Callable[[NDArray[Any]], NDArray[Any]]
-    ) -> "closing[Generator[NDArray[Any]]]":
-        """All rows of the origin, in order."""
+    def _edges(self, run: DeriveRun) -> Edges:
+        """All edges, by origin: as they lie, or as they were sorted."""
+        target, origin, relation, outward = self._resolved[:4]
+        most = self._plan.piece_edges
+        if outward:
+            for edges in stored_edges(run.store, relation, most):
+                origins = (edges.targets - edges.targets.dtype.type(origin.first)).astype(
+                    self._resolved.origin_dtype, copy=False
+                )
+                yield origins, edges.sources - edges.sources.dtype.type(target.first)
+            return
+        with (
+            ArrayFile(run.path(_ORIGINS), self._resolved.origin_dtype) as by_origin,
+            ArrayFile(run.path(_TARGETS), self._resolved.widths.node) as targets,
+        ):
+            for first in range(0, targets.size, most):
+                count = min(most, targets.size - first)
+                yield by_origin.read(first, count), targets.read(first, count)
+
+    def _cut(self, run: DeriveRun) -> None:
         plan = self._plan
-        return closing(rows_ahead(self._store, self._feature, plan.scan_bytes, plan.lanes, change))
+        files = [run.path(f"x.{i}") for i in range(plan.num_slices)]
+        cut_columns(run.store, self._feature, Cut(files, plan.width), plan.scan_bytes, run.progress)
 
-    def _floats(self, rows: NDArray[Any]) -> NDArray[np.float32]:
-        return to_floats(rows.reshape(-1, self._feature.row_items), self._feature, self._scale)
+    def _rows(self, run: DeriveRun, number: int) -> Generator[NDArray[np.float32]]:
+        """Rows of the origin in order: columns of a slice, or all of them."""
+        plan = self._plan
+        if self._one:
+            return floats_ahead(run.store, self._feature, plan.scan_bytes, plan.lanes)
 
-    def _by_targets(self, by_origin: NDArray[np.uint32]) -> None:
-        """Edges of a range of targets come in order beside the rows, which are read each time."""
-        outward, plan = self._resolved.outward, self._plan
-        sums = self._new_sums(self._counts.size)
-        for number, (low, high) in enumerate(self._ranges()):
-            edges: Edges = iter(())
-            if outward:
-                edges = self._outward()
-            elif self._resolved.relation.num_edges:
-                if plan.num_ranges > 1:
-                    self._count_origins(low, high, by_origin)
-                edges = self._inward(by_origin, low, high)
-            self._add_range(number, edges, sums, low, high)
+        def read() -> Iterator[NDArray[np.float32]]:
+            with ArrayFile(run.path(f"x.{number}"), np.float32) as file:
+                step = max(1, plan.scan_bytes // (4 * plan.width)) * plan.width
+                for piece in file.pieces(0, file.size, step):
+                    yield piece.reshape(-1, plan.width)
 
-    def _count_origins(self, low: int, high: int, by_origin: NDArray[np.uint32]) -> None:
-        target, origin, relation = self._resolved[:3]
-        by_origin[:] = 0
-        columns = (target.first + low, target.first + high)
-        for edges in stored_edges(self._store, relation, self._plan.piece_edges, columns):
-            kernels.count_ids(edges.sources, origin.first, by_origin)
+        return read_ahead(read())
 
-    def _by_edges(self) -> None:
-        """Edges to buckets by range of targets first; then, for each range, rows are read."""
-        plan, resolved = self._plan, self._resolved
-        sizes, per_range = self._sizes(), plan.range_nodes
-        parts: list[tuple[Any, int]] = [(resolved.origin_dtype, 1), (np.uint32, 1)]
-        starts = np.empty(sizes.size + 1, np.int64)
-        num_edges = resolved.relation.num_edges
-        record = np.dtype(resolved.origin_dtype).itemsize + 4
-        in_memory = num_edges * record <= plan.sort_bytes
-        path = self._work / "ranges"
-        with Buckets(path, sizes, parts, in_memory, plan.sort_bytes) as buckets:
-            with (
-                self._progress.stage("edges by range", num_edges, "edges") as stage,
-                closing(read_ahead(self._outward())) as ahead,
-            ):
-                for origins, targets in ahead:
-                    order = np.empty(targets.size, np.int64)
-                    group_places(targets, per_range, starts, order)
-                    local = (targets % targets.dtype.type(per_range)).astype(np.uint32)
-                    buckets.append_grouped(starts, [origins[order], local[order]])
-                    stage.advance(targets.size)
-            buckets.finish()
-            sums = self._new_sums(per_range)
-            for number, (low, high) in enumerate(self._ranges()):
-                taken = _taken(buckets, number, plan.piece_edges)
-                self._add_range(number, taken, sums, low, high)
-
-    def _by_rows(self, edges: Edges) -> None:
-        """A row for each edge to buckets by range of targets; then each range is added up."""
-        plan, feature = self._plan, self._feature
-        sizes, width = self._sizes(), self._feature.row_items
-        parts: list[tuple[Any, int]] = [(numpy_dtype(feature.dtype), width), (np.uint32, 1)]
-        room = plan.range_nodes * width * 2  # half of that of the sums, which come later
-        with Buckets(self._work / "rows", sizes, parts, False, room) as buckets:
-            self._spill(edges, buckets)
-            buckets.finish()
-            sums = self._new_sums(plan.range_nodes)
-            total = int(sizes.sum()) * feature.row_bytes
-            with self._progress.stage("add rows", total, "B") as stage:
-                for number, (low, high) in enumerate(self._ranges()):
-                    self._clear(sums)
-                    taken = _taken(buckets, number, plan.piece_rows)
-                    floats = ((self._floats(rows), targets) for rows, targets in taken)
-                    with closing(read_ahead(floats)) as ahead:
-                        for rows, targets in ahead:
-                            origins = np.arange(targets.size, dtype=np.uint32)
-                            self._add(rows, 0, origins, targets, sums)
-                            stage.advance(targets.size * feature.row_bytes)
-                    self._finish(sums, low, high)
-
-    def _spill(self, edges: Edges, buckets: Buckets) -> None:
-        """Rows pass by once, each copied for each of its edges."""
-        plan, feature, per_range = self._plan, self._feature, self._plan.range_nodes
-        starts = np.empty(plan.num_ranges + 1, np.int64)
-        order, first = np.empty(plan.piece_rows, np.int64), 0
-        total = feature.num_rows * feature.row_bytes
+    def _sums(self, run: DeriveRun, number: int) -> NDArray[np.float32]:
+        """The rows of all targets, of a slice; float32 (targets, width)."""
+        plan, first = self._plan, 0
+        counts = load_array(run.path(_COUNTS), np.uint32)
+        sums = np.empty((counts.size, plan.width), np.float32)
+        value = -np.inf if self._op == "max" else 0
+        list(run.pool.map(lambda part: part.fill(value), np.array_split(sums, run.threads)))
+        name = "add rows" if self._one else f"add rows, slice {number + 1} of {plan.num_slices}"
         with (
-            self._progress.stage("rows by range", total, "B") as stage,
-            closing(read_ahead(edges)) as edges_ahead,
-            self._rows(lambda rows: rows) as all_rows,
+            run.progress.stage(name, 4 * self._feature.num_rows * plan.width, "B") as stage,
+            closing(read_ahead(self._edges(run))) as edges,
+            closing(self._rows(run, number)) as all_rows,
         ):
-            cursor = _Cursor(edges_ahead)
-            for rows in all_rows:
-                for origins, targets in cursor.until(first + rows.shape[0], plan.piece_rows):
-                    group_places(targets, per_range, starts, order)
-                    grouped = order[: targets.size]
-                    local = (targets % targets.dtype.type(per_range)).astype(np.uint32)
-                    chosen = origins[grouped].astype(np.int64) - first
-                    taken = np.take(rows, chosen, 0).reshape(-1)
-                    buckets.append_grouped(starts, [taken, local[grouped]])
-                first += rows.shape[0]
-                stage.advance(rows.nbytes)
-
-    def _add_range(
-        self, number: int, edges: Edges, sums: NDArray[np.float32], low: int, high: int
-    ) -> None:
-        """All rows of the origin pass by, each into the sums of its targets, which are finished."""
-        self._clear(sums)
-        plan, feature, first = self._plan, self._feature, 0
-        name = "add rows"
-        if plan.num_ranges > 1:
-            name += f", range {number + 1} of {plan.num_ranges}"
-        total = feature.num_rows * feature.row_bytes
-        with (
-            self._progress.stage(name, total, "B") as stage,
-            closing(read_ahead(edges)) as edges_ahead,
-            self._rows(self._floats) as all_rows,
-        ):
-            cursor = _Cursor(edges_ahead)
+            cursor = _Cursor(edges)
             for rows in all_rows:
                 stop = first + rows.shape[0]
                 for origins, targets in cursor.until(stop, plan.piece_edges):
-                    self._add(rows, first, origins, targets, sums)
+                    self._add(run, rows, first, origins, targets, sums)
                 first = stop
-                stage.advance(rows.shape[0] * feature.row_bytes)
-        self._finish(sums, low, high)
+                stage.advance(rows.nbytes)
+        mean, some = self._op == "mean", (np.array_split(x, run.threads) for x in (counts, sums))
+        list(run.pool.map(kernels.finish_rows, *some, repeat(mean, run.threads)))
+        return sums
 
     def _add(
         self,
+        run: DeriveRun,
         rows: NDArray[np.float32],
         first_row: int,
         origins: NDArray[Any],
@@ -382,40 +339,114 @@ class _Derive:
         kernel = kernels.take_greatest if self._op == "max" else kernels.add_rows
         width = sums.shape[1]
         lines = -(-width // kernels.LINE_ITEMS)
-        parts = max(1, min(self._threads, lines // 2))
+        parts = max(1, min(run.threads, lines // 2))
         ends = [min(width, lines * i // parts * kernels.LINE_ITEMS) for i in range(parts + 1)]
         others = [
-            self._pool.submit(kernel, rows, first_row, origins, targets, ends[i], ends[i + 1], sums)
+            run.pool.submit(kernel, rows, first_row, origins, targets, ends[i], ends[i + 1], sums)
             for i in range(1, parts)
         ]
         kernel(rows, first_row, origins, targets, ends[0], ends[1], sums)
         for other in others:
             other.result()
 
-    def _ranges(self) -> list[tuple[int, int]]:
-        """Targets whose sums are in memory together: (first, stop) of each range."""
-        step, total = self._plan.range_nodes, self._resolved.target.num_nodes
-        return [(low, min(low + step, total)) for low in range(0, total, step)]
+    def _write_sums(self, number: int, run: DeriveRun) -> Facts:
+        sums = self._sums(run, number)[:, : self._plan.columns(number, self._items)]
+        run.path(f"sums.{number}").unlink(missing_ok=True)
+        step = max(1, self._plan.piece_rows)
+        with ArrayFile(run.path(f"sums.{number}"), np.float32) as file:
+            for low in range(0, sums.shape[0], step):
+                file.append(np.ascontiguousarray(sums[low : low + step]))
+        return {"most": self._greatest(sums).tolist()}
 
-    def _sizes(self) -> NDArray[np.int64]:
-        """Edges of each range."""
-        firsts = [low for low, _ in self._ranges()]
-        return np.add.reduceat(self._counts, firsts, dtype=np.int64)
+    def _greatest(self, sums: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Largest magnitude of each column, if it gives the scale of int8.  Raises BadInput."""
+        most = np.zeros(sums.shape[1], np.float32)
+        if not self._resolved.array.scale_path:
+            return most
+        for low in range(0, sums.shape[0], self._plan.piece_rows):
+            piece = sums[low : low + self._plan.piece_rows]
+            np.maximum(most, np.maximum(piece.max(0), -piece.min(0)), out=most)
+            if not np.isfinite(most).all():
+                row, column = np.argwhere(~np.isfinite(piece))[0].tolist()
+                found = f"{piece[row, column]}"
+                raise self._refused(low + row, found, "finite numbers for int8", "float16")
+        return most
 
-    def _new_sums(self, num_nodes: int) -> NDArray[np.float32]:
-        return np.empty(
-            (min(num_nodes, self._plan.range_nodes), self._feature.row_items), np.float32
-        )
+    def _refused(self, row: int, found: str, expected: str, other: str) -> BadInput:
+        where = f"{self._resolved.array.path}[{row}]"
+        return BadInput.at(where, found, expected, f"--dtype {other} or float32 holds it")
 
-    def _clear(self, sums: NDArray[np.float32]) -> None:
-        value = -np.inf if self._op == "max" else 0
-        list(self._pool.map(lambda part: part.fill(value), np.array_split(sums, self._threads)))
+    def _commit(self, run: DeriveRun) -> None:
+        """Write the array and its copies; the store has them then."""
+        plan, target, step = self._plan, self._resolved.target.num_nodes, self._plan.piece_rows
+        if self._one:
+            sums = self._sums(run, 0)
+            most = self._greatest(sums)
+            pieces = (sums[low : low + step] for low in range(0, target, step))
+            self._write(run, pieces, most)
+            del sums, pieces
+        else:
+            numbers = range(plan.num_slices)
+            most = np.concatenate([run.facts(self._slice(i))["most"] for i in numbers])
+            parts = [(run.path(f"sums.{i}"), plan.columns(i, self._items)) for i in numbers]
+            joined = joined_columns(parts, np.float32, 0, target, step)
+            self._write(run, joined, most.astype(np.float32))
+        resolved = self._resolved
+        if resolved.copies is not None:
+            self._copy_slots(run, resolved.copies)
+        run.manifest = run.extender.commit(resolved.extended(run.store.manifest))
 
-    def _finish(self, sums: NDArray[np.float32], low: int, high: int) -> None:
-        done, mean = sums[: high - low], self._op == "mean"
-        parts = (np.array_split(x, self._threads) for x in (self._counts[low:high], done))
-        list(self._pool.map(kernels.finish_rows, *parts, repeat(mean, self._threads)))
-        self._output.append(done)
+    def _write(
+        self, run: DeriveRun, pieces: Iterator[NDArray[np.float32]], most: NDArray[np.float32]
+    ) -> None:
+        """Rows in the dtype of the store; `most`: of the scale of int8."""
+        array, done, errors = self._resolved.array, 0, np.zeros(2)
+        scale = most / np.float32(127)
+        change: Callable[[NDArray[np.float32], int], NDArray[Any]] = self._converted
+        if array.scale_path:
+            run.extender.side(array.scale_path, scale)
+
+            def change(rows: NDArray[np.float32], _: int) -> NDArray[Any]:
+                out = np.empty(rows.shape, np.int8)
+                quantize(rows, scale, out, errors)
+                return out
+
+        total = array.num_rows * array.row_bytes
+        with (
+            run.extender.rows(array) as writer,
+            run.progress.stage("write rows", total, "B") as stage,
+        ):
+            for piece in pieces:
+                writer.append(change(piece, done).reshape(-1, *array.row_shape))
+                done += piece.shape[0]
+                stage.advance(piece.shape[0] * array.row_bytes)
+        if array.scale_path:
+            rms = float(np.sqrt(errors[1] / max(1, array.num_rows * array.row_items)))
+            run.quantization = QuantizationError(array.path, float(errors[0]), rms)
+
+    def _converted(self, rows: NDArray[np.float32], first: int) -> NDArray[Any]:
+        """In the array's dtype.  Raises BadInput: it cannot hold a number."""
+        dtype = self._resolved.array.dtype
+        out = convert(rows, dtype)
+        if dtype == "float16" and not np.isfinite(out).all():
+            lost = np.isinf(out) & np.isfinite(rows)
+            if lost.any():
+                row, column = np.argwhere(lost)[0].tolist()
+                found, expected = f"{rows[row, column]:g}", "less than 65520 for float16"
+                raise self._refused(first + row, found, expected, "bfloat16")
+        return out
+
+    def _copy_slots(self, run: DeriveRun, copies: RowArray) -> None:
+        """Rows of the new array once more, for the halo of its type."""
+        resolved, manifest = self._resolved, run.store.manifest
+        halo = resolved.target.halo
+        assert halo is not None
+        nodes = read_rows(run.store, halo.nodes).astype(np.uint64)
+        held = msgspec.structs.replace(resolved.extended(manifest), files=run.extender.digests)
+        made = Store(run.extender.tree, held)
+        slots = SlotCopies(made, nodes, self._plan.share, run.folder, run.progress)
+        with run.extender.rows(copies) as out:
+            slots.rows(resolved.array, resolved.target.first, copies, out.append)
 
 
 class _Cursor:
@@ -455,11 +486,3 @@ def _pieces(columns: Columns, most: int) -> Edges:
         some_starts = np.maximum(ends[first:last] - columns.degrees[first:last], low)
         names = np.arange(columns.first + first, columns.first + last)
         yield np.repeat(names, some_ends - some_starts), columns.sources[low:high]
-
-
-def _taken(buckets: Buckets, bucket: int, most: int) -> Edges:
-    """Both parts of a bucket, at most so many records at a time."""
-    total = buckets.filled(bucket)
-    for first in range(0, total, most):
-        count = min(most, total - first)
-        yield buckets.take(bucket, 0, first, count), buckets.take(bucket, 1, first, count)

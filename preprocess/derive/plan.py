@@ -23,7 +23,6 @@ from preprocess.influence_plan import halo_paths
 from preprocess.options import FeatureDtype
 from preprocess.plan import too_little_memory
 from preprocess.stages.csc import COLUMN_BYTES, Widths
-from preprocess.stages.rows import scatter_bytes
 from preprocess.stages.slots import SLOT_BYTES
 
 Op = Literal["mean", "sum", "max"]
@@ -33,7 +32,7 @@ _INTERPRETER_BYTES = 96 << 20  # Python, numpy and compiled kernels: a quarter o
 _EDGE_BLOCKS = 6  # a graph block being read, its targets, degrees and offsets
 _CRC_BYTES = 16  # a page of the array being written
 _LEAST_SHARE = 4 << 20
-_LEAST_ROWS = 64  # sums of so many targets must fit a half of the share
+_LINE_ITEMS = 16  # float32 in a cache line
 _MOST_BUFFER, _MOST_PIECE = 8 << 20, 8 << 20
 _MOST_EDGES = 1 << 18
 _PIECE_EDGE_BYTES = 96  # an edge in all copies that are on their way
@@ -66,7 +65,6 @@ class Resolved(NamedTuple):
 
     @property
     def title(self) -> str:
-        """Of the relation."""
         return _title(self.relation)
 
     @property
@@ -94,20 +92,22 @@ class Resolved(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DerivePlan:
-    """How memory is shared out, and which way is taken."""
+    """How memory is shared out."""
 
-    share: int  # bytes for sums, sorting, buckets
+    share: int  # bytes for sums, or sorting
     buffer: int  # of each of two buffers of the array being written
     scan_bytes: int  # of blocks of rows, read at a time
     lanes: int  # threads that read them
-    piece_rows: int  # rows on their way together, where it is not by blocks
+    piece_rows: int  # rows on their way together, if it is not by blocks
     piece_edges: int
-    sort_bytes: int  # for sorting edges, or for buckets
-    range_nodes: int  # targets whose sums are in memory together
-    num_ranges: int
-    spill: bool  # a row an edge goes to a file: less to move than all rows for each range
+    sort_bytes: int  # for sorting edges
+    width: int  # columns whose sums are in memory together, of all targets
+    num_slices: int
     array_bytes: int  # on disk, for good
-    temporary_bytes: int  # on disk meanwhile, at most
+
+    def columns(self, number: int, num_columns: int) -> int:
+        """Columns of a slice that are there."""
+        return min(self.width, num_columns - number * self.width)
 
 
 def resolve(manifest: Manifest, derivation: Derivation, where: str) -> Resolved:
@@ -210,68 +210,26 @@ def _result_dtype(feature: RowArray) -> str:
 
 
 def plan_derivation(
-    manifest: Manifest,
-    resolved: Resolved,
-    mem_bytes: int,
-    free_bytes: int | None = None,
-    longest: int = 0,
+    manifest: Manifest, resolved: Resolved, mem_bytes: int, longest: int = 0
 ) -> DerivePlan:
-    """Share out --mem, and choose the way that moves the least.
+    """Share out --mem.
 
-    free_bytes   on disk, where it is known: a way that has no room there is not taken
-    longest      edges of the origin that has the most, where they are to be sorted
+    longest   edges of the origin that has the most, if they are to be sorted and it is known
 
     Raises BudgetTooSmall with the least that would do.
     """
-    memory = _share_out(manifest, resolved, mem_bytes, longest)
-    sum_bytes, num_nodes = 4 * resolved.feature.row_items, resolved.target.num_nodes
-    range_nodes = min(max(1, num_nodes), memory.sums // sum_bytes)
-    num_ranges = -(-num_nodes // range_nodes)
-    disk = _disk_bytes(manifest, resolved, memory, num_ranges)
-    spill = num_ranges > 1 and disk.moved_by_rows < disk.moved
-    if free_bytes is not None and disk.array + disk.by_rows > free_bytes:
-        spill = False
-    return DerivePlan(
-        share=memory.share,
-        buffer=memory.buffer,
-        scan_bytes=memory.scan,
-        lanes=memory.lanes,
-        piece_rows=max(1, memory.piece // sum_bytes),
-        piece_edges=max(1, min(_MOST_EDGES, memory.share // 24 // _PIECE_EDGE_BYTES)),
-        sort_bytes=memory.sort,
-        range_nodes=range_nodes,
-        num_ranges=num_ranges,
-        spill=spill,
-        array_bytes=disk.array,
-        temporary_bytes=max(disk.by_rows if spill else disk.by_ranges, disk.copying),
-    )
-
-
-class _Memory(NamedTuple):
-    """Bytes of --mem."""
-
-    buffer: int
-    piece: int  # of rows in float32 that are on their way together
-    scan: int
-    lanes: int
-    share: int  # what is left: sums, sorting, edges on their way
-    sort: int
-    sums: int
-
-
-def _share_out(manifest: Manifest, resolved: Resolved, mem_bytes: int, longest: int) -> _Memory:
-    feature, sort_need = resolved.feature, 0
+    feature, num_nodes, sort_need = resolved.feature, resolved.target.num_nodes, 0
     if not resolved.outward:
         sort_need = longest * resolved.widths.sort_bytes + COLUMN_BYTES
     out_slot = row_geometry(resolved.array, manifest.block_bytes).slot_bytes
     slot = row_geometry(feature, manifest.block_bytes).slot_bytes
     tables = _table_bytes(manifest, resolved)
-    share = max(_LEAST_SHARE, 12 * _LEAST_ROWS * feature.row_items, 3 * _reading(feature, slot))
-    least = _least_bytes(tables, max(share, 8 * sort_need), out_slot)
+    share = max(_LEAST_SHARE, 6 * num_nodes, 3 * _reading(feature, slot))  # a column of sums
+    least = _least_bytes(tables, max(share, 3 * sort_need), out_slot)
     if mem_bytes < least:
         rows = format_bytes(feature.row_bytes)
-        why = f"{resolved.target.num_nodes:,} targets, rows of {rows} and buffers"
-        if 8 * sort_need > share:
+        why = f"a column of {num_nodes:,} targets, rows of {rows} and buffers"
+        if 3 * sort_need > share:
             why = f"sorting the {longest:,} edges of one node"
         raise too_little_memory(mem_bytes, least, why)
     spare = mem_bytes - tables - min(_INTERPRETER_BYTES, mem_bytes // 4)
@@ -281,45 +239,30 @@ def _share_out(manifest: Manifest, resolved: Resolved, mem_bytes: int, longest: 
     scan = max(slot, piece * ITEM_BYTES[feature.dtype] // 4)
     lanes = 2 if 2 * _reading(feature, scan) <= share // 6 else 1
     share -= lanes * _reading(feature, scan)
-    sort, eighths = (share // 8, 6) if resolved.outward else (share // 4, 5)
-    return _Memory(buffer, piece, scan, lanes, share, sort, share // 8 * eighths)
-
-
-class _Disk(NamedTuple):
-    """Bytes on disk: of the array for good, then of what is there for a while, by way."""
-
-    array: int
-    by_ranges: int
-    by_rows: int
-    copying: int  # rows of a halo
-    moved: int  # of rows and temporary files, by ranges
-    moved_by_rows: int
-
-
-def _disk_bytes(manifest: Manifest, resolved: Resolved, memory: _Memory, num_ranges: int) -> _Disk:
-    feature, copies, edges = resolved.feature, resolved.copies, resolved.relation.num_edges
-    array, copying = row_disk_bytes(resolved.array, manifest.block_bytes), 0
-    if copies is not None:
-        array += row_disk_bytes(copies, manifest.block_bytes)
-        copying = scatter_bytes(copies.num_rows, copies.row_bytes, 4, memory.share)
-    pages = 2 * PAGE_BYTES * num_ranges
-    in_rows = edges * (feature.row_bytes + 4) + pages
-    grouped = sorting = 0
-    if resolved.outward and num_ranges > 1:
-        grouped = edges * (ITEM_BYTES[resolved.origin_dtype] + 4) + pages
-    if not resolved.outward and 8 * edges > memory.sort // 2:
-        sorting = 8 * edges
-    floats = 4 * resolved.array.row_items * resolved.array.num_rows
-    floats = floats if resolved.array.scale_path else 0
-    rows = row_disk_bytes(feature, manifest.block_bytes)
-    return _Disk(
-        array=array,
-        by_ranges=floats + grouped + sorting,
-        by_rows=floats + sorting + in_rows,
-        copying=copying,
-        moved=num_ranges * rows + 2 * (grouped + sorting),
-        moved_by_rows=rows + 2 * (in_rows + sorting),
+    num_slices = _num_slices(feature.row_items, share // 8 * 7 // max(4, 4 * num_nodes))
+    array = row_disk_bytes(resolved.array, manifest.block_bytes)
+    if resolved.copies is not None:
+        array += row_disk_bytes(resolved.copies, manifest.block_bytes)
+    return DerivePlan(
+        share=share,
+        buffer=buffer,
+        scan_bytes=scan,
+        lanes=lanes,
+        piece_rows=max(1, piece // (4 * feature.row_items)),
+        piece_edges=max(1, min(_MOST_EDGES, share // 24 // _PIECE_EDGE_BYTES)),
+        sort_bytes=share // 2,
+        width=-(-feature.row_items // num_slices),
+        num_slices=num_slices,
+        array_bytes=array,
     )
+
+
+def _num_slices(columns: int, fitting: int) -> int:
+    """So many that a slice has whole cache lines, if as many as one line fit."""
+    if columns <= fitting:
+        return 1
+    width = fitting // _LINE_ITEMS * _LINE_ITEMS or max(1, fitting)
+    return -(-columns // width)
 
 
 def _reading(feature: RowArray, scan_bytes: int) -> int:

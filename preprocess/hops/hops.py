@@ -49,7 +49,7 @@ from preprocess.pipeline import (
     temporary_bytes,
 )
 from preprocess.progress import Progress
-from preprocess.result import OfStages, StageResult
+from preprocess.result import Ran, StageResult
 from preprocess.stages.array_file import ArrayFile, load_array, save_array
 from preprocess.stages.product import Product, Step, count_degrees, new_columns
 from preprocess.stages.rows import convert
@@ -75,7 +75,7 @@ def slice_stage(number: int, operator: Operator | None, plan: HopsPlan) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class HopsResult(OfStages):
+class HopsResult(Ran):
     """What has been added to a store."""
 
     manifest: Manifest
@@ -88,23 +88,7 @@ class HopsResult(OfStages):
     array_bytes: int  # of features, as files
     stages: tuple[StageResult, ...]  # those of earlier runs included
 
-    @property
-    def elapsed_s(self) -> float:
-        """Of all stages."""
-        return sum(s.elapsed_s for s in self.stages)
-
-    @property
-    def peak_bytes(self) -> int:
-        """Of memory, in any stage."""
-        return max(s.peak_bytes for s in self.stages)
-
-    @property
-    def resumed(self) -> int:
-        """Stages that an earlier run did."""
-        return sum(s.resumed for s in self.stages)
-
     def text(self, path: Path) -> str:
-        """For a person."""
         found, plan = self.resolved, self.plan
         names = ", ".join(operator.name for operator in found.operators)
         splits = ", ".join(f"{rows:,} {split}" for split, rows in self.rows.items())
@@ -218,7 +202,6 @@ class HopStages:
         self._graph_bytes = resolved.relation.num_blocks * manifest.block_bytes
 
     def stages(self) -> list[Stage[HopsRun]]:
-        """All in order."""
         resolved, plan, manifest = self.resolved, self.plan, self._manifest
         nodes, rows, feature = resolved.nodes.num_nodes, resolved.num_rows, resolved.feature
         ids = ITEM_BYTES[manifest.id_dtype]

@@ -136,7 +136,6 @@ class RowTaker:
 
     @property
     def num_rows(self) -> int:
-        """Of all splits."""
         return int(self._places.size)
 
     def greatest(

@@ -29,7 +29,6 @@ class Part(NamedTuple):
 
     @property
     def row_bytes(self) -> int:
-        """Of a row."""
         return self.dtype.itemsize * self.width
 
 

@@ -129,7 +129,6 @@ class Product:
 
     @property
     def graph_bytes(self) -> int:
-        """Of all blocks."""
         return self._relation.num_blocks * self._block_bytes
 
     def run(

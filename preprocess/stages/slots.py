@@ -192,7 +192,6 @@ class SlotCopies:
                 yield int(first), int(skipped), degrees, edges, low, high
 
     def _degrees(self, relation: Relation) -> NDArray[np.int64]:
-        """Of each slot."""
         found = np.zeros(self.num_slots, np.int64)
         name = f"{relation.path}: degrees of slots"
         with self._progress.stage(name, relation.num_edges, "edges") as stage:

@@ -15,7 +15,7 @@ from blockstore.unpack import unpack_block
 from blockstore.verify import verify_store
 from preprocess import plan
 from preprocess.errors import BadInput
-from preprocess.ingest import ingest, plan_ingest
+from preprocess.ingest import ingest
 from preprocess.options import IngestOptions
 from preprocess.reverse import with_reverses
 from preprocess.source import SourceRows
@@ -23,6 +23,7 @@ from tests.preprocess import naive
 from tests.preprocess.naive import Graph
 from tests.preprocess.quiet import QUIET
 from tests.preprocess.test_csc import POLICIES
+from tests.preprocess.test_plan import plan_ingest
 from tests.preprocess.test_stores import least
 
 ARRAYS = ("weight", "time", "attr", "kind")

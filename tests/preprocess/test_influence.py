@@ -24,7 +24,7 @@ from preprocess.errors import BadInput
 from preprocess.influence import InfluenceOptions, parse_hubs
 from preprocess.influence_stages import top_scores
 from preprocess.info import info_text
-from preprocess.ingest import ingest, plan_ingest
+from preprocess.ingest import ingest
 from preprocess.options import IngestOptions
 from preprocess.partition import PartitionOptions
 from preprocess.sources.plain import PlainSource
@@ -35,6 +35,7 @@ from tests.preprocess.kills import run_and_kill
 from tests.preprocess.naive import Graph
 from tests.preprocess.quiet import QUIET
 from tests.preprocess.test_hetero import citations, edge_arrays, stored_blocks
+from tests.preprocess.test_plan import plan_ingest
 from tests.preprocess.test_resume import ROOT, stopped, tree
 from tests.preprocess.test_stores import least
 

@@ -10,7 +10,6 @@ from blockstore.format import giant_capacity
 from blockstore.pack import GraphPacker
 from preprocess.contents import list_contents
 from preprocess.files.npy import NpyFile, NpyWriter
-from preprocess.ingest import plan_ingest
 from preprocess.kernels.edges import cut_ranges, expand_edges, group_edges, split_values
 from preprocess.kernels.levels import (
     FOUND,
@@ -33,7 +32,7 @@ from preprocess.stages.csc import Columns, Ends, Records, Widths, source_edges
 from preprocess.stages.edge_places import EdgePlaces, placed_rows
 from tests.preprocess.naive import ArraySource
 from tests.preprocess.quiet import QUIET
-from tests.preprocess.test_plan import Headers
+from tests.preprocess.test_plan import Headers, plan_ingest
 
 BEYOND = 2**32 + 5
 NONE = np.empty(0, np.uint32)

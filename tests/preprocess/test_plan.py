@@ -11,10 +11,12 @@ from hypothesis import strategies as st
 from blockstore.errors import BudgetTooSmall
 from preprocess.contents import Contents, edge_id_dtype, list_contents
 from preprocess.errors import BadInput
-from preprocess.ingest import plan_ingest
+from preprocess.ingest import IngestStages, foretell
 from preprocess.options import IngestOptions
 from preprocess.plan import check_longest, node_bytes, plan_memory
-from preprocess.source import SourceRelation, SourceRows
+from preprocess.result import IngestPlan
+from preprocess.reverse import with_reverses
+from preprocess.source import Source, SourceRelation, SourceRows
 from tests.preprocess.naive import ArraySource
 
 MB = 1 << 20
@@ -31,6 +33,13 @@ class Headers(ArraySource):
     def features(self, node_type: str) -> list[SourceRows]:
         rows = self.num_nodes["node"]
         return [SourceRows("x", np.dtype(np.float64), (self._width,), rows, "dense", "x")]
+
+
+def plan_ingest(source: Source, options: IngestOptions) -> IngestPlan:
+    """What an ingest says before it starts."""
+    options.check()
+    source = with_reverses(source, options)
+    return IngestStages(foretell(source, list_contents(source, options), options)).plan()
 
 
 SIZES = st.builds(Headers, st.integers(1, 10**8), st.integers(0, 10**10), st.integers(1, 10**6))

@@ -18,13 +18,14 @@ from blockstore.format import RowArray
 from blockstore.store import Store, open_store, read_rows
 from blockstore.verify import verify_store
 from preprocess.derive import plan as plans
-from preprocess.derive.derive import DeriveResult, derive
+from preprocess.derive.derive import DeriveResult, DeriveStages, derive
 from preprocess.derive.plan import Derivation, plan_derivation, resolve
 from preprocess.errors import BadInput
 from preprocess.influence import InfluenceOptions
 from preprocess.ingest import ingest
 from preprocess.options import IngestOptions
 from preprocess.partition import PartitionOptions
+from preprocess.pipeline import temporary_bytes
 from preprocess.progress import Progress
 from tests.daemons import daemon
 from tests.preprocess.naive import Graph
@@ -122,7 +123,6 @@ def graphs(draw: Any, width: int = 5) -> tuple[Graph, str]:
 def tight(monkeypatch: pytest.MonkeyPatch) -> None:
     """So little memory that ranges and files are needed."""
     monkeypatch.setattr(plans, "_LEAST_SHARE", 1 << 10)
-    monkeypatch.setattr(plans, "_LEAST_ROWS", 1)
     monkeypatch.setattr(plans, "_FIXED_BYTES", 0)
 
 
@@ -178,21 +178,20 @@ def cited(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def many_ranges(monkeypatch: pytest.MonkeyPatch, spill: bool) -> None:
-    """Plans with the least memory, and one of the ways for which it does not suffice at once."""
+def many_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plans with so little memory that columns are taken in three slices."""
     whole = plan_derivation
 
     def planned(*arguments: Any) -> Any:
         plan = whole(*arguments)
+        width = -(-arguments[1].feature.row_items // 3)
         return replace(
-            plan, range_nodes=200, num_ranges=-(-arguments[1].target.num_nodes // 200), spill=spill,
-            piece_rows=11, piece_edges=37, sort_bytes=20_000,
-        )  # fmt: skip
+            plan, width=width, num_slices=3, piece_rows=11, piece_edges=37, sort_bytes=20_000
+        )
 
     monkeypatch.setattr("preprocess.derive.derive.plan_derivation", planned)
 
 
-@pytest.mark.parametrize("spill", [False, True], ids=["ranges", "rows"])
 @pytest.mark.parametrize(
     ("target", "relation", "dtype"),
     [("author", "writes", None), ("author", "writes", "int8"), ("author", "thanks", "float16"),
@@ -200,18 +199,18 @@ def many_ranges(monkeypatch: pytest.MonkeyPatch, spill: bool) -> None:
 )  # fmt: skip
 def test_memory_changes_no_byte(
     cited: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str, relation: str,
-    dtype: Any, spill: bool,
+    dtype: Any,
 ):  # fmt: skip
-    for name in ("whole", "ranges"):
+    for name in ("whole", "slices"):
         shutil.copytree(cited, tmp_path / name)
     asked = Derivation(target, "paper", relation, name="z", feature="x", dtype=dtype)
     result = derive(tmp_path / "whole", asked, QUIET, threads=1)
-    assert result.plan.num_ranges == 1
-    many_ranges(monkeypatch, spill)
-    result = derive(tmp_path / "ranges", asked, QUIET)
-    assert result.plan.num_ranges > 7
-    assert tree(tmp_path / "ranges") == tree(tmp_path / "whole")
-    check(open_store(tmp_path / "ranges"), asked, result)
+    assert result.plan.num_slices == 1
+    many_slices(monkeypatch)
+    result = derive(tmp_path / "slices", asked, QUIET)
+    assert result.plan.num_slices == 3
+    assert tree(tmp_path / "slices") == tree(tmp_path / "whole")
+    check(open_store(tmp_path / "slices"), asked, result)
 
 
 @pytest.mark.usefixtures("tight")
@@ -230,7 +229,7 @@ def test_the_least_memory_does(tmp_path: Path, relation: str):
     result = derive(tmp_path / "least", asked, QUIET, smallest)
     derive(tmp_path / "whole", asked, QUIET)
     assert tree(tmp_path / "least") == tree(tmp_path / "whole")
-    assert result.plan.num_ranges > 1
+    assert result.plan.num_slices > 1
 
 
 def test_a_chain_of_types(tmp_path: Path):
@@ -265,16 +264,19 @@ class Kill(Progress):
         return super().stage(name, total, unit)
 
 
-@pytest.mark.parametrize("at", ["count edges", "edges by range", "add rows, range 3 of 8"])
-def test_a_kill_leaves_the_old_store_and_the_next_run_makes_the_new_one(
-    cited: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: str
+@pytest.mark.parametrize(
+    ("at", "resumed"),
+    [("count edges", 0), ("cut columns", 1), ("add rows, slice 2 of 3", 3), ("write rows", 5)],
+)
+def test_a_kill_leaves_the_old_store_and_the_next_run_goes_on(
+    cited: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: str, resumed: int
 ):
     for name in ("whole", "killed"):
         shutil.copytree(cited, tmp_path / name)
     asked = Derivation("author", "paper", "writes", feature="x")
     before = tree(tmp_path / "whole")
     derive(tmp_path / "whole", asked, QUIET)
-    many_ranges(monkeypatch, spill=False)
+    many_slices(monkeypatch)
     child = os.fork()
     if child == 0:
         try:
@@ -286,7 +288,9 @@ def test_a_kill_leaves_the_old_store_and_the_next_run_makes_the_new_one(
     assert {name: left[name] for name in left if not name.startswith(".extend/")} == before
     assert len(left) > len(before)
     verify_store(tmp_path / "killed")
-    derive(tmp_path / "killed", asked, QUIET)
+    result = derive(tmp_path / "killed", asked, QUIET)
+    assert result.resumed == resumed
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["killed", "whole"]
     assert tree(tmp_path / "killed") == tree(tmp_path / "whole")
 
 
@@ -398,7 +402,7 @@ def test_no_relation_at_all(tmp_path: Path):
 def test_a_full_disk_is_seen_first(store: Path, monkeypatch: pytest.MonkeyPatch):
     before, full = tree(store), shutil.disk_usage(store)._replace(free=100_000)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: full)
-    with pytest.raises(OutOfSpace, match=r"found 97.7K free, expected .* for the array and"):
+    with pytest.raises(OutOfSpace, match=r"found 97.7K free, expected .* for the result and"):
         derive(store, GOOD, QUIET)
     assert tree(store) == before
 
@@ -426,13 +430,13 @@ def test_the_command(tmp_path: Path):
 def test_the_least_that_sorting_needs(store: Path):
     manifest = open_store(store).manifest
     resolved = resolve(manifest, replace(GOOD, relation="paper-writes-author"), "here")
-    plan_derivation(manifest, resolved, 1 << 30, None, 10_000)
+    plan_derivation(manifest, resolved, 1 << 30, 10_000)
     with pytest.raises(BudgetTooSmall, match="sorting the 80,000,000 edges of one node"):
-        plan_derivation(manifest, resolved, 1 << 30, None, 80_000_000)
+        plan_derivation(manifest, resolved, 1 << 30, 80_000_000)
 
 
-def test_the_way_that_moves_less_is_taken(store: Path):
-    """MAG240M's authors: rows to a file where all papers would be read more than a few times."""
+def test_a_graph_far_beyond_memory_moves_its_rows_a_few_times(store: Path):
+    """MAG240M's authors: a column takes 0.5 GB, all papers 187 GB in float16."""
     manifest = open_store(store).manifest
     mag = resolve(manifest, GOOD, "here")
     mag = mag._replace(
@@ -442,11 +446,10 @@ def test_the_way_that_moves_less_is_taken(store: Path):
         feature=RowArray("nodes/paper/features/x", "float16", 121_751_666, (768,)),
         array=RowArray("nodes/author/features/z", "float16", 122_383_112, (768,)),
     )
-    little, much = (plan_derivation(manifest, mag, gib << 30) for gib in (16, 256))
-    assert little.spill
-    assert not much.spill
-    assert much.num_ranges == 2
-    assert 593e9 < little.temporary_bytes < 610e9
-    narrow = plan_derivation(manifest, mag, 16 << 30, 400 << 30)  # no room for a row an edge
-    assert not narrow.spill
-    assert narrow.temporary_bytes < 10e9
+    little, much = (plan_derivation(manifest, mag, gib << 30) for gib in (16, 1024))
+    assert (little.num_slices, much.num_slices) == (48, 1)
+    stages = DeriveStages(manifest, mag, little, "mean").stages()
+    moved = sum(s.cost.read + s.cost.written for s in stages)
+    assert 1.8e12 < moved < 2.1e12  # papers, then twice as float32, twice all sums, the array
+    assert 370e9 < temporary_bytes(stages) < 400e9
+    assert temporary_bytes(DeriveStages(manifest, mag, much, "mean").stages()) < 1e9
