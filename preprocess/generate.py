@@ -24,7 +24,7 @@ from blockstore.kernels.random import make_key
 from preprocess.errors import BadInput
 from preprocess.files.npy import NpyWriter
 from preprocess.kernels.planted import assign_shares, label_ranks, make_pairs
-from preprocess.pipeline import Cost, Run, Stage, check_disk, disk_need, resumable
+from preprocess.pipeline import Cost, Run, Stage, check_disk, disk_need, result_bytes, resumable
 from preprocess.progress import Progress
 from preprocess.work import WorkFolder, sign, work_path
 
@@ -38,8 +38,6 @@ SPLITS = ("train", "valid", "test")
 
 @dataclass(frozen=True, slots=True)
 class GraphRecipe:
-    """What to generate."""
-
     num_nodes: int
     degree: int  # average in-degree; every edge is there in both directions
     num_features: int
@@ -113,7 +111,7 @@ def generate(folder: Path, recipe: GraphRecipe, progress: Progress) -> None:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise StoreExists(f"{folder}: exists and is not empty; remove it, or choose another name")
     stages = _stages(recipe)
-    size = sum(s.cost.written for s in stages)
+    size = result_bytes(stages)
     check_disk(folder.parent, size, 0, work_path(folder))
     progress.begin([s.plan for s in stages], {})
     signature = sign({"generate": _PIPELINE, "recipe": asdict(recipe)}, b"")

@@ -75,6 +75,11 @@ def temporary_bytes(stages: Iterable[Stage[Any]]) -> int:
     return most
 
 
+def result_bytes(stages: Iterable[Stage[Any]]) -> int:
+    """Written for good, at most."""
+    return sum(s.cost.written - s.cost.passing - sum(s.files.values()) for s in stages)
+
+
 def check_disk(where: Path, result: int, temporary: int, left: Path | None = None) -> None:
     """Raises OutOfSpace before anything is written, when the disk below `where` is too small.
 
@@ -121,7 +126,6 @@ def resumable(
 
 
 def disk_need(result: int, temporary: int) -> str:
-    """For messages."""
     return f"the result takes {format_bytes(result)}, its making {format_bytes(temporary)} more"
 
 
@@ -137,7 +141,6 @@ class Run:
 
     @property
     def folder(self) -> Path:
-        """For temporary files."""
         return self.work.path
 
     @property

@@ -184,8 +184,12 @@ class WorkFolder:
         """All that the journal vouches for is on disk before it is, names too."""
         for name in made:
             flush(self.path / name)
-        for name in arrays:
-            flush_below(self.path / STORE, name)
+        for name in arrays:  # a folder in a store, or a file of another result
+            if (self.path / STORE / name).is_file():
+                flush(self.path / STORE / name)
+                flush(self.path / STORE)
+            else:
+                flush_below(self.path / STORE, name)
         flush(self.path)
         self._write(journal)
 

@@ -5,17 +5,25 @@ by (target, source), equal ones as they are stored.  Arrays stand in the order o
 """
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any, NamedTuple
+from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from blockstore.format import TIME_DTYPE, WEIGHT_DTYPE, Relation, RowArray
-from blockstore.store import Store, numpy_dtype, scan_blocks, scan_rows
-from blockstore.unpack import GraphBlock, unpack_block
-from preprocess.export.rows import SCAN_BYTES, ExportRun, copy_rows, write_dense
+from blockstore.store import Store, numpy_dtype, scan_rows
+from preprocess.export.rows import (
+    SCAN_BYTES,
+    ExportRun,
+    ExportStage,
+    copy_rows,
+    write_dense,
+    written_bytes,
+)
 from preprocess.files.npy import NpyWriter
+from preprocess.pipeline import Cost, Facts
 from preprocess.plan import too_little_memory
 from preprocess.sources.plain_names import PlainNames
 from preprocess.stages.array_file import ArrayFile
@@ -23,236 +31,228 @@ from preprocess.stages.csc import COLUMN_BYTES, Columns, Records, Widths, sorted
 from preprocess.stages.edge_list import Identified, Part, Pieces, rows_by_id
 from preprocess.stages.edge_places import EdgePlaces
 from preprocess.stages.rows import Emit
+from preprocess.stored import stored_blocks
 
 _IDS = "edge_ids"  # temporary file
 _PIECE_IDS = 1 << 18
+_EDGE_TEMPORARY = 40  # bytes of an edge on its way: sorted, with its id, its place and its row's
 
-
-class TypeIds(NamedTuple):
-    """A node type: store id of its first node, and the original id of each."""
-
-    first: int
-    original: NDArray[Any]
-
-
-class Written(NamedTuple):
-    """What an export of edges has found."""
-
-    num_edges: int
-    most_node: int  # the largest id, -1 without edges
+Read = Callable[[Store], Iterator[NDArray[Any]]]
 
 
 def columns_of(
     store: Store, relation: Relation
-) -> Iterator[tuple[NDArray[np.int64], NDArray[Any], NDArray[Any] | None]]:
+) -> Iterator[tuple[NDArray[Any], NDArray[Any], NDArray[Any] | None]]:
     """(targets, sources, edge ids) of each graph block, by store id."""
-    for targets, block in blocks_of(store, relation):
+    for targets, block in stored_blocks(store, relation, SCAN_BYTES):
         yield targets, block.sources, block.edge_ids
 
 
-def blocks_of(store: Store, relation: Relation) -> Iterator[tuple[NDArray[np.int64], GraphBlock]]:
-    """Each graph block, taken apart, and the target of each of its edges, by store id."""
-    file = store.graph(relation)
-    last = -1  # the column that carried edges belong to
-    for first, blocks in scan_blocks(file, SCAN_BYTES):
-        for i in range(blocks.shape[0]):
-            block = unpack_block(blocks[i], f"{store.path / relation.path}, block {first + i}")
-            header = block.header
-            here = np.arange(header.first_node, header.first_node + header.num_nodes)
-            carried = np.full(header.num_carried, last)
-            last = int(here[-1]) if header.num_nodes else last
-            yield np.concatenate([carried, np.repeat(here, block.degrees_here())]), block
-
-
 class EdgeExport:
-    """One relation.  Raises BudgetTooSmall, OutOfSpace, CorruptBlock."""
+    """One relation.  Its stages raise BudgetTooSmall, OutOfSpace, CorruptBlock."""
 
-    def __init__(
-        self, run: ExportRun, relation: Relation, src: TypeIds, dst: TypeIds, names: PlainNames
-    ) -> None:
-        self._run, self._relation, self._names = run, relation, names
-        self._src, self._dst = src, dst
+    def __init__(self, relation: Relation, names: PlainNames) -> None:
+        self._relation, self._names = relation, names
         self._ends = (relation.src, relation.name, relation.dst)
-        self._path = run.folder / f"{names.edges(self._ends)}.npy"
+        self.stem = names.edges(self._ends)
         self._has_ids = relation.edge_id_dtype is not None
         self._num_ids = relation.num_source_edges if self._has_ids else relation.num_edges
         self._id_dtype = relation.edge_id_dtype or _place_dtype(relation.num_edges)
-        self._most_node = -1
-
-    def write(self) -> Written:
-        """Edges, then their arrays and splits."""
-        relation, path = self._relation, self._run.work / _IDS
         lists = any(not a.row_shape for a in relation.splits.values())
         rows = relation.has_weights or relation.has_times or bool(relation.features)
-        wanted = rows or (lists and self._has_ids)
-        try:
-            count = self._write_by_id(wanted) if self._has_ids else self._write_sorted(wanted)
-            with ArrayFile(path, self._id_dtype) as ids:
-                self._write_rows(ids, count)
-                self._write_splits(ids, count)
-        finally:
-            path.unlink(missing_ok=True)
-        return Written(count, self._most_node)
+        self._wanted = rows or (lists and self._has_ids)  # ids of the edges, by those after them
 
-    def _records(self) -> Iterator[Records]:
+    def stages(self) -> list[ExportStage]:
+        """Edges, then their arrays and splits."""
+        relation, edges = self._relation, self._relation.num_edges
+        size = edges * np.dtype(self._id_dtype).itemsize
+        files = {_IDS: size} if self._wanted else {}
+        graph, passing = 16 * edges, _EDGE_TEMPORARY * edges
+        cost = Cost(graph + passing, graph + passing + sum(files.values()), passing)
+        made = [ExportStage(self.stem, cost, self._write_edges, files, (), [f"{self.stem}.npy"])]
+        for name, dtype, there in (
+            ("weight", WEIGHT_DTYPE, relation.has_weights),
+            ("time", TIME_DTYPE, relation.has_times),
+        ):
+            if there:
+                array = RowArray(name, dtype, edges)
+                pieces = partial(_section, relation, name)
+                made.append(self._array_stage(name, array, pieces))
+        for name, array in relation.features.items():
+            made.append(self._array_stage(name, array, partial(_rows_of, array)))
+        for name, array in relation.splits.items():
+            stem = self._names.edge_split(self._ends, name)
+            cost = Cost(array.num_rows * array.row_bytes, written_bytes(array))
+            made.append(ExportStage(
+                stem, cost, partial(self._write_split, stem, array), arrays=[f"{stem}.npy"]
+            ))  # fmt: skip
+        return [*made[:-1], replace(made[-1], spent=[_IDS])] if len(made) > 1 else made
+
+    def _array_stage(self, name: str, array: RowArray, pieces: Read) -> ExportStage:
+        stem, size = self._names.edge_rows(self._ends, name), written_bytes(array)
+        passing = array.num_rows * (array.row_bytes + 8)
+        cost = Cost(array.num_rows * array.row_bytes + passing, size + passing, passing)
+        body = partial(self._write_array, stem, array, pieces)
+        return ExportStage(stem, cost, body, arrays=[f"{stem}.npy"])
+
+    def _write_edges(self, run: ExportRun) -> Facts:
+        run.path(_IDS).unlink(missing_ok=True)
+        count, most_node = self._write_by_id(run) if self._has_ids else self._write_sorted(run)
+        if self._wanted and not run.path(_IDS).exists():
+            run.path(_IDS).touch()
+        return {"count": count, "most_node": most_node}
+
+    def _count(self, run: ExportRun) -> int:
+        """Edges that were written."""
+        found: int = run.facts(self.stem)["count"]
+        return found
+
+    def _records(self, run: ExportRun) -> Iterator[Records]:
         """Edges of each graph block, by original id."""
         none = np.empty(0, np.int64)
-        src, dst = self._src, self._dst
-        for targets, sources, edge_ids in columns_of(self._run.store, self._relation):
+        src, dst = run.ids(self._relation.src), run.ids(self._relation.dst)
+        for targets, sources, edge_ids in columns_of(run.store, self._relation):
             if src.first:
                 sources = sources - sources.dtype.type(src.first)
             yield Records(
-                dst.original[targets - dst.first].astype(np.int64),
+                dst.original[targets - targets.dtype.type(dst.first)].astype(np.int64),
                 src.original[sources].astype(np.int64),
                 none if edge_ids is None else edge_ids.astype(np.int64),
             )
 
-    def _write_by_id(self, wanted: bool) -> int:
-        """By edge id; where they are wanted, ids in the order of the store go to a file."""
-        relation, run = self._relation, self._run
+    def _write_by_id(self, run: ExportRun) -> tuple[int, int]:
+        """By edge id; if they are wanted, ids in the order of the store go to a file.
+
+        Returns how many edges, and the largest number of a node.
+        """
+        relation = self._relation
 
         def identified() -> Iterator[Identified]:
-            with ArrayFile(run.work / _IDS, self._id_dtype) as ids:
-                for dst, src, edge_ids in self._records():
-                    if wanted:
+            with ArrayFile(run.path(_IDS), self._id_dtype) as ids:
+                for dst, src, edge_ids in self._records(run):
+                    if self._wanted:
                         ids.append(edge_ids)
                     yield Identified(edge_ids, (src, dst))
 
-        ends = [Part(t.original.dtype) for t in (self._src, self._dst)]
+        ends = [Part(run.ids(name).original.dtype) for name in (relation.src, relation.dst)]
         count, pieces = rows_by_id(
-            identified(), self._num_ids, ends, relation.num_edges, run.share, run.work,
+            identified(), self._num_ids, ends, relation.num_edges, run.share, run.folder,
             run.progress,
         )  # fmt: skip
-        self._write_ends(count, ((row, values.reshape(-1)) for row, values in pieces))
-        return count
+        flat = ((row, values.reshape(-1)) for row, values in pieces)
+        most_node = self._write_ends(run, count, flat)
+        if not self._wanted:
+            run.path(_IDS).unlink()
+        return count, most_node
 
-    def _write_sorted(self, wanted: bool) -> int:
-        """By (target, source); where they are wanted, places of all edges, in the order of the
-        store, go to a file.
+    def _write_sorted(self, run: ExportRun) -> tuple[int, int]:
+        """By (target, source); if they are wanted, places of all edges, in the order of the
+        store, go to a file.  Returns as `_write_by_id`.
         """
-        relation, run = self._relation, self._run
+        relation, wanted = self._relation, self._wanted
         num_edges = relation.num_edges
-        counts = np.zeros(self._dst.original.size, np.uint32)
+        sizes = [run.ids(name).original.size for name in (relation.src, relation.dst)]
+        counts = np.zeros(sizes[1], np.uint32)
         with run.progress.stage("count edges", num_edges, "edges") as stage:
-            for records in self._records():
+            for records in self._records(run):
                 np.add.at(counts, records.dst, np.uint32(1))
                 stage.advance(records.dst.size)
-        most = max(self._src.original.size, self._dst.original.size)
         edge = self._id_dtype if wanted else None
-        widths = Widths.of(run.store.manifest.id_dtype, most, edge, num_edges)
+        widths = Widths.of(run.store.manifest.id_dtype, max(sizes), edge, num_edges)
         share = run.share // 4 * 3 if wanted else run.share
         longest = int(counts.max(initial=0)) * widths.sort_bytes + COLUMN_BYTES
         if longest > share // 4 * 3:
             least = run.mem_bytes + 2 * longest
             raise too_little_memory(run.mem_bytes, least, "sorting the in-edges of one node")
-        edges = self._counted() if wanted else self._records()
-        columns = sorted_columns(edges, counts, widths, False, share, run.work, run.progress)
+        edges = self._counted(run) if wanted else self._records(run)
+        columns = sorted_columns(edges, counts, widths, False, share, run.folder, run.progress)
         if not wanted:
-            self._write_ends(num_edges, _ends(columns, None))
-            return num_edges
-        with EdgePlaces(num_edges, self._id_dtype, run.share // 4, run.work) as places:
-            self._write_ends(num_edges, _ends(columns, places))
-            places.write(run.work / _IDS)
-        return num_edges
+            return num_edges, self._write_ends(run, num_edges, _ends(columns, None))
+        with EdgePlaces(num_edges, self._id_dtype, run.share // 4, run.folder) as places:
+            most_node = self._write_ends(run, num_edges, _ends(columns, places))
+            places.write(run.path(_IDS))
+        return num_edges, most_node
 
-    def _counted(self) -> Iterator[Records]:
+    def _counted(self, run: ExportRun) -> Iterator[Records]:
         """Edges, with their places in the store as ids."""
         done = 0
-        for dst, src, _ in self._records():
+        for dst, src, _ in self._records(run):
             yield Records(dst, src, np.arange(done, done + dst.size))
             done += dst.size
 
-    def _write_ends(self, count: int, pieces: Pieces) -> None:
-        """Sources, numbered 0, and targets, numbered 1, in turn."""
-        done = 0
-        with NpyWriter(self._path, (2, count), np.int64) as out:
+    def _write_ends(self, run: ExportRun, count: int, pieces: Pieces) -> int:
+        """Sources, numbered 0, and targets, numbered 1, in turn; returns the largest, or -1."""
+        done, most_node = 0, -1
+        with NpyWriter(run.result / f"{self.stem}.npy", (2, count), np.int64) as out:
             for row, values in pieces:
                 out.put(row * count + done, values)
-                self._most_node = max(self._most_node, int(values.max(initial=0)))
+                if values.size:
+                    most_node = max(most_node, int(values.max()))
                 done += values.size if row == 1 else 0
         assert done == count
+        return most_node
 
-    def _write_rows(self, ids: ArrayFile, count: int) -> None:
-        """Weights, times and arrays, each in the order of the edges."""
-        run, relation = self._run, self._relation
+    def _write_array(self, stem: str, array: RowArray, read: Read, run: ExportRun) -> None:
+        """In the order of the edges."""
+        count = self._count(run)
 
-        def weights(block: GraphBlock) -> NDArray[Any] | None:
-            return block.weights
-
-        def times(block: GraphBlock) -> NDArray[Any] | None:
-            return block.times
-
-        held: tuple[tuple[str, str, bool, Callable[[GraphBlock], NDArray[Any] | None]], ...] = (
-            ("weight", WEIGHT_DTYPE, relation.has_weights, weights),
-            ("time", TIME_DTYPE, relation.has_times, times),
-        )
-        for name, dtype, there, section in held:
-            if there:
-                array = RowArray(name, dtype, relation.num_edges)
-                pieces = (section(block) for _, block in blocks_of(run.store, relation))
-                self._write_array(name, array, pieces, ids, count)
-        for name, array in relation.features.items():
-            rows = (rows for _, rows in scan_rows(run.store, array, SCAN_BYTES))
-            self._write_array(name, array, rows, ids, count)
-
-    def _write_array(
-        self,
-        name: str,
-        array: RowArray,
-        pieces: Iterator[NDArray[Any] | None],
-        ids: ArrayFile,
-        count: int,
-    ) -> None:
-        run = self._run
-
-        def identified() -> Iterator[Identified]:
+        def identified(ids: ArrayFile) -> Iterator[Identified]:
             done = 0
-            for piece in pieces:
-                assert piece is not None
+            for piece in read(run.store):
                 yield Identified(ids.read(done, piece.shape[0]), (piece,))
                 done += piece.shape[0]
 
         def place(emit: Emit) -> None:
             part = Part(numpy_dtype(array.dtype), array.row_items)
-            found, ordered = rows_by_id(
-                identified(), self._num_ids, [part], array.num_rows, run.share, run.work,
-                run.progress,
-            )  # fmt: skip
-            assert found == count
-            for _, rows in ordered:
-                emit(rows.reshape(-1, *array.row_shape))
+            with ArrayFile(run.path(_IDS), self._id_dtype) as ids:
+                found, ordered = rows_by_id(
+                    identified(ids), self._num_ids, [part], array.num_rows, run.share, run.folder,
+                    run.progress,
+                )  # fmt: skip
+                assert found == count
+                for _, rows in ordered:
+                    emit(rows.reshape(-1, *array.row_shape))
 
-        write_dense(run, self._names.edge_rows(self._ends, name), array, count, place)
+        write_dense(run, stem, array, count, place)
 
-    def _write_splits(self, ids: ArrayFile, count: int) -> None:
+    def _write_split(self, stem: str, array: RowArray, run: ExportRun) -> None:
         """Pairs as they are; positions as those of the edges that are written."""
-        run = self._run
-        for name, array in self._relation.splits.items():
-            stem = self._names.edge_split(self._ends, name)
-            if array.row_shape or (self._has_ids and count == self._num_ids):
-                copy_rows(run, stem, array)
-            elif not self._has_ids:
-                run.progress.line(
-                    f"{array.path}: left out: positions of edges mean nothing in a store without "
-                    "edge ids; ingest with --edge-ids keeps them"
-                )
-            else:
-                self._write_positions(run.folder / f"{stem}.npy", array, ids)
+        if array.row_shape or (self._has_ids and self._count(run) == self._num_ids):
+            copy_rows(run, stem, array)
+        elif not self._has_ids:
+            run.progress.line(
+                f"{array.path}: left out: positions of edges mean nothing in a store without "
+                "edge ids; ingest with --edge-ids keeps them"
+            )
+        else:
+            self._write_positions(stem, array, run)
 
-    def _write_positions(self, path: Path, array: RowArray, ids: ArrayFile) -> None:
+    def _write_positions(self, stem: str, array: RowArray, run: ExportRun) -> None:
         """Positions among the edges that were not dropped; those that were are left out."""
-        run = self._run
         need = 16 * (self._num_ids // 64 + 1)
         if need > run.share // 2:
             least = run.mem_bytes + 2 * need
             raise too_little_memory(run.mem_bytes, least, "a quarter of a byte an edge of a split")
         kept = _KeptIds(self._num_ids)
-        for piece in ids.pieces(0, ids.size, _PIECE_IDS):
-            kept.add(piece)
+        with ArrayFile(run.path(_IDS), self._id_dtype) as ids:
+            for piece in ids.pieces(0, ids.size, _PIECE_IDS):
+                kept.add(piece)
         kept.finish()
-        with NpyWriter(path, None, np.int64) as out:
+        with NpyWriter(run.result / f"{stem}.npy", None, np.int64) as out:
             for _, listed in scan_rows(run.store, array, SCAN_BYTES):
                 out.append(kept.places(listed))
+
+
+def _section(relation: Relation, name: str, store: Store) -> Iterator[NDArray[Any]]:
+    """Weights or times, block by block."""
+    for _, block in stored_blocks(store, relation, SCAN_BYTES):
+        found = block.weights if name == "weight" else block.times
+        assert found is not None
+        yield found
+
+
+def _rows_of(array: RowArray, store: Store) -> Iterator[NDArray[Any]]:
+    return (rows for _, rows in scan_rows(store, array, SCAN_BYTES))
 
 
 class _KeptIds:
@@ -269,7 +269,6 @@ class _KeptIds:
         np.bitwise_or.at(self._words, ids >> 6, np.uint64(1) << (ids & 63).astype(np.uint64))
 
     def finish(self) -> None:
-        """All are there."""
         counts = np.bitwise_count(self._words).astype(np.int64)
         self._before = np.cumsum(counts) - counts
 

@@ -7,10 +7,8 @@ order, without added reverses, where the store kept edge ids; else all of them, 
 Relations that ingest added are left out.
 """
 
-import os
-import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,24 +16,34 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from blockstore.errors import OutOfSpace, StoreExists
-from blockstore.format import Manifest, NodeType, Relation, RowArray
-from blockstore.store import Store, read_rows, scan_rows
-from blockstore.units import format_bytes
+from blockstore.errors import StoreExists
+from blockstore.format import Manifest, NodeType, RowArray
+from blockstore.store import Store, scan_rows
 from preprocess.contents import row_disk_bytes
-from preprocess.export.edges import EdgeExport, TypeIds
+from preprocess.export.edges import EdgeExport
 from preprocess.export.rows import (
     SCAN_BYTES,
     ExportRun,
+    ExportStage,
     copy_rows,
     write_csr,
     write_dense,
     written_bytes,
 )
+from preprocess.pipeline import (
+    Cost,
+    check_disk,
+    disk_need,
+    result_bytes,
+    resumable,
+    temporary_bytes,
+)
 from preprocess.plan import interpreter_bytes, too_little_memory, with_interpreter
 from preprocess.progress import Progress
 from preprocess.sources.plain import NODE, RELATION
 from preprocess.sources.plain_names import (
+    CSR,
+    CSR_PARTS,
     MAIN,
     META,
     SCHEMA,
@@ -44,52 +52,33 @@ from preprocess.sources.plain_names import (
     SeveralTypes,
 )
 from preprocess.stages.rows import Emit, place_rows
+from preprocess.work import sign, work_path
 
+_PIPELINE = 1  # goes up when stages or their files change: nothing older is taken over
 _NODE_BYTES = 16  # original id 4 or 8, count 4
 _FIXED_BYTES = 8 << 20
 _STEP = 1 << 18  # ids looked at together
-_EDGE_TEMPORARY = 40  # bytes of an edge on its way: sorted, with its id, its place and its row's
 
 
 def export(store: Store, folder: Path, progress: Progress, mem_bytes: int = 1 << 30) -> None:
     """Write the folder.
 
-    Raises StoreExists, BudgetTooSmall, OutOfSpace, CorruptBlock; nothing is left behind then.
+    Raises StoreExists, BudgetTooSmall, CorruptBlock, OutOfSpace.  When the run is stopped, or the
+    disk fills up, finished stages stay beside the folder, and the same call goes on after them.
     """
-    manifest = store.manifest
     if folder.exists():
         raise StoreExists(f"{folder}: exists already; remove it, or choose another name")
-    share = _plan_memory(manifest, mem_bytes)
-    temporary = folder.absolute().with_name(f".{folder.name}.partial-{os.getpid()}")
-    with work_folder(folder) as work:
-        _check_disk(manifest, work)
-        try:
-            temporary.mkdir()
-            _Export(ExportRun(store, temporary, work, mem_bytes, share, progress)).run()
-            temporary.rename(folder)
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
-
-
-@contextmanager
-def work_folder(target: Path) -> Iterator[Path]:
-    """A folder beside the target for temporary files; it is removed, with those of killed runs."""
-    parent = target.absolute().parent
-    for left in parent.glob(f".{target.name}.work-*"):
-        pid = left.name.rpartition("-")[2]
-        if pid.isdigit() and not Path(f"/proc/{pid}").exists():
-            shutil.rmtree(left, ignore_errors=True)
-    made = [p for p in (parent, *parent.parents) if not p.exists()]
-    work = parent / f".{target.name}.work-{os.getpid()}"
-    work.mkdir(parents=True)
-    try:
-        yield work
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
-        if not target.exists():
-            for folder in made:
-                if folder.exists() and not any(folder.iterdir()):
-                    folder.rmdir()
+    share = _plan_memory(store.manifest, mem_bytes)
+    made = _Export(store.manifest)
+    stages = made.stages()
+    result, temporary = result_bytes(stages), temporary_bytes(stages)
+    check_disk(folder.absolute().parent, result, temporary, work_path(folder))
+    progress.begin([s.plan for s in stages], {})
+    signature = sign({"export": _PIPELINE, "store": store.manifest.fingerprint}, b"")
+    with resumable(folder, signature, progress, disk_need(result, temporary)) as work:
+        run = ExportRun(work, progress, store, mem_bytes, share)
+        run.execute(stages)
+        run.appear(folder)
 
 
 def is_plain(manifest: Manifest) -> bool:
@@ -112,80 +101,65 @@ def _plan_memory(manifest: Manifest, mem_bytes: int) -> int:
     return left - tables
 
 
-def _check_disk(manifest: Manifest, work: Path) -> None:
-    """Raises OutOfSpace: no room for the folder, sparse arrays counted as dense."""
-    block = manifest.block_bytes
-    arrays = manifest.row_arrays()
-    edges = [r.num_edges for r in manifest.relations]
-    inline = [r.num_edges * (4 * r.has_weights + 8 * r.has_times) for r in manifest.relations]
-    rows = [row_disk_bytes(a, block) + 8 * a.num_rows for a in arrays]
-    need = 16 * sum(edges) + sum(inline) + sum(written_bytes(a) for a in arrays)
-    need += max([*rows, *(_EDGE_TEMPORARY * e for e in edges)])
-    free = shutil.disk_usage(work).free
-    if need > free:
-        raise OutOfSpace(
-            f"{work.parent}: found {format_bytes(free)} free, expected {format_bytes(need)} for "
-            "the folder and its making; free some space, or choose another disk"
-        )
-
-
 class _Export:
-    """One run."""
+    """The stages of all types and relations."""
 
-    def __init__(self, run: ExportRun) -> None:
-        self._run, self._manifest = run, run.store.manifest
-        self._plain = is_plain(self._manifest)
+    def __init__(self, manifest: Manifest) -> None:
+        self._manifest, self._plain = manifest, is_plain(manifest)
         self._names: PlainNames = OneType() if self._plain else SeveralTypes()
-        self._types = {
-            t.name: TypeIds(t.first, read_rows(run.store, t.original_id))
-            for t in self._manifest.types
-        }
+        listed = [r for r in manifest.relations if not r.reverse_of]
+        self._edges = {(r.src, r.name, r.dst): EdgeExport(r, self._names) for r in listed}
 
-    def run(self) -> None:
-        """Every file of the folder."""
-        relations = [r for r in self._manifest.relations if not r.reverse_of]
-        most_node = -1
-        for r in relations:
-            ends = self._types[r.src], self._types[r.dst]
-            written = EdgeExport(self._run, r, *ends, self._names).write()
-            most_node = max(most_node, written.most_node)
+    def stages(self) -> list[ExportStage]:
+        found = []
+        for edges in self._edges.values():
+            found += edges.stages()
         for t in self._manifest.types:
-            self._write_type(t)
-        if self._plain:
-            self._describe_one(self._manifest.types[0], most_node)
-        else:
-            self._describe_several(relations)
+            found += self._type_stages(t)
+        name = META if self._plain else SCHEMA
+        return [*found, ExportStage(name, Cost(), self._describe, arrays=[name])]
 
-    def _write_type(self, t: NodeType) -> None:
+    def _type_stages(self, t: NodeType) -> Iterator[ExportStage]:
         names = self._names
         for name, array in t.features.items():
-            self._write_features(t, name, array)
+            if array.source == "csr" and len(array.row_shape) == 1:
+                stem = partial(names.csr, t.name, name)
+                files = [f"{stem(CSR)}.json", *(f"{stem(part)}.npy" for part in CSR_PARTS)]
+                body = partial(self._write_csr, t, array, stem)
+                yield ExportStage(stem(CSR), self._cost(array), body, arrays=files)
+            else:
+                yield self._placed(t, names.features(t.name, name), array)
         if t.label is not None:
-            self._write_placed(t, names.label(t.name), t.label)
+            yield self._placed(t, names.label(t.name), t.label)
         for name, array in t.splits.items():
-            copy_rows(self._run, names.split(t.name, name), array)
+            stem_of = names.split(t.name, name)
+            cost = Cost(array.num_rows * array.row_bytes, written_bytes(array))
+            copy = partial(_copy_rows, stem_of, array)
+            yield ExportStage(stem_of, cost, copy, arrays=[f"{stem_of}.npy"])
 
-    def _write_features(self, t: NodeType, name: str, array: RowArray) -> None:
-        if array.source != "csr" or len(array.row_shape) != 1:
-            self._write_placed(t, self._names.features(t.name, name), array)
-            return
+    def _cost(self, array: RowArray) -> Cost:
+        """Of rows in another order; sparse arrays count as dense."""
+        read = array.num_rows * array.row_bytes
+        passing = row_disk_bytes(array, self._manifest.block_bytes) + 8 * array.num_rows
+        return Cost(read + passing, written_bytes(array) + passing, passing)
 
-        def stem(part: str) -> str:
-            return self._names.csr(t.name, name, part)
+    def _placed(self, t: NodeType, stem: str, array: RowArray) -> ExportStage:
+        body = partial(self._write_placed, t, stem, array)
+        return ExportStage(stem, self._cost(array), body, arrays=[f"{stem}.npy"])
 
-        write_csr(self._run, stem, array, lambda emit: self._place(t, array, emit))
+    def _write_csr(
+        self, t: NodeType, array: RowArray, stem: Callable[[str], str], run: ExportRun
+    ) -> None:
+        write_csr(run, stem, array, lambda emit: self._place(run, t, array, emit))
 
-    def _write_placed(self, t: NodeType, stem: str, array: RowArray) -> None:
-        write_dense(
-            self._run, stem, array, array.num_rows, lambda emit: self._place(t, array, emit)
-        )
+    def _write_placed(self, t: NodeType, stem: str, array: RowArray, run: ExportRun) -> None:
+        write_dense(run, stem, array, array.num_rows, lambda emit: self._place(run, t, array, emit))
 
-    def _place(self, t: NodeType, array: RowArray, emit: Emit) -> None:
+    def _place(self, run: ExportRun, t: NodeType, array: RowArray, emit: Emit) -> None:
         """Rows of a type in the source's order."""
-        run = self._run
         pieces = (rows for _, rows in scan_rows(run.store, array, SCAN_BYTES))
-        rank = self._rank(self._types[t.name].original)
-        place_rows(pieces, array, rank, run.share, run.work, emit, run.progress)
+        rank = self._rank(run.ids(t.name).original)
+        place_rows(pieces, array, rank, run.share, run.folder, emit, run.progress)
 
     def _rank(self, original: NDArray[Any]) -> NDArray[Any] | None:
         """Where rows go; None where they stand in the source's order."""
@@ -196,20 +170,24 @@ class _Export:
         )  # fmt: skip
         return original if moved else None
 
-    def _describe_one(self, t: NodeType, most_node: int) -> None:
-        """`meta.json`, where nothing else says how many nodes there are."""
+    def _describe(self, run: ExportRun) -> None:
+        """What nothing else says: how many nodes there are, names of types and relations."""
+        if not self._plain:
+            _write_json(run.result / SCHEMA, self._schema())
+            return
+        (t,) = self._manifest.types
+        most_node = max((run.facts(e.stem)["most_node"] for e in self._edges.values()), default=-1)
         if not t.features and t.label is None and most_node + 1 < t.num_nodes:
-            self._write_json(META, {"num_nodes": t.num_nodes})
+            _write_json(run.result / META, {"num_nodes": t.num_nodes})
 
-    def _describe_several(self, relations: list[Relation]) -> None:
-        listed = [(r.src, r.name, r.dst) for r in relations]
-        types = self._manifest.types
+    def _schema(self) -> dict[str, Any]:
+        types, listed = self._manifest.types, list(self._edges)
         sparse = {
             t.name: [t.num_nodes, *array.row_shape]
             for t in types
             if (array := t.features.get(MAIN)) is not None and array.source == "csr"
         }
-        schema = {
+        return {
             "node_types": {t.name: t.num_nodes for t in types},
             "offsets": {t.name: t.first for t in types},
             "relations": [
@@ -217,8 +195,11 @@ class _Export:
             ],
             "feature_shapes": sparse,
         }
-        self._write_json(SCHEMA, schema)
 
-    def _write_json(self, name: str, value: object) -> None:
-        text = msgspec.json.format(msgspec.json.encode(value), indent=1)
-        (self._run.folder / name).write_bytes(text)
+
+def _copy_rows(stem: str, array: RowArray, run: ExportRun) -> None:
+    copy_rows(run, stem, array)
+
+
+def _write_json(path: Path, value: object) -> None:
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(value), indent=1))

@@ -1,35 +1,53 @@
 """Rows of a store on their way into npy files: as they are written, dense or sparse."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from blockstore.format import RowArray
-from blockstore.store import Store, numpy_dtype, scan_rows
+from blockstore.store import Store, numpy_dtype, read_rows, scan_rows
 from preprocess.files.npy import NpyWriter
+from preprocess.pipeline import Run, Stage
 from preprocess.progress import Progress
 from preprocess.sources.plain_names import CSR, CSR_PARTS
 from preprocess.stages.rows import Emit
+from preprocess.work import WorkFolder
 
 SCAN_BYTES = 4 << 20
 _STEP_BYTES = 1 << 20  # that are converted, or looked through for zeros, at a time
 
 
-@dataclass(frozen=True, slots=True)
-class ExportRun:
-    """What every part of an export needs."""
+class TypeIds(NamedTuple):
+    """A node type: store id of its first node, and the original id of each."""
 
-    store: Store
-    folder: Path  # out
-    work: Path  # temporary files
-    mem_bytes: int
-    share: int  # of these, for chunks and buckets
-    progress: Progress
+    first: int
+    original: NDArray[Any]
+
+
+class ExportRun(Run):
+    """The store that is read, and the memory for it."""
+
+    def __init__(
+        self, work: WorkFolder, progress: Progress, store: Store, mem_bytes: int, share: int
+    ) -> None:
+        """`share`: bytes of memory for chunks and buckets."""
+        super().__init__(work, progress)
+        self.store, self.mem_bytes, self.share = store, mem_bytes, share
+        self._ids: dict[str, TypeIds] = {}
+        self.result.mkdir(exist_ok=True)
+
+    def ids(self, name: str) -> TypeIds:
+        """Of a type; they stay in memory."""
+        if name not in self._ids:
+            t = next(t for t in self.store.manifest.types if t.name == name)
+            self._ids[name] = TypeIds(t.first, read_rows(self.store, t.original_id))
+        return self._ids[name]
+
+
+ExportStage = Stage[ExportRun]
 
 
 def written_dtype(array: RowArray) -> np.dtype[Any]:
@@ -48,7 +66,7 @@ def write_dense(
 ) -> None:
     """`<stem>.npy`; `place` hands over the rows in their order."""
     shape = (num_rows, *array.row_shape)
-    with NpyWriter(run.folder / f"{stem}.npy", shape, written_dtype(array)) as out:
+    with NpyWriter(run.result / f"{stem}.npy", shape, written_dtype(array)) as out:
         steps = _steps(run, array)
 
         def emit(rows: NDArray[Any]) -> None:
@@ -66,7 +84,7 @@ def write_csr(
     stem   of the file of a part
     """
     nnz = 0
-    paths = [run.folder / f"{stem(part)}.npy" for part in CSR_PARTS]
+    paths = [run.result / f"{stem(part)}.npy" for part in CSR_PARTS]
     with (
         NpyWriter(paths[0], (array.num_rows + 1,), np.int64) as indptr,
         NpyWriter(paths[1], None, np.int32) as indices,
@@ -86,7 +104,7 @@ def write_csr(
 
         place(emit)
     meta = {"shape": [array.num_rows, array.row_shape[0]], "nnz": nnz}
-    (run.folder / f"{stem(CSR)}.json").write_bytes(msgspec.json.encode(meta))
+    (run.result / f"{stem(CSR)}.json").write_bytes(msgspec.json.encode(meta))
 
 
 def copy_rows(run: ExportRun, stem: str, array: RowArray) -> None:

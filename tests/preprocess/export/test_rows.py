@@ -9,6 +9,7 @@ from scipy import sparse
 from blockstore.format import RowArray
 from preprocess.export import rows as export
 from preprocess.export.rows import ExportRun, write_csr, write_dense
+from preprocess.work import WorkFolder
 from tests.preprocess.quiet import QUIET
 
 ROWS = np.random.default_rng(1).integers(-3, 4, (40, 7)).astype(np.float32)
@@ -18,7 +19,8 @@ ARRAY = RowArray("x", "float32", 40, (7,))
 
 
 def run_in(folder: Path) -> ExportRun:
-    return ExportRun(None, folder, folder, 1 << 20, 1 << 20, QUIET)  # type: ignore[arg-type]
+    work = WorkFolder(folder / "out", "", True)
+    return ExportRun(work, QUIET, None, 1 << 20, 1 << 20)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("step_bytes", [28, 100, 1 << 20])
@@ -30,10 +32,11 @@ def test_a_sparse_matrix_is_the_dense_one(tmp_path, monkeypatch, step_bytes, giv
         for first in range(0, 40, given):
             emit(ROWS[first : first + given])
 
-    write_csr(run_in(tmp_path), lambda part: f"x_{part}", ARRAY, place)
-    write_dense(run_in(tmp_path), "dense", ARRAY, 40, place)
-    indptr, indices, data = (np.load(tmp_path / f"x_{p}.npy") for p in export.CSR_PARTS)
+    run = run_in(tmp_path)
+    write_csr(run, lambda part: f"x_{part}", ARRAY, place)
+    write_dense(run, "dense", ARRAY, 40, place)
+    indptr, indices, data = (np.load(run.result / f"x_{p}.npy") for p in export.CSR_PARTS)
     assert (indptr.dtype, indices.dtype, data.dtype) == (np.int64, np.int32, np.float32)
     found = sparse.csr_matrix((data, indices, indptr), (40, 7))
     assert found.toarray().tolist() == ROWS.tolist()
-    assert np.load(tmp_path / "dense.npy").tolist() == ROWS.tolist()
+    assert np.load(run.result / "dense.npy").tolist() == ROWS.tolist()
