@@ -13,26 +13,17 @@ import typer
 from blockstore.errors import StoreError
 from blockstore.io.files import FULL
 from blockstore.store import open_store
-from blockstore.units import format_bytes, parse_bytes
+from blockstore.units import format_bytes
 from blockstore.verify import verify_store
 from preprocess import flags
 from preprocess.command import IngestRequest, error_event, run_dry, run_ingest
 from preprocess.derive.derive import derive as derive_features
-from preprocess.derive.plan import Derivation, Op
 from preprocess.errors import BadInput
 from preprocess.export.export import export as export_store
-from preprocess.generate import GraphRecipe
 from preprocess.generate import generate as generate_graph
 from preprocess.hops.hops import make_hops
-from preprocess.influence import InfluenceOptions, parse_hubs
 from preprocess.info import info_text, store_info
-from preprocess.options import (
-    FeatureDtype,
-    HopsRequest,
-    IngestOptions,
-    OperatorKind,
-)
-from preprocess.partition import PartitionOptions
+from preprocess.options import IngestOptions
 from preprocess.partition_report import partition_lines
 from preprocess.progress import Progress
 from preprocess.repartition import repartition as repartition_store
@@ -67,91 +58,25 @@ def _one_line_errors(events: bool = False) -> Iterator[None]:
         raise typer.Exit(2) from error
 
 
-def _size(text: str) -> int:
-    """A size as people write it, for options.  Raises BadInput."""
-    try:
-        return parse_bytes(text)
-    except ValueError as error:
-        raise BadInput(str(error)) from error
-
-
-def _shares(text: str) -> tuple[float, ...]:
-    """Numbers between commas, for options.  Raises BadInput."""
-    try:
-        return tuple(float(part) for part in text.split(",")) if text else ()
-    except ValueError as error:
-        raise BadInput(f"--split {text!r}: expected shares such as 0.6,0.2,0.2") from error
-
-
-def _operators(found: list[flags.Operator] | None) -> tuple[OperatorKind, ...]:
-    """Those of hops, `sym` if none are given."""
-    return tuple(operator.value for operator in found or [flags.Operator.sym])
-
-
-@app.command()
-def generate(
-    folder: Path,
-    nodes: Annotated[int, typer.Option(help="number of nodes")] = 100_000,
-    degree: Annotated[int, typer.Option(help="average in-degree; edges go both ways")] = 16,
-    features: Annotated[int, typer.Option(help="float32 features a node")] = 64,
-    classes: Annotated[int, typer.Option(help="number of classes")] = 8,
-    train: Annotated[float, typer.Option(help="share of nodes to train on")] = 0.1,
-    valid: Annotated[float, typer.Option(help="share of nodes to validate on")] = 0.05,
-    test: Annotated[float, typer.Option(help="share of nodes to test on")] = 0.1,
-    seed: Annotated[int, typer.Option(help="the same seed gives the same graph")] = 0,
-    noise: Annotated[float, typer.Option(help="of the features; more is harder")] = 1.0,
-) -> None:
+@app.command(cls=flags.Panels)
+@flags.grouped
+def generate(folder: Path, graph: flags.RecipeFlags) -> None:
     """Generate a labelled power-law graph in the plain layout, streamed to disk."""
-    recipe = GraphRecipe(nodes, degree, features, classes, train, valid, test, seed, noise)
     with _one_line_errors():
-        generate_graph(folder, recipe, Progress())
+        generate_graph(folder, graph.recipe(), Progress())
 
 
-@app.command()
+@app.command(cls=flags.Panels)
+@flags.grouped
 def ingest(
     source: Path,
     store: Path,
-    mem: flags.Mem = "2G",
-    layout: flags.Layout = "",
-    undirected: flags.Undirected = None,
-    dtype: flags.StoredDtype = "float32",
-    block_size: flags.BlockSize = "1M",
-    edge_ids: flags.EdgeIds = False,
-    order: flags.Order = "bfs",
-    duplicates: flags.Duplicates = "keep",
-    self_loops: flags.SelfLoops = "keep",
-    allow_nan: flags.AllowNan = False,
-    ids: flags.IdWidth = "auto",
-    seed: flags.IngestSeed = 0,
-    split: flags.Shares = "",
-    partitions: flags.Partitions = 0,
-    partitioner: flags.PartitionerOption = "gap",
-    slack: flags.Slack = 1.1,
-    gamma: flags.Gamma = 1.5,
-    passes: flags.Passes = 5,
-    alpha: flags.Alpha = 1.0,
-    soften: flags.Soften = 50.0,
-    deviations: flags.Deviations = 2.0,
-    relative: flags.Relative = True,
-    visit: flags.VisitOption = "degree",
-    neighbors: flags.NeighborsOption = "auto",
-    hubs: flags.Hubs = "",
-    hub_score: flags.HubScoreOption = "walk",
-    halo: flags.Halo = 0.0,
-    hops: flags.HopsAtOnce = 0,
-    operator: flags.Operators = None,
-    hop_loops: flags.HopLoops = True,
-    node_type: flags.HopType = "",
-    feature: flags.HopFeature = "",
-    relation: flags.HopRelation = "",
-    rows: flags.HopRowsOption = "labelled",
-    hop_alpha: flags.HopAlpha = 0.1,
-    t: flags.HopTime = 3.0,
-    weighted: flags.HopWeighted = False,
-    fresh: flags.Fresh = False,
-    dry_run: flags.DryRun = False,
-    summary: flags.Summary = True,
-    json: flags.Events = False,
+    of_source: flags.SourceFlags,
+    of_store: flags.StoreFlags,
+    in_parts: flags.IngestPartitionFlags,
+    propagated: flags.IngestHopFlags,
+    show: flags.ShowFlags,
+    resources: flags.Resources,
 ) -> None:
     """Make a store from a graph in any layout that is known, within --mem.
 
@@ -159,131 +84,71 @@ def ingest(
     each edge and drops duplicates; an added edge has id E + original, of duplicates the smallest
     id stays.
     """
-    with _one_line_errors(events=json):
-        found = PartitionOptions(
-            partitions, partitioner, slack, gamma, passes, alpha, soften, relative,
-            deviations, visit, neighbors,
-        )  # fmt: skip
-        if operator and not hops:
-            raise BadInput.at("--operator", "no --hops", "how often to apply it", "say --hops 2")
-        asked = HopsRequest(
-            _operators(operator), hops, hop_loops, node_type, feature, relation, rows, seed=seed,
-            alpha=hop_alpha, t=t, weighted=weighted,
-        )  # fmt: skip
+    with _one_line_errors(events=show.json):
+        settings = in_parts.settings(in_parts.partitions)
         options = IngestOptions(
-            mem_bytes=_size(mem), block_bytes=_size(block_size), dtype=dtype, edge_ids=edge_ids,
-            order=order, duplicates=duplicates, self_loops=self_loops, ids=ids,
-            allow_nan=allow_nan, seed=seed, split=_shares(split),
-            partition=found if partitions else None,
-            influence=InfluenceOptions(*parse_hubs(hubs), hub_score, halo),
-            hops=asked if hops else None,
+            mem_bytes=flags.size(resources.mem), block_bytes=flags.size(of_store.block_size),
+            dtype=of_store.dtype, edge_ids=of_store.edge_ids, order=of_store.order,
+            duplicates=of_source.duplicates, self_loops=of_source.self_loops, ids=of_store.ids,
+            allow_nan=of_source.allow_nan, seed=of_store.seed, split=of_source.shares(),
+            partition=settings if in_parts.partitions else None,
+            influence=in_parts.influence(), hops=propagated.asked(of_store.seed),
         )  # fmt: skip
         request = IngestRequest(
-            source, store, options, undirected, layout or None, fresh, summary, json
-        )
-        (run_dry if dry_run else run_ingest)(request)
+            source, store, options, of_source.undirected, of_source.layout or None,
+            resources.fresh, show.summary, show.json,
+        )  # fmt: skip
+        (run_dry if show.dry_run else run_ingest)(request)
 
 
-@app.command()
-def derive(
-    store: Path,
-    node_type: Annotated[str, typer.Option("--type", help="of the nodes that get features")],
-    origin: Annotated[str, typer.Option("--from", help="type whose features are taken")],
-    relation: Annotated[str, typer.Option(help="between them: its name, or src-name-dst")],
-    op: Annotated[Op, typer.Option(help="over the rows of a node's neighbors")] = "mean",
-    name: Annotated[str, typer.Option(help="of the new array")] = "x",
-    feature: Annotated[
-        str, typer.Option(help="which of several features", show_default=False)
-    ] = "",
-    dtype: Annotated[
-        FeatureDtype | None, typer.Option(help="of the new array; else as the origin's")
-    ] = None,
-    mem: flags.Mem = "2G",
-) -> None:
+@app.command(cls=flags.Panels)
+@flags.grouped
+def derive(store: Path, features: flags.DeriveFlags, mem: flags.Mem = "2G") -> None:
     """Give a type features that are the mean, sum or maximum of its neighbors', within --mem.
 
     Sums are made in float32, in the order of the store's ids: --mem changes no byte.  Nodes without
-    neighbors get zeros.  The store gets another fingerprint; who has it open sees what it had.
+    neighbors get zeros.  The store gets another fingerprint; processes that have it open keep
+    seeing the old version.
     """
     with _one_line_errors():
-        asked = Derivation(node_type, origin, relation, op, name, feature, dtype)
-        result = derive_features(store, asked, Progress(), _size(mem))
+        asked = features.derivation()
+        result = derive_features(store, asked, Progress(), flags.size(mem))
         typer.echo(result.text(store, asked.op))
 
 
-@app.command()
+@app.command(cls=flags.Panels)
+@flags.grouped
 def repartition(
     store: Path,
     new: Path,
     partitions: Annotated[int, typer.Option(help="of the nodes of the new store")],
-    partitioner: flags.PartitionerOption = "gap",
-    slack: flags.Slack = 1.1,
-    gamma: flags.Gamma = 1.5,
-    passes: flags.Passes = 5,
-    alpha: flags.Alpha = 1.0,
-    soften: flags.Soften = 50.0,
-    deviations: flags.Deviations = 2.0,
-    relative: flags.Relative = True,
-    visit: flags.VisitOption = "degree",
-    neighbors: flags.NeighborsOption = "auto",
-    hubs: flags.Hubs = "",
-    hub_score: flags.HubScoreOption = "walk",
-    halo: flags.Halo = 0.0,
+    in_parts: flags.PartitionerFlags,
+    resources: flags.Resources,
     seed: Annotated[int, typer.Option(help="of a random partition")] = 0,
-    mem: flags.Mem = "2G",
-    fresh: flags.Fresh = False,
 ) -> None:
     """Write a store anew, its nodes partition by partition; ids of nodes and edges stay."""
     with _one_line_errors():
-        settings = PartitionOptions(
-            partitions, partitioner, slack, gamma, passes, alpha, soften, relative,
-            deviations, visit, neighbors,
-        )  # fmt: skip
-        influence = InfluenceOptions(*parse_hubs(hubs), hub_score, halo)
         result = repartition_store(
-            open_store(store), new, settings, Progress(), _size(mem), influence, seed, fresh
-        )
+            open_store(store), new, in_parts.settings(partitions), Progress(),
+            flags.size(resources.mem), in_parts.influence(), seed, resources.fresh,
+        )  # fmt: skip
         typer.echo(made_line(new, result.manifest))
         assert result.manifest.partitioning is not None
         for line in partition_lines(result.manifest.partitioning):
             typer.echo(f"  {line}")
 
 
-@app.command()
-def hops(
-    store: Path,
-    operator: flags.Operators = None,
-    hops: Annotated[int, typer.Option(help="how often each is applied")] = 2,
-    self_loops: Annotated[bool, typer.Option(help="each node is its own neighbor too")] = True,
-    node_type: flags.HopType = "",
-    feature: flags.HopFeature = "",
-    relation: flags.HopRelation = "",
-    rows: flags.HopRowsOption = "labelled",
-    split: Annotated[
-        list[str] | None, typer.Option(help="only this; several may be given", show_default=False)
-    ] = None,
-    dtype: Annotated[
-        FeatureDtype | None, typer.Option(help="of hops; else as the features")
-    ] = None,
-    seed: Annotated[int, typer.Option(help="of the order of rows")] = 0,
-    alpha: flags.HopAlpha = 0.1,
-    t: flags.HopTime = 3.0,
-    weighted: flags.HopWeighted = False,
-    mem: flags.Mem = "2G",
-    fresh: flags.Fresh = False,
-) -> None:
+@app.command(cls=flags.Panels)
+@flags.grouped
+def hops(store: Path, propagated: flags.AddedHopFlags, resources: flags.Resources) -> None:
     """Propagate features: B X, B B X, ... for each operator B, beside X, within --mem.
 
     sym and row are the normalised adjacency, ppr and heat its diffusions (personalised PageRank,
     heat kernel).  Rows stand in one seeded random order per split.  --mem changes no byte.
     """
     with _one_line_errors():
-        request = HopsRequest(
-            _operators(operator), hops, self_loops, node_type,
-            feature, relation, rows, tuple(split or ()), dtype, seed, alpha,
-            t, weighted,
-        )  # fmt: skip
-        result = make_hops(store, request, Progress(), _size(mem), fresh=fresh)
+        mem_bytes = flags.size(resources.mem)
+        result = make_hops(store, propagated.asked(), Progress(), mem_bytes, fresh=resources.fresh)
         typer.echo(result.text(store))
 
 
@@ -334,7 +199,7 @@ def export(
     Edges come out in the source's order where the store has edge ids, else sorted by target.
     """
     with _one_line_errors():
-        export_store(open_store(store), folder, Progress(), _size(mem))
+        export_store(open_store(store), folder, Progress(), flags.size(mem))
 
 
 def main() -> None:

@@ -1,14 +1,99 @@
-"""Options of the `blockstore` command that have much to say, or that several commands have."""
+"""The options of the `blockstore` command, in groups: each a frozen record, and a panel of --help.
 
+A command takes records; `grouped` makes an option of each of their fields.
+"""
+
+import inspect
+from collections.abc import Callable
+from copy import copy
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Any, get_type_hints
 
-import typer
+from typer import Option
+from typer.core import TyperCommand
 
-from preprocess.influence import HubScore
+from blockstore.units import parse_bytes
+from preprocess.derive.plan import Derivation, Op
+from preprocess.errors import BadInput
+from preprocess.generate import GraphRecipe
+from preprocess.influence import HubScore, InfluenceOptions, parse_hubs
 from preprocess.layouts import LAYOUTS
-from preprocess.options import FeatureDtype, HopRows, Ids, Keep, NodeOrder
-from preprocess.partition import Neighbors, Partitioner, Visit
+from preprocess.options import (
+    FeatureDtype,
+    HopRows,
+    HopsRequest,
+    Ids,
+    Keep,
+    NodeOrder,
+    OperatorKind,
+)
+from preprocess.partition import Neighbors, Partitioner, PartitionOptions, Visit
+
+_MEM, _FRESH = "memory to use, such as 512M or 2G", "start from scratch, whatever a run has left"
+Mem = Annotated[str, Option(help=_MEM)]
+Json = Annotated[bool, Option("--json", help="for scripts")]
+
+
+def size(text: str) -> int:
+    """A size as people write it.  Raises BadInput."""
+    try:
+        return parse_bytes(text)
+    except ValueError as error:
+        raise BadInput(str(error)) from error
+
+
+def flag(default: Any, text: str, *names: str, **more: Any) -> Any:
+    """A field that becomes an option; `default` MISSING: it must be given."""
+    return field(default=default, metadata={"option": Option(*names, help=text, **more)})
+
+
+def grouped(command: Callable[..., None]) -> Callable[..., None]:
+    """The command with an option for each field of the records that it takes."""
+    annotated: Any = Annotated  # with what is known only here
+    parameters, records = [], dict[str, Any]()
+    for parameter in inspect.signature(command, eval_str=True).parameters.values():
+        record = parameter.annotation
+        if not is_dataclass(record):
+            parameters.append(parameter)
+            continue
+        records[parameter.name], hints = record, get_type_hints(record)
+        for each in fields(record):
+            option = copy(each.metadata["option"])
+            option.rich_help_panel = (record.__doc__ or "").rstrip(".")
+            default = inspect.Parameter.empty if each.default is MISSING else each.default
+            hint = annotated[hints[each.name], option]
+            parameters.append(parameter.replace(name=each.name, annotation=hint, default=default))
+
+    def run(**given: Any) -> None:
+        made = {
+            name: record(**{each.name: given.pop(each.name) for each in fields(record)})
+            for name, record in records.items()
+        }
+        command(**given, **made)
+
+    kind = inspect.Parameter.KEYWORD_ONLY
+    run.__name__, run.__doc__ = command.__name__, command.__doc__
+    run.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [parameter.replace(kind=kind) for parameter in parameters]
+    )
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return run
+
+
+class Panels(TyperCommand):
+    """A command whose help lists options panel by panel, in plain text: it goes to logs too."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        panels: dict[str, list[tuple[str, str]]] = {}
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            if record is not None:
+                panel = getattr(parameter, "rich_help_panel", None) or "Options"
+                panels.setdefault(panel, []).append(record)
+        for name, records in panels.items():
+            with formatter.section(name):
+                formatter.write_dl(records)
 
 
 class Operator(StrEnum):
@@ -20,88 +105,186 @@ class Operator(StrEnum):
     heat = "heat"
 
 
-Mem = Annotated[str, typer.Option(help="memory to use, such as 512M or 2G")]
-Fresh = Annotated[
-    bool, typer.Option("--fresh", help="begin anew, do not go on where a run stopped")
-]
-Json = Annotated[bool, typer.Option("--json", help="for scripts")]
+@dataclass(frozen=True)
+class RecipeFlags:
+    """Graph."""
 
-Layout = Annotated[
-    str, typer.Option(help=f"of the source, where it is not recognised: {', '.join(LAYOUTS)}")
-]
-Undirected = Annotated[
-    bool | None,
-    typer.Option(
+    nodes: int = flag(100_000, "number of nodes")
+    degree: int = flag(16, "average in-degree; edges go both ways")
+    features: int = flag(64, "float32 features a node")
+    classes: int = flag(8, "number of classes")
+    train: float = flag(0.1, "share of nodes to train on")
+    valid: float = flag(0.05, "share of nodes to validate on")
+    test: float = flag(0.1, "share of nodes to test on")
+    seed: int = flag(0, "the same seed gives the same graph")
+    noise: float = flag(1.0, "of the features; more is harder")
+
+    def recipe(self) -> GraphRecipe:
+        return GraphRecipe(
+            self.nodes, self.degree, self.features, self.classes, self.train, self.valid,
+            self.test, self.seed, self.noise,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class SourceFlags:
+    """Source."""
+
+    layout: str = flag("", f"of the source, if it is not recognised: {', '.join(LAYOUTS)}")
+    undirected: bool | None = flag(
+        None,
+        "add the reverse of each edge, drop duplicates; else as the source says",
         "--undirected/--directed",
-        help="add the reverse of each edge, drop duplicates; else as the source says",
         show_default=False,
-    ),
-]
-StoredDtype = Annotated[FeatureDtype, typer.Option(help="of features in the store")]
-BlockSize = Annotated[str, typer.Option(help="unit of disk I/O: 4K to 16M")]
-EdgeIds = Annotated[bool, typer.Option(help="keep the id of each edge")]
-Order = Annotated[NodeOrder, typer.Option(help="of nodes in the store")]
-Duplicates = Annotated[Keep, typer.Option(help="equal edges")]
-SelfLoops = Annotated[Keep, typer.Option(help="edges from a node to itself")]
-AllowNan = Annotated[bool, typer.Option(help="take NaN features as they are")]
-IdWidth = Annotated[Ids, typer.Option(help="width of node ids")]
-IngestSeed = Annotated[int, typer.Option(help="of the random order and of seeded splits")]
-Shares = Annotated[
-    str, typer.Option(help="where there are no splits: shares of train, valid and test")
-]
-Partitions = Annotated[int, typer.Option(help="partition the nodes, for macro-batches; 0: do not")]
-HopsAtOnce = Annotated[
-    int, typer.Option(help="propagate features right away, as the command hops does; 0: do not")
-]
-HopLoops = Annotated[bool, typer.Option(help="of hops: a node is its own neighbor")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="say what it would take, and do nothing")]
-Summary = Annotated[bool, typer.Option(help="look at the graph when it is there")]
-Events = Annotated[
-    bool, typer.Option("--json", help="for scripts: an event a line, see docs/preprocessing.md")
-]
+    )
+    duplicates: Keep = flag("keep", "equal edges")
+    self_loops: Keep = flag("keep", "edges from a node to itself")
+    allow_nan: bool = flag(False, "take NaN features as they are")
+    split: str = flag("", "if there are no splits: shares of train, valid and test")
 
-PartitionerOption = Annotated[
-    Partitioner, typer.Option(help="gap balances labels of training nodes too")
-]
-Slack = Annotated[float, typer.Option(help="a partition holds so many times the mean")]
-Gamma = Annotated[float, typer.Option(help="exponent of the cost of nodes")]
-Passes = Annotated[int, typer.Option(help="over all edges")]
-Alpha = Annotated[float, typer.Option(help="times the cost of FENNEL")]
-Soften = Annotated[
-    float, typer.Option(help="nodes of a class a partition below which it costs less; 0: none")
-]
-Deviations = Annotated[
-    float,
-    typer.Option(help="of a random partition, that a class may exceed its mean by; 0: any"),
-]
-Relative = Annotated[bool, typer.Option(help="sizes count relative to the share of the class")]
-VisitOption = Annotated[Visit, typer.Option(help="in which order nodes are placed")]
-NeighborsOption = Annotated[
-    Neighbors, typer.Option(help="edges that draw a node; auto: both ways, unless symmetric")
-]
-Hubs = Annotated[
-    str,
-    typer.Option(help="of partitions: share of nodes, or bytes such as 64M; 0.01 if not given"),
-]
-HubScoreOption = Annotated[HubScore, typer.Option(help="walk: from training nodes, backwards")]
-Halo = Annotated[
-    float, typer.Option(help="outside nodes stored with a partition, as a share of its nodes")
-]
+    def shares(self) -> tuple[float, ...]:
+        try:
+            return tuple(float(part) for part in self.split.split(",")) if self.split else ()
+        except ValueError as error:
+            raise BadInput(
+                f"--split {self.split!r}: expected shares such as 0.6,0.2,0.2"
+            ) from error
 
-Operators = Annotated[
-    list[Operator] | None,
-    typer.Option(help="of hops: sym if not given; several may be", show_default=False),
-]
-HopType = Annotated[
-    str, typer.Option("--type", help="of hops: whose features, where it is not clear")
-]
-HopFeature = Annotated[str, typer.Option(help="of hops: which of several features")]
-HopRelation = Annotated[
-    str, typer.Option(help="of hops: which of several, its name or src-name-dst")
-]
-HopRowsOption = Annotated[
-    HopRows, typer.Option(help="of hops: those of splits that have labels, or of all nodes")
-]
-HopAlpha = Annotated[float, typer.Option(help="of ppr: probability to go back")]
-HopTime = Annotated[float, typer.Option(help="of heat: time")]
-HopWeighted = Annotated[bool, typer.Option("--weighted", help="hops by weights of edges")]
+
+@dataclass(frozen=True)
+class StoreFlags:
+    """Store."""
+
+    dtype: FeatureDtype = flag("float32", "of features in the store")
+    block_size: str = flag("1M", "unit of disk I/O: 4K to 16M")
+    edge_ids: bool = flag(False, "keep the id of each edge")
+    ids: Ids = flag("auto", "width of node ids")
+    order: NodeOrder = flag("bfs", "of nodes in the store")
+    seed: int = flag(0, "of the random order and of seeded splits")
+
+
+@dataclass(frozen=True)
+class PartitionerFlags:
+    """Partitions, hubs and halos."""
+
+    partitioner: Partitioner = flag("gap", "gap balances labels of training nodes too")
+    slack: float = flag(1.1, "a partition holds so many times the mean")
+    gamma: float = flag(1.5, "exponent of the cost of nodes")
+    passes: int = flag(5, "over all edges")
+    alpha: float = flag(1.0, "times the cost of FENNEL")
+    soften: float = flag(50.0, "nodes of a class a partition below which it costs less; 0: none")
+    deviations: float = flag(
+        2.0, "of a random partition, that a class may exceed its mean by; 0: any"
+    )
+    relative: bool = flag(True, "sizes count relative to the share of the class")
+    visit: Visit = flag("degree", "in which order nodes are placed")
+    neighbors: Neighbors = flag("auto", "edges that draw a node; auto: both ways, unless symmetric")
+    hubs: str = flag("", "of partitions: share of nodes, or bytes such as 64M; 0.01 if not given")
+    hub_score: HubScore = flag("walk", "walk: from training nodes, backwards")
+    halo: float = flag(0.0, "outside nodes stored with a partition, as a share of its nodes")
+
+    def settings(self, partitions: int) -> PartitionOptions:
+        return PartitionOptions(
+            partitions, self.partitioner, self.slack, self.gamma, self.passes, self.alpha,
+            self.soften, self.relative, self.deviations, self.visit, self.neighbors,
+        )  # fmt: skip
+
+    def influence(self) -> InfluenceOptions:
+        return InfluenceOptions(*parse_hubs(self.hubs), self.hub_score, self.halo)
+
+
+@dataclass(frozen=True)
+class HopFlags:
+    """Propagated features."""
+
+    operator: list[Operator] | None = flag(
+        None, "of hops: sym if not given; several may be", show_default=False
+    )
+    node_type: str = flag("", "of hops: whose features, if it is not clear", "--type")
+    feature: str = flag("", "of hops: which of several features")
+    relation: str = flag("", "of hops: which of several, its name or src-name-dst")
+    rows: HopRows = flag("labelled", "of hops: those of splits that have labels, or of all nodes")
+    hop_alpha: float = flag(0.1, "of ppr: probability to go back")
+    t: float = flag(3.0, "of heat: time")
+    weighted: bool = flag(False, "hops by weights of edges", "--weighted")
+
+    def request(self, hops: int, self_loops: bool, seed: int) -> HopsRequest:
+        """Without what only the command `hops` asks for."""
+        found = self.operator or [Operator.sym]
+        operators: tuple[OperatorKind, ...] = tuple(operator.value for operator in found)
+        return HopsRequest(
+            operators, hops, self_loops, self.node_type, self.feature, self.relation, self.rows,
+            seed=seed, alpha=self.hop_alpha, t=self.t, weighted=self.weighted,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class AddedHopFlags(HopFlags):
+    """Propagated features."""
+
+    hop_alpha: float = flag(0.1, "of ppr: probability to go back", "--alpha")
+    hops: int = flag(2, "how often each is applied")
+    self_loops: bool = flag(True, "each node is its own neighbor too")
+    split: list[str] | None = flag(None, "only this; several may be given", show_default=False)
+    dtype: FeatureDtype | None = flag(None, "of hops; else as the features")
+    seed: int = flag(0, "of the order of rows")
+
+    def asked(self) -> HopsRequest:
+        found = self.request(self.hops, self.self_loops, self.seed)
+        return replace(found, splits=tuple(self.split or ()), dtype=self.dtype)
+
+
+@dataclass(frozen=True)
+class IngestHopFlags(HopFlags):
+    """Propagated features."""
+
+    hops: int = flag(0, "propagate features right away, as the command hops does; 0: do not")
+    hop_loops: bool = flag(True, "of hops: a node is its own neighbor")
+
+    def asked(self, seed: int) -> HopsRequest | None:
+        if self.operator and not self.hops:
+            raise BadInput.at("--operator", "no --hops", "how often to apply it", "say --hops 2")
+        return self.request(self.hops, self.hop_loops, seed) if self.hops else None
+
+
+@dataclass(frozen=True)
+class IngestPartitionFlags(PartitionerFlags):
+    """Partitions, hubs and halos."""
+
+    partitions: int = flag(0, "partition the nodes, for macro-batches; 0: do not")
+
+
+@dataclass(frozen=True)
+class DeriveFlags:
+    """Features."""
+
+    node_type: str = flag(MISSING, "of the nodes that get features", "--type")
+    origin: str = flag(MISSING, "type whose features are taken", "--from")
+    relation: str = flag(MISSING, "between them: its name, or src-name-dst")
+    op: Op = flag("mean", "over the rows of a node's neighbors")
+    name: str = flag("x", "of the new array")
+    feature: str = flag("", "which of several features", show_default=False)
+    dtype: FeatureDtype | None = flag(None, "of the new array; else as the origin's")
+
+    def derivation(self) -> Derivation:
+        return Derivation(
+            self.node_type, self.origin, self.relation, self.op, self.name, self.feature,
+            self.dtype,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Resources:
+    """Resources."""
+
+    mem: str = flag("2G", _MEM)
+    fresh: bool = flag(False, _FRESH, "--fresh")
+
+
+@dataclass(frozen=True)
+class ShowFlags:
+    """Output."""
+
+    dry_run: bool = flag(False, "say what it would take, and do nothing", "--dry-run")
+    summary: bool = flag(True, "look at the graph when it is there")
+    json: bool = flag(False, "for scripts: an event a line, see docs/preprocessing.md", "--json")
