@@ -29,8 +29,6 @@ class Rows(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TypeContents:
-    """One node type."""
-
     name: str
     first: int  # store id of its first node
     num_nodes: int
@@ -48,8 +46,6 @@ class TypeContents:
 
 @dataclass(frozen=True, slots=True)
 class RelationContents:
-    """One relation."""
-
     source: SourceRelation
     src: TypeContents
     dst: TypeContents
@@ -103,7 +99,6 @@ class Contents:
 
     @property
     def num_nodes(self) -> int:
-        """Of all types."""
         return sum(t.num_nodes for t in self.types)
 
     def rows(self) -> list[Rows]:

@@ -59,7 +59,6 @@ class StageEstimate:
 
     @property
     def bound(self) -> str:
-        """What limits it."""
         return "disk" if self.disk_s >= self.processor_s else "CPU"
 
 

@@ -35,7 +35,6 @@ class HaloPaths(NamedTuple):
     features: str
 
     def feature(self, name: str) -> str:
-        """Of one array."""
         return f"{self.features}/{as_path(name)}"
 
 
@@ -45,7 +44,6 @@ def hubs_path(type_name: str) -> str:
 
 
 def halo_paths(type_name: str) -> HaloPaths:
-    """Of a type."""
     folder = f"nodes/{as_path(type_name)}/halo"
     return HaloPaths(*(f"{folder}/{name}" for name in HaloPaths._fields))
 

@@ -78,7 +78,6 @@ class InfluenceStages:
         self._opened: _Written | None = None
 
     def stages(self) -> list[IngestStage]:
-        """All, in order."""
         job, options, block = self._job, self._options, self._job.options.block_bytes
         contents, node_ids = job.contents, node_bytes(job.options)
         graph = sum(graph_bytes(r, job.options) for r in contents.relations)

@@ -74,7 +74,6 @@ def info_text(store: Store) -> str:
 
 
 def hops_text(found: HopSet) -> str:
-    """For a person."""
     applied = "; ".join(f"{name}, {len(a) - 1} hops" for name, a in found.operators.items())
     x = next(iter(found.operators.values()))[0]
     width = "x".join(str(n) for n in x.row_shape)
@@ -83,7 +82,6 @@ def hops_text(found: HopSet) -> str:
 
 
 def influence_lines(found: Influence) -> list[str]:
-    """For a person."""
     how = {"walk": f"{found.steps} lazy steps back from training nodes", "degree": "in-degree"}
     hubs = f"{found.num_hubs:,} hubs by {how[found.hub_score]}" if found.hub_score else "no hubs"
     halos = f"{found.num_slots:,} nodes in halos of at most {found.halo:g} of their partition"

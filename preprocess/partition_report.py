@@ -32,7 +32,6 @@ class EdgeCounts(NamedTuple):
 
     @property
     def cut_share(self) -> float:
-        """Of all edges."""
         return 1 - self.inside / self.num_edges if self.num_edges else 0.0
 
     @property
@@ -145,7 +144,6 @@ def _balance(sizes: NDArray[np.int64]) -> float:
 
 
 def partition_lines(found: Partitioning) -> list[str]:
-    """For a person."""
     passes = f", {found.passes} passes, {found.evaluations:,} scores" if found.passes else ""
     lines = [
         f"{found.num_partitions:,} by {found.method}{passes}",

@@ -144,13 +144,11 @@ class Recorded:
         self._before, self._begun = moved_bytes(), time.monotonic()
 
     def finish(self) -> None:
-        """It is over."""
         self._progress.look()
         self._update()
         self.is_over = True
 
     def view(self) -> StageView:
-        """For renderings."""
         if not self.is_over:
             self._update()
         steps = tuple(stage.view() for stage in list(self.running))
@@ -177,7 +175,6 @@ class Stage:
         self._done += count
 
     def view(self) -> StepView:
-        """For renderings."""
         elapsed_s = time.monotonic() - self._begun
         return StepView(self._name, self._unit, self._total, self._done, elapsed_s)
 

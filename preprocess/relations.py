@@ -57,7 +57,6 @@ class RelationStages:
         self._place_bytes = np.dtype(self._place_dtype).itemsize
 
     def stages(self) -> list[IngestStage]:
-        """All, in order."""
         relation, made = self._relation, []
         left = len(relation.features)
         for rows in relation.features:

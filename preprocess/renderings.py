@@ -38,7 +38,6 @@ class StepView:
 
     @property
     def rate(self) -> float:
-        """Items a second."""
         return self.done / max(self.elapsed_s, 1e-9)
 
     @property
@@ -137,7 +136,6 @@ class Lines:
         """Nothing to say."""
 
     def end_stage(self, stage: StageView, whole: WholeView) -> None:
-        """One line."""
         if not self._headed:
             self._headed = True
             self.line(table_head(_PLAIN_NAME))
@@ -165,7 +163,6 @@ class Bars:
         """Nothing to say."""
 
     def begin_stage(self, stage: StageView, whole: WholeView) -> None:
-        """The bars appear."""
         if self._live is None:
             self._live = Live(
                 console=self._console, auto_refresh=False, transient=True,
@@ -191,7 +188,6 @@ class Bars:
         self._print(Text(table_line(stage, whole, name), style="dim" if stage.resumed else ""))
 
     def line(self, text: str) -> None:
-        """Above the bars."""
         self._print(Text(text))
 
     def pause(self) -> None:
@@ -231,7 +227,6 @@ class Events:
         self._stream = stream
 
     def emit(self, event: str, facts: Mapping[str, Any]) -> None:
-        """One line."""
         self.line_of({"event": event, **facts})
 
     def line_of(self, facts: Mapping[str, Any]) -> None:
@@ -239,31 +234,25 @@ class Events:
         write_line(self._stream, msgspec.json.encode(facts).decode())
 
     def begin(self, facts: Mapping[str, Any]) -> None:
-        """Event `begin`."""
         self.emit("begin", facts)
 
     def begin_stage(self, stage: StageView, whole: WholeView) -> None:
-        """Event `stage_begin`."""
         self.emit("stage_begin", _named(stage, whole))
 
     def show(self, stage: StageView, whole: WholeView) -> None:
-        """Event `advance`."""
         steps = [{**asdict(s), "left_s": s.left_s} for s in stage.steps]
         total = {"share": whole.share, "left_s": whole.left_s, "memory_bytes": whole.memory_bytes}
         self.emit("advance", {"stage": stage.name, "steps": steps, **_moved(stage), "whole": total})
 
     def end_step(self, stage: StageView, step: StepView) -> None:
-        """Event `step_end`."""
         facts = {"stage": stage.name, "step": step.name, "unit": step.unit, "done": step.done}
         self.emit("step_end", {**facts, "elapsed_s": step.elapsed_s})
 
     def end_stage(self, stage: StageView, whole: WholeView) -> None:
-        """Event `stage_end`."""
         facts = {**_named(stage, whole), **_moved(stage), "resumed": stage.resumed}
         self.emit("stage_end", facts)
 
     def line(self, text: str) -> None:
-        """Event `note`."""
         self.emit("note", {"text": text})
 
     def pause(self) -> None:

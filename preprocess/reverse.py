@@ -48,27 +48,22 @@ class WithReverses:
 
     @property
     def layout(self) -> str:
-        """Of the source."""
         return self._source.layout
 
     @property
     def where(self) -> str:
-        """Of the source."""
         return self._source.where
 
     @property
     def files(self) -> Sequence[Path]:
-        """Of the source."""
         return self._source.files
 
     @property
     def undirected(self) -> bool:
-        """Of the source."""
         return self._source.undirected
 
     @property
     def num_nodes(self) -> Mapping[str, int]:
-        """Of the source."""
         return self._source.num_nodes
 
     @property
@@ -96,17 +91,13 @@ class WithReverses:
         return [] if relation in self._original else self._source.edge_splits(relation)
 
     def features(self, node_type: str) -> Sequence[SourceRows]:
-        """Of the source."""
         return self._source.features(node_type)
 
     def label(self, node_type: str) -> SourceRows | None:
-        """Of the source."""
         return self._source.label(node_type)
 
     def splits(self, node_type: str) -> Sequence[SourceRows]:
-        """Of the source."""
         return self._source.splits(node_type)
 
     def rows(self, rows: SourceRows, count: int) -> Iterator[NDArray[Any]]:
-        """Of the source."""
         return self._source.rows(rows, count)

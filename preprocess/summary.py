@@ -44,8 +44,6 @@ class Degrees:
 
 @dataclass(frozen=True, slots=True)
 class RelationSummary:
-    """One relation."""
-
     name: str  # "src-name-dst"
     num_edges: int
     num_source_edges: int  # before reverses were added, or edges dropped
@@ -75,8 +73,6 @@ class Labels:
 
 @dataclass(frozen=True, slots=True)
 class TypeSummary:
-    """One node type."""
-
     name: str
     num_nodes: int
     num_isolated: int  # without any edge, in or out, in any relation
@@ -127,7 +123,6 @@ class DegreeCounts:
         )
 
     def add(self, degrees: NDArray[np.int64]) -> None:
-        """More nodes."""
         small = degrees < _SMALL
         self._small += np.bincount(degrees[small], minlength=_SMALL)
         if not small.all():
@@ -140,7 +135,6 @@ class DegreeCounts:
 
     @property
     def num_nodes(self) -> int:
-        """So far."""
         return int(self._small.sum() + self._large[1].sum())
 
     def degrees(self) -> Degrees:
