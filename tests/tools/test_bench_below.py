@@ -10,7 +10,7 @@ pytest.importorskip("torch")
 from tests.tools.tiny import TINY, by_peer
 from tools.bench import csc, disk, hops, hyperbatch, ingest, kernels, spmm
 from tools.bench.setup import GraphSize, make_graph, make_store
-from tools.report import read_lines
+from tools.command import read_lines
 
 
 def test_disk(folder, tmp_path):

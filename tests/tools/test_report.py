@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from loaderd.trace import STAGE, Trace
-from tools.pairs import HOP_ACCURACY, interval, run_each, summarize
-from tools.report import main, read_spans, table
+from tools.report import hyperbatch_table, main, read_spans
 
 PNG = b"\x89PNG"
 
@@ -16,7 +15,7 @@ def line(name: str, size: int, rate: float, **more) -> dict:
     spread = {"median": rate, "min": rate / 2, "max": rate * 2}
     read = {"median": 1e5 / max(1, size), "min": 0.0, "max": 1e6}
     return {
-        "bench": "hyperbatch", "case": "ours", "peer": name, "size": size, "limit": "2G",
+        "bench": "hyperbatch", "case": "ours", "side": name, "size": size, "limit": "2G",
         "store": "store", "mem": "1G", "seeds_per_s": spread, "bytes_per_seed": read, "kills": 0,
     } | more  # fmt: skip
 
@@ -43,10 +42,10 @@ def test_figures_are_drawn_and_a_table_printed(tmp_path, capsys):
 
 
 def test_accuracy_against_chunks(tmp_path):
-    """Of several files together; the interval is that of the paired differences."""
+    """Of several files together."""
     for model, level in (("sgc", 45.0), ("sign", 55.0)):
         found = [
-            {"bench": HOP_ACCURACY, "way": f"{model}, {way}", "seed": seed, "steps": 12,
+            {"bench": "compare", "case": "hops", "way": f"{model}, {way}", "seed": seed,
              "accuracy": level + seed + more}
             for seed in range(3)
             for way, more in (("rows", 0.0), ("chunks of 1", 0.0), ("chunks of 800", 0.1 * seed))
@@ -54,17 +53,6 @@ def test_accuracy_against_chunks(tmp_path):
         (tmp_path / model).write_text("\n".join(map(json.dumps, found)))
     main([str(tmp_path / "sgc"), str(tmp_path / "sign"), str(tmp_path / "figures")])
     assert (tmp_path / "figures" / "chunks.png").read_bytes().startswith(PNG)
-    rows = summarize(found, "sign, rows").splitlines()
-    assert rows[3:] == [
-        "| sign, chunks of 1 | 56.00 | +0.00 | ± 0.00 | 3 | 12 |",
-        "| sign, chunks of 800 | 56.10 | +0.10 | ± 0.25 | 3 | 12 |",  # 4.30 * 0.1 / 3 ** 0.5
-    ]
-    assert interval([0.0, 0.1, 0.2]) == pytest.approx(4.30 * 0.1 / 3**0.5, rel=1e-3)
-
-
-def test_runs_are_done_each_once():
-    found = run_each(divmod, [(7, 2), (9, 4), (12, 5)], 1)
-    assert sorted(found) == [(2, 1), (2, 2), (3, 1)]
 
 
 def test_spans_count_from_the_first(tmp_path):
@@ -76,16 +64,15 @@ def test_spans_count_from_the_first(tmp_path):
 
 
 def test_a_table_has_a_row_a_line():
-    assert table([]).count("\n") == 1
-    assert table([line("a", 1, 1)]).endswith("| 0 |")
-    assert pytest.approx(1) == float(table([line("a", 1, 1)]).split("|")[-6].split()[0])
+    assert hyperbatch_table([]).count("\n") == 1
+    assert hyperbatch_table([line("a", 1, 1)]).endswith("| 0 |")
+    assert pytest.approx(1) == float(hyperbatch_table([line("a", 1, 1)]).split("|")[-6].split()[0])
 
 
-def test_lines_that_nobody_draws_are_told(tmp_path, capsys):
+def test_lines_that_nobody_draws_are_told(tmp_path):
     (tmp_path / "lines").write_text(json.dumps({"way": "in memory", "accuracy": 93.0}) + "\n")
-    with pytest.raises(SystemExit):
+    with pytest.raises(SystemExit, match="1 lines, expected some of a bench that is drawn"):
         main([str(tmp_path / "lines"), str(tmp_path / "figures")])
-    assert "1 lines, expected some of a bench that is drawn" in capsys.readouterr().err
     assert not (tmp_path / "figures").exists()
 
 

@@ -1,0 +1,219 @@
+"""Comparisons of accuracy on tiny graphs: the ways of each case, and differences in pairs."""
+
+import json
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+typing = pytest.importorskip("torch_geometric.typing")
+
+from torch_geometric.data import Data  # noqa: E402
+
+from clients.models import GraphSage  # noqa: E402
+from tools.bench.setup import GraphSize, make_graph  # noqa: E402
+from tools.command import read_lines, table  # noqa: E402
+from tools.compare import loaders, pairs  # noqa: E402
+from tools.compare.__main__ import main  # noqa: E402
+from tools.compare.cases import CASES, Options  # noqa: E402
+from tools.compare.tasks import Features, LookupLayer, noisy_source  # noqa: E402
+
+HAS_SAMPLER = typing.WITH_PYG_LIB or typing.WITH_TORCH_SPARSE  # PyG's loaders need one
+quiet = pytest.mark.filterwarnings("ignore:Using 'NeighborSampler' without a 'pyg-lib'")
+
+
+def line(way, seed, accuracy):
+    return {"way": way, "against": "theirs", "seed": seed, "accuracy": accuracy, "steps": 3}
+
+
+LINES = [
+    line(way, seed, 50.0 + seed + gain)
+    for way, gains in (("theirs", (0.0, 0.0, 0.0)), ("ours", (1.0, 2.0, 3.0)))
+    for seed, gain in enumerate(gains)
+]
+
+
+@pytest.fixture(scope="module")
+def graph(folder):
+    """1000 nodes in four classes, with splits."""
+    return make_graph(folder, GraphSize(1000, 8, 8, 4))
+
+
+class WholeGraph:
+    """A loader in PyG's place without a sampler: all nodes are in each batch, seeds first."""
+
+    def __init__(self, data, num_neighbors, batch_size, input_nodes, shuffle, transform):
+        self.data, self.seeds, self.size = data, input_nodes, batch_size
+
+    def __iter__(self):
+        for seeds in self.seeds[torch.randperm(self.seeds.numel())].split(self.size):
+            rest = torch.ones(self.data.num_nodes, dtype=torch.bool)
+            rest[seeds] = False
+            n_id = torch.cat([seeds, rest.nonzero()[:, 0]])
+            place = torch.empty_like(n_id)
+            place[n_id] = torch.arange(n_id.numel())
+            yield Data(
+                self.data.x[n_id], place[self.data.edge_index], y=self.data.y[n_id],
+                batch_size=seeds.numel(),
+            )  # fmt: skip
+
+
+def test_differences_are_paired_by_seed():
+    rows = pairs.summarize(LINES).splitlines()
+    assert rows[2] == "| theirs | 51.00 |  |  |  |  | 3 |"
+    assert rows[3] == "| ours | 53.00 | theirs | +2.00 | ± 2.48 | 3 | 3 |"  # 4.303 / 3 ** 0.5
+    assert pairs.summarize([LINES[0], LINES[3]]).splitlines()[3] == (
+        "| ours | 51.00 | theirs | +1.00 |  | 1 | 3 |"
+    )
+    assert pairs.interval([0.0, 0.1, 0.2]) == pytest.approx(4.303 * 0.1 / 3**0.5, rel=1e-3)
+
+
+def test_what_is_there_is_not_run_again(tmp_path):
+    out = tmp_path / "lines"
+
+    def runs(done):
+        return (line for line in LINES if (line["way"], line["seed"]) not in done)
+
+    first = pairs.finish(out, lambda done: list(runs(done))[:4])
+    assert pairs.finish(out, runs) != first
+    assert read_lines(out) == LINES
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_runs_are_done_each_once(jobs):
+    found = pairs.run_each(divmod, [(7, 2), (9, 4), (12, 5)], jobs)
+    assert sorted(found) == [(2, 1), (2, 2), (3, 1)]
+
+
+def test_noise_is_added_to_the_features_alone(small_graph, tmp_path):
+    noisy = noisy_source(Options(small_graph, noise=2.0), tmp_path)
+    clean, spoilt = (np.load(f / "node_feat.npy") for f in (small_graph, noisy))
+    assert (spoilt - clean).std() == pytest.approx(2 * clean.std(), rel=0.05)
+    assert (noisy / "edge_index.npy").resolve() == small_graph / "edge_index.npy"
+
+
+def test_accuracy_of_a_daemon_and_of_a_loader_in_memory(graph, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(loaders, "NeighborLoader", WholeGraph)
+    out = tmp_path / "lines"
+    words = ["--seeds", "2", "--epochs", "5", "--hidden", "16", "--num-neighbors", "5", "5"]
+    words += ["--batch-size", "20", "--mem", "256M"]
+    printed = main(["accuracy", str(graph), *words, "--learning-rate", "0.01", "--out", str(out)])
+    found = read_lines(out)
+    runs = [(x["way"], x["seed"]) for x in found]
+    assert runs == [("PyG", 0), ("daemon", 0), ("PyG", 1), ("daemon", 1)]
+    assert all(40 < x["accuracy"] <= 100 for x in found)  # of 4 classes
+    assert {x["steps"] for x in found} == {5}
+    assert capsys.readouterr().out == printed + "\n"
+
+
+def test_every_way_of_macro_batches(graph, tmp_path):
+    out = tmp_path / "lines"
+    names = ["in memory", "random 1/8", "GAP + hubs + halo 0.3 1/16", "order of GAP"]
+    words = ["--partitions", "16", "--epochs", "5", "--num-neighbors", "3", "2", "--hidden", "8"]
+    words += ["--seeds", "1", "--batch-size", "20", "--jobs", "1", "--learning-rate", "0.03"]
+    words += ["--dropout", "0", "--ways", *names]
+    main(["macro", str(graph), *words, "--out", str(out)])
+    found = read_lines(out)
+    assert [x["way"] for x in found] == [*names[:3], "order of GAP 1/8"]
+    assert all(40 < x["accuracy"] <= 100 for x in found)  # of four classes
+    assert found[0]["steps"] < found[1]["steps"]
+
+
+def test_models_on_hops(graph, tmp_path):
+    out = tmp_path / "lines"
+    words = ["--hops", "1", "--epochs", "8", "--batch-size", "10", "--hidden", "8", "--seeds", "1"]
+    words += ["--models", "sign", "--chunks", "5", "--jobs", "1"]
+    main(["hops", str(graph), *words, "--out", str(out)])
+    found = read_lines(out)
+    assert [x["way"] for x in found] == ["sign, rows", "sign, chunks of 5"]
+    assert all(40 < x["accuracy"] <= 100 for x in found)
+
+
+@quiet
+def test_links(tmp_path):
+    rng = np.random.default_rng(0)
+    source = rng.integers(0, 40, 600)
+    edges = np.stack([source, 40 + (source // 4 * 4 + rng.integers(0, 4, 600))])  # ten groups
+    lists = np.array_split(rng.permutation(600), [500])
+    np.save(tmp_path / "edge_index.npy", edges)
+    for name, chosen in zip(("train", "test"), lists, strict=True):
+        np.save(tmp_path / f"{name}_edge.npy", chosen)
+    words = ["--seeds", "1", "--steps", "40", "--epochs", "5", "--batch-size", "64"]
+    words += ["--hidden", "8", "--num-neighbors", "4", "3", "--learning-rate", "0.03", "--replace"]
+    ways = ["PyG", "daemon"] if HAS_SAMPLER else ["daemon"]
+    main(["links", str(tmp_path), *words, "--ways", *ways, "--out", str(tmp_path / "lines")])
+    found = read_lines(tmp_path / "lines")
+    assert [x["way"] for x in found] == ways
+    assert all(70 < x["accuracy"] <= 100 for x in found)  # half of them are random pairs
+    assert {x["steps"] for x in found} == {8}
+
+
+@quiet
+def test_drop_in_over_several_types(tmp_path):
+    folder, rng = tmp_path / "graph", np.random.default_rng(0)
+    folder.mkdir()
+    labels = rng.integers(0, 3, 90)
+    schema = {"node_types": {"paper": 90, "venue": 5}, "relations": ["paper|in|venue"]}
+    (folder / "schema.json").write_text(json.dumps(schema))
+    np.save(folder / "edge__paper__in__venue.npy", np.stack([np.arange(90), labels]))
+    np.save(folder / "feat__paper.npy", np.eye(3, dtype="f4")[labels])
+    np.save(folder / "label__paper.npy", labels)
+    for name, ids in (("train", np.arange(60)), ("test", np.arange(60, 90))):
+        np.save(folder / f"split__paper__{name}.npy", ids)
+    words = ["--undirected", "--seeds", "1", "--epochs", "5", "--learning-rate", "0.05"]
+    words += ["--hidden", "8", "--num-neighbors", "3", "3", "--batch-size", "20"]
+    ways = ["PyG", "daemon"] if HAS_SAMPLER else ["daemon"]
+    main(["drop-in", str(folder), *words, "--ways", *ways, "--out", str(tmp_path / "lines")])
+    found = read_lines(tmp_path / "lines")
+    assert [x["way"] for x in found] == ways
+    assert min(x["accuracy"] for x in found) > 60  # of 3 classes
+
+
+def test_a_folder_that_a_case_cannot_use_is_said_in_a_line(tmp_path, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["links", str(tmp_path), "--out", str(tmp_path / "lines")])
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.startswith(
+        f"error: {tmp_path}/edge_index.npy: found no such file"
+    )
+
+
+def test_every_case_has_a_baseline():
+    for case in CASES.values():
+        ways = case.ways(Options("folder", **case.defaults))
+        assert {way.against for way in ways} <= {way.name for way in ways}
+
+
+def test_a_table_has_a_head():
+    assert table([["a", "b"], ["1", "2"]]) == "| a | b |\n| --- | --- |\n| 1 | 2 |"
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_features_that_are_looked_up_give_the_logits_and_gradients_of_dense_ones(tmp_path, sparse):
+    rng = np.random.default_rng(3)
+    x = rng.standard_normal((60, 23)).astype(np.float32)
+    x[rng.random(x.shape) < 0.7] = 0
+    x[5] = 0  # a row of nothing
+    if sparse:
+        rows, columns = np.nonzero(x)
+        np.save(tmp_path / "node_feat_indptr.npy", np.searchsorted(rows, np.arange(61)))
+        np.save(tmp_path / "node_feat_indices.npy", columns.astype(np.int32))
+        np.save(tmp_path / "node_feat_data.npy", x[rows, columns])
+        (tmp_path / "node_feat_csr.json").write_text(json.dumps({"shape": x.shape}))
+    else:
+        np.save(tmp_path / "node_feat.npy", x)
+    n_id = torch.from_numpy(rng.permutation(60)[:30])  # 5 seeds, 7 and 18 neighbors
+    first = np.stack([rng.integers(0, 12, 14), np.sort(rng.choice([0, 1, 3, 4], 14))])
+    second = np.stack([rng.integers(0, 30, 20), np.sort(rng.integers(5, 12, 20))])
+    edges = torch.from_numpy(np.concatenate([first, second], axis=1))
+    ours, theirs = (GraphSage(23, 8, 4, 2, 0.0) for _ in range(2))
+    ours.layers[0] = LookupLayer(Features(tmp_path, 0.0), 8)
+    ours.load_state_dict(theirs.state_dict())
+    found = ours(n_id, edges, [5, 7, 18], [14, 20])
+    expected = theirs(torch.from_numpy(x)[n_id], edges, [5, 7, 18], [14, 20])
+    torch.testing.assert_close(found, expected)
+    direction = torch.randn(5, 4)
+    for logits in (found, expected):
+        (logits * direction).sum().backward()
+    for mine, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, other.grad)

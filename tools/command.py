@@ -1,0 +1,100 @@
+"""The command line of a tool, made of a record of its options, and the lines that it writes."""
+
+import argparse
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, fields
+from pathlib import Path
+from types import UnionType
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+
+from blockstore.units import parse_bytes
+from tools.machine import machine, today
+
+T = TypeVar("T")
+
+
+def byte_size(text: str) -> str:
+    """A size such as 512M, unchanged.  Raises ValueError if it is none."""
+    parse_bytes(text)
+    return text
+
+
+def parse(
+    kind: type[T],
+    words: Sequence[str],
+    doc: str | None,
+    prog: str,
+    defaults: Mapping[str, Any] | None = None,
+) -> T:
+    """Options given as words.  `defaults` replace those of the record.
+
+    kind   a dataclass.  A field without a default is positional, a bool is a switch, a tuple takes
+           several words, a Literal its values; `Annotated[int, "help"]` says what a field means.
+           A field annotated with a function instead of a text is converted by that function.
+    """
+    parser = argparse.ArgumentParser(
+        prog=prog, description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    hints = get_type_hints(kind, include_extras=True)
+    tuples = []
+    for field in fields(kind):  # type: ignore[arg-type]
+        hint, help_text, convert = hints[field.name], "", None
+        if get_origin(hint) is Annotated:
+            hint, *notes = get_args(hint)
+            help_text = " ".join(n for n in notes if isinstance(n, str))
+            convert = next((n for n in notes if callable(n)), None)
+        if get_origin(hint) is UnionType:  # Path | None
+            hint = get_args(hint)[0]
+        given: dict[str, Any] = {"help": help_text}
+        default = (defaults or {}).get(field.name, field.default)
+        if default is not MISSING:
+            given |= {"default": default, "help": f"{help_text} [{default}]".strip()}
+        if get_origin(hint) is tuple:
+            tuples.append(field.name)
+            hint = get_args(hint)[0]
+            given["nargs"] = "*"
+        if hint is bool:
+            given["action"] = "store_true"
+        elif get_origin(hint) is Literal:
+            given |= {"choices": get_args(hint), "type": type(get_args(hint)[0])}
+        else:
+            given["type"] = convert or hint
+        option = field.name if default is MISSING else "--" + field.name.replace("_", "-")
+        parser.add_argument(option, **given)
+    found = vars(parser.parse_args(words))
+    return kind(**found | {name: tuple(found[name]) for name in tuples})
+
+
+def stamped(bench: str, **figures: Any) -> dict[str, Any]:
+    """A line of results, as JSON has it: what was measured, when, and on which machine."""
+    line = {"bench": bench, "date": today(), "machine": machine(), **figures}
+    found: dict[str, Any] = json.loads(json.dumps(line, default=str))
+    return found
+
+
+def append(lines: Sequence[Mapping[str, Any]], out: Path | None) -> None:
+    """Append lines of JSON to the file `out`, if one is named."""
+    if out:
+        with out.open("a") as file:
+            file.writelines(json.dumps(line) + "\n" for line in lines)
+
+
+def put(line: dict[str, Any], out: Path | None) -> dict[str, Any]:
+    """Print a line of JSON and append it to `out`; returns it."""
+    print(json.dumps(line), flush=True)
+    append([line], out)
+    return line
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """Lines of JSON; none if there is no such file."""
+    if not path.exists():
+        return []
+    return [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
+
+
+def table(rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table; the first row is its head."""
+    head, *rest = [f"| {' | '.join(row)} |" for row in rows]
+    return "\n".join([head, f"| {' | '.join(['---'] * len(rows[0]))} |", *rest])

@@ -1,0 +1,338 @@
+"""What is learned: a graph in memory, a model, the loss of a batch, and a test on the whole graph.
+
+Each task is made once a process, of the options and of a daemon with its store.
+"""
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from scipy.sparse import csr_array
+from torch import Tensor, nn
+from torch.nn import functional
+from torch_geometric.data import Data, HeteroData
+from torch_geometric.nn import GraphSAGE, to_hetero
+from torch_geometric.utils import to_undirected
+from torchmetrics.functional.classification import binary_auroc
+
+from blockstore.store import open_store, read_rows
+from clients.hopwise.dataset import HopDataset
+from clients.hopwise.models import ALONE, make_model
+from clients.models import GraphSage, SageLayer, mean_of_neighbors
+from preprocess.errors import BadInput
+from preprocess.export.edges import columns_of
+from tools.compare.loaders import fill_absent
+
+Options = Any  # cases.Options
+
+
+class Served(NamedTuple):
+    """A daemon, and the store that it serves."""
+
+    endpoint: str
+    store: Path
+
+
+class Task(Protocol):
+    """What a run trains and tests."""
+
+    def model(self, way: Any) -> nn.Module:
+        """A new model, by the seed of torch."""
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        """The loss of a batch."""
+
+    def test(self, model: nn.Module) -> tuple[float, float]:
+        """(on valid, on test), in points."""
+
+
+def noisy(x: Any, noise: float) -> Any:
+    """float32 features with Gaussian noise of `noise` times their standard deviation."""
+    draws = np.random.default_rng(0).standard_normal(x.shape, np.float32)
+    return (x + noise * x.std() * draws).astype(np.float32)
+
+
+def _copy_of(source: Path, target: Path, without: str) -> Path:
+    """A folder of links to the files whose names do not begin with `without`."""
+    target.mkdir()
+    for path in source.resolve().iterdir():
+        if not path.name.startswith(without):
+            (target / path.name).symlink_to(path)
+    return target
+
+
+def noisy_source(options: Options, work: Path) -> Path:
+    """The folder, or one whose features have noise."""
+    if not options.noise:
+        return Path(options.folder)
+    made = _copy_of(options.folder, work / "noisy", "node_feat")
+    np.save(made / "node_feat.npy", noisy(np.load(options.folder / "node_feat.npy"), options.noise))
+    return made
+
+
+def without_features(options: Options, work: Path) -> Path:
+    """The folder without features: `WideTask` looks them up."""
+    return _copy_of(options.folder, work / "bare", "node_feat")
+
+
+def train_edges(options: Options, work: Path) -> Path:
+    """A folder of the training edges in both directions.  Raises BadInput: a file is missing."""
+    for name in ("edge_index", "train_edge", "test_edge"):
+        if not (path := options.folder / f"{name}.npy").is_file():
+            raise BadInput.at(
+                str(path), "no such file", "edges, and lists of those to train and to test on",
+                "take a graph with splits of its edges, such as gowalla-bipartite",
+            )  # fmt: skip
+    (work / "edges").mkdir()
+    edges, chosen = (np.load(options.folder / f"{n}.npy") for n in ("edge_index", "train_edge"))
+    both = to_undirected(torch.from_numpy(edges[:, chosen].astype(np.int64)))
+    np.save(work / "edges" / "edge_index.npy", both.numpy())
+    return work / "edges"
+
+
+class NodeTask:
+    """Classes of nodes, by our GraphSAGE: what the store holds, in PyG's records, original ids."""
+
+    def __init__(self, options: Options, served: Served) -> None:
+        """Raises BadInput: no type has labels and both splits."""
+        self._options, self._depth = options, len(options.num_neighbors)
+        store = open_store(served.store)
+        types = store.manifest.types
+        fit = [t for t in types if t.label is not None and {"train", "test"} <= {*t.splits}]
+        if not fit:
+            raise BadInput.at(
+                str(options.folder), "no node type with labels and splits",
+                "labels, 'train' and 'test'", "for links take case 'links'",
+            )  # fmt: skip
+        several = len(types) > 1
+        self.data: Any = HeteroData() if several else Data()
+        self.target = fit[0].name if several else ""  # whose labels are learned
+        original = []
+        for t in types:
+            original.append(read_rows(store, t.original_id).astype(np.int64))
+            inverse = read_rows(store, t.store_id).astype(np.int64) - t.first
+            held = self.data[t.name] if several else self.data
+            held.num_nodes, held.n_id = t.num_nodes, torch.arange(t.num_nodes)
+            if t.features:
+                x = read_rows(store, next(iter(t.features.values())))[inverse]
+                held.x = torch.from_numpy(x.astype(np.float32))
+            if t.label is not None:
+                held.y = torch.from_numpy(read_rows(store, t.label)[inverse].astype(np.int64))
+        ids = np.concatenate(original)
+        for r in store.manifest.relations:
+            edges = [np.stack([ids[s], ids[d]]) for d, s, _ in columns_of(store, r)]
+            at = self.data[r.src, r.name, r.dst] if several else self.data
+            at.edge_index = torch.from_numpy(np.concatenate(edges, axis=1))
+        self.train, self._test = (
+            torch.from_numpy(read_rows(store, fit[0].splits[name])) for name in ("train", "test")
+        )
+        self._classes = int(self._of(self.data).y.max()) + 1
+
+    def _of(self, data: Any) -> Any:
+        """The target type's part of a graph or batch."""
+        return data[self.target] if self.target else data
+
+    def model(self, way: Any) -> nn.Module:  # noqa: ARG002
+        given = self._options
+        width = self.data.x.size(1)
+        return GraphSage(width, given.hidden, self._classes, self._depth, given.dropout)
+
+    def inputs(self, data: Any) -> Tensor:
+        """What the model takes of a batch or of the whole graph."""
+        found: Tensor = data.x
+        return found
+
+    def logits(self, model: nn.Module, data: Any) -> Tensor:
+        """Of a batch or of the whole graph."""
+        # without pyg-lib, PyG does not count per hop: its batches are then not trimmed
+        counts = [getattr(data, f"num_sampled_{of}", None) for of in ("nodes", "edges")]
+        out: Tensor = model(self.inputs(data), data.edge_index, *counts)
+        return out
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        nodes = self._of(batch)
+        size = nodes.batch_size
+        return functional.cross_entropy(self.logits(model, batch)[:size], nodes.y[:size])
+
+    def test(self, model: nn.Module) -> tuple[float, float]:
+        """Accuracy over the whole graph; valid is not looked at."""
+        right = self.logits(model, self.data).argmax(dim=1) == self._of(self.data).y
+        return 0.0, 100 * float(right[self._test].double().mean())
+
+
+class PygTask(NodeTask):
+    """The same by PyG's GraphSAGE, through `to_hetero` where there are several types."""
+
+    def __init__(self, options: Options, served: Served) -> None:
+        super().__init__(options, served)
+        fill_absent(self.data)
+
+    def model(self, way: Any) -> nn.Module:  # noqa: ARG002
+        """Its widths are found out by a first pass."""
+        given = self._options
+        made: Any = GraphSAGE(
+            (-1, -1), given.hidden, self._depth, self._classes, dropout=given.dropout
+        )
+        if self.target:
+            made = to_hetero(made, self.data.metadata())
+        with torch.no_grad():
+            self.logits(made.eval(), self.data)
+        found: nn.Module = made
+        return found
+
+    def logits(self, model: nn.Module, data: Any) -> Tensor:
+        out: Tensor
+        if self.target:
+            out = model(data.x_dict, data.edge_index_dict)[self.target]
+        else:
+            out = model(data.x, data.edge_index)
+        return out
+
+
+class Features:
+    """Features of all nodes of a folder in the plain layout, dense or sparse."""
+
+    def __init__(self, folder: Path, noise: float) -> None:
+        """`noise`: as of `noisy`, of dense features."""
+        self._dense: Tensor | None = None
+        if (folder / "node_feat.npy").exists():
+            x = np.load(folder / "node_feat.npy").astype(np.float32)
+            self._dense = torch.from_numpy(noisy(x, noise) if noise else x)
+            self.width = x.shape[1]
+            return
+        indptr, indices, data = (
+            np.load(folder / f"node_feat_{name}.npy") for name in ("indptr", "indices", "data")
+        )
+        shape = json.loads((folder / "node_feat_csr.json").read_text())["shape"]
+        self._sparse = csr_array((data.astype(np.float32), indices, indptr), shape)
+        self.width = shape[1]
+
+    def times(self, nodes: Tensor, weight: Tensor) -> Tensor:
+        """(nodes, width) @ weight (width, columns), without dense rows of sparse features."""
+        if self._dense is not None:
+            return self._dense[nodes] @ weight
+        rows = self._sparse[nodes.numpy()]
+        starts, columns = (
+            torch.from_numpy(p.astype(np.int64)) for p in (rows.indptr[:-1], rows.indices)
+        )
+        return functional.embedding_bag(
+            columns, weight.contiguous(), starts, mode="sum",
+            per_sample_weights=torch.from_numpy(rows.data),
+        )  # fmt: skip
+
+
+class LookupLayer(SageLayer):
+    """A first layer that takes ids of nodes and looks their features up."""
+
+    def __init__(self, features: Features, num_out: int) -> None:
+        super().__init__(features.width, num_out)
+        self._features = features
+
+    def forward(self, h: Tensor, own: Tensor, edge_index: Tensor) -> Tensor:
+        """int64 (sources,), (targets,) -> (targets, num_out)."""
+        message = self._features.times(h, self.neighbor.weight.T)
+        beside = self._features.times(own, self.own.weight.T)
+        return mean_of_neighbors(message, edge_index, own.numel()) + beside + self.own.bias
+
+
+class WideTask(NodeTask):
+    """GraphSAGE on features that are looked up here, so that the store and batches have none."""
+
+    def __init__(self, options: Options, served: Served) -> None:
+        super().__init__(options, served)
+        self._features = Features(options.folder, options.noise)
+
+    def model(self, way: Any) -> nn.Module:  # noqa: ARG002
+        """GraphSAGE whose first layer takes ids."""
+        given = self._options
+        made = GraphSage(1, given.hidden, self._classes, self._depth, given.dropout)
+        width = given.hidden if self._depth > 1 else self._classes
+        made.layers[0] = LookupLayer(self._features, width)
+        return made
+
+    def inputs(self, data: Any) -> Tensor:
+        found: Tensor = data.n_id
+        return found
+
+
+class Encoder(nn.Module):
+    """GraphSAGE over an embedding of each node."""
+
+    def __init__(self, num_nodes: int, width: int, depth: int, dropout: float) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(num_nodes, width)
+        self.sage = GraphSage(width, width, width, depth, dropout)
+
+    def forward(self, n_id: Tensor, edge_index: Tensor) -> Tensor:
+        out: Tensor = self.sage(self.embedding(n_id), edge_index)
+        return out
+
+
+class LinkTask:
+    """Links of an unsupervised GraphSAGE: a dot product, binary cross-entropy, random pairs."""
+
+    def __init__(self, options: Options, served: Served) -> None:  # noqa: ARG002
+        edges = torch.from_numpy(np.load(options.folder / "edge_index.npy").astype(np.int64))
+        lists = [np.load(options.folder / f"{name}_edge.npy") for name in ("train", "test")]
+        self.train, self._test = (edges[:, torch.from_numpy(c.astype(np.int64))] for c in lists)
+        self.num_nodes, self._targets = int(edges.max()) + 1, torch.unique(edges[1])
+        self.graph, self._options = to_undirected(self.train), options
+
+    def model(self, way: Any) -> nn.Module:  # noqa: ARG002
+        given = self._options
+        return Encoder(self.num_nodes, given.hidden, len(given.num_neighbors), given.dropout)
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        """Of seed edges and as many random pairs."""
+        out = model(batch.n_id, batch.edge_index)
+        source, target = batch.edge_label_index
+        score = (out[source] * out[target]).sum(dim=-1)
+        return functional.binary_cross_entropy_with_logits(score, batch.edge_label)
+
+    def test(self, model: nn.Module) -> tuple[float, float]:
+        """AUC of test edges against the same sources with random nodes that are targets."""
+        out = model(torch.arange(self.num_nodes), self.graph)
+        source, target = self._test
+        draws = torch.Generator().manual_seed(0)
+        picks = torch.randint(self._targets.numel(), target.shape, generator=draws)
+        pairs = [(source, target), (source, self._targets[picks])]
+        scores = torch.cat([(out[a] * out[b]).sum(dim=-1) for a, b in pairs])
+        truth = torch.cat([torch.ones_like(target), torch.zeros_like(target)])
+        return 0.0, 100 * float(binary_auroc(scores, truth))
+
+
+class HopTask:
+    """Classes of nodes, by models on propagated features."""
+
+    def __init__(self, options: Options, served: Served) -> None:
+        self._options = options
+        self._held = [self._split(served.endpoint, name) for name in ("valid", "test")]
+        self._classes = 1 + max(int(y.max()) for _, y in self._held)
+
+    def _split(self, endpoint: str, split: str) -> tuple[list[Tensor], Tensor]:
+        """All rows of a split: tensors by hop, and labels."""
+        data = HopDataset(endpoint, split, hops=self._options.hops, shuffle=False)
+        batches = list(data)
+        data.close()
+        x = [torch.cat([b.x[i] for b in batches]) for i in range(self._options.hops + 1)]
+        return x, torch.cat([b.y for b in batches if b.y is not None])
+
+    def model(self, way: Any) -> nn.Module:
+        """That of the way; some see hop 0 alone."""
+        given, x = self._options, self._held[0][0]
+        self._own = 1 if way.model in ALONE else len(x)
+        width = x[0].size(1)
+        return make_model(way.model, width, len(x), self._classes, given.hidden, given.dropout)
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        return functional.cross_entropy(model(batch.x[: self._own]), batch.y)
+
+    def test(self, model: nn.Module) -> tuple[float, float]:
+        """Accuracy on valid and on test."""
+        valid, test = (
+            100 * float((model(x[: self._own]).argmax(dim=1) == y).double().mean())
+            for x, y in self._held
+        )
+        return valid, test
