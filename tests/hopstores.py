@@ -10,12 +10,13 @@ from blockstore.format import (
     HopSet,
     Manifest,
     NodeType,
+    Relation,
     RowArray,
     gapless_rows,
 )
+from blockstore.pack import GraphPacker
 from blockstore.store import numpy_dtype
 from blockstore.writer import StoreWriter
-from tools.bench.hops import write_edge
 
 NODE = "nodes/node"
 
@@ -100,3 +101,18 @@ def _write(writer: StoreWriter, array: RowArray, values: Any) -> None:
     assert values.dtype == numpy_dtype(array.dtype)
     with writer.rows(array) as out:
         out.append(values)
+
+
+def write_edge(writer: StoreWriter, block_bytes: int, num_nodes: int) -> Relation:
+    """A relation of one edge: there is no store without."""
+    folder = "edges/node___to___node"
+    blocks = writer.graph(f"{folder}/blocks")
+    packer = GraphPacker(block_bytes, "uint32", None, 0, blocks.append)
+    packer.append((np.arange(num_nodes) < 1).astype(np.int64), np.array([1], np.uint32), None, None)
+    writer.side(f"{folder}/first_node", packer.close())
+    writer.side(f"{folder}/first_edge", packer.first_edges())
+    return Relation(
+        src="node", name="to", dst="node", num_edges=1, num_blocks=blocks.close(),
+        path=f"{folder}/blocks", first_node_path=f"{folder}/first_node",
+        first_edge_path=f"{folder}/first_edge",
+    )  # fmt: skip

@@ -8,9 +8,10 @@ from tools.bench import harness
 from tools.compare import pairs
 
 PRELOAD = [
-    *(f"tools.bench.{name}" for name in ("adapters", "consumers", "hyperbatch", "hops", "remote")),
+    *(f"tools.bench.{name}" for name in ("adapters", "handover", "hyperbatch", "hops", "trainers")),
     "tools.soak.trainer", "tools.storm_trainer", "tests.tools.peers",
 ]  # fmt: skip
+
 
 @pytest.fixture(scope="session", autouse=True)
 def _forked_peers() -> Iterator[None]:
@@ -23,6 +24,7 @@ def _forked_peers() -> Iterator[None]:
         patch.setattr(pairs, "CONTEXT", context)
         patch.setattr(context, "set_forkserver_preload", lambda names: None)
         yield
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):

@@ -1,5 +1,6 @@
-"""Peers of the harness's tests: they live in a module, since each runs in a process of its own."""
+"""Sides of the harness's tests: they live in a module, since each runs in a process of its own."""
 
+import itertools
 import os
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,6 +25,13 @@ def logging(log: Path, name: str, num_bytes: int = 0):
     note(f"open {name}")
     yield run
     note(f"close {name}")
+
+
+@contextmanager
+def counting(first: int):
+    """Gives the number of the round, from `first`."""
+    numbers = itertools.count(first)
+    yield lambda: {"round": float(next(numbers))}
 
 
 @contextmanager

@@ -3,5 +3,5 @@
 TINY = ["--nodes", "3000", "--degree", "8", "--features", "16"]
 
 
-def by_peer(lines):
-    return {line["peer"]: line for line in lines}
+def by_side(lines):
+    return {line["side"]: line for line in lines}

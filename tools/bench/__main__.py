@@ -2,21 +2,21 @@
 
 import signal
 import sys
-from importlib import import_module
+
+from tools.bench.harness import run
 
 BENCHES = (
     "adapters", "csc", "disk", "gpu", "handover", "hops", "hyperbatch", "ingest", "kernels",
-    "loaders", "macro", "remote", "spmm", "trainers",
+    "loaders", "macro", "spmm", "trainers",
 )  # fmt: skip
 
 
 def main() -> int:
-    """Returns the exit code."""
     if len(sys.argv) < 2 or sys.argv[1] not in BENCHES:
         print(f"usage: python -m tools.bench {{{','.join(BENCHES)}}} [--help]", file=sys.stderr)
         return 2
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # daemons end with it
-    import_module(f"tools.bench.{sys.argv[1]}").main(sys.argv[2:])  # what it alone needs
+    run(sys.argv[1], sys.argv[2:])
     return 0
 
 

@@ -4,28 +4,36 @@ Each batch of an epoch is read as a training script would read it, then handed t
 turn.  Shares are of the median time of a batch, without a trainer.
 """
 
-import argparse
 import importlib.util
 import json
 import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from clients.hetero import HeteroDataset
 from clients.mfg import to_hetero_mfgs, to_mfgs, to_minibatch
-from clients.torch import HeteroDataset, NeighborDataset
-from tools.bench.harness import Peer, Run, measure, report
-from tools.bench.setup import GraphSize, make_graph, make_store, serving
+from clients.torch import NeighborDataset
+from tools.bench.harness import GraphOptions, Plan, Run, Side
+from tools.bench.setup import GraphSize, make_store, serving
 
 Adapter = Callable[[Any], Any]
 
-PLAIN: dict[str, Adapter] = {"graphbolt": to_minibatch, "numpy": lambda b: b.numpy()}
 MAG = (("paper", "cites", "paper"), ("author", "writes", "paper"), ("paper", "by", "author"),
        ("institution", "employs", "author"))  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Options(GraphOptions):
+    nodes: int = 200_000
+    degree: int = 16
+    batch_size: int = 1000
+    fanouts: tuple[int, ...] = (15, 10)
 
 
 def make_mag(folder: Path, size: GraphSize) -> Path:
@@ -49,8 +57,10 @@ def make_mag(folder: Path, size: GraphSize) -> Path:
 
 
 def adapters_of(several: bool) -> dict[str, Adapter]:
-    """All that can be had here."""
-    found: dict[str, Adapter] = PLAIN | {"layers": to_hetero_mfgs if several else to_mfgs}
+    found: dict[str, Adapter] = {
+        "graphbolt": to_minibatch, "numpy": lambda b: b.numpy(),
+        "layers": to_hetero_mfgs if several else to_mfgs,
+    }  # fmt: skip
     if importlib.util.find_spec("torch_geometric"):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of its own imports
@@ -66,24 +76,23 @@ def epoch(data: Any, adapters: dict[str, Adapter]) -> dict[str, float]:
     while True:
         asked = time.perf_counter()
         batch = next(batches, None)
-        times["batch"].append(time.perf_counter() - asked)
         if batch is None:
             break
+        times["batch"].append(time.perf_counter() - asked)
         for name, adapt in adapters.items():
             begun = time.perf_counter()
             adapt(batch)
             times[name].append(time.perf_counter() - begun)
-    whole = float(np.median(times.pop("batch")[:-1]))
-    figures = {"batch_us": 1e6 * whole}
-    for name, found in times.items():
-        median = float(np.median(found))
-        figures |= {f"{name}_us": 1e6 * median, f"{name}_percent": 100 * median / whole}
-    return figures
+    medians = {name: float(np.median(found)) for name, found in times.items()}
+    figures = {f"{name}_us": 1e6 * median for name, median in medians.items()}
+    shares = {f"{name}_percent": 100 * medians[name] / medians["batch"] for name in adapters}
+    return figures | shares
 
 
 @contextmanager
-def open_peer(store: Path, folder: Path, input_type: str, options: dict[str, Any]) -> Iterator[Run]:
+def open_side(store: Path, folder: Path, input_type: str, options: dict[str, Any]) -> Iterator[Run]:
     """A daemon, a dataset, and the adapters of its batches."""
+    folder.mkdir(exist_ok=True)
     with serving(store, folder, "1G", "--workers", "2") as endpoint:
         if input_type:
             data: Any = HeteroDataset(endpoint, input_type=input_type, **options)
@@ -94,28 +103,12 @@ def open_peer(store: Path, folder: Path, input_type: str, options: dict[str, Any
         data.close()
 
 
-def main(words: list[str]) -> list[dict[str, Any]]:
-    """Run the bench; returns its lines."""
-    parser = argparse.ArgumentParser(prog="tools.bench adapters", description=__doc__)
-    parser.add_argument("--folder", default="/tmp/blockstore-bench")
-    parser.add_argument("--out", default="")
-    parser.add_argument("--nodes", type=int, default=200_000)
-    parser.add_argument("--batch-size", type=int, default=1000)
-    parser.add_argument("--fanouts", type=int, nargs="+", default=(15, 10))
-    parser.add_argument("--rounds", type=int, default=3)
-    given = parser.parse_args(words)
-    folder, size = Path(given.folder), GraphSize(given.nodes, 16, 128, 8)
-    options = {"num_neighbors": tuple(given.fanouts), "batch_size": given.batch_size}
-    one, several = make_graph(folder, size), make_mag(folder, size)
-    peers = [
-        Peer("one type", open_peer, (make_store(folder, one), folder / "one", "", options)),
-        Peer("MAG240M's types", open_peer,
-             (make_store(folder, several), folder / "several", "paper", options)),
-    ]  # fmt: skip
-    for name in ("one", "several"):
-        (folder / name).mkdir(exist_ok=True)
-    setting = {
-        "nodes": given.nodes, "fanouts": list(given.fanouts), "batch_size": given.batch_size,
-        "features": size.features, "cache": "warm",
-    }  # fmt: skip
-    return report("adapters", setting, measure(peers, given.rounds), given.out)
+def plans(given: Options) -> Iterator[Plan]:
+    """A graph of one type, and one of several."""
+    folder = given.folder
+    options = {"num_neighbors": given.fanouts, "batch_size": given.batch_size}
+    several = make_store(folder, make_mag(folder, given.size))
+    yield Plan([
+        Side("one type", open_side, (given.store(), folder / "one", "", options)),
+        Side("MAG240M's types", open_side, (several, folder / "several", "paper", options)),
+    ])  # fmt: skip

@@ -1,6 +1,6 @@
 """Blocks read into an arena against the disk's limit in the same round, past the page cache."""
 
-import argparse
+import contextlib
 import json
 import os
 import shutil
@@ -9,33 +9,45 @@ import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from blockstore.format import BlockGeometry
+from blockstore.format import PAGE_BYTES, BlockGeometry
 from blockstore.io.arena import Arena
 from blockstore.io.buffers import aligned_buffer, byte_view
 from blockstore.io.reader import BlockReader
 from blockstore.kernels.crc import page_crcs
 from blockstore.store import BlockedFile
-from blockstore.units import format_bytes, parse_bytes
-from tools.bench.harness import Peer, Run, Skipped, measure, report
+from blockstore.units import parse_bytes
+from tools.bench import harness
+from tools.bench.harness import Plan, Ratio, Run, Side, Skipped
 
 DEPTH = 8
+LIMIT_BYTES = 1 << 30  # that are read to know a disk's limit
+OURS, FIO, BARE = "ours, verified", f"fio, depth {DEPTH}", f"bare preadv, {DEPTH} threads"
+
+
+@dataclass(frozen=True)
+class Options(harness.Options):
+    size: str = "2G"
+    block_size: str = "1M"
+    arena: str = "256M"
+    readers: int = DEPTH
+    rounds: int = 5
 
 
 def make_file(path: Path, size: int, block: int) -> BlockedFile:
     """A file of random blocks, and their checksums."""
     count = size // block
-    crcs = np.empty(count * (block // 4096), np.uint32)
+    crcs = np.empty(count * (block // PAGE_BYTES), np.uint32)
     buffer = aligned_buffer(block)
     generator = np.random.default_rng(0)
     with path.open("wb") as f:
         for i in range(count):
             buffer[:] = generator.integers(0, 256, block, np.uint8)
-            pages = block // 4096
+            pages = block // PAGE_BYTES
             page_crcs(buffer, pages, crcs[i * pages : (i + 1) * pages])
             f.write(buffer.data)
         f.flush()
@@ -92,6 +104,18 @@ def open_preadv(path: Path, size: int, block: int) -> Iterator[Run]:
         os.close(fd)
 
 
+def disk_limit(store: Path) -> float:
+    """GB/s that the disk gives the better of two readers now, over the store's largest shard."""
+    path = max((p for p in store.rglob("c/*/*") if p.is_file()), key=lambda p: p.stat().st_size)
+    size = min(LIMIT_BYTES, path.stat().st_size)
+    block = next(b for b in (1 << 20, PAGE_BYTES) if size >= b)
+    rates = []
+    for opener in (open_fio, open_preadv):
+        with contextlib.suppress(Skipped), opener(path, size // block * block, block) as run:
+            rates.append(run()["GB_per_s"])
+    return max(rates)
+
+
 @contextmanager
 def open_ours(file: BlockedFile, slots: int, readers: int) -> Iterator[Run]:
     """The engine's reader: into the arena's slots, every page verified."""
@@ -110,37 +134,22 @@ def open_ours(file: BlockedFile, slots: int, readers: int) -> Iterator[Run]:
         yield run
 
 
-def main(words: list[str]) -> list[dict[str, Any]]:
-    """Run the bench; returns its lines."""
-    parser = argparse.ArgumentParser(prog="tools.bench disk", description=__doc__)
-    parser.add_argument("--folder", default="/tmp/blockstore-bench")
-    parser.add_argument("--out", default="")
-    parser.add_argument("--size", default="2G")
-    parser.add_argument("--block-size", default="1M")
-    parser.add_argument("--arena", default="256M")
-    parser.add_argument("--readers", type=int, default=DEPTH)
-    parser.add_argument("--rounds", type=int, default=5)
-    arguments = parser.parse_args(words)
-    size, block = parse_bytes(arguments.size), parse_bytes(arguments.block_size)
-    folder = Path(arguments.folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / "disk.bin"
-    slots = parse_bytes(arguments.arena) // block
-    ours, fio, bare = "ours, verified", f"fio, depth {DEPTH}", f"bare preadv, {DEPTH} threads"
+def plans(given: Options) -> Iterator[Plan]:
+    """Ours, fio, and a bare loop: the limit if there is no fio."""
+    size, block = parse_bytes(given.size), parse_bytes(given.block_size)
+    given.folder.mkdir(parents=True, exist_ok=True)
+    path = given.folder / "disk.bin"
+    limit = FIO if shutil.which("fio") else BARE
     try:
         file = make_file(path, size, block)
-        peers = [
-            Peer(ours, open_ours, (file, slots, arguments.readers)),
-            Peer(fio, open_fio, (path, size, block)),
-            Peer(bare, open_preadv, (path, size, block)),
-        ]
-        found = measure(peers, arguments.rounds)
+        yield Plan(
+            [
+                Side(OURS, open_ours, (file, parse_bytes(given.arena) // block, given.readers)),
+                Side(FIO, open_fio, (path, size, block)),
+                Side(BARE, open_preadv, (path, size, block)),
+            ],
+            {"cache": "cold"},
+            [Ratio("share_of_limit", OURS, "GB_per_s", limit)],
+        )
     finally:
         path.unlink(missing_ok=True)
-    limit = found[bare if found[fio].skipped else fio].figures
-    figures = found[ours].figures
-    if figures:
-        pairs = zip(figures["GB_per_s"], limit["GB_per_s"], strict=True)
-        figures["share_of_limit"] = [mine / most for mine, most in pairs]
-    setting = {"block": format_bytes(block), "size": format_bytes(size), "cache": "cold"}
-    return report("disk", setting, found, arguments.out)

@@ -1,12 +1,11 @@
 """A GPU trainer: how long it waits for batches, and how much of the link to the device they use."""
 
-import argparse
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch.nn import functional
@@ -14,36 +13,36 @@ from torch.nn import functional
 from clients.device.calibration import MODES
 from clients.models import GraphSage
 from clients.torch import Batch, NeighborDataset, Prefetcher, prefetch
-from tools.bench.harness import Peer, Run, Skipped, measure, report
-from tools.bench.setup import GraphSize, make_graph, make_store, serving
+from tools.bench.harness import GraphOptions, Plan, Run, Side, Skipped
+from tools.bench.setup import serving
 
 NO_DEVICE = 3  # exit code
 KEPT = 16  # batches that are trained on again, without waiting for any
 COPIES = 8
 
 
-class Task(NamedTuple):
-    """What is trained."""
-
-    endpoint: str
-    device: str
-    fanouts: tuple[int, ...]
-    batch_size: int
-    hidden: int
-    classes: int
-    depth: int
+@dataclass(frozen=True)
+class Options(GraphOptions):
+    device: Annotated[str, "'cpu': the same steps on the host"] = "cuda"
+    batch_size: int = 1000
+    fanouts: tuple[int, ...] = (15, 10, 5)
+    hidden: int = 256
+    mem: str = "4G"
+    depth: int = 3
+    modes: tuple[str, ...] = ("auto", *MODES)
 
 
 class Trainer:
     """GraphSAGE, a step at a time."""
 
-    def __init__(self, task: Task, width: int) -> None:
+    def __init__(
+        self, device: str, width: int, hidden: int, classes: int, fanouts: Sequence[int]
+    ) -> None:
         torch.manual_seed(0)
-        self.model = GraphSage(width, task.hidden, task.classes, len(task.fanouts)).to(task.device)
-        self.optimizer = torch.optim.Adam(self.model.parameters(), 0.003)
+        self.model = GraphSage(width, hidden, classes, len(fanouts)).to(device)
+        self.optimizer = torch.optim.Adam(self.model.parameters(), 0.003, fused=True)
 
     def step(self, batch: Batch) -> None:
-        """Forward, backward, update."""
         assert batch.x is not None
         assert batch.y is not None
         out = self.model(
@@ -56,13 +55,11 @@ class Trainer:
 
 
 def synchronize(device: str) -> None:
-    """Wait for the device."""
     if device.startswith("cuda"):
         torch.cuda.synchronize(device)
 
 
 def num_bytes(batch: Batch) -> int:
-    """Of a batch's tensors."""
     sizes: list[int] = []
 
     def count(tensor: torch.Tensor) -> torch.Tensor:
@@ -89,7 +86,7 @@ def link_bytes_s(device: str) -> float:
 
 
 def epoch(
-    task: Task, batches: Prefetcher[Batch], trainer: Trainer, link: float
+    task: Options, batches: Prefetcher[Batch], trainer: Trainer, link: float
 ) -> dict[str, float]:
     """An epoch of training, one of batches alone, and steps on batches that are there."""
     kept: list[Batch] = []
@@ -127,14 +124,16 @@ def epoch(
 
 
 @contextmanager
-def open_mode(task: Task, mode: str) -> Iterator[Run]:
+def open_mode(task: Options, endpoint: str, mode: str) -> Iterator[Run]:
     """A trainer that has chosen its way."""
-    data = NeighborDataset(task.endpoint, "train", task.fanouts, task.batch_size)
+    data = NeighborDataset(endpoint, "train", task.fanouts, task.batch_size)
     with prefetch(data, task.device, task.depth, mode) as batches:
         first = next(iter(batches))
         if first.x is None:
             raise Skipped("the store has no features")
-        trainer = Trainer(task, first.x.size(1))
+        trainer = Trainer(
+            task.device, first.x.size(1), task.hidden, task.size.classes, task.fanouts
+        )
         link = link_bytes_s(task.device)
         while batches.choice() is None and (task.device != "cpu" or mode != "auto"):
             for batch in batches:
@@ -154,38 +153,12 @@ def open_mode(task: Task, mode: str) -> Iterator[Run]:
         yield run
 
 
-def main(words: list[str]) -> list[dict[str, Any]]:
-    """Run the bench; returns its lines.  Without a GPU it ends with exit code 3."""
-    parser = argparse.ArgumentParser(prog="tools.bench gpu", description=__doc__)
-    parser.add_argument("--folder", default="/tmp/blockstore-bench")
-    parser.add_argument("--out", default="")
-    parser.add_argument("--device", default="cuda", help="'cpu': the same steps on the host")
-    parser.add_argument("--nodes", type=int, default=1_000_000)
-    parser.add_argument("--degree", type=int, default=30)
-    parser.add_argument("--features", type=int, default=128)
-    parser.add_argument("--batch-size", type=int, default=1000)
-    parser.add_argument("--fanouts", type=int, nargs="+", default=(15, 10, 5))
-    parser.add_argument("--hidden", type=int, default=256)
-    parser.add_argument("--mem", default="4G")
-    parser.add_argument("--depth", type=int, default=3)
-    parser.add_argument("--modes", nargs="+", default=("auto", *MODES))
-    parser.add_argument("--rounds", type=int, default=3)
-    given = parser.parse_args(words)
+def plans(given: Options) -> Iterator[Plan]:
+    """All modes at one daemon.  Without a GPU it ends with exit code 3."""
     if given.device.startswith("cuda") and not torch.cuda.is_available():
         print("gpu: torch finds no CUDA device here; nothing was measured", file=sys.stderr)
         raise SystemExit(NO_DEVICE)
     name = torch.cuda.get_device_name(given.device) if given.device != "cpu" else "cpu"
-    folder, size = Path(given.folder), GraphSize(given.nodes, given.degree, given.features, 16)
-    store = make_store(folder, make_graph(folder, size))
-    with serving(store, folder, given.mem) as endpoint:
-        task = Task(
-            endpoint, given.device, tuple(given.fanouts), given.batch_size, given.hidden,
-            size.classes, given.depth,
-        )  # fmt: skip
-        found = measure([Peer(m, open_mode, (task, m)) for m in given.modes], given.rounds)
-    setting = {
-        "device": name, "nodes": given.nodes, "degree": given.degree, "features": given.features,
-        "fanouts": list(given.fanouts), "batch_size": given.batch_size, "hidden": given.hidden,
-        "mem": given.mem, "depth": given.depth, "cache": "warm",
-    }  # fmt: skip
-    return report("gpu", setting, found, given.out)
+    with serving(given.store(), given.folder, given.mem) as endpoint:
+        sides = [Side(mode, open_mode, (given, endpoint, mode)) for mode in given.modes]
+        yield Plan(sides, {"device": name, "cache": "warm"})

@@ -1,66 +1,115 @@
-"""One way to measure: peers in processes of their own, rounds in turn, a JSON line a peer."""
+"""One way to measure: sides in processes of their own, rounds in turn, a line and a column a side.
 
-import json
+A bench is a module with a dataclass `Options` and a generator `plans(given)`.  It prepares what its
+sides need and yields what is measured together; what follows the `yield` cleans up.
+"""
+
+import importlib
 import multiprocessing
-import statistics
+import os
+import sys
+import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+from dataclasses import asdict, dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, NamedTuple
+from statistics import median
+from typing import Annotated, Any, NamedTuple
 
 from tools.bench.resources import bytes_read, descendants, proportional_bytes
-from tools.machine import machine, today
+from tools.bench.setup import GraphSize, make_graph, make_store
+from tools.command import append, parse, stamped, table
 
 POLL_S = 0.1
 STOP_S = 30.0
-CONTEXT = multiprocessing.get_context("spawn")  # a peer's memory is its own
+REPEATS = 3  # of a call in a round of which the best counts
+CONTEXT = multiprocessing.get_context("spawn")  # the memory of a side is its own
 
 Run = Callable[[], Mapping[str, float]]  # one round: figure -> value
 
 
+@dataclass(frozen=True)
+class Options:
+    folder: Annotated[Path, "for graphs and stores, which are kept"] = Path("/tmp/blockstore-bench")
+    out: Annotated[Path | None, "append a line of JSON for each side"] = None
+    rounds: int = 3
+
+
+@dataclass(frozen=True)
+class GraphOptions(Options):
+    nodes: int = 1_000_000
+    degree: int = 30
+    features: int = 128
+
+    @property
+    def size(self) -> GraphSize:
+        return GraphSize(self.nodes, self.degree, self.features)
+
+    def graph(self) -> Path:
+        return make_graph(self.folder, self.size)
+
+    def store(self) -> Path:
+        return make_store(self.folder, self.graph())
+
+
 class Skipped(Exception):
-    """A peer cannot take part here; the message says why."""
+    """A side cannot take part here; the message says why."""
 
 
-class Peer(NamedTuple):
+class Side(NamedTuple):
     """One way to do the work.
 
     `open(*arguments)` is a context manager that prepares, and gives the function that does one
-    round; both run in a process of the peer's own, so `open` is a function of a module.
+    round; both run in a process of the side's own, so `open` is a function of a module.
     """
 
     name: str
     open: Callable[..., AbstractContextManager[Run]]
     arguments: tuple[Any, ...] = ()
+    setting: Mapping[str, Any] = {}  # of its line alone
+
+
+class Ratio(NamedTuple):
+    """A figure of one side over that of another, round by round, kept as a figure of the first."""
+
+    name: str
+    side: str
+    figure: str
+    other: str
+    inverse: bool = False  # the other's over this side's: of seconds, say
+
+
+class Plan(NamedTuple):
+    sides: list[Side]
+    setting: Mapping[str, Any] = {}  # beyond the options
+    ratios: Sequence[Ratio] = ()
+    before: Callable[[], None] | None = None  # each timed round: empties caches, say
+    warm: bool = True  # begin with a round in which memory is watched and nothing timed
 
 
 @dataclass(slots=True)
 class Found:
-    """What was measured of a peer."""
+    """What was measured of a side."""
 
     figures: dict[str, list[float]] = field(default_factory=dict)  # one value a round
-    bytes_read: list[int] = field(default_factory=list)
     peak_bytes: int = 0  # of its processes, in the round before the timed ones
     skipped: str = ""
 
-    def add(self, figures: Mapping[str, float], num_read: int) -> None:
-        """One more round."""
+    def add(self, figures: Mapping[str, float]) -> None:
         for figure, value in figures.items():
             self.figures.setdefault(figure, []).append(value)
-        self.bytes_read.append(num_read)
 
 
 class Host:
-    """The process of a peer, ready to run rounds."""
+    """The process of a side, ready to run rounds."""
 
-    def __init__(self, peer: Peer) -> None:
-        """Raises Skipped, RuntimeError: the peer could not be prepared."""
-        self._name = peer.name
+    def __init__(self, side: Side) -> None:
+        """Raises Skipped, RuntimeError: the side could not be prepared."""
+        self._name = side.name
         self._pipe, theirs = CONTEXT.Pipe()
-        self._process = CONTEXT.Process(target=_serve, args=(peer, theirs))
+        self._process = CONTEXT.Process(target=_serve, args=(side, theirs))
         self._process.start()
         theirs.close()
         try:
@@ -70,16 +119,17 @@ class Host:
             raise
 
     def pids(self) -> list[int]:
-        """Its processes."""
         assert self._process.pid is not None
         return descendants(self._process.pid)
 
-    def run(self) -> tuple[Mapping[str, float], int]:
-        """One round: its figures, and the bytes that were read from disk meanwhile."""
+    def run(self) -> dict[str, float]:
+        """One round: its figures, bytes read from disk meanwhile, and the load of the machine."""
         before = bytes_read(self.pids())
         self._pipe.send("run")
         figures = self._receive()
-        return figures, bytes_read(self.pids()) - before
+        return {
+            **figures, "bytes_read": bytes_read(self.pids()) - before, "load": os.getloadavg()[0]
+        }  # fmt: skip
 
     def watch(self) -> int:
         """One round that is not timed: the most memory held in it."""
@@ -92,7 +142,7 @@ class Host:
         return peak
 
     def close(self) -> None:
-        """Let the peer clean up, and end its process."""
+        """Let the side clean up, and end its process."""
         self._pipe.close()
         self._process.join(STOP_S)
         if self._process.is_alive():
@@ -112,11 +162,11 @@ class Host:
         return value
 
 
-def _serve(peer: Peer, pipe: Connection) -> None:
-    """In the peer's process: prepare, then a round for each message, until the pipe closes."""
-    multiprocessing.set_start_method("fork", force=True)  # what scripts have, not its parent's way
+def _serve(side: Side, pipe: Connection) -> None:
+    """In the side's process: prepare, then a round for each message, until the pipe closes."""
+    multiprocessing.set_start_method("fork", force=True)  # as in scripts, not as in its parent
     try:
-        with peer.open(*peer.arguments) as run:
+        with side.open(*side.arguments) as run:
             pipe.send(("ready", None))
             while True:
                 try:
@@ -131,68 +181,102 @@ def _serve(peer: Peer, pipe: Connection) -> None:
 
 
 @contextmanager
-def hosts(peers: list[Peer], found: dict[str, Found]) -> Iterator[dict[str, Host]]:
-    """The peers that can take part, warm: each has done one round, in which memory was watched."""
+def hosts(plan: Plan, found: dict[str, Found]) -> Iterator[dict[str, Host]]:
+    """The sides that can take part, each prepared and warm."""
     with ExitStack() as stack:
         ready = {}
-        for peer in peers:
+        for side in plan.sides:
             try:
-                host = Host(peer)
+                host = Host(side)
             except Skipped as error:
-                found[peer.name].skipped = str(error)
+                found[side.name].skipped = str(error)
                 continue
             stack.callback(host.close)
-            found[peer.name].peak_bytes = host.watch()
-            ready[peer.name] = host
+            if plan.warm:
+                found[side.name].peak_bytes = host.watch()
+            ready[side.name] = host
         yield ready
 
 
-def measure(
-    peers: list[Peer], rounds: int, before: Callable[[], None] | None = None
-) -> dict[str, Found]:
-    """Every peer once a round, in turn (A B A B ...), all of them prepared; by name.
-
-    `before` is called before each timed round of each peer: to empty caches, say.
-    """
-    found = {peer.name: Found() for peer in peers}
-    with hosts(peers, found) as ready:
+def measure(plan: Plan, rounds: int) -> dict[str, Found]:
+    """Every side once a round, in turn (A B A B ...), all of them prepared; by name."""
+    found = {side.name: Found() for side in plan.sides}
+    with hosts(plan, found) as ready:
         for _ in range(rounds):
             for name, host in ready.items():
-                if before is not None:
-                    before()
-                found[name].add(*host.run())
+                if plan.before is not None:
+                    plan.before()
+                found[name].add(host.run())
+    for ratio in plan.ratios:
+        own, other = (found[n].figures.get(ratio.figure, []) for n in (ratio.side, ratio.other))
+        pairs = [(b, a) if ratio.inverse else (a, b) for a, b in zip(own, other, strict=False)]
+        if pairs:
+            found[ratio.side].figures[ratio.name] = [a / b for a, b in pairs]
     return found
 
 
-def spread(values: list[float] | list[int]) -> dict[str, float]:
+def best(work: Callable[[], object]) -> float:
+    """Seconds of the quickest of some calls."""
+    times = []
+    for _ in range(REPEATS):
+        begun = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - begun)
+    return min(times)
+
+
+def spread(values: Sequence[float]) -> dict[str, float]:
     """Median, least and greatest, to five digits."""
-    return {
-        name: float(f"{value:.5g}")
-        for name, value in (
-            ("median", statistics.median(values)),
-            ("min", min(values)),
-            ("max", max(values)),
-        )
-    }
+    ends = {"median": median(values), "min": min(values), "max": max(values)}
+    return {name: float(f"{value:.5g}") for name, value in ends.items()}
 
 
 def report(
-    bench: str, setting: Mapping[str, Any], found: Mapping[str, Found], out: str
-) -> list[dict[str, Any]]:
-    """Print a JSON line per peer, and append them to the file `out` where one is named."""
+    bench: str, settings: Mapping[str, Mapping[str, Any]], found: Mapping[str, Found],
+    out: Path | None,
+) -> list[dict[str, Any]]:  # fmt: skip
+    """Print a table, a column for each side; append a line of JSON for each to the file `out`."""
     lines = []
-    for name, peer in found.items():
-        line = {"bench": bench, "peer": name, "date": today(), "machine": machine(), **setting}
-        if peer.skipped:
-            line["skipped"] = peer.skipped
+    for name, side in found.items():
+        line = stamped(bench, side=name, **settings[name])
+        if side.skipped:
+            line["skipped"] = side.skipped
         else:
-            line["rounds"] = len(peer.bytes_read)
-            line |= {figure: spread(values) for figure, values in peer.figures.items()}
-            line["bytes_read"] = spread(peer.bytes_read)
-            line["peak_bytes"] = peer.peak_bytes
+            line |= {figure: spread(values) for figure, values in side.figures.items()}
+            line |= {"rounds": len(side.figures["load"]), "peak_bytes": side.peak_bytes}
         lines.append(line)
-        print(json.dumps(line), flush=True)
-    if out:
-        with Path(out).open("a") as f:
-            f.writelines(json.dumps(line) + "\n" for line in lines)
+    append(lines, out)
+    figures = dict.fromkeys(figure for side in found.values() for figure in side.figures)
+    rows = [[bench, *found]]
+    rows += [[name, *(_cell(line.get(name)) for line in lines)] for name in figures]
+    rows.append(["peak MB", *(f"{side.peak_bytes / 1e6:,.0f}" for side in found.values())])
+    print(table(rows), flush=True)
+    for name, side in found.items():
+        if side.skipped:
+            print(f"{name}: {side.skipped}", flush=True)
+    return lines
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    least, most = f"{value['min']:,.4g}", f"{value['max']:,.4g}"
+    return f"{value['median']:,.4g}" + (f" ({least} - {most})" if least != most else "")
+
+
+def run(name: str, words: Sequence[str]) -> list[dict[str, Any]]:
+    """Run a bench; returns its lines."""
+    module = importlib.import_module(f"tools.bench.{name}")  # imports what it alone needs
+    given = parse(module.Options, words, module.__doc__, f"tools.bench {name}")
+    load, cores = os.getloadavg()[0], len(os.sched_getaffinity(0))
+    if load > cores / 2:
+        print(f"the machine is busy: load {load:.1f} on {cores} cores", file=sys.stderr)
+    setting = {k: v for k, v in asdict(given).items() if k not in ("folder", "out", "rounds")}
+    lines = []
+    with closing(module.plans(given)) as plans:
+        for plan in plans:
+            found = measure(plan, given.rounds)
+            common = setting | dict(plan.setting)
+            settings = {side.name: common | dict(side.setting) for side in plan.sides}
+            lines += report(name, settings, found, given.out)
     return lines

@@ -1,15 +1,14 @@
 """Hyperbatches against minibatches and mapped files, each wholly in a control group of one size.
 
-Daemon and client, or the peer with its workers, share the group: interpreter, arena, page cache and
-the gather into torch tensors are all inside.  Caches are emptied before each run; runs take turns,
-and the disk's limit is measured before and after each (the greater counts).  What is read and
-written is the kernel's count of the whole group, the daemon's own beside it.  `over_bound` is the
-time taken over the greater of two that none can beat: bytes read at the disk's limit, and the CPU
-seconds of all processes shared by the cores.  Where no control group can be made the budget is the
-daemon's alone, and the line says so.
+Daemon and client, or mapped files with their workers, share the group: interpreter, arena, page
+cache and the gather into torch tensors are all inside.  Caches are emptied before each run; runs
+take turns, and the disk's limit is measured before and after each (the greater counts).  What is
+read and written is the kernel's count of the whole group, the daemon's own beside it.  `over_bound`
+is the time taken over the greater of two that none can beat: bytes read at the disk's limit, and
+the CPU seconds of all processes shared by the cores.  If no control group can be made the budget is
+the daemon's alone, and `limited` is 0.
 """
 
-import argparse
 import contextlib
 import json
 import os
@@ -18,20 +17,20 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
-from torch.utils.data import DataLoader
 
-from blockstore.format import PAGE_BYTES
-from blockstore.store import open_store, read_rows
-from blockstore.units import format_bytes, parse_bytes
+from blockstore.store import open_store
+from blockstore.units import parse_bytes
 from clients.torch import NeighborDataset
-from preprocess.export.edges import columns_of
-from tools.bench.disk import open_fio, open_preadv
-from tools.bench.harness import Skipped, spread
-from tools.bench.loaders import MappedSampler, drop_cache
+from tools.bench import harness
+from tools.bench.disk import disk_limit
+from tools.bench.harness import Plan, Run, Side
+from tools.bench.loaders import check_sampler, mapped_loader
 from tools.bench.resources import (
     bytes_read,
     bytes_written,
@@ -39,45 +38,49 @@ from tools.bench.resources import (
     descendants,
     proportional_bytes,
 )
-from tools.bench.setup import serving
-from tools.machine import machine, today
+from tools.bench.setup import counters, drop_cache, make_csc, serving
 from tools.memory import group
 
-LIMIT_BYTES = 1 << 30  # that are read to know the disk's limit
+
+@dataclass(frozen=True)
+class Options(harness.Options):
+    """What is served, and within what."""
+
+    stores: Annotated[tuple[Path, ...], "of one graph, of several orders or block sizes"] = ()
+    graph: Annotated[Path | None, "its folder: mapped files are measured too"] = None
+    limits: Annotated[tuple[str, ...], "of control groups"] = ("4G", "2G", "1G")
+    mem: Annotated[tuple[str, ...], "of the daemon, by limit"] = ("3200M", "1300M", "256M")
+    sizes: Annotated[tuple[int, ...], "minibatches of a hyperbatch; 0: as many as fit"] = (0,)
+    policies: tuple[str, ...] = ("next-use",)
+    plans: tuple[str, ...] = ("auto",)
+    steps: Annotated[int, "batches timed; 0: to the end of the epoch"] = 0
+    before: Annotated[int, "batches before these"] = 8
+    fanouts: tuple[int, ...] = (10, 10, 10)
+    batch_size: int = 1000
+    peer_steps: Annotated[int, "of mapped files; 0: leave out"] = 8
+    peer_workers: int = 4
 
 
 class Case(NamedTuple):
-    """One way to serve: a line of the results."""
-
-    peer: str  # "ours" or "mapped"
+    case: str  # "ours" or "mapped"
     limit: str  # of the control group
     mem: str = ""  # of the daemon
     plan: str = "auto"
-    size: int = 0  # minibatches of a hyperbatch, 0: as many as have room
+    size: int = 0
     policy: str = "next-use"
     workers: int = 4
-    steps: int = 0  # timed; 0: to the end of the epoch
-    before: int = 8  # batches that are not measured
+    steps: int = 0
+    before: int = 8
     fanouts: tuple[int, ...] = (10, 10, 10)
     batch_size: int = 1000
 
     @property
     def name(self) -> str:
-        """Of the line."""
-        if self.peer == "mapped":
+        if self.case == "mapped":
             return f"mapped files, {self.workers} workers, {self.limit}"
         size = f" H={self.size}" if self.size else ""
         policy = "" if self.policy == "next-use" else f", {self.policy}"
         return f"{self.plan}{size}{policy}, --mem {self.mem} in {self.limit}"
-
-
-def status(endpoint: str) -> dict[str, Any]:
-    """As `loaderd status --json` says."""
-    words = [sys.executable, "-m", "loaderd", "status", "--endpoint", endpoint, "--json"]
-    found: dict[str, Any] = json.loads(
-        subprocess.run(words, capture_output=True, check=True).stdout
-    )
-    return found
 
 
 class Meter:
@@ -96,13 +99,10 @@ class Meter:
             now - then for now, then in zip(self._look(), self._begun, strict=True)
         )
         return {
-            "seeds_per_s": seeds / seconds,
-            "seconds": seconds,
-            "cpu_s": cpu,
-            "bytes_per_seed": read / seeds,
-            "GB_per_s": read / seconds / 1e9,
-            "bytes_written": written,
-        }
+            "seeds_per_s": seeds / seconds, "seconds": seconds, "cpu_s": cpu,
+            "bytes_per_seed": read / seeds, "GB_per_s": read / seconds / 1e9,
+            "bytes_written": written, "held_bytes": proportional_bytes(descendants(os.getpid())),
+        }  # fmt: skip
 
 
 def run_ours(store: Path, case: Case) -> dict[str, float]:
@@ -118,7 +118,7 @@ def run_ours(store: Path, case: Case) -> dict[str, float]:
         batches, opened = iter(data), time.perf_counter()
         for _ in range(case.before):
             next(batches)
-        before, seeds, waits = status(endpoint), 0, []
+        before, seeds, waits = counters(endpoint), 0, []
         begun, meter = time.perf_counter(), Meter()
         for step in range(case.steps or len(data) - case.before):
             asked = time.perf_counter()
@@ -127,32 +127,21 @@ def run_ours(store: Path, case: Case) -> dict[str, float]:
             seeds += batch.batch_size
             assert batch.x is not None, step
         figures = meter.read(seeds)
-        after, held = status(endpoint), proportional_bytes(descendants(os.getpid()))
-        counts = {k: v - before["counters"].get(k, 0) for k, v in after["counters"].items()}
+        counts = {k: v - before.get(k, 0) for k, v in counters(endpoint).items()}
         data.close()
+    names = {f"hyper_{n}": n for n in ("groups", "rows_read", "rows_wanted", "runs_read")}
     return figures | {
-        "daemon_bytes_per_seed": counts["bytes_read"] / seeds,
-        "first_s": begun - opened,
-        "longest_wait_s": max(waits),
-        "held_bytes": held,
-        "groups": counts.get("hyper_groups", 0),
-        "rows_read": counts.get("hyper_rows_read", 0),
-        "rows_wanted": counts.get("hyper_rows_wanted", 0),
-        "runs_read": counts.get("hyper_runs_read", 0),
-        "blocks_read": counts["blocks_read"],
-    }
+        "daemon_bytes_per_seed": counts["bytes_read"] / seeds, "first_s": begun - opened,
+        "longest_wait_s": max(waits), "blocks_read": counts["blocks_read"],
+        **{name: counts.get(counter, 0) for counter, name in names.items()},
+    }  # fmt: skip
 
 
 def run_mapped(graph: Path, csc: Path, case: Case) -> dict[str, float]:
     """DataLoader workers over mapped files, sampled by PyG's operator."""
-    try:
-        import torch_sparse  # noqa: F401  registers the sampler
-    except ImportError as error:
-        raise Skipped(f"its sampler is torch-sparse's: {error}") from error
-    loader: DataLoader[Any] = DataLoader(
-        np.load(graph / "train_idx.npy").tolist(),
-        batch_size=case.batch_size, shuffle=True, num_workers=case.workers,
-        collate_fn=MappedSampler(graph, csc, case.fanouts),
+    loader = mapped_loader(
+        graph, csc, np.load(graph / "train_idx.npy"), case.fanouts, batch_size=case.batch_size,
+        num_workers=case.workers,
     )  # fmt: skip
     batches = iter(loader)
     for _ in range(case.before):
@@ -160,42 +149,26 @@ def run_mapped(graph: Path, csc: Path, case: Case) -> dict[str, float]:
     meter, seeds = Meter(), 0
     for _ in range(case.steps):
         seeds += next(batches).batch_size
-    figures = meter.read(seeds)
-    return figures | {"held_bytes": proportional_bytes(descendants(os.getpid()))}
+    return meter.read(seeds)
 
 
-def disk_limit(store: Path) -> float:
-    """GB/s that the disk gives the better of two readers now, over the store's largest shard."""
-    shards = [p for p in store.rglob("c/*/*") if p.is_file()]
-    path = max(shards, key=lambda p: p.stat().st_size)
-    size = min(LIMIT_BYTES, path.stat().st_size)
-    block = next(b for b in (1 << 20, PAGE_BYTES) if size >= b)
-    rates = []
-    for opener in (open_fio, open_preadv):
-        with contextlib.suppress(Skipped), opener(path, size // block * block, block) as run:
-            rates.append(run()["GB_per_s"])
-    return max(rates)
-
-
-@contextlib.contextmanager
+@contextmanager
 def limited(limit: str) -> Iterator[Any]:
-    """A control group, or None where none can be made."""
-    try:
-        made = group(parse_bytes(limit))
-        entered = made.__enter__()
-    except OSError:
-        yield None
-        return
-    try:
-        yield entered
-    finally:
-        made.__exit__(None, None, None)
+    """A control group, or None if none can be made, or no limit is given."""
+    with contextlib.ExitStack() as stack:
+        made = None
+        if limit:
+            with contextlib.suppress(OSError):
+                made = stack.enter_context(group(parse_bytes(limit)))
+        yield made
 
 
-def run_case(folders: dict[str, Path], case: Case) -> dict[str, Any]:
-    """One run in a process, and a control group, of its own."""
-    words = [sys.executable, "-m", "tools.bench.hyperbatch", "--one"]
-    words.append(json.dumps({"case": case._asdict(), **{k: str(v) for k, v in folders.items()}}))
+def run_case(folders: dict[str, Path], case: Case) -> dict[str, float]:
+    """One run in a process, and a control group, of its own, between two looks at the disk."""
+    drop_cache(*folders.values())
+    disk = disk_limit(folders["store"])
+    words = [sys.executable, "-m", "tools.bench.hyperbatch"]
+    words += [json.dumps({n: str(p) for n, p in folders.items()}), json.dumps(case._asdict())]
     with limited(case.limit) as limits:
         done = subprocess.run(
             words, capture_output=True, text=True, check=False,
@@ -203,81 +176,40 @@ def run_case(folders: dict[str, Path], case: Case) -> dict[str, Any]:
         )  # fmt: skip
         kills = limits.kills() if limits else 0
     if done.returncode:
-        words = (done.stderr.strip() or "killed").splitlines()
-        return {"failed": words[-1], "kills": kills}
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found | {"kills": kills, "limited": limits is not None}
+        print(f"{case.name}: {done.stderr.strip() or 'killed'}", file=sys.stderr, flush=True)
+        return {"failed": 1, "kills": kills}
+    run: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    disk = max(disk, disk_limit(folders["store"]))
+    bound = max(
+        run["GB_per_s"] * run["seconds"] / disk, run["cpu_s"] / len(os.sched_getaffinity(0)), 1e-9
+    )
+    return run | {
+        "disk_GB_per_s": disk, "share_of_disk": run["GB_per_s"] / disk, "kills": kills,
+        "over_bound": run["seconds"] / bound, "limited": limits is not None,
+    }  # fmt: skip
 
 
-def one(text: str) -> None:
+@contextmanager
+def open_case(folders: dict[str, Path], case: Case) -> Iterator[Run]:
+    if case.case == "mapped":
+        check_sampler()
+    yield lambda: run_case(folders, case)
+
+
+def one(folders: dict[str, str], case: Case) -> None:
     """In the process of a run."""
-    given = json.loads(text)
-    case = Case(**given["case"])
-    if case.peer == "ours":
-        print(json.dumps(run_ours(Path(given["store"]), case)))
+    paths = {name: Path(path) for name, path in folders.items()}
+    if case.case == "ours":
+        print(json.dumps(run_ours(paths["store"], case)))
     else:
-        print(json.dumps(run_mapped(Path(given["graph"]), Path(given["csc"]), case)))
+        print(json.dumps(run_mapped(paths["graph"], paths["csc"], case)))
 
 
-def make_csc(store: Path, folder: Path) -> Path:
-    """`indptr.npy` and `indices.npy` of the store's graph, by original ids, for the peer.
-
-    Holds the whole graph in memory, once.
-    """
-    path = folder / f"csc-{store.name}"
-    if (path / "indptr.npy").exists():
-        return path
-    path.mkdir(parents=True, exist_ok=True)
-    opened = open_store(store)
-    original = read_rows(opened, opened.manifest.types[0].original_id).astype(np.int64)
-    relation = opened.manifest.relations[0]
-    counts = np.zeros(original.size, np.int64)
-    for targets, *_ in columns_of(opened, relation):
-        columns, edges = np.unique(targets, return_counts=True)
-        counts[original[columns]] += edges
-    indptr = np.concatenate([[0], np.cumsum(counts)])
-    indices = np.empty(relation.num_edges, np.int64)
-    cursor = indptr[:-1].copy()
-    for targets, sources, *_ in columns_of(opened, relation):
-        columns, starts, edges = np.unique(targets, return_index=True, return_counts=True)
-        nodes = original[columns]
-        within = np.arange(targets.size) - np.repeat(starts, edges)
-        indices[np.repeat(cursor[nodes], edges) + within] = original[sources]
-        cursor[nodes] += edges
-    np.save(path / "indices.npy", indices)
-    np.save(path / "indptr.npy", indptr)
-    return path
-
-
-def main(words: list[str]) -> list[dict[str, Any]]:
-    """Run the bench; returns its lines."""
-    parser = argparse.ArgumentParser(prog="tools.bench hyperbatch", description=__doc__)
-    parser.add_argument("--folder", default="/tmp/blockstore-bench")
-    parser.add_argument("--graph", default="", help="a folder of tools.rmat")
-    parser.add_argument("--stores", nargs="+", help="its stores, of several orders or block sizes")
-    parser.add_argument("--limits", nargs="+", default=("4G", "2G", "1G"))
-    parser.add_argument("--mem", nargs="+", default=("3200M", "1300M", "256M"), help="by limit")
-    parser.add_argument("--sizes", type=int, nargs="+", default=(0,))
-    parser.add_argument("--policies", nargs="+", default=("next-use",))
-    parser.add_argument("--plans", nargs="+", default=("auto",))
-    parser.add_argument("--steps", type=int, default=0, help="batches timed; 0: an epoch")
-    parser.add_argument("--before", type=int, default=8, help="batches before these")
-    parser.add_argument("--fanouts", type=int, nargs="+", default=(10, 10, 10))
-    parser.add_argument("--batch-size", type=int, default=1000)
-    parser.add_argument("--peer-steps", type=int, default=8, help="of mapped files; 0: leave out")
-    parser.add_argument("--peer-workers", type=int, default=4)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--out", default="")
-    given = parser.parse_args(words)
-    lines = []
-    for name in given.stores:
-        lines += _measure(Path(name), given)
-    return lines
-
-
-def _cases(given: argparse.Namespace) -> list[Case]:
-    shape = {"fanouts": tuple(given.fanouts), "batch_size": given.batch_size}
-    ours = Case("ours", "", steps=given.steps, before=given.before, **shape)
+def _cases(given: Options) -> list[Case]:
+    ours = Case(
+        "ours", "", steps=given.steps, before=given.before, fanouts=given.fanouts,
+        batch_size=given.batch_size,
+    )  # fmt: skip
     cases = [
         ours._replace(limit=limit, mem=mem, plan=plan, size=size, policy=policy)
         for limit, mem in zip(given.limits, given.mem, strict=True)
@@ -287,71 +219,26 @@ def _cases(given: argparse.Namespace) -> list[Case]:
     ]
     if given.peer_steps and given.graph:
         workers = given.peer_workers
-        cases.append(
-            Case(
-                "mapped", given.limits[0], workers=workers, steps=given.peer_steps,
-                before=max(1, workers), **shape,
-            )
-        )  # fmt: skip
+        mapped = ours._replace(case="mapped", limit=given.limits[0], workers=workers)
+        cases.append(mapped._replace(steps=given.peer_steps, before=max(1, workers)))
     return cases
 
 
-def _measure(store: Path, given: argparse.Namespace) -> list[dict[str, Any]]:
-    cases, folders = _cases(given), {"store": store}
-    if given.graph and given.peer_steps:
-        folders |= {"graph": Path(given.graph), "csc": make_csc(store, Path(given.folder))}
-    found: dict[str, list[dict[str, Any]]] = {case.name: [] for case in cases}
-    for _ in range(given.rounds):
-        for case in cases:
-            drop_cache(tuple(folders.values()))
-            limit = disk_limit(store)
-            run = run_case(folders, case)
-            if "failed" not in run:
-                run |= _bounds(run, max(limit, disk_limit(store)))
-            found[case.name].append(run)
-            print(f"# {case.name}: {json.dumps(run)}", file=sys.stderr, flush=True)
-    lines = [_line(store, case, found[case.name]) for case in cases]
-    for line in lines:
-        print(json.dumps(line), flush=True)
-    if given.out:
-        with Path(given.out).open("a") as f:
-            f.writelines(json.dumps(line) + "\n" for line in lines)
-    return lines
-
-
-def _bounds(run: dict[str, Any], limit: float) -> dict[str, float]:
-    """What the disk, at `limit` GB/s, and the cores would have allowed."""
-    read_s = run["GB_per_s"] * run["seconds"] / limit
-    compute_s = run["cpu_s"] / len(os.sched_getaffinity(0))
-    return {
-        "disk_GB_per_s": limit,
-        "share_of_disk": run["GB_per_s"] / limit,
-        "over_bound": run["seconds"] / max(read_s, compute_s, 1e-9),
-    }
-
-
-def _line(store: Path, case: Case, runs: list[dict[str, Any]]) -> dict[str, Any]:
-    manifest = open_store(store).manifest
-    line = {
-        **case._asdict(), "fanouts": list(case.fanouts), "bench": "hyperbatch",
-        "case": case.peer, "peer": case.name,
-        "date": today(), "machine": machine(), "store": store.name,
-        "order": manifest.order, "block_bytes": manifest.block_bytes,
-        "store_bytes": format_bytes(_size(store)),
-        "rounds": len(runs), "kills": sum(r["kills"] for r in runs),
-    }  # fmt: skip
-    good = [r for r in runs if "failed" not in r]
-    if len(good) < len(runs):
-        line["failed"] = next(r["failed"] for r in runs if "failed" in r)
-    for figure in good[0] if good else ():
-        if figure not in ("kills", "limited"):
-            line[figure] = spread([r[figure] for r in good])
-    return line
-
-
-def _size(store: Path) -> int:
-    return sum(p.stat().st_size for p in store.rglob("*") if p.is_file())
+def plans(given: Options) -> Iterator[Plan]:
+    for store in given.stores:
+        folders = {"store": store}
+        if given.graph and given.peer_steps:
+            folders |= {"graph": given.graph, "csc": make_csc(store, given.folder)}
+        manifest = open_store(store).manifest
+        setting = {
+            "store": store.name, "order": manifest.order, "block_bytes": manifest.block_bytes,
+            "store_bytes": sum(p.stat().st_size for p in store.rglob("*") if p.is_file()),
+        }  # fmt: skip
+        sides = [
+            Side(case.name, open_case, (folders, case), case._asdict()) for case in _cases(given)
+        ]
+        yield Plan(sides, setting, warm=False)
 
 
 if __name__ == "__main__":
-    one(sys.argv[2])
+    one(json.loads(sys.argv[1]), Case(**json.loads(sys.argv[2])))

@@ -1,13 +1,11 @@
 """Rates of the kernels on one thread and on several, beside memcpy in the same round."""
 
-import argparse
-import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -21,13 +19,19 @@ from blockstore.kernels.renumber import clear_stamp, renumber_stamp
 from blockstore.kernels.rows import gather_rows
 from blockstore.kernels.sample import sample_columns
 from blockstore.store import open_store, scan_blocks
-from tools.bench.harness import Peer, Run, measure, report
-from tools.bench.setup import GraphSize, make_graph, make_store
+from tools.bench.harness import GraphOptions, Plan, Run, Side, best
 
 COPY_BYTES = 64 << 20  # a thread; beyond any cache
-REPEATS = 3  # of each kernel in a round: the best counts
 
 Job = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Options(GraphOptions):
+    frontier: int = 100_000
+    fanout: int = 10
+    threads: tuple[int, ...] = (1, 4)
+    rounds: int = 5
 
 
 class HeldGraph:
@@ -90,25 +94,18 @@ class Frontier:
         clear_stamp(self.n_id, num_nodes, self.stamp)
 
 
-def best(pool: Executor, jobs: list[Job]) -> float:
-    """Seconds that all jobs take side by side, the best of a few times."""
-    times = []
-    for _ in range(REPEATS):
-        begun = time.perf_counter()
-        for future in [pool.submit(job) for job in jobs]:
-            future.result()
-        times.append(time.perf_counter() - begun)
-    return min(times)
+def run_together(pool: Executor, jobs: list[Job]) -> None:
+    """All jobs, side by side."""
+    for future in [pool.submit(job) for job in jobs]:
+        future.result()
 
 
 def copy_jobs(threads: int) -> list[Job]:
-    """Plain copies."""
     sources = [np.ones(COPY_BYTES, np.uint8) for _ in range(threads)]
     return [partial(np.copyto, np.zeros_like(source), source) for source in sources]
 
 
 def crc_jobs(threads: int) -> list[Job]:
-    """Checksums of as many bytes."""
     num_pages = COPY_BYTES // PAGE_BYTES
     expected = np.empty(num_pages, np.uint32)
     page_crcs(np.ones(COPY_BYTES, np.uint8), num_pages, expected)
@@ -151,7 +148,9 @@ def open_kernels(
     }
 
     def run() -> Mapping[str, float]:
-        rates = {name: amount / best(pool, jobs) for name, (jobs, amount) in work.items()}
+        rates = {}
+        for name, (jobs, amount) in work.items():
+            rates[name] = amount / best(partial(run_together, pool, jobs))
         for name in ("crc", "gather"):
             rates[f"{name}_share_of_copy"] = rates[f"{name}_GB_per_s"] / rates["copy_GB_per_s"]
         return rates
@@ -160,27 +159,10 @@ def open_kernels(
         yield run
 
 
-def main(words: list[str]) -> list[dict[str, Any]]:
-    """Run the bench; returns its lines."""
-    parser = argparse.ArgumentParser(prog="tools.bench kernels", description=__doc__)
-    parser.add_argument("--folder", default="/tmp/blockstore-bench")
-    parser.add_argument("--out", default="")
-    parser.add_argument("--nodes", type=int, default=1_000_000)
-    parser.add_argument("--degree", type=int, default=30)
-    parser.add_argument("--features", type=int, default=128)
-    parser.add_argument("--frontier", type=int, default=100_000)
-    parser.add_argument("--fanout", type=int, default=10)
-    parser.add_argument("--threads", type=int, nargs="+", default=(1, 4))
-    parser.add_argument("--rounds", type=int, default=5)
-    given = parser.parse_args(words)
-    folder = Path(given.folder)
-    store = make_store(
-        folder, make_graph(folder, GraphSize(given.nodes, given.degree, given.features))
-    )
+def plans(given: Options) -> Iterator[Plan]:
     rest = (given.frontier, given.fanout, 4 * given.features)
-    peers = [Peer(f"{t} threads", open_kernels, (store, t, *rest)) for t in given.threads]
-    setting = {
-        "nodes": given.nodes, "edges": given.nodes * given.degree, "row_bytes": 4 * given.features,
-        "frontier": given.frontier, "fanout": given.fanout, "cache": "warm",
-    }  # fmt: skip
-    return report("kernels", setting, measure(peers, given.rounds), given.out)
+    store = given.store()
+    yield Plan(
+        [Side(f"{t} threads", open_kernels, (store, t, *rest)) for t in given.threads],
+        {"cache": "warm"},
+    )

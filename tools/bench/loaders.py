@@ -1,16 +1,15 @@
 """Seeds per second of whole loaders: ours, PyG's NeighborLoader, workers over mapped files."""
 
-import argparse
 import contextlib
 import functools
 import importlib.metadata
 import itertools
 import mmap
-import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -19,26 +18,32 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from clients.torch import NeighborDataset
-from tools.bench.harness import Peer, Run, Skipped, measure, report
-from tools.bench.setup import GraphSize, make_graph, make_store, serving
+from tools.bench.harness import GraphOptions, Plan, Run, Side, Skipped
+from tools.bench.setup import drop_cache, make_csc, serving
 
 
-class Task(NamedTuple):
-    """What every loader does: an epoch over the same seeds."""
+@dataclass(frozen=True)
+class Options(GraphOptions):
+    """An epoch over the same seeds."""
 
-    graph: Path
-    fanouts: tuple[int, ...]
-    batch_size: int
-    num_seeds: int
+    fanouts: tuple[int, ...] = (10, 10, 10)
+    batch_size: int = 1000
+    seeds: Annotated[int, "of our epoch"] = 100_000
+    peer_seeds: Annotated[int, "of the epoch of another loader"] = 40_000
+    workers: Annotated[tuple[int, ...], "of the daemon; 0: its own choice"] = (0,)
+    pyg_workers: tuple[int, ...] = (0, 2, 4)
+    mapped_workers: tuple[int, ...] = (4,)
+    mem: str = "4G"
+    cold: Annotated[bool, "empty the page cache before each round"] = False
+    rounds: int = 5
 
-    def seeds(self) -> NDArray[np.int64]:
-        """Original ids."""
-        found: NDArray[np.int64] = np.load(self.graph / "train_idx.npy")[: self.num_seeds]
-        if found.size < self.num_seeds:
-            raise Skipped(
-                f"the graph has {found.size} training nodes, {self.num_seeds} are asked for"
-            )
-        return found
+
+def seeds_of(graph: Path, count: int) -> NDArray[np.int64]:
+    """Original ids of training nodes.  Raises Skipped: there are fewer."""
+    found: NDArray[np.int64] = np.load(graph / "train_idx.npy")[:count]
+    if found.size < count:
+        raise Skipped(f"the graph has {found.size} training nodes, {count} are asked for")
+    return found
 
 
 def drain(loader: Iterable[Any], num_batches: int) -> Mapping[str, float]:
@@ -53,39 +58,37 @@ def drain(loader: Iterable[Any], num_batches: int) -> Mapping[str, float]:
 
 
 @contextlib.contextmanager
-def open_ours(task: Task, store: Path, folder: Path, mem: str, workers: int) -> Iterator[Run]:
-    """A daemon and one client."""
-    with serving(store, folder, mem, "--workers", str(workers)) as endpoint:
+def open_ours(given: Options, workers: int) -> Iterator[Run]:
+    options = ("--workers", str(workers))
+    with serving(given.store(), given.folder, given.mem, *options) as endpoint:
         data = NeighborDataset(
-            endpoint,
-            num_neighbors=task.fanouts,
-            batch_size=task.batch_size,
-            input_nodes=task.seeds(),
-        )
+            endpoint, num_neighbors=given.fanouts, batch_size=given.batch_size,
+            input_nodes=seeds_of(given.graph(), given.seeds),
+        )  # fmt: skip
         yield lambda: drain(data, len(data))
         data.close()
 
 
 @contextlib.contextmanager
-def open_pyg(task: Task, workers: int, filter_in_workers: bool) -> Iterator[Run]:
+def open_pyg(given: Options, workers: int, filter_in_workers: bool) -> Iterator[Run]:
     """PyG's loader over tensors in memory; its sampler turns the edges to CSC beforehand."""
     try:
         from torch_geometric.data import Data
         from torch_geometric.loader import NeighborLoader
-        from torch_geometric.typing import WITH_PYG_LIB, WITH_TORCH_SPARSE
     except ImportError as error:
         raise Skipped(f"torch_geometric cannot be imported: {error}") from error
-    if not WITH_PYG_LIB and not WITH_TORCH_SPARSE:
+    if pyg_sampler() == "none":
         raise Skipped("PyG samples with pyg-lib or torch-sparse, and neither is installed")
+    graph = given.graph()
     arrays = {
-        name: torch.from_numpy(np.load(task.graph / f"{file}.npy"))
+        name: torch.from_numpy(np.load(graph / f"{file}.npy"))
         for name, file in (("x", "node_feat"), ("y", "node_label"), ("edge_index", "edge_index"))
     }
     loader = NeighborLoader(
         Data(**arrays),
-        num_neighbors=list(task.fanouts),
-        input_nodes=torch.from_numpy(task.seeds()),
-        batch_size=task.batch_size,
+        num_neighbors=list(given.fanouts),
+        input_nodes=torch.from_numpy(seeds_of(graph, given.peer_seeds)),
+        batch_size=given.batch_size,
         shuffle=True,
         num_workers=workers,
         persistent_workers=workers > 0,
@@ -139,36 +142,32 @@ def mapped(path: Path) -> Tensor:
     return torch.from_numpy(array)
 
 
-def make_csc(graph: Path, folder: Path) -> Path:
-    """`indptr.npy` and `indices.npy` of the graph; sorted in memory, once."""
-    path = folder / f"csc-{graph.name}"
-    if not (path / "indptr.npy").exists():
-        path.mkdir(parents=True, exist_ok=True)
-        src, dst = np.load(graph / "edge_index.npy", mmap_mode="r")
-        num_nodes = np.load(graph / "node_label.npy", mmap_mode="r").shape[0]
-        np.save(path / "indices.npy", src[np.argsort(dst, kind="stable")])
-        counts = np.bincount(dst, minlength=num_nodes)
-        np.save(path / "indptr.npy", np.concatenate([[0], np.cumsum(counts)]))
-    return path
+def check_sampler() -> None:
+    """Registers the operator that samples from mapped files.  Raises Skipped: it is not here."""
+    try:
+        import torch_sparse  # noqa: F401
+    except ImportError as error:
+        raise Skipped(f"its sampler is torch-sparse's, which is not here: {error}") from error
+
+
+def mapped_loader(
+    graph: Path, csc: Path, seeds: NDArray[np.int64], fanouts: tuple[int, ...], **options: Any
+) -> DataLoader[Any]:
+    """DataLoader workers, each of which samples and gathers from mapped files.  Raises Skipped."""
+    check_sampler()
+    return DataLoader(
+        seeds.tolist(), shuffle=True, collate_fn=MappedSampler(graph, csc, fanouts), **options
+    )
 
 
 @contextlib.contextmanager
-def open_mapped(task: Task, csc: Path, workers: int) -> Iterator[Run]:
-    """DataLoader workers, each of which samples and gathers from mapped files."""
-    try:
-        import torch_sparse  # noqa: F401  registers the sampler
-    except ImportError as error:
-        raise Skipped(
-            f"its sampler is torch-sparse's, which cannot be imported: {error}"
-        ) from error
-    loader: DataLoader[Any] = DataLoader(
-        task.seeds().tolist(),
-        batch_size=task.batch_size,
-        shuffle=True,
-        num_workers=workers,
+def open_mapped(given: Options, csc: Path, workers: int) -> Iterator[Run]:
+    graph = given.graph()
+    seeds = seeds_of(graph, given.peer_seeds)
+    loader = mapped_loader(
+        graph, csc, seeds, given.fanouts, batch_size=given.batch_size, num_workers=workers,
         persistent_workers=workers > 0,
-        collate_fn=MappedSampler(task.graph, csc, task.fanouts),
-    )
+    )  # fmt: skip
     yield lambda: drain(loader, len(loader))
 
 
@@ -180,70 +179,17 @@ def pyg_sampler() -> str:
     return "none"
 
 
-def drop_cache(folders: tuple[Path, ...]) -> None:
-    """Ask the kernel to forget the pages of all files below."""
-    for path in (p for folder in folders for p in folder.rglob("*") if p.is_file()):
-        fd = os.open(path, os.O_RDONLY)
-        os.fsync(fd)
-        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-        os.close(fd)
-
-
-def _parser() -> argparse.ArgumentParser:
-    default = GraphSize()
-    parser = argparse.ArgumentParser(prog="tools.bench loaders", description=__doc__)
-    parser.add_argument("--folder", default="/tmp/blockstore-bench")
-    parser.add_argument("--out", default="")
-    parser.add_argument("--nodes", type=int, default=default.nodes)
-    parser.add_argument("--degree", type=int, default=default.degree)
-    parser.add_argument("--features", type=int, default=default.features)
-    parser.add_argument("--fanouts", type=int, nargs="+", default=(10, 10, 10))
-    parser.add_argument("--batch-size", type=int, default=1000)
-    parser.add_argument("--seeds", type=int, default=100_000, help="of our epoch")
-    parser.add_argument("--peer-seeds", type=int, default=40_000, help="of a peer's epoch")
-    parser.add_argument("--workers", type=int, nargs="*", default=(0,), help="of the daemon")
-    parser.add_argument("--pyg-workers", type=int, nargs="*", default=(0, 2, 4))
-    parser.add_argument("--mapped-workers", type=int, nargs="*", default=(4,))
-    parser.add_argument("--mem", default="4G")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument(
-        "--cold", action="store_true", help="empty the page cache before each round"
-    )
-    return parser
-
-
-def _peers(given: argparse.Namespace, graph: Path, folder: Path) -> list[Peer]:
-    ours = Task(graph, tuple(given.fanouts), given.batch_size, given.seeds)
-    theirs = ours._replace(num_seeds=given.peer_seeds)
-    store = make_store(folder, graph)
-    peers = [
-        Peer(f"ours, {w or 'auto'} workers", open_ours, (ours, store, folder, given.mem, w))
-        for w in given.workers
-    ]
-    for workers in given.pyg_workers:
-        peers.append(Peer(f"PyG, {workers} workers", open_pyg, (theirs, workers, True)))
-    if busy := [w for w in given.pyg_workers if w]:
-        name = f"PyG, {max(busy)} workers, rows gathered in the trainer"
-        peers.append(Peer(name, open_pyg, (theirs, max(busy), False)))
-    if given.mapped_workers:
-        csc = make_csc(graph, folder)
-        for workers in given.mapped_workers:
-            peers.append(Peer(f"mapped, {workers} workers", open_mapped, (theirs, csc, workers)))
-    return peers
-
-
-def main(words: list[str]) -> list[dict[str, Any]]:
-    """Run the bench; returns its lines."""
-    given = _parser().parse_args(words)
-    folder = Path(given.folder)
-    size = GraphSize(given.nodes, given.degree, given.features)
-    graph = make_graph(folder, size)
-    peers = _peers(given, graph, folder)
-    forget = functools.partial(drop_cache, (graph, folder / f"csc-{graph.name}"))
-    found = measure(peers, given.rounds, forget if given.cold else None)
-    setting = {
-        "nodes": size.nodes, "edges": size.nodes * size.degree, "features": size.features,
-        "fanouts": list(given.fanouts), "batch_size": given.batch_size, "mem": given.mem,
-        "cache": "cold" if given.cold else "warm", "pyg_sampler": pyg_sampler(),
-    }  # fmt: skip
-    return report("loaders", setting, found, given.out)
+def plans(given: Options) -> Iterator[Plan]:
+    """All loaders, by numbers of workers."""
+    graph, store = given.graph(), given.store()
+    sides = [Side(f"ours, {w or 'auto'} workers", open_ours, (given, w)) for w in given.workers]
+    sides += [Side(f"PyG, {w} workers", open_pyg, (given, w, True)) for w in given.pyg_workers]
+    if most := max(given.pyg_workers, default=0):
+        name = f"PyG, {most} workers, rows gathered in the trainer"
+        sides.append(Side(name, open_pyg, (given, most, False)))
+    for workers in given.mapped_workers:
+        csc = make_csc(store, given.folder)
+        sides.append(Side(f"mapped, {workers} workers", open_mapped, (given, csc, workers)))
+    forget = functools.partial(drop_cache, graph, given.folder / f"csc-{store.name}")
+    setting = {"cache": "cold" if given.cold else "warm", "pyg_sampler": pyg_sampler()}
+    yield Plan(sides, setting, before=forget if given.cold else None)

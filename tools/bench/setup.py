@@ -10,11 +10,14 @@ from pathlib import Path
 
 import numpy as np
 
+from blockstore.store import open_store, read_rows
+from loaderd.wire.endpoint import parse_endpoint
+from loaderd.wire.transport import ask_status
+from preprocess.export.edges import columns_of
+
 
 @dataclass(frozen=True, slots=True)
 class GraphSize:
-    """A generated graph."""
-
     nodes: int = 1_000_000
     degree: int = 30
     features: int = 128
@@ -40,24 +43,7 @@ def make_graph(folder: Path, size: GraphSize) -> Path:
     return path
 
 
-def make_timed_graph(folder: Path, size: GraphSize) -> Path:
-    """The same graph, each edge with a time in [0, nodes)."""
-    graph = make_graph(folder, size)
-    path = graph.with_name(f"{graph.name}-times")
-    if not (path / "edge_time.npy").exists():
-        path.mkdir(exist_ok=True)
-        for file in graph.iterdir():
-            if not (path / file.name).exists():
-                os.link(file, path / file.name)
-        num_edges = np.load(graph / "edge_index.npy", mmap_mode="r").shape[1]
-        times = np.random.default_rng(0).integers(0, size.nodes, num_edges, dtype=np.int32)
-        np.save(path / "times.npy", times)
-        (path / "times.npy").rename(path / "edge_time.npy")
-    return path
-
-
 def make_store(folder: Path, graph: Path, mem: str = "2G") -> Path:
-    """The graph's store."""
     store = folder / f"store-{graph.name}"
     if not store.exists():
         command("preprocess", "ingest", str(graph), str(store), "--mem", mem)
@@ -66,7 +52,6 @@ def make_store(folder: Path, graph: Path, mem: str = "2G") -> Path:
 
 @contextmanager
 def serving(store: Path, folder: Path, mem: str, *options: str) -> Iterator[str]:
-    """The endpoint of a daemon."""
     endpoint = f"ipc://{folder}/bench.sock"
     words = ["loaderd", "serve", str(store), "--endpoint", endpoint, "--mem", mem, *options]
     command_line = [sys.executable, "-m", *words]
@@ -78,3 +63,32 @@ def serving(store: Path, folder: Path, mem: str, *options: str) -> Iterator[str]
             yield endpoint
         finally:
             daemon.terminate()
+
+
+def counters(endpoint: str) -> dict[str, int]:
+    return ask_status(parse_endpoint(endpoint)).counters
+
+
+def drop_cache(*folders: Path) -> None:
+    """Ask the kernel to forget the pages of all files below."""
+    for path in (p for folder in folders for p in folder.rglob("*") if p.is_file()):
+        fd = os.open(path, os.O_RDONLY)
+        os.fsync(fd)
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(fd)
+
+
+def make_csc(store: Path, folder: Path) -> Path:
+    """`indptr.npy` and `indices.npy` of a store's graph by original ids; held in memory, once."""
+    path = folder / f"csc-{store.name}"
+    if not (path / "indptr.npy").exists():
+        path.mkdir(parents=True, exist_ok=True)
+        opened = open_store(store)
+        (nodes,), (relation,) = opened.manifest.types, opened.manifest.relations
+        original = read_rows(opened, nodes.original_id).astype(np.int32)
+        pieces = [(original[s], original[d]) for d, s, _ in columns_of(opened, relation)]
+        src, dst = (np.concatenate(ends) for ends in zip(*pieces, strict=True))
+        np.save(path / "indices.npy", src[np.argsort(dst, kind="stable")].astype(np.int64))
+        counts = np.bincount(dst, minlength=original.size)
+        np.save(path / "indptr.npy", np.concatenate([[0], np.cumsum(counts)]))
+    return path

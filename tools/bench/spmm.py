@@ -7,14 +7,13 @@ many rows as there are edges by the same instructions: in the order in which the
 at random, which is what memory gives a product whose edges have no locality: `share_of_random`.
 """
 
-import argparse
 import io
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
 import numpy as np
 
@@ -24,22 +23,19 @@ from preprocess.kernels.hops import sum_edges
 from preprocess.progress import Progress
 from preprocess.stages.product import Product, Step, count_degrees, new_columns
 from preprocess.stored import stored_edges
-from tools.bench.harness import Peer, Run, measure, report
-from tools.bench.setup import GraphSize, make_graph, make_store
+from tools.bench.harness import GraphOptions, Plan, Ratio, Run, Side, best
 
-REPEATS = 3  # in a round: the best counts
 TORCH = "torch, sparse CSR"
 IN_ORDER, AT_RANDOM = "rows in order, added up", "rows at random, added up"
 
 
-def best(work: Callable[[], object]) -> float:
-    """Seconds of the quickest of some calls."""
-    times = []
-    for _ in range(REPEATS):
-        begun = time.perf_counter()
-        work()
-        times.append(time.perf_counter() - begun)
-    return min(times)
+@dataclass(frozen=True)
+class Options(GraphOptions):
+    degree: int = 16
+    path: Annotated[Path | None, "a store of one type and relation; else one is made"] = None
+    widths: tuple[int, ...] = (128, 64, 32, 16)
+    threads: int = default_threads()
+    rounds: int = 5
 
 
 def rates(seconds: float, num_edges: int, columns: int) -> dict[str, float]:
@@ -122,40 +118,20 @@ def open_rows(path: Path, threads: int, at_random: bool) -> Iterator[Run]:
         yield lambda: rates(best(lambda: list(pool.map(add, range(threads)))), edges, width)
 
 
-def main(words: list[str]) -> list[dict[str, Any]]:
-    """Run the bench; returns its lines."""
-    parser = argparse.ArgumentParser(prog="tools.bench spmm", description=__doc__)
-    parser.add_argument("--folder", default="/tmp/blockstore-bench")
-    parser.add_argument("--out", default="")
-    parser.add_argument("--store", type=Path, help="of one type and relation; else one is made")
-    parser.add_argument("--nodes", type=int, default=1_000_000)
-    parser.add_argument("--degree", type=int, default=16)
-    parser.add_argument("--features", type=int, default=128)
-    parser.add_argument("--widths", type=int, nargs="+", default=(128, 64, 32, 16))
-    parser.add_argument("--threads", type=int, default=default_threads())
-    parser.add_argument("--rounds", type=int, default=5)
-    given = parser.parse_args(words)
-    folder = Path(given.folder)
-    size = GraphSize(given.nodes, given.degree, given.features)
-    path = given.store or make_store(folder, make_graph(folder, size))
-    peers = [
-        Peer(f"ours, {width} columns at a time", open_ours, (path, given.threads, width))
+def plans(given: Options) -> Iterator[Plan]:
+    """Ours by widths of slices, rows added up, and torch."""
+    path, threads = given.path or given.store(), given.threads
+    sides = [
+        Side(f"ours, {width} columns at a time", open_ours, (path, threads, width))
         for width in given.widths
     ]
-    peers += [
-        Peer(name, open_rows, (path, given.threads, name == AT_RANDOM))
-        for name in (IN_ORDER, AT_RANDOM)
+    orders = (IN_ORDER, AT_RANDOM)
+    sides += [Side(name, open_rows, (path, threads, name == AT_RANDOM)) for name in orders]
+    ratios = [
+        Ratio(figure, side.name, "seconds", other, inverse=True)
+        for side in sides
+        for figure, other in (("times_torch", TORCH), ("share_of_random", AT_RANDOM))
     ]
-    found = measure([*peers, Peer(TORCH, open_torch, (path, given.threads))], given.rounds)
-    torchs, randoms = (found[name].figures["seconds"] for name in (TORCH, AT_RANDOM))
-    for peer in peers:
-        figures = found[peer.name].figures
-        for figure, theirs in (("times_torch", torchs), ("share_of_random", randoms)):
-            pairs = zip(figures["seconds"], theirs, strict=True)
-            figures[figure] = [their / mine for mine, their in pairs]
-    store = open_store(path)
-    setting: Mapping[str, Any] = {
-        "store": path.name, "nodes": store.manifest.num_nodes, "threads": given.threads,
-        "edges": store.manifest.relations[0].num_edges, "cache": "all in memory",
-    }  # fmt: skip
-    return report("spmm", setting, found, given.out)
+    relation = open_store(path).manifest.relations[0]
+    setting = {"store": path.name, "edges": relation.num_edges, "cache": "all in memory"}
+    yield Plan([*sides, Side(TORCH, open_torch, (path, threads))], setting, ratios)

@@ -11,70 +11,157 @@ alone, each with a fresh daemon.
 rate over that of its plan alone; the least, over the mean of all.
 """
 
-import argparse
+import itertools
+import multiprocessing
+import os
+import signal
 import statistics
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
+from multiprocessing.synchronize import Barrier
+from typing import Annotated, Any, Literal
 
 from msgspec import structs
 
+from clients.batch import BatchReader
+from clients.connection.buffers import BufferPool
+from clients.connection.session import Session
 from loaderd.protocol import Attach
 from loaderd.wire.endpoint import parse_endpoint
 from loaderd.wire.transport import ask_status
-from tools.bench.consumers import consumers, rates, wait_begun
-from tools.bench.harness import Peer, Run, measure, report
+from tools.bench.harness import GraphOptions, Plan, Run, Side
 from tools.bench.resources import resident_bytes
-from tools.bench.setup import GraphSize, make_graph, make_store, serving
+from tools.bench.setup import counters, serving
 
-CASES = ("stopped", "shared", "fair")
+BEGIN_S = 120.0
+_CONTEXT = multiprocessing.get_context("forkserver")
 
 
-class Task(NamedTuple):
+@dataclass(frozen=True)
+class Options(GraphOptions):
     """What all of a case have."""
 
-    store: Path
-    folder: Path
-    mem: str
-    workers: int
-    fanouts: tuple[int, ...]
-    batch_size: int
-    seconds: float
-    think_s: float
-    consumers: int  # 0: as many as the case has
+    case: Literal["stopped", "shared", "fair"] = "stopped"
+    nodes: int = 200_000
+    degree: int = 16
+    features: int = 64
+    mem: Annotated[str, "256M if not given; for shared 48M"] = ""
+    workers: int = 2
+    batch_size: int = 200
+    fanouts: tuple[int, ...] = (10, 10)
+    seconds: Annotated[float, "of each part of a round"] = 60.0
+    think_ms: Annotated[float, "50 for stopped, 0 for others, if negative"] = -1.0
+    consumers: Annotated[int, "0: as many as the case has"] = 0
+
+    @property
+    def think_s(self) -> float:
+        """Seconds that a consumer waits after each batch."""
+        return (self.think_ms if self.think_ms >= 0 else 50.0 * (self.case == "stopped")) / 1e3
 
     def request(self, **others: Any) -> Attach:
-        """Of a consumer."""
         given: dict[str, Any] = {"num_neighbors": self.fanouts, "batch_size": self.batch_size}
         return Attach(token=0, request=0, **given | others)
 
     def serving(self, name: str) -> Any:
-        """A daemon of its own."""
         (folder := self.folder / name).mkdir(parents=True, exist_ok=True)
-        return serving(self.store, folder, self.mem, "--workers", str(self.workers))
+        mem = self.mem or ("48M" if self.case == "shared" else "256M")
+        return serving(self.store(), folder, mem, "--workers", str(self.workers))
+
+
+@dataclass
+class Consumer:
+    """A process that reads batches and does nothing with them, and how many it has had."""
+
+    process: BaseProcess
+    count: Any  # a shared integer
+
+    def send(self, number: signal.Signals) -> None:
+        assert self.process.pid is not None
+        os.kill(self.process.pid, number)
+
+
+def _consume(
+    endpoint: str, request: Attach, think_s: float, epochs: int, count: Any, go: Barrier
+) -> None:
+    """`epochs` 0: until it is killed.  Connects, then waits for all others."""
+    session = Session(endpoint, request)
+    reader = BatchReader(session, BufferPool())
+    go.wait(BEGIN_S)
+    for epoch in range(epochs) if epochs else itertools.count():
+        session.start(epoch, 0)
+        for step in range(session.attached.num_steps):
+            reader.read(step)
+            with count.get_lock():
+                count.value += 1
+            if think_s:
+                time.sleep(think_s)
+    reader.close()
+    session.close()
 
 
 @contextmanager
-def open_stopped(task: Task, name: str, seeds: tuple[int, ...]) -> Iterator[Run]:
+def consumers(
+    endpoint: str, requests: Sequence[Attach], think_s: float = 0.0, epochs: int = 0
+) -> Iterator[list[Consumer]]:
+    """One for each request, let go all at once; without `epochs`, each has had a batch inside.
+
+    Raises RuntimeError: one could not attach.
+    """
+    _CONTEXT.set_forkserver_preload(["tools.bench.trainers"])
+    go, found = _CONTEXT.Barrier(len(requests) + 1), []
+    try:
+        for request in requests:
+            count = _CONTEXT.Value("q", 0)
+            arguments = (endpoint, request, think_s, epochs, count, go)
+            process = _CONTEXT.Process(target=_consume, args=arguments, daemon=True)
+            process.start()
+            found.append(Consumer(process, count))
+        end = time.monotonic() + BEGIN_S
+        while go.n_waiting < len(requests):
+            if time.monotonic() > end or any(c.process.exitcode is not None for c in found):
+                raise RuntimeError("a consumer could not attach")
+            time.sleep(0.02)
+        go.wait()
+        while not epochs and not all(c.count.value for c in found):
+            if time.monotonic() > end:
+                raise RuntimeError(f"batches of each: {[c.count.value for c in found]}")
+            time.sleep(0.02)
+        yield found
+    finally:
+        for consumer in found:
+            consumer.process.kill()
+            consumer.process.join()
+
+
+def rates(running: Sequence[Consumer], seconds: float) -> list[float]:
+    """Batches a second of each, over so long."""
+    begun, before = time.perf_counter(), [c.count.value for c in running]
+    time.sleep(seconds)
+    span = time.perf_counter() - begun
+    return [(c.count.value - n) / span for c, n in zip(running, before, strict=True)]
+
+
+@contextmanager
+def open_stopped(given: Options, name: str, seeds: tuple[int, ...]) -> Iterator[Run]:
     """Consumers of these seeds, the last of which is stopped."""
+    requests = [given.request(seed=s) for s in seeds]
     with (
-        task.serving(name) as endpoint,
-        consumers(endpoint, [task.request(seed=s) for s in seeds], task.think_s) as running,
+        given.serving(name) as endpoint,
+        consumers(endpoint, requests, given.think_s) as (*others, stopped),
     ):
-        wait_begun(running)
-        *others, stopped = running
 
         def run() -> Mapping[str, float]:
-            free = sum(rates(others, task.seconds))
-            stopped.stop()
-            time.sleep(min(1.0, task.seconds / 10))  # it has had its window by then
+            free = sum(rates(others, given.seconds))
+            stopped.send(signal.SIGSTOP)
+            time.sleep(min(1.0, given.seconds / 10))  # it has had its window by then
             before = stopped.count.value
-            beside = sum(rates(others, task.seconds))
+            beside = sum(rates(others, given.seconds))
             assert stopped.count.value == before
-            stopped.go_on()
-            again = sum(rates(others, task.seconds))
+            stopped.send(signal.SIGCONT)
+            again = sum(rates(others, given.seconds))
             return {
                 "free_per_s": free, "beside_stopped_per_s": beside, "after_per_s": again,
                 "kept": 2 * beside / (free + again),
@@ -83,32 +170,27 @@ def open_stopped(task: Task, name: str, seeds: tuple[int, ...]) -> Iterator[Run]
         yield run
 
 
-def counter(endpoint: str, name: str) -> int:
-    """Of the daemon."""
-    return ask_status(parse_endpoint(endpoint)).counters[name]
-
-
-def epoch_together(task: Task, count: int) -> tuple[float, int]:
+def epoch_together(given: Options, count: int) -> tuple[float, int]:
     """Seconds of an epoch of so many trainers of one plan, and bytes read for them."""
     with (
-        task.serving(f"shared-{count}") as endpoint,
-        consumers(endpoint, [task.request(seed=1)] * count, task.think_s, 1) as running,
+        given.serving(f"shared-{count}") as endpoint,
+        consumers(endpoint, [given.request(seed=1)] * count, given.think_s, 1) as running,
     ):
-        begun, before = time.perf_counter(), counter(endpoint, "bytes_read")
+        begun, before = time.perf_counter(), counters(endpoint)["bytes_read"]
         for consumer in running:
             consumer.process.join()
             if consumer.process.exitcode:
                 raise RuntimeError("a consumer failed")
-        return time.perf_counter() - begun, counter(endpoint, "bytes_read") - before
+        return time.perf_counter() - begun, counters(endpoint)["bytes_read"] - before
 
 
 @contextmanager
-def open_shared(task: Task) -> Iterator[Run]:
+def open_shared(given: Options) -> Iterator[Run]:
     """One, then all, each with a daemon that has nothing in memory yet."""
 
     def run() -> Mapping[str, float]:
-        one_s, one = epoch_together(task, 1)
-        all_s, together = epoch_together(task, task.consumers or 8)
+        one_s, one = epoch_together(given, 1)
+        all_s, together = epoch_together(given, given.consumers or 8)
         return {
             "one_s": one_s, "all_s": all_s, "one_bytes": one, "all_bytes": together,
             "over_one": together / max(1, one),
@@ -118,27 +200,25 @@ def open_shared(task: Task) -> Iterator[Run]:
 
 
 @contextmanager
-def open_fair(task: Task) -> Iterator[Run]:
+def open_fair(given: Options) -> Iterator[Run]:
     """Each kind of plan alone, then all at once, in one daemon."""
     kinds = [
-        task.request(),
-        task.request(batch_size=max(1, task.batch_size // 4)),
-        task.request(num_neighbors=task.fanouts[:1]),
-        task.request(num_neighbors=(*task.fanouts[:-1], 2 * task.fanouts[-1])),
+        given.request(),
+        given.request(batch_size=max(1, given.batch_size // 4)),
+        given.request(num_neighbors=given.fanouts[:1]),
+        given.request(num_neighbors=(*given.fanouts[:-1], 2 * given.fanouts[-1])),
     ]
-    count = task.consumers or 16
-    given = [structs.replace(kinds[i % len(kinds)], seed=i, window=2) for i in range(count)]
+    count = given.consumers or 16
+    requests = [structs.replace(kinds[i % len(kinds)], seed=i, window=2) for i in range(count)]
 
     def run() -> Mapping[str, float]:
         alone = []
-        with task.serving("fair") as endpoint:
-            for kind in given[: len(kinds)]:
+        with given.serving("fair") as endpoint:
+            for kind in requests[: len(kinds)]:
                 with consumers(endpoint, [kind]) as running:
-                    wait_begun(running)
-                    alone += rates(running, task.seconds / len(kinds))
-            with consumers(endpoint, given) as running:
-                wait_begun(running)
-                found = rates(running, task.seconds)
+                    alone += rates(running, given.seconds / len(kinds))
+            with consumers(endpoint, requests) as running:
+                found = rates(running, given.seconds)
                 status = ask_status(parse_endpoint(endpoint))
             held = resident_bytes([status.pid])
         parts = [rate / alone[i % len(kinds)] for i, rate in enumerate(found)]
@@ -152,46 +232,15 @@ def open_fair(task: Task) -> Iterator[Run]:
     yield run
 
 
-def peers(case: str, task: Task) -> list[Peer]:
-    """Of a case."""
-    if case == "shared":
-        return [Peer("eight of one plan", open_shared, (task,))]
-    if case == "fair":
-        return [Peer("sixteen of different plans", open_fair, (task,))]
-    seeds = tuple(range(task.consumers or 4))
-    return [
-        Peer("plans of their own", open_stopped, (task, "own", seeds)),
-        Peer("one plan", open_stopped, (task, "one", (1,) * len(seeds))),
-    ]
-
-
-def main(words: list[str]) -> list[dict[str, Any]]:
-    """Run the bench; returns its lines."""
-    parser = argparse.ArgumentParser(prog="tools.bench trainers", description=__doc__)
-    parser.add_argument("--case", choices=CASES, default="stopped")
-    parser.add_argument("--folder", type=Path, default=Path("/tmp/blockstore-bench"))
-    parser.add_argument("--out", default="")
-    parser.add_argument("--nodes", type=int, default=200_000)
-    parser.add_argument("--mem", default="", help="default: 256M, for `shared` 48M")
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--batch-size", type=int, default=200)
-    parser.add_argument("--fanouts", type=int, nargs="+", default=(10, 10))
-    parser.add_argument("--seconds", type=float, default=60.0, help="of each part of a round")
-    parser.add_argument("--think-ms", type=float, default=-1, help="default: 50; 0 but for stopped")
-    parser.add_argument("--consumers", type=int, default=0)
-    parser.add_argument("--rounds", type=int, default=3)
-    given = parser.parse_args(words)
-    graph = make_graph(given.folder, GraphSize(given.nodes, 16, 64, 8))
-    think = given.think_ms if given.think_ms >= 0 else 50.0 * (given.case == "stopped")
-    mem = given.mem or ("48M" if given.case == "shared" else "256M")
-    task = Task(
-        make_store(given.folder, graph), given.folder, mem, given.workers,
-        tuple(given.fanouts), given.batch_size, given.seconds, think / 1e3, given.consumers,
-    )  # fmt: skip
-    found = measure(peers(given.case, task), given.rounds)
-    setting = {
-        "case": given.case, "nodes": given.nodes, "mem": mem, "workers": given.workers,
-        "fanouts": list(given.fanouts), "batch_size": given.batch_size, "think_ms": think,
-        "part_s": given.seconds, "cache": "cold" if given.case == "shared" else "warm",
-    }  # fmt: skip
-    return report("trainers", setting, found, given.out)
+def plans(given: Options) -> Iterator[Plan]:
+    given.store()
+    seeds = tuple(range(given.consumers or 4))
+    sides = {
+        "stopped": [
+            Side("plans of their own", open_stopped, (given, "own", seeds)),
+            Side("one plan", open_stopped, (given, "one", (1,) * len(seeds))),
+        ],
+        "shared": [Side("eight of one plan", open_shared, (given,))],
+        "fair": [Side("sixteen of different plans", open_fair, (given,))],
+    }
+    yield Plan(sides[given.case], {"cache": "cold" if given.case == "shared" else "warm"})
