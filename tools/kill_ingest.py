@@ -9,26 +9,35 @@ the bytes of the undisturbed run.  A JSON line for each kill, then one for all; 
 difference.
 """
 
-import argparse
 import json
-import random
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from random import Random
+from typing import Annotated, Any
 
-from tools.machine import machine, today
+from tools.command import byte_size, parse, put, stamped
 from tools.tree import differences, file_digests, one_digest, split_options
 
 _DRAWS = 10  # for each kill: a moment may lie behind the end of a run
 
 
+@dataclass(frozen=True)
+class Options:
+    source: Path
+    folder: Annotated[Path | None, "for a store at a time; else beside the source"] = None
+    mem: Annotated[str, byte_size] = "512M"
+    kills: int = 20
+    seed: int = 0
+    out: Annotated[Path | None, "append the lines of JSON"] = None
+
+
 def ingest_words(source: Path, store: Path, mem: str, options: list[str]) -> list[str]:
-    """The command."""
     words = [sys.executable, "-m", "preprocess", "ingest", str(source), str(store)]
     return [*words, "--mem", mem, "--json", *options]
 
@@ -57,70 +66,59 @@ def run_to_end(words: Sequence[str]) -> tuple[float, list[str], list[str]]:
         raise SystemExit(f"the command ended with {done.returncode}: {done.stderr}")
     events = [json.loads(line) for line in done.stdout.splitlines()]
     ends = [e for e in events if e["event"] == "stage_end"]
-    kept = [e["stage"] for e in ends if e["resumed"]]
-    return time.perf_counter() - begun, kept, [e["stage"] for e in ends if not e["resumed"]]
+    kept, rerun = ([e["stage"] for e in ends if e["resumed"] is was] for was in (True, False))
+    return time.perf_counter() - begun, kept, rerun
 
 
-def kill_once(words: list[str], store: Path, moments: random.Random, whole_s: float) -> float:
-    """Kill a run at a random moment; returns when.  A run that was over already is removed."""
+def kill_once(
+    words: list[str], store: Path, moments: Random, whole_s: float
+) -> tuple[float, float]:
+    """Kill a run at a random moment within `whole_s`; returns when, and how long a run may take.
+
+    A run that was over already is removed; others will not take longer than it.
+    """
     for _ in range(_DRAWS):
         after_s = moments.uniform(0, whole_s)
         if killed_after(words, after_s):
-            return after_s
+            return after_s, whole_s
         shutil.rmtree(store)
+        whole_s = after_s
     raise SystemExit(f"{_DRAWS} runs in a row ended before they were killed")
 
 
 def main(words: list[str]) -> list[dict[str, Any]]:
-    """Run it; returns what is printed.  Raises SystemExit where a store differs."""
-    parser = argparse.ArgumentParser(prog="tools.kill_ingest", description=__doc__)
-    parser.add_argument("source", type=Path)
-    parser.add_argument("--folder", type=Path, help="for a store at a time; beside the source")
-    parser.add_argument("--mem", default="512M")
-    parser.add_argument("--kills", type=int, default=20)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", default="")
+    """Run it; returns what is printed.  Raises SystemExit: a store differs."""
     own, options = split_options(words)
-    given = parser.parse_args(own)
-    parent = given.folder or given.source.absolute().parent
+    given = parse(Options, own, __doc__, "tools.kill_ingest")
     lines: list[dict[str, Any]] = []
-    with tempfile.TemporaryDirectory(dir=parent) as name:
+    with tempfile.TemporaryDirectory(dir=given.folder or given.source.absolute().parent) as name:
         store = Path(name) / "store"
         command = ingest_words(given.source, store, given.mem, options)
         whole_s, _, stages = run_to_end(command)
         expected = file_digests(store)
         shutil.rmtree(store)
-        moments = random.Random(given.seed)
+        moments, most_s = Random(given.seed), whole_s
         for number in range(1, given.kills + 1):
-            killed_s = kill_once(command, store, moments, whole_s)
-            was_there = store.exists()  # killed behind the rename
+            killed_s, most_s = kill_once(command, store, moments, most_s)
+            was_there = store.exists()  # killed after the rename
             seconds, kept, rerun = (0.0, stages, []) if was_there else run_to_end(command)
-            if other := differences(expected, file_digests(store)):
-                raise SystemExit(f"kill {number}, {killed_s:.2f} s: {', '.join(other)} differ")
+            other = [f"{n} differs" for n in differences(expected, file_digests(store))]
             shutil.rmtree(store)
-            left = sorted(p.name for p in Path(name).iterdir())
-            if left and not was_there:
-                raise SystemExit(f"kill {number}, {killed_s:.2f} s: {', '.join(left)} left behind")
-            lines.append({
+            if not was_there:
+                other += [f"{p.name} is left" for p in sorted(Path(name).iterdir())]
+            if other:
+                raise SystemExit(f"kill {number}, {killed_s:.2f} s: {', '.join(other)}")
+            line = {
                 "kill": number, "after_s": round(killed_s, 3), "stages_kept": len(kept),
                 "stages_rerun": rerun, "seconds": round(seconds, 3), "same": True,
-            })  # fmt: skip
-            _put(lines[-1], given.out)
-    lines.append({
-        "bench": "kills of an ingest", "date": today(), "machine": machine(), "mem": given.mem,
-        "source": str(given.source), "options": options, "seed": given.seed,
-        "kills": given.kills, "undisturbed_s": round(whole_s, 3), "num_stages": len(stages),
-        "sha256": one_digest(expected),
-    })  # fmt: skip
-    _put(lines[-1], given.out)
-    return lines
-
-
-def _put(line: dict[str, Any], out: str) -> None:
-    print(json.dumps(line), flush=True)
-    if out:
-        with Path(out).open("a") as f:
-            f.write(json.dumps(line) + "\n")
+            }  # fmt: skip
+            lines.append(put(line, given.out))
+    line = stamped(
+        "kills of an ingest", mem=given.mem, source=str(given.source), options=options,
+        seed=given.seed, kills=given.kills, undisturbed_s=round(whole_s, 3),
+        num_stages=len(stages), sha256=one_digest(expected),
+    )  # fmt: skip
+    return [*lines, put(line, given.out)]
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ from tests.hopstores import make_hops, write_hop_store
 from tests.loaderd.harness import WAIT_S, Client
 from tests.loaderd.sessions import PLANS, held, serve, session_of
 from tests.stores import write_store
-from tools.storm_trainer import open_files
+from tools.faults.trainers import open_files
 
 NODES = 6000
 

@@ -9,7 +9,7 @@ from tools.compare import pairs
 
 PRELOAD = [
     *(f"tools.bench.{name}" for name in ("adapters", "handover", "hyperbatch", "hops", "trainers")),
-    "tools.soak.trainer", "tools.storm_trainer", "tests.tools.peers",
+    "tools.faults.trainers", "tests.tools.peers",
 ]  # fmt: skip
 
 

@@ -29,7 +29,7 @@ from tools.fuzz.frames import (
 
 torch = pytest.importorskip("torch")
 from clients.torch import NeighborDataset  # noqa: E402
-from tools.storm_trainer import digest  # noqa: E402
+from tools.faults.trainers import digest  # noqa: E402
 
 NODES = 2000
 VERDICTS = {"BadMessage", "status-reply", "", "unexpected", "?"}

@@ -24,7 +24,7 @@ def test_a_store_that_differs_is_found(small_graph, tmp_path, monkeypatch):
     found = iter([{"a": "1", "b": "2"}, {"a": "1", "b": "3", "c": "4"}])
     monkeypatch.setattr(kill_ingest, "file_digests", lambda folder: next(found))
     words = [str(small_graph), "--folder", str(tmp_path), "--mem", "64M", "--kills", "1"]
-    with pytest.raises(SystemExit, match=r"kill 1, .*: b, c differ"):
+    with pytest.raises(SystemExit, match=r"kill 1, .*: b differs, c differs"):
         kill_ingest.main(words)
     assert list(tmp_path.iterdir()) == []
 

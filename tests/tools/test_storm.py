@@ -3,7 +3,7 @@
 import pytest
 
 from tools import storm
-from tools.storm import Life, check_history
+from tools.storm import FAULTS, Life, check_history
 
 ORDER = {(epoch, step): f"{epoch}.{step}" for epoch in range(2) for step in range(3)}
 
@@ -19,6 +19,7 @@ def test_a_small_storm_holds(tmp_path):
     line = storm.main([*words, "--folder", str(tmp_path), "--out", str(tmp_path / "lines")])
     assert line["holds"]
     assert sum(line["faults"].values()) == 8
+    assert line["faults"].keys() <= FAULTS.keys()
     assert line["consumed"] >= line["steps"] > 0
     assert [p.name for p in tmp_path.iterdir()] == ["lines"]
 

@@ -92,7 +92,6 @@ class Attacker:
         self._expected.clear()
 
     def close(self) -> None:
-        """Leave nothing."""
         self.close_connection()
         self._context.destroy(0)
 

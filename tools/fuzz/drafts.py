@@ -66,7 +66,6 @@ class Draft:
 
     @property
     def manifest(self) -> Any:
-        """As plain values."""
         return self.document["attributes"][MANIFEST_KEY]
 
     @manifest.setter

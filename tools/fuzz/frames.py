@@ -84,7 +84,6 @@ def join(frames: Sequence[bytes]) -> bytes:
 
 
 def split(data: bytes) -> list[bytes]:
-    """The frames of an input."""
     return data.split(_CUT, MOST_FRAMES - 1)
 
 
@@ -163,7 +162,6 @@ def _like(value: Any, random: Random) -> Any:
 
 
 def _value(random: Random, depth: int) -> Any:
-    """Any value."""
     match random.randrange(8 if depth else 6):
         case 0:
             return random.choice(_NUMBERS)

@@ -172,7 +172,6 @@ def block_edges(draft: Draft, random: Random) -> str:
 
 
 def row_values(draft: Draft, random: Random) -> str:
-    """Ids, labels, splits, features."""
     rows = [(p, b) for p, b in draft.blocks.items() if b.relation < 0 and b.data]
     ids = [(p, b) for p, b in rows if "features" not in p]
     path, blocks = random.choice(ids if random.random() < 0.8 else rows)
@@ -180,7 +179,6 @@ def row_values(draft: Draft, random: Random) -> str:
 
 
 def blind_bytes(draft: Draft, random: Random) -> str:
-    """Bytes here and there."""
     path, blocks = random.choice([(p, b) for p, b in draft.blocks.items() if b.data])
     at = 0
     for _ in range(random.choice((1, 4, 16))):

@@ -13,34 +13,34 @@ Every mutation has a name, `KIND:NUMBER`; `--only NAME` does it again, and print
 `NUMBA_BOUNDSCHECK=1 NUMBA_CACHE_DIR=...` makes kernels check every index.
 """
 
-import argparse
 import contextlib
 import faulthandler
 import io
-import json
-import os
+import multiprocessing
 import resource
-import select
 import shutil
 import signal
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
 from preprocess.__main__ import app
+from tools.command import parse, put, stamped
 from tools.fuzz.drafts import Draft
 from tools.fuzz.mutations import mutate
 from tools.fuzz.trial import Bench, Outside
-from tools.machine import machine, today
 
+_CONTEXT = multiprocessing.get_context("fork")
 HANG_S = 120.0  # of one mutation, which takes a tenth of a second
 _ROOM = 3 << 30  # bytes of addresses that a process may have beyond those of a warm one
 _MOST_PER_PROCESS = 100
@@ -110,34 +110,27 @@ def mutated(base: Draft, name: str) -> tuple[Draft, list[str]]:
 
 
 @dataclass(slots=True)
-class Worker:
-    """A forked process, and what it is at."""
-
-    pid: int
-    reading: int
-    folder: Path
-    name: str = ""
-    since: float = 0.0
-    left: bytes = b""
-
-
-@dataclass(slots=True)
 class Tally:
-    """What came of all."""
-
     said: Counter[str] = field(default_factory=Counter)
     done: int = 0
     defects: dict[str, list[str]] = field(default_factory=dict)  # by name of the mutation
 
     def take(self, name: str, said: dict[str, str], defects: list[str]) -> None:
-        """One more."""
         self.done += 1
-        refused = "refused" if said.get("open", "done") != "done" else "opened"
-        self.said[refused] += 1
-        for stage, how in said.items():
-            self.said[f"{stage}: {how}"] += 1
+        self.said["refused" if said.get("open", "done") != "done" else "opened"] += 1
+        self.said.update(f"{stage}: {how}" for stage, how in said.items())
         if defects:
             self.defects[name] = defects
+
+
+@dataclass(slots=True)
+class Worker:
+    """A forked process, and the mutations that it has not said anything of."""
+
+    process: BaseProcess
+    pipe: Connection
+    names: list[str]
+    since: float = field(default_factory=time.monotonic)  # of the first of them
 
 
 class Fuzzer:
@@ -146,101 +139,81 @@ class Fuzzer:
     def __init__(self, bases: dict[str, Draft], folder: Path, outside: Outside) -> None:
         self._bases, self._folder, self._outside = bases, folder, outside
         self.tally = Tally()
-        self._begun = 0
 
     def run(self, names: list[str], jobs: int, seconds: float) -> Tally:
         """These mutations, `jobs` at a time; none is begun after so many seconds."""
-        waiting, workers = names[::-1], list[Worker]()
+        waiting, workers = list(names), list[Worker]()
         end = time.monotonic() + seconds
         while waiting or workers:
             if time.monotonic() > end:
                 waiting.clear()
             while waiting and len(workers) < jobs:
-                share = [waiting.pop() for _ in range(min(len(waiting), _MOST_PER_PROCESS))]
-                workers.append(self._fork(share))
-            ready, _, _ = select.select([w.reading for w in workers], [], [], 1.0)
+                workers.append(self._fork(waiting[:_MOST_PER_PROCESS]))
+                del waiting[:_MOST_PER_PROCESS]
+            wait([w.pipe for w in workers], 1.0)
             for worker in list(workers):
-                over = worker.reading in ready and not self._read(worker)
-                hangs = bool(worker.name) and time.monotonic() - worker.since > HANG_S
-                if over or hangs:
-                    workers.remove(worker)
-                    self._bury(worker, waiting, hangs)
+                hangs = time.monotonic() - worker.since > HANG_S
+                if self._read(worker) and not hangs:
+                    continue
+                workers.remove(worker)
+                waiting[:0] = self._bury(worker, hangs)
         return self.tally
 
     def _fork(self, names: list[str]) -> Worker:
-        self._begun += 1
-        folder = self._folder / f"worker-{self._begun}"
-        folder.mkdir()
-        (folder / "names").write_text("\n".join(names))
-        reading, writing = os.pipe()
-        pid = os.fork()
-        if not pid:
-            os.close(reading)
-            code = 1
-            try:
-                self._work(names, folder, writing)
-                code = 0
-            finally:
-                os._exit(code)
-        os.close(writing)
-        return Worker(pid, reading, folder, since=time.monotonic())
+        reading, writing = _CONTEXT.Pipe(duplex=False)
+        folder = Path(tempfile.mkdtemp(dir=self._folder, prefix="worker-"))
+        process = _CONTEXT.Process(target=self._work, args=(names, folder, writing))
+        process.start()
+        writing.close()
+        return Worker(process, reading, names)
 
-    def _work(self, names: list[str], folder: Path, writing: int) -> None:
+    def _work(self, names: list[str], folder: Path, pipe: Connection) -> None:
         """In a process of its own."""
-        with (folder / "stderr").open("wb") as stream:
-            os.dup2(stream.fileno(), 2)
         faulthandler.enable()
         pages = int(Path("/proc/self/statm").read_text().split()[0])
         limit = pages * resource.getpagesize() + _ROOM
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-        benches: dict[str, Bench] = {}
         self._outside.allow(folder)
+        benches: dict[str, Bench] = {}
         for name in names:
             kind = name.partition(":")[0]
-            os.write(writing, json.dumps({"begin": name}).encode() + b"\n")
             if kind not in benches:
                 benches[kind] = Bench(folder / kind, self._bases[kind])
-            draft, _ = mutated(self._bases[kind], name)
-            self._outside.found.clear()
-            self._outside.watching = True
-            trial = benches[kind].attempt(draft, Random(f"{name} use"))
-            self._outside.watching = False
-            found = [f"outside: {what}" for what in sorted(set(self._outside.found))]
-            note = {"name": name, "said": trial.said, "defects": trial.defects + found}
-            os.write(writing, json.dumps(note).encode() + b"\n")
+            pipe.send(self.attempt(benches[kind], name)[1:])
+        shutil.rmtree(folder)
+
+    def attempt(self, bench: Bench, name: str) -> tuple[list[str], dict[str, str], list[str]]:
+        """What the mutation of this name is, what was said of it, and its defects."""
+        draft, what = mutated(self._bases[name.partition(":")[0]], name)
+        self._outside.found.clear()
+        self._outside.watching = True
+        trial = bench.attempt(draft, Random(f"{name} use"))
+        self._outside.watching = False
+        found = [f"outside: {path}" for path in sorted(set(self._outside.found))]
+        return what, trial.said, trial.defects + found
 
     def _read(self, worker: Worker) -> bool:
-        """What a worker says; False when it has ended."""
-        raw = os.read(worker.reading, 1 << 16)
-        *lines, worker.left = (worker.left + raw).split(b"\n")
-        for line in lines:
-            note = json.loads(line)
-            worker.since = time.monotonic()
-            worker.name = note.get("begin", "")
-            if "name" in note:
-                self.tally.take(note["name"], note["said"], note["defects"])
-                names = (worker.folder / "names").read_text().split("\n")
-                (worker.folder / "names").write_text("\n".join(names[1:]))
-        return bool(raw)
+        """What a worker says; False: it has ended."""
+        with contextlib.suppress(EOFError):
+            while worker.pipe.poll():
+                said, defects = worker.pipe.recv()
+                self.tally.take(worker.names.pop(0), said, defects)
+                worker.since = time.monotonic()
+            return True
+        return False
 
-    def _bury(self, worker: Worker, waiting: list[str], hangs: bool) -> None:
-        """A worker that has ended, or must: what it did not do others will."""
+    def _bury(self, worker: Worker, hangs: bool) -> list[str]:
+        """A worker that has ended, or must; returns what it has not begun."""
         if hangs:
-            os.kill(worker.pid, signal.SIGKILL)
-        _, status = os.waitpid(worker.pid, 0)
-        os.close(worker.reading)
-        code = os.waitstatus_to_exitcode(status)
-        names = [n for n in (worker.folder / "names").read_text().split("\n") if n]
-        if code or names:
-            if not worker.name:
-                text = (worker.folder / "stderr").read_text(errors="replace")
-                raise SystemExit(
-                    f"a worker ended with {code} between two mutations: {text[-3000:]}"
-                )
-            how = "hang" if hangs else f"crash: {signal.Signals(-code).name if code < 0 else code}"
-            self.tally.take(worker.name, {"process": how.split(":")[0]}, [how])
-            waiting += [n for n in names if n != worker.name][::-1]
-        shutil.rmtree(worker.folder)
+            worker.process.kill()
+        worker.process.join()
+        code = worker.process.exitcode or 0
+        worker.pipe.close()
+        if not worker.names:
+            return []
+        how = "hang" if hangs else f"crash: {signal.Signals(-code).name if code < 0 else code}"
+        self.tally.take(worker.names.pop(0), {"process": how.split(":")[0]}, [how])
+        return worker.names
 
 
 @contextlib.contextmanager
@@ -260,50 +233,38 @@ def prepared() -> Iterator[tuple[dict[str, Draft], Path, Outside]]:
         yield bases, folder, outside
 
 
-def main(words: list[str]) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Options:
+    store: Annotated[int, "mutated stores"] = 20_000
+    seed: Annotated[int, "number of the first"] = 1
+    jobs: Annotated[int, "processes at a time"] = 1
+    seconds: Annotated[float, "begin none after so long"] = 1e9
+    only: Annotated[str, "one mutation by its name, in this process"] = ""
+    out: Annotated[Path | None, "append the line of JSON"] = None
+
+
+def main(words: Sequence[str]) -> dict[str, Any]:
     """Run it; returns what is printed.  Raises SystemExit: a defect was found."""
-    parser = argparse.ArgumentParser(prog="tools.fuzz", description=__doc__)
-    parser.add_argument("--store", type=int, default=20_000, help="mutated stores")
-    parser.add_argument("--seed", type=int, default=1, help="number of the first")
-    parser.add_argument("--jobs", type=int, default=1, help="processes at a time")
-    parser.add_argument("--seconds", type=float, default=1e9, help="begin none after so long")
-    parser.add_argument("--only", default="", help="one mutation by its name, in this process")
-    parser.add_argument("--out", default="")
-    given = parser.parse_args(words)
+    given = parse(Options, words, __doc__, "tools.fuzz")
     begun = time.monotonic()
     with prepared() as (bases, folder, outside):
+        fuzzer = Fuzzer(bases, folder, outside)
         if given.only:
-            return _do_again(given.only, bases, folder, outside)
+            outside.allow(folder / "again")
+            bench = Bench(folder / "again", bases[given.only.partition(":")[0]])
+            what, said, defects = fuzzer.attempt(bench, given.only)
+            return put({"name": given.only, "what": what, "said": said, "defects": defects}, None)
         kinds = list(bases)
         names = [f"{kinds[n % len(kinds)]}:{given.seed + n}" for n in range(given.store)]
-        tally = Fuzzer(bases, folder, outside).run(names, given.jobs, given.seconds)
-    line = {
-        "bench": "fuzz-store", "date": today(), "machine": machine(), "stores": tally.done,
-        "seconds": round(time.monotonic() - begun, 1), "said": dict(tally.said.most_common()),
-        "failed": len(tally.defects), "defects": dict(list(tally.defects.items())[:200]),
-    }  # fmt: skip
-    print(json.dumps(line), flush=True)
-    if given.out:
-        with Path(given.out).open("a") as f:
-            f.write(json.dumps(line) + "\n")
+        tally = fuzzer.run(names, given.jobs, given.seconds)
+    line = stamped(
+        "fuzz-store", stores=tally.done, seconds=round(time.monotonic() - begun, 1),
+        said=dict(tally.said.most_common()), failed=len(tally.defects),
+        defects=dict(list(tally.defects.items())[:200]),
+    )  # fmt: skip
+    put(line, given.out)
     if tally.defects:
         raise SystemExit(1)
-    return line
-
-
-def _do_again(name: str, bases: dict[str, Draft], folder: Path, outside: Outside) -> dict[str, Any]:
-    """One mutation, in this process."""
-    faulthandler.enable()
-    kind = name.partition(":")[0]
-    draft, what = mutated(bases[kind], name)
-    print("\n".join(what), flush=True)
-    bench = Bench(folder / "again", bases[kind])
-    outside.allow(folder / "again")
-    outside.watching = True
-    trial = bench.attempt(draft, Random(f"{name} use"))
-    outside.watching = False
-    line = {"name": name, "said": trial.said, "defects": trial.defects + outside.found}
-    print(json.dumps(line, indent=1), flush=True)
     return line
 
 

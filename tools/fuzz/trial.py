@@ -115,15 +115,12 @@ def requests(store: Store, random: Random) -> list[Attach]:
 
 
 class Trial:
-    """What comes of one store."""
-
     def __init__(self, path: Path, out: Path, random: Random) -> None:
         self._path, self._out, self._random = path, out, random
         self.said: dict[str, str] = {}  # by what was done: how it ended
         self.defects: list[str] = []
 
     def run(self) -> None:
-        """All of it."""
         store = self._try("open", lambda: open_store(self._path))
         self._try("verify", lambda: verify_store(self._path))
         if store is None:
@@ -164,7 +161,6 @@ class Trial:
                 self._try(f"plan {request.plan}", partial(self._attend, engine, request))
 
     def _attend(self, engine: Engine, request: Attach) -> None:
-        """Some batches of one session."""
         ready: queue.SimpleQueue[Any] = queue.SimpleQueue()
         engine.deliver = lambda _session, message: ready.put(message)
         attached = engine.attach(request, None)
@@ -211,7 +207,6 @@ def _check_addresses(engine: Engine, group: RowGroup, widths: dict[str, int]) ->
 
 
 def lay_out(folder: Path, files: dict[str, bytes]) -> None:
-    """Write a store's files."""
     for name, raw in files.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -228,7 +223,6 @@ class Bench:
         lay_out(folder / "outside", self._files)
 
     def attempt(self, draft: Draft, random: Random) -> Trial:
-        """Use a mutated store."""
         files = draft.sign()
         changed = [n for n in {*files, *self._files} if files.get(n) != self._files.get(n)]
         for name in changed:

@@ -5,7 +5,7 @@ import os
 import numpy as np
 import pytest
 
-from tools.flat import ALLOWED, Sample, draw, growths, sample, slope
+from tools.faults.growth import ALLOWED, Sample, draw, growths, sample, slope
 
 MB = 1 << 20
 

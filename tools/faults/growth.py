@@ -7,11 +7,14 @@ came at such moments are no growth; more machine code than `ALLOWED` says is.
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
+from scipy.stats import theilslopes
+
+from tools.command import table
 
 PROC = Path("/proc")
 ALLOWED = {  # growth over a whole run that is still called flat
@@ -91,14 +94,9 @@ def without_loads(
 
 
 def slope(times: NDArray[np.float64], values: NDArray[np.float64]) -> float:
-    """Median of the slopes between all pairs of points: single peaks do not count.
-
-    Source: Sen, JASA 63, 1968.
-    """
+    """Median of the slopes between pairs of points: single peaks do not count."""
     chosen = np.unique(np.linspace(0, times.size - 1, _MOST_POINTS).astype(np.int64))
-    x, y = times[chosen], values[chosen]
-    low, high = np.triu_indices(x.size, 1)
-    return float(np.median((y[high] - y[low]) / (x[high] - x[low])))
+    return float(theilslopes(values[chosen], times[chosen]).slope)
 
 
 def growths(samples: Sequence[Sample], warm_up: float) -> list[Growth]:
@@ -124,6 +122,22 @@ def growths(samples: Sequence[Sample], warm_up: float) -> list[Growth]:
         found.append(
             Growth(figure, float(first), float(last), rise * 3600, rise * span, bool(flat))
         )
+    return found
+
+
+def judge(series: Mapping[str, Sequence[Sample]], warm_up: float) -> dict[str, Any]:
+    """Prints a table of all figures; returns them by process, and under "grows" what grew."""
+    found: dict[str, Any] = {}
+    rows = [["process", "figure", "first", "last", "an hour", ""]]
+    for name, samples in series.items():
+        found[name] = {}
+        for g in growths(samples, warm_up):
+            found[name][g.figure] = {"first": g.first, "last": g.last, "per_hour": g.per_hour}
+            ends = [f"{g.first:,.0f}", f"{g.last:,.0f}", f"{g.per_hour:+,.1f}"]
+            rows.append([name, g.figure, *ends, "flat" if g.flat else "GROWS"])
+            if not g.flat:
+                found.setdefault("grows", []).append(f"{name}: {g.figure}")
+    print(table(rows), flush=True)
     return found
 
 

@@ -1,0 +1,1 @@
+"""A daemon and trainers that faults befall, and what must hold afterwards."""

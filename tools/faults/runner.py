@@ -1,0 +1,266 @@
+"""A scene of faults: a store of every plan's needs, a daemon, processes; and what must hold.
+
+What all fault tools check when everybody has gone (`Scene.finish`): the daemon's ledger, slots and
+descriptors are what they were before any session, its log tells of no error, it ends with exit code
+0, and no file is left beside its socket.
+"""
+
+import json
+import multiprocessing
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+from blockstore.units import parse_bytes
+from loaderd.errors import DaemonError
+from loaderd.protocol import StatusReply
+from loaderd.wire.endpoint import parse_endpoint
+from loaderd.wire.transport import ask_status
+from preprocess.generate import GraphRecipe, generate
+from preprocess.progress import Progress
+from tools.bench.setup import command
+from tools.command import byte_size
+from tools.faults.growth import Sample, sample
+from tools.faults.trainers import open_files
+
+CONTEXT = multiprocessing.get_context("forkserver")
+DEGREE, HOPS = 8, 2
+_SEEDS, _VALID, _TEST = 2_000, 0.1, 0.1  # training nodes; shares of the nodes
+SETTLE_S = 30.0
+END_S = 120.0
+
+
+@dataclass(frozen=True)
+class Options:
+    seed: int = 1
+    mem: Annotated[str, byte_size, "of the daemon"] = "32M"
+    times: Annotated[float, "bytes of the store, in --mem"] = 4.0
+    batch_size: int = 32
+    folder: Annotated[Path | None, "for everything; else a temporary one"] = None
+    out: Annotated[Path | None, "append the line of JSON"] = None
+
+
+def make_store(folder: Path, num_bytes: int = 0) -> Path:
+    """A generated store that every plan can read, of about so many bytes, or a small one."""
+    nodes, width = 12_000, 16
+    if num_bytes > nodes * _node_bytes(width):
+        width = 64
+        nodes = num_bytes // _node_bytes(width)
+    recipe = GraphRecipe(
+        nodes, DEGREE, width, 4, train=_SEEDS / nodes, valid=_VALID, test=_TEST, seed=11
+    )
+    with (folder / "progress").open("w") as stream:
+        generate(folder / "graph", recipe, Progress(stream))
+    words = [str(folder / "graph"), str(folder / "store"), "--mem", "256M", "--block-size", "16K"]
+    words += ["--partitions", "64", "--hops", str(HOPS), "--operator", "sym", "--no-summary"]
+    command("preprocess", "ingest", *words)
+    return folder / "store"
+
+
+def _node_bytes(width: int) -> int:
+    """Those of a node's features and edges, and of a part of the propagated rows."""
+    return int(4 * (width * (1 + (HOPS + 1) * (_VALID + _TEST)) + DEGREE))
+
+
+def free_port() -> int:
+    """One of this host, at the moment."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+class Held(NamedTuple):
+    ledger: list[tuple[str, int]]
+    slots: tuple[int, int]  # those of the pools, those that are pinned
+    files: dict[str, int]
+
+    @classmethod
+    def of(cls, reply: StatusReply) -> "Held":
+        counters = reply.counters
+        ledger = [(entry.name, entry.num_bytes) for entry in reply.ledger]
+        return cls(
+            ledger, (counters["slots_in_pools"], counters["slots_pinned"]), open_files(reply.pid)
+        )
+
+
+class Daemon:
+    """A daemon that may be killed and started again."""
+
+    def __init__(self, folder: Path, store: Path, mem: str, tcp: str = "") -> None:
+        """`folder` is made, for its socket; `tcp` is where it listens too."""
+        notes = folder.with_name(f"{folder.name}-notes")
+        for made in (folder, notes):
+            made.mkdir()
+        self.endpoint = f"ipc://{folder}/d"
+        self.log = notes / "log"  # of one name: descriptors of two daemons are compared by names
+        words = [sys.executable, "-m", "loaderd", "serve", str(store), "--endpoint", self.endpoint]
+        self._words = [*words, "--mem", mem, "--workers", "2", *(("--listen", tcp) if tcp else ())]
+        self.told_to_end = False
+        self.start()
+
+    def start(self) -> None:
+        with self.log.open("ab") as stream:
+            self.process = subprocess.Popen(self._words, stdout=stream, stderr=stream)
+
+    def check(self) -> None:
+        """Start it again after it has ended as it was told.  Raises SystemExit: it was not told."""
+        code = self.process.poll()
+        if code is None:
+            return
+        # before it has its handlers a signal ends it the usual way
+        if code not in (0, -signal.SIGTERM) or not self.told_to_end:
+            raise SystemExit(f"the daemon ended with {code}: {self.last_line()}")
+        self.told_to_end = False
+        self.start()
+
+    def kill(self) -> None:
+        """SIGKILL; it is gone at the end."""
+        self.process.kill()
+        self.process.wait()
+
+    def last_line(self) -> str:
+        return "".join(self.log.read_text(errors="replace").splitlines()[-1:])
+
+    def status(
+        self, wanted: Callable[[StatusReply], bool] = lambda _: True, what: str = ""
+    ) -> StatusReply:
+        """Its status once it is as wanted.  Raises SystemExit: it never is."""
+        end, found = time.monotonic() + SETTLE_S, "no daemon"
+        while time.monotonic() < end:
+            try:
+                reply = ask_status(parse_endpoint(self.endpoint))
+            except DaemonError as error:
+                found = str(error)
+            else:
+                if wanted(reply):
+                    return reply
+                found = f"{len(reply.sessions)} sessions, {Held.of(reply)}"
+            time.sleep(0.05)
+        raise SystemExit(f"{self.endpoint}: found {found} after {SETTLE_S:g} s, expected {what}")
+
+    def finish(self, before: Held) -> dict[str, int]:
+        """End it; returns its counters.  Raises SystemExit: something does not hold."""
+        counters = self.status(
+            lambda reply: not reply.sessions and Held.of(reply) == before,
+            f"what it held before any session, {before}",
+        ).counters
+        self.process.terminate()
+        code = self.process.wait(SETTLE_S)
+        left = sorted(p.name for p in parse_endpoint(self.endpoint).path.parent.iterdir())
+        if code or left:
+            raise SystemExit(f"the daemon ended with {code}: {self.last_line()}; left: {left}")
+        lines = self.log.read_text(errors="replace").splitlines()
+        if found := [x for x in lines if re.search(r" ERROR | CRITICAL |Traceback", x)]:
+            raise SystemExit(f"{len(found)} errors in the log, the first: {found[0]}")
+        return counters
+
+
+@dataclass
+class Scene:
+    """A daemon, and processes beside it."""
+
+    folder: Path
+    store: Path
+    daemon: Daemon
+    before: Held
+    processes: dict[str, BaseProcess] = field(default_factory=dict)  # that run
+    series: dict[str, list[Sample]] = field(default_factory=dict)
+    counts: Counter[str] = field(default_factory=Counter)
+    begun: float = field(default_factory=time.monotonic)
+
+    @property
+    def age_s(self) -> float:
+        return time.monotonic() - self.begun
+
+    def spawn(self, name: str, target: Callable[..., None], *arguments: Any) -> None:
+        """A process of this name begins."""
+        process = CONTEXT.Process(target=target, args=arguments, daemon=True)
+        process.start()
+        self.processes[name] = process
+
+    def kill(self, name: str) -> None:
+        """End a process, if it is there."""
+        if process := self.processes.pop(name, None):
+            process.kill()
+            process.join()
+            process.close()
+
+    def signal(self, name: str, number: signal.Signals) -> None:
+        """To the daemon, or to a process, if it is there."""
+        if name == "daemon":
+            self.daemon.process.send_signal(number)
+        elif name in self.processes:
+            pid = self.processes[name].pid
+            assert pid is not None
+            os.kill(pid, number)
+
+    def ended(self) -> Iterator[tuple[str, int]]:
+        """(name, exit code) of processes that have ended by themselves."""
+        for name, process in list(self.processes.items()):
+            if (code := process.exitcode) is not None:
+                del self.processes[name]
+                process.close()
+                yield name, code
+
+    def watch(self, *names: str) -> None:
+        """A sample of the daemon and of processes.  Raises SystemExit: one has ended."""
+        pids = {"daemon": self.daemon.process.pid} | {n: self.processes[n].pid for n in names}
+        for name, pid in pids.items():
+            assert pid is not None
+            try:
+                self.series.setdefault(name, []).append(sample(pid, self.age_s))
+            except FileNotFoundError:
+                code = self.daemon.process.poll() if name == "daemon" else None
+                raise SystemExit(f"{name} ended with {code}") from None
+
+    def join(self, *names: str) -> None:
+        """Wait for processes to end.  Raises SystemExit: one fails, or does not end."""
+        for name in names:
+            process = self.processes[name]
+            process.join(END_S)
+            if process.exitcode != 0:
+                raise SystemExit(f"{name} ended with {process.exitcode}")
+
+    def add_counts(self, folder: Path) -> None:
+        for path in folder.glob("*.json"):
+            self.counts.update(json.loads(path.read_text()))
+
+    def finish(self) -> dict[str, int]:
+        """All that must hold at the end; the daemon's counters.  Raises SystemExit."""
+        return self.daemon.finish(self.before)
+
+    def close(self) -> None:
+        for name in list(self.processes):
+            self.kill(name)
+        self.daemon.kill()
+
+
+@contextmanager
+def scene(options: Options, store_bytes: int | None = None, tcp: str = "") -> Iterator[Scene]:
+    """Made in a folder of its own; everything has gone at the end."""
+    with tempfile.TemporaryDirectory(dir=options.folder) as name:
+        folder = Path(name)
+        default = int(options.times * parse_bytes(options.mem))
+        store = make_store(folder, default if store_bytes is None else store_bytes)
+        daemon = Daemon(folder / "run", store, options.mem, tcp)
+        CONTEXT.set_forkserver_preload(["tools.faults.trainers"])
+        try:
+            made = Scene(folder, store, daemon, Held.of(daemon.status()))
+        except BaseException:
+            daemon.kill()
+            raise
+        try:
+            yield made
+        finally:
+            made.close()

@@ -1,0 +1,267 @@
+"""Trainers in processes of their own: what they read, and what they write down of it."""
+
+import gc
+import hashlib
+import json
+import logging
+import os
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from multiprocessing.synchronize import Event
+from pathlib import Path
+from random import Random
+from typing import Any, Literal, NamedTuple
+
+import torch
+
+from clients.dataset import SteppedDataset
+from clients.torch import HopDataset, NeighborDataset
+from loaderd.errors import NoDaemon, Refused, SessionLost, ShuttingDown
+
+PLANS = ("minibatch", "hyperbatch", "macrobatch", "chunks", "rows")
+METHODS: dict[str, Literal["cr", "rr"]] = {"chunks": "cr", "rows": "rr"}
+DIGEST_CHARS = 32
+STEP_S = 0.005  # that a trainer beside a fuzzer takes for a batch
+
+
+def dataset(endpoint: str, plan: str, **options: Any) -> SteppedDataset[Any]:
+    """Batches of a plan, from a store that `tools.faults.runner.make_store` made."""
+    if plan in METHODS:
+        return HopDataset(endpoint, method=METHODS[plan], **options)
+    return NeighborDataset(
+        endpoint, num_neighbors=(5, 3), plan=plan, window=4,
+        hyperbatch=8 if plan == "hyperbatch" else 0,
+        macro_partitions=1 if plan == "macrobatch" else 0, **options,
+    )  # fmt: skip
+
+
+def digest(batch: Any) -> str:
+    """That of every array of a batch of any plan."""
+    found = hashlib.sha256()
+    x = batch.x if isinstance(batch.x, list) else [batch.x]
+    names = ("y", "edge_index", "n_id", "input_id")
+    more = getattr(batch, "features", {}).values()
+    for tensor in (*x, *(getattr(batch, name, None) for name in names), *more):
+        if tensor is not None:
+            found.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
+            found.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return found.hexdigest()[:DIGEST_CHARS]
+
+
+def replace(path: Path, text: str) -> None:
+    """The new file or the old one is there, whole."""
+    fresh = path.with_suffix(".new")
+    fresh.write_text(text)
+    fresh.replace(path)
+
+
+class Work(NamedTuple):
+    """What trainers read that save no state."""
+
+    endpoint: str
+    folder: Path  # for what they write
+    batch_size: int
+    seed: int
+    daemon_may_die: bool = False
+
+    def dataset(self, plan: str) -> SteppedDataset[Any]:
+        return dataset(self.endpoint, plan, batch_size=self.batch_size, seed=self.seed)
+
+
+class Counts:
+    """What a trainer has read, for those who watch."""
+
+    def __init__(self, path: Path) -> None:
+        """`path` gets it again and again."""
+        self._path = path
+        self.found: Counter[str] = Counter()
+
+    def write(self) -> None:
+        replace(self._path, json.dumps(self.found))
+
+
+def read_epoch(
+    data: SteppedDataset[Any], plan: str, counts: Counts, most: int, go_on: Callable[[], bool]
+) -> list[str]:
+    """Digests of the first `most` batches of the next epoch."""
+    found = []
+    for batch in data:
+        found.append(digest(batch))
+        counts.found[f"{plan} batches"] += 1
+        if len(found) >= most or not go_on():
+            break
+    counts.found["epochs"] += 1
+    return found
+
+
+def last(work: Work, name: str, stop: Event) -> None:
+    """Until it is told to stop: all plans in turn, each attached again, epoch 0 and the next.
+
+    Epoch 0 of a plan gives the same batches every time.  Ends with an error if it does not.
+    """
+    logging.basicConfig(level=logging.ERROR)
+    counts = Counts(work.folder / f"{name}.json")
+    expected: dict[str, list[str]] = {}
+    while not stop.is_set():
+        for plan in PLANS:
+            data = work.dataset(plan)
+            for epoch in range(2):
+                found = read_epoch(data, plan, counts, 1 << 30, lambda: not stop.is_set())
+                same = expected.setdefault(plan, found) if epoch == 0 else found
+                if found != same[: len(found)]:
+                    raise SystemExit(f"{plan}: epoch 0 is not what it was the first time")
+            data.close()
+            counts.write()
+
+
+def stay(work: Work, name: str, stop: Event) -> None:
+    """Epoch 0 over and over in one session, whose number is among the counts, as `last` does."""
+    counts, data = Counts(work.folder / f"{name}.json"), work.dataset("minibatch")
+    expected = read_epoch(data, "minibatch", counts, 1 << 30, lambda: True)
+    counts.found["session"] = data.attached().session
+
+    def go_on() -> bool:
+        time.sleep(STEP_S)
+        return not stop.is_set()
+
+    while not stop.is_set():
+        counts.write()
+        data.set_epoch(0)
+        found = read_epoch(data, "minibatch", counts, 1 << 30, go_on)
+        if found != expected[: len(found)]:
+            raise SystemExit("epoch 0 is not what it was the first time")
+    data.close()
+    counts.write()
+
+
+def visit(work: Work, name: str, seed: int) -> None:
+    """A trainer that attaches, reads a part of an epoch by some plan, twice or thrice, and goes.
+
+    One of four leaves without a word.
+    """
+    logging.basicConfig(level=logging.ERROR)
+    random = Random(seed)
+    counts = Counts(work.folder / f"{name}.json")
+    with suppress(*(SessionLost, NoDaemon) if work.daemon_may_die else ()):
+        for _ in range(random.randint(2, 3)):
+            data = work.dataset(plan := random.choice(PLANS))
+            try:
+                read_epoch(data, plan, counts, random.randint(1, 40), lambda: True)
+            except Refused:  # the others have the memory
+                counts.found["refused"] += 1
+            counts.found["attached"] += 1
+            if random.random() < 0.75:
+                data.close()
+    counts.write()
+
+
+class Member(NamedTuple):
+    """One trainer that saves its state."""
+
+    plan: str
+    rank: int = 0
+    world_size: int = 1
+    endpoint: str = ""  # another than the job's
+
+
+class Job(NamedTuple):
+    """What trainers do that save their state; their numbers stand for them."""
+
+    endpoint: str
+    folder: Path  # for what they write
+    members: tuple[Member, ...]
+    batch_size: int
+    save_every: int  # steps
+    think_s: float  # a step
+
+    def dataset(self, number: int) -> SteppedDataset[Any]:
+        """As each of them makes it."""
+        plan, rank, world_size, endpoint = self.members[number]
+        return dataset(
+            endpoint or self.endpoint, plan, batch_size=self.batch_size, seed=3, rank=rank,
+            world_size=world_size, reconnect_s=120.0,
+        )  # fmt: skip
+
+    def state(self, rank: int) -> Path:
+        """Where a rank saves its state."""
+        return self.folder / f"state-{rank}.json"
+
+    def log(self, rank: int, life: int) -> Path:
+        """What a rank consumed in one of its lives."""
+        return self.folder / f"log-{rank}-{life:04d}"
+
+    @property
+    def last_epoch(self) -> Path:
+        """Holds the epoch after which trainers end; made when it is known."""
+        return self.folder / "last-epoch"
+
+
+def train(job: Job, rank: int, life: int) -> None:
+    """Go on from the last saved state, until the last epoch has ended.
+
+    The log: a line "from EPOCH STEP" (the last step consumed before), "EPOCH STEP DIGEST" for each
+    batch, and at the end "end" with descriptors and arenas that this process still holds.
+    """
+    log = os.open(job.log(rank, life), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND)
+    logging.basicConfig(filename=job.folder / f"notes-{rank}-{life:04d}")
+    try:
+        before = open_files()
+        _train(job, rank, log)
+        gc.collect()
+        leaked = {k: n for k, n in open_files().items() if n > before.get(k, 0)}
+        _put(log, f"end {json.dumps(leaked)}")
+    except BaseException as error:
+        _put(log, f"error {type(error).__name__}: {error}")
+        raise
+    finally:
+        os.close(log)
+
+
+def _train(job: Job, rank: int, log: int) -> None:
+    data = job.dataset(rank)
+    epoch, step = 0, -1
+    if job.state(rank).exists():
+        state = json.loads(job.state(rank).read_text())
+        data.load_state_dict(state)
+        epoch, step = state["epoch"], state["step"]
+        data.set_epoch(epoch)
+    else:
+        first_connect(data)
+    _put(log, f"from {epoch} {step}")
+    consumed = 0
+    while not job.last_epoch.exists() or epoch <= int(job.last_epoch.read_text()):
+        for batch in data:
+            _put(log, f"{batch.epoch} {batch.step} {digest(batch)}")
+            time.sleep(job.think_s)
+            consumed += 1
+            if consumed % job.save_every == 0:
+                replace(job.state(rank), json.dumps(data.state_dict()))
+        epoch += 1
+    data.close()
+
+
+def first_connect(data: SteppedDataset[Any]) -> None:
+    """Without a state nothing says that there is a daemon: one that is down is asked again."""
+    while True:
+        try:
+            data.attached()
+            return
+        except (NoDaemon, SessionLost, ShuttingDown):
+            time.sleep(0.1)
+
+
+def _put(log: int, line: str) -> None:
+    os.write(log, f"{line}\n".encode())
+
+
+def open_files(pid: int | str = "self") -> dict[str, int]:
+    """Descriptors of a process by kind, and its mappings of arenas."""
+    kinds: Counter[str] = Counter()
+    for path in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(FileNotFoundError):  # of the listing itself
+            kinds[path.readlink().name.partition(":[")[0]] += 1
+    maps = Path(f"/proc/{pid}/maps").read_text()
+    kinds["arenas mapped"] = maps.count("memfd:blockstore-arena")
+    return dict(kinds)

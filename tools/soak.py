@@ -1,0 +1,102 @@
+"""Hours of epochs compressed into minutes: `python -m tools.soak --minutes 20`.
+
+A daemon serves a small store.  Two trainers last from the beginning to the end and read by every
+plan in turn (minibatch, hyperbatch, macrobatch, chunks, rows), attached again for each; others come
+for some batches and go, one of four of them without a word, some killed.  Once a second it is noted
+what the daemon and the lasting trainers hold: private and shared memory, descriptors, threads,
+mappings.  Checked, beside what every scene of faults checks (`tools.faults.runner`):
+
+- none of these grows after warm-up, by the median slope over the run and from its first tenth to
+  its last (`tools.faults.growth.ALLOWED`), but for kernels that are used for the first time;
+- epoch 0 of each plan has the same sha256 of batches every time.
+
+Prints a table of figures and a line of JSON, and draws them (`--picture`); exit code 1 if something
+grew.
+"""
+
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Annotated, Any
+
+from tools.command import parse, put, stamped
+from tools.faults import runner
+from tools.faults.growth import draw, judge
+from tools.faults.runner import CONTEXT, Scene, scene
+from tools.faults.trainers import Work, last, visit
+
+LASTING = ("trainer 0", "trainer 1")
+VISITORS = 2  # at a time
+KILLED = 0.3  # share of the visitors
+
+
+@dataclass(frozen=True)
+class Options(runner.Options):
+    minutes: float = 20.0
+    every: Annotated[float, "seconds between two looks"] = 1.0
+    warm_up: Annotated[float, "share that is not judged"] = 0.2
+    picture: Annotated[Path | None, "PNG"] = None
+
+
+def receive_visitors(made: Scene, work: Work, chance: Random) -> None:
+    """Some go, some are killed, others come.  Raises SystemExit: a process failed."""
+    for name, code in made.ended():
+        if code or name in LASTING:
+            raise SystemExit(f"{name} ended with {code}")
+    visitors = [name for name in made.processes if name not in LASTING]
+    for name in visitors:
+        if chance.random() < KILLED / 10:
+            made.kill(name)
+            made.counts["visitors killed"] += 1
+    for _ in range(VISITORS - len(made.processes) + len(LASTING)):
+        name = f"visitor {made.counts['visitors']}"
+        made.spawn(name, visit, work, name, made.counts["visitors"])
+        made.counts["visitors"] += 1
+
+
+def soak(given: Options, made: Scene) -> dict[str, int]:
+    """Run it to its end; the daemon's counters.  Raises SystemExit."""
+    (made.folder / "counts").mkdir()
+    work = Work(made.daemon.endpoint, made.folder / "counts", given.batch_size, given.seed)
+    stop, chance = CONTEXT.Event(), Random(given.seed)
+    for name in LASTING:
+        made.spawn(name, last, work, name, stop)
+    looks = 0
+    begun = made.age_s
+    while (now := made.age_s - begun) < given.minutes * 60:
+        made.watch(*LASTING)
+        receive_visitors(made, work, chance)
+        looks += 1
+        time.sleep(max(0.0, looks * given.every - now))
+    stop.set()
+    for name in set(made.processes) - set(LASTING):
+        made.kill(name)
+    made.join(*LASTING)
+    made.add_counts(work.folder)
+    return made.finish()
+
+
+def main(words: Sequence[str]) -> dict[str, Any]:
+    """Run it; returns what is printed.  Raises SystemExit: something does not hold."""
+    given = parse(Options, words, __doc__, "tools.soak")
+    with scene(given) as made:
+        counters = soak(given, made)
+    found = judge(made.series, given.warm_up)
+    counts = dict(made.counts) | {
+        "batches": counters["batches"], "attached": counters["sessions_attached"]
+    }  # fmt: skip
+    line = stamped(
+        "soak", minutes=given.minutes, mem=given.mem, seed=given.seed, **counts, **found,
+        holds="grows" not in found,
+    )  # fmt: skip
+    if given.picture:
+        title = f"{given.minutes:g} minutes, {made.counts['epochs']:,} epochs, all plans"
+        draw(made.series, given.warm_up, given.picture, title)
+    return put(line, given.out)
+
+
+if __name__ == "__main__":
+    sys.exit(0 if main(sys.argv[1:])["holds"] else 1)

@@ -1,1 +1,0 @@
-"""Hours of epochs in minutes: does anything grow?"""
