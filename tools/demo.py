@@ -24,7 +24,6 @@ GRAPH = ("--nodes", "50000", "--degree", "12", "--features", "64", "--classes", 
 
 
 def say(step: str) -> None:
-    """A headline."""
     print(f"\n== {step}", flush=True)
 
 
@@ -82,7 +81,6 @@ def make_store(data: Path | None) -> Path:
 
 
 def main(data: str | None) -> int:
-    """Returns the exit code."""
     store = make_store(Path(data) if data is not None else None)
     run("preprocess", "info", str(store))
     with tempfile.TemporaryDirectory(prefix="loaderd-") as folder:

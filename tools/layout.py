@@ -1,59 +1,44 @@
 """What a minibatch touches, for each order of nodes: `python -m tools.layout STORE...`.
 
-The same seeds are sampled from every store, by the daemon's own topology: graph blocks that are
-held, feature blocks and pages with a row that is needed, and what reading these by runs of pages
-costs, for single minibatches and for `--together` of them.  Prints a Markdown table, and a JSON
-line a store to `--out`.
+The same seeds are sampled from every store, of one node type: graph blocks in which the columns of
+the frontiers begin, feature blocks and pages with a row that is needed, and what reading these by
+runs of pages costs, for single minibatches and for `--together` of them.  Prints a Markdown table,
+and a JSON line a store to `--out`.
 """
 
-import argparse
-import contextlib
-import json
 import sys
-import threading
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from blockstore.format import PAGE_BYTES, NodeType, row_geometry
-from blockstore.io.buffers import aligned_buffer
-from blockstore.io.reader import BlockReader
+from blockstore.format import PAGE_BYTES, row_geometry
 from blockstore.kernels.rowcache import plan_extents
-from blockstore.pool import BlockPool
 from blockstore.store import Store, open_store, read_rows
-from blockstore.units import parse_bytes
-from loaderd.batch.topology import Topology
+from clients.torch import NeighborDataset
 from loaderd.devicecost import FLASH, RUN_BYTES
-from loaderd.memory.ledger import ServedRows, make_sizes, served_rows
-from loaderd.memory.reservation import Account, Reservation
-from loaderd.memory.residency import Held, Residency
-from loaderd.memory.workspace import (
-    Carver,
-    Workspace,
-    carve_workspace,
-    clear_workspace,
-    workspace_bytes,
-)
-from loaderd.plans.base import Part, Unit
-from loaderd.plans.minibatch import GraphBounds, MinibatchPlan
-from loaderd.plans.roots import node_roots
-from loaderd.protocol import Resolved
+from loaderd.memory.ledger import ServedRows, served_rows
+from tools import command
 from tools.bench.harness import spread
-from tools.machine import machine, today
+from tools.bench.setup import serving
 
 
-class Task(NamedTuple):
-    """What is sampled from every store."""
-
-    fanouts: tuple[int, ...]
-    batch_size: int
-    batches: int
-    together: int
-    seed: int
+@dataclass(frozen=True)
+class Options:
+    stores: tuple[Path, ...]
+    fanouts: tuple[int, ...] = (10, 10, 10)
+    batch_size: int = 1000
+    batches: int = 16
+    together: Annotated[int, "batches whose rows are one read"] = 16
     split: str = "train"
+    seed: int = 0
+    mem: Annotated[str, "of the daemon that samples"] = "2G"
+    out: Annotated[Path | None, "append a line of JSON for each store"] = None
 
 
 class Extents(NamedTuple):
@@ -63,80 +48,6 @@ class Extents(NamedTuple):
     pages: int
     runs: int  # that are read, near ones in one
     read_bytes: int  # by these runs
-
-
-class Watched(Residency):
-    """Notes the blocks that are held; no file is ever held whole."""
-
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        self.held: list[NDArray[np.int64]] = []  # since the caller last cleared it
-
-    def hold_file(self, file: int) -> bool:  # noqa: ARG002
-        """Never: blocks are asked for one by one."""
-        return False
-
-    def hold(
-        self, file: int, blocks: NDArray[np.int64], min_age: int = 0, account: Account | None = None
-    ) -> Held:
-        """As ever, and noted."""
-        self.held.append(blocks + (file << 40))
-        return super().hold(file, blocks, min_age, account)
-
-
-@contextlib.contextmanager
-def watched_topology(store: Store, mem_bytes: int) -> Iterator[tuple[Topology, Watched]]:
-    """A topology of its own over graph blocks in at most `mem_bytes`."""
-    files = [store.graph(r) for r in store.manifest.relations]
-    slot_bytes = store.manifest.block_bytes
-    num_blocks = [f.geometry.num_blocks for f in files]
-    slots = max(2, min(sum(num_blocks), mem_bytes // slot_bytes))
-    data = aligned_buffer(slots * slot_bytes)
-    pool = BlockPool(num_blocks, slots)
-    pool.add_slots(range(slots))
-    with BlockReader(files, data, slot_bytes) as reader:
-        reservation = Reservation(num_blocks, workers=1, worker_blocks=slots // 2)
-        residency = Watched(pool, reader, 0, threading.Condition(), reservation)
-        yield Topology(store, residency, data, slot_bytes), residency
-
-
-def make_plan(store: Store, task: Task, num_seeds: int, seed_type: NodeType) -> MinibatchPlan:
-    """Plain neighbor sampling, the same at every relation."""
-    relations = store.manifest.relations
-    resolved = Resolved(
-        family="neighbor", fingerprint=store.manifest.fingerprint, sampler=1, seeds="layout",
-        seed_type=seed_type.name, num_seeds=num_seeds,
-        fanouts=tuple((fanout,) * len(relations) for fanout in task.fanouts), frontier="new",
-        replace=False, weighted=False, batch_size=task.batch_size, shuffle=False, seed=task.seed,
-        edge_ids=False,
-    )  # fmt: skip
-    bounds = GraphBounds(store.manifest.num_nodes, tuple(r.num_edges for r in relations))
-    return MinibatchPlan(resolved, Part(), bounds)
-
-
-def seeds_of(store: Store, node_type: NodeType, task: Task) -> NDArray[np.int64]:
-    """Store ids of the first seeds of an order that is one of original ids, alike in every store.
-
-    Raises ValueError: the split is too small.
-    """
-    original = np.sort(read_rows(store, node_type.splits[task.split]).astype(np.int64))
-    wanted = task.batches * task.batch_size
-    if original.size < wanted:
-        raise ValueError(
-            f"{store.path}: split {task.split!r} has {original.size} nodes, {wanted} are asked for"
-        )
-    chosen = np.random.default_rng(task.seed).permutation(original)[:wanted]
-    found: NDArray[np.int64] = read_rows(store, node_type.store_id)[chosen].astype(np.int64)
-    return found
-
-
-def make_workspace(store: Store, plan: MinibatchPlan) -> Workspace:
-    """Room for any batch of the plan."""
-    sizes = make_sizes(store.manifest, edge_ids=False, stamp=True)
-    memory = aligned_buffer(workspace_bytes(plan.shape(), sizes))
-    work = carve_workspace(Carver(memory), plan.shape(), sizes)
-    clear_workspace(work)
-    return work
 
 
 def extents_of(
@@ -172,109 +83,98 @@ def touched(store: Store, nodes: NDArray[Any], gap_pages: int = FLASH.gap_pages)
     return Extents(*(sum(figures) for figures in zip(*parts, strict=True)))
 
 
+def seeds_of(store: Store, given: Options) -> NDArray[np.int64]:
+    """Original ids of the first seeds of an order that is alike in every store.
+
+    Raises ValueError: the split is too small.
+    """
+    (node_type,) = store.manifest.types
+    original = np.sort(read_rows(store, node_type.splits[given.split]).astype(np.int64))
+    wanted = given.batches * given.batch_size
+    if original.size < wanted:
+        raise ValueError(
+            f"{store.path}: split {given.split!r} has {original.size} nodes, {wanted} are asked for"
+        )
+    return np.random.default_rng(given.seed).permutation(original)[:wanted]
+
+
 def sample_batches(
-    store: Store, task: Task, mem_bytes: int
+    store: Store, given: Options
 ) -> Iterator[tuple[NDArray[Any], list[NDArray[np.int64]]]]:
-    """(nodes by store id, graph blocks held) of batch after batch."""
-    seed_type = next(t for t in store.manifest.types if task.split in t.splits)
-    seeds = seeds_of(store, seed_type, task)
-    plan = make_plan(store, task, seeds.size, seed_type)
-    work = make_workspace(store, plan)
-    with watched_topology(store, mem_bytes) as (topology, residency):
-        for step in range(task.batches):
-            low, high = step * task.batch_size, (step + 1) * task.batch_size
-            residency.held.clear()
-            roots = node_roots(seeds, np.arange(low, high))
-            structure = topology.sample(plan, Unit(0, step, low, high), work, roots)
-            yield work.n_id[: structure.num_nodes].copy(), list(residency.held)
+    """(nodes by store id, graph blocks of each hop) of batch after batch."""
+    seeds = seeds_of(store, given)
+    (node_type,), (relation,) = store.manifest.types, store.manifest.relations
+    stored, first_node = read_rows(store, node_type.store_id), store.first_node(relation)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        serving(store.path, Path(folder), given.mem, "--log-level", "error") as endpoint,
+    ):
+        data = NeighborDataset(
+            endpoint, input_nodes=seeds, num_neighbors=given.fanouts, shuffle=False,
+            batch_size=given.batch_size, seed=given.seed, plan="minibatch",
+        )  # fmt: skip
+        for batch in data:
+            nodes = stored[batch.n_id.numpy()]
+            heads = np.searchsorted(first_node, nodes.astype(np.uint64), side="right") - 1
+            cuts = accumulate(batch.num_sampled_nodes[:-1], initial=0)
+            yield nodes, [np.unique(heads[low:high]) for low, high in pairwise(cuts)]
+        data.close()
 
 
-def look(path: Path, task: Task, mem_bytes: int) -> dict[str, Any]:
-    """The line of a store."""
+def look(path: Path, given: Options) -> dict[str, Any]:
     store = open_store(path)
-    held, blocks = [], []
-    alone: list[Extents] = []
-    several: list[Extents] = []
-    rows: list[int] = []
-    group: list[NDArray[Any]] = []
-    for nodes, graph in sample_batches(store, task, mem_bytes):
-        held.append(sum(part.size for part in graph))
-        blocks.append(np.unique(np.concatenate(graph)).size)
-        rows.append(nodes.size)
-        alone.append(touched(store, np.sort(nodes)))
-        group.append(nodes)
-        if len(group) == task.together:
-            several.append(touched(store, np.unique(np.concatenate(group))))
-            group.clear()
     manifest = store.manifest
-    line = {
-        "bench": "layout", "peer": path.name, "date": today(), "machine": machine(),
-        "order": manifest.order, "block_bytes": manifest.block_bytes, "together": task.together,
-        "batches": task.batches, "batch_size": task.batch_size, "fanouts": list(task.fanouts),
-        "all_graph_blocks": sum(r.num_blocks for r in manifest.relations),
-        "all_row_blocks": sum(
-            row_geometry(s.array, manifest.block_bytes).num_blocks for s in served_rows(manifest)
-        ),
-        "rows": spread(rows), "graph_blocks": spread(blocks), "graph_reads": spread(held),
-    }  # fmt: skip
+    batches = list(sample_batches(store, given))
+    alone = [touched(store, np.sort(nodes)) for nodes, _ in batches]
+    several = [
+        touched(store, np.unique(np.concatenate([n for n, _ in batches[i : i + given.together]])))
+        for i in range(0, len(batches) - given.together + 1, given.together)
+    ]
+    files = [row_geometry(s.array, manifest.block_bytes) for s in served_rows(manifest)]
+    settings = {k: v for k, v in asdict(given).items() if k not in ("stores", "out")}
+    line = command.stamped(
+        "layout", store=path.name, order=manifest.order, block_bytes=manifest.block_bytes,
+        **settings,
+        all_graph_blocks=sum(r.num_blocks for r in manifest.relations),
+        all_row_blocks=sum(f.num_blocks for f in files),
+        rows=spread([nodes.size for nodes, _ in batches]),
+        graph_blocks=spread([np.unique(np.concatenate(hops)).size for _, hops in batches]),
+        graph_reads=spread([sum(part.size for part in hops) for _, hops in batches]),
+    )  # fmt: skip
     for name, found in (("", alone), ("together_", several)):
         for figure in Extents._fields if found else ():
             line[f"{name}row_{figure}"] = spread([getattr(e, figure) for e in found])
     return line
 
 
-def table(lines: list[dict[str, Any]]) -> str:
+def table(lines: Sequence[dict[str, Any]]) -> str:
     """Markdown: a row for each store, medians of a minibatch."""
     together = lines[0]["together"] if lines else 1
-    rows = [
-        "| order, block | graph blocks | blocks a hop, summed | row blocks | row pages | "
-        f"MB read | {together} together: row blocks | row pages | MB read |",
-        "| --- |" + " --- |" * 8,
-    ]
+    rows = [[
+        "order, block", "graph blocks", "blocks a hop, summed", "row blocks", "row pages",
+        "MB read", f"{together} together: row blocks", "row pages", "MB read",
+    ]]  # fmt: skip
+    figures = [("graph_blocks", "all_graph_blocks"), ("graph_reads", "")]
+    for name in ("", "together_"):
+        figures += [(f"{name}row_blocks", "all_row_blocks"), (f"{name}row_pages", "")]
+        figures += [(f"{name}row_read_bytes", "")]
     for line in lines:
-
-        def cell(name: str, of: str = "", line: dict[str, Any] = line) -> str:
-            if name not in line:
-                return ""
-            value = line[name]["median"]
+        cells = [f"{line['order']}, {line['block_bytes'] >> 10} KiB"]
+        for name, of in figures:
+            value = line[name]["median"] if name in line else float("nan")
             share = f" ({value / line[of]:.0%})" if of else ""
-            if name.endswith("bytes"):
-                return f"{value / 1e6:,.1f}"
-            return f"{value:,.0f}{share}"
-
-        cells = [
-            f"{line['order']}, {line['block_bytes'] >> 10} KiB",
-            cell("graph_blocks", "all_graph_blocks"), cell("graph_reads"),
-            cell("row_blocks", "all_row_blocks"), cell("row_pages"), cell("row_read_bytes"),
-            cell("together_row_blocks", "all_row_blocks"), cell("together_row_pages"),
-            cell("together_row_read_bytes"),
-        ]  # fmt: skip
-        rows.append(f"| {' | '.join(cells)} |")
-    return "\n".join(rows)
+            whole = f"{value / 1e6:,.1f}" if name.endswith("bytes") else f"{value:,.0f}{share}"
+            cells.append(whole if name in line else "")
+        rows.append(cells)
+    return command.table(rows)
 
 
-def main(words: list[str]) -> list[dict[str, Any]]:
+def main(words: Sequence[str]) -> list[dict[str, Any]]:
     """Look at the stores; returns their lines."""
-    parser = argparse.ArgumentParser(prog="tools.layout", description=__doc__)
-    parser.add_argument("stores", type=Path, nargs="+")
-    parser.add_argument("--fanouts", type=int, nargs="+", default=(10, 10, 10))
-    parser.add_argument("--batch-size", type=int, default=1000)
-    parser.add_argument("--batches", type=int, default=16)
-    parser.add_argument("--together", type=int, default=16, help="batches whose rows are one read")
-    parser.add_argument("--split", default="train")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--mem", default="2G", help="for graph blocks")
-    parser.add_argument("--out", default="")
-    given = parser.parse_args(words)
-    task = Task(
-        tuple(given.fanouts), given.batch_size, given.batches, given.together, given.seed,
-        given.split,
-    )  # fmt: skip
-    lines = [look(path, task, parse_bytes(given.mem)) for path in given.stores]
+    given = command.parse(Options, words, __doc__, "tools.layout")
+    lines = [look(path, given) for path in given.stores]
     print(table(lines))
-    if given.out:
-        with Path(given.out).open("a") as f:
-            f.writelines(json.dumps(line) + "\n" for line in lines)
+    command.append(lines, given.out)
     return lines
 
 

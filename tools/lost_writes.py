@@ -11,7 +11,6 @@ The log is a comparison of the whole folder before each call that opens a file t
 removes or syncs, so no write passes by unseen, whatever library makes it.
 """
 
-import argparse
 import json
 import os
 import random
@@ -21,13 +20,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from io import StringIO
 from pathlib import Path
 from threading import RLock
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
@@ -45,6 +44,7 @@ from preprocess.options import HopsRequest, IngestOptions
 from preprocess.partition import PartitionOptions
 from preprocess.progress import Progress
 from preprocess.repartition import repartition
+from tools.command import parse, put
 from tools.tree import differences, file_digests
 
 _PAGE = 4096
@@ -55,8 +55,6 @@ Effect = tuple[int, str, int, bool]  # folder, name, what has it, whether it app
 
 @dataclass
 class Change:
-    """One entry of the log."""
-
     file: int = -1  # of a write, its content after it; of a sync
     content: bytes | None = None
     effects: list[Effect] = field(default_factory=list)  # on names; all of them or none happens
@@ -86,7 +84,6 @@ class Recorder:
             self._note()
 
     def _note(self) -> None:
-        """Compare with the last look."""
         with self._lock:
             if self._busy:
                 return
@@ -398,42 +395,31 @@ def _problem(command: Command, root: Path, expected: dict[str, str], ended: bool
     return f"{', '.join(other[:5])} differ after the command has run again" if other else ""
 
 
-@contextmanager
-def _folder(given: Path | None) -> Iterator[Path]:
-    if given is not None:
-        yield given
-        return
-    where = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-    with tempfile.TemporaryDirectory(prefix="lost-writes-", dir=where) as name:
-        yield Path(name)
-
-
-@contextmanager
-def _unsynced() -> Iterator[None]:
-    """Nothing is synced really, as no power is lost."""
-    real, os.fsync = os.fsync, lambda fd: None  # noqa: ARG005 its name is of the type
-    try:
-        yield
-    finally:
-        os.fsync = real
+@dataclass(frozen=True)
+class Options:
+    points: Annotated[int, "of all commands together"] = 2000
+    only: Annotated[str, "the command of this name"] = ""
+    folder: Annotated[Path | None, "what a failure leaves stays here"] = None
+    seed: int = 0
 
 
 def main(words: list[str]) -> list[dict[str, Any]]:
     """A JSON line a command.  Raises SystemExit: a loss that was not survived."""
-    parser = argparse.ArgumentParser(prog="tools.lost_writes", description=__doc__)
-    parser.add_argument("--points", type=int, default=2000, help="of all commands together")
-    parser.add_argument("--only", default="", help="the command of this name")
-    parser.add_argument("--folder", type=Path, help="what a failure leaves stays here")
-    parser.add_argument("--seed", type=int, default=0)
-    given = parser.parse_args(words)
+    given = parse(Options, words, __doc__, "tools.lost_writes")
     lines = []
-    with _folder(given.folder) as folder, _unsynced():
-        every = commands(write_source(folder / "source"))
-        chosen = [c for c in every if given.only in ("", c.name)]
-        for number, command in enumerate(chosen):
-            points = -(-given.points // len(chosen))
-            lines.append(lose(command, folder / f"run-{number}", points, given.seed))
-            print(json.dumps(lines[-1]), flush=True)
+    where = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    real, os.fsync = os.fsync, lambda fd: None  # noqa: ARG005  no power is lost
+    try:
+        with tempfile.TemporaryDirectory(prefix="lost-writes-", dir=where) as name:
+            folder = given.folder or Path(name)
+            every = commands(write_source(folder / "source"))
+            chosen = [c for c in every if given.only in ("", c.name)]
+            for number, command in enumerate(chosen):
+                points = -(-given.points // len(chosen))
+                found = lose(command, folder / f"run-{number}", points, given.seed)
+                lines.append(put(found, None))
+    finally:
+        os.fsync = real
     return lines
 
 

@@ -19,5 +19,4 @@ def machine() -> str:
 
 
 def today() -> str:
-    """The date, in UTC."""
     return datetime.datetime.now(datetime.UTC).date().isoformat()

@@ -4,15 +4,13 @@ A source is read and its columns are made as ingest does, without a store; then 
 runs on them.  Prints a Markdown table, and a JSON line a run to `--out`: `tools.report` draws them.
 """
 
-import argparse
-import json
 import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Annotated, Any, get_args
 
 import msgspec
 
@@ -32,10 +30,24 @@ from preprocess.stages.array_file import load_array
 from preprocess.stages.classes import NodeClasses, source_classes
 from preprocess.stages.columns import COLUMNS, DEGREES, ColumnFile
 from preprocess.stages.partition import Partitioned, partition_nodes
-from tools.machine import machine, today
+from tools.command import append, byte_size, parse, stamped
 from tools.report import partition_table
 
 METHODS = get_args(Partitioner)
+
+
+@dataclass(frozen=True)
+class Options:
+    folder: Path
+    k: tuple[int, ...] = (64,)
+    methods: tuple[Partitioner, ...] = METHODS
+    passes: int = 5
+    soften: float = 50.0
+    deviations: tuple[float, ...] = (2.0,)
+    mem: Annotated[str, byte_size] = "8G"
+    undirected: bool = False
+    work: Annotated[Path, "for columns on disk"] = Path(tempfile.gettempdir())
+    out: Annotated[Path | None, "append a line of JSON for each run"] = None
 
 
 @contextmanager
@@ -57,11 +69,11 @@ def made_columns(
 def as_line(graph: str, columns: ColumnFile, found: Partitioned, peak_bytes: int) -> dict[str, Any]:
     """What a run is, for a file of lines; `peak_bytes`: of memory, of all so far."""
     sizes = {"num_nodes": columns.degrees.size, "num_edges": columns.num_edges}
-    return {
-        "bench": "partition", "graph": graph, "date": today(), "machine": machine(), **sizes,
-        **msgspec.to_builtins(found.report), "pass_s": found.pass_s,
-        "pass_edges": found.pass_edges, "pass_cpu_s": found.pass_cpu_s, "peak_bytes": peak_bytes,
-    }  # fmt: skip
+    return stamped(
+        "partition", graph=graph, **sizes, **msgspec.to_builtins(found.report),
+        pass_s=found.pass_s, pass_edges=found.pass_edges, pass_cpu_s=found.pass_cpu_s,
+        peak_bytes=peak_bytes,
+    )  # fmt: skip
 
 
 def compare(
@@ -90,19 +102,7 @@ def compare(
 
 
 def main(words: list[str]) -> list[dict[str, Any]]:
-    """Run them; returns their lines."""
-    parser = argparse.ArgumentParser(prog="tools.partition", description=__doc__)
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--k", type=int, nargs="+", default=[64])
-    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
-    parser.add_argument("--passes", type=int, default=5)
-    parser.add_argument("--soften", type=float, default=50.0)
-    parser.add_argument("--deviations", type=float, nargs="+", default=[2.0])
-    parser.add_argument("--mem", default="8G")
-    parser.add_argument("--undirected", action="store_true")
-    parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()))
-    parser.add_argument("--out", type=Path)
-    given = parser.parse_args(words)
+    given = parse(Options, words, __doc__, "tools.partition")
     source = open_source(given.folder, None).source
     options = IngestOptions(mem_bytes=parse_bytes(given.mem), undirected=given.undirected)
     settings = [
@@ -114,9 +114,7 @@ def main(words: list[str]) -> list[dict[str, Any]]:
     lines = []
     for line in compare(source, options, settings, given.work, Progress()):
         lines.append(line)
-        if given.out:
-            with given.out.open("a") as out:
-                out.write(json.dumps(line) + "\n")
+        append([line], given.out)
     print(partition_table([line for line in lines if "skipped" not in line]))
     for line in lines:
         if "skipped" in line:

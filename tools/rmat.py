@@ -7,10 +7,11 @@ the label and noise; a tenth of the nodes that have an edge are to train on, a t
 validate and test on.
 """
 
-import argparse
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 from numba import njit
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 
 from blockstore.kernels.random import draw_below, make_key, permute
 from preprocess.files.npy import NpyWriter
+from tools.command import parse
 
 NODES, EDGES, FEATURES = 10_000_000, 195_000_000, 128
 _CHUNK = 4 << 20
@@ -146,19 +148,22 @@ def parse_count(text: str) -> int:
     return int(text[:-1] if scale > 1 else text) * scale
 
 
+@dataclass(frozen=True)
+class Options:
+    folder: Path
+    nodes: Annotated[int, parse_count] = NODES
+    edges: Annotated[int, parse_count, "stored, both ways"] = EDGES
+    features: int = FEATURES
+    seed: int = 0
+
+
 def main(words: list[str]) -> None:
-    """Generate a graph."""
-    parser = argparse.ArgumentParser(prog="tools.rmat", description=__doc__)
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--nodes", type=parse_count, default=NODES)
-    parser.add_argument("--edges", type=parse_count, default=EDGES, help="stored, both ways")
-    parser.add_argument("--features", type=int, default=FEATURES)
-    parser.add_argument("--seed", type=int, default=0)
-    given = parser.parse_args(words)
+    given = parse(Options, words, __doc__, "tools.rmat")
     try:
         generate(given.folder, given.nodes, given.edges, given.features, given.seed)
     except (ValueError, OSError) as error:
-        parser.error(str(error))
+        print(f"error: {error}", file=sys.stderr)
+        raise SystemExit(2) from error
 
 
 if __name__ == "__main__":

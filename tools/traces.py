@@ -15,12 +15,11 @@ memory, then the rest, whose last ones stay.  `lru` and `second-chance` go in as
 Prints a JSON line per policy: rows or blocks needed and read, bytes.
 """
 
-import argparse
-import json
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +28,7 @@ from blockstore.store import Store, open_store
 from blockstore.units import parse_bytes
 from loaderd.devicecost import FLASH
 from loaderd.trace import BLOCKS, ROWS
+from tools.command import parse, put
 from tools.layout import touched
 from tools.replay import (
     LRU,
@@ -50,8 +50,6 @@ BLOCK_POLICIES = {
 
 
 class Record(NamedTuple):
-    """One record of a trace."""
-
     kind: int
     run: int
     number: int
@@ -89,7 +87,6 @@ class Needs(NamedTuple):
 
     @property
     def times(self) -> int:
-        """Groups, or hops."""
         return self.starts.size - 1
 
 
@@ -156,16 +153,19 @@ def block_lines(store: Store, records: list[Record], slots: int) -> list[dict[st
     return lines
 
 
+@dataclass(frozen=True)
+class Options:
+    trace: Path
+    store: Path
+    entries: Annotated[int, "rows that the cache holds"] = 0
+    look: Annotated[int, "groups that next-use knows of"] = 1
+    gap_pages: Annotated[int, "read over"] = FLASH.gap_pages
+    graph_mem: Annotated[str, "memory for graph blocks"] = "0"
+
+
 def main(words: list[str]) -> list[dict[str, Any]]:
     """Replay a trace; returns the lines that are printed."""
-    parser = argparse.ArgumentParser(prog="tools.traces", description=__doc__)
-    parser.add_argument("trace", type=Path)
-    parser.add_argument("store", type=Path)
-    parser.add_argument("--entries", type=int, default=0, help="rows that the cache holds")
-    parser.add_argument("--look", type=int, default=1, help="groups that next-use knows of")
-    parser.add_argument("--gap-pages", type=int, default=FLASH.gap_pages, help="read over")
-    parser.add_argument("--graph-mem", default="0", help="memory for graph blocks")
-    given = parser.parse_args(words)
+    given = parse(Options, words, __doc__, "tools.traces")
     store = open_store(given.store)
     records = list(read_trace(given.trace))
     lines = []
@@ -173,9 +173,7 @@ def main(words: list[str]) -> list[dict[str, Any]]:
         lines += row_lines(store, records, given.entries, given.look, given.gap_pages)
     slots = parse_bytes(given.graph_mem) // store.manifest.block_bytes
     lines += block_lines(store, records, slots) if slots else []
-    for line in lines:
-        print(json.dumps(line), flush=True)
-    return lines
+    return [put(line, None) for line in lines]
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """What minibatches touch, against plain Python."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,15 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from blockstore.format import PAGE_BYTES, row_geometry
-from blockstore.store import open_store
+from blockstore.store import open_store, read_rows
 from loaderd.memory.ledger import served_rows
 from preprocess.__main__ import app
 from tests.graphs import make_csc
 from tests.stores import write_store
-from tools.layout import Task, extents_of, main, sample_batches, table, touched
+from tools.layout import Options, extents_of, main, sample_batches, table, touched
 
 NODES = 4000
-TASK = Task((3, 2), batch_size=20, batches=3, together=2, seed=5)
+GIVEN = Options((), (3, 2), batch_size=20, batches=3, together=2, seed=5, mem="64M")
 
 
 @pytest.fixture(scope="module")
@@ -46,29 +47,28 @@ def test_extents_are_those_of_the_bytes(store, nodes):
     assert found == touched(store, rows)
 
 
-def test_held_blocks_are_those_of_the_frontiers(store):
-    (relation,) = store.manifest.relations
+def test_blocks_are_those_in_which_the_columns_of_the_frontiers_begin(store):
+    (relation,), (node_type,) = store.manifest.relations, store.manifest.types
     first_node = store.first_node(relation)
-    for nodes, held in sample_batches(store, TASK, 1 << 20):
-        assert np.unique(nodes).size == nodes.size >= TASK.batch_size
-        seeds = nodes[: TASK.batch_size]
-        heads = np.searchsorted(first_node, seeds.astype(np.uint64), side="right") - 1
-        held_blocks = set(np.concatenate(held).tolist())
-        assert set(heads.tolist()) <= held_blocks
-        everywhere = np.searchsorted(first_node, nodes.astype(np.uint64), side="right") - 1
-        giants = {b for b in range(relation.num_blocks) if first_node[b] == first_node[b + 1]}
-        assert held_blocks <= set(everywhere.tolist()) | giants
-
-
-def test_a_small_memory_finds_the_same(store):
-    few, many = (list(sample_batches(store, TASK, mem)) for mem in (1, 1 << 30))
-    for (some, _), (others, _) in zip(few, many, strict=True):
-        assert some.tolist() == others.tolist()
+    batches = list(sample_batches(store, GIVEN))
+    assert len(batches) == GIVEN.batches
+    for nodes, hops in batches:
+        assert np.unique(nodes).size == nodes.size >= GIVEN.batch_size
+        heads = {int(np.searchsorted(first_node, node, "right")) - 1 for node in nodes}
+        seeds = nodes[: GIVEN.batch_size]
+        assert hops[0].tolist() == sorted(
+            {int(np.searchsorted(first_node, node, "right")) - 1 for node in seeds}
+        )
+        assert len(hops) == 2
+        assert set(hops[1].tolist()) <= heads
+    split = read_rows(store, node_type.splits["train"])
+    stored = read_rows(store, node_type.store_id)
+    assert set(batches[0][0][:20].tolist()) <= set(stored[split].tolist())
 
 
 def test_too_small_a_split_is_said(store):
     with pytest.raises(ValueError, match=r"split 'train' has 2000 nodes, 4000 are asked for"):
-        next(sample_batches(store, TASK._replace(batches=200), 1 << 20))
+        next(sample_batches(store, replace(GIVEN, batches=200)))
 
 
 def test_orders_are_compared(tmp_path, capsys):

@@ -14,7 +14,6 @@ nothing.
 The exit code is 1 if a fault survived or ran out of time, 2 if a text is not found exactly once.
 """
 
-import argparse
 import ast
 import os
 import shutil
@@ -27,8 +26,11 @@ import tomllib
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
+
+from tools.command import parse, table
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 LIST = Path(__file__).with_name("faults.toml")
@@ -38,8 +40,6 @@ LEFT_OUT = (".git", ".venv", ".hypothesis", ".mypy_cache", ".ruff_cache", "demo"
 
 
 class Fault(NamedTuple):
-    """One entry of the list."""
-
     name: str
     file: str
     old: str
@@ -55,7 +55,6 @@ class Fault(NamedTuple):
         return folder
 
     def selection(self, root: Path, whole: bool) -> list[str]:
-        """Arguments of pytest."""
         folder = self.folder(root)
         own = folder / f"test_{Path(self.file).stem}.py"
         if self.tests and not whole:
@@ -140,8 +139,6 @@ def _link(source: str, target: str) -> None:
 
 
 class Tested(NamedTuple):
-    """What pytest did."""
-
     code: int | None  # None: the time was up
     printed: str
     seconds: float
@@ -149,7 +146,6 @@ class Tested(NamedTuple):
 
 
 def run_tests(selection: Sequence[str], root: Path, limit_s: float) -> Tested:
-    """Run pytest in a copy."""
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:randomly", *selection]
     environment = os.environ | {"PYTHONPATH": str(root)}
     with tempfile.TemporaryFile("w+") as out:
@@ -170,8 +166,6 @@ def run_tests(selection: Sequence[str], root: Path, limit_s: float) -> Tested:
 
 
 class Outcome(NamedTuple):
-    """What became of a fault."""
-
     fault: Fault
     verdict: str  # killed, SURVIVED, TIMED OUT
     seconds: float
@@ -206,29 +200,23 @@ def passes_clean(faults: Sequence[Fault], root: Path, whole: bool) -> bool:
 
 def print_table(outcomes: Sequence[Outcome]) -> None:
     """A row for each fault, then the counts."""
-    print(
-        "\n| fault | file | verdict | seconds | what goes wrong |\n| --- | --- | --- | --- | --- |"
-    )
+    rows = [["fault", "file", "verdict", "seconds", "what goes wrong"]]
     for o in outcomes:
-        name, file, *_, wrong, _ = o.fault
-        print(f"| {name} | {file} | {o.verdict} | {o.seconds:.0f} | {wrong} |")
+        rows.append([o.fault.name, o.fault.file, o.verdict, f"{o.seconds:.0f}", o.fault.wrong])
     counts = Counter(o.verdict for o in outcomes)
-    print(f"\n{', '.join(f'{n} {verdict}' for verdict, n in sorted(counts.items()))}")
+    print(f"\n{table(rows)}\n\n{', '.join(f'{n} {v}' for v, n in sorted(counts.items()))}")
 
 
-def parse(words: Sequence[str] | None) -> argparse.Namespace:
-    """Options of the command."""
-    parser = argparse.ArgumentParser(prog="tools.mutants", description=__doc__.split("\n")[0])
-    parser.add_argument("--only", action="append", default=[], help="a fault by name; repeatable")
-    parser.add_argument("--jobs", type=int, default=1, help="faults at a time")
-    parser.add_argument("--limit", type=float, default=LIMIT_S, help="seconds for a fault's tests")
-    parser.add_argument("--folder", action="store_true", help="all files of the mirrored folder")
-    return parser.parse_args(words)
+@dataclass(frozen=True)
+class Options:
+    only: Annotated[tuple[str, ...], "faults by name"] = ()
+    jobs: Annotated[int, "faults at a time"] = 1
+    limit: Annotated[float, "seconds for a fault's tests"] = LIMIT_S
+    folder: Annotated[bool, "all files of the mirrored folder"] = False
 
 
-def main(words: Sequence[str] | None = None) -> int:
-    """Returns the exit code."""
-    options = parse(words)
+def main(words: Sequence[str]) -> int:
+    options = parse(Options, words, __doc__, "tools.mutants")
     faults = read_faults()
     if unknown := set(options.only) - {fault.name for fault in faults}:
         print(f"error: no fault {', '.join(sorted(unknown))} in {LIST}")
@@ -251,4 +239,4 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))
