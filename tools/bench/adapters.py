@@ -16,9 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from clients.hetero import HeteroDataset
 from clients.mfg import to_hetero_mfgs, to_mfgs, to_minibatch
-from clients.torch import NeighborDataset
+from clients.torch import HeteroDataset, NeighborDataset
 from tools.bench.harness import GraphOptions, Plan, Run, Side
 from tools.bench.setup import GraphSize, make_store, serving
 

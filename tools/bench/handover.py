@@ -22,7 +22,7 @@ from clients.batch import BatchReader
 from clients.connection.buffers import BufferPool
 from clients.connection.remote import RemoteSession
 from clients.connection.session import Session
-from clients.torch import to_batch
+from clients.torch import Batch, batch_fields, only_type
 from loaderd.protocol import Attach, BatchReady
 from loaderd.wire.curve import new_pair
 from loaderd.wire.keys import AUTHORIZED, KNOWN, PUBLIC, write_pair
@@ -95,7 +95,7 @@ def epoch(session: Session, reader: BatchReader, think_s: float) -> Mapping[str,
     begun, cpu = time.perf_counter(), time.process_time()
     for step in range(session.attached.num_steps):
         asked = time.perf_counter()
-        batch = to_batch(reader.read(step), session.attached)
+        batch = Batch(**only_type(batch_fields(reader.read(step), session.attached)))
         waits.append(time.perf_counter() - asked)
         tensors = (batch.x, batch.y, batch.edge_index, batch.n_id, batch.input_id)
         num_bytes += sum(t.nbytes for t in tensors if t is not None)

@@ -43,6 +43,22 @@ def make_graph(folder: Path, size: GraphSize) -> Path:
     return path
 
 
+def make_timed_graph(folder: Path, size: GraphSize) -> Path:
+    """The same graph, each edge with a time in [0, nodes)."""
+    graph = make_graph(folder, size)
+    path = graph.with_name(f"{graph.name}-times")
+    if not (path / "edge_time.npy").exists():
+        path.mkdir(exist_ok=True)
+        for file in graph.iterdir():
+            if not (path / file.name).exists():
+                os.link(file, path / file.name)
+        num_edges = np.load(graph / "edge_index.npy", mmap_mode="r").shape[1]
+        times = np.random.default_rng(0).integers(0, size.nodes, num_edges, dtype=np.int32)
+        np.save(path / "times.npy", times)
+        (path / "times.npy").rename(path / "edge_time.npy")
+    return path
+
+
 def make_store(folder: Path, graph: Path, mem: str = "2G") -> Path:
     store = folder / f"store-{graph.name}"
     if not store.exists():

@@ -11,7 +11,7 @@ from torch_geometric.data import Data, HeteroData
 from torch_geometric.loader import LinkNeighborLoader, NeighborLoader
 
 from blockstore.store import open_store, read_rows
-from clients import pyg, pyglink
+from clients import pyg
 from clients.torch import HopDataset, NeighborDataset
 
 
@@ -29,7 +29,7 @@ class Run(NamedTuple):
 def nodes(run: Run) -> Iterable[Any]:
     options = run.options
     return NeighborDataset(
-        run.endpoint, "train", options.num_neighbors, options.batch_size, run.seed,
+        run.endpoint, "train", options.num_neighbors, options.batch_size, seed=run.seed,
         **run.way.options,
     )  # fmt: skip
 
@@ -75,7 +75,7 @@ def _link_options(run: Run) -> dict[str, Any]:
 
 def links(run: Run) -> Iterable[Any]:
     """Our loader of seed edges in PyG's place."""
-    return pyglink.LinkNeighborLoader(run.endpoint, seed=run.seed, **_link_options(run))
+    return pyg.LinkNeighborLoader(run.endpoint, seed=run.seed, **_link_options(run))
 
 
 def pyg_links(run: Run) -> Iterable[Any]:
