@@ -109,7 +109,8 @@ def open_ours(
 def mapped(store: Path) -> list[NDArray[np.float32]]:
     """The arrays, mapped: without gaps, a shard is a plain array."""
     found: list[NDArray[np.float32]] = []
-    for array in open_store(store).manifest.types[0].hops["train"].operators["sym"]:
+    (arrays,) = open_store(store).manifest.types[0].hops["train"].operators.values()
+    for array in arrays:
         shard = store / shard_path(array.path, 0, 2)
         found.append(np.memmap(shard, np.float32, "c", shape=(array.num_rows, *array.row_shape)))
     return found
