@@ -27,13 +27,13 @@ from loaderd.advise.measuring import report_on
 from loaderd.advise.text import advice_json, advice_text
 from loaderd.allocator import share_heaps
 from loaderd.config import read_config
-from loaderd.engine.engine import default_settings
-from loaderd.engine.stores import Stores
 from loaderd.errors import DaemonError, Refused
 from loaderd.logs import logging_to_stderr, tell
 from loaderd.memory.ledger import EngineSettings, plan_budget
 from loaderd.notify import notify
 from loaderd.protocol import Attach
+from loaderd.sessions.engine import default_settings
+from loaderd.sessions.stores import Stores
 from loaderd.sharing.exchange import Exchange
 from loaderd.shell.daemon import Access, Daemon
 from loaderd.shell.daemon import serve as serve_engine

@@ -6,7 +6,6 @@ from typing import NamedTuple
 
 from loaderd.batch.rows import Addressed
 from loaderd.batch.structure import Structure
-from loaderd.hyper.session import Sampled
 from loaderd.memory.workspace import Workspace
 from loaderd.plans.base import Unit
 from loaderd.protocol import BatchReady, RowGroup
@@ -35,9 +34,7 @@ class Job:
 
     run: int
     unit: Unit
-    work: Workspace | None  # None: a batch of a hyperbatch, until it is filled
-    sampled: Sampled | None = None  # where the structure stands meanwhile
-    cached: bool = False  # the row cache has its rows
+    work: Workspace | None  # None: it waits for one, or has given it back
     structure: Structure | None = None
     addressed: Addressed | None = None
     structure_bytes: int = 0
@@ -48,7 +45,12 @@ class Job:
     finished: bool = False  # its last group is filled: the workspace is free again
     leases: dict[int, list[int]] = field(default_factory=dict)  # group -> slots not yet released
     cancelled: bool = False
-    handed_out: bool = False  # what was sampled is not needed any more
+
+    @property
+    def workspace(self) -> Workspace:
+        """That of the worker who has the batch."""
+        assert self.work is not None
+        return self.work
 
 
 class RowSizes(NamedTuple):
@@ -87,6 +89,11 @@ class SessionState:
         self._largest = 0  # slots of one group so far
 
     @property
+    def num_slots(self) -> int:
+        """All of its slots, free and leased."""
+        return self._total
+
+    @property
     def depth(self) -> int:
         """Batches that can be lent at a time, as far as is known: of the window, and of slots."""
         if self._largest == 0:
@@ -111,12 +118,6 @@ class SessionState:
     def idle(self) -> bool:
         """Whether every slot is back."""
         return len(self._free) == self._total
-
-    def take_all(self) -> list[int]:
-        """Give up the session's slots; it must be idle."""
-        assert self.idle
-        slots, self._free, self._total = self._free, [], 0
-        return slots
 
     def begin(self, run: int, epoch: int, step: int, stride: int) -> list[Job]:
         """A new run: what earlier ones hold is taken back; returns jobs that no worker has.

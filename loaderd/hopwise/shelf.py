@@ -13,6 +13,7 @@ from blockstore.io.arena import Arena
 from blockstore.io.reader import BlockReader, Reading, wait_all
 from loaderd.hopwise.files import HopArray
 from loaderd.memory.slots import LOOK_WAIT_S, SlotBroker
+from loaderd.protocol import LedgerEntry
 
 _PIECE_PAGES = 4096  # of each array, at a time, where all is read
 _PIECES = 2  # on their way at once
@@ -168,13 +169,16 @@ class Shelf:
                     self._broker.give(self._held.pop(path)[1])
                     del self._users[path]
 
-    @property
-    def num_slots(self) -> int:
-        """Slots of all that is held."""
+    def ledger_entries(self) -> list[LedgerEntry]:
+        """What is held, which no session's entry counts."""
         with self._lock:
-            return sum(len(slots) for _, slots in self._held.values())
-
-    @property
-    def num_arrays(self) -> int:
-        """Arrays held."""
-        return len(self._held)
+            slots = sum(len(slots) for _, slots in self._held.values())
+            if not slots:
+                return []
+            return [
+                LedgerEntry(
+                    "session memory, hop-wise arrays",
+                    slots * self._slot_bytes,
+                    f"{len(self._held)} arrays held, for all sessions that use them",
+                )
+            ]

@@ -235,6 +235,7 @@ class Hyper:
             self._changed.notify_all()
         for thread in self._threads:
             thread.join()
+        del self._sampler, self._hand  # they lead back to the session, and nobody uses them now
 
     # -- threads ----------------------------------------------------------------------------------
 

@@ -18,14 +18,10 @@ from numpy.typing import NDArray
 from blockstore.errors import StoreError
 from blockstore.store import Store, open_store
 from loaderd.batch.failures import error_text
-from loaderd.engine.least import least_slots
-from loaderd.engine.production import Deliver, Out
-from loaderd.engine.stores import Stores
 from loaderd.errors import DaemonError, Refused, SessionLost
 from loaderd.memory.ledger import request_bytes
 from loaderd.memory.slots import RequestArea, SlotBroker
 from loaderd.meter import add_counts
-from loaderd.plans.chunks import METHOD_OF
 from loaderd.protocol import (
     Attach,
     Attached,
@@ -38,6 +34,9 @@ from loaderd.protocol import (
     Start,
     StoreStatus,
 )
+from loaderd.sessions.base import Deliver, Out
+from loaderd.sessions.kinds import find_kind
+from loaderd.sessions.stores import Stores
 from loaderd.sharing.errands import Errands, do_all
 from loaderd.sharing.line import Lease, Line
 from loaderd.sharing.linebook import Book, Group, Key, Order, Seat
@@ -113,11 +112,11 @@ class Exchange:
         alone = number if timed or not kept else 0
         key = Key(resolved, request.rank, request.world_size, request.plan, alone)
         with self._maker.opening:
-            hopwise = request.plan in METHOD_OF  # their lines do not get wider: another one first
-            if (attached := self._join(number, key, request, 2 if hopwise else 1)) is not None:
+            kind = find_kind(request.plan)  # of lines that do not get wider another one first
+            if (attached := self._join(number, key, request, 2 - kind.resizable)) is not None:
                 return attached
             slot_bytes = self.arena.slot_bytes
-            least = least_slots(engine.store.manifest, request, resolved, slot_bytes)
+            least = kind.least_slots(engine.store.manifest, request, resolved, slot_bytes)
             order = Order(engine, request, seeds, least, kept)
             try:
                 attached, line = self._maker.open_line(key, order)

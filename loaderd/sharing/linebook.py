@@ -11,8 +11,6 @@ from msgspec import structs
 from numpy.typing import NDArray
 
 from blockstore import concurrency
-from loaderd.engine.engine import Engine
-from loaderd.engine.stores import Stores
 from loaderd.guarded import Guarded
 from loaderd.memory.ledger import is_session_entry, requests_entry, session_entry_name
 from loaderd.meter import Meter, add_counts
@@ -25,6 +23,8 @@ from loaderd.protocol import (
     SessionStatus,
     StoreStatus,
 )
+from loaderd.sessions.engine import Engine
+from loaderd.sessions.stores import Stores
 from loaderd.sharing.line import Lease, Line
 
 

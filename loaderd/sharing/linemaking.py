@@ -6,12 +6,12 @@ from functools import partial
 
 from blockstore import concurrency
 from loaderd.batch.failures import error_text
-from loaderd.engine.engine import Engine
-from loaderd.engine.production import Deliver
-from loaderd.engine.stores import Stores
 from loaderd.errors import Refused, ShuttingDown
-from loaderd.plans.chunks import METHOD_OF
 from loaderd.protocol import Attached, ErrorReply
+from loaderd.sessions.base import Deliver
+from loaderd.sessions.engine import Engine
+from loaderd.sessions.kinds import find_kind
+from loaderd.sessions.stores import Stores
 from loaderd.sharing.errands import Errands, do_all
 from loaderd.sharing.line import Line
 from loaderd.sharing.linebook import Book, Group, Key, Order, Seat
@@ -68,7 +68,7 @@ class LineMaker:
         self._stores.gather(order.engine, share, self._book.is_busy)
         stubborn: set[int] = set()
         if cut and share and broker.available() < share:
-            stubborn = self._cut_down(order, share, METHOD_OF)  # what they hold: read again
+            stubborn = self._cut_down(order, share)
             self._stores.gather(order.engine, share, self._book.is_busy)
         try:
             return self._take_line(order, share)
@@ -76,7 +76,7 @@ class LineMaker:
             if share == 0:
                 raise
         if cut:
-            self._cut_down(order, share, (), stubborn)
+            self._cut_down(order, share, True, stubborn)
         self._stores.gather(order.engine, self._arena.num_slots, self._book.is_busy)
         return self._take_line(order, 0)  # it may need more than its share
 
@@ -93,11 +93,11 @@ class LineMaker:
         return attached, Line(attached.session, attached.num_steps, depth, share)
 
     def _cut_down(
-        self, order: Order, share: int, sparing: Container[str], tried: Container[int] = ()
+        self, order: Order, share: int, every: bool = False, tried: Container[int] = ()
     ) -> set[int]:
         """Lines with more than `share` slots end, and others go on in their place.
 
-        sparing   plans whose lines stay as they are
+        every     also those that would have to read all again
         tried     lines whose followers have not released in time before
 
         Nothing is done where that makes no room for what is ordered.  Returns the lines that stay,
@@ -110,7 +110,9 @@ class LineMaker:
             large = [
                 line
                 for key, group in self._book.groups.items()
-                if key.plan not in sparing and group.order.again and group.order.least <= share
+                if (every or find_kind(key.plan).resizable)
+                and group.order.again
+                and group.order.least <= share
                 for line in group.lines
                 if held.get(line.number, 0) * ranks[line.number] > share
                 if line.number not in tried

@@ -7,9 +7,9 @@ the lock free.
 from collections.abc import Callable, Iterable
 
 from blockstore import concurrency
-from loaderd.engine.production import Deliver
 from loaderd.errors import SessionLost
 from loaderd.protocol import BatchReady, ChunkReady, ErrorReply, Start
+from loaderd.sessions.base import Deliver
 from loaderd.sharing.line import Line, Sent
 from loaderd.sharing.linebook import Book, Group, Key, Seat
 

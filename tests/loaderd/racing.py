@@ -11,7 +11,6 @@ import numpy as np
 
 from blockstore import concurrency
 from blockstore.store import Store, open_store
-from loaderd.engine.stores import Stores
 from loaderd.errors import DaemonError
 from loaderd.memory.ledger import (
     LEAST_SESSION,
@@ -32,6 +31,7 @@ from loaderd.protocol import (
     SeedEdges,
     Start,
 )
+from loaderd.sessions.stores import Stores
 from loaderd.sharing import exchange as sharing
 from loaderd.sharing.exchange import Exchange
 from tests.graphs import make_csc

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from blockstore.store import open_store
-from loaderd.engine.engine import default_settings
-from loaderd.engine.stores import Stores
 from loaderd.protocol import Attach, BatchReady, Blob, ErrorReply, Release, Start
+from loaderd.sessions.engine import default_settings
+from loaderd.sessions.stores import Stores
 from loaderd.sharing.exchange import Exchange
 
 WAIT_S = 30

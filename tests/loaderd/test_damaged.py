@@ -22,9 +22,9 @@ from blockstore.store import open_store
 from clients.hetero import HeteroDataset
 from clients.hopwise.dataset import HopDataset
 from clients.torch import NeighborDataset
-from loaderd.engine.engine import default_settings
-from loaderd.engine.stores import Stores
 from loaderd.errors import DaemonError
+from loaderd.sessions.engine import default_settings
+from loaderd.sessions.stores import Stores
 from loaderd.sharing.exchange import Exchange
 from loaderd.shell.daemon import Daemon
 from loaderd.wire.endpoint import Endpoint, claim

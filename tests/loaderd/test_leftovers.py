@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from blockstore.store import open_store
-from loaderd.engine.engine import default_settings
-from loaderd.engine.stores import Stores
 from loaderd.errors import Refused
 from loaderd.protocol import Attach, ErrorReply, Release, Start
+from loaderd.sessions.engine import default_settings
+from loaderd.sessions.stores import Stores
 from loaderd.sharing.exchange import Exchange
 from tests.graphs import make_csc
 from tests.hopstores import make_hops, write_hop_store

@@ -181,7 +181,8 @@ class Model(RuleBasedStateMachine):
             self.place()
         if not self.failed:
             assert list(dict.fromkeys(s for s, _ in self.sent)) == self.expected
-            assert sorted(self.state.take_all()) == self.all
+            assert self.state.idle
+            assert sorted(self.state._free) == self.all
 
 
 TestModel = Model.TestCase

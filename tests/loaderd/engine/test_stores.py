@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from blockstore.store import open_store
-from loaderd.engine.stores import Stores
 from loaderd.errors import Refused
 from loaderd.memory.ledger import EngineSettings, table_entries
 from loaderd.protocol import Attach, Attached, BatchReady, ErrorReply, Release, Start
+from loaderd.sessions.stores import Stores
 from loaderd.sharing.exchange import Exchange
 from loaderd.wire.endpoint import parse_endpoint
 from loaderd.wire.transport import ask_status
@@ -156,7 +156,7 @@ def test_a_reload_takes_tables_out_of_free_slots_if_nothing_is_set_aside(folders
             for name in daemon.stores.engines:
                 daemon.epoch(name)
             for engine, run in daemon.stores._tables.items():
-                first_node = engine.topology.relations[0].first_node
+                first_node = engine.resources.topology.relations[0].first_node
                 assert np.shares_memory(first_node, arena.data) == bool(run)
             tables = sum(len(run) for run in daemon.stores._tables.values())
             owned = sum(e.broker.num_slots for e in daemon.stores.all())
@@ -212,7 +212,7 @@ def test_a_reload_leaves_what_sessions_without_a_line_need(folders):
             (line,) = exchange._book.lines.values()
         assert exchange._book.unserved() == 0
         exchange._maker._end(line)
-        daemon.stores.find("a")._production.wait_ended(WAIT_S)
+        daemon.stores.find("a").wait_ended(WAIT_S)
         needed = exchange._book.unserved()
         taken = broker.take(broker.free() - needed - 1)
         daemon.paths = folders[:2]

@@ -139,19 +139,20 @@ def test_arrays_are_held_once_and_leave_with_their_last_user():
     with shelf(20) as (held, broker):
         first, second = held.take([a, b]), held.take([a])  # type: ignore[list-item]
         assert first[0] is second[0]
-        assert (held.num_arrays, held.num_slots) == (2, 2 * each)
+        (entry,) = held.ledger_entries()
+        assert entry.num_bytes == 2 * each * 4 * PAGE_BYTES
         assert held.missing_slots([a, Array("c")]) == each  # type: ignore[list-item]
         held.give(first)
-        assert (held.num_arrays, broker.left) == (1, 20 - each)
+        assert broker.left == 20 - each
         held.give(second)
-        assert (held.num_arrays, broker.left) == (0, 20)
+        assert (held.ledger_entries(), broker.left) == ([], 20)
 
 
 def test_what_has_no_room_leaves_nothing_behind():
     with shelf(4) as (held, broker):
         with pytest.raises(Refused, match="not to be had"):
             held.take([Array("a"), Array("b")])  # type: ignore[list-item]
-        assert (held.num_arrays, held.num_slots, broker.left) == (0, 0, 4)
+        assert (held.ledger_entries(), broker.left) == ([], 4)
         held.give(held.take([Array("b")]))  # type: ignore[list-item]
         assert broker.left == 4
 
