@@ -7,7 +7,7 @@ from typing import NamedTuple
 from loaderd.batch.rows import Addressed
 from loaderd.batch.structure import Structure
 from loaderd.memory.workspace import Workspace
-from loaderd.plans.base import Unit
+from loaderd.plans.base import Positions, Unit
 from loaderd.protocol import BatchReady, RowGroup
 
 
@@ -78,7 +78,7 @@ class SessionState:
     def __init__(self, window: int, num_steps: int, slots: list[int], sizes: RowSizes) -> None:
         """`slots`: the session's own share of the arena for structure, addresses and row areas."""
         self.window, self.num_steps, self.sizes = window, num_steps, sizes
-        self.run, self.epoch, self.next_step, self.stride = -1, 0, num_steps, 1
+        self.run, self.epoch, self.next_step, self.order = -1, 0, num_steps, Positions()
         self.jobs: dict[tuple[int, int], Job] = {}  # by run and step, not wholly released
         self._free = list(slots)
         self._total = len(slots)
@@ -119,7 +119,7 @@ class SessionState:
         """Whether every slot is back."""
         return len(self._free) == self._total
 
-    def begin(self, run: int, epoch: int, step: int, stride: int) -> list[Job]:
+    def begin(self, run: int, epoch: int, step: int, order: Positions) -> list[Job]:
         """A new run: what earlier ones hold is taken back; returns jobs that no worker has.
 
         The caller drops their pins and workspaces; those a worker has are marked cancelled.
@@ -134,13 +134,18 @@ class SessionState:
         self._order.clear()
         self._outbox.clear()
         self._sequence = self._next_out = 0
-        self.run, self.epoch, self.next_step, self.stride = run, epoch, step, stride
+        self.run, self.epoch, self.next_step, self.order = run, epoch, step, order
         return ended
 
-    def proceed(self, run: int, epoch: int, step: int, stride: int) -> None:
+    def proceed(self, run: int, epoch: int, step: int, order: Positions) -> None:
         """A new run behind one of which every batch has been handed over: leases stay."""
         assert not self._order
-        self.run, self.epoch, self.next_step, self.stride = run, epoch, step, stride
+        self.run, self.epoch, self.next_step, self.order = run, epoch, step, order
+
+    def narrow(self, ranks: tuple[int, ...]) -> None:
+        """From now on the run goes on with the batches of fewer ranks."""
+        self.order = self.order._replace(ranks=ranks)
+        self.next_step = self.order.from_here(self.next_step)
 
     def may_start(self) -> bool:
         """Whether one more batch may be built now."""
@@ -151,7 +156,7 @@ class SessionState:
         job = Job(self.run, unit, work)
         self.jobs[job.run, unit.step] = job
         self._order.append(job)
-        self.next_step += self.stride
+        self.next_step = self.order.after(self.next_step)
         return job
 
     def admit(self, job: Job) -> None:

@@ -57,17 +57,22 @@ class EngineSession(Protocol):
     def describe(self, request: int) -> Attached:
         """The reply to the client."""
 
-    def start(self, start: Start) -> None:
+    def start(self, start: Start, ranks: tuple[int, ...] = ()) -> None:
         """Begin a run: earlier ones of the session end.  A start that is not newer does nothing.
+
+        ranks   of a session that serves every rank of a job: whose batches are built; (): all
 
         Raises SessionLost: it is detached; Refused: a position that no epoch has.
         """
 
-    def proceed(self, start: Start) -> None:
+    def proceed(self, start: Start, ranks: tuple[int, ...] = ()) -> None:
         """Begin a run behind one of which every batch was delivered: what is leased stays so.
 
         Raises SessionLost.
         """
+
+    def narrow(self, run: int, ranks: tuple[int, ...]) -> None:
+        """Go on with the batches of fewer ranks, if the session is at this run."""
 
     def release(self, release: Release) -> None:
         """The client is done with a row group."""
@@ -113,6 +118,8 @@ class Kind(NamedTuple):
     open: Callable[["StoreResources", int, Attach, NDArray[np.int64] | None], EngineSession]
     # `widen` gives it more batches in flight, and with less memory it does not read all anew
     resizable: bool = True
+    # one session can serve every rank of a job: of rank `EVERY_RANK`, its steps are positions
+    every_rank: bool = False
 
 
 class Shared(Protocol):

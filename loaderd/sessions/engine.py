@@ -222,8 +222,10 @@ class Engine:
             raise SessionLost(f"session {number} is not open")
         return session
 
-    def start(self, start: Start) -> None:
+    def start(self, start: Start, ranks: tuple[int, ...] = ()) -> None:
         """Begin a run: earlier ones of the session end.  A start that is not newer does nothing.
+
+        ranks   as for `EngineSession.start`
 
         Raises SessionLost: it is not open, or not any more; Refused: a position that no epoch has.
         """
@@ -232,11 +234,16 @@ class Engine:
                 f"epoch {start.epoch}, step {start.step}, stride {start.stride}: "
                 "expected 0 or more, 0 or more, 1 or more"
             )
-        self._open_session(start.session).start(start)
+        self._open_session(start.session).start(start, ranks)
 
-    def proceed(self, start: Start) -> None:
+    def proceed(self, start: Start, ranks: tuple[int, ...] = ()) -> None:
         """A new run behind one of which every batch was delivered: what is leased stays so."""
-        self._open_session(start.session).proceed(start)
+        self._open_session(start.session).proceed(start, ranks)
+
+    def narrow(self, number: int, run: int, ranks: tuple[int, ...]) -> None:
+        """A run of a session goes on with the batches of fewer ranks."""
+        if (session := self._find(number)) is not None:
+            session.narrow(run, ranks)
 
     def release(self, release: Release) -> None:
         """A client is done with a row group."""

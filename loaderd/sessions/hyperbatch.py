@@ -28,7 +28,7 @@ from loaderd.hyper.single import BatchSampler, Crew, Workspaces, expand
 from loaderd.memory.ledger import ServedRows, SessionNeed
 from loaderd.memory.slots import LOOK_WAIT_S
 from loaderd.memory.workspace import Sizes, Workspace
-from loaderd.plans.base import Unit
+from loaderd.plans.base import Positions, Unit
 from loaderd.plans.hyperbatch import HyperbatchPlan
 from loaderd.plans.minibatch import MinibatchPlan
 from loaderd.protocol import Attach, Start
@@ -144,11 +144,14 @@ class HyperbatchSession(SampledSession):
 
     # -- what `SampledSession` asks ---------------------------------------------------------------
 
-    def _begin(self, start: Start) -> None:
-        self._hyper.begin(start.run, start.epoch, start.step, start.stride)
+    def _begin(self, start: Start, order: Positions) -> None:
+        self._hyper.begin(start.run, start.epoch, start.step, order)
 
-    def _proceed(self, start: Start) -> None:
-        self._hyper.proceed(start.run, start.epoch, start.step, start.stride)
+    def _proceed(self, start: Start, order: Positions) -> None:
+        self._hyper.proceed(start.run, start.epoch, start.step, order)
+
+    def _narrow(self, run: int, ranks: tuple[int, ...]) -> None:
+        self._hyper.narrow(run, ranks)
 
     def _start_batches(self) -> None:
         """Its threads do, of their own accord."""
@@ -350,4 +353,4 @@ def _fall_back(
     return SampledSession(resources, number, spec, plain.served, memory)
 
 
-HYPERBATCH = Kind(resolve_sampled, least_slots, open_hyperbatches)
+HYPERBATCH = Kind(resolve_sampled, least_slots, open_hyperbatches, every_rank=True)

@@ -30,7 +30,7 @@ from loaderd.macro.shelf import Hold, Key, Memory, Reader
 from loaderd.memory.ledger import ServedRows, SessionNeed, served_rows
 from loaderd.memory.slots import LOOK_WAIT_S, WAIT_S
 from loaderd.memory.workspace import Carver, Sizes
-from loaderd.plans.base import Unit
+from loaderd.plans.base import Positions, Unit
 from loaderd.plans.macrobatch import MacrobatchPlan, SeedGroups
 from loaderd.plans.roots import node_roots
 from loaderd.protocol import Attach, LedgerEntry, MacroBatch, Skipped, Start
@@ -111,16 +111,16 @@ class MacrobatchSession(SampledSession):
 
     # -- which macro-batch is needed --------------------------------------------------------------
 
-    def start(self, start: Start) -> None:
+    def start(self, start: Start, ranks: tuple[int, ...] = ()) -> None:
         if self._macro.waiting and start.stride > 1:
             raise Refused("reuse while waiting: expected no DataLoader workers beside the one")
-        super().start(start)
+        super().start(start, ranks)
 
-    def _begin(self, start: Start) -> None:
+    def _begin(self, start: Start, order: Positions) -> None:
         """A step behind the end of the epoch means that no run begins."""
         with self._job.changed:
             reader = self._reader
-            self._stride, reader.waiting_since = start.stride, 0
+            self._stride, reader.waiting_since = order.stride, 0
             live, reader.live = reader.live, False  # unless the run really begins
             reader.run = start.run
             if start.step < self._plan.num_steps:

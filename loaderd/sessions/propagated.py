@@ -116,7 +116,8 @@ class PropagatedSession:
             ),
         )  # fmt: skip
 
-    def start(self, start: Start) -> None:
+    def start(self, start: Start, ranks: tuple[int, ...] = ()) -> None:
+        del ranks
         with self._changed:
             self._check_open()
             if start.run <= self._run:
@@ -125,11 +126,15 @@ class PropagatedSession:
             self._leased.clear()
             self._begin_run(start)
 
-    def proceed(self, start: Start) -> None:
+    def proceed(self, start: Start, ranks: tuple[int, ...] = ()) -> None:
+        del ranks
         with self._changed:
             self._check_open()
             assert self._next >= self._plan.num_steps
             self._begin_run(start)
+
+    def narrow(self, run: int, ranks: tuple[int, ...]) -> None:
+        """It serves one rank."""
 
     def _check_open(self) -> None:
         if self._stop.is_set():

@@ -24,7 +24,7 @@ from loaderd.errors import SessionLost
 from loaderd.memory.ledger import EdgeItems, ServedRows, session_entry_name
 from loaderd.memory.workspace import clear_workspace
 from loaderd.meter import Meter
-from loaderd.plans.base import Unit
+from loaderd.plans.base import Positions, Unit
 from loaderd.plans.minibatch import MinibatchPlan
 from loaderd.protocol import (
     Attach,
@@ -86,12 +86,17 @@ class SampledSession:
 
     # -- what another kind of sampled batches does in its own way ---------------------------------
 
-    def _begin(self, start: Start) -> None:
+    def _begin(self, start: Start, order: Positions) -> None:
         """A run begins."""
 
-    def _proceed(self, start: Start) -> None:
+    def _proceed(self, start: Start, order: Positions) -> None:
         """A run begins behind one of which all batches were delivered."""
-        self._begin(start)
+        self._begin(start, order)
+
+    def _narrow(self, run: int, ranks: tuple[int, ...]) -> None:
+        """The run goes on with the batches of fewer ranks."""
+        del run
+        self._state.narrow(ranks)
 
     def _start_batches(self) -> None:
         """Have workers begin batches, as many as may be on their way."""
@@ -172,25 +177,35 @@ class SampledSession:
             tuple(map(_row_spec, self._served)),
         )  # fmt: skip
 
-    def start(self, start: Start) -> None:
+    def _order(self, start: Start, ranks: tuple[int, ...]) -> Positions:
+        together = self._plan.together
+        return Positions(start.stride, together, ranks or tuple(range(together)))
+
+    def start(self, start: Start, ranks: tuple[int, ...] = ()) -> None:
         with self._lock:
             self._check_open()
             state = self._state
             if start.run <= state.run:
                 return
-            self._recycle_all(state.begin(start.run, start.epoch, start.step, start.stride))
-            self._meter.begin(len(range(start.step, state.num_steps, start.stride)))
-            self._attempt(partial(self._begin, start))
+            order = self._order(start, ranks)
+            self._recycle_all(state.begin(start.run, start.epoch, start.step, order))
+            self._meter.begin(order.left(start.step, state.num_steps))
+            self._attempt(partial(self._begin, start, order))
             self._pump()
 
-    def proceed(self, start: Start) -> None:
+    def proceed(self, start: Start, ranks: tuple[int, ...] = ()) -> None:
         with self._lock:
             self._check_open()
-            state = self._state
-            state.proceed(start.run, start.epoch, start.step, start.stride)
-            self._meter.begin(len(range(start.step, state.num_steps, start.stride)))
-            self._attempt(partial(self._proceed, start))
+            state, order = self._state, self._order(start, ranks)
+            state.proceed(start.run, start.epoch, start.step, order)
+            self._meter.begin(order.left(start.step, state.num_steps))
+            self._attempt(partial(self._proceed, start, order))
             self._pump()
+
+    def narrow(self, run: int, ranks: tuple[int, ...]) -> None:
+        with self._lock:
+            if not self._closed and self._state.run == run:
+                self._narrow(run, ranks)
 
     def _check_open(self) -> None:
         if self._closed:
@@ -237,7 +252,7 @@ class SampledSession:
             self._stop()
             self._meter.end()
             if not self._resources.draining.is_set():  # else clients may still read what is leased
-                self._recycle_all(self._state.begin(1 << 62, 0, 1 << 62, 1))
+                self._recycle_all(self._state.begin(1 << 62, 0, 1 << 62, Positions()))
         self._closing.begin(self._has_threads)
 
     def join(self) -> None:
@@ -315,7 +330,8 @@ class SampledSession:
     def _fail(self, unit: Unit, run: int, text: str) -> None:
         """Nothing more comes of a run; the client is told."""
         self._meter.end()
-        self._deliver(failure(self.number, unit, run, text))
+        step = unit.step // self._plan.together
+        self._deliver(failure(self.number, unit, run, text, step))
 
     def _deliver(self, message: Out) -> None:
         self._resources.deliver(self.number, message)
@@ -480,4 +496,4 @@ def open_minibatches(resources: StoreResources, number: int, asked: Asked) -> Sa
     return SampledSession(resources, number, spec, asked.served, memory)
 
 
-SAMPLED = Kind(resolve_sampled, least_slots, open_sampled)
+SAMPLED = Kind(resolve_sampled, least_slots, open_sampled, every_rank=True)

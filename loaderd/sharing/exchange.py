@@ -22,6 +22,7 @@ from loaderd.errors import DaemonError, Refused, SessionLost
 from loaderd.memory.ledger import request_bytes
 from loaderd.memory.slots import RequestArea, SlotBroker
 from loaderd.meter import add_counts
+from loaderd.plans.base import EVERY_RANK
 from loaderd.protocol import (
     Attach,
     Attached,
@@ -105,40 +106,44 @@ class Exchange:
         """Open a session: at a line that is there, or at one of its own.  Raises Refused."""
         engine = self._stores.find(request.store)
         resolved = engine.identify(request, seeds)
-        kept = seeds is None or self._keeps(request, resolved, seeds)
+        kept = seeds is None or self._keeps(resolved, seeds)
         timed = resolved.macro is not None and resolved.macro.waiting
         with self._book.lock:
             number, self._next = self._next, self._next + 1
         alone = number if timed or not kept else 0
+        kind, rank = find_kind(request.plan), 0  # of lines that do not get wider another one first
+        if kind.every_rank and request.world_size > 1:
+            request, rank = structs.replace(request, rank=EVERY_RANK), request.rank
         key = Key(resolved, request.rank, request.world_size, request.plan, alone)
         with self._maker.opening:
-            kind = find_kind(request.plan)  # of lines that do not get wider another one first
-            if (attached := self._join(number, key, request, 2 - kind.resizable)) is not None:
+            if (attached := self._join(number, key, rank, request, 2 - kind.resizable)) is not None:
                 return attached
             slot_bytes = self.arena.slot_bytes
             least = kind.least_slots(engine.store.manifest, request, resolved, slot_bytes)
             order = Order(engine, request, seeds, least, kept)
             try:
                 attached, line = self._maker.open_line(key, order)
+                attached = structs.replace(attached, num_steps=attached.num_steps // key.world)
             except Refused:
-                if (joined := self._join(number, key, request, 1)) is None:
+                if (joined := self._join(number, key, rank, request, 1)) is None:
                     raise
                 return joined
             with self._book.lock:
                 ids = seeds.copy() if seeds is not None and kept else None
                 order = order._replace(ids=ids)
                 group = self._book.groups.setdefault(key, Group(key, order, attached))
-                self._seating.seat(number, key, group, line, attached.window)
+                seat = Seat(number, key, rank, attached.window, line)
+                self._seating.seat(seat, group, line)
         return structs.replace(attached, session=number)
 
-    def _keeps(self, request: Attach, resolved: Resolved, seeds: NDArray[np.int64]) -> bool:
+    def _keeps(self, resolved: Resolved, seeds: NDArray[np.int64]) -> bool:
         """Whether the ids of a session are kept: those of its group are, or there is room."""
         with self._book.lock:
-            key = Key(resolved, request.rank, request.world_size, request.plan, 0)
             groups = self._book.groups
+            known = any(k.resolved == resolved and not k.alone for k in groups)
             held = sum(g.order.ids.nbytes for g in groups.values() if g.order.ids is not None)
             room = request_bytes(self.settings.mem_bytes) // _KEPT
-            return key in groups or held + seeds.nbytes <= room
+            return known or held + seeds.nbytes <= room
 
     def borrow(self, request: Attach) -> RequestArea:
         """Room for the numbers of a request, until it has been served.  Raises Refused."""
@@ -148,7 +153,9 @@ class Exchange:
             self._stores.gather(engine, wanted, self._book.is_busy)
             return engine.borrow(request)
 
-    def _join(self, number: int, key: Key, request: Attach, least: int) -> Attached | None:
+    def _join(
+        self, number: int, key: Key, rank: int, request: Attach, least: int
+    ) -> Attached | None:
         """Take a place at a line that lends so many batches, at least; None where there is none."""
         with self._book.lock:
             group = self._book.groups.get(key)
@@ -160,9 +167,9 @@ class Exchange:
             with self._book.lock:
                 line.depth = max(1, depth)
                 here = line.number in self._book.lines
-                if here and line.has_room() and line.depth >= least:
+                if here and line.has_room(rank) and line.depth >= least:
                     window = request.window or group.attached.window
-                    self._seating.seat(number, key, group, line, window)
+                    self._seating.seat(Seat(number, key, rank, window, line), group, line)
                     return structs.replace(
                         group.attached, request=request.request, session=number, window=window
                     )
@@ -197,7 +204,7 @@ class Exchange:
             if macro is not None and macro.waiting and start.stride > 1:
                 raise Refused("reuse while waiting: expected no DataLoader workers beside the one")
             session.run, session.epoch, session.stride = start.run, start.epoch, start.stride
-            session.step = start.step
+            session.step = start.step * session.key.world + session.rank
             steps = self._book.groups[session.key].attached.num_steps
             session.meter.begin(len(range(start.step, steps, start.stride)))
             todo = self._book.give_back(session)
@@ -211,16 +218,14 @@ class Exchange:
             if session is None:
                 return
             todo: Todo = []
+            step = release.step * session.key.world + session.rank
             for line in (session.line, *session.left):
-                if line is not None and line.holds(session.number, release.step):
-                    todo += self._release(session, line, release)
+                if line is not None and line.holds(session.number, step):
+                    todo += self._release(session, line, structs.replace(release, step=step))
                     break
-            if session.line is None and not session.wants and self._unfinished(session):
+            if session.line is None and not session.wants and self._book.unfinished(session):
                 todo += self._maker.find_place(session)  # it fell behind, and is alive
         do_all(todo)
-
-    def _unfinished(self, session: Seat) -> bool:
-        return session.step < self._book.groups[session.key].attached.num_steps and session.run >= 0
 
     def _release(self, session: Seat, line: Line, release: Release) -> Todo:
         whole, freed = line.release(session.number, release.run, release.step, release.group)

@@ -2,6 +2,9 @@
 
 A line is a session of the engine; it builds each batch once.  Its followers are the sessions that
 clients know.  A batch stays where it is until every follower that wants it has released it.
+
+A line may serve every rank of a job.  What is a step here is then a position, `step * world + rank`
+(`loaderd.plans.base.Positions`): a follower goes from one position of its rank to the next.
 """
 
 from collections.abc import Callable, Iterator
@@ -10,6 +13,7 @@ from typing import NamedTuple, TypeVar
 
 from msgspec import structs
 
+from loaderd.plans.base import Positions
 from loaderd.protocol import BatchReady, ChunkReady, ErrorReply, RowGroup, Skipped, Start
 
 Piece = BatchReady | ChunkReady | RowGroup
@@ -44,10 +48,11 @@ class Follower:
 
     number: int
     window: int  # batches that it may hold, at most
+    rank: int = 0  # of those that the line serves
     run: int = -1  # the client's
     line_run: int = -1  # the newest of the line's that it follows, or has followed
     next: int = 0  # step that it is sent next
-    stride: int = 1
+    stride: int = 1  # to the one after it
     active: bool = False  # it wants batches
     expected: bool = False  # it does not yet, and will from the line's first step on
     held: dict[int, int] = field(
@@ -65,15 +70,20 @@ class Sent(NamedTuple):
 class Line:
     """What a line has delivered, and to whom it goes.  Its owner calls it under a lock."""
 
-    def __init__(self, number: int, num_steps: int, depth: int, share: int = 0) -> None:
+    def __init__(
+        self, number: int, num_steps: int, depth: int, share: int = 0, world: int = 1
+    ) -> None:
         """`number`: of the engine's session.  `depth`: batches that can be lent at a time.
 
         share   slots that it was opened with, at most; 0: as many as there were
+        world   ranks that it serves
         """
+        self.world = world
         self.number, self.num_steps, self.depth, self.share = number, num_steps, depth, share
-        self.run, self.epoch, self.stride = 0, -1, 1
+        self.run, self.epoch, self.order = 0, -1, Positions(1, world)
         self.first = self.front = num_steps  # of the run: its first step, the next to be delivered
         self.error: ErrorReply | None = None
+        self.served = 0  # batches of its run that it has delivered
         self.closing = False  # nothing more is sent: another line goes on in its place
         self.stuck = False  # those who have left it hold all that it can lend
         self.in_parts = False  # a batch of it did not fit whole
@@ -101,36 +111,36 @@ class Line:
         """Whether a follower holds anything."""
         return any(f.held for f in self.followers.values())
 
-    def begin(self, run: int, epoch: int, step: int, stride: int) -> None:
+    def begin(self, run: int, epoch: int, step: int, order: Positions) -> None:
         """The line has been told to deliver from here on."""
-        self.run, self.epoch, self.stride, self.error = run, epoch, stride, None
-        self.stuck, self.asked = False, 0
+        self.run, self.epoch, self.order, self.error = run, epoch, order, None
+        self.stuck, self.asked, self.served = False, 0, 0
         self._skips.clear()
         self.first = self.front = step
 
     def can_join(self, epoch: int, step: int, stride: int) -> bool:
         """Whether a follower could be served from there on: nothing of it has gone."""
         ends = self.closing or self.stuck or self.error is not None
-        if ends or (epoch, stride) != (self.epoch, self.stride):
+        if ends or (epoch, stride) != (self.epoch, self.order.stride):
             return False
-        if step > self.front or step < self.first or (step - self.first) % stride:
+        rank, every = step % self.world, stride * self.world
+        off = (step // self.world - self.first // self.world) % stride
+        if rank not in self.order.ranks or off or not self.first <= step < self.front + every:
             return False
-        ahead = range(step, min(self.front, self.num_steps), stride)
+        ahead = range(step, min(self.front, self.num_steps), every)
         found = (self._products.get((self.run, s)) for s in ahead)
         return all(p is not None and p.untouched for p in found)
 
-    def has_room(self) -> bool:
+    def has_room(self, rank: int = 0) -> bool:
         """Whether one more can follow.
 
         Not where batches come in parts: who holds the first part of one that it is not done with
-        keeps the next from everybody, who cannot begin that batch anew elsewhere.
+        keeps the next from everybody, who cannot begin that batch anew elsewhere.  Each rank of a
+        job has another batch: with fewer at a time than ranks, they would wait for each other.
         """
-        return not self.closing and not self.stuck and not self.in_parts
-
-    @property
-    def served(self) -> int:
-        """Batches of its run that it has delivered."""
-        return len(range(self.first, self.front, self.stride))
+        ranks = {rank, *(f.rank for f in self.followers.values())}
+        several = len(ranks) == 1 or self.depth > len(ranks)
+        return several and not self.closing and not self.stuck and not self.in_parts
 
     @property
     def may_end(self) -> bool:
@@ -144,12 +154,31 @@ class Line:
             return self.depth
         return max(1, self.depth // (len(self.followers) + 1))
 
+    def narrow(self) -> tuple[int, ...]:
+        """Whose batches are built from now on, if nobody wants those of other ranks; (): no change.
+
+        What is on its way for these still comes.
+        """
+        along = {f.rank for f in self.followers.values() if f.active or f.expected}
+        ranks = tuple(rank for rank in self.order.ranks if rank in along)
+        if not ranks or ranks == self.order.ranks:
+            return ()
+        self.order = self.order._replace(ranks=ranks)
+        self.front = self.order.from_here(self.front)
+        return ranks
+
     # -- followers --------------------------------------------------------------------------------
 
-    def add(self, number: int, window: int) -> None:
+    def add(self, number: int, window: int, rank: int = 0) -> None:
         """A session that has not begun; what it will want is kept where that can be."""
-        follower = self.followers[number] = Follower(number, window)
-        follower.expected = self.run == 0 or self.can_join(self.epoch, self.first, self.stride)
+        follower = self.followers[number] = Follower(number, window, rank)
+        first = self.first // self.world * self.world + rank
+        follower.expected = self.run == 0 or self.can_join(self.epoch, first, self.order.stride)
+
+    def ranks_of(self, number: int) -> tuple[int, ...]:
+        """Whose batches a run of one of its followers is to have: of all that are to go along."""
+        along = [f for f in self.followers.values() if f.active or f.expected]
+        return tuple(sorted({f.rank for f in [*along, self.followers[number]]}))
 
     def follow(self, number: int, run: int, step: int, stride: int) -> list[Lease]:
         """A follower begins at a step that `can_join` has found; returns what nobody wants now.
@@ -159,9 +188,9 @@ class Line:
         follower = self.followers[number]
         assert not follower.held
         follower.run, follower.line_run, follower.next = run, self.run, step
-        follower.stride, follower.active, follower.expected = stride, True, False
+        follower.stride, follower.active, follower.expected = stride * self.world, True, False
         for (line_run, at), product in self._products.items():
-            if line_run == self.run and at >= step:
+            if line_run == self.run and at >= step and (at - step) % self.world == 0:
                 for left in product.left:
                     if left is not None:
                         left.add(number)
@@ -238,7 +267,8 @@ class Line:
         else:
             wanted = {n for n, f in self.followers.items() if self._wants(f, *key)}
             if piece.run == self.run:  # not one that was on its way when another run began
-                self.front = max(self.front, piece.step + self.stride)
+                self.front = max(self.front, self.order.after(piece.step))
+                self.served += 1
         product.pieces.append(piece)
         product.left.append(set(wanted))
         product.whole = _last(piece)
@@ -276,10 +306,12 @@ class Line:
             f.line_run = run if f.active else -1
         if not (live := self.live):
             return None
-        self.begin(run, old.epoch, min(f.next for f in live), old.stride)
+        ranks = tuple(sorted({f.rank for f in self.followers.values()}))
+        self.begin(run, old.epoch, min(f.next for f in live), old.order._replace(ranks=ranks))
         return Start(
-            session=self.number, run=run, epoch=self.epoch, step=self.first, stride=self.stride
-        )
+            session=self.number, run=run, epoch=self.epoch, step=self.first,
+            stride=self.order.stride,
+        )  # fmt: skip
 
     def due(self) -> list[Sent]:
         """All that can be sent now."""
@@ -292,7 +324,7 @@ class Line:
         while f.active and len(f.held) < min(credit, f.window):
             if (skip := self._skips.get((f.line_run, f.next))) is not None:
                 f.next = skip.to
-                yield Sent(f.number, _numbered(skip, f))
+                yield Sent(f.number, _numbered(skip, f, self.world))
                 continue
             product = self._products.get((f.line_run, f.next))
             if product is None:
@@ -304,7 +336,7 @@ class Line:
         behind = f.line_run == self.run and f.next < self.front
         if f.active and self.error is not None and f.line_run == self.run and not behind:
             f.active = False
-            yield Sent(f.number, _numbered(self.error, f))
+            yield Sent(f.number, _numbered(self.error, f, self.world))
         elif f.active and f.next >= self.num_steps:
             f.active = False
             f.expected = True
@@ -331,8 +363,10 @@ class Line:
         return number in self.followers and step in self.followers[number].held
 
     def _wants(self, f: Follower, run: int, step: int) -> bool:
-        if f.expected:
-            return run == self.run > f.line_run
+        if step % self.world != f.rank:
+            return False
+        if f.expected or (self.world > 1 and f.active and f.line_run < self.run):
+            return run == self.run > f.line_run  # it follows as soon as it is through with the last
         ahead = f.active and run == f.line_run and step >= f.next
         return ahead and (step - f.next) % f.stride == 0
 
@@ -355,7 +389,7 @@ class Line:
         return [Lease(*key, group)]
 
     def _to(self, f: Follower, piece: Piece) -> Sent:
-        return Sent(f.number, _numbered(piece, f))
+        return Sent(f.number, _numbered(piece, f, self.world))
 
 
 def _last(piece: Piece) -> bool:
@@ -367,9 +401,9 @@ def _last(piece: Piece) -> bool:
 Numbered = TypeVar("Numbered", bound=BatchReady | ChunkReady | RowGroup | Skipped | ErrorReply)
 
 
-def _numbered(message: Numbered, f: Follower) -> Numbered:
-    """The same for a session: with its number, and that of its run."""
+def _numbered(message: Numbered, f: Follower, world: int) -> Numbered:
+    """The same for a session: with its number, that of its run, and its step for a position."""
+    own = {"session": f.number, "run": f.run, "step": message.step // world}
     if isinstance(message, BatchReady):
-        own = structs.replace(message.rows, session=f.number, run=f.run)
-        return structs.replace(message, session=f.number, run=f.run, rows=own)
-    return structs.replace(message, session=f.number, run=f.run)
+        return structs.replace(message, **own, rows=structs.replace(message.rows, **own))
+    return structs.replace(message, **own)

@@ -14,6 +14,7 @@ from blockstore import concurrency
 from loaderd.guarded import Guarded
 from loaderd.memory.ledger import is_session_entry, requests_entry, session_entry_name
 from loaderd.meter import Meter, add_counts
+from loaderd.plans.base import EVERY_RANK
 from loaderd.protocol import (
     Attach,
     Attached,
@@ -32,10 +33,15 @@ class Key(NamedTuple):
     """What sessions must have in common to share a line."""
 
     resolved: Resolved
-    rank: int
+    rank: int  # or EVERY_RANK: a line serves all ranks of a job
     world_size: int
     plan: str
     alone: int  # number of a session that shares with nobody, else 0
+
+    @property
+    def world(self) -> int:
+        """Ranks that a line serves."""
+        return self.world_size if self.rank == EVERY_RANK else 1
 
     @property
     def job(self) -> "Key":
@@ -59,7 +65,7 @@ class Group:
 
     key: Key
     order: Order
-    attached: Attached  # of the first line
+    attached: Attached  # of the first line, in steps
     lines: list[Line] = field(default_factory=list)
 
     @property
@@ -74,12 +80,13 @@ class Seat:
 
     number: int
     key: Key
+    rank: int  # of those that its line serves
     window: int  # batches that it may hold, at most
     line: Line | None = None  # None: it has to find one
     left: list[Line] = field(default_factory=list)  # where it still holds something
     run: int = -1
     epoch: int = 0
-    step: int = 0  # that it wants next, where it has no line
+    step: int = 0  # that it wants next, where it has no line; as its line counts
     stride: int = 1
     wants: bool = False  # a line, as soon as there is one
     batches: int = 0
@@ -144,6 +151,11 @@ class Book:
         ranks = Counter(key.job for key in keys)
         return {line.number: ranks[key.job] for key in keys for line in self.groups[key].lines}
 
+    def unfinished(self, session: Seat) -> bool:
+        """Whether the run of a session that has no line has steps to come."""
+        steps = self.groups[session.key].attached.num_steps * session.key.world
+        return session.step < steps and session.run >= 0
+
     def put_up(self, group: Group, line: Line) -> None:
         self.lines[line.number], self.at[line.number] = line, group.engine
         group.lines.append(line)
@@ -164,10 +176,16 @@ class Book:
         """Give up all of a session's places; returns what is to be asked of the engine."""
         todo: list[Callable[[], None]] = []
         for line in (*session.left, *([session.line] if session.line is not None else [])):
-            todo += self.releases(line, line.remove(session.number))
+            todo += self.releases(line, line.remove(session.number)) + self.narrow(line)
             todo += self.close_if_empty(session.key, line)
         session.left, session.line, session.wants = [], None, False
         return todo
+
+    def narrow(self, line: Line) -> list[Callable[[], None]]:
+        """Batches of ranks of which nobody is left are not built any more."""
+        if not (ranks := line.narrow()):
+            return []
+        return [partial(self.at[line.number].narrow, line.number, line.run, ranks)]
 
     def close_if_empty(self, key: Key, line: Line) -> list[Callable[[], None]]:
         """End a line that nobody is at; returns what is to be asked of the engine."""
@@ -279,7 +297,7 @@ class Book:
             plan=attached.plan if at is None else at.plan,
             seeds=attached.resolved.seeds,
             epoch=session.epoch,
-            step=min(step, attached.num_steps),
+            step=min(step // session.key.world, attached.num_steps),
             num_steps=attached.num_steps,
             in_flight=held,
             window=session.window,

@@ -7,6 +7,7 @@ from functools import partial
 from blockstore import concurrency
 from loaderd.batch.failures import error_text
 from loaderd.errors import Refused, ShuttingDown
+from loaderd.plans.base import EVERY_RANK
 from loaderd.protocol import Attached, ErrorReply
 from loaderd.sessions.base import Deliver
 from loaderd.sessions.engine import Engine
@@ -90,7 +91,9 @@ class LineMaker:
             share = (
                 0  # nothing is gained by opening it anew when there is room for more, or it cannot
             )
-        return attached, Line(attached.session, attached.num_steps, depth, share)
+        every = order.request.rank == EVERY_RANK
+        world = order.request.world_size if every else 1
+        return attached, Line(attached.session, attached.num_steps, depth, share, world)
 
     def _cut_down(
         self, order: Order, share: int, every: bool = False, tried: Container[int] = ()
@@ -186,7 +189,7 @@ class LineMaker:
         if gone:
             end()
         elif start is not None:
-            self._seating.command(group.engine.start, start)
+            self._seating.command(group.engine.start, start, smaller.order.ranks)
 
     def _line_instead(self, order: Order, share: int) -> Line | None:
         """A line with `share` slots.  If it cannot do with these, it gets back what it had.
@@ -290,7 +293,7 @@ class LineMaker:
             else:
                 group = self._book.groups[session.key]
                 self._book.put_up(group, line)
-                line.add(session.number, session.window)
+                line.add(session.number, session.window, session.rank)
                 session.line = line
                 todo = self._seating.begin(session, line, fresh=True)
         do_all(todo)
@@ -304,6 +307,6 @@ class LineMaker:
                 session.number,
                 ErrorReply(
                     error=Refused.__name__, message=error_text(error), session=session.number,
-                    run=session.run, step=session.step,
+                    run=session.run, step=session.step // session.key.world,
                 ),
             )  # fmt: skip

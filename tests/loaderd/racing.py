@@ -74,6 +74,10 @@ KINDS = {
     "rank 1": Kind(
         "graph", {"plan": "macrobatch", **_SMALL, "macro_partitions": 3, "world_size": 2, "rank": 1}
     ),
+    "plain rank 0": Kind("graph", {"plan": "minibatch", **_SMALL, "world_size": 2}),
+    "plain rank 1": Kind("graph", {"plan": "minibatch", **_SMALL, "world_size": 2, "rank": 1}),
+    "hyper rank 0": Kind("graph", {"plan": "hyperbatch", **_SMALL, "world_size": 2}),
+    "hyper rank 1": Kind("graph", {"plan": "hyperbatch", **_SMALL, "world_size": 2, "rank": 1}),
     "other": Kind("other", {"plan": "auto", **_SMALL}),
     "other hyperbatch": Kind("other", {"plan": "hyperbatch", **_SMALL}),
     "other minibatch": Kind("other", {"plan": "minibatch", **_SMALL}),

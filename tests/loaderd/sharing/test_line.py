@@ -4,6 +4,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from loaderd.plans.base import Positions
 from loaderd.protocol import BatchReady, Blob, RowGroup
 from loaderd.sharing.line import Lease, Line, Sent
 
@@ -28,7 +29,7 @@ def test_a_batch_stays_until_all_who_were_sent_it_have_released_it():
     line = Line(1, 5, 4)
     line.add(7, 4)
     line.add(8, 4)
-    line.begin(1, 0, 0, 1)
+    line.begin(1, 0, 0, Positions())
     line.follow(7, 1, 0, 1)
     line.follow(8, 1, 0, 1)
     sent, freed = line.arrive(piece(1, 0))
@@ -41,7 +42,7 @@ def test_a_batch_stays_until_all_who_were_sent_it_have_released_it():
 def test_who_joins_is_sent_what_is_there_and_keeps_it_from_leaving():
     line = Line(1, 5, 6)
     line.add(7, 6)
-    line.begin(1, 0, 0, 1)
+    line.begin(1, 0, 0, Positions())
     line.follow(7, 1, 0, 1)
     for step in range(2):
         line.arrive(piece(1, step))
@@ -56,7 +57,7 @@ def test_who_joins_is_sent_what_is_there_and_keeps_it_from_leaving():
 def test_nobody_joins_where_a_part_of_a_batch_has_gone():
     line = Line(1, 5, 4)
     line.add(7, 4)
-    line.begin(1, 0, 0, 1)
+    line.begin(1, 0, 0, Positions())
     line.follow(7, 1, 0, 1)
     line.arrive(piece(1, 0, last=False))
     assert line.can_join(0, 0, 1)
@@ -69,7 +70,7 @@ def test_nobody_joins_where_a_part_of_a_batch_has_gone():
 
 def test_nobody_joins_another_epoch_stride_or_between_two_steps():
     line = Line(1, 9, 4)
-    line.begin(1, 2, 1, 2)
+    line.begin(1, 2, 1, Positions(2))
     assert line.can_join(2, 1, 2)
     assert not line.can_join(1, 1, 2)
     assert not line.can_join(2, 1, 1)
@@ -83,7 +84,7 @@ def test_a_run_is_not_over_before_the_last_row_group_of_its_last_batch():
     """No other run may go on behind it: the engine still has to place row groups."""
     line = Line(1, 1, 4)
     line.add(7, 4)
-    line.begin(1, 0, 0, 1)
+    line.begin(1, 0, 0, Positions())
     line.follow(7, 1, 0, 1)
     line.arrive(piece(1, 0, last=False))
     line.release(7, 1, 0, 0)
@@ -97,13 +98,13 @@ def test_a_line_in_the_place_of_another_takes_no_follower_of_an_earlier_run():
     line = Line(1, 3, 4)
     for session, window in ((7, 4), (8, 1)):
         line.add(session, window)
-    line.begin(1, 0, 0, 1)
+    line.begin(1, 0, 0, Positions())
     for session in (7, 8):
         line.follow(session, 1, 0, 1)
     for step in range(3):
         line.arrive(piece(1, step))
         line.release(7, 1, step, 0)
-    line.begin(2, 1, 0, 1)  # the run goes on in epoch 1
+    line.begin(2, 1, 0, Positions())  # the run goes on in epoch 1
     line.follow(7, 2, 0, 1)
     line.closing = True
     line.release(8, 1, 0, 0)
@@ -118,13 +119,18 @@ def test_a_line_in_the_place_of_another_takes_no_follower_of_an_earlier_run():
 class Model(RuleBasedStateMachine):
     """A line of batches, whole or in two parts, and up to three sessions at places of their own.
 
-    As the engine does it, a further part comes when nobody has the one before any more.
+    It serves one rank, or both of a job.  As the engine does it, a further part comes when nobody
+    has the one before any more.
     """
 
-    @initialize(depth=st.integers(1, 6), steps=st.integers(1, 7), parts=st.integers(1, 2))
-    def open(self, depth, steps, parts):
-        self.parts = parts
-        self.line = Line(1, steps, depth)
+    @initialize(
+        depth=st.integers(1, 6), steps=st.integers(1, 7), parts=st.integers(1, 2),
+        world=st.integers(1, 2),
+    )  # fmt: skip
+    def open(self, depth, steps, parts, world):
+        self.parts, self.world = parts, world
+        self.line = Line(1, steps * world, depth, world=world)
+        self.rank: dict[int, int] = {}
         self.steps, self.run = steps, 0
         self.lent: set[Lease] = set()  # of the engine, not yet given back
         self.arriving: list[tuple[int, int]] = []  # parts that the engine still brings
@@ -132,6 +138,9 @@ class Model(RuleBasedStateMachine):
         self.next: dict[int, int] = {}  # session -> step that must come next
         self.runs: dict[int, int] = {}
         self.whole: dict[tuple[int, int], bool] = {}
+
+    def at(self, session, step):
+        return step * self.world + self.rank[session]
 
     @rule()
     def due(self):
@@ -153,19 +162,22 @@ class Model(RuleBasedStateMachine):
             assert key not in self.held[session]
             self.held[session][key] = self.line.followers[session].line_run
 
-    @precondition(lambda self: len(self.held) < 3 and self.line.has_room())
-    @rule(window=st.integers(1, 4))
-    def add(self, window):
-        session = max(self.held, default=0) + 1
-        self.line.add(session, window)
+    @precondition(lambda self: len(self.held) < 3)
+    @rule(window=st.integers(1, 4), rank=st.integers(0, 1))
+    def add(self, window, rank):
+        session, rank = max(self.held, default=0) + 1, rank % self.world
+        if not self.line.has_room(rank):
+            return
+        self.line.add(session, window, rank)
+        self.rank[session] = rank
         self.held[session], self.runs[session] = {}, 0
 
     def ready(self):
         return [s for s in self.held if not self.held[s] and not self.line.followers[s].active]
 
     @precondition(lambda self: self.ready() and not self.line.lent)
-    @rule(step=st.integers(0, 6), data=st.data())
-    def begin(self, step, data):
+    @rule(step=st.integers(0, 6), along=st.booleans(), data=st.data())
+    def begin(self, step, along, data):
         session = data.draw(st.sampled_from(self.ready()))
         if any(f.active for f in self.line.followers.values()):
             return
@@ -173,23 +185,30 @@ class Model(RuleBasedStateMachine):
             self.freed(self.line.drop(number))
         self.freed(list(self.lent))  # the engine takes back what an earlier run was lent
         self.run += 1
-        self.line.begin(self.run, self.run, min(step, self.steps), 1)
-        self.arriving = [(s, g) for s in range(min(step, self.steps), self.steps)
-                         for g in range(self.parts)]  # fmt: skip
+        for number in self.held:
+            if along and number != session:
+                self.line.expect(number)
+        order, step = Positions(1, self.world, self.line.ranks_of(session)), min(step, self.steps)
+        assert self.rank[session] in order.ranks
+        position, self.arriving = order.first(step), []
+        self.line.begin(self.run, self.run, position, order)
+        while position < self.steps * self.world:
+            self.arriving += [(position, g) for g in range(self.parts)]
+            position = order.after(position)
         self.line._products.clear()
-        self.follow(session, min(step, self.steps))
+        self.follow(session, step)
 
     def follow(self, session, step):
         self.runs[session] += 1
         self.next[session] = step
-        self.freed(self.line.follow(session, self.runs[session], step, 1))
+        self.freed(self.line.follow(session, self.runs[session], self.at(session, step), 1))
         self.take(self.line.due())
 
     @precondition(lambda self: self.run and self.ready())
     @rule(step=st.integers(0, 6), data=st.data())
     def join(self, step, data):
         session = data.draw(st.sampled_from(self.ready()))
-        if self.line.can_join(self.run, step, 1) and step <= self.steps:
+        if self.line.can_join(self.run, self.at(session, step), 1) and step <= self.steps:
             self.follow(session, step)
 
     @precondition(lambda self: self.arriving)
@@ -210,9 +229,14 @@ class Model(RuleBasedStateMachine):
         session = data.draw(st.sampled_from(sorted(s for s, h in self.held.items() if h)))
         step, group = data.draw(st.sampled_from(sorted(self.held[session])))
         line_run = self.held[session].pop((step, group))
-        lease = Lease(line_run, step, group)
-        others = any(h.get((step, group)) == line_run for s, h in self.held.items() if s != session)
-        _, freed = self.line.release(session, self.runs[session], step, group)
+        lease = Lease(line_run, self.at(session, step), group)
+        others = any(
+            h.get((step, group)) == line_run
+            for s, h in self.held.items()
+            if s != session and self.rank[s] == self.rank[session]
+        )
+        at = self.at(session, step)
+        _, freed = self.line.release(session, self.runs[session], at, group)
         assert not (others and freed), "another session still reads it"
         assert all(each == lease for each in freed)
         self.freed(freed)
@@ -226,11 +250,29 @@ class Model(RuleBasedStateMachine):
         self.freed(self.line.remove(session))
         self.take(self.line.due())
 
+    @precondition(lambda self: self.held and self.run)
+    @rule(data=st.data(), more=st.integers(0, 2))
+    def leave(self, data, more):
+        """One wants no more; batches of its rank end, but for those that are on their way."""
+        session = data.draw(st.sampled_from(sorted(self.held)))
+        self.freed(self.line.leave(session))
+        if ranks := self.line.narrow():
+            assert all(f.rank in ranks for f in self.line.live)
+            self.arriving = [
+                (at, group)
+                for number, (at, group) in enumerate(self.arriving)
+                if at % self.world in ranks or group > number or number // self.parts < more
+            ]
+        if not self.arriving:
+            assert self.line.front >= self.steps * self.world or not self.line.order.ranks
+        self.take(self.line.due())
+
     @invariant()
     def what_sessions_hold_is_lent(self):
         for session, held in getattr(self, "held", {}).items():
             for (step, group), line_run in held.items():
-                assert Lease(line_run, step, group) in self.lent, "it was given back meanwhile"
+                lease = Lease(line_run, self.at(session, step), group)
+                assert lease in self.lent, "it was given back meanwhile"
             window = min(self.line.followers[session].window, self.line.depth)
             assert len({step for step, _ in held}) <= window
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from loaderd.errors import Refused
+from loaderd.plans.base import Positions
 from loaderd.protocol import (
     ChunkReady,
     Skipped,
@@ -174,7 +175,7 @@ def test_nobody_leaves_a_line_that_is_closing(store):
     book, watch = serving.exchange._book, serving.exchange._watch
     with book.lock:
         (line,) = book.lines.values()
-        line.begin(1, 0, 0, 1)
+        line.begin(1, 0, 0, Positions())
         for session in (one.session, slow.session):
             line.follow(session, 1, 0, 1)
         line.closing, line.front = True, 2
@@ -203,7 +204,7 @@ def _ready(line: Line, step: int) -> ChunkReady:
 def test_steps_that_are_left_out_are_told_in_order():
     line = Line(7, num_steps=6, depth=2)
     line.add(1, window=2)
-    line.begin(run=1, epoch=0, step=0, stride=1)
+    line.begin(run=1, epoch=0, step=0, order=Positions())
     line.follow(1, run=4, step=0, stride=1)
     sent = [s.message for step in (0, 1) for s in line.arrive(_ready(line, step))[0]]
     assert [m.step for m in sent] == [0, 1]

@@ -11,6 +11,7 @@ from msgspec import structs
 
 from loaderd.errors import Refused
 from loaderd.memory.slots import WAIT_S
+from loaderd.plans.base import Positions
 from loaderd.protocol import Attach, BatchReady
 from loaderd.sharing import exchange, linewatch
 from loaderd.sharing import line as shared_line
@@ -259,7 +260,7 @@ def test_a_part_stays_until_all_are_done_with_it_and_nobody_joins_who_could_not_
     line = Line(7, num_steps=6, depth=1)
     for number in (1, 2):
         line.add(number, window=2)
-    line.begin(run=1, epoch=0, step=0, stride=1)
+    line.begin(run=1, epoch=0, step=0, order=Positions())
     for number in (1, 2):
         line.follow(number, run=4, step=0, stride=1)
     assert line.has_room()
