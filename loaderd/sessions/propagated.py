@@ -19,9 +19,11 @@ from loaderd.batch.failures import error_text, failure
 from loaderd.errors import Refused, SessionLost
 from loaderd.hopwise.cut import HopCut, cut_hops
 from loaderd.hopwise.files import HopArray, chosen_arrays
-from loaderd.hopwise.shelf import Arrival, Held, Shelf
 from loaderd.hopwise.source import (
     Answer,
+    ArrayCache,
+    Arrival,
+    Held,
     HeldRanges,
     HeldRows,
     PassingRanges,
@@ -52,7 +54,7 @@ class PropagatedMemory(NamedTuple):
 
     cut: HopCut
     allocation: Allocation  # buffers
-    cache: Shelf
+    cache: ArrayCache
     held: list[Held]  # arrays of the cache that are in memory for it
 
     def free(self) -> None:
@@ -353,9 +355,11 @@ class _Opening:
         return memory.ctypes.data - self._arena.data.ctypes.data
 
 
-def array_cache(resources: StoreResources) -> Shelf:
+def array_cache(resources: StoreResources) -> ArrayCache:
     """The arrays that are in memory whole, for all sessions of a store."""
-    return Shelf(resources.broker, resources.arena, resources.reader, resources.budget.slot_bytes)
+    return ArrayCache(
+        resources.broker, resources.arena, resources.reader, resources.budget.slot_bytes
+    )
 
 
 def open_propagated(

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from loaderd.hopwise.cut import HopCut
-from loaderd.hopwise.shelf import Arrival
-from loaderd.hopwise.source import Answer
+from loaderd.hopwise.source import Answer, Arrival
 from loaderd.plans.base import Unit
 from loaderd.protocol import ChunkReady, ErrorReply, Release, Start
 from loaderd.sessions.propagated import PropagatedSession
