@@ -11,7 +11,7 @@ from tests.loaderd.serving import Serving, Trainer
 from tests.stores import write_store
 
 NODES, WORLD, BATCH = 6000, 2, 200
-ROOM, TIGHT = 24 << 20, 1 << 20  # all in memory; a part of the rows
+ROOM, TIGHT = 24 << 20, 4 << 20  # all in memory; a part of the rows
 
 
 @pytest.fixture(scope="module")
