@@ -34,7 +34,6 @@ from loaderd.notify import notify
 from loaderd.protocol import Attach
 from loaderd.sessions.engine import default_settings
 from loaderd.sessions.stores import Stores
-from loaderd.sharing.exchange import Exchange
 from loaderd.shell.daemon import Access, Daemon
 from loaderd.shell.daemon import serve as serve_engine
 from loaderd.shell.owners import Admission, UserLimits, check_folder, group_id, user_name
@@ -45,6 +44,7 @@ from loaderd.sight.report import ledger_text, status_text, store_text
 from loaderd.sight.server import SightServer
 from loaderd.sight.top import run_top
 from loaderd.signals import Signals
+from loaderd.streams.service import StreamService
 from loaderd.wire.curve import new_pair
 from loaderd.wire.endpoint import Endpoint, claim, parse_endpoint
 from loaderd.wire.keys import PUBLIC, SECRET, keys_folder, write_pair
@@ -185,7 +185,7 @@ def _serve(
         with contextlib.ExitStack() as stack:
             stack.enter_context(opened)
             _reclaim(opened.arena)
-            exchange = stack.enter_context(Exchange(opened, paths))
+            exchange = stack.enter_context(StreamService(opened, paths))
             served = exchange.stores()
             line = (
                 "serving "

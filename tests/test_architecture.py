@@ -41,7 +41,7 @@ BELOW = {  # folder -> folders beside it, and modules, that it builds on
     "loaderd/hopwise": {"batch", "memory", "plans"},
     "loaderd/engine": {"batch", "hopwise", "hyper", "macro", "memory", "plans"},
     "loaderd/sessions": {"batch", "engine", "hopwise", "hyper", "macro", "memory", "plans"},
-    "loaderd/sharing": {"batch", "memory", "plans", "sessions"},
+    "loaderd/streams": {"batch", "memory", "plans", "sessions"},
     "loaderd/wire": {},
     "loaderd/shell": {"memory", "wire"},
     "loaderd/sight": {"memory"},
@@ -119,7 +119,7 @@ DOORS = {  # library -> the only files that import it, in the packages that are 
 CLOCKED = {"threading", "queue", "concurrent", "time"}  # from blockstore/concurrency.py alone, in
 SCHEDULED = [  # what runs under the schedules of tests/schedules.py
     "blockstore/io", "loaderd/batch", "loaderd/engine", "loaderd/hopwise", "loaderd/hyper",
-    "loaderd/macro", "loaderd/memory", "loaderd/plans", "loaderd/sessions", "loaderd/sharing",
+    "loaderd/macro", "loaderd/memory", "loaderd/plans", "loaderd/sessions", "loaderd/streams",
     "loaderd/devicecost.py", "loaderd/guarded.py", "loaderd/meter.py", "loaderd/trace.py",
 ]  # fmt: skip
 # what the daemon loads must stay light

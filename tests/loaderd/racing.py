@@ -32,8 +32,8 @@ from loaderd.protocol import (
     Start,
 )
 from loaderd.sessions.stores import Stores
-from loaderd.sharing import exchange as sharing
-from loaderd.sharing.exchange import Exchange
+from loaderd.streams import service as sharing
+from loaderd.streams.service import StreamService
 from tests.graphs import make_csc
 from tests.hopstores import make_hops, write_hop_store
 from tests.stores import write_store
@@ -158,7 +158,7 @@ class Serving:
         self.paths = [store.path for store in stores]
         self.inbox: Any = concurrency.SimpleQueue()
         self.stores = Stores(stores, EngineSettings(mem, WORKERS, READERS, reserve_bytes=reserve))
-        self.exchange = Exchange(self.stores, lambda: self.paths)
+        self.exchange = StreamService(self.stores, lambda: self.paths)
         self.exchange.deliver = lambda session, message: self.inbox.put((session, message))
         self.data = self.stores.arena.data
         self.before = self.held()
@@ -175,7 +175,7 @@ class Serving:
             "reserve": sum(e.num_bytes for e in self.stores.reserve_entries()) + tables,
             "retired": len(self.stores.retired),
             "ending": sum(e.ending for e in engines),
-            "lines": counters["lines"],
+            "streams": counters["streams"],
             "sessions": len(sessions),
         }
 

@@ -15,7 +15,7 @@ from loaderd.errors import Refused
 from loaderd.memory.ledger import EngineSettings, table_entries
 from loaderd.protocol import Attach, Attached, BatchReady, ErrorReply, Release, Start
 from loaderd.sessions.stores import Stores
-from loaderd.sharing.exchange import Exchange
+from loaderd.streams.service import StreamService
 from loaderd.wire.endpoint import parse_endpoint
 from loaderd.wire.transport import ask_status
 from tests.daemons import ROOT, stop
@@ -49,7 +49,7 @@ class Daemon:
         self.paths = paths
         settings = EngineSettings(mem, 1, 2, reserve_bytes=reserve)
         self.stores = Stores([open_store(p) for p in paths], settings)
-        self.exchange = Exchange(self.stores, lambda: self.paths)
+        self.exchange = StreamService(self.stores, lambda: self.paths)
         self.came = threading.Condition()
         self.out: dict[tuple[int, int, int], Any] = {}
         self.exchange.deliver = self._deliver
@@ -208,12 +208,12 @@ def test_a_reload_leaves_what_sessions_without_a_line_need(folders):
     with Daemon(folders[:1], 24 << 20, reserve=4 << 20) as daemon:
         exchange, broker = daemon.exchange, daemon.stores.find("a").broker
         session = daemon.attach("a").session
-        with exchange._book.lock:
-            (line,) = exchange._book.lines.values()
-        assert exchange._book.unserved() == 0
-        exchange._maker._end(line)
+        with exchange._registry.lock:
+            (line,) = exchange._registry.streams.values()
+        assert exchange._registry.unserved() == 0
+        exchange._opener._end(line)
         daemon.stores.find("a").wait_ended(WAIT_S)
-        needed = exchange._book.unserved()
+        needed = exchange._registry.unserved()
         taken = broker.take(broker.free() - needed - 1)
         daemon.paths = folders[:2]
         with pytest.raises(Refused, match=f"sessions without any need {needed}: try again later"):

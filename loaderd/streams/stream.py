@@ -1,10 +1,11 @@
-"""Who gets which batch of a line that several sessions share: pure bookkeeping.
+"""Who gets which batch of a stream that several sessions share: pure bookkeeping.
 
-A line is a session of the engine; it builds each batch once.  Its followers are the sessions that
-clients know.  A batch stays where it is until every follower that wants it has released it.
+A stream is a session of the engine; it builds each batch once.  Its subscribers are the sessions
+that clients know.  A batch stays where it is until every subscriber that wants it has released it.
 
-A line may serve every rank of a job.  What is a step here is then a position, `step * world + rank`
-(`loaderd.plans.base.Positions`): a follower goes from one position of its rank to the next.
+A stream may serve every rank of a job.  What is a step here is then a position,
+`step * world + rank` (`loaderd.plans.base.Positions`): a subscriber goes from one position of its
+rank to the next.
 """
 
 from collections.abc import Callable, Iterator
@@ -17,20 +18,20 @@ from loaderd.plans.base import Positions
 from loaderd.protocol import BatchReady, ChunkReady, ErrorReply, RowGroup, Skipped, Start
 
 Piece = BatchReady | ChunkReady | RowGroup
-TURN = 64  # batches of a line, before another one may have its memory
+TURN = 64  # batches of a stream, before another one may have its memory
 
 
 class Lease(NamedTuple):
-    """A row group of a batch of a line."""
+    """A row group of a batch of a stream."""
 
-    run: int  # of the line
+    run: int  # of the stream
     step: int
     group: int
 
 
 @dataclass(slots=True)
 class _Product:
-    """A batch that the line has delivered."""
+    """A batch that the stream has delivered."""
 
     pieces: list[Piece] = field(default_factory=list)  # by group
     left: list[set[int] | None] = field(default_factory=list)  # who needs the group; None: gone
@@ -43,21 +44,21 @@ class _Product:
 
 
 @dataclass(slots=True)
-class Follower:
-    """One session at a line."""
+class Subscriber:
+    """One session at a stream."""
 
     number: int
     window: int  # batches that it may hold, at most
-    rank: int = 0  # of those that the line serves
+    rank: int = 0  # of those that the stream serves
     run: int = -1  # the client's
-    line_run: int = -1  # the newest of the line's that it follows, or has followed
+    stream_run: int = -1  # the newest of the stream's that it follows, or has followed
     next: int = 0  # step that it is sent next
     stride: int = 1  # to the one after it
     active: bool = False  # it wants batches
-    expected: bool = False  # it does not yet, and will from the line's first step on
+    expected: bool = False  # it does not yet, and will from the stream's first step on
     held: dict[int, int] = field(
         default_factory=dict
-    )  # step -> the line's run, of what it was sent
+    )  # step -> the stream's run, of what it was sent
 
 
 class Sent(NamedTuple):
@@ -67,13 +68,13 @@ class Sent(NamedTuple):
     message: Piece | Skipped | ErrorReply
 
 
-class Line:
-    """What a line has delivered, and to whom it goes.  Its owner calls it under a lock."""
+class Stream:
+    """What a stream has delivered, and to whom it goes.  Its owner calls it under a lock."""
 
     def __init__(
         self, number: int, num_steps: int, depth: int, share: int = 0, world: int = 1
     ) -> None:
-        """`number`: of the engine's session.  `depth`: batches that can be lent at a time.
+        """`number`: of the engine's session.  `depth`: batches that can be leased at a time.
 
         share   slots that it was opened with, at most; 0: as many as there were
         world   ranks that it serves
@@ -84,11 +85,11 @@ class Line:
         self.first = self.front = num_steps  # of the run: its first step, the next to be delivered
         self.error: ErrorReply | None = None
         self.served = 0  # batches of its run that it has delivered
-        self.closing = False  # nothing more is sent: another line goes on in its place
+        self.closing = False  # nothing more is sent: another stream goes on in its place
         self.stuck = False  # those who have left it hold all that it can lend
         self.in_parts = False  # a batch of it did not fit whole
         self.asked = 0  # batches that it had delivered when it was last to end for others
-        self.followers: dict[int, Follower] = {}
+        self.subscribers: dict[int, Subscriber] = {}
         self._products: dict[tuple[int, int], _Product] = {}
         self._skips: dict[tuple[int, int], Skipped] = {}  # of the run, by where they begin
 
@@ -102,24 +103,24 @@ class Line:
         return all(p.whole for (run, _), p in self._products.items() if run == self.run)
 
     @property
-    def live(self) -> list[Follower]:
+    def live(self) -> list[Subscriber]:
         """Those who want batches."""
-        return [f for f in self.followers.values() if f.active]
+        return [f for f in self.subscribers.values() if f.active]
 
     @property
-    def lent(self) -> bool:
-        """Whether a follower holds anything."""
-        return any(f.held for f in self.followers.values())
+    def leased(self) -> bool:
+        """Whether a subscriber holds anything."""
+        return any(f.held for f in self.subscribers.values())
 
     def begin(self, run: int, epoch: int, step: int, order: Positions) -> None:
-        """The line has been told to deliver from here on."""
+        """The stream has been told to deliver from here on."""
         self.run, self.epoch, self.order, self.error = run, epoch, order, None
         self.stuck, self.asked, self.served = False, 0, 0
         self._skips.clear()
         self.first = self.front = step
 
     def can_join(self, epoch: int, step: int, stride: int) -> bool:
-        """Whether a follower could be served from there on: nothing of it has gone."""
+        """Whether a subscriber could be served from there on: nothing of it has gone."""
         ends = self.closing or self.stuck or self.error is not None
         if ends or (epoch, stride) != (self.epoch, self.order.stride):
             return False
@@ -138,28 +139,28 @@ class Line:
         keeps the next from everybody, who cannot begin that batch anew elsewhere.  Each rank of a
         job has another batch: with fewer at a time than ranks, they would wait for each other.
         """
-        ranks = {rank, *(f.rank for f in self.followers.values())}
+        ranks = {rank, *(f.rank for f in self.subscribers.values())}
         several = len(ranks) == 1 or self.depth > len(ranks)
         return several and not self.closing and not self.stuck and not self.in_parts
 
     @property
     def may_end(self) -> bool:
         """Whether another one of its kind may have its memory, where there is none for both."""
-        unused = not self.live and not self.lent
+        unused = not self.live and not self.leased
         return not self.closing and (unused or self.served - self.asked >= TURN)
 
     def credit(self) -> int:
-        """Batches that each follower may hold."""
-        if len(self.followers) < 2:
+        """Batches that each subscriber may hold."""
+        if len(self.subscribers) < 2:
             return self.depth
-        return max(1, self.depth // (len(self.followers) + 1))
+        return max(1, self.depth // (len(self.subscribers) + 1))
 
     def narrow(self) -> tuple[int, ...]:
         """Whose batches are built from now on, if nobody wants those of other ranks; (): no change.
 
         What is on its way for these still comes.
         """
-        along = {f.rank for f in self.followers.values() if f.active or f.expected}
+        along = {f.rank for f in self.subscribers.values() if f.active or f.expected}
         ranks = tuple(rank for rank in self.order.ranks if rank in along)
         if not ranks or ranks == self.order.ranks:
             return ()
@@ -167,62 +168,62 @@ class Line:
         self.front = self.order.from_here(self.front)
         return ranks
 
-    # -- followers --------------------------------------------------------------------------------
+    # -- subscribers ------------------------------------------------------------------------------
 
     def add(self, number: int, window: int, rank: int = 0) -> None:
         """A session that has not begun; what it will want is kept where that can be."""
-        follower = self.followers[number] = Follower(number, window, rank)
+        subscriber = self.subscribers[number] = Subscriber(number, window, rank)
         first = self.first // self.world * self.world + rank
-        follower.expected = self.run == 0 or self.can_join(self.epoch, first, self.order.stride)
+        subscriber.expected = self.run == 0 or self.can_join(self.epoch, first, self.order.stride)
 
     def ranks_of(self, number: int) -> tuple[int, ...]:
-        """Whose batches a run of one of its followers is to have: of all that are to go along."""
-        along = [f for f in self.followers.values() if f.active or f.expected]
-        return tuple(sorted({f.rank for f in [*along, self.followers[number]]}))
+        """Whose batches a run of one of its subscribers is to have: of all that are to go along."""
+        along = [f for f in self.subscribers.values() if f.active or f.expected]
+        return tuple(sorted({f.rank for f in [*along, self.subscribers[number]]}))
 
-    def follow(self, number: int, run: int, step: int, stride: int) -> list[Lease]:
-        """A follower begins at a step that `can_join` has found; returns what nobody wants now.
+    def subscribe(self, number: int, run: int, step: int, stride: int) -> list[Lease]:
+        """A subscriber begins at a step that `can_join` has found; returns what nobody wants now.
 
         run   the client's
         """
-        follower = self.followers[number]
-        assert not follower.held
-        follower.run, follower.line_run, follower.next = run, self.run, step
-        follower.stride, follower.active, follower.expected = stride * self.world, True, False
-        for (line_run, at), product in self._products.items():
-            if line_run == self.run and at >= step and (at - step) % self.world == 0:
+        subscriber = self.subscribers[number]
+        assert not subscriber.held
+        subscriber.run, subscriber.stream_run, subscriber.next = run, self.run, step
+        subscriber.stride, subscriber.active, subscriber.expected = stride * self.world, True, False
+        for (stream_run, at), product in self._products.items():
+            if stream_run == self.run and at >= step and (at - step) % self.world == 0:
                 for left in product.left:
                     if left is not None:
                         left.add(number)
         return self._forget(number, lambda key: key[0] != self.run or key[1] < step)
 
     def drop(self, number: int) -> list[Lease]:
-        """A follower wants nothing and holds nothing any more, but stays."""
-        follower = self.followers[number]
-        follower.active = follower.expected = False
-        follower.held.clear()
+        """A subscriber wants nothing and holds nothing any more, but stays."""
+        subscriber = self.subscribers[number]
+        subscriber.active = subscriber.expected = False
+        subscriber.held.clear()
         return self._forget(number, lambda _key: True)
 
     def expect(self, number: int) -> None:
         """It will follow the next run from its first step on."""
-        self.followers[number].expected = True
+        self.subscribers[number].expected = True
 
     def remove(self, number: int) -> list[Lease]:
-        """A follower has gone."""
+        """A subscriber has gone."""
         freed = self.drop(number)
-        del self.followers[number]
+        del self.subscribers[number]
         return freed
 
-    def last(self) -> Follower | None:
-        """Who is furthest behind of those who want more than the line has delivered so far.
+    def last(self) -> Subscriber | None:
+        """Who is furthest behind of those who want more than the stream has delivered so far.
 
         None where nobody is behind another one.
         """
 
-        def place(f: Follower) -> tuple[int, int]:
-            return (f.line_run, f.next - f.stride * len(f.held)) if f.active else (-1, -1)
+        def place(f: Subscriber) -> tuple[int, int]:
+            return (f.stream_run, f.next - f.stride * len(f.held)) if f.active else (-1, -1)
 
-        waiting = [f for f in self.followers.values() if f.active or f.expected]
+        waiting = [f for f in self.subscribers.values() if f.active or f.expected]
         if len(waiting) < 2:
             return None
         slowest = min(waiting, key=place)
@@ -230,42 +231,42 @@ class Line:
 
     @property
     def starved(self) -> bool:
-        """Whether one has released all that the line has delivered, and waits for more."""
+        """Whether one has released all that the stream has delivered, and waits for more."""
         return bool(self.hungry)
 
     @property
-    def hungry(self) -> list[Follower]:
-        """Those who have released all that the line has delivered, and wait for more."""
+    def hungry(self) -> list[Subscriber]:
+        """Those who have released all that the stream has delivered, and wait for more."""
         if self.front >= self.num_steps or self.error is not None:
             return []
         return [f for f in self.live if self._is_hungry(f)]
 
-    def _is_hungry(self, f: Follower) -> bool:
-        return f.line_run == self.run and f.next >= self.front and not f.held
+    def _is_hungry(self, f: Subscriber) -> bool:
+        return f.stream_run == self.run and f.next >= self.front and not f.held
 
     @property
     def blocked(self) -> bool:
         """Whether some who have left it still hold what they were sent."""
-        return any(f.held and not f.active for f in self.followers.values())
+        return any(f.held and not f.active for f in self.subscribers.values())
 
     def leave(self, number: int) -> list[Lease]:
-        """One that is too far behind wants nothing more of this line; it keeps what it was sent."""
-        follower = self.followers[number]
-        follower.active = follower.expected = False
-        held = {(line_run, step) for step, line_run in follower.held.items()}
+        """One that is too far behind wants nothing more of it, and keeps what it was sent."""
+        subscriber = self.subscribers[number]
+        subscriber.active = subscriber.expected = False
+        held = {(stream_run, step) for step, stream_run in subscriber.held.items()}
         return self._forget(number, lambda key: key not in held)
 
     # -- batches ----------------------------------------------------------------------------------
 
     def arrive(self, piece: Piece) -> tuple[list[Sent], list[Lease]]:
-        """The line has delivered a row group; returns what is sent, and what nobody wants."""
+        """The stream has delivered a row group; returns what is sent, and what nobody wants."""
         key = piece.run, piece.step
         further = isinstance(piece, RowGroup)
         product = self._products.setdefault(key, _Product())
         if further:
-            wanted = {n for n, f in self.followers.items() if f.held.get(piece.step) == piece.run}
+            wanted = {n for n, f in self.subscribers.items() if f.held.get(piece.step) == piece.run}
         else:
-            wanted = {n for n, f in self.followers.items() if self._wants(f, *key)}
+            wanted = {n for n, f in self.subscribers.items() if self._wants(f, *key)}
             if piece.run == self.run:  # not one that was on its way when another run began
                 self.front = max(self.front, self.order.after(piece.step))
                 self.served += 1
@@ -273,40 +274,40 @@ class Line:
         product.left.append(set(wanted))
         product.whole = _last(piece)
         self.in_parts |= not product.whole
-        if not wanted:  # where nobody wants anything it stays: the line comes to a stop by itself
-            heard = any(f.active or f.expected for f in self.followers.values())
+        if not wanted:  # where nobody wants anything it stays: the stream comes to a stop by itself
+            heard = any(f.active or f.expected for f in self.subscribers.values())
             return [], self._free(key, len(product.left) - 1) if heard else []
         if further:
-            return [self._to(self.followers[n], piece) for n in sorted(wanted)], []
+            return [self._to(self.subscribers[n], piece) for n in sorted(wanted)], []
         return self.due(), []
 
     def skip(self, message: Skipped) -> list[Sent]:
-        """The line leaves out steps; followers are told where they come to them."""
+        """The stream leaves out steps; subscribers are told where they come to them."""
         self.front = max(self.front, message.to)
         self._skips[message.run, message.step] = message
         return self.due()
 
     def fail(self, message: ErrorReply) -> list[Sent]:
-        """Nothing more comes of the run; followers are told after what has been delivered."""
+        """Nothing more comes of the run; subscribers are told after what has been delivered."""
         self.error = message
         return self.due()
 
-    def take_over(self, old: "Line", run: int) -> Start | None:
-        """Go on in the place of a line of which nothing is lent; where from, if anybody wants that.
+    def take_over(self, old: "Stream", run: int) -> Start | None:
+        """Go on in the place of a stream of which nothing is leased; where from, if that is wanted.
 
         run   of the command that follows
 
-        Followers that still want batches of an earlier run stay behind: this line does not have
+        Subscribers that still want batches of an earlier run stay behind: this stream does not have
         them, and begins in another epoch.
         """
-        self.followers = {
-            n: f for n, f in old.followers.items() if not f.active or f.line_run == old.run
+        self.subscribers = {
+            n: f for n, f in old.subscribers.items() if not f.active or f.stream_run == old.run
         }
-        for f in self.followers.values():
-            f.line_run = run if f.active else -1
+        for f in self.subscribers.values():
+            f.stream_run = run if f.active else -1
         if not (live := self.live):
             return None
-        ranks = tuple(sorted({f.rank for f in self.followers.values()}))
+        ranks = tuple(sorted({f.rank for f in self.subscribers.values()}))
         self.begin(run, old.epoch, min(f.next for f in live), old.order._replace(ranks=ranks))
         return Start(
             session=self.number, run=run, epoch=self.epoch, step=self.first,
@@ -320,21 +321,21 @@ class Line:
         credit = self.credit()
         return [sent for f in self.live for sent in self._send(f, credit)]
 
-    def _send(self, f: Follower, credit: int) -> Iterator[Sent]:
+    def _send(self, f: Subscriber, credit: int) -> Iterator[Sent]:
         while f.active and len(f.held) < min(credit, f.window):
-            if (skip := self._skips.get((f.line_run, f.next))) is not None:
+            if (skip := self._skips.get((f.stream_run, f.next))) is not None:
                 f.next = skip.to
                 yield Sent(f.number, _numbered(skip, f, self.world))
                 continue
-            product = self._products.get((f.line_run, f.next))
+            product = self._products.get((f.stream_run, f.next))
             if product is None:
                 break
-            f.held[f.next] = f.line_run
+            f.held[f.next] = f.stream_run
             f.next += f.stride
             for piece in product.pieces:
                 yield self._to(f, piece)
-        behind = f.line_run == self.run and f.next < self.front
-        if f.active and self.error is not None and f.line_run == self.run and not behind:
+        behind = f.stream_run == self.run and f.next < self.front
+        if f.active and self.error is not None and f.stream_run == self.run and not behind:
             f.active = False
             yield Sent(f.number, _numbered(self.error, f, self.world))
         elif f.active and f.next >= self.num_steps:
@@ -342,12 +343,12 @@ class Line:
             f.expected = True
 
     def release(self, number: int, run: int, step: int, group: int) -> tuple[bool, list[Lease]]:
-        """A follower is done with a row group; whether with the whole batch, and what is free."""
-        f = self.followers[number]
-        line_run = f.held.get(step)
-        if line_run is None or run != f.run:
+        """A subscriber is done with a row group; whether with the whole batch, and what is free."""
+        f = self.subscribers[number]
+        stream_run = f.held.get(step)
+        if stream_run is None or run != f.run:
             return False, []
-        key = line_run, step
+        key = stream_run, step
         product = self._products[key]
         left = product.left[group] if 0 <= group < len(product.left) else None
         if left is None or number not in left:
@@ -359,19 +360,21 @@ class Line:
         return whole, [] if left else self._free(key, group)
 
     def holds(self, number: int, step: int) -> bool:
-        """Whether a follower was sent a batch that it has not released."""
-        return number in self.followers and step in self.followers[number].held
+        """Whether a subscriber was sent a batch that it has not released."""
+        return number in self.subscribers and step in self.subscribers[number].held
 
-    def _wants(self, f: Follower, run: int, step: int) -> bool:
+    def _wants(self, f: Subscriber, run: int, step: int) -> bool:
         if step % self.world != f.rank:
             return False
-        if f.expected or (self.world > 1 and f.active and f.line_run < self.run):
-            return run == self.run > f.line_run  # it follows as soon as it is through with the last
-        ahead = f.active and run == f.line_run and step >= f.next
+        if f.expected or (self.world > 1 and f.active and f.stream_run < self.run):
+            return (
+                run == self.run > f.stream_run
+            )  # it follows as soon as it is through with the last
+        ahead = f.active and run == f.stream_run and step >= f.next
         return ahead and (step - f.next) % f.stride == 0
 
     def _forget(self, number: int, which: Callable[[tuple[int, int]], bool]) -> list[Lease]:
-        """A follower needs no more of these batches; returns what nobody needs now."""
+        """A subscriber needs no more of these batches; returns what nobody needs now."""
         freed = []
         for key in [key for key in self._products if which(key)]:
             for group, left in enumerate(self._products[key].left):
@@ -388,7 +391,7 @@ class Line:
             del self._products[key]
         return [Lease(*key, group)]
 
-    def _to(self, f: Follower, piece: Piece) -> Sent:
+    def _to(self, f: Subscriber, piece: Piece) -> Sent:
         return Sent(f.number, _numbered(piece, f, self.world))
 
 
@@ -401,7 +404,7 @@ def _last(piece: Piece) -> bool:
 Numbered = TypeVar("Numbered", bound=BatchReady | ChunkReady | RowGroup | Skipped | ErrorReply)
 
 
-def _numbered(message: Numbered, f: Follower, world: int) -> Numbered:
+def _numbered(message: Numbered, f: Subscriber, world: int) -> Numbered:
     """The same for a session: with its number, that of its run, and its step for a position."""
     own = {"session": f.number, "run": f.run, "step": message.step // world}
     if isinstance(message, BatchReady):

@@ -1,4 +1,4 @@
-"""Ranks of one job at one line: each batch is built once, rows are read once for all of them."""
+"""Ranks of one job at one stream: each batch is built once, rows are read once for all of them."""
 
 from pathlib import Path
 
@@ -31,8 +31,8 @@ def steps_of(serving: Serving) -> int:
     return sessions[0].num_steps
 
 
-def lines_of(serving: Serving) -> int:
-    return serving.exchange.status()[2]["lines"]
+def streams_of(serving: Serving) -> int:
+    return serving.exchange.status()[2]["streams"]
 
 
 def alone(store: Path, rank: int, plan: str, mem: int) -> tuple[list[list[bytes]], int]:
@@ -62,7 +62,7 @@ def test_ranks_share_a_line_and_get_their_own_batches(store, plan, mem):
         for step in range(steps):
             for trainer, own in zip(ranks, found, strict=True):
                 own.append(trainer.consume(step))
-        assert lines_of(serving) == 1
+        assert streams_of(serving) == 1
     for trainer in ranks:
         trainer.detach()
     read = serving.engine.reader.bytes_read
@@ -84,12 +84,12 @@ def test_a_rank_that_comes_late_joins_the_others_in_the_next_epoch(store):
         late.consume(step)
         if step:
             first.consume(step)
-    assert lines_of(serving) == 2
+    assert streams_of(serving) == 2
     late.start(1)
     first.start(1)
     for step in range(steps):
         assert first.consume(step) != late.consume(step)
-    assert lines_of(serving) == 1
+    assert streams_of(serving) == 1
     for trainer in (first, late):
         trainer.detach()
     serving.close()
