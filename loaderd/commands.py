@@ -27,14 +27,13 @@ from loaderd.advise.measuring import report_on
 from loaderd.advise.text import advice_json, advice_text
 from loaderd.allocator import share_heaps
 from loaderd.config import read_config
-from loaderd.engine.engine import default_settings
-from loaderd.engine.stores import Stores
 from loaderd.errors import DaemonError, Refused
 from loaderd.logs import logging_to_stderr, tell
 from loaderd.memory.ledger import EngineSettings, plan_budget
 from loaderd.notify import notify
 from loaderd.protocol import Attach
-from loaderd.sharing.exchange import Exchange
+from loaderd.sessions.engine import default_settings
+from loaderd.sessions.stores import Stores
 from loaderd.shell.daemon import Access, Daemon
 from loaderd.shell.daemon import serve as serve_engine
 from loaderd.shell.owners import Admission, UserLimits, check_folder, group_id, user_name
@@ -45,6 +44,7 @@ from loaderd.sight.report import ledger_text, status_text, store_text
 from loaderd.sight.server import SightServer
 from loaderd.sight.top import run_top
 from loaderd.signals import Signals
+from loaderd.streams.service import StreamService
 from loaderd.wire.curve import new_pair
 from loaderd.wire.endpoint import Endpoint, claim, parse_endpoint
 from loaderd.wire.keys import PUBLIC, SECRET, keys_folder, write_pair
@@ -185,7 +185,7 @@ def _serve(
         with contextlib.ExitStack() as stack:
             stack.enter_context(opened)
             _reclaim(opened.arena)
-            exchange = stack.enter_context(Exchange(opened, paths))
+            exchange = stack.enter_context(StreamService(opened, paths))
             served = exchange.stores()
             line = (
                 "serving "

@@ -40,11 +40,21 @@ BELOW = {  # folder -> folders beside it, and modules, that it builds on
     "loaderd/macro": {"batch", "memory", "plans"},
     "loaderd/hopwise": {"batch", "memory", "plans"},
     "loaderd/engine": {"batch", "hopwise", "hyper", "macro", "memory", "plans"},
-    "loaderd/sharing": {"batch", "engine", "memory", "plans"},
+    "loaderd/sessions": {"batch", "engine", "hopwise", "hyper", "macro", "memory", "plans"},
+    "loaderd/streams": {"batch", "memory", "plans", "sessions"},
     "loaderd/wire": {},
     "loaderd/shell": {"memory", "wire"},
     "loaderd/sight": {"memory"},
-    "loaderd/advise": {"engine", "hopwise", "hyper", "macro", "memory", "plans", "sight"},
+    "loaderd/advise": {
+        "engine",
+        "hopwise",
+        "hyper",
+        "macro",
+        "memory",
+        "plans",
+        "sessions",
+        "sight",
+    },
 }
 COMMON = {  # modules that every folder of loaderd may build on; they build on no folder
     f"loaderd.{name}"
@@ -103,12 +113,12 @@ DOORS = {  # library -> the only files that import it, in the packages that are 
 CLOCKED = {"threading", "queue", "concurrent", "time"}  # from blockstore/concurrency.py alone, in
 SCHEDULED = [  # what runs under the schedules of tests/schedules.py
     "blockstore/io", "loaderd/batch", "loaderd/engine", "loaderd/hopwise", "loaderd/hyper",
-    "loaderd/macro", "loaderd/memory", "loaderd/plans", "loaderd/sharing", "loaderd/devicecost.py",
-    "loaderd/guarded.py", "loaderd/meter.py", "loaderd/trace.py",
+    "loaderd/macro", "loaderd/memory", "loaderd/plans", "loaderd/sessions", "loaderd/streams",
+    "loaderd/devicecost.py", "loaderd/guarded.py", "loaderd/meter.py", "loaderd/trace.py",
 ]  # fmt: skip
 # what the daemon loads must stay light
 LIGHT = (
-    "loaderd.engine.engine",
+    "loaderd.sessions.engine",
     "loaderd.shell.daemon",
     "clients.connection.session",
     "clients.batch",

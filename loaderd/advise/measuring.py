@@ -25,8 +25,6 @@ from loaderd.engine.advice import (
     kept_neighbors,
     macro_reads,
 )
-from loaderd.engine.engine import Engine
-from loaderd.engine.lookahead import Prospect
 from loaderd.engine.resolve import has_halos, make_plan, resolve, seed_type
 from loaderd.engine.seeds import count_seeds, lookup_items
 from loaderd.errors import Refused
@@ -59,6 +57,9 @@ from loaderd.protocol import (
     Attach,
     Resolved,
 )
+from loaderd.sessions.engine import Engine
+from loaderd.sessions.hyperbatch import prospect
+from loaderd.sessions.lookahead import Prospect
 
 _TRY_S, _BATCHES = 3.0, 16  # of reading that a trial takes, about; batches of it at most
 _ROOMY = 3  # times the store: more memory is of no use
@@ -140,7 +141,7 @@ def report_on(store: Store, settings: EngineSettings, request: Attach) -> Report
         return Report(None, case.plain.num_steps, advise(lines, ""))
     with Engine(store, case.enough()) as engine:
         order_s, byte_s = measure_order(engine.reader)
-        seen = engine.prospect(request)
+        seen = prospect(engine.resources, request)
         cost = seen.ahead.cost if seen.ahead else FLASH
         if cost is not FLASH:  # what is read in order is read no slower than long runs are
             order_s = min(order_s, cost.run_s / RUN_BYTES + cost.page_s / PAGE_BYTES)

@@ -14,9 +14,9 @@ from blockstore.io.buffers import aligned_buffer
 from blockstore.io.reader import BlockReader, Transit
 from blockstore.kernels.crc import page_crcs
 from loaderd.devicecost import RUN_BYTES, DeviceCost
-from loaderd.engine.engine import Engine
 from loaderd.errors import BatchFailed
 from loaderd.protocol import Attach, BatchReady, ChunkReady, ErrorReply, Release, RowGroup, Start
+from loaderd.sessions.engine import Engine
 
 _RATE_S = 0.4  # of reading in order
 _CORES_S, _CORE_PAGES = 0.3, 256  # of keeping cores busy; checksums of so many pages

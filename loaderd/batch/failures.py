@@ -12,11 +12,14 @@ def error_text(error: BaseException) -> str:
     return str(error) if known else f"{type(error).__name__}: {error}"
 
 
-def failure(session: int, unit: Unit, run: int, text: str) -> ErrorReply:
-    """Nothing more comes of a run: the batch of this unit could not be built."""
+def failure(session: int, unit: Unit, run: int, text: str, step: int = -1) -> ErrorReply:
+    """Nothing more comes of a run: the batch of this unit could not be built.
+
+    step   as the text names it, if the unit's is another position
+    """
     return ErrorReply(
         error=BatchFailed.__name__,
-        message=f"epoch {unit.epoch}, step {unit.step}: {text}",
+        message=f"epoch {unit.epoch}, step {unit.step if step < 0 else step}: {text}",
         session=session,
         run=run,
         step=unit.step,

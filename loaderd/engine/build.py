@@ -1,7 +1,7 @@
 """Building one batch in a worker thread: sample and address, then fill what was placed."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,15 +11,48 @@ from blockstore.io.arena import Arena
 from loaderd.batch.rows import RowAssembler
 from loaderd.batch.structure import HeldBlocks, Structure
 from loaderd.batch.topology import Topology
-from loaderd.engine.attachment import Attachment
 from loaderd.engine.session import Job, Placement
 from loaderd.errors import BatchFailed
-from loaderd.hyper.single import expand
 from loaderd.memory.blob import ALIGN, write_blob
 from loaderd.memory.workspace import Workspace, WorkspaceFull
-from loaderd.plans.base import Unit
-from loaderd.plans.roots import Roots, edge_roots, node_roots, seed_places, timed_roots
+from loaderd.plans.base import Plan, Unit
+from loaderd.plans.minibatch import MinibatchPlan
+from loaderd.plans.roots import EndTable, Roots, edge_roots, node_roots, seed_places, timed_roots
 from loaderd.protocol import BatchReady, RowGroup
+
+
+class BatchSpec(NamedTuple):
+    """What fixes the batches of a session: its plan and its seeds."""
+
+    plan: MinibatchPlan
+    seeds: NDArray[Any]  # id_dtype: store ids, in the order given; of edges: see `ends`
+    times: NDArray[np.int64]  # of the seeds, if the client gave them
+    ends: EndTable | None  # if the seeds are edges
+    edge_id_bytes: int  # of an edge id in a batch
+
+
+class SampledFrom(Protocol):
+    """A graph, or the part of one that a macro-batch has in memory."""
+
+    def sample(self, plan: Plan, unit: Unit, work: Workspace, roots: Roots) -> Structure:
+        """The structure of a batch, into a workspace.  Raises WorkspaceFull."""
+
+
+def sample_from(
+    graph: SampledFrom, plan: Plan, unit: Unit, work: Workspace, roots: Roots
+) -> Structure:
+    """Structure of a batch, into a workspace.
+
+    Raises WorkspaceFull: the workspace is a small one, the batch a large one; BatchFailed.
+    """
+    try:
+        return graph.sample(plan, unit, work, roots)
+    except WorkspaceFull:
+        if work.small:
+            raise
+        raise BatchFailed(
+            "a batch finds more edges than there are: with fanout -1 make the seeds distinct"
+        ) from None
 
 
 class Builder:
@@ -38,120 +71,69 @@ class Builder:
         self._original = original
 
     def roots(
-        self, attachment: Attachment, units: Sequence[Unit], held: HeldBlocks | None = None
+        self, spec: BatchSpec, units: Sequence[Unit], held: HeldBlocks | None = None
     ) -> list[Roots]:
         """Where batches begin.
 
         held   gives blocks of the graph, where edges are looked up; None: as workers hold them
         """
-        plan, table, topology = attachment.plan, attachment.ends, self._topology
+        plan, table, topology = spec.plan, spec.ends, self._topology
         if table is not None:
             relation, first_edge = table.relation, table.first_edge
-            timed = plan.resolved.temporal is not None and not attachment.times.size
+            timed = plan.resolved.temporal is not None and not spec.times.size
             return edge_roots(
-                table, plan, units, attachment.times,
+                table, plan, units, spec.times,
                 lambda index: topology.find_edges(relation, first_edge, index, timed, held),
             )  # fmt: skip
         found = []
         for unit in units:
             index = np.empty(unit.num_seeds, np.int64)
-            if attachment.macro is not None:
-                attachment.macro.place_seeds(unit, index)
-            else:
-                seed_places(plan, unit, index)
+            seed_places(plan, unit, index)
             if plan.resolved.temporal is None:
-                found.append(node_roots(attachment.seeds, index))
+                found.append(node_roots(spec.seeds, index))
             else:
-                seeds, times = attachment.seeds, attachment.times
-                found.append(timed_roots(plan, unit, seeds, times, index))
+                found.append(timed_roots(plan, unit, spec.seeds, spec.times, index))
         return found
 
-    def structure(self, attachment: Attachment, unit: Unit, work: Workspace) -> Structure:
-        """Seeds and structure of a batch, into a workspace.
+    def structure(self, spec: BatchSpec, unit: Unit, work: Workspace) -> Structure:
+        """Structure of a batch of the whole graph.  Raises as `sample_from`."""
+        (roots,) = self.roots(spec, [unit])
+        return sample_from(self._topology, spec.plan, unit, work, roots)
 
-        Raises WorkspaceFull: it is a small one, the batch a large one; BatchFailed.
-        """
-        (roots,) = self.roots(attachment, [unit])
-        macro = attachment.macro
-        sampled_from = self._topology if macro is None else macro.graph(unit)
-        try:
-            return sampled_from.sample(attachment.plan, unit, work, roots)
-        except WorkspaceFull:
-            if work.small:
-                raise
-            raise BatchFailed(
-                "a batch finds more edges than there are: with fanout -1 make the seeds distinct"
-            ) from None
-
-    def sample(self, job: Job, attachment: Attachment) -> None:
-        """Seeds, structure, and the addresses of the rows that are or come in place."""
-        assert job.work is not None
-        structure = self.structure(attachment, job.unit, job.work)
-        self._complete(job, structure, attachment)
-
-    def adopt(self, job: Job, attachment: Attachment) -> None:
-        """A batch that was sampled before, as if its workspace had just been filled."""
-        sampled, work = job.sampled, job.work
-        assert sampled is not None
-        assert work is not None
-        expand(sampled, work)
-        if job.cached:
-            num = sampled.structure.num_nodes
-            assert not attachment.edge_rows
-            for a, addresses in enumerate(work.addresses):
-                attachment.cached_rows.address(work.n_id, num, a, addresses)
-            self._take_original(work, num)
-        else:
-            self._complete(job, sampled.structure, attachment)
-
-    def _complete(self, job: Job, structure: Structure, attachment: Attachment) -> None:
-        work = job.work
-        assert work is not None
+    def take_structure(self, job: Job, spec: BatchSpec, structure: Structure) -> None:
+        """What the batch's workspace holds now is its structure; rows have no addresses yet."""
+        work, resolved = job.workspace, spec.plan.resolved
+        num_nodes, num_edges = structure.num_nodes, structure.num_edges
         job.structure = structure
-        job.structure_bytes = self.structure_bytes(structure, job.unit, attachment)
-        self._take_original(work, structure.num_nodes)
-        job.num_items = structure.num_nodes
-        if attachment.edge_rows:
-            job.num_items += structure.num_edges
-            work.items[: structure.num_nodes] = work.n_id[: structure.num_nodes]
-            work.items[structure.num_nodes : job.num_items] = work.edge_ids[: structure.num_edges]
-        if attachment.macro is not None:
-            graph = attachment.macro.graph(job.unit)
-            for a, addresses in enumerate(work.addresses):
-                graph.address(work.n_id, structure.num_nodes, a, addresses)
-            job.addressed = attachment.nothing_missing()
-            return
-        self._assembler.tick()
-        job.addressed = self._assembler.address(work, job.num_items, 2 * attachment.window)
+        job.structure_bytes = self.structure_bytes(structure, job.unit, spec)
+        np.take(self._original, work.n_id[:num_nodes], out=work.original[:num_nodes], mode="clip")
+        job.num_items = num_nodes
+        if resolved.edge_features:  # edges have rows, as nodes do: they are numbered behind them
+            job.num_items += num_edges
+            work.items[:num_nodes] = work.n_id[:num_nodes]
+            work.items[num_nodes : job.num_items] = work.edge_ids[:num_edges]
 
-    def _take_original(self, work: Workspace, num: int) -> None:
-        np.take(self._original, work.n_id[:num], out=work.original[:num], mode="clip")
-
-    def structure_bytes(self, structure: Structure, unit: Unit, attachment: Attachment) -> int:
+    def structure_bytes(self, structure: Structure, unit: Unit, spec: BatchSpec) -> int:
         """Bytes of the blob of a batch's structure."""
-        item = self._original.itemsize
+        item, resolved = self._original.itemsize, spec.plan.resolved
         sizes = [item * structure.num_nodes, 8 * unit.num_seeds, 4 * structure.num_edges]
         sizes.append(4 * structure.num_ends)
-        if attachment.plan.resolved.temporal is not None:
+        if resolved.temporal is not None:
             sizes += [4 * structure.num_nodes, 8 * unit.num_seeds]
         for frontier, edges in zip(structure.frontiers, structure.edges_per_hop, strict=True):
             sizes += [4 * frontier] * len(edges)
-        if attachment.plan.resolved.edge_ids:
-            sizes.append(attachment.edge_id_bytes * structure.num_edges)
+        if resolved.edge_ids:
+            sizes.append(spec.edge_id_bytes * structure.num_edges)
         return sum(align(size, ALIGN) for size in sizes)
 
     def fill(
-        self, session: int, job: Job, placement: Placement, attachment: Attachment
+        self, session: int, job: Job, placement: Placement, spec: BatchSpec
     ) -> tuple[BatchReady | RowGroup, int]:
         """Copy what the group needs into its slots; returns its message and the rows copied."""
-        assert job.structure is not None
-        assert job.addressed is not None
-        assert job.work is not None
-        work, num = job.work, job.num_items
-        copied = 0
+        work, num, copied = job.workspace, job.num_items, 0
         if placement.high > placement.low:
             copied = self._assembler.stage(
-                work, placement.low, placement.high, placement.area, attachment.transit(work)
+                work, placement.low, placement.high, placement.area, work.transit_slots
             )
         whole = placement.group == 0 and placement.last
         positions = None if whole else self._positions(job, placement)
@@ -167,18 +149,7 @@ class Builder:
         )
         if placement.group > 0:
             return rows, copied
-        return self._ready(session, job, placement, attachment, rows), copied
-
-    def _ready(
-        self,
-        session: int,
-        job: Job,
-        placement: Placement,
-        attachment: Attachment,
-        rows: RowGroup,
-    ) -> BatchReady:
         assert job.structure is not None
-        arrays = self._structure_arrays(job, attachment)
         return BatchReady(
             session=session,
             run=job.run,
@@ -187,40 +158,40 @@ class Builder:
             num_seeds=job.unit.num_seeds,
             nodes_per_hop=job.structure.nodes_per_hop,
             edges_per_hop=job.structure.edges_per_hop,
-            structure=write_blob(self._data, self._slot_bytes, placement.structure, arrays),
+            structure=write_blob(
+                self._data, self._slot_bytes, placement.structure, _structure_arrays(job, spec)
+            ),
             rows=rows,
-        )
+        ), copied
 
     def _positions(self, job: Job, placement: Placement) -> NDArray[np.uint32]:
         """Positions of the nodes of a group: its missing ones, and in group 0 all in place."""
-        assert job.structure is not None
-        assert job.work is not None
-        missing = job.work.order[placement.low : placement.high]
+        missing = job.workspace.order[placement.low : placement.high]
         if placement.group > 0:
             return missing
-        in_place = self._assembler.in_place(job.work, job.num_items)
+        in_place = self._assembler.in_place(job.workspace, job.num_items)
         return np.concatenate([in_place, missing])
 
-    def _structure_arrays(self, job: Job, attachment: Attachment) -> list[tuple[str, NDArray[Any]]]:
-        assert job.structure is not None
-        assert job.work is not None
-        structure, work = job.structure, job.work
-        arrays: list[tuple[str, NDArray[Any]]] = [
-            ("n_id", work.original[: structure.num_nodes]),
-            ("input_id", work.index[: job.unit.num_seeds]),
-        ]
-        used = 0
-        for hop, edges in enumerate(structure.edges_per_hop):
-            frontier = structure.frontiers[hop]
-            for relation in range(len(edges)):
-                arrays.append((f"counts:{hop}:{relation}", work.counts[used : used + frontier]))
-                used += frontier
-        arrays.append(("src", work.local[: structure.num_edges]))
-        if attachment.plan.resolved.edge_ids:
-            arrays.append(("e_id", work.edge_ids[: structure.num_edges]))
-        if structure.num_ends:
-            arrays.append(("ends", work.ends[: structure.num_ends]))
-        if attachment.plan.resolved.temporal is not None:
-            arrays.append(("trees", work.trees[: structure.num_nodes]))
-            arrays.append(("times", work.times[: job.unit.num_seeds]))
-        return arrays
+
+def _structure_arrays(job: Job, spec: BatchSpec) -> list[tuple[str, NDArray[Any]]]:
+    assert job.structure is not None
+    structure, work, resolved = job.structure, job.workspace, spec.plan.resolved
+    arrays: list[tuple[str, NDArray[Any]]] = [
+        ("n_id", work.original[: structure.num_nodes]),
+        ("input_id", work.index[: job.unit.num_seeds]),
+    ]
+    used = 0
+    for hop, edges in enumerate(structure.edges_per_hop):
+        frontier = structure.frontiers[hop]
+        for relation in range(len(edges)):
+            arrays.append((f"counts:{hop}:{relation}", work.counts[used : used + frontier]))
+            used += frontier
+    arrays.append(("src", work.local[: structure.num_edges]))
+    if resolved.edge_ids:
+        arrays.append(("e_id", work.edge_ids[: structure.num_edges]))
+    if structure.num_ends:
+        arrays.append(("ends", work.ends[: structure.num_ends]))
+    if resolved.temporal is not None:
+        arrays.append(("trees", work.trees[: structure.num_nodes]))
+        arrays.append(("times", work.times[: job.unit.num_seeds]))
+    return arrays

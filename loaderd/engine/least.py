@@ -29,11 +29,8 @@ def least_slots(
 ) -> int:
     """Slots without which no session of this request is served: at least so many, maybe more.
 
-    Macro-batches need their own memory beside it.  0 for hop-wise batches: what they need depends
-    on what is held already.
+    Macro-batches need their own memory beside it.
     """
-    if request.plan in METHOD_OF:
-        return 0
     num_ids = table_items(manifest, seed_relation(manifest, request), request.split, resolved)
     plan = make_plan(manifest, resolved, Part(request.rank, request.world_size), request.plan)
     timed = request.temporal is not None and request.temporal.times == "given"

@@ -7,7 +7,6 @@ from blockstore.kernels.temporal import NODE_BITS
 from loaderd.errors import Refused
 from loaderd.memory.ledger import finest_rows, has_edge_rows, num_items
 from loaderd.plans.base import Part
-from loaderd.plans.chunks import METHOD_OF
 from loaderd.plans.hyperbatch import HyperbatchPlan
 from loaderd.plans.macrobatch import MacrobatchPlan
 from loaderd.plans.minibatch import GraphBounds, MinibatchPlan
@@ -21,8 +20,6 @@ from loaderd.protocol import (
     Temporal,
 )
 
-# `auto`: among those of equal batches
-PLANS = ("auto", "minibatch", "hyperbatch", "macrobatch", *METHOD_OF)
 MAX_TREES = (1 << 64 - NODE_BITS) - 1
 NEGATIVES = ("none", "binary", "triplet")
 EXCLUDE = ("none", "self", "reverse")
@@ -77,8 +74,6 @@ def resolve_fanouts(request: Attach, relations: Sequence[Relation]) -> tuple[tup
 def resolve(manifest: Manifest, request: Attach, seeds_name: str, num_seeds: int) -> Resolved:
     """The semantic parameters of a session, fixed at its first attach.  Raises Refused."""
     fanouts = resolve_fanouts(request, manifest.relations)
-    if request.plan not in PLANS:
-        raise Refused(f"plan {request.plan!r} is not known: choose among {', '.join(PLANS)}")
     if num_seeds < 1:
         raise Refused(f"seeds {seeds_name!r}: there are none")
     if request.batch_size < request.world_size:

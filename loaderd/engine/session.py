@@ -6,9 +6,8 @@ from typing import NamedTuple
 
 from loaderd.batch.rows import Addressed
 from loaderd.batch.structure import Structure
-from loaderd.hyper.session import Sampled
 from loaderd.memory.workspace import Workspace
-from loaderd.plans.base import Unit
+from loaderd.plans.base import Positions, Unit
 from loaderd.protocol import BatchReady, RowGroup
 
 
@@ -35,9 +34,7 @@ class Job:
 
     run: int
     unit: Unit
-    work: Workspace | None  # None: a batch of a hyperbatch, until it is filled
-    sampled: Sampled | None = None  # where the structure stands meanwhile
-    cached: bool = False  # the row cache has its rows
+    work: Workspace | None  # None: it waits for one, or has given it back
     structure: Structure | None = None
     addressed: Addressed | None = None
     structure_bytes: int = 0
@@ -48,7 +45,12 @@ class Job:
     finished: bool = False  # its last group is filled: the workspace is free again
     leases: dict[int, list[int]] = field(default_factory=dict)  # group -> slots not yet released
     cancelled: bool = False
-    handed_out: bool = False  # what was sampled is not needed any more
+
+    @property
+    def workspace(self) -> Workspace:
+        """That of the worker who has the batch."""
+        assert self.work is not None
+        return self.work
 
 
 class RowSizes(NamedTuple):
@@ -76,7 +78,7 @@ class SessionState:
     def __init__(self, window: int, num_steps: int, slots: list[int], sizes: RowSizes) -> None:
         """`slots`: the session's own share of the arena for structure, addresses and row areas."""
         self.window, self.num_steps, self.sizes = window, num_steps, sizes
-        self.run, self.epoch, self.next_step, self.stride = -1, 0, num_steps, 1
+        self.run, self.epoch, self.next_step, self.order = -1, 0, num_steps, Positions()
         self.jobs: dict[tuple[int, int], Job] = {}  # by run and step, not wholly released
         self._free = list(slots)
         self._total = len(slots)
@@ -85,6 +87,11 @@ class SessionState:
         self._outbox: dict[int, list[BatchReady | RowGroup]] = {}
         self.batches = 0
         self._largest = 0  # slots of one group so far
+
+    @property
+    def num_slots(self) -> int:
+        """All of its slots, free and leased."""
+        return self._total
 
     @property
     def depth(self) -> int:
@@ -112,13 +119,7 @@ class SessionState:
         """Whether every slot is back."""
         return len(self._free) == self._total
 
-    def take_all(self) -> list[int]:
-        """Give up the session's slots; it must be idle."""
-        assert self.idle
-        slots, self._free, self._total = self._free, [], 0
-        return slots
-
-    def begin(self, run: int, epoch: int, step: int, stride: int) -> list[Job]:
+    def begin(self, run: int, epoch: int, step: int, order: Positions) -> list[Job]:
         """A new run: what earlier ones hold is taken back; returns jobs that no worker has.
 
         The caller drops their pins and workspaces; those a worker has are marked cancelled.
@@ -133,13 +134,18 @@ class SessionState:
         self._order.clear()
         self._outbox.clear()
         self._sequence = self._next_out = 0
-        self.run, self.epoch, self.next_step, self.stride = run, epoch, step, stride
+        self.run, self.epoch, self.next_step, self.order = run, epoch, step, order
         return ended
 
-    def proceed(self, run: int, epoch: int, step: int, stride: int) -> None:
+    def proceed(self, run: int, epoch: int, step: int, order: Positions) -> None:
         """A new run behind one of which every batch has been handed over: leases stay."""
         assert not self._order
-        self.run, self.epoch, self.next_step, self.stride = run, epoch, step, stride
+        self.run, self.epoch, self.next_step, self.order = run, epoch, step, order
+
+    def narrow(self, ranks: tuple[int, ...]) -> None:
+        """From now on the run goes on with the batches of fewer ranks."""
+        self.order = self.order._replace(ranks=ranks)
+        self.next_step = self.order.from_here(self.next_step)
 
     def may_start(self) -> bool:
         """Whether one more batch may be built now."""
@@ -150,7 +156,7 @@ class SessionState:
         job = Job(self.run, unit, work)
         self.jobs[job.run, unit.step] = job
         self._order.append(job)
-        self.next_step += self.stride
+        self.next_step = self.order.after(self.next_step)
         return job
 
     def admit(self, job: Job) -> None:

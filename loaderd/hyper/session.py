@@ -17,7 +17,7 @@ from blockstore import concurrency
 from loaderd.batch.structure import Structure
 from loaderd.errors import BatchFailed
 from loaderd.hyper.rowcache import Needs, RowCache
-from loaderd.plans.base import Plan, Unit
+from loaderd.plans.base import Plan, Positions, Unit
 from loaderd.trace import ROWS, STAGE, Trace
 
 ALIGN = 64
@@ -100,7 +100,7 @@ class _Run:
     number: int
     epoch: int
     step: int  # that is sampled next
-    stride: int
+    order: Positions
     first: int  # number that it began with
     batches: int = 0  # sampled so far
     grouped: int = 0  # of these, brought in so far
@@ -181,22 +181,29 @@ class Hyper:
 
     # -- from the engine --------------------------------------------------------------------------
 
-    def begin(self, run: int, epoch: int, step: int, stride: int) -> None:
+    def begin(self, run: int, epoch: int, step: int, order: Positions) -> None:
         """A new run; the one before ends."""
         with self._changed:
             self._forget()
-            self._run = _Run(run, epoch, step, stride, run)
+            self._run = _Run(run, epoch, step, order, run)
             self._stopped = False
             self._changed.notify_all()
 
-    def proceed(self, run: int, epoch: int, step: int, stride: int) -> None:
+    def proceed(self, run: int, epoch: int, step: int, order: Positions) -> None:
         """The run goes on under another number and elsewhere; rows of its batches stay."""
         with self._changed:
             assert self._run is not None
             self._run.number, self._run.epoch = run, epoch
-            self._run.step, self._run.stride = step, stride
+            self._run.step, self._run.order = step, order
             self._stopped = False
             self._changed.notify_all()
+
+    def narrow(self, run: int, ranks: tuple[int, ...]) -> None:
+        """The run goes on with the batches of fewer ranks."""
+        with self._changed:
+            if self._run is not None and self._run.number == run:
+                self._run.order = self._run.order._replace(ranks=ranks)
+                self._run.step = self._run.order.from_here(self._run.step)
 
     @property
     def waits(self) -> bool:
@@ -235,6 +242,7 @@ class Hyper:
             self._changed.notify_all()
         for thread in self._threads:
             thread.join()
+        del self._sampler, self._hand  # they lead back to the session, and nobody uses them now
 
     # -- threads ----------------------------------------------------------------------------------
 
@@ -279,8 +287,10 @@ class Hyper:
             area = self._free.pop()
             area.left = 1  # this thread's
             self._sampling = True
-        steps = range(run.step, self._plan.num_steps, run.stride)[: self._chunk]
-        units = [self._plan.unit(run.epoch, step) for step in steps]
+        units, step = list[Unit](), run.step
+        while len(units) < self._chunk and step < self._plan.num_steps:
+            units.append(self._plan.unit(run.epoch, step))
+            step = run.order.after(step)
         sampled: list[Sampled] = []
         begun = concurrency.perf_counter_ns()
         try:
@@ -293,7 +303,8 @@ class Hyper:
             if run is self._run:
                 area.left += len(sampled)
                 run.batches += len(sampled)
-                run.step += run.stride * len(sampled)
+                if sampled:
+                    run.step = run.order.after(sampled[-1].unit.step)
                 self.counters["hyper_sampled"] += len(sampled)
                 self.counters["hyper_areas"] += 1
                 self._queue.extend(sampled)

@@ -1,6 +1,6 @@
 """Macro-batches of one job: read once, sampled for all of its sessions, the next read meanwhile.
 
-    rank 0  rank 1  rank 2   rank 3 (behind)   `loaderd.macro.session.Macro`, one a session
+    rank 0  rank 1  rank 2   rank 3 (behind)   sessions: `loaderd.sessions.macrobatch`
         \\    |    /            |
          shelf: m + 1, m + 2   shelf: m        `loaderd.macro.shelf`; a reading thread each
               \\                /

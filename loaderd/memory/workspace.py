@@ -1,6 +1,6 @@
 """The arrays that one worker needs to build one batch, carved from a run of arena slots."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -96,6 +96,8 @@ class Workspace:
     trees: NDArray[np.uint32]  # of each node, where nodes are not shared between seeds
     times: NDArray[np.int64]  # of the seeds, likewise
     small: bool = False  # for what batches usually take, not for the worst
+    # arena slots through which blocks pass while rows are copied
+    transit_slots: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
 
     def renumber_table(self) -> tuple[Any, ...]:
         """The table's arrays, as the renumber kernels take them."""

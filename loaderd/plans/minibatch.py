@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from blockstore.kernels.random import make_epoch_key, make_key
-from loaderd.plans.base import Kind, Part, Shape, Unit, count_steps, share
+from loaderd.plans.base import EVERY_RANK, Kind, Part, Shape, Unit, count_steps, share
 from loaderd.plans.roots import num_ends
 from loaderd.protocol import Resolved
 
@@ -28,17 +28,21 @@ class MinibatchPlan:
         self._bounds = bounds
         self._trees = resolved.temporal is not None  # nodes are not shared between seeds
         self._num_steps = count_steps(resolved.num_seeds, resolved.batch_size, part.world_size)
+        self.together = part.world_size if part.rank == EVERY_RANK else 1  # positions of a step
 
     @property
     def num_steps(self) -> int:
-        """Global batches of an epoch."""
-        return self._num_steps
+        """Global batches of an epoch; of every rank's plan its positions."""
+        return self._num_steps * self.together
 
     def unit(self, epoch: int, step: int) -> Unit:
-        """This part's share of global batch `step`."""
-        r = self.resolved
-        own = share(step, self._num_steps, r.num_seeds, r.batch_size, self.part)
-        return Unit(epoch, step, own.start, own.stop)
+        """This part's share of global batch `step`; of every rank's plan that of a position."""
+        r, part, position = self.resolved, self.part, step
+        if part.rank == EVERY_RANK:
+            step, rank = divmod(position, part.world_size)
+            part = Part(rank, part.world_size)
+        own = share(step, self._num_steps, r.num_seeds, r.batch_size, part)
+        return Unit(epoch, position, own.start, own.stop)
 
     def epoch_key(self, epoch: int) -> int:
         """Key of the epoch's order of seeds."""
@@ -46,7 +50,7 @@ class MinibatchPlan:
 
     def hop_key(self, epoch: int, step: int, hop: int, relation: int) -> int:
         """Key of the draws of one hop over one relation."""
-        return int(make_key(self.resolved.seed, epoch, step, hop, relation))
+        return int(make_key(self.resolved.seed, epoch, step // self.together, hop, relation))
 
     def shape(self) -> Shape:
         """Worst case of a step: every draw finds a new node, until the graph is used up."""

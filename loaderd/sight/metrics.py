@@ -132,7 +132,7 @@ class _Snapshot(Collector):
         yield GaugeMetricFamily(
             "loaderd_lines",
             "Streams of batches that are built; sessions of equal parameters share one.",
-            value=self._status.counters.get("lines", 0),
+            value=self._status.counters.get("streams", 0),
         )
         yield GaugeMetricFamily(
             "loaderd_in_flight_batches",

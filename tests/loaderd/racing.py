@@ -11,7 +11,6 @@ import numpy as np
 
 from blockstore import concurrency
 from blockstore.store import Store, open_store
-from loaderd.engine.stores import Stores
 from loaderd.errors import DaemonError
 from loaderd.memory.ledger import (
     LEAST_SESSION,
@@ -32,8 +31,9 @@ from loaderd.protocol import (
     SeedEdges,
     Start,
 )
-from loaderd.sharing import exchange as sharing
-from loaderd.sharing.exchange import Exchange
+from loaderd.sessions.stores import Stores
+from loaderd.streams import service as sharing
+from loaderd.streams.service import StreamService
 from tests.graphs import make_csc
 from tests.hopstores import make_hops, write_hop_store
 from tests.stores import write_store
@@ -74,6 +74,10 @@ KINDS = {
     "rank 1": Kind(
         "graph", {"plan": "macrobatch", **_SMALL, "macro_partitions": 3, "world_size": 2, "rank": 1}
     ),
+    "plain rank 0": Kind("graph", {"plan": "minibatch", **_SMALL, "world_size": 2}),
+    "plain rank 1": Kind("graph", {"plan": "minibatch", **_SMALL, "world_size": 2, "rank": 1}),
+    "hyper rank 0": Kind("graph", {"plan": "hyperbatch", **_SMALL, "world_size": 2}),
+    "hyper rank 1": Kind("graph", {"plan": "hyperbatch", **_SMALL, "world_size": 2, "rank": 1}),
     "other": Kind("other", {"plan": "auto", **_SMALL}),
     "other hyperbatch": Kind("other", {"plan": "hyperbatch", **_SMALL}),
     "other minibatch": Kind("other", {"plan": "minibatch", **_SMALL}),
@@ -154,7 +158,7 @@ class Serving:
         self.paths = [store.path for store in stores]
         self.inbox: Any = concurrency.SimpleQueue()
         self.stores = Stores(stores, EngineSettings(mem, WORKERS, READERS, reserve_bytes=reserve))
-        self.exchange = Exchange(self.stores, lambda: self.paths)
+        self.exchange = StreamService(self.stores, lambda: self.paths)
         self.exchange.deliver = lambda session, message: self.inbox.put((session, message))
         self.data = self.stores.arena.data
         self.before = self.held()
@@ -171,7 +175,7 @@ class Serving:
             "reserve": sum(e.num_bytes for e in self.stores.reserve_entries()) + tables,
             "retired": len(self.stores.retired),
             "ending": sum(e.ending for e in engines),
-            "lines": counters["lines"],
+            "streams": counters["streams"],
             "sessions": len(sessions),
         }
 

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from blockstore.store import open_store
-from loaderd.engine.engine import default_settings
-from loaderd.engine.stores import Stores
 from loaderd.protocol import Attach, BatchReady, Blob, ErrorReply, Release, Start
-from loaderd.sharing.exchange import Exchange
+from loaderd.sessions.engine import default_settings
+from loaderd.sessions.stores import Stores
+from loaderd.streams.service import StreamService
 
 WAIT_S = 30
 
@@ -22,7 +22,7 @@ class Serving:
     def __init__(self, store: Path, mem: int, workers: int = 1) -> None:
         self.stores = Stores([open_store(store)], default_settings(mem, workers, 2))
         self.engine = self.stores.find("")
-        self.exchange = Exchange(self.stores)
+        self.exchange = StreamService(self.stores)
         self.exchange.deliver = self._deliver
         self.out: dict[int, dict[tuple[int, int], Any]] = {}
         self.errors: list[ErrorReply] = []
@@ -40,7 +40,7 @@ class Serving:
     def held(self) -> Any:
         ledger, sessions, counters = self.exchange.status()
         assert not sessions
-        return ledger, counters["slots_in_pools"], counters["slots_pinned"], counters["lines"]
+        return ledger, counters["slots_in_pools"], counters["slots_pinned"], counters["streams"]
 
     def attach(self, plan: str = "minibatch", **fields: Any) -> "Trainer":
         usual = {"num_neighbors": (5, 5), "batch_size": 100}

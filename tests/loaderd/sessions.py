@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from blockstore.store import open_store
-from loaderd.engine.engine import Engine, default_settings
 from loaderd.protocol import Attach, Attached, BatchReady, ChunkReady, ErrorReply, Release, Start
+from loaderd.sessions.engine import Engine, default_settings
 from tests.loaderd.harness import WAIT_S
 
 PLANS: dict[str, dict[str, Any]] = {

@@ -54,7 +54,7 @@ import threading
 from loaderd import __main__, commands
 from loaderd.shell import daemon
 daemon.DRAIN_S = 0.1
-commands.Exchange.drain = lambda self: threading.Event().wait()
+commands.StreamService.drain = lambda self: threading.Event().wait()
 __main__.main()
 """
 

@@ -21,12 +21,12 @@ from blockstore.errors import StoreError
 from blockstore.store import open_store
 from clients.hopwise.dataset import HopDataset
 from clients.torch import HeteroDataset, NeighborDataset
-from loaderd.engine.engine import default_settings
-from loaderd.engine.stores import Stores
 from loaderd.errors import DaemonError
 from loaderd.protocol import Attach
-from loaderd.sharing.exchange import Exchange
+from loaderd.sessions.engine import default_settings
+from loaderd.sessions.stores import Stores
 from loaderd.shell.daemon import Daemon
+from loaderd.streams.service import StreamService
 from loaderd.wire.endpoint import Endpoint, claim
 from tests.blockstore.damage import MAKERS, damaged, files_of, kind_of, random_flips
 from tests.graphs import Csc
@@ -42,7 +42,10 @@ def served(store: Path, folder: Path) -> Iterator[str]:
     """The endpoint of a daemon in a thread.  Raises StoreError."""
     ready, ended = threading.Event(), threading.Event()
     endpoint, loops = Endpoint(folder / "d.sock"), []
-    with Stores([open_store(store)], default_settings(MEM, 1, 1)) as stores, Exchange(stores) as e:
+    with (
+        Stores([open_store(store)], default_settings(MEM, 1, 1)) as stores,
+        StreamService(stores) as e,
+    ):
 
         async def run() -> None:
             stop, hurry = asyncio.Event(), asyncio.Event()

@@ -22,12 +22,12 @@ from blockstore.io import arena as arena_module
 from blockstore.io import reader as reader_module
 from blockstore.io.arena import Arena
 from blockstore.store import open_store
-from loaderd.engine.engine import Engine, default_settings
-from loaderd.engine.floor import Floor
+from loaderd.engine.workers import WorkerPool
 from loaderd.errors import Refused, ShuttingDown
-from loaderd.hopwise import desk as hopdesk
 from loaderd.macro.graph import MacroGraph
 from loaderd.protocol import Attach, BatchReady, Release, Start
+from loaderd.sessions import base as session_base
+from loaderd.sessions.engine import Engine, default_settings
 from loaderd.wire.endpoint import parse_endpoint
 from loaderd.wire.transport import ask_status
 from tests.daemons import ROOT, spawn, stop
@@ -135,34 +135,34 @@ def test_a_load_that_one_run_began_does_not_end_the_next(running, monkeypatch):
 @pytest.mark.parametrize("running", ["minibatch", "hyperbatch", "macrobatch"], indirect=True)
 def test_a_session_that_ends_as_a_step_does_is_cleared_once(running, monkeypatch):
     """Between the end of a step and its worker's last look the session may go: not twice."""
-    production, cleared = running.engine._production, []
-    recycle, pump, guard = production._recycle, production.pump, production._guard
+    session, cleared = running.engine._find(running.session), []
+    recycle, pump, run_step = session._recycle, session._pump, session._run_step
     gone, steps = threading.Event(), threading.local()
 
-    def note(attachment, job):
+    def note(job):
         cleared.append(id(job))
-        recycle(attachment, job)
+        recycle(job)
 
     def step(*args):
         steps.goes_on = True
         try:
-            guard(*args)
+            run_step(*args)
         finally:
             steps.goes_on = False
 
-    def pump_and_detach(session, attachment):
+    def pump_and_detach():
         """Sampling of a hyperbatch pumps on a worker too: then there is no batch yet."""
-        pump(session, attachment)
+        pump()
         if getattr(steps, "goes_on", False) and not gone.is_set():
             gone.set()
-            running.engine.detach(session)
+            running.engine.detach(running.session)
 
-    monkeypatch.setattr(production, "_recycle", note)
-    monkeypatch.setattr(production, "pump", pump_and_detach)
-    monkeypatch.setattr(production, "_guard", step)
+    monkeypatch.setattr(session, "_recycle", note)
+    monkeypatch.setattr(session, "_pump", pump_and_detach)
+    monkeypatch.setattr(session, "_run_step", step)
     running.engine.start(Start(session=running.session, run=1, epoch=0, step=0))
     assert gone.wait(WAIT_S)
-    production.wait_ended(WAIT_S)
+    running.engine.wait_ended(WAIT_S)
     assert len(set(cleared)) == len(cleared) > 0
 
 
@@ -182,7 +182,7 @@ def test_a_session_may_come_at_the_moment_another_goes(running, monkeypatch):
             super().start()
 
     monkeypatch.setattr(
-        hopdesk, "concurrency", SimpleNamespace(**vars(concurrency) | {"Thread": Watched})
+        session_base, "concurrency", SimpleNamespace(**vars(concurrency) | {"Thread": Watched})
     )
     running.engine.detach(running.session)
     (other,) = others
@@ -193,7 +193,7 @@ def test_a_session_may_come_at_the_moment_another_goes(running, monkeypatch):
 
 
 def test_a_step_that_fails_leaves_its_worker(caplog):
-    floor, done = Floor(1), threading.Event()
+    floor, done = WorkerPool(1), threading.Event()
     floor.soon(1, lambda: 1 // 0)
     floor.soon(1, done.set)
     assert done.wait(WAIT_S)
@@ -401,15 +401,15 @@ def test_who_waits_for_a_session_that_ends_is_told_that_the_daemon_does(store, m
     refused, waiting = [], threading.Event()
     request = Attach(token=0, request=1, batch_size=50, window=2, **PLANS["minibatch"])
     with Engine(open_store(store), default_settings(3 << 20, 1, 1)) as engine:
-        production = engine._production
-        production.ending.append(object())  # a session that still holds something
-        wait_for = production.ended.wait_for
+        with engine._lock:  # a session that still holds something
+            engine._ending().append(SimpleNamespace(join=lambda: None, counters=dict))
+        wait_for = engine._changed.wait_for
 
         def wait(*arguments):
             waiting.set()
             return wait_for(*arguments)
 
-        monkeypatch.setattr(production.ended, "wait_for", wait)
+        monkeypatch.setattr(engine._changed, "wait_for", wait)
 
         def attach():
             with pytest.raises(ShuttingDown):

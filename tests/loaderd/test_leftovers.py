@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from blockstore.store import open_store
-from loaderd.engine.engine import default_settings
-from loaderd.engine.stores import Stores
 from loaderd.errors import Refused
 from loaderd.protocol import Attach, ErrorReply, Release, Start
-from loaderd.sharing.exchange import Exchange
+from loaderd.sessions.engine import default_settings
+from loaderd.sessions.stores import Stores
+from loaderd.streams.service import StreamService
 from tests.graphs import make_csc
 from tests.hopstores import make_hops, write_hop_store
 from tests.loaderd.harness import Shell, client_of
@@ -74,7 +74,7 @@ class Serving:
 
     def __init__(self, *paths: Any) -> None:
         self.stores = Stores([open_store(path) for path in paths], default_settings(24 << 20, 2, 2))
-        self.exchange = Exchange(self.stores)
+        self.exchange = StreamService(self.stores)
         self.exchange.deliver = self._deliver
         self._came = threading.Condition()
         self._sent: set[int] = set()

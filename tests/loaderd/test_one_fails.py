@@ -203,7 +203,7 @@ def take_window(neighbor: Opened, run: int, step: int, expected: list[str]) -> l
 
 def wait_settled(sessions: Sessions, before: Any) -> None:
     """What is pinned and taken is again what it was."""
-    changed = sessions.engine._production.ended
+    changed = sessions.engine._changed
     for _ in range(200):
         if settled(sessions) == before:
             return

@@ -18,7 +18,6 @@ from blockstore.errors import StoreError
 from blockstore.kernels.rows import NO_ROW
 from blockstore.store import Store, open_store
 from blockstore.verify import verify_store
-from loaderd.engine.engine import Engine
 from loaderd.errors import DaemonError
 from loaderd.memory.ledger import EngineSettings
 from loaderd.protocol import (
@@ -32,6 +31,7 @@ from loaderd.protocol import (
     Start,
     Temporal,
 )
+from loaderd.sessions.engine import Engine
 from preprocess.errors import BadInput
 from preprocess.export.export import export
 from preprocess.progress import Progress

@@ -34,9 +34,9 @@ from loaderd.engine.advice import (
     look_at,
     minibatch_reads,
 )
-from loaderd.engine.engine import Engine
 from loaderd.memory.ledger import Budget, EngineSettings, served_rows
 from loaderd.protocol import Attach
+from loaderd.sessions.engine import Engine
 from preprocess.hops.hops import make_hops
 from preprocess.options import HopsRequest
 from tests.graphs import make_csc

@@ -114,7 +114,7 @@ def test_an_attach_does_not_wait_for_workers_who_have_batches_to_build(store):
         engine, gate = sessions.engine, threading.Event()
         assert engine.broker.graph_wish < engine.budget.graph_blocks
         for _ in range(engine.settings.workers):
-            engine.commons.floor.soon(0, lambda: gate.wait(2 * WAIT_S) and None)
+            engine.resources.workers.soon(0, lambda: gate.wait(2 * WAIT_S) and None)
         with ThreadPoolExecutor(1) as pool:
             try:
                 attaching = pool.submit(sessions.attach, "hyperbatch")

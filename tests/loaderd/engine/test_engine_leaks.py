@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from blockstore.store import open_store
-from loaderd.engine.engine import Engine
 from loaderd.memory.ledger import EngineSettings
 from loaderd.protocol import Attach, BatchReady, ErrorReply, Release, Start
+from loaderd.sessions.engine import Engine
 from tests.graphs import make_csc
 from tests.stores import write_store
 
@@ -67,7 +67,7 @@ def trainer_of(store: Path, plan: str, workers: int = 2) -> Iterator[Trainer]:
         trainer = Trainer(engine, plan)
         yield trainer
         engine.detach(trainer.session)
-        engine._production.wait_ended(WAIT_S)
+        engine.wait_ended(WAIT_S)
         assert engine.broker.pinned() == 0, "a block is still pinned"
         assert engine.broker.whole, "slots are missing"
 
@@ -93,8 +93,8 @@ def test_batches_that_fail_give_all_back(store, plan, late, monkeypatch):
     """A run fails more often than there are workspaces; `late`: after its rows were addressed."""
     with trainer_of(store, plan) as trainer:
         trainer.epoch()
-        builder, fails = trainer.engine.builder, [False]
-        name = "fill" if late else "_complete"
+        builder, fails = trainer.engine.resources.builder, [False]
+        name = "fill" if late else "take_structure"
         real = getattr(builder, name)
         cached = plan == "hyperbatch" and not late
 

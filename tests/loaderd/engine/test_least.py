@@ -12,11 +12,11 @@ import pytest
 from blockstore.errors import BudgetTooSmall
 from blockstore.store import Store, open_store
 from blockstore.units import format_mem, parse_bytes
-from loaderd.engine.engine import default_settings
-from loaderd.engine.opening import check_possible
 from loaderd.errors import Refused
 from loaderd.memory.ledger import make_budget
 from loaderd.protocol import Attach, SeedEdges
+from loaderd.sessions.engine import default_settings
+from loaderd.sessions.sizing import check_possible
 from tests.graphs import make_csc
 from tests.hopstores import make_hops, write_hop_store
 from tests.loaderd.serving import Serving

@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from loaderd.batch.rows import Addressed, Pins
 from loaderd.engine.session import Job, Placement, RowSizes, SessionState
-from loaderd.plans.base import Unit
+from loaderd.plans.base import Positions, Unit
 
 SLOT = 4096
 SIZES = RowSizes((SLOT // 8,), SLOT)
@@ -41,14 +41,14 @@ def message(group: int = 0) -> Any:
 def state() -> SessionState:
     """Nine slots, three batches in flight, in its first run."""
     state = SessionState(3, 10, list(range(9)), SIZES)
-    state.begin(1, 0, 0, 1)
+    state.begin(1, 0, 0, Positions())
     return state
 
 
 def test_slots_that_a_worker_fills_are_not_free_for_the_run_that_begins(state):
     job = sampled(state, 10)
     filling = place(state, job).slots()
-    assert state.begin(2, 0, 0, 1) == []  # the job is its worker's
+    assert state.begin(2, 0, 0, Positions()) == []  # the job is its worker's
     assert job.cancelled
     assert not state.idle
     fresh = sampled(state, 10)
@@ -62,7 +62,7 @@ def test_slots_that_a_worker_fills_are_not_free_for_the_run_that_begins(state):
 def test_slots_of_lent_batches_are_free_as_a_run_begins(state):
     job = sampled(state, 10)
     state.filled(job, place(state, job), message())
-    assert state.begin(2, 0, 0, 1) == [job]
+    assert state.begin(2, 0, 0, Positions()) == [job]
     assert state.idle
 
 
@@ -86,7 +86,7 @@ def test_a_batch_is_done_with_the_release_of_its_last_group(state):
 
 def test_groups_may_be_released_in_any_order_where_several_are_lent():
     state = SessionState(3, 10, list(range(9)), SIZES)
-    state.begin(1, 0, 0, 1)
+    state.begin(1, 0, 0, Positions())
     first, second = sampled(state, 5), sampled(state, 5)
     for job in (first, second):
         state.filled(job, place(state, job), message())
@@ -113,7 +113,7 @@ class StateMachine(RuleBasedStateMachine):
     @rule()
     def a_run_begins(self):
         self.run += 1
-        ended = self.state.begin(self.run, 0, 0, 1)
+        ended = self.state.begin(self.run, 0, 0, Positions())
         busy = {id(job) for job, _ in self.filling}
         assert not {id(job) for job in ended} & busy
         self.waiting, self.lent = [], {}

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from loaderd.engine.session import Job, Placement, RowSizes, SessionState
-from loaderd.plans.base import Unit
+from loaderd.plans.base import Positions, Unit
 
 SIZES = RowSizes((4, 2), 64)  # rows a slot of two arrays, bytes of a slot
 
@@ -36,7 +36,7 @@ class Model(RuleBasedStateMachine):
     def begin(self, step, stride):
         self.run += 1
         busy = [*((job, None) for job in self.sampling), *self.filling]
-        ended = self.state.begin(self.run, self.run, step, stride)
+        ended = self.state.begin(self.run, self.run, step, Positions(stride))
         assert not any(job.busy for job in ended)
         assert not {id(job) for job in ended} & {id(job) for job, _ in busy}
         self.stale += busy
@@ -181,7 +181,8 @@ class Model(RuleBasedStateMachine):
             self.place()
         if not self.failed:
             assert list(dict.fromkeys(s for s, _ in self.sent)) == self.expected
-            assert sorted(self.state.take_all()) == self.all
+            assert self.state.idle
+            assert sorted(self.state._free) == self.all
 
 
 TestModel = Model.TestCase
@@ -199,7 +200,7 @@ def job_of(state: SessionState, items: int, missing: int) -> Job:
 
 def test_a_batch_that_fits_goes_whole_and_the_next_waits_for_its_slots():
     state = SessionState(2, 5, list(range(9)), SIZES)
-    state.begin(1, 0, 0, 1)
+    state.begin(1, 0, 0, Positions())
     first, second = job_of(state, 6, 4), job_of(state, 6, 4)
     placement = state.place(first)
     assert placement is not None
@@ -214,7 +215,7 @@ def test_a_batch_that_fits_goes_whole_and_the_next_waits_for_its_slots():
 
 def test_batches_are_sent_in_order_whoever_is_done_first():
     state = SessionState(3, 5, list(range(30)), SIZES)
-    state.begin(1, 0, 0, 1)
+    state.begin(1, 0, 0, Positions())
     jobs = [job_of(state, 3, 2) for _ in range(3)]
     placed = [state.place(job) for job in jobs]
     sent = [
@@ -226,7 +227,7 @@ def test_batches_are_sent_in_order_whoever_is_done_first():
 
 def test_a_batch_too_large_comes_in_parts_each_when_all_slots_are_back():
     state = SessionState(2, 5, list(range(7)), SIZES)
-    state.begin(1, 0, 0, 1)
+    state.begin(1, 0, 0, Positions())
     job = job_of(state, 8, 8)
     rows, group = 0, 0
     while rows < 8:

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from blockstore.store import open_store
-from loaderd.engine.stores import Stores
 from loaderd.errors import Refused
 from loaderd.memory.ledger import EngineSettings, table_entries
 from loaderd.protocol import Attach, Attached, BatchReady, ErrorReply, Release, Start
-from loaderd.sharing.exchange import Exchange
+from loaderd.sessions.stores import Stores
+from loaderd.streams.service import StreamService
 from loaderd.wire.endpoint import parse_endpoint
 from loaderd.wire.transport import ask_status
 from tests.daemons import ROOT, stop
@@ -49,7 +49,7 @@ class Daemon:
         self.paths = paths
         settings = EngineSettings(mem, 1, 2, reserve_bytes=reserve)
         self.stores = Stores([open_store(p) for p in paths], settings)
-        self.exchange = Exchange(self.stores, lambda: self.paths)
+        self.exchange = StreamService(self.stores, lambda: self.paths)
         self.came = threading.Condition()
         self.out: dict[tuple[int, int, int], Any] = {}
         self.exchange.deliver = self._deliver
@@ -156,7 +156,7 @@ def test_a_reload_takes_tables_out_of_free_slots_if_nothing_is_set_aside(folders
             for name in daemon.stores.engines:
                 daemon.epoch(name)
             for engine, run in daemon.stores._tables.items():
-                first_node = engine.topology.relations[0].first_node
+                first_node = engine.resources.topology.relations[0].first_node
                 assert np.shares_memory(first_node, arena.data) == bool(run)
             tables = sum(len(run) for run in daemon.stores._tables.values())
             owned = sum(e.broker.num_slots for e in daemon.stores.all())
@@ -208,12 +208,12 @@ def test_a_reload_leaves_what_sessions_without_a_line_need(folders):
     with Daemon(folders[:1], 24 << 20, reserve=4 << 20) as daemon:
         exchange, broker = daemon.exchange, daemon.stores.find("a").broker
         session = daemon.attach("a").session
-        with exchange._book.lock:
-            (line,) = exchange._book.lines.values()
-        assert exchange._book.unserved() == 0
-        exchange._maker._end(line)
-        daemon.stores.find("a")._production.wait_ended(WAIT_S)
-        needed = exchange._book.unserved()
+        with exchange._registry.lock:
+            (line,) = exchange._registry.streams.values()
+        assert exchange._registry.unserved() == 0
+        exchange._opener._end(line)
+        daemon.stores.find("a").wait_ended(WAIT_S)
+        needed = exchange._registry.unserved()
         taken = broker.take(broker.free() - needed - 1)
         daemon.paths = folders[:2]
         with pytest.raises(Refused, match=f"sessions without any need {needed}: try again later"):
@@ -230,8 +230,8 @@ def test_a_reload_takes_nothing_that_a_session_waits_for(folders):
     """One that was cut down, or fell behind: it would wait for ever."""
     with Daemon(folders[:1], 24 << 20, reserve=4 << 20) as daemon:
         exchange, session = daemon.exchange, daemon.attach("a").session
-        with exchange._book.lock:
-            seat = exchange._book.sessions[session]
+        with exchange._registry.lock:
+            seat = exchange._registry.sessions[session]
             seat.wants = True
         daemon.paths = folders[:2]
         with pytest.raises(Refused, match="1 sessions wait for memory that another store would"):
@@ -239,7 +239,7 @@ def test_a_reload_takes_nothing_that_a_session_waits_for(folders):
         assert daemon.names() == {"a": False}
         daemon.paths = folders[:1]
         assert exchange.reload() == []  # which opens none
-        with exchange._book.lock:
+        with exchange._registry.lock:
             seat.wants = False
         daemon.paths = folders[:2]
         assert exchange.reload()

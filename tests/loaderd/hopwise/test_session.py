@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from loaderd.hopwise.session import HopSession
-from loaderd.hopwise.shelf import Arrival
-from loaderd.hopwise.source import Answer
+from loaderd.hopwise.cut import HopCut
+from loaderd.hopwise.source import Answer, Arrival
 from loaderd.plans.base import Unit
 from loaderd.protocol import ChunkReady, ErrorReply, Release, Start
+from loaderd.sessions.propagated import PropagatedSession
 
 STEPS, WINDOW, WAIT_S = 9, 3, 10
 
@@ -64,16 +64,24 @@ class Failing:
 @pytest.fixture
 def parts():
     out: queue.Queue[Any] = queue.Queue()
+    ended: list[Any] = []
     plan: Any = SimpleNamespace(
         num_steps=STEPS, name="chunks", resolved=SimpleNamespace(seeds="split:train"),
         unit=lambda epoch, step: Unit(epoch, step, step, step + 2),
     )  # fmt: skip
-    session = HopSession(4, plan, WINDOW, 2, lambda _number, message: out.put(message))
+    resources: Any = SimpleNamespace(
+        deliver=lambda _number, message: out.put(message), ended=ended.append,
+        budget=SimpleNamespace(slot_bytes=4096),
+    )  # fmt: skip
+    cut = HopCut(True, False, 0, 1, WINDOW, 0, 0, 2)
+    memory: Any = SimpleNamespace(cut=cut, allocation=[], free=lambda: None)
     source = Source()
-    session.open(source)  # type: ignore[arg-type]
+    session = PropagatedSession(resources, 4, plan, [], memory, source, threading.Event())
     yield session, source, out
     source.go.set()
-    session.close()
+    session.detach()
+    session.join()
+    assert ended == [session]
 
 
 def take(out: Any, count: int, run: int) -> list[int]:
@@ -87,12 +95,12 @@ def start(run: int, step: int = 0, stride: int = 1) -> Start:
     return Start(session=4, run=run, epoch=run, step=step, stride=stride)
 
 
-def release(session: HopSession, run: int, *steps: int) -> None:
+def release(session: PropagatedSession, run: int, *steps: int) -> None:
     for step in steps:
         session.release(Release(session=4, run=run, step=step, group=0))
 
 
-def epoch(session: HopSession, out: Any, run: int) -> None:
+def epoch(session: PropagatedSession, out: Any, run: int) -> None:
     """A whole run, batch by batch."""
     session.start(start(run))
     for step in range(STEPS):
@@ -105,11 +113,11 @@ def test_as_many_are_lent_as_there_are_buffers(parts):
     session, source, out = parts
     session.start(start(1, 1, 2))
     assert take(out, WINDOW, 1) == [1, 3, 5]
-    assert session.waits
+    assert session.waits()
     assert sorted(source.buffers) == [0, 1, 2]
     release(session, 1, 3)
     assert take(out, 1, 1) == [7]
-    assert session.batches == 1
+    assert session.counters()["batches"] == 1
     release(session, 1, 3)  # again: nothing
     release(session, 2, 1)  # of another run
     session.release(Release(session=4, run=1, step=1, group=1))

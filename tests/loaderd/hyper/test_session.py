@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from loaderd.hyper.session import Hyper, Sampled, StructureArea
-from loaderd.plans.base import Unit
+from loaderd.plans.base import Positions, Unit
 
 WAIT_S = 10
 
@@ -111,7 +111,7 @@ def session(steps: int = 10, areas: int = 2, cache: Cache | None = None) -> Iter
 def test_steps_come_in_order_by_their_stride(areas, cached, first, stride):
     with session(areas=areas, cache=Cache() if cached else None) as parts:
         for run in (1, 2):
-            parts.hyper.begin(run, 5 + run, first, stride)
+            parts.hyper.begin(run, 5 + run, first, Positions(stride))
             steps = range(first, 10, stride)
             assert parts.take(len(steps)) == [(run, 5 + run, step) for step in steps]
         assert parts.hand.got.empty()
@@ -119,20 +119,20 @@ def test_steps_come_in_order_by_their_stride(areas, cached, first, stride):
 
 def test_a_run_goes_on_elsewhere_with_the_rows_it_has():
     with session(cache=(cache := Cache())) as parts:
-        parts.hyper.begin(1, 0, 7, 1)
+        parts.hyper.begin(1, 0, 7, Positions())
         parts.take(3)
-        parts.hyper.proceed(2, 1, 0, 1)
+        parts.hyper.proceed(2, 1, 0, Positions())
         assert parts.take(10) == [(2, 1, step) for step in range(10)]
         assert cache.runs == 1
         assert cache.groups[0] == [0, 1, 2]
-        parts.hyper.begin(3, 2, 9, 1)
+        parts.hyper.begin(3, 2, 9, Positions())
         parts.take(1)
         assert cache.runs == 2
 
 
 def test_rows_are_brought_in_when_batches_before_are_released():
     with session(cache=(cache := Cache())) as parts:
-        parts.hyper.begin(1, 0, 0, 1)
+        parts.hyper.begin(1, 0, 0, Positions())
         _, batches = parts.hand.got.get(timeout=WAIT_S)
         assert [s.batch for s in batches] == [0, 1, 2]
         for sampled in (batches[1], batches[0]):  # out of order
@@ -156,9 +156,9 @@ def test_an_error_of_a_run_that_has_ended_is_nobodys():
 
     with session() as parts:
         parts.sampler.before = fail_late
-        parts.hyper.begin(1, 1, 0, 1)
+        parts.hyper.begin(1, 1, 0, Positions())
         assert asked.wait(WAIT_S)
-        parts.hyper.begin(2, 2, 0, 1)
+        parts.hyper.begin(2, 2, 0, Positions())
         go.set()
         assert parts.take(10) == [(2, 2, step) for step in range(10)]
         assert parts.hand.errors.empty()
@@ -171,9 +171,9 @@ def test_an_error_ends_its_run_and_the_next_one_works():
 
     with session() as parts:
         parts.sampler.before = fail
-        parts.hyper.begin(1, 1, 0, 1)
+        parts.hyper.begin(1, 1, 0, Positions())
         assert parts.hand.errors.get(timeout=WAIT_S) == (1, "cannot read")
-        parts.hyper.begin(2, 2, 0, 1)
+        parts.hyper.begin(2, 2, 0, Positions())
         assert len(parts.take(10)) == 10
         assert parts.hand.errors.empty()
 
@@ -181,7 +181,7 @@ def test_an_error_ends_its_run_and_the_next_one_works():
 def test_a_batch_without_room_is_an_error():
     with session() as parts:
         parts.sampler.most = 0
-        parts.hyper.begin(1, 0, 0, 1)
+        parts.hyper.begin(1, 0, 0, Positions())
         _, text = parts.hand.errors.get(timeout=WAIT_S)
         assert "more than there is room for" in text
 
@@ -192,16 +192,16 @@ def test_areas_of_batches_that_came_too_late_are_free_again(areas):
         for run in (1, 3, 5):
             parts.hand.ended.add(run)
             parts.hand.refused.clear()
-            parts.hyper.begin(run, 0, 0, 1)
+            parts.hyper.begin(run, 0, 0, Positions())
             assert parts.hand.refused.wait(WAIT_S)
-            parts.hyper.begin(run + 1, 1, 0, 1)
+            parts.hyper.begin(run + 1, 1, 0, Positions())
             assert len(parts.take(10)) == 10
 
 
 def test_areas_of_what_was_not_brought_in_are_free_again():
     with session(areas=1, cache=Cache()) as parts:
         for run in range(1, 6):
-            parts.hyper.begin(run, run, 0, 1)
+            parts.hyper.begin(run, run, 0, Positions())
         assert parts.take(10)[-1] == (5, 5, 9)
         parts.hyper.stop()
     assert [area.left for area in parts.areas] == [0]

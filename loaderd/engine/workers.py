@@ -24,7 +24,7 @@ class _Task(NamedTuple):
     owner: int
 
 
-class Floor:
+class WorkerPool:
     """Workers of all stores.  Ends with `close`."""
 
     def __init__(self, workers: int) -> None:

@@ -8,7 +8,7 @@ from blockstore import concurrency
 log = logging.getLogger(__name__)
 
 
-class Errands:
+class SerialExecutor:
     """A thread that does what it is given, in order, until it is closed."""
 
     def __init__(self, name: str) -> None:
@@ -38,7 +38,7 @@ class Errands:
             try:
                 step()
             except Exception:  # a defect in one session's step: the others still need this thread
-                log.exception("an errand failed")
+                log.exception("an task failed")
 
 
 def do_all(steps: Iterable[Callable[[], None]]) -> None:

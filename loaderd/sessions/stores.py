@@ -5,9 +5,6 @@ from typing import Self
 
 from blockstore.store import Store
 from blockstore.units import format_bytes, format_mem
-from loaderd.engine.commons import Commons
-from loaderd.engine.engine import Engine
-from loaderd.engine.production import Deliver
 from loaderd.errors import Refused
 from loaderd.memory.ledger import (
     LEAST_SESSION,
@@ -20,6 +17,8 @@ from loaderd.memory.ledger import (
     table_entries,
 )
 from loaderd.protocol import LedgerEntry
+from loaderd.sessions.base import Deliver, SharedResources
+from loaderd.sessions.engine import Engine
 
 
 def store_name(store: Store) -> str:
@@ -40,8 +39,8 @@ class Stores:
         budgets = make_budgets([s.manifest for s in stores], settings)
         num_slots = sum(budget.num_slots for budget in budgets)
         budget = budgets[0]
-        self.commons = Commons(settings, num_slots, budget.slot_bytes, budget.unused_bytes)
-        self.arena = self.commons.arena
+        self._shared = SharedResources(settings, num_slots, budget.slot_bytes, budget.unused_bytes)
+        self.arena = self._shared.arena
         self.engines: dict[str, Engine] = {}
         self.retired: list[Engine] = []  # opened anew, or dropped; some sessions still use them
         self._deliver: Deliver = lambda _session, _message: None
@@ -51,7 +50,7 @@ class Stores:
         try:
             for store, budget in zip(stores, budgets, strict=True):
                 slots = range(first, first + budget.num_slots)
-                self.engines[store_name(store)] = Engine(store, settings, self.commons, slots)
+                self.engines[store_name(store)] = Engine(store, settings, self._shared, slots)
                 first += budget.num_slots
         except BaseException:
             self.close()
@@ -67,7 +66,7 @@ class Stores:
         """End all of them."""
         for engine in self.all():
             engine.__exit__(None, None, None)
-        self.commons.close()
+        self._shared.close()
 
     @property
     def deliver(self) -> Deliver:
@@ -215,7 +214,7 @@ class Stores:
             self._check_left(store, least, needed())
             size = self.arena.slot_bytes
             memory = self.arena.data[run.start * size : run.stop * size] if run else None
-            engine = Engine(store, self.settings, self.commons, slots, memory)
+            engine = Engine(store, self.settings, self._shared, slots, memory)
         except BaseException:
             self.all()[0].broker.accept([*slots, *run], 0)
             raise
@@ -240,7 +239,7 @@ class Stores:
 
     def _with_more(self, slots: int) -> str:
         """The --mem with which the arena has so many slots more."""
-        unused = self.commons.unused_bytes
+        unused = self._shared.unused_bytes
         return enough_mem(self.settings, unused, slots * self.arena.slot_bytes)
 
     def _drop(self, engine: Engine) -> None:

@@ -1,4 +1,4 @@
-"""Sessions that share a line: the same bytes, read once; who falls behind holds nobody up."""
+"""Sessions that share a stream: the same bytes, read once; who falls behind holds nobody up."""
 
 import threading
 from pathlib import Path
@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 
 from loaderd.errors import Refused
+from loaderd.plans.base import Positions
 from loaderd.protocol import (
     ChunkReady,
     Skipped,
     Start,
 )
-from loaderd.sharing.line import Lease, Line
-from loaderd.sharing.linewatch import LineWatch
+from loaderd.streams.service import StragglerWatch
+from loaderd.streams.stream import Lease, Stream
 from tests.graphs import Csc
 from tests.loaderd.serving import WAIT_S, Serving, Trainer
 from tests.stores import write_store
@@ -68,7 +69,7 @@ def test_eight_trainers_of_one_plan_read_as_much_as_one(store, plan):
         for step in range(STEPS):
             for trainer in trainers:
                 assert trainer.consume(step) == expected[epoch * STEPS + step]
-    assert serving.exchange.status()[2]["lines"] == 1
+    assert serving.exchange.status()[2]["streams"] == 1
     assert serving.engine.reader.bytes_read <= 1.1 * read
     for trainer in trainers:
         trainer.detach()
@@ -136,22 +137,22 @@ def test_a_session_for_which_there_is_no_room_is_told_the_budget_that_would_do(s
 def test_a_line_is_not_made_smaller_for_those_who_have_gone(store, monkeypatch):
     serving = Serving(store, 8 << 20)
     trainer = serving.attach("hyperbatch")
-    with serving.exchange._book.lock:
-        (line,) = serving.exchange._book.lines.values()
-    maker = serving.exchange._maker
-    take_line = maker._take_line
+    with serving.exchange._registry.lock:
+        (stream,) = serving.exchange._registry.streams.values()
+    opener = serving.exchange._opener
+    take_line = opener._take_stream
 
     def leave_first(*arguments):
         trainer.detach()
         return take_line(*arguments)
 
-    monkeypatch.setattr(maker, "_take_line", leave_first)
-    maker._replace(line, 0)
+    monkeypatch.setattr(opener, "_take_stream", leave_first)
+    opener._replace(stream, 0)
     serving.close()
 
 
 def test_an_end_that_comes_as_a_line_starves_is_not_missed():
-    """The watching thread has seen that a line starves, and then the exchange is closed."""
+    """The watching thread has seen that a stream starves, and then the exchange is closed."""
 
     class Late(threading.Event):
         def clear(self) -> None:
@@ -161,7 +162,7 @@ def test_an_end_that_comes_as_a_line_starves_is_not_missed():
 
     watch: Any = SimpleNamespace(_starved=Late(), _closed=False, _held_up=list)
     watch._starved.set()
-    thread = threading.Thread(target=LineWatch._watch, args=(watch,), daemon=True)
+    thread = threading.Thread(target=StragglerWatch._watch, args=(watch,), daemon=True)
     thread.start()
     thread.join(WAIT_S)
     assert not thread.is_alive()
@@ -171,52 +172,52 @@ def test_nobody_leaves_a_line_that_is_closing(store):
     """Whoever waits for it holds nothing: it would never be heard of again."""
     serving = Serving(store, 8 << 20)
     one, slow = serving.attach(), serving.attach()
-    book, watch = serving.exchange._book, serving.exchange._watch
-    with book.lock:
-        (line,) = book.lines.values()
-        line.begin(1, 0, 0, 1)
+    registry, watch = serving.exchange._registry, serving.exchange._watch
+    with registry.lock:
+        (stream,) = registry.streams.values()
+        stream.begin(1, 0, 0, Positions())
         for session in (one.session, slow.session):
-            line.follow(session, 1, 0, 1)
-        line.closing, line.front = True, 2
-        line.followers[one.session].next = 2
-        assert line.starved
-        assert line.last() is line.followers[slow.session]
-    watch._part(line, 4, waits=True)
-    with book.lock:
-        assert book.sessions[slow.session].line is line
-        line.closing = False
-    watch._part(line, 4, waits=True)
-    with book.lock:
-        assert book.sessions[slow.session].line is None
+            stream.subscribe(session, 1, 0, 1)
+        stream.closing, stream.front = True, 2
+        stream.subscribers[one.session].next = 2
+        assert stream.starved
+        assert stream.last() is stream.subscribers[slow.session]
+    watch._part(stream, 4, waits=True)
+    with registry.lock:
+        assert registry.sessions[slow.session].stream is stream
+        stream.closing = False
+    watch._part(stream, 4, waits=True)
+    with registry.lock:
+        assert registry.sessions[slow.session].stream is None
     one.detach()
     slow.detach()
     serving.close()
 
 
-def _ready(line: Line, step: int) -> ChunkReady:
+def _ready(stream: Stream, step: int) -> ChunkReady:
     return ChunkReady(
-        session=line.number, run=line.run, epoch=0, step=step, num_rows=1, form="rows", first=(0,),
-        counts=(1,), places=(),
+        session=stream.number, run=stream.run, epoch=0, step=step, num_rows=1, form="rows",
+        first=(0,), counts=(1,), places=(),
     )  # fmt: skip
 
 
 def test_steps_that_are_left_out_are_told_in_order():
-    line = Line(7, num_steps=6, depth=2)
-    line.add(1, window=2)
-    line.begin(run=1, epoch=0, step=0, stride=1)
-    line.follow(1, run=4, step=0, stride=1)
-    sent = [s.message for step in (0, 1) for s in line.arrive(_ready(line, step))[0]]
+    stream = Stream(7, num_steps=6, depth=2)
+    stream.add(1, window=2)
+    stream.begin(run=1, epoch=0, step=0, order=Positions())
+    stream.subscribe(1, run=4, step=0, stride=1)
+    sent = [s.message for step in (0, 1) for s in stream.arrive(_ready(stream, step))[0]]
     assert [m.step for m in sent] == [0, 1]
-    assert line.arrive(_ready(line, 2))[0] == []  # it holds two
-    assert line.skip(Skipped(session=7, run=1, step=3, to=5)) == []
-    assert line.release(1, 4, 0, -1) == (False, [])  # no such group
-    whole, freed = line.release(1, 4, 0, 0)
+    assert stream.arrive(_ready(stream, 2))[0] == []  # it holds two
+    assert stream.skip(Skipped(session=7, run=1, step=3, to=5)) == []
+    assert stream.release(1, 4, 0, -1) == (False, [])  # no such group
+    whole, freed = stream.release(1, 4, 0, 0)
     assert whole
     assert freed == [Lease(1, 0, 0)]
-    assert [s.message.step for s in line.due()] == [2]
-    line.release(1, 4, 1, 0)
-    assert [s.message for s in line.due()] == [Skipped(session=1, run=4, step=3, to=5)]
-    assert [s.message.step for s in line.arrive(_ready(line, 5))[0]] == [5]
+    assert [s.message.step for s in stream.due()] == [2]
+    stream.release(1, 4, 1, 0)
+    assert [s.message for s in stream.due()] == [Skipped(session=1, run=4, step=3, to=5)]
+    assert [s.message.step for s in stream.arrive(_ready(stream, 5))[0]] == [5]
 
 
 def test_those_who_have_stopped_with_all_of_a_line_hold_nobody_up(store):

@@ -1,4 +1,4 @@
-"""Which session is at which line: bookkeeping of the exchange, under one lock."""
+"""Which session is at which stream: bookkeeping of the exchange, under one lock."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -11,11 +11,10 @@ from msgspec import structs
 from numpy.typing import NDArray
 
 from blockstore import concurrency
-from loaderd.engine.engine import Engine
-from loaderd.engine.stores import Stores
 from loaderd.guarded import Guarded
 from loaderd.memory.ledger import is_session_entry, requests_entry, session_entry_name
 from loaderd.meter import Meter, add_counts
+from loaderd.plans.base import EVERY_RANK
 from loaderd.protocol import (
     Attach,
     Attached,
@@ -25,26 +24,33 @@ from loaderd.protocol import (
     SessionStatus,
     StoreStatus,
 )
-from loaderd.sharing.line import Lease, Line
+from loaderd.sessions.engine import Engine
+from loaderd.sessions.stores import Stores
+from loaderd.streams.stream import Lease, Stream
 
 
-class Key(NamedTuple):
-    """What sessions must have in common to share a line."""
+class StreamKey(NamedTuple):
+    """What sessions must have in common to share a stream."""
 
     resolved: Resolved
-    rank: int
+    rank: int  # or EVERY_RANK: a stream serves all ranks of a job
     world_size: int
     plan: str
     alone: int  # number of a session that shares with nobody, else 0
 
     @property
-    def job(self) -> "Key":
+    def world(self) -> int:
+        """Ranks that a stream serves."""
+        return self.world_size if self.rank == EVERY_RANK else 1
+
+    @property
+    def job(self) -> "StreamKey":
         """What those have in common who share memory: macro-batches are the same for all ranks."""
         return self if self.resolved.macro is None else self._replace(rank=0)
 
 
-class Order(NamedTuple):
-    """What lines of a group are opened with."""
+class StreamRequest(NamedTuple):
+    """What streams of a group are opened with."""
 
     engine: Engine
     request: Attach
@@ -55,104 +61,112 @@ class Order(NamedTuple):
 
 @dataclass(slots=True)
 class Group:
-    """Sessions of equal parameters, and their lines."""
+    """Sessions of equal parameters, and their streams."""
 
-    key: Key
-    order: Order
-    attached: Attached  # of the first line
-    lines: list[Line] = field(default_factory=list)
+    key: StreamKey
+    order: StreamRequest
+    attached: Attached  # of the first stream, in steps
+    streams: list[Stream] = field(default_factory=list)
 
     @property
     def engine(self) -> Engine:
-        """Where the lines are."""
+        """Where the streams are."""
         return self.order.engine
 
 
 @dataclass(slots=True, eq=False)
-class Seat:
+class Subscription:
     """One session as its client knows it."""
 
     number: int
-    key: Key
+    key: StreamKey
+    rank: int  # of those that its stream serves
     window: int  # batches that it may hold, at most
-    line: Line | None = None  # None: it has to find one
-    left: list[Line] = field(default_factory=list)  # where it still holds something
+    stream: Stream | None = None  # None: it has to find one
+    left: list[Stream] = field(default_factory=list)  # where it still holds something
     run: int = -1
     epoch: int = 0
-    step: int = 0  # that it wants next, where it has no line
+    step: int = 0  # that it wants next, where it has no stream; as its stream counts
     stride: int = 1
-    wants: bool = False  # a line, as soon as there is one
+    wants: bool = False  # a stream, as soon as there is one
     batches: int = 0
     meter: Meter = field(default_factory=Meter)
 
 
-class Book:
-    """Sessions, groups of equal parameters, their lines, and the engines that these are at.
+class StreamRegistry:
+    """Sessions, groups of equal parameters, their streams, and the engines that these are at.
 
     What is to be asked of an engine is returned: it is done with the lock free.
     """
 
     def __init__(self, stores: Stores, ended: Callable[[], None]) -> None:
-        """`ended`: told when a line has ended."""
+        """`ended`: told when a stream has ended."""
         self._stores, self._ended = stores, ended
         self.lock = concurrency.RLock()
-        self._sessions: Guarded[dict[int, Seat]] = Guarded({}, self.lock)
-        self._groups: Guarded[dict[Key, Group]] = Guarded({}, self.lock)
-        self._lines: Guarded[dict[int, Line]] = Guarded({}, self.lock)
-        self._at: Guarded[dict[int, Engine]] = Guarded({}, self.lock)  # lines -> where they are
+        self._sessions: Guarded[dict[int, Subscription]] = Guarded({}, self.lock)
+        self._groups: Guarded[dict[StreamKey, Group]] = Guarded({}, self.lock)
+        self._lines: Guarded[dict[int, Stream]] = Guarded({}, self.lock)
+        self._at: Guarded[dict[int, Engine]] = Guarded({}, self.lock)  # streams -> where they are
         self.times: dict[str, int] = {}  # of sessions that have ended
         self.left_behind = self.reloads = 0
 
     @property
-    def sessions(self) -> dict[int, Seat]:
+    def sessions(self) -> dict[int, Subscription]:
         """By number; like the other tables for whoever has the lock."""
         return self._sessions()
 
     @property
-    def groups(self) -> dict[Key, Group]:
+    def groups(self) -> dict[StreamKey, Group]:
         """By parameters."""
         return self._groups()
 
     @property
-    def lines(self) -> dict[int, Line]:
+    def streams(self) -> dict[int, Stream]:
         """By number."""
         return self._lines()
 
     @property
     def at(self) -> dict[int, Engine]:
-        """The engine of each line."""
+        """The engine of each stream."""
         return self._at()
 
-    def fair_share(self, more: Key | None = None) -> int:
-        """Slots of each of the lines, and of one `more`; halved when their number doubles.
+    def fair_share(self, more: StreamKey | None = None) -> int:
+        """Slots of each of the streams, and of one `more`; halved when their number doubles.
 
         Lines of a job's ranks that share macro-batches have one share together.  0: all of them.
         """
         with self.lock:
-            lines = Counter(key for key, group in self.groups.items() for _ in group.lines)
+            streams = Counter(key for key, group in self.groups.items() for _ in group.streams)
         if more is not None:
-            lines[more] += 1
-        jobs: dict[Key, int] = {}
-        for key, count in lines.items():
+            streams[more] += 1
+        jobs: dict[StreamKey, int] = {}
+        for key, count in streams.items():
             jobs[key.job] = max(count, jobs.get(key.job, 0))
         num = sum(jobs.values())
         return 0 if num < 2 else self._stores.arena.num_slots >> (num - 1).bit_length()
 
     def num_ranks(self) -> dict[int, int]:
-        """Of each line, how many ranks share its memory."""
-        keys = [key for key, group in self.groups.items() if group.lines]
+        """Of each stream, how many ranks share its memory."""
+        keys = [key for key, group in self.groups.items() if group.streams]
         ranks = Counter(key.job for key in keys)
-        return {line.number: ranks[key.job] for key in keys for line in self.groups[key].lines}
+        return {
+            stream.number: ranks[key.job] for key in keys for stream in self.groups[key].streams
+        }
 
-    def put_up(self, group: Group, line: Line) -> None:
-        self.lines[line.number], self.at[line.number] = line, group.engine
-        group.lines.append(line)
+    def unfinished(self, session: Subscription) -> bool:
+        """Whether the run of a session that has no stream has steps to come."""
+        steps = self.groups[session.key].attached.num_steps * session.key.world
+        return session.step < steps and session.run >= 0
 
-    def take_down(self, group: Group, line: Line) -> Callable[[], None]:
-        """A line ends; returns what is to be asked of the engine."""
-        group.lines.remove(line)
-        del self.lines[line.number], self.at[line.number]
-        engine, number = group.engine, line.number
+    def put_up(self, group: Group, stream: Stream) -> None:
+        self.streams[stream.number], self.at[stream.number] = stream, group.engine
+        group.streams.append(stream)
+
+    def take_down(self, group: Group, stream: Stream) -> Callable[[], None]:
+        """A stream ends; returns what is to be asked of the engine."""
+        group.streams.remove(stream)
+        del self.streams[stream.number], self.at[stream.number]
+        engine, number = group.engine, stream.number
 
         def end() -> None:
             engine.detach(number)
@@ -160,29 +174,35 @@ class Book:
 
         return end
 
-    def vacate(self, session: Seat) -> list[Callable[[], None]]:
+    def vacate(self, session: Subscription) -> list[Callable[[], None]]:
         """Give up all of a session's places; returns what is to be asked of the engine."""
         todo: list[Callable[[], None]] = []
-        for line in (*session.left, *([session.line] if session.line is not None else [])):
-            todo += self.releases(line, line.remove(session.number))
-            todo += self.close_if_empty(session.key, line)
-        session.left, session.line, session.wants = [], None, False
+        for stream in (*session.left, *([session.stream] if session.stream is not None else [])):
+            todo += self.releases(stream, stream.remove(session.number)) + self.narrow(stream)
+            todo += self.close_if_empty(session.key, stream)
+        session.left, session.stream, session.wants = [], None, False
         return todo
 
-    def close_if_empty(self, key: Key, line: Line) -> list[Callable[[], None]]:
-        """End a line that nobody is at; returns what is to be asked of the engine."""
-        if line.followers:
+    def narrow(self, stream: Stream) -> list[Callable[[], None]]:
+        """Batches of ranks of which nobody is left are not built any more."""
+        if not (ranks := stream.narrow()):
+            return []
+        return [partial(self.at[stream.number].narrow, stream.number, stream.run, ranks)]
+
+    def close_if_empty(self, key: StreamKey, stream: Stream) -> list[Callable[[], None]]:
+        """End a stream that nobody is at; returns what is to be asked of the engine."""
+        if stream.subscribers:
             return []
         group = self.groups[key]
-        end = self.take_down(group, line)
+        end = self.take_down(group, stream)
         self.forget_group(key)
         return [end]
 
-    def forget_group(self, key: Key) -> None:
+    def forget_group(self, key: StreamKey) -> None:
         """Nothing is kept of parameters that nobody uses."""
         group = self.groups.get(key)
         used = any(s.key == key for s in self.sessions.values())
-        if group is not None and not group.lines and not used:
+        if group is not None and not group.streams and not used:
             del self.groups[key]
 
     def is_busy(self, engine: Engine) -> bool:
@@ -193,28 +213,28 @@ class Book:
             )
 
     def unserved(self) -> int:
-        """Slots that sessions need which have no line, and will have to get one."""
+        """Slots that sessions need which have no stream, and will have to get one."""
         with self.lock:
-            return sum(g.order.least for g in self.groups.values() if not g.lines)
+            return sum(g.order.least for g in self.groups.values() if not g.streams)
 
-    def releases(self, line: Line, leases: Iterable[Lease]) -> list[Callable[[], None]]:
+    def releases(self, stream: Stream, leases: Iterable[Lease]) -> list[Callable[[], None]]:
         """What is to be asked of the engine, so that it takes leases back."""
         found = [
-            Release(session=line.number, run=lease.run, step=lease.step, group=lease.group)
+            Release(session=stream.number, run=lease.run, step=lease.step, group=lease.group)
             for lease in leases
         ]
-        engine = self.at[line.number]
+        engine = self.at[stream.number]
         return [partial(engine.release, release) for release in found]
 
-    def give_back(self, session: Seat) -> list[Callable[[], None]]:
-        """A session holds nothing any more; it stays at its line."""
+    def give_back(self, session: Subscription) -> list[Callable[[], None]]:
+        """A session holds nothing any more; it stays at its stream."""
         todo: list[Callable[[], None]] = []
-        for line in session.left:
-            todo += self.releases(line, line.remove(session.number))
-            todo += self.close_if_empty(session.key, line)
+        for stream in session.left:
+            todo += self.releases(stream, stream.remove(session.number))
+            todo += self.close_if_empty(session.key, stream)
         session.left = []
-        if session.line is not None:
-            todo += self.releases(session.line, session.line.drop(session.number))
+        if session.stream is not None:
+            todo += self.releases(session.stream, session.stream.drop(session.number))
         return todo
 
     def status(self) -> tuple[tuple[LedgerEntry, ...], tuple[SessionStatus, ...], dict[str, int]]:
@@ -224,14 +244,14 @@ class Book:
         known: dict[int, SessionStatus] = {}
         engines = self._stores.all()
         for engine in engines:
-            entries, lines, counts = engine.status()
+            entries, streams, counts = engine.status()
             name = f"{self._stores.name_of(engine)}: " if len(engines) > 1 else ""
             ledger += [
                 e if is_session_entry(e) else structs.replace(e, name=name + e.name)
                 for e in entries
             ]
             add_counts(counters, counts)
-            known |= {line.session: line for line in lines}
+            known |= {stream.session: stream for stream in streams}
         ledger.append(requests_entry(self._stores.settings))
         ledger += self._stores.reserve_entries()
         with self.lock:
@@ -239,12 +259,12 @@ class Book:
             for session in self.sessions.values():
                 add_counts(times, session.meter.times())
             counters |= times
-            counters["lines"] = len(self.lines)
+            counters["streams"] = len(self.streams)
             counters["sessions_left_behind"] = self.left_behind
             counters["reloads"] = self.reloads
             names = {
-                session_entry_name([line.number]): session_entry_name(sorted(line.followers))
-                for line in self.lines.values()
+                session_entry_name([stream.number]): session_entry_name(sorted(stream.subscribers))
+                for stream in self.streams.values()
             }
             named = tuple(structs.replace(e, name=names.get(e.name, e.name)) for e in ledger)
             statuses = tuple(self._session_status(s, known) for s in self.sessions.values())
@@ -264,29 +284,33 @@ class Book:
             for e in self._stores.all()
         )  # fmt: skip
 
-    def _session_status(self, session: Seat, lines: dict[int, SessionStatus]) -> SessionStatus:
+    def _session_status(
+        self, session: Subscription, streams: dict[int, SessionStatus]
+    ) -> SessionStatus:
         group = self.groups[session.key]
-        attached, line = group.attached, session.line
-        at = None if line is None else lines.get(line.number)
-        places = [*session.left, *([line] if line is not None else [])]
-        held = sum(len(place.followers[session.number].held) for place in places)
+        attached, stream = group.attached, session.stream
+        at = None if stream is None else streams.get(stream.number)
+        places = [*session.left, *([stream] if stream is not None else [])]
+        held = sum(len(place.subscribers[session.number].held) for place in places)
         step = session.step
-        if line is not None and line.followers[session.number].line_run >= 0:
-            step = line.followers[session.number].next
+        if stream is not None and stream.subscribers[session.number].stream_run >= 0:
+            step = stream.subscribers[session.number].next
         times = session.meter.times()
         return SessionStatus(
             session=session.number,
             plan=attached.plan if at is None else at.plan,
             seeds=attached.resolved.seeds,
             epoch=session.epoch,
-            step=min(step, attached.num_steps),
+            step=min(step // session.key.world, attached.num_steps),
             num_steps=attached.num_steps,
             in_flight=held,
             window=session.window,
             batches=session.batches,
             rows=session.meter.rows,
             edges=session.meter.edges,
-            held_bytes=0 if at is None or line is None else at.held_bytes // len(line.followers),
+            held_bytes=0
+            if at is None or stream is None
+            else at.held_bytes // len(stream.subscribers),
             store=self._stores.name_of(group.engine),
             ready_ns=times["ready_ns"],
             starved_ns=times["starved_ns"],

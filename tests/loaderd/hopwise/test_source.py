@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from blockstore.format import PAGE_BYTES, BlockGeometry, RowArray
 from loaderd.errors import Refused
-from loaderd.hopwise.shelf import Arrival, Held, Shelf, held_bytes, load_all
+from loaderd.hopwise.source import ArrayCache, Arrival, Held, held_bytes, load_all
 
 PAGES, PER_BLOCK, PER_SHARD = 11, 2, 2  # four pages a shard
 GEOMETRY = BlockGeometry(PER_BLOCK * PAGE_BYTES, PER_BLOCK * PAGE_BYTES, 6, PER_SHARD, 1)
@@ -96,7 +96,7 @@ def test_what_was_waited_for_without_an_error_is_there(asked):
 
 
 def test_all_is_loaded_piece_by_piece(monkeypatch):
-    monkeypatch.setattr("loaderd.hopwise.shelf._PIECE_PAGES", 3)
+    monkeypatch.setattr("loaderd.hopwise.source._PIECE_PAGES", 3)
     held, reader = make_held()
     assert len(list(load_all([held], lambda: False))) == 3
     assert reader.read == PAGES
@@ -127,10 +127,10 @@ class Broker:
 
 
 @contextmanager
-def shelf(most: int) -> Iterator[tuple[Shelf, Broker]]:
+def shelf(most: int) -> Iterator[tuple[ArrayCache, Broker]]:
     slot = 4 * PAGE_BYTES
     broker, data = Broker(most), np.zeros(40 * slot, np.uint8)
-    yield Shelf(broker, SimpleNamespace(data=data), Reader(data), slot), broker  # type: ignore[arg-type]
+    yield ArrayCache(broker, SimpleNamespace(data=data), Reader(data), slot), broker  # type: ignore[arg-type]
 
 
 def test_arrays_are_held_once_and_leave_with_their_last_user():
@@ -139,19 +139,20 @@ def test_arrays_are_held_once_and_leave_with_their_last_user():
     with shelf(20) as (held, broker):
         first, second = held.take([a, b]), held.take([a])  # type: ignore[list-item]
         assert first[0] is second[0]
-        assert (held.num_arrays, held.num_slots) == (2, 2 * each)
+        (entry,) = held.ledger_entries()
+        assert entry.num_bytes == 2 * each * 4 * PAGE_BYTES
         assert held.missing_slots([a, Array("c")]) == each  # type: ignore[list-item]
         held.give(first)
-        assert (held.num_arrays, broker.left) == (1, 20 - each)
+        assert broker.left == 20 - each
         held.give(second)
-        assert (held.num_arrays, broker.left) == (0, 20)
+        assert (held.ledger_entries(), broker.left) == ([], 20)
 
 
 def test_what_has_no_room_leaves_nothing_behind():
     with shelf(4) as (held, broker):
         with pytest.raises(Refused, match="not to be had"):
             held.take([Array("a"), Array("b")])  # type: ignore[list-item]
-        assert (held.num_arrays, held.num_slots, broker.left) == (0, 0, 4)
+        assert (held.ledger_entries(), broker.left) == ([], 4)
         held.give(held.take([Array("b")]))  # type: ignore[list-item]
         assert broker.left == 4
 

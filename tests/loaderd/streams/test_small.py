@@ -11,21 +11,22 @@ from msgspec import structs
 
 from loaderd.errors import Refused
 from loaderd.memory.slots import WAIT_S
+from loaderd.plans.base import Positions
 from loaderd.protocol import Attach, Attached, BatchReady
-from loaderd.sharing import exchange, linewatch
-from loaderd.sharing import line as shared_line
-from loaderd.sharing.line import Lease, Line
-from loaderd.sharing.linebook import Key, Order
-from loaderd.sharing.patience import FIRST_S, SETTLE_S, Patience, allowed_s
+from loaderd.streams import service
+from loaderd.streams import stream as shared_stream
+from loaderd.streams.opener import FIRST_S, SETTLE_S, DrainDeadline, allowed_s
+from loaderd.streams.registry import StreamKey, StreamRequest
+from loaderd.streams.stream import Lease, Stream
 from tests.loaderd.samples import GROUP, SAMPLES
 from tests.loaderd.serving import Serving, Trainer
-from tests.loaderd.sharing.test_sharing import NODES, store
+from tests.loaderd.streams.test_sharing import NODES, store
 
 __all__ = ["store"]  # a fixture
 
 LARGE: dict[str, Any] = {"batch_size": 1000}
 STEPS = NODES // 1000
-TIGHT = 1 << 20  # one batch of these is lent at a time
+TIGHT = 1 << 20  # one batch of these is leased at a time
 
 
 class Ticks:
@@ -33,8 +34,8 @@ class Ticks:
 
     def __init__(self, serving: Serving) -> None:
         self.now = 0.0
-        maker = serving.exchange._maker
-        maker._clock, maker._pause = lambda: self.now, self.pause
+        opener = serving.exchange._opener
+        opener._clock, opener._pause = lambda: self.now, self.pause
 
     def pause(self, seconds: float) -> None:
         self.now += seconds
@@ -53,13 +54,13 @@ def solo(store: Path) -> tuple[list[list[bytes]], int]:
     return found, read
 
 
-def lines(serving: Serving) -> int:
-    return int(serving.exchange.status()[2]["lines"])
+def streams(serving: Serving) -> int:
+    return int(serving.exchange.status()[2]["streams"])
 
 
 @pytest.mark.parametrize("plan", ["minibatch", "hyperbatch"])
 def test_who_can_have_no_room_is_told_at_once_what_would_do(store: Path, plan: str):
-    """Nobody's line is closed for it; with the number it says, both are served."""
+    """Nobody's stream is closed for it; with the number it says, both are served."""
     fields = {"plan": plan, **LARGE}
     serving = Serving(store, 1 << 20)
     ticks = Ticks(serving)
@@ -77,7 +78,7 @@ def test_who_can_have_no_room_is_told_at_once_what_would_do(store: Path, plan: s
     assert found is not None
     serving = Serving(store, int(found[1]) << 20)
     both = [serving.attach(**fields), serving.attach(**fields, seed=9)]
-    assert lines(serving) == 2
+    assert streams(serving) == 2
     for trainer in both:
         trainer.start()
     for step in range(STEPS):
@@ -94,7 +95,7 @@ def test_trainers_of_one_plan_share_the_only_batch_there_is_room_for(store: Path
     first.start()
     assert first.take(0) is not None  # and nothing else moves
     others = [serving.attach(**LARGE) for _ in range(3)]
-    assert lines(serving) == 1
+    assert streams(serving) == 1
     for other in others:
         other.start()
     assert [other.consume(0) for other in others] == [expected[0]] * 3
@@ -106,7 +107,7 @@ def test_trainers_of_one_plan_share_the_only_batch_there_is_room_for(store: Path
     for step in range(STEPS):
         found = [t.consume(step) for t in (first, *others)]
         assert found == [expected[STEPS + step]] * 4
-    assert lines(serving) == 1
+    assert streams(serving) == 1
     assert serving.engine.reader.bytes_read <= 1.1 * read
     for trainer in (first, *others):
         trainer.detach()
@@ -120,7 +121,7 @@ def consume_all(trainer: Trainer, steps: range, found: list[list[bytes]]) -> thr
 
 
 def test_positions_apart_take_turns_where_one_line_has_room(store: Path, monkeypatch):
-    monkeypatch.setattr(shared_line, "TURN", 2)
+    monkeypatch.setattr(shared_stream, "TURN", 2)
     expected = solo(store)[0][:STEPS]
     serving = Serving(store, TIGHT)
     one, two = serving.attach(**LARGE), serving.attach(**LARGE)
@@ -138,7 +139,7 @@ def test_positions_apart_take_turns_where_one_line_has_room(store: Path, monkeyp
 
 
 def test_one_who_keeps_the_only_batch_leaves_when_it_goes_on(store: Path, monkeypatch):
-    monkeypatch.setattr(linewatch, "LAST_S", 0.01)
+    monkeypatch.setattr(service, "LAST_S", 0.01)
     expected = solo(store)[0][:STEPS]
     serving = Serving(store, TIGHT)
     quick, slow = serving.attach(**LARGE), serving.attach(**LARGE)
@@ -162,14 +163,14 @@ def test_one_who_keeps_the_only_batch_leaves_when_it_goes_on(store: Path, monkey
 
 
 def test_a_line_is_not_waited_for_where_nothing_moves(store: Path):
-    """It would be cut down; but its follower, which has had batches before, keeps one."""
+    """It would be cut down; but its subscriber, which has had batches before, keeps one."""
     serving = Serving(store, 2 << 20)
     one = serving.attach("hyperbatch", **LARGE)
     one.start()
     one.consume(0)
     assert one.take(1) is not None
-    with one.serving.exchange._book.lock:
-        meter = one.serving.exchange._book.sessions[one.session].meter
+    with one.serving.exchange._registry.lock:
+        meter = one.serving.exchange._registry.sessions[one.session].meter
     meter.times = lambda: {"ready_ns": 0}
     ticks = Ticks(serving)
     with pytest.raises(Refused, match="serve with at least --mem"):
@@ -182,64 +183,64 @@ def test_a_line_is_not_waited_for_where_nothing_moves(store: Path):
     serving.close()
 
 
-def wait_lent(trainer: Trainer, line: Line) -> None:
-    """Until a batch of a line has been delivered to its only session."""
+def wait_leased(trainer: Trainer, stream: Stream) -> None:
+    """Until a batch of a stream has been delivered to its only session."""
     with trainer.serving.came:
-        assert trainer.serving.came.wait_for(lambda: bool(line.lent), WAIT_S)
+        assert trainer.serving.came.wait_for(lambda: bool(stream.leased), WAIT_S)
 
 
-def release_all(trainer: Trainer, line: Line) -> int:
-    """Give back what is lent of a line, which lends no more; returns the next step."""
-    with trainer.serving.exchange._book.lock:
-        line.closing = True
-        steps = sorted(line.followers[trainer.session].held)
+def release_all(trainer: Trainer, stream: Stream) -> int:
+    """Give back what is leased of a stream, which sends no more; returns the next step."""
+    with trainer.serving.exchange._registry.lock:
+        stream.closing = True
+        steps = sorted(stream.subscribers[trainer.session].held)
     for step in steps:
         trainer.consume(step)
-    assert not line.lent
+    assert not stream.leased
     return steps[-1] + 1
 
 
-def test_a_line_that_cannot_do_with_its_share_gets_back_what_it_had(store: Path):
-    """Its sessions would else look for a line, and take the one that this was ended for."""
+def test_a_stream_that_cannot_do_with_its_share_gets_back_what_it_had(store: Path):
+    """Its sessions would else look for a stream, and take the one that this was ended for."""
     serving = Serving(store, 8 * TIGHT)
     trainer = serving.attach()
-    maker, book = serving.exchange._maker, serving.exchange._book
-    with book.lock:
-        ((line,),) = (list(group.lines) for group in book.groups.values())
+    opener, registry = serving.exchange._opener, serving.exchange._registry
+    with registry.lock:
+        ((stream,),) = (list(group.streams) for group in registry.groups.values())
     trainer.start()
-    wait_lent(trainer, line)
-    step = release_all(trainer, line)
-    with maker.opening:
-        maker._replace(line, share=1)  # no session can do with a slot
-    with book.lock:
-        ((other,),) = (list(group.lines) for group in book.groups.values())
-        assert other is not line
-        assert book.sessions[trainer.session].line is other
+    wait_leased(trainer, stream)
+    step = release_all(trainer, stream)
+    with opener.opening:
+        opener._replace(stream, share=1)  # no session can do with a slot
+    with registry.lock:
+        ((other,),) = (list(group.streams) for group in registry.groups.values())
+        assert other is not stream
+        assert registry.sessions[trainer.session].stream is other
     trainer.consume(step)
     trainer.detach()
     serving.close()
 
 
-def test_a_session_that_lost_its_line_has_no_other_one_cut_down(store: Path, monkeypatch):
+def test_a_session_that_lost_its_stream_has_no_other_one_cut_down(store: Path, monkeypatch):
     """Two sessions that need most of the arena would take it from each other for ever."""
     serving, cuts = Serving(store, 8 * TIGHT), list[bool]()
     trainer = serving.attach()
-    maker, book = serving.exchange._maker, serving.exchange._book
-    open_line = maker.open_line
+    opener, registry = serving.exchange._opener, serving.exchange._registry
+    open_stream = opener.open_stream
 
-    def opened(key: Key, order: Order, cut: bool = True) -> tuple[Attached, Line]:
+    def opened(key: StreamKey, order: StreamRequest, cut: bool = True) -> tuple[Attached, Stream]:
         cuts.append(cut)
-        return open_line(key, order)
+        return open_stream(key, order)
 
-    monkeypatch.setattr(maker, "_line_instead", lambda *_: None)
-    monkeypatch.setattr(maker, "open_line", opened)
-    with book.lock:
-        ((line,),) = (list(group.lines) for group in book.groups.values())
+    monkeypatch.setattr(opener, "_stream_instead", lambda *_: None)
+    monkeypatch.setattr(opener, "open_stream", opened)
+    with registry.lock:
+        ((stream,),) = (list(group.streams) for group in registry.groups.values())
     trainer.start()
-    wait_lent(trainer, line)
-    step = release_all(trainer, line)
-    with maker.opening:
-        maker._replace(line, share=1)
+    wait_leased(trainer, stream)
+    step = release_all(trainer, stream)
+    with opener.opening:
+        opener._replace(stream, share=1)
     trainer.consume(step)
     assert cuts == [False]
     trainer.detach()
@@ -248,18 +249,18 @@ def test_a_session_that_lost_its_line_has_no_other_one_cut_down(store: Path, mon
 
 def test_lines_whose_seeds_are_not_kept_stay(store: Path, monkeypatch):
     """They could not be opened anew."""
-    monkeypatch.setattr(exchange, "_KEPT", 1 << 20)
+    monkeypatch.setattr(service, "_KEPT", 1 << 20)
     serving = Serving(store, 2 << 20)
     seeds = np.arange(NODES)
     request = Attach(token=0, request=1, plan="hyperbatch", split="", num_neighbors=(5, 5), **LARGE)
     own = Trainer(serving, serving.exchange.attach(request, seeds).session)
     own.start()
-    with serving.exchange._book.lock:
-        (line,) = serving.exchange._book.lines
+    with serving.exchange._registry.lock:
+        (stream,) = serving.exchange._registry.streams
     with pytest.raises(Refused, match="serve with at least --mem"):
         serving.attach("hyperbatch", **LARGE, seed=4)
-    with serving.exchange._book.lock:
-        assert line in serving.exchange._book.lines
+    with serving.exchange._registry.lock:
+        assert stream in serving.exchange._registry.streams
     assert all(own.consume(step) for step in range(STEPS))
     own.detach()
     serving.close()
@@ -267,7 +268,7 @@ def test_lines_whose_seeds_are_not_kept_stay(store: Path, monkeypatch):
 
 def test_a_line_whose_seeds_are_not_kept_is_not_left_for_a_larger_one(store: Path, monkeypatch):
     """It could not be opened: the session would wait for ever."""
-    monkeypatch.setattr(exchange, "_KEPT", 1 << 20)
+    monkeypatch.setattr(service, "_KEPT", 1 << 20)
     serving = Serving(store, 8 << 20)
     other = serving.attach(seed=9)
     request = Attach(token=0, request=1, plan="minibatch", split="", num_neighbors=(5, 5), **LARGE)
@@ -279,14 +280,14 @@ def test_a_line_whose_seeds_are_not_kept_is_not_left_for_a_larger_one(store: Pat
     serving.close()
 
 
-def held_line(*held: int) -> Line:
-    """A line whose followers hold so many batches each."""
-    line = Line(7, num_steps=99, depth=2)
+def held_line(*held: int) -> Stream:
+    """A stream whose subscribers hold so many batches each."""
+    stream = Stream(7, num_steps=99, depth=2)
     for number, count in enumerate(held):
-        line.add(number, window=2)
-        line.followers[number].active = True
-        line.followers[number].held = dict.fromkeys(range(count), 1)
-    return line
+        stream.add(number, window=2)
+        stream.subscribers[number].active = True
+        stream.subscribers[number].held = dict.fromkeys(range(count), 1)
+    return stream
 
 
 @pytest.mark.parametrize(
@@ -301,42 +302,42 @@ def held_line(*held: int) -> Line:
     ],
 )
 def test_patience_is_that_of_a_trainer_at_work(held, batches, ready_s, waited_s):
-    line = held_line(*held)
-    patience = Patience(line, 0.0, allowed_s(batches, ready_s))
-    assert not patience.is_over(line, waited_s - 0.01)
-    assert patience.is_over(line, waited_s)
+    stream = held_line(*held)
+    patience = DrainDeadline(stream, 0.0, allowed_s(batches, ready_s))
+    assert not patience.is_over(stream, waited_s - 0.01)
+    assert patience.is_over(stream, waited_s)
 
 
 def test_patience_begins_anew_with_a_release_and_ends():
-    line = held_line(2)
-    patience = Patience(line, 0.0, 0.5)
-    assert not patience.is_over(line, 0.9)
-    line.followers[0].held.popitem()
-    assert not patience.is_over(line, 1.5)
-    assert not patience.is_over(line, 2.4)
-    assert patience.is_over(line, 2.5)
-    line.followers[0].held = {1: 1, 2: 1}
-    assert patience.is_over(line, WAIT_S)
+    stream = held_line(2)
+    patience = DrainDeadline(stream, 0.0, 0.5)
+    assert not patience.is_over(stream, 0.9)
+    stream.subscribers[0].held.popitem()
+    assert not patience.is_over(stream, 1.5)
+    assert not patience.is_over(stream, 2.4)
+    assert patience.is_over(stream, 2.5)
+    stream.subscribers[0].held = {1: 1, 2: 1}
+    assert patience.is_over(stream, WAIT_S)
 
 
 def test_a_part_stays_until_all_are_done_with_it_and_nobody_joins_who_could_not_leave():
-    """One who has the first part of a batch cannot begin it anew at another line."""
-    line = Line(7, num_steps=6, depth=1)
+    """One who has the first part of a batch cannot begin it anew at another stream."""
+    stream = Stream(7, num_steps=6, depth=1)
     for number in (1, 2):
-        line.add(number, window=2)
-    line.begin(run=1, epoch=0, step=0, stride=1)
+        stream.add(number, window=2)
+    stream.begin(run=1, epoch=0, step=0, order=Positions())
     for number in (1, 2):
-        line.follow(number, run=4, step=0, stride=1)
-    assert line.has_room()
+        stream.subscribe(number, run=4, step=0, stride=1)
+    assert stream.has_room()
     batch = next(m for m in SAMPLES if isinstance(m, BatchReady))
     rows = structs.replace(batch.rows, group=0, last=False)
     first = structs.replace(batch, session=7, run=1, step=0, rows=rows)
     second = structs.replace(GROUP, session=7, run=1, step=0, group=1, last=True)
-    assert [s.session for s in line.arrive(first)[0]] == [1, 2]
-    assert line.in_parts
-    assert not line.has_room()
-    assert line.release(1, 4, 0, 0) == (False, [])
-    assert line.release(2, 4, 0, 0) == (False, [Lease(1, 0, 0)])
-    assert [s.session for s in line.arrive(second)[0]] == [1, 2]
-    assert line.release(2, 4, 0, 1) == (True, [])
-    assert line.release(1, 4, 0, 1) == (True, [Lease(1, 0, 1)])
+    assert [s.session for s in stream.arrive(first)[0]] == [1, 2]
+    assert stream.in_parts
+    assert not stream.has_room()
+    assert stream.release(1, 4, 0, 0) == (False, [])
+    assert stream.release(2, 4, 0, 0) == (False, [Lease(1, 0, 0)])
+    assert [s.session for s in stream.arrive(second)[0]] == [1, 2]
+    assert stream.release(2, 4, 0, 1) == (True, [])
+    assert stream.release(1, 4, 0, 1) == (True, [Lease(1, 0, 1)])

@@ -1,0 +1,368 @@
+"""The engine: sessions of one store by their numbers, whatever kind they are."""
+
+import os
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from blockstore import concurrency
+from blockstore.io.reader import BlockReader
+from blockstore.pool import BlockPool
+from blockstore.store import BlockedFile, Store, scan_rows
+from loaderd.batch.rows import RowAssembler
+from loaderd.batch.topology import Topology
+from loaderd.devicecost import DeviceGauge
+from loaderd.engine.build import Builder
+from loaderd.engine.least import check_numbers
+from loaderd.errors import Refused, SessionLost, Shortage, ShuttingDown
+from loaderd.guarded import Guarded
+from loaderd.hopwise.files import hop_files
+from loaderd.macro.files import copied_files
+from loaderd.memory.ledger import (
+    LEAST_SESSION,
+    EngineSettings,
+    cut_slots,
+    enough_mem,
+    graph_wish,
+    make_budget,
+    rows_of,
+)
+from loaderd.memory.reservation import Reservation
+from loaderd.memory.residency import Residency
+from loaderd.memory.slots import LOOK_WAIT_S, WAIT_S, RequestArea, SlotBroker
+from loaderd.memory.workspace import Tables
+from loaderd.meter import add_counts
+from loaderd.protocol import (
+    Attach,
+    Attached,
+    LedgerEntry,
+    Release,
+    Resolved,
+    SessionStatus,
+    Start,
+)
+from loaderd.sessions.base import Deliver, EngineSession, SharedResources, StoreResources
+from loaderd.sessions.kinds import find_kind
+
+# that a status has, also without sessions
+_COUNTERS = (
+    "batches", "edges", "rows", "rows_copied", "groups", "sample_ns", "fill_ns", "ready_ns",
+    "starved_ns",
+)  # fmt: skip
+
+
+class Engine:
+    """Serves one store, out of memory and with threads that others may use, too.
+
+    A context manager.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        settings: EngineSettings,
+        shared: SharedResources | None = None,
+        slots: Sequence[int] = (),
+        tables: NDArray[np.uint8] | None = None,
+    ) -> None:
+        """Take memory: `slots` of the shared arena, or all of it at once if there is none yet.
+
+        tables   memory for the tables of the store; None: they are beside the arena
+
+        Raises BudgetTooSmall, StoreError.
+        """
+        self.store, self.settings = store, settings
+        self._stack = ExitStack()
+        if shared is None:
+            self.budget = make_budget(store.manifest, settings)
+            slots = range(self.budget.num_slots)
+            cut = self.budget
+            shared = SharedResources(settings, cut.num_slots, cut.slot_bytes, cut.unused_bytes)
+            self._stack.callback(shared.close)
+        else:
+            self.budget = cut_slots(
+                store.manifest, settings, shared.arena.slot_bytes, len(slots), shared.unused_bytes
+            )
+        self.arena, self._workers, self._numbers = shared.arena, shared.workers, shared.numbers
+        self.deliver: Deliver = lambda _session, _message: None
+        self._lock = concurrency.RLock()
+        self._changed = concurrency.Condition(self._lock)  # a session has ended, or all are to
+        self._sessions: Guarded[dict[int, EngineSession]] = Guarded({}, self._lock)
+        self._ending: Guarded[list[EngineSession]] = Guarded([], self._lock)  # detached
+        self._counters = dict.fromkeys(_COUNTERS, 0)  # of sessions that have ended
+        try:
+            self.resources = self._open(shared, slots, Tables(tables))
+        except BaseException:
+            self._stack.close()
+            raise
+
+    def _open(
+        self, shared: SharedResources, slots: Sequence[int], tables: Tables
+    ) -> StoreResources:
+        store, manifest, budget, arena = self.store, self.store.manifest, self.budget, self.arena
+        served = rows_of(manifest, edges=True)
+        files = [store.graph(r) for r in manifest.relations]
+        first_rows = len(files)
+        files += [store.rows(r.array) for r in served]
+        first_copied = len(files)
+        files += copied_files(store, served)
+        first_propagated = len(files)
+        files += hop_files(store)
+        files = [replace(file, crcs=tables.keep(file.crcs)) for file in files]
+        self.reader = self._stack.enter_context(
+            BlockReader(files, arena.data, budget.slot_bytes, threads=shared.readers)
+        )
+        changed = concurrency.Condition()
+        graph = self._pool(files[:first_rows])
+        rows = self._pool(files[first_rows:first_copied])
+        reservation = Reservation([r.num_blocks for r in manifest.relations], self.settings.workers)
+        self.broker = SlotBroker(
+            graph, rows, changed, slots, budget.graph_slots, reservation,
+            lambda more: enough_mem(self.settings, budget.unused_bytes, more * budget.slot_bytes),
+        )  # fmt: skip
+        self.graph = Residency(graph, self.reader, 0, changed, reservation)
+        self.rows = Residency(rows, self.reader, first_rows, changed)
+        topology = Topology(store, self.graph, arena.data, budget.slot_bytes)
+        topology.relations = [index.kept(tables) for index in topology.relations]
+        assembler = RowAssembler(
+            served, self.rows, self.reader, first_rows, arena.data, budget.slot_bytes,
+            manifest.block_bytes,
+        )  # fmt: skip
+        original = tables.array(np.dtype(manifest.id_dtype), manifest.num_nodes)
+        for t in manifest.types:
+            for row, ids in scan_rows(store, t.original_id):
+                original[t.first + row : t.first + row + ids.size] = ids
+        return StoreResources(
+            store=store, settings=self.settings, budget=budget, broker=self.broker, arena=arena,
+            reader=self.reader, gauge=DeviceGauge(self.reader), workers=shared.workers,
+            trace=shared.trace, graph=self.graph, topology=topology, assembler=assembler,
+            builder=Builder(topology, assembler, arena, original), first_copied=first_copied,
+            first_propagated=first_propagated, draining=concurrency.Event(),
+            deliver=lambda session, message: self.deliver(session, message), ended=self._ended,
+        )  # fmt: skip
+
+    def _pool(self, files: Sequence[BlockedFile]) -> BlockPool:
+        return BlockPool([f.geometry.num_blocks for f in files], self.arena.num_slots)
+
+    @property
+    def least_slots(self) -> int:
+        """Slots that stay with the store, whatever others need."""
+        return self.budget.graph_least + LEAST_SESSION
+
+    @property
+    def io_mode(self) -> str:
+        """How blocks are read: O_DIRECT, or buffered and why."""
+        return self.reader.mode
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.drain()
+        self._stack.close()
+
+    # -- sessions ---------------------------------------------------------------------------------
+
+    def identify(self, request: Attach, seeds: NDArray[np.int64] | None) -> Resolved:
+        """What a request is resolved to; nothing is taken.  Raises Refused."""
+        return find_kind(request.plan).resolve(self.store.manifest, request, seeds)
+
+    def attach(self, request: Attach, seeds: NDArray[np.int64] | None) -> Attached:
+        """Open a session; reads the seeds' store ids from disk.
+
+        Raises Refused, StoreError, ShuttingDown.
+        """
+        self.wait_ended(WAIT_S)  # for what sessions that end still hold
+        number = next(self._numbers)
+        session = find_kind(request.plan).open(self.resources, number, request, seeds)
+        with self._lock:
+            self._sessions()[number] = session
+        return session.describe(request.request)
+
+    def wait_ended(self, wait_s: float) -> None:
+        """Wait until sessions that end have given back what they hold; no longer than so.
+
+        Raises ShuttingDown: what is leased stays so then.
+        """
+        draining = self.resources.draining
+        with self._changed:
+            self._changed.wait_for(lambda: draining.is_set() or not self._ending(), wait_s)
+            if draining.is_set():
+                raise ShuttingDown("the daemon is shutting down")
+
+    def borrow(self, request: Attach) -> RequestArea:
+        """Room for the numbers of a request, until they have been looked up.  Raises Refused."""
+        broker, slot = self.broker, self.arena.slot_bytes
+        count, settings = -(-8 * request.ids // slot), self.settings
+        check_numbers(
+            self.store.manifest, request, settings, self.budget, count, broker.available()
+        )
+        try:
+            first = broker.take_run(count, LOOK_WAIT_S, low=True)
+        except Shortage:  # free slots that are not adjacent are of no use
+            free = broker.free()
+            free = free if free < count else 0
+            check_numbers(self.store.manifest, request, settings, self.budget, count, free)
+            raise
+        memory = self.arena.data[first * slot :][: 8 * request.ids]
+        return RequestArea(memory.view("<i8"), range(first, first + count), slot, broker)
+
+    def detach(self, number: int) -> None:
+        """Close a session; its memory is free after nobody uses it any more."""
+        with self._lock:
+            session = self._sessions().pop(number, None)
+            if session is None:
+                return
+            self._ending().append(session)
+        session.detach()
+        self._workers.forget(number)
+
+    def _ended(self, session: EngineSession) -> None:
+        """A session has given all back."""
+        counters = session.counters()
+        with self._changed:
+            self._ending().remove(session)
+            add_counts(self._counters, counters)
+            self._changed.notify_all()
+
+    def _find(self, number: int) -> EngineSession | None:
+        with self._lock:
+            return self._sessions().get(number)
+
+    def _open_session(self, number: int) -> EngineSession:
+        if (session := self._find(number)) is None:
+            raise SessionLost(f"session {number} is not open")
+        return session
+
+    def start(self, start: Start, ranks: tuple[int, ...] = ()) -> None:
+        """Begin a run: earlier ones of the session end.  A start that is not newer does nothing.
+
+        ranks   as for `EngineSession.start`
+
+        Raises SessionLost: it is not open, or not any more; Refused: a position that no epoch has.
+        """
+        if start.step < 0 or start.stride < 1 or start.epoch < 0:
+            raise Refused(
+                f"epoch {start.epoch}, step {start.step}, stride {start.stride}: "
+                "expected 0 or more, 0 or more, 1 or more"
+            )
+        self._open_session(start.session).start(start, ranks)
+
+    def proceed(self, start: Start, ranks: tuple[int, ...] = ()) -> None:
+        """A new run behind one of which every batch was delivered: what is leased stays so."""
+        self._open_session(start.session).proceed(start, ranks)
+
+    def narrow(self, number: int, run: int, ranks: tuple[int, ...]) -> None:
+        """A run of a session goes on with the batches of fewer ranks."""
+        if (session := self._find(number)) is not None:
+            session.narrow(run, ranks)
+
+    def release(self, release: Release) -> None:
+        """A client is done with a row group."""
+        if (session := self._find(release.session)) is not None:
+            session.release(release)
+
+    def waits(self, number: int) -> bool:
+        """Whether a session's next batch is not built before others of it are released."""
+        session = self._find(number)
+        return session is not None and session.waits()
+
+    def depth(self, number: int) -> int:
+        """Batches of a session that can be leased at a time, as far as is known."""
+        session = self._find(number)
+        return 0 if session is None else session.depth
+
+    def holds_all(self, number: int) -> bool:
+        """Whether all that a session reads is in memory, whatever share of the arena it has."""
+        session = self._find(number)
+        return session is not None and session.holds_all
+
+    def widen(self, number: int, batches: int) -> None:
+        """More batches in flight of a session that is shared, if there are slots for them."""
+        if (session := self._find(number)) is not None:
+            session.widen(batches)
+
+    # -- all of it --------------------------------------------------------------------------------
+
+    @property
+    def ending(self) -> bool:
+        """Whether sessions that have ended still hold something."""
+        with self._lock:
+            return bool(self._ending())
+
+    def resize(self, other: "Engine", count: int) -> None:
+        """Get up to `count` free slots from another store's engine."""
+        slots = other.broker.cede(count)
+        budget, num_slots = self.budget, self.broker.num_slots + len(slots)
+        wish = graph_wish(budget.graph_blocks, budget.graph_least, num_slots)
+        self.broker.accept(slots, max(wish, self.broker.graph_wish))
+
+    def drain(self) -> None:
+        """Start nothing more; returns when no worker is busy.
+
+        What is leased stays so: nobody writes where a client that has not heard of it yet reads.
+        """
+        with self._changed:
+            self.resources.draining.set()
+            self._changed.notify_all()
+            numbers = list(self._sessions())
+        for number in numbers:
+            self.detach(number)
+        with self._lock:
+            ending = list(self._ending())
+        for session in ending:
+            session.join()
+        self._workers.settle()
+
+    def status(
+        self,
+    ) -> tuple[tuple[LedgerEntry, ...], tuple[SessionStatus, ...], dict[str, int]]:
+        """Ledger, sessions and counters as they are now."""
+        with self._lock:
+            sessions, ending = list(self._sessions().values()), list(self._ending())
+            counters = dict(self._counters)
+        for session in [*sessions, *ending]:
+            add_counts(counters, session.counters())
+        if (cost := self.resources.gauge.known) is not None:
+            counters["device_run_ns"] = int(cost.run_s * 1e9)
+            counters["device_page_ns"] = int(cost.page_s * 1e9)
+        reader = self.reader
+        counters |= {
+            "bytes_read": reader.bytes_read,
+            "blocks_read": reader.blocks_read,
+            "reads": reader.reads,
+            "bytes_written": 0,
+            "read_errors": reader.errors,
+            "read_retries": reader.retries,
+            "slots_in_pools": self.broker.available(),
+            "slots_pinned": self.broker.pinned(),
+            "read_ns": reader.busy_ns,
+            "read_wait_ns": reader.wait_ns,
+        }
+        for name, residency in (("graph", self.graph), ("row", self.rows)):
+            pool = residency.pool
+            counters[f"{name}_blocks_present"] = sum(
+                map(pool.num_present, range(len(pool.slot_of_block)))
+            )
+            counters[f"{name}_blocks_hit"] = residency.hits
+            counters[f"{name}_blocks_missed"] = residency.misses
+        pools = self.budget.entries(self.broker.graph_wish, self.broker.num_slots)
+        entries = [session.ledger_entry() for session in sessions]
+        entries += self.resources.shared_entries()
+        return (*pools, *entries), tuple(session.status() for session in sessions), counters
+
+
+def default_settings(mem_bytes: int, workers: int = 0, readers: int = 0) -> EngineSettings:
+    """Settings with what is 0 chosen for this machine."""
+    cores = len(os.sched_getaffinity(0))
+    return EngineSettings(mem_bytes, workers or min(4, cores), readers or 8)

@@ -1,0 +1,357 @@
+"""Hyperbatches: the batches of `minibatch`, sampled many at a time, their rows in a cache.
+
+Two threads of the session (`loaderd.hyper.session`) sample batches into areas and bring in their
+rows; workers hand each batch over when its turn comes.  If there is no room for that, or no use of
+it, plain minibatches serve in its place: they are the same.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from blockstore import concurrency
+from loaderd.batch.failures import error_text
+from loaderd.batch.structure import Structure
+from loaderd.engine.advice import fits_in_memory
+from loaderd.engine.build import BatchSpec
+from loaderd.engine.least import least_slots
+from loaderd.engine.resolve import make_plan
+from loaderd.engine.session import Job
+from loaderd.errors import Refused
+from loaderd.hyper.cut import HyperCut
+from loaderd.hyper.rowcache import RowCache
+from loaderd.hyper.session import Hyper, Sampled, Sampler, StructureArea
+from loaderd.hyper.single import BatchSampler, Crew, Workspaces, expand
+from loaderd.memory.ledger import ServedRows, SessionNeed
+from loaderd.memory.slots import LOOK_WAIT_S
+from loaderd.memory.workspace import Sizes, Workspace
+from loaderd.plans.base import Positions, Unit
+from loaderd.plans.hyperbatch import HyperbatchPlan
+from loaderd.plans.minibatch import MinibatchPlan
+from loaderd.protocol import Attach, Start
+from loaderd.sessions.base import Allocation, Kind, StoreResources
+from loaderd.sessions.lookahead import Draft, LookAhead, Prospect, block_sampler, row_cost
+from loaderd.sessions.sampled import SampledSession, nothing_missing, open_minibatches
+from loaderd.sessions.sizing import (
+    Asked,
+    BatchMemory,
+    add_workspaces,
+    ask,
+    check_possible,
+    check_room,
+    choose_need,
+    cut_session,
+    cut_workspaces,
+    explained_shortage,
+    least_of,
+    needs_of,
+    resolve_sampled,
+    take_memory,
+    take_seeds,
+)
+from loaderd.trace import STAGE
+
+_FILL = 2  # of `loaderd.trace.STAGES`
+
+
+class HyperMemory(NamedTuple):
+    """What hyperbatches take beside what batches are built in."""
+
+    cut: HyperCut
+    areas: list[StructureArea]
+    scratch: StructureArea | None  # if batches are sampled together
+    cache: RowCache | None  # None: rows pass by, batch by batch
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class _Job(Job):
+    """A batch that was sampled before its turn came."""
+
+    sampled: Sampled  # where its structure stands, until it is built
+    cached: bool  # the row cache has its rows
+    handed_out: bool = False  # what was sampled is not needed any more
+
+
+class HyperbatchSession(SampledSession):
+    """See `SampledSession`."""
+
+    _has_threads = True
+
+    def __init__(
+        self,
+        resources: StoreResources,
+        number: int,
+        spec: BatchSpec,
+        served: list[ServedRows],
+        memory: BatchMemory,
+        hyper: HyperMemory,
+    ) -> None:
+        super().__init__(resources, number, spec, served, memory)
+        self._cut, self._cache = hyper.cut, hyper.cache
+        self._nothing_missing = nothing_missing(served)
+        crew = Crew(memory.workspaces, resources.workers.later, self._pump_if_open)
+        sampler: Sampler
+        if hyper.scratch is None:  # the graph is in memory: nothing is gained by blocks
+            sampler = BatchSampler(self._sample_alone, crew)
+        else:
+            sampler = block_sampler(resources, spec, crew, hyper.scratch)
+        self._hyper = Hyper(
+            spec.plan, sampler, hyper.cache, hyper.areas, hyper.cut.size, hyper.cut.chunk, self,
+            resources.trace,
+        )  # fmt: skip
+
+    def _pump_if_open(self) -> None:
+        with self._lock:
+            if not self._closed:
+                self._pump()
+
+    def _sample_alone(self, unit: Unit, work: Workspace) -> Structure:
+        begun = concurrency.perf_counter_ns()
+        structure = self._resources.builder.structure(self._spec, unit, work)
+        took = concurrency.perf_counter_ns() - begun
+        with self._lock:
+            self._counters["sample_ns"] += took
+        return structure
+
+    # -- from its threads -------------------------------------------------------------------------
+
+    def admit(self, run: int, batches: Sequence[Sampled], cached: bool) -> bool:
+        """Batches are ready to be handed out, in order; False: their run has ended."""
+        with self._lock:
+            if self._closed or self._state.run != run:
+                return False
+            for sampled in batches:
+                structure = sampled.structure
+                job = _Job(
+                    run, sampled.unit, None, structure=structure, sampled=sampled, cached=cached
+                )
+                job.addressed = self._nothing_missing
+                job.num_items = structure.num_nodes
+                job.structure_bytes = self._resources.builder.structure_bytes(
+                    structure, sampled.unit, self._spec
+                )
+                self._state.admit(job)
+            self._pump()
+        return True
+
+    def failed(self, run: int, unit: Unit, error: BaseException) -> None:
+        """Nothing more comes of a run."""
+        with self._lock:
+            if not self._closed and self._state.run == run:
+                self._fail(unit, run, error_text(error))
+
+    # -- what `SampledSession` asks ---------------------------------------------------------------
+
+    def _begin(self, start: Start, order: Positions) -> None:
+        self._hyper.begin(start.run, start.epoch, start.step, order)
+
+    def _proceed(self, start: Start, order: Positions) -> None:
+        self._hyper.proceed(start.run, start.epoch, start.step, order)
+
+    def _narrow(self, run: int, ranks: tuple[int, ...]) -> None:
+        self._hyper.narrow(run, ranks)
+
+    def _start_batches(self) -> None:
+        """Its threads do, of their own accord."""
+
+    def _may_place(self, job: Job) -> bool:
+        assert isinstance(job, _Job)
+        if job.work is None:
+            job.work = self._memory.workspaces.try_take(job.structure)
+            if job.work is None:
+                return False
+            if not job.cached:  # its rows are to be found first
+                job.busy = True
+                self._submit(job, lambda: self._sample(job))
+                return False
+        return True
+
+    def _structure(self, job: Job) -> Structure:
+        assert isinstance(job, _Job)
+        expand(job.sampled, job.workspace)
+        return job.sampled.structure
+
+    def _prepare_fill(self, job: Job) -> None:
+        assert isinstance(job, _Job)
+        if job.cached and self._cache is not None:
+            work, num = job.workspace, job.sampled.structure.num_nodes
+            self._resources.builder.take_structure(job, self._spec, self._structure(job))
+            for a, addresses in enumerate(work.addresses):
+                self._cache.address(work.n_id, num, a, addresses)
+
+    def _note_filled(self, job: Job, begun: int, ended: int) -> None:
+        if self._resources.trace is not None:
+            self._resources.trace.write(STAGE, job.run, _FILL, np.array([begun, ended]))
+
+    def _built(self, job: Job) -> None:
+        assert isinstance(job, _Job)
+        if not job.handed_out:
+            job.handed_out = True
+            self._hyper.handed_out(job.sampled)
+
+    def _released(self, job: Job) -> None:
+        assert isinstance(job, _Job)
+        self._hyper.released(job.run, job.sampled.batch)
+
+    def waits(self) -> bool:
+        with self._lock:
+            return self._state.waits or self._hyper.waits
+
+    def _stop(self) -> None:
+        self._hyper.stop()
+
+    def _end_threads(self) -> None:
+        self._hyper.close()
+
+    def _own_counters(self) -> dict[str, int]:
+        rows = self._cache
+        if rows is None:
+            return self._hyper.counters
+        return self._hyper.counters | {
+            "hyper_rows_wanted": rows.rows_wanted,  # by batches, each counted
+            "hyper_rows_read": rows.rows_read,  # into entries
+            "hyper_pages_read": rows.pages_read,  # of all arrays, 4 KiB each
+            "hyper_runs_read": rows.runs_read,  # of pages, in one call each
+        }
+
+    def _own_basis(self) -> str:
+        cut = self._cut
+        return (
+            f"; hyperbatches of {cut.size}: {cut.areas} x {cut.area} slots of structure, "
+            f"{cut.scratch} of scratch, {cut.rows} slots of rows ({sum(cut.entries):,}), "
+            f"{cut.tables} of tables"
+        )
+
+
+# -- opening --------------------------------------------------------------------------------------
+
+
+def open_hyperbatches(
+    resources: StoreResources, number: int, request: Attach, frame: NDArray[np.int64] | None
+) -> SampledSession:
+    """A session of hyperbatches; of `auto` one of plain minibatches, if these read no longer.
+
+    Raises Refused, StoreError.
+    """
+    asked = ask(resources, request, frame, HyperbatchPlan.name)
+    sized = _size(resources, asked)
+    plain = asked._replace(
+        plan=make_plan(
+            resources.store.manifest, asked.plan.resolved, asked.plan.part, MinibatchPlan.name
+        )
+    )
+    auto = request.plan != HyperbatchPlan.name
+    if asked.plan.resolved.edge_features or (auto and sized.fits):
+        return open_minibatches(resources, number, plain)
+    with explained_shortage(resources, sized.need.least), resources.allocation() as allocation:
+        draft = _draft(resources, asked, sized, allocation)
+        seen = LookAhead(resources, draft).prospect(request.hyperbatch)
+        wanted = None if auto and seen.choice() != HyperbatchPlan.name else seen.cut
+        hyper = None if wanted is None else _take(resources, draft, wanted)
+        if hyper is None:
+            return _fall_back(resources, number, draft, plain)
+        quota = allocation.slots(hyper.cut.quota)
+        memory = BatchMemory(
+            allocation, draft.workspaces, quota, draft.cut.window, draft.cut.transit
+        )
+        return HyperbatchSession(resources, number, draft.spec, asked.served, memory, hyper)
+
+
+def prospect(resources: StoreResources, request: Attach) -> Prospect:
+    """What a session would get and need; nothing is kept.  Raises Refused, StoreError."""
+    asked = ask(resources, request, None, HyperbatchPlan.name)
+    sized = _size(resources, asked)
+    with explained_shortage(resources, sized.need.least), resources.allocation() as allocation:
+        draft = _draft(resources, asked, sized, allocation)
+        try:
+            return LookAhead(resources, draft).prospect(request.hyperbatch)
+        finally:
+            allocation.free()
+
+
+class _Sized(NamedTuple):
+    """How much there is for a session."""
+
+    need: SessionNeed
+    sizes: Sizes
+    available: int  # slots
+    fits: bool  # as in `Draft`
+    plain_blocks: int
+
+
+def _size(resources: StoreResources, asked: Asked) -> _Sized:
+    budget, broker = resources.budget, resources.broker
+    needs, available = needs_of(resources, asked), broker.available()
+    check_room(resources, least_of(needs), available)
+    need, sizes = choose_need(resources, asked, needs, available)
+    plain = cut_session(
+        need, available, budget.row_blocks, resources.settings, asked.request.window
+    )
+    spare = broker.graph_slots() - budget.graph_least
+    blocks = max(0, broker.pooled() - spare - plain.slots(need))
+    fits = fits_in_memory(budget._replace(graph_slots=broker.graph_wish), blocks)
+    return _Sized(need, sizes, available, fits, blocks)
+
+
+def _draft(resources: StoreResources, asked: Asked, sized: _Sized, allocation: Allocation) -> Draft:
+    """Take the seeds, and a workspace to look ahead with."""
+    need, sizes, workspaces = sized.need, sized.sizes, Workspaces()
+    cut = cut_workspaces(need, sized.available, resources.settings, asked.request.window)
+    spec = take_seeds(resources, allocation, asked, need, sizes)
+    add_workspaces(
+        resources, allocation, workspaces, sizes, cut.workers, cut.transit, worst=spec.plan.shape()
+    )
+    resources.load_graph()
+    return Draft(
+        spec, asked.served, need, sizes, cut, sized.fits, sized.plain_blocks, allocation, workspaces
+    )
+
+
+def _take(resources: StoreResources, draft: Draft, cut: HyperCut) -> HyperMemory | None:
+    """Take areas and cache; None if the arena's free slots lie too far apart."""
+    allocation, settings = draft.allocation, resources.settings
+    try:
+        areas = [StructureArea(allocation.run(cut.area, LOOK_WAIT_S)) for _ in range(cut.areas)]
+        scratch = None
+        if cut.scratch:
+            scratch = StructureArea(allocation.run(cut.scratch, LOOK_WAIT_S))
+        if not cut.entries:
+            return HyperMemory(cut, areas, scratch, None)
+        tables = allocation.run(cut.tables, LOOK_WAIT_S)
+        transit = [allocation.run(cut.run, LOOK_WAIT_S) for _ in range(settings.readers)]
+        manifest = resources.store.manifest
+        cache = RowCache(
+            draft.served, resources.reader, resources.first_rows, resources.arena.data,
+            resources.budget.slot_bytes, manifest.block_bytes, manifest.id_dtype, cut.entries,
+            tables, allocation.slots(cut.rows), transit, row_cost(resources, transit).gap_pages,
+            settings.policy,
+        )  # fmt: skip
+        return HyperMemory(cut, areas, scratch, cache)
+    except Refused:
+        return None
+
+
+def _fall_back(
+    resources: StoreResources, number: int, draft: Draft, plain: Asked
+) -> SampledSession:
+    """Plain minibatches.
+
+    All but the seeds is given back and taken again, so that nothing of what was tried for
+    hyperbatches lies between: a budget that holds minibatches holds them here, too.
+    """
+    assert draft.workspaces.all_home
+    need, allocation = draft.need, draft.allocation
+    allocation.free(keep=need.seeds)
+    cut = cut_session(
+        need, resources.broker.free() + need.seeds, resources.budget.row_blocks,
+        resources.settings, draft.cut.window,
+    )  # fmt: skip
+    memory = take_memory(resources, allocation, plain.plan, draft.sizes, cut)
+    spec = draft.spec._replace(plan=plain.plan)
+    return SampledSession(resources, number, spec, plain.served, memory)
+
+
+HYPERBATCH = Kind(resolve_sampled, least_slots, open_hyperbatches, check_possible, every_rank=True)

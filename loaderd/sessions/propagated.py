@@ -1,0 +1,414 @@
+"""Propagated features: a thread has the rows of the next batches brought, and hands them over.
+
+No worker and no workspace: arrays are in memory whole, shared by all sessions, or pass by through
+buffers of the session (`loaderd.hopwise.source`).
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from blockstore import concurrency
+from blockstore.format import Manifest
+from loaderd.batch.failures import error_text, failure
+from loaderd.errors import Refused, SessionLost, Shortage
+from loaderd.hopwise.cut import HopCut, cut_hops, shortage_text
+from loaderd.hopwise.files import HopArray, chosen_arrays
+from loaderd.hopwise.source import (
+    Answer,
+    ArrayCache,
+    Arrival,
+    Held,
+    HeldRanges,
+    HeldRows,
+    PassingRanges,
+    PassingRows,
+    Source,
+)
+from loaderd.memory.ledger import enough_mem, session_entry_name
+from loaderd.memory.slots import LOOK_WAIT_S
+from loaderd.meter import Meter
+from loaderd.plans.base import Part, Unit
+from loaderd.plans.chunks import HopPlan, hop_set, resolve_hops
+from loaderd.protocol import (
+    Attach,
+    Attached,
+    ChunkReady,
+    LedgerEntry,
+    Release,
+    Resolved,
+    RowArraySpec,
+    SessionStatus,
+    Start,
+)
+from loaderd.sessions.base import Allocation, Closing, Kind, StoreResources, describe
+
+
+class PropagatedMemory(NamedTuple):
+    """What a session has taken."""
+
+    cut: HopCut
+    allocation: Allocation  # buffers
+    cache: ArrayCache
+    held: list[Held]  # arrays of the cache that are in memory for it
+
+    def free(self) -> None:
+        """Nothing is on its way."""
+        self.allocation.free()
+        self.cache.give(self.held)
+
+
+@dataclass(slots=True)
+class _Job:
+    """A batch on its way."""
+
+    run: int
+    unit: Unit
+    buffer: int
+    arrival: Arrival
+    answer: Answer | None = None
+    error: BaseException | None = None
+
+
+class PropagatedSession:
+    """Credits and order of one session.  As many batches are on their way as have a buffer."""
+
+    def __init__(
+        self,
+        resources: StoreResources,
+        number: int,
+        plan: HopPlan,
+        arrays: Sequence[HopArray],
+        memory: PropagatedMemory,
+        source: Source,
+        stop: concurrency.Event,
+    ) -> None:
+        """`stop`: also the source looks whether the session ends."""
+        self.number = number
+        self._resources, self._plan, self._arrays = resources, plan, arrays
+        self._memory, self._source, self._stop = memory, source, stop
+        self._window, self._depth = memory.cut.window, memory.cut.depth
+        self._changed = concurrency.Condition()
+        self._free = list(range(self._window))
+        self._leased: dict[tuple[int, int], int] = {}  # run and step -> buffer
+        self._run, self._epoch, self._stride = -1, 0, 1
+        self._next = plan.num_steps
+        self._failed = False
+        self._batches = 0
+        self._meter = Meter()
+        self._closing = Closing(self._close)
+        self._thread = concurrency.Thread(target=self._serve, name=f"hops-{number}", daemon=True)
+        self._thread.start()
+
+    # -- asked by number --------------------------------------------------------------------------
+
+    def describe(self, request: int) -> Attached:
+        plan = self._plan
+        return describe(
+            self._resources.store.manifest, request, self.number, plan.resolved, plan.name,
+            plan.num_steps, self._window,
+            tuple(
+                RowArraySpec(a.name, a.array.dtype, a.array.row_shape, a.row_bytes)
+                for a in self._arrays
+            ),
+        )  # fmt: skip
+
+    def start(self, start: Start, ranks: tuple[int, ...] = ()) -> None:
+        del ranks
+        with self._changed:
+            self._check_open()
+            if start.run <= self._run:
+                return
+            self._free += self._leased.values()
+            self._leased.clear()
+            self._begin_run(start)
+
+    def proceed(self, start: Start, ranks: tuple[int, ...] = ()) -> None:
+        del ranks
+        with self._changed:
+            self._check_open()
+            assert self._next >= self._plan.num_steps
+            self._begin_run(start)
+
+    def narrow(self, run: int, ranks: tuple[int, ...]) -> None:
+        """It serves one rank."""
+
+    def _check_open(self) -> None:
+        if self._stop.is_set():
+            raise SessionLost(f"session {self.number} is not open")
+
+    def _begin_run(self, start: Start) -> None:
+        self._run, self._epoch, self._stride = start.run, start.epoch, start.stride
+        self._next, self._failed = start.step, False
+        self._meter.begin(len(range(start.step, self._plan.num_steps, start.stride)))
+        self._changed.notify_all()
+
+    def waits(self) -> bool:
+        with self._changed:
+            return len(self._leased) == self._window and self._next < self._plan.num_steps
+
+    @property
+    def depth(self) -> int:
+        return self._window
+
+    @property
+    def holds_all(self) -> bool:
+        return self._memory.cut.held
+
+    def widen(self, batches: int) -> None:
+        """Each batch in flight has its buffer from the start."""
+
+    def release(self, release: Release) -> None:
+        with self._changed:
+            key = release.run, release.step
+            if release.group == 0 and key in self._leased:
+                self._free.append(self._leased.pop(key))
+                self._batches += 1
+                self._meter.released()
+                self._changed.notify_all()
+
+    def detach(self) -> None:
+        with self._changed:
+            self._stop.set()
+            self._changed.notify_all()
+        self._closing.begin(in_thread=True)
+
+    def join(self) -> None:
+        self._closing.join()
+
+    def _close(self) -> None:
+        self._thread.join()
+        self._memory.free()
+        self._resources.ended(self)
+
+    def counters(self) -> dict[str, int]:
+        with self._changed:
+            return {"batches": self._batches, "rows": self._meter.rows} | self._meter.times()
+
+    def status(self) -> SessionStatus:
+        with self._changed:
+            steps = self._plan.num_steps
+            times = self._meter.times()
+            return SessionStatus(
+                session=self.number,
+                plan=self._plan.name,
+                seeds=self._plan.resolved.seeds,
+                epoch=self._epoch,
+                step=min(self._next, steps),
+                num_steps=steps,
+                in_flight=self._window - len(self._free),
+                window=self._window,
+                batches=self._batches,
+                rows=self._meter.rows,
+                owner="",  # the shell knows
+                held_bytes=self._held_bytes(),
+                ready_ns=times["ready_ns"],
+                starved_ns=times["starved_ns"],
+            )
+
+    def _held_bytes(self) -> int:
+        return len(self._memory.allocation) * self._resources.budget.slot_bytes
+
+    def ledger_entry(self) -> LedgerEntry:
+        return LedgerEntry(
+            session_entry_name([self.number]), self._held_bytes(),
+            self._memory.cut.basis(len(self._arrays)),
+        )  # fmt: skip
+
+    # -- its thread -------------------------------------------------------------------------------
+
+    def _serve(self) -> None:
+        coming: deque[_Job] = deque()
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._stop.is_set() or coming or self._may_begin())
+                if self._stop.is_set():
+                    break
+                begins = len(coming) < self._depth and self._may_begin()
+                job = self._begin() if begins else None
+            if job is not None:
+                self._ask(job)
+                coming.append(job)
+            if job is None or not coming[0].arrival.readings:
+                self._hand_over(coming.popleft())
+        for job in coming:
+            _settle(job)
+
+    def _may_begin(self) -> bool:
+        return bool(self._free) and self._next < self._plan.num_steps
+
+    def _begin(self) -> _Job:
+        unit = self._plan.unit(self._epoch, self._next)
+        self._next += self._stride
+        return _Job(self._run, unit, self._free.pop(), Arrival())
+
+    def _ask(self, job: _Job) -> None:
+        try:
+            job.answer = self._source.ask(job.unit, job.buffer, job.arrival)
+        except Exception as error:
+            job.error = error
+
+    def _hand_over(self, job: _Job) -> None:
+        """Wait for a batch; it goes to the client, or its buffer is free."""
+        error = _settle(job)
+        with self._changed:
+            if job.run != self._run or self._failed or self._stop.is_set():
+                self._free.append(job.buffer)
+            elif error is not None:
+                self._free.append(job.buffer)
+                self._failed = True  # what else comes of this run is dropped
+                self._next = self._plan.num_steps
+                self._meter.end()
+                text = error_text(error)
+                self._resources.deliver(self.number, failure(self.number, job.unit, job.run, text))
+            else:
+                self._leased[job.run, job.unit.step] = job.buffer
+                self._meter.handed(job.unit.num_seeds)
+                self._resources.deliver(self.number, self._message(job))
+
+    def _message(self, job: _Job) -> ChunkReady:
+        unit, answer = job.unit, job.answer
+        assert answer is not None
+        return ChunkReady(
+            session=self.number,
+            run=job.run,
+            epoch=unit.epoch,
+            step=unit.step,
+            num_rows=unit.num_seeds,
+            form=answer.form,
+            first=answer.first,
+            counts=answer.counts,
+            places=answer.places,
+            index=answer.numbers,
+        )
+
+
+def _settle(job: _Job) -> BaseException | None:
+    """Wait until nothing of a batch is on its way; the first error."""
+    try:
+        job.arrival.wait()
+    except Exception as error:
+        return job.error or error
+    return job.error
+
+
+# -- opening --------------------------------------------------------------------------------------
+
+
+class _Opening:
+    """Memory and source of a session, cut in one way."""
+
+    def __init__(
+        self, resources: StoreResources, plan: HopPlan, arrays: list[HopArray], cut: HopCut
+    ) -> None:
+        self._resources, self._plan, self._arrays, self._cut = resources, plan, arrays, cut
+        self._arena = resources.arena
+        self._cache = resources.shared(array_cache)
+
+    def open(self, number: int) -> PropagatedSession:
+        """The session.  Raises Refused."""
+        resources, cut, stop = self._resources, self._cut, concurrency.Event()
+        held = self._cache.take(self._arrays) if cut.held else []
+        try:
+            with resources.allocation() as allocation:
+                take = partial(allocation.run, wait_s=LOOK_WAIT_S)
+                transit = [take(cut.run) for _ in range(cut.transit)]
+                buffers = [take(cut.buffer)]
+                try:
+                    while len(buffers) < cut.window:
+                        buffers.append(take(cut.buffer))
+                except Refused:  # free slots lie too far apart: a smaller window
+                    pass
+                cut = cut._replace(window=len(buffers), depth=min(cut.depth, len(buffers)))
+                source = self._source(held, buffers, transit, stop)
+                memory = PropagatedMemory(cut, allocation, self._cache, held)
+                return PropagatedSession(
+                    resources, number, self._plan, self._arrays, memory, source, stop
+                )
+        except BaseException:
+            self._cache.give(held)
+            raise
+
+    def _source(
+        self,
+        held: list[Held],
+        buffers: list[NDArray[np.uint8]],
+        transit: list[NDArray[np.uint8]],
+        stop: concurrency.Event,
+    ) -> Source:
+        plan, arrays, reader = self._plan, self._arrays, self._resources.reader
+        if self._cut.held and self._cut.ranges:
+            return HeldRanges(plan, held)
+        if self._cut.held:
+            return HeldRows(plan, held, buffers, self._place_of, stop.is_set)
+        if self._cut.ranges:
+            return PassingRanges(plan, arrays, reader, [self._place_of(b) for b in buffers])
+        gap = self._resources.gauge.cost([a.file for a in arrays], transit).gap_pages
+        return PassingRows(plan, arrays, reader, buffers, self._place_of, transit, gap)
+
+    def _place_of(self, memory: NDArray[Any]) -> int:
+        return memory.ctypes.data - self._arena.data.ctypes.data
+
+
+def array_cache(resources: StoreResources) -> ArrayCache:
+    """The arrays that are in memory whole, for all sessions of a store."""
+    return ArrayCache(
+        resources.broker, resources.arena, resources.reader, resources.budget.slot_bytes
+    )
+
+
+def open_propagated(
+    resources: StoreResources, number: int, request: Attach, frame: NDArray[np.int64] | None
+) -> PropagatedSession:
+    """A session; its arrays are held if that can be.  Raises Refused, StoreError."""
+    del frame
+    manifest = resources.store.manifest
+    resolved = resolve_hops(manifest, request)
+    hops = resolved.hops
+    assert hops is not None
+    plan = HopPlan(resolved, Part(request.rank, request.world_size))
+    arrays = chosen_arrays(
+        manifest, hop_set(manifest, request)[1], hops.operators, hops.hops, hops.labels,
+        resources.first_propagated,
+    )  # fmt: skip
+
+    def cut(held: bool) -> HopCut:
+        return cut_hops(
+            plan, arrays, resources.settings, resources.budget.slot_bytes,
+            resources.broker.available(), resources.budget.unused_bytes,
+            resources.shared(array_cache).missing_slots(arrays), request.window, held,
+        )  # fmt: skip
+
+    best = cut(held=True)
+    if best.held:
+        try:
+            return _Opening(resources, plan, arrays, best).open(number)
+        except Refused:  # free slots lie too far apart
+            best = cut(held=False)
+    try:
+        return _Opening(resources, plan, arrays, best).open(number)
+    except Shortage:  # free slots that are not adjacent are of no use
+        budget, least, free = resources.budget, best.least, resources.broker.free()
+        free = free if free < least else 0
+        slot = budget.slot_bytes
+        enough = enough_mem(resources.settings, budget.unused_bytes, (least - free) * slot)
+        raise Refused(shortage_text(least * slot, free * slot, enough)) from None
+
+
+def _resolve(manifest: Manifest, request: Attach, frame: NDArray[np.int64] | None) -> Resolved:
+    del frame
+    return resolve_hops(manifest, request)
+
+
+def _least_slots(manifest: Manifest, request: Attach, resolved: Resolved, slot_bytes: int) -> int:
+    """What a session needs depends on what is held already."""
+    del manifest, request, resolved, slot_bytes
+    return 0
+
+
+PROPAGATED = Kind(_resolve, _least_slots, open_propagated, resizable=False)

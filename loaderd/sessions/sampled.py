@@ -1,0 +1,500 @@
+"""Plain minibatches: workers sample one after another, and hand each over when its turn comes.
+
+Sessions of hyperbatches and of macro-batches are sessions of sampled batches, too: they say when a
+batch may begin, where its structure and its rows come from, and what must be told when it is gone.
+
+    next step --start--> sampling --> placed, group by group --> filled --> leased --> released
+                 a workspace         slots of the session's quota      with the client
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from blockstore import concurrency
+from loaderd.batch.failures import error_text, failure
+from loaderd.batch.rows import Addressed, Pins
+from loaderd.batch.structure import Structure
+from loaderd.engine.build import BatchSpec
+from loaderd.engine.least import least_slots
+from loaderd.engine.session import Job, Placement, RowSizes, SessionState
+from loaderd.errors import SessionLost
+from loaderd.memory.ledger import EdgeItems, ServedRows, session_entry_name
+from loaderd.memory.workspace import clear_workspace
+from loaderd.meter import Meter
+from loaderd.plans.base import Positions, Unit
+from loaderd.plans.minibatch import MinibatchPlan
+from loaderd.protocol import (
+    Attach,
+    Attached,
+    BatchReady,
+    LedgerEntry,
+    Release,
+    RowArraySpec,
+    SessionStatus,
+    Start,
+)
+from loaderd.sessions.base import Closing, Kind, Out, StoreResources, describe
+from loaderd.sessions.sizing import (
+    Asked,
+    BatchMemory,
+    ask,
+    check_possible,
+    check_room,
+    choose_need,
+    cut_session,
+    explained_shortage,
+    least_of,
+    needs_of,
+    resolve_sampled,
+    take_memory,
+    take_seeds,
+)
+
+_WIDEST = 64  # batches in flight of sessions that share
+_SPARE = 8  # slots of the pools that are left to them
+
+
+class SampledSession:
+    """Its methods that begin with an underscore are called under its lock, or by a worker."""
+
+    holds_all = False
+    _has_threads = False  # of its own
+
+    def __init__(
+        self,
+        resources: StoreResources,
+        number: int,
+        spec: BatchSpec,
+        served: list[ServedRows],
+        memory: BatchMemory,
+    ) -> None:
+        self.number = number
+        self._resources, self._spec, self._plan = resources, spec, spec.plan
+        self._served, self._memory, self._window = served, memory, memory.window
+        slot_bytes = resources.budget.slot_bytes
+        sizes = RowSizes(tuple(slot_bytes // r.array.row_bytes for r in served), slot_bytes)
+        self._state = SessionState(memory.window, self._plan.num_steps, memory.quota, sizes)
+        self._lock = concurrency.RLock()
+        self._meter = Meter()
+        self._closed = self._threads_ended = self._freed = False
+        self._closing = Closing(self._close)
+        self._counters = dict.fromkeys(
+            ("batches", "edges", "rows", "rows_copied", "groups", "sample_ns", "fill_ns"), 0
+        )
+
+    # -- what another kind of sampled batches does in its own way ---------------------------------
+
+    def _begin(self, start: Start, order: Positions) -> None:
+        """A run begins."""
+
+    def _proceed(self, start: Start, order: Positions) -> None:
+        """A run begins behind one of which all batches were delivered."""
+        self._begin(start, order)
+
+    def _narrow(self, run: int, ranks: tuple[int, ...]) -> None:
+        """The run goes on with the batches of fewer ranks."""
+        del run
+        self._state.narrow(ranks)
+
+    def _start_batches(self) -> None:
+        """Have workers begin batches, as many as may be on their way."""
+        while self._may_start():
+            unit = self._next_unit()
+            work = self._memory.workspaces.try_take_large()  # what it will hold is not known
+            if work is None:
+                break
+            acquired = False
+            try:
+                acquired = self._acquire(unit)
+            finally:
+                if not acquired:
+                    self._memory.workspaces.give(work)
+            if not acquired:
+                break
+            job = self._state.start(unit, work)
+            self._submit(job, partial(self._sample, job))
+
+    def _acquire(self, unit: Unit) -> bool:
+        """Whether what a batch is made of is in memory; it stays until `_gone`."""
+        del unit
+        return True
+
+    def _may_place(self, job: Job) -> bool:
+        """Whether a batch whose turn has come can be placed now; else it is when it is ready."""
+        del job
+        return True
+
+    def _structure(self, job: Job) -> Structure:
+        """By a worker: sample a batch into its workspace."""
+        return self._resources.builder.structure(self._spec, job.unit, job.workspace)
+
+    def _address(self, job: Job) -> Addressed:
+        """By a worker: the places of a batch's rows, into its workspace."""
+        assembler = self._resources.assembler
+        assembler.tick()
+        return assembler.address(job.workspace, job.num_items, 2 * self._window)
+
+    def _prepare_fill(self, job: Job) -> None:
+        """By a worker: the workspace is to hold what `_structure` and `_address` found."""
+
+    def _built(self, job: Job) -> None:
+        """A batch has given back its workspace: it is filled, or never will be."""
+
+    def _released(self, job: Job) -> None:
+        """The client is done with a batch."""
+
+    def _gone(self, job: Job) -> None:
+        """A batch has been released, or its run has ended."""
+
+    def _stop(self) -> None:
+        """Threads of its own begin nothing more; returns at once."""
+
+    def _end_threads(self) -> None:
+        """Without the lock, after `_stop`: wait for them."""
+
+    def _leave(self) -> None:
+        """The memory of the session is free."""
+
+    def _own_counters(self) -> dict[str, int]:
+        return {}
+
+    def _own_basis(self) -> str:
+        """What else it has taken, as a line of the ledger says it."""
+        return ""
+
+    def _common_slots(self) -> tuple[int, int]:
+        """Slots that it shares with others: its part of them, and those counted as its own."""
+        return 0, 0
+
+    # -- asked by number --------------------------------------------------------------------------
+
+    def describe(self, request: int) -> Attached:
+        return describe(
+            self._resources.store.manifest, request, self.number, self._plan.resolved,
+            self._plan.name, self._plan.num_steps, self._window,
+            tuple(map(_row_spec, self._served)),
+        )  # fmt: skip
+
+    def _order(self, start: Start, ranks: tuple[int, ...]) -> Positions:
+        together = self._plan.together
+        return Positions(start.stride, together, ranks or tuple(range(together)))
+
+    def start(self, start: Start, ranks: tuple[int, ...] = ()) -> None:
+        with self._lock:
+            self._check_open()
+            state = self._state
+            if start.run <= state.run:
+                return
+            order = self._order(start, ranks)
+            self._recycle_all(state.begin(start.run, start.epoch, start.step, order))
+            self._meter.begin(order.left(start.step, state.num_steps))
+            self._attempt(partial(self._begin, start, order))
+            self._pump()
+
+    def proceed(self, start: Start, ranks: tuple[int, ...] = ()) -> None:
+        with self._lock:
+            self._check_open()
+            state, order = self._state, self._order(start, ranks)
+            state.proceed(start.run, start.epoch, start.step, order)
+            self._meter.begin(order.left(start.step, state.num_steps))
+            self._attempt(partial(self._proceed, start, order))
+            self._pump()
+
+    def narrow(self, run: int, ranks: tuple[int, ...]) -> None:
+        with self._lock:
+            if not self._closed and self._state.run == run:
+                self._narrow(run, ranks)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise SessionLost(f"session {self.number} is not open")
+
+    def release(self, release: Release) -> None:
+        with self._lock:
+            if self._closed:
+                return
+            done = self._state.release(release.run, release.step, release.group)
+            if done is not None:
+                self._meter.released()
+                self._drop_rows(done)
+                self._released(done)
+                self._gone(done)
+            self._pump()
+
+    def waits(self) -> bool:
+        with self._lock:
+            return self._state.waits
+
+    @property
+    def depth(self) -> int:
+        with self._lock:
+            return self._state.depth
+
+    def widen(self, batches: int) -> None:
+        """As many more batches in flight, each with its slots; fewer if these are not free."""
+        with self._lock:
+            if self._closed:
+                return
+            each = -(-self._state.num_slots // self._window)
+            for _ in range(batches if self._window < _WIDEST else 0):
+                slots = self._memory.allocation.free_slots(each, _SPARE)
+                if not slots:
+                    break
+                self._state.widen(slots, 1)
+                self._window += 1
+            self._pump()
+
+    def detach(self) -> None:
+        with self._lock:
+            self._closed = True
+            self._stop()
+            self._meter.end()
+            if not self._resources.draining.is_set():  # else clients may still read what is leased
+                self._recycle_all(self._state.begin(1 << 62, 0, 1 << 62, Positions()))
+        self._closing.begin(self._has_threads)
+
+    def join(self) -> None:
+        self._closing.join()
+
+    def _close(self) -> None:
+        self._end_threads()
+        with self._lock:
+            self._threads_ended = True
+            self._free_if_idle()
+
+    def status(self) -> SessionStatus:
+        with self._lock:
+            state, times = self._state, self._meter.times()
+            slots = len(self._memory.allocation) + self._common_slots()[0]
+            return SessionStatus(
+                session=self.number,
+                plan=self._plan.name,
+                seeds=self._plan.resolved.seeds,
+                epoch=state.epoch,
+                step=min(state.next_step, state.num_steps),
+                num_steps=state.num_steps,
+                in_flight=len(state.jobs),
+                window=self._window,
+                batches=state.batches,
+                rows=self._meter.rows,
+                edges=self._meter.edges,
+                owner="",  # the shell knows
+                held_bytes=slots * self._resources.budget.slot_bytes,
+                ready_ns=times["ready_ns"],
+                starved_ns=times["starved_ns"],
+            )
+
+    def ledger_entry(self) -> LedgerEntry:
+        with self._lock:
+            slots = len(self._memory.allocation) + self._common_slots()[1]
+            return LedgerEntry(
+                session_entry_name([self.number]),
+                slots * self._resources.budget.slot_bytes,
+                f"{self._memory.workspaces.total} workspaces, each with {self._memory.transit} "
+                f"transit slots, seeds, {self._state.num_slots} slots for {self._window} batches"
+                f"{self._own_basis()}",
+            )
+
+    def counters(self) -> dict[str, int]:
+        with self._lock:
+            return self._counters | self._meter.times() | self._own_counters()
+
+    # -- batches on their way ---------------------------------------------------------------------
+
+    def _may_start(self) -> bool:
+        return not self._resources.draining.is_set() and self._state.may_start()
+
+    def _next_unit(self) -> Unit:
+        return self._plan.unit(self._state.epoch, self._state.next_step)
+
+    def _pump(self) -> None:
+        """Hand to the workers whatever may go on."""
+        self._attempt(self._advance)
+
+    def _attempt(self, step: Callable[[], None]) -> None:
+        """Do something for the run.
+
+        An error ends the run and reaches the client.  It does not reach the caller, who may be a
+        worker whose batch is finished, or a thread that has read a macro-batch for many sessions.
+        """
+        state = self._state
+        try:
+            step()
+        except Exception as error:
+            unit = Unit(state.epoch, state.next_step, 0, 0)
+            state.next_step = state.num_steps
+            self._fail(unit, state.run, error_text(error))
+
+    def _fail(self, unit: Unit, run: int, text: str) -> None:
+        """Nothing more comes of a run; the client is told."""
+        self._meter.end()
+        step = unit.step // self._plan.together
+        self._deliver(failure(self.number, unit, run, text, step))
+
+    def _deliver(self, message: Out) -> None:
+        self._resources.deliver(self.number, message)
+
+    def _advance(self) -> None:
+        while (job := self._state.head()) is not None and self._may_place(job):
+            placement = self._state.place(job)
+            if placement is None:
+                break
+            self._submit(job, partial(self._fill, job, placement))
+        self._start_batches()
+
+    def _submit(self, job: Job, step: Callable[[], Callable[[], None]]) -> None:
+        self._resources.workers.soon(self.number, lambda: self._run_step(job, step))
+
+    def _sample(self, job: Job) -> Callable[[], None]:
+        begun = concurrency.perf_counter_ns()
+        self._resources.builder.take_structure(job, self._spec, self._structure(job))
+        job.addressed = self._address(job)
+        took = concurrency.perf_counter_ns() - begun
+
+        def finish() -> None:
+            self._counters["sample_ns"] += took
+            job.busy = False
+            self._pump()
+
+        return finish
+
+    def _fill(self, job: Job, placement: Placement) -> Callable[[], None]:
+        begun = concurrency.perf_counter_ns()
+        self._prepare_fill(job)
+        message, copied = self._resources.builder.fill(self.number, job, placement, self._spec)
+        ended = concurrency.perf_counter_ns()
+        self._note_filled(job, begun, ended)
+
+        def finish() -> None:
+            self._counters["fill_ns"] += ended - begun
+            self._count(job, placement, copied)
+            for out in self._state.filled(job, placement, message):
+                if isinstance(out, BatchReady):
+                    edges = sum(map(sum, out.edges_per_hop))
+                    self._meter.handed(sum(out.nodes_per_hop), edges)
+                self._deliver(out)
+            if placement.last:
+                self._give_work(job)
+            self._pump()
+
+        return finish
+
+    def _note_filled(self, job: Job, begun: int, ended: int) -> None:
+        """By a worker: a group has been filled, in these ns of a steady clock."""
+
+    def _count(self, job: Job, placement: Placement, copied: int) -> None:
+        assert job.structure is not None
+        self._counters["groups"] += 1
+        self._counters["rows_copied"] += copied
+        if placement.last:
+            self._counters["batches"] += 1
+            self._counters["edges"] += job.structure.num_edges
+            self._counters["rows"] += job.structure.num_nodes
+
+    def _run_step(self, job: Job, step: Callable[[], Callable[[], None]]) -> None:
+        """Run one step of a job, and under the lock what it returns, if the run still goes on.
+
+        The job is this worker's, `busy`, until then: whoever ends its run leaves it to the worker.
+        An error ends the run and reaches the client.
+        """
+        try:
+            finish = None if job.cancelled else step()
+            with self._lock:
+                if finish is not None and not job.cancelled:
+                    finish()
+                    return
+        except Exception as error:
+            text = error_text(error)
+            if job.work is not None:  # its tables may be half filled
+                clear_workspace(job.work)
+            with self._lock:
+                if not job.cancelled:
+                    self._state.fail(job)
+                    self._recycle(job)
+                    self._fail(job.unit, job.run, text)
+                    return
+        with self._lock:
+            self._state.abandon(job)
+            self._recycle(job)
+            self._free_if_idle()
+            if not self._closed:
+                self._pump()
+
+    # -- batches that are gone --------------------------------------------------------------------
+
+    def _give_work(self, job: Job) -> None:
+        """A batch is built, or never will be: its workspace is free."""
+        if job.work is not None:
+            self._memory.workspaces.give(job.work)
+            job.work = None
+        self._built(job)
+
+    def _drop_rows(self, job: Job) -> None:
+        """Blocks that a batch's rows are in may leave memory."""
+        if job.addressed is not None:
+            self._resources.assembler.drop(job.addressed.pins)
+            job.addressed = None
+
+    def _recycle_all(self, jobs: list[Job]) -> None:
+        """Jobs of an ended run that no worker has."""
+        for job in jobs:
+            self._recycle(job)
+        self._free_if_idle()
+
+    def _recycle(self, job: Job) -> None:
+        self._drop_rows(job)
+        if not job.finished:
+            self._give_work(job)
+        self._gone(job)
+
+    def _idle(self) -> bool:
+        """Whether no worker and no client has anything of the session."""
+        return self._memory.workspaces.all_home and self._state.idle
+
+    def _free_if_idle(self) -> None:
+        """Give back the memory of a detached session once nobody has anything of it."""
+        if self._closed and self._threads_ended and not self._freed and self._idle():
+            self._freed = True
+            self._memory.allocation.free()
+            self._leave()
+            self._resources.ended(self)
+
+
+def nothing_missing(served: list[ServedRows]) -> Addressed:
+    """Of a batch whose rows are all in memory that is the session's."""
+    return Addressed(Pins((), ()), 0, (0,) * len(served))
+
+
+def _row_spec(rows: ServedRows) -> RowArraySpec:
+    """As the client is told of it."""
+    array, of_edges = rows.array, isinstance(rows.node_type, EdgeItems)
+    owner = ("", rows.node_type.name) if of_edges else (rows.node_type.name, "")
+    return RowArraySpec(rows.name, array.dtype, array.row_shape, array.row_bytes, *owner)
+
+
+def open_sampled(
+    resources: StoreResources, number: int, request: Attach, frame: NDArray[np.int64] | None
+) -> SampledSession:
+    """A session of plain minibatches.  Raises Refused, StoreError."""
+    return open_minibatches(resources, number, ask(resources, request, frame, MinibatchPlan.name))
+
+
+def open_minibatches(resources: StoreResources, number: int, asked: Asked) -> SampledSession:
+    """The same, of what is asked for, by plan `minibatch`."""
+    needs, available = needs_of(resources, asked), resources.broker.available()
+    check_room(resources, least_of(needs), available)
+    need, sizes = choose_need(resources, asked, needs, available)
+    cut = cut_session(
+        need, available, resources.budget.row_blocks, resources.settings, asked.request.window
+    )
+    with explained_shortage(resources, need.least), resources.allocation() as allocation:
+        spec = take_seeds(resources, allocation, asked, need, sizes)
+        memory = take_memory(resources, allocation, spec.plan, sizes, cut)
+        resources.load_graph()
+    return SampledSession(resources, number, spec, asked.served, memory)
+
+
+SAMPLED = Kind(resolve_sampled, least_slots, open_sampled, check_possible, every_rank=True)

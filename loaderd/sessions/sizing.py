@@ -1,0 +1,319 @@
+"""What a session of sampled batches takes of the arena: how much it needs and gets, its seeds."""
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple, NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from blockstore.format import Manifest
+from blockstore.io.buffers import byte_view
+from blockstore.units import format_bytes
+from loaderd.engine.build import BatchSpec
+from loaderd.engine.least import check_numbers, least_slots, session_needs, sizes_of
+from loaderd.engine.resolve import make_plan, resolve, seed_relation, seed_type
+from loaderd.engine.seeds import (
+    check_mask,
+    count_edges,
+    count_seeds,
+    fill_edges,
+    fill_seeds,
+    lookup_items,
+    table_items,
+)
+from loaderd.errors import Refused, Shortage
+from loaderd.hyper.single import Workspaces
+from loaderd.memory.ledger import (
+    MAX_TRANSIT,
+    Budget,
+    EngineSettings,
+    ServedRows,
+    SessionNeed,
+    enough_mem,
+    rows_of,
+)
+from loaderd.memory.slots import WAIT_S
+from loaderd.memory.workspace import (
+    Carver,
+    Sizes,
+    carve_workspace,
+    clear_workspace,
+    workspace_bytes,
+)
+from loaderd.plans.base import Part, Shape
+from loaderd.plans.minibatch import MinibatchPlan
+from loaderd.protocol import Attach, Resolved
+from loaderd.requests import num_parts, split_frame
+from loaderd.sessions.base import Allocation, StoreResources
+
+SMALLER = "a smaller batch_size or smaller fanouts"
+_ROOMY = 512  # slots: sessions of hyperbatches have a cache then
+
+
+class Asked(NamedTuple):
+    """A request for sampled batches, resolved."""
+
+    request: Attach
+    plan: MinibatchPlan
+    ids: NDArray[np.int64] | None  # original ids of the seeds, if the request has them
+    times: NDArray[np.int64]  # of the seeds; (0,) if the request has none
+    served: list[ServedRows]
+    num_ids: int  # in the table of seeds
+    lookup: int  # original ids that are looked up for it
+
+
+class SessionCut(NamedTuple):
+    """How much of each a session gets: physical, so it may follow the budget."""
+
+    workers: int  # workspaces
+    transit: int  # slots of each workspace, for blocks that pass through
+    quota: int  # slots for batches
+    window: int  # batches in flight
+
+    def slots(self, need: SessionNeed) -> int:
+        """All of a session's."""
+        return self.workers * (need.workspace + self.transit) + need.seeds + self.quota
+
+
+class BatchMemory(NamedTuple):
+    """Memory that batches of a session are built in."""
+
+    allocation: Allocation  # with everything else that the session has taken
+    workspaces: Workspaces
+    quota: list[int]  # slots for batches
+    window: int
+    transit: int
+
+
+# -- from a request to its plan -------------------------------------------------------------------
+
+
+def _seeds_name(split: str, frame: NDArray[np.int64] | None) -> str:
+    named = split if split == "all" else f"split:{split}"
+    if frame is None:
+        return named
+    digest = hashlib.blake2b(byte_view(frame), digest_size=16).hexdigest()
+    return f"{named}+times:{digest}" if split else f"ids:{digest}"
+
+
+def resolve_sampled(
+    manifest: Manifest, request: Attach, frame: NDArray[np.int64] | None
+) -> Resolved:
+    """What fixes a session's batches; `frame`: ids and times of seeds.  Raises Refused."""
+    ids, times = split_frame(request, frame)
+    name, relation = _seeds_name(request.split, frame), seed_relation(manifest, request)
+    if relation is not None:
+        name, num_seeds = f"edges:{name}", count_edges(manifest, relation, request.split, ids)
+    else:
+        found = seed_type(manifest, request)
+        num_seeds = count_seeds(found, request.split, ids, request.mask_size)
+    _check_times(times.size, num_seeds)
+    return resolve(manifest, request, name, num_seeds)
+
+
+def _check_times(num_times: int, num_seeds: int) -> None:
+    if num_times not in (0, num_seeds):
+        raise Refused(f"times: {num_times} for {num_seeds} seeds, expected one for each")
+
+
+def check_possible(
+    manifest: Manifest, request: Attach, settings: EngineSettings, budget: Budget, most: int
+) -> None:
+    """Raises Refused: the request cannot be served with `most` slots, or not at all.
+
+    It reads nothing and takes nothing, and is asked before the numbers of a request are sent.
+    """
+    slots = -(-8 * request.ids // budget.slot_bytes)
+    check_numbers(manifest, request, settings, budget, slots, most)
+    if request.split:
+        resolved = resolve_sampled(manifest, request, None)
+        _check_times(request.ids, resolved.num_seeds)
+    else:
+        resolved = resolve(manifest, request, "ids", request.ids // num_parts(request))
+        if request.edges is None:
+            check_mask(seed_type(manifest, request), request.mask_size)
+    least = slots + least_slots(manifest, request, resolved, budget.slot_bytes)
+    if least > most:
+        _refuse(settings, budget, least, most, SMALLER)
+
+
+def ask(
+    resources: StoreResources, request: Attach, frame: NDArray[np.int64] | None, plan: str
+) -> Asked:
+    """The request for a plan; `frame`: ids and times of seeds.  Raises Refused."""
+    manifest = resources.store.manifest
+    resolved = resolve_sampled(manifest, request, frame)
+    part = Part(request.rank, request.world_size)
+    return Asked(
+        request,
+        make_plan(manifest, resolved, part, plan),
+        *split_frame(request, frame),
+        rows_of(manifest, resolved.edge_features),
+        table_items(manifest, seed_relation(manifest, request), request.split, resolved),
+        lookup_items(request.split, resolved),
+    )
+
+
+# -- how much -------------------------------------------------------------------------------------
+
+
+def needs_of(resources: StoreResources, asked: Asked) -> dict[bool, SessionNeed]:
+    """What a session needs with a table of all nodes, and without."""
+    return session_needs(
+        resources.store.manifest, asked.plan, asked.num_ids, asked.times.size, asked.lookup,
+        resources.budget.slot_bytes,
+    )  # fmt: skip
+
+
+def least_of(needs: dict[bool, SessionNeed]) -> int:
+    """Slots without which the session cannot be served."""
+    return min(need.least for need in needs.values())
+
+
+def choose_need(
+    resources: StoreResources, asked: Asked, needs: dict[bool, SessionNeed], available: int
+) -> tuple[SessionNeed, Sizes]:
+    """The faster of both: a table of all nodes, if it takes little of what is available."""
+    more = resources.settings.workers - 1
+    stamp = (
+        needs[True].workspace <= needs[False].workspace
+        or needs[True].least + more * needs[True].workspace <= available // 4
+    )
+    return needs[stamp], sizes_of(resources.store.manifest, asked.plan.resolved, stamp)
+
+
+def cut_session(
+    need: SessionNeed, available: int, row_blocks: int, settings: EngineSettings, window: int
+) -> SessionCut:
+    """Share `available` slots between a session and the row pool.  `need.least` fits."""
+    window = window or 2 * settings.workers
+    batch = need.structure + need.addresses
+    room = available - need.seeds - need.least_quota
+    workers = max(1, min(settings.workers, room // 2 // (need.workspace + 2)))
+    room -= workers * (need.workspace + 2)
+    if room >= row_blocks + (window - 1) * batch:  # all rows stay: nothing passes through
+        return SessionCut(workers, 2, need.least_quota + (window - 1) * batch, window)
+    transit = 2 + max(0, min(MAX_TRANSIT - 2, room // 4 // workers))
+    room -= workers * (transit - 2)
+    wanted = window * (batch + need.area) - need.least_quota
+    quota = need.least_quota + max(0, min(wanted, room // 2))
+    return SessionCut(workers, transit, quota, window)
+
+
+def cut_workspaces(
+    need: SessionNeed, available: int, settings: EngineSettings, window: int
+) -> SessionCut:
+    """The same for hyperbatches, which begin with one workspace.  `need.least` fits."""
+    # blocks pass through where there is no room for a cache
+    spare = available - need.workspace - need.seeds - need.least_quota
+    transit = 2 if available > _ROOMY else max(2, min(MAX_TRANSIT // 2, spare // 8))
+    return SessionCut(1, transit, need.least_quota, window or 2 * settings.workers)
+
+
+# -- too little -----------------------------------------------------------------------------------
+
+
+def check_room(resources: StoreResources, least: int, available: int, less: str = SMALLER) -> None:
+    """Raises Refused: fewer slots are available; `less` says what would need fewer."""
+    if least > available:
+        _refuse(resources.settings, resources.budget, least, available, less)
+
+
+@contextmanager
+def explained_shortage(resources: StoreResources, least: int) -> Iterator[None]:
+    """Slots are there for a session, but batches in flight hold some of them.  Raises Refused.
+
+    Free slots that are not adjacent are of no use: the memory that is named has as many more.
+    """
+    try:
+        yield
+    except Shortage:
+        free = resources.broker.free()
+        least_free = free if free < least else 0
+        _refuse(resources.settings, resources.budget, least, least_free, SMALLER)
+
+
+def _refuse(
+    settings: EngineSettings, budget: Budget, least: int, available: int, less: str
+) -> NoReturn:
+    more_bytes = (least - available) * budget.slot_bytes
+    enough = enough_mem(settings, budget.unused_bytes, more_bytes)
+    raise Refused(
+        f"the session needs {format_bytes(least * budget.slot_bytes)} of the arena, "
+        f"{format_bytes(max(0, available) * budget.slot_bytes)} can be had: serve with at least "
+        f"--mem {enough}, or ask for {less}"
+    )
+
+
+# -- taking it ------------------------------------------------------------------------------------
+
+
+def take_seeds(
+    resources: StoreResources, allocation: Allocation, asked: Asked, need: SessionNeed, sizes: Sizes
+) -> BatchSpec:
+    """Take room for the table of seeds, and fill it.  Raises Refused, StoreError.
+
+    It comes before everything else, at the top of the free slots: what lies below it can be given
+    back as one run.  Original ids pass through slots that are free again afterwards.
+    """
+    store, broker, plan, size = resources.store, resources.broker, asked.plan, asked.times.size
+    memory, dtype = allocation.run(need.seeds), np.dtype(sizes.id_dtype)
+    times = memory[: 8 * size].view(np.int64)
+    times[:] = asked.times
+    seeds = memory[8 * size :][: asked.num_ids * dtype.itemsize].view(dtype)
+    request, ends = asked.request, None
+    relation = seed_relation(store.manifest, request)
+    first = broker.take_run(need.lookup, low=True)
+    start = first * resources.budget.slot_bytes
+    scratch = resources.arena.data[start : start + 8 * asked.lookup].view(np.int64)
+    try:
+        if relation is not None:
+            ends = fill_edges(
+                store, relation, plan.resolved, request.split, asked.ids, scratch, seeds
+            )
+        else:
+            node_type = seed_type(store.manifest, request)
+            fill_seeds(store, node_type, request.split, asked.ids, scratch, seeds)
+    finally:
+        broker.give(list(range(first, first + need.lookup)))
+    return BatchSpec(plan, seeds, times, ends, np.dtype(sizes.edge_id_dtype or "uint8").itemsize)
+
+
+def add_workspaces(
+    resources: StoreResources,
+    allocation: Allocation,
+    workspaces: Workspaces,
+    sizes: Sizes,
+    count: int,
+    transit: int,
+    usual: Shape | None = None,
+    *,
+    worst: Shape,
+    wait_s: float = WAIT_S,
+) -> None:
+    """Take workspaces for batches of a shape, each with slots for transit.  Raises Refused.
+
+    usual   what batches usually take: these are small ones; None: for the worst there may be
+    """
+    shape = worst if usual is None else usual
+    slots = -(-workspace_bytes(shape, sizes) // resources.budget.slot_bytes)
+    for _ in range(count):
+        work = carve_workspace(Carver(allocation.run(slots, wait_s)), shape, sizes)
+        clear_workspace(work)
+        work.small = usual is not None
+        work.transit_slots = np.sort(np.asarray(allocation.slots(transit), np.int64))
+        workspaces.add(work)
+
+
+def take_memory(
+    resources: StoreResources, allocation: Allocation, plan: MinibatchPlan, sizes: Sizes,
+    cut: SessionCut,
+) -> BatchMemory:  # fmt: skip
+    """Take workspaces and slots for batches.  Raises Refused."""
+    workspaces = Workspaces()
+    add_workspaces(
+        resources, allocation, workspaces, sizes, cut.workers, cut.transit, worst=plan.shape()
+    )
+    return BatchMemory(allocation, workspaces, allocation.slots(cut.quota), cut.window, cut.transit)

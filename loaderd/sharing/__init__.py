@@ -1,1 +1,0 @@
-"""Sessions of clients on lines of the engine that they share."""

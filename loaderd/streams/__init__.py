@@ -1,0 +1,1 @@
+"""Streams of batches that several sessions of clients share."""

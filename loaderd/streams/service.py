@@ -1,0 +1,422 @@
+"""Sessions of clients, and the streams of the engine that they share.
+
+Sessions of equal parameters follow one stream, which builds each batch once.  One that falls so far
+behind that the stream has to wait for it leaves, and gets a stream of its own from its step on.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+from msgspec import structs
+from numpy.typing import NDArray
+
+from blockstore import concurrency
+from blockstore.errors import StoreError
+from blockstore.store import Store, open_store
+from loaderd.batch.failures import error_text
+from loaderd.errors import DaemonError, Refused, SessionLost
+from loaderd.memory.ledger import LEAST_SESSION, request_bytes
+from loaderd.memory.slots import RequestArea, SlotBroker
+from loaderd.meter import add_counts
+from loaderd.plans.base import EVERY_RANK
+from loaderd.protocol import (
+    Attach,
+    Attached,
+    ErrorReply,
+    LedgerEntry,
+    Release,
+    Resolved,
+    SessionStatus,
+    Skipped,
+    Start,
+    StoreStatus,
+)
+from loaderd.sessions.base import Deliver, Out
+from loaderd.sessions.kinds import find_kind
+from loaderd.sessions.stores import Stores
+from loaderd.streams.executor import SerialExecutor, do_all
+from loaderd.streams.opener import AGAIN_S, StreamOpener
+from loaderd.streams.registry import Group, StreamKey, StreamRegistry, StreamRequest, Subscription
+from loaderd.streams.stream import Lease, Stream
+from loaderd.streams.subscriptions import Subscriptions, Todo
+
+_MORE = 2  # batches on their way, for each session that joins a stream
+_KEPT = 2  # of the memory for requests one in so many bytes is for ids that are kept: with them
+# another stream is opened
+
+LOOK_S = 0.01  # between two looks at a stream that has nothing for one of its subscribers
+PATIENCE_S = 0.25  # that a stream waits for the slowest of its subscribers, before that one leaves
+LAST_S = 2.0  # the same, where that one keeps the only batch that can be leased: all have to leave
+
+
+class StreamService:
+    """What the daemon's shell asks of an engine, for sessions that share streams of it."""
+
+    def __init__(self, stores: Stores, paths: Callable[[], Sequence[Path]] | None = None) -> None:
+        """Everything that the stores' engines deliver comes here from now on.
+
+        paths   which stores are to be served, asked at each reload
+        """
+        self._stores, self._paths = stores, paths
+        self.settings, self.arena = stores.settings, stores.arena
+        self.deliver: Deliver = lambda _session, _message: None
+        self.reload_error = ""  # of the newest reload
+        self._next = 1
+        self._executor = SerialExecutor("share-tasks")
+        self._sweeps_later = False
+        self._registry = StreamRegistry(stores, lambda: self._executor.put(self._sweep))
+        self._subscriptions = Subscriptions(self._registry, self._hand_over)
+        self._opener = StreamOpener(stores, self._registry, self._subscriptions, self._hand_over)
+        self._watch = StragglerWatch(self._registry, self._subscriptions, self._opener)
+        stores.deliver = self._arrived
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._watch.close()
+        self._opener.close()
+        self._executor.close()
+
+    def _hand_over(self, session: int, message: Out) -> None:
+        self.deliver(session, message)
+
+    @property
+    def broker(self) -> SlotBroker:
+        """Of slots for what goes to other hosts: any store's."""
+        return next(iter(self._stores.engines.values())).broker
+
+    @contextmanager
+    def at_most(self, share_bytes: int) -> Iterator[None]:
+        """Inside, this thread takes no more of the arena, of any store."""
+        with ExitStack() as stack:
+            for engine in self._stores.all():
+                stack.enter_context(engine.broker.at_most(share_bytes // self.arena.slot_bytes))
+            yield
+
+    # -- sessions ---------------------------------------------------------------------------------
+
+    def attach(self, request: Attach, seeds: NDArray[np.int64] | None) -> Attached:
+        """Open a session: at a stream that is there, or at one of its own.  Raises Refused."""
+        engine = self._stores.find(request.store)
+        resolved = engine.identify(request, seeds)
+        kept = seeds is None or self._keeps(resolved, seeds)
+        timed = resolved.macro is not None and resolved.macro.waiting
+        with self._registry.lock:
+            number, self._next = self._next, self._next + 1
+        alone = number if timed or not kept else 0
+        kind, rank = (
+            find_kind(request.plan),
+            0,
+        )  # of streams that do not get wider another one first
+        if kind.every_rank and request.world_size > 1:
+            request, rank = structs.replace(request, rank=EVERY_RANK), request.rank
+        key = StreamKey(resolved, request.rank, request.world_size, request.plan, alone)
+        with self._opener.opening:
+            # of streams that do not get wider rather another one
+            if (attached := self._join(number, key, rank, request, 2 - kind.resizable)) is not None:
+                return attached
+            slot_bytes = self.arena.slot_bytes
+            least = kind.least_slots(engine.store.manifest, request, resolved, slot_bytes)
+            order = StreamRequest(engine, request, seeds, least, kept)
+            try:
+                attached, stream = self._opener.open_stream(key, order)
+                attached = structs.replace(attached, num_steps=attached.num_steps // key.world)
+            except Refused:
+                if (joined := self._join(number, key, rank, request, 1)) is None:
+                    raise
+                return joined
+            with self._registry.lock:
+                ids = seeds.copy() if seeds is not None and kept else None
+                order = order._replace(ids=ids)
+                group = self._registry.groups.setdefault(key, Group(key, order, attached))
+                seat = Subscription(number, key, rank, attached.window, stream)
+                self._subscriptions.admit(seat, group, stream)
+        return structs.replace(attached, session=number)
+
+    def _keeps(self, resolved: Resolved, seeds: NDArray[np.int64]) -> bool:
+        """Whether the ids of a session are kept: those of its group are, or there is room."""
+        with self._registry.lock:
+            groups = self._registry.groups
+            known = any(k.resolved == resolved and not k.alone for k in groups)
+            held = sum(g.order.ids.nbytes for g in groups.values() if g.order.ids is not None)
+            room = request_bytes(self.settings.mem_bytes) // _KEPT
+            return known or held + seeds.nbytes <= room
+
+    def check(self, request: Attach) -> None:
+        """Raises Refused: the request can never be served, even if all others leave."""
+        engine, others = self._stores.find(request.store), self._stores.all()
+        most = sum(other.broker.num_slots - other.least_slots for other in others)
+        find_kind(request.plan).check(
+            engine.store.manifest, request, self.settings, engine.budget, most + LEAST_SESSION
+        )
+
+    def borrow(self, request: Attach) -> RequestArea:
+        """Room for the numbers of a request, until it has been served.  Raises Refused."""
+        engine = self._stores.find(request.store)
+        with self._opener.opening:
+            wanted = -(-8 * request.ids // self.arena.slot_bytes)
+            self._stores.gather(engine, wanted, self._registry.is_busy)
+            return engine.borrow(request)
+
+    def _join(
+        self, number: int, key: StreamKey, rank: int, request: Attach, least: int
+    ) -> Attached | None:
+        """Subscribe to a stream that leases so many batches, at least; None: there is none."""
+        with self._registry.lock:
+            group = self._registry.groups.get(key)
+            streams = [] if group is None else list(group.streams)
+        for stream in streams:
+            assert group is not None
+            group.engine.widen(stream.number, _MORE)
+            depth = group.engine.depth(stream.number)
+            with self._registry.lock:
+                stream.depth = max(1, depth)
+                here = stream.number in self._registry.streams
+                if here and stream.has_room(rank) and stream.depth >= least:
+                    window = request.window or group.attached.window
+                    self._subscriptions.admit(
+                        Subscription(number, key, rank, window, stream), group, stream
+                    )
+                    return structs.replace(
+                        group.attached, request=request.request, session=number, window=window
+                    )
+        return None
+
+    def detach(self, session: int) -> None:
+        """Close a session; what it was leased is free."""
+        with self._registry.lock:
+            gone = self._registry.sessions.pop(session, None)
+            if gone is None:
+                return
+            gone.meter.end()
+            add_counts(self._registry.times, gone.meter.times())
+            todo = self._registry.vacate(gone)
+            self._registry.forget_group(gone.key)
+        do_all(todo)
+
+    def start(self, start: Start) -> None:
+        """Begin a run: what the session was leased is taken back.  Raises SessionLost, Refused."""
+        with self._registry.lock:
+            session = self._registry.sessions.get(start.session)
+            if session is None:
+                raise SessionLost(f"session {start.session} is not open")
+            if start.run <= session.run:
+                return
+            if min(start.epoch, start.step, start.stride - 1) < 0:
+                raise Refused(
+                    f"epoch {start.epoch}, step {start.step}, stride {start.stride}: "
+                    "expected 0 or more, 0 or more, 1 or more"
+                )
+            macro = session.key.resolved.macro
+            if macro is not None and macro.waiting and start.stride > 1:
+                raise Refused("reuse while waiting: expected no DataLoader workers beside the one")
+            session.run, session.epoch, session.stride = start.run, start.epoch, start.stride
+            session.step = start.step * session.key.world + session.rank
+            steps = self._registry.groups[session.key].attached.num_steps
+            session.meter.begin(len(range(start.step, steps, start.stride)))
+            todo = self._registry.give_back(session)
+            todo += self._opener.find_place(session)
+        do_all(todo)
+
+    def release(self, release: Release) -> None:
+        """A client is done with a row group."""
+        with self._registry.lock:
+            session = self._registry.sessions.get(release.session)
+            if session is None:
+                return
+            todo: Todo = []
+            step = release.step * session.key.world + session.rank
+            for stream in (session.stream, *session.left):
+                if stream is not None and stream.holds(session.number, step):
+                    todo += self._release(session, stream, structs.replace(release, step=step))
+                    break
+            if session.stream is None and not session.wants and self._registry.unfinished(session):
+                todo += self._opener.find_place(session)  # it fell behind, and is alive
+        do_all(todo)
+
+    def _release(self, session: Subscription, stream: Stream, release: Release) -> Todo:
+        whole, freed = stream.release(session.number, release.run, release.step, release.group)
+        if whole:
+            session.batches += 1
+            session.meter.released()
+        todo = self._registry.releases(stream, freed)
+        if stream is session.stream:
+            self._subscriptions.send(stream.due())
+        elif not stream.subscribers[session.number].held:
+            session.left.remove(stream)
+            todo += self._registry.releases(stream, stream.remove(session.number))
+            todo += self._registry.close_if_empty(session.key, stream)
+        if stream.starved:
+            self._subscriptions.starved.set()
+        return todo
+
+    def _arrived(self, number: int, message: Out) -> None:
+        """From the engine, with its locks held: what is asked of it in turn is an task."""
+        with self._registry.lock:
+            stream = self._registry.streams.get(number)
+            if stream is None:
+                return
+            leases: list[Lease] = []
+            if isinstance(message, Skipped):
+                sent = stream.skip(message)
+            elif isinstance(message, ErrorReply):
+                sent = stream.fail(message)
+            else:
+                sent, leases = stream.arrive(message)
+            self._subscriptions.send(sent)
+            if stream.starved:
+                self._subscriptions.starved.set()
+            for task in self._registry.releases(stream, leases):
+                self._executor.put(task)
+
+    def stores(self) -> tuple[StoreStatus, ...]:
+        """Those that are served, and those that still are."""
+        return self._registry.stores()
+
+    # -- all of it --------------------------------------------------------------------------------
+
+    def drain(self) -> None:
+        """Start nothing more; returns when workers are idle.  What is leased stays so."""
+        for engine in self._stores.all():
+            engine.drain()
+
+    def reload(self) -> list[str]:
+        """Open stores anew, sessions at work undisturbed; returns what has changed.
+
+        Raises Refused, StoreError, OSError, ValueError, and leaves all as it was.
+        """
+        try:
+            with self._opener.opening:
+                if self._paths is None:
+                    raise Refused("this daemon has no list of stores to read again")
+                stores = [open_store(path) for path in self._paths()]
+                self._check_waiting(stores)
+                said = self._stores.reload(stores, self._registry.is_busy, self._registry.unserved)
+                self._stores.sweep(self._registry.is_busy)
+            self._executor.put(self._sweep)  # what could not be closed now
+        except (StoreError, DaemonError, OSError, ValueError) as error:
+            self.reload_error = error_text(error)
+            raise
+        finally:
+            self._registry.reloads += 1
+        self.reload_error = ""
+        return said
+
+    def _check_waiting(self, stores: Sequence[Store]) -> None:
+        """Raises Refused: another store would take what sessions at work wait for.
+
+        A session whose stream has ended, or that fell behind, holds nothing until it gets another.
+        """
+        with self._registry.lock:
+            waiting = sum(session.wants for session in self._registry.sessions.values())
+        if waiting and self._stores.fresh(stores):
+            raise Refused(
+                f"{waiting} sessions wait for memory that another store would take: try again "
+                "when they are served"
+            )
+
+    def _sweep(self, again: bool = False) -> None:
+        """One of the tasks: close retired stores, or try again later.
+
+        again   this is the later try: there is one of them at a time
+        """
+        self._sweeps_later = self._sweeps_later and not again
+        if self._stores.retired and self._opener.opening.acquire(blocking=False):
+            try:
+                self._stores.sweep(self._registry.is_busy)
+            finally:
+                self._opener.opening.release()
+        if self._stores.retired and not (self._executor.closed or self._sweeps_later):
+            self._sweeps_later = True
+            self._executor.put_later(partial(self._sweep, again=True), AGAIN_S)
+
+    def status(self) -> tuple[tuple[LedgerEntry, ...], tuple[SessionStatus, ...], dict[str, int]]:
+        """Ledger, sessions and counters as they are now."""
+        return self._registry.status()
+
+
+class StragglerWatch:
+    """A thread that looks at streams while one of their subscribers has nothing."""
+
+    def __init__(
+        self, registry: StreamRegistry, subscriptions: Subscriptions, opener: StreamOpener
+    ) -> None:
+        self._registry, self._subscriptions, self._opener = registry, subscriptions, opener
+        self._starved, self._closed = subscriptions.starved, False
+        self._thread = concurrency.Thread(target=self._watch, name="share-watch", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Nobody is parted any more."""
+        self._closed = True
+        self._starved.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        pause = concurrency.Event()
+        while self._starved.wait():
+            self._starved.clear()
+            if self._closed:  # only now: an end that comes before must not be cleared away
+                return
+            since: dict[int, float] = {}  # that each stream has waited for releases
+            while streams := self._held_up():
+                pause.wait(LOOK_S)
+                for stream in streams:
+                    with self._registry.lock:
+                        engine = self._registry.at.get(stream.number)
+                    if engine is None or not engine.waits(stream.number):
+                        since.pop(stream.number, None)
+                        continue
+                    now, depth = concurrency.monotonic(), engine.depth(stream.number)
+                    patience_s = PATIENCE_S if depth > 1 else LAST_S
+                    if now - since.setdefault(stream.number, now) >= patience_s:
+                        self._part(stream, depth, engine.waits(stream.number))
+
+    def _held_up(self) -> list[Stream]:
+        """Lines that have nothing for one subscriber, and something that another one holds up."""
+        with self._registry.lock:
+            return [
+                stream
+                for stream in self._registry.streams.values()
+                if not self._closed
+                and stream.starved
+                and (stream.blocked or stream.last() is not None)
+            ]
+
+    def _part(self, stream: Stream, depth: int, waits: bool) -> None:
+        with self._registry.lock:
+            stream.depth = max(1, depth)
+            if not waits or not stream.starved or stream.number not in self._registry.streams:
+                return
+            if (
+                stream.closing
+            ):  # nothing is sent: whoever left would have nothing to release either,
+                return  # and is heard of again only by that
+            slowest = stream.last()
+            if slowest is not None:
+                todo = self._subscriptions.leave(self._registry.sessions[slowest.number], stream)
+            else:
+                todo = self._desert(stream) if stream.blocked else []
+        do_all(todo)
+
+    def _desert(self, stream: Stream) -> Todo:
+        """Those who have left it hold all that a stream can lend: the others go on elsewhere."""
+        stream.stuck = True
+        todo: Todo = []
+        for subscriber in stream.hungry:
+            session = self._registry.sessions[subscriber.number]
+            session.step = subscriber.next
+            todo += self._subscriptions.move(session, None)
+            self._opener.want(session)
+        return todo

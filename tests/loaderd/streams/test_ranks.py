@@ -1,0 +1,105 @@
+"""Ranks of one job at one stream: each batch is built once, rows are read once for all of them."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from loaderd.plans.base import Positions
+from tests.graphs import make_csc
+from tests.loaderd.serving import Serving, Trainer
+from tests.stores import write_store
+
+NODES, WORLD, BATCH = 6000, 2, 200
+ROOM, TIGHT = 24 << 20, 4 << 20  # all in memory; a part of the rows
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    graph = make_csc(np.random.default_rng(6).integers(0, 30, NODES), 7)
+    path = tmp_path_factory.mktemp("ranks") / "store"
+    write_store(path, graph, range(NODES), width=64)
+    return path
+
+
+def attach(serving: Serving, rank: int, plan: str) -> Trainer:
+    return serving.attach(plan, batch_size=BATCH, rank=rank, world_size=WORLD)
+
+
+def steps_of(serving: Serving) -> int:
+    _, sessions, _ = serving.exchange.status()
+    return sessions[0].num_steps
+
+
+def streams_of(serving: Serving) -> int:
+    return serving.exchange.status()[2]["streams"]
+
+
+def alone(store: Path, rank: int, plan: str, mem: int) -> tuple[list[list[bytes]], int]:
+    """Two epochs of one rank, and what is read for them."""
+    serving = Serving(store, mem)
+    trainer, found = attach(serving, rank, plan), []
+    for epoch in range(2):
+        trainer.start(epoch)
+        found += [trainer.consume(step) for step in range(steps_of(serving))]
+    trainer.detach()
+    read = serving.engine.reader.bytes_read
+    serving.close()
+    return found, read
+
+
+@pytest.mark.parametrize("mem", [ROOM, TIGHT])
+@pytest.mark.parametrize("plan", ["minibatch", "hyperbatch", "auto"])
+def test_ranks_share_a_line_and_get_their_own_batches(store, plan, mem):
+    expected = [alone(store, rank, plan, mem) for rank in range(WORLD)]
+    serving = Serving(store, mem)
+    ranks = [attach(serving, rank, plan) for rank in range(WORLD)]
+    steps, found = steps_of(serving), [[], []]
+    assert steps == NODES // BATCH
+    for epoch in range(2):
+        for trainer in ranks:
+            trainer.start(epoch)
+        for step in range(steps):
+            for trainer, own in zip(ranks, found, strict=True):
+                own.append(trainer.consume(step))
+        assert streams_of(serving) == 1
+    for trainer in ranks:
+        trainer.detach()
+    read = serving.engine.reader.bytes_read
+    serving.close()
+    assert found == [batches for batches, _ in expected]
+    if plan == "hyperbatch" and mem == TIGHT:
+        assert read <= 1.05 * max(read for _, read in expected)
+
+
+def test_a_rank_that_comes_late_joins_the_others_in_the_next_epoch(store):
+    serving = Serving(store, ROOM)
+    first = attach(serving, 0, "minibatch")
+    first.start(0)
+    steps = steps_of(serving)
+    first.consume(0)
+    late = attach(serving, 1, "minibatch")
+    late.start(0)
+    for step in range(steps):
+        late.consume(step)
+        if step:
+            first.consume(step)
+    assert streams_of(serving) == 2
+    late.start(1)
+    first.start(1)
+    for step in range(steps):
+        assert first.consume(step) != late.consume(step)
+    assert streams_of(serving) == 1
+    for trainer in (first, late):
+        trainer.detach()
+    serving.close()
+
+
+def test_positions_go_step_by_step_through_the_ranks_that_are_there():
+    order = Positions(stride=3, world=4, ranks=(1, 3))
+    found, at = [], order.first(2)
+    while at < 4 * 9:
+        found.append(at)
+        assert order.left(at, 4 * 9) == len(range(2, 9, 3)) * 2 - len(found) + 1
+        at = order.after(at)
+    assert [divmod(p, 4) for p in found] == [(s, r) for s in (2, 5, 8) for r in (1, 3)]
