@@ -23,7 +23,7 @@ from blockstore.io.reclaim import reclaim_later
 from blockstore.store import Store, open_store
 from blockstore.units import format_bytes, parse_bytes
 from loaderd import flags
-from loaderd.advise.measuring import report_on
+from loaderd.advise.report import report_on
 from loaderd.advise.text import advice_json, advice_text
 from loaderd.allocator import share_heaps
 from loaderd.config import read_config
@@ -265,9 +265,10 @@ def advise(
     ] = 0,
     workers: flags.TrialWorkers = 0,
     readers: flags.TrialReaders = 0,
+    seconds: Annotated[float, typer.Option(min=0.1, help="that each plan is tried")] = 10.0,
     json: flags.Json = False,
 ) -> None:
-    """Estimate an epoch of every plan, by short trials, and say which to take."""
+    """Serve every plan for some seconds, and say which to take."""
     with _one_line_errors():
         request = Attach(
             token=0, request=0, num_neighbors=(*_fanouts(num_neighbors), *(hops or ())),
@@ -275,9 +276,9 @@ def advise(
             macro_partitions=macro_partitions,
         )  # fmt: skip
         settings = default_settings(parse_bytes(mem), workers, readers)
-        report = report_on(open_store(store), settings, request)
+        report = report_on(open_store(store), settings, request, seconds)
         typer.echo(advice_json(report) if json else advice_text(report))
-        if not report.advice.plan:
+        if not report.plan:
             raise typer.Exit(2)
 
 

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from blockstore import concurrency
 from loaderd.batch.failures import error_text
 from loaderd.batch.structure import Structure
-from loaderd.engine.advice import fits_in_memory
 from loaderd.engine.build import BatchSpec
 from loaderd.engine.least import least_slots
 from loaderd.engine.resolve import make_plan
@@ -33,7 +32,7 @@ from loaderd.plans.hyperbatch import HyperbatchPlan
 from loaderd.plans.minibatch import MinibatchPlan
 from loaderd.protocol import Attach, Start
 from loaderd.sessions.base import Allocation, Kind, StoreResources
-from loaderd.sessions.lookahead import Draft, LookAhead, Prospect, block_sampler, row_cost
+from loaderd.sessions.lookahead import Draft, LookAhead, block_sampler, row_cost
 from loaderd.sessions.sampled import SampledSession, nothing_missing, open_minibatches
 from loaderd.sessions.sizing import (
     Asked,
@@ -232,7 +231,7 @@ class HyperbatchSession(SampledSession):
 def open_hyperbatches(
     resources: StoreResources, number: int, request: Attach, frame: NDArray[np.int64] | None
 ) -> SampledSession:
-    """A session of hyperbatches; of `auto` one of plain minibatches, if these read no longer.
+    """A session of hyperbatches; of `auto` one of plain minibatches, if all stays in memory.
 
     Raises Refused, StoreError.
     """
@@ -248,8 +247,7 @@ def open_hyperbatches(
         return open_minibatches(resources, number, plain)
     with explained_shortage(resources, sized.need.least), resources.allocation() as allocation:
         draft = _draft(resources, asked, sized, allocation)
-        seen = LookAhead(resources, draft).prospect(request.hyperbatch)
-        wanted = None if auto and seen.choice() != HyperbatchPlan.name else seen.cut
+        wanted = LookAhead(resources, draft).cut(request.hyperbatch)
         hyper = None if wanted is None else _take(resources, draft, wanted)
         if hyper is None:
             return _fall_back(resources, number, draft, plain)
@@ -260,26 +258,13 @@ def open_hyperbatches(
         return HyperbatchSession(resources, number, draft.spec, asked.served, memory, hyper)
 
 
-def prospect(resources: StoreResources, request: Attach) -> Prospect:
-    """What a session would get and need; nothing is kept.  Raises Refused, StoreError."""
-    asked = ask(resources, request, None, HyperbatchPlan.name)
-    sized = _size(resources, asked)
-    with explained_shortage(resources, sized.need.least), resources.allocation() as allocation:
-        draft = _draft(resources, asked, sized, allocation)
-        try:
-            return LookAhead(resources, draft).prospect(request.hyperbatch)
-        finally:
-            allocation.free()
-
-
 class _Sized(NamedTuple):
     """How much there is for a session."""
 
     need: SessionNeed
     sizes: Sizes
     available: int  # slots
-    fits: bool  # as in `Draft`
-    plain_blocks: int
+    fits: bool  # graph and rows stay in memory beside it
 
 
 def _size(resources: StoreResources, asked: Asked) -> _Sized:
@@ -292,8 +277,8 @@ def _size(resources: StoreResources, asked: Asked) -> _Sized:
     )
     spare = broker.graph_slots() - budget.graph_least
     blocks = max(0, broker.pooled() - spare - plain.slots(need))
-    fits = fits_in_memory(budget._replace(graph_slots=broker.graph_wish), blocks)
-    return _Sized(need, sizes, available, fits, blocks)
+    fits = budget.graph_blocks <= broker.graph_wish and blocks >= budget.row_blocks
+    return _Sized(need, sizes, available, fits)
 
 
 def _draft(resources: StoreResources, asked: Asked, sized: _Sized, allocation: Allocation) -> Draft:
@@ -305,9 +290,7 @@ def _draft(resources: StoreResources, asked: Asked, sized: _Sized, allocation: A
         resources, allocation, workspaces, sizes, cut.workers, cut.transit, worst=spec.plan.shape()
     )
     resources.load_graph()
-    return Draft(
-        spec, asked.served, need, sizes, cut, sized.fits, sized.plain_blocks, allocation, workspaces
-    )
+    return Draft(spec, asked.served, need, sizes, cut, allocation, workspaces)
 
 
 def _take(resources: StoreResources, draft: Draft, cut: HyperCut) -> HyperMemory | None:
