@@ -104,7 +104,6 @@ def serve(
     workers: flags.Workers = 0,
     readers: flags.Readers = 0,
     session_share: flags.SessionShare = 0.95,
-    policy: flags.RowPolicy = flags.Policy.next_use,
     trace: flags.Trace = None,
     dry_run: flags.DryRun = False,
     reserve: flags.Reserve = "",
@@ -127,7 +126,7 @@ def serve(
         opened = [open_store(path) for path in store]
         settings = replace(
             default_settings(parse_bytes(mem), workers, readers),
-            session_share=session_share, policy=policy.value, trace=trace,
+            session_share=session_share, trace=trace,
             reserve_bytes=parse_bytes(reserve) if reserve else 0,
         )  # fmt: skip
         if dry_run:

@@ -12,14 +12,6 @@ MOST_WINDOW = 1 << 20
 _WHERE = "ipc:///path/of/the/socket"
 
 
-class Policy(StrEnum):
-    """Of rows that leave the cache."""
-
-    next_use = "next-use"
-    lru = "lru"
-    second_chance = "second-chance"
-
-
 class LogFormat(StrEnum):
     """Of the daemon's log."""
 
@@ -62,7 +54,6 @@ SessionShare = Annotated[
     float,
     _serve("SESSION_SHARE", "of free memory that a session of hyperbatches takes", min=0.1, max=1),
 ]
-RowPolicy = Annotated[Policy, _serve("POLICY", "which rows leave the cache")]
 Trace = Annotated[Path | None, _serve("TRACE", "record what hyperbatches need, for tools.traces")]
 DryRun = Annotated[
     bool, _serve("DRY_RUN", "print where the memory would go, and exit", "--dry-run")

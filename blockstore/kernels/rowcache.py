@@ -21,7 +21,6 @@ ABSENT_ROW, LISTED = np.int32(-1), np.int32(-2)
 NEVER = np.int32(2**31 - 1)
 LEVELS = 80  # of what `choose_by_level` tells apart
 _PAGE = np.int64(PAGE_BYTES)
-_TAKEN = np.uint8(255)  # uses of an entry that was chosen and not yet entered
 _AHEAD = 16
 _MOST_USES = 15
 _FAR = LEVELS - _MOST_USES - 2  # batches from now on, beyond which nothing is told apart
@@ -101,23 +100,18 @@ def note_use(nodes, num, first, num_nodes, place, batch, uses):
 
 
 @leaf
-def _level(last, coming, uses, entry, now, by_next_use):
+def _level(coming, uses, entry, now):
     """What goes first is lowest, 0 to LEVELS - 1.
 
-    By next use: what is used never again and seldom so far, then what is used furthest from now.
-    Else: the longest unused.
+    First what is used never again, and seldom so far; then what is used furthest from now.
     """
-    if not by_next_use:
-        return _FAR - min(max(now - np.int64(last[entry]), 0), _FAR)
     if coming[entry] == NEVER:
         return min(np.int64(uses[entry]), _MOST_USES)
     return _MOST_USES + 1 + _FAR - min(max(np.int64(coming[entry]) - now, 0), _FAR)
 
 
 @leaf
-def choose_by_level(
-    node, last, coming, uses, empty, oldest, now, by_next_use, hand, want, counts, out
-):
+def choose_by_level(node, last, coming, uses, empty, oldest, now, hand, want, counts, out):
     """Entries that make room: free ones first, then those of the lowest levels.
 
     empty    uint64                what `node` holds in a free entry
@@ -134,7 +128,7 @@ def choose_by_level(
         if np.uint64(node[e]) == empty:
             counts[0] += 1
         elif last[e] < oldest:
-            counts[1 + _level(last, coming, uses, e, now, by_next_use)] += 1
+            counts[1 + _level(coming, uses, e, now)] += 1
     bound, before = np.int64(0), np.int64(0)
     while bound < LEVELS and before + counts[bound] < want:
         before += counts[bound]
@@ -149,7 +143,7 @@ def choose_by_level(
         if np.uint64(node[e]) == empty:
             level = np.int64(0)
         elif last[e] < oldest:
-            level = 1 + _level(last, coming, uses, e, now, by_next_use)
+            level = 1 + _level(coming, uses, e, now)
         else:
             continue
         if level > bound or (level == bound and at_bound == 0):
@@ -158,35 +152,6 @@ def choose_by_level(
             at_bound -= 1
         out[found] = e
         found += 1
-    return found
-
-
-@leaf
-def choose_second_chance(node, last, uses, empty, oldest, hand, want, out):
-    """Entries that make room, as a clock's hand finds them; those used since it came by are spared.
-
-    hand   int64 (1,)   in and out: where the hand stands; `uses` is its mark
-
-    Returns how many were found, int64; `out` is not in order.
-    """
-    found, seen, size = np.int64(0), np.int64(0), node.size
-    e = hand[0]
-    while found < want and seen < 2 * size:
-        if np.uint64(node[e]) == empty:
-            if uses[e] != _TAKEN:
-                out[found] = e
-                found += 1
-                uses[e] = _TAKEN
-        elif last[e] < oldest and uses[e] != _TAKEN:
-            if uses[e]:
-                uses[e] = 0
-            else:
-                out[found] = e
-                found += 1
-                uses[e] = _TAKEN
-        e = e + 1 if e + 1 < size else 0
-        seen += 1
-    hand[0] = e
     return found
 
 

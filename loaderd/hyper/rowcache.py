@@ -3,7 +3,7 @@
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +17,6 @@ from blockstore.kernels.rowcache import (
     NEVER,
     address_entries,
     choose_by_level,
-    choose_second_chance,
     copy_extent,
     count_new,
     enter_rows,
@@ -29,7 +28,6 @@ from blockstore.kernels.rowcache import (
 from loaderd.memory.ledger import ServedRows
 from loaderd.memory.workspace import Carver
 
-Policy = Literal["next-use", "lru", "second-chance"]
 CHUNK_ROWS = 1 << 16  # brought in between two looks at what may leave, at most
 _HALVE_EVERY = 8  # groups
 _RUNS_HELD = 2  # chunks on their way at a time
@@ -167,7 +165,6 @@ class RowCache:
         area: Sequence[int],
         transit: Sequence[NDArray[np.uint8]],
         gap_pages: int,
-        policy: Policy = "next-use",
     ) -> None:
         """Row array a is file `first_file + a` of the reader.
 
@@ -176,7 +173,7 @@ class RowCache:
         transit   buffers for runs of pages
         """
         self._reader, self._data, self._slot_bytes = reader, data, slot_bytes
-        self._gap_pages, self._policy = gap_pages, policy
+        self._gap_pages = gap_pages
         self._most_pages = min(b.size for b in transit) // PAGE_BYTES
         self._transit: Transit = concurrency.SimpleQueue()
         for buffer in transit:
@@ -222,7 +219,7 @@ class RowCache:
     def age(self) -> None:
         """A group begins: uses count half now and then."""
         self._groups += 1
-        if self._policy == "next-use" and self._groups % _HALVE_EVERY == 0:
+        if self._groups % _HALVE_EVERY == 0:
             for t in self.types:
                 t.uses >>= 1
 
@@ -290,8 +287,6 @@ class RowCache:
                 want = min(self._chosen.size, t.num_listed - low)
                 found = self._choose(t, known, now, want)
                 if found < min(want, max(1, self._chosen.size // 16)) and known < now:
-                    if self._policy == "second-chance":
-                        t.uses[self._chosen[:found]] = 0  # not taken after all
                     known = oldest(known)
                     continue
                 assert found, "a group that fits finds room once all before it are released"
@@ -320,16 +315,10 @@ class RowCache:
         t.place[rows] = ABSENT_ROW
 
     def _choose(self, t: _Type, oldest: int, now: int, want: int) -> int:
-        if self._policy == "second-chance":
-            return int(
-                choose_second_chance(
-                    t.node, t.last, t.uses, self._empty, oldest, t.hand, want, self._chosen
-                )
-            )
         return int(
             choose_by_level(
                 t.node, t.last, t.coming, t.uses, self._empty, oldest, now,
-                self._policy == "next-use", t.hand, want, self._counts, self._chosen,
+                t.hand, want, self._counts, self._chosen,
             )
         )  # fmt: skip
 

@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -37,7 +37,6 @@ class EngineSettings:
     workers: int = 4
     readers: int = 8
     session_share: float = 0.95  # of what is free, that a session of hyperbatches takes at most
-    policy: Literal["next-use", "lru", "second-chance"] = "next-use"  # of rows that leave
     trace: Path | None = None  # where to record what hyperbatches needed
     reserve_bytes: int = 0  # for tables of stores that are opened later
 

@@ -310,7 +310,6 @@ def _take(resources: StoreResources, draft: Draft, cut: HyperCut) -> HyperMemory
             draft.served, resources.reader, resources.first_rows, resources.arena.data,
             resources.budget.slot_bytes, manifest.block_bytes, manifest.id_dtype, cut.entries,
             tables, allocation.slots(cut.rows), transit, row_cost(resources, transit).gap_pages,
-            settings.policy,
         )  # fmt: skip
         return HyperMemory(cut, areas, scratch, cache)
     except Refused:

@@ -146,7 +146,7 @@ def store(tmp_path_factory):
 class Kit:
     """A row cache over a store's row files, in memory of its own."""
 
-    def __init__(self, store, *entries: int, policy: str = "next-use", gap: int = 2) -> None:
+    def __init__(self, store, *entries: int, gap: int = 2) -> None:
         """`entries`: of each node type."""
         self.store, self.served = store, served_rows(store.manifest)
         types = rows_by_type(self.served)
@@ -159,7 +159,7 @@ class Kit:
         transit = [self.data[-2 * BLOCK : -BLOCK], self.data[-BLOCK:]]
         self.cache = RowCache(
             self.served, self.reader, 0, self.data, BLOCK, store.manifest.block_bytes, "uint32",
-            entries, self.data[at : at + tables * BLOCK], list(range(rows)), transit, gap, policy,
+            entries, self.data[at : at + tables * BLOCK], list(range(rows)), transit, gap,
         )  # fmt: skip
         self.cache.begin_run()
 
@@ -190,11 +190,10 @@ def kit(store):
         kit.reader.__exit__(None, None, None)
 
 
-@pytest.mark.parametrize("policy", ["next-use", "lru", "second-chance"])
 @settings(max_examples=15, deadline=None)
 @given(st.data())
-def test_rows_of_a_group_are_there_whatever_leaves(store, policy, data):
-    kit = Kit(store, 300, policy=policy)
+def test_rows_of_a_group_are_there_whatever_leaves(store, data):
+    kit = Kit(store, 300)
     try:
         number = 0
         for _ in range(data.draw(st.integers(1, 5))):
@@ -216,14 +215,13 @@ def test_rows_of_a_group_are_there_whatever_leaves(store, policy, data):
         kit.reader.__exit__(None, None, None)
 
 
-@pytest.mark.parametrize("policy", ["next-use", "lru", "second-chance"])
-def test_types_of_different_sizes_have_a_search_each(tmp_path, policy):
+def test_types_of_different_sizes_have_a_search_each(tmp_path):
     """The search goes far in the table of one type; in the small one of the other it stays."""
     rng = np.random.default_rng(2)
     sizes, widths = {"big": 900, "small": 12}, {"big": 3, "small": 5}
     graph = random_hetero(rng, sizes, [("small", "to", "big")], 2, widths, "big")
     write_hetero_store(tmp_path / "store", graph)
-    kit = Kit(open_store(tmp_path / "store"), 200, 6, policy=policy)
+    kit = Kit(open_store(tmp_path / "store"), 200, 6)
     try:
         for batch in range(8):
             big = rng.choice(900, 70, replace=False)

@@ -51,7 +51,6 @@ class Options(harness.Options):
     limits: Annotated[tuple[str, ...], "of control groups"] = ("4G", "2G", "1G")
     mem: Annotated[tuple[str, ...], "of the daemon, by limit"] = ("3200M", "1300M", "256M")
     sizes: Annotated[tuple[int, ...], "minibatches of a hyperbatch; 0: as many as fit"] = (0,)
-    policies: tuple[str, ...] = ("next-use",)
     plans: tuple[str, ...] = ("auto",)
     steps: Annotated[int, "batches timed; 0: to the end of the epoch"] = 0
     before: Annotated[int, "batches before these"] = 8
@@ -67,7 +66,6 @@ class Case(NamedTuple):
     mem: str = ""  # of the daemon
     plan: str = "auto"
     size: int = 0
-    policy: str = "next-use"
     workers: int = 4
     steps: int = 0
     before: int = 8
@@ -79,8 +77,7 @@ class Case(NamedTuple):
         if self.case == "mapped":
             return f"mapped files, {self.workers} workers, {self.limit}"
         size = f" H={self.size}" if self.size else ""
-        policy = "" if self.policy == "next-use" else f", {self.policy}"
-        return f"{self.plan}{size}{policy}, --mem {self.mem} in {self.limit}"
+        return f"{self.plan}{size}, --mem {self.mem} in {self.limit}"
 
 
 class Meter:
@@ -109,7 +106,7 @@ def run_ours(store: Path, case: Case) -> dict[str, float]:
     """A daemon and its client in this process, until `steps` batches were timed."""
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        options = ("--workers", str(case.workers), "--policy", case.policy, "--session-share", "1")
+        options = ("--workers", str(case.workers), "--session-share", "1")
         endpoint = stack.enter_context(serving(store, folder, case.mem, *options))
         data = NeighborDataset(
             endpoint, num_neighbors=case.fanouts, batch_size=case.batch_size, plan=case.plan,
@@ -211,11 +208,10 @@ def _cases(given: Options) -> list[Case]:
         batch_size=given.batch_size,
     )  # fmt: skip
     cases = [
-        ours._replace(limit=limit, mem=mem, plan=plan, size=size, policy=policy)
+        ours._replace(limit=limit, mem=mem, plan=plan, size=size)
         for limit, mem in zip(given.limits, given.mem, strict=True)
         for plan in given.plans
         for size in given.sizes
-        for policy in given.policies
     ]
     if given.peer_steps and given.graph:
         workers = given.peer_workers

@@ -43,10 +43,8 @@ def test_absent_rows_are_listed_once_and_others_stay(batch, cached):
     assert (place[absent] == k.ABSENT_ROW).all()
 
 
-def score(last, coming, uses, now, by_next_use):
+def score(coming, uses, now):
     """The lower, the sooner it goes: the rule in words."""
-    if not by_next_use:
-        return -min(max(now - last, 0), 63)
     if coming == k.NEVER:
         return min(uses, 15)
     return 1000 - min(max(coming - now, 0), 63)
@@ -62,21 +60,18 @@ entry = st.tuples(
     st.lists(entry, min_size=1, max_size=30),
     st.integers(0, 25),
     st.integers(1, 12),
-    st.booleans(),
     st.integers(0, 29),
 )
-def test_what_goes_is_free_or_of_the_lowest_level(entries, oldest, want, by_next_use, begin):
+def test_what_goes_is_free_or_of_the_lowest_level(entries, oldest, want, begin):
     node = u32([int(EMPTY) if free else 7 for free, *_ in entries])
     last = np.array([e[1] for e in entries], np.int32)
     coming = np.array([e[2] for e in entries], np.int32)
     uses = np.array([e[3] for e in entries], np.uint8)
     out, counts = np.zeros(want, np.int32), np.zeros(k.LEVELS + 1, np.int64)
     hand = np.array([begin % len(entries)])
-    found = k.choose_by_level(
-        node, last, coming, uses, EMPTY, oldest, 10, by_next_use, hand, want, counts, out
-    )
+    found = k.choose_by_level(node, last, coming, uses, EMPTY, oldest, 10, hand, want, counts, out)
     scores = {
-        i: -1e9 if free else score(la, co, us, 10, by_next_use)
+        i: -1e9 if free else score(co, us, 10)
         for i, (free, la, co, us) in enumerate(entries)
         if free or la < oldest
     }
@@ -84,23 +79,6 @@ def test_what_goes_is_free_or_of_the_lowest_level(entries, oldest, want, by_next
     assert found == min(want, len(scores))
     assert len(chosen) == len(set(chosen))
     assert sorted(scores[i] for i in chosen) == sorted(scores.values())[:found]
-
-
-@given(st.lists(entry, min_size=1, max_size=30), st.integers(0, 25), st.integers(1, 12))
-def test_a_second_chance_is_given_once(entries, oldest, want):
-    node = u32([int(EMPTY) if free else 7 for free, *_ in entries])
-    last = np.array([e[1] for e in entries], np.int32)
-    uses = np.array([e[3] for e in entries], np.uint8)
-    before = uses.copy()
-    out, hand = np.zeros(want, np.int32), np.zeros(1, np.int64)
-    found = k.choose_second_chance(node, last, uses, EMPTY, oldest, hand, want, out)
-    allowed = [i for i, (free, la, *_) in enumerate(entries) if free or la < oldest]
-    chosen = out[:found].tolist()
-    assert found == min(want, len(allowed))
-    assert len(set(chosen)) == found
-    assert set(chosen) <= set(allowed)
-    unmarked = [i for i in allowed if entries[i][0] or before[i] == 0]
-    assert len(set(unmarked) & set(chosen)) == min(found, len(unmarked))
 
 
 @given(

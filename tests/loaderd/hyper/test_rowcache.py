@@ -77,7 +77,7 @@ class Reader:
         return Reading(None)
 
 
-def make_cache(entries: int, policy: Any, reader: Reader) -> RowCache:
+def make_cache(entries: int, reader: Reader) -> RowCache:
     types = rows_by_type(SERVED)
     num_slots = area_slots_of(types, [entries], SLOT)
     data = np.zeros((num_slots + 8) * SLOT, np.uint8)
@@ -86,7 +86,7 @@ def make_cache(entries: int, policy: Any, reader: Reader) -> RowCache:
     tables = np.zeros(table_bytes(types, "uint32", [entries]), np.uint8)
     return RowCache(
         SERVED, reader, 0, data, SLOT, BLOCK, "uint32", [entries], tables, area.tolist(),  # type: ignore[arg-type]
-        transit, 1, policy,
+        transit, 1,
     )  # fmt: skip
 
 
@@ -115,11 +115,10 @@ BATCHES = st.lists(st.sets(st.integers(5, 20 + NODES), max_size=9), min_size=1, 
 class Model(RuleBasedStateMachine):
     """Batches are brought in group by group, released in any order, and fail now and then."""
 
-    @initialize(entries=st.integers(9, 20), policy=st.sampled_from(["next-use", "lru",
-                                                                    "second-chance"]))  # fmt: skip
-    def open(self, entries, policy):
+    @initialize(entries=st.integers(9, 20))
+    def open(self, entries):
         self.reader = Reader()
-        self.cache = make_cache(entries, policy, self.reader)
+        self.cache = make_cache(entries, self.reader)
         self.entries = entries
         self.queue: list[Needs] = []
         self.held: dict[int, Needs] = {}  # batches with the client
