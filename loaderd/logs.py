@@ -111,7 +111,6 @@ def logging_to_stderr(how: Format, level: str) -> Iterator[None]:
 
 
 def tell(log: logging.Logger, level: int, event: str, **fields: object) -> None:
-    """Log one event."""
     if log.isEnabledFor(level):
         log.log(level, event, extra={"fields": fields})
 

@@ -15,8 +15,6 @@ TRAINING_BYTES = 2 << 30  # of an accelerator, for a model and its batches, if n
 
 
 class HopFacts(msgspec.Struct, frozen=True):
-    """What was found."""
-
     num_rows: int  # of the split: labelled ones, no others are stored
     row_bytes: int  # of all arrays that a batch has
     device_bytes: int  # free on the accelerator; 0: there is none
@@ -27,7 +25,6 @@ class HopFacts(msgspec.Struct, frozen=True):
 
     @property
     def num_bytes(self) -> int:
-        """Of all rows."""
         return self.num_rows * self.row_bytes
 
     @property
@@ -48,7 +45,6 @@ class HopAdvice(msgspec.Struct, frozen=True):
 
     @property
     def text(self) -> str:
-        """In one line."""
         order = "rows in any order" if self.method == "rr" else "whole chunks"
         return f'place "{self.place}", method "{self.method}" ({order}): {self.reason}'
 

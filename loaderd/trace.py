@@ -29,7 +29,6 @@ class Trace:
         self._lock = concurrency.Lock()
 
     def write(self, kind: int, run: int, number: int, ids: NDArray[Any]) -> None:
-        """One record."""
         head = np.array([kind, run, number, ids.size], np.int64)
         with self._lock:
             if not self._file.closed:
@@ -37,6 +36,5 @@ class Trace:
                 self._file.write(ids.astype(np.int64).tobytes())
 
     def close(self) -> None:
-        """No more comes."""
         with self._lock:
             self._file.close()

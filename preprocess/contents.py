@@ -67,7 +67,6 @@ class RelationContents:
 
     @property
     def most_edges(self) -> int:
-        """Stored at most."""
         return self.source.num_edges * (2 if self.undirected else 1)
 
     @property

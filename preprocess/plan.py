@@ -66,7 +66,6 @@ class IngestJob:
 
     @property
     def num_edges(self) -> int:
-        """Stored at most."""
         return sum(r.most_edges for r in self.contents.relations)
 
     @property

@@ -45,7 +45,6 @@ class HostReader:
             at += piece.num_bytes
 
     def close(self) -> None:
-        """Close the files."""
         for fd in self._fds.values():
             os.close(fd)
         self._fds = {}
@@ -112,7 +111,6 @@ class DeviceReader:
                 )
 
     def close(self) -> None:
-        """Close the files."""
         for file in self._files.values():
             file.close()
         self._files = {}

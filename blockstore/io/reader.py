@@ -373,7 +373,6 @@ class BlockReader:
             request.finish(None)
 
     def _read_run(self, run: _Run) -> None:
-        """Adjacent blocks, verified."""
         self._twice(partial(self._read_run_once, run))
 
     def _read_run_once(self, run: _Run) -> None:

@@ -61,7 +61,6 @@ def renumber_stamp(draws, starts, counts, num, stamp, n_id, num_nodes, local, ed
 
 @leaf
 def clear_stamp(n_id, num_nodes, stamp):
-    """All -1 again."""
     for i in range(num_nodes):
         if i + _NODES < num_nodes:
             prefetch(stamp, np.int64(n_id[i + _NODES]))

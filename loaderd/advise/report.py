@@ -44,7 +44,6 @@ class Line:
 
     @property
     def name(self) -> str:
-        """With its options."""
         return f"{self.plan}, {self.options}" if self.options else self.plan
 
     @property
@@ -72,7 +71,6 @@ class Line:
 
     @property
     def bytes_per_s(self) -> float:
-        """Read."""
         assert self.trial is not None
         return self.trial.num_bytes / self.trial.seconds
 

@@ -44,7 +44,6 @@ class HyperCut(NamedTuple):
     quota: int
 
     def slots(self, readers: int) -> int:
-        """All of them."""
         return (
             self.areas * self.area
             + self.scratch

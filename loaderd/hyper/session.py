@@ -68,7 +68,6 @@ class StructureArea:
 
     @property
     def used(self) -> int:
-        """Bytes taken."""
         return self._used
 
 
@@ -234,7 +233,6 @@ class Hyper:
             self._drop(sampled.area, 1)
 
     def close(self) -> None:
-        """End both threads."""
         with self._changed:
             self._closed = True
             self._forget()
@@ -278,7 +276,6 @@ class Hyper:
         return self._closed or (run is not None and self._more(run) and bool(self._free))
 
     def _sample(self) -> None:
-        """One area's batches."""
         with self._changed:
             self._changed.wait_for(self._may_sample)
             run = self._run

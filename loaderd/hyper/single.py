@@ -34,11 +34,9 @@ class Workspaces:
 
     @property
     def total(self) -> int:
-        """All of them."""
         return sum(self._total.values())
 
     def add(self, work: Workspace) -> None:
-        """One more."""
         self._total[work.small] += 1
         self.give(work)
 
@@ -65,7 +63,6 @@ class Workspaces:
         return None
 
     def give(self, work: Workspace) -> None:
-        """Back."""
         self._spare[work.small].put(work)
 
     @property

@@ -33,7 +33,6 @@ class MacroCut(NamedTuple):
 
     @property
     def slots(self) -> int:
-        """All of them."""
         other = self.hubs + self.ids + self.places + self.run * self.transit
         return self.memories * self.macro + other
 

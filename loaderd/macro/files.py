@@ -54,7 +54,6 @@ class Pages(NamedTuple):
 
     @property
     def total(self) -> int:
-        """Pages."""
         return int(self.counts.sum())
 
 

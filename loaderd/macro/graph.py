@@ -207,7 +207,6 @@ def ids_bytes(manifest: Manifest) -> int:
 
 
 def hub_bytes(manifest: Manifest, bounds: HubBounds) -> int:
-    """Memory for hubs."""
     return bounds.pages * PAGE_BYTES + bounds.blocks * manifest.block_bytes
 
 

@@ -51,8 +51,6 @@ class Hold:
 
 @dataclass(slots=True, eq=False)
 class Reader:
-    """One session."""
-
     announce: Announce
     wanted: list[Key] = field(default_factory=list)  # in the order of need
     run: int = -1  # that the client has begun last

@@ -110,7 +110,6 @@ def first_items(manifest: Manifest) -> list[int]:
 
 
 def num_items(manifest: Manifest, edges: bool) -> int:
-    """Nodes, and edges."""
     return manifest.num_nodes + sum(r.num_edges for r in manifest.relations) * edges
 
 

@@ -29,7 +29,6 @@ class RequestArea(NamedTuple):
 
     @property
     def num_bytes(self) -> int:
-        """Of its slots."""
         return len(self.slots) * self.slot_bytes
 
     def give_back(self) -> None:

@@ -55,7 +55,6 @@ class SamplingTurn:
         self.lock = concurrency.Lock()
 
     def ledger_entries(self) -> list[LedgerEntry]:
-        """It takes nothing."""
         return []
 
 

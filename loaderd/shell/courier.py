@@ -54,8 +54,6 @@ class Lender(Protocol):
 
 
 class Memory(Protocol):
-    """An arena."""
-
     data: NDArray[np.uint8]
     slot_bytes: int
 
@@ -90,11 +88,9 @@ class Frames:
 
     @property
     def num_bytes(self) -> int:
-        """All of them."""
         return sum(m.size for m in self._memory)
 
     def basis(self) -> str:
-        """For the ledger."""
         return f"{len(self._memory)} pieces x {self.capacity:,} B on their way to another host"
 
     def take(self) -> int:

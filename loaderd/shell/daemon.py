@@ -379,7 +379,6 @@ class Daemon:
         task.add_done_callback(self._tasks.discard)
 
     async def _open(self, peer: Peer, request: Attach, owner: str) -> None:
-        """Attach, and answer."""
         try:
             if request.ids:
                 attached = await self._open_with_numbers(peer, request, owner)

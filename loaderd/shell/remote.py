@@ -86,7 +86,6 @@ class RemoteDesk:
 
     @property
     def address(self) -> str:
-        """Where it listens."""
         return self._router.address
 
     def close(self) -> None:
@@ -190,7 +189,6 @@ class RemoteDesk:
         self._couriers[start.session][0].begin(start.run)
 
     def taken(self, taken: Taken) -> None:
-        """Pieces have arrived."""
         self._couriers[taken.session][0].taken(taken.run, taken.num_bytes)
 
     def entries(self) -> list[LedgerEntry]:

@@ -12,8 +12,6 @@ MAX_VISITORS = 1024
 
 @dataclass(slots=True)
 class Visitor:
-    """One client process."""
-
     caller: Caller
     key: str  # its public key; "": it needed none
     owner: str
@@ -24,7 +22,6 @@ class Visitors:
     """Pure bookkeeping; times are of any clock that does not go back, in seconds."""
 
     def __init__(self) -> None:
-        """Nobody is there."""
         self._by_token: dict[int, Visitor] = {}
 
     def __len__(self) -> int:

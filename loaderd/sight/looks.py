@@ -184,7 +184,6 @@ class History:
 
     @property
     def last(self) -> Look | None:
-        """The newest look."""
         return self._last
 
     def after(self, at_s: float) -> Sequence[Rates]:

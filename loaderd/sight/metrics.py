@@ -64,7 +64,6 @@ class _Snapshot(Collector):
         self._status = status
 
     def collect(self) -> Iterator[Metric]:
-        """All metrics."""
         yield from self._daemon()
         yield from self._counters()
         yield from self._hits()

@@ -35,7 +35,6 @@ def decimal(bytes_s: float) -> str:
 
 
 def frame(rates: Rates, status: StatusReply, width: int) -> RenderableType:
-    """One picture."""
     return Group(
         _head(status),
         _tiles(rates, width),

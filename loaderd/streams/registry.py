@@ -117,12 +117,10 @@ class StreamRegistry:
 
     @property
     def groups(self) -> dict[StreamKey, Group]:
-        """By parameters."""
         return self._groups()
 
     @property
     def streams(self) -> dict[int, Stream]:
-        """By number."""
         return self._lines()
 
     @property

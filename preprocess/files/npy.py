@@ -358,7 +358,6 @@ class NpyWriter:
         self._start = self._write_header()
 
     def append(self, values: NDArray[Any]) -> None:
-        """The next items."""
         self.put(self._items, values)
         self._items += values.size
 

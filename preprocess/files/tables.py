@@ -67,7 +67,6 @@ class Texts(NamedTuple):
         return self.offsets.size - 1
 
     def at(self, i: int) -> str:
-        """String i."""
         return bytes(self.data[self.offsets[i] : self.offsets[i + 1]]).decode(errors="replace")
 
 
@@ -102,7 +101,6 @@ class Table:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of the columns."""
         if self._names is None:
             names = self._parquet_names() if self.form == "parquet" else self._csv_names()
             twice = next((n for n in names if names.count(n) > 1), None)
@@ -496,7 +494,6 @@ class KeyWriter:
             self._writer = pq.ParquetWriter(path, schema, compression="zstd", use_dictionary=False)
 
     def append(self, keys: Texts | NDArray[np.int64]) -> None:
-        """The next rows."""
         if isinstance(keys, Texts):
             first = int(keys.offsets[0])
             data = np.ascontiguousarray(keys.data[first : int(keys.offsets[-1])])

@@ -51,7 +51,6 @@ class Tables:
 
     @property
     def paths(self) -> list[Path]:
-        """Of all files."""
         return [t.path for t in self._tables]
 
     @property
@@ -69,7 +68,6 @@ class Tables:
         return sum(t.num_rows() for t in self._tables)
 
     def guess_rows(self) -> int:
-        """About so many."""
         return sum(t.guess_rows() for t in self._tables)
 
     def type_of(self, name: str) -> ColumnType:

@@ -266,7 +266,6 @@ class _Buckets:
         self._num_keys = 0
 
     def run(self) -> KeyMap:
-        """All steps."""
         self._remove()
         try:
             self._spread()

@@ -78,14 +78,11 @@ class TypePart:
 
     @property
     def arrays(self) -> Sequence[Array]:
-        """All."""
         return [*self.features, *([] if self.label is None else [self.label])]
 
 
 @dataclass(frozen=True, slots=True)
 class RelationPart:
-    """A relation."""
-
     ends: Ends
     edges: Edges
     arrays: Sequence[Array] = ()
@@ -210,7 +207,6 @@ class TorchList:
         self.form = SourceRows(name, dtype, row_shape, int(arrays[0].shape[0]), "dense", where)
 
     def pieces(self, count: int) -> Iterator[NDArray[Any]]:
-        """Rows in order."""
         loaded = load_torch(self.path)
         arrays = [_dig(loaded, key) for key in self._keys]
         del loaded

@@ -137,5 +137,4 @@ class ZipEdges:
             yield pairs[::2].copy(), pairs[1::2].copy()
 
     def place(self, end: int, row: int) -> str:
-        """Of an id."""
         return f"{self._array.where}[{end}, {row}]"

@@ -53,7 +53,6 @@ class PlainArrays(TypedArrays):
         return sorted(p.stem for p in self._folder.iterdir() if p.suffix == ".npy")
 
     def open_edges(self, ends: Ends) -> SourceRelation:
-        """Add a relation."""
         self.add_edges(ends, EdgeArray(NpyFile(self._path(self._names.edges(ends)))))
         return self.relations[-1]
 

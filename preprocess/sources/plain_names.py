@@ -74,7 +74,6 @@ class OneType:
         return f"{_NODE}{self._array(name)}_{part}"
 
     def label(self, node_type: str) -> str:
-        """The labels."""
         return LABEL
 
     def split(self, node_type: str, name: str) -> str:

@@ -50,7 +50,6 @@ class SingleSource(ABC):
         return []
 
     def edge_splits(self, relation: SourceRelation) -> list[SourceRows]:
-        """None."""
         return []
 
     def features(self, node_type: str) -> list[SourceRows]:

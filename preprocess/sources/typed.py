@@ -147,11 +147,9 @@ class TypedArrays:
         )  # fmt: skip
 
     def edge_rows(self, relation: SourceRelation) -> list[SourceRows]:
-        """None."""
         return []
 
     def edge_splits(self, relation: SourceRelation) -> list[SourceRows]:
-        """None."""
         return []
 
     def features(self, node_type: str) -> list[SourceRows]:
