@@ -139,7 +139,7 @@ def test_a_session_that_meets_hostile_content_leaves_others_at_work(tmp_path: Pa
     rng = np.random.default_rng(0)
     half = nodes // 2  # of one half no path leads to the other
     indices = rng.integers(0, half, nodes * degree) + half * np.repeat([0, 1], half * degree)
-    indices[: half * degree : 100] = nodes + 7
+    indices[: half * degree // 2 : 100] = nodes + 7  # in no block that both halves share
     indptr = np.arange(nodes + 1) * degree
     graph = Csc(indptr, indices, np.arange(indices.size))
     write_store(tmp_path / "store", graph, np.arange(nodes))

@@ -34,7 +34,7 @@ from tests.daemons import ROOT, spawn, stop
 from tests.graphs import Csc
 from tests.hopstores import make_hops, write_hop_store
 from tests.loaderd.harness import WAIT_S, Client
-from tests.loaderd.sessions import PLANS, held, serve, session_of
+from tests.loaderd.opened import PLANS, held, serve, session_of
 from tests.stores import write_store
 from tools.faults.trainers import open_files
 

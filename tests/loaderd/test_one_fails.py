@@ -27,7 +27,7 @@ from loaderd.memory.slots import SlotBroker
 from loaderd.protocol import BatchReady, ChunkReady, ErrorReply, Release, Start
 from tests.graphs import Csc
 from tests.hopstores import make_hops, write_hop_store
-from tests.loaderd.sessions import PLANS, Opened, Sessions, content, serve, sessions_of
+from tests.loaderd.opened import PLANS, Opened, Sessions, content, serve, sessions_of
 from tests.stores import write_store
 
 NODES, BATCH, STEPS = 6000, 10, 4

@@ -222,6 +222,7 @@ def enumerated(store: Store, dense: Dense, hubs: bool, halos: bool, drawn: int) 
 
 @settings(max_examples=8)
 @given(graph=graphs())
+@pytest.mark.long
 def test_what_is_kept_is_the_mean_over_all_draws(tmp_path_factory, graph):
     with pytest.MonkeyPatch.context() as patch:  # few draws to enumerate: 3 of 6, 2 of 6
         patch.setattr(reach, "SHARES", (2, 3))

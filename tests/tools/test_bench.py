@@ -45,6 +45,7 @@ def test_too_few_seeds_are_no_task(tmp_path):
         loaders.seeds_of(tmp_path, 301)
 
 
+@pytest.mark.long
 def test_handover(folder):
     sizes = ["--nodes", "3000", "--features", "8", "--batch-size", "10", "--fanouts", "3", "2"]
     words = ["--folder", str(folder), *sizes, "--think-ms", "1", "--rounds", "1"]
@@ -126,6 +127,7 @@ def test_induced_columns_and_a_test_of_each_neighbor_draw_the_same(folder):
     assert 0 < line["kept"]["min"] < line["edges"]["min"]
 
 
+@pytest.mark.long
 def test_macro(folder):
     words = ["--folder", str(folder), *TINY, "--batch-size", "50", "--fanouts", "3", "2"]
     words += ["--hidden", "8", "--mem", "64M", "--whole", "64M", "--rounds", "1"]

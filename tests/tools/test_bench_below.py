@@ -38,6 +38,7 @@ def test_ingest(folder):
     assert left == [[], [], []]
 
 
+@pytest.mark.long
 def test_csc(folder):
     words = ["--nodes", "3000", "--degree", "8", "--mem", "64M", "--rounds", "1"]
     before = set(folder.glob("csc-*"))  # of other benches
@@ -48,6 +49,7 @@ def test_csc(folder):
     assert set(folder.glob("csc-*")) <= before
 
 
+@pytest.mark.long
 def test_hyperbatch(folder, tmp_path):
     graph = make_graph(folder, GraphSize(3000, 8, 16))
     store = make_store(folder, graph, "64M")

@@ -71,6 +71,7 @@ def test_too_small_a_split_is_said(store):
         next(sample_batches(store, replace(GIVEN, batches=200)))
 
 
+@pytest.mark.long
 def test_orders_are_compared(tmp_path, capsys):
     commands = (
         ["generate", str(tmp_path / "graph"), "--nodes", "3000", "--degree", "6"],

@@ -7,6 +7,7 @@ import pytest
 from preprocess.work import WorkFolder
 from tools.lost_writes import Command, commands, lose, write_source
 
+LONG = ("ingest --hops", "hops", "repartition")
 POINTS = {"ingest": 12, "ingest --hops": 3, "derive": 12, "hops": 4, "repartition": 3}
 
 
@@ -19,7 +20,10 @@ def unsynced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.fsync", lambda fd: None)
 
 
-@pytest.mark.parametrize("name", POINTS)
+@pytest.mark.parametrize(
+    "name",
+    ["ingest", "derive", *(pytest.param(n, marks=pytest.mark.long) for n in LONG)],
+)
 def test_a_store_is_whole_absent_or_resumable_after_any_loss(tmp_path: Path, name: str):
     found = lose(command(tmp_path, name), tmp_path / "run", POINTS[name], 7)
     assert found["different"] > POINTS[name] // 4

@@ -37,6 +37,7 @@ def test_ingest_and_serve_stay_inside_their_group(tmp_path):
 
 
 @pytest.mark.usefixtures("groups")
+@pytest.mark.long
 def test_macrobatches_stay_inside_the_least_that_would_do(tmp_path):
     """The last number that a refusal names is enough, the one before is not."""
     words = ["--folder", str(tmp_path), "--nodes", "20000", "--features", "64", "--degree", "6"]
@@ -71,6 +72,7 @@ def test_a_run_that_takes_too_much_fails(tmp_path, monkeypatch):
 
 
 @pytest.mark.usefixtures("groups")
+@pytest.mark.long
 def test_hops_stay_inside_their_group(tmp_path):
     words = ["hops", "--folder", str(tmp_path), "--nodes", "20000", "--features", "32", "--alone"]
     words += ["--degree", "5", "--mem", "300M", "--", "--operator", "row", "--rows", "all"]

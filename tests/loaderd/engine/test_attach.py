@@ -9,7 +9,7 @@ import pytest
 from loaderd.errors import Refused
 from tests.graphs import Csc
 from tests.loaderd.harness import WAIT_S
-from tests.loaderd.sessions import held, serve, sessions_of, wait_held
+from tests.loaderd.opened import held, serve, sessions_of, wait_held
 from tests.stores import write_store
 
 NODES, STEPS = 6000, 8

@@ -201,7 +201,7 @@ TestModel.settings = settings(max_examples=25, stateful_step_count=20, deadline=
 @pytest.mark.parametrize("fails", [0, 1, 2])
 def test_rows_that_could_not_be_read_are_read_again(fails):
     reader = Reader()
-    cache = make_cache(12, "next-use", reader)
+    cache = make_cache(12, reader)
     needs = needs_of(0, range(10, 22))
     reader.fail_after = fails
     with pytest.raises(CorruptBlock):
@@ -212,7 +212,7 @@ def test_rows_that_could_not_be_read_are_read_again(fails):
 
 
 def test_rows_that_stay_are_not_read_again():
-    cache = make_cache(12, "next-use", Reader())
+    cache = make_cache(12, Reader())
     for batch in range(3):
         needs = needs_of(batch, range(10 + batch, 20 + batch))
         cache.bring([needs], [], lambda _known: 9)
