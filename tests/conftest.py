@@ -55,7 +55,7 @@ def pytest_collection_finish() -> None:
 def pytest_addoption(parser: pytest.Parser) -> None:
     """`--schedules 10000`: the long form of `tests/loaderd/test_schedules.py`."""
     parser.addoption("--long", action="store_true", help="run tests that are marked `long` too")
-    parser.addoption("--schedules", type=int, default=60, help="of threads, tried at random")
+    parser.addoption("--schedules", type=int, default=30, help="of threads, tried at random")
     parser.addoption("--first-schedule", type=int, default=0, help="the seed to begin with")
 
 

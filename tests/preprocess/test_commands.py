@@ -185,7 +185,14 @@ def test_a_terminated_ingest_leaves_the_store_or_what_goes_on(folder: Path, tmp_
         assert [p.name for p in tmp_path.iterdir()] == ["store"]
 
 
-@pytest.mark.parametrize("name", ["planetoid-cora", "flickr-small", "facebook-pagepage"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "planetoid-cora",
+        "flickr-small",
+        pytest.param("facebook-pagepage", marks=pytest.mark.long),
+    ],
+)
 def test_real_graphs_within_little_memory(dataset, tmp_path: Path, name: str):
     source = dataset(name)
     good("ingest", source, tmp_path / "store", "--mem", "32M", "--edge-ids", "--order", "bfs")

@@ -305,7 +305,10 @@ def tight(monkeypatch: pytest.MonkeyPatch):
 
 
 @pytest.mark.usefixtures("tight")
-@pytest.mark.parametrize("order", ["bfs", "degree", "source", "random"])
+@pytest.mark.parametrize(
+    "order",
+    ["bfs", *(pytest.param(o, marks=pytest.mark.long) for o in ("degree", "source")), "random"],
+)
 def test_a_store_stands_partition_by_partition(tmp_path: Path, order: Any):
     pairs, group = communities(1500, 9, 12, seed=8)
     source = ArraySource(1500, pairs, rows_of(group))

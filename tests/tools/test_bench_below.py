@@ -24,6 +24,7 @@ def test_disk(folder, tmp_path):
     assert [json.loads(line) for line in out.read_text().splitlines()] == lines
 
 
+@pytest.mark.long
 def test_ingest(folder):
     words = ["--folder", str(folder), *TINY, "--mem", "64M", "--rounds", "1", "--limit-size", "8M"]
     ours, fio, copy = run("ingest", [*words, "--undirected"])

@@ -48,6 +48,7 @@ def test_macrobatches_stay_inside_the_least_that_would_do(tmp_path):
     assert found["serve_peak_bytes"] < found["limit_bytes"]
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("groups")
 def test_an_ingest_holds_any_memory_and_makes_the_same_bytes(tmp_path):
     """256 MB of rows: more than half of what 400 MiB leave, so that they pass the disk twice."""

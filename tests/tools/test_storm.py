@@ -15,10 +15,10 @@ def life(begin, first, last):
 
 
 def test_a_small_storm_holds(tmp_path):
-    words = ["--faults", "8", "--seed", "5", "--gap", "0.4", "--think", "0.005"]
+    words = ["--faults", "4", "--seed", "5", "--gap", "0.4", "--think", "0.005"]
     line = storm.main([*words, "--folder", str(tmp_path), "--out", str(tmp_path / "lines")])
     assert line["holds"]
-    assert sum(line["faults"].values()) == 8
+    assert sum(line["faults"].values()) == 4
     assert line["faults"].keys() <= FAULTS.keys()
     assert line["consumed"] >= line["steps"] > 0
     assert [p.name for p in tmp_path.iterdir()] == ["lines"]

@@ -70,7 +70,7 @@ def run(installation: Path, places: dict[str, Path], *words: str) -> "subprocess
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("where", ["cache", "tmp"])
+@pytest.mark.parametrize("where", ["cache", pytest.param("tmp", marks=pytest.mark.long)])
 def test_kernels_are_kept_in_the_first_folder_that_can_be_written(installation, places, where):
     for name in ("cache", "run", "tmp"):
         if name == where:

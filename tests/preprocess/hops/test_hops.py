@@ -480,7 +480,10 @@ def apply(kind: str, walk: Any, x: np.ndarray) -> np.ndarray:
     return total
 
 
-GRAPHS = ("planetoid-cora", "amazon-computers", "arxiv-cs-coauthor")
+GRAPHS = (
+    "planetoid-cora", "amazon-computers",
+    pytest.param("arxiv-cs-coauthor", marks=pytest.mark.long),
+)  # fmt: skip
 
 
 @pytest.mark.slow
