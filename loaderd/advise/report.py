@@ -27,6 +27,7 @@ from loaderd.sessions.kinds import find_kind
 
 _WORTH = 0.7  # of the time of equal batches: other batches are advised where they take no more
 _ENOUGH = 0.8  # of a training node's neighbors: other batches are advised where so many are kept
+_FEW = 0.1  # of the bytes of all rows: what is read of arrays that stay in memory, at most
 _MACRO_BYTES = 64 << 20  # of a macro-batch for each second: a trial has to see several of them
 
 
@@ -235,10 +236,12 @@ def _hop_advice(manifest: Manifest, request: Attach, lines: Sequence[Line]) -> H
     of = resolved.hops
     assert of is not None
     arrays = chosen_arrays(manifest, hops, of.operators, of.hops, of.labels, 0)
+    row_bytes = sum(a.row_bytes for a in arrays)
+    few = resolved.num_seeds * row_bytes * _FEW  # where arrays were still on their way into memory
     facts = HopFacts(
-        num_rows=resolved.num_seeds, row_bytes=sum(a.row_bytes for a in arrays),
+        num_rows=resolved.num_seeds, row_bytes=row_bytes,
         device_bytes=free_bytes(), training_bytes=TRAINING_BYTES,
-        held=any(line is not None and line.epoch_bytes == 0 for line in tried.values()),
+        held=any(line is not None and line.epoch_bytes <= few for line in tried.values()),
         chunks_s=_seconds(tried["chunks"]), rows_s=_seconds(tried["rows"]),
     )  # fmt: skip
     return advise_hops(facts)

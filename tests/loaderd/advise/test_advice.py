@@ -255,4 +255,4 @@ def test_hop_wise_batches_have_lines_of_their_own(hop_store, mem, held):
     assert hops.facts.num_bytes == 8 * NODES * 14
     assert (hops.facts.chunks_s, hops.facts.rows_s) == tuple(p.epoch_s for p in lines.values())
     for found in lines.values():
-        assert (found.epoch_bytes == 0) == held
+        assert (found.epoch_bytes < hops.facts.num_bytes / 10) == held
