@@ -9,7 +9,7 @@ from blockstore.errors import CorruptBlock
 from blockstore.format import EXTEND_FOLDER, ROOT, NodeType, RowArray, blocked_arrays, shard_path
 from blockstore.store import Store, open_store, read_rows, scan_blocks, scan_rows
 from blockstore.verify_copies import check_copies
-from blockstore.verify_graph import GraphCheck, VerifyReport
+from blockstore.verify_graph import RelationVerifier, VerifyReport
 from blockstore.verify_hops import check_hops
 
 
@@ -22,7 +22,7 @@ def verify_store(path: Path) -> VerifyReport:
     """
     store, report = open_store(path), VerifyReport()
     for relation in store.manifest.relations:
-        GraphCheck(store, relation, report).run()
+        RelationVerifier(store, relation, report).run()
     for node_type in store.manifest.types:
         _check_ids(store, node_type)
         report.nodes += node_type.num_nodes

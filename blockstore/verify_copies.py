@@ -12,7 +12,7 @@ from blockstore.format import Halo, HaloColumns, NodeType, Relation, RowArray
 from blockstore.kernels.digest import digest_columns, digest_rows
 from blockstore.store import Store, read_rows, scan_blocks, scan_rows
 from blockstore.unpack import unpack_block
-from blockstore.verify_graph import GraphCheck, VerifyReport
+from blockstore.verify_graph import RelationVerifier, VerifyReport
 
 
 def check_copies(store: Store, node_type: NodeType, report: VerifyReport) -> None:
@@ -29,7 +29,7 @@ def check_copies(store: Store, node_type: NodeType, report: VerifyReport) -> Non
         compare_rows(store, array, copy, nodes - node_type.first)
     for relation in store.manifest.relations:
         if relation.dst == node_type.name and relation.halo is not None:
-            GraphCheck(store, relation, report, nodes.size).run()
+            RelationVerifier(store, relation, report, nodes.size).run()
             _compare_columns(store, relation, relation.halo, nodes)
 
 

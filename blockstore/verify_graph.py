@@ -24,7 +24,7 @@ class VerifyReport:
     strays: tuple[str, ...] = ()  # files that lie in the folder and are not of the store
 
 
-class GraphCheck:
+class RelationVerifier:
     """The blocks of one relation, in order; or the columns of its halo slots."""
 
     def __init__(

@@ -52,18 +52,6 @@ def head_pages(columns: Columns, block: int) -> int:
     return -(-edges_start_bytes(num_nodes) // PAGE_BYTES)
 
 
-def pages_left_out(columns: Columns, cuts: Mapping[int, Span], pages: int, item_bytes: int) -> int:
-    """About how many pages of these blocks are not read: as if edges were spread evenly."""
-    left = 0
-    for block, (low, high) in cuts.items():
-        first, stop = columns.first_node[block : block + 2].tolist()
-        num_edges = int(columns.first_edge[block + 1] - columns.first_edge[block])
-        share = (min(high, stop) - max(low, first)) / max(1, stop - first)
-        edges = int(num_edges * share * item_bytes) // PAGE_BYTES + 1
-        left += max(0, pages - head_pages(columns, block) - edges)
-    return left
-
-
 def block_runs(
     blocks: NDArray[np.int64], geometry: BlockGeometry, most: int, alone: Collection[int] = ()
 ) -> NDArray[np.int64]:
