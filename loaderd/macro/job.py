@@ -2,13 +2,13 @@
 
     rank 0  rank 1  rank 2   rank 3 (behind)   sessions: `loaderd.sessions.macrobatch`
         \\    |    /            |
-         shelf: m + 1, m + 2   shelf: m        `loaderd.macro.shelf`; a reading thread each
+         cache: m + 1, m + 2   cache: m        `loaderd.macro.cache`; a reading thread each
               \\                /
         hubs, ids of copies, seeds by partition, buffers to read through: one for all
 
 Ranks of a job deal partitions out equally, so each macro-batch is one for all of them.  It is held
 until no rank needs it now or next, and none has a batch of it.  A rank that keeps others from going
-on leaves with the memory it needs, to a shelf of its own, and comes back where what it wants is, or
+on leaves with the memory it needs, to a cache of its own, and comes back where what it wants is, or
 where nobody's run goes on any more: nobody is left without a memory, so that ranks that wait for
 each other's steps come to an end.  With room for one memory only, ranks stay together.
 """
@@ -17,7 +17,7 @@ from collections.abc import Hashable, Sequence
 from typing import Protocol
 
 from blockstore import concurrency
-from loaderd.macro.shelf import Key, Memory, Reader, Shelf
+from loaderd.macro.cache import Key, MacroCache, MacroMemory, MacroReader
 from loaderd.plans.macrobatch import MacrobatchPlan, SeedGroups
 from loaderd.trace import READ_MACRO, SERVE_MACRO
 
@@ -27,10 +27,10 @@ _PATIENCE_S = 0.25  # that sessions wait for one that is behind
 class Supply(Protocol):
     """Where memories come from."""
 
-    def take(self) -> Memory | None:
+    def take(self) -> MacroMemory | None:
         """One more, where there is room right now."""
 
-    def give(self, memories: Sequence[Memory], last: bool) -> None:
+    def give(self, memories: Sequence[MacroMemory], last: bool) -> None:
         """These are not needed any more; `last`: nor is what all of them shared."""
 
     def num_slots(self, memories: int) -> int:
@@ -44,51 +44,51 @@ class Job:
     """The memories of some sessions with equal macro-batches, and the threads that fill them."""
 
     def __init__(
-        self, plan: MacrobatchPlan, groups: SeedGroups, supply: Supply, memories: list[Memory]
+        self, plan: MacrobatchPlan, groups: SeedGroups, supply: Supply, memories: list[MacroMemory]
     ) -> None:
         """`memories`: with two of them one is loaded while the other is served."""
         self.groups = groups
         self.changed = concurrency.Condition()
         self._plan, self._supply, self._depth = plan, supply, len(memories)
-        self._readers: list[Reader] = []
+        self._readers: list[MacroReader] = []
         self._present = 0  # sessions that have not left
         self._closing = False
         self._threads: list[concurrency.Thread] = []
-        self._shelves: list[Shelf] = []
-        self._put_up(Shelf(memories, [], self._depth))
+        self._caches: list[MacroCache] = []
+        self._put_up(MacroCache(memories, [], self._depth))
 
-    def _put_up(self, shelf: Shelf) -> None:
+    def _put_up(self, cache: MacroCache) -> None:
         """Raises RuntimeError: the system has no more threads; nothing has changed then."""
-        thread = concurrency.Thread(target=self._run, args=(shelf,), name="macro-read", daemon=True)
+        thread = concurrency.Thread(target=self._run, args=(cache,), name="macro-read", daemon=True)
         with self.changed:
             thread.start()
-            self._shelves.append(shelf)
+            self._caches.append(cache)
             self._threads = [t for t in self._threads if t.is_alive()] + [thread]
 
     # -- sessions ---------------------------------------------------------------------------------
 
-    def join(self, reader: Reader) -> bool:
+    def join(self, reader: MacroReader) -> bool:
         """One more session; False where the job has ended."""
         with self.changed:
             if self._closing:
                 return False
             self._readers.append(reader)
-            self._shelves[0].readers.append(reader)
+            self._caches[0].readers.append(reader)
             self._present += 1
             return True
 
-    def stop(self, reader: Reader) -> None:
+    def stop(self, reader: MacroReader) -> None:
         """A session needs nothing more, but for what it holds."""
         with self.changed:
             if reader not in self._readers:
                 return
             self._readers.remove(reader)
-            self._shelf(reader).readers.remove(reader)
+            self._cache(reader).readers.remove(reader)
             reader.live, reader.wanted = False, []
             self._closing = not self._readers
             self._settle()
 
-    def close(self, reader: Reader) -> None:
+    def close(self, reader: MacroReader) -> None:
         """The same; behind the last session it is waited for what is being read."""
         self.stop(reader)
         with self.changed:
@@ -101,27 +101,27 @@ class Job:
         with self.changed:
             self._present -= 1
             if self._present == 0 and self._closing:
-                memories = [m for shelf in self._shelves for m in shelf.memories]
+                memories = [m for cache in self._caches for m in cache.memories]
                 self._supply.give(memories, last=True)
 
     def narrow(self, wait_s: float) -> None:
         """Go on with one memory, once another one is free; return then, or after so long."""
         with self.changed:
             self._depth = 1
-            for shelf in self._shelves:
-                shelf.depth = 1
+            for cache in self._caches:
+                cache.depth = 1
             self.changed.wait_for(self._is_narrow, wait_s)
 
     def _is_narrow(self) -> bool:
         self._settle()
-        return all(len(shelf.memories) == 1 for shelf in self._shelves)
+        return all(len(cache.memories) == 1 for cache in self._caches)
 
     @property
     def num_sessions(self) -> int:
         """Sessions that are open."""
         return len(self._readers)
 
-    def counts(self, reader: Reader) -> bool:
+    def counts(self, reader: MacroReader) -> bool:
         """Whether a ledger shows the job's memory with this session."""
         with self.changed:
             return reader in self._readers[:1]
@@ -137,133 +137,133 @@ class Job:
 
     def _num_memories(self) -> int:
         with self.changed:
-            return sum(len(shelf.memories) for shelf in self._shelves)
+            return sum(len(cache.memories) for cache in self._caches)
 
     # -- under the lock of `changed` --------------------------------------------------------------
 
-    def _shelf(self, reader: Reader) -> Shelf:
-        return next(shelf for shelf in self._shelves if reader in shelf.readers)
+    def _cache(self, reader: MacroReader) -> MacroCache:
+        return next(cache for cache in self._caches if reader in cache.readers)
 
-    def want(self, reader: Reader, wanted: list[Key], live: bool) -> None:
+    def want(self, reader: MacroReader, wanted: list[Key], live: bool) -> None:
         """What a session needs from now on; what of it is not there is read."""
         reader.wanted, reader.live = wanted, live
         self._settle()
 
-    def find(self, reader: Reader) -> Memory | None:
+    def find(self, reader: MacroReader) -> MacroMemory | None:
         """The memory of what a session wants first; it goes where that is."""
         key = reader.wanted[0]
         if (hold := reader.held.get(key)) is not None:
             return hold.memory
-        here = self._shelf(reader)
+        here = self._cache(reader)
         if here.find(key) is None:
-            for shelf in self._shelves:
-                if shelf.find(key) is not None:
+            for cache in self._caches:
+                if cache.find(key) is not None:
                     here.readers.remove(reader)
-                    shelf.readers.append(reader)
+                    cache.readers.append(reader)
                     self._settle()
                     break
-        return self._shelf(reader).find(key)
+        return self._cache(reader).find(key)
 
-    def is_ready(self, reader: Reader, key: Key) -> bool:
-        """Whether a macro-batch has been read, at a session's shelf."""
-        memory = self._shelf(reader).find(key)
+    def is_ready(self, reader: MacroReader, key: Key) -> bool:
+        """Whether a macro-batch has been read, at a session's cache."""
+        memory = self._cache(reader).find(key)
         return memory is not None and memory.ready
 
     def freed(self) -> None:
         """Nobody has a batch of some macro-batch any more."""
         self._settle()
 
-    def is_held_up(self, reader: Reader) -> bool:
+    def is_held_up(self, reader: MacroReader) -> bool:
         """Whether nothing of what it needs is read before its client releases batches."""
         if reader not in self._readers or not reader.held:
             return False
-        shelf = self._shelf(reader)
-        missing = any(shelf.find(key) is None for key in shelf.near(reader))
-        return missing and shelf.next() is None
+        cache = self._cache(reader)
+        missing = any(cache.find(key) is None for key in cache.near(reader))
+        return missing and cache.next() is None
 
     def _settle(self) -> None:
         """Shelves where no run goes on are another one's; memories beyond need are given back."""
-        for shelf in list(self._shelves):
-            if len(self._shelves) > 1 and not shelf.live:
-                self._shelves.remove(shelf)
-                self._shelves[0].readers += shelf.readers
-                self._shelves[0].memories += shelf.memories
-        for shelf in self._shelves:
-            while (memory := shelf.surplus()) is not None:
-                shelf.memories.remove(memory)
+        for cache in list(self._caches):
+            if len(self._caches) > 1 and not cache.live:
+                self._caches.remove(cache)
+                self._caches[0].readers += cache.readers
+                self._caches[0].memories += cache.memories
+        for cache in self._caches:
+            while (memory := cache.surplus()) is not None:
+                cache.memories.remove(memory)
                 self._supply.give([memory], last=False)
         self.changed.notify_all()
 
-    def _grow(self, shelf: Shelf) -> bool:
+    def _grow(self, cache: MacroCache) -> bool:
         memory = self._supply.take()
         if memory is not None:
-            shelf.memories.append(memory)
+            cache.memories.append(memory)
         return memory is not None
 
-    def _part(self, shelf: Shelf, reader: Reader) -> bool:
+    def _part(self, cache: MacroCache, reader: MacroReader) -> bool:
         """Have a session go on without those that keep it from that; False: there is no room."""
-        for memory, needed_by in shelf.obstacles(reader):
+        for memory, needed_by in cache.obstacles(reader):
             if not needed_by:  # batches that are lent: their memory is missed until they are back
-                if self._grow(shelf):
+                if self._grow(cache):
                     return True
                 continue
-            if len(shelf.memories) == 1 and not self._grow(shelf):
+            if len(cache.memories) == 1 and not self._grow(cache):
                 return False
-            behind = Shelf([memory], needed_by, self._depth)
+            behind = MacroCache([memory], needed_by, self._depth)
             try:
                 self._put_up(behind)
             except RuntimeError:  # the system has no more threads: as without room
                 return False
-            shelf.memories.remove(memory)
+            cache.memories.remove(memory)
             for other in needed_by:
-                shelf.readers.remove(other)
-            for each in (shelf, behind):
+                cache.readers.remove(other)
+            for each in (cache, behind):
                 if len(each.memories) < self._depth:
                     self._grow(each)
             self.changed.notify_all()
             return True
         return False
 
-    def _patience(self, shelf: Shelf) -> float | None:
-        """Seconds until a shelf is looked at again, after those who wait too long are helped."""
+    def _patience(self, cache: MacroCache) -> float | None:
+        """Seconds until a cache is looked at again, after those who wait too long are helped."""
         now, soonest = concurrency.monotonic(), None
-        for reader in list(shelf.live):
-            if reader not in shelf.readers or not shelf.obstacles(reader):
+        for reader in list(cache.live):
+            if reader not in cache.readers or not cache.obstacles(reader):
                 reader.blocked_since = 0.0
                 continue
             reader.blocked_since = reader.blocked_since or now
             left = reader.blocked_since + _PATIENCE_S - now
             if left <= 0:
-                reader.blocked_since = 0.0 if self._part(shelf, reader) else now
+                reader.blocked_since = 0.0 if self._part(cache, reader) else now
                 left = 0.0 if reader.blocked_since == 0.0 else _PATIENCE_S
             soonest = left if soonest is None else min(soonest, left)
         return soonest
 
     # -- the threads ------------------------------------------------------------------------------
 
-    def _run(self, shelf: Shelf) -> None:
-        while (chosen := self._choose(shelf)) is not None:
+    def _run(self, cache: MacroCache) -> None:
+        while (chosen := self._choose(cache)) is not None:
             self._load(*chosen)
 
-    def _choose(self, shelf: Shelf) -> tuple[Memory, Key] | None:
-        """Wait for what is to be loaded; None: the shelf is no more."""
+    def _choose(self, cache: MacroCache) -> tuple[MacroMemory, Key] | None:
+        """Wait for what is to be loaded; None: the cache is no more."""
         with self.changed:
             while True:
-                if self._closing or shelf not in self._shelves:
+                if self._closing or cache not in self._caches:
                     return None
-                if (chosen := shelf.next()) is not None:
+                if (chosen := cache.next()) is not None:
                     break
-                self.changed.wait(self._patience(shelf))
+                self.changed.wait(self._patience(cache))
             memory, key = chosen
             served = memory.first_use, memory.last_use
             memory.key, memory.ready, memory.loading, memory.first_use = key, False, True, 0
             memory.runs = {reader: reader.run for reader in self._readers}
-            reader = shelf.readers[0]
+            reader = cache.readers[0]
         if served[0]:
             reader.announce.stage(SERVE_MACRO, *served)
         return chosen
 
-    def _load(self, memory: Memory, key: Key) -> None:
+    def _load(self, memory: MacroMemory, key: Key) -> None:
         begun = concurrency.perf_counter_ns()
         try:
             memory.graph.load(self._plan.epoch_layout(key[0]).members[key[1]])
@@ -286,15 +286,15 @@ class Job:
         for reader in waiting:
             reader.announce.ready()
 
-    def _fail(self, memory: Memory, key: Key, error: BaseException) -> None:
+    def _fail(self, memory: MacroMemory, key: Key, error: BaseException) -> None:
         """Whoever needs what could not be read is told, and may begin again.
 
         A run that began after the reading did has not been failed: it has the same read again.
         """
         with self.changed:
-            shelf = next(shelf for shelf in self._shelves if memory in shelf.memories)
-            known = [r for r in shelf.readers if memory.runs.get(r) == r.run]
-            needed_by = [r for r in shelf.live if r in known and key in shelf.near(r)]
+            cache = next(cache for cache in self._caches if memory in cache.memories)
+            known = [r for r in cache.readers if memory.runs.get(r) == r.run]
+            needed_by = [r for r in cache.live if r in known and key in cache.near(r)]
             failed = [(r, r.run) for r in needed_by if r.wanted[0][0] == key[0]]
             for reader, _ in failed:
                 reader.live, reader.wanted, reader.waiting_since = False, [], 0
@@ -314,7 +314,7 @@ class Jobs:
         self._lock = concurrency.Lock()
         self._found: dict[Hashable, Job] = {}
 
-    def join(self, key: Hashable, reader: Reader) -> Job | None:
+    def join(self, key: Hashable, reader: MacroReader) -> Job | None:
         """Have a session join the job of its kind, where there is one."""
         with self._lock:
             job = self._found.get(key)

@@ -22,11 +22,11 @@ from loaderd.engine.resolve import seed_type
 from loaderd.engine.session import Job as BatchJob
 from loaderd.errors import Refused
 from loaderd.hyper.single import Workspaces
+from loaderd.macro.cache import Key, MacroLease, MacroMemory, MacroReader
 from loaderd.macro.cut import MacroCut, cut_macro
 from loaderd.macro.files import MacroFiles
 from loaderd.macro.graph import MacroGraph, MacroShared, carve_macro
 from loaderd.macro.job import Job, Jobs
-from loaderd.macro.shelf import Hold, Key, Memory, Reader
 from loaderd.memory.ledger import ServedRows, SessionNeed, served_rows
 from loaderd.memory.slots import LOOK_WAIT_S, WAIT_S
 from loaderd.memory.workspace import Carver, Sizes
@@ -71,7 +71,7 @@ class MacrobatchSession(SampledSession):
         served: list[ServedRows],
         memory: BatchMemory,
         job: Job,
-        reader: Reader,
+        reader: MacroReader,
     ) -> None:
         """`reader` has joined the job."""
         assert isinstance(spec.plan, MacrobatchPlan)
@@ -180,7 +180,7 @@ class MacrobatchSession(SampledSession):
             if reader.waiting_since:
                 reader.counters["macro_wait_ns"] += now - reader.waiting_since
                 reader.waiting_since = 0
-            reader.held.setdefault(key, Hold(memory)).count += 1
+            reader.held.setdefault(key, MacroLease(memory)).count += 1
             memory.users += 1
             memory.first_use = memory.first_use or now
             try:
@@ -322,7 +322,7 @@ def open_macrobatches(
     """A session of a job that is there, or of one of its own.  Raises Refused, StoreError."""
     asked = ask(resources, request, frame, MacrobatchPlan.name)
     resolved, shared = asked.plan.resolved, resources.shared(MacroJobs)
-    reader, kind = Reader(SILENT), (resolved, request.world_size)
+    reader, kind = MacroReader(SILENT), (resolved, request.world_size)
     alone = resolved.macro is not None and resolved.macro.waiting
     job = joined = None if alone else shared.jobs.join(kind, reader)
     try:
@@ -390,7 +390,7 @@ def _size(resources: StoreResources, asked: Asked, files: MacroFiles, job: Job |
 
 
 class ArenaSupply:
-    """Memory of a job out of the arena: what its sessions share, and a run for each macro-batch."""
+    """What the sessions of a job share of the arena, and a run for each macro-batch."""
 
     def __init__(
         self,
@@ -418,7 +418,7 @@ class ArenaSupply:
             transit, self._take_run(cut.ids), self._take_run(cut.hubs), cut.choice,
         )  # fmt: skip
 
-    def take(self) -> Memory | None:
+    def take(self) -> MacroMemory | None:
         """One more, if there is room right now."""
         if self._resources.broker.available() < self.cut.macro + _SPARE:
             return None
@@ -427,19 +427,19 @@ class ArenaSupply:
         except (Refused, MemoryError):  # slots are free, but not side by side
             return None
 
-    def wait(self, wait_s: float = WAIT_S) -> Memory:
+    def wait(self, wait_s: float = WAIT_S) -> MacroMemory:
         """One more.  Raises Refused: there is no room, even after so long."""
         slots = self._slots(self.cut.macro, wait_s)
         manifest, cut = self._resources.store.manifest, self.cut
         try:
             carver = Carver(self._bytes(slots))
             arrays = carve_macro(carver, manifest, self._served, cut.bounds, cut.choice)
-            return Memory(MacroGraph(self._shared, arrays), slots)
+            return MacroMemory(MacroGraph(self._shared, arrays), slots)
         except BaseException:
             self._resources.broker.give(list(slots))
             raise
 
-    def give(self, memories: Sequence[Memory], last: bool) -> None:
+    def give(self, memories: Sequence[MacroMemory], last: bool) -> None:
         """These are not needed any more; `last`: nor is what all of them shared."""
         slots = [slot for memory in memories for slot in memory.slots]
         if last:
@@ -469,12 +469,14 @@ class ArenaSupply:
         return self._bytes(slots)
 
 
-def _open_job(supply: ArenaSupply, spec: BatchSpec, node_type: NodeType, reader: Reader) -> Job:
+def _open_job(
+    supply: ArenaSupply, spec: BatchSpec, node_type: NodeType, reader: MacroReader
+) -> Job:
     """A job for the session whose seeds are there, and others like it.
 
     Raises Refused, CorruptBlock, OSError; what was taken is given back then.
     """
-    files, plan, seeds, memories = supply.files, spec.plan, spec.seeds, list[Memory]()
+    files, plan, seeds, memories = supply.files, spec.plan, spec.seeds, list[MacroMemory]()
     assert isinstance(plan, MacrobatchPlan)
     try:
         offsets = files.offsets[files.type_of[node_type.name]]

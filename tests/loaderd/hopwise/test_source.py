@@ -127,7 +127,7 @@ class Broker:
 
 
 @contextmanager
-def shelf(most: int) -> Iterator[tuple[ArrayCache, Broker]]:
+def array_cache(most: int) -> Iterator[tuple[ArrayCache, Broker]]:
     slot = 4 * PAGE_BYTES
     broker, data = Broker(most), np.zeros(40 * slot, np.uint8)
     yield ArrayCache(broker, SimpleNamespace(data=data), Reader(data), slot), broker  # type: ignore[arg-type]
@@ -136,7 +136,7 @@ def shelf(most: int) -> Iterator[tuple[ArrayCache, Broker]]:
 def test_arrays_are_held_once_and_leave_with_their_last_user():
     a, b = Array("a"), Array("b")
     each = -(-PAGES * (PAGE_BYTES + 1) // (4 * PAGE_BYTES))
-    with shelf(20) as (held, broker):
+    with array_cache(20) as (held, broker):
         first, second = held.take([a, b]), held.take([a])  # type: ignore[list-item]
         assert first[0] is second[0]
         (entry,) = held.ledger_entries()
@@ -149,7 +149,7 @@ def test_arrays_are_held_once_and_leave_with_their_last_user():
 
 
 def test_what_has_no_room_leaves_nothing_behind():
-    with shelf(4) as (held, broker):
+    with array_cache(4) as (held, broker):
         with pytest.raises(Refused, match="not to be had"):
             held.take([Array("a"), Array("b")])  # type: ignore[list-item]
         assert (held.ledger_entries(), broker.left) == ([], 4)

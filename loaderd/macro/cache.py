@@ -1,7 +1,7 @@
 """Who needs which macro-batch, and which memory may take it: pure bookkeeping.
 
-A shelf is some memories and the sessions that read them.  A macro-batch stays while a batch of it
-is built or lent, and while a session of the shelf needs it now or next.
+A cache is some memories and the sessions that read them.  A macro-batch stays while a batch of it
+is built or lent, and while a session of the cache needs it now or next.
 """
 
 from collections.abc import Sequence
@@ -27,14 +27,15 @@ class Announce(Protocol):
 
 
 @dataclass(slots=True, eq=False)
-class Memory:
+class MacroMemory:
     """Room for one macro-batch."""
 
     graph: MacroGraph
     slots: Sequence[int] = ()
     key: Key | None = None
     loading: bool = False
-    runs: dict["Reader", int] = field(default_factory=dict)  # that went on as it began to be loaded
+    # of readers, that went on as it began to be loaded
+    runs: dict["MacroReader", int] = field(default_factory=dict)
     ready: bool = False
     users: int = 0  # batches that are being built, or whose rows a client may read
     first_use: int = 0  # ns of a steady clock; 0 before it
@@ -42,20 +43,20 @@ class Memory:
 
 
 @dataclass(slots=True)
-class Hold:
+class MacroLease:
     """Batches of one session that lie in a memory."""
 
-    memory: Memory
+    memory: MacroMemory
     count: int = 0
 
 
 @dataclass(slots=True, eq=False)
-class Reader:
+class MacroReader:
     announce: Announce
     wanted: list[Key] = field(default_factory=list)  # in the order of need
     run: int = -1  # that the client has begun last
     live: bool = False  # its run has steps to come; without, what it wants is a wish
-    held: dict[Key, Hold] = field(default_factory=dict)
+    held: dict[Key, MacroLease] = field(default_factory=dict)
     waiting_since: int = 0  # ns; for the first that it wants
     blocked_since: float = 0.0  # s; that others keep it from being read
     counters: dict[str, int] = field(
@@ -71,32 +72,32 @@ class Reader:
 class Obstacle(NamedTuple):
     """A memory that is kept from a session."""
 
-    memory: Memory
-    needed_by: list[Reader]  # without any, only batches of others hold it
+    memory: MacroMemory
+    needed_by: list[MacroReader]  # without any, only batches of others hold it
 
 
-class Shelf:
+class MacroCache:
     """Memories, and who reads them.  Its owner calls it under a lock."""
 
-    def __init__(self, memories: list[Memory], readers: list[Reader], depth: int) -> None:
+    def __init__(self, memories: list[MacroMemory], readers: list[MacroReader], depth: int) -> None:
         """`depth`: macro-batches that a session needs at a time, where there is room for them."""
         self.memories, self.readers, self.depth = memories, readers, depth
 
     @property
-    def live(self) -> list[Reader]:
+    def live(self) -> list[MacroReader]:
         """Those whose runs go on."""
         return [r for r in self.readers if r.live and r.wanted]
 
-    def near(self, reader: Reader) -> list[Key]:
+    def near(self, reader: MacroReader) -> list[Key]:
         """What a session needs now and next."""
         return reader.wanted[: min(self.depth, len(self.memories))] if reader.live else []
 
-    def find(self, key: Key) -> Memory | None:
+    def find(self, key: Key) -> MacroMemory | None:
         """Where a macro-batch is, or will be."""
         found = [m for m in self.memories if m.key == key]
         return max(found, key=lambda m: m.ready) if found else None
 
-    def next(self) -> tuple[Memory, Key] | None:
+    def next(self) -> tuple[MacroMemory, Key] | None:
         """What is to be loaded, and where to; None while nothing can be."""
         firsts = {r.wanted[0] for r in self.live}
         later = {key for r in self.live for key in self.near(r)} - firsts
@@ -110,7 +111,7 @@ class Shelf:
                 return min(free, key=lambda m: (m.key in wishes, m.key or (-1, -1))), key
         return None
 
-    def _free(self, kept: set[Key]) -> list[Memory]:
+    def _free(self, kept: set[Key]) -> list[MacroMemory]:
         """Memories that nobody needs, nor any of these."""
         kept = kept.union(*(self.near(r) for r in self.live))
         return [
@@ -121,14 +122,14 @@ class Shelf:
             and (m.key is None or m.key not in kept or self.find(m.key) is not m)
         ]
 
-    def surplus(self) -> Memory | None:
+    def surplus(self) -> MacroMemory | None:
         """A memory beyond `depth` that nothing will be loaded into."""
         if len(self.memories) <= self.depth or self.next() is not None:
             return None
         free = self._free(set())
         return min(free, key=lambda m: m.key or (-1, -1)) if free else None
 
-    def obstacles(self, reader: Reader) -> list[Obstacle]:
+    def obstacles(self, reader: MacroReader) -> list[Obstacle]:
         """What others keep a session from, the earliest first; none where it has what it needs."""
         blocked = reader.live and reader.waiting_since and reader.wanted
         if not blocked or self.find(reader.wanted[0]) is not None or self.next() is not None:
