@@ -75,6 +75,7 @@ DOORS = {  # library -> the only files that import it, in the packages that are 
     "prometheus_client": {"loaderd/sight/metrics.py"},
     "rich": {"preprocess/renderings.py", "loaderd/sight/top.py"},
     "typer": {
+        "blockstore/flags.py",
         "preprocess/__main__.py",
         "preprocess/flags.py",
         "loaderd/commands.py",
