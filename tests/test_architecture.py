@@ -22,7 +22,7 @@ MAY_IMPORT = {  # package -> modules of ours; a package stands for all of its mo
         "loaderd.errors",
         "loaderd.wire.endpoint",
         "loaderd.wire.tcp",
-        "loaderd.wire.keys",
+        "loaderd.wire.curve",
         "loaderd.placement",
         "loaderd.plans.base",
         "loaderd.plans.chunks",
