@@ -20,8 +20,6 @@ from clients.torch import (
     SampledDataset,
     SamplingOptions,
     Times,
-    batch_fields,
-    only_type,
     sampling_request,
     timed_ids,
 )
@@ -141,37 +139,30 @@ class EdgeSampledDataset(SampledDataset[B_co]):
         numbers = timed_ids(ids, label_time)
         super().__init__(endpoint, request, numbers, options.get("reconnect_s", RECONNECT_S))
 
-    def _link_fields(
-        self, arrays: BatchArrays, attached: Attached
-    ) -> tuple[dict[str, Any], SeedEdges]:
-        """The fields of a `HeteroBatch`, and those of seed edges; and how these were asked for."""
-        found, spec = batch_fields(arrays, attached), attached.resolved.edges
+    def _fields(self, arrays: BatchArrays, attached: Attached) -> dict[str, Any]:
+        found, spec = super()._fields(arrays, attached), attached.resolved.edges
         assert spec is not None
         assert arrays.ends is not None
         if found["batch"] is not None:
             edge = edge_of_end(spec, arrays.num_seeds, arrays.ends.size)
             found["batch"] = {name: edge[trees] for name, trees in found["batch"].items()}
+        names = ["__".join(relation) for relation in attached.relations]
+        found["edge_type"] = attached.relations[names.index(spec.relation)]
         ends = torch.from_numpy(arrays.ends)
         own = link_fields(ends, found["input_id"], spec, self._labels, found["seed_time"])
-        return found | own, spec
+        return found | own
 
 
 class LinkDataset(EdgeSampledDataset[LinkBatch]):
     """Batches of a store of one node type and one relation."""
 
-    several_types = "clients.link.HeteroLinkDataset"
-
-    def _to_batch(self, arrays: BatchArrays, attached: Attached) -> LinkBatch:
-        return LinkBatch(**only_type(self._link_fields(arrays, attached)[0]))
+    batch_type, several_types = LinkBatch, "clients.link.HeteroLinkDataset"
 
 
 class HeteroLinkDataset(EdgeSampledDataset[HeteroLinkBatch]):
     """Batches of a store of any number of node types and relations."""
 
-    def _to_batch(self, arrays: BatchArrays, attached: Attached) -> HeteroLinkBatch:
-        found, spec = self._link_fields(arrays, attached)
-        names = ["__".join(relation) for relation in attached.relations]
-        return HeteroLinkBatch(**found, edge_type=attached.relations[names.index(spec.relation)])
+    batch_type = HeteroLinkBatch
 
 
 def edge_of_end(spec: SeedEdges, num: int, num_ends: int) -> Tensor:

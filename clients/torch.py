@@ -1,6 +1,6 @@
 """Batches as torch tensors: what a training script iterates."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import pairwise
 from typing import Any, Literal, TypeVar, Unpack
@@ -171,7 +171,8 @@ def _pieces(values: NDArray[Any], starts: Sequence[int]) -> list[Tensor]:
 
 def only_type(found: dict[str, Any]) -> dict[str, Any]:
     """The fields of a `Batch`, out of those of a batch with one node type and one relation."""
-    del found["input_type"]
+    for name in ("input_type", "edge_type"):
+        found.pop(name, None)
     for name in (*_BY_TYPE, *_BY_RELATION):
         if found[name] is not None:
             absent: Any = {} if name.endswith("features") else None
@@ -233,7 +234,16 @@ class SamplingOptions(DatasetOptions, total=False):
 class SampledDataset(SteppedDataset[B_co]):
     """Batches sampled around seeds, which are nodes here and edges in `clients.link`."""
 
+    batch_type: Callable[..., B_co]  # made of `_fields`
     several_types = ""  # of a dataset for stores of one node type and relation: which takes others
+
+    def _fields(self, arrays: BatchArrays, attached: Attached) -> dict[str, Any]:
+        """Those of a batch of several types."""
+        return batch_fields(arrays, attached)
+
+    def _to_batch(self, arrays: BatchArrays, attached: Attached) -> B_co:
+        found = self._fields(arrays, attached)
+        return self.batch_type(**(only_type(found) if self.several_types else found))
 
     def _make_reader(self, session: Session) -> BatchReader:
         relations, types = session.attached.relations, session.attached.types
@@ -291,17 +301,13 @@ class NodeSampledDataset(SampledDataset[B_co]):
 class NeighborDataset(NodeSampledDataset[Batch]):
     """Batches of a store of one node type and one relation."""
 
-    several_types = "clients.torch.HeteroDataset"
-
-    def _to_batch(self, arrays: BatchArrays, attached: Attached) -> Batch:
-        return Batch(**only_type(batch_fields(arrays, attached)))
+    batch_type, several_types = Batch, "clients.torch.HeteroDataset"
 
 
 class HeteroDataset(NodeSampledDataset[HeteroBatch]):
     """Batches of a store of any number of node types and relations."""
 
-    def _to_batch(self, arrays: BatchArrays, attached: Attached) -> HeteroBatch:
-        return HeteroBatch(**batch_fields(arrays, attached))
+    batch_type = HeteroBatch
 
 
 def sampling_request(

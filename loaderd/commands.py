@@ -12,12 +12,13 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 import msgspec
 import typer
 
 from blockstore.errors import StoreError
+from blockstore.flags import Panels, grouped
 from blockstore.io.arena import Arena
 from blockstore.io.reclaim import reclaim_later
 from blockstore.store import Store, open_store
@@ -31,14 +32,11 @@ from loaderd.errors import DaemonError, Refused
 from loaderd.logs import logging_to_stderr, tell
 from loaderd.memory.ledger import EngineSettings, plan_budget
 from loaderd.notify import notify
-from loaderd.protocol import Attach
 from loaderd.sessions.engine import default_settings
 from loaderd.sessions.stores import Stores
 from loaderd.shell.daemon import Access, Daemon
 from loaderd.shell.daemon import serve as serve_engine
-from loaderd.shell.owners import Admission, UserLimits, check_folder, group_id, user_name
-from loaderd.shell.registry import MAX_SESSIONS
-from loaderd.shell.remote import Listening
+from loaderd.shell.owners import check_folder, user_name
 from loaderd.sight.doctor import State, checks_text, examine
 from loaderd.sight.report import ledger_text, status_text, store_text
 from loaderd.sight.server import SightServer
@@ -48,7 +46,6 @@ from loaderd.streams.service import StreamService
 from loaderd.wire.curve import new_pair
 from loaderd.wire.endpoint import Endpoint, claim, parse_endpoint
 from loaderd.wire.keys import PUBLIC, SECRET, keys_folder, write_pair
-from loaderd.wire.tcp import parse_tcp
 from loaderd.wire.transport import ask_status, parse_either
 
 _RELOAD_S = 60.0  # for a daemon to open its stores anew
@@ -61,15 +58,6 @@ app = typer.Typer(
     rich_markup_mode=None,  # plain text, for logs too
     help="Serve batches of a store to training processes.",
 )
-
-
-class _Look(NamedTuple):
-    """How a daemon shows itself."""
-
-    host: str
-    port: int  # 0: on none
-    log_format: flags.LogFormat
-    log_level: flags.LogLevel
 
 
 def _configure(context: typer.Context, path: Path | None) -> Path | None:
@@ -95,64 +83,29 @@ def _one_line_errors() -> Iterator[None]:
         raise typer.Exit(2) from error
 
 
-@app.command()
+@app.command(cls=Panels)
+@grouped
 def serve(
     context: typer.Context,
     store: flags.StorePaths,
     endpoint: flags.Endpoint,
-    mem: flags.Mem = "2G",
-    workers: flags.Workers = 0,
-    readers: flags.Readers = 0,
-    session_share: flags.SessionShare = 0.95,
-    trace: flags.Trace = None,
-    dry_run: flags.DryRun = False,
-    reserve: flags.Reserve = "",
-    metrics_port: flags.MetricsPort = 0,
-    metrics_host: flags.MetricsHost = "127.0.0.1",
-    log_format: flags.LogFormatOption = flags.LogFormat.text,
-    log_level: flags.LogLevelOption = flags.LogLevel.info,
-    group: flags.Group = "",
-    user_sessions: flags.UserSessions = MAX_SESSIONS,
-    user_window: flags.UserWindow = flags.MOST_WINDOW,
-    user_share: flags.UserShare = 1.0,
-    listen: flags.Listen = "",
-    keys: flags.Keys = None,
-    remote_credit: flags.RemoteCredit = "128M",
+    resources: flags.ServeResources,
+    monitoring: flags.Monitoring,
+    users: flags.Users,
+    others: flags.OtherMachines,
     config: Annotated[Path | None, flags.config(_configure)] = None,  # noqa: ARG001
 ) -> None:
     """Serve stores until SIGTERM; SIGHUP has them opened anew."""
     with _one_line_errors():
         address = parse_endpoint(endpoint)
         opened = [open_store(path) for path in store]
-        settings = replace(
-            default_settings(parse_bytes(mem), workers, readers),
-            session_share=session_share, trace=trace,
-            reserve_bytes=parse_bytes(reserve) if reserve else 0,
-        )  # fmt: skip
-        if dry_run:
+        settings = replace(resources.settings(), trace=monitoring.trace)
+        if resources.dry_run:
             typer.echo(ledger_text(plan_budget(opened, settings), settings.mem_bytes))
             return
-        look = _Look(metrics_host, metrics_port, log_format, log_level)
-        access = Access(
-            Admission(group_id(group) if group else None),
-            UserLimits(user_sessions, user_window, user_share),
-            _listening(listen, keys, parse_bytes(remote_credit)),
-        )
-        with logging_to_stderr(look.log_format.value, look.log_level.value):
-            _serve(opened, settings, address, look, access, lambda: _paths(context))
-
-
-def _listening(address: str, keys: Path | None, credit: int) -> Listening | None:
-    """How other hosts are served.  Raises Refused: they cannot be."""
-    if not address:
-        if keys is not None:
-            raise Refused("--keys: expected --listen tcp://HOST:PORT beside it")
-        return None
-    listening = Listening(parse_tcp(address), keys and keys.expanduser(), credit)
-    if listening.address.keys:
-        raise Refused(f"--listen {address}: expected the folder of keys as --keys")
-    listening.pair()
-    return listening
+        access = flags.access(users, others)
+        with logging_to_stderr(monitoring.log_format.value, monitoring.log_level.value):
+            _serve(opened, settings, address, monitoring, access, lambda: _paths(context))
 
 
 def _paths(context: typer.Context) -> list[Path]:
@@ -170,7 +123,7 @@ def _serve(
     stores: list[Store],
     settings: EngineSettings,
     endpoint: Endpoint,
-    look: _Look,
+    monitoring: flags.Monitoring,
     access: Access,
     paths: Callable[[], list[Path]],
 ) -> None:
@@ -195,8 +148,9 @@ def _serve(
 
             def ready(daemon: Daemon) -> None:
                 page = ""
-                if look.port:
-                    server = SightServer(look.host, look.port, daemon.status)
+                if monitoring.metrics_port:
+                    where = monitoring.metrics_host, monitoring.metrics_port
+                    server = SightServer(*where, daemon.status)
                     page = stack.enter_context(server).address
                 also = f" and {daemon.remote_address}" if daemon.remote_address else ""
                 _say(line.replace(f" at {endpoint}", f" at {endpoint}{also}", 1))
@@ -246,47 +200,25 @@ def _say(line: str) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-@app.command()
+@app.command(cls=Panels)
+@grouped
 def advise(
     store: Path,
+    sampling: flags.Sampling,
+    resources: flags.Resources,
     hops: Annotated[
         list[int] | None, typer.Argument(help="more of --num-neighbors", show_default=False)
     ] = None,
-    mem: flags.TrialMem = "2G",
-    num_neighbors: Annotated[
-        str, typer.Option(help="of each hop, seeds outward: 15 10 5, or 15,10,5")
-    ] = "15,10,5",
-    batch_size: Annotated[int, typer.Option(min=1, help="seeds of a batch")] = 1000,
-    split: Annotated[str, typer.Option(help="whose nodes are the seeds, or all")] = "train",
-    seed_type: Annotated[str, typer.Option(help="node type of the seeds, of several")] = "",
-    macro_partitions: Annotated[
-        int, typer.Option(min=0, help="of a macro-batch; 0: an eighth of the store's")
-    ] = 0,
-    workers: flags.TrialWorkers = 0,
-    readers: flags.TrialReaders = 0,
     seconds: Annotated[float, typer.Option(min=0.1, help="that each plan is tried")] = 10.0,
     json: flags.Json = False,
 ) -> None:
     """Serve every plan for some seconds, and say which to take."""
     with _one_line_errors():
-        request = Attach(
-            token=0, request=0, num_neighbors=(*_fanouts(num_neighbors), *(hops or ())),
-            batch_size=batch_size, split=split, seed_type=seed_type,
-            macro_partitions=macro_partitions,
-        )  # fmt: skip
-        settings = default_settings(parse_bytes(mem), workers, readers)
-        report = report_on(open_store(store), settings, request, seconds)
+        request = sampling.request(hops)
+        report = report_on(open_store(store), resources.settings(), request, seconds)
         typer.echo(advice_json(report) if json else advice_text(report))
         if not report.plan:
             raise typer.Exit(2)
-
-
-def _fanouts(text: str) -> tuple[int, ...]:
-    """Numbers with commas or spaces between them.  Raises ValueError."""
-    try:
-        return tuple(int(word) for word in text.replace(",", " ").split())
-    except ValueError:
-        raise ValueError(f"--num-neighbors {text!r}: expected numbers such as 15 10 5") from None
 
 
 @app.command()
@@ -351,7 +283,7 @@ def keygen(
 @app.command()
 def doctor(
     store: Annotated[Path | None, typer.Argument(help="checks its disk, too")] = None,
-    mem: Annotated[str, typer.Option(help="memory that `serve` is to use")] = "2G",
+    mem: flags.Mem = "2G",
     json: flags.Json = False,
 ) -> None:
     """Look whether this machine can serve well, and say what to do where not."""

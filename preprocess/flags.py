@@ -1,18 +1,17 @@
 """The options of the `blockstore` command, in groups: each a frozen record, and a panel of --help.
 
-A command takes records; `grouped` makes an option of each of their fields.
+A command takes records; `blockstore.flags.grouped` makes an option of each of their fields.
 """
 
-import inspect
-from collections.abc import Callable
-from copy import copy
-from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
+from dataclasses import MISSING, dataclass, replace
 from enum import StrEnum
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated
 
 from typer import Option
-from typer.core import TyperCommand
 
+from blockstore.flags import Panels as Panels
+from blockstore.flags import flag
+from blockstore.flags import grouped as grouped
 from blockstore.units import parse_bytes
 from preprocess.derive.plan import Derivation, Op
 from preprocess.errors import BadInput
@@ -41,59 +40,6 @@ def size(text: str) -> int:
         return parse_bytes(text)
     except ValueError as error:
         raise BadInput(str(error)) from error
-
-
-def flag(default: Any, text: str, *names: str, **more: Any) -> Any:
-    """A field that becomes an option; `default` MISSING: it must be given."""
-    return field(default=default, metadata={"option": Option(*names, help=text, **more)})
-
-
-def grouped(command: Callable[..., None]) -> Callable[..., None]:
-    """The command with an option for each field of the records that it takes."""
-    annotated: Any = Annotated  # with what is known only here
-    parameters, records = [], dict[str, Any]()
-    for parameter in inspect.signature(command, eval_str=True).parameters.values():
-        record = parameter.annotation
-        if not is_dataclass(record):
-            parameters.append(parameter)
-            continue
-        records[parameter.name], hints = record, get_type_hints(record)
-        for each in fields(record):
-            option = copy(each.metadata["option"])
-            option.rich_help_panel = (record.__doc__ or "").rstrip(".")
-            default = inspect.Parameter.empty if each.default is MISSING else each.default
-            hint = annotated[hints[each.name], option]
-            parameters.append(parameter.replace(name=each.name, annotation=hint, default=default))
-
-    def run(**given: Any) -> None:
-        made = {
-            name: record(**{each.name: given.pop(each.name) for each in fields(record)})
-            for name, record in records.items()
-        }
-        command(**given, **made)
-
-    kind = inspect.Parameter.KEYWORD_ONLY
-    run.__name__, run.__doc__ = command.__name__, command.__doc__
-    run.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-        [parameter.replace(kind=kind) for parameter in parameters]
-    )
-    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    return run
-
-
-class Panels(TyperCommand):
-    """A command whose help lists options panel by panel, in plain text: it goes to logs too."""
-
-    def format_options(self, ctx: Any, formatter: Any) -> None:
-        panels: dict[str, list[tuple[str, str]]] = {}
-        for parameter in self.get_params(ctx):
-            record = parameter.get_help_record(ctx)
-            if record is not None:
-                panel = getattr(parameter, "rich_help_panel", None) or "Options"
-                panels.setdefault(panel, []).append(record)
-        for name, records in panels.items():
-            with formatter.section(name):
-                formatter.write_dl(records)
 
 
 class Operator(StrEnum):

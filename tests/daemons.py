@@ -5,12 +5,14 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-STOP_S = 60
+STOP_S = WAIT_S = 60
 
 
 def spawn(store: Path, endpoint: str, *options: str) -> "subprocess.Popen[str]":
@@ -25,6 +27,14 @@ def spawn(store: Path, endpoint: str, *options: str) -> "subprocess.Popen[str]":
         _, errors = process.communicate(timeout=STOP_S)
         raise AssertionError(f"no daemon: {line!r} {errors!r}")
     return process
+
+
+def until(condition: Callable[[], object], what: str) -> None:
+    """Wait for something that another process does, and that it tells nobody."""
+    end, pause = time.monotonic() + WAIT_S, threading.Event()
+    while not condition():
+        assert time.monotonic() < end, what
+        pause.wait(0.01)
 
 
 def stop(process: "subprocess.Popen[str]") -> int:

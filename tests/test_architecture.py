@@ -22,7 +22,7 @@ MAY_IMPORT = {  # package -> modules of ours; a package stands for all of its mo
         "loaderd.errors",
         "loaderd.wire.endpoint",
         "loaderd.wire.tcp",
-        "loaderd.wire.keys",
+        "loaderd.wire.curve",
         "loaderd.placement",
         "loaderd.plans.base",
         "loaderd.plans.chunks",
@@ -75,6 +75,7 @@ DOORS = {  # library -> the only files that import it, in the packages that are 
     "prometheus_client": {"loaderd/sight/metrics.py"},
     "rich": {"preprocess/renderings.py", "loaderd/sight/top.py"},
     "typer": {
+        "blockstore/flags.py",
         "preprocess/__main__.py",
         "preprocess/flags.py",
         "loaderd/commands.py",

@@ -13,7 +13,7 @@ import zmq
 from numpy.typing import NDArray
 from zmq.utils.monitor import recv_monitor_message
 
-from clients.connection.session import INTACT, Attachment, Session, error_of
+from clients.connection.session import INTACT, Attachment, Session, welcome_of
 from loaderd.errors import BadMessage, NoDaemon, Refused
 from loaderd.protocol import (
     LEASE_S,
@@ -34,7 +34,7 @@ from loaderd.protocol import (
     decode_daemon,
     encode,
 )
-from loaderd.wire.keys import client_keys
+from loaderd.wire.curve import client_options
 from loaderd.wire.tcp import SCHEME, knock_tcp, parse_tcp
 
 WELCOME_TIMEOUT_S = 10.0
@@ -56,16 +56,8 @@ class RemoteAttachment(Attachment):
     def __init__(self, endpoint: str) -> None:  # its base maps an arena: there is none here
         self.endpoint, self.users = endpoint, 0
         address = parse_tcp(endpoint)
-        keys = client_keys(address)
+        self.address, self.options = address.place, client_options(address)
         knock_tcp(address)
-        self.address = address.place
-        self.options = [(zmq.IPV6, int(address.is_v6))]
-        if keys is not None:
-            self.options += [
-                (zmq.CURVE_SERVERKEY, keys.daemon.encode()),
-                (zmq.CURVE_PUBLICKEY, keys.own.public.encode()),
-                (zmq.CURVE_SECRETKEY, keys.own.secret.encode()),
-            ]
         self.data, self.stamp, self.slot_bytes = np.empty(0, np.uint8), INTACT, 1
         self.context = zmq.Context()
         self._control: zmq.Socket[bytes] = self.context.socket(zmq.DEALER)
@@ -118,12 +110,7 @@ class RemoteAttachment(Attachment):
                 )
             how = "hangs up: do both sides have each other's keys?" if ready else "does not answer"
             raise NoDaemon(f"{self.endpoint}: the daemon {how}")
-        message = decode_daemon(self._control.recv())
-        if isinstance(message, ErrorReply):
-            raise error_of(message)
-        if not isinstance(message, Welcome):
-            raise NoDaemon(f"{self.endpoint}: the daemon greets with {type(message).__name__}")
-        return message
+        return welcome_of(self._control.recv(), self.endpoint)
 
     def _keep_up(self) -> None:
         """In the thread: answer heartbeats, until the daemon is gone or this side closes."""

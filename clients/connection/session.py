@@ -121,11 +121,7 @@ def _receive_welcome(door: socket.socket, endpoint: str) -> tuple[Welcome, int]:
     try:
         if not frame:
             raise NoDaemon(f"{endpoint}: the daemon closed the connection")
-        message = decode_daemon(frame)
-        if isinstance(message, ErrorReply):
-            raise error_of(message)
-        if not isinstance(message, Welcome):
-            raise NoDaemon(f"{endpoint}: the daemon greets with {type(message).__name__}")
+        message = welcome_of(frame, endpoint)
         if not fds:  # the kernel keeps what there is no room for
             raise Refused(
                 f"{endpoint}: the arena's descriptor did not come through: this process has too "
@@ -136,6 +132,16 @@ def _receive_welcome(door: socket.socket, endpoint: str) -> tuple[Welcome, int]:
             os.close(fd)
         raise
     return message, fds[0]
+
+
+def welcome_of(frame: bytes, endpoint: str) -> Welcome:
+    """The daemon's greeting.  Raises NoDaemon, and what the daemon refuses with."""
+    message = decode_daemon(frame)
+    if isinstance(message, ErrorReply):
+        raise error_of(message)
+    if not isinstance(message, Welcome):
+        raise NoDaemon(f"{endpoint}: the daemon greets with {type(message).__name__}")
+    return message
 
 
 def error_of(reply: ErrorReply) -> DaemonError:

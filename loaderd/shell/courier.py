@@ -4,10 +4,8 @@ import contextlib
 import queue
 import threading
 import weakref
-from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 from msgspec import structs
@@ -16,7 +14,7 @@ from numpy.typing import NDArray
 from blockstore.kernels.rows import NO_ROW, gather_rows
 from loaderd.errors import Refused
 from loaderd.memory.blob import ALIGN
-from loaderd.memory.slots import LOOK_WAIT_S, SlotBroker
+from loaderd.memory.slots import LOOK_WAIT_S
 from loaderd.protocol import (
     Attached,
     BatchReady,
@@ -30,32 +28,15 @@ from loaderd.protocol import (
     RowGroup,
     Skipped,
 )
+from loaderd.shell.clients import Out, Serving
 
 FRAME_BYTES = 1 << 20  # of a piece, about: larger ones cost the client fresh pages
 FRAMES = 8  # buffers of a session; they hold what has not left this host yet
 _SHARE = 8  # a session's buffers take at most this part of what is free
 
 Carried = BatchReady | RowGroup | ChunkReady
-Out = Carried | Skipped | ErrorReply
 Send = Callable[[Out | Piece, NDArray[np.uint8] | None], None]
 Copy = Callable[[int, int, NDArray[np.uint8]], None]  # bytes [start, stop) of a region into `out`
-
-
-class Lender(Protocol):
-    """What lends arena slots."""
-
-    @property
-    def broker(self) -> SlotBroker:
-        """Of its slots."""
-
-    @property
-    def arena(self) -> "Memory":
-        """Where they lie."""
-
-
-class Memory(Protocol):
-    data: NDArray[np.uint8]
-    slot_bytes: int
 
 
 class _Ended(Exception):
@@ -65,9 +46,9 @@ class _Ended(Exception):
 class Frames:
     """Buffers in the arena; each comes back when the last view of it is gone."""
 
-    def __init__(self, lender: Lender) -> None:
+    def __init__(self, engine: Serving) -> None:
         """Takes them.  Raises Refused."""
-        self._broker, slot = lender.broker, lender.arena.slot_bytes
+        self._broker, slot = engine.broker, engine.arena.slot_bytes
         room = self._broker.available() // _SHARE
         per = max(1, min(FRAME_BYTES // slot, room // FRAMES))
         count = max(2, min(FRAMES, room // per))
@@ -79,7 +60,7 @@ class Frames:
                 first = self._broker.take_run(per, LOOK_WAIT_S)
                 self._taken += range(first, first + per)
                 self._free.put(len(self._memory))
-                self._memory.append(lender.arena.data[first * slot : (first + per) * slot])
+                self._memory.append(engine.arena.data[first * slot : (first + per) * slot])
         except Refused:
             if len(self._memory) < 2:
                 self.give_back()
@@ -139,7 +120,7 @@ class Courier:
         self,
         attached: Attached,
         credit: int,
-        lender: Lender,
+        engine: Serving,
         frames: Frames,
         send: Send,
         release: Callable[[Release], None],
@@ -147,7 +128,7 @@ class Courier:
         """`credit`: bytes that may be on their way; `send` may be called in any thread, and drops
         its array when it has been sent.  Raises Refused: a buffer does not hold a row."""
         self.session, self.frames = attached.session, frames
-        self._specs, self._window, self._credit = attached.rows, attached.window, credit
+        self._specs, self._credit = attached.rows, credit
         # not all nodes have rows of all arrays, or edges have rows
         self._typed = len(attached.types) > 1 or attached.resolved.edge_features
         widest = max((s.row_bytes for s in attached.rows), default=0)
@@ -156,13 +137,12 @@ class Courier:
                 f"a row has {widest:,} bytes, pieces for other hosts {frames.capacity:,}: close "
                 "other sessions, or give more --mem"
             )
-        self._data, self._slot_bytes = lender.arena.data, lender.arena.slot_bytes
+        self._data, self._slot_bytes = engine.arena.data, engine.arena.slot_bytes
         self._send, self._release = send, release
         self._queue: queue.SimpleQueue[Out | None] = queue.SimpleQueue()
         self._changed = threading.Condition()
         self._run = -1
         self._sent = self._taken = 0  # bytes of the run
-        self._ends: deque[int] = deque()  # of batches sent and not taken
         self._closed = False
         self._thread = threading.Thread(
             target=self._work, name=f"courier-{attached.session}", daemon=True
@@ -180,7 +160,6 @@ class Courier:
         with self._changed:
             if run > self._run:
                 self._run, self._sent, self._taken = run, 0, 0
-                self._ends.clear()
                 self._changed.notify_all()
 
     def taken(self, run: int, num_bytes: int) -> None:
@@ -188,8 +167,6 @@ class Courier:
         with self._changed:
             if run == self._run and self._taken < num_bytes <= self._sent:
                 self._taken = num_bytes
-                while self._ends and self._ends[0] <= num_bytes:
-                    self._ends.popleft()
                 self._changed.notify_all()
 
     def close(self) -> None:
@@ -239,40 +216,27 @@ class Courier:
     def _check(self, run: int) -> None:
         """Raises _Ended: what was lent to the run may have been taken back."""
         with self._changed:
-            if self._closed or run != self._run:
+            if self._stale(run):
                 raise _Ended
 
     def _carry(self, message: Carried) -> None:
         """One message and its bytes; then the arena has them back."""
         header, regions = self._parcel(message)
-        with self._changed:
-            if not isinstance(message, RowGroup):
-                self._changed.wait_for(
-                    lambda: self._stale(message.run) or len(self._ends) < self._window
-                )
-            if self._stale(message.run):
-                raise _Ended
+        self._check(message.run)
         self._send(header, None)
-        rows = message.rows if isinstance(message, BatchReady) else message
-        group, last = (rows.group, rows.last) if isinstance(rows, RowGroup) else (0, True)
         place = {
-            "session": self.session, "run": message.run, "step": message.step, "group": group,
+            "session": self.session, "run": message.run, "step": message.step,
+            "group": _group_of(message),
         }  # fmt: skip
         with contextlib.closing(self._fill(message.run, regions)) as pieces:
             for offset, number, size in pieces:
                 self._send(Piece(**place, offset=offset), self.frames.lend(number, size))
         self._give_back(message)
-        with self._changed:
-            if last and message.run == self._run and self._sent > self._taken:
-                self._ends.append(self._sent)
 
     def _give_back(self, message: Carried) -> None:
         """Nothing reads what was lent for a message any more."""
-        rows = message.rows if isinstance(message, BatchReady) else message
-        group = rows.group if isinstance(rows, RowGroup) else 0
-        self._release(
-            Release(session=self.session, run=message.run, step=message.step, group=group)
-        )
+        session, run, group = self.session, message.run, _group_of(message)
+        self._release(Release(session=session, run=run, step=message.step, group=group))
 
     def _stale(self, run: int) -> bool:
         return self._closed or run != self._run
@@ -469,6 +433,12 @@ class Courier:
             gather_rows(self._data, addresses, 0, high - low, row_bytes, out)
 
         return copy
+
+
+def _group_of(message: Carried) -> int:
+    """The row group that a message brings; chunks are one."""
+    rows = message.rows if isinstance(message, BatchReady) else message
+    return rows.group if isinstance(rows, RowGroup) else 0
 
 
 def _end(blob: Blob) -> int:

@@ -1,44 +1,48 @@
-"""The door: a Unix socket that hands out the arena's descriptor and sees clients leave."""
+"""Clients of this machine: they are handed the arena's descriptor, heard, and seen to leave."""
 
 import asyncio
 import contextlib
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Sequence
 
-from loaderd.errors import Refused
-from loaderd.protocol import ErrorReply, Welcome, encode
+from loaderd.errors import BadMessage, Refused
+from loaderd.memory.ledger import request_bytes
+from loaderd.protocol import ClientMessage, ErrorReply, Message, Release, Start, encode
+from loaderd.shell.clients import Out, Serving, Shell
 from loaderd.shell.owners import Admission, peer_credentials, share_file
+from loaderd.shell.registry import Caller, Peer
 from loaderd.wire.endpoint import Endpoint
+from loaderd.wire.transport import Frame
+from loaderd.wire.zmtp import LocalRouter
 
 BACKLOG = 64
 RETRY_S = 1.0  # to accept again after descriptors ran out
 
 
-class Door:
-    """Listens; greets each connection with a token of its own and the arena.
+class LocalClients:
+    """Clients of this machine, whose sessions read the arena themselves.
 
-    Clients say nothing here.  The end of a connection, however it comes, is the client's death
-    notice.  All methods belong to the event loop's thread.
+    One socket hands out the arena's descriptor, with a token of its own for each connection.
+    Clients say nothing there: the end of a connection, however it comes, is the client's death
+    notice.  Messages pass over the other socket.  All methods belong to the event loop's thread,
+    and mean what they do in `RemoteClients`.
     """
 
     def __init__(
-        self,
-        endpoint: Endpoint,
-        welcome: Callable[[int], Welcome],
-        open_arena: Callable[[], int],
-        gone: Callable[[int], None],
-        admission: Admission,
+        self, endpoint: Endpoint, engine: Serving, admission: Admission, shell: Shell
     ) -> None:
-        """`open_arena()` is a new descriptor of the arena, which the door closes; `gone(token)` is
-        called in the event loop when a connection has ended."""
-        self._path, self._welcome, self._admission = endpoint.door, welcome, admission
+        """Opens both sockets, the one that hands out the arena last."""
+        self._endpoint, self._engine, self._shell = endpoint, engine, shell
+        self._admission = admission
         self._owners: dict[int, str] = {}
-        self._open_arena, self._gone = open_arena, gone
         self._open: dict[int, socket.socket] = {}
         self._loop = asyncio.get_running_loop()
+        room = request_bytes(engine.settings.mem_bytes) // 2  # the other half: ids that are kept
+        self._router = LocalRouter(endpoint.path, self._receive, room)
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
+            share_file(endpoint.path, admission.gid)
             old = os.umask(0o177)
             try:
                 self._listener.bind(str(endpoint.new_door))
@@ -46,20 +50,43 @@ class Door:
                 os.umask(old)
             share_file(endpoint.new_door, admission.gid)
             self._listener.listen(BACKLOG)
-            endpoint.new_door.rename(self._path)
+            endpoint.new_door.rename(endpoint.door)
         except BaseException:
             self._listener.close()
+            self._router.close()
             raise
         self._listener.setblocking(False)
         self._listen()
 
+    def _receive(self, identity: bytes, _: str, frames: Sequence[Frame]) -> None:
+        self._shell.receive(Caller(identity), frames)
+
+    def send(self, caller: Caller, message: Message) -> bool:
+        return self._router.send(caller.identity, message)
+
+    def hear(self, caller: Caller, message: ClientMessage) -> None:  # noqa: ARG002
+        raise BadMessage(f"{type(message).__name__}: expected over tcp only")
+
     def is_open(self, token: int) -> bool:
-        """Whether the connection that was given this token still stands."""
         return token in self._open
 
-    def owner_of(self, token: int) -> str | None:
-        """The user who was given this token; None: nobody has it."""
-        return self._owners.get(token)
+    def owner_of(self, peer: Peer) -> str | None:
+        return self._owners.get(peer.token)
+
+    def push(self, session: int, caller: Caller, message: Out) -> bool:  # noqa: ARG002
+        return self.send(caller, message)
+
+    def begin(self, start: Start) -> None:
+        """Nothing is on its way."""
+
+    def release(self, release: Release) -> None:
+        self._engine.release(release)
+
+    def close_session(self, session: int) -> None:
+        """Nothing is held beside what the engine holds."""
+
+    def held_bytes(self, session: int) -> int:  # noqa: ARG002
+        return 0
 
     def hang_up(self, token: int) -> None:
         """End a connection; does nothing where it has ended."""
@@ -70,12 +97,14 @@ class Door:
             connection.close()
 
     def close(self) -> None:
-        """Remove the socket and hang up on everybody."""
-        self._path.unlink(missing_ok=True)
+        """Remove the sockets and hang up on everybody."""
+        self._endpoint.door.unlink(missing_ok=True)
         self._loop.remove_reader(self._listener)
         self._listener.close()
         for token in list(self._open):
             self.hang_up(token)
+        self._router.close()
+        self._endpoint.path.unlink(missing_ok=True)
 
     def _listen(self) -> None:
         if self._listener.fileno() >= 0:
@@ -89,16 +118,16 @@ class Door:
         except OSError as error:  # out of descriptors: the listener would stay readable
             self._loop.remove_reader(self._listener)
             self._loop.call_later(RETRY_S, self._listen)
-            context = {"message": f"{self._path}: a client must wait", "exception": error}
+            context = {"message": f"{self._endpoint.door}: a client must wait", "exception": error}
             self._loop.call_exception_handler(context)
             return
         connection.setblocking(False)
         token = int.from_bytes(os.urandom(7), "little")
         try:
             owner = self._admission.owner(peer_credentials(connection))
-            arena_fd = self._open_arena()
+            arena_fd = self._engine.arena.open_to_read()
             try:
-                socket.send_fds(connection, [encode(self._welcome(token))], [arena_fd])
+                socket.send_fds(connection, [encode(self._shell.welcome(token))], [arena_fd])
             finally:
                 os.close(arena_fd)
         except Refused as error:
@@ -121,4 +150,4 @@ class Door:
         except OSError:  # a reset is an end, too
             pass
         self.hang_up(token)
-        self._gone(token)
+        self._shell.gone(token)

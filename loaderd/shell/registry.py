@@ -22,12 +22,18 @@ class Peer(NamedTuple):
     token: int
 
 
+class _Open(NamedTuple):
+    peer: Peer
+    owner: str
+    window: int
+
+
 class Registry:
     """Sessions by peer.  A session answers to the peer that attached it, and to nobody else."""
 
     def __init__(self) -> None:
         """No session is open."""
-        self._peers: dict[int, Peer] = {}
+        self._open: dict[int, _Open] = {}
         self._requests: dict[tuple[Peer, int], Attached | None] = {}  # None: being opened
 
     def begin(self, peer: Peer, request: Attach) -> Attached | None:
@@ -48,10 +54,10 @@ class Registry:
         key = (peer, request.request)
         return key in self._requests and self._requests[key] is None
 
-    def opened(self, peer: Peer, attached: Attached) -> None:
-        """The session that `begin` asked for is open."""
+    def opened(self, peer: Peer, attached: Attached, owner: str) -> None:
+        """The session that `begin` asked for is open; `owner`: whose it is."""
         self._requests[peer, attached.request] = attached
-        self._peers[attached.session] = peer
+        self._open[attached.session] = _Open(peer, owner, attached.window)
 
     def failed(self, peer: Peer, request: Attach) -> None:
         """The session that `begin` asked for could not be opened."""
@@ -59,21 +65,32 @@ class Registry:
 
     def peer(self, session: int) -> Peer | None:
         """Who holds a session."""
-        return self._peers.get(session)
+        found = self._open.get(session)
+        return None if found is None else found.peer
+
+    def owner(self, session: int) -> str:
+        """Whose a session is; "": nobody's."""
+        found = self._open.get(session)
+        return "" if found is None else found.owner
+
+    def windows(self, owner: str) -> dict[int, int]:
+        """The window of each session of an owner."""
+        return {session: o.window for session, o in self._open.items() if o.owner == owner}
 
     def holds(self, caller: Caller, session: int) -> bool:
         """Whether the session is open and belongs to this caller."""
-        peer = self._peers.get(session)
+        peer = self.peer(session)
         return peer is not None and peer.caller == caller
 
-    def close(self, session: int) -> None:
-        """A session has ended."""
-        del self._peers[session]
+    def close(self, session: int) -> Peer:
+        """A session has ended; returns who held it."""
+        peer = self._open.pop(session).peer
         for key, attached in self._requests.items():
             if attached is not None and attached.session == session:
                 del self._requests[key]
-                return
+                break
+        return peer
 
     def sessions_of(self, token: int) -> list[int]:
         """All sessions attached under a token."""
-        return [session for session, peer in self._peers.items() if peer.token == token]
+        return [session for session, found in self._open.items() if found.peer.token == token]

@@ -2,11 +2,11 @@
 
 import asyncio
 import contextlib
+import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,8 +14,11 @@ from numpy.typing import NDArray
 from loaderd.errors import Refused, SessionLost
 from loaderd.protocol import (
     HEARTBEAT_S,
+    LEASE_S,
     Attached,
+    ClientMessage,
     Heartbeat,
+    Hello,
     LedgerEntry,
     Message,
     Piece,
@@ -23,15 +26,16 @@ from loaderd.protocol import (
     Start,
     Taken,
 )
-from loaderd.shell.courier import Courier, Frames, Lender, Out
+from loaderd.shell.clients import Out, Serving, Shell
+from loaderd.shell.courier import Courier, Frames
 from loaderd.shell.owners import LOOPBACK
-from loaderd.shell.registry import Caller
-from loaderd.shell.visitors import Visitors
+from loaderd.shell.registry import Caller, Peer
 from loaderd.wire.keys import Authorized, KeyPair, read_pair
 from loaderd.wire.tcp import TcpAddress
 from loaderd.wire.transport import Frame, TcpRouter
 
 CLOSE_S = 1.0  # for pieces that are on their way when the daemon ends
+MAX_VISITORS = 1024
 CREDIT = 128 << 20  # bytes of pieces that a session may have on their way
 
 
@@ -55,27 +59,25 @@ class Listening:
         return read_pair(self.keys), Authorized(self.keys)
 
 
-class Owner(Protocol):
-    """What the shell does for clients of other hosts."""
-
-    def receive(self, caller: Caller, frames: Sequence[Frame]) -> None:
-        """A message of an authorized client."""
-
-    def gone(self, token: int) -> None:
-        """A client has left: close its sessions."""
-
-    def lost(self, session: int) -> None:
-        """A session's own connection has ended: close it."""
+@dataclass(slots=True)
+class _Visitor:
+    caller: Caller
+    key: str  # its public key; "": it needed none
+    owner: str
+    heard: float  # when it last gave a sign of life, which stands for a connection's hang-up
 
 
-class RemoteDesk:
-    """All methods belong to the event loop's thread."""
+class RemoteClients:
+    """Clients of other machines; what their sessions get is gathered by a courier each.
 
-    def __init__(self, listening: Listening, owner: Owner) -> None:
+    All methods belong to the event loop's thread.
+    """
+
+    def __init__(self, listening: Listening, engine: Serving, shell: Shell) -> None:
         """Listens.  Raises Refused."""
-        self._owner, self._credit = owner, listening.credit
+        self._engine, self._shell, self._credit = engine, shell, listening.credit
         self._loop = asyncio.get_running_loop()
-        self._visitors = Visitors()
+        self._visitors: dict[int, _Visitor] = {}  # by token
         self._couriers: dict[int, tuple[Courier, Caller, int]] = {}  # session: with its token
         self._closing: list[Courier] = []
         address = listening.address.numeric()
@@ -89,7 +91,6 @@ class RemoteDesk:
         return self._router.address
 
     def close(self) -> None:
-        """Hang up on everybody."""
         self._timer.cancel()
         for session in list(self._couriers):
             self.close_session(session)
@@ -98,7 +99,7 @@ class RemoteDesk:
             courier.join(CLOSE_S)
 
     def send(self, caller: Caller, message: Message) -> bool:
-        """Queue a message; False where the peer vanished."""
+        """Queue a message; False: the peer vanished, or reads nothing."""
         return self._router.send(caller.identity, message)
 
     # -- clients ----------------------------------------------------------------------------------
@@ -109,65 +110,76 @@ class RemoteDesk:
             return  # its key was taken out: what it says is not heard
         self._keys[caller] = key
         try:
-            self._owner.receive(caller, frames)
+            self._shell.receive(caller, frames)
         finally:
             del self._keys[caller]
 
-    def greet(self, caller: Caller) -> int:
-        """The token of the client that is being heard.  Raises Refused."""
-        key = self._keys[caller]
-        name = LOOPBACK if self._authorized is None else self._authorized.name_of(key) or key[:8]
-        return self._visitors.greet(caller, key, name, time.monotonic())
+    def hear(self, caller: Caller, message: ClientMessage) -> None:
+        """What only clients on other hosts say.  Raises Refused, SessionLost, ShuttingDown."""
+        match message:
+            case Hello():
+                key = self._keys[caller]
+                named = LOOPBACK if self._authorized is None else self._authorized.name_of(key)
+                token = self._token_of(caller, key, named or key[:8])
+                self.send(caller, self._shell.welcome(token, maps=False))
+            case Heartbeat(token=token):
+                if token not in self._visitors or self._visitors[token].caller != caller:
+                    raise SessionLost(
+                        "the lease of this client has ended: it was silent for too long"
+                    )
+                self._visitors[token].heard = time.monotonic()
+            case Taken(session=session):
+                if session in self._couriers and self._couriers[session][1] == caller:
+                    self._couriers[session][0].taken(message.run, message.num_bytes)
 
-    def owner_of(self, token: int, caller: Caller) -> str | None:
-        """Who was given the token, if it is the one who is heard; None: nobody, or another."""
-        visitor = self._visitors.get(token)
-        if visitor is None or visitor.key != self._keys.get(caller, visitor.key):
+    def _token_of(self, caller: Caller, key: str, owner: str) -> int:
+        """The same for a repeated greeting.  Raises Refused: too many are there."""
+        for token, visitor in self._visitors.items():
+            if visitor.caller == caller:
+                visitor.heard = time.monotonic()
+                return token
+        if len(self._visitors) >= MAX_VISITORS:
+            raise Refused(f"{MAX_VISITORS} clients on other hosts are there, the most that may be")
+        token = int.from_bytes(os.urandom(7), "little")
+        self._visitors[token] = _Visitor(caller, key, owner, time.monotonic())
+        return token
+
+    def owner_of(self, peer: Peer) -> str | None:
+        """Whose token it is, if its owner is who is heard; None: nobody, or another."""
+        visitor = self._visitors.get(peer.token)
+        if visitor is None or visitor.key != self._keys.get(peer.caller, visitor.key):
             return None
         return visitor.owner
 
     def is_open(self, token: int) -> bool:
-        """Whether the client has not left."""
-        return self._visitors.get(token) is not None
-
-    def heard(self, token: int, caller: Caller) -> None:
-        """A sign of life.  Raises SessionLost: too late."""
-        if not self._visitors.heard(token, caller, time.monotonic()):
-            raise SessionLost("the lease of this client has ended: it was silent for too long")
+        """Whether the client that was given this token has not left."""
+        return token in self._visitors
 
     def _beat(self) -> None:
         """Every second: who is still there?"""
         self._timer = self._loop.call_later(HEARTBEAT_S, self._beat)
         now = time.monotonic()
-        for token, visitor in self._visitors.all():
+        for token, visitor in list(self._visitors.items()):
             removed = self._authorized is not None and self._authorized.name_of(visitor.key) is None
-            silent = self._visitors.is_silent(token, now)
+            silent = now - visitor.heard > LEASE_S
             if removed or silent or not self.send(visitor.caller, Heartbeat(token=token)):
-                self._visitors.forget(token)
-                self._owner.gone(token)
+                del self._visitors[token]
+                self._shell.gone(token)
         for session, (_, caller, token) in list(self._couriers.items()):
             if session in self._couriers and not self.send(caller, Heartbeat(token=token)):
-                self._owner.lost(session)
+                self._shell.lost(session)
         self._closing = [c for c in self._closing if not c.ended]
 
     # -- sessions ---------------------------------------------------------------------------------
 
-    def open_session(
-        self,
-        attached: Attached,
-        caller: Caller,
-        token: int,
-        lender: Lender,
-        frames: Frames,
-        release: Callable[[Release], None],
-    ) -> None:
-        """Serve an attached session through these buffers.  Raises Refused."""
+    def open_session(self, attached: Attached, peer: Peer, frames: Frames) -> None:
+        """Serve a session through these buffers.  Raises Refused."""
         session = attached.session
         courier = Courier(
-            attached, self._credit, lender, frames,
-            lambda message, array: self._send_soon(session, message, array), release,
+            attached, self._credit, self._engine, frames,
+            lambda message, array: self._send_soon(session, message, array), self._engine.release,
         )  # fmt: skip
-        self._couriers[session] = courier, caller, token
+        self._couriers[session] = courier, peer.caller, peer.token
 
     def close_session(self, session: int) -> None:
         """Carry nothing more; before the engine takes back what it lent."""
@@ -176,29 +188,29 @@ class RemoteDesk:
             held[0].close()
             self._closing.append(held[0])
 
-    def serves(self, session: int) -> bool:
-        """Whether a session is another host's."""
-        return session in self._couriers
-
-    def push(self, session: int, message: Out) -> None:
-        """On to the client, after what is on its way."""
-        self._couriers[session][0].push(message)
+    def push(self, session: int, caller: Caller, message: Out) -> bool:  # noqa: ARG002
+        """What the engine has for a session, after what is on its way; False: the client left."""
+        held = self._couriers.get(session)
+        if held is not None:
+            held[0].push(message)
+        return held is not None
 
     def begin(self, start: Start) -> None:
         """A run begins; before the engine takes back what it lent."""
         self._couriers[start.session][0].begin(start.run)
 
-    def taken(self, taken: Taken) -> None:
-        self._couriers[taken.session][0].taken(taken.run, taken.num_bytes)
+    def release(self, release: Release) -> None:
+        """Couriers release: a client could have them read what is written over."""
 
     def entries(self) -> list[LedgerEntry]:
-        """What sessions took of the pools, beside what they have as local ones."""
+        """What sessions took of the pools, beside what the engine took for them."""
         open_couriers = [courier for courier, _, _ in self._couriers.values()]
         return [c.entry() for c in (*open_couriers, *self._closing) if not c.ended]
 
     def held_bytes(self, session: int) -> int:
-        """Of a session's buffers."""
-        return self._couriers[session][0].frames.num_bytes if self.serves(session) else 0
+        """Of the arena, beside what the engine holds for the session."""
+        held = self._couriers.get(session)
+        return 0 if held is None else held[0].frames.num_bytes
 
     def _send_soon(
         self, session: int, message: Out | Piece, array: NDArray[np.uint8] | None
@@ -218,4 +230,4 @@ class RemoteDesk:
             else self._router.send_array(identity, message, array)
         )
         if not sent:
-            self._owner.lost(session)
+            self._shell.lost(session)

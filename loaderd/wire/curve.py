@@ -1,18 +1,16 @@
-"""CURVE: new keys, sockets' options, and answers to libzmq's question who may come in (ZAP)."""
+"""CURVE: new keys, options of sockets, and who may come in (ZAP, by pyzmq's authenticator)."""
 
+import asyncio
 import logging
-from collections.abc import Sequence
 
 import zmq
-from zmq.utils import z85
+from zmq.auth.asyncio import AsyncioAuthenticator
 
 from loaderd.errors import Refused
 from loaderd.logs import Throttle, tell
 from loaderd.wire.keys import Authorized, KeyPair, client_keys
 from loaderd.wire.tcp import TcpAddress
 
-ZAP_ADDRESS = "inproc://zeromq.zap.01"
-ZAP_VERSION = b"1.0"
 DOMAIN = b"loaderd"
 TURNED_AWAY_LOGGED = 20  # a second
 log = logging.getLogger(__name__)
@@ -51,28 +49,33 @@ def client_options(address: TcpAddress) -> list[tuple[int, int | bytes]]:
     return options
 
 
-class Gate:
-    """Answers libzmq's questions; says in the log who is turned away, if not too often."""
+class Gate(AsyncioAuthenticator):
+    """Lets in clients whose keys are authorized; a ROUTER with CURVE speaks to nobody without."""
 
-    def __init__(self, authorized: Authorized) -> None:
-        """`authorized`: who may come in."""
+    def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", authorized: Authorized) -> None:
+        """`start` it inside the loop, before the ROUTER of this context is bound."""
+        super().__init__(context)
         self._authorized, self._told = authorized, Throttle(TURNED_AWAY_LOGGED)
+        self._address = ""
+        self.configure_curve_callback(DOMAIN.decode(), self)
 
-    def answer(self, frames: Sequence[bytes]) -> list[bytes]:
-        """The reply to a question: 200 and the client's key as its user, or 400.
+    def stop(self) -> None:
+        """Answer no more questions."""
+        asyncio.get_running_loop().remove_reader(int(self.zap_socket.getsockopt(zmq.FD)))
+        super().stop()
 
-        frames   delimiter, version, request, domain, address, identity, mechanism, credentials
-        """
-        request = frames[2] if len(frames) > 2 else b""
-        key = ""
-        if len(frames) == 8 and frames[1] == ZAP_VERSION and frames[6] == b"CURVE":
-            key = z85.encode(frames[7]).decode() if len(frames[7]) == 32 else ""
-        if key and self._authorized.name_of(key) is not None:
-            return [b"", ZAP_VERSION, request, b"200", b"OK", key.encode(), b""]
-        address = frames[4].decode("ascii", "replace") if len(frames) > 4 else ""
+    async def handle_zap_message(self, msg: list[bytes]) -> None:
+        """`msg`: version, request, domain, address, identity, mechanism, credentials."""
+        self._address = b"".join(msg[3:4]).decode("ascii", "replace")
+        await super().handle_zap_message(msg)
+
+    def callback(self, domain: str, key: bytes) -> bool:  # noqa: ARG002
+        """Whether the client of this public key may come in; a log entry, if it may not."""
+        if self._authorized.name_of(key.decode()) is not None:
+            return True
         if (left_out := self._told.admit()) is not None:
             tell(
-                log, logging.WARNING, "client turned away", address=address[:64],
-                key=key or "none", problem=self._authorized.problem, left_out=left_out,
+                log, logging.WARNING, "client turned away", address=self._address[:64],
+                key=key.decode(), problem=self._authorized.problem, left_out=left_out,
             )  # fmt: skip
-        return [b"", ZAP_VERSION, request, b"400", b"not authorized", b"", b""]
+        return False

@@ -1,8 +1,7 @@
-"""ZeroMQ in the daemon: ROUTERs in the event loop, and the one question that `status` asks."""
+"""ZeroMQ in the daemon: a ROUTER in the event loop, and the one question that `status` asks."""
 
 import asyncio
-import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,7 @@ from numpy.typing import NDArray
 
 from loaderd.errors import BadMessage, DaemonError, NoDaemon, Refused
 from loaderd.protocol import LEASE_S, Message, StatusReply, StatusRequest, decode_daemon, encode
-from loaderd.wire.curve import ZAP_ADDRESS, Gate, client_options, server_options
+from loaderd.wire.curve import Gate, client_options, server_options
 from loaderd.wire.endpoint import Endpoint, knock, parse_endpoint
 from loaderd.wire.keys import Authorized, KeyPair
 from loaderd.wire.tcp import SCHEME, TcpAddress, knock_tcp, parse_tcp
@@ -28,53 +27,63 @@ HANDSHAKE_MS = 10_000  # for a peer over tcp
 WAITING = 128  # connections over tcp that are not accepted yet
 
 Frame = bytes | memoryview
-Options = Sequence[tuple[int, int | bytes]]
 Receive = Callable[[bytes, str, list[Frame]], None]  # identity, public key of the peer, frames
 
 
-class Router:
-    """A ROUTER socket driven by the running event loop; all methods belong to the loop's thread.
+class TcpRouter:
+    """A ROUTER for other hosts, which with keys lets in those that are authorized.
 
-    libzmq's descriptor tells of edges only, and a send may eat one: after each send, and after an
-    exception, the socket is looked at again.
+    Driven by the running event loop; all methods belong to the loop's thread.  libzmq's descriptor
+    tells of edges only, and a send may eat one: after each send, and after an exception, the socket
+    is looked at again.
     """
 
     def __init__(
         self,
-        address: str,
+        address: TcpAddress,
         receive: Receive,
-        options: Options = (),
-        context: "zmq.Context[zmq.Socket[bytes]] | None" = None,
-        max_frames: int = MAX_FRAMES,
+        pair: KeyPair | None,
+        authorized: Authorized | None,
     ) -> None:
         """`receive` is called in the loop for each message; what it raises goes to the loop.
 
-        context   of libzmq, in which a socket stands already; None: one of its own
+        pair   None: whoever reaches the address is let in
+
+        Raises Refused: the address cannot be had.
         """
-        self._receive, self._max_frames = receive, max_frames
-        self._loop = asyncio.get_running_loop()
-        self.context = context or zmq.Context(io_threads=1)
-        self._owns = context is None
-        self._socket: zmq.Socket[bytes] = self.context.socket(zmq.ROUTER)
+        self._receive, self._loop = receive, asyncio.get_running_loop()
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
+        self._socket = self._context.socket(zmq.ROUTER)
         self._socket.copy_threshold = 0  # arrays lie in the arena: no second memory for them
         self._looks = False  # a look at the socket is scheduled
+        self._gate: Gate | None = None
+        options: list[tuple[int, int | bytes]] = [
+            (zmq.SNDHWM, SEND_QUEUE),
+            (zmq.RCVHWM, RECEIVE_QUEUE),
+            (zmq.MAXMSGSIZE, FRAME_BYTES),
+            (zmq.LINGER, LINGER_MS),
+            (zmq.ROUTER_MANDATORY, 1),
+            (zmq.IPV6, int(address.is_v6)),
+            (zmq.TCP_KEEPALIVE, 1),
+            # a stopped client keeps its window shut, and answers all the same
+            (zmq.TCP_MAXRT, int(1000 * LEASE_S)),
+            (zmq.HANDSHAKE_IVL, HANDSHAKE_MS),
+            (zmq.BACKLOG, WAITING),
+        ]
         try:
-            for option, value in (
-                (zmq.SNDHWM, SEND_QUEUE),
-                (zmq.RCVHWM, RECEIVE_QUEUE),
-                (zmq.MAXMSGSIZE, FRAME_BYTES),
-                (zmq.LINGER, LINGER_MS),
-                (zmq.ROUTER_MANDATORY, 1),
-                *options,
-            ):
+            if pair is not None and authorized is not None:
+                self._gate = Gate(self._context, authorized)
+                self._gate.start()
+                options += server_options(pair)
+            for option, value in options:
                 self._socket.setsockopt(option, value)
-            old = os.umask(0o177)
-            try:
-                self._socket.bind(address)
-            finally:
-                os.umask(old)
-        except BaseException:
-            self.close_socket()
+            self._socket.bind(address.place)
+        except BaseException as error:
+            self._close_sockets()
+            if isinstance(error, zmq.ZMQError):
+                raise Refused(
+                    f"--listen {address}: {error.strerror}; expected a free one of this host"
+                ) from error
             raise
         self._fd = int(self._socket.getsockopt(zmq.FD))
         self._loop.add_reader(self._fd, self._look)
@@ -87,7 +96,13 @@ class Router:
 
     def send(self, identity: bytes, message: Message) -> bool:
         """Queue a message without waiting; False where the peer vanished or reads nothing."""
-        return self.send_frames([identity, encode(message)])
+        try:
+            self._socket.send_multipart([identity, encode(message)], zmq.NOBLOCK)
+        except zmq.ZMQError:  # EHOSTUNREACH, EAGAIN; ENOTSOCK once closed
+            return False
+        finally:
+            self._look_soon()
+        return True
 
     def send_array(self, identity: bytes, message: Message, array: NDArray[np.uint8]) -> bool:
         """The same with bytes after it, which are not copied: `array` is held until they left."""
@@ -100,26 +115,16 @@ class Router:
             self._look_soon()
         return True
 
-    def send_frames(self, frames: Sequence[bytes]) -> bool:
-        """Identity and frames; as `send`."""
-        try:
-            self._socket.send_multipart(frames, zmq.NOBLOCK)
-        except zmq.ZMQError:  # EHOSTUNREACH, EAGAIN; ENOTSOCK once closed
-            return False
-        finally:
-            self._look_soon()
-        return True
-
     def close(self) -> None:
         """Close after what is queued has gone."""
         self._loop.remove_reader(self._fd)
-        self.close_socket()
+        self._close_sockets()
 
-    def close_socket(self) -> None:
-        """The same of one that was never looked at."""
+    def _close_sockets(self) -> None:
         self._socket.close()
-        if self._owns:
-            self.context.term()
+        if self._gate is not None:
+            self._gate.stop()
+        self._context.term()
 
     def _look_soon(self) -> None:
         if not self._looks and not self._socket.closed:
@@ -155,7 +160,7 @@ class Router:
             if not frames:
                 key = _key_of(frame)
                 odd = odd or len(frame.buffer) > MESSAGE_BYTES
-            if len(frames) == self._max_frames:
+            if len(frames) == MAX_FRAMES:
                 odd = True
             if not odd:
                 frames.append(frame.bytes)
@@ -168,56 +173,6 @@ def _key_of(frame: Any) -> str:
         return str(frame.get("User-Id"))
     except zmq.ZMQError:  # it was not asked
         return ""
-
-
-class TcpRouter(Router):
-    """A ROUTER for other hosts, which with keys lets in those that are authorized."""
-
-    def __init__(
-        self,
-        address: TcpAddress,
-        receive: Receive,
-        pair: KeyPair | None,
-        authorized: Authorized | None,
-    ) -> None:
-        """`pair` None: whoever reaches the address.  Raises Refused: it cannot be had."""
-        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
-        self._zap: Router | None = None
-        options: list[tuple[int, int | bytes]] = [
-            (zmq.IPV6, int(address.is_v6)),
-            (zmq.TCP_KEEPALIVE, 1),
-            # a stopped client keeps its window shut, and answers all the same
-            (zmq.TCP_MAXRT, int(1000 * LEASE_S)),
-            (zmq.HANDSHAKE_IVL, HANDSHAKE_MS),
-            (zmq.BACKLOG, WAITING),
-        ]
-        try:
-            if pair is not None and authorized is not None:
-                self._gate = Gate(authorized)
-                self._zap = Router(ZAP_ADDRESS, self._question, (), context, max_frames=16)
-                options += server_options(pair)
-            super().__init__(address.place, receive, options, context)
-        except BaseException as error:
-            if self._zap is not None:
-                self._zap.close()
-            context.term()
-            if isinstance(error, zmq.ZMQError):
-                raise Refused(
-                    f"--listen {address}: {error.strerror}; expected a free one of this host"
-                ) from error
-            raise
-
-    def close(self) -> None:
-        """Close after what is queued has gone."""
-        super().close()
-        if self._zap is not None:
-            self._zap.close()
-        self.context.term()
-
-    def _question(self, identity: bytes, _: str, frames: Sequence[Frame]) -> None:
-        assert self._zap is not None
-        plain = [bytes(frame) for frame in frames]
-        self._zap.send_frames([identity, *self._gate.answer(plain)])
 
 
 def ask_status(endpoint: Endpoint | TcpAddress) -> StatusReply:

@@ -40,6 +40,7 @@ from loaderd.protocol import (
 )
 
 POISON = 0xEE  # what released slots are filled with
+WAIT_S = 20
 QUIET_MS = 50  # without a message, before a stop
 NO_ROW = 2**64 - 2
 SPECS = (
@@ -145,6 +146,7 @@ class FakeDaemon:
         self._door = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._door.bind(f"{path}.door")
         self._door.listen()
+        self._came = threading.Condition()
         self._control, self._stop = socket.socketpair()
         self._sessions = 0
         self._asking: dict[int, Attach] = {}  # whose ids are on their way
@@ -158,10 +160,15 @@ class FakeDaemon:
         self._stop.close()
         self._thread.join()
 
-    @property
-    def gone(self) -> bool:
-        """Whether it has ended."""
-        return not self._thread.is_alive()
+    def wait_gone(self) -> None:
+        """Until it has ended by itself."""
+        self._thread.join(WAIT_S)
+        assert not self._thread.is_alive()
+
+    def wait_for(self, kind: type[Message], count: int) -> None:
+        """Until so many messages of one kind have come."""
+        with self._came:
+            assert self._came.wait_for(lambda: len(self.received(kind)) >= count, WAIT_S)
 
     def received(self, kind: type[Message]) -> list[Any]:
         """Messages of one kind, in order of arrival."""
@@ -223,7 +230,9 @@ class FakeDaemon:
         except BadMessage as error:  # as the daemon does: it cannot tell what it answers
             self._send(identity, ErrorReply(error="BadMessage", message=str(error)))
             return True
-        self.log.append(message)
+        with self._came:
+            self.log.append(message)
+            self._came.notify_all()
         match message:
             case Attach():
                 if message.ids:

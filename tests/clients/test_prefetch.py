@@ -2,7 +2,6 @@
 
 import gc
 import threading
-import time
 from itertools import islice
 
 import pytest
@@ -123,7 +122,7 @@ def test_a_state_counts_what_was_handed_out(tmp_path):
 def test_a_state_before_the_first_batch_is_the_start(tmp_path):
     with fake_daemon(tmp_path) as daemon, prefetch(dataset(daemon), "cpu") as ahead:
         iterator = iter(ahead)
-        wait_until(lambda: len(daemon.received(Release)) >= 2)
+        daemon.wait_for(Release, 2)
         assert ahead.state_dict()["step"] == -1
         assert [b.step for b in iterator] == [0, 1, 2, 3, 4]
 
@@ -133,10 +132,10 @@ def test_it_reads_no_further_ahead_than_asked(tmp_path):
         ahead = prefetch(dataset(daemon), "cpu", depth=3)
         iterator = iter(ahead)
         next(iterator)
-        wait_until(lambda: len(daemon.received(Release)) >= 4)
-        time.sleep(0.1)
-        assert {m.step for m in daemon.received(Release)} == {0, 1, 2, 3}
+        daemon.wait_for(Release, 4)
         ahead.close()
+        daemon.stop()  # all that was released has come
+        assert {m.step for m in daemon.received(Release)} == {0, 1, 2, 3}
 
 
 def test_epochs_go_on_as_those_of_the_dataset(tmp_path):
@@ -186,7 +185,7 @@ def test_closing_ends_a_wait_for_the_daemon(tmp_path):
         ahead = prefetch(dataset(daemon, reconnect_s=600), "cpu")
         iterator = iter(ahead)
         assert next(iterator).step == 0  # its release is the daemon's end; step 1 may be lost
-        wait_until(lambda: daemon.gone)
+        daemon.wait_gone()
         ahead.close()  # while it knocks for a new daemon
         assert not readers()
         with pytest.raises(RuntimeError, match="newer iterator"):
@@ -226,10 +225,3 @@ def test_no_gpu_is_said(tmp_path):
     with fake_daemon(tmp_path) as daemon, pytest.raises(ValueError, match="no CUDA device"):
         prefetch(dataset(daemon))
     assert issubclass(Refused, ValueError)
-
-
-def wait_until(condition, seconds=20):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)

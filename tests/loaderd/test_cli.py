@@ -8,7 +8,6 @@ import stat
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
@@ -32,7 +31,7 @@ from loaderd.wire import transport
 from loaderd.wire.endpoint import parse_endpoint
 from loaderd.wire.transport import ask_status
 from tests import processes
-from tests.daemons import ROOT, spawn, stop
+from tests.daemons import ROOT, spawn, stop, until
 from tests.loaderd.harness import WAIT_S, Client, Shell
 
 fresh = pytest.mark.usefixtures("fresh_processes")
@@ -93,14 +92,6 @@ def client(shared: str) -> Iterator[Client]:
     connected = Client(parse_endpoint(shared))
     yield connected
     connected.close()
-
-
-def until(condition, what: str) -> None:
-    """Wait for something that another process does."""
-    end, pause = time.monotonic() + WAIT_S, threading.Event()
-    while not condition():
-        assert time.monotonic() < end, what
-        pause.wait(0.005)
 
 
 def open_sessions(endpoint: str) -> int:

@@ -8,9 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
-import time
-from collections.abc import Callable
 from itertools import islice
 
 import numpy as np
@@ -22,7 +19,7 @@ from clients.torch import HopDataset, NeighborDataset
 from loaderd.errors import SessionLost
 from loaderd.wire.endpoint import parse_endpoint
 from tests.clients.fake import fake_daemon
-from tests.daemons import ROOT, spawn, stop
+from tests.daemons import ROOT, spawn, stop, until
 from tests.graphs import make_csc
 from tests.hopstores import make_hops, write_hop_store
 from tests.loaderd.harness import WAIT_S, Client
@@ -57,14 +54,6 @@ def hop_store(tmp_path_factory):
 @pytest.fixture
 def endpoint(tmp_path):
     return f"ipc://{tmp_path}/d.sock"
-
-
-def until(condition: Callable[[], bool], what: str) -> None:
-    """Wait for something that another process does."""
-    end, pause = time.monotonic() + WAIT_S, threading.Event()
-    while not condition():
-        assert time.monotonic() < end, what
-        pause.wait(0.01)
 
 
 def taken(fd: int) -> int:

@@ -6,9 +6,9 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from itertools import islice
 from pathlib import Path
+from subprocess import PIPE
 from types import SimpleNamespace
 
 import numpy as np
@@ -26,15 +26,14 @@ from preprocess.options import IngestOptions  # noqa: E402
 from preprocess.partition import PartitionOptions  # noqa: E402
 from preprocess.progress import Progress  # noqa: E402
 from preprocess.sources.plain import PlainSource  # noqa: E402
-from tests.daemons import ROOT, spawn, stop  # noqa: E402
+from tests.daemons import ROOT, spawn, stop, until  # noqa: E402
 from tests.heterostores import random_hetero, write_hetero_store  # noqa: E402
 from tests.hopstores import make_hops, write_hop_store  # noqa: E402
 from tests.remotes import free_address, introduce, make_keys, remote_daemon  # noqa: E402
 
-WAIT_S = 30.0
 OPTIONS = {"num_neighbors": (6, 4), "batch_size": 100, "seed": 5, "return_e_id": True}
 READ_ONE = """
-import sys, time
+import sys
 from clients.connection.remote import RemoteSession
 from loaderd.protocol import Attach
 request = Attach(token=0, request=0, num_neighbors=(6, 4), batch_size=100)
@@ -42,7 +41,7 @@ session = RemoteSession(sys.argv[1], request)
 session.start(0, 0)
 session.receive_batch(0)
 print("read", flush=True)
-time.sleep(100)
+sys.stdin.read()
 """
 
 
@@ -186,20 +185,13 @@ def test_an_epoch_goes_on_when_the_daemon_was_killed(store, served, tmp_path):
         assert stop(second) == 0
 
 
-def until(condition, what):
-    end = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < end, what
-        time.sleep(0.05)
-
-
 def sessions(served):
     return ask_status(parse_either(served.local)).sessions
 
 
 def test_a_trainer_that_is_killed_is_gone_in_a_moment(served):
     words = [sys.executable, "-c", READ_ONE, served.remote]
-    with subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE) as trainer:
+    with subprocess.Popen(words, cwd=ROOT, stdin=PIPE, stdout=PIPE) as trainer:
         assert trainer.stdout is not None
         assert trainer.stdout.readline() == b"read\n"
         (session,) = sessions(served)

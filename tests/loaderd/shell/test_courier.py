@@ -1,4 +1,4 @@
-"""Pieces: whole, in order, within credit and window, and nothing read that was taken back."""
+"""Pieces: whole, in order, within credit, and nothing read that was taken back."""
 
 import queue
 import threading
@@ -54,7 +54,7 @@ class Broker:
 class World:
     """A courier between an arena of random bytes and a client that the test plays."""
 
-    def __init__(self, window: int = 2, credit: int = 1 << 20, types: tuple[str, ...] = ("n",)):
+    def __init__(self, credit: int = 1 << 20, types: tuple[str, ...] = ("n",)):
         rng = np.random.default_rng(1)
         data = rng.integers(0, 256, SLOT * SLOTS, np.uint8)
         self.arena = SimpleNamespace(data=data, slot_bytes=SLOT)
@@ -63,7 +63,7 @@ class World:
         self.released: queue.Queue[Release] = queue.Queue()
         self.frames = Frames(self)
         attached = Attached(
-            request=1, session=3, resolved=RESOLVED, plan="minibatch", num_steps=9, window=window,
+            request=1, session=3, resolved=RESOLVED, plan="minibatch", num_steps=9, window=2,
             rows=SPECS, types=types, relations=(("n", "to", "n"),),
         )  # fmt: skip
         self.courier = Courier(
@@ -231,18 +231,6 @@ def test_no_more_is_on_its_way_than_the_credit():
     assert world.quiet()
     world.courier.taken(1, on_the_way)
     assert isinstance(world.receive()[0], Piece)
-    world.courier.close()
-
-
-def test_no_more_batches_are_on_their_way_than_the_window():
-    world = World(window=2)
-    for step in range(3):
-        world.courier.push(world.batch(step, 10)[0])
-    seen = [world.receive() for _ in range(4)]
-    assert [type(message).__name__ for message, _ in seen] == ["BatchReady", "Piece"] * 2
-    assert world.quiet()
-    world.courier.taken(1, seen[1][1].size)  # the first one, whole
-    assert world.receive()[0].step == 2
     world.courier.close()
 
 

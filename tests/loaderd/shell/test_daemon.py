@@ -292,7 +292,7 @@ def test_a_client_that_leaves_while_it_is_attached(shell, client):
     with client_of(shell) as other:
         other.send(Attach(token=other.welcome.token, request=1))
         assert shell.engine.seen()[0] == "attach"
-    while shell.call(shell.daemon._door.is_open, other.welcome.token):
+    while shell.call(shell.daemon._local.is_open, other.welcome.token):
         pass
     shell.engine.may_attach.set()
     assert shell.engine.seen() == ("detach", 1)
@@ -364,7 +364,7 @@ def test_what_a_client_that_left_had_asked_for_is_not_begun(shell, client):
         for number in range(5):
             other.send(Attach(token=other.welcome.token, request=number))
         assert shell.engine.seen()[0] == "attach"
-    while shell.call(shell.daemon._door.is_open, other.welcome.token):
+    while shell.call(shell.daemon._local.is_open, other.welcome.token):
         pass
     shell.engine.may_attach.set()
     assert shell.engine.seen() == ("detach", 1)
@@ -400,7 +400,7 @@ def test_noise_at_the_door_is_ignored(shell, client):
 
 
 def test_the_door_outlives_a_shortage_of_descriptors(shell, monkeypatch):
-    door = shell.daemon._door
+    door = shell.daemon._local
     listener = door._listener
 
     class Exhausted:

@@ -19,7 +19,7 @@ def opened(registry: Registry, peer: Peer, number: int, session: int):
     """Open a session in a registry."""
     assert registry.begin(peer, request(number)) is None
     attached = msgspec.structs.replace(SAMPLES[1], request=number, session=session)
-    registry.opened(peer, attached)
+    registry.opened(peer, attached, "ann")
     return attached
 
 

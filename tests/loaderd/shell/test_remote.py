@@ -141,6 +141,15 @@ def test_sessions_of_others_are_out_of_reach(shell, far):
 
 def test_a_lease_that_has_ended_is_told(far):
     assert far.ask(Heartbeat(token=5)).error == "SessionLost"
+    token = far.ask(Hello()).token
+    assert far.ask(Heartbeat(token=token), far.dial()).error == "SessionLost"  # another client's
+
+
+def test_there_are_so_many_clients_at_most(far, monkeypatch):
+    monkeypatch.setattr("loaderd.shell.remote.MAX_VISITORS", 1)
+    token = far.ask(Hello()).token
+    assert "the most that may be" in far.ask(Hello(), far.dial()).message
+    assert far.ask(Hello()).token == token
 
 
 def test_who_leaves_is_forgotten(shell):
@@ -153,7 +162,7 @@ def test_who_leaves_is_forgotten(shell):
 
 def test_who_is_silent_is_forgotten(shell, far, monkeypatch):
     """The lease ends by the clock; the connection stands."""
-    monkeypatch.setattr("loaderd.shell.visitors.LEASE_S", 1.5)
+    monkeypatch.setattr("loaderd.shell.remote.LEASE_S", 1.5)
     session = attach(far, far.ask(Hello()).token, far.dial()).session
     assert shell.engine.seen()[0] == "attach"
     assert shell.engine.seen() == ("detach", session)

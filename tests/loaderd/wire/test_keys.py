@@ -1,8 +1,11 @@
 """Addresses and files of keys."""
 
+import asyncio
 import stat
+from types import SimpleNamespace
 
 import pytest
+import zmq
 
 from loaderd.errors import NoDaemon, Refused
 from loaderd.wire.curve import Gate, new_pair
@@ -114,21 +117,26 @@ def test_authorized_keys_are_read_again_when_they_change(tmp_path):
     assert authorized.name_of(ann) is None
 
 
-def test_answers_to_who_may_come_in(tmp_path):
+def test_answers_to_who_may_come_in(tmp_path, caplog):
     ann, eve = new_pair().public, new_pair().public
     (tmp_path / AUTHORIZED).write_text(f"{ann} ann\n")
-    gate = Gate(Authorized(tmp_path))
+    answers = []
+    gate = Gate(zmq.Context(), Authorized(tmp_path))
+    gate.zap_socket = SimpleNamespace(send_multipart=answers.append)
 
-    def ask(key: bytes, mechanism: bytes = b"CURVE", version: bytes = b"1.0") -> list[bytes]:
-        frames = [b"", version, b"7", b"loaderd", b"10.0.0.9", b"", mechanism, key]
-        return gate.answer(frames)[1:6]
+    def ask(key: bytes, version: bytes = b"1.0") -> tuple[bytes, bytes]:
+        """Code, and user of the connection."""
+        frames = [version, b"7", b"loaderd", b"10.0.0.9", b"", b"CURVE", key]
+        asyncio.run(gate.handle_zap_message(frames))
+        (answer,) = answers
+        answers.clear()
+        assert answer[:2] == [b"1.0", b"7"]
+        return answer[2], answer[4]
 
     raw = z85.decode(ann.encode())
-    assert ask(raw) == [b"1.0", b"7", b"200", b"OK", ann.encode()]
-    refused = [b"1.0", b"7", b"400", b"not authorized", b""]
-    assert ask(z85.decode(eve.encode())) == refused
-    for odd in (b"", raw[:31], raw + b"x"):
-        assert ask(odd) == refused
-    assert ask(raw, mechanism=b"NULL") == refused
-    assert ask(raw, version=b"2.0") == refused
-    assert gate.answer([])[3] == b"400"
+    assert ask(raw) == (b"200", ann.encode())
+    assert not caplog.records
+    assert ask(z85.decode(eve.encode())) == (b"400", b"")
+    (record,) = [r for r in caplog.records if r.message == "client turned away"]
+    assert (record.fields["address"], record.fields["key"]) == ("10.0.0.9", eve)
+    assert ask(raw, version=b"2.0") == (b"400", b"")
