@@ -41,7 +41,7 @@ BELOW = {  # folder -> folders beside it, and modules, that it builds on
     "loaderd/hopwise": {"batch", "memory", "plans"},
     "loaderd/engine": {"batch", "hopwise", "hyper", "macro", "memory", "plans"},
     "loaderd/sessions": {"batch", "engine", "hopwise", "hyper", "macro", "memory", "plans"},
-    "loaderd/streams": {"batch", "memory", "plans", "sessions"},
+    "loaderd/streams": {"batch", "engine", "memory", "plans", "sessions"},
     "loaderd/wire": {},
     "loaderd/shell": {"memory", "wire"},
     "loaderd/sight": {"memory"},

@@ -2,7 +2,7 @@
 
 from blockstore.errors import StoreError
 from loaderd.errors import BatchFailed, DaemonError
-from loaderd.plans.base import Unit
+from loaderd.plans.base import Wanted
 from loaderd.protocol import ErrorReply
 
 
@@ -12,15 +12,15 @@ def error_text(error: BaseException) -> str:
     return str(error) if known else f"{type(error).__name__}: {error}"
 
 
-def failure(session: int, unit: Unit, run: int, text: str, step: int = -1) -> ErrorReply:
-    """Nothing more comes of a run: the batch of this unit could not be built.
+def failure(session: int, wanted: Wanted, text: str, step: int = -1) -> ErrorReply:
+    """Nothing more comes of a run: this batch of it could not be built.
 
-    step   as the text names it, if the unit's is another position
+    step   as the text names it, if that of the batch is another position
     """
     return ErrorReply(
         error=BatchFailed.__name__,
-        message=f"epoch {unit.epoch}, step {unit.step if step < 0 else step}: {text}",
+        message=f"epoch {wanted.epoch}, step {wanted.step if step < 0 else step}: {text}",
         session=session,
-        run=run,
-        step=unit.step,
+        run=wanted.run,
+        step=wanted.step,
     )

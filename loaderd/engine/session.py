@@ -7,7 +7,7 @@ from typing import NamedTuple
 from loaderd.batch.rows import Addressed
 from loaderd.batch.structure import Structure
 from loaderd.memory.workspace import Workspace
-from loaderd.plans.base import Positions, Unit
+from loaderd.plans.base import Unit
 from loaderd.protocol import BatchReady, RowGroup
 
 
@@ -75,10 +75,11 @@ class RowSizes(NamedTuple):
 class SessionState:
     """Credits, order and slots of one session.  The engine calls it under its lock."""
 
-    def __init__(self, window: int, num_steps: int, slots: list[int], sizes: RowSizes) -> None:
+    def __init__(self, window: int, slots: list[int], sizes: RowSizes) -> None:
         """`slots`: the session's own share of the arena for structure, addresses and row areas."""
-        self.window, self.num_steps, self.sizes = window, num_steps, sizes
-        self.run, self.epoch, self.next_step, self.order = -1, 0, num_steps, Positions()
+        self.window, self.sizes = window, sizes
+        self.run = -1  # the first that goes on; those before it have ended
+        self.failed = False  # nothing more is built before another one begins
         self.jobs: dict[tuple[int, int], Job] = {}  # by run and step, not wholly released
         self._free = list(slots)
         self._total = len(slots)
@@ -102,11 +103,10 @@ class SessionState:
 
     @property
     def waits(self) -> bool:
-        """Whether nothing is being built, and something would be if leases came back."""
+        """Whether nothing is being built, or would be before leases come back."""
         if any(job.busy for job in self.jobs.values()):
             return False
-        full = len(self.jobs) >= self.window and self.next_step < self.num_steps
-        return bool(self._order) or full
+        return bool(self._order) or len(self.jobs) >= self.window
 
     def widen(self, slots: list[int], batches: int) -> None:
         """More slots, and as many more batches in flight."""
@@ -119,8 +119,8 @@ class SessionState:
         """Whether every slot is back."""
         return len(self._free) == self._total
 
-    def begin(self, run: int, epoch: int, step: int, order: Positions) -> list[Job]:
-        """A new run: what earlier ones hold is taken back; returns jobs that no worker has.
+    def begin(self, run: int) -> list[Job]:
+        """Runs before this one end, what they hold is taken back; returns jobs that no worker has.
 
         The caller drops their pins and workspaces; those a worker has are marked cancelled.
         """
@@ -134,29 +134,18 @@ class SessionState:
         self._order.clear()
         self._outbox.clear()
         self._sequence = self._next_out = 0
-        self.run, self.epoch, self.next_step, self.order = run, epoch, step, order
+        self.run, self.failed = run, False
         return ended
-
-    def proceed(self, run: int, epoch: int, step: int, order: Positions) -> None:
-        """A new run behind one of which every batch has been handed over: leases stay."""
-        assert not self._order
-        self.run, self.epoch, self.next_step, self.order = run, epoch, step, order
-
-    def narrow(self, ranks: tuple[int, ...]) -> None:
-        """From now on the run goes on with the batches of fewer ranks."""
-        self.order = self.order._replace(ranks=ranks)
-        self.next_step = self.order.from_here(self.next_step)
 
     def may_start(self) -> bool:
         """Whether one more batch may be built now."""
-        return self.next_step < self.num_steps and len(self.jobs) < self.window
+        return not self.failed and len(self.jobs) < self.window
 
-    def start(self, unit: Unit, work: Workspace) -> Job:
+    def start(self, run: int, unit: Unit, work: Workspace) -> Job:
         """The next batch begins."""
-        job = Job(self.run, unit, work)
+        job = Job(run, unit, work)
         self.jobs[job.run, unit.step] = job
         self._order.append(job)
-        self.next_step = self.order.after(self.next_step)
         return job
 
     def admit(self, job: Job) -> None:
@@ -274,13 +263,13 @@ class SessionState:
         self._forget(job)
 
     def fail(self, job: Job) -> None:
-        """A worker could not build the job: nothing more is built in this run."""
+        """A worker could not build the job: nothing more is built before another run begins."""
         job.cancelled = True
         if self.jobs.get((job.run, job.unit.step)) is job:
             del self.jobs[job.run, job.unit.step]
         if job in self._order:
             self._order.remove(job)
-        self.next_step = self.num_steps
+        self.failed = True
         self.abandon(job)
 
     def _forget(self, job: Job) -> None:

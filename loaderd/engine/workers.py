@@ -14,6 +14,45 @@ log = logging.getLogger(__name__)
 _SOON, _LATER, _LAST = range(3)  # what a client waits for, what is sampled ahead, the end
 
 
+class SerialExecutor:
+    """A thread that does what it is given, in order, until it is closed."""
+
+    def __init__(self, name: str) -> None:
+        self.closed = False
+        self._steps: concurrency.SimpleQueue[Callable[[], None] | None] = concurrency.SimpleQueue()
+        self._thread = concurrency.Thread(target=self._serve, name=name, daemon=True)
+        self._thread.start()
+
+    def put(self, step: Callable[[], None]) -> None:
+        """To be done after those that were put before."""
+        self._steps.put(step)
+
+    def put_later(self, step: Callable[[], None], delay_s: float) -> None:
+        """To be put in so many seconds."""
+        timer = concurrency.Timer(delay_s, self._steps.put, [step])
+        timer.daemon = True
+        timer.start()
+
+    def close(self) -> None:
+        """What was put before is done; nothing after it."""
+        self.closed = True
+        self._steps.put(None)
+        self._thread.join()
+
+    def _serve(self) -> None:
+        while self._serve_once():  # while it waits for the next step it holds nothing of the last
+            pass
+
+    def _serve_once(self) -> bool:
+        if (step := self._steps.get()) is None:
+            return False
+        try:
+            step()
+        except Exception:  # a defect in one session's step: the others still need this thread
+            log.exception("a step failed")
+        return True
+
+
 class _Task(NamedTuple):
     """A step for a worker: the lowest priority first, of these the earliest start."""
 

@@ -17,7 +17,7 @@ from blockstore import concurrency
 from loaderd.batch.structure import Structure
 from loaderd.errors import BatchFailed
 from loaderd.hyper.rowcache import Needs, RowCache
-from loaderd.plans.base import Plan, Positions, Unit
+from loaderd.plans.base import Plan, Unit, Wanted
 from loaderd.trace import ROWS, STAGE, Trace
 
 ALIGN = 64
@@ -74,7 +74,7 @@ class StructureArea:
 class Sampled(NamedTuple):
     """A batch's structure, compact: what stands in a workspace after sampling."""
 
-    batch: int  # its number in the run
+    batch: int  # its number since the session has begun, see `Hyper.begin`
     unit: Unit
     structure: Structure
     nodes: tuple[NDArray[Any], ...]  # id_dtype: store ids, seeds first; all in pieces
@@ -86,6 +86,7 @@ class Sampled(NamedTuple):
     trees: tuple[NDArray[np.uint32], ...]  # of each node, where edges are sampled up to a time
     times: tuple[NDArray[np.int64], ...]  # of the seeds, likewise
     area: StructureArea
+    run: int = -1
 
 
 class _Cancelled(Exception):
@@ -94,13 +95,10 @@ class _Cancelled(Exception):
 
 @dataclass(eq=False)
 class _Run:
-    """What the client has started."""
+    """What is built from one `begin` to the next."""
 
-    number: int
-    epoch: int
-    step: int  # that is sampled next
-    order: Positions
-    first: int  # number that it began with
+    number: int  # of the first run in it; others may follow
+    ahead: deque[Wanted] = field(default_factory=deque)  # asked for, not sampled yet
     batches: int = 0  # sampled so far
     grouped: int = 0  # of these, brought in so far
     released: set[int] = field(default_factory=set)  # out of order
@@ -117,16 +115,22 @@ class Sampler(Protocol):
 
 
 class Hand(Protocol):
-    """Where finished batches go: the engine."""
+    """Whose batches they are."""
+
+    def ask(self, run: int, count: int) -> list[Wanted]:
+        """The batches that are wanted next, at most so many; none if `run` has ended.
+
+        They are not asked for again.
+        """
 
     def admit(self, run: int, batches: Sequence[Sampled], cached: bool) -> bool:
         """Take batches in order; their rows are in the cache, or else are for the engine to bring.
 
-        Returns False where the run has ended: the batches' structure is not needed any more.
+        Returns False if `run` has ended: the batches' structure is not needed any more.
         """
 
-    def failed(self, run: int, unit: Unit, error: BaseException) -> None:
-        """The run ends here."""
+    def failed(self, run: int, wanted: Wanted, error: BaseException) -> None:
+        """Nothing more comes before the next `begin`."""
 
 
 class Hyper:
@@ -153,6 +157,7 @@ class Hyper:
         self._changed = concurrency.Condition()
         self._run: _Run | None = None
         self._stopped = self._closed = False
+        self._more = False  # batches may be wanted that nobody has asked for yet
         self._sampling = self._waits = False
         self._queue: deque[Sampled] = deque()  # of the run, to be brought in
         self._cached_run: _Run | None = None  # of the numbers in the cache
@@ -180,29 +185,19 @@ class Hyper:
 
     # -- from the engine --------------------------------------------------------------------------
 
-    def begin(self, run: int, epoch: int, step: int, order: Positions) -> None:
-        """A new run; the one before ends."""
+    def begin(self, run: int) -> None:
+        """Build what is wanted of this run and later ones; those before it end."""
         with self._changed:
             self._forget()
-            self._run = _Run(run, epoch, step, order, run)
-            self._stopped = False
+            self._run = _Run(run)
+            self._stopped, self._more = False, True
             self._changed.notify_all()
 
-    def proceed(self, run: int, epoch: int, step: int, order: Positions) -> None:
-        """The run goes on under another number and elsewhere; rows of its batches stay."""
+    def wake(self) -> None:
+        """More may be wanted."""
         with self._changed:
-            assert self._run is not None
-            self._run.number, self._run.epoch = run, epoch
-            self._run.step, self._run.order = step, order
-            self._stopped = False
+            self._more = True
             self._changed.notify_all()
-
-    def narrow(self, run: int, ranks: tuple[int, ...]) -> None:
-        """The run goes on with the batches of fewer ranks."""
-        with self._changed:
-            if self._run is not None and self._run.number == run:
-                self._run.order = self._run.order._replace(ranks=ranks)
-                self._run.step = self._run.order.from_here(self._run.step)
 
     @property
     def waits(self) -> bool:
@@ -219,7 +214,7 @@ class Hyper:
     def released(self, run: int, batch: int) -> None:
         """The client is done with a batch."""
         with self._changed:
-            if self._run is None or run < self._run.first:
+            if self._run is None or run < self._run.number:
                 return
             self._run.released.add(batch)
             while self._run.oldest in self._run.released:
@@ -268,12 +263,25 @@ class Hyper:
         while self._queue:
             self._drop(self._queue.popleft().area, 1)
 
-    def _more(self, run: _Run) -> bool:
-        return run.step < self._plan.num_steps and not self._stopped
-
     def _may_sample(self) -> bool:
         run = self._run
-        return self._closed or (run is not None and self._more(run) and bool(self._free))
+        if self._closed or run is None:
+            return self._closed
+        return (self._more or bool(run.ahead)) and not self._stopped and bool(self._free)
+
+    def _ask(self, run: _Run) -> bool:
+        """Know what is to be sampled next; False: nothing is.  By the sampling thread, unlocked.
+
+        A `wake` that comes meanwhile is not missed: the next look asks again.
+        """
+        asked = self._hand.ask(run.number, self._chunk - len(run.ahead))
+        with self._changed:
+            run.ahead.extend(asked)
+            if run is self._run and len(run.ahead) >= self._chunk:
+                self._more = True
+            self._sampling = bool(run.ahead) and run is self._run and not self._stopped
+            self._changed.notify_all()
+            return self._sampling
 
     def _sample(self) -> None:
         with self._changed:
@@ -283,28 +291,28 @@ class Hyper:
                 return
             area = self._free.pop()
             area.left = 1  # this thread's
-            self._sampling = True
-        units, step = list[Unit](), run.step
-        while len(units) < self._chunk and step < self._plan.num_steps:
-            units.append(self._plan.unit(run.epoch, step))
-            step = run.order.after(step)
+            self._more, self._sampling = False, True
+        if not self._ask(run):
+            with self._changed:
+                self._drop(area, 1)
+            return
+        wanted = list(run.ahead)
         sampled: list[Sampled] = []
         begun = concurrency.perf_counter_ns()
         try:
+            units = [self._plan.unit(w.epoch, w.step) for w in wanted]
             sampled = self._sampler.sample(units, run.batches, area, lambda: run is not self._run)
             if not sampled and run is self._run:
                 raise BatchFailed("a batch's structure takes more than there is room for")
         except BaseException as error:
-            self._fail(run, units[0], error)
+            self._fail(run, wanted[0], error)
         with self._changed:
             if run is self._run:
                 area.left += len(sampled)
                 run.batches += len(sampled)
-                if sampled:
-                    run.step = run.order.after(sampled[-1].unit.step)
                 self.counters["hyper_sampled"] += len(sampled)
                 self.counters["hyper_areas"] += 1
-                self._queue.extend(sampled)
+                self._queue.extend(s._replace(run=run.ahead.popleft().run) for s in sampled)
             self._sampling = False
             self.counters["hyper_sample_ns"] += self._stage(0, run, begun)
             self._changed.notify_all()
@@ -319,7 +327,8 @@ class Hyper:
             return False
         first = run.grouped == 0 or self.cache is None  # begin with what there is
         wanted = 1 if first and self.cache is None else self._chunk if first else self.size
-        starved = not self._sampling and not (self._more(run) and self._free)
+        more = (self._more or bool(run.ahead)) and not self._stopped
+        starved = not self._sampling and not (more and self._free)
         return len(self._queue) >= wanted or starved
 
     def _gather(self) -> None:
@@ -340,7 +349,8 @@ class Hyper:
         except _Cancelled:
             pass
         except BaseException as error:
-            self._fail(run, todo[0].unit, error)
+            unit = todo[0].unit
+            self._fail(run, Wanted(todo[0].run, unit.epoch, unit.step), error)
         with self._changed:
             self.counters["hyper_bring_ns"] += self._stage(1, run, begun)
             for area in areas:
@@ -393,10 +403,10 @@ class Hyper:
                 raise _Cancelled
             return run.oldest
 
-    def _fail(self, run: _Run, unit: Unit, error: BaseException) -> None:
+    def _fail(self, run: _Run, wanted: Wanted, error: BaseException) -> None:
         with self._changed:
             if run is not self._run:
                 return
             self._stopped = True
             self._forget()
-        self._hand.failed(run.number, unit, error)
+        self._hand.failed(run.number, wanted, error)

@@ -21,37 +21,12 @@ class Part(NamedTuple):
 EVERY_RANK = -1  # as a part's rank: the batches of all ranks of a job, one after another
 
 
-class Positions(NamedTuple):
-    """In which order a run goes through the positions of an epoch.
+class Wanted(NamedTuple):
+    """A batch that somebody waits for."""
 
-    A position is a step; or, if one session serves all ranks of a job, `step * world + rank`.
-    """
-
-    stride: int = 1  # between two steps
-    world: int = 1  # positions of a step
-    ranks: tuple[int, ...] = (0,)  # whose positions come, ascending
-
-    def after(self, position: int) -> int:
-        """The position that follows."""
-        step, rank = divmod(position, self.world)
-        for later in self.ranks:
-            if later > rank:
-                return step * self.world + later
-        return (step + self.stride) * self.world + self.ranks[0]
-
-    def from_here(self, position: int) -> int:
-        """This position, or the first one behind it that comes."""
-        return position if position % self.world in self.ranks else self.after(position)
-
-    def first(self, step: int) -> int:
-        """The first position of a step."""
-        return step * self.world + self.ranks[0]
-
-    def left(self, position: int, num_positions: int) -> int:
-        """Positions from this one to the end."""
-        step, rank = divmod(position, self.world)
-        steps = len(range(step, num_positions // self.world, self.stride))
-        return steps * len(self.ranks) - sum(r < rank for r in self.ranks) if steps else 0
+    run: int  # grows with each epoch that is begun
+    epoch: int
+    step: int  # or, if one session serves all ranks of a job, the position `step * world + rank`
 
 
 class Unit(NamedTuple):
@@ -61,7 +36,7 @@ class Unit(NamedTuple):
     """
 
     epoch: int
-    step: int  # or another position, see `Positions`
+    step: int  # or a position, see `Wanted`
     start: int
     stop: int
     macro: int = -1  # number of the macro-batch in the epoch

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from blockstore.kernels.order import group_by_range
 from blockstore.kernels.random import make_key, permute_range
 from loaderd.errors import Refused
-from loaderd.plans.base import Part, Unit
+from loaderd.plans.base import EVERY_RANK, Part, Unit
 from loaderd.plans.minibatch import GraphBounds, MinibatchPlan
 from loaderd.protocol import Resolved
 
@@ -64,16 +64,22 @@ class MacrobatchPlan(MinibatchPlan):
         return -(-self._macro.num_partitions // self._macro.partitions)
 
     def unit(self, epoch: int, step: int) -> Unit:
-        """This part's share of a step: positions among the seeds of its macro-batch."""
+        """This part's share of a step: positions among the seeds of its macro-batch.
+
+        Of every rank's plan that of a position, `step * world + rank`.
+        """
         layout: Epoch = self.epoch_layout(epoch)
+        position, rank, world = step, self.part.rank, self.part.world_size
+        if rank == EVERY_RANK:
+            step, rank = divmod(position, world)
         macro = int(np.searchsorted(layout.first_step, step, "right")) - 1
         cycle, i = divmod(step - int(layout.first_step[macro]), int(layout.steps[macro]))
         seeds, steps = int(layout.seeds[macro]), int(layout.steps[macro])
         start, stop = seeds * i // steps, seeds * (i + 1) // steps
-        size, rank, world = stop - start, self.part.rank, self.part.world_size
+        size = stop - start
         return Unit(
-            epoch, step, start + size * rank // world, start + size * (rank + 1) // world, macro,
-            cycle,
+            epoch, position, start + size * rank // world, start + size * (rank + 1) // world,
+            macro, cycle,
         )  # fmt: skip
 
     def order(self, unit: Unit, out: NDArray[np.int64]) -> None:

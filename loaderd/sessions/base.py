@@ -19,11 +19,13 @@ from loaderd.batch.rows import RowAssembler
 from loaderd.batch.topology import Topology
 from loaderd.devicecost import DeviceGauge
 from loaderd.engine.build import Builder
-from loaderd.engine.workers import WorkerPool
-from loaderd.guarded import Guarded
+from loaderd.engine.workers import SerialExecutor, WorkerPool
+from loaderd.guarded import Guarded, Lock
 from loaderd.memory.ledger import Budget, EngineSettings
 from loaderd.memory.residency import Residency
 from loaderd.memory.slots import WAIT_S, SlotBroker
+from loaderd.plans.base import Plan, Wanted
+from loaderd.plans.chunks import HopPlan
 from loaderd.protocol import (
     Attach,
     Attached,
@@ -35,9 +37,7 @@ from loaderd.protocol import (
     Resolved,
     RowArraySpec,
     RowGroup,
-    SessionStatus,
     Skipped,
-    Start,
 )
 from loaderd.trace import Trace
 
@@ -45,37 +45,44 @@ Out = BatchReady | RowGroup | ChunkReady | Skipped | ErrorReply
 Deliver = Callable[[int, Out], None]
 
 
+class Consumer(Protocol):
+    """For whom a session builds.  It is called under the lock of the daemon's sessions."""
+
+    def next(self) -> Wanted | None:
+        """The batch that is wanted next; None: none is, until `EngineSession.wake`.
+
+        It is not asked for again.
+        """
+
+    def deliver(self, message: Out) -> None:
+        """A row group is ready; or steps are left out, or nothing more comes."""
+
+
 class EngineSession(Protocol):
-    """Batches in order for whoever knows its number.  Any thread may call, with no lock held.
+    """Builds the batches that its consumer asks for.  Any thread may call.
 
     What opens a session returns a finished one.  After `detach` it serves nobody; when all of its
     memory is back where it came from, it says so by `StoreResources.ended`, once.
     """
 
     number: int
+    plan: str  # that serves: of `auto` the one that was chosen
 
     def describe(self, request: int) -> Attached:
         """The reply to the client."""
 
-    def start(self, start: Start, ranks: tuple[int, ...] = ()) -> None:
-        """Begin a run: earlier ones of the session end.  A start that is not newer does nothing.
+    def start(self, run: int, consumer: Consumer) -> None:
+        """Build what a consumer wants of this run and later ones.
 
-        ranks   of a session that serves every rank of a job: whose batches are built; (): all
-
-        Raises SessionLost: it is detached; Refused: a position that no epoch has.
+        Runs before it end: what is leased of them is taken back, what is on its way is dropped.
+        Raises SessionLost: it is detached.
         """
 
-    def proceed(self, start: Start, ranks: tuple[int, ...] = ()) -> None:
-        """Begin a run behind one of which every batch was delivered: what is leased stays so.
-
-        Raises SessionLost.
-        """
-
-    def narrow(self, run: int, ranks: tuple[int, ...]) -> None:
-        """Go on with the batches of fewer ranks, if the session is at this run."""
+    def wake(self) -> None:
+        """The consumer may want more."""
 
     def release(self, release: Release) -> None:
-        """The client is done with a row group."""
+        """Nobody needs a row group any more."""
 
     def waits(self) -> bool:
         """Whether nothing more is built before batches are released."""
@@ -86,8 +93,8 @@ class EngineSession(Protocol):
     def join(self) -> None:
         """After `detach`: wait until the session's own threads have ended."""
 
-    def status(self) -> SessionStatus:
-        """As `loaderd status` shows it."""
+    def held_bytes(self) -> int:
+        """Of the arena."""
 
     def ledger_entry(self) -> LedgerEntry:
         """What the session has taken out of the row pool."""
@@ -144,6 +151,8 @@ class SharedResources:
         self._stack = ExitStack()
         self.unused_bytes = unused_bytes
         self.numbers = itertools.count(1)  # of sessions, through all stores
+        # of all sessions and of the streams: what they do under it is bookkeeping alone
+        self.lock = concurrency.RLock()
         self.trace = Trace(settings.trace) if settings.trace else None
         if self.trace is not None:
             self._stack.callback(self.trace.close)
@@ -156,6 +165,8 @@ class SharedResources:
         self._stack.callback(self.readers.close)
         self.workers = WorkerPool(settings.workers)
         self._stack.callback(self.workers.close)
+        self.closer = SerialExecutor("sessions-close")  # waits for the threads of those that end
+        self._stack.callback(self.closer.close)
 
     def close(self) -> None:
         """End the threads, and give the memory back; nobody uses any of it."""
@@ -181,8 +192,9 @@ class StoreResources:
     builder: Builder
     first_copied: int  # number, in the reader, of the first file of copies of hubs and halos
     first_propagated: int  # and of the first array of propagated features
+    lock: Lock  # of all sessions
+    closer: SerialExecutor
     draining: concurrency.Event  # set: no batch is begun, and what is leased stays so for good
-    deliver: Deliver
     ended: Callable[[EngineSession], None]  # told when a session has given all back
     _shared: Guarded[dict[object, Any]] = field(default_factory=lambda: Guarded({}))
 
@@ -262,60 +274,21 @@ class Allocation:
         del self._slots[keep:]
 
 
-class Closing:
-    """Waits for the threads of a session that ends, in a thread of its own."""
-
-    def __init__(self, close: Callable[[], None]) -> None:
-        """`close` waits for them; it is called once."""
-        self._close, self._done = close, concurrency.Event()
-        self._thread: concurrency.Thread | None = None
-
-    def begin(self, in_thread: bool) -> None:
-        """Close; the caller holds no lock.
-
-        in_thread   return at once, unless the system has no more threads
-        """
-        if in_thread:
-            self._thread = concurrency.Thread(target=self._run)
-            try:
-                self._thread.start()
-            except RuntimeError:
-                self._thread = None
-            else:
-                return
-        self._run()
-
-    def join(self) -> None:
-        """Until it is closed; another thread may be about to begin."""
-        self._done.wait()
-        if self._thread is not None:
-            self._thread.join()
-
-    def _run(self) -> None:
-        try:
-            self._close()
-        finally:
-            del self._close  # it leads back to the session: nothing waits for the collector
-            self._done.set()
-
-
 def describe(
+    session: EngineSession,
     manifest: Manifest,
     request: int,
-    session: int,
-    resolved: Resolved,
-    plan: str,
-    num_steps: int,
+    plan: Plan | HopPlan,
     window: int,
     rows: tuple[RowArraySpec, ...],
 ) -> Attached:
     """The reply to a client."""
     return Attached(
         request=request,
-        session=session,
-        resolved=resolved,
-        plan=plan,
-        num_steps=num_steps,
+        session=session.number,
+        resolved=plan.resolved,
+        plan=session.plan,
+        num_steps=plan.num_steps,
         window=window,
         rows=rows,
         types=tuple(t.name for t in manifest.types),

@@ -1,11 +1,11 @@
 """The engine: sessions of one store by their numbers, whatever kind they are."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from types import TracebackType
-from typing import Self
+from typing import NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +19,7 @@ from loaderd.batch.topology import Topology
 from loaderd.devicecost import DeviceGauge
 from loaderd.engine.build import Builder
 from loaderd.engine.least import check_numbers
-from loaderd.errors import Refused, SessionLost, Shortage, ShuttingDown
+from loaderd.errors import SessionLost, Shortage, ShuttingDown
 from loaderd.guarded import Guarded
 from loaderd.hopwise.files import hop_files
 from loaderd.macro.files import copied_files
@@ -37,22 +37,21 @@ from loaderd.memory.residency import Residency
 from loaderd.memory.slots import LOOK_WAIT_S, WAIT_S, RequestArea, SlotBroker
 from loaderd.memory.workspace import Tables
 from loaderd.meter import add_counts
+from loaderd.plans.base import Wanted
 from loaderd.protocol import (
     Attach,
     Attached,
     LedgerEntry,
     Release,
     Resolved,
-    SessionStatus,
     Start,
 )
-from loaderd.sessions.base import Deliver, EngineSession, SharedResources, StoreResources
+from loaderd.sessions.base import Deliver, EngineSession, Out, SharedResources, StoreResources
 from loaderd.sessions.kinds import find_kind
 
 # that a status has, also without sessions
 _COUNTERS = (
-    "batches", "edges", "rows", "rows_copied", "groups", "sample_ns", "fill_ns", "ready_ns",
-    "starved_ns",
+    "batches", "edges", "rows", "rows_copied", "groups", "sample_ns", "fill_ns",
 )  # fmt: skip
 
 
@@ -89,11 +88,11 @@ class Engine:
                 store.manifest, settings, shared.arena.slot_bytes, len(slots), shared.unused_bytes
             )
         self.arena, self._workers, self._numbers = shared.arena, shared.workers, shared.numbers
-        self.deliver: Deliver = lambda _session, _message: None
-        self._lock = concurrency.RLock()
-        self._changed = concurrency.Condition(self._lock)  # a session has ended, or all are to
-        self._sessions: Guarded[dict[int, EngineSession]] = Guarded({}, self._lock)
-        self._ending: Guarded[list[EngineSession]] = Guarded([], self._lock)  # detached
+        self.deliver: Deliver = lambda _session, _message: None  # to who shares no session
+        self.lock = shared.lock
+        self._changed = concurrency.Condition(self.lock)  # a session has ended, or all are to
+        self._sessions: Guarded[dict[int, EngineSession]] = Guarded({}, self.lock)
+        self._ending: Guarded[list[EngineSession]] = Guarded([], self.lock)  # detached
         self._counters = dict.fromkeys(_COUNTERS, 0)  # of sessions that have ended
         try:
             self.resources = self._open(shared, slots, Tables(tables))
@@ -143,7 +142,7 @@ class Engine:
             trace=shared.trace, graph=self.graph, topology=topology, assembler=assembler,
             builder=Builder(topology, assembler, arena, original), first_copied=first_copied,
             first_propagated=first_propagated, draining=concurrency.Event(),
-            deliver=lambda session, message: self.deliver(session, message), ended=self._ended,
+            ended=self._ended, lock=self.lock, closer=shared.closer,
         )  # fmt: skip
 
     def _pool(self, files: Sequence[BlockedFile]) -> BlockPool:
@@ -177,17 +176,16 @@ class Engine:
         """What a request is resolved to; nothing is taken.  Raises Refused."""
         return find_kind(request.plan).resolve(self.store.manifest, request, seeds)
 
-    def attach(self, request: Attach, seeds: NDArray[np.int64] | None) -> Attached:
-        """Open a session; reads the seeds' store ids from disk.
+    def open(self, request: Attach, seeds: NDArray[np.int64] | None) -> EngineSession:
+        """A session, for one consumer; reads the seeds' store ids from disk.
 
         Raises Refused, StoreError, ShuttingDown.
         """
         self.wait_ended(WAIT_S)  # for what sessions that end still hold
-        number = next(self._numbers)
-        session = find_kind(request.plan).open(self.resources, number, request, seeds)
-        with self._lock:
-            self._sessions()[number] = session
-        return session.describe(request.request)
+        session = find_kind(request.plan).open(self.resources, next(self._numbers), request, seeds)
+        with self.lock:
+            self._sessions()[session.number] = session
+        return session
 
     def wait_ended(self, wait_s: float) -> None:
         """Wait until sessions that end have given back what they hold; no longer than so.
@@ -217,87 +215,60 @@ class Engine:
         memory = self.arena.data[first * slot :][: 8 * request.ids]
         return RequestArea(memory.view("<i8"), range(first, first + count), slot, broker)
 
-    def detach(self, number: int) -> None:
-        """Close a session; its memory is free after nobody uses it any more."""
-        with self._lock:
-            session = self._sessions().pop(number, None)
-            if session is None:
+    def close(self, session: EngineSession) -> None:
+        """Its memory is free after nobody uses it any more."""
+        with self.lock:
+            if self._sessions().pop(session.number, None) is None:
                 return
             self._ending().append(session)
-        session.detach()
-        self._workers.forget(number)
+            session.detach()
+        self._workers.forget(session.number)
 
     def _ended(self, session: EngineSession) -> None:
         """A session has given all back."""
-        counters = session.counters()
         with self._changed:
             self._ending().remove(session)
-            add_counts(self._counters, counters)
+            add_counts(self._counters, session.counters())
             self._changed.notify_all()
 
-    def _find(self, number: int) -> EngineSession | None:
-        with self._lock:
-            return self._sessions().get(number)
+    # -- sessions that nobody shares, by their numbers --------------------------------------------
 
-    def _open_session(self, number: int) -> EngineSession:
-        if (session := self._find(number)) is None:
-            raise SessionLost(f"session {number} is not open")
-        return session
+    def attach(self, request: Attach, seeds: NDArray[np.int64] | None) -> Attached:
+        """Open a session that delivers to `deliver`.  Raises as `open`."""
+        return self.open(request, seeds).describe(request.request)
 
-    def start(self, start: Start, ranks: tuple[int, ...] = ()) -> None:
-        """Begin a run: earlier ones of the session end.  A start that is not newer does nothing.
-
-        ranks   as for `EngineSession.start`
-
-        Raises SessionLost: it is not open, or not any more; Refused: a position that no epoch has.
-        """
-        if start.step < 0 or start.stride < 1 or start.epoch < 0:
-            raise Refused(
-                f"epoch {start.epoch}, step {start.step}, stride {start.stride}: "
-                "expected 0 or more, 0 or more, 1 or more"
-            )
-        self._open_session(start.session).start(start, ranks)
-
-    def proceed(self, start: Start, ranks: tuple[int, ...] = ()) -> None:
-        """A new run behind one of which every batch was delivered: what is leased stays so."""
-        self._open_session(start.session).proceed(start, ranks)
-
-    def narrow(self, number: int, run: int, ranks: tuple[int, ...]) -> None:
-        """A run of a session goes on with the batches of fewer ranks."""
-        if (session := self._find(number)) is not None:
-            session.narrow(run, ranks)
+    def start(self, start: Start) -> None:
+        """Begin a run; those before it end.  Raises SessionLost."""
+        session = self._find(start.session)
+        num_steps = session.describe(0).num_steps
+        steps = iter(range(start.step, num_steps, start.stride))
+        session.start(start.run, _Steps(self, start, steps))
 
     def release(self, release: Release) -> None:
-        """A client is done with a row group."""
-        if (session := self._find(release.session)) is not None:
-            session.release(release)
+        """Nobody needs a row group any more."""
+        with self.lock:
+            if (session := self._sessions().get(release.session)) is not None:
+                session.release(release)
 
-    def waits(self, number: int) -> bool:
-        """Whether a session's next batch is not built before others of it are released."""
-        session = self._find(number)
-        return session is not None and session.waits()
+    def detach(self, number: int) -> None:
+        """Close a session."""
+        with self.lock:
+            session = self._sessions().get(number)
+        if session is not None:
+            self.close(session)
 
-    def depth(self, number: int) -> int:
-        """Batches of a session that can be leased at a time, as far as is known."""
-        session = self._find(number)
-        return 0 if session is None else session.depth
-
-    def holds_all(self, number: int) -> bool:
-        """Whether all that a session reads is in memory, whatever share of the arena it has."""
-        session = self._find(number)
-        return session is not None and session.holds_all
-
-    def widen(self, number: int, batches: int) -> None:
-        """More batches in flight of a session that is shared, if there are slots for them."""
-        if (session := self._find(number)) is not None:
-            session.widen(batches)
+    def _find(self, number: int) -> EngineSession:
+        with self.lock:
+            if number not in self._sessions():
+                raise SessionLost(f"session {number} is not open")
+            return self._sessions()[number]
 
     # -- all of it --------------------------------------------------------------------------------
 
     @property
     def ending(self) -> bool:
         """Whether sessions that have ended still hold something."""
-        with self._lock:
+        with self.lock:
             return bool(self._ending())
 
     def resize(self, other: "Engine", count: int) -> None:
@@ -315,10 +286,10 @@ class Engine:
         with self._changed:
             self.resources.draining.set()
             self._changed.notify_all()
-            numbers = list(self._sessions())
-        for number in numbers:
-            self.detach(number)
-        with self._lock:
+            sessions = list(self._sessions().values())
+        for session in sessions:
+            self.close(session)
+        with self.lock:
             ending = list(self._ending())
         for session in ending:
             session.join()
@@ -326,9 +297,9 @@ class Engine:
 
     def status(
         self,
-    ) -> tuple[tuple[LedgerEntry, ...], tuple[SessionStatus, ...], dict[str, int]]:
+    ) -> tuple[tuple[LedgerEntry, ...], tuple[EngineSession, ...], dict[str, int]]:
         """Ledger, sessions and counters as they are now."""
-        with self._lock:
+        with self.lock:
             sessions, ending = list(self._sessions().values()), list(self._ending())
             counters = dict(self._counters)
         for session in [*sessions, *ending]:
@@ -359,7 +330,22 @@ class Engine:
         pools = self.budget.entries(self.broker.graph_wish, self.broker.num_slots)
         entries = [session.ledger_entry() for session in sessions]
         entries += self.resources.shared_entries()
-        return (*pools, *entries), tuple(session.status() for session in sessions), counters
+        return (*pools, *entries), tuple(sessions), counters
+
+
+class _Steps(NamedTuple):
+    """Wants the steps of one run, one after the other."""
+
+    engine: Engine
+    start: Start
+    steps: Iterator[int]
+
+    def next(self) -> Wanted | None:
+        step = next(self.steps, None)
+        return None if step is None else Wanted(self.start.run, self.start.epoch, step)
+
+    def deliver(self, message: Out) -> None:
+        self.engine.deliver(self.start.session, message)
 
 
 def default_settings(mem_bytes: int, workers: int = 0, readers: int = 0) -> EngineSettings:

@@ -27,16 +27,17 @@ from loaderd.hyper.single import BatchSampler, Crew, Workspaces, expand
 from loaderd.memory.ledger import ServedRows, SessionNeed
 from loaderd.memory.slots import LOOK_WAIT_S
 from loaderd.memory.workspace import Sizes, Workspace
-from loaderd.plans.base import Positions, Unit
+from loaderd.plans.base import Unit, Wanted
 from loaderd.plans.hyperbatch import HyperbatchPlan
 from loaderd.plans.minibatch import MinibatchPlan
-from loaderd.protocol import Attach, Start
+from loaderd.protocol import Attach
 from loaderd.sessions.base import Allocation, Kind, StoreResources
 from loaderd.sessions.lookahead import Draft, LookAhead, block_sampler, row_cost
 from loaderd.sessions.sampled import SampledSession, nothing_missing, open_minibatches
 from loaderd.sessions.sizing import (
     Asked,
     BatchMemory,
+    WorkspaceNeed,
     add_workspaces,
     ask,
     check_possible,
@@ -91,7 +92,7 @@ class HyperbatchSession(SampledSession):
         super().__init__(resources, number, spec, served, memory)
         self._cut, self._cache = hyper.cut, hyper.cache
         self._nothing_missing = nothing_missing(served)
-        crew = Crew(memory.workspaces, resources.workers.later, self._pump_if_open)
+        crew = Crew(memory.workspaces, resources.workers.later, super().wake)
         sampler: Sampler
         if hyper.scratch is None:  # the graph is in memory: nothing is gained by blocks
             sampler = BatchSampler(self._sample_alone, crew)
@@ -101,11 +102,6 @@ class HyperbatchSession(SampledSession):
             spec.plan, sampler, hyper.cache, hyper.areas, hyper.cut.size, hyper.cut.chunk, self,
             resources.trace,
         )  # fmt: skip
-
-    def _pump_if_open(self) -> None:
-        with self._lock:
-            if not self._closed:
-                self._pump()
 
     def _sample_alone(self, unit: Unit, work: Workspace) -> Structure:
         begun = concurrency.perf_counter_ns()
@@ -117,6 +113,15 @@ class HyperbatchSession(SampledSession):
 
     # -- from its threads -------------------------------------------------------------------------
 
+    def ask(self, run: int, count: int) -> list[Wanted]:
+        """What is wanted next, at most so many; none if `run` has ended."""
+        found = list[Wanted]()
+        with self._lock:
+            if self._state.run == run and not self._resources.draining.is_set():
+                while len(found) < count and (wanted := self._next_wanted()) is not None:
+                    found.append(wanted)
+        return found
+
     def admit(self, run: int, batches: Sequence[Sampled], cached: bool) -> bool:
         """Batches are ready to be handed out, in order; False: their run has ended."""
         with self._lock:
@@ -125,8 +130,9 @@ class HyperbatchSession(SampledSession):
             for sampled in batches:
                 structure = sampled.structure
                 job = _Job(
-                    run, sampled.unit, None, structure=structure, sampled=sampled, cached=cached
-                )
+                    sampled.run, sampled.unit, None, structure=structure, sampled=sampled,
+                    cached=cached,
+                )  # fmt: skip
                 job.addressed = self._nothing_missing
                 job.num_items = structure.num_nodes
                 job.structure_bytes = self._resources.builder.structure_bytes(
@@ -136,22 +142,19 @@ class HyperbatchSession(SampledSession):
             self._pump()
         return True
 
-    def failed(self, run: int, unit: Unit, error: BaseException) -> None:
+    def failed(self, run: int, wanted: Wanted, error: BaseException) -> None:
         """Nothing more comes of a run."""
         with self._lock:
             if not self._closed and self._state.run == run:
-                self._fail(unit, run, error_text(error))
+                self._fail(wanted, error_text(error))
 
     # -- what `SampledSession` asks ---------------------------------------------------------------
 
-    def _begin(self, start: Start, order: Positions) -> None:
-        self._hyper.begin(start.run, start.epoch, start.step, order)
+    def _begin(self) -> None:
+        self._hyper.begin(self._state.run)
 
-    def _proceed(self, start: Start, order: Positions) -> None:
-        self._hyper.proceed(start.run, start.epoch, start.step, order)
-
-    def _narrow(self, run: int, ranks: tuple[int, ...]) -> None:
-        self._hyper.narrow(run, ranks)
+    def wake(self) -> None:
+        self._hyper.wake()
 
     def _start_batches(self) -> None:
         """Its threads do, of their own accord."""
@@ -287,8 +290,9 @@ def _draft(resources: StoreResources, asked: Asked, sized: _Sized, allocation: A
     cut = cut_workspaces(need, sized.available, resources.settings, asked.request.window)
     spec = take_seeds(resources, allocation, asked, need, sizes)
     add_workspaces(
-        resources, allocation, workspaces, sizes, cut.workers, cut.transit, worst=spec.plan.shape()
-    )
+        resources, allocation, workspaces, sizes,
+        WorkspaceNeed(spec.plan.shape(), cut.workers, cut.transit),
+    )  # fmt: skip
     resources.load_graph()
     return Draft(spec, asked.served, need, sizes, cut, allocation, workspaces)
 

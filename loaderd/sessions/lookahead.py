@@ -23,7 +23,7 @@ from loaderd.memory.slots import LOOK_WAIT_S
 from loaderd.memory.workspace import Sizes, workspace_bytes
 from loaderd.protocol import LedgerEntry
 from loaderd.sessions.base import Allocation, StoreResources
-from loaderd.sessions.sizing import SessionCut, add_workspaces
+from loaderd.sessions.sizing import SessionCut, WorkspaceNeed, add_workspaces
 
 _BATCHES = 16
 
@@ -157,9 +157,10 @@ class LookAhead:
         # a quarter is for these
         room = resources.broker.row_slots() // 4 * resources.budget.slot_bytes
         count = min(resources.settings.workers - 1, room // (small if is_small else large))
+        chosen = shape if is_small else worst
         add_workspaces(
-            resources, draft.allocation, draft.workspaces, draft.sizes, max(1, count),
-            draft.cut.transit, shape if is_small else None, worst=worst, wait_s=LOOK_WAIT_S,
+            resources, draft.allocation, draft.workspaces, draft.sizes,
+            WorkspaceNeed(chosen, max(1, count), draft.cut.transit, is_small), LOOK_WAIT_S,
         )  # fmt: skip
 
     def _estimate(self, found: Seen) -> Estimate:

@@ -32,8 +32,7 @@ from loaderd.hopwise.source import (
 )
 from loaderd.memory.ledger import enough_mem, session_entry_name
 from loaderd.memory.slots import LOOK_WAIT_S
-from loaderd.meter import Meter
-from loaderd.plans.base import Part, Unit
+from loaderd.plans.base import Part, Unit, Wanted
 from loaderd.plans.chunks import HopPlan, hop_set, resolve_hops
 from loaderd.protocol import (
     Attach,
@@ -43,10 +42,14 @@ from loaderd.protocol import (
     Release,
     Resolved,
     RowArraySpec,
-    SessionStatus,
-    Start,
 )
-from loaderd.sessions.base import Allocation, Closing, Kind, StoreResources, describe
+from loaderd.sessions.base import (
+    Allocation,
+    Consumer,
+    Kind,
+    StoreResources,
+    describe,
+)
 
 
 class PropagatedMemory(NamedTuple):
@@ -67,7 +70,7 @@ class PropagatedMemory(NamedTuple):
 class _Job:
     """A batch on its way."""
 
-    run: int
+    wanted: Wanted
     unit: Unit
     buffer: int
     arrival: Arrival
@@ -89,68 +92,49 @@ class PropagatedSession:
         stop: concurrency.Event,
     ) -> None:
         """`stop`: also the source looks whether the session ends."""
-        self.number = number
+        self.number, self.plan = number, plan.name
         self._resources, self._plan, self._arrays = resources, plan, arrays
         self._memory, self._source, self._stop = memory, source, stop
         self._window, self._depth = memory.cut.window, memory.cut.depth
-        self._changed = concurrency.Condition()
+        self._changed = concurrency.Condition(resources.lock)
         self._free = list(range(self._window))
         self._leased: dict[tuple[int, int], int] = {}  # run and step -> buffer
-        self._run, self._epoch, self._stride = -1, 0, 1
-        self._next = plan.num_steps
-        self._failed = False
-        self._batches = 0
-        self._meter = Meter()
-        self._closing = Closing(self._close)
+        self._run = -1  # the first that goes on
+        self._consumer: Consumer | None = None
+        self._more = False  # batches may be wanted that nobody has asked for yet
+        self._batches = self._rows = 0
+        self._over = concurrency.Event()
         self._thread = concurrency.Thread(target=self._serve, name=f"hops-{number}", daemon=True)
         self._thread.start()
 
-    # -- asked by number --------------------------------------------------------------------------
+    # -- what its owner asks ----------------------------------------------------------------------
 
     def describe(self, request: int) -> Attached:
-        plan = self._plan
+        rows = tuple(
+            RowArraySpec(a.name, a.array.dtype, a.array.row_shape, a.row_bytes)
+            for a in self._arrays
+        )
         return describe(
-            self._resources.store.manifest, request, self.number, plan.resolved, plan.name,
-            plan.num_steps, self._window,
-            tuple(
-                RowArraySpec(a.name, a.array.dtype, a.array.row_shape, a.row_bytes)
-                for a in self._arrays
-            ),
-        )  # fmt: skip
+            self, self._resources.store.manifest, request, self._plan, self._window, rows
+        )
 
-    def start(self, start: Start, ranks: tuple[int, ...] = ()) -> None:
-        del ranks
+    def start(self, run: int, consumer: Consumer) -> None:
         with self._changed:
-            self._check_open()
-            if start.run <= self._run:
-                return
+            if self._stop.is_set():
+                raise SessionLost(f"session {self.number} is not open")
             self._free += self._leased.values()
             self._leased.clear()
-            self._begin_run(start)
+            self._run, self._consumer = run, consumer
+            self.wake()
 
-    def proceed(self, start: Start, ranks: tuple[int, ...] = ()) -> None:
-        del ranks
+    def wake(self) -> None:
         with self._changed:
-            self._check_open()
-            assert self._next >= self._plan.num_steps
-            self._begin_run(start)
-
-    def narrow(self, run: int, ranks: tuple[int, ...]) -> None:
-        """It serves one rank."""
-
-    def _check_open(self) -> None:
-        if self._stop.is_set():
-            raise SessionLost(f"session {self.number} is not open")
-
-    def _begin_run(self, start: Start) -> None:
-        self._run, self._epoch, self._stride = start.run, start.epoch, start.stride
-        self._next, self._failed = start.step, False
-        self._meter.begin(len(range(start.step, self._plan.num_steps, start.stride)))
-        self._changed.notify_all()
+            self._more = True
+            self._changed.notify_all()
 
     def waits(self) -> bool:
         with self._changed:
-            return len(self._leased) == self._window and self._next < self._plan.num_steps
+            return len(self._leased) == self._window
 
     @property
     def depth(self) -> int:
@@ -169,54 +153,35 @@ class PropagatedSession:
             if release.group == 0 and key in self._leased:
                 self._free.append(self._leased.pop(key))
                 self._batches += 1
-                self._meter.released()
                 self._changed.notify_all()
 
     def detach(self) -> None:
         with self._changed:
             self._stop.set()
             self._changed.notify_all()
-        self._closing.begin(in_thread=True)
+        self._resources.closer.put(self._close)
 
     def join(self) -> None:
-        self._closing.join()
+        self._over.wait()
 
     def _close(self) -> None:
-        self._thread.join()
-        self._memory.free()
-        self._resources.ended(self)
+        try:
+            self._thread.join()
+            self._memory.free()
+            self._resources.ended(self)
+        finally:
+            self._over.set()
 
     def counters(self) -> dict[str, int]:
         with self._changed:
-            return {"batches": self._batches, "rows": self._meter.rows} | self._meter.times()
+            return {"batches": self._batches, "rows": self._rows}
 
-    def status(self) -> SessionStatus:
-        with self._changed:
-            steps = self._plan.num_steps
-            times = self._meter.times()
-            return SessionStatus(
-                session=self.number,
-                plan=self._plan.name,
-                seeds=self._plan.resolved.seeds,
-                epoch=self._epoch,
-                step=min(self._next, steps),
-                num_steps=steps,
-                in_flight=self._window - len(self._free),
-                window=self._window,
-                batches=self._batches,
-                rows=self._meter.rows,
-                owner="",  # the shell knows
-                held_bytes=self._held_bytes(),
-                ready_ns=times["ready_ns"],
-                starved_ns=times["starved_ns"],
-            )
-
-    def _held_bytes(self) -> int:
+    def held_bytes(self) -> int:
         return len(self._memory.allocation) * self._resources.budget.slot_bytes
 
     def ledger_entry(self) -> LedgerEntry:
         return LedgerEntry(
-            session_entry_name([self.number]), self._held_bytes(),
+            session_entry_name([self.number]), self.held_bytes(),
             self._memory.cut.basis(len(self._arrays)),
         )  # fmt: skip
 
@@ -234,18 +199,21 @@ class PropagatedSession:
             if job is not None:
                 self._ask(job)
                 coming.append(job)
-            if job is None or not coming[0].arrival.readings:
+            if coming and (job is None or not coming[0].arrival.readings):
                 self._hand_over(coming.popleft())
         for job in coming:
             _settle(job)
 
     def _may_begin(self) -> bool:
-        return bool(self._free) and self._next < self._plan.num_steps
+        return bool(self._free) and self._more
 
-    def _begin(self) -> _Job:
-        unit = self._plan.unit(self._epoch, self._next)
-        self._next += self._stride
-        return _Job(self._run, unit, self._free.pop(), Arrival())
+    def _begin(self) -> _Job | None:
+        wanted = None if self._consumer is None else self._consumer.next()
+        if wanted is None:
+            self._more = False
+            return None
+        unit = self._plan.unit(wanted.epoch, wanted.step)
+        return _Job(wanted, unit, self._free.pop(), Arrival())
 
     def _ask(self, job: _Job) -> None:
         try:
@@ -255,28 +223,27 @@ class PropagatedSession:
 
     def _hand_over(self, job: _Job) -> None:
         """Wait for a batch; it goes to the client, or its buffer is free."""
-        error = _settle(job)
+        error, wanted = _settle(job), job.wanted
         with self._changed:
-            if job.run != self._run or self._failed or self._stop.is_set():
+            over = wanted.run < self._run or self._consumer is None or self._stop.is_set()
+            if over or error is not None:
                 self._free.append(job.buffer)
-            elif error is not None:
-                self._free.append(job.buffer)
-                self._failed = True  # what else comes of this run is dropped
-                self._next = self._plan.num_steps
-                self._meter.end()
-                text = error_text(error)
-                self._resources.deliver(self.number, failure(self.number, job.unit, job.run, text))
+            if over or self._consumer is None:
+                return
+            if error is not None:
+                self._run, self._more = wanted.run + 1, False  # what else comes is dropped
+                self._consumer.deliver(failure(self.number, wanted, error_text(error)))
             else:
-                self._leased[job.run, job.unit.step] = job.buffer
-                self._meter.handed(job.unit.num_seeds)
-                self._resources.deliver(self.number, self._message(job))
+                self._leased[wanted.run, wanted.step] = job.buffer
+                self._rows += job.unit.num_seeds
+                self._consumer.deliver(self._message(job))
 
     def _message(self, job: _Job) -> ChunkReady:
         unit, answer = job.unit, job.answer
         assert answer is not None
         return ChunkReady(
             session=self.number,
-            run=job.run,
+            run=job.wanted.run,
             epoch=unit.epoch,
             step=unit.step,
             num_rows=unit.num_seeds,

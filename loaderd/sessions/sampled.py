@@ -23,20 +23,16 @@ from loaderd.engine.session import Job, Placement, RowSizes, SessionState
 from loaderd.errors import SessionLost
 from loaderd.memory.ledger import EdgeItems, ServedRows, session_entry_name
 from loaderd.memory.workspace import clear_workspace
-from loaderd.meter import Meter
-from loaderd.plans.base import Positions, Unit
+from loaderd.plans.base import Unit, Wanted
 from loaderd.plans.minibatch import MinibatchPlan
 from loaderd.protocol import (
     Attach,
     Attached,
-    BatchReady,
     LedgerEntry,
     Release,
     RowArraySpec,
-    SessionStatus,
-    Start,
 )
-from loaderd.sessions.base import Closing, Kind, Out, StoreResources, describe
+from loaderd.sessions.base import Consumer, Kind, Out, StoreResources, describe
 from loaderd.sessions.sizing import (
     Asked,
     BatchMemory,
@@ -62,6 +58,8 @@ class SampledSession:
 
     holds_all = False
     _has_threads = False  # of its own
+    _consumer: Consumer | None = None  # before the first start
+    _ahead: tuple[int, Unit] | None = None  # run and unit of the batch that begins next
 
     def __init__(
         self,
@@ -71,55 +69,47 @@ class SampledSession:
         served: list[ServedRows],
         memory: BatchMemory,
     ) -> None:
-        self.number = number
+        self.number, self.plan = number, spec.plan.name
         self._resources, self._spec, self._plan = resources, spec, spec.plan
         self._served, self._memory, self._window = served, memory, memory.window
         slot_bytes = resources.budget.slot_bytes
         sizes = RowSizes(tuple(slot_bytes // r.array.row_bytes for r in served), slot_bytes)
-        self._state = SessionState(memory.window, self._plan.num_steps, memory.quota, sizes)
-        self._lock = concurrency.RLock()
-        self._meter = Meter()
-        self._closed = self._threads_ended = self._freed = False
-        self._closing = Closing(self._close)
+        self._state = SessionState(memory.window, memory.quota, sizes)
+        self._lock = resources.lock
+        self._newest = Wanted(-1, 0, 0)  # that the consumer has asked for
+        self._closed = self._freed = False
+        self._over = concurrency.Event()  # its threads have ended
         self._counters = dict.fromkeys(
             ("batches", "edges", "rows", "rows_copied", "groups", "sample_ns", "fill_ns"), 0
         )
 
     # -- what another kind of sampled batches does in its own way ---------------------------------
 
-    def _begin(self, start: Start, order: Positions) -> None:
-        """A run begins."""
-
-    def _proceed(self, start: Start, order: Positions) -> None:
-        """A run begins behind one of which all batches were delivered."""
-        self._begin(start, order)
-
-    def _narrow(self, run: int, ranks: tuple[int, ...]) -> None:
-        """The run goes on with the batches of fewer ranks."""
-        del run
-        self._state.narrow(ranks)
+    def _begin(self) -> None:
+        """Earlier runs have ended."""
 
     def _start_batches(self) -> None:
         """Have workers begin batches, as many as may be on their way."""
-        while self._may_start():
-            unit = self._next_unit()
+        while (ahead := self._look_ahead()) is not None:
+            run, unit = ahead
             work = self._memory.workspaces.try_take_large()  # what it will hold is not known
             if work is None:
                 break
             acquired = False
             try:
-                acquired = self._acquire(unit)
+                acquired = self._acquire(run, unit)
             finally:
                 if not acquired:
                     self._memory.workspaces.give(work)
             if not acquired:
                 break
-            job = self._state.start(unit, work)
+            self._ahead = None
+            job = self._state.start(run, unit, work)
             self._submit(job, partial(self._sample, job))
 
-    def _acquire(self, unit: Unit) -> bool:
+    def _acquire(self, run: int, unit: Unit) -> bool:
         """Whether what a batch is made of is in memory; it stays until `_gone`."""
-        del unit
+        del run, unit
         return True
 
     def _may_place(self, job: Job) -> bool:
@@ -155,9 +145,6 @@ class SampledSession:
     def _end_threads(self) -> None:
         """Without the lock, after `_stop`: wait for them."""
 
-    def _leave(self) -> None:
-        """The memory of the session is free."""
-
     def _own_counters(self) -> dict[str, int]:
         return {}
 
@@ -165,48 +152,26 @@ class SampledSession:
         """What else it has taken, as a line of the ledger says it."""
         return ""
 
-    def _common_slots(self) -> tuple[int, int]:
-        """Slots that it shares with others: its part of them, and those counted as its own."""
-        return 0, 0
-
-    # -- asked by number --------------------------------------------------------------------------
+    # -- what its owner asks ----------------------------------------------------------------------
 
     def describe(self, request: int) -> Attached:
+        rows = tuple(map(_row_spec, self._served))
         return describe(
-            self._resources.store.manifest, request, self.number, self._plan.resolved,
-            self._plan.name, self._plan.num_steps, self._window,
-            tuple(map(_row_spec, self._served)),
-        )  # fmt: skip
+            self, self._resources.store.manifest, request, self._plan, self._window, rows
+        )
 
-    def _order(self, start: Start, ranks: tuple[int, ...]) -> Positions:
-        together = self._plan.together
-        return Positions(start.stride, together, ranks or tuple(range(together)))
-
-    def start(self, start: Start, ranks: tuple[int, ...] = ()) -> None:
+    def start(self, run: int, consumer: Consumer) -> None:
         with self._lock:
             self._check_open()
-            state = self._state
-            if start.run <= state.run:
-                return
-            order = self._order(start, ranks)
-            self._recycle_all(state.begin(start.run, start.epoch, start.step, order))
-            self._meter.begin(order.left(start.step, state.num_steps))
-            self._attempt(partial(self._begin, start, order))
+            self._consumer, self._ahead = consumer, None
+            self._recycle_all(self._state.begin(run))
+            self._attempt(self._begin)
             self._pump()
 
-    def proceed(self, start: Start, ranks: tuple[int, ...] = ()) -> None:
+    def wake(self) -> None:
         with self._lock:
-            self._check_open()
-            state, order = self._state, self._order(start, ranks)
-            state.proceed(start.run, start.epoch, start.step, order)
-            self._meter.begin(order.left(start.step, state.num_steps))
-            self._attempt(partial(self._proceed, start, order))
-            self._pump()
-
-    def narrow(self, run: int, ranks: tuple[int, ...]) -> None:
-        with self._lock:
-            if not self._closed and self._state.run == run:
-                self._narrow(run, ranks)
+            if not self._closed:
+                self._pump()
 
     def _check_open(self) -> None:
         if self._closed:
@@ -218,7 +183,6 @@ class SampledSession:
                 return
             done = self._state.release(release.run, release.step, release.group)
             if done is not None:
-                self._meter.released()
                 self._drop_rows(done)
                 self._released(done)
                 self._gone(done)
@@ -251,48 +215,34 @@ class SampledSession:
         with self._lock:
             self._closed = True
             self._stop()
-            self._meter.end()
+            self._consumer = self._ahead = None
             if not self._resources.draining.is_set():  # else clients may still read what is leased
-                self._recycle_all(self._state.begin(1 << 62, 0, 1 << 62, Positions()))
-        self._closing.begin(self._has_threads)
+                self._recycle_all(self._state.begin(1 << 62))
+            if not self._has_threads:
+                self._close()
+        if self._has_threads:
+            self._resources.closer.put(self._close)
 
     def join(self) -> None:
-        self._closing.join()
+        self._over.wait()
 
     def _close(self) -> None:
-        self._end_threads()
-        with self._lock:
-            self._threads_ended = True
-            self._free_if_idle()
+        try:
+            self._end_threads()
+        finally:
+            with self._lock:
+                self._over.set()
+                self._free_if_idle()
 
-    def status(self) -> SessionStatus:
+    def held_bytes(self) -> int:
         with self._lock:
-            state, times = self._state, self._meter.times()
-            slots = len(self._memory.allocation) + self._common_slots()[0]
-            return SessionStatus(
-                session=self.number,
-                plan=self._plan.name,
-                seeds=self._plan.resolved.seeds,
-                epoch=state.epoch,
-                step=min(state.next_step, state.num_steps),
-                num_steps=state.num_steps,
-                in_flight=len(state.jobs),
-                window=self._window,
-                batches=state.batches,
-                rows=self._meter.rows,
-                edges=self._meter.edges,
-                owner="",  # the shell knows
-                held_bytes=slots * self._resources.budget.slot_bytes,
-                ready_ns=times["ready_ns"],
-                starved_ns=times["starved_ns"],
-            )
+            return len(self._memory.allocation) * self._resources.budget.slot_bytes
 
     def ledger_entry(self) -> LedgerEntry:
         with self._lock:
-            slots = len(self._memory.allocation) + self._common_slots()[1]
             return LedgerEntry(
                 session_entry_name([self.number]),
-                slots * self._resources.budget.slot_bytes,
+                self.held_bytes(),
                 f"{self._memory.workspaces.total} workspaces, each with {self._memory.transit} "
                 f"transit slots, seeds, {self._state.num_slots} slots for {self._window} batches"
                 f"{self._own_basis()}",
@@ -300,15 +250,23 @@ class SampledSession:
 
     def counters(self) -> dict[str, int]:
         with self._lock:
-            return self._counters | self._meter.times() | self._own_counters()
+            return self._counters | self._own_counters()
 
     # -- batches on their way ---------------------------------------------------------------------
 
-    def _may_start(self) -> bool:
-        return not self._resources.draining.is_set() and self._state.may_start()
+    def _look_ahead(self) -> tuple[int, Unit] | None:
+        """Run and unit of the batch that may begin now, if one may and is wanted."""
+        if self._resources.draining.is_set() or not self._state.may_start():
+            return None
+        if self._ahead is None and (wanted := self._next_wanted()) is not None:
+            self._ahead = wanted.run, self._plan.unit(wanted.epoch, wanted.step)
+        return self._ahead
 
-    def _next_unit(self) -> Unit:
-        return self._plan.unit(self._state.epoch, self._state.next_step)
+    def _next_wanted(self) -> Wanted | None:
+        if self._consumer is not None and (wanted := self._consumer.next()) is not None:
+            self._newest = wanted
+            return wanted
+        return None
 
     def _pump(self) -> None:
         """Hand to the workers whatever may go on."""
@@ -320,22 +278,20 @@ class SampledSession:
         An error ends the run and reaches the client.  It does not reach the caller, who may be a
         worker whose batch is finished, or a thread that has read a macro-batch for many sessions.
         """
-        state = self._state
         try:
             step()
         except Exception as error:
-            unit = Unit(state.epoch, state.next_step, 0, 0)
-            state.next_step = state.num_steps
-            self._fail(unit, state.run, error_text(error))
+            self._state.failed = True
+            self._fail(self._newest, error_text(error))
 
-    def _fail(self, unit: Unit, run: int, text: str) -> None:
+    def _fail(self, wanted: Wanted, text: str) -> None:
         """Nothing more comes of a run; the client is told."""
-        self._meter.end()
-        step = unit.step // self._plan.together
-        self._deliver(failure(self.number, unit, run, text, step))
+        step = wanted.step // self._plan.together
+        self._deliver(failure(self.number, wanted, text, step))
 
     def _deliver(self, message: Out) -> None:
-        self._resources.deliver(self.number, message)
+        if self._consumer is not None:
+            self._consumer.deliver(message)
 
     def _advance(self) -> None:
         while (job := self._state.head()) is not None and self._may_place(job):
@@ -371,13 +327,11 @@ class SampledSession:
         def finish() -> None:
             self._counters["fill_ns"] += ended - begun
             self._count(job, placement, copied)
-            for out in self._state.filled(job, placement, message):
-                if isinstance(out, BatchReady):
-                    edges = sum(map(sum, out.edges_per_hop))
-                    self._meter.handed(sum(out.nodes_per_hop), edges)
-                self._deliver(out)
+            ready = self._state.filled(job, placement, message)
             if placement.last:
                 self._give_work(job)
+            for out in ready:  # what nobody wants any more is released meanwhile
+                self._deliver(out)
             self._pump()
 
         return finish
@@ -414,7 +368,7 @@ class SampledSession:
                 if not job.cancelled:
                     self._state.fail(job)
                     self._recycle(job)
-                    self._fail(job.unit, job.run, text)
+                    self._fail(Wanted(job.run, job.unit.epoch, job.unit.step), text)
                     return
         with self._lock:
             self._state.abandon(job)
@@ -456,10 +410,9 @@ class SampledSession:
 
     def _free_if_idle(self) -> None:
         """Give back the memory of a detached session once nobody has anything of it."""
-        if self._closed and self._threads_ended and not self._freed and self._idle():
+        if self._closed and self._over.is_set() and not self._freed and self._idle():
             self._freed = True
             self._memory.allocation.free()
-            self._leave()
             self._resources.ended(self)
 
 

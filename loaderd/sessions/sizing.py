@@ -281,29 +281,30 @@ def take_seeds(
     return BatchSpec(plan, seeds, times, ends, np.dtype(sizes.edge_id_dtype or "uint8").itemsize)
 
 
+class WorkspaceNeed(NamedTuple):
+    """Workspaces of one size."""
+
+    shape: Shape  # of a batch
+    number: int
+    transit: int  # slots of each, for blocks that pass through
+    small: bool = False  # they hold what batches usually take, and not the worst there may be
+
+
 def add_workspaces(
     resources: StoreResources,
     allocation: Allocation,
     workspaces: Workspaces,
     sizes: Sizes,
-    count: int,
-    transit: int,
-    usual: Shape | None = None,
-    *,
-    worst: Shape,
+    need: WorkspaceNeed,
     wait_s: float = WAIT_S,
 ) -> None:
-    """Take workspaces for batches of a shape, each with slots for transit.  Raises Refused.
-
-    usual   what batches usually take: these are small ones; None: for the worst there may be
-    """
-    shape = worst if usual is None else usual
-    slots = -(-workspace_bytes(shape, sizes) // resources.budget.slot_bytes)
-    for _ in range(count):
-        work = carve_workspace(Carver(allocation.run(slots, wait_s)), shape, sizes)
+    """Take workspaces.  Raises Refused."""
+    slots = -(-workspace_bytes(need.shape, sizes) // resources.budget.slot_bytes)
+    for _ in range(need.number):
+        work = carve_workspace(Carver(allocation.run(slots, wait_s)), need.shape, sizes)
         clear_workspace(work)
-        work.small = usual is not None
-        work.transit_slots = np.sort(np.asarray(allocation.slots(transit), np.int64))
+        work.small = need.small
+        work.transit_slots = np.sort(np.asarray(allocation.slots(need.transit), np.int64))
         workspaces.add(work)
 
 
@@ -313,7 +314,6 @@ def take_memory(
 ) -> BatchMemory:  # fmt: skip
     """Take workspaces and slots for batches.  Raises Refused."""
     workspaces = Workspaces()
-    add_workspaces(
-        resources, allocation, workspaces, sizes, cut.workers, cut.transit, worst=plan.shape()
-    )
+    need = WorkspaceNeed(plan.shape(), cut.workers, cut.transit)
+    add_workspaces(resources, allocation, workspaces, sizes, need)
     return BatchMemory(allocation, workspaces, allocation.slots(cut.quota), cut.window, cut.transit)

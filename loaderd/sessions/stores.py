@@ -17,7 +17,7 @@ from loaderd.memory.ledger import (
     table_entries,
 )
 from loaderd.protocol import LedgerEntry
-from loaderd.sessions.base import Deliver, SharedResources
+from loaderd.sessions.base import SharedResources
 from loaderd.sessions.engine import Engine
 
 
@@ -40,10 +40,9 @@ class Stores:
         num_slots = sum(budget.num_slots for budget in budgets)
         budget = budgets[0]
         self._shared = SharedResources(settings, num_slots, budget.slot_bytes, budget.unused_bytes)
-        self.arena = self._shared.arena
+        self.arena, self.lock = self._shared.arena, self._shared.lock
         self.engines: dict[str, Engine] = {}
         self.retired: list[Engine] = []  # opened anew, or dropped; some sessions still use them
-        self._deliver: Deliver = lambda _session, _message: None
         self._reserve = settings.reserve_bytes  # that no table takes
         self._tables: dict[Engine, range] = {}  # slots with the tables of a store opened later
         first = 0
@@ -67,17 +66,6 @@ class Stores:
         for engine in self.all():
             engine.__exit__(None, None, None)
         self._shared.close()
-
-    @property
-    def deliver(self) -> Deliver:
-        """Where all of them deliver to."""
-        return self._deliver
-
-    @deliver.setter
-    def deliver(self, deliver: Deliver) -> None:
-        self._deliver = deliver
-        for engine in self.all():
-            engine.deliver = deliver
 
     def all(self) -> list[Engine]:
         """Those that serve, and those that still do."""
@@ -138,7 +126,6 @@ class Stores:
             self.retired.append(self.engines.pop(name))
             said += [] if name in wanted else [f"{name}: dropped"]
         for name, engine in opened.items():
-            engine.deliver = self._deliver
             self.engines[name] = engine
             said.append(f"{name}: fingerprint {engine.store.manifest.fingerprint}")
         return said

@@ -1,9 +1,7 @@
-"""Which session is at which stream: bookkeeping of the exchange, under one lock."""
+"""Which session reads which stream: it finds one, moves to another one, leaves it."""
 
-from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -18,15 +16,18 @@ from loaderd.plans.base import EVERY_RANK
 from loaderd.protocol import (
     Attach,
     Attached,
+    BatchReady,
+    ChunkReady,
+    ErrorReply,
     LedgerEntry,
-    Release,
     Resolved,
     SessionStatus,
     StoreStatus,
 )
+from loaderd.sessions.base import Deliver, Out
 from loaderd.sessions.engine import Engine
 from loaderd.sessions.stores import Stores
-from loaderd.streams.stream import Lease, Stream
+from loaderd.streams.stream import Cursor, Stream
 
 
 class StreamKey(NamedTuple):
@@ -43,11 +44,6 @@ class StreamKey(NamedTuple):
         """Ranks that a stream serves."""
         return self.world_size if self.rank == EVERY_RANK else 1
 
-    @property
-    def job(self) -> "StreamKey":
-        """What those have in common who share memory: macro-batches are the same for all ranks."""
-        return self if self.resolved.macro is None else self._replace(rank=0)
-
 
 class StreamRequest(NamedTuple):
     """What streams of a group are opened with."""
@@ -61,58 +57,31 @@ class StreamRequest(NamedTuple):
 
 @dataclass(slots=True)
 class Group:
-    """Sessions of equal parameters, and their streams."""
+    """Sessions of equal parameters, and the streams that they may read."""
 
     key: StreamKey
     order: StreamRequest
     attached: Attached  # of the first stream, in steps
     streams: list[Stream] = field(default_factory=list)
 
-    @property
-    def engine(self) -> Engine:
-        """Where the streams are."""
-        return self.order.engine
-
-
-@dataclass(slots=True, eq=False)
-class Subscription:
-    """One session as its client knows it."""
-
-    number: int
-    key: StreamKey
-    rank: int  # of those that its stream serves
-    window: int  # batches that it may hold, at most
-    stream: Stream | None = None  # None: it has to find one
-    left: list[Stream] = field(default_factory=list)  # where it still holds something
-    run: int = -1
-    epoch: int = 0
-    step: int = 0  # that it wants next, where it has no stream; as its stream counts
-    stride: int = 1
-    wants: bool = False  # a stream, as soon as there is one
-    batches: int = 0
-    meter: Meter = field(default_factory=Meter)
-
 
 class StreamRegistry:
-    """Sessions, groups of equal parameters, their streams, and the engines that these are at.
+    """Called under `lock`, that of the daemon's sessions."""
 
-    What is to be asked of an engine is returned: it is done with the lock free.
-    """
-
-    def __init__(self, stores: Stores, ended: Callable[[], None]) -> None:
-        """`ended`: told when a stream has ended."""
-        self._stores, self._ended = stores, ended
-        self.lock = concurrency.RLock()
-        self._sessions: Guarded[dict[int, Subscription]] = Guarded({}, self.lock)
+    def __init__(self, stores: Stores, deliver: Deliver, ended: Callable[[], None]) -> None:
+        """`deliver`: to a client.  `ended`: told when a stream has ended."""
+        self._stores, self._deliver, self._ended = stores, deliver, ended
+        self.lock = stores.lock
+        self._sessions: Guarded[dict[int, tuple[Cursor, Group]]] = Guarded({}, self.lock)
         self._groups: Guarded[dict[StreamKey, Group]] = Guarded({}, self.lock)
-        self._lines: Guarded[dict[int, Stream]] = Guarded({}, self.lock)
-        self._at: Guarded[dict[int, Engine]] = Guarded({}, self.lock)  # streams -> where they are
-        self.times: dict[str, int] = {}  # of sessions that have ended
+        self._streams: Guarded[dict[Stream, Group]] = Guarded({}, self.lock)
+        self.times = Meter().times()  # of sessions that have ended
         self.left_behind = self.reloads = 0
+        self.starved = concurrency.Event()  # a stream may have nothing for one of its cursors
 
     @property
-    def sessions(self) -> dict[int, Subscription]:
-        """By number; like the other tables for whoever has the lock."""
+    def sessions(self) -> dict[int, tuple[Cursor, Group]]:
+        """By number."""
         return self._sessions()
 
     @property
@@ -120,158 +89,206 @@ class StreamRegistry:
         return self._groups()
 
     @property
-    def streams(self) -> dict[int, Stream]:
-        return self._lines()
+    def streams(self) -> dict[Stream, Group]:
+        """All that have not ended, also those that nobody may join any more."""
+        return self._streams()
 
-    @property
-    def at(self) -> dict[int, Engine]:
-        """The engine of each stream."""
-        return self._at()
-
-    def fair_share(self, more: StreamKey | None = None) -> int:
-        """Slots of each of the streams, and of one `more`; halved when their number doubles.
-
-        Lines of a job's ranks that share macro-batches have one share together.  0: all of them.
-        """
-        with self.lock:
-            streams = Counter(key for key, group in self.groups.items() for _ in group.streams)
-        if more is not None:
-            streams[more] += 1
-        jobs: dict[StreamKey, int] = {}
-        for key, count in streams.items():
-            jobs[key.job] = max(count, jobs.get(key.job, 0))
-        num = sum(jobs.values())
-        return 0 if num < 2 else self._stores.arena.num_slots >> (num - 1).bit_length()
-
-    def num_ranks(self) -> dict[int, int]:
-        """Of each stream, how many ranks share its memory."""
-        keys = [key for key, group in self.groups.items() if group.streams]
-        ranks = Counter(key.job for key in keys)
-        return {
-            stream.number: ranks[key.job] for key in keys for stream in self.groups[key].streams
-        }
-
-    def unfinished(self, session: Subscription) -> bool:
-        """Whether the run of a session that has no stream has steps to come."""
-        steps = self.groups[session.key].attached.num_steps * session.key.world
-        return session.step < steps and session.run >= 0
+    # -- streams ----------------------------------------------------------------------------------
 
     def put_up(self, group: Group, stream: Stream) -> None:
-        self.streams[stream.number], self.at[stream.number] = stream, group.engine
+        self.streams[stream] = group
         group.streams.append(stream)
 
-    def take_down(self, group: Group, stream: Stream) -> Callable[[], None]:
-        """A stream ends; returns what is to be asked of the engine."""
-        group.streams.remove(stream)
-        del self.streams[stream.number], self.at[stream.number]
-        engine, number = group.engine, stream.number
+    def end(self, stream: Stream) -> None:
+        """A stream ends; nothing of it is leased, and whoever reads it has to find another one."""
+        group = self.streams.pop(stream)
+        if stream in group.streams:
+            group.streams.remove(stream)
+        for cursor in list(stream.cursors.values()):
+            stream.remove(cursor)
+        group.order.engine.close(stream.session)
+        self.forget_group(group)
+        self._ended()
 
-        def end() -> None:
-            engine.detach(number)
-            self._ended()
+    def tidy(self, stream: Stream) -> None:
+        """End a stream that nobody reads, after what is leased of it has been released."""
+        if stream in self.streams and not stream.cursors:
+            group = self.streams[stream]
+            if stream in group.streams:
+                group.streams.remove(stream)
+            if not stream.leased:
+                self.end(stream)
 
-        return end
-
-    def vacate(self, session: Subscription) -> list[Callable[[], None]]:
-        """Give up all of a session's places; returns what is to be asked of the engine."""
-        todo: list[Callable[[], None]] = []
-        for stream in (*session.left, *([session.stream] if session.stream is not None else [])):
-            todo += self.releases(stream, stream.remove(session.number)) + self.narrow(stream)
-            todo += self.close_if_empty(session.key, stream)
-        session.left, session.stream, session.wants = [], None, False
-        return todo
-
-    def narrow(self, stream: Stream) -> list[Callable[[], None]]:
-        """Batches of ranks of which nobody is left are not built any more."""
-        if not (ranks := stream.narrow()):
-            return []
-        return [partial(self.at[stream.number].narrow, stream.number, stream.run, ranks)]
-
-    def close_if_empty(self, key: StreamKey, stream: Stream) -> list[Callable[[], None]]:
-        """End a stream that nobody is at; returns what is to be asked of the engine."""
-        if stream.subscribers:
-            return []
-        group = self.groups[key]
-        end = self.take_down(group, stream)
-        self.forget_group(key)
-        return [end]
-
-    def forget_group(self, key: StreamKey) -> None:
+    def forget_group(self, group: Group) -> None:
         """Nothing is kept of parameters that nobody uses."""
-        group = self.groups.get(key)
-        used = any(s.key == key for s in self.sessions.values())
-        if group is not None and not group.streams and not used:
-            del self.groups[key]
+        used = any(g is group for _, g in self.sessions.values())
+        if not used and group not in self.streams.values():
+            self.groups.pop(group.key, None)
+
+    def fair_share(self, more: int = 0) -> int:
+        """Slots of each of the streams, and of so many more; halved when their number doubles.
+
+        0: all of them.
+        """
+        with self.lock:
+            num = len(self.streams) + more
+        return 0 if num < 2 else self._stores.arena.num_slots >> (num - 1).bit_length()
 
     def is_busy(self, engine: Engine) -> bool:
         """Whether anybody uses a store."""
         with self.lock:
-            return engine in self.at.values() or any(
-                group.engine is engine for group in self.groups.values()
-            )
+            return any(group.order.engine is engine for group in self.groups.values())
 
     def unserved(self) -> int:
         """Slots that sessions need which have no stream, and will have to get one."""
         with self.lock:
             return sum(g.order.least for g in self.groups.values() if not g.streams)
 
-    def releases(self, stream: Stream, leases: Iterable[Lease]) -> list[Callable[[], None]]:
-        """What is to be asked of the engine, so that it takes leases back."""
-        found = [
-            Release(session=stream.number, run=lease.run, step=lease.step, group=lease.group)
-            for lease in leases
-        ]
-        engine = self.at[stream.number]
-        return [partial(engine.release, release) for release in found]
+    # -- a session and its stream -----------------------------------------------------------------
 
-    def give_back(self, session: Subscription) -> list[Callable[[], None]]:
-        """A session holds nothing any more; it stays at its stream."""
-        todo: list[Callable[[], None]] = []
-        for stream in session.left:
-            todo += self.releases(stream, stream.remove(session.number))
-            todo += self.close_if_empty(session.key, stream)
-        session.left = []
-        if session.stream is not None:
-            todo += self.releases(session.stream, session.stream.drop(session.number))
-        return todo
+    def admit(self, cursor: Cursor, group: Group, stream: Stream) -> None:
+        """A session that is new reads a stream, which may be new as well."""
+        if stream not in self.streams:
+            self.put_up(group, stream)
+        self.sessions[cursor.number] = cursor, group
+        stream.add(cursor)
+
+    def place(self, cursor: Cursor) -> bool:
+        """Have a session served by a stream that is there; False: none can.
+
+        By one that has, or soon builds, what it wants; else by one where nobody wants more.
+        """
+        for stream in self._near(cursor):
+            if stream.can_join(cursor):
+                self.move(cursor, stream)
+                cursor.waits = False
+                stream.join(cursor)
+                return True
+        fair = self.fair_share()
+        for stream in self._near(cursor):
+            others = any(c is not cursor for c in stream.live)
+            here = stream is cursor.stream or not others
+            large = not stream.share or 0 < fair < 2 * stream.share
+            if here and large and stream.can_begin(cursor):
+                self.move(cursor, stream)
+                self._gather(stream, cursor)
+                cursor.waits = False
+                stream.begin(cursor)
+                return True
+        return False
+
+    def _near(self, cursor: Cursor) -> list[Stream]:
+        """Streams that it may read, its own first; of a job's those first that most ranks read."""
+        group = self.sessions[cursor.number][1]
+        found = [s for s in group.streams if s is cursor.stream or s.has_room(cursor.rank)]
+        found = [s for s in found if s is not cursor.avoids and not s.closing]
+
+        def rank(stream: Stream) -> tuple[int, bool]:
+            others = len(stream.cursors.keys() - {cursor.number})
+            return (-others if stream.world > 1 else 0), stream is not cursor.stream
+
+        return sorted(found, key=rank)
+
+    def _gather(self, stream: Stream, cursor: Cursor) -> None:
+        """Other ranks of the job that rest at streams of their own go along in the next run."""
+        if stream.world < 2:
+            return
+        for other in [s for s in self.streams[stream].streams if s is not stream]:
+            if not (other.closing or other.live or other.leased):
+                for rank in [c for c in other.cursors.values() if c is not cursor]:
+                    if stream.has_room(rank.rank):
+                        self.move(rank, stream)
+
+    def move(self, cursor: Cursor, stream: Stream | None) -> None:
+        """Leave the stream where a session is, for another one."""
+        if (old := cursor.stream) is stream:
+            return
+        if old is not None:
+            old.remove(cursor)
+        if stream is not None:
+            stream.add(cursor)
+        if old is not None:
+            old.send()
+            self.tidy(old)
+
+    def leave(self, cursor: Cursor, stream: Stream) -> None:
+        """A session falls behind.  One that has begun gets a stream when it is heard of again."""
+        if cursor.place is None:
+            stream.drop(cursor)  # it has not begun
+        else:
+            self.left_behind += 1
+            self.move(cursor, None)
+        stream.send()
+
+    def release(self, cursor: Cursor, step: int, group: int) -> None:
+        """A client is done with a row group of a position."""
+        batch = cursor.held.get(step)
+        if batch is not None:
+            if batch.stream.release(cursor, batch, group):
+                cursor.batches += 1
+                cursor.meter.released()
+            batch.stream.send()
+            self.tidy(batch.stream)
+
+    def give_back(self, cursor: Cursor) -> None:
+        """A session wants and holds nothing any more; it stays at its stream."""
+        if cursor.stream is not None:
+            cursor.stream.drop(cursor)
+        for batch in list(cursor.held.values()):
+            batch.stream.give_back(cursor, batch)
+            if batch.stream is not cursor.stream:
+                self.tidy(batch.stream)
+
+    def send(self, cursor: Cursor, message: Out) -> None:
+        """What a stream sends to a session."""
+        if isinstance(message, BatchReady):
+            edges = sum(map(sum, message.edges_per_hop))
+            cursor.meter.handed(sum(message.nodes_per_hop), edges)
+        elif isinstance(message, ChunkReady):
+            cursor.meter.handed(message.num_rows)
+        elif isinstance(message, ErrorReply):
+            cursor.meter.end()
+        self._deliver(cursor.number, message)
+
+    # -- status -----------------------------------------------------------------------------------
 
     def status(self) -> tuple[tuple[LedgerEntry, ...], tuple[SessionStatus, ...], dict[str, int]]:
         """Ledger, sessions and counters as they are now."""
         ledger: list[LedgerEntry] = []
         counters: dict[str, int] = {}
-        known: dict[int, SessionStatus] = {}
         engines = self._stores.all()
         for engine in engines:
-            entries, streams, counts = engine.status()
+            entries, _, counts = engine.status()
             name = f"{self._stores.name_of(engine)}: " if len(engines) > 1 else ""
             ledger += [
                 e if is_session_entry(e) else structs.replace(e, name=name + e.name)
                 for e in entries
             ]
             add_counts(counters, counts)
-            known |= {stream.session: stream for stream in streams}
         ledger.append(requests_entry(self._stores.settings))
         ledger += self._stores.reserve_entries()
         with self.lock:
             times = dict(self.times)
-            for session in self.sessions.values():
+            for session, _ in self.sessions.values():
                 add_counts(times, session.meter.times())
             counters |= times
             counters["streams"] = len(self.streams)
             counters["sessions_left_behind"] = self.left_behind
             counters["reloads"] = self.reloads
             names = {
-                session_entry_name([stream.number]): session_entry_name(sorted(stream.subscribers))
-                for stream in self.streams.values()
+                session_entry_name([stream.session.number]): session_entry_name(
+                    sorted(stream.cursors)
+                )
+                for stream in self.streams
             }
             named = tuple(structs.replace(e, name=names.get(e.name, e.name)) for e in ledger)
-            statuses = tuple(self._session_status(s, known) for s in self.sessions.values())
+            statuses = tuple(self._session_status(*s) for s in self.sessions.values())
         return named, statuses, counters
 
     def stores(self) -> tuple[StoreStatus, ...]:
         """Those that are served, and those that still are."""
         with self.lock:
-            used = [self.groups[s.key].engine for s in self.sessions.values()]
+            used = [group.order.engine for _, group in self.sessions.values()]
         retired = self._stores.retired
         return tuple(
             StoreStatus(
@@ -282,34 +299,23 @@ class StreamRegistry:
             for e in self._stores.all()
         )  # fmt: skip
 
-    def _session_status(
-        self, session: Subscription, streams: dict[int, SessionStatus]
-    ) -> SessionStatus:
-        group = self.groups[session.key]
-        attached, stream = group.attached, session.stream
-        at = None if stream is None else streams.get(stream.number)
-        places = [*session.left, *([stream] if stream is not None else [])]
-        held = sum(len(place.subscribers[session.number].held) for place in places)
-        step = session.step
-        if stream is not None and stream.subscribers[session.number].stream_run >= 0:
-            step = stream.subscribers[session.number].next
-        times = session.meter.times()
+    def _session_status(self, cursor: Cursor, group: Group) -> SessionStatus:
+        attached, stream, times = group.attached, cursor.stream, cursor.meter.times()
+        held = 0 if stream is None else stream.session.held_bytes() // len(stream.cursors)
         return SessionStatus(
-            session=session.number,
-            plan=attached.plan if at is None else at.plan,
+            session=cursor.number,
+            plan=attached.plan if stream is None else stream.session.plan,
             seeds=attached.resolved.seeds,
-            epoch=session.epoch,
-            step=min(step // session.key.world, attached.num_steps),
+            epoch=cursor.epoch,
+            step=min(cursor.step // cursor.world, attached.num_steps),
             num_steps=attached.num_steps,
-            in_flight=held,
-            window=session.window,
-            batches=session.batches,
-            rows=session.meter.rows,
-            edges=session.meter.edges,
-            held_bytes=0
-            if at is None or stream is None
-            else at.held_bytes // len(stream.subscribers),
-            store=self._stores.name_of(group.engine),
+            in_flight=len(cursor.held),
+            window=cursor.window,
+            batches=cursor.batches,
+            rows=cursor.meter.rows,
+            edges=cursor.meter.edges,
+            held_bytes=held,
+            store=self._stores.name_of(group.order.engine),
             ready_ns=times["ready_ns"],
             starved_ns=times["starved_ns"],
         )

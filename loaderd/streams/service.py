@@ -27,30 +27,26 @@ from loaderd.plans.base import EVERY_RANK
 from loaderd.protocol import (
     Attach,
     Attached,
-    ErrorReply,
     LedgerEntry,
     Release,
     Resolved,
     SessionStatus,
-    Skipped,
     Start,
     StoreStatus,
 )
-from loaderd.sessions.base import Deliver, Out
+from loaderd.sessions.base import Deliver
 from loaderd.sessions.kinds import find_kind
 from loaderd.sessions.stores import Stores
-from loaderd.streams.executor import SerialExecutor, do_all
 from loaderd.streams.opener import AGAIN_S, StreamOpener
-from loaderd.streams.registry import Group, StreamKey, StreamRegistry, StreamRequest, Subscription
-from loaderd.streams.stream import Lease, Stream
-from loaderd.streams.subscriptions import Subscriptions, Todo
+from loaderd.streams.registry import Group, StreamKey, StreamRegistry, StreamRequest
+from loaderd.streams.stream import Cursor, Stream
 
 _MORE = 2  # batches on their way, for each session that joins a stream
 _KEPT = 2  # of the memory for requests one in so many bytes is for ids that are kept: with them
 # another stream is opened
 
-LOOK_S = 0.01  # between two looks at a stream that has nothing for one of its subscribers
-PATIENCE_S = 0.25  # that a stream waits for the slowest of its subscribers, before that one leaves
+LOOK_S = 0.01  # between two looks at a stream that has nothing for one of its cursors
+PATIENCE_S = 0.25  # that a stream waits for the slowest of its cursors, before that one leaves
 LAST_S = 2.0  # the same, where that one keeps the only batch that can be leased: all have to leave
 
 
@@ -67,13 +63,14 @@ class StreamService:
         self.deliver: Deliver = lambda _session, _message: None
         self.reload_error = ""  # of the newest reload
         self._next = 1
-        self._executor = SerialExecutor("share-tasks")
         self._sweeps_later = False
-        self._registry = StreamRegistry(stores, lambda: self._executor.put(self._sweep))
-        self._subscriptions = Subscriptions(self._registry, self._hand_over)
-        self._opener = StreamOpener(stores, self._registry, self._subscriptions, self._hand_over)
-        self._watch = StragglerWatch(self._registry, self._subscriptions, self._opener)
-        stores.deliver = self._arrived
+        self._registry = StreamRegistry(
+            stores,
+            lambda session, message: self.deliver(session, message),
+            lambda: self._opener.executor.put(self._sweep),
+        )
+        self._opener = StreamOpener(stores, self._registry)
+        self._watch = StragglerWatch(self._registry, self._opener)
 
     def __enter__(self) -> Self:
         return self
@@ -85,11 +82,7 @@ class StreamService:
         trace: TracebackType | None,
     ) -> None:
         self._watch.close()
-        self._opener.close()
-        self._executor.close()
-
-    def _hand_over(self, session: int, message: Out) -> None:
-        self.deliver(session, message)
+        self._opener.executor.close()
 
     @property
     def broker(self) -> SlotBroker:
@@ -115,10 +108,7 @@ class StreamService:
         with self._registry.lock:
             number, self._next = self._next, self._next + 1
         alone = number if timed or not kept else 0
-        kind, rank = (
-            find_kind(request.plan),
-            0,
-        )  # of streams that do not get wider another one first
+        kind, rank = find_kind(request.plan), 0
         if kind.every_rank and request.world_size > 1:
             request, rank = structs.replace(request, rank=EVERY_RANK), request.rank
         key = StreamKey(resolved, request.rank, request.world_size, request.plan, alone)
@@ -130,18 +120,19 @@ class StreamService:
             least = kind.least_slots(engine.store.manifest, request, resolved, slot_bytes)
             order = StreamRequest(engine, request, seeds, least, kept)
             try:
-                attached, stream = self._opener.open_stream(key, order)
-                attached = structs.replace(attached, num_steps=attached.num_steps // key.world)
+                stream = self._opener.open_stream(key, order)
             except Refused:
                 if (joined := self._join(number, key, rank, request, 1)) is None:
                     raise
                 return joined
+            attached = stream.session.describe(request.request)
+            attached = structs.replace(attached, num_steps=attached.num_steps // key.world)
             with self._registry.lock:
                 ids = seeds.copy() if seeds is not None and kept else None
                 order = order._replace(ids=ids)
                 group = self._registry.groups.setdefault(key, Group(key, order, attached))
-                seat = Subscription(number, key, rank, attached.window, stream)
-                self._subscriptions.admit(seat, group, stream)
+                cursor = Cursor(number, rank, attached.window, key.world)
+                self._registry.admit(cursor, group, stream)
         return structs.replace(attached, session=number)
 
     def _keeps(self, resolved: Resolved, seeds: NDArray[np.int64]) -> bool:
@@ -175,19 +166,12 @@ class StreamService:
         """Subscribe to a stream that leases so many batches, at least; None: there is none."""
         with self._registry.lock:
             group = self._registry.groups.get(key)
-            streams = [] if group is None else list(group.streams)
-        for stream in streams:
-            assert group is not None
-            group.engine.widen(stream.number, _MORE)
-            depth = group.engine.depth(stream.number)
-            with self._registry.lock:
-                stream.depth = max(1, depth)
-                here = stream.number in self._registry.streams
-                if here and stream.has_room(rank) and stream.depth >= least:
+            for stream in [] if group is None else list(group.streams):
+                assert group is not None
+                stream.session.widen(_MORE)
+                if stream.has_room(rank) and stream.depth >= least:
                     window = request.window or group.attached.window
-                    self._subscriptions.admit(
-                        Subscription(number, key, rank, window, stream), group, stream
-                    )
+                    self._registry.admit(Cursor(number, rank, window, key.world), group, stream)
                     return structs.replace(
                         group.attached, request=request.request, session=number, window=window
                     )
@@ -196,89 +180,50 @@ class StreamService:
     def detach(self, session: int) -> None:
         """Close a session; what it was leased is free."""
         with self._registry.lock:
-            gone = self._registry.sessions.pop(session, None)
-            if gone is None:
+            if session not in self._registry.sessions:
                 return
-            gone.meter.end()
-            add_counts(self._registry.times, gone.meter.times())
-            todo = self._registry.vacate(gone)
-            self._registry.forget_group(gone.key)
-        do_all(todo)
+            cursor, group = self._registry.sessions[session]
+            cursor.meter.end()
+            add_counts(self._registry.times, cursor.meter.times())
+            self._registry.give_back(cursor)
+            del self._registry.sessions[session]
+            self._registry.move(cursor, None)
+            self._registry.forget_group(group)
 
     def start(self, start: Start) -> None:
         """Begin a run: what the session was leased is taken back.  Raises SessionLost, Refused."""
         with self._registry.lock:
-            session = self._registry.sessions.get(start.session)
-            if session is None:
+            if start.session not in self._registry.sessions:
                 raise SessionLost(f"session {start.session} is not open")
-            if start.run <= session.run:
+            cursor, group = self._registry.sessions[start.session]
+            if start.run <= cursor.run:
                 return
             if min(start.epoch, start.step, start.stride - 1) < 0:
                 raise Refused(
                     f"epoch {start.epoch}, step {start.step}, stride {start.stride}: "
                     "expected 0 or more, 0 or more, 1 or more"
                 )
-            macro = session.key.resolved.macro
+            macro = group.key.resolved.macro
             if macro is not None and macro.waiting and start.stride > 1:
                 raise Refused("reuse while waiting: expected no DataLoader workers beside the one")
-            session.run, session.epoch, session.stride = start.run, start.epoch, start.stride
-            session.step = start.step * session.key.world + session.rank
-            steps = self._registry.groups[session.key].attached.num_steps
-            session.meter.begin(len(range(start.step, steps, start.stride)))
-            todo = self._registry.give_back(session)
-            todo += self._opener.find_place(session)
-        do_all(todo)
+            self._registry.give_back(cursor)
+            cursor.run, cursor.epoch, cursor.stride = start.run, start.epoch, start.stride
+            cursor.step, cursor.active = start.step * cursor.world + cursor.rank, True
+            cursor.avoids = None
+            steps = group.attached.num_steps
+            cursor.meter.begin(len(range(start.step, steps, start.stride)))
+            self._opener.find_place(cursor)
 
     def release(self, release: Release) -> None:
         """A client is done with a row group."""
         with self._registry.lock:
-            session = self._registry.sessions.get(release.session)
-            if session is None:
+            cursor, _ = self._registry.sessions.get(release.session, (None, None))
+            if cursor is None or release.run != cursor.run:
                 return
-            todo: Todo = []
-            step = release.step * session.key.world + session.rank
-            for stream in (session.stream, *session.left):
-                if stream is not None and stream.holds(session.number, step):
-                    todo += self._release(session, stream, structs.replace(release, step=step))
-                    break
-            if session.stream is None and not session.wants and self._registry.unfinished(session):
-                todo += self._opener.find_place(session)  # it fell behind, and is alive
-        do_all(todo)
-
-    def _release(self, session: Subscription, stream: Stream, release: Release) -> Todo:
-        whole, freed = stream.release(session.number, release.run, release.step, release.group)
-        if whole:
-            session.batches += 1
-            session.meter.released()
-        todo = self._registry.releases(stream, freed)
-        if stream is session.stream:
-            self._subscriptions.send(stream.due())
-        elif not stream.subscribers[session.number].held:
-            session.left.remove(stream)
-            todo += self._registry.releases(stream, stream.remove(session.number))
-            todo += self._registry.close_if_empty(session.key, stream)
-        if stream.starved:
-            self._subscriptions.starved.set()
-        return todo
-
-    def _arrived(self, number: int, message: Out) -> None:
-        """From the engine, with its locks held: what is asked of it in turn is an task."""
-        with self._registry.lock:
-            stream = self._registry.streams.get(number)
-            if stream is None:
-                return
-            leases: list[Lease] = []
-            if isinstance(message, Skipped):
-                sent = stream.skip(message)
-            elif isinstance(message, ErrorReply):
-                sent = stream.fail(message)
-            else:
-                sent, leases = stream.arrive(message)
-            self._subscriptions.send(sent)
-            if stream.starved:
-                self._subscriptions.starved.set()
-            for task in self._registry.releases(stream, leases):
-                self._executor.put(task)
+            step = release.step * cursor.world + cursor.rank
+            self._registry.release(cursor, step, release.group)
+            if cursor.active and cursor.stream is None and not cursor.waits:
+                self._opener.find_place(cursor)  # it fell behind, and is alive
 
     def stores(self) -> tuple[StoreStatus, ...]:
         """Those that are served, and those that still are."""
@@ -304,7 +249,7 @@ class StreamService:
                 self._check_waiting(stores)
                 said = self._stores.reload(stores, self._registry.is_busy, self._registry.unserved)
                 self._stores.sweep(self._registry.is_busy)
-            self._executor.put(self._sweep)  # what could not be closed now
+            self._opener.executor.put(self._sweep)  # what could not be closed now
         except (StoreError, DaemonError, OSError, ValueError) as error:
             self.reload_error = error_text(error)
             raise
@@ -319,7 +264,7 @@ class StreamService:
         A session whose stream has ended, or that fell behind, holds nothing until it gets another.
         """
         with self._registry.lock:
-            waiting = sum(session.wants for session in self._registry.sessions.values())
+            waiting = sum(cursor.waits for cursor, _ in self._registry.sessions.values())
         if waiting and self._stores.fresh(stores):
             raise Refused(
                 f"{waiting} sessions wait for memory that another store would take: try again "
@@ -327,7 +272,7 @@ class StreamService:
             )
 
     def _sweep(self, again: bool = False) -> None:
-        """One of the tasks: close retired stores, or try again later.
+        """By the executor: close retired stores, or try again later.
 
         again   this is the later try: there is one of them at a time
         """
@@ -337,9 +282,10 @@ class StreamService:
                 self._stores.sweep(self._registry.is_busy)
             finally:
                 self._opener.opening.release()
-        if self._stores.retired and not (self._executor.closed or self._sweeps_later):
+        executor = self._opener.executor
+        if self._stores.retired and not (executor.closed or self._sweeps_later):
             self._sweeps_later = True
-            self._executor.put_later(partial(self._sweep, again=True), AGAIN_S)
+            executor.put_later(partial(self._sweep, again=True), AGAIN_S)
 
     def status(self) -> tuple[tuple[LedgerEntry, ...], tuple[SessionStatus, ...], dict[str, int]]:
         """Ledger, sessions and counters as they are now."""
@@ -347,14 +293,12 @@ class StreamService:
 
 
 class StragglerWatch:
-    """A thread that looks at streams while one of their subscribers has nothing."""
+    """A thread that looks at streams while one of their cursors has nothing."""
 
-    def __init__(
-        self, registry: StreamRegistry, subscriptions: Subscriptions, opener: StreamOpener
-    ) -> None:
-        self._registry, self._subscriptions, self._opener = registry, subscriptions, opener
-        self._starved, self._closed = subscriptions.starved, False
-        self._thread = concurrency.Thread(target=self._watch, name="share-watch", daemon=True)
+    def __init__(self, registry: StreamRegistry, opener: StreamOpener) -> None:
+        self._registry, self._opener = registry, opener
+        self._starved, self._closed = registry.starved, False
+        self._thread = concurrency.Thread(target=self._watch, name="streams-watch", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
@@ -369,54 +313,40 @@ class StragglerWatch:
             self._starved.clear()
             if self._closed:  # only now: an end that comes before must not be cleared away
                 return
-            since: dict[int, float] = {}  # that each stream has waited for releases
+            since: dict[Stream, float] = {}  # that each stream has waited for releases
             while streams := self._held_up():
                 pause.wait(LOOK_S)
                 for stream in streams:
-                    with self._registry.lock:
-                        engine = self._registry.at.get(stream.number)
-                    if engine is None or not engine.waits(stream.number):
-                        since.pop(stream.number, None)
-                        continue
-                    now, depth = concurrency.monotonic(), engine.depth(stream.number)
-                    patience_s = PATIENCE_S if depth > 1 else LAST_S
-                    if now - since.setdefault(stream.number, now) >= patience_s:
-                        self._part(stream, depth, engine.waits(stream.number))
+                    self._look(stream, since)
 
     def _held_up(self) -> list[Stream]:
-        """Lines that have nothing for one subscriber, and something that another one holds up."""
+        """Streams that have nothing for one cursor, and something that another one holds up."""
         with self._registry.lock:
             return [
                 stream
-                for stream in self._registry.streams.values()
+                for stream in self._registry.streams
                 if not self._closed
-                and stream.starved
-                and (stream.blocked or stream.last() is not None)
+                and stream.hungry
+                and (stream.blocked or stream.slowest() is not None)
             ]
 
-    def _part(self, stream: Stream, depth: int, waits: bool) -> None:
+    def _look(self, stream: Stream, since: dict[Stream, float]) -> None:
+        """Part those who hold a stream up from those who wait, if it has waited long enough."""
         with self._registry.lock:
-            stream.depth = max(1, depth)
-            if not waits or not stream.starved or stream.number not in self._registry.streams:
+            here = stream in self._registry.streams and stream.hungry and stream.session.waits()
+            if not here:
+                since.pop(stream, None)
                 return
-            if (
-                stream.closing
-            ):  # nothing is sent: whoever left would have nothing to release either,
-                return  # and is heard of again only by that
-            slowest = stream.last()
-            if slowest is not None:
-                todo = self._subscriptions.leave(self._registry.sessions[slowest.number], stream)
-            else:
-                todo = self._desert(stream) if stream.blocked else []
-        do_all(todo)
-
-    def _desert(self, stream: Stream) -> Todo:
-        """Those who have left it hold all that a stream can lend: the others go on elsewhere."""
-        stream.stuck = True
-        todo: Todo = []
-        for subscriber in stream.hungry:
-            session = self._registry.sessions[subscriber.number]
-            session.step = subscriber.next
-            todo += self._subscriptions.move(session, None)
-            self._opener.want(session)
-        return todo
+            now, patience_s = concurrency.monotonic(), PATIENCE_S if stream.depth > 1 else LAST_S
+            if now - since.setdefault(stream, now) < patience_s:
+                return
+            hungry, slowest = stream.hungry, stream.slowest()
+            if slowest is not None and slowest not in hungry:
+                self._registry.leave(slowest, stream)
+                return
+            # others hold all that it can lend: those who have left it, or who are ahead
+            stream.stuck = slowest is None
+            for cursor in hungry if slowest is None else [slowest]:
+                self._registry.move(cursor, None)
+                cursor.avoids = stream
+                self._opener.want(cursor)

@@ -1,412 +1,450 @@
-"""Who gets which batch of a stream that several sessions share: pure bookkeeping.
+"""A shared stream: one producer, a ring of batches, and a cursor for each session that reads it.
 
-A stream is a session of the engine; it builds each batch once.  Its subscribers are the sessions
-that clients know.  A batch stays where it is until every subscriber that wants it has released it.
+The producer is a session of the engine.  It asks the stream which batch is wanted next, and the
+stream asks its cursors: the earliest position that one of them wants and that is not in the ring.
+So each batch is built once, and stays until every cursor that wants it has released it.
 
-A stream may serve every rank of a job.  What is a step here is then a position,
-`step * world + rank` (`loaderd.plans.base.Positions`): a subscriber goes from one position of its
-rank to the next.
+A stream may serve every rank of a job, and the workers of a DataLoader.  What it counts are then
+positions, `step * world + rank`: a cursor goes from one position of its rank to the next.
 """
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from msgspec import structs
 
-from loaderd.plans.base import Positions
-from loaderd.protocol import BatchReady, ChunkReady, ErrorReply, RowGroup, Skipped, Start
+from blockstore import concurrency
+from loaderd.meter import Meter
+from loaderd.plans.base import Wanted
+from loaderd.protocol import BatchReady, ChunkReady, ErrorReply, Release, RowGroup, Skipped
+from loaderd.sessions.base import EngineSession, Out
 
-Piece = BatchReady | ChunkReady | RowGroup
+AGAIN = 2  # times as many batches as can be leased are built again for one that comes late
 TURN = 64  # batches of a stream, before another one may have its memory
+Piece = BatchReady | ChunkReady | RowGroup
+Numbered = TypeVar("Numbered", bound=BatchReady | ChunkReady | RowGroup | Skipped | ErrorReply)
 
 
-class Lease(NamedTuple):
-    """A row group of a batch of a stream."""
+@dataclass(slots=True, eq=False)
+class Batch:
+    """A batch in the ring of a stream: it is being built, or has been delivered."""
 
-    run: int  # of the stream
+    stream: "Stream"
+    run: int
     step: int
-    group: int
-
-
-@dataclass(slots=True)
-class _Product:
-    """A batch that the stream has delivered."""
-
-    pieces: list[Piece] = field(default_factory=list)  # by group
-    left: list[set[int] | None] = field(default_factory=list)  # who needs the group; None: gone
-    whole: bool = False  # its last group is there
+    wanted: set[int]  # numbers of cursors; of those it was sent to until they have released it
+    pieces: list[Piece] = field(default_factory=list)  # by row group
+    left: list[set[int]] = field(default_factory=list)  # who needs each; empty: it is free
+    whole: bool = False  # its last row group is there
+    sent: list["Cursor"] = field(default_factory=list)  # to whom it was sent
 
     @property
     def untouched(self) -> bool:
-        """Whether no group of it has gone."""
-        return bool(self.pieces) and None not in self.left
+        """Whether no row group of it is free already."""
+        return all(self.left)
 
 
 @dataclass(slots=True)
-class Subscriber:
-    """One session at a stream."""
+class Place:
+    """Where a cursor is in one run of a stream."""
+
+    run: int
+    next: int  # position that is sent next
+    stride: int
+    ask: int  # the first that may not be in the ring
+
+    def wants(self, run: int, step: int) -> bool:
+        return run == self.run and step >= self.next and (step - self.next) % self.stride == 0
+
+
+@dataclass(slots=True, eq=False)
+class Cursor:
+    """One session as its client knows it: what it wants, and what it was sent."""
 
     number: int
+    rank: int  # of those that a stream serves
     window: int  # batches that it may hold, at most
-    rank: int = 0  # of those that the stream serves
+    world: int = 1  # ranks that a stream serves
+    stream: "Stream | None" = None  # None: it has to find one
     run: int = -1  # the client's
-    stream_run: int = -1  # the newest of the stream's that it follows, or has followed
-    next: int = 0  # step that it is sent next
-    stride: int = 1  # to the one after it
-    active: bool = False  # it wants batches
-    expected: bool = False  # it does not yet, and will from the stream's first step on
-    held: dict[int, int] = field(
-        default_factory=dict
-    )  # step -> the stream's run, of what it was sent
-
-
-class Sent(NamedTuple):
-    """A message for a session, in its own numbers."""
-
-    session: int
-    message: Piece | Skipped | ErrorReply
+    epoch: int = 0
+    step: int = 0  # position that it wants next
+    stride: int = 1  # between two steps
+    active: bool = False  # its run has batches to come
+    place: Place | None = None  # in its stream, of what it has asked for
+    wish: Place | None = None  # the same of a newer run, which it is expected to ask for
+    held: dict[int, Batch] = field(default_factory=dict)  # by position: sent, and not yet released
+    waits: bool = False  # for a stream that is to be opened
+    avoids: "Stream | None" = None  # the one that had nothing for it, while another is opened
+    batches: int = 0
+    meter: Meter = field(default_factory=Meter)
 
 
 class Stream:
-    """What a stream has delivered, and to whom it goes.  Its owner calls it under a lock."""
+    """Called under the lock of the daemon's sessions; it is the consumer of its session."""
 
     def __init__(
-        self, number: int, num_steps: int, depth: int, share: int = 0, world: int = 1
+        self,
+        session: EngineSession,
+        num_steps: int,
+        send: Callable[[Cursor, Out], None],
+        starved: concurrency.Event,
+        share: int = 0,
+        world: int = 1,
     ) -> None:
-        """`number`: of the engine's session.  `depth`: batches that can be leased at a time.
+        """`num_steps`: of an epoch, in positions.
 
+        send    sends a message to the client of a cursor
+        starved set when one of its cursors waits for more
         share   slots that it was opened with, at most; 0: as many as there were
         world   ranks that it serves
         """
-        self.world = world
-        self.number, self.num_steps, self.depth, self.share = number, num_steps, depth, share
-        self.run, self.epoch, self.order = 0, -1, Positions(1, world)
-        self.first = self.front = num_steps  # of the run: its first step, the next to be delivered
+        self.session, self.num_steps, self.share, self.world = session, num_steps, share, world
+        self._send_to, self._starved = send, starved
+        self.run, self.epoch, self.front = 0, -1, 0  # the newest run; what is asked of it is before
         self.error: ErrorReply | None = None
-        self.served = 0  # batches of its run that it has delivered
-        self.closing = False  # nothing more is sent: another stream goes on in its place
-        self.stuck = False  # those who have left it hold all that it can lend
+        self.served = self.asked = 0  # batches of its run; of these, when it last ended for others
+        self.closing = False  # nothing more is sent: it ends when nothing is leased
+        self.stuck = False  # those who have left it hold all that it can lease
         self.in_parts = False  # a batch of it did not fit whole
-        self.asked = 0  # batches that it had delivered when it was last to end for others
-        self.subscribers: dict[int, Subscriber] = {}
-        self._products: dict[tuple[int, int], _Product] = {}
-        self._skips: dict[tuple[int, int], Skipped] = {}  # of the run, by where they begin
+        self.leased = 0  # batches that cursors hold, each counted
+        self.cursors: dict[int, Cursor] = {}  # by number
+        self._ring: dict[tuple[int, int], Batch] = {}
+        self._skips: dict[tuple[int, int], Skipped] = {}
 
-    # -- where it stands --------------------------------------------------------------------------
+    # -- what its session asks --------------------------------------------------------------------
+
+    def next(self) -> Wanted | None:
+        """The earliest position that a cursor wants, and that is not in the ring."""
+        if self.closing or self.error is not None:
+            return None
+        found: tuple[int, int] | None = None
+        for place in self._places():
+            while (at := (place.run, place.ask)) in self._ring:
+                place.ask += place.stride
+            if place.ask < self.num_steps and (found is None or at < found):
+                found = at
+        if found is None:
+            return None
+        run, step = found
+        wanted = {c.number for c in self.cursors.values() if self._wants(c, run, step)}
+        self._ring[found] = Batch(self, run, step, wanted)
+        if run == self.run:
+            self.front = max(self.front, step + 1)
+        return Wanted(run, self.epoch if run == self.run else self._epoch_of(run), step)
+
+    def deliver(self, message: Out) -> None:
+        """The session has built a row group, leaves out steps, or builds nothing more."""
+        if isinstance(message, Skipped):
+            self._skip(message)
+        elif isinstance(message, ErrorReply):
+            self.error = message
+        else:
+            self._arrive(message)
+        self.send()
+
+    def _arrive(self, piece: Piece) -> None:
+        batch = self._ring.get((piece.run, piece.step))
+        if batch is None:
+            return
+        batch.pieces.append(piece)
+        batch.left.append(set(batch.wanted))
+        batch.whole = _is_last(piece)
+        self.in_parts |= not batch.whole
+        self.served += batch.whole
+        if not batch.wanted:
+            self._free(batch, len(batch.left) - 1)
+            return
+        if len(batch.pieces) > 1:
+            for cursor in [c for c in batch.sent if c.held.get(batch.step) is batch]:
+                self._send_to(cursor, _numbered(piece, cursor, self.world))
+
+    def _skip(self, message: Skipped) -> None:
+        """It has one cursor: such streams are not shared."""
+        self._ring.pop((message.run, message.step), None)
+        self._skips[message.run, message.step] = message
+        for place in self._places():
+            place.ask = message.to
+
+    # -- who reads it -----------------------------------------------------------------------------
 
     @property
-    def exhausted(self) -> bool:
-        """Whether all of its run has been delivered, the last batch with all its row groups."""
-        if self.error is not None or self.front < self.num_steps:
-            return False
-        return all(p.whole for (run, _), p in self._products.items() if run == self.run)
+    def live(self) -> list[Cursor]:
+        """Those who have asked for batches that they were not sent yet."""
+        return [c for c in self.cursors.values() if c.place is not None]
 
     @property
-    def live(self) -> list[Subscriber]:
-        """Those who want batches."""
-        return [f for f in self.subscribers.values() if f.active]
-
-    @property
-    def leased(self) -> bool:
-        """Whether a subscriber holds anything."""
-        return any(f.held for f in self.subscribers.values())
-
-    def begin(self, run: int, epoch: int, step: int, order: Positions) -> None:
-        """The stream has been told to deliver from here on."""
-        self.run, self.epoch, self.order, self.error = run, epoch, order, None
-        self.stuck, self.asked, self.served = False, 0, 0
-        self._skips.clear()
-        self.first = self.front = step
-
-    def can_join(self, epoch: int, step: int, stride: int) -> bool:
-        """Whether a subscriber could be served from there on: nothing of it has gone."""
-        ends = self.closing or self.stuck or self.error is not None
-        if ends or (epoch, stride) != (self.epoch, self.order.stride):
-            return False
-        rank, every = step % self.world, stride * self.world
-        off = (step // self.world - self.first // self.world) % stride
-        if rank not in self.order.ranks or off or not self.first <= step < self.front + every:
-            return False
-        ahead = range(step, min(self.front, self.num_steps), every)
-        found = (self._products.get((self.run, s)) for s in ahead)
-        return all(p is not None and p.untouched for p in found)
+    def depth(self) -> int:
+        """Batches that can be leased at a time."""
+        return max(1, self.session.depth)
 
     def has_room(self, rank: int = 0) -> bool:
-        """Whether one more can follow.
+        """Whether one more can read it.
 
-        Not where batches come in parts: who holds the first part of one that it is not done with
-        keeps the next from everybody, who cannot begin that batch anew elsewhere.  Each rank of a
-        job has another batch: with fewer at a time than ranks, they would wait for each other.
+        Not if batches come in parts: who holds the first part of one that it is not done with keeps
+        the next from everybody, who cannot begin that batch again elsewhere.  Each rank of a job
+        has another batch: with fewer at a time than ranks, they would wait for each other.
         """
-        ranks = {rank, *(f.rank for f in self.subscribers.values())}
+        ranks = {rank, *(c.rank for c in self.cursors.values())}
         several = len(ranks) == 1 or self.depth > len(ranks)
         return several and not self.closing and not self.stuck and not self.in_parts
 
+    def can_join(self, cursor: Cursor) -> bool:
+        """Whether what a cursor wants is in the ring, or soon is, within the window.
+
+        Batches before it that have gone are built again, if few others are on their way.
+        """
+        if self.closing or self.stuck or self.error is not None or cursor.epoch != self.epoch:
+            return False
+        stride, depth = cursor.stride * self.world, self.depth
+        place = Place(self.run, cursor.step, stride, cursor.step)
+        found = [b for b in self._ring.values() if place.wants(b.run, b.step)]
+        if not all(b.untouched for b in found) or cursor.step > self.front + depth * stride:
+            return False
+        missing = len(range(cursor.step, self.front, stride)) - len(found)
+        coming = sum(not b.pieces for b in self._ring.values())
+        return missing <= 0 or (missing <= AGAIN * depth and coming <= depth)
+
+    def join(self, cursor: Cursor) -> None:
+        """A cursor reads the newest run on from where it is; `can_join` has been asked."""
+        stride = cursor.stride * self.world
+        cursor.place, cursor.wish = Place(self.run, cursor.step, stride, cursor.step), None
+        for batch in list(self._ring.values()):
+            if cursor.place.wants(batch.run, batch.step):
+                batch.wanted.add(cursor.number)
+                for left in batch.left:
+                    left.add(cursor.number)
+            elif cursor.held.get(batch.step) is not batch:
+                self._forget(cursor, batch)
+        self._settle(cursor)
+        self.send()
+        self.session.wake()
+
+    def can_begin(self, cursor: Cursor) -> bool:
+        """Whether a cursor can have another run begin: nobody else asks for more of this one."""
+        return self._goes_on(cursor) or self._is_free(cursor)
+
+    def _is_free(self, cursor: Cursor) -> bool:
+        return not self.leased and not any(c is not cursor for c in self.live)
+
+    def _goes_on(self, cursor: Cursor) -> bool:
+        """Whether all that was asked for is wanted, and nothing more of this run is."""
+        if not self.run or self.error is not None or self.closing or self.stuck:
+            return False
+        over = all(
+            c is cursor or all((p.run, s) in self._ring for s in self._rest(p))
+            for c in self.live
+            if (p := c.place) is not None
+        )
+        return over and all(b.pieces or b.wanted - {cursor.number} for b in self._ring.values())
+
+    def _rest(self, place: Place) -> range:
+        return range(max(place.next, place.ask), self.num_steps, place.stride)
+
+    def begin(self, cursor: Cursor) -> None:
+        """A run from where a cursor is; the others are expected to come along."""
+        fresh = not self._goes_on(cursor)
+        if fresh:
+            self._ring.clear()
+            self._skips.clear()
+            self.error = None
+        self.run += 1
+        self.epoch, self.front = cursor.epoch, 0
+        self.stuck, self.asked, self.served = False, 0, 0
+        first, stride = cursor.step // self.world * self.world, cursor.stride * self.world
+        for other in self.cursors.values():
+            self._drop_wish(other)
+            at = first + other.rank
+            other.wish = Place(self.run, at, stride, at)
+        cursor.place, cursor.wish = Place(self.run, cursor.step, stride, cursor.step), None
+        self._settle(cursor)
+        if fresh:
+            self.session.start(self.run, self)
+        else:
+            self.session.wake()
+        self.send()
+
+    def add(self, cursor: Cursor) -> None:
+        """A session that has not begun; it is expected to come along with the others."""
+        cursor.stream = self
+        self.cursors[cursor.number] = cursor
+        if self.live:
+            at = self.front + (cursor.rank - self.front) % self.world
+            cursor.wish = Place(self.run, at, self.world, at)
+
+    def drop(self, cursor: Cursor) -> None:
+        """A cursor wants nothing of it any more, but for what it was sent."""
+        cursor.place = cursor.wish = None
+        for batch in [b for b in self._ring.values() if cursor.number in b.wanted]:
+            if cursor.held.get(batch.step) is not batch:
+                self._forget(cursor, batch)
+
+    def remove(self, cursor: Cursor) -> None:
+        """A cursor is not here any more; what it was sent stays leased."""
+        self.drop(cursor)
+        del self.cursors[cursor.number]
+        cursor.stream = None
+
+    # -- who is behind ----------------------------------------------------------------------------
+
     @property
-    def may_end(self) -> bool:
-        """Whether another one of its kind may have its memory, where there is none for both."""
-        unused = not self.live and not self.leased
-        return not self.closing and (unused or self.served - self.asked >= TURN)
+    def hungry(self) -> list[Cursor]:
+        """Those who have released all that was delivered, and wait for more."""
+        if self.error is not None or self.closing:
+            return []
+        return [c for c in self.live if not c.held and self._ready(c) is None]
 
-    def credit(self) -> int:
-        """Batches that each subscriber may hold."""
-        if len(self.subscribers) < 2:
-            return self.depth
-        return max(1, self.depth // (len(self.subscribers) + 1))
+    def slowest(self) -> Cursor | None:
+        """Who is furthest behind; None: nobody is behind another one."""
 
-    def narrow(self) -> tuple[int, ...]:
-        """Whose batches are built from now on, if nobody wants those of other ranks; (): no change.
+        def place(c: Cursor) -> tuple[int, int]:
+            if c.place is None:
+                return -1, -1
+            return c.place.run, c.place.next - c.place.stride * len(c.held)
 
-        What is on its way for these still comes.
-        """
-        along = {f.rank for f in self.subscribers.values() if f.active or f.expected}
-        ranks = tuple(rank for rank in self.order.ranks if rank in along)
-        if not ranks or ranks == self.order.ranks:
-            return ()
-        self.order = self.order._replace(ranks=ranks)
-        self.front = self.order.from_here(self.front)
-        return ranks
-
-    # -- subscribers ------------------------------------------------------------------------------
-
-    def add(self, number: int, window: int, rank: int = 0) -> None:
-        """A session that has not begun; what it will want is kept where that can be."""
-        subscriber = self.subscribers[number] = Subscriber(number, window, rank)
-        first = self.first // self.world * self.world + rank
-        subscriber.expected = self.run == 0 or self.can_join(self.epoch, first, self.order.stride)
-
-    def ranks_of(self, number: int) -> tuple[int, ...]:
-        """Whose batches a run of one of its subscribers is to have: of all that are to go along."""
-        along = [f for f in self.subscribers.values() if f.active or f.expected]
-        return tuple(sorted({f.rank for f in [*along, self.subscribers[number]]}))
-
-    def subscribe(self, number: int, run: int, step: int, stride: int) -> list[Lease]:
-        """A subscriber begins at a step that `can_join` has found; returns what nobody wants now.
-
-        run   the client's
-        """
-        subscriber = self.subscribers[number]
-        assert not subscriber.held
-        subscriber.run, subscriber.stream_run, subscriber.next = run, self.run, step
-        subscriber.stride, subscriber.active, subscriber.expected = stride * self.world, True, False
-        for (stream_run, at), product in self._products.items():
-            if stream_run == self.run and at >= step and (at - step) % self.world == 0:
-                for left in product.left:
-                    if left is not None:
-                        left.add(number)
-        return self._forget(number, lambda key: key[0] != self.run or key[1] < step)
-
-    def drop(self, number: int) -> list[Lease]:
-        """A subscriber wants nothing and holds nothing any more, but stays."""
-        subscriber = self.subscribers[number]
-        subscriber.active = subscriber.expected = False
-        subscriber.held.clear()
-        return self._forget(number, lambda _key: True)
-
-    def expect(self, number: int) -> None:
-        """It will follow the next run from its first step on."""
-        self.subscribers[number].expected = True
-
-    def remove(self, number: int) -> list[Lease]:
-        """A subscriber has gone."""
-        freed = self.drop(number)
-        del self.subscribers[number]
-        return freed
-
-    def last(self) -> Subscriber | None:
-        """Who is furthest behind of those who want more than the stream has delivered so far.
-
-        None where nobody is behind another one.
-        """
-
-        def place(f: Subscriber) -> tuple[int, int]:
-            return (f.stream_run, f.next - f.stride * len(f.held)) if f.active else (-1, -1)
-
-        waiting = [f for f in self.subscribers.values() if f.active or f.expected]
+        waiting = [c for c in self.cursors.values() if c.place is not None or c.wish is not None]
         if len(waiting) < 2:
             return None
-        slowest = min(waiting, key=place)
-        return slowest if place(slowest) < max(map(place, waiting)) else None
-
-    @property
-    def starved(self) -> bool:
-        """Whether one has released all that the stream has delivered, and waits for more."""
-        return bool(self.hungry)
-
-    @property
-    def hungry(self) -> list[Subscriber]:
-        """Those who have released all that the stream has delivered, and wait for more."""
-        if self.front >= self.num_steps or self.error is not None:
-            return []
-        return [f for f in self.live if self._is_hungry(f)]
-
-    def _is_hungry(self, f: Subscriber) -> bool:
-        return f.stream_run == self.run and f.next >= self.front and not f.held
+        found = min(waiting, key=place)
+        return found if place(found) < max(map(place, waiting)) else None
 
     @property
     def blocked(self) -> bool:
-        """Whether some who have left it still hold what they were sent."""
-        return any(f.held and not f.active for f in self.subscribers.values())
+        """Whether some who want nothing of it now still hold what they were sent."""
+        return self.leased > sum(b.stream is self for c in self.live for b in c.held.values())
 
-    def leave(self, number: int) -> list[Lease]:
-        """One that is too far behind wants nothing more of it, and keeps what it was sent."""
-        subscriber = self.subscribers[number]
-        subscriber.active = subscriber.expected = False
-        held = {(stream_run, step) for step, stream_run in subscriber.held.items()}
-        return self._forget(number, lambda key: key not in held)
+    @property
+    def may_end(self) -> bool:
+        """Whether another one of its kind may have its memory, as there is none for both."""
+        unused = not self.live and not self.leased
+        return not self.closing and (unused or self.served - self.asked >= TURN)
 
     # -- batches ----------------------------------------------------------------------------------
 
-    def arrive(self, piece: Piece) -> tuple[list[Sent], list[Lease]]:
-        """The stream has delivered a row group; returns what is sent, and what nobody wants."""
-        key = piece.run, piece.step
-        further = isinstance(piece, RowGroup)
-        product = self._products.setdefault(key, _Product())
-        if further:
-            wanted = {n for n, f in self.subscribers.items() if f.held.get(piece.step) == piece.run}
-        else:
-            wanted = {n for n, f in self.subscribers.items() if self._wants(f, *key)}
-            if piece.run == self.run:  # not one that was on its way when another run began
-                self.front = max(self.front, self.order.after(piece.step))
-                self.served += 1
-        product.pieces.append(piece)
-        product.left.append(set(wanted))
-        product.whole = _last(piece)
-        self.in_parts |= not product.whole
-        if not wanted:  # where nobody wants anything it stays: the stream comes to a stop by itself
-            heard = any(f.active or f.expected for f in self.subscribers.values())
-            return [], self._free(key, len(product.left) - 1) if heard else []
-        if further:
-            return [self._to(self.subscribers[n], piece) for n in sorted(wanted)], []
-        return self.due(), []
-
-    def skip(self, message: Skipped) -> list[Sent]:
-        """The stream leaves out steps; subscribers are told where they come to them."""
-        self.front = max(self.front, message.to)
-        self._skips[message.run, message.step] = message
-        return self.due()
-
-    def fail(self, message: ErrorReply) -> list[Sent]:
-        """Nothing more comes of the run; subscribers are told after what has been delivered."""
-        self.error = message
-        return self.due()
-
-    def take_over(self, old: "Stream", run: int) -> Start | None:
-        """Go on in the place of a stream of which nothing is leased; where from, if that is wanted.
-
-        run   of the command that follows
-
-        Subscribers that still want batches of an earlier run stay behind: this stream does not have
-        them, and begins in another epoch.
-        """
-        self.subscribers = {
-            n: f for n, f in old.subscribers.items() if not f.active or f.stream_run == old.run
-        }
-        for f in self.subscribers.values():
-            f.stream_run = run if f.active else -1
-        if not (live := self.live):
-            return None
-        ranks = tuple(sorted({f.rank for f in self.subscribers.values()}))
-        self.begin(run, old.epoch, min(f.next for f in live), old.order._replace(ranks=ranks))
-        return Start(
-            session=self.number, run=run, epoch=self.epoch, step=self.first,
-            stride=self.order.stride,
-        )  # fmt: skip
-
-    def due(self) -> list[Sent]:
-        """All that can be sent now."""
+    def send(self) -> None:
+        """Send all that can be sent now."""
         if self.closing:
-            return []
-        credit = self.credit()
-        return [sent for f in self.live for sent in self._send(f, credit)]
+            return
+        for cursor in self.live:
+            self._send(cursor)
+        if self.hungry:
+            self._starved.set()
 
-    def _send(self, f: Subscriber, credit: int) -> Iterator[Sent]:
-        while f.active and len(f.held) < min(credit, f.window):
-            if (skip := self._skips.get((f.stream_run, f.next))) is not None:
-                f.next = skip.to
-                yield Sent(f.number, _numbered(skip, f, self.world))
+    def _credit(self) -> int:
+        """Batches that each cursor may hold."""
+        num = len(self.cursors)
+        return self.depth if num < 2 else max(1, self.depth // (num + 1))
+
+    def _ready(self, cursor: Cursor) -> Batch | None:
+        """What a cursor can be sent next."""
+        assert cursor.place is not None
+        batch = self._ring.get((cursor.place.run, cursor.place.next))
+        return batch if batch is not None and batch.pieces else None
+
+    def _send(self, cursor: Cursor) -> None:
+        most = min(self._credit(), cursor.window)
+        while (place := cursor.place) is not None and len(cursor.held) < most:
+            if (skip := self._skips.pop((place.run, place.next), None)) is not None:
+                place.next = skip.to
+                self._send_to(cursor, _numbered(skip, cursor, self.world))
+                self._settle(cursor)
                 continue
-            product = self._products.get((f.stream_run, f.next))
-            if product is None:
+            batch = self._ready(cursor)
+            if batch is None or not all(b.whole for b in cursor.held.values()):
                 break
-            f.held[f.next] = f.stream_run
-            f.next += f.stride
-            for piece in product.pieces:
-                yield self._to(f, piece)
-        behind = f.stream_run == self.run and f.next < self.front
-        if f.active and self.error is not None and f.stream_run == self.run and not behind:
-            f.active = False
-            yield Sent(f.number, _numbered(self.error, f, self.world))
-        elif f.active and f.next >= self.num_steps:
-            f.active = False
-            f.expected = True
+            cursor.held[place.next] = batch
+            batch.sent.append(cursor)
+            self.leased += 1
+            place.next += place.stride
+            self._settle(cursor)
+            for piece in batch.pieces:
+                self._send_to(cursor, _numbered(piece, cursor, self.world))
+        if cursor.place is not None and self.error is not None and self._ready(cursor) is None:
+            self.drop(cursor)
+            cursor.active = False
+            self._send_to(cursor, _numbered(self.error, cursor, self.world))
 
-    def release(self, number: int, run: int, step: int, group: int) -> tuple[bool, list[Lease]]:
-        """A subscriber is done with a row group; whether with the whole batch, and what is free."""
-        f = self.subscribers[number]
-        stream_run = f.held.get(step)
-        if stream_run is None or run != f.run:
-            return False, []
-        key = stream_run, step
-        product = self._products[key]
-        left = product.left[group] if 0 <= group < len(product.left) else None
-        if left is None or number not in left:
-            return False, []
-        left.remove(number)
-        whole = product.whole and not any(number in still for still in product.left if still)
-        if whole:
-            del f.held[step]
-        return whole, [] if left else self._free(key, group)
+    def _settle(self, cursor: Cursor) -> None:
+        """A cursor that was sent its last batch has asked for nothing more."""
+        place = cursor.place
+        assert place is not None
+        place.ask = max(place.ask, place.next)
+        cursor.step = place.next
+        if place.next >= self.num_steps:
+            cursor.place, cursor.active = None, False
 
-    def holds(self, number: int, step: int) -> bool:
-        """Whether a subscriber was sent a batch that it has not released."""
-        return number in self.subscribers and step in self.subscribers[number].held
-
-    def _wants(self, f: Subscriber, run: int, step: int) -> bool:
-        if step % self.world != f.rank:
+    def release(self, cursor: Cursor, batch: Batch, group: int) -> bool:
+        """A cursor is done with a row group; whether with the whole batch."""
+        number = cursor.number
+        if not 0 <= group < len(batch.left) or number not in batch.left[group]:
             return False
-        if f.expected or (self.world > 1 and f.active and f.stream_run < self.run):
-            return (
-                run == self.run > f.stream_run
-            )  # it follows as soon as it is through with the last
-        ahead = f.active and run == f.stream_run and step >= f.next
-        return ahead and (step - f.next) % f.stride == 0
+        batch.left[group].remove(number)
+        done = batch.whole and not any(number in left for left in batch.left)
+        if done:
+            del cursor.held[batch.step]
+            batch.wanted.discard(number)
+            self.leased -= 1
+        if not batch.left[group]:
+            self._free(batch, group)
+        return done
 
-    def _forget(self, number: int, which: Callable[[tuple[int, int]], bool]) -> list[Lease]:
-        """A subscriber needs no more of these batches; returns what nobody needs now."""
-        freed = []
-        for key in [key for key in self._products if which(key)]:
-            for group, left in enumerate(self._products[key].left):
-                if left is not None:
-                    left.discard(number)
-                    if not left:
-                        freed += self._free(key, group)
-        return freed
+    def give_back(self, cursor: Cursor, batch: Batch) -> None:
+        """A cursor needs nothing more of a batch that it was sent."""
+        del cursor.held[batch.step]
+        self.leased -= 1
+        self._forget(cursor, batch)
 
-    def _free(self, key: tuple[int, int], group: int) -> list[Lease]:
-        product = self._products[key]
-        product.left[group] = None
-        if product.whole and all(left is None for left in product.left):
-            del self._products[key]
-        return [Lease(*key, group)]
+    def _forget(self, cursor: Cursor, batch: Batch) -> None:
+        batch.wanted.discard(cursor.number)
+        for group, left in enumerate(batch.left):
+            if cursor.number in left:
+                left.remove(cursor.number)
+                if not left:
+                    self._free(batch, group)
 
-    def _to(self, f: Subscriber, piece: Piece) -> Sent:
-        return Sent(f.number, _numbered(piece, f, self.world))
+    def _free(self, batch: Batch, group: int) -> None:
+        if batch.whole and not any(batch.left):
+            self._ring.pop((batch.run, batch.step), None)
+        self.session.release(
+            Release(session=self.session.number, run=batch.run, step=batch.step, group=group)
+        )
+
+    # -- places -----------------------------------------------------------------------------------
+
+    def _places(self) -> Iterator[Place]:
+        for cursor in self.cursors.values():
+            for place in (cursor.place, cursor.wish):
+                if place is not None:
+                    yield place
+
+    def _wants(self, cursor: Cursor, run: int, step: int) -> bool:
+        return any(
+            p is not None and p.wants(run, step) and step % self.world == cursor.rank
+            for p in (cursor.place, cursor.wish)
+        )
+
+    def _drop_wish(self, cursor: Cursor) -> None:
+        wish, cursor.wish = cursor.wish, None
+        if wish is not None:
+            for batch in [b for b in self._ring.values() if b.run == wish.run]:
+                held = cursor.held.get(batch.step) is batch
+                if not held and not self._wants(cursor, batch.run, batch.step):
+                    self._forget(cursor, batch)
+
+    def _epoch_of(self, run: int) -> int:
+        return next(c.epoch for c in self.live if c.place is not None and c.place.run == run)
 
 
-def _last(piece: Piece) -> bool:
+def _is_last(piece: Piece) -> bool:
     if isinstance(piece, BatchReady):
         return piece.rows.last
     return not isinstance(piece, RowGroup) or piece.last
 
 
-Numbered = TypeVar("Numbered", bound=BatchReady | ChunkReady | RowGroup | Skipped | ErrorReply)
-
-
-def _numbered(message: Numbered, f: Subscriber, world: int) -> Numbered:
+def _numbered(message: Numbered, cursor: Cursor, world: int) -> Numbered:
     """The same for a session: with its number, that of its run, and its step for a position."""
-    own = {"session": f.number, "run": f.run, "step": message.step // world}
+    own = {"session": cursor.number, "run": cursor.run, "step": message.step // world}
     if isinstance(message, BatchReady):
         return structs.replace(message, **own, rows=structs.replace(message.rows, **own))
     return structs.replace(message, **own)

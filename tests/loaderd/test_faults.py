@@ -16,7 +16,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from blockstore import concurrency
 from blockstore.errors import BudgetTooSmall
 from blockstore.io import arena as arena_module
 from blockstore.io import reader as reader_module
@@ -26,7 +25,6 @@ from loaderd.engine.workers import WorkerPool
 from loaderd.errors import Refused, ShuttingDown
 from loaderd.macro.graph import MacroGraph
 from loaderd.protocol import Attach, BatchReady, Release, Start
-from loaderd.sessions import base as session_base
 from loaderd.sessions.engine import Engine, default_settings
 from loaderd.wire.endpoint import parse_endpoint
 from loaderd.wire.transport import ask_status
@@ -174,16 +172,16 @@ def test_a_session_may_come_at_the_moment_another_goes(running, monkeypatch):
         fields = {"batch_size": 50, "window": 2, "plan": "rows"}
         came.append(running.engine.attach(Attach(token=0, request=2, **fields), None).session)
 
-    class Watched(threading.Thread):
-        def start(self):
-            others.append(threading.Timer(0, attach))
-            others[-1].start()
-            others[-1].join(0.2)
-            super().start()
+    closer = running.engine.resources.closer
+    close = closer.put
 
-    monkeypatch.setattr(
-        session_base, "concurrency", SimpleNamespace(**vars(concurrency) | {"Thread": Watched})
-    )
+    def close_later(step):
+        others.append(threading.Timer(0, attach))
+        others[-1].start()
+        others[-1].join(0.2)
+        close(step)
+
+    monkeypatch.setattr(closer, "put", close_later)
     running.engine.detach(running.session)
     (other,) = others
     other.join(WAIT_S)

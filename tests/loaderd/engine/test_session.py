@@ -10,18 +10,20 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from loaderd.batch.rows import Addressed, Pins
 from loaderd.engine.session import Job, Placement, RowSizes, SessionState
-from loaderd.plans.base import Positions, Unit
+from loaderd.plans.base import Unit
 
 SLOT = 4096
 SIZES = RowSizes((SLOT // 8,), SLOT)
-EVERY = 1 << 30
 
 
-def sampled(state: SessionState, missing: int, nodes: int = 0) -> Job:
+def sampled(state: SessionState, missing: int, made: list[Job]) -> Job:
     """The next batch, sampled: so many rows are to be copied."""
-    job = state.start(Unit(state.epoch, state.next_step, 0, 1), SimpleNamespace())  # type: ignore[arg-type]
+    run = state.run
+    step = sum(job.run == run for job in made)
+    job = state.start(run, Unit(0, step, 0, 1), SimpleNamespace())  # type: ignore[arg-type]
+    made.append(job)
     job.structure, job.structure_bytes = SimpleNamespace(), SLOT  # type: ignore[assignment]
-    job.num_items = max(nodes, missing)
+    job.num_items = missing
     job.addressed, job.busy = Addressed(Pins((), ()), missing, (missing,)), False
     return job
 
@@ -40,18 +42,19 @@ def message(group: int = 0) -> Any:
 @pytest.fixture
 def state() -> SessionState:
     """Nine slots, three batches in flight, in its first run."""
-    state = SessionState(3, 10, list(range(9)), SIZES)
-    state.begin(1, 0, 0, Positions())
+    state = SessionState(3, list(range(9)), SIZES)
+    state.begin(1)
     return state
 
 
 def test_slots_that_a_worker_fills_are_not_free_for_the_run_that_begins(state):
-    job = sampled(state, 10)
+    made: list[Job] = []
+    job = sampled(state, 10, made)
     filling = place(state, job).slots()
-    assert state.begin(2, 0, 0, Positions()) == []  # the job is its worker's
+    assert state.begin(2) == []  # the job is its worker's
     assert job.cancelled
     assert not state.idle
-    fresh = sampled(state, 10)
+    fresh = sampled(state, 10, made)
     assert not set(place(state, fresh).slots()) & set(filling)
     state.abandon(job)
     state.filled(fresh, Placement(0, 0, 10, True, (), (), (), 0), message())
@@ -60,14 +63,15 @@ def test_slots_that_a_worker_fills_are_not_free_for_the_run_that_begins(state):
 
 
 def test_slots_of_lent_batches_are_free_as_a_run_begins(state):
-    job = sampled(state, 10)
+    made: list[Job] = []
+    job = sampled(state, 10, made)
     state.filled(job, place(state, job), message())
-    assert state.begin(2, 0, 0, Positions()) == [job]
+    assert state.begin(2) == [job]
     assert state.idle
 
 
 def test_a_batch_is_done_with_the_release_of_its_last_group(state):
-    job, groups = sampled(state, 5000), 0
+    job, groups = sampled(state, 5000, []), 0
     while not job.finished:
         placement = place(state, job)
         assert placement.group == groups
@@ -85,9 +89,10 @@ def test_a_batch_is_done_with_the_release_of_its_last_group(state):
 
 
 def test_groups_may_be_released_in_any_order_where_several_are_lent():
-    state = SessionState(3, 10, list(range(9)), SIZES)
-    state.begin(1, 0, 0, Positions())
-    first, second = sampled(state, 5), sampled(state, 5)
+    state = SessionState(3, list(range(9)), SIZES)
+    state.begin(1)
+    made: list[Job] = []
+    first, second = sampled(state, 5, made), sampled(state, 5, made)
     for job in (first, second):
         state.filled(job, place(state, job), message())
     assert state.release(1, 1, 0) is second
@@ -103,8 +108,8 @@ class StateMachine(RuleBasedStateMachine):
     @initialize(slots=st.integers(5, 12), window=st.integers(1, 4))
     def begin(self, slots, window):
         self.slots = set(range(slots))
-        self.state = SessionState(window, EVERY, sorted(self.slots), SIZES)
-        self.run = 0
+        self.state = SessionState(window, sorted(self.slots), SIZES)
+        self.run, self.made = 0, list[Job]()
         self.filling: list[tuple[Job, Placement]] = []  # workers have these
         self.waiting: list[Job] = []  # sampled, not wholly placed, in order
         self.lent: dict[tuple[int, int, int], tuple[Job, list[int]]] = {}
@@ -113,7 +118,7 @@ class StateMachine(RuleBasedStateMachine):
     @rule()
     def a_run_begins(self):
         self.run += 1
-        ended = self.state.begin(self.run, 0, 0, Positions())
+        ended = self.state.begin(self.run)
         busy = {id(job) for job, _ in self.filling}
         assert not {id(job) for job in ended} & busy
         self.waiting, self.lent = [], {}
@@ -121,7 +126,7 @@ class StateMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.state.may_start())
     @rule(missing=st.sampled_from([0, 3, 600, 3000]))
     def a_batch_is_sampled(self, missing):
-        self.waiting.append(sampled(self.state, missing))
+        self.waiting.append(sampled(self.state, missing, self.made))
 
     @precondition(lambda self: self.state.head() is not None)
     @rule()

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from loaderd.engine.session import Job, Placement, RowSizes, SessionState
-from loaderd.plans.base import Positions, Unit
+from loaderd.plans.base import Unit
 
 SIZES = RowSizes((4, 2), 64)  # rows a slot of two arrays, bytes of a slot
 
@@ -19,7 +19,7 @@ class Model(RuleBasedStateMachine):
     @initialize(window=st.integers(1, 3), slots=st.integers(6, 30), steps=st.integers(1, 8))
     def open(self, window, slots, steps):
         self.all = list(range(100, 100 + slots))
-        self.state = SessionState(window, steps, list(self.all), SIZES)
+        self.state, self.steps = SessionState(window, list(self.all), SIZES), steps
         self.run, self.failed = 0, False
         self.sampling: list[Job] = []
         self.filling: list[tuple[Job, Placement]] = []
@@ -36,20 +36,24 @@ class Model(RuleBasedStateMachine):
     def begin(self, step, stride):
         self.run += 1
         busy = [*((job, None) for job in self.sampling), *self.filling]
-        ended = self.state.begin(self.run, self.run, step, Positions(stride))
+        ended = self.state.begin(self.run)
         assert not any(job.busy for job in ended)
         assert not {id(job) for job in ended} & {id(job) for job, _ in busy}
         self.stale += busy
         self.sampling, self.filling, self.failed = [], [], False
         self.client, self.sent = {}, []
-        self.expected = list(range(step, self.state.num_steps, stride))
+        self.expected = list(range(step, self.steps, stride))
+        self.coming = list(self.expected)
         self.groups: dict[int, list[bool]] = {}  # of each step: whether each group is the last
 
-    @precondition(lambda self: self.state.may_start())
+    def may_start(self):
+        return bool(self.coming) and self.state.may_start()
+
+    @precondition(lambda self: self.may_start())
     @rule()
     def start(self):
-        step = self.state.next_step
-        self.sampling.append(self.state.start(Unit(self.run, step, 0, 1), None))  # type: ignore[arg-type]
+        step = self.coming.pop(0)
+        self.sampling.append(self.state.start(self.run, Unit(self.run, step, 0, 1), None))  # type: ignore[arg-type]
 
     @precondition(lambda self: self.sampling)
     @rule(data=st.data(), items=st.integers(1, 8), missing=st.tuples(*[st.integers(0, 8)] * 2))
@@ -160,9 +164,9 @@ class Model(RuleBasedStateMachine):
         while self.stale:
             self.state.abandon(self.stale.pop()[0])
         self.place()
-        while not self.failed and (self.state.may_start() or self.sampling or self.filling
+        while not self.failed and (self.may_start() or self.sampling or self.filling
                                    or self.client):  # fmt: skip
-            if self.state.may_start():
+            if self.may_start():
                 self.start()
             for job in self.sampling:
                 job.structure = SimpleNamespace()  # type: ignore[assignment]
@@ -191,7 +195,7 @@ TestModel.settings = settings(max_examples=40, stateful_step_count=25, deadline=
 
 def job_of(state: SessionState, items: int, missing: int) -> Job:
     """The next batch, sampled."""
-    job = state.start(Unit(0, state.next_step, 0, 1), None)  # type: ignore[arg-type]
+    job = state.start(1, Unit(0, len(state.jobs), 0, 1), None)  # type: ignore[arg-type]
     job.structure = SimpleNamespace()  # type: ignore[assignment]
     job.addressed = SimpleNamespace(num_missing=missing, missing_rows=(missing, missing))  # type: ignore[assignment]
     job.structure_bytes, job.num_items, job.busy = 60, items, False
@@ -199,8 +203,8 @@ def job_of(state: SessionState, items: int, missing: int) -> Job:
 
 
 def test_a_batch_that_fits_goes_whole_and_the_next_waits_for_its_slots():
-    state = SessionState(2, 5, list(range(9)), SIZES)
-    state.begin(1, 0, 0, Positions())
+    state = SessionState(2, list(range(9)), SIZES)
+    state.begin(1)
     first, second = job_of(state, 6, 4), job_of(state, 6, 4)
     placement = state.place(first)
     assert placement is not None
@@ -214,8 +218,8 @@ def test_a_batch_that_fits_goes_whole_and_the_next_waits_for_its_slots():
 
 
 def test_batches_are_sent_in_order_whoever_is_done_first():
-    state = SessionState(3, 5, list(range(30)), SIZES)
-    state.begin(1, 0, 0, Positions())
+    state = SessionState(3, list(range(30)), SIZES)
+    state.begin(1)
     jobs = [job_of(state, 3, 2) for _ in range(3)]
     placed = [state.place(job) for job in jobs]
     sent = [
@@ -226,8 +230,8 @@ def test_batches_are_sent_in_order_whoever_is_done_first():
 
 
 def test_a_batch_too_large_comes_in_parts_each_when_all_slots_are_back():
-    state = SessionState(2, 5, list(range(7)), SIZES)
-    state.begin(1, 0, 0, Positions())
+    state = SessionState(2, list(range(7)), SIZES)
+    state.begin(1)
     job = job_of(state, 8, 8)
     rows, group = 0, 0
     while rows < 8:

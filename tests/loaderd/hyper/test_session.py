@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from loaderd.hyper.session import Hyper, Sampled, StructureArea
-from loaderd.plans.base import Positions, Unit
+from loaderd.plans.base import Unit, Wanted
 
 WAIT_S = 10
 
@@ -39,6 +39,16 @@ class Hand:
         self.errors: queue.Queue[tuple[int, str]] = queue.Queue()
         self.ended: set[int] = set()
         self.refused = threading.Event()
+        self.lock = threading.Lock()
+        self.wanted: list[Wanted] = []
+        self.run = 0
+
+    def ask(self, run: int, count: int) -> list[Wanted]:
+        with self.lock:
+            if run != self.run:
+                return []
+            found, self.wanted = self.wanted[:count], self.wanted[count:]
+            return found
 
     def admit(self, run: int, batches: Any, cached: bool) -> bool:
         if run in self.ended:
@@ -47,7 +57,7 @@ class Hand:
         self.got.put((run, list(batches)))
         return True
 
-    def failed(self, run: int, unit: Unit, error: BaseException) -> None:
+    def failed(self, run: int, wanted: Wanted, error: BaseException) -> None:
         self.errors.put((run, str(error)))
 
 
@@ -78,11 +88,22 @@ class Parts:
     """A session, its fakes, and how a client takes batches."""
 
     def __init__(self, steps: int, areas: int, cache: Cache | None, size: int = 3) -> None:
-        plan: Any = SimpleNamespace(num_steps=steps, unit=lambda e, s: Unit(e, s, s, s + 1))
+        self.steps = steps
+        plan: Any = SimpleNamespace(unit=lambda e, s: Unit(e, s, s, s + 1))
         self.sampler, self.hand, self.cache = Sampler(), Hand(), cache
         places = [StructureArea(np.zeros(1024, np.uint8)) for _ in range(areas)]
         self.areas = places
         self.hyper = Hyper(plan, self.sampler, cache, places, size, 3, self.hand)  # type: ignore[arg-type]
+
+    def want(self, run: int, epoch: int, step: int = 0, stride: int = 1) -> None:
+        with self.hand.lock:
+            self.hand.wanted += [Wanted(run, epoch, s) for s in range(step, self.steps, stride)]
+
+    def begin(self, run: int, epoch: int, step: int = 0, stride: int = 1) -> None:
+        with self.hand.lock:
+            self.hand.run, self.hand.wanted = run, []
+        self.want(run, epoch, step, stride)
+        self.hyper.begin(run)
 
     def take(self, count: int) -> list[tuple[int, int, int]]:
         """(run, epoch, step) of the next batches, each given back at once."""
@@ -90,7 +111,7 @@ class Parts:
         while len(found) < count:
             run, batches = self.hand.got.get(timeout=WAIT_S)
             for sampled in batches:
-                found.append((run, sampled.unit.epoch, sampled.unit.step))
+                found.append((sampled.run, sampled.unit.epoch, sampled.unit.step))
                 self.hyper.handed_out(sampled)
                 self.hyper.released(run, sampled.batch)
         return found
@@ -111,7 +132,7 @@ def session(steps: int = 10, areas: int = 2, cache: Cache | None = None) -> Iter
 def test_steps_come_in_order_by_their_stride(areas, cached, first, stride):
     with session(areas=areas, cache=Cache() if cached else None) as parts:
         for run in (1, 2):
-            parts.hyper.begin(run, 5 + run, first, Positions(stride))
+            parts.begin(run, 5 + run, first, stride)
             steps = range(first, 10, stride)
             assert parts.take(len(steps)) == [(run, 5 + run, step) for step in steps]
         assert parts.hand.got.empty()
@@ -119,20 +140,21 @@ def test_steps_come_in_order_by_their_stride(areas, cached, first, stride):
 
 def test_a_run_goes_on_elsewhere_with_the_rows_it_has():
     with session(cache=(cache := Cache())) as parts:
-        parts.hyper.begin(1, 0, 7, Positions())
+        parts.begin(1, 0, 7)
         parts.take(3)
-        parts.hyper.proceed(2, 1, 0, Positions())
+        parts.want(2, 1)
+        parts.hyper.wake()
         assert parts.take(10) == [(2, 1, step) for step in range(10)]
         assert cache.runs == 1
         assert cache.groups[0] == [0, 1, 2]
-        parts.hyper.begin(3, 2, 9, Positions())
+        parts.begin(3, 2, 9)
         parts.take(1)
         assert cache.runs == 2
 
 
 def test_rows_are_brought_in_when_batches_before_are_released():
     with session(cache=(cache := Cache())) as parts:
-        parts.hyper.begin(1, 0, 0, Positions())
+        parts.begin(1, 0, 0)
         _, batches = parts.hand.got.get(timeout=WAIT_S)
         assert [s.batch for s in batches] == [0, 1, 2]
         for sampled in (batches[1], batches[0]):  # out of order
@@ -156,9 +178,9 @@ def test_an_error_of_a_run_that_has_ended_is_nobodys():
 
     with session() as parts:
         parts.sampler.before = fail_late
-        parts.hyper.begin(1, 1, 0, Positions())
+        parts.begin(1, 1, 0)
         assert asked.wait(WAIT_S)
-        parts.hyper.begin(2, 2, 0, Positions())
+        parts.begin(2, 2, 0)
         go.set()
         assert parts.take(10) == [(2, 2, step) for step in range(10)]
         assert parts.hand.errors.empty()
@@ -171,9 +193,9 @@ def test_an_error_ends_its_run_and_the_next_one_works():
 
     with session() as parts:
         parts.sampler.before = fail
-        parts.hyper.begin(1, 1, 0, Positions())
+        parts.begin(1, 1, 0)
         assert parts.hand.errors.get(timeout=WAIT_S) == (1, "cannot read")
-        parts.hyper.begin(2, 2, 0, Positions())
+        parts.begin(2, 2, 0)
         assert len(parts.take(10)) == 10
         assert parts.hand.errors.empty()
 
@@ -181,7 +203,7 @@ def test_an_error_ends_its_run_and_the_next_one_works():
 def test_a_batch_without_room_is_an_error():
     with session() as parts:
         parts.sampler.most = 0
-        parts.hyper.begin(1, 0, 0, Positions())
+        parts.begin(1, 0, 0)
         _, text = parts.hand.errors.get(timeout=WAIT_S)
         assert "more than there is room for" in text
 
@@ -192,16 +214,16 @@ def test_areas_of_batches_that_came_too_late_are_free_again(areas):
         for run in (1, 3, 5):
             parts.hand.ended.add(run)
             parts.hand.refused.clear()
-            parts.hyper.begin(run, 0, 0, Positions())
+            parts.begin(run, 0, 0)
             assert parts.hand.refused.wait(WAIT_S)
-            parts.hyper.begin(run + 1, 1, 0, Positions())
+            parts.begin(run + 1, 1, 0)
             assert len(parts.take(10)) == 10
 
 
 def test_areas_of_what_was_not_brought_in_are_free_again():
     with session(areas=1, cache=Cache()) as parts:
         for run in range(1, 6):
-            parts.hyper.begin(run, run, 0, Positions())
+            parts.begin(run, run, 0)
         assert parts.take(10)[-1] == (5, 5, 9)
         parts.hyper.stop()
     assert [area.left for area in parts.areas] == [0]

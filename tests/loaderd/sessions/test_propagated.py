@@ -9,8 +9,8 @@ import pytest
 
 from loaderd.hopwise.cut import HopCut
 from loaderd.hopwise.source import Answer, Arrival
-from loaderd.plans.base import Unit
-from loaderd.protocol import ChunkReady, ErrorReply, Release, Start
+from loaderd.plans.base import Unit, Wanted
+from loaderd.protocol import ChunkReady, ErrorReply, Release
 from loaderd.sessions.propagated import PropagatedSession
 
 STEPS, WINDOW, WAIT_S = 9, 3, 10
@@ -70,7 +70,8 @@ def parts():
         unit=lambda epoch, step: Unit(epoch, step, step, step + 2),
     )  # fmt: skip
     resources: Any = SimpleNamespace(
-        deliver=lambda _number, message: out.put(message), ended=ended.append,
+        lock=threading.RLock(), ended=ended.append,
+        closer=SimpleNamespace(put=lambda step: threading.Thread(target=step).start()),
         budget=SimpleNamespace(slot_bytes=4096),
     )  # fmt: skip
     cut = HopCut(True, False, 0, 1, WINDOW, 0, 0, 2)
@@ -91,8 +92,26 @@ def take(out: Any, count: int, run: int) -> list[int]:
     return [m.step for m in found]
 
 
-def start(run: int, step: int = 0, stride: int = 1) -> Start:
-    return Start(session=4, run=run, epoch=run, step=step, stride=stride)
+class Consumer:
+    """Wants the steps of runs, one after the other."""
+
+    def __init__(self, out: queue.Queue[Any]) -> None:
+        self.wanted: list[Wanted] = []
+        self.deliver = out.put
+
+    def next(self) -> Wanted | None:
+        return self.wanted.pop(0) if self.wanted else None
+
+    def add(self, run: int, step: int = 0, stride: int = 1) -> None:
+        self.wanted += [Wanted(run, run, s) for s in range(step, STEPS, stride)]
+
+
+def start(session: PropagatedSession, out: Any, run: int, step: int = 0, stride: int = 1) -> Any:
+    """Earlier runs end."""
+    consumer = Consumer(out)
+    consumer.add(run, step, stride)
+    session.start(run, consumer)
+    return consumer
 
 
 def release(session: PropagatedSession, run: int, *steps: int) -> None:
@@ -102,16 +121,16 @@ def release(session: PropagatedSession, run: int, *steps: int) -> None:
 
 def epoch(session: PropagatedSession, out: Any, run: int) -> None:
     """A whole run, batch by batch."""
-    session.start(start(run))
+    start(session, out, run)
     for step in range(STEPS):
         assert take(out, 1, run) == [step]
         release(session, run, step)
-    assert session.status().in_flight == 0
+    assert not session._leased
 
 
 def test_as_many_are_lent_as_there_are_buffers(parts):
     session, source, out = parts
-    session.start(start(1, 1, 2))
+    start(session, out, 1, 1, 2)
     assert take(out, WINDOW, 1) == [1, 3, 5]
     assert session.waits()
     assert sorted(source.buffers) == [0, 1, 2]
@@ -121,7 +140,7 @@ def test_as_many_are_lent_as_there_are_buffers(parts):
     release(session, 1, 3)  # again: nothing
     release(session, 2, 1)  # of another run
     session.release(Release(session=4, run=1, step=1, group=1))
-    assert session.status().in_flight == WINDOW
+    assert len(session._leased) == WINDOW
     assert out.empty()
 
 
@@ -131,7 +150,7 @@ def test_an_error_ends_the_run_and_no_buffer_is_lost(parts, bad, late):
     session, source, out = parts
     source.bad, source.late = {bad}, {bad} if late else set()
     for run in range(1, 2 * WINDOW, 2):
-        session.start(start(run))
+        start(session, out, run)
         for step in range(bad):
             assert take(out, 1, run) == [step]
             release(session, run, step)
@@ -148,26 +167,26 @@ def test_an_error_ends_the_run_and_no_buffer_is_lost(parts, bad, late):
 
 def test_a_new_run_takes_back_what_was_lent_and_drops_what_is_coming(parts):
     session, source, out = parts
-    session.start(start(1))
+    start(session, out, 1)
     take(out, WINDOW, 1)
     source.asked.clear()
     source.go.clear()
     release(session, 1, 0)
     assert source.asked.wait(WAIT_S)
-    session.start(start(2))
-    session.start(start(1))  # not newer: nothing
+    start(session, out, 2)
     source.go.set()
     assert take(out, WINDOW, 2) == [0, 1, 2]
-    assert session.status().in_flight == WINDOW
+    assert len(session._leased) == WINDOW
     release(session, 2, 0, 1, 2)
     assert take(out, WINDOW, 2) == [3, 4, 5]
 
 
 def test_a_run_that_proceeds_keeps_its_leases(parts):
     session, _, out = parts
-    session.start(start(1, STEPS - 1))
+    consumer = start(session, out, 1, STEPS - 1)
     take(out, 1, 1)
-    session.proceed(start(2))
+    consumer.add(2)
+    session.wake()
     assert take(out, WINDOW - 1, 2) == [0, 1]
     release(session, 1, STEPS - 1)
     assert take(out, 1, 2) == [2]
@@ -176,11 +195,11 @@ def test_a_run_that_proceeds_keeps_its_leases(parts):
 def test_a_buffer_that_is_still_read_into_is_not_used_again(parts):
     session, source, out = parts
     source.half = {1}
-    session.start(start(1))
+    start(session, out, 1)
     assert take(out, 1, 1) == [0]
     assert source.begun.waited.wait(WAIT_S)  # the error is there, a read of its batch is not over
     source.half, used = set(), source.buffers[1]
-    session.start(start(2))
+    start(session, out, 2)
     assert out.empty()
     assert used not in source.buffers[2:]
     source.begun.end.set()

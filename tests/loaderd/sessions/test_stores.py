@@ -209,9 +209,9 @@ def test_a_reload_leaves_what_sessions_without_a_line_need(folders):
         exchange, broker = daemon.exchange, daemon.stores.find("a").broker
         session = daemon.attach("a").session
         with exchange._registry.lock:
-            (line,) = exchange._registry.streams.values()
+            (stream,) = exchange._registry.streams
         assert exchange._registry.unserved() == 0
-        exchange._opener._end(line)
+        exchange._opener._end(stream)
         daemon.stores.find("a").wait_ended(WAIT_S)
         needed = exchange._registry.unserved()
         taken = broker.take(broker.free() - needed - 1)
@@ -231,8 +231,8 @@ def test_a_reload_takes_nothing_that_a_session_waits_for(folders):
     with Daemon(folders[:1], 24 << 20, reserve=4 << 20) as daemon:
         exchange, session = daemon.exchange, daemon.attach("a").session
         with exchange._registry.lock:
-            seat = exchange._registry.sessions[session]
-            seat.wants = True
+            cursor, _ = exchange._registry.sessions[session]
+            cursor.waits = True
         daemon.paths = folders[:2]
         with pytest.raises(Refused, match="1 sessions wait for memory that another store would"):
             exchange.reload()
@@ -240,7 +240,7 @@ def test_a_reload_takes_nothing_that_a_session_waits_for(folders):
         daemon.paths = folders[:1]
         assert exchange.reload() == []  # which opens none
         with exchange._registry.lock:
-            seat.wants = False
+            cursor.waits = False
         daemon.paths = folders[:2]
         assert exchange.reload()
         exchange.detach(session)

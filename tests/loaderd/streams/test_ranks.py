@@ -5,12 +5,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from loaderd.plans.base import Positions
 from tests.graphs import make_csc
 from tests.loaderd.serving import Serving, Trainer
 from tests.stores import write_store
 
 NODES, WORLD, BATCH = 6000, 2, 200
+STEPS_BEHIND = 12  # more than the window, of one worker
 ROOM, TIGHT = 24 << 20, 4 << 20  # all in memory; a part of the rows
 
 
@@ -50,7 +50,7 @@ def alone(store: Path, rank: int, plan: str, mem: int) -> tuple[list[list[bytes]
 
 @pytest.mark.parametrize("mem", [ROOM, TIGHT])
 @pytest.mark.parametrize("plan", ["minibatch", "hyperbatch", "auto"])
-def test_ranks_share_a_line_and_get_their_own_batches(store, plan, mem):
+def test_ranks_share_a_stream_and_get_their_own_batches(store, plan, mem):
     expected = [alone(store, rank, plan, mem) for rank in range(WORLD)]
     serving = Serving(store, mem)
     ranks = [attach(serving, rank, plan) for rank in range(WORLD)]
@@ -72,19 +72,22 @@ def test_ranks_share_a_line_and_get_their_own_batches(store, plan, mem):
         assert read <= 1.05 * max(read for _, read in expected)
 
 
-def test_a_rank_that_comes_late_joins_the_others_in_the_next_epoch(store):
+@pytest.mark.parametrize("behind", [1, 2 * STEPS_BEHIND])
+def test_a_rank_that_comes_late_joins_the_others(store, behind):
+    """At once within the window, else in the next epoch; until then by a stream of its own."""
     serving = Serving(store, ROOM)
     first = attach(serving, 0, "minibatch")
     first.start(0)
     steps = steps_of(serving)
-    first.consume(0)
+    for step in range(behind):
+        first.consume(step)
     late = attach(serving, 1, "minibatch")
     late.start(0)
     for step in range(steps):
         late.consume(step)
-        if step:
+        if step >= behind:
             first.consume(step)
-    assert streams_of(serving) == 2
+    assert streams_of(serving) == 1 + (behind > STEPS_BEHIND)
     late.start(1)
     first.start(1)
     for step in range(steps):
@@ -93,13 +96,3 @@ def test_a_rank_that_comes_late_joins_the_others_in_the_next_epoch(store):
     for trainer in (first, late):
         trainer.detach()
     serving.close()
-
-
-def test_positions_go_step_by_step_through_the_ranks_that_are_there():
-    order = Positions(stride=3, world=4, ranks=(1, 3))
-    found, at = [], order.first(2)
-    while at < 4 * 9:
-        found.append(at)
-        assert order.left(at, 4 * 9) == len(range(2, 9, 3)) * 2 - len(found) + 1
-        at = order.after(at)
-    assert [divmod(p, 4) for p in found] == [(s, r) for s in (2, 5, 8) for r in (1, 3)]

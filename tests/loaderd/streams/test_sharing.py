@@ -9,14 +9,8 @@ import numpy as np
 import pytest
 
 from loaderd.errors import Refused
-from loaderd.plans.base import Positions
-from loaderd.protocol import (
-    ChunkReady,
-    Skipped,
-    Start,
-)
+from loaderd.protocol import Start
 from loaderd.streams.service import StragglerWatch
-from loaderd.streams.stream import Lease, Stream
 from tests.graphs import Csc
 from tests.loaderd.serving import WAIT_S, Serving, Trainer
 from tests.stores import write_store
@@ -134,19 +128,19 @@ def test_a_session_for_which_there_is_no_room_is_told_the_budget_that_would_do(s
     serving.close()
 
 
-def test_a_line_is_not_made_smaller_for_those_who_have_gone(store, monkeypatch):
+def test_a_stream_is_not_made_smaller_for_those_who_have_gone(store, monkeypatch):
     serving = Serving(store, 8 << 20)
     trainer = serving.attach("hyperbatch")
     with serving.exchange._registry.lock:
-        (stream,) = serving.exchange._registry.streams.values()
+        (stream,) = serving.exchange._registry.streams
     opener = serving.exchange._opener
-    take_line = opener._take_stream
+    take = opener._take
 
     def leave_first(*arguments):
         trainer.detach()
-        return take_line(*arguments)
+        return take(*arguments)
 
-    monkeypatch.setattr(opener, "_take_stream", leave_first)
+    monkeypatch.setattr(opener, "_take", leave_first)
     opener._replace(stream, 0)
     serving.close()
 
@@ -166,58 +160,6 @@ def test_an_end_that_comes_as_a_line_starves_is_not_missed():
     thread.start()
     thread.join(WAIT_S)
     assert not thread.is_alive()
-
-
-def test_nobody_leaves_a_line_that_is_closing(store):
-    """Whoever waits for it holds nothing: it would never be heard of again."""
-    serving = Serving(store, 8 << 20)
-    one, slow = serving.attach(), serving.attach()
-    registry, watch = serving.exchange._registry, serving.exchange._watch
-    with registry.lock:
-        (stream,) = registry.streams.values()
-        stream.begin(1, 0, 0, Positions())
-        for session in (one.session, slow.session):
-            stream.subscribe(session, 1, 0, 1)
-        stream.closing, stream.front = True, 2
-        stream.subscribers[one.session].next = 2
-        assert stream.starved
-        assert stream.last() is stream.subscribers[slow.session]
-    watch._part(stream, 4, waits=True)
-    with registry.lock:
-        assert registry.sessions[slow.session].stream is stream
-        stream.closing = False
-    watch._part(stream, 4, waits=True)
-    with registry.lock:
-        assert registry.sessions[slow.session].stream is None
-    one.detach()
-    slow.detach()
-    serving.close()
-
-
-def _ready(stream: Stream, step: int) -> ChunkReady:
-    return ChunkReady(
-        session=stream.number, run=stream.run, epoch=0, step=step, num_rows=1, form="rows",
-        first=(0,), counts=(1,), places=(),
-    )  # fmt: skip
-
-
-def test_steps_that_are_left_out_are_told_in_order():
-    stream = Stream(7, num_steps=6, depth=2)
-    stream.add(1, window=2)
-    stream.begin(run=1, epoch=0, step=0, order=Positions())
-    stream.subscribe(1, run=4, step=0, stride=1)
-    sent = [s.message for step in (0, 1) for s in stream.arrive(_ready(stream, step))[0]]
-    assert [m.step for m in sent] == [0, 1]
-    assert stream.arrive(_ready(stream, 2))[0] == []  # it holds two
-    assert stream.skip(Skipped(session=7, run=1, step=3, to=5)) == []
-    assert stream.release(1, 4, 0, -1) == (False, [])  # no such group
-    whole, freed = stream.release(1, 4, 0, 0)
-    assert whole
-    assert freed == [Lease(1, 0, 0)]
-    assert [s.message.step for s in stream.due()] == [2]
-    stream.release(1, 4, 1, 0)
-    assert [s.message for s in stream.due()] == [Skipped(session=1, run=4, step=3, to=5)]
-    assert [s.message.step for s in stream.arrive(_ready(stream, 5))[0]] == [5]
 
 
 def test_those_who_have_stopped_with_all_of_a_line_hold_nobody_up(store):

@@ -3,22 +3,20 @@
 import re
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-from msgspec import structs
 
 from loaderd.errors import Refused
 from loaderd.memory.slots import WAIT_S
-from loaderd.plans.base import Positions
-from loaderd.protocol import Attach, Attached, BatchReady
+from loaderd.protocol import Attach
 from loaderd.streams import service
 from loaderd.streams import stream as shared_stream
 from loaderd.streams.opener import FIRST_S, SETTLE_S, DrainDeadline, allowed_s
 from loaderd.streams.registry import StreamKey, StreamRequest
-from loaderd.streams.stream import Lease, Stream
-from tests.loaderd.samples import GROUP, SAMPLES
+from loaderd.streams.stream import Stream
 from tests.loaderd.serving import Serving, Trainer
 from tests.loaderd.streams.test_sharing import NODES, store
 
@@ -170,7 +168,7 @@ def test_a_line_is_not_waited_for_where_nothing_moves(store: Path):
     one.consume(0)
     assert one.take(1) is not None
     with one.serving.exchange._registry.lock:
-        meter = one.serving.exchange._registry.sessions[one.session].meter
+        meter = one.serving.exchange._registry.sessions[one.session][0].meter
     meter.times = lambda: {"ready_ns": 0}
     ticks = Ticks(serving)
     with pytest.raises(Refused, match="serve with at least --mem"):
@@ -193,7 +191,7 @@ def release_all(trainer: Trainer, stream: Stream) -> int:
     """Give back what is leased of a stream, which sends no more; returns the next step."""
     with trainer.serving.exchange._registry.lock:
         stream.closing = True
-        steps = sorted(stream.subscribers[trainer.session].held)
+        steps = sorted(stream.cursors[trainer.session].held)
     for step in steps:
         trainer.consume(step)
     assert not stream.leased
@@ -215,7 +213,7 @@ def test_a_stream_that_cannot_do_with_its_share_gets_back_what_it_had(store: Pat
     with registry.lock:
         ((other,),) = (list(group.streams) for group in registry.groups.values())
         assert other is not stream
-        assert registry.sessions[trainer.session].stream is other
+        assert registry.sessions[trainer.session][0].stream is other
     trainer.consume(step)
     trainer.detach()
     serving.close()
@@ -228,11 +226,11 @@ def test_a_session_that_lost_its_stream_has_no_other_one_cut_down(store: Path, m
     opener, registry = serving.exchange._opener, serving.exchange._registry
     open_stream = opener.open_stream
 
-    def opened(key: StreamKey, order: StreamRequest, cut: bool = True) -> tuple[Attached, Stream]:
+    def opened(key: StreamKey, order: StreamRequest, cut: bool = True) -> Stream:
         cuts.append(cut)
         return open_stream(key, order)
 
-    monkeypatch.setattr(opener, "_stream_instead", lambda *_: None)
+    monkeypatch.setattr(opener, "_instead", lambda *_: None)
     monkeypatch.setattr(opener, "open_stream", opened)
     with registry.lock:
         ((stream,),) = (list(group.streams) for group in registry.groups.values())
@@ -280,14 +278,10 @@ def test_a_line_whose_seeds_are_not_kept_is_not_left_for_a_larger_one(store: Pat
     serving.close()
 
 
-def held_line(*held: int) -> Stream:
-    """A stream whose subscribers hold so many batches each."""
-    stream = Stream(7, num_steps=99, depth=2)
-    for number, count in enumerate(held):
-        stream.add(number, window=2)
-        stream.subscribers[number].active = True
-        stream.subscribers[number].held = dict.fromkeys(range(count), 1)
-    return stream
+def held_stream(*held: int) -> Any:
+    """A stream whose cursors hold so many batches each."""
+    live = [SimpleNamespace(held=range(count)) for count in held]
+    return SimpleNamespace(leased=sum(held), live=live)
 
 
 @pytest.mark.parametrize(
@@ -302,42 +296,19 @@ def held_line(*held: int) -> Stream:
     ],
 )
 def test_patience_is_that_of_a_trainer_at_work(held, batches, ready_s, waited_s):
-    stream = held_line(*held)
+    stream = held_stream(*held)
     patience = DrainDeadline(stream, 0.0, allowed_s(batches, ready_s))
     assert not patience.is_over(stream, waited_s - 0.01)
     assert patience.is_over(stream, waited_s)
 
 
 def test_patience_begins_anew_with_a_release_and_ends():
-    stream = held_line(2)
+    stream = held_stream(2)
     patience = DrainDeadline(stream, 0.0, 0.5)
     assert not patience.is_over(stream, 0.9)
-    stream.subscribers[0].held.popitem()
+    stream.leased -= 1
     assert not patience.is_over(stream, 1.5)
     assert not patience.is_over(stream, 2.4)
     assert patience.is_over(stream, 2.5)
-    stream.subscribers[0].held = {1: 1, 2: 1}
+    stream.leased += 1
     assert patience.is_over(stream, WAIT_S)
-
-
-def test_a_part_stays_until_all_are_done_with_it_and_nobody_joins_who_could_not_leave():
-    """One who has the first part of a batch cannot begin it anew at another stream."""
-    stream = Stream(7, num_steps=6, depth=1)
-    for number in (1, 2):
-        stream.add(number, window=2)
-    stream.begin(run=1, epoch=0, step=0, order=Positions())
-    for number in (1, 2):
-        stream.subscribe(number, run=4, step=0, stride=1)
-    assert stream.has_room()
-    batch = next(m for m in SAMPLES if isinstance(m, BatchReady))
-    rows = structs.replace(batch.rows, group=0, last=False)
-    first = structs.replace(batch, session=7, run=1, step=0, rows=rows)
-    second = structs.replace(GROUP, session=7, run=1, step=0, group=1, last=True)
-    assert [s.session for s in stream.arrive(first)[0]] == [1, 2]
-    assert stream.in_parts
-    assert not stream.has_room()
-    assert stream.release(1, 4, 0, 0) == (False, [])
-    assert stream.release(2, 4, 0, 0) == (False, [Lease(1, 0, 0)])
-    assert [s.session for s in stream.arrive(second)[0]] == [1, 2]
-    assert stream.release(2, 4, 0, 1) == (True, [])
-    assert stream.release(1, 4, 0, 1) == (True, [Lease(1, 0, 1)])
