@@ -54,7 +54,7 @@ SessionShare = Annotated[
     float,
     _serve("SESSION_SHARE", "of free memory that a session of hyperbatches takes", min=0.1, max=1),
 ]
-Trace = Annotated[Path | None, _serve("TRACE", "record what hyperbatches need, for tools.traces")]
+Trace = Annotated[Path | None, _serve("TRACE", "record what hyperbatches need, for tools.replay")]
 DryRun = Annotated[
     bool, _serve("DRY_RUN", "print where the memory would go, and exit", "--dry-run")
 ]
