@@ -96,7 +96,7 @@ class Monitoring:
     metrics_host: str = _serve("METRICS_HOST", "127.0.0.1", "address of that port")
     log_format: LogFormat = _serve("LOG_FORMAT", LogFormat.text, "of events, on stderr")
     log_level: LogLevel = _serve("LOG_LEVEL", LogLevel.info, "the least of what is logged")
-    trace: Path | None = _serve("TRACE", None, "record what hyperbatches need, for tools.traces")
+    trace: Path | None = _serve("TRACE", None, "record what hyperbatches need, for tools.replay")
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""A record of what hyperbatches needed, for an offline look at other policies (`tools.traces`).
+"""A record of what hyperbatches needed, for an offline look at other policies (`tools.replay`).
 
 A file of records, each int64 (kind, run, number, count) and then `count` ids, int64:
 

@@ -1,17 +1,23 @@
 """The command line of a tool, made of a record of its options, and the lines that it writes."""
 
 import argparse
+import datetime
 import json
-from collections.abc import Mapping, Sequence
+import os
+import platform
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import MISSING, fields
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from blockstore.units import parse_bytes
-from tools.machine import machine, today
 
 T = TypeVar("T")
+TALLY_S = 60.0
 
 
 def byte_size(text: str) -> str:
@@ -66,9 +72,25 @@ def parse(
     return kind(**found | {name: tuple(found[name]) for name in tuples})
 
 
+def split_options(words: list[str]) -> tuple[list[str], list[str]]:
+    """A tool's own words, and those after `--`: they are for the command that it runs."""
+    at = words.index("--") if "--" in words else len(words)
+    return words[:at], words[at + 1 :]
+
+
+def machine() -> str:
+    """CPU model, cores, memory and kernel in one line."""
+    models = [x for x in Path("/proc/cpuinfo").read_text().splitlines() if x.startswith("model n")]
+    model = models[0].partition(":")[2].strip() if models else platform.processor()
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    cores = len(os.sched_getaffinity(0))
+    return f"{model}, {cores} cores, {memory:.0f} GiB, Linux {platform.release()}"
+
+
 def stamped(bench: str, **figures: Any) -> dict[str, Any]:
     """A line of results, as JSON has it: what was measured, when, and on which machine."""
-    line = {"bench": bench, "date": today(), "machine": machine(), **figures}
+    today = datetime.datetime.now(datetime.UTC).date().isoformat()
+    line = {"bench": bench, "date": today, "machine": machine(), **figures}
     found: dict[str, Any] = json.loads(json.dumps(line, default=str))
     return found
 
@@ -92,6 +114,37 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     return [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
+
+
+@contextmanager
+def running_tally(
+    figures: Callable[[], Mapping[str, Any]], out: Path | None
+) -> Iterator[Callable[[], None]]:
+    """For long runs: a function to call often, which prints `figures` once a minute.
+
+    A run that SIGTERM or SIGINT stops, or that fails, prints them a last time and appends them to
+    `out`; it ends with SystemExit.
+    """
+    due = time.monotonic() + TALLY_S
+
+    def look() -> None:
+        nonlocal due
+        if time.monotonic() >= due:
+            due += TALLY_S
+            print(json.dumps(figures()), flush=True)
+
+    def stop(number: int, _frame: object) -> None:
+        raise SystemExit(128 + number)
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield look
+    except BaseException:
+        put({**figures(), "stopped": True}, out)
+        raise
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:

@@ -9,7 +9,7 @@
 #
 #   pip download -d FOLDER --python-version 3.12 --only-binary :all: --no-deps \
 #       google-crc32c msgspec pyzmq zarr donfig numcodecs typer rich prometheus-client pyyaml \
-#       hypothesis pytest pytest-xdist scipy matplotlib kvikio-cu13 libkvikio-cu13
+#       hypothesis pytest pytest-xdist scipy kvikio-cu13 libkvikio-cu13
 #
 # Exit codes: 0 all passed; 1 something failed; 2 wrong arguments; 3 no GPU here.
 set -u
@@ -41,7 +41,7 @@ source_of_wheels=()
 for need in google_crc32c:google-crc32c msgspec:msgspec zmq:pyzmq zarr:zarr donfig:donfig \
     numcodecs:numcodecs typer:typer rich:rich prometheus_client:prometheus-client yaml:pyyaml \
     pyarrow:pyarrow numba:numba hypothesis:hypothesis pytest:pytest xdist:pytest-xdist \
-    scipy:scipy matplotlib:matplotlib; do
+    scipy:scipy; do
     "$venv/bin/python" -c "import ${need%%:*}" 2>/dev/null ||
         "$venv/bin/python" -m pip install -q --no-deps "${source_of_wheels[@]}" "${need##*:}" || exit 1
 done

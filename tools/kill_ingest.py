@@ -9,7 +9,6 @@ the bytes of the undisturbed run.  A JSON line for each kill, then one for all; 
 difference.
 """
 
-import json
 import shutil
 import subprocess
 import sys
@@ -21,8 +20,9 @@ from pathlib import Path
 from random import Random
 from typing import Annotated, Any
 
-from tools.command import byte_size, parse, put, stamped
-from tools.tree import differences, file_digests, one_digest, split_options
+from tools.bench.setup import command, stage_ends
+from tools.command import byte_size, parse, put, split_options, stamped
+from tools.tree import differences, file_digests, one_digest
 
 _DRAWS = 10  # for each kill: a moment may lie behind the end of a run
 
@@ -37,17 +37,17 @@ class Options:
     out: Annotated[Path | None, "append the lines of JSON"] = None
 
 
-def ingest_words(source: Path, store: Path, mem: str, options: list[str]) -> list[str]:
-    words = [sys.executable, "-m", "preprocess", "ingest", str(source), str(store)]
-    return [*words, "--mem", mem, "--json", *options]
-
-
 def killed_after(words: list[str], seconds: float) -> bool:
-    """Run a command and kill it after so long; whether it was still running.
+    """Run one of our commands and kill it after so long; whether it was still running.
 
     Raises SystemExit: it failed by itself.
     """
-    process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-m", *words],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     try:
         _, errors = process.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:
@@ -61,11 +61,7 @@ def killed_after(words: list[str], seconds: float) -> bool:
 def run_to_end(words: Sequence[str]) -> tuple[float, list[str], list[str]]:
     """Seconds, stages that an earlier run did, stages of this one.  Raises SystemExit."""
     begun = time.perf_counter()
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise SystemExit(f"the command ended with {done.returncode}: {done.stderr}")
-    events = [json.loads(line) for line in done.stdout.splitlines()]
-    ends = [e for e in events if e["event"] == "stage_end"]
+    ends = stage_ends(command(*words))
     kept, rerun = ([e["stage"] for e in ends if e["resumed"] is was] for was in (True, False))
     return time.perf_counter() - begun, kept, rerun
 
@@ -93,15 +89,16 @@ def main(words: list[str]) -> list[dict[str, Any]]:
     lines: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(dir=given.folder or given.source.absolute().parent) as name:
         store = Path(name) / "store"
-        command = ingest_words(given.source, store, given.mem, options)
-        whole_s, _, stages = run_to_end(command)
+        words = ["preprocess", "ingest", str(given.source), str(store), "--mem", given.mem]
+        words += ["--json", *options]
+        whole_s, _, stages = run_to_end(words)
         expected = file_digests(store)
         shutil.rmtree(store)
         moments, most_s = Random(given.seed), whole_s
         for number in range(1, given.kills + 1):
-            killed_s, most_s = kill_once(command, store, moments, most_s)
+            killed_s, most_s = kill_once(words, store, moments, most_s)
             was_there = store.exists()  # killed after the rename
-            seconds, kept, rerun = (0.0, stages, []) if was_there else run_to_end(command)
+            seconds, kept, rerun = (0.0, stages, []) if was_there else run_to_end(words)
             other = [f"{n} differs" for n in differences(expected, file_digests(store))]
             shutil.rmtree(store)
             if not was_there:

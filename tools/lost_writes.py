@@ -97,26 +97,17 @@ class Recorder:
 
     def _look(self) -> _Look:
         while True:  # until no other thread changes names meanwhile
-            look, before = _Look({}, {}), self._names(self._root)
+            look, again = _Look({}, {}), _Look({}, {})
             with suppress(FileNotFoundError):
-                self._read(self._root, _ROOT, look)
-                if before == self._names(self._root):
+                self._walk(self._root, _ROOT, look)
+                self._walk(self._root, _ROOT, again, names_only=True)
+                if look.folders == again.folders:
                     break
         held = {*look.folders, *look.files}
         self._numbers = {inode: n for inode, n in self._numbers.items() if n in held}
         return look
 
-    def _names(self, folder: Path) -> list[tuple[str, int]]:
-        found = []
-        with suppress(FileNotFoundError):
-            for inner, folders, files in os.walk(folder):
-                for name in (*folders, *files):
-                    with suppress(FileNotFoundError):
-                        path = f"{inner}/{name}"
-                        found.append((path, Path(path).stat().st_ino))
-        return sorted(found)
-
-    def _read(self, folder: Path, number: int, look: _Look) -> None:
+    def _walk(self, folder: Path, number: int, look: _Look, names_only: bool = False) -> None:
         names = look.folders.setdefault(number, {})
         for entry in sorted(os.scandir(folder), key=lambda e: e.name):
             held = entry.stat()
@@ -126,8 +117,8 @@ class Recorder:
                 self._next += 1
             names[entry.name] = inner
             if stat.S_ISDIR(held.st_mode):
-                self._read(Path(entry.path), inner, look)
-            else:
+                self._walk(Path(entry.path), inner, look, names_only)
+            elif not names_only:
                 look.files[inner] = Path(entry.path).read_bytes()
 
     def _fsync(self, fd: int) -> None:
@@ -208,29 +199,20 @@ class Loss:
                     elif names.get(name) == number:
                         del names[name]
         total = blake2b()
-        self._put(folder, _ROOT, folders, share, draws, total.update)
-        return total.hexdigest()
 
-    def _put(
-        self,
-        path: Path,
-        number: int,
-        folders: dict[int, dict[str, int]],
-        share: float,
-        draws: random.Random,
-        told: Callable[[bytes], None],
-    ) -> None:
-        path.mkdir()
-        for name, inner in sorted(folders.get(number, {}).items()):
-            told(f"{name}\n".encode())
-            if inner in self._versions:
-                content = _mixed(self._versions[inner], share, draws)
-                told(content)
-                (path / name).write_bytes(content)
-            else:
-                told(b"{")
-                self._put(path / name, inner, folders, share, draws, told)
-                told(b"}")
+        def put(path: Path, number: int) -> None:
+            path.mkdir()
+            for name, inner in sorted(folders.get(number, {}).items()):
+                total.update(f"{len(path.parts)} {name}\n".encode())
+                if inner in self._versions:
+                    content = _mixed(self._versions[inner], share, draws)
+                    total.update(content)
+                    (path / name).write_bytes(content)
+                else:
+                    put(path / name, inner)
+
+        put(folder, _ROOT)
+        return total.hexdigest()
 
 
 def _mixed(versions: list[bytes], share: float, draws: random.Random) -> bytes:

@@ -1,14 +1,14 @@
 """Partitioners side by side on one graph: `python -m tools.partition FOLDER --k 64 1024`.
 
 A source is read and its columns are made as ingest does, without a store; then each partitioner
-runs on them.  Prints a Markdown table, and a JSON line a run to `--out`: `tools.report` draws them.
+runs on them.  Prints a Markdown table, and a JSON line a run to `--out`.
 """
 
 import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
@@ -29,9 +29,8 @@ from preprocess.source import Source
 from preprocess.stages.array_file import load_array
 from preprocess.stages.classes import NodeClasses, source_classes
 from preprocess.stages.columns import COLUMNS, DEGREES, ColumnFile
-from preprocess.stages.partition import Partitioned, partition_nodes
-from tools.command import append, byte_size, parse, stamped
-from tools.report import partition_table
+from preprocess.stages.partition import partition_nodes
+from tools.command import append, byte_size, parse, stamped, table
 
 METHODS = get_args(Partitioner)
 
@@ -66,39 +65,53 @@ def made_columns(
         yield columns, classes, share
 
 
-def as_line(graph: str, columns: ColumnFile, found: Partitioned, peak_bytes: int) -> dict[str, Any]:
-    """What a run is, for a file of lines; `peak_bytes`: of memory, of all so far."""
-    sizes = {"num_nodes": columns.degrees.size, "num_edges": columns.num_edges}
-    return stamped(
-        "partition", graph=graph, **sizes, **msgspec.to_builtins(found.report),
-        pass_s=found.pass_s, pass_edges=found.pass_edges, pass_cpu_s=found.pass_cpu_s,
-        peak_bytes=peak_bytes,
-    )  # fmt: skip
-
-
 def compare(
-    source: Source,
-    options: IngestOptions,
-    settings: list[PartitionOptions],
-    folder: Path,
-    progress: Progress,
+    source: Source, options: IngestOptions, settings: list[PartitionOptions], folder: Path
 ) -> Iterator[dict[str, Any]]:
     """A line for each of `settings`; what cannot run here has "skipped"."""
-    name = Path(source.where).name
+    graph, progress = Path(source.where).name, Progress()
     options = replace(options, partition=settings[0])
     with (
         tempfile.TemporaryDirectory(dir=folder, prefix="partition-") as work,
         made_columns(source, options, Path(work), progress) as (columns, classes, share),
     ):
         for each in settings:
+            line = {"graph": graph, "method": each.method, "num_partitions": each.num_partitions}
             try:
                 found = partition_nodes(
                     columns, classes, each, options.seed, share, Path(work), progress
                 )
             except (BadInput, BudgetTooSmall) as error:
-                yield {"bench": "partition", "graph": name, **asdict(each), "skipped": str(error)}
-            else:
-                yield as_line(name, columns, found, progress.peak_bytes)
+                yield stamped("partition", **line, skipped=str(error))
+                continue
+            line |= msgspec.to_builtins(found.report)
+            yield stamped(
+                "partition", **line, num_nodes=columns.degrees.size, num_edges=columns.num_edges,
+                pass_s=found.pass_s, pass_edges=found.pass_edges, pass_cpu_s=found.pass_cpu_s,
+                peak_bytes=progress.peak_bytes,
+            )  # fmt: skip
+
+
+def as_table(lines: list[dict[str, Any]]) -> str:
+    """A row for each partition, against METIS on the same graph if there is a line of it."""
+    metis = {x["num_partitions"]: x for x in lines if x["method"] == "metis"}
+    rows = [[
+        "graph, k", "partitioner", "cut", "kept at 1/8 (of METIS)", "at 1/16",
+        "label KL, mean, max", "of random", "largest, training", "M edges/s a pass (CPU)",
+    ]]  # fmt: skip
+    for x in lines:
+        peer, cpu = metis.get(x["num_partitions"]), x["pass_cpu_s"]
+        share = f" ({x['kept_8'] / peer['kept_8']:.3f})" if peer else ""
+        rows.append([
+            f"{x['graph']}, {x['num_partitions']}", x["method"], f"{x['cut']:.3f}",
+            f"{x['kept_8']:.3f}{share}", f"{x['kept_16']:.3f}",
+            f"{x['kl_mean']:.3g}, {x['kl_max']:.3g}" if x["kl_random"] else "",
+            f"{x['kl_mean'] / x['kl_random']:.2f}" if x["kl_random"] else "",
+            f"{x['node_balance']:.3f}, {x['train_balance']:.3f}",
+            f"{x['pass_edges'] / x['pass_s'] / 1e6:.0f} ({x['pass_edges'] / cpu / 1e6:.0f})"
+            if cpu else "",
+        ])  # fmt: skip
+    return table(rows)
 
 
 def main(words: list[str]) -> list[dict[str, Any]]:
@@ -112,10 +125,10 @@ def main(words: list[str]) -> list[dict[str, Any]]:
         for deviations in (given.deviations if method == "gap" else given.deviations[:1])
     ]
     lines = []
-    for line in compare(source, options, settings, given.work, Progress()):
+    for line in compare(source, options, settings, given.work):
         lines.append(line)
         append([line], given.out)
-    print(partition_table([line for line in lines if "skipped" not in line]))
+    print(as_table([line for line in lines if "skipped" not in line]))
     for line in lines:
         if "skipped" in line:
             print(f"{line['method']}, {line['num_partitions']}: {line['skipped']}")

@@ -1,149 +1,217 @@
-"""Caches replayed over what was needed, under several policies.
+"""Replays what hyperbatches needed under other policies: `python -m tools.replay TRACE STORE`.
 
-Arguments that the kernels share:
+A trace is written by `loaderd serve --trace FILE` (its records: `loaderd/trace.py`).
 
-ids      int64 (n,)           what is needed: ids[starts[t] : starts[t + 1]] at time t, each once
-starts   int64 (times + 1,)
-after    int64 (n,)           the next time that needs the id, `times` if none does
-room     int                  entries of the cache
-num_ids  int                  ids lie below
+Rows: groups of batches as they were, a cache of `--entries` rows.  A group's rows must all be there
+at once; what is absent is read by runs of pages, as the daemon does.  `optimal` (Belady's MIN) lets
+those rows go that are needed furthest in the future; no policy reads fewer rows.  `next-use` knows
+the next `--look` groups, and lets those go first that come in none of them and were seldom used.
+
+Graph blocks: hop after hop, a block that a hop needs is read unless it is in memory.  `optimal`
+takes a hop's blocks in whatever order it likes, and keeps those of all that it held or read which
+are needed soonest; no order and no policy reads fewer.  `present first` is the daemon's: what is in
+memory, then the rest, whose last ones stay.  `lru` goes in ascending order.
+
+Prints a JSON line per policy: rows or blocks needed and read, bytes.
 """
 
+import sys
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
 import numpy as np
-from numba import njit
+from numpy.typing import NDArray
 
-OPTIMAL, NEXT_USE, LRU, SECOND_CHANCE, PRESENT_FIRST = range(5)
+from blockstore.format import PAGE_BYTES, row_geometry
+from blockstore.kernels.rowcache import plan_extents
+from blockstore.store import Store, open_store
+from blockstore.units import parse_bytes
+from loaderd.devicecost import FLASH, RUN_BYTES
+from loaderd.memory.ledger import served_rows
+from loaderd.trace import BLOCKS, ROWS
+from tools.command import parse, put
+
+_HEAD = 4
 _MOST_USES, _HALVE_EVERY = 15, 8  # as the daemon counts them
+ROW_POLICIES = ("optimal", "next-use", "lru")
+BLOCK_POLICIES = ("optimal", "present first", "lru")
+Ids = NDArray[np.int64]
 
 
-@njit(cache=True)
-def _level(policy, time, look, times, after, last, uses):
-    """What goes first is lowest; 0 to times + _MOST_USES."""
-    if policy == OPTIMAL:
-        return times - after
-    if policy == NEXT_USE:
-        if after > min(time + look, times - 1):
-            return min(uses, _MOST_USES)
-        return _MOST_USES + 1 + min(time + look, times - 1) - after
-    return last
+class Record(NamedTuple):
+    kind: int
+    run: int
+    number: int
+    ids: Ids
 
 
-@njit(cache=True)
-def replay_rows(ids, starts, after, room, num_ids, policy, look, read):
-    """Groups whose ids must all be held at once, in a cache of `room` entries.
+def read_trace(path: Path) -> Iterator[Record]:
+    """Records in order; a last one that is cut off is left out."""
+    raw = np.fromfile(path, np.int64)
+    at = 0
+    while at + _HEAD <= raw.size:
+        kind, run, number, count = (int(v) for v in raw[at : at + _HEAD])
+        at += _HEAD
+        if at + count > raw.size:
+            return
+        yield Record(kind, run, number, raw[at : at + count])
+        at += count
 
-    policy   OPTIMAL, NEXT_USE, LRU, SECOND_CHANCE     read   uint8 (ids.size,)   out: 1 if absent
 
-    Of equals the one in the lowest entry goes.  Returns -1, or the first group that has no room.
+def row_groups(records: Sequence[Record]) -> list[Ids]:
+    """The different rows of each group of batches, ascending, in order of the groups."""
+    found: dict[tuple[int, int], list[Ids]] = {}
+    for record in records:
+        if record.kind == ROWS:
+            found.setdefault((record.run, record.number), []).append(record.ids)
+    return [np.unique(np.concatenate(parts)) for parts in found.values()]
+
+
+def hop_blocks(records: Sequence[Record]) -> tuple[list[Ids], int]:
+    """Graph blocks of each hop by numbers of their own, all relations', and how many there are."""
+    named = [r.ids + (r.number << 40) for r in records if r.kind == BLOCKS]
+    names = np.unique(np.concatenate([np.empty(0, np.int64), *named]))
+    return [np.searchsorted(names, ids) for ids in named], names.size
+
+
+def next_needs(groups: Sequence[Ids], num_ids: int) -> list[Ids]:
+    """For each id of each group the next group that needs it; the number of groups if none does."""
+    coming = np.full(num_ids, len(groups), np.int64)
+    found = []
+    for time in range(len(groups) - 1, -1, -1):
+        found.append(coming[groups[time]])
+        coming[groups[time]] = time
+    return found[::-1]
+
+
+def replay_rows(
+    groups: Sequence[Ids], num_ids: int, room: int, policy: str, look: int = 1
+) -> list[Ids]:
+    """The rows of each group that are absent from a cache of `room` entries when it comes.
+
+    Of rows that are equal to the policy the one with the lowest id goes.
+    Raises ValueError: a group has no room.
     """
-    times = starts.size - 1
-    entry_of, needed = np.full(num_ids, -1, np.int64), np.full(num_ids, -1, np.int64)
-    held, coming, last = (
-        np.full(room, -1, np.int64),
-        np.zeros(room, np.int64),
-        np.zeros(room, np.int64),
-    )
-    uses, counts = np.zeros(room, np.int64), np.zeros(times + _MOST_USES + 2, np.int64)
-    free, hand = room, 0
-    for time in range(times):
-        absent = 0
-        if policy == NEXT_USE and (time + 1) % _HALVE_EVERY == 0:
+    held, end = np.zeros(num_ids, np.bool_), len(groups) - 1
+    coming, last, uses = (np.zeros(num_ids, np.int64) for _ in range(3))
+    found = []
+    for time, (group, after) in enumerate(zip(groups, next_needs(groups, num_ids), strict=True)):
+        if group.size > room:
+            raise ValueError(
+                f"group {time} needs {group.size} rows, there is room for {room}: "
+                "give --entries as the daemon had them"
+            )
+        if (time + 1) % _HALVE_EVERY == 0:
             uses >>= 1
-        for i in range(starts[time], starts[time + 1]):
-            needed[ids[i]] = time
-            read[i] = entry_of[ids[i]] < 0
-            absent += int(read[i])
-        if starts[time + 1] - starts[time] > room:
-            return time
-        short = absent - free
-        if short > 0 and policy == SECOND_CHANCE:
-            while short > 0:
-                own = held[hand]
-                if own >= 0 and needed[own] != time:
-                    if uses[hand]:
-                        uses[hand] = 0
-                    else:
-                        entry_of[own], held[hand] = -1, -1
-                        short -= 1
-                        free += 1
-                hand = hand + 1 if hand + 1 < room else 0
-        elif short > 0:
-            counts[:] = 0
-            for e in range(room):
-                if held[e] >= 0 and needed[held[e]] != time:
-                    counts[_level(policy, time, look, times, coming[e], last[e], uses[e])] += 1
-            bound, before = 0, 0
-            while before + counts[bound] < short:
-                before += counts[bound]
-                bound += 1
-            at_bound = short - before
-            for e in range(room):
-                if held[e] >= 0 and needed[held[e]] != time:
-                    level = _level(policy, time, look, times, coming[e], last[e], uses[e])
-                    if level < bound or (level == bound and at_bound > 0):
-                        at_bound -= np.int64(level == bound)
-                        entry_of[held[e]], held[e] = -1, -1
-                        free += 1
-        e = 0
-        for i in range(starts[time], starts[time + 1]):
-            entry = entry_of[ids[i]]
-            if entry < 0:
-                while held[e] >= 0:
-                    e += 1
-                entry = e
-                held[e], entry_of[ids[i]], uses[e] = ids[i], e, 0
-                free -= 1
-            coming[entry], last[entry] = after[i], time
-            uses[entry] = min(uses[entry] + 1, _MOST_USES)
-    return -1
+        absent = group[~held[group]]
+        found.append(absent)
+        held[group] = False
+        others = np.flatnonzero(held)
+        if (surplus := others.size + group.size - room) > 0:
+            seen = min(time + look, end)
+            rank = {  # the lowest goes first
+                "optimal": -coming[others],
+                "lru": last[others],
+                "next-use": np.where(
+                    coming[others] > seen, uses[others], _MOST_USES + 1 + seen - coming[others]
+                ),
+            }[policy]
+            held[others[np.argsort(rank, kind="stable")[:surplus]]] = False
+        held[group] = True
+        uses[absent] = 0
+        coming[group], last[group] = after, time
+        uses[group] = np.minimum(uses[group] + 1, _MOST_USES)
+    return found
 
 
-@njit(cache=True)
-def replay_blocks(ids, starts, after, room, num_ids, policy):
-    """Hops that need their blocks one at a time; returns how many are read.
-
-    policy   OPTIMAL, PRESENT_FIRST, LRU, SECOND_CHANCE
-    """
-    times, reads = starts.size - 1, 0
-    held = np.zeros(num_ids, np.bool_)
-    if policy in (LRU, SECOND_CHANCE):
-        slots, used, hand = np.full(room, -1, np.int64), np.full(room, -1, np.int64), 0
-        where = np.full(num_ids, -1, np.int64)
-        for i in range(ids.size):
-            slot = where[ids[i]]
-            if slot < 0:
-                reads += 1
-                if policy == LRU:
-                    slot = np.argmin(used)
-                else:
-                    while used[hand] > 0:
-                        used[hand] = 0
-                        hand = hand + 1 if hand + 1 < room else 0
-                    slot = hand
-                    hand = hand + 1 if hand + 1 < room else 0
-                if slots[slot] >= 0:
-                    where[slots[slot]] = -1
-                slots[slot], where[ids[i]] = ids[i], slot
-            used[slot] = i if policy == LRU else 1
-        return reads
-    coming = np.full(num_ids, times, np.int64)
-    for time in range(times):
-        own = ids[starts[time] : starts[time + 1]]
-        for i in range(own.size):
-            reads += int(not held[own[i]])
-            coming[own[i]] = after[starts[time] + i]
-        if policy == OPTIMAL:
-            for i in range(own.size):
-                held[own[i]] = True
+def replay_blocks(hops: Sequence[Ids], num_ids: int, room: int, policy: str) -> int:
+    """How many blocks are read, with room for so many."""
+    if policy == "lru":
+        return _replay_lru(hops, room)
+    held, reads = np.zeros(num_ids, np.bool_), 0
+    coming = np.zeros(num_ids, np.int64)
+    for hop, after in zip(hops, next_needs(hops, num_ids), strict=True):
+        present = held[hop]
+        reads += hop.size - int(present.sum())
+        coming[hop] = after
+        if policy == "optimal":
+            held[hop] = True
             some = np.flatnonzero(held)
-            held[some[np.argsort(coming[some], kind="mergesort")[room:]]] = False
+            held[some[np.argsort(coming[some], kind="stable")[room:]]] = False
         else:
-            kept = 0
-            was = held.copy()
             held[:] = False
-            for present in (False, True):
-                for i in range(own.size - 1, -1, -1):
-                    if kept < room and was[own[i]] == present:
-                        held[own[i]] = True
-                        kept += 1
+            held[np.concatenate([hop[present], hop[~present]])[-room:]] = True
     return reads
+
+
+def _replay_lru(hops: Sequence[Ids], room: int) -> int:
+    held: OrderedDict[int, None] = OrderedDict()
+    reads = 0
+    for block in (int(b) for hop in hops for b in hop):
+        if block in held:
+            held.move_to_end(block)
+            continue
+        reads += 1
+        held[block] = None
+        if len(held) > room:
+            held.popitem(last=False)
+    return reads
+
+
+def bytes_of_rows(store: Store, nodes: Ids, gap_pages: int) -> int:
+    """What reading the rows of ascending store ids takes, by runs with gaps of so many pages."""
+    total, runs = 0, np.empty((nodes.size, 5), np.int64)
+    for served in served_rows(store.manifest):
+        geometry = row_geometry(served.array, store.manifest.block_bytes)
+        first = served.node_type.first
+        low, high = np.searchsorted(nodes, [first, first + served.node_type.num_nodes])
+        rows = (nodes[low:high] - first).astype(store.manifest.id_dtype)
+        count = plan_extents(
+            rows, 0, rows.size, geometry.rows_per_block, served.array.row_bytes,
+            geometry.slot_bytes, geometry.blocks_per_shard, gap_pages, RUN_BYTES // PAGE_BYTES,
+            runs,
+        )  # fmt: skip
+        total += int(runs[:count, 2].sum()) * PAGE_BYTES
+    return total
+
+
+@dataclass(frozen=True)
+class Options:
+    trace: Path
+    store: Path
+    entries: Annotated[int, "rows that the cache holds"] = 0
+    look: Annotated[int, "groups that next-use knows of"] = 1
+    gap_pages: Annotated[int, "read over"] = FLASH.gap_pages
+    graph_mem: Annotated[str, "memory for graph blocks"] = "0"
+
+
+def main(words: list[str]) -> list[dict[str, Any]]:
+    """Replay a trace; returns the lines that are printed."""
+    given = parse(Options, words, __doc__, "tools.replay")
+    store = open_store(given.store)
+    records = list(read_trace(given.trace))
+    groups, num_nodes, lines = row_groups(records), store.manifest.num_nodes, []
+    for policy in ROW_POLICIES if given.entries and groups else ():
+        absent = replay_rows(groups, num_nodes, given.entries, policy, given.look)
+        lines.append({
+            "what": "rows", "policy": policy, "room": given.entries, "groups": len(groups),
+            "needed": sum(g.size for g in groups), "read": sum(a.size for a in absent),
+            "bytes": sum(bytes_of_rows(store, a, given.gap_pages) for a in absent),
+        })  # fmt: skip
+    slots = parse_bytes(given.graph_mem) // store.manifest.block_bytes
+    hops, num_blocks = hop_blocks(records)
+    for policy in BLOCK_POLICIES if slots and hops else ():
+        read = replay_blocks(hops, num_blocks, slots, policy)
+        lines.append({
+            "what": "graph blocks", "policy": policy, "room": slots, "hops": len(hops),
+            "needed": sum(h.size for h in hops), "read": read,
+            "bytes": read * store.manifest.block_bytes,
+        })  # fmt: skip
+    return [put(line, None) for line in lines]
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,36 +1,31 @@
 """The R-MAT graph that results are quoted on, as a plain folder: `python -m tools.rmat FOLDER`.
 
 Quadrants .57, .19, .19, .05; self-loops are drawn again; ids are scattered, so that their order
-says nothing.  Ingest it with `--undirected`, which adds reverses and drops duplicates; `--edges`
-are those that stay then.  Labels are the quadrants of the first four levels, features a centre of
-the label and noise; a tenth of the nodes that have an edge are to train on, a twentieth each to
+says nothing.  Ingest it with `--undirected`, which adds reverses and drops duplicates; the default
+leaves 195 million edges then.  Labels are the quadrants of the first four levels, features a centre
+of the label and noise; a tenth of the nodes that have an edge are to train on, a twentieth each to
 validate and test on.
 """
 
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated
 
 import numpy as np
 from numba import njit
-from numpy.typing import NDArray
 
 from blockstore.kernels.random import draw_below, make_key, permute
 from preprocess.files.npy import NpyWriter
 from tools.command import parse
 
-NODES, EDGES, FEATURES = 10_000_000, 195_000_000, 128
+NODES, PAIRS, FEATURES = 10_000_000, 99_588_582, 128
 _CHUNK = 4 << 20
-_SAMPLE = 64  # one of so many edges is looked at to know how many differ
-_MOST_DRAWS = 64  # for an edge, then so many do not differ
 _ROWS = 1 << 17
 _LABEL_BITS = 4
 _UNIT = 1 << 32
 _A, _AB, _ABC = int(0.57 * _UNIT), int(0.76 * _UNIT), int(0.95 * _UNIT)
-
-Ids = NDArray[np.int32]
 
 
 @njit(nogil=True, cache=True)
@@ -50,72 +45,26 @@ def draw_pairs(first, bits, num_nodes, key, id_key, src, dst):
 
 
 @njit(nogil=True, cache=True)
-def sample_edges(src, dst, key, out):
-    """Names of the edges, whichever way they go, whose hash says so; uint64 out.
-
-    Returns their number.
-    """
-    found = 0
-    for i in range(src.size):
-        low, high = min(src[i], dst[i]), max(src[i], dst[i])
-        name = np.uint64(low) << np.uint64(32) | np.uint64(high)
-        if draw_below(key, name, 0, _SAMPLE) == 0:
-            out[found] = name
-            found += 1
-    return found
-
-
-@njit(nogil=True, cache=True)
 def label_nodes(bits, num_nodes, id_key, labels):
     """labels[id] = the leading bits of the node that the id stands for."""
     for node in range(num_nodes):
         labels[permute(node, num_nodes, id_key)] = node >> max(0, bits - _LABEL_BITS)
 
 
-class Draws:
-    """Pairs of a seed, in pieces, alike whenever they are drawn."""
-
-    def __init__(self, nodes: int, seed: int) -> None:
-        self.nodes, self.bits = nodes, max(1, (nodes - 1).bit_length())
-        self._key = np.uint64(make_key(seed, 0, 0, 0, 0))
-        self.id_key = np.uint64(make_key(seed, 1, 0, 0, 0))
-        self._src, self._dst = np.empty(_CHUNK, np.int32), np.empty(_CHUNK, np.int32)
-
-    def pieces(self, pairs: int, piece: int) -> Iterator[tuple[int, Ids, Ids]]:
-        """(first, src, dst) of pairs 0 to `pairs`, valid until the next step."""
-        for first in range(0, pairs, piece):
-            count = min(piece, pairs - first)
-            src, dst = self._src[:count], self._dst[:count]
-            draw_pairs(first, self.bits, self.nodes, self._key, self.id_key, src, dst)
-            yield first, src, dst
-
-    def count_for(self, edges: int) -> int:
-        """How many pairs it takes until about `edges` are left, reverses added, duplicates dropped.
-
-        Raises ValueError: the graph does not hold so many.
-        """
-        seen, names = np.empty(0, np.uint64), np.empty(_CHUNK, np.uint64)
-        piece = max(1, min(_CHUNK, edges // 16))
-        for first, src, dst in self.pieces(_MOST_DRAWS * edges, piece):
-            found = sample_edges(src, dst, self._key, names)
-            before, seen = seen.size, np.union1d(seen, names[:found])
-            if (left := edges - 2 * _SAMPLE * before) <= 2 * _SAMPLE * (seen.size - before):
-                return first + src.size * left // (2 * _SAMPLE * (seen.size - before))
-        raise ValueError(f"--edges {edges}: {self.nodes} nodes have not so many; ask for fewer")
-
-
-def generate(folder: Path, nodes: int, edges: int, features: int, seed: int) -> None:
+def generate(folder: Path, nodes: int, pairs: int, features: int, seed: int) -> None:
     """Write the folder; a few bytes a node and a chunk of edges in memory.
 
-    Raises ValueError: more edges than the graph holds; FileExistsError.
+    Raises FileExistsError.
     """
-    draws = Draws(nodes, seed)
-    pairs = draws.count_for(edges)
+    key, id_key = (np.uint64(make_key(seed, part, 0, 0, 0)) for part in (0, 1))
+    bits = max(1, (nodes - 1).bit_length())
     folder.mkdir(parents=True)
-    bits, id_key = draws.bits, draws.id_key
     has_edge = np.zeros(nodes, np.bool_)
+    ends = np.empty((2, min(_CHUNK, pairs)), np.int32)
     with NpyWriter(folder / "edge_index.npy", (2, pairs), np.int32) as columns:
-        for first, src, dst in draws.pieces(pairs, _CHUNK):
+        for first in range(0, pairs, _CHUNK):
+            src, dst = ends[:, : min(_CHUNK, pairs - first)]
+            draw_pairs(first, bits, nodes, key, id_key, src, dst)
             columns.put(first, src)
             columns.put(pairs + first, dst)
             has_edge[src] = has_edge[dst] = True
@@ -133,12 +82,8 @@ def generate(folder: Path, nodes: int, edges: int, features: int, seed: int) -> 
     connected = np.flatnonzero(has_edge)
     np.random.default_rng([seed, 4]).shuffle(connected)
     tenth = connected.size // 10
-    cuts = {
-        "train": (0, tenth),
-        "valid": (tenth, tenth * 3 // 2),
-        "test": (tenth * 3 // 2, 2 * tenth),
-    }
-    for name, (low, high) in cuts.items():
+    cuts = (0, tenth, tenth * 3 // 2, 2 * tenth)
+    for name, (low, high) in zip(("train", "valid", "test"), pairwise(cuts), strict=True):
         np.save(folder / f"{name}_idx.npy", np.sort(connected[low:high]))
 
 
@@ -152,7 +97,7 @@ def parse_count(text: str) -> int:
 class Options:
     folder: Path
     nodes: Annotated[int, parse_count] = NODES
-    edges: Annotated[int, parse_count, "stored, both ways"] = EDGES
+    pairs: Annotated[int, parse_count, "that are drawn"] = PAIRS
     features: int = FEATURES
     seed: int = 0
 
@@ -160,8 +105,8 @@ class Options:
 def main(words: list[str]) -> None:
     given = parse(Options, words, __doc__, "tools.rmat")
     try:
-        generate(given.folder, given.nodes, given.edges, given.features, given.seed)
-    except (ValueError, OSError) as error:
+        generate(given.folder, given.nodes, given.pairs, given.features, given.seed)
+    except OSError as error:
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(2) from error
 

@@ -10,21 +10,19 @@ mappings.  Checked, beside what every scene of faults checks (`tools.faults.runn
   its last (`tools.faults.growth.ALLOWED`), but for kernels that are used for the first time;
 - epoch 0 of each plan has the same sha256 of batches every time.
 
-Prints a table of figures and a line of JSON, and draws them (`--picture`); exit code 1 if something
-grew.
+Prints a table of figures and a line of JSON; exit code 1 if something grew.
 """
 
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from random import Random
 from typing import Annotated, Any
 
 from tools.command import parse, put, stamped
 from tools.faults import runner
-from tools.faults.growth import draw, judge
+from tools.faults.growth import judge
 from tools.faults.runner import CONTEXT, Scene, scene
 from tools.faults.trainers import Work, last, visit
 
@@ -38,7 +36,6 @@ class Options(runner.Options):
     minutes: float = 20.0
     every: Annotated[float, "seconds between two looks"] = 1.0
     warm_up: Annotated[float, "share that is not judged"] = 0.2
-    picture: Annotated[Path | None, "PNG"] = None
 
 
 def receive_visitors(made: Scene, work: Work, chance: Random) -> None:
@@ -92,9 +89,6 @@ def main(words: Sequence[str]) -> dict[str, Any]:
         "soak", minutes=given.minutes, mem=given.mem, seed=given.seed, **counts, **found,
         holds="grows" not in found,
     )  # fmt: skip
-    if given.picture:
-        title = f"{given.minutes:g} minutes, {made.counts['epochs']:,} epochs, all plans"
-        draw(made.series, given.warm_up, given.picture, title)
     return put(line, given.out)
 
 

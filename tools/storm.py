@@ -29,9 +29,10 @@ from pathlib import Path
 from random import Random
 from typing import Annotated, Any, Literal, NamedTuple
 
+from tools.bench.setup import free_port
 from tools.command import parse, put, stamped
 from tools.faults import runner
-from tools.faults.runner import SETTLE_S, Daemon, Held, Scene, free_port, scene
+from tools.faults.runner import SETTLE_S, Daemon, Held, Scene, scene
 from tools.faults.trainers import PLANS, Job, Member, Work, digest, replace, train, visit
 
 MIXED = ("minibatch", *PLANS)  # jobs of a mixed storm: the first two share what is built

@@ -29,9 +29,3 @@ def differences(left: dict[str, str], right: dict[str, str]) -> list[str]:
 def _digest(path: Path) -> str:
     with path.open("rb") as f:
         return hashlib.file_digest(f, "sha256").hexdigest()
-
-
-def split_options(words: list[str]) -> tuple[list[str], list[str]]:
-    """A tool's own words, and those behind `--`: they are for the command that it runs."""
-    at = words.index("--") if "--" in words else len(words)
-    return words[:at], words[at + 1 :]

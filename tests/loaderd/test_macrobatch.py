@@ -13,7 +13,7 @@ from clients.torch import NeighborDataset
 from loaderd.errors import BatchFailed, Refused
 from loaderd.memory.ledger import served_rows
 from loaderd.plans.macrobatch import share_steps
-from loaderd.trace import READ_MACRO, SERVE_MACRO, STAGES
+from loaderd.trace import READ_MACRO, SERVE_MACRO, STAGE
 from preprocess.influence import InfluenceOptions
 from preprocess.ingest import ingest
 from preprocess.options import IngestOptions
@@ -25,7 +25,7 @@ from tests.graphs import Csc, make_csc
 from tests.preprocess.quiet import QUIET
 from tests.reference import make_key, permute, sample_batch
 from tests.stores import write_store
-from tools.report import read_spans
+from tools.replay import read_trace
 
 SEED, BATCH, NODES = 3, 8, 400
 OFFSETS = (0, 60, 61, 150, 230, 230, 310, 400)  # one of one node, one empty
@@ -326,9 +326,9 @@ def test_the_next_is_read_while_one_is_served(graph, tmp_path):
         for _ in data:
             time.sleep(0.002)  # a trainer's work
         data.close()
-    spans = read_spans(trace)
-    read = [(begin, end) for stage, begin, end in spans if stage == STAGES[READ_MACRO]]
-    served = [(begin, end) for stage, begin, end in spans if stage == STAGES[SERVE_MACRO]]
+    spans = [(r.number, *r.ids.tolist()) for r in read_trace(trace) if r.kind == STAGE]
+    read = [(begin, end) for stage, begin, end in spans if stage == READ_MACRO]
+    served = [(begin, end) for stage, begin, end in spans if stage == SERVE_MACRO]
     assert len(served) >= 2  # the others were there to the end
     inside = [r for r in read for s in served if s[0] < r[0] and r[1] < s[1]]
     assert len(inside) >= len(served) - 1

@@ -24,7 +24,8 @@ from tests.graphs import make_csc
 from tests.hopstores import make_hops, write_hop_store
 from tests.loaderd.harness import WAIT_S, Client
 from tests.stores import write_store
-from tools.memory import SLACK_BYTES, Group, group
+from tools.group import Group, group
+from tools.memory import SLACK_BYTES
 
 NODES, MEM = 2000, "48M"
 TRAINER = """

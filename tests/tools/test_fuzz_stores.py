@@ -19,7 +19,7 @@ NAMED = (  # each ended a process, or made it read elsewhere, before stores were
     "hetero:84", "hetero:87", "hetero:93", "hetero:147", "hetero:162", "hetero:177", "hetero:180",
     "hetero:192", "hetero:195", "hetero:213",
 )  # fmt: skip
-MUTATIONS = 30
+MUTATIONS = 9
 
 
 @pytest.fixture(scope="module")
@@ -36,11 +36,12 @@ def outside():
 def test_mutations_are_the_same_again_and_of_every_kind(bases):
     kinds = set()
     for number in range(120):
-        name = f"parts:{number}"
-        (first, said), (second, again) = (mutated(bases["parts"], name) for _ in range(2))
-        assert said == again
-        assert first.sign() == second.sign()
+        first, said = mutated(bases["parts"], f"parts:{number}")
         kinds |= {line.partition(":")[0] for line in said}
+        if number % 20 == 0:
+            second, again = mutated(bases["parts"], f"parts:{number}")
+            assert said == again
+            assert first.sign() == second.sign()
     assert kinds == {kind.__name__ for kind, _ in KINDS}
 
 
@@ -54,7 +55,7 @@ def test_stores_as_they_are_are_served_by_every_plan(bases, tmp_path):
 def test_mutated_stores_are_refused_or_served(bases, tmp_path, outside):
     """Those that ended a process of earlier code, or had it read elsewhere, and others."""
     names = [*NAMED, *(f"{kind}:{n}" for n in range(MUTATIONS // 3) for kind in bases)]
-    tally = Fuzzer(bases, tmp_path, outside).run(names, 2, 1e9)
+    tally = Fuzzer(bases, tmp_path, outside).run(names)
     assert tally.defects == {}
     assert tally.done == len(names)
     assert tally.said["refused"] > MUTATIONS // 4 < tally.said["opened"]
@@ -69,8 +70,8 @@ def test_a_process_that_dies_is_told_by_the_name_of_what_it_was_at(
         return mutated(base, name)
 
     monkeypatch.setattr(fuzz_stores, "mutated", deadly)
-    tally = Fuzzer(bases, tmp_path, outside).run(["one:0", "one:1", "one:2"], 1, 1e9)
-    assert tally.defects == {"one:1": ["crash: SIGSEGV"]}
+    tally = Fuzzer(bases, tmp_path, outside).run(["one:0", "one:1", "one:2"])
+    assert tally.defects == {"one:1": ["crash"]}
     assert tally.done == 3
 
 

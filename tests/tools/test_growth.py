@@ -5,7 +5,7 @@ import os
 import numpy as np
 import pytest
 
-from tools.faults.growth import ALLOWED, Sample, draw, growths, sample, slope
+from tools.faults.growth import Sample, growths, sample, slope
 
 MB = 1 << 20
 
@@ -88,9 +88,3 @@ def test_a_process_is_looked_at():
     assert now.code_bytes >= 0
     with pytest.raises(FileNotFoundError):
         sample(2**22 + 1, 0)
-
-
-def test_a_picture_has_a_row_a_figure(tmp_path):
-    draw({"daemon": series([MB] * 50)}, 0.2, tmp_path / "flat.png", "flat")
-    assert (tmp_path / "flat.png").read_bytes().startswith(b"\x89PNG")
-    assert len(ALLOWED) == len(Sample._fields) - 1

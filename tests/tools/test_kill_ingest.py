@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tools import kill_ingest, tree
+from tools import command, kill_ingest, tree
 
 
 def test_a_killed_command_goes_on_to_the_same_store(small_graph, tmp_path):
@@ -30,7 +30,7 @@ def test_a_store_that_differs_is_found(small_graph, tmp_path, monkeypatch):
 
 
 def test_a_command_that_fails_is_no_kill(tmp_path):
-    words = kill_ingest.ingest_words(tmp_path / "nothing", tmp_path / "store", "64M", [])
+    words = ["preprocess", "ingest", str(tmp_path / "nothing"), str(tmp_path / "store")]
     with pytest.raises(SystemExit, match=r"ended with 2: error: .*nothing"):
         kill_ingest.killed_after(words, 60)
 
@@ -45,5 +45,5 @@ def test_a_tree_has_one_digest(tmp_path):
 
 
 def test_words_behind_two_dashes_are_for_the_command():
-    assert tree.split_options(["a", "--b", "--", "--c", "--"]) == (["a", "--b"], ["--c", "--"])
-    assert tree.split_options(["a"]) == (["a"], [])
+    assert command.split_options(["a", "--b", "--", "--c", "--"]) == (["a", "--b"], ["--c", "--"])
+    assert command.split_options(["a"]) == (["a"], [])

@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 
 from tools import memory, rmat
+from tools.group import group
 
 
 @pytest.fixture
 def groups():
     """Control groups can be made."""
     try:
-        with memory.group(1 << 30):
+        with group(1 << 30):
             pass
     except OSError as error:
         pytest.skip(f"no control group can be made here: {error}")
@@ -20,32 +21,10 @@ def groups():
 
 @pytest.mark.usefixtures("groups")
 def test_a_group_ends_those_who_stay():
-    with memory.group(1 << 30) as limits:
+    with group(1 << 30) as limits:
         process = memory.inside(limits, "http.server", "--bind", "127.0.0.1", "0")
     process.communicate()
     assert process.returncode == -signal.SIGKILL
-
-
-@pytest.mark.usefixtures("groups")
-def test_ingest_and_serve_stay_inside_their_group(tmp_path):
-    words = ["--folder", str(tmp_path), "--nodes", "60000", "--features", "64", "--degree", "6"]
-    found = memory.main(["both", *words, "--mem", "48M", "--steps", "3"])
-    assert found["kills"] == 0
-    assert found["seeds"] == 3000
-    arena = 48 << 20
-    assert found["serve_idle_bytes"] - arena < 200 << 20
-
-
-@pytest.mark.usefixtures("groups")
-@pytest.mark.long
-def test_macrobatches_stay_inside_the_least_that_would_do(tmp_path):
-    """The last number that a refusal names is enough, the one before is not."""
-    words = ["--folder", str(tmp_path), "--nodes", "20000", "--features", "64", "--degree", "6"]
-    found = memory.main(["macro", *words, "--partitions", "16", "--epochs", "2"])
-    assert found["kills"] == 0
-    assert found["seeds"] == 2 * 2000
-    assert len(found["refused"]) >= 1
-    assert found["serve_peak_bytes"] < found["limit_bytes"]
 
 
 @pytest.mark.long
@@ -53,7 +32,7 @@ def test_macrobatches_stay_inside_the_least_that_would_do(tmp_path):
 def test_an_ingest_holds_any_memory_and_makes_the_same_bytes(tmp_path):
     """256 MB of rows: more than half of what 400 MiB leave, so that they pass the disk twice."""
     source = tmp_path / "graph"
-    rmat.generate(source, 400_000, 2_000_000, 160, 0)
+    rmat.generate(source, 400_000, 1_000_000, 160, 0)
     words = ["ingest", str(source), "--mem", "400M", "900M", "--", "--undirected", "--edge-ids"]
     tight, roomy = memory.main(words)
     assert tight["kills"] == roomy["kills"] == 0
@@ -72,37 +51,23 @@ def test_a_run_that_takes_too_much_fails(tmp_path, monkeypatch):
         memory.main(["ingest", str(tmp_path), "--folder", str(tmp_path), "--mem", "64M"])
 
 
-@pytest.mark.usefixtures("groups")
-@pytest.mark.long
-def test_hops_stay_inside_their_group(tmp_path):
-    words = ["hops", "--folder", str(tmp_path), "--nodes", "20000", "--features", "32", "--alone"]
-    words += ["--degree", "5", "--mem", "300M", "--", "--operator", "row", "--rows", "all"]
-    (found,) = memory.main(words)
-    assert found["kills"] == 0
-    assert 20000 * 32 * 4 < found["peak_bytes"] <= 300 << 20
-    assert found["store_bytes"] > 20000 * 32 * 4 * 4  # features, and hops 0 to 2
-    assert not list(tmp_path.iterdir())
-
-
 @pytest.mark.parametrize(
     ("changes", "other", "words"),
     [({"kills": 1}, [], "1 kills"), ({"peak_bytes": 11}, [], "a peak of 11"), ({}, ["b"], "in b")],
 )
 def test_a_run_beyond_its_memory_fails(changes, other, words):
     line = {"mem": "10", "mem_bytes": 10, "peak_bytes": 10, "kills": 0}
-    memory._check(line, [])
+    memory.check_run(line, [])
     with pytest.raises(SystemExit, match=words):
-        memory._check(line | changes, other)
+        memory.check_run(line | changes, other)
 
 
 @pytest.mark.usefixtures("groups")
 def test_clients_that_ask_for_too_much_are_served_or_refused_inside_a_group(tmp_path):
     """One of each kind, times among them, but the one that keeps its numbers back for seconds."""
-    words = ["attach", "--folder", str(tmp_path), "--nodes", "20000", "--features", "16"]
-    found = memory.main([*words, "--degree", "5", "--mem", "48M", "--attempts", "8"])
-    assert (found["kills"], found["given_back"]) == (0, True)
+    words = ["attach", "--folder", str(tmp_path), "--mem", "48M", "--times", "1"]
+    found = memory.main([*words, "--attempts", "8"])
+    assert found["kills"] == 0
     assert set(found["ends"]) <= {"served", "refused", "odd"}
     assert found["ends"]["odd"] == 3
-    batches, _, error = found["beside"]
-    assert batches > 0
-    assert not error
+    assert found["beside"] > 0

@@ -31,14 +31,14 @@ def test_every_fault_can_be_planted_and_has_tests_in_its_folder():
     for fault in faults:
         mutants.planted(fault, mutants.ROOT)
         folder = mutants.ROOT / fault.folder(mutants.ROOT)
-        for test in fault.selection(mutants.ROOT, whole=False):
+        for test in fault.selection(mutants.ROOT):
             path = mutants.ROOT / test.partition("::")[0]
             assert path.exists(), f"{fault.name}: there is no {path}"
             assert path.parent == folder, f"{fault.name}: {path} is not in {folder}"
 
 
 def test_faults_are_told_from_those_that_tests_notice(tree, capsys):
-    found = [mutants.try_fault(fault, tree, False, 60) for fault in (KILLED, SURVIVES)]
+    found = [mutants.try_fault(fault, tree, 60) for fault in (KILLED, SURVIVES)]
     assert [outcome.verdict for outcome in found] == ["killed", "SURVIVED"]
     assert "test_twice" in found[0].by
     assert (tree / "pack/code.py").read_text() == CODE
@@ -50,7 +50,7 @@ def test_faults_are_told_from_those_that_tests_notice(tree, capsys):
 
 def test_what_hangs_is_ended(tree):
     (tree / "tests/pack/test_code.py").write_text(f"def test_hang():\n    {'while True: pass'}\n")
-    assert mutants.try_fault(KILLED, tree, False, 2.0).verdict == "TIMED OUT"
+    assert mutants.try_fault(KILLED, tree, 2.0).verdict == "TIMED OUT"
 
 
 @pytest.mark.parametrize(("old", "count"), [("a * b", 0), ("add(a", 2)])
@@ -76,12 +76,9 @@ def test_kernels_that_were_compiled_with_the_file_are_removed(tree, tmp_path):
 
 def test_selections_are_those_of_the_nearest_folder(tree):
     deep = KILLED._replace(file="pack/inner/code.py")
-    assert deep.selection(tree, whole=False) == ["tests/pack/test_code.py"]
+    assert deep.selection(tree) == ["tests/pack/test_code.py"]
     named = KILLED._replace(tests=("test_code.py::test_twice",))
-    assert named.selection(tree, whole=False) == ["tests/pack/test_code.py::test_twice"]
-    (tree / "tests/pack/test_more.py").touch()
-    whole = ["tests/pack/test_code.py", "tests/pack/test_more.py"]
-    assert named.selection(tree, whole=True) == whole
+    assert named.selection(tree) == ["tests/pack/test_code.py::test_twice"]
 
 
 def test_a_list_must_make_sense(tmp_path):

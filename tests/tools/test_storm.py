@@ -15,7 +15,7 @@ def life(begin, first, last):
 
 
 def test_a_small_storm_holds(tmp_path):
-    words = ["--faults", "4", "--seed", "5", "--gap", "0.4", "--think", "0.005"]
+    words = ["--faults", "4", "--seed", "5", "--gap", "0.2", "--think", "0.005", "--times", "1"]
     line = storm.main([*words, "--folder", str(tmp_path), "--out", str(tmp_path / "lines")])
     assert line["holds"]
     assert sum(line["faults"].values()) == 4

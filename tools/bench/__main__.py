@@ -6,8 +6,8 @@ import sys
 from tools.bench.harness import run
 
 BENCHES = (
-    "adapters", "csc", "disk", "gpu", "handover", "hops", "hyperbatch", "ingest", "kernels",
-    "loaders", "macro", "spmm", "trainers",
+    "csc", "disk", "gpu", "handover", "hops", "hyperbatch", "ingest", "kernels", "loaders",
+    "macro", "trainers",
 )  # fmt: skip
 
 

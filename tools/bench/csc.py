@@ -17,7 +17,7 @@ import numpy as np
 from scipy.sparse import coo_matrix
 
 from tools.bench.harness import GraphOptions, Plan, Ratio, Run, Side
-from tools.bench.ingest import ingest_events
+from tools.bench.ingest import run_ingest
 
 
 @dataclass(frozen=True)
@@ -31,17 +31,13 @@ class Options(GraphOptions):
 @contextmanager
 def open_ours(edges: Path, mem: str) -> Iterator[Run]:
     """`blockstore ingest --order source` of a folder that holds edges alone."""
-    store, options = edges / "store", ("--order", "source", "--mem", mem, "--no-summary")
 
     def run() -> Mapping[str, float]:
-        command_s, events = ingest_events(edges, store, options)
-        shutil.rmtree(store)
-        took = {e["stage"]: e["elapsed_s"] for e in events if e["event"] == "stage_end"}
-        count_s = took["count edges"]
-        sort_s = sum(seconds for name, seconds in took.items() if name.startswith("edges/"))
+        took = run_ingest(edges, edges / "store", "--order", "source", "--mem", mem, "--no-summary")
+        sort_s = sum(seconds for name, seconds in took.items() if name.startswith("edges_"))
         return {
-            "seconds": count_s + sort_s, "count_s": count_s, "sort_and_write_s": sort_s,
-            "command_s": command_s,
+            "seconds": took["count_edges_s"] + sort_s, "count_s": took["count_edges_s"],
+            "sort_and_write_s": sort_s, "command_s": took["seconds"],
         }  # fmt: skip
 
     yield run
@@ -63,17 +59,14 @@ def open_scipy(edges: Path) -> Iterator[Run]:
 
 
 def plans(given: Options) -> Iterator[Plan]:
-    """Ours within `--mem`, scipy in memory."""
     graph = given.source or given.graph()
     edges = given.folder / f"csc-{os.getpid()}"
     edges.mkdir(parents=True)
     (edges / "edge_index.npy").symlink_to((graph / "edge_index.npy").absolute())
     num_edges = np.load(graph / "edge_index.npy", mmap_mode="r").shape[1]
+    sides = [Side("ours", open_ours, (edges, given.mem)), Side("scipy", open_scipy, (edges,))]
     try:
-        yield Plan(
-            [Side("ours", open_ours, (edges, given.mem)), Side("scipy", open_scipy, (edges,))],
-            {"graph": graph.name, "edges": num_edges},
-            [Ratio("over_scipy", "ours", "seconds", "scipy")],
-        )
+        ratio = Ratio("over_scipy", "ours", "seconds", "scipy")
+        yield Plan(sides, {"graph": graph.name, "edges": num_edges}, [ratio])
     finally:
         shutil.rmtree(edges)

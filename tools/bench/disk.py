@@ -1,10 +1,6 @@
 """Blocks read into an arena against the disk's limit in the same round, past the page cache."""
 
-import contextlib
-import json
 import os
-import shutil
-import subprocess
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -26,7 +22,7 @@ from tools.bench.harness import Plan, Ratio, Run, Side, Skipped
 
 DEPTH = 8
 LIMIT_BYTES = 1 << 30  # that are read to know a disk's limit
-OURS, FIO, BARE = "ours, verified", f"fio, depth {DEPTH}", f"bare preadv, {DEPTH} threads"
+OURS, BARE = "ours, verified", f"bare preadv, {DEPTH} threads"
 
 
 @dataclass(frozen=True)
@@ -40,14 +36,13 @@ class Options(harness.Options):
 
 def make_file(path: Path, size: int, block: int) -> BlockedFile:
     """A file of random blocks, and their checksums."""
-    count = size // block
-    crcs = np.empty(count * (block // PAGE_BYTES), np.uint32)
+    count, pages = size // block, block // PAGE_BYTES
+    crcs = np.empty(count * pages, np.uint32)
     buffer = aligned_buffer(block)
     generator = np.random.default_rng(0)
     with path.open("wb") as f:
         for i in range(count):
             buffer[:] = generator.integers(0, 256, block, np.uint8)
-            pages = block // PAGE_BYTES
             page_crcs(buffer, pages, crcs[i * pages : (i + 1) * pages])
             f.write(buffer.data)
         f.flush()
@@ -56,64 +51,35 @@ def make_file(path: Path, size: int, block: int) -> BlockedFile:
     return BlockedFile(path.name, geometry, (path,), crcs)
 
 
-@contextmanager
-def open_fio(path: Path, size: int, block: int, what: str = "read") -> Iterator[Run]:
-    """fio: sequential blocks, direct, depth 8, io_uring or else libaio.
+def read_bare(path: Path, size: int, block: int) -> float:
+    """GB/s of a bare loop: eight threads, one direct preadv a block, nothing verified."""
 
-    `what`: "read", or "rw": half of the blocks are written, and all bytes count.
-    """
-    if not shutil.which("fio"):
-        raise Skipped("fio is not installed")
-
-    def run() -> Mapping[str, float]:
-        for engine in ("io_uring", "libaio"):
-            words = [
-                "fio", "--name=limit", f"--filename={path}", f"--rw={what}", f"--bs={block}",
-                "--direct=1", f"--ioengine={engine}", f"--iodepth={DEPTH}", f"--size={size}",
-                "--output-format=json",
-            ]  # fmt: skip
-            done = subprocess.run(words, capture_output=True, text=True, check=False)
-            if done.returncode == 0:
-                job = json.loads(done.stdout)["jobs"][0]
-                return {"GB_per_s": (job["read"]["bw_bytes"] + job["write"]["bw_bytes"]) / 1e9}
-        raise RuntimeError(f"fio failed: {done.stderr}")
-
-    yield run
-
-
-@contextmanager
-def open_preadv(path: Path, size: int, block: int) -> Iterator[Run]:
-    """A bare loop: eight threads, one preadv a block, nothing verified."""
-    buffers = [aligned_buffer(block) for _ in range(DEPTH)]
-
-    def run() -> Mapping[str, float]:
-        def read(thread: int) -> None:
-            view = byte_view(buffers[thread])
-            for offset in range(thread * block, size, DEPTH * block):
-                os.preadv(fd, [view], offset)
-
-        begun = time.perf_counter()
-        list(pool.map(read, range(DEPTH)))
-        return {"GB_per_s": size / (time.perf_counter() - begun) / 1e9}
+    def read(thread: int) -> None:
+        view = byte_view(aligned_buffer(block))
+        for offset in range(thread * block, size, DEPTH * block):
+            os.preadv(fd, [view], offset)
 
     fd = os.open(path, os.O_RDONLY | os.O_DIRECT)
     try:
         with ThreadPoolExecutor(DEPTH) as pool:
-            yield run
+            begun = time.perf_counter()
+            list(pool.map(read, range(DEPTH)))
+            return size / (time.perf_counter() - begun) / 1e9
     finally:
         os.close(fd)
 
 
 def disk_limit(store: Path) -> float:
-    """GB/s that the disk gives the better of two readers now, over the store's largest shard."""
+    """GB/s that the disk gives now, over the store's largest shard."""
     path = max((p for p in store.rglob("c/*/*") if p.is_file()), key=lambda p: p.stat().st_size)
     size = min(LIMIT_BYTES, path.stat().st_size)
     block = next(b for b in (1 << 20, PAGE_BYTES) if size >= b)
-    rates = []
-    for opener in (open_fio, open_preadv):
-        with contextlib.suppress(Skipped), opener(path, size // block * block, block) as run:
-            rates.append(run()["GB_per_s"])
-    return max(rates)
+    return read_bare(path, size // block * block, block)
+
+
+@contextmanager
+def open_bare(path: Path, size: int, block: int) -> Iterator[Run]:
+    yield lambda: {"GB_per_s": read_bare(path, size, block)}
 
 
 @contextmanager
@@ -135,21 +101,16 @@ def open_ours(file: BlockedFile, slots: int, readers: int) -> Iterator[Run]:
 
 
 def plans(given: Options) -> Iterator[Plan]:
-    """Ours, fio, and a bare loop: the limit if there is no fio."""
     size, block = parse_bytes(given.size), parse_bytes(given.block_size)
     given.folder.mkdir(parents=True, exist_ok=True)
     path = given.folder / "disk.bin"
-    limit = FIO if shutil.which("fio") else BARE
     try:
         file = make_file(path, size, block)
-        yield Plan(
-            [
-                Side(OURS, open_ours, (file, parse_bytes(given.arena) // block, given.readers)),
-                Side(FIO, open_fio, (path, size, block)),
-                Side(BARE, open_preadv, (path, size, block)),
-            ],
-            {"cache": "cold"},
-            [Ratio("share_of_limit", OURS, "GB_per_s", limit)],
-        )
+        slots = parse_bytes(given.arena) // block
+        sides = [
+            Side(OURS, open_ours, (file, slots, given.readers)),
+            Side(BARE, open_bare, (path, size, block)),
+        ]
+        yield Plan(sides, {"cache": "cold"}, [Ratio("share_of_limit", OURS, "GB_per_s", BARE)])
     finally:
         path.unlink(missing_ok=True)

@@ -114,13 +114,10 @@ def epoch(
     synchronize(task.device)
     bytes_s = delivered / (time.perf_counter() - begun)
     return {
-        "epoch_s": train_s,
-        "wait_share": max(0.0, 1 - alone_s / train_s),
-        "host_wait_share": waited_s / train_s,
-        "batches_gb_s": bytes_s / 1e9,
-        "link_gb_s": link / 1e9,
-        "link_share": bytes_s / link,
-    }
+        "epoch_s": train_s, "wait_share": max(0.0, 1 - alone_s / train_s),
+        "host_wait_share": waited_s / train_s, "batches_gb_s": bytes_s / 1e9,
+        "link_gb_s": link / 1e9, "link_share": bytes_s / link,
+    }  # fmt: skip
 
 
 @contextmanager

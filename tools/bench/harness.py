@@ -8,23 +8,21 @@ import importlib
 import multiprocessing
 import os
 import sys
-import time
-import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+from concurrent.futures import BrokenExecutor, ProcessPoolExecutor, wait
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
-from multiprocessing.connection import Connection
 from pathlib import Path
 from statistics import median
 from typing import Annotated, Any, NamedTuple
 
+from blockstore.units import parse_bytes
 from tools.bench.resources import bytes_read, descendants, proportional_bytes
 from tools.bench.setup import GraphSize, make_graph, make_store
 from tools.command import append, parse, stamped, table
+from tools.group import group
 
 POLL_S = 0.1
-STOP_S = 30.0
-REPEATS = 3  # of a call in a round of which the best counts
 CONTEXT = multiprocessing.get_context("spawn")  # the memory of a side is its own
 
 Run = Callable[[], Mapping[str, float]]  # one round: figure -> value
@@ -63,12 +61,14 @@ class Side(NamedTuple):
 
     `open(*arguments)` is a context manager that prepares, and gives the function that does one
     round; both run in a process of the side's own, so `open` is a function of a module.
+    `limit` is of a control group for that process and all below it.
     """
 
     name: str
     open: Callable[..., AbstractContextManager[Run]]
     arguments: tuple[Any, ...] = ()
     setting: Mapping[str, Any] = {}  # of its line alone
+    limit: str = ""
 
 
 class Ratio(NamedTuple):
@@ -78,7 +78,6 @@ class Ratio(NamedTuple):
     side: str
     figure: str
     other: str
-    inverse: bool = False  # the other's over this side's: of seconds, say
 
 
 class Plan(NamedTuple):
@@ -97,87 +96,66 @@ class Found:
     peak_bytes: int = 0  # of its processes, in the round before the timed ones
     skipped: str = ""
 
-    def add(self, figures: Mapping[str, float]) -> None:
-        for figure, value in figures.items():
-            self.figures.setdefault(figure, []).append(value)
+
+_opened = ExitStack()  # in the process of a side
+_round: list[Run] = []
+
+
+def _open(side: Side) -> int:
+    """Prepare the side in its process, whose id is returned."""
+    multiprocessing.set_start_method("fork", force=True)  # as in scripts, not as in its parent
+    _round.append(_opened.enter_context(side.open(*side.arguments)))
+    return os.getpid()
+
+
+def _run() -> dict[str, float]:
+    return dict(_round[0]())
+
+
+def _close() -> None:
+    _opened.close()
 
 
 class Host:
     """The process of a side, ready to run rounds."""
 
     def __init__(self, side: Side) -> None:
-        """Raises Skipped, RuntimeError: the side could not be prepared."""
-        self._name = side.name
-        self._pipe, theirs = CONTEXT.Pipe()
-        self._process = CONTEXT.Process(target=_serve, args=(side, theirs))
-        self._process.start()
-        theirs.close()
+        """Raises what the side raises, Skipped for one."""
+        self._stack, join = ExitStack(), None
         try:
-            self._receive()
+            if side.limit:
+                join = self._stack.enter_context(group(parse_bytes(side.limit))).join
+        except OSError as error:
+            raise Skipped(f"no control group can be made here: {error}") from error
+        self._pool = ProcessPoolExecutor(1, mp_context=CONTEXT, initializer=join)
+        self._stack.enter_context(self._pool)
+        self.limited = join is not None
+        try:
+            self._pid = self._pool.submit(_open, side).result()
         except BaseException:
-            self.close()
+            self._stack.close()
             raise
-
-    def pids(self) -> list[int]:
-        assert self._process.pid is not None
-        return descendants(self._process.pid)
 
     def run(self) -> dict[str, float]:
         """One round: its figures, bytes read from disk meanwhile, and the load of the machine."""
-        before = bytes_read(self.pids())
-        self._pipe.send("run")
-        figures = self._receive()
-        return {
-            **figures, "bytes_read": bytes_read(self.pids()) - before, "load": os.getloadavg()[0]
-        }  # fmt: skip
+        before = bytes_read(descendants(self._pid))
+        figures = self._pool.submit(_run).result()
+        read = bytes_read(descendants(self._pid)) - before
+        return {**figures, "bytes_read": read, "load": os.getloadavg()[0]}
 
     def watch(self) -> int:
         """One round that is not timed: the most memory held in it."""
-        peak = 0
-        self._pipe.send("run")
-        while not self._pipe.poll(POLL_S):
-            peak = max(peak, proportional_bytes(self.pids()))
-        peak = max(peak, proportional_bytes(self.pids()))
-        self._receive()
-        return peak
+        peak, task = 0, self._pool.submit(_run)
+        while not task.done():
+            peak = max(peak, proportional_bytes(descendants(self._pid)))
+            wait([task], POLL_S)
+        task.result()
+        return max(peak, proportional_bytes(descendants(self._pid)))
 
     def close(self) -> None:
         """Let the side clean up, and end its process."""
-        self._pipe.close()
-        self._process.join(STOP_S)
-        if self._process.is_alive():
-            self._process.kill()
-            self._process.join()
-        self._process.close()
-
-    def _receive(self) -> Any:
-        try:
-            kind, value = self._pipe.recv()
-        except EOFError as error:
-            raise RuntimeError(f"{self._name}: its process ended") from error
-        if kind == "skipped":
-            raise Skipped(value)
-        if kind == "failed":
-            raise RuntimeError(f"{self._name}: {value}")
-        return value
-
-
-def _serve(side: Side, pipe: Connection) -> None:
-    """In the side's process: prepare, then a round for each message, until the pipe closes."""
-    multiprocessing.set_start_method("fork", force=True)  # as in scripts, not as in its parent
-    try:
-        with side.open(*side.arguments) as run:
-            pipe.send(("ready", None))
-            while True:
-                try:
-                    pipe.recv()
-                except EOFError:
-                    return
-                pipe.send(("ran", dict(run())))
-    except Skipped as error:
-        pipe.send(("skipped", str(error)))
-    except Exception:
-        pipe.send(("failed", traceback.format_exc()))
+        with self._stack, suppress(BrokenExecutor):  # its process may have ended
+            self._pool.submit(_close).result()
 
 
 @contextmanager
@@ -187,11 +165,10 @@ def hosts(plan: Plan, found: dict[str, Found]) -> Iterator[dict[str, Host]]:
         ready = {}
         for side in plan.sides:
             try:
-                host = Host(side)
+                host = stack.enter_context(closing(Host(side)))
             except Skipped as error:
                 found[side.name].skipped = str(error)
                 continue
-            stack.callback(host.close)
             if plan.warm:
                 found[side.name].peak_bytes = host.watch()
             ready[side.name] = host
@@ -206,23 +183,22 @@ def measure(plan: Plan, rounds: int) -> dict[str, Found]:
             for name, host in ready.items():
                 if plan.before is not None:
                     plan.before()
-                found[name].add(host.run())
+                try:
+                    figures = host.run()
+                except BrokenExecutor:
+                    if not host.limited:
+                        raise
+                    found[name].skipped = "killed for memory"
+                    continue
+                for figure, value in figures.items():
+                    found[name].figures.setdefault(figure, []).append(value)
     for ratio in plan.ratios:
         own, other = (found[n].figures.get(ratio.figure, []) for n in (ratio.side, ratio.other))
-        pairs = [(b, a) if ratio.inverse else (a, b) for a, b in zip(own, other, strict=False)]
-        if pairs:
-            found[ratio.side].figures[ratio.name] = [a / b for a, b in pairs]
+        if own and other:
+            found[ratio.side].figures[ratio.name] = [
+                a / b for a, b in zip(own, other, strict=False)
+            ]
     return found
-
-
-def best(work: Callable[[], object]) -> float:
-    """Seconds of the quickest of some calls."""
-    times = []
-    for _ in range(REPEATS):
-        begun = time.perf_counter()
-        work()
-        times.append(time.perf_counter() - begun)
-    return min(times)
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:
@@ -232,9 +208,11 @@ def spread(values: Sequence[float]) -> dict[str, float]:
 
 
 def report(
-    bench: str, settings: Mapping[str, Mapping[str, Any]], found: Mapping[str, Found],
+    bench: str,
+    settings: Mapping[str, Mapping[str, Any]],
+    found: Mapping[str, Found],
     out: Path | None,
-) -> list[dict[str, Any]]:  # fmt: skip
+) -> list[dict[str, Any]]:
     """Print a table, a column for each side; append a line of JSON for each to the file `out`."""
     lines = []
     for name, side in found.items():

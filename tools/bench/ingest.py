@@ -1,32 +1,21 @@
-"""An ingest from end to end against the disk: bytes that it plans to move, and the disk's limit.
+"""An ingest from end to end, beside a plain copy of the source to the same disk."""
 
-The limit is fio's, reading and writing at the same time, in the same round; a plain copy of the
-source stands beside it.  `share_of_limit` is (bytes of all passes, as planned) / seconds of the
-whole command / that limit.
-"""
-
-import json
 import os
 import re
 import shutil
-import subprocess
-import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-from blockstore.units import parse_bytes
-from tools.bench.disk import open_fio
 from tools.bench.harness import GraphOptions, Plan, Ratio, Run, Side
-from tools.bench.setup import drop_cache
+from tools.bench.setup import command, drop_cache, stage_ends
 
 COPY_BYTES = 1 << 20
-LIMIT_BLOCK = 1 << 20
-OURS, FIO, COPY = "ours", "fio, reads and writes", "copy"
+OURS, COPY = "ours", "copy"
 
 
 @dataclass(frozen=True)
@@ -35,47 +24,26 @@ class Options(GraphOptions):
     mem: str = "512M"
     order: str = "bfs"
     undirected: bool = False
-    limit_size: Annotated[str, "that fio reads and writes"] = "2G"
 
 
-def ingest_events(
-    source: Path, store: Path, options: Sequence[str]
-) -> tuple[float, list[dict[str, Any]]]:
-    """Seconds of `blockstore ingest`, and its events.  Raises RuntimeError: it failed."""
-    words = [sys.executable, "-m", "preprocess", "ingest", str(source), str(store), *options]
+def run_ingest(source: Path, store: Path, *options: str) -> dict[str, float]:
+    """Seconds of `blockstore ingest` and of each of its stages; the store is removed again."""
     begun = time.perf_counter()
-    done = subprocess.run([*words, "--json"], capture_output=True, text=True)
-    seconds = time.perf_counter() - begun
-    if done.returncode:
-        raise RuntimeError(done.stderr)
-    return seconds, [json.loads(line) for line in done.stdout.splitlines()]
-
-
-def stage_seconds(events: list[dict[str, Any]]) -> dict[str, float]:
-    """Seconds of each stage; equal names are added."""
-    found: Counter[str] = Counter()
-    for event in events:
-        if event["event"] == "stage_end":
-            name = re.sub(r"\W+", "_", event["stage"]).strip("_")
-            found[f"{name}_s"] += event["elapsed_s"]
+    printed = command("preprocess", "ingest", str(source), str(store), *options, "--json")
+    found = Counter({"seconds": time.perf_counter() - begun})
+    shutil.rmtree(store)
+    for event in stage_ends(printed):
+        name = re.sub(r"\W+", "_", event["stage"]).strip("_")
+        found[f"{name}_s"] += event["elapsed_s"]
     return dict(found)
 
 
 @contextmanager
 def open_ours(graph: Path, folder: Path, options: tuple[str, ...], size: int) -> Iterator[Run]:
-    """`blockstore ingest`, into a store that is removed again."""
-    store = folder / f"ingest-{os.getpid()}"
-
     def run() -> Mapping[str, float]:
         drop_cache(graph)
-        seconds, events = ingest_events(graph, store, options)
-        shutil.rmtree(store)
-        (begin,) = [e for e in events if e["event"] == "begin"]
-        planned = sum(s["read_bytes"] + s["written_bytes"] for s in begin["plan"]["stages"])
-        return {
-            "seconds": seconds, "source_GB_per_s": size / seconds / 1e9,
-            "planned_GB": planned / 1e9, "GB_per_s": planned / seconds / 1e9,
-        } | stage_seconds(events)  # fmt: skip
+        found = run_ingest(graph, folder / f"ingest-{os.getpid()}", *options)
+        return {"source_GB_per_s": size / found["seconds"] / 1e9} | found
 
     yield run
 
@@ -105,16 +73,9 @@ def plans(given: Options) -> Iterator[Plan]:
     graph, folder = given.source or given.graph(), given.folder
     size = sum(path.stat().st_size for path in graph.iterdir())
     options = ("--mem", given.mem, "--order", given.order, *["--undirected"] * given.undirected)
-    limit_file = folder / f"limit-{os.getpid()}"
-    try:
-        yield Plan(
-            [
-                Side(OURS, open_ours, (graph, folder, options, size)),
-                Side(FIO, open_fio, (limit_file, parse_bytes(given.limit_size), LIMIT_BLOCK, "rw")),
-                Side(COPY, open_copy, (graph, folder, size)),
-            ],
-            {"graph": graph.name, "source_bytes": size, "cache": "cold"},
-            [Ratio("share_of_limit", OURS, "GB_per_s", FIO)],
-        )
-    finally:
-        limit_file.unlink(missing_ok=True)
+    sides = [
+        Side(OURS, open_ours, (graph, folder, options, size)),
+        Side(COPY, open_copy, (graph, folder, size)),
+    ]
+    setting = {"graph": graph.name, "source_bytes": size, "cache": "cold"}
+    yield Plan(sides, setting, [Ratio("times_copy", OURS, "seconds", COPY)])

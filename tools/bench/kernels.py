@@ -1,13 +1,15 @@
 """Rates of the kernels on one thread and on several, beside memcpy in the same round."""
 
+import time
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from blockstore.format import ITEM_BYTES, PAGE_BYTES, giant_capacity
 from blockstore.io.buffers import aligned_buffer
@@ -19,9 +21,10 @@ from blockstore.kernels.renumber import clear_stamp, renumber_stamp
 from blockstore.kernels.rows import gather_rows
 from blockstore.kernels.sample import sample_columns
 from blockstore.store import open_store, scan_blocks
-from tools.bench.harness import GraphOptions, Plan, Run, Side, best
+from tools.bench.harness import GraphOptions, Plan, Run, Side
 
 COPY_BYTES = 64 << 20  # a thread; beyond any cache
+REPEATS = 3  # of a kernel in a round, of which the best counts
 
 Job = Callable[[], object]
 
@@ -94,63 +97,53 @@ class Frontier:
         clear_stamp(self.n_id, num_nodes, self.stamp)
 
 
-def run_together(pool: Executor, jobs: list[Job]) -> None:
-    """All jobs, side by side."""
-    for future in [pool.submit(job) for job in jobs]:
-        future.result()
+def copy_job() -> Job:
+    return partial(np.copyto, np.zeros(COPY_BYTES, np.uint8), np.ones(COPY_BYTES, np.uint8))
 
 
-def copy_jobs(threads: int) -> list[Job]:
-    sources = [np.ones(COPY_BYTES, np.uint8) for _ in range(threads)]
-    return [partial(np.copyto, np.zeros_like(source), source) for source in sources]
+def crc_job() -> Job:
+    data, num_pages = np.ones(COPY_BYTES, np.uint8), COPY_BYTES // PAGE_BYTES
+    page_crcs(data, num_pages, expected := np.empty(num_pages, np.uint32))
+    return partial(find_bad_page, data, num_pages, expected)
 
 
-def crc_jobs(threads: int) -> list[Job]:
-    num_pages = COPY_BYTES // PAGE_BYTES
-    expected = np.empty(num_pages, np.uint32)
-    page_crcs(np.ones(COPY_BYTES, np.uint8), num_pages, expected)
-    return [
-        partial(find_bad_page, np.ones(COPY_BYTES, np.uint8), num_pages, expected)
-        for _ in range(threads)
-    ]
-
-
-def gather_jobs(threads: int, num_rows: int, row_bytes: int, taken: int) -> list[Job]:
+def gather_job(rows: NDArray[np.uint8], row_bytes: int, taken: int, number: int) -> Job:
     """Random rows of one large array."""
-    rows = np.ones(num_rows * row_bytes, np.uint8)
-    jobs: list[Job] = []
-    for number in range(threads):
-        picks = np.random.default_rng(number).integers(0, num_rows, taken)
-        addresses = picks.astype(np.uint64) * np.uint64(row_bytes)
-        out = np.zeros(taken * row_bytes, np.uint8)
-        jobs.append(partial(gather_rows, rows, addresses, 0, taken, row_bytes, out))
-    return jobs
+    picks = np.random.default_rng(number).integers(0, rows.size // row_bytes, taken, np.uint64)
+    out = np.zeros(taken * row_bytes, np.uint8)
+    return partial(gather_rows, rows, picks * np.uint64(row_bytes), 0, taken, row_bytes, out)
 
 
 @contextmanager
-def open_kernels(
-    store: Path, threads: int, frontier: int, fanout: int, row_bytes: int
-) -> Iterator[Run]:
+def open_kernels(store: Path, threads: int, given: Options) -> Iterator[Run]:
     """All kernels in turn, each on all threads at once."""
-    graph = HeldGraph(store)
-    size = min(frontier, graph.num_nodes)
-    hops = [Frontier(graph, size, fanout, number) for number in range(threads)]
-    edges, copied, rows = sum(hop.num_edges for hop in hops), threads * COPY_BYTES, threads * size
+    graph, row_bytes = HeldGraph(store), 4 * given.features
+    size = min(given.frontier, graph.num_nodes)
+    hops = [Frontier(graph, size, given.fanout, number) for number in range(threads)]
+    rows = np.ones(graph.num_nodes * row_bytes, np.uint8)
+    edges, copied = sum(hop.num_edges for hop in hops), threads * COPY_BYTES / 1e9
     work: dict[str, tuple[list[Job], float]] = {
-        "copy_GB_per_s": (copy_jobs(threads), copied / 1e9),
-        "crc_GB_per_s": (crc_jobs(threads), copied / 1e9),
+        "copy_GB_per_s": ([copy_job() for _ in hops], copied),
+        "crc_GB_per_s": ([crc_job() for _ in hops], copied),
         "gather_GB_per_s": (
-            gather_jobs(threads, graph.num_nodes, row_bytes, size),
-            rows * row_bytes / 1e9,
+            [gather_job(rows, row_bytes, size, number) for number in range(threads)],
+            threads * size * row_bytes / 1e9,
         ),
         "sample_M_edges_per_s": ([hop.sample for hop in hops], edges / 1e6),
         "renumber_M_ids_per_s": ([hop.renumber for hop in hops], edges / 1e6),
     }
 
+    def seconds(jobs: list[Job]) -> float:
+        begun = time.perf_counter()
+        for future in [pool.submit(job) for job in jobs]:
+            future.result()
+        return time.perf_counter() - begun
+
     def run() -> Mapping[str, float]:
-        rates = {}
-        for name, (jobs, amount) in work.items():
-            rates[name] = amount / best(partial(run_together, pool, jobs))
+        rates = {
+            name: amount / min(seconds(jobs) for _ in range(REPEATS))
+            for name, (jobs, amount) in work.items()
+        }
         for name in ("crc", "gather"):
             rates[f"{name}_share_of_copy"] = rates[f"{name}_GB_per_s"] / rates["copy_GB_per_s"]
         return rates
@@ -160,9 +153,6 @@ def open_kernels(
 
 
 def plans(given: Options) -> Iterator[Plan]:
-    rest = (given.frontier, given.fanout, 4 * given.features)
     store = given.store()
-    yield Plan(
-        [Side(f"{t} threads", open_kernels, (store, t, *rest)) for t in given.threads],
-        {"cache": "warm"},
-    )
+    sides = [Side(f"{t} threads", open_kernels, (store, t, given)) for t in given.threads]
+    yield Plan(sides, {"cache": "warm"})

@@ -1,4 +1,4 @@
-"""What processes hold in memory, read, write and compute, out of /proc."""
+"""What processes hold in memory, read and compute, out of /proc."""
 
 import os
 from collections.abc import Iterable
@@ -22,7 +22,7 @@ def resident_bytes(pids: Iterable[int]) -> int:
     """RssAnon + RssShmem of processes, the arena counted once."""
     anonymous, shared = 0, 0
     for pid in pids:
-        fields = _fields(PROC / str(pid) / "status")
+        fields = counts_of(PROC / str(pid) / "status")
         anonymous += fields.get("RssAnon", 0)
         shared = max(shared, fields.get("RssShmem", 0))
     return 1024 * (anonymous + shared)
@@ -33,18 +33,13 @@ def proportional_bytes(pids: Iterable[int]) -> int:
 
     Walks page tables, milliseconds a gigabyte: not while something is timed.
     """
-    fields = [_fields(PROC / str(pid) / "smaps_rollup") for pid in pids]
+    fields = [counts_of(PROC / str(pid) / "smaps_rollup") for pid in pids]
     return 1024 * sum(f.get("Pss_Anon", 0) + f.get("Pss_Shmem", 0) for f in fields)
 
 
 def bytes_read(pids: Iterable[int]) -> int:
     """Bytes that storage delivered to processes and their ended children."""
-    return sum(_fields(PROC / str(pid) / "io").get("read_bytes", 0) for pid in pids)
-
-
-def bytes_written(pids: Iterable[int]) -> int:
-    """Bytes that processes and their ended children sent to storage."""
-    return sum(_fields(PROC / str(pid) / "io").get("write_bytes", 0) for pid in pids)
+    return sum(counts_of(PROC / str(pid) / "io").get("read_bytes", 0) for pid in pids)
 
 
 def cpu_seconds(pids: Iterable[int]) -> float:
@@ -56,8 +51,8 @@ def cpu_seconds(pids: Iterable[int]) -> float:
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
-def _fields(path: Path) -> dict[str, int]:
-    """`name: number [unit]` lines; nothing where the process has gone."""
+def counts_of(path: Path) -> dict[str, int]:
+    """`name: number [unit]` lines; nothing if the process has gone."""
     pairs = (line.partition(":") for line in _read(path).splitlines())
     values = {name: rest.split() for name, _, rest in pairs}
     return {name: int(rest[0]) for name, rest in values.items() if rest and rest[0].isdigit()}

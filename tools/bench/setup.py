@@ -1,19 +1,18 @@
 """Graphs, stores and daemons for benches: made once under a folder, found again the next time."""
 
+import json
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-import numpy as np
-
-from blockstore.store import open_store, read_rows
 from loaderd.wire.endpoint import parse_endpoint
 from loaderd.wire.transport import ask_status
-from preprocess.export.edges import columns_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,11 +23,18 @@ class GraphSize:
     classes: int = 16
 
 
-def command(*words: str) -> None:
-    """One of our commands, quietly.  Raises SystemExit with what it said when it failed."""
+def command(*words: str) -> str:
+    """What one of our commands prints.  Raises SystemExit with what it said when it failed."""
     ran = subprocess.run([sys.executable, "-m", *words], capture_output=True, text=True)
     if ran.returncode:
         raise SystemExit(f"{' '.join(words)}: exit {ran.returncode}\n{ran.stderr.strip()}")
+    return ran.stdout
+
+
+def stage_ends(printed: str) -> list[dict[str, Any]]:
+    """The end of each stage, as `--json` prints it."""
+    events = [json.loads(line) for line in printed.splitlines()]
+    return [event for event in events if event["event"] == "stage_end"]
 
 
 def make_graph(folder: Path, size: GraphSize) -> Path:
@@ -43,27 +49,17 @@ def make_graph(folder: Path, size: GraphSize) -> Path:
     return path
 
 
-def make_timed_graph(folder: Path, size: GraphSize) -> Path:
-    """The same graph, each edge with a time in [0, nodes)."""
-    graph = make_graph(folder, size)
-    path = graph.with_name(f"{graph.name}-times")
-    if not (path / "edge_time.npy").exists():
-        path.mkdir(exist_ok=True)
-        for file in graph.iterdir():
-            if not (path / file.name).exists():
-                os.link(file, path / file.name)
-        num_edges = np.load(graph / "edge_index.npy", mmap_mode="r").shape[1]
-        times = np.random.default_rng(0).integers(0, size.nodes, num_edges, dtype=np.int32)
-        np.save(path / "times.npy", times)
-        (path / "times.npy").rename(path / "edge_time.npy")
-    return path
-
-
 def make_store(folder: Path, graph: Path, mem: str = "2G") -> Path:
     store = folder / f"store-{graph.name}"
     if not store.exists():
         command("preprocess", "ingest", str(graph), str(store), "--mem", mem)
     return store
+
+
+def free_port() -> int:
+    """One of this host, at the moment."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
 
 
 @contextmanager
@@ -92,19 +88,3 @@ def drop_cache(*folders: Path) -> None:
         os.fsync(fd)
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
         os.close(fd)
-
-
-def make_csc(store: Path, folder: Path) -> Path:
-    """`indptr.npy` and `indices.npy` of a store's graph by original ids; held in memory, once."""
-    path = folder / f"csc-{store.name}"
-    if not (path / "indptr.npy").exists():
-        path.mkdir(parents=True, exist_ok=True)
-        opened = open_store(store)
-        (nodes,), (relation,) = opened.manifest.types, opened.manifest.relations
-        original = read_rows(opened, nodes.original_id).astype(np.int32)
-        pieces = [(original[s], original[d]) for d, s, _ in columns_of(opened, relation)]
-        src, dst = (np.concatenate(ends) for ends in zip(*pieces, strict=True))
-        np.save(path / "indices.npy", src[np.argsort(dst, kind="stable")].astype(np.int64))
-        counts = np.bincount(dst, minlength=original.size)
-        np.save(path / "indptr.npy", np.concatenate([[0], np.cumsum(counts)]))
-    return path

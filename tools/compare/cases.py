@@ -88,9 +88,6 @@ def macro_ways(options: Options) -> list[Way]:
             asked = {"plan": "macrobatch", "macro_partitions": options.partitions // share}
             asked |= {"hubs": hubs, "halos": halos}
             found.append(Way(f"{name} 1/{share}", loaders.nodes, base, ingest, asked))
-    for way in found[1:4]:  # samples from the whole graph; only its seeds come by partitions
-        size = {"macro_partitions": options.partitions // 8}
-        found.append(Way(f"order of {way.name}", loaders.Ordered, base, way.ingest, size))
     return found
 
 
@@ -130,8 +127,7 @@ CASES = {
     ),
     "macro": Case(
         "macro-batches against batches from the whole graph, by partitioner, hubs and halos",
-        tasks.WideTask, macro_ways, {"epochs": 60, "batch_size": 250, "jobs": 2},
-        tasks.without_features,
+        tasks.NodeTask, macro_ways, {"epochs": 60, "batch_size": 250, "jobs": 2},
     ),
     "hops": Case(
         "models on propagated features: chunks of rows against rows in any order",

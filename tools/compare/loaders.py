@@ -1,16 +1,14 @@
 """Loaders of the compared ways: each iteration gives the batches of the next epoch."""
 
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.loader import LinkNeighborLoader, NeighborLoader
 
-from blockstore.store import open_store, read_rows
 from clients import pyg
 from clients.torch import HopDataset, NeighborDataset
 
@@ -96,35 +94,3 @@ def hops(run: Run) -> Iterable[Any]:
         run.endpoint, "train", hops=run.options.hops, batch_size=run.options.batch_size,
         seed=run.seed, **run.way.options,
     )  # fmt: skip
-
-
-class Ordered:
-    """Batches from the whole graph, whose seeds come a few partitions at a time.
-
-    Partitions are dealt out as plan `macrobatch` does, with other draws.
-    """
-
-    def __init__(self, run: Run) -> None:
-        self._run, self._epoch = run, 0
-        (node_type,) = (opened := open_store(run.store)).manifest.types
-        self._count = node_type.num_partitions
-        offsets = opened.side(node_type.partition_offsets_path, np.uint64, self._count + 1)
-        ids = read_rows(opened, node_type.store_id).astype(np.int64)
-        self._seeds = run.task.train.numpy()
-        self._part = np.searchsorted(offsets.astype(np.int64), ids[self._seeds], "right") - 1
-
-    def __iter__(self) -> Iterator[Any]:
-        """A session for the seeds of each group of partitions."""
-        run, size = self._run, self._run.way.options["macro_partitions"]
-        order = np.random.default_rng((run.seed, self._epoch)).permutation(self._count)
-        for i, members in enumerate(np.split(order, range(size, self._count, size))):
-            seeds = self._seeds[np.isin(self._part, members)]
-            number = -(-seeds.size // run.options.batch_size)
-            data = NeighborDataset(
-                run.endpoint, input_nodes=seeds, num_neighbors=run.options.num_neighbors,
-                batch_size=-(-seeds.size // number), plan="minibatch",
-                seed=run.seed * 1_000_000 + self._epoch * 1000 + i,
-            )  # fmt: skip
-            yield from data
-            data.close()
-        self._epoch += 1

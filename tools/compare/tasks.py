@@ -3,13 +3,11 @@
 Each task is made once a process, of the options and of a daemon with its store.
 """
 
-import json
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
-from scipy.sparse import csr_array
 from torch import Tensor, nn
 from torch.nn import functional
 from torch_geometric.data import Data, HeteroData
@@ -20,7 +18,7 @@ from torchmetrics.functional.classification import binary_auroc
 from blockstore.store import open_store, read_rows
 from clients.hopwise.dataset import HopDataset
 from clients.hopwise.models import ALONE, make_model
-from clients.models import GraphSage, SageLayer, mean_of_neighbors
+from clients.models import GraphSage
 from preprocess.errors import BadInput
 from preprocess.export.edges import columns_of
 from tools.compare.loaders import fill_absent
@@ -48,33 +46,18 @@ class Task(Protocol):
         """(on valid, on test), in points."""
 
 
-def noisy(x: Any, noise: float) -> Any:
-    """float32 features with Gaussian noise of `noise` times their standard deviation."""
-    draws = np.random.default_rng(0).standard_normal(x.shape, np.float32)
-    return (x + noise * x.std() * draws).astype(np.float32)
-
-
-def _copy_of(source: Path, target: Path, without: str) -> Path:
-    """A folder of links to the files whose names do not begin with `without`."""
-    target.mkdir()
-    for path in source.resolve().iterdir():
-        if not path.name.startswith(without):
-            (target / path.name).symlink_to(path)
-    return target
-
-
 def noisy_source(options: Options, work: Path) -> Path:
-    """The folder, or one whose features have noise."""
+    """The folder, or one of links whose features have Gaussian noise."""
     if not options.noise:
         return Path(options.folder)
-    made = _copy_of(options.folder, work / "noisy", "node_feat")
-    np.save(made / "node_feat.npy", noisy(np.load(options.folder / "node_feat.npy"), options.noise))
+    (made := work / "noisy").mkdir()
+    for path in options.folder.resolve().iterdir():
+        (made / path.name).symlink_to(path)
+    x = np.load(made / "node_feat.npy")
+    draws = np.random.default_rng(0).standard_normal(x.shape, np.float32)
+    (made / "node_feat.npy").unlink()
+    np.save(made / "node_feat.npy", (x + options.noise * x.std() * draws).astype(np.float32))
     return made
-
-
-def without_features(options: Options, work: Path) -> Path:
-    """The folder without features: `WideTask` looks them up."""
-    return _copy_of(options.folder, work / "bare", "node_feat")
 
 
 def train_edges(options: Options, work: Path) -> Path:
@@ -139,16 +122,11 @@ class NodeTask:
         width = self.data.x.size(1)
         return GraphSage(width, given.hidden, self._classes, self._depth, given.dropout)
 
-    def inputs(self, data: Any) -> Tensor:
-        """What the model takes of a batch or of the whole graph."""
-        found: Tensor = data.x
-        return found
-
     def logits(self, model: nn.Module, data: Any) -> Tensor:
         """Of a batch or of the whole graph."""
         # without pyg-lib, PyG does not count per hop: its batches are then not trimmed
         counts = [getattr(data, f"num_sampled_{of}", None) for of in ("nodes", "edges")]
-        out: Tensor = model(self.inputs(data), data.edge_index, *counts)
+        out: Tensor = model(data.x, data.edge_index, *counts)
         return out
 
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
@@ -189,72 +167,6 @@ class PygTask(NodeTask):
         else:
             out = model(data.x, data.edge_index)
         return out
-
-
-class Features:
-    """Features of all nodes of a folder in the plain layout, dense or sparse."""
-
-    def __init__(self, folder: Path, noise: float) -> None:
-        """`noise`: as of `noisy`, of dense features."""
-        self._dense: Tensor | None = None
-        if (folder / "node_feat.npy").exists():
-            x = np.load(folder / "node_feat.npy").astype(np.float32)
-            self._dense = torch.from_numpy(noisy(x, noise) if noise else x)
-            self.width = x.shape[1]
-            return
-        indptr, indices, data = (
-            np.load(folder / f"node_feat_{name}.npy") for name in ("indptr", "indices", "data")
-        )
-        shape = json.loads((folder / "node_feat_csr.json").read_text())["shape"]
-        self._sparse = csr_array((data.astype(np.float32), indices, indptr), shape)
-        self.width = shape[1]
-
-    def times(self, nodes: Tensor, weight: Tensor) -> Tensor:
-        """(nodes, width) @ weight (width, columns), without dense rows of sparse features."""
-        if self._dense is not None:
-            return self._dense[nodes] @ weight
-        rows = self._sparse[nodes.numpy()]
-        starts, columns = (
-            torch.from_numpy(p.astype(np.int64)) for p in (rows.indptr[:-1], rows.indices)
-        )
-        return functional.embedding_bag(
-            columns, weight.contiguous(), starts, mode="sum",
-            per_sample_weights=torch.from_numpy(rows.data),
-        )  # fmt: skip
-
-
-class LookupLayer(SageLayer):
-    """A first layer that takes ids of nodes and looks their features up."""
-
-    def __init__(self, features: Features, num_out: int) -> None:
-        super().__init__(features.width, num_out)
-        self._features = features
-
-    def forward(self, h: Tensor, own: Tensor, edge_index: Tensor) -> Tensor:
-        """int64 (sources,), (targets,) -> (targets, num_out)."""
-        message = self._features.times(h, self.neighbor.weight.T)
-        beside = self._features.times(own, self.own.weight.T)
-        return mean_of_neighbors(message, edge_index, own.numel()) + beside + self.own.bias
-
-
-class WideTask(NodeTask):
-    """GraphSAGE on features that are looked up here, so that the store and batches have none."""
-
-    def __init__(self, options: Options, served: Served) -> None:
-        super().__init__(options, served)
-        self._features = Features(options.folder, options.noise)
-
-    def model(self, way: Any) -> nn.Module:  # noqa: ARG002
-        """GraphSAGE whose first layer takes ids."""
-        given = self._options
-        made = GraphSage(1, given.hidden, self._classes, self._depth, given.dropout)
-        width = given.hidden if self._depth > 1 else self._classes
-        made.layers[0] = LookupLayer(self._features, width)
-        return made
-
-    def inputs(self, data: Any) -> Tensor:
-        found: Tensor = data.n_id
-        return found
 
 
 class Encoder(nn.Module):

@@ -6,17 +6,15 @@ came at such moments are no growth; more machine code than `ALLOWED` says is.
 """
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from scipy.stats import theilslopes
 
+from tools.bench.resources import PROC, counts_of
 from tools.command import table
 
-PROC = Path("/proc")
 ALLOWED = {  # growth over a whole run that is still called flat
     "anon_bytes": 2 << 20,
     "shared_bytes": 2 << 20,
@@ -28,7 +26,6 @@ ALLOWED = {  # growth over a whole run that is still called flat
 _WITH_CODE = ("anon_bytes", "mappings")  # which come with machine code
 _LOAD_S = 10.0  # that a load takes, before its code is there and after
 _MOST_POINTS = 400  # of a fit
-_WIDTH, _HEIGHT = 9.0, 2.2
 
 
 class Sample(NamedTuple):
@@ -57,15 +54,14 @@ class Growth(NamedTuple):
 def sample(pid: int, at_s: float) -> Sample:
     """What a process holds now.  Raises FileNotFoundError: it has ended."""
     folder = PROC / str(pid)
-    lines = (folder / "status").read_text().splitlines()
-    fields = dict(line.split(":", 1) for line in lines if ":" in line)
+    fields = counts_of(folder / "status")
     if "RssAnon" not in fields:
         raise FileNotFoundError(f"process {pid} has ended")
-    anon, shared = (int(fields[name].split()[0]) * 1024 for name in ("RssAnon", "RssShmem"))
+    anon, shared = (fields[name] * 1024 for name in ("RssAnon", "RssShmem"))
     descriptors = sum(1 for _ in (folder / "fd").iterdir())
     maps = (folder / "maps").read_text().splitlines()
     code = sum(_code_bytes(line) for line in maps)
-    return Sample(at_s, anon, shared, descriptors, int(fields["Threads"]), len(maps), code)
+    return Sample(at_s, anon, shared, descriptors, fields["Threads"], len(maps), code)
 
 
 def _code_bytes(mapping: str) -> int:
@@ -139,23 +135,3 @@ def judge(series: Mapping[str, Sequence[Sample]], warm_up: float) -> dict[str, A
                 found.setdefault("grows", []).append(f"{name}: {g.figure}")
     print(table(rows), flush=True)
     return found
-
-
-def draw(series: Mapping[str, Sequence[Sample]], warm_up: float, target: Path, title: str) -> None:
-    """PNG: a row for each figure, a line for each process; warm-up is shaded."""
-    figure = Figure((_WIDTH, _HEIGHT * len(ALLOWED)), layout="constrained")
-    rows = figure.subplots(len(ALLOWED), 1, sharex=True)
-    for axes, name in zip(rows, ALLOWED, strict=True):
-        scale, unit = (2**20, " (MiB)") if name.endswith("_bytes") else (1, "")
-        for label, samples in series.items():
-            minutes = [s.at_s / 60 for s in samples]
-            axes.plot(minutes, [getattr(s, name) / scale for s in samples], lw=1, label=label)
-        last = max(s[-1].at_s for s in series.values()) / 60
-        axes.axvspan(0, last * warm_up, color="0.92", zorder=0)
-        axes.set_ylim(bottom=0)
-        axes.set_ylabel(name.removesuffix("_bytes") + unit)
-        axes.grid(alpha=0.3)
-    rows[0].legend(frameon=False, ncols=len(series), loc="lower right")
-    rows[0].set_title(title)
-    rows[-1].set_xlabel("minutes")
-    figure.savefig(target, dpi=110)

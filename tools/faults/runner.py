@@ -10,7 +10,6 @@ import multiprocessing
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -23,6 +22,8 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
+import numpy as np
+
 from blockstore.units import parse_bytes
 from loaderd.errors import DaemonError
 from loaderd.protocol import StatusReply
@@ -34,6 +35,7 @@ from tools.bench.setup import command
 from tools.command import byte_size
 from tools.faults.growth import Sample, sample
 from tools.faults.trainers import open_files
+from tools.group import Group
 
 CONTEXT = multiprocessing.get_context("forkserver")
 DEGREE, HOPS = 8, 2
@@ -52,8 +54,11 @@ class Options:
     out: Annotated[Path | None, "append the line of JSON"] = None
 
 
-def make_store(folder: Path, num_bytes: int = 0) -> Path:
-    """A generated store that every plan can read, of about so many bytes, or a small one."""
+def make_store(folder: Path, num_bytes: int = 0, times: bool = False) -> Path:
+    """A generated store that every plan can read, of about so many bytes, or a small one.
+
+    times   its edges have times in [0, number of nodes)
+    """
     nodes, width = 12_000, 16
     if num_bytes > nodes * _node_bytes(width):
         width = 64
@@ -63,6 +68,10 @@ def make_store(folder: Path, num_bytes: int = 0) -> Path:
     )
     with (folder / "progress").open("w") as stream:
         generate(folder / "graph", recipe, Progress(stream))
+    if times:
+        shape = np.load(folder / "graph" / "edge_index.npy", mmap_mode="r").shape
+        drawn = np.random.default_rng(0).integers(0, nodes, shape[1], np.int32)
+        np.save(folder / "graph" / "edge_time.npy", drawn)
     words = [str(folder / "graph"), str(folder / "store"), "--mem", "256M", "--block-size", "16K"]
     words += ["--partitions", "64", "--hops", str(HOPS), "--operator", "sym", "--no-summary"]
     command("preprocess", "ingest", *words)
@@ -72,12 +81,6 @@ def make_store(folder: Path, num_bytes: int = 0) -> Path:
 def _node_bytes(width: int) -> int:
     """Those of a node's features and edges, and of a part of the propagated rows."""
     return int(4 * (width * (1 + (HOPS + 1) * (_VALID + _TEST)) + DEGREE))
-
-
-def free_port() -> int:
-    """One of this host, at the moment."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
 
 
 class Held(NamedTuple):
@@ -97,8 +100,10 @@ class Held(NamedTuple):
 class Daemon:
     """A daemon that may be killed and started again."""
 
-    def __init__(self, folder: Path, store: Path, mem: str, tcp: str = "") -> None:
-        """`folder` is made, for its socket; `tcp` is where it listens too."""
+    def __init__(
+        self, folder: Path, store: Path, mem: str, tcp: str = "", limits: Group | None = None
+    ) -> None:
+        """`folder` is made, for its socket; `tcp` is where it listens too; `limits` hold it."""
         notes = folder.with_name(f"{folder.name}-notes")
         for made in (folder, notes):
             made.mkdir()
@@ -106,12 +111,15 @@ class Daemon:
         self.log = notes / "log"  # of one name: descriptors of two daemons are compared by names
         words = [sys.executable, "-m", "loaderd", "serve", str(store), "--endpoint", self.endpoint]
         self._words = [*words, "--mem", mem, "--workers", "2", *(("--listen", tcp) if tcp else ())]
+        self._join = limits.join if limits else None
         self.told_to_end = False
         self.start()
 
     def start(self) -> None:
         with self.log.open("ab") as stream:
-            self.process = subprocess.Popen(self._words, stdout=stream, stderr=stream)
+            self.process = subprocess.Popen(
+                self._words, stdout=stream, stderr=stream, preexec_fn=self._join
+            )
 
     def check(self) -> None:
         """Start it again after it has ended as it was told.  Raises SystemExit: it was not told."""
@@ -247,13 +255,19 @@ class Scene:
 
 
 @contextmanager
-def scene(options: Options, store_bytes: int | None = None, tcp: str = "") -> Iterator[Scene]:
-    """Made in a folder of its own; everything has gone at the end."""
+def scene(
+    options: Options, store_bytes: int | None = None, tcp: str = "", limits: Group | None = None
+) -> Iterator[Scene]:
+    """Made in a folder of its own; everything has gone at the end.
+
+    limits   of the daemon; the edges of the store have times then
+    """
     with tempfile.TemporaryDirectory(dir=options.folder) as name:
         folder = Path(name)
         default = int(options.times * parse_bytes(options.mem))
-        store = make_store(folder, default if store_bytes is None else store_bytes)
-        daemon = Daemon(folder / "run", store, options.mem, tcp)
+        size = default if store_bytes is None else store_bytes
+        store = make_store(folder, size, times=limits is not None)
+        daemon = Daemon(folder / "run", store, options.mem, tcp, limits)
         CONTEXT.set_forkserver_preload(["tools.faults.trainers"])
         try:
             made = Scene(folder, store, daemon, Held.of(daemon.status()))

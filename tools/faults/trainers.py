@@ -70,30 +70,33 @@ class Work(NamedTuple):
         return dataset(self.endpoint, plan, batch_size=self.batch_size, seed=self.seed)
 
 
-class Counts:
-    """What a trainer has read, for those who watch."""
-
-    def __init__(self, path: Path) -> None:
-        """`path` gets it again and again."""
-        self._path = path
-        self.found: Counter[str] = Counter()
-
-    def write(self) -> None:
-        replace(self._path, json.dumps(self.found))
+def write_counts(work: Work, name: str, counts: Counter[str]) -> None:
+    """What a trainer has read so far, for those who watch."""
+    replace(work.folder / f"{name}.json", json.dumps(counts))
 
 
 def read_epoch(
-    data: SteppedDataset[Any], plan: str, counts: Counts, most: int, go_on: Callable[[], bool]
+    data: SteppedDataset[Any],
+    plan: str,
+    counts: Counter[str],
+    go_on: Callable[[], bool] = lambda: True,
+    most: int = 1 << 30,
 ) -> list[str]:
     """Digests of the first `most` batches of the next epoch."""
     found = []
     for batch in data:
         found.append(digest(batch))
-        counts.found[f"{plan} batches"] += 1
+        counts[f"{plan} batches"] += 1
         if len(found) >= most or not go_on():
             break
-    counts.found["epochs"] += 1
+    counts["epochs"] += 1
     return found
+
+
+def check_again(expected: list[str], found: list[str], plan: str) -> None:
+    """Raises SystemExit: epoch 0, or what was read of it, differs from the first time."""
+    if found != expected[: len(found)]:
+        raise SystemExit(f"{plan}: epoch 0 is not what it was the first time")
 
 
 def last(work: Work, name: str, stop: Event) -> None:
@@ -102,38 +105,34 @@ def last(work: Work, name: str, stop: Event) -> None:
     Epoch 0 of a plan gives the same batches every time.  Ends with an error if it does not.
     """
     logging.basicConfig(level=logging.ERROR)
-    counts = Counts(work.folder / f"{name}.json")
-    expected: dict[str, list[str]] = {}
+    counts, expected = Counter[str](), dict[str, list[str]]()
     while not stop.is_set():
         for plan in PLANS:
             data = work.dataset(plan)
             for epoch in range(2):
-                found = read_epoch(data, plan, counts, 1 << 30, lambda: not stop.is_set())
-                same = expected.setdefault(plan, found) if epoch == 0 else found
-                if found != same[: len(found)]:
-                    raise SystemExit(f"{plan}: epoch 0 is not what it was the first time")
+                found = read_epoch(data, plan, counts, lambda: not stop.is_set())
+                if epoch == 0:
+                    check_again(expected.setdefault(plan, found), found, plan)
             data.close()
-            counts.write()
+            write_counts(work, name, counts)
 
 
 def stay(work: Work, name: str, stop: Event) -> None:
-    """Epoch 0 over and over in one session, whose number is among the counts, as `last` does."""
-    counts, data = Counts(work.folder / f"{name}.json"), work.dataset("minibatch")
-    expected = read_epoch(data, "minibatch", counts, 1 << 30, lambda: True)
-    counts.found["session"] = data.attached().session
+    """Epoch 0 over and over in one session, whose number is among the counts."""
+    counts, data = Counter[str](), work.dataset("minibatch")
+    expected = read_epoch(data, "minibatch", counts)
+    counts["session"] = data.attached().session
 
     def go_on() -> bool:
         time.sleep(STEP_S)
         return not stop.is_set()
 
     while not stop.is_set():
-        counts.write()
+        write_counts(work, name, counts)
         data.set_epoch(0)
-        found = read_epoch(data, "minibatch", counts, 1 << 30, go_on)
-        if found != expected[: len(found)]:
-            raise SystemExit("epoch 0 is not what it was the first time")
+        check_again(expected, read_epoch(data, "minibatch", counts, go_on), "minibatch")
     data.close()
-    counts.write()
+    write_counts(work, name, counts)
 
 
 def visit(work: Work, name: str, seed: int) -> None:
@@ -142,19 +141,18 @@ def visit(work: Work, name: str, seed: int) -> None:
     One of four leaves without a word.
     """
     logging.basicConfig(level=logging.ERROR)
-    random = Random(seed)
-    counts = Counts(work.folder / f"{name}.json")
+    random, counts = Random(seed), Counter[str]()
     with suppress(*(SessionLost, NoDaemon) if work.daemon_may_die else ()):
         for _ in range(random.randint(2, 3)):
             data = work.dataset(plan := random.choice(PLANS))
             try:
-                read_epoch(data, plan, counts, random.randint(1, 40), lambda: True)
+                read_epoch(data, plan, counts, most=random.randint(1, 40))
             except Refused:  # the others have the memory
-                counts.found["refused"] += 1
-            counts.found["attached"] += 1
+                counts["refused"] += 1
+            counts["attached"] += 1
             if random.random() < 0.75:
                 data.close()
-    counts.write()
+    write_counts(work, name, counts)
 
 
 class Member(NamedTuple):

@@ -1,11 +1,10 @@
 """Random and mutated messages against a real daemon: `python -m tools.fuzz --frames 1000000`.
 
-A coverage-guided fuzzer (libFuzzer, through atheris) spoils messages of every kind, byte by byte
-and field by field, and sends them over the daemon's own socket: under a valid token, for sessions
-of its own and of others.  What the code that reads messages does with one decides which are spoilt
-further.  Between them come connections that speak no ZeroMQ, and packets at the listener's socket.
-Beside it a trainer reads epoch after epoch.  Checked, beside what every scene of faults checks
-(`tools.faults.runner`):
+Messages of every kind are spoilt, byte by byte and field by field, and sent over the daemon's own
+socket: under a valid token, for sessions of its own and of others.  One that takes the code that
+reads messages along a way that none took before is spoilt further.  Between them come connections
+that speak no ZeroMQ, and packets at the listener's socket.  Beside it a trainer reads epoch after
+epoch.  Checked, beside what every scene of faults checks (`tools.faults.runner`):
 
 - each message that cannot be read is answered with BadMessage, each question with an answer, and
   no answer tells of an exception that nobody foresaw;
@@ -14,29 +13,36 @@ Beside it a trainer reads epoch after epoch.  Checked, beside what every scene o
   used for the first time (`tools.faults.growth`); threads come and go with sessions: when all have
   gone they are as many as before.
 
-One JSON line; fails at the first difference.  With `--store`: `tools.fuzz.stores`.
+A tally every minute, and one JSON line; fails at the first difference.  With `--store`:
+`tools.fuzz.stores`.
 """
 
 import json
-import re
-import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
+from random import Random
+from types import FrameType
 from typing import Annotated, Any
 
-from tools.command import parse, put, stamped
+from blockstore.store import open_store
+from tools.command import parse, put, running_tally, stamped
 from tools.faults import runner
 from tools.faults.growth import ALLOWED, Growth, Sample, growths, sample
 from tools.faults.runner import CONTEXT, END_S, Scene, scene
 from tools.faults.trainers import Work, stay
 from tools.fuzz import stores
+from tools.fuzz.attacker import Attacker, Defect
+from tools.fuzz.frames import base_messages, bind, join, split, spoil, verdict
 
 WARM_UP = 0.2
 BESIDE = "trainer"
+LARGEST = 1 << 16  # bytes of an input
 _POOL = 1  # threads that wait for another attach, once there was one
+_READERS = ("loaderd/protocol.py", "loaderd/requests.py", "engine/resolve.py", "fuzz/frames.py")
 
 
 @dataclass(frozen=True)
@@ -46,17 +52,32 @@ class Options(runner.Options):
     batch_size: int = 128
     every: Annotated[float, "seconds between two samples"] = 1.0
     any_growth: Annotated[bool, "a short run is all warm-up"] = False
-    corpus: Annotated[Path | None, "inputs to begin with, and to add to"] = None
 
 
-def coverage(said: str) -> dict[str, int]:
-    """Of libFuzzer's last line: edges of code, features, inputs kept."""
-    found = re.findall(r"cov: (\d+) ft: (\d+) corp: (\d+)", said)
-    return (
-        dict(zip(("edges", "features", "corpus"), map(int, found[-1]), strict=True))
-        if found
-        else {}
-    )
+class Coverage:
+    """Which line of the code that reads messages has come after which."""
+
+    def __init__(self) -> None:
+        self.steps: set[tuple[object, int, int]] = set()
+        self._line = 0
+
+    def is_new(self, work: Callable[[], object]) -> bool:
+        """Do it; whether a step came that had not come before."""
+        before = len(self.steps)
+        sys.settrace(self._enter)
+        try:
+            work()
+        finally:
+            sys.settrace(None)
+        return len(self.steps) > before
+
+    def _enter(self, frame: FrameType, _event: str, _argument: object) -> Any:
+        return self._step if frame.f_code.co_filename.endswith(_READERS) else None
+
+    def _step(self, frame: FrameType, _event: str, _argument: object) -> Any:
+        self.steps.add((frame.f_code, self._line, frame.f_lineno))
+        self._line = frame.f_lineno
+        return self._step
 
 
 def attach_trainer(made: Scene, work: Work, stop: Any) -> int:
@@ -70,41 +91,41 @@ def attach_trainer(made: Scene, work: Work, stop: Any) -> int:
     return int(json.loads(notes.read_text())["session"])
 
 
-def fuzz(given: Options, made: Scene) -> dict[str, Any]:
-    """Send all messages; what was sent.  Raises SystemExit."""
-    stop, folder = CONTEXT.Event(), made.folder
-    notes, said = folder / "sent.json", folder / "fuzzer"
-    (folder / "counts").mkdir()
-    work = Work(made.daemon.endpoint, folder / "counts", given.batch_size, 3)
-    victim = attach_trainer(made, work, stop)
-    corpus = given.corpus or folder / "corpus"
-    corpus.mkdir(exist_ok=True)
-    words = [made.daemon.endpoint, made.store, victim, given.frames, given.seed, notes]
-    command = [sys.executable, "-m", "tools.fuzz.child", *map(str, words), f"{corpus}/"]
-    with (
-        said.open("wb") as stream,
-        subprocess.Popen(command, stdout=stream, stderr=stream) as fuzzer,
-    ):
+def send_all(given: Options, made: Scene, victim: int) -> dict[str, Any]:
+    """Spoil and send messages; what was sent.  Raises SystemExit: a defect."""
+    random, manifest = Random(given.seed), open_store(made.store).manifest
+    corpus, seen = [join(message) for message in base_messages()], Coverage()
+    attacker = Attacker(made.daemon.endpoint, manifest, victim, random)
+
+    def figures() -> dict[str, Any]:
+        return {
+            "sent": attacker.sent, "noise": attacker.noise, "longest_s": attacker.longest_s,
+            "replies": dict(attacker.replies), "corpus": len(corpus), "steps": len(seen.steps),
+        }  # fmt: skip
+
+    with running_tally(figures, given.out) as look, closing(attacker):
+        due = time.monotonic()
         try:
-            while fuzzer.poll() is None:
-                made.watch()
-                time.sleep(given.every)
-        finally:
-            fuzzer.kill()
-    stop.set()
-    text = said.read_text(errors="replace")
-    figures: dict[str, Any] = json.loads(notes.read_text()) if notes.exists() else {"sent": 0}
-    if fuzzer.returncode or figures["sent"] < given.frames:
-        raise SystemExit(f"after {figures['sent']} messages:\n{text[-4000:]}")
-    made.join(BESIDE)
-    made.add_counts(work.folder)
-    return figures | coverage(text) | {"beside": made.counts["minibatch batches"]}
+            while attacker.sent < given.frames:
+                data = spoil(random.choice(corpus), random)[:LARGEST]
+                if seen.is_new(partial(verdict, bind(split(data), 1, 2, 3), manifest)):
+                    corpus.append(data)
+                attacker.send(data)
+                if time.monotonic() >= due:
+                    made.watch()
+                    look()
+                    due += given.every
+            attacker.check()
+        except Defect as error:
+            raise SystemExit(f"after {attacker.sent} messages: {error}") from error
+    return figures()
 
 
-def verdict(samples: list[Sample], judged: bool) -> list[Growth]:
-    """Raises SystemExit: something grew, and is `judged`."""
+def judged(samples: list[Sample], any_growth: bool) -> list[Growth]:
+    """How the daemon's figures went.  Raises SystemExit: something grew, and may not."""
     found = growths(samples, WARM_UP)
-    if judged and (grown := [g for g in found if not g.flat and g.figure != "threads"]):
+    grown = [g for g in found if not g.flat and g.figure != "threads"]
+    if grown and not any_growth:
         raise SystemExit(f"the daemon grew: {grown}, allowed: {ALLOWED}")
     return found
 
@@ -114,15 +135,21 @@ def main(words: Sequence[str]) -> dict[str, Any]:
     given = parse(Options, words, __doc__, "tools.fuzz")
     with scene(given, store_bytes=0) as made:
         pid = made.daemon.process.pid
-        threads = sample(pid, 0.0).threads
-        figures = fuzz(given, made)
+        threads, stop = sample(pid, 0.0).threads, CONTEXT.Event()
+        (made.folder / "counts").mkdir()
+        work = Work(made.daemon.endpoint, made.folder / "counts", given.batch_size, 3)
+        figures = send_all(given, made, attach_trainer(made, work, stop))
+        stop.set()
+        made.join(BESIDE)
+        made.add_counts(work.folder)
         made.daemon.status(lambda reply: not reply.sessions, "no session")
         if (idle := sample(pid, 0.0).threads) > threads + _POOL:
             raise SystemExit(f"{idle} threads when all have gone, {threads} before they came")
         counters, log_bytes = made.finish(), made.daemon.log.stat().st_size
-    grown = verdict(made.series["daemon"], not given.any_growth)
+    grown = judged(made.series["daemon"], given.any_growth)
     line = stamped(
         "fuzz", seed=given.seed, seconds=round(made.age_s, 1), **figures,
+        beside=made.counts["minibatch batches"],
         refused=counters["requests_refused"] + counters["sessions_refused"],
         attached=counters["sessions_attached"], log_bytes=log_bytes,
         growth={g.figure: [g.first, g.last, g.over_run] for g in grown}, holds=True,

@@ -20,7 +20,6 @@ from loaderd.protocol import (
     Message,
     Release,
     Start,
-    StatusReply,
     StatusRequest,
     Welcome,
     decode_daemon,
@@ -75,10 +74,8 @@ class Attacker:
         begun = time.monotonic()
         self._nonce += 1
         self._dealer.send(encode(StatusRequest(request=self._nonce)))
-        while True:
-            message = self._receive()
-            if isinstance(message, StatusReply) and message.request == self._nonce:
-                break
+        while getattr(self._receive(), "request", None) != self._nonce:
+            pass
         self.longest_s = max(self.longest_s, time.monotonic() - begun)
         for kind, more in (
             (BadMessage.__name__, self._expected["unexpected"]),
@@ -98,25 +95,22 @@ class Attacker:
     def close_connection(self) -> None:
         """The daemon ends what was attached."""
         self._dealer.close(0)
-        self._door.close()
+        self._listener.close()
 
     def _connect(self) -> None:
         self._expected: Counter[str] = Counter()
         self._found: Counter[str] = Counter()
-        self._door = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._door.settimeout(ANSWER_S)
-        self._door.connect(str(self._endpoint.door))
-        welcome = decode_daemon(self._door.recv(1 << 16))  # its descriptor is let go
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._listener.settimeout(ANSWER_S)
+        self._listener.connect(str(self._endpoint.door))
+        welcome = decode_daemon(self._listener.recv(1 << 16))  # its descriptor is let go
         if not isinstance(welcome, Welcome):
-            raise Defect(f"the door greets with {welcome}")
+            raise Defect(f"the listener greets with {welcome}")
         self._token = welcome.token
         self._dealer: zmq.Socket[bytes] = self._context.socket(zmq.DEALER)
-        for option, value in (
-            (zmq.LINGER, 0),
-            (zmq.RCVHWM, 0),
-            (zmq.RCVTIMEO, int(ANSWER_S * 1000)),
-            (zmq.SNDTIMEO, int(ANSWER_S * 1000)),
-        ):
+        milliseconds = int(ANSWER_S * 1000)
+        options = {zmq.LINGER: 0, zmq.RCVHWM: 0, zmq.RCVTIMEO: milliseconds}
+        for option, value in (options | {zmq.SNDTIMEO: milliseconds}).items():
             self._dealer.setsockopt(option, value)
         self._dealer.connect(str(self._endpoint))
         self._session = self._attach()
@@ -150,8 +144,8 @@ class Attacker:
         return message
 
     def _make_noise(self, data: bytes) -> None:
-        """Bytes for the sockets' own protocols, and packets at the door, which listens to none."""
-        self._door.send(data[:4096] or b"\0")
+        """Bytes for the sockets' own protocols, and packets at the listener's socket."""
+        self._listener.send(data[:4096] or b"\0")
         for path, kind in (
             (self._endpoint.path, socket.SOCK_STREAM),
             (self._endpoint.path, socket.SOCK_STREAM),

@@ -1,6 +1,6 @@
 """Messages to spoil, ways to spoil them, and what a daemon must make of the result."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from random import Random
 from typing import Any
 
@@ -96,12 +96,12 @@ def bind(frames: Sequence[bytes], token: int, session: int, victim: int) -> list
     return found
 
 
-def spoil(data: bytes, random: Random, bytewise: Callable[[bytes], bytes]) -> bytes:
-    """An input changed somewhere: in the fields of its message, or, by `bytewise`, anywhere."""
+def spoil(data: bytes, random: Random) -> bytes:
+    """An input changed somewhere: in the fields of its message, or any bytes."""
     frames = split(data)
     choice = random.random()
     if choice < 0.2:
-        return bytewise(data)
+        return _overwrite(data, random)
     if choice < 0.3 or (choice < 0.8 and not _readable(frames[0])):
         frames = list(random.choice(base_messages()))
     elif choice < 0.35:
@@ -109,6 +109,15 @@ def spoil(data: bytes, random: Random, bytewise: Callable[[bytes], bytes]) -> by
     elif choice < 0.4 and len(frames) > 1:
         del frames[random.randrange(len(frames))]
     return join([_spoil_message(frames[0], random), *frames[1:]])
+
+
+def _overwrite(data: bytes, random: Random) -> bytes:
+    """Bytes here and there are others, more or fewer."""
+    found = bytearray(data)
+    for _ in range(random.randint(1, 3)):
+        at = random.randrange(len(found) + 1)
+        found[at : at + random.randint(0, 2)] = random.randbytes(random.randint(0, 2))
+    return bytes(found)
 
 
 def _readable(frame: bytes) -> bool:

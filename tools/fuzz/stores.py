@@ -17,17 +17,16 @@ import contextlib
 import faulthandler
 import io
 import multiprocessing
+import os
 import resource
-import shutil
 import signal
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
 from dataclasses import dataclass, field
-from multiprocessing.connection import Connection, wait
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from random import Random
 from typing import Annotated, Any
@@ -35,7 +34,7 @@ from typing import Annotated, Any
 import numpy as np
 
 from preprocess.__main__ import app
-from tools.command import parse, put, stamped
+from tools.command import parse, put, running_tally, stamped
 from tools.fuzz.drafts import Draft
 from tools.fuzz.mutations import mutate
 from tools.fuzz.trial import Bench, Outside
@@ -123,97 +122,82 @@ class Tally:
             self.defects[name] = defects
 
 
-@dataclass(slots=True)
-class Worker:
-    """A forked process, and the mutations that it has not said anything of."""
-
-    process: BaseProcess
-    pipe: Connection
-    names: list[str]
-    since: float = field(default_factory=time.monotonic)  # of the first of them
-
-
 class Fuzzer:
-    """Forks workers, and looks at how they end."""
+    """Tries mutations in processes that are forked from this one, and looks at how they end."""
 
     def __init__(self, bases: dict[str, Draft], folder: Path, outside: Outside) -> None:
         self._bases, self._folder, self._outside = bases, folder, outside
+        self._benches: dict[str, Bench] = {}
         self.tally = Tally()
 
-    def run(self, names: list[str], jobs: int, seconds: float) -> Tally:
-        """These mutations, `jobs` at a time; none is begun after so many seconds."""
-        waiting, workers = list(names), list[Worker]()
-        end = time.monotonic() + seconds
-        while waiting or workers:
-            if time.monotonic() > end:
-                waiting.clear()
-            while waiting and len(workers) < jobs:
-                workers.append(self._fork(waiting[:_MOST_PER_PROCESS]))
-                del waiting[:_MOST_PER_PROCESS]
-            wait([w.pipe for w in workers], 1.0)
-            for worker in list(workers):
-                hangs = time.monotonic() - worker.since > HANG_S
-                if self._read(worker) and not hangs:
-                    continue
-                workers.remove(worker)
-                waiting[:0] = self._bury(worker, hangs)
+    def run(self, names: Sequence[str], look: Callable[[], None] = lambda: None) -> Tally:
+        """These mutations in order; `look` is called after each."""
+        for first in range(0, len(names), _MOST_PER_PROCESS):
+            left = names[first : first + _MOST_PER_PROCESS]
+            while left:
+                left = left[self._run_some(left, look) :]
         return self.tally
 
-    def _fork(self, names: list[str]) -> Worker:
-        reading, writing = _CONTEXT.Pipe(duplex=False)
-        folder = Path(tempfile.mkdtemp(dir=self._folder, prefix="worker-"))
-        process = _CONTEXT.Process(target=self._work, args=(names, folder, writing))
-        process.start()
-        writing.close()
-        return Worker(process, reading, names)
+    def _run_some(self, names: Sequence[str], look: Callable[[], None]) -> int:
+        """Try them in one process; returns after how many it ended."""
+        with (
+            tempfile.TemporaryDirectory(dir=self._folder) as folder,
+            ProcessPoolExecutor(1, _CONTEXT, _begin, (self, Path(folder))) as pool,
+        ):
+            pid = pool.submit(os.getpid).result()
+            try:
+                for number, name in enumerate(names, 1):
+                    try:
+                        self.tally.take(name, *pool.submit(_try, name).result(HANG_S))
+                    except TimeoutError:
+                        self.tally.take(name, {"process": "hang"}, ["hang"])
+                        return number
+                    except BrokenExecutor:
+                        self.tally.take(name, {"process": "crash"}, ["crash"])
+                        return number
+                    look()
+                return len(names)
+            finally:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
 
-    def _work(self, names: list[str], folder: Path, pipe: Connection) -> None:
-        """In a process of its own."""
-        faulthandler.enable()
-        pages = int(Path("/proc/self/statm").read_text().split()[0])
-        limit = pages * resource.getpagesize() + _ROOM
-        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    def enter(self, folder: Path) -> None:
+        """Work in this folder, and open no file outside of it."""
+        self._folder = folder
         self._outside.allow(folder)
-        benches: dict[str, Bench] = {}
-        for name in names:
-            kind = name.partition(":")[0]
-            if kind not in benches:
-                benches[kind] = Bench(folder / kind, self._bases[kind])
-            pipe.send(self.attempt(benches[kind], name)[1:])
-        shutil.rmtree(folder)
 
-    def attempt(self, bench: Bench, name: str) -> tuple[list[str], dict[str, str], list[str]]:
+    def attempt(self, name: str) -> tuple[list[str], dict[str, str], list[str]]:
         """What the mutation of this name is, what was said of it, and its defects."""
-        draft, what = mutated(self._bases[name.partition(":")[0]], name)
+        kind = name.partition(":")[0]
+        draft, what = mutated(self._bases[kind], name)
+        if kind not in self._benches:
+            self._benches[kind] = Bench(self._folder / kind, self._bases[kind])
         self._outside.found.clear()
         self._outside.watching = True
-        trial = bench.attempt(draft, Random(f"{name} use"))
+        trial = self._benches[kind].attempt(draft, Random(f"{name} use"))
         self._outside.watching = False
         found = [f"outside: {path}" for path in sorted(set(self._outside.found))]
         return what, trial.said, trial.defects + found
 
-    def _read(self, worker: Worker) -> bool:
-        """What a worker says; False: it has ended."""
-        with contextlib.suppress(EOFError):
-            while worker.pipe.poll():
-                said, defects = worker.pipe.recv()
-                self.tally.take(worker.names.pop(0), said, defects)
-                worker.since = time.monotonic()
-            return True
-        return False
 
-    def _bury(self, worker: Worker, hangs: bool) -> list[str]:
-        """A worker that has ended, or must; returns what it has not begun."""
-        if hangs:
-            worker.process.kill()
-        worker.process.join()
-        code = worker.process.exitcode or 0
-        worker.pipe.close()
-        if not worker.names:
-            return []
-        how = "hang" if hangs else f"crash: {signal.Signals(-code).name if code < 0 else code}"
-        self.tally.take(worker.names.pop(0), {"process": how.split(":")[0]}, [how])
-        return worker.names
+_fuzzers: list[Fuzzer] = []  # in a forked process: the one that it works for
+
+
+def _begin(fuzzer: Fuzzer, folder: Path) -> None:
+    """In a forked process: memory and files are limited, and its parent ends it."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    faulthandler.enable()
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    limit = pages * resource.getpagesize() + _ROOM
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    fuzzer.enter(folder)
+    _fuzzers.append(fuzzer)
+
+
+def _try(name: str) -> tuple[dict[str, str], list[str]]:
+    _, said, defects = _fuzzers[-1].attempt(name)
+    return said, defects
 
 
 @contextlib.contextmanager
@@ -237,8 +221,6 @@ def prepared() -> Iterator[tuple[dict[str, Draft], Path, Outside]]:
 class Options:
     store: Annotated[int, "mutated stores"] = 20_000
     seed: Annotated[int, "number of the first"] = 1
-    jobs: Annotated[int, "processes at a time"] = 1
-    seconds: Annotated[float, "begin none after so long"] = 1e9
     only: Annotated[str, "one mutation by its name, in this process"] = ""
     out: Annotated[Path | None, "append the line of JSON"] = None
 
@@ -250,20 +232,24 @@ def main(words: Sequence[str]) -> dict[str, Any]:
     with prepared() as (bases, folder, outside):
         fuzzer = Fuzzer(bases, folder, outside)
         if given.only:
-            outside.allow(folder / "again")
-            bench = Bench(folder / "again", bases[given.only.partition(":")[0]])
-            what, said, defects = fuzzer.attempt(bench, given.only)
+            fuzzer.enter(folder / "again")
+            what, said, defects = fuzzer.attempt(given.only)
             return put({"name": given.only, "what": what, "said": said, "defects": defects}, None)
+
+        def figures() -> dict[str, Any]:
+            tally = fuzzer.tally
+            return stamped(
+                "fuzz-store", stores=tally.done, seconds=round(time.monotonic() - begun, 1),
+                said=dict(tally.said.most_common()), failed=len(tally.defects),
+                defects=dict(list(tally.defects.items())[:200]),
+            )  # fmt: skip
+
         kinds = list(bases)
         names = [f"{kinds[n % len(kinds)]}:{given.seed + n}" for n in range(given.store)]
-        tally = fuzzer.run(names, given.jobs, given.seconds)
-    line = stamped(
-        "fuzz-store", stores=tally.done, seconds=round(time.monotonic() - begun, 1),
-        said=dict(tally.said.most_common()), failed=len(tally.defects),
-        defects=dict(list(tally.defects.items())[:200]),
-    )  # fmt: skip
-    put(line, given.out)
-    if tally.defects:
+        with running_tally(figures, given.out) as look:
+            fuzzer.run(names, look)
+    line = put(figures(), given.out)
+    if fuzzer.tally.defects:
         raise SystemExit(1)
     return line
 

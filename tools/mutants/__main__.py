@@ -1,12 +1,10 @@
-"""Plant faults one at a time: `python -m tools.mutants [--only NAME] [--jobs 1] [--folder]`.
+"""Plant faults one at a time: `python -m tools.mutants [--only NAME] [--jobs 1]`.
 
 `faults.toml` lists them: the file, the text that is replaced (it stands there once), the text in
 its place, what goes wrong, and the tests that must fail within LIMIT_S.  Tests mirror the packages:
 those of `a/b/c.py` lie in `tests/a/b`, or in `tests/a` if there is no such folder, and an entry
 names files or tests of that folder only.  An entry without `tests` is left to `test_c.py`, or to
 all files of the folder if there is none.
-`--folder` takes all files of the folder for every fault: slow, but how far a fault gets that
-nobody has foreseen.
 
 The tree is copied by hard links, with the caches of compiled kernels as far as the planted file is
 not compiled into them.  All selections run once without a fault first: what fails then says
@@ -54,12 +52,12 @@ class Fault(NamedTuple):
             folder = folder.parent
         return folder
 
-    def selection(self, root: Path, whole: bool) -> list[str]:
+    def selection(self, root: Path) -> list[str]:
         folder = self.folder(root)
         own = folder / f"test_{Path(self.file).stem}.py"
-        if self.tests and not whole:
+        if self.tests:
             return [f"{folder}/{test}" for test in self.tests]
-        if not whole and (root / own).exists():
+        if (root / own).exists():
             return [str(own)]
         return sorted(str(p.relative_to(root)) for p in (root / folder).glob("test_*.py"))
 
@@ -142,14 +140,13 @@ class Tested(NamedTuple):
     code: int | None  # None: the time was up
     printed: str
     seconds: float
-    cpu_s: float  # of pytest and what it waited for
 
 
 def run_tests(selection: Sequence[str], root: Path, limit_s: float) -> Tested:
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:randomly", *selection]
     environment = os.environ | {"PYTHONPATH": str(root)}
     with tempfile.TemporaryFile("w+") as out:
-        begun, used = time.perf_counter(), os.times()
+        begun = time.perf_counter()
         process = subprocess.Popen(
             command, cwd=root, env=environment, stdout=out, stderr=out, start_new_session=True
         )
@@ -159,39 +156,35 @@ def run_tests(selection: Sequence[str], root: Path, limit_s: float) -> Tested:
             code = None
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-        now = os.times()
-        cpu_s = now.children_user + now.children_system - used.children_user - used.children_system
         out.seek(0)
-        return Tested(code, out.read(), time.perf_counter() - begun, cpu_s)
+        return Tested(code, out.read(), time.perf_counter() - begun)
 
 
 class Outcome(NamedTuple):
     fault: Fault
     verdict: str  # killed, SURVIVED, TIMED OUT
     seconds: float
-    cpu_s: float  # of all that ran at the time, with several jobs
     by: str  # the test that failed
 
 
-def try_fault(fault: Fault, root: Path, whole: bool, limit_s: float) -> Outcome:
+def try_fault(fault: Fault, root: Path, limit_s: float) -> Outcome:
     """Plant one in a copy and run its tests."""
     with tempfile.TemporaryDirectory(prefix="mutant-") as folder:
         copy = copy_tree(root, Path(folder))
         plant(fault, copy)
-        tested = run_tests(fault.selection(root, whole), copy, limit_s)
+        tested = run_tests(fault.selection(root), copy, limit_s)
     verdict = {None: "TIMED OUT", 0: "SURVIVED", 1: "killed", 2: "killed"}.get(tested.code, "ERROR")
     lines = tested.printed.splitlines() or [""]
     failed = [line for line in lines if line.startswith(("FAILED", "ERROR"))]
     by = failed[0].split(" - ")[0] if failed else lines[-1]
-    found = Outcome(fault, verdict, tested.seconds, tested.cpu_s, by if tested.code else "")
-    print(f"{verdict:9} {found.seconds:5.1f} s, cpu {found.cpu_s:5.1f} s  {fault.name}  {found.by}",
-          flush=True)  # fmt: skip
+    found = Outcome(fault, verdict, tested.seconds, by if tested.code else "")
+    print(f"{verdict:9} {found.seconds:5.1f} s  {fault.name}  {found.by}", flush=True)
     return found
 
 
-def passes_clean(faults: Sequence[Fault], root: Path, whole: bool) -> bool:
+def passes_clean(faults: Sequence[Fault], root: Path) -> bool:
     """Whether the selections pass without a fault; kernels are compiled meanwhile."""
-    selection = sorted({test for fault in faults for test in fault.selection(root, whole)})
+    selection = sorted({test for fault in faults for test in fault.selection(root)})
     tested = run_tests(selection, root, CLEAN_LIMIT_S)
     if tested.code != 0:
         print(f"{tested.printed}\nthese tests fail without a fault, so they say nothing of one")
@@ -212,7 +205,6 @@ class Options:
     only: Annotated[tuple[str, ...], "faults by name"] = ()
     jobs: Annotated[int, "faults at a time"] = 1
     limit: Annotated[float, "seconds for a fault's tests"] = LIMIT_S
-    folder: Annotated[bool, "all files of the mirrored folder"] = False
 
 
 def main(words: Sequence[str]) -> int:
@@ -228,12 +220,10 @@ def main(words: Sequence[str]) -> int:
     except FaultNotFound as error:
         print(f"error: {error}")
         return 2
-    if not passes_clean(faults, ROOT, options.folder):
+    if not passes_clean(faults, ROOT):
         return 2
     with ThreadPoolExecutor(options.jobs) as pool:
-        outcomes = list(
-            pool.map(lambda fault: try_fault(fault, ROOT, options.folder, options.limit), faults)
-        )
+        outcomes = list(pool.map(lambda fault: try_fault(fault, ROOT, options.limit), faults))
     print_table(outcomes)
     return int(any(outcome.verdict != "killed" for outcome in outcomes))
 
