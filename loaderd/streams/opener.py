@@ -195,7 +195,14 @@ class StreamOpener:
                 for cursor in cursors:
                     if not cursor.active and smaller.has_room(cursor.rank):
                         smaller.add(cursor)
-            self._find_places(cursors)
+                for cursor in sorted(cursors, key=_position):
+                    if cursor.active and smaller.can_join(cursor):
+                        self._registry.move(cursor, smaller)
+                        smaller.join(cursor)
+                    elif cursor.active and not smaller.run:
+                        self._registry.move(cursor, smaller)
+                        smaller.begin(cursor)
+            self._find_places([c for c in cursors if c.stream is None])
             if smaller is not None:
                 self._registry.tidy(smaller)  # all have gone, while it was opened
 
@@ -205,7 +212,7 @@ class StreamOpener:
 
     def _find_places(self, cursors: list[Cursor]) -> None:
         """For those of an ended stream who want batches, the slowest first."""
-        for cursor in sorted(cursors, key=lambda c: (c.epoch, c.step)):
+        for cursor in sorted(cursors, key=_position):
             if cursor.active and not self._registry.place(cursor):
                 self.want(cursor, again=True)
 
@@ -286,3 +293,7 @@ class StreamOpener:
                     run=cursor.run, step=cursor.step // cursor.world,
                 ),
             )  # fmt: skip
+
+
+def _position(cursor: Cursor) -> tuple[int, int]:
+    return cursor.epoch, cursor.step

@@ -327,7 +327,7 @@ class StragglerWatch:
                 for stream in self._registry.streams
                 if not self._closed
                 and stream.hungry
-                and (stream.blocked or stream.slowest() is not None)
+                and (stream.blocked or stream.early or stream.slowest() is not None)
             ]
 
     def _look(self, stream: Stream, since: dict[Stream, float]) -> None:
@@ -336,6 +336,9 @@ class StragglerWatch:
             here = stream in self._registry.streams and stream.hungry and stream.session.waits()
             if not here:
                 since.pop(stream, None)
+                return
+            if stream.early:
+                stream.drop_early()
                 return
             now, patience_s = concurrency.monotonic(), PATIENCE_S if stream.depth > 1 else LAST_S
             if now - since.setdefault(stream, now) < patience_s:

@@ -102,7 +102,8 @@ class Stream:
         """
         self.session, self.num_steps, self.share, self.world = session, num_steps, share, world
         self._send_to, self._starved = send, starved
-        self.run, self.epoch, self.front = 0, -1, 0  # the newest run; what is asked of it is before
+        self.run, self.epoch = 0, -1  # the newest run
+        self.first = self.front = 0  # its first position; what is asked of it is before the front
         self.error: ErrorReply | None = None
         self.served = self.asked = 0  # batches of its run; of these, when it last ended for others
         self.closing = False  # nothing more is sent: it ends when nothing is leased
@@ -120,11 +121,15 @@ class Stream:
         if self.closing or self.error is not None:
             return None
         found: tuple[int, int] | None = None
-        for place in self._places():
-            while (at := (place.run, place.ask)) in self._ring:
+        for cursor, place in self._places():
+            batch = self._ring.get((place.run, place.ask))
+            while batch is not None and cursor.number in batch.wanted:
                 place.ask += place.stride
-            if place.ask < self.num_steps and (found is None or at < found):
-                found = at
+                batch = self._ring.get((place.run, place.ask))
+            # one that it does not want has to go before it is built again
+            if batch is None and place.ask < self.num_steps:
+                at = place.run, place.ask
+                found = at if found is None else min(found, at)
         if found is None:
             return None
         run, step = found
@@ -155,6 +160,7 @@ class Stream:
         self.served += batch.whole
         if not batch.wanted:
             self._free(batch, len(batch.left) - 1)
+            self.session.wake()  # it may be wanted again
             return
         if len(batch.pieces) > 1:
             for cursor in [c for c in batch.sent if c.held.get(batch.step) is batch]:
@@ -164,7 +170,7 @@ class Stream:
         """It has one cursor: such streams are not shared."""
         self._ring.pop((message.run, message.step), None)
         self._skips[message.run, message.step] = message
-        for place in self._places():
+        for _, place in self._places():
             place.ask = message.to
 
     # -- who reads it -----------------------------------------------------------------------------
@@ -253,6 +259,7 @@ class Stream:
         self.epoch, self.front = cursor.epoch, 0
         self.stuck, self.asked, self.served = False, 0, 0
         first, stride = cursor.step // self.world * self.world, cursor.stride * self.world
+        self.first = first
         for other in self.cursors.values():
             self._drop_wish(other)
             at = first + other.rank
@@ -270,7 +277,9 @@ class Stream:
         cursor.stream = self
         self.cursors[cursor.number] = cursor
         if self.live:
-            at = self.front + (cursor.rank - self.front) % self.world
+            late = self.front - self.first > self.depth * self.world
+            at = self.front if late else self.first
+            at += (cursor.rank - at) % self.world
             cursor.wish = Place(self.run, at, self.world, at)
 
     def drop(self, cursor: Cursor) -> None:
@@ -313,6 +322,27 @@ class Stream:
     def blocked(self) -> bool:
         """Whether some who want nothing of it now still hold what they were sent."""
         return self.leased > sum(b.stream is self for c in self.live for b in c.held.values())
+
+    @property
+    def early(self) -> list[tuple[Cursor, Batch]]:
+        """What was built before its turn for those who have nothing."""
+        return [
+            (cursor, batch)
+            for cursor in self.hungry
+            for batch in self._ring.values()
+            if batch.pieces and cursor.number in batch.wanted
+        ]
+
+    def drop_early(self) -> None:
+        """Make room for what those who have nothing want first; the rest is built again.
+
+        One that comes late may find batches of later positions in all the memory there is.
+        """
+        for cursor, batch in self.early:
+            assert cursor.place is not None
+            cursor.place.ask = cursor.place.next
+            self._forget(cursor, batch)
+        self.session.wake()
 
     @property
     def may_end(self) -> bool:
@@ -412,11 +442,11 @@ class Stream:
 
     # -- places -----------------------------------------------------------------------------------
 
-    def _places(self) -> Iterator[Place]:
+    def _places(self) -> Iterator[tuple[Cursor, Place]]:
         for cursor in self.cursors.values():
             for place in (cursor.place, cursor.wish):
                 if place is not None:
-                    yield place
+                    yield cursor, place
 
     def _wants(self, cursor: Cursor, run: int, step: int) -> bool:
         return any(

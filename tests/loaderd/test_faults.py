@@ -399,7 +399,7 @@ def test_who_waits_for_a_session_that_ends_is_told_that_the_daemon_does(store, m
     refused, waiting = [], threading.Event()
     request = Attach(token=0, request=1, batch_size=50, window=2, **PLANS["minibatch"])
     with Engine(open_store(store), default_settings(3 << 20, 1, 1)) as engine:
-        with engine._lock:  # a session that still holds something
+        with engine.lock:  # a session that still holds something
             engine._ending().append(SimpleNamespace(join=lambda: None, counters=dict))
         wait_for = engine._changed.wait_for
 

@@ -125,6 +125,29 @@ def test_one_that_comes_late_is_served_what_has_gone_and_then_with_the_others():
             parts.build()
 
 
+def test_what_was_built_before_its_turn_makes_room_and_is_built_again():
+    """It may fill all memory, and what comes before it waits for that."""
+    parts = Parts(30, 4)
+    one = parts.add(7)
+    parts.start(one)
+    for step in range(5):
+        parts.build()
+        parts.stream.release(one, one.held[step], 0)
+    late = parts.add(8)
+    assert parts.build() == [5]
+    assert parts.start(late)
+    parts.stream.release(one, one.held[5], 0)
+    assert parts.stream.next() == Wanted(1, 0, 0)
+    assert [(c, b.step) for c, b in parts.stream.early] == [(late, 5)]
+    assert (1, 5, 0) in parts.producer.leased
+    parts.stream.drop_early()
+    assert not parts.producer.leased
+    assert parts.stream.early == []
+    parts.stream.deliver(piece(Wanted(1, 0, 0)))
+    assert parts.build(5) == [1, 2, 3, 4, 5]
+    assert parts.steps(8) == [0]
+
+
 def test_nobody_joins_beyond_the_window_nor_in_another_epoch():
     parts = Parts(60, 2)
     one = parts.add(7)
@@ -324,6 +347,11 @@ class Model(RuleBasedStateMachine):
             self.coming.insert(0, (wanted, group + 1))
         leased.add((wanted.run, wanted.step, group))
         self.stream.deliver(piece(wanted, group, last))
+        self.take()
+
+    @rule()
+    def make_room(self):
+        self.stream.drop_early()
         self.take()
 
     @precondition(lambda self: any(self.held.values()))
