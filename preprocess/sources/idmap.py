@@ -185,9 +185,14 @@ class _Passes:
             for keys, ids in pieces:
                 places = np.flatnonzero(ids == self._none)
                 numbers = self._find(keys, places + row, column, how, table)
-                known = numbers != WAITS
-                ids[places[known]] = numbers[known].astype(self._dtype) + self.num_keys
-                late = np.flatnonzero(~known)
+                late = np.flatnonzero(numbers == WAITS)
+                found = numbers.astype(self._dtype, copy=False)
+                found += self._dtype.type(self.num_keys)
+                found[late] = self._none
+                if places.size == ids.size:  # the usual case: all are new here
+                    ids = found
+                else:
+                    ids[places] = found
                 if late.size:
                     some = pick(keys, late)
                     sizes.append(np.diff(some.offsets))
