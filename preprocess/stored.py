@@ -170,12 +170,13 @@ def joined_columns(
     first   the first row that is taken
     """
     width = sum(count for _, count in parts)
-    for row in range(first, first + num_rows, step):
-        count, at = min(step, first + num_rows - row), 0
-        out = np.empty((count, width), dtype)
-        for path, columns in parts:
-            with ArrayFile(path, dtype) as file:
+    with ExitStack() as held:
+        files = [(held.enter_context(ArrayFile(path, dtype)), columns) for path, columns in parts]
+        for row in range(first, first + num_rows, step):
+            count, at = min(step, first + num_rows - row), 0
+            out = np.empty((count, width), dtype)
+            for file, columns in files:
                 piece = file.read(row * columns, count * columns)
-            out[:, at : at + columns] = piece.reshape(count, columns)
-            at += columns
-        yield out
+                out[:, at : at + columns] = piece.reshape(count, columns)
+                at += columns
+            yield out

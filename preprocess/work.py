@@ -10,10 +10,9 @@ import os
 import shutil
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import msgspec
 
@@ -48,7 +47,7 @@ class _Journal(msgspec.Struct):
     files: dict[str, int] = {}  # temporary files that later stages need, and their bytes
 
 
-class WorkFolder:
+class WorkFolder(ExitStack):
     """A context manager: locked while it is open.
 
     Leaving it after success or for an error that another attempt would meet again removes it; where
@@ -56,6 +55,7 @@ class WorkFolder:
     """
 
     def __init__(self, target: Path, signature: str, fresh: bool) -> None:
+        super().__init__()
         parent = target.absolute().parent
         self._target = target
         self._made = [p for p in (parent, *parent.parents) if not p.exists()]
@@ -73,6 +73,7 @@ class WorkFolder:
         self._saved = self._journal  # what is on disk, or nothing yet
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="journal")
         self._saving: Future[None] | None = None
+        self.push(self._end)
 
     def find(self, name: str) -> StageRecord | None:
         """The record of a stage that is over."""
@@ -202,15 +203,7 @@ class WorkFolder:
         fresh.rename(self.path / _JOURNAL)
         flush(self.path)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def _end(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         with suppress(OSError, OutOfSpace):  # what it could not say did not happen, as after a kill
             self._settle()
         self._pool.shutdown()

@@ -40,7 +40,7 @@ from preprocess.pipeline import (
 )
 from preprocess.plan import interpreter_bytes, too_little_memory, with_interpreter
 from preprocess.progress import Progress
-from preprocess.sources.plain import NODE, RELATION
+from preprocess.sources.graph import NODE, RELATION
 from preprocess.sources.plain_names import (
     CSR,
     CSR_PARTS,

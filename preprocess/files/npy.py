@@ -5,13 +5,14 @@ import os
 import struct
 import warnings
 import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from copy import copy
 from math import prod
 from pathlib import Path
 from tokenize import TokenError
-from types import TracebackType
-from typing import IO, Any, NamedTuple, Protocol, Self
+from typing import IO, Any, NamedTuple, Self
 from zipfile import ZIP_STORED, BadZipFile, ZipFile, ZipInfo
 
 import numpy as np
@@ -39,42 +40,66 @@ _MOST_WORD_BYTES = 64
 _SAVE_AGAIN = "save it again with numpy.save"
 _LIST_HEADER_BYTES = 128  # what numpy takes for any one-dimensional array of numbers
 
+_Fill = Callable[[memoryview], None]
 
-class StoredArray(Protocol):
-    """An array in a file, whatever holds it.  Items are numbered in the order of the file.
 
-    Raises BadInput, from everything here.
+class StoredArray(ABC):
+    """An array in a file of any format, read in order; of one dimension, a row is an item.
+
+    `dtype` is in native byte order.  Raises BadInput, from everything here.
     """
 
-    @property
-    def path(self) -> Path:
-        """The file that it is in."""
+    fortran_order = False  # whether the first index runs fastest in the file
 
-    @property
-    def where(self) -> str:
-        """The file, and the place in it where there are several, for messages."""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Of the array."""
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """Of items as they are given, in native byte order."""
-
-    @property
-    def fortran_order(self) -> bool:
-        """Whether the first index runs fastest in the file, where that makes a difference."""
+    def __init__(
+        self, path: Path, where: str, header: str, shape: tuple[int, ...], dtype: np.dtype[Any]
+    ) -> None:
+        """`where` and `header` are the array and what describes it, for messages."""
+        self.path, self.where, self.header = path, where, header
+        self.shape, self.dtype = shape, dtype
 
     @property
     def size(self) -> int:
         """Items in the array."""
+        return prod(self.shape)
+
+    def transposed(self) -> Self:
+        """The same items with the dimensions, and the order, the other way round."""
+        part = copy(self)
+        part.shape, part.fortran_order = self.shape[::-1], not self.fortran_order
+        return part
+
+    def flat(self) -> Self:
+        """The same items as a list."""
+        part = copy(self)
+        part.shape = (self.size,)
+        return part
+
+    @abstractmethod
+    def row(self, index: int) -> Self:
+        """One row of an array of several dimensions in C order, as an array."""
+
+    @abstractmethod
+    def pieces(self, first: int, stop: int, count: int) -> Iterator[NDArray[Any]]:
+        """Rows [first, stop), `count` at a time; the array is reused, and not to be written to."""
+
+    def all_pieces(self, count: int) -> Iterator[NDArray[Any]]:
+        """Every row, `count` at a time."""
+        return self.pieces(0, self.shape[0], count)
 
     def read(self, first: int, count: int) -> NDArray[Any]:
-        """Items [first, first + count)."""
+        """Rows [first, first + count)."""
+        out = np.empty((count, *self.shape[1:]), self.dtype)
+        for piece in self.pieces(first, first + count, count):
+            out[:] = piece
+        return out
 
-    def pieces(self, first: int, stop: int, count: int) -> Iterator[NDArray[Any]]:
-        """Items [first, stop) in pieces of `count`; the array is reused by the next step."""
+    def check(self, fits: bool, expected: str, remedy: str = "save it again") -> None:
+        """Raises BadInput, which says what the array is, unless it `fits`."""
+        if not fits:
+            order = " in Fortran order" if self.fortran_order else ""
+            found = f"shape {self.shape} of {self.dtype}{order}"
+            raise BadInput.at(self.header, found, expected, remedy)
 
 
 class _Header(NamedTuple):
@@ -86,56 +111,64 @@ class _Header(NamedTuple):
     num_bytes: int
 
 
-class _Items:
+class _Items(StoredArray):
     """Items that lie together in a file, which is open only while it is read."""
 
     def __init__(self, path: Path, where: str, header: _Header, start: int) -> None:
         """`start` is the offset of the first item."""
-        self.path, self.where, self.shape = path, where, header.shape
-        self._stored, self._start = header.stored, start
-        self.dtype = self._stored.newbyteorder("=")
+        dtype = header.stored.newbyteorder("=")
+        super().__init__(path, where, f"{where}: header", header.shape, dtype)
+        self._stored, self._start, self._first = header.stored, start, 0
         self.fortran_order = header.fortran and len(self.shape) > 1 and min(self.shape) > 1
 
-    @property
-    def size(self) -> int:
-        """Items in the array."""
-        return prod(self.shape)
-
-    def read(self, first: int, count: int) -> NDArray[Any]:
-        """Items [first, first + count) in the order of the file."""
-        out = np.empty(count, self.dtype)
-        for piece in self.pieces(first, first + count, count):
-            out[:] = piece
-        return out
+    def row(self, index: int) -> Self:
+        """One row of an array of several dimensions in C order, as an array."""
+        part = copy(self)
+        part.shape = self.shape[1:]
+        part._first += index * part.size
+        return part
 
     def pieces(self, first: int, stop: int, count: int) -> Iterator[NDArray[Any]]:
-        """Items [first, stop) in pieces of `count`; the array is reused by the next step."""
-        count = max(count, 1)
-        buffer = np.empty(min(count, max(stop - first, 0)), self.dtype)
-        fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
+        """Rows [first, stop), `count` at a time; the array is reused by the next step."""
+        count, width = max(count, 1), prod(self.shape[1:])
+        rows = min(count, max(stop - first, 0))
+        buffer = np.empty((rows, *self.shape[1:]), self.dtype)
+        with self._opened((self._first + first * width) * self.dtype.itemsize) as fill:
             for at in range(first, stop, count):
                 piece = buffer[: min(count, stop - at)]
-                self._read_into(fd, at, piece)
+                fill(byte_view(piece))
+                if not self._stored.isnative:
+                    piece.byteswap(inplace=True)
                 yield piece
+
+    def _opened(self, offset: int) -> AbstractContextManager[_Fill]:
+        """A function that reads the next bytes, beginning at an offset into the items."""
+        return self._in_place(self._start + offset)
+
+    @contextmanager
+    def _in_place(self, offset: int) -> Iterator[_Fill]:
+        def fill(view: memoryview) -> None:
+            nonlocal offset
+            read_at(fd, view, offset, self.path, "it became shorter while it was read")
+            os.posix_fadvise(fd, offset, len(view), os.POSIX_FADV_DONTNEED)  # it is read once
+            offset += len(view)
+
+        fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            yield fill
         finally:
             os.close(fd)
 
-    def _read_into(self, fd: int, first: int, out: NDArray[Any]) -> None:
-        view = byte_view(out)
-        offset = self._start + first * self.dtype.itemsize
-        done = 0
-        while done < len(view):
-            count = os.preadv(fd, [view[done:]], offset + done)
-            if count == 0:
-                raise BadInput.at(
-                    f"{self.path}+{offset + done}", "the end of the file",
-                    f"{len(view) - done} more bytes", "it became shorter while it was read",
-                )  # fmt: skip
-            done += count
-        os.posix_fadvise(fd, offset, done, os.POSIX_FADV_DONTNEED)  # it is read once
-        if not self._stored.isnative:
-            out.byteswap(inplace=True)
+
+def read_at(fd: int, view: memoryview, offset: int, path: Path, remedy: str) -> None:
+    """Bytes of a file from an offset on.  Raises BadInput: it ends before."""
+    done = 0
+    while done < len(view):
+        count = os.preadv(fd, [view[done:]], offset + done)
+        if count == 0:
+            left = f"{len(view) - done} more bytes"
+            raise BadInput.at(f"{path}+{offset + done}", "the end of the file", left, remedy)
+        done += count
 
 
 class NpyFile(_Items):
@@ -149,13 +182,7 @@ class NpyFile(_Items):
             header = _read_header(f)
         _check_numbers(str(path), header)
         super().__init__(path, str(path), header, header.num_bytes)
-        expected = self._start + self.size * self.dtype.itemsize
-        found = path.stat().st_size
-        if found < expected:
-            raise BadInput.at(
-                f"{path}: end", f"{found} bytes", f"{expected} for shape {self.shape}",
-                "the file is truncated: copy it again",
-            )  # fmt: skip
+        _check_size(str(path), path.stat().st_size, self._start + _num_bytes(header), header)
 
 
 class RawFile(_Items):
@@ -185,61 +212,36 @@ class ZipArray(_Items):
     def __init__(self, path: Path, member: str) -> None:
         """`member` as numpy.savez takes it, without ".npy"."""
         where = f"{path}: {member}"
-        self._member = f"{member}.npy"
-        with _translated(path, where), ZipFile(path) as file:
-            if self._member not in file.namelist():
-                raise BadInput.at(
-                    path, f"no array {member!r}", f"it beside {_listed(file)}",
-                    "save it again with numpy.savez",
-                )  # fmt: skip
-            info = file.getinfo(self._member)
-            with file.open(info) as f:
-                header = _read_header(f)
+        with _member(path, member, "save it again with numpy.savez") as (f, info):
+            header = _read_header(f)
             start = _data_offset(path, info) + header.num_bytes
         _check_numbers(where, header)
         super().__init__(path, where, header, start)
+        self._member = member
         self._packed = info.compress_type != ZIP_STORED
-        expected = header.num_bytes + self.size * self.dtype.itemsize
-        end = start - header.num_bytes + info.compress_size
-        if info.file_size < expected or end > path.stat().st_size:
-            raise BadInput.at(
-                f"{where}: end", f"{info.file_size} bytes", f"{expected} for shape {self.shape}",
-                "the file is truncated: copy it again",
-            )  # fmt: skip
+        whole = start - header.num_bytes + info.compress_size <= path.stat().st_size
+        expected = header.num_bytes + _num_bytes(header)
+        _check_size(where, info.file_size, expected, header, whole)
 
-    def pieces(self, first: int, stop: int, count: int) -> Iterator[NDArray[Any]]:
-        """Items [first, stop) in pieces of `count`; the array is reused by the next step."""
-        if not self._packed:
-            yield from super().pieces(first, stop, count)
-            return
-        count = max(count, 1)
-        buffer = np.empty(min(count, max(stop - first, 0)), self.dtype)
-        with (
-            _translated(self.path, self.where),
-            ZipFile(self.path) as file,
-            file.open(self._member) as stream,
-        ):
+    def _opened(self, offset: int) -> AbstractContextManager[_Fill]:
+        return self._unpacked(offset) if self._packed else super()._opened(offset)
+
+    @contextmanager
+    def _unpacked(self, offset: int) -> Iterator[_Fill]:
+        with _member(self.path, self._member, "was it replaced?") as (stream, _):
             _read_header(stream)
-            self._skip(stream, first * self.dtype.itemsize)
-            for at in range(first, stop, count):
-                piece = buffer[: min(count, stop - at)]
-                self._take(stream, byte_view(piece))
-                if not self._stored.isnative:
-                    piece.byteswap(inplace=True)
-                yield piece
-            if stop == self.size:
-                stream.read(1)  # the checksum is compared at the end
+            while offset:
+                offset -= len(self._part(stream, offset))
 
-    def _skip(self, stream: IO[bytes], num_bytes: int) -> None:
-        while num_bytes:
-            num_bytes -= len(self._part(stream, num_bytes))
+            def fill(view: memoryview) -> None:
+                done = 0
+                while done < len(view):
+                    part = self._part(stream, len(view) - done)
+                    view[done : done + len(part)] = part
+                    done += len(part)
 
-    def _take(self, stream: IO[bytes], view: memoryview) -> None:
-        done = 0
-        while done < len(view):
-            part = self._part(stream, len(view) - done)
-            view[done : done + len(part)] = part
-            done += len(part)
+            yield fill
+            stream.read(1)  # the checksum is compared at the end
 
     def _part(self, stream: IO[bytes], most: int) -> bytes:
         part = stream.read(min(most, _PART_BYTES))
@@ -257,20 +259,15 @@ def read_word(path: Path, member: str) -> str:
     Raises BadInput.
     """
     where = f"{path}: {member}"
-    with _translated(path, where), ZipFile(path) as file:
-        if f"{member}.npy" not in file.namelist():
+    with _member(path, member, "is it another layout?") as (f, _):
+        header = _read_header(f)
+        fits = header.shape == () and header.stored.kind in "SU"
+        if not fits or header.stored.itemsize > _MOST_WORD_BYTES:
             raise BadInput.at(
-                path, f"no array {member!r}", f"it beside {_listed(file)}", "is it another layout?"
-            )
-        with file.open(f"{member}.npy") as f:
-            header = _read_header(f)
-            fits = header.shape == () and header.stored.kind in "SU"
-            if not fits or header.stored.itemsize > _MOST_WORD_BYTES:
-                raise BadInput.at(
-                    f"{where}: header", f"shape {header.shape} of {header.stored}", "one word",
-                    "is it another layout?",
-                )  # fmt: skip
-            raw = f.read(header.stored.itemsize)
+                f"{where}: header", f"shape {header.shape} of {header.stored}", "one word",
+                "is it another layout?",
+            )  # fmt: skip
+        raw = f.read(header.stored.itemsize)
     if len(raw) != header.stored.itemsize:
         raise BadInput.at(f"{where}: end", f"{len(raw)} bytes", header.stored.itemsize, _SAVE_AGAIN)
     word = np.frombuffer(raw, header.stored)[0]
@@ -282,6 +279,19 @@ def list_members(path: Path) -> list[str]:
     with _translated(path, str(path)), ZipFile(path) as file:
         names = [name for name in file.namelist() if name.endswith(".npy")]
     return [name.removesuffix(".npy") for name in names]
+
+
+@contextmanager
+def _member(path: Path, member: str, remedy: str) -> Iterator[tuple[IO[bytes], ZipInfo]]:
+    """An array of a `.npz` file, at its header.  Raises BadInput: there is none; damage."""
+    with _translated(path, f"{path}: {member}"), ZipFile(path) as file:
+        if f"{member}.npy" not in file.namelist():
+            names = [name.removesuffix(".npy") for name in file.namelist()]
+            listed = ", ".join(names[:_MOST_SHOWN]) or "nothing"
+            raise BadInput.at(path, f"no array {member!r}", f"it beside {listed}", remedy)
+        info = file.getinfo(f"{member}.npy")
+        with file.open(info) as stream:
+            yield stream, info
 
 
 def has_header(path: Path) -> bool:
@@ -324,10 +334,22 @@ def _read_header(f: IO[bytes]) -> _Header:
     return _Header(shape, bool(fortran), stored, f.tell())
 
 
+def _num_bytes(header: _Header) -> int:
+    return prod(header.shape) * header.stored.itemsize
+
+
 def _check_numbers(where: str, header: _Header) -> None:
     if header.stored.kind not in "biufc":
         kind = "Python objects" if header.stored.hasobject else f"items of {header.stored}"
         raise BadInput.at(where, kind, "plain numbers", _SAVE_AGAIN)
+
+
+def _check_size(where: str, found: int, expected: int, header: _Header, whole: bool = True) -> None:
+    if found < expected or not whole:
+        raise BadInput.at(
+            f"{where}: end", f"{found} bytes", f"{expected} for shape {header.shape}",
+            "the file is truncated: copy it again",
+        )  # fmt: skip
 
 
 def _data_offset(path: Path, info: ZipInfo) -> int:
@@ -339,12 +361,7 @@ def _data_offset(path: Path, info: ZipInfo) -> int:
     return info.header_offset + _ZIP_LOCAL.size + int(name_bytes) + int(extra_bytes)
 
 
-def _listed(file: ZipFile) -> str:
-    names = [name.removesuffix(".npy") for name in file.namelist()]
-    return ", ".join(names[:_MOST_SHOWN]) or "nothing"
-
-
-class NpyWriter:
+class NpyWriter(ExitStack):
     """An `.npy` file, its header first, then items in order.  A context manager.
 
     Raises OutOfSpace.
@@ -352,10 +369,14 @@ class NpyWriter:
 
     def __init__(self, path: Path, shape: tuple[int, ...] | None, dtype: Any) -> None:
         """`shape` None: a list whose length is known when the file is closed."""
+        super().__init__()
         self.path, self._shape, self._dtype = path, shape, np.dtype(dtype)
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        self.callback(os.close, self._fd)
         self._start = self._items = 0
         self._start = self._write_header()
+        if shape is None:
+            self.push(self._finish)
 
     def append(self, values: NDArray[Any]) -> None:
         self.put(self._items, values)
@@ -378,17 +399,6 @@ class NpyWriter:
         write_exact(self._fd, raw.getbuffer(), 0, str(self.path))
         return len(raw.getbuffer())
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        try:
-            if error is None and self._shape is None:
-                self._write_header()
-        finally:
-            os.close(self._fd)
+    def _finish(self, _kind: object, error: object, _trace: object) -> None:
+        if error is None:
+            self._write_header()

@@ -1,6 +1,5 @@
 """Arrays inside a file at any strides, as files of torch have them: described, read by rows."""
 
-import os
 from collections.abc import Iterator
 from math import prod
 from pathlib import Path
@@ -13,6 +12,7 @@ from numpy.typing import NDArray
 
 from blockstore.io.buffers import byte_view
 from preprocess.errors import BadInput
+from preprocess.files.npy import StoredArray, read_at
 
 _MOST_SPAN = 1 << 20  # bytes that are read at once where rows do not lie side by side
 BFLOAT16 = "bfloat16"
@@ -38,36 +38,31 @@ class Held(msgspec.Struct, frozen=True, tag=True):
 Array = Placed | Held
 
 
-class StridedRows:
+class StridedRows(StoredArray):
     """Rows of an array, in order.  bfloat16 is given as float32.
 
     Raises BadInput: it is one number; while it is read, the file has become shorter.
     """
 
     def __init__(self, path: Path, array: Array, where: str) -> None:
+        self._array, self._is_bfloat16 = array, array.dtype == BFLOAT16
+        self._stored = np.dtype(np.uint16 if self._is_bfloat16 else array.dtype)
+        dtype = np.dtype(np.float32) if self._is_bfloat16 else self._stored
+        super().__init__(path, where, where, array.shape, dtype)
         if not array.shape:
             raise BadInput.at(where, "one number", "rows", "leave it out")
-        self._path, self._array, self.where = path, array, where
-        self.shape = array.shape
-        self._is_bfloat16 = array.dtype == BFLOAT16
-        self._stored = np.dtype(np.uint16 if self._is_bfloat16 else array.dtype)
-        self.dtype = np.dtype(np.float32) if self._is_bfloat16 else self._stored
-
-    @property
-    def num_rows(self) -> int:
-        """Rows of the array."""
-        return self.shape[0]
 
     def row(self, index: int) -> "StridedRows":
         """One row of an array of several dimensions, as an array."""
-        array = self._array
+        array, item = self._array, self._stored.itemsize
         if isinstance(array, Held):
-            num_bytes = prod(array.shape[1:]) * self._stored.itemsize
+            num_bytes = prod(array.shape[1:]) * item
             items = array.items[index * num_bytes : (index + 1) * num_bytes]
-            return StridedRows(self._path, Held(array.dtype, array.shape[1:], items), self.where)
-        offset = array.offset + index * array.strides[0] * self._stored.itemsize
-        row = Placed(array.dtype, array.shape[1:], array.strides[1:], offset)
-        return StridedRows(self._path, row, self.where)
+            row: Array = Held(array.dtype, array.shape[1:], items)
+        else:
+            offset = array.offset + index * array.strides[0] * item
+            row = Placed(array.dtype, array.shape[1:], array.strides[1:], offset)
+        return StridedRows(self.path, row, self.where)
 
     def pieces(self, first: int, stop: int, count: int) -> Iterator[NDArray[Any]]:
         """Rows [first, stop), `count` at a time; the array is reused, and not to be written to."""
@@ -78,7 +73,7 @@ class StridedRows:
                 yield self._widened(rows[at : min(at + count, stop)])
             return
         buffer = np.empty((min(count, max(stop - first, 0)), *self.shape[1:]), self._stored)
-        with self._path.open("rb", buffering=0) as file:
+        with self.path.open("rb", buffering=0) as file:
             for at in range(first, stop, count):
                 piece = buffer[: min(count, stop - at)]
                 offset = array.offset + at * array.strides[0] * self._stored.itemsize
@@ -95,13 +90,13 @@ class StridedRows:
         if not out.size:
             return
         if _lie_together(out, strides):
-            self._read(fd, byte_view(out), offset)
+            read_at(fd, byte_view(out), offset, self.path, "copy it again")
             return
         reach = [(n - 1) * s for n, s in zip(out.shape, strides, strict=True)]
         span = sum(reach) + 1
         if span * out.itemsize <= _MOST_SPAN:
             raw = np.empty(span, out.dtype)
-            self._read(fd, byte_view(raw), offset)
+            read_at(fd, byte_view(raw), offset, self.path, "copy it again")
             out[...] = as_strided(raw, out.shape, [s * out.itemsize for s in strides])
             return
         axis = int(np.argmax(reach))
@@ -109,17 +104,6 @@ class StridedRows:
         low, high = np.split(out, [half], axis)
         self._fill(fd, low, offset, strides)
         self._fill(fd, high, offset + half * strides[axis] * out.itemsize, strides)
-
-    def _read(self, fd: int, view: memoryview, offset: int) -> None:
-        done = 0
-        while done < len(view):
-            count = os.preadv(fd, [view[done:]], offset + done)
-            if count == 0:
-                raise BadInput.at(
-                    f"{self._path}+{offset + done}", "the end of the file",
-                    f"{len(view) - done} more bytes of {self.where}", "copy it again",
-                )  # fmt: skip
-            done += count
 
 
 def _lie_together(out: NDArray[Any], strides: tuple[int, ...]) -> bool:

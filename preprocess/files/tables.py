@@ -2,11 +2,10 @@
 
 import io
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -483,38 +482,27 @@ class Table:
         return BadInput.at(self.path, what, f"a {self.form} table", "write it again")
 
 
-class KeyWriter:
-    """A Parquet file of one column "key", text or int64, a row a node.  A context manager."""
+@contextmanager
+def writing_keys(path: Path) -> Iterator[Callable[[Texts], None]]:
+    """A function that appends to a Parquet file of one column "key", a row a node."""
+    kind = pa.large_string()
+    with naming(path, 0):
+        schema = pa.schema([("key", kind)])
+        writer = pq.ParquetWriter(path, schema, compression="zstd", use_dictionary=False)
 
-    def __init__(self, path: Path, text: bool) -> None:
-        self._type = pa.large_string() if text else pa.int64()
-        schema = pa.schema([("key", self._type)])
-        self._path = path
+    def append(keys: Texts) -> None:
+        first = int(keys.offsets[0])
+        data = np.ascontiguousarray(keys.data[first : int(keys.offsets[-1])])
+        buffers = [None, pa.py_buffer(keys.offsets - first), pa.py_buffer(data)]
+        column = pa.Array.from_buffers(kind, len(keys), buffers)
+        with naming(path, column.nbytes):
+            writer.write_batch(pa.record_batch([column], ["key"]))
+
+    try:
+        yield append
+    finally:
         with naming(path, 0):
-            self._writer = pq.ParquetWriter(path, schema, compression="zstd", use_dictionary=False)
-
-    def append(self, keys: Texts | NDArray[np.int64]) -> None:
-        if isinstance(keys, Texts):
-            first = int(keys.offsets[0])
-            data = np.ascontiguousarray(keys.data[first : int(keys.offsets[-1])])
-            buffers = [None, pa.py_buffer(keys.offsets - first), pa.py_buffer(data)]
-            column = pa.Array.from_buffers(self._type, len(keys), buffers)
-        else:
-            column = pa.array(keys)
-        with naming(self._path, column.nbytes):
-            self._writer.write_batch(pa.record_batch([column], ["key"]))
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        with naming(self._path, 0):
-            self._writer.close()
+            writer.close()
 
 
 def is_table(path: Path) -> bool:

@@ -1,27 +1,47 @@
-"""Files that `torch.save` wrote: tensors, plain values and numpy arrays, no other objects."""
+"""Files that `torch.save` wrote: tensors, plain values, numpy arrays and the graphs of PyG.
+
+A process of its own loads a file and says where its tensors lie; they are read from there.  Torch's
+libraries, which take 150 MB and more, do not stay in this process.
+"""
 
 import importlib
+import os
 import struct
+import subprocess
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
 from zipfile import ZipFile
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from preprocess.errors import BadInput
+from preprocess.files.strided import BFLOAT16, Array, Held, Placed, StridedRows
 
 # what a damaged pickle raises depends on where it is damaged
 _UNREADABLE = (
     UnpicklingError, RuntimeError, OSError, EOFError, ValueError, TypeError, LookupError,
     AttributeError, AssertionError, MemoryError, struct.error,
 )  # fmt: skip
+_UNPACKABLE = (TypeError, ValueError, OverflowError, RecursionError, RuntimeError)
 _MOST_SHOWN = 100  # characters of what torch says
+_REFUSED = 3  # exit status: stdout has the message
+_ARRAY, _RECORD, _OTHER, _TUPLE = 1, 2, 3, 4  # codes of msgpack's extensions
+_DATA = "torch_geometric.data"
+_RECORDS = (  # classes of which objects may be in a file
+    f"{_DATA}.data.Data", f"{_DATA}.data.DataTensorAttr", f"{_DATA}.data.DataEdgeAttr",
+    f"{_DATA}.hetero_data.HeteroData", f"{_DATA}.feature_store.TensorAttr",
+    f"{_DATA}.graph_store.EdgeAttr", f"{_DATA}.graph_store.EdgeLayout",
+    f"{_DATA}.storage.BaseStorage", f"{_DATA}.storage.GlobalStorage",
+    f"{_DATA}.storage.NodeStorage", f"{_DATA}.storage.EdgeStorage", f"{_DATA}.storage.AttrType",
+    "torch_sparse.tensor.SparseTensor", "torch_sparse.storage.SparseStorage",
+)  # fmt: skip
 
 
 class Record:
@@ -39,28 +59,130 @@ class Record:
         self.attributes = state
 
 
-def load_torch(path: Path, records: Sequence[str] = ()) -> Any:
-    """What a file holds; tensors are mapped into memory where the file's format allows it.
+class Other(msgspec.Struct, frozen=True):
+    """A value that is nothing of what is read, in words."""
 
-    records   full names of classes: their objects become a `Record`; of others there must be none
+    text: str
 
-    Raises BadInput: torch is not installed, the file is missing or damaged, or holds other objects.
+
+def read_torch(path: Path) -> Any:
+    """What a file holds: plain values, lists, dicts, `Array`, `Record` and `Other`; all else fails.
+
+    A file that is one tuple is one here; other tuples are lists.  A sparse matrix in CSR is a
+    `Record` as torch_sparse has it.  Where torch is loaded already, or no process can be had, this
+    process reads the file.  Raises BadInput.
     """
+    try:
+        return msgspec.msgpack.decode(_loaded_apart(path), ext_hook=_unpacked)
+    except (msgspec.MsgspecError, TypeError, ValueError) as error:
+        if isinstance(error, BadInput):
+            raise
+        raise _no_values(path, error) from error
+
+
+def open_tensor(path: Path, where: str, values: Any, expected: str) -> StridedRows:
+    """What `read_torch` gave for a tensor or an array, as rows.  Raises BadInput: it is neither."""
+    if not isinstance(values, Placed | Held):
+        what = values.text if isinstance(values, Other) else f"a {kind_of(values)}"
+        raise BadInput.at(where, what, expected, "save it again")
+    return StridedRows(path, values, where)
+
+
+def kind_of(value: Any) -> str:
+    """What a value is, for messages."""
+    if isinstance(value, Placed | Held):
+        return "Tensor"
+    return value.text if isinstance(value, Other) else type(value).__name__
+
+
+def _loaded_apart(path: Path) -> bytes:
+    """The values of a file as msgpack, by a process of its own unless torch is here already."""
+    if "torch" in sys.modules:
+        return _packed(path)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-m", __spec__.name, str(path.absolute())]
+    done = subprocess.run(  # noqa: S603 a module of ours, by this interpreter
+        command, env=environment, capture_output=True, check=False
+    )
+    if done.returncode == _REFUSED:
+        raise BadInput(done.stdout.decode(errors="surrogateescape"))
+    return done.stdout if done.returncode == 0 else _packed(path)
+
+
+def main() -> int:
+    """Write the values of a file, or what is wrong with it, to stdout; the exit status."""
+    try:
+        raw, status = _packed(Path(sys.argv[1])), 0
+    except BadInput as error:
+        raw, status = str(error).encode(errors="surrogateescape"), _REFUSED
+    sys.stdout.buffer.write(raw)
+    return status
+
+
+def _packed(path: Path) -> bytes:
+    values = _load(path)
+
+    def extension(value: Any) -> Any:
+        """What msgpack has no form for."""
+        if isinstance(value, np.generic):
+            return value.item()
+        layout = str(getattr(value, "layout", type(value).__name__))
+        raw: Any
+        if isinstance(value, np.ndarray) or layout == "torch.strided":
+            array = _describe(path, value)
+            code, raw = (_ARRAY, array) if array else (_OTHER, f"items of {value.dtype}")
+        elif layout == "torch.sparse_csr":
+            parts = {
+                "_rowptr": value.crow_indices(), "_col": value.col_indices(),
+                "_value": value.values(), "_sparse_sizes": tuple(value.shape),
+            }  # fmt: skip
+            code, raw = _RECORD, {"storage": msgspec.msgpack.Ext(_RECORD, encode(parts))}
+        elif isinstance(value, Record):  # a store of PyG knows the graph that it is in
+            code, raw = _RECORD, {k: v for k, v in value.attributes.items() if k != "_parent"}
+        else:
+            code, raw = _OTHER, layout
+        return msgspec.msgpack.Ext(code, encode(raw))
+
+    encode = msgspec.msgpack.Encoder(enc_hook=extension).encode
+    try:
+        if isinstance(values, tuple):
+            values = msgspec.msgpack.Ext(_TUPLE, encode(list(values)))
+        return encode(values)
+    except _UNPACKABLE as error:
+        raise _no_values(path, error) from error
+
+
+def _unpacked(code: int, raw: memoryview) -> Any:
+    if code == _ARRAY:
+        return msgspec.msgpack.decode(raw, type=Array)
+    value = msgspec.msgpack.decode(raw, ext_hook=_unpacked)
+    if code == _RECORD:
+        record = Record()
+        record.attributes = value
+        return record
+    return Other(value) if code == _OTHER else tuple(value)
+
+
+def _no_values(path: Path, error: Exception) -> BadInput:
+    expected = "numbers, texts and arrays, and dicts and lists of them"
+    return BadInput.at(path, " ".join(str(error).split()), expected, "save these alone")
+
+
+def _load(path: Path) -> Any:
+    """By torch; tensors are mapped into memory where the file's format allows it."""
     if not path.is_file():
         raise BadInput.at(path, "no file: it is missing", "a file of torch.save", "add it")
     try:  # here, not above: torch is optional, and takes a second to load
         torch = importlib.import_module("torch")
     except ImportError as error:
         raise BadInput.at(
-            path,
-            "no torch to read it with",
-            "an installed torch",
+            path, "no torch to read it with", "an installed torch",
             "pip install 'blockstore[torch]'",
-        ) from error
+        ) from error  # fmt: skip
     with path.open("rb") as file:
         is_zip = file.read(2) == b"PK"  # what torch writes since 1.6
     try:
-        with _allowed(torch, [*_numpy_parts(), *_record_parts(records)]):
+        with _allowed(torch):
             return torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
     except _UNREADABLE as error:
         said = " ".join(str(error).split())
@@ -70,7 +192,26 @@ def load_torch(path: Path, records: Sequence[str] = ()) -> Any:
         ) from error
 
 
-def as_numpy(values: Any) -> NDArray[Any]:
+def _describe(path: Path, values: Any) -> Array | None:
+    """A tensor by its place in the file; an array, or what torch did not map, by its items.
+
+    None where its items are no numbers of numpy's.
+    """
+    shape = tuple(int(n) for n in values.shape)
+    try:
+        dtype = _as_numpy(values.reshape(-1)[:0]).dtype
+    except (TypeError, RuntimeError):
+        return None
+    if dtype.kind not in "biufc":
+        return None
+    offset = _place_of(path, values) if 0 not in shape else None
+    if offset is not None:
+        name = BFLOAT16 if str(values.dtype) == "torch.bfloat16" else dtype.str
+        return Placed(name, shape, tuple(int(n) for n in values.stride()), offset)
+    return Held(dtype.str, shape, np.ascontiguousarray(_as_numpy(values)).tobytes())
+
+
+def _as_numpy(values: Any) -> NDArray[Any]:
     """A tensor or an array as an array, without a copy; bfloat16 becomes float32, with one."""
     if isinstance(values, np.ndarray):
         return values
@@ -81,15 +222,7 @@ def as_numpy(values: Any) -> NDArray[Any]:
     return array
 
 
-def is_tensor(values: Any) -> bool:
-    """Whether a value is a dense tensor or an array."""
-    if isinstance(values, np.ndarray):
-        return True
-    is_torch = type(values).__module__.split(".")[0] == "torch" and hasattr(values, "numpy")
-    return is_torch and str(values.layout) == "torch.strided"
-
-
-def place_of(path: Path, tensor: Any) -> int | None:
+def _place_of(path: Path, tensor: Any) -> int | None:
     """Offset in the file of the first item of a mapped tensor; None where it is not mapped.
 
     Items lie in the file as they do in memory, at the tensor's strides.
@@ -114,11 +247,21 @@ def _is_native(path: Path) -> bool:
 
 
 @contextmanager
-def _allowed(torch: Any, parts: list[Any]) -> Iterator[None]:
-    """These alone are allowed in files, whatever other libraries have allowed; nothing is said."""
+def _allowed(torch: Any) -> Iterator[None]:
+    """Numpy arrays and records alone are allowed, whatever other libraries have; nothing is said.
+
+    Classes stand under the names that files have for them, older numpy's and PyG's among them.
+    """
+    rebuild = importlib.import_module("numpy._core.multiarray")._reconstruct
+    kinds = [getattr(np.dtypes, name) for name in dir(np.dtypes) if name.endswith("DType")]
+    old = (rebuild, "numpy.core.multiarray._reconstruct")  # its name before numpy 2
+    records: list[Any] = [(Record, name) for name in _RECORDS]
+    records.append((_empty_dict, "collections.defaultdict"))
     allowed = torch.serialization.get_safe_globals()
     torch.serialization.clear_safe_globals()
-    torch.serialization.add_safe_globals(parts)
+    torch.serialization.add_safe_globals(
+        [bytes, rebuild, old, np.ndarray, np.dtype, *kinds, *records]  # bytes: of empty arrays
+    )
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that sparse tensors are new
@@ -128,19 +271,9 @@ def _allowed(torch: Any, parts: list[Any]) -> Iterator[None]:
         torch.serialization.add_safe_globals(allowed)
 
 
-def _record_parts(records: Sequence[str]) -> list[Any]:
-    """What objects of these classes are made of, under the names that files have for it."""
-    made: list[Any] = [(Record, name) for name in records]
-    return [*made, (_empty_dict, "collections.defaultdict")] if made else []
-
-
 def _empty_dict(*_: Any) -> dict[Any, Any]:
     return {}
 
 
-def _numpy_parts() -> list[Any]:
-    """What numpy arrays in such a file are made of."""
-    rebuild = importlib.import_module("numpy._core.multiarray")._reconstruct
-    kinds = [getattr(np.dtypes, name) for name in dir(np.dtypes) if name.endswith("DType")]
-    old = (rebuild, "numpy.core.multiarray._reconstruct")  # its name before numpy 2
-    return [bytes, rebuild, old, np.ndarray, np.dtype, *kinds]  # bytes: of empty ones
+if __name__ == "__main__":
+    sys.exit(main())

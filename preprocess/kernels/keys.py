@@ -1,7 +1,7 @@
-"""Keys of any bytes: hashed, found in a table, spread over buckets and brought back in order.
+"""Keys of any bytes: hashed, and found in a table.
 
-Keys lie one behind the other: key i is data[offsets[i] : offsets[i + 1]].  In a bucket's file each
-has its length before it, 4 bytes, the smallest first.  A hash guides; only equal bytes are equal.
+Keys lie one behind the other: key i is data[offsets[i] : offsets[i + 1]].  A hash guides; only
+equal bytes are equal.
 """
 
 import numpy as np
@@ -10,9 +10,9 @@ from blockstore.kernels.intrinsics import prefetch, wrap_add
 from blockstore.kernels.jit import njit
 from blockstore.kernels.random import mix
 
-LENGTH_BYTES = 4
 DEFINE, REFER, ADD = 0, 1, 2  # a key must be new; must be held; is added where it is not held
 DONE, NO_ROOM, TWICE, UNKNOWN = 0, 1, 2, 3
+WAITS = np.uint32(2**32 - 1)  # number of a key that is not in a full table
 _AHEAD = 16  # keys between asking for a table's entry and using it
 _BYTE, _WORD = np.uint64(8), np.uint64(0x9E3779B97F4A7C15)
 
@@ -39,7 +39,7 @@ def hash_keys(offsets, data, out):
 
 
 @njit(nogil=True, cache=True)
-def find_keys(slots, hashes, starts, held, counts, offsets, data, hashed, first, how, out):
+def find_keys(slots, hashes, starts, held, counts, offsets, data, hashed, first, how, is_full, out):
     """The number of each key in a table, from key `first` on; keys are numbered as they come.
 
     slots    uint32 (a power of two,)   number + 1 of a key, at its hash or behind; 0: none
@@ -49,6 +49,7 @@ def find_keys(slots, hashes, starts, held, counts, offsets, data, hashed, first,
     counts   int64 (1,)                 keys held
     offsets, data, hashed               the keys that are asked for
     how      int                        DEFINE, REFER or ADD
+    is_full  bool                       none is added: one that is not held WAITS
     out      uint32 (keys,)             out
 
     Returns (key where it stopped, why): NO_ROOM in the table, TWICE a key that was to be new, whose
@@ -84,6 +85,9 @@ def find_keys(slots, hashes, starts, held, counts, offsets, data, hashed, first,
             if how == DEFINE:
                 return i, TWICE
             continue
+        if is_full:
+            out[i] = WAITS
+            continue
         if how == REFER:
             return i, UNKNOWN
         number = counts[0]
@@ -109,112 +113,3 @@ def fill_slots(slots, hashes, count):
         while slots[at]:
             at = (at + 1) & mask
         slots[at] = number + 1
-
-
-@njit(nogil=True, cache=True)
-def spread_keys(offsets, data, hashed, shift, first, buffers, filled, bucket):
-    """Keys into the buffers of their buckets, each behind its length, from key `first` on.
-
-    shift    uint64                     bucket of a key: hash >> shift
-    buffers  uint8 (buckets, bytes)     out
-    filled   int64 (buckets,)           bytes in each buffer so far
-    bucket   uint16 (keys,)             out
-
-    Returns the key where it stopped: its bucket's buffer has no room for it.
-    """
-    for i in range(first, hashed.size):
-        b = np.int64(hashed[i] >> shift)
-        start, size = offsets[i], offsets[i + 1] - offsets[i]
-        at = filled[b]
-        bucket[i] = b
-        if at + LENGTH_BYTES + size > buffers.shape[1]:
-            return i
-        for k in range(LENGTH_BYTES):
-            buffers[b, at + k] = size >> 8 * k & 255
-        for k in range(size):
-            buffers[b, at + LENGTH_BYTES + k] = data[start + k]
-        filled[b] = at + LENGTH_BYTES + size
-    return hashed.size
-
-
-@njit(nogil=True, cache=True)
-def parse_keys(raw, offsets, data):
-    """Keys out of a piece of a bucket's file, as far as they are whole.
-
-    raw      uint8             bytes of the file
-    offsets  int64 (most + 1,) out
-    data     uint8             out, as large as `raw`
-
-    Returns (keys, bytes of `raw` that they took).
-    """
-    count, at = 0, np.int64(0)
-    offsets[0] = 0
-    while count < offsets.size - 1 and at + LENGTH_BYTES <= raw.size:
-        size = np.int64(0)
-        for k in range(LENGTH_BYTES):
-            size |= np.int64(raw[at + k]) << 8 * k
-        if at + LENGTH_BYTES + size > raw.size:
-            break
-        begin = offsets[count]
-        for k in range(size):
-            data[begin + k] = raw[at + LENGTH_BYTES + k]
-        at += LENGTH_BYTES + size
-        count += 1
-        offsets[count] = begin + size
-    return count, at
-
-
-@njit(nogil=True, cache=True)
-def merge_buckets(bucket, first, buffers, taken, filled, out):
-    """Values of buckets back into the order in which their keys came, from place `first` on.
-
-    bucket   uint16 (places,)         whose value is next
-    buffers  integers (buckets, room)
-    taken    int64 (buckets,)         values of each buffer used so far
-    filled   int64 (buckets,)         values in each
-    out      integers (places,)       out
-
-    Returns the place where it stopped: its bucket's buffer is used up.
-    """
-    for i in range(first, bucket.size):
-        b = bucket[i]
-        if taken[b] == filled[b]:
-            return i
-        out[i] = buffers[b, taken[b]]
-        taken[b] += 1
-    return bucket.size
-
-
-@njit(nogil=True, cache=True)
-def rank_new(bucket, numbers, first, seen, counts, buffers, filled):
-    """Ids for keys where they first appear, from place `first` on, into the list of their bucket.
-
-    bucket   uint16 (places,)
-    numbers  uint32 (places,)          of the key in its bucket's table
-    seen     int64 (buckets,)          keys of each bucket that have an id
-    counts   int64 (1,)                ids given
-    buffers  uint64 (buckets, room)    out: ids, in the order of the numbers in the bucket
-    filled   int64 (buckets,)          ids in each buffer so far
-
-    Returns the place where it stopped: its bucket's buffer is full.
-    """
-    for i in range(first, bucket.size):
-        b = bucket[i]
-        if np.int64(numbers[i]) != seen[b]:
-            continue
-        if filled[b] == buffers.shape[1]:
-            return i
-        buffers[b, filled[b]] = counts[0]
-        filled[b] += 1
-        seen[b] += 1
-        counts[0] += 1
-    return bucket.size
-
-
-@njit(nogil=True, cache=True)
-def take_ids(numbers, ids, out):
-    """out[i] = ids[numbers[i]]."""
-    for i in range(numbers.size):
-        if i + _AHEAD < numbers.size:
-            prefetch(ids, np.int64(numbers[i + _AHEAD]))
-        out[i] = ids[numbers[i]]

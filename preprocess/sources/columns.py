@@ -3,16 +3,16 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from preprocess.contents import SPLITS
 from preprocess.errors import BadInput
 from preprocess.files.tables import FLAG, TEXT, ColumnType, Table, Texts
 from preprocess.source import SourceRows
 
-_Piece = TypeVar("_Piece")
 _FLOAT64 = np.dtype(np.float64)
 _WORDS = {
     "train": "train", "valid": "valid", "val": "valid", "validation": "valid", "test": "test",
@@ -151,12 +151,15 @@ class EdgeTables:
 
 
 class TableArray:
-    """An array whose rows lie in columns of tables."""
+    """An array whose rows lie in columns of tables, a row a row."""
 
-    def __init__(self, tables: Tables, array: Columns, label: bool = False) -> None:
+    path = None  # the source names the files of its tables
+
+    def __init__(
+        self, tables: Tables, array: Columns, num_rows: Callable[[], int], label: bool = False
+    ) -> None:
         """A label of one column is read as float64: NaN where there is none.  Raises BadInput."""
         types = {name: tables.type_of(name) for name in array.columns}
-        where = f"{tables.where}: column {', '.join(array.columns)}"
         text = next((n for n, t in types.items() if t.dtype is None), None)
         if text is not None:
             raise BadInput.at(
@@ -167,24 +170,28 @@ class TableArray:
         dtypes = [t.dtype for t in types.values() if t.dtype is not None]
         dtype = _FLOAT64 if label and single else np.result_type(*dtypes)
         width = sum(t.width or 1 for t in types.values())
-        self._tables, self._shape = tables, () if single else (width,)
+        shape = () if single else (width,)
+        self.name, self._tables, self._num_rows = array.name, tables, num_rows
         self._types = {n: ColumnType(dtype, t.width) for n, t in types.items()}
-        self._form = SourceRows(array.name, dtype, self._shape, 0, "dense", where)
+        where = f"{tables.where}: column {', '.join(array.columns)}"
+        self._form = SourceRows(array.name, dtype, shape, 0, "dense", where)
 
-    def rows(self, num_rows: int) -> SourceRows:
-        """What it is, with so many rows."""
-        return self._form._replace(num_rows=num_rows)
+    @property
+    def form(self) -> SourceRows:
+        """What it is; its rows are those that its owner has by now."""
+        return self._form._replace(num_rows=self._num_rows())
 
     def pieces(self, count: int) -> Iterator[NDArray[Any]]:
         """Rows in order; the array is reused."""
-        out = np.empty((0, *self._shape), self._form.dtype)
+        shape, dtype = self._form.row_shape, self._form.dtype
+        out = np.empty((0, *shape), dtype)
         for arrays in self._tables.arrays(self._types, count):
             if len(arrays) == 1:
-                yield arrays[0].reshape(-1, *self._shape)
+                yield arrays[0].reshape(-1, *shape)
                 continue
             size, at = arrays[0].shape[0], 0
             if out.shape[0] < size:
-                out = np.empty((size, *self._shape), self._form.dtype)
+                out = np.empty((size, *shape), dtype)
             for array in arrays:
                 flat = array.reshape(size, -1)
                 out[:size, at : at + flat.shape[1]] = flat
@@ -197,32 +204,21 @@ def list_splits(
 ) -> None:
     """Hand over the numbers of the rows of each split, in order.  Raises BadInput."""
     for split, column in splits.masks:
-        tables.type_of(column)
-        for row, (flags,) in _counted(
-            tables.arrays({column: FLAG}, _SPLIT_ROWS), lambda p: p[0].size
-        ):
+        row = 0
+        for (flags,) in tables.arrays({column: FLAG}, _SPLIT_ROWS):
             put(split, np.flatnonzero(flags) + row)
+            row += flags.size
     if not splits.word:
         return
-    tables.type_of(splits.word)
-    words, names = list(_WORDS), list(_WORDS.values())
-    for row, found in _counted(tables.words(splits.word, words, _SPLIT_ROWS), lambda p: p.size):
+    words, names = list(_WORDS), np.array(list(_WORDS.values()))
+    row = 0
+    for found in tables.words(splits.word, words, _SPLIT_ROWS):
         if (found < 0).any():
             raise BadInput.at(
                 tables.place(row + int(np.argmax(found < 0))),
                 f"another word in column {splits.word!r}", "train, valid, test, or nothing",
                 "correct the line",
             )  # fmt: skip
-        for split in ("train", "valid", "test"):
-            of = [i for i, name in enumerate(names) if name == split]
-            put(split, np.flatnonzero(np.isin(found, of)) + row)
-
-
-def _counted(
-    pieces: Iterator[_Piece], size: Callable[[_Piece], int]
-) -> Iterator[tuple[int, _Piece]]:
-    """Each piece and the number of rows before it."""
-    row = 0
-    for piece in pieces:
-        yield row, piece
-        row += size(piece)
+        for split in SPLITS:
+            put(split, np.flatnonzero(np.isin(found, np.flatnonzero(names == split))) + row)
+        row += found.size

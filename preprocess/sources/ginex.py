@@ -8,21 +8,15 @@
 `nc_score.pth` and other files beside them are not read.
 """
 
-from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from preprocess.errors import BadInput
 from preprocess.files.npy import RawFile
-from preprocess.files.torchapart import load_apart
-from preprocess.source import SourceRows
-from preprocess.sources.compressed import check_ends, major_ids, offsets
-from preprocess.sources.single import SingleSource
+from preprocess.sources.arrays import ArrayRows, CompressedEdges, read_dict, torch_ids
+from preprocess.sources.graph import NODE, RELATION, GraphSource
 from preprocess.sources.table import read_description
 
 CONF, SPLITS = "conf.json", "split_idx.pth"
@@ -40,29 +34,32 @@ class _Conf(msgspec.Struct):
     labels_dtype: str
 
 
-class GinexSource(SingleSource):
+class GinexSource(GraphSource):
     """A folder that Ginex's `prepare_dataset.py` wrote.  Raises BadInput."""
 
     layout = "ginex"
 
     def __init__(self, path: Path) -> None:
-        self._folder, self._conf_path = path, path / CONF
-        self._conf = read_description(self._conf_path, _Conf)
-        num_nodes = self._conf.num_nodes
-        self._indptr = self._open("indptr", "iu", num_nodes + 1)
-        self._indices = self._open("indices", "iu", None)
-        check_ends(self._indptr, self._indices.size)
-        arrays = [
-            self._open("features", "biuf", num_nodes),
-            self._open("labels", "biuf", num_nodes),
-        ]
-        files = [self._conf_path, *(a.path for a in (self._indptr, self._indices, *arrays))]
-        super().__init__(path, files, num_nodes, self._indices.size, str(self._conf_path))
-        x, label = (self._rows_of(n, a) for n, a in zip(("x", "label"), arrays, strict=True))
-        self._features, self._label = [x], label
+        conf = read_description(path / CONF, _Conf)
+        num_nodes = conf.num_nodes
+        super().__init__(path, {NODE: num_nodes})
+        indptr = _open(path, conf, "indptr", "iu", num_nodes + 1)
+        edges = CompressedEdges(
+            indptr, _open(path, conf, "indices", "iu", None), 1, str(path / CONF)
+        )
+        edges.check_ends()
+        self.add_files(path / CONF, indptr.path)
+        self.add_edges((NODE, RELATION, NODE), edges)
+        self.add_array(NODE, ArrayRows("x", _open(path, conf, "features", "biuf", num_nodes)))
+        labels = _open(path, conf, "labels", "biuf", num_nodes)
+        self.add_label(NODE, ArrayRows("label", labels, single=True))
+        self.check_nodes(path / CONF)
         if (path / SPLITS).exists():
-            self.files.append(path / SPLITS)
-            self._splits = self._load_splits(path / SPLITS)
+            self.add_files(path / SPLITS)
+            held = read_dict(path / SPLITS)
+            for name in ("train", "valid", "test"):
+                if held.get(name) is not None:
+                    self.add_split(NODE, torch_ids(name, path / SPLITS, name, held))
 
     @classmethod
     def recognise(cls, path: Path) -> str | None:
@@ -70,68 +67,26 @@ class GinexSource(SingleSource):
         found = (path / CONF).is_file() and (path / "indptr.dat").is_file()
         return f"{CONF} and indptr.dat" if found else None
 
-    def _open(self, name: str, kinds: str, rows: int | None) -> RawFile:
-        """An array: of `rows` rows, or a list of any length."""
-        shape: tuple[int, ...] = getattr(self._conf, f"{name}_shape")
-        text: str = getattr(self._conf, f"{name}_dtype")
-        try:
-            dtype = np.dtype(text)
-        except TypeError:
-            dtype = np.dtype(object)
-        if dtype.kind not in kinds:
-            raise BadInput.at(
-                f"{self._conf_path}: {name}_dtype", repr(text),
-                "integers" if kinds == "iu" else "numbers", "correct it",
-            )  # fmt: skip
-        most = 1 if kinds == "iu" else 2
-        fits = 1 <= len(shape) <= most and min(shape) >= 0 and 0 not in shape[1:]
-        if not fits or (rows is not None and shape[0] != rows):
-            expected = f"{'any length' if rows is None else rows}, of {most} dimensions at most"
-            raise BadInput.at(
-                f"{self._conf_path}: {name}_shape", list(shape), expected,
-                f"num_nodes is {self._conf.num_nodes}",
-            )  # fmt: skip
-        return RawFile(self._folder / f"{name}.dat", dtype, shape)
 
-    def _rows_of(self, name: str, file: RawFile) -> SourceRows:
-        shape = file.shape[1:] if name == "x" or file.shape[1:] != (1,) else ()
-        rows = SourceRows(name, file.dtype, shape, file.shape[0], "dense", file.where)
-        self._readers[rows] = partial(_read_rows, file, rows)
-        return rows
-
-    def _load_splits(self, path: Path) -> list[SourceRows]:
-        held = load_apart(path)
-        if not isinstance(held, dict):
-            raise BadInput.at(path, f"a {type(held).__name__}", "a dict of splits", "save one")
-        found = []
-        for name in ("train", "valid", "test"):
-            ids, where = held.get(name), f"{path}: {name}"
-            if ids is None:
-                continue
-            is_array = isinstance(ids, np.ndarray)
-            if not is_array or ids.ndim != 1 or ids.dtype.kind not in "iu":
-                what = f"shape {ids.shape} of {ids.dtype}" if is_array else type(ids).__name__
-                raise BadInput.at(where, what, "a list of integers", "save ids of nodes")
-            rows = SourceRows(name, ids.dtype, (), ids.size, "dense", where)
-            self._readers[rows] = partial(_cut, ids)
-            found.append(rows)
-        return found
-
-    def _edge_pieces(self, count: int) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
-        total = self._indices.size
-        dst = major_ids(offsets(self._indptr), self._indptr.where, total, count)
-        yield from zip(self._indices.pieces(0, total, count), dst, strict=True)
-
-    def _place(self, end: int, row: int) -> str:
-        return f"{self._indices.where}[{row}]"
-
-
-def _read_rows(file: RawFile, rows: SourceRows, count: int) -> Iterator[NDArray[Any]]:
-    width = int(np.prod(rows.row_shape, dtype=np.int64))
-    for piece in file.pieces(0, rows.num_rows * width, count * width):
-        yield piece.reshape(-1, *rows.row_shape)
-
-
-def _cut(ids: NDArray[Any], count: int) -> Iterator[NDArray[Any]]:
-    for first in range(0, ids.size, count):
-        yield ids[first : first + count]
+def _open(folder: Path, conf: _Conf, name: str, kinds: str, rows: int | None) -> RawFile:
+    """An array: of `rows` rows, or a list of any length."""
+    shape: tuple[int, ...] = getattr(conf, f"{name}_shape")
+    text: str = getattr(conf, f"{name}_dtype")
+    try:
+        dtype = np.dtype(text)
+    except TypeError:
+        dtype = np.dtype(object)
+    if dtype.kind not in kinds:
+        raise BadInput.at(
+            f"{folder / CONF}: {name}_dtype", repr(text),
+            "integers" if kinds == "iu" else "numbers", "correct it",
+        )  # fmt: skip
+    most = 1 if kinds == "iu" else 2
+    fits = 1 <= len(shape) <= most and min(shape) >= 0 and 0 not in shape[1:]
+    if not fits or (rows is not None and shape[0] != rows):
+        expected = f"{'any length' if rows is None else rows}, of {most} dimensions at most"
+        raise BadInput.at(
+            f"{folder / CONF}: {name}_shape", list(shape), expected,
+            f"num_nodes is {conf.num_nodes}",
+        )  # fmt: skip
+    return RawFile(folder / f"{name}.dat", dtype, shape)

@@ -8,7 +8,6 @@
 `adj_train.npz`, edges between nodes of "tr", is not read.
 """
 
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,15 +17,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from preprocess.errors import BadInput
+from preprocess.files.npy import NpyFile
 from preprocess.pipeline import Facts
 from preprocess.prepare import Preparation
-from preprocess.progress import Progress
 from preprocess.source import SourceRows
+from preprocess.sources.arrays import ArrayRows
+from preprocess.sources.graph import NODE, RELATION, GraphSource, MadeRows
 from preprocess.sources.jsontext import read_entries, read_lists
-from preprocess.sources.listed import RowFile, read_list
-from preprocess.sources.plain import NODE
-from preprocess.sources.scipy_npz import NpzMatrix
-from preprocess.sources.single import SingleSource
+from preprocess.sources.scipy_npz import open_matrix
 from preprocess.stages.array_file import ArrayFile
 
 ADJACENCY, FEATURES, CLASSES, ROLES = "adj_full.npz", "feats.npy", "class_map.json", "role.json"
@@ -37,7 +35,7 @@ _Class = Annotated[int, msgspec.Meta(ge=-(1 << 62), lt=1 << 62)]
 _Flags = list[Annotated[int, msgspec.Meta(ge=-128, le=127)]]
 
 
-class GraphSaintSource(SingleSource):
+class GraphSaintSource(GraphSource):
     """A `Source` that is `Preparable`: JSON becomes arrays, a window of the nodes at a time.
 
     Raises BadInput.
@@ -46,22 +44,19 @@ class GraphSaintSource(SingleSource):
     layout = "graphsaint"
 
     def __init__(self, path: Path) -> None:
-        self._matrix = NpzMatrix(path / ADJACENCY)
-        num_nodes = self._matrix.num_nodes
-        features = RowFile(path / FEATURES, "numpy")
-        if features.num_rows != num_nodes:
-            raise BadInput.at(
-                f"{features.path}: header", f"{features.num_rows} rows", f"{num_nodes}, one a node",
-                f"{ADJACENCY} has {num_nodes}",
-            )  # fmt: skip
-        files = [path / n for n in (ADJACENCY, FEATURES, CLASSES, ROLES)]
-        self._classes, self._roles = files[2:]
+        num_nodes, edges = open_matrix(path / ADJACENCY)
+        super().__init__(path, {NODE: num_nodes})
+        says = f"one a node of {ADJACENCY}"
+        self.add_array(NODE, ArrayRows("x", NpyFile(path / FEATURES), num_nodes, says))
+        self._classes, self._roles = path / CLASSES, path / ROLES
         if not self._roles.is_file():
             raise BadInput.at(self._roles, "no file: it is missing", "a JSON file", "add it")
-        super().__init__(path, files, num_nodes, self._matrix.num_edges, str(path / ADJACENCY))
-        self._features = [features.rows("x")]
-        self._readers[self._features[0]] = features.pieces
-        self._kind, self._label = self._label_form()
+        self.check_nodes(path / ADJACENCY)
+        self.add_edges((NODE, RELATION, NODE), edges)
+        self.add_files(self._classes, self._roles)
+        self._kind, form = self._label_form()
+        self._label = MadeRows(form)
+        self.add_label(NODE, self._label)
 
     @classmethod
     def recognise(cls, path: Path) -> str | None:
@@ -71,29 +66,17 @@ class GraphSaintSource(SingleSource):
 
     def prepare(self, preparation: Preparation) -> None:
         """Labels and splits as arrays: passes over the JSON, memory a share of what there is."""
-        assert self._label is not None
-        path = preparation.folder / "labels"
-        window = max(_LEAST_WINDOW, preparation.mem_bytes // 8 // self._label.row_bytes)
+        self._label.made = path = preparation.folder / "labels"
+        window = max(_LEAST_WINDOW, preparation.mem_bytes // 8 // self._label.form.row_bytes)
         preparation.step("labels", partial(self._write_labels, path, window), lambda _: ["labels"])
-        self._readers[self._label] = partial(read_list, path, self._label)
         counts = preparation.step(
             "splits", partial(self._write_splits, preparation.folder), lambda facts: facts
         )
-        self._splits = []
+        self._splits.clear()
         for name, count in counts.items():
             where = f"{self._roles}: {next(k for k, v in _SPLITS.items() if v == name)}"
-            rows = SourceRows(name, np.dtype(np.int64), (), count, "dense", where)
-            self._splits.append(rows)
-            self._readers[rows] = partial(read_list, preparation.folder / name, rows)
-
-    def write_keys(self, folder: Path, progress: Progress) -> None:
-        """None: ids are numbers from 0."""
-
-    def _edge_pieces(self, count: int) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
-        return self._matrix.pieces(count)
-
-    def _place(self, end: int, row: int) -> str:
-        return self._matrix.place(end, row)
+            form = SourceRows(name, np.dtype(np.int64), (), count, "dense", where)
+            self.add_split(NODE, MadeRows(form, preparation.folder / name))
 
     def _label_form(self) -> tuple[Any, SourceRows]:
         """The type of a value, and what labels become: the first entry says it."""
@@ -107,8 +90,7 @@ class GraphSaintSource(SingleSource):
 
     def _write_labels(self, path: Path, window: int) -> Facts:
         """All labels to a file, -1 where a node has none: one pass for `window` nodes."""
-        form = self._label
-        assert form is not None
+        form = self._label.form
         path.unlink(missing_ok=True)
         buffer = np.empty((min(window, form.num_rows), *form.row_shape), form.dtype)
         with ArrayFile(path, form.dtype) as out:
@@ -133,8 +115,7 @@ class GraphSaintSource(SingleSource):
                 place, f'"{ids.max()}"', f"nodes 0 to {num_nodes - 1}",
                 f"{ADJACENCY} has {num_nodes} nodes",
             )  # fmt: skip
-        assert self._label is not None
-        for width in self._label.row_shape:
+        for width in self._label.form.row_shape:
             bad = next((n for n, values in entries.items() if len(values) != width), None)
             if bad is not None:
                 raise BadInput.at(

@@ -23,7 +23,8 @@ from numpy.typing import NDArray
 from preprocess.errors import BadInput
 from preprocess.files.npy import NpyFile, RawFile, StoredArray, has_header
 from preprocess.source import SourceRows
-from preprocess.sources.typed import ArrayRows, EdgeArray, TypedArrays
+from preprocess.sources.arrays import ArrayRows, EdgeArray
+from preprocess.sources.graph import Ends, GraphSource, split_ends
 
 PROCESSED, EDGES, FEATURES = "processed", "edge_index.npy", "node_feat.npy"
 NUM_COLUMNS = 1024  # of features
@@ -51,7 +52,7 @@ SIZES: Mapping[str, Headerless] = {  # as in the owner's loader
 }
 
 
-class IgbSource(TypedArrays):
+class IgbSource(GraphSource):
     """The folder of a size, or the one that it alone lies in; labels of 19 classes.
 
     Labels of 2983 classes, where they are there, are the array "label_2K".  Raises BadInput.
@@ -92,9 +93,12 @@ class IgbSource(TypedArrays):
         for name, types in ends.items():
             self.add_edges(types, EdgeArray(NpyFile(held / name / EDGES), paired=True))
         for name, file in features.items():
-            self.add_feature(name, "x", ArrayRows(file, file.shape[0]))
-            self.files.append(file.path)
-        self._add_labels(held / _PAPER)
+            self.add_array(name, ArrayRows("x", file))
+        folder = held / _PAPER
+        self.add_label(_PAPER, self._label_rows("label", folder, self.classes))
+        other = self.other_classes
+        if (folder / f"node_label_{other}.npy").exists():
+            self.add_array(_PAPER, self._label_rows(f"label_{other}", folder, other))
 
     @property
     def _known(self) -> Headerless:
@@ -126,25 +130,16 @@ class IgbSource(TypedArrays):
             )  # fmt: skip
         return num_rows
 
-    def _add_labels(self, folder: Path) -> None:
-        first = folder / f"node_label_{self.classes}.npy"
-        self.add_label(_PAPER, self._label_rows(first, self.classes))
-        self.files.append(first)
-        second = folder / f"node_label_{self.other_classes}.npy"
-        if second.exists():
-            rows = self._label_rows(second, self.other_classes)
-            self.add_feature(_PAPER, f"label_{self.other_classes}", rows)
-            self.files.append(second)
-
-    def _label_rows(self, path: Path, classes: str) -> "_Labels":
-        num_papers = self.num_nodes[_PAPER]
+    def _label_rows(self, name: str, folder: Path, classes: str) -> "_Labels":
+        path, num_papers = folder / f"node_label_{classes}.npy", self.num_nodes[_PAPER]
         num_labelled = min(self._known.num_labelled.get(classes, num_papers), num_papers)
         if has_header(path):
-            return _Labels(NpyFile(path), num_papers, num_labelled)
+            return _Labels(name, NpyFile(path), num_papers, num_labelled)
         whole = self._rows_of(path, _PAPER)
         item = np.dtype(np.float32).itemsize
         num_rows = num_labelled if path.stat().st_size == num_labelled * item else whole
-        return _Labels(RawFile(path, np.float32, (num_rows,)), num_papers, num_labelled)
+        file = RawFile(path, np.float32, (num_rows,))
+        return _Labels(name, file, num_papers, num_labelled)
 
 
 class Igb2kSource(IgbSource):
@@ -165,34 +160,27 @@ class _Labels:
     Raises BadInput: another shape or dtype; while it is read, a number that is no class.
     """
 
-    def __init__(self, file: StoredArray, num_papers: int, num_labelled: int) -> None:
+    def __init__(self, name: str, file: StoredArray, num_papers: int, num_labelled: int) -> None:
         """Those at `num_labelled` and beyond have none, whatever the file holds."""
-        if len(file.shape) != 1 or file.dtype.kind not in "iuf":
-            raise BadInput.at(
-                f"{file.where}: header", f"shape {file.shape} of {file.dtype}",
-                "(papers,) of numbers", "save it again",
-            )  # fmt: skip
+        file.check(len(file.shape) == 1 and file.dtype.kind in "iuf", "(papers,) of numbers")
         if file.shape[0] not in (num_papers, num_labelled):
             raise BadInput.at(
-                f"{file.where}: header", f"{file.shape[0]} rows", f"{num_papers}, one a paper",
+                file.header, f"{file.shape[0]} rows", f"{num_papers}, one a paper",
                 "is it of this graph?",
             )  # fmt: skip
-        self._file, self._num_papers, self._num_labelled = file, num_papers, num_labelled
-
-    def rows(self, name: str) -> SourceRows:
-        """What they are, under a name."""
-        return SourceRows(name, _LABEL_DTYPE, (), self._num_papers, "dense", self._file.where)
+        self.name, self.path, self._file, self._num_labelled = name, file.path, file, num_labelled
+        self.form = SourceRows(name, _LABEL_DTYPE, (), num_papers, "dense", file.where)
 
     def pieces(self, count: int) -> Iterator[NDArray[Any]]:
         """Labels in order, at most `count` at a time; the array is reused."""
-        out = np.empty(min(count, self._num_papers), _LABEL_DTYPE)
-        done = 0
+        num_papers, done = self.form.num_rows, 0
+        out = np.empty(min(count, num_papers), _LABEL_DTYPE)
         for piece in self._file.pieces(0, self._num_labelled, count):
             yield self._classes(piece, done, out[: piece.size])
             done += piece.size
         out[:] = -1
-        for first in range(done, self._num_papers, count):
-            yield out[: self._num_papers - first]
+        for first in range(done, num_papers, count):
+            yield out[: num_papers - first]
 
     def _classes(
         self, values: NDArray[Any], first: int, out: NDArray[np.int16]
@@ -228,16 +216,14 @@ def _relation_names(folder: Path) -> list[str]:
     return [n for n in _KNOWN if n in names] + [n for n in names if n not in _KNOWN]
 
 
-def _ends(path: Path) -> tuple[str, str, str]:
+def _ends(path: Path) -> Ends:
     """(source type, relation, target type) of the folder of a relation."""
-    parts = path.name.split(_BETWEEN)
-    if len(parts) != 3:
-        raise BadInput.at(path, f"{len(parts)} names", "source__relation__target", "rename it")
-    for end in (parts[0], parts[2]):
+    ends = split_ends(path.name, _BETWEEN, path)
+    for end in (ends[0], ends[2]):
         if not (path.parent / end).is_dir():
             raise BadInput.at(
                 path, f"a relation of node type {end!r}",
                 f"a folder {PROCESSED}/{end} with its {FEATURES}",
                 "add it, or move the relation away",
             )  # fmt: skip
-    return parts[0], parts[1], parts[2]
+    return ends

@@ -10,17 +10,23 @@ from numpy.typing import NDArray
 
 from preprocess.errors import BadInput
 from preprocess.files.tables import INTEGER, BadCell, Texts
-from preprocess.kernels.edges import first_outside
 from preprocess.pipeline import Facts
 from preprocess.prepare import Preparation
-from preprocess.progress import Stage
 from preprocess.sources.columns import EdgeTables, NodeTables, Tables
-from preprocess.sources.idmap import PIECE_ROWS, KeyColumn, KeySizes, KeyTwice, map_keys
+from preprocess.sources.idmap import (
+    PIECE_ROWS,
+    KeyColumn,
+    KeyTwice,
+    map_keys,
+    pick,
+    table_bytes_of,
+)
 from preprocess.stages.array_file import ArrayFile
 
 ROW, SAME, INTEGERS, TEXTS = "row", "same", "integer", "text"  # what the ids of a type are
 _ENDS = ("src", "dst")
-_STEPS = 3  # that `map_keys` counts for a row
+
+_Column = tuple[Tables, str, str]  # tables, column, and the file of ids of an end of an edge table
 
 
 class NodeIds:
@@ -35,9 +41,10 @@ class NodeIds:
         self._edges = tuple(edges)
         self._folder = Path()
         self._facts: dict[str, Facts] = {}
+        self._counts: dict[int, int] = {}  # rows of each edge table
 
     def prepare(self, preparation: Preparation) -> None:
-        """Map every type.  Raises BadInput, BudgetTooSmall."""
+        """Map every type, and count the edges.  Raises BadInput, BudgetTooSmall."""
         self._folder = preparation.folder
         for node in self._nodes.values():
             self._facts[node.name] = preparation.step(
@@ -45,6 +52,12 @@ class NodeIds:
                 partial(self._map, node, preparation),
                 lambda facts: facts["columns"],
             )
+        self._counts.clear()
+        counts = preparation.step(
+            "count edges", lambda: {str(i): self.num_edges(i) for i in range(len(self._edges))},
+            lambda _: (),
+        )  # fmt: skip
+        self._counts = {int(number): count for number, count in counts.items()}
 
     def kind(self, node_type: str) -> str:
         """What the ids of a type are; "" until they are mapped."""
@@ -59,36 +72,36 @@ class NodeIds:
             return tables.num_rows()
         return sum(t.num_rows() for t, _, _ in self._columns(node_type))
 
-    def num_edges(self, number: int) -> int | None:
-        """Of an edge table, if a column of it was mapped."""
-        for end, (node_type, _) in enumerate(self._edges[number].ends):
-            found = self._facts.get(node_type, {}).get("columns", {})
-            if _file(number, end) in found:
-                return int(found[_file(number, end)][0])
-        return None
+    def num_edges(self, number: int) -> int:
+        """Of an edge table: as many as a column has that was mapped, else text is parsed once."""
+        if number not in self._counts:
+            tables = self._edges[number].tables
+            mapped = [self._dtype_and_rows(number, end)[1] for end in (0, 1)]
+            counted = next((rows for rows in mapped if rows is not None), None)
+            self._counts[number] = tables.num_rows() if counted is None else counted
+        return self._counts[number]
 
-    def edges(
-        self, number: int, num_edges: int, count: int
-    ) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
-        """(src, dst) of an edge table, in order.  Raises BadInput: an id out of range."""
+    def ends(self, number: int, count: int) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
+        """(src, dst) of an edge table, in order; those that are not mapped are not checked."""
         edge = self._edges[number]
-        ends = [_Mapped(self._folder / _file(number, i)) for i in (0, 1)]
-        mapped = [self.kind(node_type) in (INTEGERS, TEXTS) for node_type, _ in edge.ends]
-        raw = {key: INTEGER for m, (_, key) in zip(mapped, edge.ends, strict=True) if not m}
-        pieces = edge.tables.arrays(raw, count) if raw else _no_columns(num_edges, count)
+        dtypes = [self._dtype_and_rows(number, end)[0] for end in (0, 1)]
+        mapped = [_Mapped(self._folder / _file(number, end)) for end in (0, 1)]
+        raw = {key: INTEGER for d, (_, key) in zip(dtypes, edge.ends, strict=True) if d is None}
+        num_edges = self.num_edges(number)
+        sizes = (min(count, num_edges - first) for first in range(0, num_edges, count))
+        pieces: Iterator[list[NDArray[Any]]] = (
+            edge.tables.arrays(raw, count)
+            if raw
+            else ([np.empty(size, np.uint8)] for size in sizes)
+        )
         row = 0
         for arrays in pieces:
-            read = dict(zip(raw, arrays, strict=True)) if raw else {}
-            size = arrays[0].size
-            found = []
-            for i, (node_type, key) in enumerate(edge.ends):
-                if mapped[i]:
-                    dtype = self._facts[node_type]["columns"][_file(number, i)][1]
-                    found.append(ends[i].read(row, size, dtype))
-                else:
-                    self._check(read[key], edge.tables, key, row, node_type)
-                    found.append(read[key])
-            yield found[0], found[1]
+            size, read = arrays[0].size, dict(zip(raw, arrays, strict=False))
+            src, dst = (
+                read[key] if dtype is None else mapped[end].read(row, size, dtype)
+                for end, (dtype, (_, key)) in enumerate(zip(dtypes, edge.ends, strict=True))
+            )
+            yield src, dst
             row += size
 
     def keys(self, node_type: str) -> Iterator[Texts]:
@@ -109,10 +122,18 @@ class NodeIds:
                 most = np.maximum.accumulate(np.concatenate([[known - 1], ids]))
                 new = np.flatnonzero(most[1:] > most[:-1])
                 known = int(most[-1]) + 1
-                yield _pick(keys, new)
+                yield pick(keys, new)
 
-    def _columns(self, node_type: str) -> list[tuple[Tables, str, str]]:
-        """(tables, column, file of ids) of all ends of a type, in order."""
+    def _dtype_and_rows(self, number: int, end: int) -> tuple[str | None, int | None]:
+        """Of the ids of an end of an edge table; None where they are not mapped."""
+        node_type, _ = self._edges[number].ends[end]
+        rows, dtype = (
+            self._facts.get(node_type, {}).get("columns", {}).get(_file(number, end), (None, None))
+        )
+        return dtype, rows
+
+    def _columns(self, node_type: str) -> list[_Column]:
+        """All ends of a type, in order."""
         return [
             (edge.tables, key, _file(number, end))
             for number, edge in enumerate(self._edges)
@@ -140,11 +161,7 @@ class NodeIds:
         return self._map_as(TEXTS, node, columns, preparation)
 
     def _map_as(
-        self,
-        kind: str,
-        node: NodeTables,
-        columns: list[tuple[Tables, str, str]],
-        preparation: Preparation,
+        self, kind: str, node: NodeTables, columns: list[_Column], preparation: Preparation
     ) -> Facts:
         defined = None
         if node.tables is not None:
@@ -154,12 +171,19 @@ class NodeIds:
             KeyColumn(_key_pieces(tables, key, kind), tables.place, self._folder / file)
             for tables, key, file in columns
         ]
-        rows = sum(tables.guess_rows() for tables, _, _ in columns)
-        rows += node.tables.guess_rows() if node.tables else 0
-        with preparation.progress.stage(f"ids of {node.name}", rows, "ids") as stage:
+        left = sum(tables.guess_rows() for tables, _, _ in columns)
+        left += node.tables.guess_rows() if node.tables else 0
+        with preparation.progress.stage(f"ids of {node.name}", left, "ids") as stage:
+
+            def advance(rows: int) -> None:
+                """No further than the number that was guessed."""
+                nonlocal left
+                stage.advance(min(rows, left))
+                left -= min(rows, left)
+
             found = map_keys(
-                defined, referring, self._folder, KeySizes.of(preparation.mem_bytes),
-                _show_integer if kind == INTEGERS else _show_text, _Steps(stage, rows),
+                defined, referring, self._folder, table_bytes_of(preparation.mem_bytes),
+                _show_integer if kind == INTEGERS else _show_text, advance,
             )  # fmt: skip
         return {
             "kind": kind,
@@ -169,15 +193,6 @@ class NodeIds:
                 for (_, _, file), ids in zip(columns, found.columns, strict=True)
             },
         }
-
-    def _check(self, ids: NDArray[Any], tables: Tables, key: str, row: int, node_type: str) -> None:
-        num_nodes = self.num_nodes(node_type)
-        bad = int(first_outside(ids, num_nodes))
-        if bad >= 0:
-            raise BadInput.at(
-                tables.place(row + bad), f"node id {ids[bad]} in column {key!r}",
-                f"0 to {num_nodes - 1}", f"there are {num_nodes} nodes of type {node_type}",
-            )  # fmt: skip
 
 
 class _Mapped:
@@ -197,30 +212,9 @@ class _Mapped:
         return out
 
 
-class _Steps:
-    """Tells a stage how many rows are done, of about so many, when each counts three times."""
-
-    def __init__(self, stage: Stage, rows: int) -> None:
-        self._stage, self._rows = stage, rows
-        self._steps = self._told = 0
-
-    def __call__(self, steps: int) -> None:
-        self._steps += steps
-        rows = min(self._rows, self._steps // _STEPS)
-        self._stage.advance(rows - self._told)
-        self._told = rows
-
-
 def _file(number: int, end: int) -> str:
     """Name of the file of ids of one end of an edge table."""
     return f"edges-{number}-{_ENDS[end]}"
-
-
-def _no_columns(num_rows: int, count: int) -> Iterator[list[NDArray[Any]]]:
-    """Pieces of no column, that only have a size."""
-    rows = np.empty(min(num_rows, count), np.uint8)
-    for first in range(0, num_rows, count):
-        yield [rows[: min(count, num_rows - first)]]
 
 
 def _count_same(node: NodeTables) -> int | None:
@@ -254,15 +248,6 @@ def _key_pieces(tables: Tables, key: str, kind: str) -> Callable[[], Iterator[Te
             row += len(keys)
 
     return integers if kind == INTEGERS else texts
-
-
-def _pick(keys: Texts, rows: NDArray[np.int64]) -> Texts:
-    """Some keys of a piece, in order."""
-    sizes = np.diff(keys.offsets)[rows]
-    offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
-    # byte k of the result: its key's first byte, and how far into the key it is
-    shift = np.repeat(keys.offsets[:-1][rows] - offsets[:-1], sizes)
-    return Texts(offsets, keys.data[np.arange(offsets[-1]) + shift])
 
 
 def _show_integer(key: bytes) -> str:

@@ -13,33 +13,23 @@ of several types:
     raw/nodetype-has-label.csv.gz a header of types, then True or False
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from preprocess.errors import BadInput
-from preprocess.files.tables import INTEGER, ColumnType, Table
-from preprocess.source import SourceRows
-from preprocess.sources.ogb import (
-    Array,
-    Ends,
-    OgbSource,
-    RelationPart,
-    TypePart,
-    check_names,
-    read_flags,
-)
-from preprocess.sources.plain import NODE, RELATION
+from preprocess.files.tables import INTEGER, Table
+from preprocess.sources.graph import NODE, RELATION, Ends, Owner
+from preprocess.sources.ogb import OgbSource, read_flags
+from preprocess.sources.text import TextEdges, TextRows
 
 _SUFFIX = ".csv.gz"
 _EDGE, _NODES, _EDGES = "edge.csv.gz", "num-node-list.csv.gz", "num-edge-list.csv.gz"
 _TYPES, _TRIPLETS = "num-node-dict.csv.gz", "triplet-type-list.csv.gz"
 _LABEL, _HAS_LABEL = "node-label.csv.gz", "nodetype-has-label.csv.gz"
 _SPECIES = "species.csv.gz"  # what ogbn-proteins calls node_species.csv.gz
-_FLOAT32, _FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
+_FLOAT64 = np.dtype(np.float64)  # of labels: NaN where there is none
 _SOME = 1000  # relations
 
 
@@ -62,51 +52,63 @@ class OgbCsvSource(OgbSource):
         if not raw.is_dir():
             what = "no folder raw" if path.is_dir() else "no folder"
             raise BadInput.at(path, what, "a dataset of OGB", "is the path right?")
+        super().__init__(path)
         if (raw / _TYPES).exists() or (raw / _TRIPLETS).exists():
-            types, relations, files = _several(raw)
+            self._add_several(raw)
         else:
-            types, relations, files = _single(raw)
-        super().__init__(path, types, relations, files)
+            (num_nodes,) = _only_row(Table(raw / _NODES, header=False))
+            self.add_files(raw / _NODES)
+            self._add_type(NODE, num_nodes, raw, _NODES, raw / _LABEL, (raw / _LABEL).exists())
+            self._add_relation(raw, (NODE, RELATION, NODE))
+        self.add_rest(path)
 
+    def _add_several(self, raw: Path) -> None:
+        counts = Table(raw / _TYPES)
+        num_nodes = dict(zip(counts.names, _only_row(counts), strict=True))
+        self.add_files(raw / _TYPES, raw / _TRIPLETS)
+        flags = raw / _HAS_LABEL
+        labels = {name: raw / "node-label" / name / _LABEL for name in num_nodes}
+        if flags.exists():
+            self.add_files(flags)
+            labelled = read_flags(flags, num_nodes)
+        else:
+            labelled = [name for name, label in labels.items() if label.exists()]
+        for name, count in num_nodes.items():
+            folder, has_label = raw / "node-feat" / name, name in labelled and count > 0
+            self._add_type(name, count, folder, _TYPES, labels[name], has_label)
+        for ends in _triplets(Table(raw / _TRIPLETS, header=False), num_nodes):
+            self._add_relation(raw / "relations" / "___".join(ends), ends)
 
-_Parts = tuple[dict[str, TypePart], list[RelationPart], list[Path]]
+    def _add_type(
+        self, name: str, count: int, folder: Path, says: str, label: Path, has_label: bool
+    ) -> None:
+        self.num_nodes[name] = count
+        self._add_arrays(name, folder, "node", count, says)
+        if has_label:
+            self.add_label(name, TextRows("label", label, count, says, dtype=_FLOAT64))
 
+    def _add_relation(self, folder: Path, ends: Ends) -> None:
+        (num_edges,) = _only_row(Table(folder / _EDGES, header=False))
+        self.add_files(folder / _EDGES)
+        self.add_edges(ends, TextEdges(folder / _EDGE, num_edges, _EDGES))
+        self._add_arrays(ends, folder, "edge", num_edges, _EDGES)
 
-def _single(raw: Path) -> _Parts:
-    (num_nodes,) = _only_row(Table(raw / _NODES, header=False))
-    features = _arrays(raw, "node", num_nodes, _NODES)
-    label = raw / _LABEL
-    held = CsvRows(label, "label", num_nodes, _NODES) if label.exists() else None
-    relation = _relation(raw, (NODE, RELATION, NODE))
-    types = {NODE: TypePart(num_nodes, features, held)}
-    return types, [relation], [raw / _NODES, raw / _EDGES]
-
-
-def _several(raw: Path) -> _Parts:
-    counts = Table(raw / _TYPES)
-    num_nodes = dict(zip(counts.names, _only_row(counts), strict=True))
-    files = [raw / _TYPES, raw / _TRIPLETS]
-    flags = raw / _HAS_LABEL
-    labels = {name: raw / "node-label" / name / _LABEL for name in num_nodes}
-    if flags.exists():
-        files.append(flags)
-        labelled = read_flags(flags, num_nodes)
-    else:
-        labelled = [name for name, label in labels.items() if label.exists()]
-    types = {
-        name: TypePart(
-            count,
-            _arrays(raw / "node-feat" / name, "node", count, _TYPES),
-            CsvRows(labels[name], "label", count, _TYPES) if name in labelled and count else None,
-        )
-        for name, count in num_nodes.items()
-    }
-    relations = []
-    for ends in _triplets(Table(raw / _TRIPLETS, header=False), num_nodes):
-        folder = raw / "relations" / "___".join(ends)
-        relations.append(_relation(folder, ends))
-        files.append(folder / _EDGES)
-    return types, relations, files
+    def _add_arrays(self, owner: Owner, folder: Path, kind: str, num_rows: int, says: str) -> None:
+        """`<kind>-feat` and each `<kind>_<name>` of a folder."""
+        if num_rows == 0:
+            return
+        main = folder / f"{kind}-feat{_SUFFIX}"
+        if main.exists():
+            name = "x" if kind == "node" else "feat"
+            self.add_array(owner, TextRows(name, main, num_rows, says, main=True))
+        paths = {
+            path.name.removesuffix(_SUFFIX).removeprefix(f"{kind}_"): path
+            for path in sorted(folder.glob(f"{kind}_*{_SUFFIX}"))
+        }
+        if kind == "node" and (folder / _SPECIES).exists():
+            paths.setdefault("species", folder / _SPECIES)
+        for name, path in paths.items():
+            self.add_array(owner, TextRows(name, path, num_rows, says))
 
 
 def _triplets(table: Table, types: Mapping[str, int]) -> list[Ends]:
@@ -135,31 +137,6 @@ def _triplets(table: Table, types: Mapping[str, int]) -> list[Ends]:
     return found
 
 
-def _relation(folder: Path, ends: Ends) -> RelationPart:
-    (num_edges,) = _only_row(Table(folder / _EDGES, header=False))
-    edges = CsvEdges(folder / _EDGE, num_edges, _EDGES)
-    return RelationPart(ends, edges, _arrays(folder, "edge", num_edges, _EDGES))
-
-
-def _arrays(folder: Path, kind: str, num_rows: int, said: str) -> list[Array]:
-    """`<kind>-feat` and each `<kind>_<name>` of a folder."""
-    if num_rows == 0:
-        return []
-    main = folder / f"{kind}-feat{_SUFFIX}"
-    found: list[Array] = []
-    if main.exists():
-        found.append(CsvRows(main, "x" if kind == "node" else "feat", num_rows, said, main=True))
-    paths = {
-        path.name.removesuffix(_SUFFIX).removeprefix(f"{kind}_"): path
-        for path in sorted(folder.glob(f"{kind}_*{_SUFFIX}"))
-    }
-    if kind == "node" and (folder / _SPECIES).exists():
-        paths.setdefault("species", folder / _SPECIES)
-    found += [CsvRows(path, name, num_rows, said) for name, path in paths.items()]
-    check_names(found)
-    return found
-
-
 def _only_row(table: Table) -> list[int]:
     """Numbers of nodes or edges, of one graph."""
     rows = table.arrays(dict.fromkeys(table.names, INTEGER), 2)
@@ -174,81 +151,3 @@ def _only_row(table: Table) -> list[int]:
     if min(numbers) < 0:
         raise BadInput.at(table.place(0), min(numbers), "at least 0", "correct it")
     return numbers
-
-
-class CsvRows:
-    """An array in text, a row a node or an edge: int64 where all columns are, else float32.
-
-    Labels are float64, NaN where there is none.
-    """
-
-    def __init__(self, path: Path, name: str, num_rows: int, said: str, main: bool = False) -> None:
-        """`said` is the file that says how many rows; `main`: one column is a row of one."""
-        self.path, self._said, self._table = path, said, Table(path, header=False)
-        width = len(self._table.names)
-        row_shape = (width,) if main or width > 1 else ()
-        dtype = _FLOAT64 if path.name == _LABEL else self._dtype()
-        self.form = SourceRows(name, dtype, row_shape, num_rows, "dense", str(path))
-
-    def pieces(self, count: int) -> Iterator[NDArray[Any]]:
-        """Rows in order; the array is reused."""
-        done = 0
-        for piece in self._table.matrix(self.form.dtype, count):
-            done += piece.shape[0]
-            _check_count(self._table, done, self.form.num_rows, self._said)
-            yield piece.reshape(-1, *self.form.row_shape)
-        _check_count(self._table, done, self.form.num_rows, self._said, ended=True)
-
-    def _dtype(self) -> np.dtype[Any]:
-        """By the first piece of the text."""
-        held = self._table.look()
-        for name, kind in held.items():
-            if kind not in (INTEGER, ColumnType(_FLOAT32)):
-                next(self._table.arrays({name: ColumnType(_FLOAT32)}, 1))  # which names the line
-                raise BadInput.at(f"{self.path}: column {name}", kind, "numbers", "correct it")
-        return INTEGER.dtype if set(held.values()) == {INTEGER} and INTEGER.dtype else _FLOAT32
-
-
-class CsvEdges:
-    """Edges in text: source,target."""
-
-    def __init__(self, path: Path, num_edges: int, said: str) -> None:
-        self.path, self.num_edges, self._said = path, num_edges, said
-        self._table = Table(path, header=False)
-        if num_edges == 0:
-            return
-        if len(self._table.names) != 2:
-            raise BadInput.at(
-                f"{path}:1", f"{len(self._table.names)} columns", "2, source and target",
-                "correct it",
-            )  # fmt: skip
-        next(self.pieces(1))  # a header is refused
-
-    def pieces(self, count: int) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
-        """(src, dst), at most `count` at a time."""
-        if self.num_edges == 0:
-            return
-        done = 0
-        for src, dst in self._table.arrays({"0": INTEGER, "1": INTEGER}, count):
-            done += src.size
-            _check_count(self._table, done, self.num_edges, self._said)
-            yield src, dst
-        _check_count(self._table, done, self.num_edges, self._said, ended=True)
-
-    def place(self, end: int, row: int) -> str:
-        """Of an id: its line."""
-        return self._table.place(row)
-
-
-def _check_count(table: Table, done: int, num_rows: int, said: str, ended: bool = False) -> None:
-    if done > num_rows:
-        raise BadInput.at(
-            table.place(num_rows),
-            "one more row",
-            f"{num_rows}, as {said} says",
-            "are they of one graph?",
-        )
-    if ended and done < num_rows:
-        raise BadInput.at(
-            f"{table.path}: end", f"{done} rows", f"{num_rows}, as {said} says", "copy it again"
-        )

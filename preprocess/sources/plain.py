@@ -14,30 +14,25 @@ Files of other names are not read.
 """
 
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from preprocess.errors import BadInput
-from preprocess.files.npy import NpyFile
-from preprocess.source import SourceRelation
+from preprocess.sources.graph import NODE, RELATION, Ends
 from preprocess.sources.plain_arrays import PlainArrays
 from preprocess.sources.plain_names import (
     CSR,
     CSR_PARTS,
     EDGES,
-    LABEL,
     META,
     SCHEMA,
     OneType,
-    array_order,
     parse_stem,
     plain_name,
-    split_order,
 )
 
-NODE, RELATION = "node", "to"
-_SCAN_ITEMS = 1 << 18
+_ENDS: Ends = (NODE, RELATION, NODE)
+_SCAN_EDGES = 1 << 18
 
 
 class _Meta(msgspec.Struct):
@@ -61,55 +56,45 @@ class PlainSource(PlainArrays):
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder, OneType(), f"{EDGES}.npy")
-        relation = self.open_edges((NODE, RELATION, NODE))
-        found: dict[str, dict[str, str]] = {}
         for stem in self.stems():
             parsed = parse_stem(stem)
-            if parsed is None:
-                continue
-            kind, raw = parsed
-            named = found.setdefault(kind, {})
-            if (name := plain_name(kind, raw)) in named:
-                raise BadInput.at(
-                    folder / f"{stem}.npy", f"an array {name!r}, which {named[name]}.npy is too",
-                    "names that differ", "rename one",
-                )  # fmt: skip
-            named[name] = stem
-        self._open_features(found.get("features", {}))
-        if LABEL in found.get("label", {}).values():
-            self.open_label(NODE, LABEL)
-        self._counts[NODE] = self._count_nodes(relation)
-        for name in split_order(named := found.get("split", {})):
-            self.open_split(NODE, name, named[name])
-        for name in array_order(named := found.get("edge_rows", {})):
-            self.open_edge_rows(relation, name, named[name])
-        for name in split_order(named := found.get("edge_split", {})):
-            self.open_edge_split(relation, name, named[name])
+            if parsed is not None and parsed[0] != "edges":
+                self._sort_in(stem, *parsed)
+        self._find_sparse()
+        self.open_relation(_ENDS)
+        self.open_type(NODE)
+        self.num_nodes[NODE] = self._count_nodes()
+        self.open_splits(NODE)
 
-    def _open_features(self, named: dict[str, str]) -> None:
-        """Dense arrays, and sparse ones: those with a `_csr.json`, or with offsets."""
-        tail, first = f"_{CSR}", f"_{CSR_PARTS[0]}"
+    def _sort_in(self, stem: str, kind: str, raw: str) -> None:
+        """Take down what a file is of."""
+        of_edges, kind = kind.startswith("edge_"), kind.removeprefix("edge_")
+        named = self.named(_ENDS if of_edges else NODE, "rows" if kind == "features" else kind)
+        name = plain_name(kind, raw)
+        if name in named:
+            raise BadInput.at(
+                self.path(stem), f"an array {name!r}, which {named[name]}.npy is too",
+                "names that differ", "rename one",
+            )  # fmt: skip
+        named[name] = stem
+
+    def _find_sparse(self) -> None:
+        """Tell sparse arrays from dense ones: those with a `_csr.json`, or with offsets."""
+        dense, tail, first = self.named(NODE, "rows"), f"_{CSR}", f"_{CSR_PARTS[0]}"
         raws = [p.stem.removesuffix(tail) for p in self._folder.glob(f"node_*{tail}.json")]
-        raws += [s.removesuffix(first) for s in named.values() if s.endswith(first)]
-        sparse = {plain_name("features", r.removeprefix("node_")): r for r in raws}
-        parts = {f"{raw}_{part}" for raw in sparse.values() for part in CSR_PARTS}
-        dense = {name: stem for name, stem in named.items() if stem not in parts}
-        for name in array_order([*dense, *sparse]):
-            if name in dense and name in sparse:
-                raise BadInput.at(
-                    self._folder / f"{dense[name]}.npy", f"{sparse[name]}{tail}.json beside it",
-                    "one of them", "remove one",
-                )  # fmt: skip
-            if name in dense:
-                self.open_features(NODE, name, dense[name])
-            else:
-                self.open_csr(NODE, name)
+        raws += [s.removesuffix(first) for s in dense.values() if s.endswith(first)]
+        parts = {f"{raw}_{part}" for raw in raws for part in CSR_PARTS}
+        for name in [name for name, stem in dense.items() if stem in parts]:
+            del dense[name]
+        for raw in raws:
+            name = plain_name("features", raw.removeprefix("node_"))
+            self.named(NODE, "csr")[name] = f"{raw}{tail}.json"
 
-    def _count_nodes(self, relation: SourceRelation) -> int:
+    def _count_nodes(self) -> int:
         counts: dict[str, int] = {Path(r.where).name: r.num_rows for r in self.node_arrays(NODE)}
         meta = self._folder / META
         if meta.exists():
-            self.files.append(meta)
+            self.add_files(meta)
             try:
                 said = msgspec.json.decode(meta.read_bytes(), type=_Meta).num_nodes
             except msgspec.MsgspecError as error:
@@ -123,15 +108,10 @@ class PlainSource(PlainArrays):
                     meta, f"{counts[META]} nodes", f"{num_nodes}, as {says} has", "correct it"
                 )
         else:
-            num_nodes = _largest(NpyFile(Path(relation.where))) + 1
+            pieces = self._edges[_ENDS].pieces(_SCAN_EDGES)
+            num_nodes = 1 + max((int(ids.max()) for ends in pieces for ids in ends), default=-1)
         if num_nodes <= 0:
             raise BadInput.at(
                 self._folder, "a graph with no nodes", "at least one", "is this the right folder?"
             )
         return num_nodes
-
-
-def _largest(file: Any) -> int:
-    """The largest item, or -1."""
-    pieces = file.pieces(0, file.size, _SCAN_ITEMS)
-    return max((int(piece.max()) for piece in pieces), default=-1)

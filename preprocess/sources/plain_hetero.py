@@ -18,7 +18,7 @@ read.
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import unquote
@@ -26,18 +26,15 @@ from urllib.parse import unquote
 import msgspec
 
 from preprocess.errors import BadInput
-from preprocess.files.npy import NpyFile
-from preprocess.source import SourceRelation
-from preprocess.sources.plain_arrays import PlainArrays
+from preprocess.sources.graph import Ends
+from preprocess.sources.plain_arrays import PlainArrays, ShiftedIds
 from preprocess.sources.plain_names import (
     CSR_PARTS,
     FORMS,
     LABEL,
     MAIN,
     SCHEMA,
-    Ends,
     SeveralTypes,
-    array_order,
     parse_stem,
     parse_stems,
     plain_name,
@@ -71,30 +68,28 @@ class PlainHeteroSource(PlainArrays):
         super().__init__(folder, SeveralTypes(), SCHEMA)
         self._schema_path = folder / SCHEMA
         self._schema = _read_schema(self._schema_path)
-        self.files.append(self._schema_path)
-        self._counts |= self._schema.node_types
-        if sum(self._counts.values()) == 0:
-            raise self._bad("a graph with no nodes", "at least one", "is this the right folder?")
-        self._of_type: dict[str, dict[str, dict[str, str]]] = {}  # kind, type -> name -> stem
+        self.add_files(self._schema_path)
+        self.num_nodes.update(self._schema.node_types)
+        self.check_nodes(self._schema_path)
         listed = [self._ends(r) for r in self._schema.relations]
         twice = next((e for i, e in enumerate(listed) if e in listed[:i]), None)
         if twice is not None:
             raise self._bad(f"relation {'|'.join(twice)} twice", "it once", "remove one")
-        self._of_edges: dict[Ends, dict[str, dict[str, str]]] = {e: {} for e in listed}
         for stem in self.stems():
-            self._sort_in(stem)
+            self._sort_in(stem, listed)
         for ends in listed:
-            self._open_relation(self.open_edges(ends), self._of_edges[ends])
-        for node_type in self._counts:
-            self._open_type(node_type, self._of_type.get(node_type, {}))
+            self.open_relation(ends)
+        for node_type in self.num_nodes:
+            self.open_type(node_type, self._schema.feature_shapes.get(node_type))
+            self.open_splits(node_type)
         self._open_target()
-        for node_type, num_nodes in self._counts.items():
+        for node_type, num_nodes in self.num_nodes.items():
             self.check_counts(node_type, num_nodes, SCHEMA)
 
-    def _sort_in(self, stem: str) -> None:
+    def _sort_in(self, stem: str, listed: Sequence[Ends]) -> None:
         """Take down what a file is of."""
         head, raws = parse_stems(stem)
-        path = self._path(stem)
+        path = self.path(stem)
         if head not in FORMS or not raws:
             return
         if len(raws) not in FORMS[head]:
@@ -105,53 +100,29 @@ class PlainHeteroSource(PlainArrays):
         names = [unquote(r) for r in raws]
         if head in ("edge", "edge_split"):
             ends: Ends = (names[0], names[1], names[2])
-            if ends not in self._of_edges:
+            if ends not in listed:
                 raise self._unknown(path, f"relation {'|'.join(ends)}", "relations")
             if len(names) > 3:
-                self._of_edges[ends].setdefault(head, {})[names[3]] = stem
+                self.named(ends, "rows" if head == "edge" else "split")[names[3]] = stem
             return
-        if names[0] not in self._counts:
+        if names[0] not in self.num_nodes:
             raise self._unknown(path, f"node type {names[0]!r}", "node_types")
-        kinds = self._of_type.setdefault(names[0], {})
+        kind = "rows" if head == "feat" else head
         if head == "feat" and raws[-1] in CSR_PARTS and len(raws) > 1:
-            kinds.setdefault("csr", {})[names[1] if len(raws) > 2 else MAIN] = stem
+            self.named(names[0], "csr")[names[1] if len(raws) > 2 else MAIN] = f"{stem}.npy"
         elif len(raws) > 2:
             raise BadInput.at(
                 path, f"a part {raws[-1]!r}", f"one of {', '.join(CSR_PARTS)}", "rename it"
             )
         else:
-            kinds.setdefault(head, {})[names[1] if len(raws) > 1 else MAIN] = stem
-
-    def _open_relation(self, relation: SourceRelation, kinds: dict[str, dict[str, str]]) -> None:
-        for name in array_order(named := kinds.get("edge", {})):
-            self.open_edge_rows(relation, name, named[name])
-        for name in split_order(named := kinds.get("edge_split", {})):
-            self.open_edge_split(relation, name, named[name])
-
-    def _open_type(self, node_type: str, kinds: dict[str, dict[str, str]]) -> None:
-        dense, sparse = kinds.get("feat", {}), kinds.get("csr", {})
-        for name in array_order([*dense, *sparse]):
-            if name in dense and name in sparse:
-                raise BadInput.at(
-                    self._path(dense[name]), f"{sparse[name]}.npy beside it", "one of them",
-                    "remove one",
-                )  # fmt: skip
-            if name in dense:
-                self.open_features(node_type, name, dense[name])
-            else:
-                shapes = self._schema.feature_shapes
-                self.open_csr(node_type, name, shapes.get(node_type) if name == MAIN else None)
-        for stem in kinds.get("label", {}).values():
-            self.open_label(node_type, stem)
-        for name in split_order(named := kinds.get("split", {})):
-            self.open_split(node_type, name, named[name])
+            self.named(names[0], kind)[names[1] if len(raws) > 1 else MAIN] = stem
 
     def _open_target(self) -> None:
         """Labels and splits in which nodes are numbered through the types."""
-        target, path = self._schema.target, self._path(LABEL)
+        target, path = self._schema.target, self.path(LABEL)
         if target is None:
             return
-        if target not in self._counts:
+        if target not in self.num_nodes:
             raise self._unknown(self._schema_path, f"target {target!r}", "node_types")
         first = self._first(target)
         if path.exists():
@@ -160,13 +131,13 @@ class PlainHeteroSource(PlainArrays):
                     path, f"labels of {target}, which have a file of their own", "one of them",
                     "remove one",
                 )  # fmt: skip
-            total, found = sum(self._counts.values()), NpyFile(path).shape[:1]
+            total, found = sum(self.num_nodes.values()), self.npy(LABEL).shape[:1]
             if found != (total,):
                 raise BadInput.at(
                     f"{path}: header", f"{found[0] if found else 0} rows",
                     f"{total}, one a node of any type", f"{SCHEMA} has {total}",
                 )  # fmt: skip
-            self.open_label(target, LABEL, first, self._counts[target])
+            self.open_label(target, LABEL, first, self.num_nodes[target])
         held = {r.name for r in self.splits(target)}
         stems = {
             plain_name(*p): s for s in self.stems() if (p := parse_stem(s)) and p[0] == "split"
@@ -174,15 +145,16 @@ class PlainHeteroSource(PlainArrays):
         for name in split_order(stems):
             if name in held:
                 raise BadInput.at(
-                    self._path(stems[name]), f"split {name} of {target}, which has another file",
+                    self.path(stems[name]), f"split {name} of {target}, which has another file",
                     "one of them", "remove one",
                 )  # fmt: skip
-            self.open_split(target, name, stems[name], first)
+            file = self.npy(stems[name])
+            self.add_split(target, ShiftedIds(name, file, first, self.num_nodes[target]))
 
     def _first(self, target: str) -> int:
         """Number of the first node of a type, counted through the types."""
         first = 0
-        for name, num_nodes in self._counts.items():
+        for name, num_nodes in self.num_nodes.items():
             if self._schema.offsets.get(name, first) != first:
                 raise self._bad(
                     f"offset {self._schema.offsets[name]} of {name}",
@@ -198,7 +170,7 @@ class PlainHeteroSource(PlainArrays):
         if len(names) != 3:
             raise self._bad(f"relation {relation!r}", '"<src>|<name>|<dst>"', "correct it")
         for name in (names[0], names[2]):
-            if name not in self._counts:
+            if name not in self.num_nodes:
                 raise self._unknown(
                     self._schema_path, f"node type {name!r} of {'|'.join(names)}", "node_types"
                 )

@@ -6,15 +6,14 @@ what would be taken for something else; readers undo that.
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Protocol
 from urllib.parse import quote, unquote
 
-Ends = tuple[str, str, str]  # type of the sources, name of the relation, type of the targets
+from preprocess.contents import SPLITS
+from preprocess.sources.graph import Ends
 
 MAIN = "x"  # the array that is called "feat" on disk
 META, SCHEMA = "meta.json", "schema.json"
 EDGES, LABEL, FEATURES = "edge_index", "node_label", "node_feat"
-SPLITS = ("train", "valid", "test")
 CSR = "csr"  # what says the shape of a sparse array
 CSR_PARTS = ("indptr", "indices", "data")
 _NODE, _EDGE, _IDS, _PAIRS = "node_", "edge_", "_idx", "_edge"
@@ -22,31 +21,6 @@ _BETWEEN = "__"
 FORMS = {  # of `SeveralTypes`: first word of a name -> numbers of names that may follow
     "edge": (3, 4), "edge_split": (4,), "feat": (1, 2, 3), "label": (1,), "split": (2,),
 }  # fmt: skip
-
-
-class PlainNames(Protocol):
-    """Names of the files of a layout, without ".npy" or ".json"."""
-
-    def edges(self, ends: Ends) -> str:
-        """(2, edges)."""
-
-    def edge_rows(self, ends: Ends, name: str) -> str:
-        """An array of a relation."""
-
-    def edge_split(self, ends: Ends, name: str) -> str:
-        """A split of a relation."""
-
-    def features(self, node_type: str, name: str) -> str:
-        """An array of a type."""
-
-    def csr(self, node_type: str, name: str, part: str) -> str:
-        """A part of a sparse array of a type, or CSR."""
-
-    def label(self, node_type: str) -> str:
-        """The labels of a type."""
-
-    def split(self, node_type: str, name: str) -> str:
-        """A split of a type."""
 
 
 class OneType:
@@ -123,6 +97,9 @@ class SeveralTypes:
     def split(self, node_type: str, name: str) -> str:
         """A split of a type."""
         return _joined("split", node_type, name)
+
+
+PlainNames = OneType | SeveralTypes  # of the files of a layout, without ".npy" or ".json"
 
 
 def parse_stem(stem: str) -> tuple[str, str] | None:

@@ -16,8 +16,7 @@ What is no array, or has other rows, is left out.  Objects are read for their at
 of a file's classes runs, and PyG need not be installed.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,61 +24,51 @@ import numpy as np
 from numpy.typing import NDArray
 
 from preprocess.errors import BadInput
+from preprocess.files.npy import StoredArray
 from preprocess.files.strided import Held, Placed, StridedRows
-from preprocess.source import SourceRelation, SourceRows
-from preprocess.sources.ends import checked
-from preprocess.sources.plain import NODE
-from preprocess.sources.pygedges import SCAN_ROWS, open_edges
-from preprocess.sources.pygfile import (
-    EDGES,
-    ONLY,
-    Ends,
-    Other,
-    Stores,
-    Value,
-    listed_nodes,
-    num_rows,
-    read_stores,
-)
+from preprocess.files.torchfile import Record, kind_of, read_torch
+from preprocess.source import SourceRows
+from preprocess.sources.arrays import ArrayRows, CompressedEdges, EdgeArray, EdgeLists, id_rows
+from preprocess.sources.graph import NODE, RELATION, Edges, Ends, GraphSource, Owner
 
+_ONLY: Ends = (NODE, RELATION, NODE)  # the relation of a `Data`
+_EDGES = ("edge_index", "adj_t")
+_COUNTED = ("x", "y", "train_mask", "val_mask", "test_mask")
 _SUFFIXES = (".pt", ".pth")
 _PROCESSED = "processed/data.pt"
 _SPLITS = {"train": "train", "val": "valid", "valid": "valid", "test": "test"}
 _RENAMED = {"edge_weight": "weight", "edge_time": "time"}
 _VALUES = ("edge_weight", "edge_attr")  # of an adjacency matrix: a number an edge, or more
 _FITTING = ("x", "y", "edge_attr", *_RENAMED)  # arrays that must have the right number of rows
+_SCAN_ROWS = 1 << 18  # that are looked through at a time
+_MOST_SHOWN = 8  # names
 
-_Reader = Callable[[int], Iterator[NDArray[Any]]]
+Store = dict[str, Any]  # what is of a type or of a relation, by name
 
 
-class PygSource:
+class PygSource(GraphSource):
     """A graph that PyG saved, homogeneous or heterogeneous.  Raises BadInput."""
 
     layout = "pyg"
-    undirected = False
 
     def __init__(self, path: Path) -> None:
         file = path / _PROCESSED if path.is_dir() else path
-        self.where, self.files, self._file = str(path), [file], file
-        stores = read_stores(file)
-        self._edges = {e: open_edges(file, held, self._place(e)) for e, held in stores.edges}
-        self.num_nodes: Mapping[str, int] = self._count_nodes(stores)
-        if not stores.edges or not any(self.num_nodes.values()):
+        super().__init__(path)
+        self._file = file
+        self.add_files(file)
+        nodes, relations = _read_stores(file)
+        self._sides: dict[Ends, list[int]] = {}  # of adjacency matrices: columns and rows
+        for ends, held in relations.items():
+            self.add_edges(ends, self._open_edges(ends, held))
+        for name in [*nodes, *(end for ends in relations for end in ends[::2])]:
+            if name not in self.num_nodes:
+                self.num_nodes[name] = self._count_nodes(name, nodes.get(name, {}))
+        if not relations or not any(self.num_nodes.values()):
             raise BadInput.at(file, "no edges, or no nodes", "edge_index and x", "is it a graph?")
-        self.relations = tuple(
-            SourceRelation(*ends, e.num_edges, e.where) for ends, e in self._edges.items()
-        )
-        self._readers: dict[SourceRows, _Reader] = {}
-        self._arrays: dict[str | Ends, list[SourceRows]] = {}
-        self._labels: dict[str, SourceRows] = {}
-        self._split_arrays: dict[str | Ends, list[_Split]] = {}
-        for name, num_nodes in self.num_nodes.items():
-            self._add(name, stores.nodes.get(name, {}), num_nodes)
-        for ends, held in stores.edges:
-            values = self._edges[ends].values
-            if values is not None:
-                held = {_VALUES[len(values.shape) > 1]: values, **held}
-            self._add(ends, held, self._edges[ends].num_edges)
+        for name, count in self.num_nodes.items():
+            self._add_store(name, nodes.get(name, {}), count, "one a node")
+        for ends, held in relations.items():
+            self._add_store(ends, held, self._edges[ends].num_edges, "one an edge")
 
     @classmethod
     def recognise(cls, path: Path) -> str | None:
@@ -89,170 +78,240 @@ class PygSource:
         is_file = path.is_file() and path.suffix in _SUFFIXES
         return f"{path.name}, a file of torch.save" if is_file else None
 
-    def edges(
-        self, relation: SourceRelation, count: int
-    ) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
-        """(src, dst), checked, at most `count` at a time."""
-        held, names = self._edges[relation[:3]], (relation.src, relation.dst)
-        sizes = self.num_nodes[names[0]], self.num_nodes[names[1]]
-        return checked(
-            held.pieces(max(count, 1)), sizes, held.place,
-            lambda end: f"{names[end]} has {sizes[end]} nodes",
-        )  # fmt: skip
-
-    def edge_rows(self, relation: SourceRelation) -> list[SourceRows]:
-        """Arrays with a row an edge."""
-        return self._arrays.get(relation[:3], [])
-
-    def edge_splits(self, relation: SourceRelation) -> list[SourceRows]:
-        """Masks and lists of positions."""
-        return self._splits_of(relation[:3])
-
-    def features(self, node_type: str) -> list[SourceRows]:
-        """Arrays with a row a node."""
-        return self._arrays.get(node_type, [])
-
-    def label(self, node_type: str) -> SourceRows | None:
-        """`y`."""
-        return self._labels.get(node_type)
-
-    def splits(self, node_type: str) -> list[SourceRows]:
-        """Masks and lists of ids."""
-        return self._splits_of(node_type)
-
-    def rows(self, rows: SourceRows, count: int) -> Iterator[NDArray[Any]]:
-        """Rows in order, not to be written to."""
-        return self._readers[rows](max(count, 1))
-
-    def _splits_of(self, owner: str | Ends) -> list[SourceRows]:
-        found = []
-        for split in self._split_arrays.get(owner, []):
-            rows = split.rows()
-            self._readers[rows] = split.pieces
-            found.append(rows)
-        return found
-
-    def _place(self, owner: str | Ends) -> str:
+    def _place(self, owner: Owner) -> str:
         """What stands before the name of an array, for messages."""
-        if owner in (NODE, ONLY):
+        if owner in (NODE, _ONLY):
             return f"{self._file}: "
         return f"{self._file}: {owner if isinstance(owner, str) else ':'.join(owner)}."
 
-    def _count_nodes(self, stores: Stores) -> dict[str, int]:
-        """Nodes of every type: those of stores, then those that relations name."""
-        counts = {}
-        for name in [*stores.nodes, *(end for ends, _ in stores.edges for end in ends[::2])]:
-            if name not in counts:
-                found = listed_nodes(stores.nodes.get(name, {}))
-                counts[name] = self._largest_id(name) + 1 if found is None else found
-                if counts[name] < 0:
-                    raise BadInput.at(
-                        f"{self._place(name)}num_nodes", counts[name], "0 or more", "correct it"
-                    )
-        return counts
+    def _open_edges(self, ends: Ends, held: Store) -> Edges:
+        """The edges among the values of a relation.  Raises BadInput: there are none."""
+        index, adjacency, where = held.get("edge_index"), held.get("adj_t"), self._place(ends)
+        if isinstance(index, Placed | Held):
+            return EdgeArray(StridedRows(self._file, index, f"{where}edge_index"))
+        if isinstance(adjacency, Record) and isinstance(
+            adjacency.attributes.get("storage"), Record
+        ):
+            parts = adjacency.attributes["storage"].attributes
+            values = parts.get("_value")
+            if isinstance(values, Placed | Held):  # the first of the arrays
+                others = dict(held)
+                held.clear()
+                held.update({_VALUES[len(values.shape) > 1]: values} | others)
+            return self._open_adjacency(ends, parts, f"{where}adj_t")
+        name, found = ("adj_t", adjacency) if adjacency is not None else ("edge_index", index)
+        raise BadInput.at(
+            f"{where}{name}", "nothing" if found is None else kind_of(found),
+            "edge_index, a tensor (2, edges), or adj_t in CSR",
+            "set it with torch_geometric.utils.to_edge_index, and save the graph again",
+        )  # fmt: skip
 
-    def _largest_id(self, name: str) -> int:
-        found = [-1]
-        for ends, edges in self._edges.items():
-            found += [edges.largest_id(end) for end in (0, 1) if ends[2 * end] == name]
-        return max(found)
+    def _open_adjacency(self, ends: Ends, parts: Store, where: str) -> Edges:
+        """`adj_t`: rows are targets, columns sources."""
+        sizes = parts.get("_sparse_sizes")
+        if not isinstance(sizes, list) or len(sizes) != 2 or not _are_counts(sizes):
+            raise BadInput.at(where, f"sizes {sizes}", "(rows, columns)", "save edge_index instead")
+        self._sides[ends] = sizes[::-1]
 
-    def _add(self, owner: str | Ends, held: Mapping[str, Value], count: int) -> None:
+        def ids(what: str, key: str, size: int | None) -> StoredArray:
+            value, place = parts.get(key), f"{where}: {what}"
+            expected = f"({'entries' if size is None else size},) of integers"
+            if not isinstance(value, Placed | Held) or not value.shape:
+                raise BadInput.at(place, "no array", expected, "save edge_index instead")
+            array = StridedRows(self._file, value, place)
+            fits = len(array.shape) == 1 and array.dtype.kind in "iu" and size in (None, array.size)
+            array.check(fits, expected, "save edge_index instead")
+            return array
+
+        columns = ids("columns", "_col", None)
+        if parts.get("_rowptr") is not None:
+            return CompressedEdges(ids("row offsets", "_rowptr", sizes[0] + 1), columns, 1, where)
+        return EdgeLists(columns, ids("rows", "_row", columns.size), where)
+
+    def _count_nodes(self, name: str, held: Store) -> int:
+        """As `num_nodes` or the rows of an array say, else by the largest id."""
+        count = _listed_nodes(held)
+        if count is None:
+            count = 0
+            for ends, edges in self._edges.items():
+                for end in (0, 1):
+                    if ends[2 * end] == name:
+                        sides = self._sides.get(ends)
+                        most = sides[end] if sides else _largest_id(edges, end) + 1
+                        count = max(count, most)
+        if count < 0:
+            raise BadInput.at(f"{self._place(name)}num_nodes", count, "0 or more", "correct it")
+        return count
+
+    def _add_store(self, owner: Owner, held: Store, count: int, says: str) -> None:
         """The arrays of a type or a relation.  Raises BadInput: one that must fit does not."""
-        arrays: dict[str, SourceRows] = {}
         for key, value in held.items():
             where = f"{self._place(owner)}{key}"
             split, _, form = key.rpartition("_")
             is_split = split in _SPLITS and form in ("mask", "idx")
-            if key in EDGES or not self._fits(key, value, None if is_split else count, where):
+            found = _num_rows(value)
+            if key in _FITTING and found is None:
+                what = "no rows" if isinstance(value, Placed | Held | int) else kind_of(value)
+                expected = "a dense array of numbers"
+                raise BadInput.at(where, what, expected, "convert it, or leave it out")
+            fits = found is not None and (is_split or key in _FITTING or found == count)
+            if key in _EDGES or not fits:
                 continue
-            assert isinstance(value, Placed | Held)
-            array = StridedRows(self._file, value, where)
-            if is_split:
-                self._add_split(owner, _Split(_SPLITS[split], array, form), count)
-                continue
-            rows = self._listed(owner, key, array)
-            if rows.name in arrays:
-                raise BadInput.at(
-                    where, f"a second array {rows.name!r}", f"one, {arrays[rows.name].where}",
-                    "leave one out",
-                )  # fmt: skip
-            arrays[rows.name] = rows
-        if isinstance(owner, str) and "y" in arrays:
-            self._labels[owner] = arrays.pop("y")
-        self._arrays[owner] = list(arrays.values())
-
-    def _fits(self, key: str, value: Value, expected: int | None, where: str) -> bool:
-        """Whether it is an array of that many rows, or any.  Raises BadInput: it must be."""
-        found = num_rows(value)
-        if key in _FITTING and found is None:
-            what = value.text if isinstance(value, Other) else "no rows"
-            raise BadInput.at(
-                where, what, "a dense array of numbers", "convert it, or leave it out"
-            )
-        if key in _FITTING and found != expected:
-            raise BadInput.at(where, f"{found} rows", expected, "save it whole, or leave it out")
-        return found is not None and expected in (None, found)
-
-    def _listed(self, owner: str | Ends, key: str, array: StridedRows) -> SourceRows:
-        if array.dtype.kind not in "biuf":
-            raise BadInput.at(array.where, f"items of {array.dtype}", "numbers", "convert it")
-        is_node = isinstance(owner, str)
-        shape = () if is_node and key == "y" and array.shape[1:] == (1,) else array.shape[1:]
-        name = key if is_node else _RENAMED.get(key, key)
-        rows = SourceRows(name, array.dtype, shape, array.num_rows, "dense", array.where)
-        self._readers[rows] = partial(_shaped, array, shape)
-        return rows
-
-    def _add_split(self, owner: str | Ends, split: "_Split", count: int) -> None:
-        others = self._split_arrays.setdefault(owner, [])
-        if split.is_mask and split.array.num_rows != count:
-            raise BadInput.at(
-                split.array.where, f"{split.array.num_rows} rows", count, "save it whole"
-            )
-        if any(s.name == split.name for s in others):
-            raise BadInput.at(
-                split.array.where, f"a second split {split.name!r}", "one", "leave one out"
-            )
-        others.append(split)
+            array, is_node = StridedRows(self._file, value, where), isinstance(owner, str)
+            if is_split and form == "mask":
+                self.add_split(owner, _Mask(_SPLITS[split], array, count, says))
+            elif is_split:
+                self.add_split(owner, id_rows(_SPLITS[split], array))
+            elif is_node and key == "y":
+                self.add_label(str(owner), ArrayRows(key, array, count, says, single=True))
+            else:
+                name = key if is_node else _RENAMED.get(key, key)
+                self.add_array(owner, ArrayRows(name, array, count, says))
 
 
-class _Split:
-    """A mask, of which the first column counts, or a list of ids."""
+class _Mask:
+    """A split as truth values, of which the first column counts."""
 
-    def __init__(self, name: str, array: StridedRows, form: str) -> None:
-        self.name, self.array, self.is_mask = name, array, form == "mask"
-        most = 2 if self.is_mask else 1
-        shape, kind = array.shape, array.dtype.kind
-        fits = kind in "bu" if self.is_mask else kind in "iu"
-        if not fits or len(shape) > most or 0 in shape[1:]:
-            raise BadInput.at(
-                array.where, f"shape {shape} of {array.dtype}",
-                "truth values, one a row" if self.is_mask else "a list of integers", "convert it",
-            )  # fmt: skip
-        self._num_ids: int | None = None
+    def __init__(self, name: str, array: StridedRows, num_rows: int, says: str) -> None:
+        shape = array.shape
+        fits = array.dtype.kind in "bu" and len(shape) <= 2 and 0 not in shape[1:]
+        array.check(fits, "truth values, one a row", "convert it")
+        rows = ArrayRows(name, array, num_rows, says)
+        self.name, self.path, self._rows, self._num_ids = name, rows.path, rows, -1
 
-    def rows(self) -> SourceRows:
-        """What it is; a mask is counted, once."""
-        if self._num_ids is None:
-            pieces = self.pieces(SCAN_ROWS) if self.is_mask else []
-            self._num_ids = sum(p.size for p in pieces) if self.is_mask else self.array.num_rows
-        dtype = np.dtype(np.int64) if self.is_mask else self.array.dtype
-        return SourceRows(self.name, dtype, (), self._num_ids, "dense", self.array.where)
+    @property
+    def form(self) -> SourceRows:
+        """What it is; the mask is counted, once."""
+        if self._num_ids < 0:
+            self._num_ids = sum(ids.size for ids in self.pieces(_SCAN_ROWS))
+        return self._rows.form._replace(
+            dtype=np.dtype(np.int64), row_shape=(), num_rows=self._num_ids
+        )
 
     def pieces(self, count: int) -> Iterator[NDArray[Any]]:
         """Ids, `count` at most at a time."""
         first = 0
-        for piece in self.array.pieces(0, self.array.num_rows, count):
-            if not self.is_mask:
-                yield piece
-                continue
+        for piece in self._rows.pieces(count):
             ids = first + np.flatnonzero(piece.reshape(piece.shape[0], -1)[:, 0])
             if ids.size:
                 yield ids
             first += piece.shape[0]
 
 
-def _shaped(array: StridedRows, shape: Sequence[int], count: int) -> Iterator[NDArray[Any]]:
-    for piece in array.pieces(0, array.num_rows, count):
-        yield piece.reshape(-1, *shape)
+def _read_stores(path: Path) -> tuple[dict[str, Store], dict[Ends, Store]]:
+    """What is of each node type and of each relation of the one graph in a file."""
+    graph = _graph_of(path, read_torch(path))
+    if isinstance(graph, Record):
+        held = graph.attributes
+        if "_node_store_dict" in held:
+            stores = [_dict(path, held.get(f"_{unit}_store_dict")) for unit in ("node", "edge")]
+            return _heterogeneous(path, stores[0] | stores[1])
+        if "_store" in held:
+            return _homogeneous(path, _values(path, held["_store"]))
+        graph = {str(k).removeprefix("__").removesuffix("__"): v for k, v in held.items()}
+    if isinstance(graph, dict) and graph:
+        if all(isinstance(v, dict | Record) for v in graph.values()):
+            return _heterogeneous(path, graph)
+        return _homogeneous(path, _values(path, graph))
+    what = "an empty dict" if isinstance(graph, dict) else f"a {kind_of(graph)}"
+    raise BadInput.at(
+        path, what, "Data, HeteroData or their to_dict()", "save one graph, not a list or a tensor"
+    )
+
+
+def _graph_of(path: Path, held: Any) -> Any:
+    """The one graph of a file.  Raises BadInput: several, or none."""
+    if isinstance(held, tuple) and len(held) in (2, 3, 4):
+        graph, slices = held[:2]
+        sizes = set(_num_graphs(slices))
+        if sizes - {1}:
+            raise BadInput.at(
+                f"{path}: slices", f"{max(sizes)} graphs", "one", "save dataset[i] of one alone"
+            )
+        return graph
+    if isinstance(held, list) and len(held) == 1:
+        return held[0]
+    return held
+
+
+def _num_graphs(slices: Any) -> Iterator[int]:
+    """As each array of a collated data set says it."""
+    if isinstance(slices, Mapping):
+        for value in slices.values():
+            yield from _num_graphs(value)
+    elif isinstance(slices, Placed | Held) and len(slices.shape) == 1:
+        yield slices.shape[0] - 1
+
+
+def _heterogeneous(path: Path, held: Store) -> tuple[dict[str, Store], dict[Ends, Store]]:
+    nodes: dict[str, Store] = {}
+    edges: dict[Ends, Store] = {}
+    for key, store in dict[Any, Any](held).items():
+        if key == "_global_store":
+            continue
+        if isinstance(key, str):
+            nodes[key] = _values(path, store)
+        elif isinstance(key, tuple) and len(key) == 3 and all(isinstance(k, str) for k in key):
+            edges[key] = _values(path, store)
+        else:
+            raise BadInput.at(
+                f"{path}: {key!r}", "this store", "a node type, or (source, relation, target)",
+                "rename it",
+            )  # fmt: skip
+    return nodes, edges
+
+
+def _homogeneous(path: Path, held: Store) -> tuple[dict[str, Store], dict[Ends, Store]]:
+    """Arrays are of nodes or of edges by name, then by how many rows they have."""
+    index = held.get("edge_index")
+    if index is None and "adj_t" not in held:
+        listed = ", ".join(list(held)[:_MOST_SHOWN]) or "nothing"
+        raise BadInput.at(path, listed, "edge_index beside it", "is it a graph of PyG?")
+    num_nodes = _listed_nodes(held)
+    num_edges = None
+    if isinstance(index, Placed | Held) and len(index.shape) == 2:
+        num_edges = index.shape[1]
+    nodes, edges = Store(), Store()
+    for key, value in held.items():
+        rows = _num_rows(value)
+        by_rows = rows is not None and rows == num_edges and rows != num_nodes
+        of_edges = "edge" in key or key in _EDGES or (by_rows and key not in _COUNTED[:2])
+        (edges if of_edges else nodes)[key] = value
+    return {NODE: nodes}, {_ONLY: edges}
+
+
+def _values(path: Path, store: Any) -> Store:
+    """What a store holds, by name; what is None is not there."""
+    held = _dict(path, store.attributes.get("_mapping") if isinstance(store, Record) else store)
+    # num_nodes of a data set of one graph is a list
+    only = {k: v[0] if isinstance(v, list) and len(v) == 1 else v for k, v in held.items()}
+    return {str(k): v for k, v in only.items() if v is not None}
+
+
+def _dict(path: Path, held: Any) -> dict[Any, Any]:
+    if not isinstance(held, dict):
+        raise BadInput.at(path, f"a {kind_of(held)} for a store", "a dict", "save it again")
+    return held
+
+
+def _listed_nodes(held: Store) -> int | None:
+    """Nodes of a store as `num_nodes` or the rows of an array say, if one does."""
+    said = held.get("num_nodes")
+    if type(said) is int:
+        return said
+    counts = (_num_rows(held.get(key)) for key in _COUNTED)
+    return next((n for n in counts if n is not None), None)
+
+
+def _num_rows(value: Any) -> int | None:
+    """Of a dense array; None where a value is none, or one number."""
+    return value.shape[0] if isinstance(value, Placed | Held) and value.shape else None
+
+
+def _are_counts(values: list[Any]) -> bool:
+    return all(type(n) is int and n >= 0 for n in values)
+
+
+def _largest_id(edges: Edges, end: int) -> int:
+    """Of the sources (0) or the targets (1), -1 without edges; a pass over the edges."""
+    return max((int(piece[end].max()) for piece in edges.pieces(_SCAN_ROWS)), default=-1)

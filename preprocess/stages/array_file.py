@@ -4,11 +4,10 @@ import ctypes
 import errno
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from threading import Thread
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,15 +22,17 @@ _LARGE_READ = 1 << 20  # bytes that are not kept in the page cache; shorter read
 _WRITE, _WRITE_AND_WAIT = 2, 7  # of sync_file_range
 
 
-class ArrayFile:
+class ArrayFile(ExitStack):
     """Numbers of one dtype.  A context manager that closes the file; removing it is the owner's.
 
     Raises OutOfSpace; CorruptBlock where it is shorter than what is read.
     """
 
     def __init__(self, path: Path, dtype: Any) -> None:
+        super().__init__()
         self.path, self.dtype = path, np.dtype(dtype)
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self.callback(os.close, self._fd)
         self.size = os.fstat(self._fd).st_size // self.dtype.itemsize
         self._begun = self._gone = self.size * self.dtype.itemsize  # bytes on their way; cached not
 
@@ -77,23 +78,6 @@ class ArrayFile:
             piece = buffer[: min(count, stop - at)]
             self.read_into(at, piece)
             yield piece
-
-    def close(self) -> None:
-        """It may be closed twice."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def _sync_range(fd: int, first: int, stop: int, flags: int, where: str) -> None:

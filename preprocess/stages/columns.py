@@ -3,7 +3,6 @@
 from collections.abc import Generator, Iterator
 from contextlib import closing
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
@@ -84,23 +83,18 @@ class ColumnFile:
             with closing(read_ahead(self._file.pieces(first, first + count, step))) as ahead:
                 yield from ahead
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def close(self) -> None:
         """Forget what is in memory, close the file."""
         self.sources, self.edge_ids = np.empty(0, np.uint32), np.empty(0, self.edge_ids.dtype)
         self.degrees, self.starts = np.empty(0, np.uint32), np.empty(0, np.int64)
         if self._file is not None:
             self._file.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def in_steps(columns: ColumnFile, step: int) -> Generator[NDArray[Any]]:

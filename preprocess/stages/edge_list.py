@@ -64,7 +64,7 @@ def rows_by_id(
     try:
         count = _fill(pieces, num_ids, num_rows, per_bucket, parts, buckets, progress)
     except BaseException:
-        buckets.__exit__(None, None, None)
+        buckets.close()
         raise
     return count, _ordered(buckets, np.diff(bounds).tolist(), parts, count, progress)
 

@@ -5,10 +5,9 @@ put in order in memory: nothing is written at random.
 """
 
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,11 +20,12 @@ from preprocess.stages.buckets import Buckets
 _STEP = 1 << 18  # edges looked at together
 
 
-class EdgePlaces:
+class EdgePlaces(ExitStack):
     """Collects places, then writes them.  A context manager."""
 
     def __init__(self, num_ids: int, dtype: str, share: int, work: Path) -> None:
         """`dtype`: of places, uint32 or uint64; its largest number means: not stored."""
+        super().__init__()
         self._num_ids, self._dtype = num_ids, np.dtype(dtype)
         each = 4 + 2 * self._dtype.itemsize  # a bucket, and its places in order
         self._step = max(1, min(_STEP, share // 4 // 40))
@@ -35,6 +35,7 @@ class EdgePlaces:
         self._buckets = Buckets(
             work / "places.buckets", sizes, [(np.uint32, 1), (self._dtype, 1)], False, share // 4
         )
+        self.enter_context(self._buckets)
         self._starts = np.empty(self._num_buckets + 1, np.int64)
         self._done = 0
 
@@ -59,17 +60,6 @@ class EdgePlaces:
                 places = np.full(count, np.iinfo(self._dtype).max, self._dtype)
                 places[self._buckets.take(b, 0)] = self._buckets.take(b, 1)
                 file.append(places)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._buckets.__exit__(kind, error, trace)
 
 
 def placed_rows(

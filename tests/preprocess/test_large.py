@@ -154,9 +154,9 @@ def test_npy_files_are_read_behind_two_to_the_32_items(tmp_path: Path):
         out.put(2 * BEYOND - 2, np.array([3, 4]))
     file = NpyFile(path)
     assert (file.shape, file.size) == ((2, BEYOND), 2 * BEYOND)
-    found = [p.tolist() for p in file.pieces(BEYOND - 2, BEYOND + 1, 2)]
+    found = [p.tolist() for p in file.flat().pieces(BEYOND - 2, BEYOND + 1, 2)]
     assert found == [[1, 2], [0]]
-    assert file.read(2 * BEYOND - 3, 3).tolist() == [0, 3, 4]
+    assert file.row(1).read(BEYOND - 3, 3).tolist() == [0, 3, 4]
 
 
 def test_edges_of_a_source_have_ids_beyond_two_to_the_32():

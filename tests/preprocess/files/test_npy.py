@@ -139,7 +139,7 @@ def test_any_bytes_in_a_header_are_read_or_refused(tmp_path_factory, data):
     path.write_bytes(raw)
     try:
         file = NpyFile(path)
-        file.read(0, file.size)
+        file.flat().read(0, file.size)
     except BadInput:
         pass
 
@@ -148,9 +148,19 @@ def test_any_bytes_in_a_header_are_read_or_refused(tmp_path_factory, data):
 def test_both_rows_are_read_in_step(tmp_path: Path, kind: str):
     values = np.arange(2000).reshape(2, 1000)
     file = open_stored(tmp_path, values, kind)
-    pairs = zip(file.pieces(0, 1000, 7), file.pieces(1000, 2000, 7), strict=True)
+    pairs = zip(*(file.row(end).all_pieces(7) for end in (0, 1)), strict=True)
     found = [np.stack(pair) for pair in pairs]
     assert np.array_equal(np.concatenate(found, axis=1), values)
+
+
+@pytest.mark.parametrize("kind", ["npy", "raw", "zip", "packed"])
+def test_rows_of_several_dimensions(tmp_path: Path, kind: str):
+    values = np.arange(60).reshape(5, 4, 3)
+    file = open_stored(tmp_path, values, kind)
+    assert np.array_equal(np.concatenate([p.copy() for p in file.all_pieces(2)]), values)
+    assert np.array_equal(file.row(3).read(1, 2), values[3, 1:3])
+    assert np.array_equal(file.row(3).row(2).read(0, 3), values[3, 2])
+    assert np.array_equal(file.flat().read(7, 9), values.reshape(-1)[7:16])
 
 
 def test_a_packed_array_takes_no_more_memory_than_a_piece(tmp_path: Path):
@@ -248,6 +258,6 @@ def test_any_bytes_in_a_zip_file_are_read_or_refused(tmp_path_factory, data):
     try:
         file = ZipArray(path, "a")
         if file.size < 100:
-            file.read(0, file.size)
+            file.flat().read(0, file.size)
     except BadInput:
         pass

@@ -28,7 +28,7 @@ def placed(array: np.ndarray, start: int = 0) -> Placed:
 
 def read(path: Path, array: Any, count: int) -> np.ndarray:
     rows = StridedRows(path, array, "a")
-    pieces = [p.copy() for p in rows.pieces(0, rows.num_rows, count)]
+    pieces = [p.copy() for p in rows.all_pieces(count)]
     assert all(0 < p.shape[0] <= count for p in pieces)
     return np.concatenate([np.empty((0, *rows.shape[1:]), rows.dtype), *pieces])
 
@@ -59,7 +59,7 @@ def test_views_are_read_as_numpy_reads_them(tmp_path_factory):
         assert np.array_equal(read(path, placed(view, start), count), view)
         if view.ndim > 1:
             row = StridedRows(path, placed(view, start), "a").row(view.shape[0] - 1)
-            assert np.array_equal(next(row.pieces(0, row.num_rows, 99)), view[-1])
+            assert np.array_equal(next(row.all_pieces(99)), view[-1])
 
     check()
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from preprocess.errors import BadInput
 from preprocess.files import tables
-from preprocess.files.tables import FLAG, INTEGER, TEXT, ColumnType, KeyWriter, Table, Texts
+from preprocess.files.tables import FLAG, INTEGER, TEXT, ColumnType, Table, Texts, writing_keys
 
 FLOAT = ColumnType(np.dtype(np.float32))
 
@@ -180,13 +180,10 @@ def test_wide_rows_take_wider_pieces(tmp_path: Path, monkeypatch):
 
 
 def test_keys_are_written_as_parquet(tmp_path: Path):
-    with KeyWriter(tmp_path / "t.parquet", text=True) as out:
+    with writing_keys(tmp_path / "t.parquet") as append:
         data = np.frombuffer("xxabé".encode(), np.uint8)
-        out.append(Texts(np.array([2, 3, 3, 6]), data))
-        out.append(Texts(np.array([0]), data[:0]))
-    with KeyWriter(tmp_path / "n.parquet", text=False) as out:
-        out.append(np.array([5, -7]))
+        append(Texts(np.array([2, 3, 3, 6]), data))
+        append(Texts(np.array([0]), data[:0]))
     assert pq.read_table(tmp_path / "t.parquet")["key"].to_pylist() == ["a", "", "bé"]
-    assert pq.read_table(tmp_path / "n.parquet")["key"].to_pylist() == [5, -7]
     assert words(Table(tmp_path / "t.parquet"), "key") == ["a", "", "bé"]
     assert Table(tmp_path / "t.parquet").look()["key"] == TEXT

@@ -111,7 +111,7 @@ REFUSED = {
     "below zero": (array("indices", [0, 0, -1, 0, 0]), "indices.dat[2]: found node id -1"),
     "damaged splits": (lambda f: (f / "split_idx.pth").write_bytes(b"PK"), "split_idx.pth: found"),
     "a list": (splits([torch.tensor([1])]), "split_idx.pth: found a list, expected a dict"),
-    "list in it": (splits({"train": [1]}), "split_idx.pth: train: found list, expected a list of"),
+    "list in it": (splits({"train": [1]}), "split_idx.pth: train: found a list, expected a list"),
     "float split": (splits({"test": torch.rand(2)}), "pth: test: found shape (2,) of float32"),
     "masks": (splits({"test": torch.ones(4, dtype=torch.bool)}), "test: found shape (4,) of bool"),
     "far id": (splits({"valid": torch.tensor([0, 4])}), "split_idx.pth: valid[1]: found node id 4"),
@@ -135,4 +135,6 @@ def test_no_nodes_are_refused(tmp_path: Path):
     np.zeros(1, np.int64).tofile(tmp_path / "indptr.dat")
     for name in ("indices", "features", "labels"):
         (tmp_path / f"{name}.dat").write_bytes(b"")
-    assert_refused(tmp_path, lambda: GinexSource(tmp_path), "conf.json: found no nodes")
+    assert_refused(
+        tmp_path, lambda: GinexSource(tmp_path), "conf.json: found a graph with no nodes"
+    )

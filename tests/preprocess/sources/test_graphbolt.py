@@ -14,8 +14,9 @@ from preprocess.errors import BadInput
 from preprocess.ingest import ingest
 from preprocess.options import IngestOptions
 from preprocess.source import SourceRows
-from preprocess.sources.graphbolt import GraphBoltSource
-from preprocess.sources.listed import RowFile, read_list, write_listed
+from preprocess.sources.arrays import ArrayRows, open_array
+from preprocess.sources.graph import MadeRows
+from preprocess.sources.graphbolt import GraphBoltSource, write_listed
 from tests.preprocess.quiet import QUIET
 from tests.preprocess.sources.reading import read_all, ready
 
@@ -188,11 +189,15 @@ def test_listed_values_in_any_window(tmp_path_factory, num_nodes, window, width,
         values = np.arange(ids.size * width, dtype=np.int8).reshape(-1, width) + i
         np.save(folder / f"ids{i}.npy", ids)
         np.save(folder / f"values{i}.npy", values)
-        lists.append([RowFile(folder / f"{n}{i}.npy", "numpy") for n in ("ids", "values")])
+        lists.append(
+            tuple(
+                ArrayRows(n, open_array(folder / f"{n}{i}.npy", "numpy")) for n in ("ids", "values")
+            )
+        )
         expected[ids] = values
     form = SourceRows("label", dtype, (width,), num_nodes, "dense", "here")
     write_listed(lists, form, folder / "out", window)
-    found = np.concatenate([p.copy() for p in read_list(folder / "out", form, 7)])
+    found = np.concatenate([p.copy() for p in MadeRows(form, folder / "out").pieces(7)])
     assert np.array_equal(found, expected, equal_nan=floats)
     assert [p.name for p in folder.iterdir() if p.suffix != ".npy"] == ["out"]
 

@@ -12,12 +12,11 @@ from blockstore.errors import BudgetTooSmall
 from preprocess.errors import BadInput
 from preprocess.files.tables import Texts
 from preprocess.sources import idmap
-from preprocess.sources.idmap import KeyColumn, KeyMap, KeySizes, map_keys
+from preprocess.sources.idmap import KeyColumn, KeyMap, map_keys, table_bytes_of
 
-LARGE = KeySizes(1 << 20, 2, 1 << 10)
-TINY = KeySizes(1700, 64, 16)  # 40 keys a bucket; buffers of one key or two
-NONE = KeySizes(0, 64, 64)  # no table in memory grows at all
-FILES = KeySizes(1 << 20, 16, 24)  # by buckets, though all would fit
+LARGE = 1 << 20
+TINY = 1200  # a pass numbers 40 keys
+LEAST = 1000  # a pass numbers a few keys
 
 
 def texts(keys: list[bytes]) -> Texts:
@@ -35,16 +34,14 @@ def key_column(keys: list[bytes], path: Path, piece: int = 5) -> KeyColumn:
 
 
 def run(
-    folder: Path, defined: list[bytes] | None, referring: list[list[bytes]], sizes: KeySizes
+    folder: Path, defined: list[bytes] | None, referring: list[list[bytes]], table_bytes: int
 ) -> tuple[KeyMap, list[list[int]]]:
     """The map, and the ids of each referring column."""
     first = None if defined is None else key_column(defined, folder / "nodes")
     others = [key_column(keys, folder / f"edges{i}") for i, keys in enumerate(referring)]
-    if sizes is FILES:
-        columns = idmap._Columns(first, tuple(others), bytes.decode)
-        found = idmap._Buckets(columns, folder, sizes, lambda _: None).run()
-    else:
-        found = map_keys(first, others, folder, sizes, bytes.decode, lambda _: None)
+    done = []
+    found = map_keys(first, others, folder, table_bytes, bytes.decode, done.append)
+    assert sum(done) == len(defined or []) + sum(map(len, referring))
     ids = [
         np.fromfile(o.ids, file.dtype).tolist()
         for o, file in zip(others, found.columns, strict=True)
@@ -64,7 +61,7 @@ KEYS = st.one_of(
 
 @given(
     nodes=st.lists(KEYS, min_size=1, max_size=120, unique=True), data=st.data(),
-    sizes=st.sampled_from([LARGE, TINY, FILES]),
+    sizes=st.sampled_from([LARGE, TINY, LEAST]),
 )  # fmt: skip
 def test_keys_that_nodes_define(tmp_path_factory, nodes, data, sizes):
     folder = tmp_path_factory.mktemp("map")
@@ -78,7 +75,7 @@ def test_keys_that_nodes_define(tmp_path_factory, nodes, data, sizes):
 
 @given(
     referring=st.lists(st.lists(KEYS, max_size=80), min_size=1, max_size=4),
-    sizes=st.sampled_from([LARGE, TINY, FILES]),
+    sizes=st.sampled_from([LARGE, TINY, LEAST]),
 )
 def test_keys_by_first_appearance(tmp_path_factory, referring, sizes):
     number: dict[bytes, int] = {}
@@ -89,17 +86,17 @@ def test_keys_by_first_appearance(tmp_path_factory, referring, sizes):
     assert ids == [[number[key] for key in keys] for keys in referring]
 
 
-def test_many_keys_in_buckets_are_as_in_memory(tmp_path: Path):
+def test_many_keys_in_several_passes_are_as_in_one(tmp_path: Path):
     rng = np.random.default_rng(3)
     nodes = [f"node {n:x}".encode() for n in rng.permutation(20_000)]
     edges = [nodes[i] for i in rng.integers(0, len(nodes), 30_000)]
     for defined in (nodes, None):
-        maps = [run(tmp_path, defined, [edges], s) for s in (KeySizes(1 << 15, 64, 256), LARGE)]
+        maps = [run(tmp_path, defined, [edges], s) for s in (1 << 16, 8 << 20)]
         assert maps[0] == maps[1]
 
 
-@pytest.mark.parametrize("sizes", [LARGE, TINY, FILES])
-def test_keys_of_one_hash_stay_apart(tmp_path: Path, monkeypatch, sizes: KeySizes):
+@pytest.mark.parametrize("sizes", [LARGE, TINY])
+def test_keys_of_one_hash_stay_apart(tmp_path: Path, monkeypatch, sizes: int):
     """Of 30 keys every hash is the same: only their bytes tell them apart."""
 
     def same(offsets, data, out):
@@ -123,9 +120,9 @@ SPOILED: dict[str, tuple[Callable[[list[bytes], list[bytes]], object], str]] = {
 }
 
 
-@pytest.mark.parametrize("sizes", [LARGE, TINY, FILES])
+@pytest.mark.parametrize("sizes", [LARGE, TINY])
 @pytest.mark.parametrize("name", SPOILED)
-def test_refusals_name_the_row(tmp_path: Path, name: str, sizes: KeySizes):
+def test_refusals_name_the_row(tmp_path: Path, name: str, sizes: int):
     nodes = [b"key %d" % i for i in range(100)]
     edges = nodes[::-1]
     spoil, words = SPOILED[name]
@@ -136,31 +133,33 @@ def test_refusals_name_the_row(tmp_path: Path, name: str, sizes: KeySizes):
     assert not list(tmp_path.glob("keymap-*"))
 
 
-def test_a_bucket_that_does_not_fit_says_so(tmp_path: Path):
-    with pytest.raises(BudgetTooSmall, match="too many keys"):
-        run(tmp_path, [b"key %d" % i for i in range(3000)], [], NONE)
+@pytest.mark.parametrize("sizes", [LARGE, TINY])
+def test_ids_become_wider_where_uint32_does_not_hold_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sizes: int
+):
+    nodes = [b"key %d" % i for i in range(100)]
+    done: list[int] = []
+    for most, dtype in ((100, np.uint32), (99, np.uint64)):
+        monkeypatch.setattr(idmap, "_NARROW", most)
+        column = key_column(nodes[::-1], tmp_path / "edges")
+        first = key_column(nodes, tmp_path / "nodes")
+        found = map_keys(first, [column], tmp_path, sizes, bytes.decode, done.append)
+        assert found.columns[0].dtype == dtype
+        assert np.fromfile(column.ids, dtype).tolist() == list(range(100))[::-1]
+
+
+def test_a_key_that_does_not_fit_says_so(tmp_path: Path):
+    with pytest.raises(BudgetTooSmall, match="a key too long"):
+        run(tmp_path, [b"key", b"k" * 2000], [], TINY)
     with pytest.raises(BudgetTooSmall, match="expected at least --mem 16M"):
-        KeySizes.of(1 << 20)
-
-
-def fill(table: idmap._Table) -> None:
-    """Keys until it is full."""
-    for i in range(10**6):
-        keys = texts([b"%d %d" % (i, k) for k in range(64)])
-        table.find(keys, idmap._hashed(keys), idmap.DEFINE)
+        table_bytes_of(1 << 20)
 
 
 @pytest.mark.parametrize("most_bytes", [5_000, 70_000, 1 << 20])
 def test_tables_grow_within_what_they_are_given(most_bytes: int):
-    table = idmap._Table(most_bytes)
-    with pytest.raises(idmap._Full):
-        fill(table)
+    table, i = idmap._Table(most_bytes), 0
+    while not table.is_full:
+        i += 1
+        table.find(texts([b"%d %d" % (i, k) for k in range(64)]), idmap.DEFINE)
     arrays = (table._slots, table._hashes, table._starts, table._held)
     assert most_bytes // 8 < sum(a.nbytes for a in arrays) <= most_bytes + 64
-
-
-def test_sizes_of_a_budget_stay_within_it():
-    for mem_bytes in (16 << 20, 100 << 20, 1 << 30, 1 << 40):
-        sizes = KeySizes.of(mem_bytes)
-        assert sizes.buckets.bit_count() == 1
-        assert sizes.table_bytes + 2 * sizes.buckets * sizes.buffer_bytes < mem_bytes

@@ -161,7 +161,7 @@ REFUSED = {
     "a split list": (put("split_dict.pt", [[0]]), "split_dict.pt: found a list, expected a dict"),
     "pairs as a split": (
         put("split_dict.pt", {"train": torch.zeros(2, 2, dtype=torch.int64)}),
-        "split_dict.pt: train: header: found shape (2, 2)",
+        "split_dict.pt: train: found shape (2, 2)",
     ),
     "a name of two": (two_names, "paper___cites: found 2 names"),
     "no features": (removed("processed/paper/node_feat.npy"), "node_feat.npy: found no file"),
@@ -173,7 +173,7 @@ REFUSED = {
     "no edges": (removed(f"processed/{CITES}"), "edge_index.npy: found no file"),
     "edges truncated": (cut(f"processed/{CITES}"), "edge_index.npy: end: found "),
     "edges of pairs": (saved(CITES, np.zeros((5, 2), int)), "header: found shape (5, 2)"),
-    "edges of floats": (saved(CITES, np.zeros((2, 5))), "header: found items of float64"),
+    "edges of floats": (saved(CITES, np.zeros((2, 5))), "header: found shape (2, 5) of float64"),
     "id too large": (saved(CITES, [[0, 7], [1, 1]]), "edge_index.npy[0, 1]: found node id 7"),
     "id below zero": (saved(CITES, [[0, 1], [1, -1]]), "edge_index.npy[1, 1]: found node id -1"),
     "too few rows": (saved("paper/node_feat.npy", FEATURES[1:]), "found 6 rows, expected 7"),
@@ -181,7 +181,7 @@ REFUSED = {
     "Fortran order": (saved("paper/node_feat.npy", np.asfortranarray(FEATURES)), "Fortran order"),
     "text": (saved("paper/node_year.npy", np.array(["a"] * 7)), "node_year.npy: found items of"),
     "features truncated": (cut("processed/paper/node_feat.npy"), "node_feat.npy: end: found "),
-    "split of floats": (put("split_dict.pt", {"train": torch.ones(2)}), "split_dict.pt: train: he"),
+    "split of floats": (put("split_dict.pt", {"train": torch.ones(2)}), "found shape (2,) of f"),
     "split of text": (put("split_dict.pt", {"train": "all"}), "split_dict.pt: train: found a str"),
     "split out of range": (put("split_dict.pt", {"train": torch.tensor([0, 7])}), "train[1]: fou"),
     "splits overlap": (

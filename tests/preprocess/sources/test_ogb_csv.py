@@ -253,7 +253,7 @@ REFUSED = {
     ),
     "a number": (
         held("split/time/split_dict.pt", {"train": torch.tensor(2)}),
-        "split_dict.pt: train: found shape () of",
+        "split_dict.pt: train: found one number",
     ),
     "a list": (held("split/time/split_dict.pt", {"train": [1]}), "split_dict.pt: train: found a "),
     "large id": (
@@ -347,7 +347,7 @@ def test_what_is_refused_of_several_types_is_named(tmp_path: Path, name: str):
     [
         (
             {"edge": torch.ones(3, 2)},
-            "train.pt: edge: found shape (3, 2) of float32, expected (pair",
+            "train.pt: edge: found shape (3, 2) of float32, expected (n, 2",
         ),
         (
             {"edge": torch.ones(2, 3, dtype=torch.long)},

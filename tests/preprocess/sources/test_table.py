@@ -22,7 +22,6 @@ from preprocess.ingest import ingest
 from preprocess.options import IngestOptions
 from preprocess.prepare import keys_of
 from preprocess.sources import idmap
-from preprocess.sources.idmap import KeySizes
 from preprocess.sources.table import TableSource
 from tests.preprocess.quiet import QUIET
 from tests.preprocess.sources.reading import read_all, ready, texts_of
@@ -245,7 +244,7 @@ def test_ids_of_any_kind_in_any_memory(tmp_path_factory, data, parquet, tiny):
     write_edges(folder, nodes, edges, parquet)
     with pytest.MonkeyPatch.context() as patch:
         if tiny:
-            patch.setattr(KeySizes, "of", lambda _: KeySizes(1700, 64, 16))
+            patch.setattr("preprocess.sources.nodeids.table_bytes_of", lambda _: 1700)
         source = TableSource(folder)
         with ready(source, folder) as keys:
             found = read_all(source)
@@ -415,9 +414,9 @@ REFUSED = {
     "no text": (likes(",-3,1,1,1,1,"), "likes.csv.gz:3: found nothing in column 'user'"),
     "row out of range": (
         text("came.csv", "user,day\nann,0\nbob,2\n"),
-        "came.csv:3: found node id 2 in column 'day', expected 0 to 1",
+        "came.csv:3: column 'day': found node id 2, expected 0 to 1",
     ),
-    "row below zero": (text("came.csv", "user,day\nann,-1\n"), "came.csv:2: found node id -1"),
+    "row below zero": (text("came.csv", "user,day\nann,-1\n"), "column 'day': found node id -1"),
     "weight": (likes("ann,-3,much,1,1,1,"), "likes.csv.gz: column stars: found text, expected num"),
     "time": (likes("ann,-3,1,,1,1,"), "likes.csv.gz:3: found nothing in column 'when'"),
     "word of a split": (likes("ann,-3,1,1,1,1,dev"), "likes.csv.gz:3: found another word"),

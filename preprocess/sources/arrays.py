@@ -1,0 +1,215 @@
+"""Rows and edges in arrays of any file format: checked when they are opened, read in order."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from preprocess.errors import BadInput
+from preprocess.files.npy import NpyFile, StoredArray
+from preprocess.files.torchfile import kind_of, open_tensor, read_torch
+from preprocess.source import SourceRows
+
+_PIECE = 1 << 16  # offsets at a time
+_AGAIN = "write the matrix again"
+_PAIRS, _LIST = (2,), ()  # shapes of a row of ids
+
+IdShapes = Sequence[tuple[int, ...]]
+
+
+class ArrayRows:
+    """Rows of an array under a name: all, or `count` from `first` on.  Raises BadInput."""
+
+    def __init__(
+        self,
+        name: str,
+        file: StoredArray,
+        num_rows: int | None = None,
+        says: str = "one a node",
+        single: bool | None = None,
+        first: int = 0,
+        count: int | None = None,
+    ) -> None:
+        """Check the shape and the dtype.
+
+        num_rows   that there must be, as `says`
+        single     True: a row of one item is a number; False: a number is a row of one
+        """
+        shape, self._file, self._first = file.shape, file, first
+        fits = len(shape) > 0 and 0 not in shape[1:] and not file.fortran_order
+        file.check(fits and file.dtype.kind in "biuf", "rows of numbers in C order")
+        if num_rows not in (None, shape[0]):
+            raise BadInput.at(
+                file.header, f"{shape[0]} rows", f"{num_rows}, {says}", "is it of this graph?"
+            )
+        row_shape = shape[1:]
+        if single is not None and prod(row_shape) == 1:
+            row_shape = () if single else row_shape or (1,)
+        self.name, self.path = name, file.path
+        self.form = SourceRows(
+            name, file.dtype, row_shape, shape[0] if count is None else count, "dense", file.where
+        )
+
+    def pieces(self, count: int) -> Iterator[NDArray[Any]]:
+        """Rows in order; the array is reused."""
+        stop = self._first + self.form.num_rows
+        for piece in self._file.pieces(self._first, stop, count):
+            yield piece.reshape(-1, *self.form.row_shape)
+
+
+def id_rows(name: str, file: StoredArray, shapes: IdShapes = (_LIST,)) -> ArrayRows:
+    """A split: ids or positions, or pairs of ids, as `shapes` of a row says.  Raises BadInput."""
+    words = {_LIST: "(n,)", _PAIRS: "(n, 2)"}
+    fits = len(file.shape) > 0 and file.shape[1:] in shapes and file.dtype.kind in "iu"
+    expected = f"{' or '.join(words[s] for s in shapes)} of integers"
+    file.check(fits, expected, "save a list of ids, or pairs (source, target) of edges")
+    return ArrayRows(name, file)
+
+
+def read_dict(path: Path) -> dict[str, Any]:
+    """A torch file that holds a dict by name.  Raises BadInput."""
+    held = read_torch(path)
+    if not isinstance(held, dict) or not all(isinstance(name, str) for name in held):
+        what = "names that are not text" if isinstance(held, dict) else f"a {kind_of(held)}"
+        raise BadInput.at(path, what, "a dict by name", "save one")
+    return held
+
+
+def torch_ids(name: str, path: Path, key: str, held: Mapping[str, Any]) -> ArrayRows:
+    """A split under a key of what `read_dict` gave.  Raises BadInput: it is no list of ids."""
+    return id_rows(name, open_tensor(path, f"{path}: {key}", held[key], "a list of node ids"))
+
+
+def open_array(path: Path, form: str) -> StoredArray:
+    """A file of one array: "numpy" or "torch".  Raises BadInput."""
+    if form == "torch":
+        return open_tensor(path, str(path), read_torch(path), "one tensor")
+    if form != "numpy":
+        raise BadInput.at(path, f"format {form!r}", "numpy or torch", "correct it")
+    return NpyFile(path)
+
+
+class EdgeArray:
+    """Edges in one array, (2, edges) or, where `paired`, (edges, 2).  Raises BadInput."""
+
+    def __init__(self, file: StoredArray, paired: bool = False) -> None:
+        shape, ends = file.shape, 1 if paired else 0
+        fits = len(shape) == 2 and shape[ends] == 2 and file.dtype.kind in "iu"
+        expected = f"{'(edges, 2)' if paired else '(2, edges)'} of integers"
+        file.check(fits, expected, "transpose or convert it")
+        self.path, self.where, self.num_edges = file.path, file.where, shape[1 - ends]
+        self._paired = paired
+        self._together = paired != file.fortran_order  # both ends of an edge lie side by side
+        self._file = file.transposed() if file.fortran_order else file
+
+    def pieces(self, count: int) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
+        """(src, dst), at most `count` at a time; the arrays are reused."""
+        if not self._together:
+            src, dst = (self._file.row(end).all_pieces(count) for end in (0, 1))
+            yield from zip(src, dst, strict=True)
+            return
+        split = np.empty((2, min(count, self.num_edges)), self._file.dtype)
+        for pairs in self._file.all_pieces(count):
+            src_ids, dst_ids = split[:, : pairs.shape[0]]
+            src_ids[:], dst_ids[:] = pairs[:, 0], pairs[:, 1]
+            yield src_ids, dst_ids
+
+    def place(self, end: int, row: int) -> str:
+        """Of one end of an edge, for messages."""
+        return f"{self.where}[{row}, {end}]" if self._paired else f"{self.where}[{end}, {row}]"
+
+
+class EdgeLists:
+    """Edges as two arrays of ids, sources and targets, of one length."""
+
+    def __init__(self, src: StoredArray, dst: StoredArray, where: str) -> None:
+        self.path, self.where, self.num_edges = src.path, where, src.size
+        self._ends = src, dst
+
+    def pieces(self, count: int) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
+        """(src, dst), at most `count` at a time: both are read in step."""
+        src, dst = (end.all_pieces(count) for end in self._ends)
+        return zip(src, dst, strict=True)
+
+    def place(self, end: int, row: int) -> str:
+        """Of one end of an edge, for messages."""
+        return f"{self._ends[end].where}[{row}]"
+
+
+class CompressedEdges:
+    """A sparse matrix in CSR or CSC.  Raises BadInput."""
+
+    def __init__(self, indptr: StoredArray, indices: StoredArray, major: int, where: str) -> None:
+        """`major`: which end `indptr` stands for, sources (0) or targets (1)."""
+        self.path, self.where, self.num_edges = indices.path, where, indices.size
+        self._indptr, self._indices, self._major = indptr, indices, major
+
+    def pieces(self, count: int) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
+        """(src, dst) in the order of the file, `count` at a time; arrays are reused."""
+        indptr = self._indptr
+        major = major_ids(indptr.all_pieces(_PIECE), indptr.where, self.num_edges, count)
+        minor = self._indices.all_pieces(count)
+        return zip(minor, major, strict=True) if self._major else zip(major, minor, strict=True)
+
+    def place(self, end: int, row: int) -> str:
+        """Of an entry, for messages."""
+        return f"{self._indices.where}[{row}]"
+
+    def check_ends(self) -> None:
+        """The first and the last offset, read alone, are right.  Raises BadInput."""
+        indptr = self._indptr
+        for at, expected in ((0, 0), (indptr.size - 1, self.num_edges)):
+            found = int(indptr.read(at, 1)[0])
+            if found != expected:
+                raise BadInput.at(f"{indptr.where}[{at}]", f"offset {found}", expected, _AGAIN)
+
+
+def major_ids(
+    indptr: Iterator[NDArray[np.integer]], where: str, num_entries: int, count: int
+) -> Iterator[NDArray[np.int64]]:
+    """The row (column, in CSC) of every entry in order, `count` at a time; the array is reused.
+
+    indptr       integers   in pieces; the first is 0, none is below the one before it
+    where        of `indptr`, for messages
+    num_entries  what the last of `indptr` must be
+
+    Raises BadInput.
+    """
+    out = np.empty(min(count, num_entries), np.int64)
+    filled, last, row = 0, 0, -1  # ids in `out`; the offset before a piece, and the row it ends
+    for piece in indptr:
+        ends = piece.astype(np.int64)
+        starts = np.concatenate([[last], ends[:-1]])
+        _check_offsets(starts, ends, row, num_entries, where)
+        done = last
+        while done < ends[-1]:
+            stop = min(done + count - filled, int(ends[-1]))
+            low = int(np.searchsorted(ends, done, "right"))
+            high = int(np.searchsorted(ends, stop, "left")) + 1
+            here = np.minimum(ends[low:high], stop) - np.maximum(starts[low:high], done)
+            ids = np.arange(row + low, row + high, dtype=np.int64)
+            out[filled : filled + stop - done] = np.repeat(ids, here)
+            filled, done = filled + stop - done, stop
+            if filled == count:
+                yield out
+                filled = 0
+        last, row = int(ends[-1]), row + ends.size
+    if last != num_entries:
+        raise BadInput.at(f"{where}[{row}]", last, f"{num_entries}, the entries", _AGAIN)
+    if filled:
+        yield out[:filled]
+
+
+def _check_offsets(
+    starts: NDArray[np.int64], ends: NDArray[np.int64], row: int, num_entries: int, where: str
+) -> None:
+    bad = (ends < starts) | (ends > num_entries)
+    if row < 0:
+        bad[0] = ends[0] != 0
+    if bad.any():
+        at = int(np.argmax(bad))
+        expected = "0" if row + at < 0 else f"{starts[at]} to {num_entries}, in ascending order"
+        raise BadInput.at(f"{where}[{row + 1 + at}]", f"offset {ends[at]}", expected, _AGAIN)
