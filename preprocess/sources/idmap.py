@@ -30,6 +30,8 @@ from preprocess.kernels.keys import (
     REFER,
     TWICE,
     UNKNOWN,
+    HashedKeys,
+    KeyTable,
     fill_slots,
     find_keys,
     hash_keys,
@@ -171,12 +173,11 @@ class _Table:
     def find(self, keys: Texts, hashed: NDArray[np.uint64], how: int) -> "_Found":
         """Numbers of keys, as far as they are found or may be added.  Raises _Full."""
         out = np.empty(len(keys), np.uint32)
-        at, why = 0, NO_ROOM
+        asked, at, why = HashedKeys(keys.offsets, keys.data, hashed), 0, NO_ROOM
         while why == NO_ROOM:
-            at, why = find_keys(
-                self._slots, self._hashes, self._starts, self._held, self.counts,
-                keys.offsets, keys.data, hashed, at, how, out,
-            )  # fmt: skip
+            table = KeyTable(self._slots, self._hashes, self._starts, self._held, self.counts)
+            at, why = find_keys(table, asked, at, how, out)
+            del table  # arrays that anything refers to would not grow in place
             if why == NO_ROOM:
                 self._grow(int(keys.offsets[at + 1] - keys.offsets[at]))
         return _Found(out, int(at), int(why))

@@ -20,6 +20,7 @@ import numpy as np
 from blockstore.store import open_store, read_rows
 from preprocess.hops.hops import default_threads
 from preprocess.kernels.hops import sum_edges
+from preprocess.kernels.rowsum import Edges, RowTable
 from preprocess.progress import Progress
 from preprocess.stages.product import Product, Step, count_degrees, new_columns
 from preprocess.stored import stored_edges
@@ -105,14 +106,15 @@ def open_rows(path: Path, threads: int, at_random: bool) -> Iterator[Run]:
     ids = (np.arange(edges) % nodes.num_nodes).astype(np.uint32)
     if at_random:
         ids = np.random.default_rng(0).integers(0, nodes.num_nodes, edges, np.uint32)
+    table, drawn = RowTable(rows, width, 0), Edges(ids, None, edges)
     cuts = [edges * i // threads for i in range(threads + 1)]
     out = new_columns(threads * -(-width // 16) * 16)
     with ThreadPoolExecutor(threads) as pool:
 
         def add(part: int) -> None:
             sum_edges(
-                rows, width, ids, cuts[part], cuts[part + 1], edges, 0, None, 0, out,
-                part * (out.size // threads), -1, np.float32(1),
+                table, drawn, cuts[part], cuts[part + 1], 0, out, part * (out.size // threads), -1,
+                np.float32(1),
             )  # fmt: skip
 
         yield lambda: rates(best(lambda: list(pool.map(add, range(threads)))), edges, width)
