@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from blockstore.format import PAGE_BYTES, row_geometry
 from blockstore.kernels.rowcache import plan_extents
+from blockstore.kernels.rows import row_layout
 from blockstore.store import Store, open_store, read_rows
 from clients.torch import NeighborDataset
 from loaderd.devicecost import FLASH, RUN_BYTES
@@ -58,17 +59,14 @@ def extents_of(
     nodes   id_dtype (num_nodes,)   of all types
     """
     geometry = row_geometry(served.array, store.manifest.block_bytes)
+    layout = row_layout(geometry, served.array.row_bytes)
     first = served.node_type.first
     low, high = np.searchsorted(nodes, [first, first + served.node_type.num_nodes])
     rows = nodes[low:high] - nodes.dtype.type(first)
     runs = np.empty((rows.size, 5), np.int64)
 
     def plan(gap: int) -> tuple[int, int]:
-        count = plan_extents(
-            rows, 0, rows.size, geometry.rows_per_block, served.array.row_bytes,
-            geometry.slot_bytes, geometry.blocks_per_shard, gap, RUN_BYTES // PAGE_BYTES,
-            runs,
-        )  # fmt: skip
+        count = plan_extents(rows, 0, rows.size, layout, gap, RUN_BYTES // PAGE_BYTES, runs)
         return int(count), int(runs[:count, 2].sum())
 
     blocks = np.unique(rows // rows.dtype.type(geometry.rows_per_block)).size

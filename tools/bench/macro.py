@@ -15,7 +15,15 @@ from typing import Annotated, Any
 import numpy as np
 import torch
 
-from blockstore.kernels.members import add_range, count_members, draw_members, words_size
+from blockstore.kernels.members import (
+    MemberColumns,
+    Members,
+    add_range,
+    count_members,
+    draw_members,
+    words_size,
+)
+from blockstore.kernels.picks import UNIFORM, Column, Draws, Rule
 from blockstore.kernels.random import make_key
 from blockstore.store import open_store
 from clients.torch import Batch, NeighborDataset, Prefetcher, prefetch
@@ -114,6 +122,7 @@ def open_induced(store_path: Path) -> Iterator[Run]:
     draws, starts = np.empty(FRONTIER * FANOUT, sources.dtype), np.arange(FRONTIER) * FANOUT
     counts, key = np.empty(FRONTIER, np.uint32), np.uint64(make_key(0, 0, 0, 0, 0))
     none = np.empty(0, np.uint32)
+    rule = Rule(FANOUT, False, UNIFORM, key, none, none.view("i8"), none.view("u8"))
 
     def run() -> Mapping[str, float]:
         begun = time.perf_counter()
@@ -124,9 +133,11 @@ def open_induced(store_path: Path) -> Iterator[Run]:
         first = np.concatenate([[0], np.cumsum(kept, dtype=np.int64)])[:-1]
         begun = time.perf_counter()
         draw_members(
-            words, 0, 0, members, first, kept, columns, none, nodes, FRONTIER, FANOUT, False, key,
-            starts, draws, none, counts,
-        )  # fmt: skip
+            Members(words, 0, members, 0),
+            MemberColumns(first, kept, columns, none, none.view("f4"), np.empty((0, 3), np.int64)),
+            Column(nodes, 0, counts, rule),
+            Draws(starts, draws, starts, none, rule.limits),
+        )
         draw_filtered_s = time.perf_counter() - begun
         filtered = draws.copy(), counts.copy()
         begun = time.perf_counter()
