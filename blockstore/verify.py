@@ -6,11 +6,18 @@ from pathlib import Path
 import numpy as np
 
 from blockstore.errors import CorruptBlock
-from blockstore.format import EXTEND_FOLDER, ROOT, NodeType, RowArray, blocked_arrays, shard_path
+from blockstore.format import (
+    EXTEND_FOLDER,
+    ROOT,
+    HopSet,
+    NodeType,
+    RowArray,
+    blocked_arrays,
+    shard_path,
+)
 from blockstore.store import Store, open_store, read_rows, scan_blocks, scan_rows
-from blockstore.verify_copies import check_copies
-from blockstore.verify_graph import RelationVerifier, VerifyReport
-from blockstore.verify_hops import check_hops
+from blockstore.verify_copies import check_copies, compare_rows
+from blockstore.verify_graph import VerifyReport, check_columns
 
 
 def verify_store(path: Path) -> VerifyReport:
@@ -22,14 +29,14 @@ def verify_store(path: Path) -> VerifyReport:
     """
     store, report = open_store(path), VerifyReport()
     for relation in store.manifest.relations:
-        RelationVerifier(store, relation, report).run()
+        check_columns(store, relation, relation, report)
     for node_type in store.manifest.types:
         _check_ids(store, node_type)
         report.nodes += node_type.num_nodes
         if node_type.hubs is not None or node_type.halo is not None:
             check_copies(store, node_type, report)
         for hops in node_type.hops.values():
-            check_hops(store, node_type, hops)
+            _check_hops(store, node_type, hops)
     for array in store.manifest.row_arrays():
         _check_rows(store, array, report)
     report.strays = _strays(store)
@@ -60,15 +67,34 @@ def _check_rows(store: Store, array: RowArray, report: VerifyReport) -> None:
 def _check_ids(store: Store, node_type: NodeType) -> None:
     """original_id and store_id undo each other."""
     where = store.path / node_type.store_id.path
-    size = node_type.num_nodes
     original = read_rows(store, node_type.original_id).astype(np.int64)
     for first, rows in scan_rows(store, node_type.store_id):
         places = rows.astype(np.int64) - node_type.first
-        sound = (places >= 0) & (places < size)
-        sound[sound] = original[places[sound]] == (first + np.flatnonzero(sound))
-        if not sound.all():
-            bad = first + int(np.flatnonzero(~sound)[0])
+        wrong = np.flatnonzero(original[places] != np.arange(first, first + rows.size))
+        if wrong.size:
+            bad = first + int(wrong[0])
             raise CorruptBlock(
                 f"{where}[{bad}]: store id {rows[bad - first]} does not lead back to it, expected "
                 f"original_id to be its inverse"
             )
+
+
+def _check_hops(store: Store, node_type: NodeType, hops: HopSet) -> None:
+    """Each node occurs once; labels and hop 0 are those of the type.
+
+    Memory: ids of the type and, where the set has as many nodes, four times those.
+    """
+    where = store.path / hops.nodes.path
+    nodes = read_rows(store, hops.nodes)
+    distinct, first = np.unique(nodes, return_index=True)
+    if distinct.size != nodes.size:
+        again = nodes[np.setdiff1d(np.arange(nodes.size), first)]
+        raise CorruptBlock(f"{where}: node {again[0]} occurs twice, expected each once")
+    feature, hop = node_type.features.get(hops.feature), next(iter(hops.operators.values()))[0]
+    if feature is None:
+        raise CorruptBlock(f"{where}: hops of {hops.feature!r}, which the type has not")
+    places = read_rows(store, node_type.store_id)[nodes].astype(np.int64) - node_type.first
+    if hops.label is not None and node_type.label is not None:
+        compare_rows(store, node_type.label, hops.label, places)
+    if feature.dtype == hop.dtype and not feature.scale_path:
+        compare_rows(store, feature, hop, places)

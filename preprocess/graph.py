@@ -14,7 +14,10 @@ from numpy.typing import NDArray
 
 from blockstore.format import Partitioning
 from preprocess.contents import Contents, RelationContents
+from preprocess.kernels.edges import NO_RANKS, Ends, Records
 from preprocess.kernels.levels import (
+    HeldColumns,
+    WordBits,
     advance_columns,
     gather_columns,
     rename_columns,
@@ -34,9 +37,7 @@ from preprocess.stages.csc import (
     RECORD_BYTES,
     Columns,
     ColumnSorter,
-    Ends,
     RawEdges,
-    Records,
     Widths,
     cut_buckets,
     sorted_columns,
@@ -281,16 +282,14 @@ class GraphStages:
         del counts
         sorter = ColumnSorter(widths, False)
         edge_ids = file.edge_ids if widths.edge else file.edge_ids[:0]
+        held = HeldColumns(file.starts, file.degrees, file.sources, edge_ids)
+        bits = WordBits(widths.node_bits, widths.edge_bits, widths.column_bits)
         with self._progress.stage("rename columns", file.num_edges, "edges") as stage:
             for b, size in enumerate(sizes.tolist()):
                 low, high = int(bounds[b]), int(bounds[b + 1])
                 starts = np.empty(widths.num_groups(high - low) + 1, np.int64)
                 values = sorter.values(size)
-                gather_columns(
-                    order, low, high, file.starts, file.degrees, file.sources, edge_ids,
-                    nodes.rank, widths.node_bits, widths.edge_bits, widths.column_bits, starts,
-                    values,
-                )  # fmt: skip
+                gather_columns(order[low:high], held, nodes.rank, bits, starts, values)
                 yield sorter.from_values(values, starts, low, high - low)
                 stage.advance(size)
 
@@ -298,7 +297,7 @@ class GraphStages:
 def _stored_ends(relation: RelationContents, nodes: NodeOrder | None) -> Ends:
     """Both ends by store id; columns count from the first node of their type."""
     src, dst = relation.src, relation.dst
-    ranks: tuple[NDArray[Any] | None, NDArray[Any] | None] = (None, None)
+    ranks: tuple[NDArray[Any], NDArray[Any]] = (NO_RANKS, NO_RANKS)
     if nodes is not None:
         ranks = nodes.rank[src.first : src.stop], nodes.rank[dst.first : dst.stop]
     return Ends(relation.undirected, relation.keep_loops, *ranks, src.first, dst.first, dst.first)

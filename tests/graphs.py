@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from blockstore.format import ITEM_BYTES, giant_capacity
+from blockstore.kernels.columns import BlockView, view_blocks
 from blockstore.pack import GraphPacker
 
 ID_DTYPES = st.sampled_from(["uint32", "uint64"])
@@ -82,6 +83,16 @@ class Held(NamedTuple):
     def item_bytes(self) -> tuple[int, int, int, int]:
         """Bytes of an edge in each section."""
         return _item_bytes(self.id_dtype, self.edge_id_dtype, self.beside)
+
+    def view(
+        self, arena: NDArray[np.uint8] | None = None, slots: NDArray[np.int32] | None = None
+    ) -> BlockView:
+        """What kernels take; `arena` and `slots` in place of the graph's own."""
+        return view_blocks(
+            self.arena if arena is None else arena, self.id_dtype, self.edge_id_dtype,
+            self.slot_of_block if slots is None else slots, self.first_node, self.slot_bytes,
+            *self.item_bytes()[1:3], self.capacity,
+        )  # fmt: skip
 
     def ids(self) -> NDArray[Any]:
         """The arena as node ids."""

@@ -16,7 +16,7 @@ from blockstore.io.buffers import byte_view
 from blockstore.io.files import open_to_read, probe_direct, read_exact
 from blockstore.kernels.crc import find_bad_page
 from blockstore.store import BlockedFile, corrupt_page
-from blockstore.validate import GraphCheck
+from blockstore.validate import GraphCheck, RowCheck
 
 MERGE_BYTES = 4 << 20  # of adjacent blocks, at most, in one call
 _TASK_RUNS, _TASK_PAGES = 16, 256  # runs of pages that one thread takes at a time, at most
@@ -392,11 +392,14 @@ class BlockReader:
             first = (run.first + i) * pages
             expected = file.crcs[first : first + pages]
             data = self._data[start : start + size]
-            bad = int(find_bad_page(data, pages, expected))
+            if isinstance(file.check, GraphCheck):
+                bad = file.check.find_bad_page(run.first + i, data, expected, where)
+            else:
+                bad = int(find_bad_page(data, pages, expected))
             if bad >= 0:
                 place = offset + i * size + bad * PAGE_BYTES
                 raise corrupt_page(where, place, data[bad * PAGE_BYTES :], int(expected[bad]))
-            if file.check is not None:
+            if isinstance(file.check, RowCheck):
                 file.check.check(run.first + i, data, where)
         with self._lock:
             self.bytes_read += size * len(starts)

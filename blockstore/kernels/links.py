@@ -11,6 +11,7 @@ from blockstore.kernels.columns import (
     NUM_CARRIED,
     NUM_NODES,
     sections,
+    slot_word,
 )
 from blockstore.kernels.jit import leaf, njit
 from blockstore.kernels.random import draw_below
@@ -30,37 +31,33 @@ def _column_of(arena32, base, edge):
 
 
 @leaf
-def find_ends(
-    arena32, ids, edge_ids, edge_bytes, entries, num, places, blocks, first_edge, first_node,
-    slot_of_block, slot_bytes, id_bytes, src, dst, index,
-):  # fmt: skip
-    """Sources and targets of edges by their place in the order of the blocks, which are present.
+def find_ends(view, entries, blocks, first_edge, src, dst, index, times):
+    """Ends of edges by their place in the order of the blocks, which are present.
 
-    edge_ids    the arena viewed as edge ids; edge_bytes: of one in a block, 0: there are none
-    entries     uint32 (>= num,)          which of the edges are meant
-    places      int64                     of each edge
+    view        BlockView
+    entries     uint32                    which of the edges are meant
     blocks      int32                     block of each edge
     first_edge  uint64 (num_blocks + 1,)  edges before each block
-    first_node  uint64 (num_blocks + 1,)
     src, dst    id_dtype                  out, store ids
-    index       int64                     out: edge ids, or places where there are none
+    index       int64                     in: place of each edge; out: its edge id, if it has one
+    times       int64                     out; of size 0: not wanted
     """
-    for j in range(num):
+    for j in range(entries.size):
         i = np.int64(entries[j])
         block = np.int64(blocks[i])
-        slot = np.int64(slot_of_block[block])
-        base = slot * (slot_bytes // 4)
-        k = places[i] - np.int64(first_edge[block])
-        start = np.int64(arena32[base + EDGES_START])
-        first, edge_at, _, _ = sections(arena32, slot, slot_bytes, id_bytes, edge_bytes, 0)
-        src[i] = ids[first + k]
-        if k < np.int64(arena32[base + NUM_CARRIED]):  # of the last column that starts before
-            dst[i] = np.int64(first_node[block]) - 1
+        base = slot_word(view, block)
+        k = index[i] - np.int64(first_edge[block])
+        start = np.int64(view.words[base + EDGES_START])
+        first, edge_at, _, time_at = sections(view, np.int64(view.slots[block]))
+        src[i] = view.ids[first + k]
+        if k < np.int64(view.words[base + NUM_CARRIED]):  # of the last column that starts before
+            dst[i] = np.int64(view.first_node[block]) - 1
         else:
-            dst[i] = np.int64(first_node[block]) + _column_of(arena32, base, start + k)
-        index[i] = places[i]
-        if edge_bytes:
-            index[i] = edge_ids[edge_at + k]
+            dst[i] = np.int64(view.first_node[block]) + _column_of(view.words, base, start + k)
+        if view.edge_bytes:
+            index[i] = view.edge_ids[edge_at + k]
+        if times.size:
+            times[i] = view.longs[time_at + k]
 
 
 @njit(nogil=True, cache=True)

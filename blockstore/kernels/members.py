@@ -1,35 +1,68 @@
 """Subgraphs over some of the nodes: who is a member, members' columns, and draws from these.
 
-Arguments that the kernels share:
-
-words     uint64 (2 * (nodes // 64 + 1),)   pairs: a bit for each of 64 nodes, 1 for members; how
-                                            many members come before them (a member's *rank*)
-base      int      rank of the first member of a type: its columns and rows count from there
-starts    int64    of each member of a type, where its column lies in `sources`
-degrees   uint32   edges in the column
-sources   id_dtype columns, sources that are members alone; `edge_ids` and `weights` beside them, of
-                   size 0 where they are not wanted
+A member's *rank* is the number of members before it.
 """
 
+from typing import Any, NamedTuple
+
 import numpy as np
+from numpy.typing import NDArray
 
 from blockstore.kernels.columns import (
-    EDGES_START,
     HEADER_WORDS,
     NUM_CARRIED,
-    NUM_EDGES,
     NUM_NODES,
+    sections,
 )
-from blockstore.kernels.heap import push
 from blockstore.kernels.intrinsics import popcount, prefetch
 from blockstore.kernels.jit import leaf, njit
-from blockstore.kernels.picks import pick_positions, scratch_size
-from blockstore.kernels.random import node_key
+from blockstore.kernels.picks import (
+    EDGE_FIRST,
+    FIRST,
+    FOUND,
+    GROUP,
+    GROUP_ROWS,
+    UNIFORM,
+    Room,
+    fetch_group,
+    pick_column,
+    scratch_size,
+)
+from blockstore.kernels.ranked import Heap, put_picks, rank_edges
 from blockstore.kernels.rows import NO_ROW
-from blockstore.kernels.weighted import weight_key
 
-_GROUP = 64  # columns whose memory is asked for before any is used
 _ONE, _ALL = np.uint64(1), np.uint64(2**64 - 1)
+
+
+class Members(NamedTuple):
+    """Who is a member, and the type whose columns and rows are meant."""
+
+    words: NDArray[np.uint64]  # (words_size,) pairs: a bit for each of 64 nodes, 1 for members; how
+    #   many members come before them
+    first: int  # store id of the type's first node
+    num_nodes: int  # of the type
+    base: int  # rank of the type's first member: its columns and rows count from there
+
+
+class MemberColumns(NamedTuple):
+    """Columns of one relation by rank, with the sources that are members alone."""
+
+    starts: NDArray[np.int64]  # where the column lies in `sources`
+    degrees: NDArray[np.uint32]
+    sources: NDArray[Any]  # id_dtype
+    edge_ids: NDArray[Any]  # beside the sources; size 0: not wanted
+    weights: NDArray[np.float32]  # likewise
+    fragments: NDArray[np.int64]  # (blocks, 3) of each block: rank of the column that it carries
+    #   edges of, where they begin and how many; rank -1: it carries none that are wanted
+
+
+class Wanted(NamedTuple):
+    """Columns, or rows of an array, of one part."""
+
+    low: int
+    high: int
+    nodes: NDArray[Any]  # id_dtype: store id of each; size 0: columns are store ids
+    take: NDArray[np.uint8]  # 0: not this one; size 0: all
 
 
 def words_size(num_nodes: int) -> int:
@@ -82,227 +115,203 @@ def take_new(words, nodes, take):
 
 
 @leaf
-def _copy_members(
-    words, ids, edge_ids, floats, at, edge_at, weight_at, count, sources, out_ids, out_weights, to
-):
+def _copy_members(view, at, edge_at, weight_at, count, members, columns, to):
     """Edges of a column whose source is a member, from `to` on; returns where they end."""
     for k in range(count):
-        source = ids[at + k]
-        sources[to] = source
-        if out_ids.size:
-            out_ids[to] = edge_ids[edge_at + k]
-        if out_weights.size:
-            out_weights[to] = floats[weight_at + k]
-        to += np.int64(_is_member(words, source))
+        source = view.ids[at + k]
+        columns.sources[to] = source
+        if columns.edge_ids.size:
+            columns.edge_ids[to] = view.edge_ids[edge_at + k]
+        if columns.weights.size:
+            columns.weights[to] = view.floats[weight_at + k]
+        to += np.int64(_is_member(members.words, source))
     return to
 
 
 @leaf
-def filter_block(
-    block, ids, edge_ids, floats, edge_bytes, first_node, low, high, nodes, take, words, base,
-    starts, degrees, sources, out_ids, out_weights, to, fragments, row,
-):  # fmt: skip
-    """Columns [low, high) of a graph block without sources that are no members, from `to` on.
+def filter_block(view, first_node, wanted, members, columns, to, row):
+    """Wanted columns of a graph block without sources that are no members, from `to` on.
 
-    block       uint32 view of the block; ids, edge_ids, floats: its other views
-    edge_bytes  of an edge id in the block, 0 where it has none
-    first_node  int    of the block: the first column that starts here
-    nodes       id_dtype (high - low,)   store id of each column; empty: columns are store ids
-    take        uint8 (high - low,)      0: not this column; empty: all
-    fragments   int64 (blocks, 3)        out, at `row`: rank of the column that the block carries
-                                         edges of, where they begin and how many; untouched
-                                         where it carries none that are wanted
+    view        BlockView of the block alone, in slot 0
+    first_node  int    the first column that starts in the block
+    row         int    of the block, in the fragments
 
     All edges of the block have room.  Returns where the next column would begin.
     """
-    id_bytes = ids.itemsize
-    begin = np.int64(block[EDGES_START])
-    num_edges, carried = np.int64(block[NUM_EDGES]), np.int64(block[NUM_CARRIED])
-    at = ((begin + num_edges) * id_bytes + 7) // 8 * 8
-    edge_at, weight_at = np.int64(0), np.int64(0)
-    if edge_bytes:
-        edge_at = at // edge_bytes
-        at = (at + num_edges * edge_bytes + 7) // 8 * 8
-    weight_at = at // 4
+    block = view.words
+    begin, edge_at, weight_at, _ = sections(view, 0)
     for column in range(first_node - 1, first_node + np.int64(block[NUM_NODES])):
-        if column < low or column >= high:
+        if column < wanted.low or column >= wanted.high:
             continue
-        if take.size and not take[column - low]:
+        if wanted.take.size and not wanted.take[column - wanted.low]:
             continue
         if column < first_node:
-            skip, count = np.int64(0), carried
+            skip, count = np.int64(0), np.int64(block[NUM_CARRIED])
         else:
             offset = HEADER_WORDS + column - first_node
             skip = np.int64(block[offset]) - begin
             count = np.int64(block[offset + 1]) - begin - skip
-        node = np.int64(nodes[column - low]) if nodes.size else column
-        rank = rank_of(words, node) - base
+        node = np.int64(wanted.nodes[column - wanted.low]) if wanted.nodes.size else column
+        rank = rank_of(members.words, node) - members.base
         end = _copy_members(
-            words, ids, edge_ids, floats, begin + skip, edge_at + skip, weight_at + skip, count,
-            sources, out_ids, out_weights, to,
-        )  # fmt: skip
-        if column < first_node:
-            if carried:
-                fragments[row, 0], fragments[row, 1], fragments[row, 2] = rank, to, end - to
-        else:
-            starts[rank], degrees[rank] = to, end - to
+            view, begin + skip, edge_at + skip, weight_at + skip, count, members, columns, to
+        )
+        if column >= first_node:
+            columns.starts[rank], columns.degrees[rank] = to, end - to
+        elif count:
+            fragment = columns.fragments[row]
+            fragment[0], fragment[1], fragment[2] = rank, to, end - to
         to = end
     return to
 
 
 @leaf
-def join_fragments(fragments, starts, degrees, sources, edge_ids, weights):
-    """Columns that go on in further blocks, in one piece; `fragments` in the order of blocks."""
+def join_fragments(columns):
+    """Columns that go on in further blocks, in one piece; fragments are in the order of blocks."""
+    fragments, sources = columns.fragments, columns.sources
     for row in range(fragments.shape[0]):
         rank, at = fragments[row, 0], fragments[row, 1]
         if rank < 0:
             continue
-        to = starts[rank] + np.int64(degrees[rank])
+        to = columns.starts[rank] + np.int64(columns.degrees[rank])
         for k in range(fragments[row, 2]):
             sources[to + k] = sources[at + k]
-            if edge_ids.size:
-                edge_ids[to + k] = edge_ids[at + k]
-            if weights.size:
-                weights[to + k] = weights[at + k]
-        degrees[rank] += fragments[row, 2]
+            if columns.edge_ids.size:
+                columns.edge_ids[to + k] = columns.edge_ids[at + k]
+            if columns.weights.size:
+                columns.weights[to + k] = columns.weights[at + k]
+        columns.degrees[rank] += fragments[row, 2]
 
 
 @leaf
-def address_group(
-    first, stop, nodes, take, in_order, words, base, rows_per_block, row_bytes, slot_bytes,
-    per_shard, shard, places, out,
-):  # fmt: skip
-    """out[rank] = arena byte offset of the rows [first, stop) of an array that lie in the arena.
+def address_group(wanted, in_order, members, layout, shard, places, out):
+    """out[rank] = arena byte offset of rows of an array that lie in the arena.
 
-    nodes      id_dtype (stop - first,)   store id of each row; where `in_order`, of the first one
-    take       uint8 (stop - first,)      0: not this row; empty: all
-    per_shard  blocks of a shard
-    places     int64 (shards,)            where byte 0 of shard `shard`, `shard` + 1, ... would lie
+    in_order   wanted.nodes holds the store id of the first row alone, the others follow
+    layout     RowLayout
+    places     int64 (shards,)   where byte 0 of shard `shard`, `shard` + 1, ... would lie
     out        uint64 (members of the type,)
     """
-    for row in range(first, stop):
-        i = row - first
-        if take.size and not take[i]:
+    for row in range(wanted.low, wanted.high):
+        i = row - wanted.low
+        if wanted.take.size and not wanted.take[i]:
             continue
-        node = np.int64(nodes[0]) + i if in_order else np.int64(nodes[i])
-        block = row // rows_per_block
-        number = block // per_shard
-        offset = (block - number * per_shard) * slot_bytes
-        offset += (row - block * rows_per_block) * row_bytes
-        out[rank_of(words, node) - base] = places[number - shard] + offset
+        node = np.int64(wanted.nodes[0]) + i if in_order else np.int64(wanted.nodes[i])
+        block = row // layout.rows_per_block
+        number = block // layout.blocks_per_shard
+        offset = (block - number * layout.blocks_per_shard) * layout.block_bytes
+        offset += (row - block * layout.rows_per_block) * layout.row_bytes
+        out[rank_of(members.words, node) - members.base] = places[number - shard] + offset
 
 
 @leaf
-def address_members(words, nodes, num, first, num_nodes, base, addresses, out):
+def _is_of_type(members, node):
+    return members.first <= np.int64(node) < members.first + members.num_nodes
+
+
+@leaf
+def address_members(members, nodes, addresses, out):
     """out[i] = addresses[rank of node i], or NO_ROW for a node of another type; uint64."""
-    for start in range(0, num, _GROUP):
-        count = min(_GROUP, num - start)
-        for i in range(start, start + count):
+    words = members.words
+    for start in range(0, nodes.size, GROUP):
+        stop = min(start + GROUP, nodes.size)
+        for i in range(start, stop):
             prefetch(words, 2 * (np.int64(nodes[i]) >> 6))
-        for i in range(start, start + count):
+        for i in range(start, stop):
             out[i] = NO_ROW
-            if first <= np.int64(nodes[i]) < first + num_nodes:
-                rank = rank_of(words, nodes[i]) - base
+            if _is_of_type(members, nodes[i]):
+                rank = rank_of(words, nodes[i]) - members.base
                 out[i] = rank
                 prefetch(addresses, rank)
-        for i in range(start, start + count):
+        for i in range(start, stop):
             if out[i] != NO_ROW:
                 out[i] = addresses[np.int64(out[i])]
 
 
 @leaf
-def member_degrees(words, nodes, num, first, num_nodes, base, degrees, counts):
-    """counts[i] = edges of each node's column, uint32; 0 for a node of another type."""
-    for i in range(num):
-        counts[i] = 0
-        if first <= np.int64(nodes[i]) < first + num_nodes:
-            counts[i] = degrees[rank_of(words, nodes[i]) - base]
+def member_degrees(members, degrees, column):
+    """Degrees into the column's counts; 0 for a node of another type."""
+    for i in range(column.nodes.size):
+        column.counts[i] = 0
+        if _is_of_type(members, column.nodes[i]):
+            rank = rank_of(members.words, column.nodes[i]) - members.base
+            column.counts[i] = degrees[rank]
 
 
 @njit(nogil=True, cache=True)
-def draw_members(
-    words, base, first, num_nodes, starts, degrees, sources, edge_ids, nodes, num, fanout, replace,
-    key, draw_starts, draws, edge_draws, counts,
-):  # fmt: skip
-    """draws[draw_starts[i] : + counts[i]] = sampled sources of node i, all of them members.
-
-    nodes       id_dtype (>= num,)    the frontier: members
-    fanout      neighbors wanted, negative: all
-    edge_draws  the same picks' edge ids; of size 0: not wanted
-    counts      uint32 (>= num,)      out: min(degree, fanout); with replacement fanout or 0
+def draw_members(members, columns, column, draws):
+    """Sampled sources and edges of a frontier, all of them members; see `sample.draw_columns`.
 
     A column's picks depend on (key, node) and its members alone.
     """
-    scratch = np.full(scratch_size(fanout), -1, np.int64)
-    places = np.empty(_GROUP, np.int64)
-    for start in range(0, num, _GROUP):
-        _draw_group(
-            words, base, first, num_nodes, starts, degrees, sources, edge_ids, nodes, start,
-            min(_GROUP, num - start), fanout, replace, key, draw_starts, draws, edge_draws, counts,
-            scratch, places,
-        )  # fmt: skip
+    fanout = column.rule.fanout
+    if column.rule.kind == UNIFORM:
+        room = Room(
+            np.empty((GROUP_ROWS, GROUP), np.int64), np.full(scratch_size(fanout), -1, np.int64)
+        )
+        _draw_uniform(members, columns, column, draws, room)
+    else:
+        heap = Heap(np.empty(max(1, fanout), np.int64), np.empty(max(1, fanout), np.int64))
+        _draw_ranked(members, columns, column, draws, heap)
 
 
 @leaf
-def _draw_group(
-    words, base, first, num_nodes, starts, degrees, sources, edge_ids, nodes, start, count, fanout,
-    replace, key, draw_starts, draws, edge_draws, counts, scratch, places,
-):  # fmt: skip
+def _draw_uniform(members, columns, column, draws, room):
+    for start in range(0, column.nodes.size, GROUP):
+        count = min(GROUP, column.nodes.size - start)
+        _pick_group(members, columns, column, start, count, draws, room)
+        fetch_group(columns.sources, columns.edge_ids, count, draws, room.table)
+
+
+@leaf
+def _pick_group(members, columns, column, start, count, draws, room):
+    nodes, table = column.nodes, room.table
     for i in range(start, start + count):
-        prefetch(words, 2 * (np.int64(nodes[i]) >> 6))
-    for i in range(start, start + count):
-        counts[i], places[i - start] = 0, -1
-        if first <= np.int64(nodes[i]) < first + num_nodes:
-            rank = rank_of(words, nodes[i]) - base
-            places[i - start] = rank
-            prefetch(starts, rank)
-            prefetch(degrees, rank)
-    for i in range(start, start + count):
-        rank = places[i - start]
+        prefetch(members.words, 2 * (np.int64(nodes[i]) >> 6))
+    for g in range(count):
+        table[FIRST, g] = -1
+        if _is_of_type(members, nodes[start + g]):
+            rank = rank_of(members.words, nodes[start + g]) - members.base
+            table[FIRST, g] = rank
+            prefetch(columns.starts, rank)
+            prefetch(columns.degrees, rank)
+    for g in range(count):
+        rank = table[FIRST, g]
+        table[FOUND, g] = 0
         if rank < 0:
+            column.counts[start + g] = 0
             continue
-        degree = np.int64(degrees[rank])
-        places[i - start] = starts[rank]
-        whole = fanout < 0 or (degree <= fanout and not replace)
-        counts[i] = degree if whole or degree == 0 else np.int64(fanout)
-        at = draw_starts[i]
-        if whole:
-            for k in range(degree):
-                draws[at + k] = k
-        elif degree:
-            pick_positions(draws, at, degree, fanout, replace, nodes[i], key, scratch)
-        for k in range(np.int64(counts[i])):
-            prefetch(sources, starts[rank] + np.int64(draws[at + k]))
-    for i in range(start, start + count):
-        at, place = draw_starts[i], places[i - start]
-        for k in range(np.int64(counts[i])):
-            edge = place + np.int64(draws[at + k])
-            if edge_draws.size:
-                edge_draws[at + k] = edge_ids[edge]
-            draws[at + k] = sources[edge]
+        table[FIRST, g] = table[EDGE_FIRST, g] = columns.starts[rank]
+        pick_column(
+            columns.sources, columns.edge_ids, column, start + g, np.int64(columns.degrees[rank]),
+            draws, g, room,
+        )  # fmt: skip
 
 
 @njit(nogil=True, cache=True)
-def draw_weighted_members(
-    words, base, first, num_nodes, starts, degrees, sources, edge_ids, weights, nodes, num, fanout,
-    key, draw_starts, draws, edge_draws, counts,
-):  # fmt: skip
-    """The same by weights, without replacement, as `kernels.weighted` draws."""
-    keys, places = np.empty(max(1, fanout)), np.empty(max(1, fanout), np.int64)
-    for i in range(num):
-        counts[i] = 0
-        if not first <= np.int64(nodes[i]) < first + num_nodes:
-            continue
-        rank = rank_of(words, nodes[i]) - base
-        begin, nkey, found = starts[rank], node_key(key, nodes[i]), np.int64(0)
-        for k in range(np.int64(degrees[rank])):
-            mark = weight_key(nkey, k, weights[begin + k])
-            if mark < np.inf:
-                found = push(keys, places, found, fanout, mark, k, False)
-        places[:found].sort()
-        counts[i] = found
-        at = draw_starts[i]
-        for k in range(found):
-            if edge_draws.size:
-                edge_draws[at + k] = edge_ids[begin + places[k]]
-            draws[at + k] = sources[begin + places[k]]
+def _draw_ranked(members, columns, column, draws, heap):
+    positions = heap.positions
+    for i in range(column.nodes.size):
+        found = _rank_column(members, columns, column, i, heap)
+        if found > 0:
+            positions[:found].sort()
+            _put_column(members, columns, column, i, positions[:found], draws)
+
+
+@leaf
+def _rank_column(members, columns, column, i, heap):
+    """Edges of least weight key into the heap; how many."""
+    column.counts[i] = 0
+    if column.rule.fanout == 0 or not _is_of_type(members, column.nodes[i]):
+        return np.int64(0)
+    rank = rank_of(members.words, column.nodes[i]) - members.base
+    return rank_edges(
+        columns.weights, columns.starts, columns.starts[rank], 0, np.int64(columns.degrees[rank]),
+        column, i, heap, np.int64(0),
+    )  # fmt: skip
+
+
+@leaf
+def _put_column(members, columns, column, i, positions, draws):
+    begin = columns.starts[rank_of(members.words, column.nodes[i]) - members.base]
+    put_picks(columns.sources, columns.edge_ids, begin, begin, column, i, positions, draws)

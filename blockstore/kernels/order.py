@@ -48,7 +48,7 @@ def missing_keys(nodes, num, divisor, addresses, keys):
 
 
 @njit(nogil=True, cache=True)
-def mark_missing(nodes, order, low, high, first, rows_per_block, addresses, marks):
+def mark_missing(nodes, order, low, high, view, addresses, marks):
     """Mark the blocks of the rows among entries order[low:high] that have no address yet.
 
     marks   uint8 (num_blocks,)   out: 1 where a row is needed; the caller clears it
@@ -56,35 +56,34 @@ def mark_missing(nodes, order, low, high, first, rows_per_block, addresses, mark
     for j in range(low, high):
         i = order[j]
         if addresses[i] == ABSENT:
-            marks[(np.int64(nodes[i]) - first) // rows_per_block] = 1
+            marks[(np.int64(nodes[i]) - view.first) // view.rows_per_block] = 1
 
 
 @njit(nogil=True, cache=True)
-def stage_rows(
-    data, nodes, order, low, high, first, rows_per_block, row_bytes, transit, slot_bytes,
-    addresses, area, cursor,
-):  # fmt: skip
+def stage_rows(data, nodes, order, low, high, view, addresses, area, cursor):
     """Copy rows whose block is in transit into the row area, and give them their addresses.
 
     data       uint8 (arena bytes,)
     order      uint32                    entries low..high are looked at
-    transit    int32 (num_blocks,)       slot of each block that is in transit now, else -1
+    view       RowView                   its slots: of the blocks that are in transit now
     addresses  uint64                    in: ABSENT where the row is wanted; out: where it is now
     area       int64 (slots,)            slots of the row area of this array
     cursor     int64                     rows in the area so far
 
     Returns the number of rows in the area, int64.
     """
+    rows_per_block, row_bytes, slot_bytes = view.rows_per_block, view.row_bytes, view.slot_bytes
     rows_per_slot = slot_bytes // row_bytes
     for j in range(low, high):
         i = order[j]
         if addresses[i] != ABSENT:
             continue
-        row = np.int64(nodes[i]) - first
+        row = np.int64(nodes[i]) - view.first
         block = row // rows_per_block
-        if transit[block] < 0:
+        slot = np.int64(view.slots[block])
+        if slot < 0:
             continue
-        source = transit[block] * slot_bytes + (row - block * rows_per_block) * row_bytes
+        source = slot * slot_bytes + (row - block * rows_per_block) * row_bytes
         target = area[cursor // rows_per_slot] * slot_bytes + (cursor % rows_per_slot) * row_bytes
         copy_row(data, source, data, target, row_bytes)
         addresses[i] = target

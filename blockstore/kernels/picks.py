@@ -1,12 +1,68 @@
-"""Which of a column's edges are picked: positions, drawn without or with replacement."""
+"""Which of a column's edges are picked at random: positions, with replacement or without."""
+
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from blockstore.kernels.intrinsics import mulhi
+from blockstore.kernels.intrinsics import mulhi, prefetch
 from blockstore.kernels.jit import leaf
 from blockstore.kernels.random import draw_hash, mix, node_key
 
+UNIFORM, BY_WEIGHT, UNTIL, LATEST = range(4)  # kinds of a rule; all but the first rank edges
 _LINEAR = 64  # fanout up to which a pick is looked for among the others one by one
+
+
+class Rule(NamedTuple):
+    """How many of a column's edges are picked, and which.
+
+    UNIFORM draws positions.  The other kinds look at every edge and keep those of least rank, see
+    `kernels.ranked`; their fanout is 0 or more.
+    """
+
+    fanout: int  # -1: all edges
+    replace: bool  # of a uniform draw
+    kind: int
+    key: np.uint64  # of the hop and relation
+    trees: NDArray[np.uint32]  # tree of each node if edges are picked up to a time, else empty
+    limits: NDArray[np.int64]  # latest time of each tree
+    roots: NDArray[np.uint64]  # number of each tree, which no other tree of the epoch has
+
+
+class Column(NamedTuple):
+    """The columns of a frontier's nodes in one relation."""
+
+    nodes: NDArray[Any]  # id_dtype: store ids
+    relation: int
+    counts: NDArray[np.uint32]  # out: edges picked of each
+    rule: Rule
+    items: bool = False  # edges are told by their items, not by their ids
+
+
+class Draws(NamedTuple):
+    """Where the picks of a frontier go: those of node i from starts[i] and edge_starts[i] on."""
+
+    starts: NDArray[np.int64]
+    sources: NDArray[Any]  # id_dtype
+    edge_starts: NDArray[np.int64]
+    edges: NDArray[Any]  # ids or items of the edges; size 0: not wanted
+    first_item: NDArray[np.int64]  # (num_blocks + 1,) of each block's first edge; size 0: edge ids
+
+
+# What is kept of each column of a group whose memory is asked for before any is used: its first
+# edge among the sources and among the edge ids (or its item), where picks go in both, and how many.
+FIRST, EDGE_FIRST, AT, EDGE_AT, FOUND, WHOLE, GROUP_ROWS = range(7)
+GROUP = 64  # columns
+
+
+class Room(NamedTuple):
+    """Where a uniform draw works."""
+
+    table: NDArray[np.int64]  # (GROUP_ROWS, GROUP)
+    scratch: NDArray[np.int64]  # (scratch_size(fanout),)
+
+
+_FEW_LINES = 16  # of a column that is copied whole; the processor asks for the rest by itself
 
 
 @leaf
@@ -104,3 +160,75 @@ def pick_positions(out, at, degree, fanout, replace, node, key, scratch):
         _pick_few(out, at, degree, fanout, nkey)
     else:
         _pick_many(out, at, degree, fanout, nkey, scratch)
+
+
+@leaf
+def is_whole(degree, rule):
+    """Whether the picks of a column are all its edges, in order."""
+    return rule.fanout < 0 or (degree <= rule.fanout and not rule.replace)
+
+
+@leaf
+def _ask_for(values, first, degree, positions, at, found, whole):
+    """Prefetch what a column's picks need: its cache lines, or those of the picks if fewer."""
+    per_line = 64 // values.itemsize
+    if whole or degree <= found * per_line:
+        stop = first + (min(degree, _FEW_LINES * per_line) if whole else degree)
+        for edge in range(first, stop, per_line):
+            prefetch(values, edge)
+        prefetch(values, stop - 1)
+    else:
+        for k in range(np.uint64(at), np.uint64(at + found)):
+            prefetch(values, first + np.int64(positions[k]))
+
+
+@leaf
+def pick_column(ids, edge_ids, column, i, degree, draws, g, room):
+    """Pick edges of node i, whose first edge column g of the table tells: positions, to the draws.
+
+    ids, edge_ids   what FIRST and EDGE_FIRST count in
+    """
+    rule, table = column.rule, room.table
+    whole = is_whole(degree, rule)
+    found = degree if whole or degree == 0 else np.int64(rule.fanout)
+    at = draws.starts[i]
+    if not whole:
+        pick_positions(
+            draws.sources, at, degree, found, rule.replace, column.nodes[i], rule.key, room.scratch
+        )
+    column.counts[i] = found
+    table[AT, g], table[FOUND, g], table[WHOLE, g] = at, found, whole
+    if found:
+        _ask_for(ids, table[FIRST, g], degree, draws.sources, at, found, whole)
+    if draws.edges.size:
+        table[EDGE_AT, g] = draws.edge_starts[i]
+        if found and not draws.first_item.size:
+            _ask_for(edge_ids, table[EDGE_FIRST, g], degree, draws.sources, at, found, whole)
+
+
+@leaf
+def fetch_group(ids, edge_ids, count, draws, table):
+    """Positions to the sources and edges that lie there, of the first columns of a group."""
+    sources = draws.sources
+    for g in range(count):
+        first, at = np.uint64(table[FIRST, g]), np.uint64(table[AT, g])
+        found = np.uint64(table[FOUND, g])
+        if draws.edges.size:
+            _fetch_edges(edge_ids, draws, table, g)
+        if table[WHOLE, g]:
+            for k in range(found):
+                sources[at + k] = ids[first + k]
+        else:
+            for k in range(at, at + found):
+                sources[k] = ids[first + np.uint64(sources[k])]
+
+
+@leaf
+def _fetch_edges(edge_ids, draws, table, g):
+    first, at, to = table[EDGE_FIRST, g], table[AT, g], table[EDGE_AT, g]
+    for k in range(table[FOUND, g]):
+        position = k if table[WHOLE, g] else np.int64(draws.sources[at + k])
+        if draws.first_item.size:
+            draws.edges[to + k] = first + position
+        else:
+            draws.edges[to + k] = edge_ids[first + position]

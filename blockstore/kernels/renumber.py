@@ -1,6 +1,9 @@
 """Store ids to local ids, in order of first occurrence: by a table of all nodes, or by hashing."""
 
+from typing import Any, NamedTuple
+
 import numpy as np
+from numpy.typing import NDArray
 
 from blockstore.kernels.intrinsics import prefetch
 from blockstore.kernels.jit import leaf
@@ -9,6 +12,15 @@ from blockstore.kernels.random import mix
 _COLUMNS = 8  # whose memory is asked for ahead, at most _DRAWS of each
 _DRAWS = 64
 _NODES = 32  # of n_id, likewise
+NODE_BITS = 40  # of a key (tree, node): nodes below 2**40, trees below 2**24 - 1
+_NO_PAIR = np.uint64(0xFFFFFFFFFFFFFFFF)
+
+
+class HashTable(NamedTuple):
+    """As many slots as a power of two, at most half of them used."""
+
+    keys: NDArray[Any]  # id_dtype, or uint64 for (tree, node); all ones between batches
+    values: NDArray[np.uint32]  # local ids
 
 
 @leaf
@@ -23,7 +35,7 @@ def enter_seeds_stamp(n_id, num, stamp):
 
 
 @leaf
-def renumber_stamp(draws, starts, counts, num, stamp, n_id, num_nodes, local, edge):
+def renumber_stamp(draws, starts, counts, stamp, n_id, num_nodes, local, edge):
     """Local ids of a hop's sources; new ones are appended to n_id.
 
     draws   id_dtype               column i holds counts[i] ids from starts[i] on
@@ -33,6 +45,7 @@ def renumber_stamp(draws, starts, counts, num, stamp, n_id, num_nodes, local, ed
 
     Returns (num_nodes, edge) after the hop; ~num_nodes, where n_id or `local` has no more room.
     """
+    num = counts.size
     for i in range(num):
         if i + _COLUMNS < num:
             start = starts[i + _COLUMNS]
@@ -74,8 +87,9 @@ def _empty(keys):
 
 
 @leaf
-def _find(node, keys, mask, empty):
+def _find(node, keys, empty):
     """Slot of `node`, or the empty slot where it would go."""
+    mask = keys.size - 1
     slot = np.int64(mix(node) & np.uint64(mask))
     while np.uint64(keys[slot]) != empty and np.uint64(keys[slot]) != node:
         slot = (slot + 1) & mask
@@ -83,46 +97,44 @@ def _find(node, keys, mask, empty):
 
 
 @leaf
-def _ask_for(node, keys, values, mask):
+def _ask_for(node, keys, values):
     """Prefetch where the search for `node` begins."""
-    slot = np.int64(mix(np.uint64(node)) & np.uint64(mask))
+    slot = np.int64(mix(np.uint64(node)) & np.uint64(keys.size - 1))
     prefetch(keys, slot)
     prefetch(values, slot)
 
 
 @leaf
-def enter_seeds_hash(n_id, num, keys, values, mask):
-    """As `enter_seeds_stamp`, into a table of mask + 1 slots, at most half of them used.
-
-    keys    id_dtype (mask + 1,)   all ones between batches
-    values  uint32 (mask + 1,)     local ids
-    """
+def enter_seeds_hash(n_id, num, table):
+    """As `enter_seeds_stamp`, into a HashTable."""
+    keys, values = table.keys, table.values
     empty = _empty(keys)
     for i in range(num):
-        slot = _find(np.uint64(n_id[i]), keys, mask, empty)
+        slot = _find(np.uint64(n_id[i]), keys, empty)
         if np.uint64(keys[slot]) == empty:
             keys[slot] = n_id[i]
             values[slot] = i
 
 
 @leaf
-def renumber_hash(draws, starts, counts, num, keys, values, mask, n_id, num_nodes, local, edge):
+def renumber_hash(draws, starts, counts, table, n_id, num_nodes, local, edge):
     """As `renumber_stamp`, through a hash table."""
+    keys, values, num = table.keys, table.values, counts.size
     empty = _empty(keys)
     for i in range(num):
         if i + _COLUMNS < num:
             start = starts[i + _COLUMNS]
             for k in range(start, start + min(np.int64(counts[i + _COLUMNS]), _DRAWS)):
-                _ask_for(draws[k], keys, values, mask)
+                _ask_for(draws[k], keys, values)
         stop = starts[i] + np.int64(counts[i])
         if edge + np.int64(counts[i]) > local.size:
             return ~np.int64(num_nodes), edge
         for low in range(starts[i], stop, _DRAWS):
             for k in range(low + _DRAWS, min(low + 2 * _DRAWS, stop)):
-                _ask_for(draws[k], keys, values, mask)
+                _ask_for(draws[k], keys, values)
             for k in range(low, min(low + _DRAWS, stop)):
                 node = draws[k]
-                slot = _find(np.uint64(node), keys, mask, empty)
+                slot = _find(np.uint64(node), keys, empty)
                 if np.uint64(keys[slot]) == empty:
                     if num_nodes == n_id.size:
                         return ~np.int64(num_nodes), edge
@@ -136,12 +148,80 @@ def renumber_hash(draws, starts, counts, num, keys, values, mask, n_id, num_node
 
 
 @leaf
-def clear_hash(n_id, num_nodes, keys, values, mask):
+def clear_hash(n_id, num_nodes, table):
     """All empty again, by going through the nodes backwards: each is the last of its chain."""
+    keys, values = table.keys, table.values
     empty = _empty(keys)
     for i in range(num_nodes - 1, -1, -1):
         if i >= _NODES:
-            _ask_for(n_id[i - _NODES], keys, values, mask)
-        slot = _find(np.uint64(n_id[i]), keys, mask, empty)
+            _ask_for(n_id[i - _NODES], keys, values)
+        slot = _find(np.uint64(n_id[i]), keys, empty)
         if values[slot] == i:  # not the second place of a seed that is given twice
             keys[slot] = empty
+
+
+@leaf
+def _find_pair(wanted, keys):
+    """Slot of a key, or the empty slot where it would go."""
+    mask = keys.size - 1
+    slot = np.int64(mix(wanted) & np.uint64(mask))
+    while keys[slot] != _NO_PAIR and keys[slot] != wanted:
+        slot = (slot + 1) & mask
+    return slot
+
+
+@leaf
+def _pair(tree, node):
+    """Key of a node in a tree."""
+    return (np.uint64(tree) << np.uint64(NODE_BITS)) | np.uint64(node)
+
+
+@leaf
+def enter_trees(n_id, trees, num, table):
+    """The first `num` nodes get their places.
+
+    trees   uint32 (>= num,)   tree of each node
+    """
+    keys, values = table.keys, table.values
+    for i in range(num):
+        slot = _find_pair(_pair(trees[i], n_id[i]), keys)
+        if keys[slot] == _NO_PAIR:
+            keys[slot] = _pair(trees[i], n_id[i])
+            values[slot] = i
+
+
+@leaf
+def renumber_trees(
+    draws, starts, counts, frontier, table, n_id, trees, num_nodes, local, edge
+):  # fmt: skip
+    """As `renumber_hash`, a node being another one in each tree.
+
+    frontier   uint32 (counts.size,)   tree of each column: its draws belong to that
+    trees      uint32                  in and out, beside n_id
+    """
+    keys, values = table.keys, table.values
+    for i in range(counts.size):
+        if edge + np.int64(counts[i]) > local.size:
+            return ~np.int64(num_nodes), edge
+        for k in range(starts[i], starts[i] + np.int64(counts[i])):
+            wanted = _pair(frontier[i], draws[k])
+            slot = _find_pair(wanted, keys)
+            if keys[slot] == _NO_PAIR:
+                if num_nodes == n_id.size:
+                    return ~np.int64(num_nodes), edge
+                keys[slot] = wanted
+                values[slot] = num_nodes
+                n_id[num_nodes] = draws[k]
+                trees[num_nodes] = frontier[i]
+                num_nodes += 1
+            local[edge] = values[slot]
+            edge += 1
+    return np.int64(num_nodes), edge
+
+
+@leaf
+def clear_trees(n_id, trees, num_nodes, table):
+    """All empty again, by going through the nodes backwards: each is the last of its chain."""
+    keys = table.keys
+    for i in range(num_nodes - 1, -1, -1):
+        keys[_find_pair(_pair(trees[i], n_id[i]), keys)] = _NO_PAIR

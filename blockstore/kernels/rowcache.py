@@ -3,14 +3,14 @@
 Arguments that the kernels share:
 
 nodes     id_dtype (>= num,)    store ids; rows are counted from `first`, the type's first node
-place     int32 (num_nodes,)    entry of each row, ABSENT_ROW, or LISTED while it is to be read
-node      id_dtype (entries,)   row in each entry, its highest value where the entry is free
-last      int32 (entries,)      number of the last batch that uses the row, as far as known
-coming    int32 (entries,)      number of the next batch that will use it, NEVER if none is known
-uses      uint8 (entries,)      groups of batches that used it, halved now and then
+table     CacheTable
+layout    RowLayout of the array
 """
 
+from typing import Any, NamedTuple
+
 import numpy as np
+from numpy.typing import NDArray
 
 from blockstore.format import PAGE_BYTES
 from blockstore.kernels.intrinsics import prefetch
@@ -24,6 +24,17 @@ _PAGE = np.int64(PAGE_BYTES)
 _AHEAD = 16
 _MOST_USES = 15
 _FAR = LEVELS - _MOST_USES - 2  # batches from now on, beyond which nothing is told apart
+
+
+class CacheTable(NamedTuple):
+    """The rows of a type, and the entries that hold some of them."""
+
+    place: NDArray[np.int32]  # (num_nodes,) entry of each row, ABSENT_ROW; LISTED: to be read
+    node: NDArray[Any]  # id_dtype (entries,) row in each entry; the highest value: free
+    last: NDArray[np.int32]  # (entries,) last batch that uses the row, as far as known
+    coming: NDArray[np.int32]  # (entries,) next batch that will use it, NEVER if none is known
+    uses: NDArray[np.uint8]  # (entries,) groups of batches that used it, halved now and then
+    empty: np.uint64  # what `node` holds in a free entry
 
 
 @leaf
@@ -48,7 +59,7 @@ def count_new(nodes, num, first, num_nodes, bits):
 
 
 @leaf
-def list_absent(nodes, num, first, num_nodes, place, last, uses, until, out, count):
+def list_absent(nodes, num, first, num_nodes, table, until, out, count):
     """Append the rows that have no entry to `out`, each once; entries found stay until `until`.
 
     That is the last batch of a group; what a group uses counts once in `uses`.
@@ -57,6 +68,7 @@ def list_absent(nodes, num, first, num_nodes, place, last, uses, until, out, cou
 
     Returns the new count, int64.
     """
+    place, last, uses = table.place, table.last, table.uses
     for i in range(num):
         if i + _AHEAD < num:
             prefetch(place, np.int64(nodes[i + _AHEAD]) - first)
@@ -111,10 +123,9 @@ def _level(coming, uses, entry, now):
 
 
 @leaf
-def choose_by_level(node, last, coming, uses, empty, oldest, now, hand, want, counts, out):
+def choose_by_level(table, oldest, now, hand, want, counts, out):
     """Entries that make room: free ones first, then those of the lowest levels.
 
-    empty    uint64                what `node` holds in a free entry
     oldest   int                   what batch `oldest` or a later one uses stays
     now      int                   number of the batch that comes next
     hand     int64 (1,)            in and out: where the search begins, so that equals take turns
@@ -123,6 +134,7 @@ def choose_by_level(node, last, coming, uses, empty, oldest, now, hand, want, co
 
     Returns how many were found, int64: `want`, or all there are.
     """
+    node, last, coming, uses, empty = table.node, table.last, table.coming, table.uses, table.empty
     counts[:] = 0
     for e in range(node.size):
         if np.uint64(node[e]) == empty:
@@ -156,40 +168,38 @@ def choose_by_level(node, last, coming, uses, empty, oldest, now, hand, want, co
 
 
 @leaf
-def enter_rows(rows, low, high, entries, place, node, last, coming, uses, empty, until):
+def enter_rows(rows, low, high, entries, table, until):
     """Rows rows[low:high] go to the entries, whose rows leave."""
+    place, node = table.place, table.node
     for i in range(low, high):
         entry = entries[i - low]
-        if np.uint64(node[entry]) != empty:
+        if np.uint64(node[entry]) != table.empty:
             place[np.int64(node[entry])] = ABSENT_ROW
         node[entry] = rows[i]
         place[np.int64(rows[i])] = entry
-        last[entry] = until
-        coming[entry] = NEVER
-        uses[entry] = 1
+        table.last[entry] = until
+        table.coming[entry] = NEVER
+        table.uses[entry] = 1
 
 
 @leaf
-def plan_extents(
-    rows, low, high, rows_per_block, row_bytes, block_bytes, blocks_per_shard, gap_pages,
-    most_pages, out,
-):  # fmt: skip
+def plan_extents(rows, low, high, layout, gap_pages, most_pages, out):
     """Runs of pages that hold the rows rows[low:high], ascending: what to read in one call each.
 
-    block_bytes   of a slot on disk          gap_pages   a larger gap ends a run
+    gap_pages     a larger gap ends a run
     most_pages    of one run, but for one row longer than that
     out           int64 (>= high - low, 5)   out: shard, first page in it, pages, first and last + 1
                                              of the rows, as positions in `rows`
 
     Returns the number of runs, int64.
     """
-    count = np.int64(0)
+    count, row_bytes = np.int64(0), layout.row_bytes
     for i in range(low, high):
         row = np.int64(rows[i])
-        block = row // rows_per_block
-        shard = block // blocks_per_shard
-        start = (block - shard * blocks_per_shard) * block_bytes
-        start += (row - block * rows_per_block) * row_bytes
+        block = row // layout.rows_per_block
+        shard = block // layout.blocks_per_shard
+        start = (block - shard * layout.blocks_per_shard) * layout.block_bytes
+        start += (row - block * layout.rows_per_block) * row_bytes
         page, stop = start // _PAGE, (start + row_bytes + _PAGE - 1) // _PAGE
         if count:
             end = out[count - 1, 1] + out[count - 1, 2]
@@ -205,10 +215,7 @@ def plan_extents(
 
 
 @leaf
-def copy_extent(
-    source, first_byte, rows, low, high, rows_per_block, row_bytes, block_bytes, place, area,
-    data, slot_bytes,
-):  # fmt: skip
+def copy_extent(source, first_byte, rows, low, high, layout, place, area, data, slot_bytes):
     """Rows rows[low:high] out of a run of pages into their entries.
 
     source       uint8     the pages
@@ -216,11 +223,13 @@ def copy_extent(
     area         int64     arena slots of the array's entries
     data         uint8     the arena
     """
+    row_bytes = layout.row_bytes
     per_slot = slot_bytes // row_bytes
     for i in range(low, high):
         row, entry = np.int64(rows[i]), np.int64(place[np.int64(rows[i])])
-        block = row // rows_per_block
-        at = block * block_bytes + (row - block * rows_per_block) * row_bytes - first_byte
+        block = row // layout.rows_per_block
+        at = (row - block * layout.rows_per_block) * row_bytes
+        at += block * layout.block_bytes - first_byte
         target = area[entry // per_slot] * slot_bytes + entry % per_slot * row_bytes
         copy_row(source, at, data, target, row_bytes)
 

@@ -1,7 +1,11 @@
 """Rows in arena slots: which blocks hold them, where they are, and copying them."""
 
-import numpy as np
+from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
+from blockstore.format import BlockGeometry
 from blockstore.kernels.intrinsics import copy_bytes, prefetch
 from blockstore.kernels.jit import leaf, njit
 
@@ -11,48 +15,76 @@ _AHEAD = 4  # rows
 _LINE = 64  # bytes
 
 
+class RowLayout(NamedTuple):
+    """Where the rows of an array lie on disk."""
+
+    rows_per_block: int
+    row_bytes: int
+    block_bytes: int  # distance between blocks
+    blocks_per_shard: int
+
+
+def row_layout(geometry: BlockGeometry, row_bytes: int) -> RowLayout:
+    """Of an array with rows of so many bytes."""
+    return RowLayout(
+        geometry.rows_per_block, row_bytes, geometry.slot_bytes, geometry.blocks_per_shard
+    )
+
+
+class RowView(NamedTuple):
+    """The rows of a type's nodes in slots of an arena."""
+
+    first: int  # store id of the type's first node
+    num_nodes: int
+    rows_per_block: int
+    row_bytes: int
+    slots: NDArray[np.int32]  # (num_blocks,) slot of each block, -1 if it is absent
+    slot_bytes: int
+
+
 @leaf
-def mark_blocks(nodes, num, first, num_nodes, rows_per_block, marks):
+def mark_blocks(nodes, num, view, marks):
     """marks[b] = 1 for each block that holds a row of the nodes.
 
-    nodes   id_dtype (>= num,)    store ids; those outside [first, first + num_nodes) have no row
+    nodes   id_dtype (>= num,)    store ids; those of other types have no row
+    view    RowView
     marks   uint8 (num_blocks,)   the caller clears it
     """
-    per_block = np.uint32(min(rows_per_block, num_nodes))
+    per_block = np.uint32(min(view.rows_per_block, view.num_nodes))
     for i in range(num):
-        row = np.int64(nodes[i]) - first
-        if 0 <= row < num_nodes:
-            if num_nodes < 2**32:
+        row = np.int64(nodes[i]) - view.first
+        if 0 <= row < view.num_nodes:
+            if view.num_nodes < 2**32:
                 marks[np.uint32(row) // per_block] = 1
             else:
-                marks[row // rows_per_block] = 1
+                marks[row // view.rows_per_block] = 1
 
 
 @leaf
-def address_rows(
-    nodes, num, first, num_nodes, rows_per_block, row_bytes, slot_of_block, slot_bytes, out
-):
+def address_rows(nodes, num, view, out):
     """Arena byte offset of each node's row; returns how many are ABSENT, int64.
 
-    nodes          id_dtype (>= num,)     store ids
-    slot_of_block  int32 (num_blocks,)    -1 where a block is not in memory
-    out            uint64 (>= num,)       offset, ABSENT, or NO_ROW for a node of another type
+    nodes   id_dtype (>= num,)   store ids
+    view    RowView
+    out     uint64 (>= num,)     offset, ABSENT, or NO_ROW for a node of another type
     """
     missing = np.int64(0)
-    narrow = num_nodes < 2**32
-    per_block = np.uint32(min(rows_per_block, num_nodes))
+    rows_per_block, slots = view.rows_per_block, view.slots
+    narrow = view.num_nodes < 2**32
+    per_block = np.uint32(min(rows_per_block, view.num_nodes))
     for i in range(num):
-        row = np.int64(nodes[i]) - first
-        if row < 0 or row >= num_nodes:
+        row = np.int64(nodes[i]) - view.first
+        if row < 0 or row >= view.num_nodes:
             out[i] = NO_ROW
             continue
         block = np.int64(np.uint32(row) // per_block) if narrow else row // rows_per_block
-        slot = np.int64(slot_of_block[block])
+        slot = np.int64(slots[block])
         if slot < 0:
             out[i] = ABSENT
             missing += 1
         else:
-            out[i] = np.uint64(slot * slot_bytes + (row - block * rows_per_block) * row_bytes)
+            offset = (row - block * rows_per_block) * view.row_bytes
+            out[i] = np.uint64(slot * view.slot_bytes + offset)
     return missing
 
 

@@ -2,340 +2,307 @@
 
 Arguments that all kernels share:
 
-arena32        uint32 view of the arena          ids           the arena viewed as id_dtype
-nodes          id_dtype: the frontier            blocks        int32: block each column starts in
-order          uint32: entries by block; empty: as they come; entries order[low:high] are meant
-first_node     uint64 (num_blocks + 1,)          slot_of_block int32, -1 where absent
-capacity       edges of one column that fill a block: a longer column is a *giant*
-fanout         neighbors wanted, negative: all   replace       draw with replacement
-key            uint64 of the hop and relation    starts        int64: place of each column in draws
+view     BlockView of the relation       column   Column: the frontier, and how edges are picked
+blocks   int32: block in which each column starts, -1 for a node of another type
+order    uint32: entries by block; empty: as they come; entries order[low:high] are meant
+draws    Draws
+giants   Giants: entries whose column goes on in further blocks
+
+A column's picks depend on (key, node) alone, in trees on the tree's number, too, so that any order
+and grouping gives the same.
 """
 
-import numpy as np
+from typing import NamedTuple
 
-from blockstore.kernels.columns import EDGES_START, column_degree, column_word, sections
+import numpy as np
+from numpy.typing import NDArray
+
+from blockstore.kernels.columns import (
+    EDGES_START,
+    column_degree,
+    column_word,
+    sections,
+    slot_word,
+)
 from blockstore.kernels.intrinsics import prefetch
 from blockstore.kernels.jit import leaf, njit
-from blockstore.kernels.picks import pick_positions, scratch_size
+from blockstore.kernels.picks import (
+    BY_WEIGHT,
+    EDGE_FIRST,
+    FIRST,
+    FOUND,
+    GROUP,
+    GROUP_ROWS,
+    UNIFORM,
+    Room,
+    fetch_group,
+    is_whole,
+    pick_column,
+    pick_positions,
+    scratch_size,
+)
+from blockstore.kernels.ranked import Heap, put_picks, rank_edges
 
-_GROUP = 64  # columns whose memory is asked for before any is used
-_PLACE, _AT, _FOUND, _WHOLE = 0, 1, 2, 3  # rows of a group's table
-_FEW_LINES = 16  # of a column that is copied whole; the processor asks for the rest by itself
+
+class Giants(NamedTuple):
+    """Entries of a frontier whose column goes on in further blocks."""
+
+    entries: NDArray[np.uint32]
+    degrees: NDArray[np.int64]
 
 
-@leaf
-def _is_whole(degree, fanout, replace):
-    """Whether the picks of a column are all its edges, in order."""
-    return fanout < 0 or (degree <= fanout and not replace)
+class Picks(NamedTuple):
+    """Positions picked of each giant, ascending for a ranked draw; found -1: all edges."""
+
+    ranks: NDArray[np.int64]  # (giants, fanout), of a ranked draw
+    positions: NDArray[np.int64]  # (giants, fanout)
+    found: NDArray[np.int64]  # (giants,)
 
 
 @njit(nogil=True, cache=True)
-def column_degrees(
-    arena32, nodes, order, low, high, blocks, first_node, slot_of_block, slot_bytes, id_bytes,
-    capacity, counts,
-):  # fmt: skip
-    """counts[i] = total degree of entry i, uint32; 0 for a node of another type."""
-    places = np.empty((4, _GROUP), np.int64)
-    for start in range(low, high, _GROUP):
-        count = min(_GROUP, high - start)
-        _find_group(
-            arena32, nodes, order, start, count, blocks, first_node, slot_of_block, slot_bytes,
-            False, places,
-        )  # fmt: skip
-        _degree_group(
-            arena32, order, start, count, blocks, slot_of_block, slot_bytes, capacity, counts,
-            places,
-        )  # fmt: skip
+def column_degrees(view, column, blocks, order, low, high):
+    """Total degrees into the column's counts; 0 for a node of another type."""
+    table = np.empty((GROUP_ROWS, GROUP), np.int64)
+    for start in range(low, high, GROUP):
+        count = min(GROUP, high - start)
+        _find_group(view, column, blocks, order, start, count, False, table)
+        _degree_group(view, column, blocks, order, start, count, table)
 
 
 @leaf
-def _degree_group(
-    arena32, order, start, count, blocks, slot_of_block, slot_bytes, capacity, counts, places
-):
+def _degree_group(view, column, blocks, order, start, count, table):
     for g in range(count):
         i = np.int64(order[start + g]) if order.size else start + g
-        counts[i] = 0
-        if places[_PLACE, g] >= 0:
-            base = np.int64(slot_of_block[blocks[i]]) * (slot_bytes // 4)
-            counts[i] = column_degree(arena32, places[_PLACE, g], base, capacity)
+        column.counts[i] = 0
+        if table[FIRST, g] >= 0:
+            column.counts[i] = column_degree(view, table[FIRST, g], slot_word(view, blocks[i]))
 
 
 @leaf
-def _find_group(
-    arena32, nodes, order, start, count, blocks, first_node, slot_of_block, slot_bytes, header,
-    places,
-):  # fmt: skip
-    """places[_PLACE] = word of each column's offset, -1 for a node of another type; asked for."""
+def _find_group(view, column, blocks, order, start, count, header, table):
+    """table[FIRST] = word of each column's offset, -1 for a node of another type; asked for."""
     for g in range(count):
         i = np.int64(order[start + g]) if order.size else start + g
-        places[_PLACE, g] = -1
+        table[FIRST, g] = -1
         if blocks[i] >= 0:
-            place = column_word(nodes[i], blocks[i], first_node, slot_of_block, slot_bytes)
-            places[_PLACE, g] = place
-            prefetch(arena32, place)
+            place = column_word(view, column.nodes[i], blocks[i])
+            table[FIRST, g] = place
+            prefetch(view.words, place)
             if header:
-                prefetch(arena32, np.int64(slot_of_block[blocks[i]]) * (slot_bytes // 4))
+                prefetch(view.words, slot_word(view, blocks[i]))
 
 
 @leaf
-def _ask_for(values, first, degree, draws, at, found, whole):
-    """Prefetch what a column's picks need: its cache lines, or those of the picks if fewer."""
-    per_line = 64 // values.itemsize
-    if whole or degree <= found * per_line:
-        stop = first + (min(degree, _FEW_LINES * per_line) if whole else degree)
-        for edge in range(first, stop, per_line):
-            prefetch(values, edge)
-        prefetch(values, stop - 1)
-    else:
-        for k in range(np.uint64(at), np.uint64(at + found)):
-            prefetch(values, first + np.int64(draws[k]))
+def _pick_group(view, column, blocks, order, start, count, draws, giants, num_giants, room):
+    """Positions of the picks into the draws, where the columns lie into the table.
 
-
-@leaf
-def _pick_group(
-    arena32, values, edge_ids, nodes, order, start, count, blocks, slot_of_block, slot_bytes,
-    id_bytes, capacity, fanout, replace, key, starts, draws, counts, giants, giant_degrees,
-    num_giants, scratch, places,
-):  # fmt: skip
-    """Positions of the picks into `draws`; where the columns lie, into `places`.
-
-    Returns the number of giants so far; of edge ids neither counts nor giants are written.
+    Returns the number of giants so far.
     """
+    table = room.table
     for g in range(count):
-        offset = places[_PLACE, g]
+        word = table[FIRST, g]
         i = np.int64(order[start + g]) if order.size else start + g
-        places[_FOUND, g] = 0
-        if offset < 0:
-            if not edge_ids:
-                counts[i] = 0
+        table[FOUND, g] = 0
+        if word < 0:
+            column.counts[i] = 0
             continue
-        slot = np.int64(slot_of_block[blocks[i]])
-        base = slot * (slot_bytes // 4)
-        degree = column_degree(arena32, offset, base, capacity)
-        whole = _is_whole(degree, fanout, replace)
-        found = degree if whole or degree == 0 else np.int64(fanout)
-        if not edge_ids:
-            counts[i] = found
-        if degree > capacity:
-            if not edge_ids:
-                giants[num_giants] = i
-                giant_degrees[num_giants] = degree
-                num_giants += 1
+        slot = np.int64(view.slots[blocks[i]])
+        base = slot * (view.slot_bytes // 4)
+        degree = column_degree(view, word, base)
+        if degree > view.capacity:
+            _append(giants, num_giants, column, i, degree)
+            num_giants += 1
             continue
-        first = np.int64(arena32[offset])
-        if edge_ids:
-            first -= np.int64(arena32[base + EDGES_START])
-            first += sections(arena32, slot, slot_bytes, id_bytes, values.itemsize, 0)[1]
-        else:
-            first += slot * (slot_bytes // id_bytes)
-        if not whole:
-            pick_positions(draws, starts[i], degree, found, replace, nodes[i], key, scratch)
-        places[_PLACE, g], places[_AT, g], places[_FOUND, g] = first, starts[i], found
-        places[_WHOLE, g] = whole
-        if found:
-            _ask_for(values, first, degree, draws, starts[i], found, whole)
+        offset = np.int64(view.words[word])
+        table[FIRST, g] = offset + slot * (view.slot_bytes // view.ids.itemsize)
+        if draws.edges.size:
+            offset -= np.int64(view.words[base + EDGES_START])
+            items = draws.first_item
+            table[EDGE_FIRST, g] = offset + (
+                items[blocks[i]] if items.size else sections(view, slot)[1]
+            )
+        pick_column(view.ids, view.edge_ids, column, i, degree, draws, g, room)
     return num_giants
 
 
 @leaf
-def _fetch_group(values, count, draws, places):
-    """Picks to what lies there."""
-    for g in range(count):
-        first, at = np.uint64(places[_PLACE, g]), np.uint64(places[_AT, g])
-        found = np.uint64(places[_FOUND, g])
-        if places[_WHOLE, g]:
-            for k in range(found):
-                draws[at + k] = values[first + k]
-        else:
-            for k in range(at, at + found):
-                draws[k] = values[first + np.uint64(draws[k])]
+def _append(giants, num_giants, column, i, degree):
+    giants.entries[num_giants], giants.degrees[num_giants] = i, degree
+    column.counts[i] = 0
 
 
 @leaf
-def _draw_columns(
-    arena32, values, edge_ids, nodes, order, low, high, blocks, first_node, slot_of_block,
-    slot_bytes, id_bytes, capacity, fanout, replace, key, starts, draws, counts, giants,
-    giant_degrees, num_giants, scratch, places,
-):  # fmt: skip
-    """Sources, or edge ids, group by group: find the columns, pick, fetch."""
-    for start in range(low, high, _GROUP):
-        count = min(_GROUP, high - start)
-        _find_group(
-            arena32, nodes, order, start, count, blocks, first_node, slot_of_block, slot_bytes,
-            edge_ids, places,
-        )  # fmt: skip
+def _draw_uniform(view, column, blocks, order, low, high, draws, giants, num_giants, room):
+    """Group by group: find the columns, pick, fetch."""
+    edges = draws.edges.size > 0
+    for start in range(low, high, GROUP):
+        count = min(GROUP, high - start)
+        _find_group(view, column, blocks, order, start, count, edges, room.table)
         num_giants = _pick_group(
-            arena32, values, edge_ids, nodes, order, start, count, blocks, slot_of_block,
-            slot_bytes, id_bytes, capacity, fanout, replace, key, starts, draws, counts, giants,
-            giant_degrees, num_giants, scratch, places,
-        )  # fmt: skip
-        _fetch_group(values, count, draws, places)
+            view, column, blocks, order, start, count, draws, giants, num_giants, room
+        )
+        fetch_group(view.ids, view.edge_ids, count, draws, room.table)
     return num_giants
 
 
-@njit(nogil=True, cache=True)
-def sample_columns(
-    arena32, ids, nodes, order, low, high, blocks, first_node, slot_of_block, slot_bytes, id_bytes,
-    capacity, fanout, replace, key, starts, draws, counts, giants, giant_degrees, num_giants,
-):  # fmt: skip
-    """draws[starts[i] : + counts[i]] = sampled sources of entry i, by store id.
-
-    counts         uint32   out: min(degree, fanout); the degree where fanout < 0; with replacement
-                            fanout, and 0 for a column without edges
-    giants         uint32   out, appended: entries whose column is a giant; nothing is drawn yet
-    giant_degrees  int64    out: their degrees
-
-    Returns the number of giants so far, int64.  A column's picks depend on (key, node) alone, so
-    that any order and grouping gives the same.  Time O(edges), O(fanout) more below fanout 64.
-    """
-    scratch = np.full(scratch_size(fanout), -1, np.int64)
-    places = np.empty((4, _GROUP), np.int64)
-    return _draw_columns(
-        arena32, ids, False, nodes, order, low, high, blocks, first_node, slot_of_block, slot_bytes,
-        id_bytes, capacity, fanout, replace, key, starts, draws, counts, giants, giant_degrees,
-        num_giants, scratch, places,
-    )  # fmt: skip
+@leaf
+def _rank_column(view, column, blocks, i, giants, num_giants, heap):
+    """Edges of least rank of entry i into the heap; how many, or -1: it is a giant."""
+    column.counts[i] = 0
+    if blocks[i] < 0 or column.rule.fanout == 0:
+        return np.int64(0)
+    base = slot_word(view, blocks[i])
+    word = column_word(view, column.nodes[i], blocks[i])
+    degree = column_degree(view, word, base)
+    if degree > view.capacity:
+        _append(giants, num_giants, column, i, degree)
+        return np.int64(-1)
+    at = _values_at(view, column.rule, np.int64(view.slots[blocks[i]]))
+    at += np.int64(view.words[word]) - np.int64(view.words[base + EDGES_START])
+    return rank_edges(view.floats, view.longs, at, 0, degree, column, i, heap, np.int64(0))
 
 
-@njit(nogil=True, cache=True)
-def column_edge_ids(
-    arena32, edge_ids, nodes, order, low, high, blocks, first_node, slot_of_block, slot_bytes,
-    id_bytes, capacity, fanout, replace, key, starts, edge_draws,
-):  # fmt: skip
-    """The same picks as `sample_columns`, as edge ids; giants are left to `fill_giant_edge_ids`.
+@leaf
+def _values_at(view, rule, slot):
+    """Where the values that a block's edges are ranked by begin."""
+    _, _, weight_at, time_at = sections(view, slot)
+    return weight_at if rule.kind == BY_WEIGHT else time_at
 
-    edge_ids    uint32 or uint64 view of the arena
-    edge_draws  of that type
-    """
-    scratch = np.full(scratch_size(fanout), -1, np.int64)
-    places = np.empty((4, _GROUP), np.int64)
-    none32, none64 = np.empty(0, np.uint32), np.empty(0, np.int64)
-    _draw_columns(
-        arena32, edge_ids, True, nodes, order, low, high, blocks, first_node, slot_of_block,
-        slot_bytes, id_bytes, capacity, fanout, replace, key, starts, edge_draws, none32, none32,
-        none64, 0, scratch, places,
-    )  # fmt: skip
+
+@leaf
+def _put_column(view, column, blocks, i, positions, draws):
+    """Picks of entry i, whose column lies in one block."""
+    base = slot_word(view, blocks[i])
+    word = column_word(view, column.nodes[i], blocks[i])
+    first, edge_first, _, _ = sections(view, np.int64(view.slots[blocks[i]]))
+    if draws.first_item.size:
+        edge_first = draws.first_item[blocks[i]]
+    skip = np.int64(view.words[word]) - np.int64(view.words[base + EDGES_START])
+    put_picks(view.ids, view.edge_ids, first + skip, edge_first + skip, column, i, positions, draws)
 
 
 @njit(nogil=True, cache=True)
-def column_items(
-    arena32, nodes, order, low, high, blocks, first_node, first_item, slot_of_block, slot_bytes,
-    capacity, fanout, replace, key, starts, item_draws,
-):  # fmt: skip
-    """The same picks as `sample_columns`, as numbers of edges in block order; giants included.
-
-    first_item  int64 (num_blocks + 1,)   number of each block's first edge
-    item_draws  uint32 or uint64
-    """
-    scratch = np.full(scratch_size(fanout), -1, np.int64)
+def _draw_ranked(view, column, blocks, order, low, high, draws, giants, num_giants, heap):
+    """Column by column, O(degree log fanout) each."""
+    positions = heap.positions
     for j in range(low, high):
         i = np.int64(order[j]) if order.size else j
-        if blocks[i] < 0:
-            continue
-        offset = column_word(nodes[i], blocks[i], first_node, slot_of_block, slot_bytes)
-        base = np.int64(slot_of_block[blocks[i]]) * (slot_bytes // 4)
-        degree = column_degree(arena32, offset, base, capacity)
-        first = first_item[blocks[i]] + np.int64(arena32[offset])
-        first -= np.int64(arena32[base + EDGES_START])
-        at = starts[i]
-        if _is_whole(degree, fanout, replace):
-            for k in range(degree):
-                item_draws[at + k] = first + k
-        elif degree:
-            pick_positions(item_draws, at, degree, fanout, replace, nodes[i], key, scratch)
-            for k in range(at, at + fanout):
-                item_draws[k] = first + np.int64(item_draws[k])
+        found = _rank_column(view, column, blocks, i, giants, num_giants, heap)
+        if found < 0:
+            num_giants += 1
+        elif found > 0:
+            positions[:found].sort()
+            _put_column(view, column, blocks, i, positions[:found], draws)
+    return num_giants
 
 
 @njit(nogil=True, cache=True)
-def giant_blocks(
-    giants, giant_degrees, num_giants, nodes, blocks, capacity, fanout, replace, key, marks
-):
-    """marks[b] = 1 (uint8) for each block that a pick of a giant lies in."""
-    picks = np.empty(max(1, fanout), np.int64)
-    scratch = np.full(scratch_size(fanout), -1, np.int64)
-    _mark_giants(
-        giants, giant_degrees, num_giants, nodes, blocks, capacity, fanout, replace, key, marks,
-        picks, scratch,
-    )  # fmt: skip
+def draw_columns(view, column, blocks, order, low, high, draws, giants, num_giants):
+    """Sampled sources and edges of the entries, into the draws, and their number into the counts.
 
+    counts      uint32   out: of a uniform draw min(degree, fanout), the degree if fanout < 0, with
+                         replacement fanout, and 0 for a column without edges; of a ranked draw
+                         min(edges that may be picked, fanout); of giants 0 for now
+    num_giants  how many there are already; what is found is appended
 
-@leaf
-def _mark_giants(
-    giants, giant_degrees, num_giants, nodes, blocks, capacity, fanout, replace, key, marks, picks,
-    scratch,
-):  # fmt: skip
-    for g in range(num_giants):
-        i, degree = np.int64(giants[g]), giant_degrees[g]
-        if _is_whole(degree, fanout, replace):
-            for b in range((degree + capacity - 1) // capacity):
-                marks[blocks[i] + b] = 1
-        else:
-            pick_positions(picks, 0, degree, fanout, replace, nodes[i], key, scratch)
-            for k in range(fanout):
-                marks[blocks[i] + picks[k] // capacity] = 1
-
-
-@leaf
-def _giant_edges_at(arena32, values, edge_ids, slot, slot_bytes, id_bytes):
-    """Index in `values` of the first edge of the block in `slot`."""
-    first, edge_at, _, _ = sections(
-        arena32, slot, slot_bytes, id_bytes, values.itemsize if edge_ids else 0, 0
-    )
-    return edge_at if edge_ids else first
-
-
-@leaf
-def _fill(
-    arena32, values, edge_ids, giants, giant_degrees, num_giants, nodes, blocks, slot_of_block,
-    slot_bytes, id_bytes, capacity, fanout, replace, key, starts, draws, picks, scratch,
-):  # fmt: skip
-    """Picks of giants whose block is present: sources, or edge ids."""
-    for g in range(num_giants):
-        i, degree = np.int64(giants[g]), giant_degrees[g]
-        head, at = np.int64(blocks[i]), starts[i]
-        if _is_whole(degree, fanout, replace):
-            for done in range(0, degree, capacity):
-                slot = np.int64(slot_of_block[head + done // capacity])
-                if slot >= 0:
-                    first = _giant_edges_at(arena32, values, edge_ids, slot, slot_bytes, id_bytes)
-                    for k in range(min(capacity, degree - done)):
-                        draws[at + done + k] = values[first + k]
-            continue
-        pick_positions(picks, 0, degree, fanout, replace, nodes[i], key, scratch)
-        for k in range(fanout):
-            slot = np.int64(slot_of_block[head + picks[k] // capacity])
-            if slot >= 0:
-                first = _giant_edges_at(arena32, values, edge_ids, slot, slot_bytes, id_bytes)
-                draws[at + k] = values[first + picks[k] % capacity]
+    Returns the number of giants so far, int64.  Time of a uniform draw O(edges), O(fanout) more
+    below fanout 64.
+    """
+    fanout = column.rule.fanout
+    if column.rule.kind == UNIFORM:
+        room = Room(
+            np.empty((GROUP_ROWS, GROUP), np.int64), np.full(scratch_size(fanout), -1, np.int64)
+        )
+        return _draw_uniform(
+            view, column, blocks, order, low, high, draws, giants, num_giants, room
+        )
+    heap = Heap(np.empty(max(1, fanout), np.int64), np.empty(max(1, fanout), np.int64))
+    return _draw_ranked(view, column, blocks, order, low, high, draws, giants, num_giants, heap)
 
 
 @njit(nogil=True, cache=True)
-def fill_giants(
-    arena32, ids, giants, giant_degrees, num_giants, nodes, blocks, slot_of_block, slot_bytes,
-    id_bytes, capacity, fanout, replace, key, starts, draws,
-):  # fmt: skip
-    """Sources of the giants' picks that lie in blocks present now.
+def pick_giants(column, giants, picks):
+    """Picks of a uniform draw, which do not depend on what is present."""
+    scratch = np.full(scratch_size(column.rule.fanout), -1, np.int64)
+    _pick_giants(column, giants, picks, scratch)
+
+
+@leaf
+def _pick_giants(column, giants, picks, scratch):
+    rule = column.rule
+    for g in range(giants.entries.size):
+        if is_whole(giants.degrees[g], rule):
+            picks.found[g] = -1
+            continue
+        node = column.nodes[np.int64(giants.entries[g])]
+        pick_positions(
+            picks.positions[g], 0, giants.degrees[g], rule.fanout, rule.replace, node, rule.key,
+            scratch,
+        )  # fmt: skip
+        picks.found[g] = rule.fanout
+
+
+@leaf
+def mark_giants(capacity, blocks, giants, picks, marks):
+    """marks[b] = 1 (uint8) for each block that picks of a giant lie in, all if found is -1.
 
     Position p of a giant that starts in block h is edge p % capacity of block h + p // capacity.
     """
-    picks = np.empty(max(1, fanout), np.int64)
-    scratch = np.full(scratch_size(fanout), -1, np.int64)
-    _fill(
-        arena32, ids, False, giants, giant_degrees, num_giants, nodes, blocks, slot_of_block,
-        slot_bytes, id_bytes, capacity, fanout, replace, key, starts, draws, picks, scratch,
-    )  # fmt: skip
+    for g in range(giants.entries.size):
+        head = np.int64(blocks[np.int64(giants.entries[g])])
+        if picks.found[g] < 0:
+            for b in range((giants.degrees[g] + capacity - 1) // capacity):
+                marks[head + b] = 1
+        for k in range(picks.found[g]):
+            marks[head + picks.positions[g, k] // capacity] = 1
 
 
-@njit(nogil=True, cache=True)
-def fill_giant_edge_ids(
-    arena32, edge_ids, giants, giant_degrees, num_giants, nodes, blocks, slot_of_block, slot_bytes,
-    id_bytes, capacity, fanout, replace, key, starts, edge_draws,
-):  # fmt: skip
-    """Edge ids of the giants' picks that lie in blocks present now."""
-    picks = np.empty(max(1, fanout), np.int64)
-    scratch = np.full(scratch_size(fanout), -1, np.int64)
-    _fill(
-        arena32, edge_ids, True, giants, giant_degrees, num_giants, nodes, blocks, slot_of_block,
-        slot_bytes, id_bytes, capacity, fanout, replace, key, starts, edge_draws, picks, scratch,
-    )  # fmt: skip
+@leaf
+def rank_giants(view, column, blocks, giants, picks):
+    """Take the giants' edges in blocks that are present into their heaps; each block comes once."""
+    for g in range(giants.entries.size):
+        i, degree = np.int64(giants.entries[g]), giants.degrees[g]
+        heap = Heap(picks.ranks[g], picks.positions[g])
+        for low in range(0, degree, view.capacity):
+            slot = np.int64(view.slots[np.int64(blocks[i]) + low // view.capacity])
+            if slot >= 0:
+                at = _values_at(view, column.rule, slot)
+                count = min(view.capacity, degree - low)
+                picks.found[g] = rank_edges(
+                    view.floats, view.longs, at, low, count, column, i, heap, picks.found[g]
+                )
+
+
+@leaf
+def fetch_giants(view, column, blocks, draws, giants, picks):
+    """Sources and edges of the giants' picks that lie in blocks present now."""
+    for g in range(giants.entries.size):
+        i, found = np.int64(giants.entries[g]), picks.found[g]
+        if found >= 0:
+            column.counts[i] = found
+            for k in range(found):
+                _fetch_giant(view, blocks[i], picks.positions[g, k], 1, i, k, draws)
+        else:
+            column.counts[i] = giants.degrees[g]
+            for low in range(0, giants.degrees[g], view.capacity):
+                count = min(view.capacity, giants.degrees[g] - low)
+                _fetch_giant(view, blocks[i], low, count, i, low, draws)
+
+
+@leaf
+def _fetch_giant(view, head, position, count, i, k, draws):
+    """Picks k and on of entry i: edges of one block, from a position on, if it is present."""
+    part = position // view.capacity
+    slot = np.int64(view.slots[np.int64(head) + part])
+    if slot < 0:
+        return
+    first, edge_first, _, _ = sections(view, slot)
+    skip = position - part * view.capacity
+    for j in range(count):
+        draws.sources[draws.starts[i] + k + j] = view.ids[first + skip + j]
+        if draws.edges.size:
+            edge = draws.edge_starts[i] + k + j
+            if draws.first_item.size:
+                draws.edges[edge] = draws.first_item[head] + position + j
+            else:
+                draws.edges[edge] = view.edge_ids[edge_first + skip + j]

@@ -7,14 +7,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blockstore.kernels.renumber import (
+    HashTable,
     clear_hash,
     clear_stamp,
+    clear_trees,
     enter_seeds_hash,
     enter_seeds_stamp,
+    enter_trees,
     renumber_hash,
     renumber_stamp,
+    renumber_trees,
 )
-from blockstore.kernels.temporal import clear_trees, enter_trees, renumber_trees
 from loaderd.memory.workspace import Workspace, WorkspaceFull
 
 
@@ -31,15 +34,15 @@ class Renumbering:
         kernels: tuple[Any, Any, Any] = (
             (enter_trees, renumber_trees, clear_trees)
             if work.trees.size
-            else (enter_seeds_stamp, renumber_stamp, clear_stamp)
-            if len(self._table) == 1
             else (enter_seeds_hash, renumber_hash, clear_hash)
+            if isinstance(self._table, HashTable)
+            else (enter_seeds_stamp, renumber_stamp, clear_stamp)
         )
         self._enter, self._renumber, self._clear = kernels
         self._trees = (work.trees,) if work.trees.size else ()
 
     def __enter__(self) -> Self:
-        self._enter(self._work.n_id, *self._trees, self.num_nodes, *self._table)
+        self._enter(self._work.n_id, *self._trees, self.num_nodes, self._table)
         return self
 
     def __exit__(
@@ -48,7 +51,7 @@ class Renumbering:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._clear(self._work.n_id, *self._trees, self.num_nodes, *self._table)
+        self._clear(self._work.n_id, *self._trees, self.num_nodes, self._table)
 
     def add(
         self,
@@ -65,7 +68,7 @@ class Renumbering:
         work = self._work
         frontier = (trees,) if self._trees else ()
         num_nodes, end = self._renumber(
-            draws, starts, counts, counts.size, *frontier, *self._table, work.n_id, *self._trees,
+            draws, starts, counts, *frontier, self._table, work.n_id, *self._trees,
             self.num_nodes, work.local, edge,
         )  # fmt: skip
         self.num_nodes = int(num_nodes if num_nodes >= 0 else ~num_nodes)

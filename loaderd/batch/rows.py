@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from blockstore.format import row_geometry
 from blockstore.io.reader import BlockReader
 from blockstore.kernels.order import mark_missing, missing_keys, order_by_block, stage_rows
-from blockstore.kernels.rows import ABSENT, address_rows, mark_blocks
+from blockstore.kernels.rows import ABSENT, RowView, address_rows, mark_blocks
 from loaderd.memory.ledger import ServedRows
 from loaderd.memory.residency import Held, Residency
 from loaderd.memory.workspace import Workspace
@@ -19,10 +19,7 @@ class RowFile(NamedTuple):
     """One served row array and where it lies."""
 
     name: str
-    first: int  # store id of the type's first node
-    num_nodes: int
-    row_bytes: int
-    rows_per_block: int
+    view: RowView
     num_blocks: int
     rows_per_slot: int
 
@@ -57,21 +54,16 @@ class RowAssembler:
     ) -> None:
         """Row array a is file `first_file + a` of the reader."""
         self._residency, self._reader, self._first_file = residency, reader, first_file
-        self._data, self._slot_bytes = data, slot_bytes
+        self._data = data
         self.files = []
-        for rows in served:
+        for rows, slots in zip(served, residency.pool.slot_of_block, strict=True):
             geometry = row_geometry(rows.array, block_bytes)
             t, row_bytes = rows.node_type, rows.array.row_bytes
+            view = RowView(
+                t.first, t.num_nodes, geometry.rows_per_block, row_bytes, slots, slot_bytes
+            )
             self.files.append(
-                RowFile(
-                    rows.name,
-                    t.first,
-                    t.num_nodes,
-                    row_bytes,
-                    geometry.rows_per_block,
-                    geometry.num_blocks,
-                    slot_bytes // row_bytes,
-                )
+                RowFile(rows.name, view, geometry.num_blocks, slot_bytes // row_bytes)
             )
 
     def _served(self, work: Workspace) -> list[RowFile]:
@@ -79,7 +71,7 @@ class RowAssembler:
         return self.files[: len(work.addresses)]
 
     def _finest(self, work: Workspace) -> int:
-        return min([f.rows_per_block for f in self._served(work)], default=1)
+        return min([f.view.rows_per_block for f in self._served(work)], default=1)
 
     def address(self, work: Workspace, num: int, min_age: int) -> Addressed:
         """Hold what can stay in memory and address it; put the rest in store order.
@@ -92,25 +84,17 @@ class RowAssembler:
         files: list[int] = []
         held: list[Held] = []
         missing = []
-        pool = self._residency.pool
         try:
             for a, file in enumerate(self._served(work)):
                 if self._residency.hold_file(a):
                     files.append(a)
                 else:
                     marks = work.marks[: file.num_blocks]
-                    mark_blocks(
-                        work.items, num, file.first, file.num_nodes, file.rows_per_block, marks
-                    )
+                    mark_blocks(work.items, num, file.view, marks)
                     needed = np.flatnonzero(marks).astype(np.int64)
                     marks[needed] = 0
                     held.append(self._residency.hold(a, needed, min_age))
-                missing.append(
-                    address_rows(
-                        work.items, num, file.first, file.num_nodes, file.rows_per_block,
-                        file.row_bytes, pool.slot_of_block[a], self._slot_bytes, work.addresses[a],
-                    )
-                )  # fmt: skip
+                missing.append(address_rows(work.items, num, file.view, work.addresses[a]))
         except BaseException:
             self.drop(Pins(tuple(files), tuple(held)))
             raise
@@ -163,10 +147,7 @@ class RowAssembler:
         copied = 0
         for a, file in enumerate(self._served(work)):
             marks = work.marks[: file.num_blocks]
-            mark_missing(
-                work.items, work.order, low, high, file.first, file.rows_per_block,
-                work.addresses[a], marks,
-            )  # fmt: skip
+            mark_missing(work.items, work.order, low, high, file.view, work.addresses[a], marks)
             needed = np.flatnonzero(marks).astype(np.int64)
             marks[needed] = 0
             slots = np.asarray(area[a], np.int64)
@@ -193,14 +174,15 @@ class RowAssembler:
         where = work.transit[: file.num_blocks]
         where[blocks] = slots
         finest = self._finest(work)
-        first = (file.first + int(blocks[0]) * file.rows_per_block) // finest
-        last = (file.first + (int(blocks[-1]) + 1) * file.rows_per_block - 1) // finest
+        view = file.view
+        first = (view.first + int(blocks[0]) * view.rows_per_block) // finest
+        last = (view.first + (int(blocks[-1]) + 1) * view.rows_per_block - 1) // finest
         last = min(last, work.block_starts.size - 2)
         low = max(bounds[0], int(work.block_starts[first]))
         high = min(bounds[1], int(work.block_starts[last + 1]))
         rows: int = stage_rows(
-            self._data, work.items, work.order, low, high, file.first, file.rows_per_block,
-            file.row_bytes, where, self._slot_bytes, work.addresses[a], area, cursor,
+            self._data, work.items, work.order, low, high, view._replace(slots=where),
+            work.addresses[a], area, cursor,
         )  # fmt: skip
         where[blocks] = -1
         return rows

@@ -1,19 +1,21 @@
 """Structure of a batch: from its roots hop by hop, whatever draws the neighbors of a hop."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from blockstore.kernels.order import compact_draws
+from blockstore.kernels.picks import BY_WEIGHT, LATEST, UNIFORM, UNTIL, Column, Rule
 from loaderd.batch.renumbering import Renumbering
 from loaderd.memory.workspace import Workspace, WorkspaceFull
 from loaderd.plans.base import Plan, Unit
 from loaderd.plans.roots import Forest, Roots, drop_seed_edges
 
 IDENTITY = np.empty(0, np.uint32)  # as an order of entries: as they come
+NO_TREES = np.empty(0, np.uint32)
+NO_FOREST = Forest(np.empty(0, np.int64), np.empty(0, np.uint64), False)
 
 
 class Structure(NamedTuple):
@@ -25,48 +27,6 @@ class Structure(NamedTuple):
     num_edges: int
     frontiers: tuple[int, ...]  # nodes that each hop expanded
     num_ends: int = 0  # of seed edges and their negatives
-
-
-class Column(NamedTuple):
-    """One frontier and one relation: what the kernels of a hop are called with."""
-
-    nodes: NDArray[Any]  # frontier, store ids
-    num: int
-    relation: int
-    fanout: int
-    key: Any  # uint64
-    counts: NDArray[np.uint32]
-    replace: bool = False
-    weighted: bool = False
-    trees: NDArray[np.uint32] = IDENTITY  # of the nodes, where edges are sampled up to a time
-    forest: Forest | None = None  # likewise
-    items: bool = False  # edges are told by their items, not by their ids
-
-    @property
-    def ranked(self) -> bool:
-        """Whether all edges of a column are looked at before any is picked."""
-        return self.weighted or self.forest is not None
-
-
-class Draws(NamedTuple):
-    """Where the picks of a frontier go."""
-
-    starts: NDArray[np.int64]  # of each column
-    sources: NDArray[Any]  # id_dtype
-    edge_ids: NDArray[Any] | None  # or items, where asked for
-    edge_starts: NDArray[np.int64]  # of each column in these
-
-
-@dataclass(slots=True)
-class Giants:
-    """Entries of a frontier whose column goes on in further blocks."""
-
-    entries: NDArray[np.uint32]
-    degrees: NDArray[np.int64]
-    count: int = 0
-    keys: NDArray[Any] = field(default_factory=lambda: np.empty((0, 0)))  # of ranked draws
-    places: NDArray[np.int64] = field(default_factory=lambda: np.empty((0, 0), np.int64))
-    found: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
 
 
 Draw = Callable[[Column, Workspace, bool], None]  # of a frontier, with edge ids or without
@@ -103,9 +63,7 @@ def sample_hops(draw: Draw, plan: Plan, unit: Unit, work: Workspace, roots: Root
                     counts[:] = 0
                     found.append(0)
                     continue
-                column = make_column(plan, unit, hop, r, frontier, counts)
-                if roots.forest is not None:
-                    column = column._replace(trees=trees, forest=roots.forest)
+                column = make_column(plan, unit, hop, r, frontier, counts, trees, roots.forest)
                 draw(column, work, edge_ids)
                 if seeds_first:
                     own = work.edge_draws if edge_ids else work.edge_draws[:0]
@@ -147,13 +105,18 @@ def make_column(
     relation: int,
     frontier: NDArray[Any],
     counts: NDArray[np.uint32],
+    trees: NDArray[np.uint32],
+    forest: Forest | None,
 ) -> Column:
-    """One hop of a batch over one relation."""
-    key = np.uint64(plan.hop_key(unit.epoch, unit.step, hop, relation))
-    resolved = plan.resolved
+    """One hop of a batch over one relation; `trees` of its nodes count where there is a forest."""
+    resolved, kind = plan.resolved, UNIFORM
     fanout = resolved.fanouts[hop][relation]
-    weighted = resolved.weighted and fanout >= 0
-    return Column(
-        frontier, frontier.size, relation, fanout, key, counts, resolved.replace, weighted,
-        items=resolved.edge_features,
-    )  # fmt: skip
+    if forest is not None:
+        kind = LATEST if forest.last else UNTIL
+    else:
+        trees, forest = NO_TREES, NO_FOREST
+        if resolved.weighted and fanout >= 0:
+            kind = BY_WEIGHT
+    key = np.uint64(plan.hop_key(unit.epoch, unit.step, hop, relation))
+    rule = Rule(fanout, resolved.replace, kind, key, trees, forest.limits, forest.numbers)
+    return Column(frontier, relation, counts, rule, resolved.edge_features)

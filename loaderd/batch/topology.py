@@ -6,7 +6,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from blockstore.format import ITEM_BYTES, Relation, giant_capacity
+from blockstore.format import Relation, giant_capacity
+from blockstore.kernels.columns import BlockView, view_blocks
 from blockstore.kernels.links import find_ends
 from blockstore.kernels.locate import build_guide, choose_shift, locate_columns
 from blockstore.kernels.order import (
@@ -15,33 +16,19 @@ from blockstore.kernels.order import (
     prefix_starts,
     stride_starts,
 )
+from blockstore.kernels.picks import UNIFORM, Column, Draws
 from blockstore.kernels.sample import (
+    Giants,
+    Picks,
     column_degrees,
-    column_edge_ids,
-    column_items,
-    fill_giant_edge_ids,
-    fill_giants,
-    giant_blocks,
-    sample_columns,
-)
-from blockstore.kernels.temporal import find_times, rank_giants, sample_until
-from blockstore.kernels.weighted import (
+    draw_columns,
     fetch_giants,
-    mark_picked_giants,
-    mark_whole_giants,
-    sample_weighted,
-    weigh_giants,
+    mark_giants,
+    pick_giants,
+    rank_giants,
 )
 from blockstore.store import Store
-from loaderd.batch.structure import (
-    IDENTITY,
-    Column,
-    Draws,
-    Giants,
-    HeldBlocks,
-    Structure,
-    sample_hops,
-)
+from loaderd.batch.structure import IDENTITY, HeldBlocks, Structure, sample_hops
 from loaderd.memory.ledger import first_items, has_edge_rows
 from loaderd.memory.reservation import Account
 from loaderd.memory.residency import Residency
@@ -49,7 +36,8 @@ from loaderd.memory.workspace import Tables, Workspace, WorkspaceFull
 from loaderd.plans.base import Plan, Unit
 from loaderd.plans.roots import Roots
 
-_NO_ITEMS = np.empty(0, np.int64)
+NO_ITEMS = np.empty(0, np.int64)
+_NO_RANKS = np.empty((0, 0), np.int64)
 
 
 class RelationIndex(NamedTuple):
@@ -57,23 +45,28 @@ class RelationIndex(NamedTuple):
 
     first: int  # store id of the first node of the dst type
     num_nodes: int
-    first_node: NDArray[np.uint64]  # (num_blocks + 1,)
+    view: BlockView
     guide: NDArray[np.uint32]
     shift: int
     num_blocks: int
-    capacity: int  # edges of one column in a block of its own
-    has_giants: bool  # a column may be longer
-    edge_id_bytes: int  # 0: the blocks hold none
-    weight_bytes: int  # likewise
-    has_times: bool
+    has_giants: bool  # a column may go on in further blocks
     first_item: NDArray[np.int64]  # (num_blocks + 1,) item of each block's first edge, or (0,)
 
     def kept(self, tables: Tables) -> "RelationIndex":
         """The same with its arrays where the tables of the store are kept."""
         return self._replace(
-            first_node=tables.keep(self.first_node), guide=tables.keep(self.guide),
-            first_item=tables.keep(self.first_item),
+            view=self.view._replace(first_node=tables.keep(self.view.first_node)),
+            guide=tables.keep(self.guide), first_item=tables.keep(self.first_item),
         )  # fmt: skip
+
+
+class GiantColumns(NamedTuple):
+    """Columns over several blocks that were found in a frontier."""
+
+    column: Column
+    blocks: NDArray[np.int32]  # that the frontier's columns start in
+    draws: Draws
+    giants: Giants
 
 
 class Topology:
@@ -87,19 +80,11 @@ class Topology:
         slot_bytes: int,
     ) -> None:
         manifest = store.manifest
-        self._residency, self._slot_bytes = residency, slot_bytes
-        self._words = data.view(np.uint32)
-        self._floats, self._longs = data.view(np.float32), data.view(np.int64)
-        self._ids = data.view(np.dtype(manifest.id_dtype))
-        self._id_bytes = ITEM_BYTES[manifest.id_dtype]
-        self._edge_views = [
-            data.view(np.dtype(r.edge_id_dtype or "uint32")) for r in manifest.relations
-        ]
-        self._block_bytes = manifest.block_bytes
+        self._residency, self._data, self._slot_bytes = residency, data, slot_bytes
         firsts = first_items(manifest)
         self.relations = [
-            self._index(store, r, first)
-            for r, first in zip(manifest.relations, firsts, strict=True)
+            self._index(store, r, relation, first)
+            for r, (relation, first) in enumerate(zip(manifest.relations, firsts, strict=True))
         ]
 
     def load(self) -> None:
@@ -110,26 +95,29 @@ class Topology:
         for r in range(len(self.relations)):
             self._residency.load(r)
 
-    def _index(self, store: Store, relation: Relation, item: int) -> RelationIndex:
+    def _index(self, store: Store, r: int, relation: Relation, item: int) -> RelationIndex:
         """`item`: of the relation's first edge."""
-        dst = next(t for t in store.manifest.types if t.name == relation.dst)
+        manifest = store.manifest
+        dst = next(t for t in manifest.types if t.name == relation.dst)
         first_node = store.first_node(relation)
         shift = choose_shift(dst.num_nodes, relation.num_blocks)
-        item_bytes = relation.item_bytes(store.manifest.id_dtype)
+        item_bytes = relation.item_bytes(manifest.id_dtype)
+        slots = self._residency.pool.slot_of_block[r]
+        view = view_blocks(
+            self._data, manifest.id_dtype, relation.edge_id_dtype, slots, first_node,
+            self._slot_bytes, *item_bytes[1:3], giant_capacity(manifest.block_bytes, *item_bytes),
+        )  # fmt: skip
         return RelationIndex(
             dst.first,
             dst.num_nodes,
-            first_node,
+            view,
             build_guide(first_node, dst.first, dst.num_nodes, shift),
             shift,
             relation.num_blocks,
-            giant_capacity(store.manifest.block_bytes, *item_bytes),
             bool((np.diff(first_node.astype(np.int64)) <= 1).any()),
-            *item_bytes[1:3],
-            relation.has_times,
             store.first_edge(relation).astype(np.int64) + item
-            if has_edge_rows(store.manifest)
-            else _NO_ITEMS,
+            if has_edge_rows(manifest)
+            else NO_ITEMS,
         )
 
     def sample(self, plan: Plan, unit: Unit, work: Workspace, roots: Roots) -> Structure:
@@ -166,21 +154,10 @@ class Topology:
         order_by_block(blocks, num, starts, order)
         marks = (np.diff(starts) > 0).astype(np.uint8)
         entries, times = np.empty(num, np.uint32), np.empty(num * timed, np.int64)
-        src, dst = np.empty(num, self._ids.dtype), np.empty(num, self._ids.dtype)
+        src, dst = (np.empty(num, info.view.ids.dtype) for _ in range(2))
         for group in self._held_whole(relation, marks) if held is None else held(relation, marks):
             count = int(entries_of_blocks(order, starts, group, entries))
-            if timed:
-                find_times(
-                    self._words, self._longs, entries, count, index, blocks, first_edge,
-                    self._residency.pool.slot_of_block[relation], self._slot_bytes, self._id_bytes,
-                    info.edge_id_bytes, info.weight_bytes, times,
-                )  # fmt: skip
-            find_ends(
-                self._words, self._ids, self._edge_views[relation], info.edge_id_bytes, entries,
-                count, index, blocks, first_edge, info.first_node,
-                self._residency.pool.slot_of_block[relation], self._slot_bytes, self._id_bytes,
-                src, dst, index,
-            )  # fmt: skip
+            find_ends(info.view, entries[:count], blocks, first_edge, src, dst, index, times)
         return src, dst, times
 
     def _held_whole(self, relation: int, marks: NDArray[np.uint8]) -> Iterator[NDArray[np.int64]]:
@@ -201,8 +178,8 @@ class Topology:
         """The block in which each column starts, -1 for a node of another type."""
         index = self.relations[column.relation]
         locate_columns(
-            column.nodes, column.num, index.first, index.num_nodes, index.first_node, index.guide,
-            index.shift, blocks,
+            column.nodes, column.nodes.size, index.first, index.num_nodes, index.view.first_node,
+            index.guide, index.shift, blocks,
         )  # fmt: skip
 
     def count(
@@ -214,11 +191,8 @@ class Topology:
         blocks: NDArray[np.int32],
     ) -> None:
         """Degrees of entries order[low:high], whose blocks are held, into the column's counts."""
-        index = self.relations[column.relation]
-        column_degrees(
-            self._words, column.nodes, order, low, high, blocks, index.first_node,
-            self._slots(column), self._slot_bytes, self._id_bytes, index.capacity, column.counts,
-        )  # fmt: skip
+        view = self.relations[column.relation].view
+        column_degrees(view, column, blocks, order, low, high)
 
     def draw_held(
         self,
@@ -229,186 +203,102 @@ class Topology:
         blocks: NDArray[np.int32],
         draws: Draws,
         giants: Giants,
-    ) -> None:
-        """Draws of entries order[low:high], whose blocks are held; giants are appended."""
+        num_giants: int = 0,
+    ) -> int:
+        """Draws of entries order[low:high], whose blocks are held.
+
+        Giants are appended; returns how many there are.
+        """
+        view = self.relations[column.relation].view
+        return int(draw_columns(view, column, blocks, order, low, high, draws, giants, num_giants))
+
+    def draws(
+        self,
+        column: Column,
+        starts: NDArray[np.int64],
+        sources: NDArray[Any],
+        edge_starts: NDArray[np.int64],
+        edges: NDArray[Any] | None,
+    ) -> Draws:
+        """Where a frontier's picks go; `edges` None: ids or items of the edges are not wanted."""
         index = self.relations[column.relation]
-        if column.forest is not None:
-            giants.count = sample_until(
-                self._words, self._ids, self._edge_views[column.relation], self._longs,
-                column.nodes, column.trees, column.forest.limits, column.forest.numbers, order, low,
-                high, blocks, index.first_node, self._slots(column), self._slot_bytes,
-                self._id_bytes, index.edge_id_bytes, index.weight_bytes, index.capacity,
-                column.fanout, column.forest.last, column.key, draws.starts, draws.sources,
-                draws.edge_starts, self._edge_draws(column, draws), self._items(column),
-                column.counts, giants.entries, giants.degrees, giants.count,
-            )  # fmt: skip
-            return
-        if column.weighted:
-            giants.count = sample_weighted(
-                self._words, self._ids, self._edge_views[column.relation], self._floats,
-                column.nodes, order, low, high, blocks, index.first_node, self._slots(column),
-                self._slot_bytes, self._id_bytes, index.edge_id_bytes, index.capacity,
-                column.fanout, column.key, draws.starts, draws.sources, draws.edge_starts,
-                self._edge_draws(column, draws), self._items(column), column.counts, giants.entries,
-                giants.degrees, giants.count,
-            )  # fmt: skip
-            return
-        giants.count = sample_columns(
-            self._words, self._ids, column.nodes, order, low, high, blocks, index.first_node,
-            self._slots(column), self._slot_bytes, self._id_bytes, index.capacity, column.fanout,
-            column.replace, column.key, draws.starts, draws.sources, column.counts, giants.entries,
-            giants.degrees, giants.count,
-        )  # fmt: skip
-        if draws.edge_ids is not None and column.items:
-            column_items(
-                self._words, column.nodes, order, low, high, blocks, index.first_node,
-                index.first_item, self._slots(column), self._slot_bytes, index.capacity,
-                column.fanout, column.replace, column.key, draws.edge_starts, draws.edge_ids,
-            )  # fmt: skip
-        elif draws.edge_ids is not None:
-            column_edge_ids(
-                self._words, self._edge_views[column.relation], column.nodes, order, low, high,
-                blocks, index.first_node, self._slots(column), self._slot_bytes, self._id_bytes,
-                index.capacity, column.fanout, column.replace, column.key, draws.edge_starts,
-                draws.edge_ids,
-            )  # fmt: skip
-
-    def _items(self, column: Column) -> NDArray[np.int64]:
-        """Item of each block's first edge; of size 0 where edges are told by their ids."""
-        return self.relations[column.relation].first_item if column.items else _NO_ITEMS
-
-    def _edge_draws(self, column: Column, draws: Draws) -> NDArray[Any]:
-        """Where edge ids go; of size 0 where they are not asked for."""
-        if draws.edge_ids is None:
-            return self._edge_views[column.relation][:0]
-        return draws.edge_ids
+        edges = index.view.edge_ids[:0] if edges is None else edges
+        return Draws(
+            starts, sources, edge_starts, edges, index.first_item if column.items else NO_ITEMS
+        )
 
     def draw_giants(
         self,
-        found: Sequence[tuple[Column, Giants, NDArray[np.int32], Draws]],
+        found: Sequence[GiantColumns],
         held: Callable[[NDArray[np.uint8]], Iterator[NDArray[np.int64]]],
     ) -> None:
         """Draws of columns of one relation over several blocks: all that were found in a hop.
 
-        found   of each frontier: its giants, the blocks its columns start in, where draws go
         held    gives the blocks marked in a mask, uint8 (num_blocks,), in groups, each held in turn
 
         Only blocks that are picked from are read; of a ranked draw, all of the columns before.
         """
-        found = [f for f in found if f[1].count]
+        found = [f for f in found if f.giants.entries.size]
         if not found:
             return
-        index = self.relations[found[0][0].relation]
-        marks = np.zeros(index.num_blocks, np.uint8)
-        for column, giants, blocks, _ in found:
-            if column.ranked:
-                giants.keys = np.empty(
-                    (giants.count, max(1, column.fanout)),
-                    np.float64 if column.weighted else np.int64,
-                )
-                giants.places = np.empty((giants.count, max(1, column.fanout)), np.int64)
-                giants.found = np.zeros(giants.count, np.int64)
-                mark_whole_giants(
-                    giants.entries, giants.degrees, giants.count, blocks, index.capacity, marks
-                )
-            else:
-                giant_blocks(
-                    giants.entries, giants.degrees, giants.count, column.nodes, blocks,
-                    index.capacity, column.fanout, column.replace, column.key, marks,
-                )  # fmt: skip
-        if found[0][0].ranked:
+        relation, rule = found[0].column.relation, found[0].column.rule
+        picks = [_make_picks(f) for f in found]
+        if rule.kind == UNIFORM:
+            for f, own in zip(found, picks, strict=True):
+                pick_giants(f.column, f.giants, own)
+        else:
+            marks = self._mark(found, picks)
+            for own in picks:
+                own.found[:] = 0
             for group in held(marks):
-                self._weigh_giants(found, self._only(found[0][0], group))
-            marks[:] = 0
-            for _, giants, blocks, _ in found:
-                for places, count in zip(giants.places, giants.found.tolist(), strict=True):
-                    places[:count].sort()
-                mark_picked_giants(
-                    giants.entries, giants.count, blocks, index.capacity, giants.places,
-                    giants.found, marks,
-                )  # fmt: skip
-        for group in held(marks):
-            self._fetch_giants(found, self._only(found[0][0], group))
+                view = self._only(relation, group)
+                for f, own in zip(found, picks, strict=True):
+                    rank_giants(view, f.column, f.blocks, f.giants, own)
+            for own in picks:
+                for positions, count in zip(own.positions, own.found.tolist(), strict=True):
+                    positions[:count].sort()
+        for group in held(self._mark(found, picks)):
+            view = self._only(relation, group)
+            for f, own in zip(found, picks, strict=True):
+                fetch_giants(view, f.column, f.blocks, f.draws, f.giants, own)
 
-    def _only(self, column: Column, blocks: NDArray[np.int64]) -> NDArray[np.int32]:
-        """Slots of these blocks alone: others may be there, and leave at any time."""
-        slots = np.full(self.relations[column.relation].num_blocks, -1, np.int32)
-        slots[blocks] = self._slots(column)[blocks]
-        return slots
+    def _mark(self, found: Sequence[GiantColumns], picks: Sequence[Picks]) -> NDArray[np.uint8]:
+        """Mask of the blocks that picks lie in, uint8 (num_blocks,)."""
+        index = self.relations[found[0].column.relation]
+        marks = np.zeros(index.num_blocks, np.uint8)
+        for f, own in zip(found, picks, strict=True):
+            mark_giants(index.view.capacity, f.blocks, f.giants, own, marks)
+        return marks
 
-    def _weigh_giants(
-        self,
-        found: Sequence[tuple[Column, Giants, NDArray[np.int32], Draws]],
-        slots: NDArray[np.int32],
-    ) -> None:
-        for column, giants, blocks, _ in found:
-            index = self.relations[column.relation]
-            if column.forest is not None:
-                rank_giants(
-                    self._words, self._longs, giants.entries, giants.degrees, giants.count,
-                    column.nodes, column.trees, column.forest.limits, column.forest.numbers, blocks,
-                    slots, self._slot_bytes, self._id_bytes, index.edge_id_bytes,
-                    index.weight_bytes, index.capacity, column.fanout, column.forest.last,
-                    column.key, giants.keys, giants.places, giants.found,
-                )  # fmt: skip
-                continue
-            weigh_giants(
-                self._words, self._floats, giants.entries, giants.degrees, giants.count,
-                column.nodes, blocks, slots, self._slot_bytes, self._id_bytes, index.edge_id_bytes,
-                index.capacity, column.fanout, column.key, giants.keys, giants.places,
-                giants.found,
-            )  # fmt: skip
-
-    def _fetch_giants(
-        self,
-        found: Sequence[tuple[Column, Giants, NDArray[np.int32], Draws]],
-        slots: NDArray[np.int32],
-    ) -> None:
-        for column, giants, blocks, draws in found:
-            index = self.relations[column.relation]
-            view = self._edge_views[column.relation]
-            if column.ranked:
-                fetch_giants(
-                    self._words, self._ids, view, giants.entries, giants.count, blocks, slots,
-                    self._slot_bytes, self._id_bytes, index.edge_id_bytes, index.capacity,
-                    giants.places, giants.found, draws.starts, draws.sources, draws.edge_starts,
-                    self._edge_draws(column, draws), self._items(column), column.counts,
-                )  # fmt: skip
-                continue
-            arguments = (
-                giants.entries, giants.degrees, giants.count, column.nodes, blocks, slots,
-                self._slot_bytes, self._id_bytes, index.capacity, column.fanout, column.replace,
-                column.key,
-            )  # fmt: skip
-            fill_giants(self._words, self._ids, *arguments, draws.starts, draws.sources)
-            if draws.edge_ids is not None and not column.items:
-                fill_giant_edge_ids(
-                    self._words, view, *arguments, draws.edge_starts, draws.edge_ids
-                )
+    def _only(self, relation: int, blocks: NDArray[np.int64]) -> BlockView:
+        """A view of these blocks alone: others may be there, and leave at any time."""
+        view = self.relations[relation].view
+        slots = np.full(view.slots.size, -1, np.int32)
+        slots[blocks] = view.slots[blocks]
+        return view._replace(slots=slots)
 
     def _draw(self, column: Column, work: Workspace, edge_ids: bool) -> None:
         """Draws of one frontier over one relation, into `work.draws` at `work.starts`."""
-        if column.num == 0:
+        num = column.nodes.size
+        if num == 0:
             return
         index = self.relations[column.relation]
         if index.num_blocks == 0:
             column.counts[:] = 0
-            stride_starts(column.num, 0, work.starts)
+            stride_starts(num, 0, work.starts)
             return
         self.locate(column, work.blocks)
         self._place(column, index, work)
-        own = work.edge_draws if edge_ids else None
-        draws = Draws(work.starts, work.draws, own, work.starts)
-        giants = Giants(work.giants, work.giant_degrees)
+        edges = work.edge_draws if edge_ids else None
+        draws = self.draws(column, work.starts, work.draws, work.starts, edges)
+        giants, n = Giants(work.giants, work.giant_degrees), 0
         for order, low, high in self._groups(column, index, work):
-            self.draw_held(column, order, low, high, work.blocks, draws, giants)
+            n = self.draw_held(column, order, low, high, work.blocks, draws, giants, n)
+        giants = Giants(giants.entries[:n], giants.degrees[:n])
         self.draw_giants(
-            [(column, giants, work.blocks, draws)],
+            [GiantColumns(column, work.blocks, draws, giants)],
             lambda marks: self._held(column.relation, np.flatnonzero(marks)),
         )
-
-    def _slots(self, column: Column) -> NDArray[np.int32]:
-        return self._residency.pool.slot_of_block[column.relation]
 
     def _place(self, column: Column, index: RelationIndex, work: Workspace) -> None:
         """Room for every column in `draws`.
@@ -416,17 +306,17 @@ class Topology:
         That takes a pass over the degrees with fanout -1, and where the columns cannot all have
         `fanout` edges: few of them do then.
         """
-        room = column.num * column.fanout
-        if 0 <= room <= work.draws.size:
-            stride_starts(column.num, column.fanout, work.starts)
+        num, rule = column.nodes.size, column.rule
+        if 0 <= num * rule.fanout <= work.draws.size:
+            stride_starts(num, rule.fanout, work.starts)
             return
-        if column.replace:
+        if rule.replace:
             raise WorkspaceFull
         for order, low, high in self._groups(column, index, work):
             self.count(column, order, low, high, work.blocks)
-        if column.fanout >= 0:
-            np.minimum(column.counts, column.fanout, out=column.counts)
-        total = prefix_starts(column.counts, column.num, work.starts)
+        if rule.fanout >= 0:
+            np.minimum(column.counts, rule.fanout, out=column.counts)
+        total = prefix_starts(column.counts, num, work.starts)
         if total > work.draws.size:
             raise WorkspaceFull
 
@@ -434,16 +324,17 @@ class Topology:
         self, column: Column, index: RelationIndex, work: Workspace
     ) -> Iterator[tuple[NDArray[np.uint32], int, int]]:
         """(order, low, high): entries whose head block is held while the caller works on them."""
+        num = column.nodes.size
         if self._residency.hold_file(column.relation):
             try:
-                yield IDENTITY, 0, column.num
+                yield IDENTITY, 0, num
             finally:
                 self._residency.drop_file(column.relation)
             return
         starts = work.block_starts[: index.num_blocks + 1]
-        placed = order_by_block(work.blocks, column.num, starts, work.order)
-        if placed < column.num:  # nodes of other types find nothing here
-            column.counts[work.blocks[: column.num] < 0] = 0
+        placed = order_by_block(work.blocks, num, starts, work.order)
+        if placed < num:  # nodes of other types find nothing here
+            column.counts[work.blocks[:num] < 0] = 0
         needed = np.flatnonzero(np.diff(starts)).astype(np.int64)
         for blocks in self._held(column.relation, needed):
             runs = np.searchsorted(needed, blocks)
@@ -462,3 +353,11 @@ class Topology:
                     yield group
                 finally:
                     self._residency.drop(held)
+
+
+def _make_picks(found: GiantColumns) -> Picks:
+    """Room for what is picked of giants; of a ranked draw all edges count as picked at first."""
+    rule = found.column.rule
+    shape = found.giants.entries.size, max(1, rule.fanout)
+    ranks = _NO_RANKS if rule.kind == UNIFORM else np.empty(shape, np.int64)
+    return Picks(ranks, np.empty(shape, np.int64), np.full(shape[0], -1, np.int64))

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from blockstore.format import ITEM_BYTES, Manifest, NodeType, Relation
-from blockstore.kernels.temporal import NODE_BITS
+from blockstore.kernels.renumber import NODE_BITS
 from loaderd.errors import Refused
 from loaderd.memory.ledger import finest_rows, has_edge_rows, num_items
 from loaderd.plans.base import Part

@@ -19,6 +19,7 @@ from blockstore.io.arena import Arena
 from blockstore.io.reader import BlockReader, Reading, Transit, wait_all
 from blockstore.kernels.hoprows import spread_rows
 from blockstore.kernels.rowcache import plan_extents
+from blockstore.kernels.rows import row_layout
 from loaderd.hopwise.files import HopArray
 from loaderd.memory.slots import LOOK_WAIT_S, SlotBroker
 from loaderd.memory.workspace import Carver
@@ -352,11 +353,9 @@ class PassingRows:
         for a, array in enumerate(self._arrays):
             out = memory.rows[at : at + num * array.row_bytes]
             places.append((self._place_of(out),))
-            geometry = array.geometry
             count = plan_extents(
-                memory.ascending, 0, num, geometry.rows_per_block, array.row_bytes,
-                geometry.slot_bytes, geometry.blocks_per_shard, self._gap_pages, self._most_pages,
-                memory.runs[a],
+                memory.ascending, 0, num, row_layout(array.geometry, array.row_bytes),
+                self._gap_pages, self._most_pages, memory.runs[a],
             )  # fmt: skip
             runs = memory.runs[a][:count]
             copy = self._copier(array, memory, runs, out)

@@ -15,6 +15,7 @@ from blockstore.kernels.rowcache import (
     ABSENT_ROW,
     LEVELS,
     NEVER,
+    CacheTable,
     address_entries,
     choose_by_level,
     copy_extent,
@@ -25,6 +26,7 @@ from blockstore.kernels.rowcache import (
     note_use,
     plan_extents,
 )
+from blockstore.kernels.rows import RowLayout, row_layout
 from loaderd.memory.ledger import ServedRows
 from loaderd.memory.workspace import Carver
 
@@ -44,10 +46,7 @@ class _Array(NamedTuple):
     """One row array of a type and the part of the arena that its entries take."""
 
     file: int  # of the reader
-    row_bytes: int
-    rows_per_block: int
-    block_bytes: int  # of a slot on disk
-    blocks_per_shard: int
+    layout: RowLayout
     area: NDArray[np.int64]  # arena slots
 
 
@@ -59,11 +58,7 @@ class _Type:
     num_nodes: int
     arrays: list[_Array]
     served: list[int]  # which of the served row arrays they are
-    place: NDArray[np.int32]
-    node: NDArray[Any]
-    last: NDArray[np.int32]
-    coming: NDArray[np.int32]
-    uses: NDArray[np.uint8]
+    table: CacheTable
     bits: NDArray[np.uint64]
     listed: NDArray[Any]
     num_listed: int = 0
@@ -180,28 +175,21 @@ class RowCache:
             self._transit.put(buffer)
         carver, slots = Carver(tables), iter(area)
         ids = np.dtype(id_dtype)
-        self._empty = np.uint64(np.iinfo(ids).max)
+        empty = np.iinfo(ids).max
         self.types: list[_Type] = []
         for t, count in zip(rows_by_type(served), entries, strict=True):
             place, node, last, coming, uses, bits, listed = _carve(carver, t, count, ids)
-            place[:], node[:], last[:], uses[:] = ABSENT_ROW, np.iinfo(ids).max, -1, 0
+            place[:], node[:], last[:], uses[:] = ABSENT_ROW, empty, -1, 0
+            table = CacheTable(place, node, last, coming, uses, np.uint64(empty))
             arrays = []
             for i, width in zip(t.served, t.row_bytes, strict=True):
                 geometry = row_geometry(served[i].array, block_bytes)
                 taken = -(-count // (slot_bytes // width))
                 own = np.fromiter((next(slots) for _ in range(taken)), np.int64, taken)
-                arrays.append(
-                    _Array(
-                        first_file + i, width, geometry.rows_per_block, geometry.slot_bytes,
-                        geometry.blocks_per_shard, own,
-                    )
-                )  # fmt: skip
+                arrays.append(_Array(first_file + i, row_layout(geometry, width), own))
             self.types.append(
-                _Type(
-                    t.first, t.num_nodes, arrays, list(t.served), place, node, last, coming, uses,
-                    bits, listed,
-                )
-            )  # fmt: skip
+                _Type(t.first, t.num_nodes, arrays, list(t.served), table, bits, listed)
+            )
         self._chosen, self._runs = _carve_chunks(carver, entries)
         self._counts = np.zeros(LEVELS + 1, np.int64)
         self._groups = 0
@@ -212,8 +200,8 @@ class RowCache:
     def begin_run(self) -> None:
         """Batches are numbered anew; rows stay."""
         for t in self.types:
-            t.last[:] = -1
-            t.coming[:] = NEVER
+            t.table.last[:] = -1
+            t.table.coming[:] = NEVER
             self._forget(t)
 
     def age(self) -> None:
@@ -221,11 +209,12 @@ class RowCache:
         self._groups += 1
         if self._groups % _HALVE_EVERY == 0:
             for t in self.types:
-                t.uses >>= 1
+                uses = t.table.uses
+                uses >>= 1
 
     def count_fitting(self, batches: Sequence[Needs]) -> int:
         """How many of the batches, from the first on, fit together; 0: not even the first."""
-        room = [t.node.size for t in self.types]
+        room = [t.table.node.size for t in self.types]
         for t in self.types:
             t.bits[:] = 0
         for number, needs in enumerate(batches):
@@ -253,16 +242,17 @@ class RowCache:
         for t in self.types:
             for _, piece in _pieces(group):
                 t.num_listed = list_absent(
-                    piece, piece.size, t.first, t.num_nodes, t.place, t.last, t.uses, until,
-                    t.listed, t.num_listed,
+                    piece, piece.size, t.first, t.num_nodes, t.table, until, t.listed,
+                    t.num_listed,
                 )  # fmt: skip
                 self.rows_wanted += piece.size
-            t.coming[:] = NEVER
+            t.table.coming[:] = NEVER
             for needs in reversed(later):
                 for piece in needs.pieces:
                     note_use(
-                        piece, piece.size, t.first, t.num_nodes, t.place, needs.batch, t.coming
-                    )
+                        piece, piece.size, t.first, t.num_nodes, t.table.place, needs.batch,
+                        t.table.coming,
+                    )  # fmt: skip
         try:
             for t in self.types:
                 t.listed[: t.num_listed].sort()
@@ -272,10 +262,18 @@ class RowCache:
                 self._forget(t)
         for t in self.types:
             for needs, piece in _pieces(group):
-                note_use(piece, piece.size, t.first, t.num_nodes, t.place, needs.batch, t.last)
+                note_use(
+                    piece,
+                    piece.size,
+                    t.first,
+                    t.num_nodes,
+                    t.table.place,
+                    needs.batch,
+                    t.table.last,
+                )
 
     def _forget(self, t: _Type) -> None:
-        forget_listed(t.listed, t.num_listed, t.place)
+        forget_listed(t.listed, t.num_listed, t.table.place)
         t.num_listed = 0
 
     def _bring_type(self, t: _Type, now: int, until: int, oldest: Callable[[int], int]) -> None:
@@ -292,10 +290,7 @@ class RowCache:
                 assert found, "a group that fits finds room once all before it are released"
                 if len(on_the_way) == _RUNS_HELD:
                     wait_all(on_the_way.pop(0))
-                enter_rows(
-                    t.listed, low, low + found, self._chosen, t.place, t.node, t.last, t.coming,
-                    t.uses, self._empty, until,
-                )  # fmt: skip
+                enter_rows(t.listed, low, low + found, self._chosen, t.table, until)
                 low += found
                 on_the_way.append(self._read(t, low - found, low))
                 self.rows_read += found
@@ -310,17 +305,12 @@ class RowCache:
         with contextlib.suppress(Exception):  # the first error is on its way up already
             wait_all(reading for readings in on_the_way for reading in readings)
         rows = t.listed[:entered]
-        entries = t.place[rows]
-        t.node[entries[entries >= 0]] = np.iinfo(t.node.dtype).max
-        t.place[rows] = ABSENT_ROW
+        entries = t.table.place[rows]
+        t.table.node[entries[entries >= 0]] = t.table.empty
+        t.table.place[rows] = ABSENT_ROW
 
     def _choose(self, t: _Type, oldest: int, now: int, want: int) -> int:
-        return int(
-            choose_by_level(
-                t.node, t.last, t.coming, t.uses, self._empty, oldest, now,
-                t.hand, want, self._counts, self._chosen,
-            )
-        )  # fmt: skip
+        return int(choose_by_level(t.table, oldest, now, t.hand, want, self._counts, self._chosen))
 
     def _read(self, t: _Type, low: int, high: int) -> list[Reading]:
         """Begin to read rows listed[low:high] of every array."""
@@ -328,9 +318,8 @@ class RowCache:
         for a in t.arrays:
             runs = self._runs.reshape(-1, 5)
             count = plan_extents(
-                t.listed, low, high, a.rows_per_block, a.row_bytes, a.block_bytes,
-                a.blocks_per_shard, self._gap_pages, self._most_pages, runs,
-            )  # fmt: skip
+                t.listed, low, high, a.layout, self._gap_pages, self._most_pages, runs
+            )
             own = runs[:count].copy()
             self.pages_read += int(own[:, 2].sum())
             self.runs_read += count
@@ -342,14 +331,13 @@ class RowCache:
     def _copier(
         self, t: _Type, a: _Array, runs: NDArray[np.int64]
     ) -> Callable[[int, NDArray[np.uint8]], None]:
-        shard_bytes = a.blocks_per_shard * a.block_bytes
+        shard_bytes = a.layout.blocks_per_shard * a.layout.block_bytes
 
         def copy(run: int, pages: NDArray[np.uint8]) -> None:
             shard, page, _, first, stop = runs[run].tolist()
             copy_extent(
                 pages, shard * shard_bytes + page * PAGE_BYTES, t.listed, first, stop,
-                a.rows_per_block, a.row_bytes, a.block_bytes, t.place, a.area, self._data,
-                self._slot_bytes,
+                a.layout, t.table.place, a.area, self._data, self._slot_bytes,
             )  # fmt: skip
 
         return copy
@@ -362,8 +350,8 @@ class RowCache:
             if served in t.served:
                 a = t.arrays[t.served.index(served)]
                 address_entries(
-                    nodes, num, t.first, t.num_nodes, t.place, a.area, self._slot_bytes,
-                    a.row_bytes, out,
+                    nodes, num, t.first, t.num_nodes, t.table.place, a.area, self._slot_bytes,
+                    a.layout.row_bytes, out,
                 )  # fmt: skip
 
 

@@ -23,9 +23,11 @@ from blockstore.kernels.order import (
     order_by_block,
     place_draws,
 )
+from blockstore.kernels.picks import Column, Draws
+from blockstore.kernels.sample import Giants
 from loaderd.batch.renumbering import Renumbering
-from loaderd.batch.structure import Column, Draws, Giants, HeldBlocks, Structure, make_column
-from loaderd.batch.topology import Topology
+from loaderd.batch.structure import NO_TREES, HeldBlocks, Structure, make_column
+from loaderd.batch.topology import GiantColumns, Topology
 from loaderd.hyper.session import ALIGN, Sampled, StructureArea
 from loaderd.hyper.single import Crew
 from loaderd.memory.reservation import Account
@@ -35,8 +37,6 @@ from loaderd.plans.base import Plan, Unit
 from loaderd.plans.hyperbatch import block_schedule
 from loaderd.plans.roots import Excluded, Forest, Roots, drop_seed_edges
 from loaderd.trace import BLOCKS, Trace
-
-_NO_TREES = np.empty(0, np.uint32)
 
 Begin = Callable[[Sequence[Unit], HeldBlocks], list[Roots]]  # where batches begin
 
@@ -232,7 +232,7 @@ class BlockSampler:
     def _begin(self, hop: int, batch: _Batch, area: StructureArea) -> None:
         """Bring a batch's frontier into block order, for every relation."""
         nodes, take, scratch = batch.pieces[-1], self._take, self._scratch
-        trees = batch.trees[-1] if batch.trees else _NO_TREES
+        trees = batch.trees[-1] if batch.trees else NO_TREES
         if self._plan.resolved.frontier == "layer" and hop > 0:
             nodes = take(scratch, self._ids, batch.num_nodes)
             np.concatenate(batch.pieces, out=nodes)
@@ -244,55 +244,55 @@ class BlockSampler:
         for r, index in enumerate(self._topology.relations):
             counts = take(area, np.uint32, nodes.size)
             counts[:] = 0
-            column = make_column(self._plan, batch.unit, hop, r, nodes, counts)
-            column = column._replace(trees=trees, forest=batch.forest)
+            column = make_column(self._plan, batch.unit, hop, r, nodes, counts, trees, batch.forest)
             blocks = take(scratch, np.int32, nodes.size)
             order = take(scratch, np.uint32, nodes.size)
             block_starts = take(scratch, np.int32, index.num_blocks + 1)
             starts = take(scratch, np.int64, nodes.size + 1)
             starts[:] = 0
-            if column.fanout == 0:
+            if column.rule.fanout == 0:
                 blocks[:] = -1
             else:
                 self._topology.locate(column, blocks)
             order_by_block(blocks, nodes.size, block_starts, order)
-            draws = self._whole_scratch(starts)
-            if draws.edge_ids is not None:
+            draws = self._whole_scratch(column, starts)
+            if draws.edges.size:
                 edge_starts = take(scratch, np.int64, nodes.size + 1)
                 edge_starts[:] = 0
                 draws = draws._replace(edge_starts=edge_starts)
             batch.frontiers.append(_Frontier(column, blocks, order, block_starts, draws))
             batch.counts.append(counts)
 
-    def _whole_scratch(self, starts: NDArray[np.int64]) -> Draws:
+    def _whole_scratch(self, column: Column, starts: NDArray[np.int64]) -> Draws:
         """Draws go to wherever in the scratch there is room: starts count from its first item."""
-        edge_ids = self._scratch.view(self._edge_ids) if self._plan.resolved.edge_ids else None
-        return Draws(starts, self._scratch.view(self._ids), edge_ids, starts)
+        edges = self._scratch.view(self._edge_ids) if self._plan.resolved.edge_ids else None
+        sources = self._scratch.view(self._ids)
+        return self._topology.draws(column, starts, sources, starts, edges)
 
     def _draw(self, frontier: _Frontier, blocks: NDArray[np.int64], work: Workspace) -> None:
         """Draws of the entries whose blocks are held."""
         column, draws = frontier.column, frontier.draws
-        entries = work.order if work.order.size >= column.num else np.empty(column.num, np.uint32)
+        size = column.nodes.size
+        entries = work.order if work.order.size >= size else np.empty(size, np.uint32)
         num = int(entries_of_blocks(frontier.order, frontier.block_starts, blocks, entries))
         if num == 0:
             return
-        topology, replace = self._topology, column.replace
+        topology, rule = self._topology, column.rule
         topology.count(column, entries, 0, num, frontier.blocks)
-        total = int(count_draws(column.counts, entries, num, column.fanout, replace))
+        total = int(count_draws(column.counts, entries, num, rule.fanout, rule.replace))
         places = [(draws.starts, self._ids)]
-        if draws.edge_ids is not None:
+        if draws.edges.size:
             places.append((draws.edge_starts, self._edge_ids))
         for starts, dtype in places:
             first = self._scratch.reserve(dtype, total)
             if first is None:
                 raise _Full
-            place_draws(column.counts, entries, num, column.fanout, replace, first, starts)
+            place_draws(column.counts, entries, num, rule.fanout, rule.replace, first, starts)
         giants = Giants(np.empty(0, np.uint32), np.empty(0, np.int64))
         if topology.has_giants(column):
             giants = Giants(np.empty(num, np.uint32), np.empty(num, np.int64))
-        topology.draw_held(column, entries, 0, num, frontier.blocks, draws, giants)
-        if n := giants.count:
-            own = Giants(giants.entries[:n].copy(), giants.degrees[:n].copy(), n)
+        if n := topology.draw_held(column, entries, 0, num, frontier.blocks, draws, giants):
+            own = Giants(giants.entries[:n].copy(), giants.degrees[:n].copy())
             frontier.giants.append(own)
 
     def _draw_giants(
@@ -301,7 +301,11 @@ class BlockSampler:
         """Draws of columns over several blocks."""
         frontiers = [batch.frontiers[r] for batch in batches]
         self._topology.draw_giants(
-            [(f.column, giants, f.blocks, f.draws) for f in frontiers for giants in f.giants],
+            [
+                GiantColumns(f.column, f.blocks, f.draws, giants)
+                for f in frontiers
+                for giants in f.giants
+            ],
             lambda marks: self._held(r, marks, ahead),
         )
 
@@ -325,9 +329,8 @@ class BlockSampler:
             return
         for r, frontier in enumerate(batch.frontiers):
             draws = frontier.draws
-            edge_draws = np.empty(0, self._edge_ids) if draws.edge_ids is None else draws.edge_ids
             drop_seed_edges(
-                batch.excluded, r, draws.starts, draws.sources, draws.edge_starts, edge_draws,
+                batch.excluded, r, draws.starts, draws.sources, draws.edge_starts, draws.edges,
                 frontier.column.counts,
             )  # fmt: skip
 
@@ -345,11 +348,12 @@ class BlockSampler:
         with Renumbering(work, before) as numbers:
             for frontier in batch.frontiers:
                 draws, counts = frontier.draws, frontier.column.counts
-                if draws.edge_ids is not None:
+                if draws.edges.size:
                     compact_draws(
-                        draws.edge_ids, draws.edge_starts, counts, counts.size, work.edge_ids, edge
+                        draws.edges, draws.edge_starts, counts, counts.size, work.edge_ids, edge
                     )
-                edge = numbers.add(draws.sources, draws.starts, counts, edge, frontier.column.trees)
+                trees = frontier.column.rule.trees
+                edge = numbers.add(draws.sources, draws.starts, counts, edge, trees)
                 ends.append(edge)
             ends[0] = numbers.num_nodes
         return ends

@@ -14,9 +14,14 @@ from blockstore import concurrency
 from blockstore.format import PAGE_BYTES, Manifest, Relation
 from blockstore.io.reader import BlockReader, Reading, Transit, wait_all
 from blockstore.kernels import members as kernels
+from blockstore.kernels.columns import view_blocks
+from blockstore.kernels.members import MemberColumns, Members, Wanted
 from blockstore.kernels.order import prefix_starts, stride_starts
+from blockstore.kernels.picks import Column, Draws
+from blockstore.kernels.rows import row_layout
 from blockstore.store import Store, scan_rows
-from loaderd.batch.structure import Column, Structure, sample_hops
+from loaderd.batch.structure import Structure, sample_hops
+from loaderd.batch.topology import NO_ITEMS
 from loaderd.macro.blocks import block_runs, cut_blocks, cut_parts
 from loaderd.macro.files import Bounds, Columns, HubBounds, MacroFiles, Pages, Rows, cut_runs
 from loaderd.memory.ledger import ServedRows
@@ -25,6 +30,8 @@ from loaderd.plans.base import Plan, Unit
 from loaderd.plans.roots import Roots
 
 _NO_FLAGS = np.empty(0, np.uint8)
+_ONE_SLOT = np.zeros(1, np.int32)  # of a block by itself
+_NO_TABLE = np.empty(0, np.uint64)
 
 
 class MacroChoice(NamedTuple):
@@ -36,24 +43,13 @@ class MacroChoice(NamedTuple):
     weights: bool
 
 
-class RelationColumns(NamedTuple):
-    """Columns of one relation, by rank."""
-
-    starts: NDArray[np.int64]
-    degrees: NDArray[np.uint32]
-    sources: NDArray[Any]
-    edge_ids: NDArray[Any]
-    weights: NDArray[np.float32]
-    fragments: NDArray[np.int64]  # (blocks, 3)
-
-
 class MacroArrays(NamedTuple):
     """The memory of one macro-batch."""
 
     rows: NDArray[np.uint8]  # page-aligned
     words: NDArray[np.uint64]
     take: list[NDArray[np.uint8]]  # per type, a flag a copy
-    columns: list[RelationColumns]
+    columns: list[MemberColumns]
     addresses: list[NDArray[np.uint64]]  # per served array
 
 
@@ -77,7 +73,7 @@ def carve_macro(
         nodes = bounds.nodes[types[relation.dst]]
         ids = np.dtype(relation.edge_id_dtype or "uint32")
         columns.append(
-            RelationColumns(
+            MemberColumns(
                 array(np.int64, nodes),
                 array(np.uint32, nodes),
                 array(np.dtype(manifest.id_dtype), edges),
@@ -215,7 +211,9 @@ class MacroGraph:
 
     def __init__(self, shared: MacroShared, arrays: MacroArrays) -> None:
         self._shared, self._arrays = shared, arrays
-        self._base = [0] * len(shared.manifest.types)
+        self._members = [
+            Members(arrays.words, t.first, t.num_nodes, 0) for t in shared.manifest.types
+        ]
         self.num_members = 0
         self._none = np.empty(0, np.dtype(shared.manifest.id_dtype))
 
@@ -234,10 +232,7 @@ class MacroGraph:
         finally:  # nothing is written here any more once this has returned
             wait_all(readings)
         for columns in self._arrays.columns:
-            kernels.join_fragments(
-                columns.fragments, columns.starts, columns.degrees, columns.sources,
-                columns.edge_ids, columns.weights,
-            )  # fmt: skip
+            kernels.join_fragments(columns)
 
     def _enter(self, partitions: NDArray[np.int64]) -> list["_Copies"]:
         """Who is a member; which copies are used, hubs first."""
@@ -257,10 +252,12 @@ class MacroGraph:
                 take = self._arrays.take[t][used : used + high - low]
                 nodes = shared.copy_ids[t][low:high]
                 kernels.take_new(words, nodes, take)
-                copies.append(_Copies(part, t, low, high, nodes, take))
+                copies.append(_Copies(part, t, Wanted(low, high, nodes, take)))
                 used += high - low
         self.num_members = int(kernels.count_members(words))
-        self._base = [int(kernels.rank_of(words, t.first)) for t in shared.manifest.types]
+        self._members = [
+            m._replace(base=int(kernels.rank_of(words, m.first))) for m in self._members
+        ]
         return copies
 
     def _place_rows(
@@ -278,7 +275,7 @@ class MacroGraph:
                 low, high = files.nodes_of(t, part)
                 one = np.array([low], self._none.dtype)
                 first = served.node_type.first
-                own = _Copies(part, t, low - first, high - first, one, _NO_FLAGS)
+                own = _Copies(part, t, Wanted(low - first, high - first, one, _NO_FLAGS))
                 self._address(a, own, True, pages, places)
             for copy in copies:
                 pages = shared.pages(a, copy.part)
@@ -296,11 +293,9 @@ class MacroGraph:
     ) -> None:
         """Where the rows of some members lie."""
         rows = self._shared.rows(a, copies.part)
-        geometry = rows.geometry
+        layout = row_layout(rows.geometry, rows.array.row_bytes)
         kernels.address_group(
-            copies.low, copies.high, copies.nodes, copies.take, in_order, self._arrays.words,
-            self._base[copies.node_type], geometry.rows_per_block, rows.array.row_bytes,
-            geometry.slot_bytes, geometry.blocks_per_shard, pages.shard, places,
+            copies.wanted, in_order, self._members[copies.node_type], layout, pages.shard, places,
             self._arrays.addresses[a],
         )  # fmt: skip
 
@@ -318,35 +313,38 @@ class MacroGraph:
         columns.fragments[:] = -1
         columns.degrees[:] = 0
         own = [
-            _Wanted(*files.nodes_of(t, p), self._none, _NO_FLAGS, p) for p in partitions.tolist()
+            (Wanted(*files.nodes_of(t, p), self._none, _NO_FLAGS), p) for p in partitions.tolist()
         ]
         at = self._read(r, files.columns[r], own, _Used(0, 0), readings)
         copied = files.copied_columns[r]
         if copied is None:
             return lambda: None
         mine = [c for c in copies if c.node_type == t]
-        halos = [_Wanted(*c[2:], c.part - k) for c in mine if c.part < 2 * k]
+        halos = [(c.wanted, c.part - k) for c in mine if c.part < 2 * k]
         at = self._read(r, copied, halos, at, readings)
-        hubs = [_Wanted(*c[2:], k) for c in mine if c.part == 2 * k]
+        hubs = [(c.wanted, k) for c in mine if c.part == 2 * k]
         return lambda: self._filter_hubs(r, copied, hubs, at) if hubs else None
 
     def _read(
         self,
         r: int,
         columns: Columns,
-        wanted: Sequence["_Wanted"],
+        wanted: Sequence[tuple[Wanted, int]],
         used: "_Used",
         readings: list[Reading],
     ) -> "_Used":
-        """Stream the blocks in which wanted columns lie past the filter."""
+        """Stream the blocks in which wanted columns lie past the filter.
+
+        wanted   with the row of their part in `columns`
+        """
         shared = self._shared
-        lists = [np.arange(columns.low[w.row], columns.high[w.row]) for w in wanted]
+        lists = [np.arange(columns.low[row], columns.high[row]) for _, row in wanted]
         if not lists:
             return used
         blocks = np.unique(np.concatenate(lists))
         places = _Places.lay_out(blocks, columns, used)
         geometry = shared.reader.files[columns.file].geometry
-        spans = ((w.low, w.high, w.row) for w in wanted)
+        spans = ((w.low, w.high, row) for w, row in wanted)
         cuts = cut_blocks(columns, spans, geometry.pages_per_block)
         runs = block_runs(blocks, geometry, shared.run_blocks, cuts)
         parts = cut_parts(runs, columns, cuts, self._item_bytes(r))
@@ -371,7 +369,7 @@ class MacroGraph:
         return list(held[: last + 1])
 
     def _filter_hubs(
-        self, r: int, columns: Columns, wanted: Sequence["_Wanted"], used: "_Used"
+        self, r: int, columns: Columns, wanted: Sequence[tuple[Wanted, int]], used: "_Used"
     ) -> None:
         low, high = int(columns.low[-1]), int(columns.high[-1])
         places = _Places.lay_out(np.arange(low, high), columns, used)
@@ -382,7 +380,7 @@ class MacroGraph:
         self,
         r: int,
         columns: Columns,
-        wanted: Sequence["_Wanted"],
+        wanted: Sequence[tuple[Wanted, int]],
         block: int,
         data: NDArray[np.uint8],
         places: "_Places",
@@ -390,23 +388,19 @@ class MacroGraph:
         """Take what is wanted of a block that passes by, in whatever thread."""
         shared, out = self._shared, self._arrays.columns[r]
         relation: Relation = shared.manifest.relations[r]
-        base = self._base[shared.files.type_of[relation.dst]]
+        members = self._members[shared.files.type_of[relation.dst]]
         i = int(np.searchsorted(places.blocks, block))
-        to = int(places.starts[i])
-        id_bytes, edge_bytes, *_ = relation.item_bytes(shared.manifest.id_dtype)
-        views = (
-            data.view(np.uint32),
-            data.view(np.uint32 if id_bytes == 4 else np.uint64),
-            data.view(np.dtype(relation.edge_id_dtype or "uint32")),
-            data.view(np.float32),
-        )
-        for want in wanted:
-            if columns.low[want.row] <= block < columns.high[want.row]:
+        to, id_dtype = int(places.starts[i]), shared.manifest.id_dtype
+        first_node = int(columns.first_node[block])
+        view = view_blocks(
+            data, id_dtype, relation.edge_id_dtype, _ONE_SLOT, _NO_TABLE, data.size,
+            *relation.item_bytes(id_dtype)[1:3], 0,
+        )  # fmt: skip
+        for want, row in wanted:
+            if columns.low[row] <= block < columns.high[row]:
                 to = kernels.filter_block(
-                    *views, edge_bytes, int(columns.first_node[block]), want.low, want.high,
-                    want.nodes, want.take, self._arrays.words, base, out.starts, out.degrees,
-                    out.sources, out.edge_ids, out.weights, to, out.fragments, places.first_row + i,
-                )  # fmt: skip
+                    view, first_node, want, members, out, to, places.first_row + i
+                )
 
     def sample(self, plan: Plan, unit: Unit, work: Workspace, roots: Roots) -> Structure:
         """Fill the workspace with the structure of the batch that begins there.
@@ -417,47 +411,30 @@ class MacroGraph:
 
     def _draw(self, column: Column, work: Workspace, edge_ids: bool) -> None:
         """Draws of one frontier over one relation, into `work.draws` at `work.starts`."""
-        if column.num == 0:
+        num, rule = column.nodes.size, column.rule
+        if num == 0:
             return
-        shared, arrays = self._shared, self._arrays.columns[column.relation]
-        t = shared.files.type_of[shared.manifest.relations[column.relation].dst]
-        node_type, words = shared.manifest.types[t], self._arrays.words
-        where = (words, self._base[t], node_type.first, node_type.num_nodes)
-        room = column.num * column.fanout
-        if 0 <= room <= work.draws.size:
-            stride_starts(column.num, column.fanout, work.starts)
-        elif column.replace:
+        shared, columns = self._shared, self._arrays.columns[column.relation]
+        dst = shared.manifest.relations[column.relation].dst
+        members = self._members[shared.files.type_of[dst]]
+        if 0 <= num * rule.fanout <= work.draws.size:
+            stride_starts(num, rule.fanout, work.starts)
+        elif rule.replace:
             raise WorkspaceFull
         else:
-            words, base, first, count = where
-            kernels.member_degrees(
-                words, column.nodes, column.num, first, count, base, arrays.degrees, column.counts
-            )
-            if column.fanout >= 0:
-                np.minimum(column.counts, column.fanout, out=column.counts)
-            if prefix_starts(column.counts, column.num, work.starts) > work.draws.size:
+            kernels.member_degrees(members, columns.degrees, column)
+            if rule.fanout >= 0:
+                np.minimum(column.counts, rule.fanout, out=column.counts)
+            if prefix_starts(column.counts, num, work.starts) > work.draws.size:
                 raise WorkspaceFull
-        draws = (work.starts, work.draws, work.edge_draws[: work.edge_draws.size * edge_ids])
-        tables = (arrays.starts, arrays.degrees, arrays.sources, arrays.edge_ids)
-        if column.weighted:
-            kernels.draw_weighted_members(
-                *where, *tables, arrays.weights, column.nodes, column.num, column.fanout,
-                column.key, *draws, column.counts,
-            )  # fmt: skip
-        else:
-            kernels.draw_members(
-                *where, *tables, column.nodes, column.num, column.fanout, column.replace,
-                column.key, *draws, column.counts,
-            )  # fmt: skip
+        edges = work.edge_draws[: work.edge_draws.size * edge_ids]
+        draws = Draws(work.starts, work.draws, work.starts, edges, NO_ITEMS)
+        kernels.draw_members(members, columns, column, draws)
 
     def address(self, nodes: NDArray[Any], num: int, a: int, out: NDArray[np.uint64]) -> None:
         """Where the rows of members lie; NO_ROW for nodes of another type."""
-        t = self._shared.types[a]
-        node_type = self._shared.manifest.types[t]
-        kernels.address_members(
-            self._arrays.words, nodes, num, node_type.first, node_type.num_nodes, self._base[t],
-            self._arrays.addresses[a], out,
-        )  # fmt: skip
+        members = self._members[self._shared.types[a]]
+        kernels.address_members(members, nodes[:num], self._arrays.addresses[a], out)
 
 
 class _Copies(NamedTuple):
@@ -465,20 +442,7 @@ class _Copies(NamedTuple):
 
     part: int
     node_type: int
-    low: int  # rows of the array
-    high: int
-    nodes: NDArray[Any]  # store ids
-    take: NDArray[np.uint8]  # 0: a member without this copy; empty: all count
-
-
-class _Wanted(NamedTuple):
-    """Columns of one part."""
-
-    low: int
-    high: int
-    nodes: NDArray[Any]  # store ids of slots; empty: columns are store ids
-    take: NDArray[np.uint8]
-    row: int  # of the part, in `Columns`
+    wanted: Wanted  # rows of the array; not taken: a member without this copy
 
 
 class _Used(NamedTuple):

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from blockstore.kernels.renumber import HashTable
 from loaderd.plans.base import Shape
 
 ALIGN = 64
@@ -99,11 +100,9 @@ class Workspace:
     # arena slots through which blocks pass while rows are copied
     transit_slots: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
 
-    def renumber_table(self) -> tuple[Any, ...]:
-        """The table's arrays, as the renumber kernels take them."""
-        if self.stamp.size:
-            return (self.stamp,)
-        return (self.table_keys, self.table_values, self.table_keys.size - 1)
+    def renumber_table(self) -> NDArray[np.int32] | HashTable:
+        """The table as the renumber kernels take it."""
+        return self.stamp if self.stamp.size else HashTable(self.table_keys, self.table_values)
 
 
 def carve_workspace(carver: Carver, shape: Shape, sizes: Sizes) -> Workspace:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from blockstore.kernels.links import draw_negatives, drop_excluded, group_excluded
 from blockstore.kernels.order import take_seeds
 from blockstore.kernels.random import permute_range
-from blockstore.kernels.renumber import enter_seeds_hash, renumber_hash
+from blockstore.kernels.renumber import HashTable, renumber_hash
 from loaderd.plans.base import Plan, Unit
 from loaderd.protocol import SeedEdges
 
@@ -212,9 +212,8 @@ def _number(ends: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.uint32]]:
     keys = np.full(size, np.iinfo(ends.dtype).max, ends.dtype)
     values = np.empty(size, np.uint32)
     nodes, places = np.empty_like(ends), np.empty(ends.size, np.uint32)
-    enter_seeds_hash(nodes, 0, keys, values, size - 1)
     num, _ = renumber_hash(
-        ends, np.zeros(1, np.int64), np.array([ends.size], np.uint32), 1, keys, values, size - 1,
+        ends, np.zeros(1, np.int64), np.array([ends.size], np.uint32), HashTable(keys, values),
         nodes, 0, places, 0,
     )  # fmt: skip
     return nodes[: int(num)], places

@@ -27,6 +27,7 @@ from preprocess.contents import row_disk_bytes
 from preprocess.derive.plan import Derivation, DerivePlan, Resolved, plan_derivation, resolve
 from preprocess.errors import BadInput
 from preprocess.kernels import derive as kernels
+from preprocess.kernels.edges import Records
 from preprocess.kernels.rows import quantize
 from preprocess.memory import give_back_freed
 from preprocess.pipeline import (
@@ -43,7 +44,7 @@ from preprocess.progress import Progress
 from preprocess.result import QuantizationError, Ran, StageResult
 from preprocess.stages.ahead import read_ahead
 from preprocess.stages.array_file import ArrayFile, load_array, save_array
-from preprocess.stages.csc import Columns, Records, sorted_columns
+from preprocess.stages.csc import Columns, sorted_columns
 from preprocess.stages.rows import convert, scatter_bytes
 from preprocess.stages.slots import SlotCopies
 from preprocess.stored import Cut, cut_columns, floats_ahead, joined_columns, stored_edges

@@ -23,11 +23,12 @@ from preprocess.export.rows import (
     written_bytes,
 )
 from preprocess.files.npy import NpyWriter
+from preprocess.kernels.edges import Records
 from preprocess.pipeline import Cost, Facts
 from preprocess.plan import too_little_memory
 from preprocess.sources.plain_names import PlainNames
 from preprocess.stages.array_file import ArrayFile
-from preprocess.stages.csc import COLUMN_BYTES, Columns, Records, Widths, sorted_columns
+from preprocess.stages.csc import COLUMN_BYTES, Columns, Widths, sorted_columns
 from preprocess.stages.edge_list import Identified, Part, Pieces, rows_by_id
 from preprocess.stages.edge_places import EdgePlaces
 from preprocess.stages.rows import Emit

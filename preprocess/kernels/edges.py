@@ -1,11 +1,43 @@
 """Edges in any order into sorted columns: checks, counts, buckets, and sorting inside a bucket."""
 
+from typing import Any, NamedTuple
+
 import numpy as np
+from numpy.typing import NDArray
 
 from blockstore.kernels.intrinsics import prefetch
 from blockstore.kernels.jit import njit
 
 AHEAD = 32  # edges between asking for a table's entry and using it
+NO_RANKS = np.empty(0, np.uint32)
+
+
+class Ends(NamedTuple):
+    """How the ends of a relation's edges are named, and what becomes of loops and reverses."""
+
+    undirected: bool = False  # both ends are of one type, and reverses are added
+    keep_loops: bool = True
+    src_rank: NDArray[Any] = NO_RANKS  # uint32 or uint64: new id of each node of the type
+    dst_rank: NDArray[Any] = NO_RANKS  # likewise
+    src_first: int = 0  # where there are no ranks: what is added to ids
+    dst_first: int = 0
+    base: int = 0  # new id of the first column: columns count from there
+
+
+class Records(NamedTuple):
+    """Edges as they will be stored, int64 each; valid until the next step."""
+
+    dst: NDArray[np.int64]
+    src: NDArray[np.int64]
+    edge_ids: NDArray[np.int64]  # empty where they are not kept
+
+
+class Cuts(NamedTuple):
+    """Which bucket a target belongs to: guide[target >> shift] or a later one."""
+
+    bounds: NDArray[np.int64]  # (buckets + 1,) first target of each bucket
+    guide: NDArray[np.uint32]
+    shift: int
 
 
 @njit(nogil=True, cache=True)
@@ -42,23 +74,20 @@ def count_targets(src, dst, undirected, keep_loops, counts):
 
 
 @njit(nogil=True, cache=True)
-def expand_edges(
-    src, dst, first_edge, num_edges, undirected, keep_loops, src_rank, dst_rank, src_first,
-    dst_first, base, out_dst, out_src, out_ids,
-):  # fmt: skip
+def expand_edges(src, dst, first_edge, num_edges, ends, out):
     """Edges of a chunk as they will be stored: loops dropped, reverses added, ends renamed.
 
     src, dst     integers (chunk,)           ids in the source, in range
     first_edge   int64                       id of the chunk's first edge
     num_edges    int64                       what is added to the id of an edge for its reverse
-    src_rank, dst_rank  uint32 or uint64     new id of each node of the type; empty: by the firsts
-    src_first, dst_first  int64              what is added to ids where there are no ranks
-    base         int64                       new id of the first column: columns count from there
-    out_dst, out_src, out_ids  int64         out; twice the chunk if undirected; ids may be empty
+    ends         Ends                        `undirected` and loops are for ends of one type
+    out          Records                     out; twice the chunk if undirected; ids may be empty
 
-    `undirected` and loops are for ends of one type.  Returns how many there are.
+    Returns how many there are.
     """
     count = 0
+    src_rank, dst_rank = ends.src_rank, ends.dst_rank
+    out_dst, out_src, out_ids = out.dst, out.src, out.edge_ids
     ranked, with_ids = dst_rank.size > 0, out_ids.size > 0
     for i in range(src.size):
         if ranked and i + AHEAD < src.size:
@@ -66,18 +95,18 @@ def expand_edges(
             prefetch(dst_rank, np.int64(dst[i + AHEAD]))
         u, v = np.int64(src[i]), np.int64(dst[i])
         loop = u == v
-        if loop and not keep_loops:
+        if loop and not ends.keep_loops:
             continue
         if ranked:
             u, v = np.int64(src_rank[u]), np.int64(dst_rank[v])
         else:
-            u, v = u + src_first, v + dst_first
-        out_dst[count], out_src[count] = v - base, u
+            u, v = u + ends.src_first, v + ends.dst_first
+        out_dst[count], out_src[count] = v - ends.base, u
         if with_ids:
             out_ids[count] = first_edge + i
         count += 1
-        if undirected and not loop:
-            out_dst[count], out_src[count] = u - base, v
+        if ends.undirected and not loop:
+            out_dst[count], out_src[count] = u - ends.base, v
             if with_ids:
                 out_ids[count] = first_edge + i + num_edges
             count += 1
@@ -85,23 +114,22 @@ def expand_edges(
 
 
 @njit(nogil=True, cache=True)
-def group_edges(
-    dst, src, ids, count, bounds, guide, shift, src_bits, bucket, starts, keys, out_ids
-):
+def group_edges(records, count, cuts, src_bits, bucket, starts, keys, out_ids):
     """Edges by bucket of their target, each as one key.
 
-    dst, src, ids  int64 (>= count,)       from `expand_edges`; ids may be empty
-    bounds         int64 (buckets + 1,)    first target of each bucket
-    guide, shift   uint32                  bucket of target t is guide[t >> shift] or a later one
-    bucket         uint32 (>= count,)      scratch
-    starts         int64 (buckets + 1,)    out: where each bucket's edges begin
-    keys           uint64 (>= count,)      out: (target - its bucket's first) << src_bits | source
-    out_ids        uint32 or uint64        out, in the same order; may be empty
+    records  Records               from `expand_edges`
+    cuts     Cuts
+    bucket   uint32 (>= count,)    scratch
+    starts   int64 (buckets + 1,)  out: where each bucket's edges begin
+    keys     uint64 (>= count,)    out: (target - its bucket's first) << src_bits | source
+    out_ids  uint32 or uint64      out, in the same order; may be empty
     """
+    dst, src, ids = records.dst, records.src, records.edge_ids
+    bounds, guide = cuts.bounds, cuts.guide
     bits, with_ids = np.uint64(src_bits), out_ids.size > 0
     starts[:] = 0
     for i in range(count):
-        b = guide[dst[i] >> shift]
+        b = guide[dst[i] >> cuts.shift]
         while bounds[b + 1] <= dst[i]:
             b += 1
         bucket[i] = b

@@ -1,6 +1,9 @@
 """Rows of neighbors added up, column by column of graph blocks as they are on disk."""
 
+from typing import Any, NamedTuple
+
 import numpy as np
+from numpy.typing import NDArray
 
 from blockstore.kernels.columns import (
     EDGES_START,
@@ -13,15 +16,35 @@ from blockstore.kernels.columns import (
     wide,
 )
 from blockstore.kernels.intrinsics import prefetch
-from blockstore.kernels.jit import njit
-from preprocess.kernels.rowsum import sum_rows
+from blockstore.kernels.jit import leaf, njit
+from preprocess.kernels.rowsum import Edges, sum_rows
 
 CHUNK_EDGES = 128  # summed in registers, then added to the sum: errors grow with chunks, not edges
 _LINE_ITEMS = 16  # float32 in a cache line
 
 
-@njit(nogil=True, cache=True)
-def sum_edges(x, width, ids, low, high, limit, first, weights, weight_at, out, at, own, times):
+class RawBlocks(NamedTuple):
+    """Whole graph blocks, one behind the other, already checked."""
+
+    words: NDArray[np.uint32]
+    ids: NDArray[Any]  # the same bytes as ids of the store's dtype
+    weights: NDArray[np.float32] | None  # the same bytes again, or None: edges weigh 1
+    block_bytes: int
+    edge_id_bytes: int  # of an edge, before its weight; 0: none
+
+
+class Product(NamedTuple):
+    """out[v] = scale * factor[v] * (sum of the rows of v's sources [+ rows[v]]) + share * x[v]."""
+
+    factor: NDArray[np.float32]  # (nodes,)
+    scale: np.float32
+    share: np.float32  # 0: `x` is not looked at
+    x: NDArray[np.float32]  # (nodes * width,)
+    loops: bool  # a node is its own source too
+
+
+@leaf
+def sum_edges(table, edges, low, high, weight_at, out, at, own, times):
     """out[at : at + width] = times * (row `own`, where there is one, and the rows of all edges).
 
     As `sum_rows` has it, in chunks.
@@ -29,96 +52,67 @@ def sum_edges(x, width, ids, low, high, limit, first, weights, weight_at, out, a
     begin, new, one = low, np.int64(1), np.float32(1)
     while high - begin > CHUNK_EDGES:
         stop = begin + CHUNK_EDGES
-        sum_rows(
-            x, width, ids, begin, stop, limit, first, weights, weight_at, out, at, own, new, one
-        )
+        sum_rows(table, edges, begin, stop, weight_at, out, at, own, new, one)
         weight_at += CHUNK_EDGES
         begin, new, own = stop, np.int64(0), np.int64(-1)
-    sum_rows(x, width, ids, begin, high, limit, first, weights, weight_at, out, at, own, new, times)
+    sum_rows(table, edges, begin, high, weight_at, out, at, own, new, times)
 
 
-@njit(nogil=True, cache=True)
-def _add_share(node, width, share, x, out):
+@leaf
+def _add_share(node, width, product, out):
     for c in range(node * width, (node + 1) * width):
-        out[c] += share * x[c]
+        out[c] += product.share * product.x[c]
 
 
-@njit(nogil=True, cache=True)
-def multiply_blocks(
-    words,
-    ids,
-    weights,
-    block_bytes,
-    first,
-    rows,
-    width,
-    factor,
-    scale,
-    share,
-    x,
-    loops,
-    edge_id_bytes,
-    out,
-    carry_slots,
-    carry,
-    part,
-    parts,
-):
-    """out[v] = scale * factor[v] * (sum of the rows of v's sources [+ rows[v]]) + share * x[v].
+@leaf
+def multiply_blocks(blocks, table, product, out, carry_slots, carry, part, parts):
+    """One product, of the columns that start in some blocks.
 
-    words, ids            uint32, id_dtype            whole graph blocks, one behind the other, as
-                                                      words and as ids: already checked
-    weights               float32                     the same bytes again, or None: edges weigh 1
-    first                 int64                       store id of node 0 of the rows
-    rows, x, out          float32 (nodes * width,)    `rows` and `out` differ
-    factor                float32 (nodes,)
-    scale, share          float32                     where `share` is 0, `x` is not looked at
-    loops                 bool                        a node is its own source too
-    edge_id_bytes         int64                       of an edge, before its weight; 0: none
-    carry_slots           int64 (blocks,)             where the sum of carried edges goes, or -1
-    carry                 float32 (slots * width,)    out: these sums
-
-    part, parts           int64                       of the columns of each block: part i of n
+    blocks        RawBlocks
+    table         RowTable                  rows of the nodes; row 0: of store id `first`
+    product       Product
+    out           float32 (nodes * width,)  not the rows
+    carry_slots   int64 (blocks,)           where the sum of carried edges goes, or -1
+    carry         float32 (slots * width,)  out: these sums
+    part, parts   int64                     of the columns of each block: part i of n
 
     A column whose edges go on in later blocks is not finished: its row is the sum of those here.
     """
-    id_bytes = ids.itemsize
+    words, width, id_bytes = blocks.words, table.width, blocks.ids.itemsize
     for block in range(carry_slots.size):
-        word, base = block * (block_bytes // 4), block * (block_bytes // id_bytes)
-        node = wide(words, word + FIRST_NODE) - first
+        word = block * (blocks.block_bytes // 4)
+        base = block * (blocks.block_bytes // id_bytes)
+        node = wide(words, word + FIRST_NODE) - table.first
         last_degree = wide(words, word + LAST_DEGREE)
-        count, edges = np.int64(words[word + NUM_NODES]), np.int64(words[word + NUM_EDGES])
+        count, num_edges = np.int64(words[word + NUM_NODES]), np.int64(words[word + NUM_EDGES])
         start = np.int64(words[word + EDGES_START])
         zero = base + start  # the block's first edge
-        limit, weight_at = zero + edges, np.int64(0)
-        if weights is not None:
-            over = (start + edges) * id_bytes
-            if edge_id_bytes > 0:
-                over = (over + 7) // 8 * 8 + edges * edge_id_bytes
+        edges = Edges(blocks.ids, blocks.weights, zero + num_edges)
+        weight_at = np.int64(0)
+        if blocks.weights is not None:
+            over = (start + num_edges) * id_bytes
+            if blocks.edge_id_bytes > 0:
+                over = (over + 7) // 8 * 8 + num_edges * blocks.edge_id_bytes
             weight_at = word + (over + 7) // 8 * 2
         if part == 0 and carry_slots[block] >= 0:
             at, high = carry_slots[block] * width, zero + np.int64(words[word + NUM_CARRIED])
-            sum_edges(
-                rows, width, ids, zero, high, limit, first, weights, weight_at, carry, at,
-                np.int64(-1), np.float32(1),
-            )  # fmt: skip
+            sum_edges(table, edges, zero, high, weight_at, carry, at, np.int64(-1), np.float32(1))
         begin, end = count * part // parts, count * (part + 1) // parts
         high = base + np.int64(words[word + HEADER_WORDS + begin])
         for i in range(begin, end):
             low, high = high, base + np.int64(words[word + HEADER_WORDS + i + 1])
-            own = node + i if loops else np.int64(-1)
+            own = node + i if product.loops else np.int64(-1)
             whole = i < count - 1 or last_degree == high - low
-            times = scale * factor[node + i] if whole else np.float32(1)
+            times = product.scale * product.factor[node + i] if whole else np.float32(1)
             sum_edges(
-                rows, width, ids, low, high, limit, first, weights, weight_at + low - zero, out,
-                (node + i) * width, own, times,
-            )  # fmt: skip
-            if whole and share != 0:
-                _add_share(node + i, width, share, x, out)
+                table, edges, low, high, weight_at + low - zero, out, (node + i) * width, own, times
+            )
+            if whole and product.share != 0:
+                _add_share(node + i, width, product, out)
 
 
-@njit(nogil=True, cache=True)
-def finish_carried(nodes, carry, width, factor, scale, share, x, out):
+@leaf
+def finish_carried(nodes, carry, width, product, out):
     """Sums of carried edges to those of their columns, in order, which are finished then.
 
     nodes   int64 (slots,)   ascending: the column of each slot of `carry`
@@ -130,11 +124,11 @@ def finish_carried(nodes, carry, width, factor, scale, share, x, out):
         for c in range(width):
             out[at + c] += carry[slot * width + c]
         if slot + 1 == nodes.size or nodes[slot + 1] != node:
-            times = scale * factor[node]
+            times = product.scale * product.factor[node]
             for c in range(at, at + width):
                 out[c] *= times
-            if share != 0:
-                _add_share(node, width, share, x, out)
+            if product.share != 0:
+                _add_share(node, width, product, out)
 
 
 @njit(nogil=True, cache=True)

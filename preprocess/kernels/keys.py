@@ -4,7 +4,10 @@ Keys lie one behind the other: key i is data[offsets[i] : offsets[i + 1]].  A ha
 equal bytes are equal.
 """
 
+from typing import NamedTuple
+
 import numpy as np
+from numpy.typing import NDArray
 
 from blockstore.kernels.intrinsics import prefetch, wrap_add
 from blockstore.kernels.jit import njit
@@ -15,6 +18,25 @@ DONE, NO_ROOM, TWICE, UNKNOWN = 0, 1, 2, 3
 WAITS = np.uint32(2**32 - 1)  # number of a key that is not in a full table
 _AHEAD = 16  # keys between asking for a table's entry and using it
 _BYTE, _WORD = np.uint64(8), np.uint64(0x9E3779B97F4A7C15)
+
+
+class KeyTable(NamedTuple):
+    """Keys in memory, numbered as they come."""
+
+    # (a power of two,) number + 1 of a key, at its hash or behind; 0: none
+    slots: NDArray[np.uint32]
+    hashes: NDArray[np.uint64]  # (room,) of the keys held
+    starts: NDArray[np.int64]  # (room + 1,) where each lies in `held`
+    held: NDArray[np.uint8]  # their bytes
+    counts: NDArray[np.int64]  # (1,) keys held
+
+
+class HashedKeys(NamedTuple):
+    """Keys that are asked for."""
+
+    offsets: NDArray[np.int64]  # (keys + 1,)
+    data: NDArray[np.uint8]
+    hashes: NDArray[np.uint64]  # (keys,)
 
 
 @njit(nogil=True, cache=True)
@@ -39,22 +61,22 @@ def hash_keys(offsets, data, out):
 
 
 @njit(nogil=True, cache=True)
-def find_keys(slots, hashes, starts, held, counts, offsets, data, hashed, first, how, is_full, out):
+def find_keys(table, keys, first, how, is_full, out):
     """The number of each key in a table, from key `first` on; keys are numbered as they come.
 
-    slots    uint32 (a power of two,)   number + 1 of a key, at its hash or behind; 0: none
-    hashes   uint64 (room,)             of the keys held
-    starts   int64 (room + 1,)          where each lies in `held`
-    held     uint8                      their bytes
-    counts   int64 (1,)                 keys held
-    offsets, data, hashed               the keys that are asked for
-    how      int                        DEFINE, REFER or ADD
-    is_full  bool                       none is added: one that is not held WAITS
-    out      uint32 (keys,)             out
+    table    KeyTable
+    keys     HashedKeys
+    how      int              DEFINE, REFER or ADD
+    is_full  bool             none is added: one that is not held WAITS
+    out      uint32 (keys,)   out
 
     Returns (key where it stopped, why): NO_ROOM in the table, TWICE a key that was to be new, whose
     number is in `out`, UNKNOWN one that was to be held, or DONE.
     """
+    slots, hashes, starts, held, counts = (
+        table.slots, table.hashes, table.starts, table.held, table.counts
+    )  # fmt: skip
+    offsets, data, hashed = keys.offsets, keys.data, keys.hashes
     mask = np.uint64(slots.size - 1)
     for i in range(first, hashed.size):
         # what a key is compared with hangs on its slot: three steps, each asked for in time

@@ -4,7 +4,10 @@ State of a node is its entry in `rank`, uint32: its place where it has one; FOUN
 earliest discoverer so far while a level is read; UNSET where no level has reached it.
 """
 
+from typing import Any, NamedTuple
+
 import numpy as np
+from numpy.typing import NDArray
 
 from blockstore.kernels.intrinsics import prefetch
 from blockstore.kernels.jit import njit
@@ -15,6 +18,23 @@ FOUND = np.uint32(0x80000000)
 _PLACE = np.uint32(0x7FFFFFFF)
 AHEAD = 32  # nodes between asking for a table's entry and using it
 STRIDE = 64  # columns between two entries of `starts`
+
+
+class HeldColumns(NamedTuple):
+    """Columns of a graph in memory."""
+
+    starts: NDArray[np.int64]  # from `make_starts`
+    degrees: NDArray[np.uint32]
+    sources: NDArray[Any]
+    edge_ids: NDArray[Any]  # uint32 or uint64, beside `sources`, or empty
+
+
+class WordBits(NamedTuple):
+    """Bits of the parts of an edge in a word."""
+
+    source: int
+    edge: int
+    column: int  # in its group
 
 
 @njit(nogil=True, cache=True)
@@ -211,23 +231,23 @@ def place_rest(degrees, rank, order, placed):
 
 
 @njit(nogil=True, cache=True)
-def gather_columns(
-    order, low, high, starts, degrees, sources, edge_ids, rank, src_bits, id_bits, column_bits,
-    out, values,
-):  # fmt: skip
-    """Columns order[low:high] of a graph in memory, their sources renamed, in groups.
+def gather_columns(order, columns, rank, bits, out, values):
+    """Columns of some nodes, in this order, their sources renamed, in groups.
 
-    edge_ids   uint32 or uint64     beside `sources`, or empty
-    out        int64 (groups + 1,)  out: first edge of each group of 2**column_bits columns
+    order      uint32
+    columns    HeldColumns
+    bits       WordBits
+    out        int64 (groups + 1,)  out: first edge of each group of 2**bits.column columns
     values     uint64               out: (column in its group, source, edge id), not sorted
     """
-    id_shift = np.uint64(id_bits)
-    to_column = np.uint64(min(63, src_bits + id_bits))  # 64 where a group is one column
+    starts, degrees, sources = columns.starts, columns.degrees, columns.sources
+    edge_ids, id_shift = columns.edge_ids, np.uint64(bits.edge)
+    to_column = np.uint64(min(63, bits.source + bits.edge))  # 64 where a group is one column
     count = np.int64(0)
-    for i in range(low, high):
-        column = (i - low) & ((1 << column_bits) - 1)
+    for i in range(order.size):
+        column = i & ((1 << bits.column) - 1)
         if column == 0:
-            out[(i - low) >> column_bits] = count
+            out[i >> bits.column] = count
         word = np.uint64(column) << to_column
         node = np.int64(order[i])
         at = column_start(starts, degrees, node)

@@ -36,6 +36,13 @@ class Balance(NamedTuple):
     limits: NDArray[np.int64]  # (classes,): nodes of a class, beyond which none joins neighbours
 
 
+class Adjacent(NamedTuple):
+    """Where neighbours of a node are counted."""
+
+    counts: NDArray[np.uint32]  # (k + 1,) in each partition; zeros between nodes
+    partitions: NDArray[np.int64]  # (k + 2,) those that are not zero
+
+
 @njit(nogil=True, cache=True, inline="always")
 def _swap(ascending, places, c, i, j):
     p, q = ascending[c, i], ascending[c, j]
@@ -71,9 +78,8 @@ def _take_out(balance, c, p):
 
 @njit(nogil=True, cache=True)
 def place_nodes(
-    node, skip, num_adjacent, degrees, sources, classes, partition, balance, counts, adjacent,
-    linear,
-):  # fmt: skip
+    node, skip, num_adjacent, degrees, sources, classes, partition, balance, scratch, linear
+):
     """Nodes whose columns end in a piece, each to the best partition that is open to it.
 
     node, skip    column of the first edge here, and how many of its edges came before
@@ -83,8 +89,7 @@ def place_nodes(
                                          without edges from here on
     classes       uint16 (num_nodes,)
     partition     uint16 or uint32 (num_nodes,)   in and out; k: none yet
-    counts        uint32 (k + 1,)        scratch, zeros at first: neighbours in each
-    adjacent      int64 (k + 2,)         scratch: those that are not zero
+    scratch       Adjacent
     linear        bool                   neighbours count less the fuller a partition is (LDG);
                                          else they count against the cost
 
@@ -95,6 +100,7 @@ def place_nodes(
     """
     at, evaluated = np.int64(0), np.int64(0)
     none = np.int64(balance.sizes.shape[1])
+    counts, adjacent = scratch.counts, scratch.partitions
     while node < degrees.size:
         degree = np.int64(degrees[node])
         here = min(degree - skip, sources.size - at)

@@ -1,34 +1,50 @@
 """In-edges of training nodes that are loaded with some of the partitions; copies of columns."""
 
+from typing import NamedTuple
+
 import numpy as np
+from numpy.typing import NDArray
 
 from blockstore.kernels.jit import njit
 
 
+class Loaded(NamedTuple):
+    """What is loaded with a partition."""
+
+    marks: NDArray[np.uint8]  # (num_nodes,) 1: the node's in-edges count
+    hubs: NDArray[np.uint8]  # (num_nodes,) 1: always loaded
+    times: NDArray[np.uint32]  # (num_nodes,) groups that hold each node: its partition, and halos
+    stamps: NDArray[np.uint32]  # (num_nodes,) 1 + the last part whose halo held each node
+    offsets: NDArray[np.int64]  # (types, parts + 1) store ids
+    halo: NDArray[np.uint64]  # (slots,) nodes of all halos, part by part
+    halo_starts: NDArray[np.int64]  # (parts + 1,)
+
+
+class Sums(NamedTuple):
+    """What is added up."""
+
+    state: NDArray[np.int64]  # (5,) column in hand or -1, its part or -1, its edges; columns and
+    #   edges that are over
+    column: NDArray[np.float64]  # (cases, 3) edges kept of the column in hand, by partitions, with
+    #   hubs, with halos too
+    totals: NDArray[np.float64]  # (cases, 3, 2) sums of shares, and of edges
+
+
 @njit(nogil=True, cache=True)
-def add_kept(
-    first, degrees, sources, marks, hubs, times, stamps, offsets, dst, halo, halo_starts, chances,
-    state, column, totals,
-):  # fmt: skip
+def add_kept(first, degrees, sources, loaded, dst, chances, sums):
     """Expected shares of the in-edges of marked nodes whose sources are loaded with their targets.
 
     first        int64                     node of the first column
     degrees      int64 (columns,)          edges that are here
     sources      integers (edges,)
-    marks, hubs  uint8 (num_nodes,)
-    times        uint32 (num_nodes,)       groups that hold each node: its partition, and halos
-    stamps       uint32 (num_nodes,)       in and out: 1 + the last part whose halo held each node
-    offsets      int64 (types, parts + 1)  store ids
+    loaded       Loaded                    its stamps: in and out
     dst          int64                     type of the columns
-    halo         uint64 (slots,)           nodes of all halos, part by part
-    halo_starts  int64 (parts + 1,)
     chances      float64 (cases, most + 1)  that a node in so many other groups is loaded
-    state        int64 (5,)                in and out: column in hand or -1, its part or -1, its
-                                           edges; columns and edges that are over
-    column       float64 (cases, 3)        in and out: edges kept of the column in hand, by
-                                           partitions, with hubs, with halos too
-    totals       float64 (cases, 3, 2)     in and out: sums of shares, and of edges
+    sums         Sums                      in and out
     """
+    marks, hubs, times, stamps = loaded.marks, loaded.hubs, loaded.times, loaded.stamps
+    offsets, halo, halo_starts = loaded.offsets, loaded.halo, loaded.halo_starts
+    state, column = sums.state, sums.column
     at = np.int64(0)
     for i in range(degrees.size):
         v, stop = first + i, at + degrees[i]
@@ -36,7 +52,7 @@ def add_kept(
             at = stop
             continue
         if v != state[0]:
-            end_column(state, column, totals)
+            end_column(sums)
             state[0] = v
         part = max(np.int64(0), state[1])
         while offsets[dst, part + 1] <= v:
@@ -61,8 +77,9 @@ def add_kept(
 
 
 @njit(nogil=True, cache=True)
-def end_column(state, column, totals):
+def end_column(sums):
     """The column in hand is over: `add_kept`."""
+    state, column, totals = sums.state, sums.column, sums.totals
     if state[2] > 0:
         for c in range(column.shape[0]):
             for j in range(3):

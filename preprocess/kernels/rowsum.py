@@ -1,17 +1,35 @@
 """The sum of some rows, in registers: vector instructions that numba does not make of loops."""
 
+from typing import Any, NamedTuple
+
 import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.core.config import DISABLE_JIT
 from numba.extending import intrinsic
+from numpy.typing import NDArray
 
 _TILES = 64, 32, 16, 8, 4, 2, 1  # columns summed at once: the widest that fit
 _AHEAD_LINES = 32  # that are on their way from memory, of all edges together
 _LINE_ITEMS = 16  # float32 in a cache line
 _BYTE, _INT32, _INT64 = (ir.IntType(bits) for bits in (8, 32, 64))
-_ARRAYS = "rows", "sources", "weights", "out"
+
+
+class RowTable(NamedTuple):
+    """Rows that are added up."""
+
+    rows: NDArray[np.float32]  # (any,) rows of `width` numbers
+    width: int
+    first: int  # the source whose row is row 0
+
+
+class Edges(NamedTuple):
+    """Where each row comes from."""
+
+    sources: NDArray[Any]  # uint32 or uint64 (any,)
+    weights: NDArray[np.float32] | None  # None: each edge weighs 1
+    limit: int  # rows of sources up to this one are asked for ahead
 
 
 def _int64(value):
@@ -95,9 +113,9 @@ class _Emitter:
         return self._builder.shuffle_vector(one, one, mask)
 
 
-def _python(
-    rows, width, sources, low, high, limit, first, weights, weight_at, out, at, own, fresh, times
-):
+def _python(table, edges, low, high, weight_at, out, at, own, fresh, times):
+    rows, width, first = table
+    sources, weights, limit = edges
     assert high <= limit
 
     def row(number):
@@ -112,44 +130,45 @@ def _python(
 
 
 @intrinsic
-def _compiled(
-    _context, rows, width, sources, low, high, limit, first, weights, weight_at, out, at, own,
-    fresh, times,
-):  # fmt: skip
-    whole = width, low, high, limit, first, weight_at, at, own, fresh
+def _compiled(_context, table, edges, low, high, weight_at, out, at, own, fresh, times):
+    whole = low, high, weight_at, at, own, fresh
     assert all(isinstance(kind, types.Integer) for kind in whole)
     assert times == types.float32
-    names = (
-        "rows", "width", "sources", "low", "high", "limit", "first", "weights", "weight_at", "out",
-        "at", "own", "fresh", "times",
-    )  # fmt: skip
+    names = "low", "high", "weight_at", "at", "own", "fresh", "times"
 
     def codegen(context, builder, signature, args):
-        given = dict(zip(names, args, strict=True))
-        for name in _ARRAYS:
-            kind = signature.args[names.index(name)]
-            array = isinstance(kind, types.Array)
-            make = context.make_array(kind) if array else None
-            given[name] = make(context, builder, given[name]).data if make else None
+        def array(kind, value):
+            return context.make_array(kind)(context, builder, value).data
+
+        def fields(number):
+            kind, value = signature.args[number], args[number]
+            for i, (name, of) in enumerate(zip(kind.fields, kind.types, strict=True)):
+                field = builder.extract_value(value, i)
+                if isinstance(of, types.Array):
+                    given[name] = array(of, field)
+                elif isinstance(of, types.Integer):
+                    given[name] = context.cast(builder, field, of, types.int64)
+                else:
+                    given[name] = None
+
+        given = dict(zip(names, (*args[2:5], *args[6:]), strict=True))
+        given["out"] = array(signature.args[5], args[5])
+        fields(0)
+        fields(1)
         _Emitter(builder, given).all_columns()
         return context.get_dummy_value()
 
     i64 = types.int64
-    kinds = (
-        rows, i64, sources, i64, i64, i64, i64, weights, i64, out, i64, i64, i64, types.float32,
-    )  # fmt: skip
-    return types.void(*kinds), codegen
+    return types.void(table, edges, i64, i64, i64, out, i64, i64, i64, types.float32), codegen
 
 
 sum_rows = _python if DISABLE_JIT else _compiled
 """out[at : at + width] = times * (own row + rows of edges + what is there).
 
-rows        float32 (any,)            rows of `width` numbers
-sources     uint32 or uint64 (any,)   of each edge; [low, high) count, rows of those up to `limit`
-                                      are asked for ahead; `first` is row 0
-weights     float32 (any,)            edge `low` has that at `weight_at`; or None: each weighs 1
-own         int                       a row that is added first; negative: none
-fresh       int                       not 0: what is there does not count
+table       RowTable
+edges       Edges     those of [low, high) count; edge `low` has the weight at `weight_at`
+own         int       a row that is added first; negative: none
+fresh       int       not 0: what is there does not count
 times       float32
 
 Rows are added one by one: a column has the sum that it would have alone.

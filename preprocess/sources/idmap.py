@@ -27,6 +27,8 @@ from preprocess.kernels.keys import (
     REFER,
     TWICE,
     WAITS,
+    HashedKeys,
+    KeyTable,
     fill_slots,
     find_keys,
     hash_keys,
@@ -281,12 +283,12 @@ class _Table:
         """Numbers of keys, as far as they are found or may be added; WAITS where it is full."""
         out, hashed = np.empty(len(keys), np.uint32), np.empty(len(keys), np.uint64)
         hash_keys(keys.offsets, keys.data, hashed)
+        asked = HashedKeys(keys.offsets, keys.data, hashed)
         at, why = 0, NO_ROOM
         while why == NO_ROOM:
-            at, why = find_keys(
-                self._slots, self._hashes, self._starts, self._held, self.counts,
-                keys.offsets, keys.data, hashed, at, how, self.is_full, out,
-            )  # fmt: skip
+            table = KeyTable(self._slots, self._hashes, self._starts, self._held, self.counts)
+            at, why = find_keys(table, asked, at, how, self.is_full, out)
+            del table  # arrays that anything refers to would not grow in place
             if why == NO_ROOM:
                 self._grow(int(keys.offsets[at + 1] - keys.offsets[at]))
         return _Found(out, int(at), int(why))

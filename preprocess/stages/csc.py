@@ -21,6 +21,9 @@ from numpy.typing import NDArray
 
 from blockstore.io.buffers import aligned_buffer
 from preprocess.kernels.edges import (
+    Cuts,
+    Ends,
+    Records,
     add_ids,
     cut_ranges,
     expand_edges,
@@ -52,14 +55,6 @@ class Columns(NamedTuple):
     degrees: NDArray[np.int64]
     sources: NDArray[Any]  # ascending in a column
     edge_ids: NDArray[Any] | None  # where edges are equal, ascending
-
-
-class Records(NamedTuple):
-    """Edges as they will be stored, int64 each; valid until the next step."""
-
-    dst: NDArray[np.int64]
-    src: NDArray[np.int64]
-    edge_ids: NDArray[np.int64]  # empty where they are not kept
 
 
 class RawEdges(NamedTuple):
@@ -116,19 +111,6 @@ class Widths:
         return -(-num_columns >> self.column_bits) if num_columns else 0
 
 
-@dataclass(frozen=True, slots=True)
-class Ends:
-    """How the ends of a relation's edges are named, and what becomes of loops and reverses."""
-
-    undirected: bool = False  # both ends are of one type, and reverses are added
-    keep_loops: bool = True
-    src_rank: NDArray[Any] | None = None  # new id of each node of the type
-    dst_rank: NDArray[Any] | None = None
-    src_first: int = 0  # where there are no ranks: what is added to ids
-    dst_first: int = 0
-    base: int = 0  # new id of the first column
-
-
 def source_edges(
     source: Source,
     relation: SourceRelation,
@@ -141,18 +123,12 @@ def source_edges(
     fold = 2 if ends.undirected else 1
     each = (2 + FILLERS) * _READ_EDGE_BYTES + FILLERS * fold * RECORD_BYTES
     chunk = max(1, min(_MOST_CHUNK, share // each))
-    none = np.empty(0, np.uint32)
-    src_rank = none if ends.src_rank is None else ends.src_rank
-    dst_rank = none if ends.dst_rank is None else ends.dst_rank
     no_ids = np.empty(0, np.int64)
     done = 0
 
     def make(first: int, read: Arrays, out: Records) -> int:
-        count: int = expand_edges(
-            read[0], read[1], first, relation.num_edges, ends.undirected, ends.keep_loops,
-            src_rank, dst_rank, ends.src_first, ends.dst_first, ends.base, out.dst, out.src,
-            out.edge_ids if with_ids else no_ids,
-        )  # fmt: skip
+        out = out if with_ids else out._replace(edge_ids=no_ids)
+        count: int = expand_edges(read[0], read[1], first, relation.num_edges, ends, out)
         return count
 
     with progress.stage("bucket edges", relation.num_edges, "edges") as stage:
@@ -262,10 +238,11 @@ def _fill(
     shift = max(0, (num_nodes - 1).bit_length() - _GUIDE_BITS)
     cells = np.arange((num_nodes >> shift) + 1, dtype=np.int64) << shift
     guide = np.maximum(np.searchsorted(bounds, cells, side="right") - 1, 0).astype(np.uint32)
+    cuts = Cuts(bounds, guide, shift)
     giving = Lock()
 
     def fill(filler: _Filler, arrays: Arrays, raw: RawEdges | None) -> None:
-        parts = filler.group(arrays, raw, bounds, guide, shift)
+        parts = filler.group(arrays, raw, cuts)
         with giving:
             buckets.append_grouped(filler.starts, parts)
 
@@ -296,9 +273,7 @@ class _Filler:
         self,
         arrays: Arrays,
         raw: RawEdges | None,
-        bounds: NDArray[np.int64],
-        guide: NDArray[np.uint32],
-        shift: int,
+        cuts: Cuts,
     ) -> list[NDArray[Any]]:
         """Keys and, where they are kept, ids by bucket; `starts` says where each begins.
 
@@ -316,8 +291,8 @@ class _Filler:
             records = self._records
             count = raw.make(arrays, records)
         group_edges(
-            *records, count, bounds, guide, shift, self._widths.node_bits, self._bucket,
-            self.starts, self._keys, self._ids,
+            records, count, cuts, self._widths.node_bits, self._bucket, self.starts, self._keys,
+            self._ids,
         )  # fmt: skip
         return [self._keys, self._ids] if self._widths.edge else [self._keys]
 

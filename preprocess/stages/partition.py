@@ -25,8 +25,10 @@ from blockstore.errors import BudgetTooSmall
 from blockstore.format import Partitioning
 from blockstore.kernels.random import make_key
 from blockstore.units import format_bytes
+from preprocess.kernels.edges import Records
 from preprocess.kernels.levels import assign_places, rename_columns, take_counts
 from preprocess.kernels.partition import (
+    Adjacent,
     count_sources,
     make_balance,
     place_evenly,
@@ -47,7 +49,7 @@ from preprocess.progress import Progress
 from preprocess.stages.array_file import remove_file
 from preprocess.stages.classes import NodeClasses
 from preprocess.stages.columns import ColumnFile, in_steps
-from preprocess.stages.csc import COLUMN_BYTES, Records, Widths, sorted_columns
+from preprocess.stages.csc import COLUMN_BYTES, Widths, sorted_columns
 from preprocess.stages.order import NodeOrder, at_random, by_degree
 
 _VISITED = "visited"  # temporary file of this stage
@@ -246,7 +248,7 @@ def _place(
     costs = class_costs(settings, sizes, columns.num_edges, caps[groups.astype(np.int64)])
     balance = make_balance(k, groups.astype(np.uint8), caps, class_limits(settings, sizes), costs)
     partition = np.full(of_node.size, k, settings.dtype)
-    counts, adjacent = np.zeros(k + 1, np.uint32), np.zeros(k + 2, np.int64)
+    adjacent = Adjacent(np.zeros(k + 1, np.uint32), np.zeros(k + 2, np.int64))
     linear = settings.method == "ldg"
     step = max(_LEAST_READ, min(_MOST_READ, share // 32))
     evaluations, begun, begun_cpu = 0, time.perf_counter(), time.thread_time()
@@ -261,13 +263,13 @@ def _place(
             for sources in pieces:
                 node, skip, found, evaluated = place_nodes(
                     node, skip, found, columns.degrees, sources, of_node, partition, balance,
-                    counts, adjacent, linear,
+                    adjacent, linear,
                 )  # fmt: skip
                 evaluations += int(evaluated)
                 stage.advance(sources.size)
         node, _, _, evaluated = place_nodes(
-            node, skip, found, columns.degrees, no_edges, of_node, partition, balance, counts,
-            adjacent, linear,
+            node, skip, found, columns.degrees, no_edges, of_node, partition, balance, adjacent,
+            linear,
         )  # fmt: skip
         evaluations += int(evaluated)
         assert node == of_node.size

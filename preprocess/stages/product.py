@@ -15,6 +15,7 @@ from blockstore.io.buffers import aligned_buffer
 from blockstore.store import Store, scan_blocks
 from blockstore.unpack import unpack_block
 from preprocess.kernels import hops as kernels
+from preprocess.kernels.rowsum import RowTable
 from preprocess.progress import Progress, Stage
 
 _LINE_BYTES = 64
@@ -149,7 +150,10 @@ class Product:
         """
         if self._carry.size != self._columns.size * width:
             self._carry = np.empty(self._columns.size * width, np.float32)
-        scale, share = np.float32(step.scale), np.float32(step.share)
+        table = RowTable(rows, width, self._nodes.first)
+        product = kernels.Product(
+            step.factor, np.float32(step.scale), np.float32(step.share), x, step.loops
+        )
         ranges, taking = self._ranges(), Lock()
 
         def work() -> None:
@@ -161,19 +165,20 @@ class Product:
                 start, stop, part, parts = found
                 for first, blocks in self._read(start, stop):
                     slots = self._slots[first : first + blocks.size // self._block_bytes]
-                    weights = blocks.view(np.float32) if self._weighted else None
-                    kernels.multiply_blocks(
+                    raw = kernels.RawBlocks(
                         blocks.view(np.uint32), blocks.view(self._id_dtype),
-                        weights, self._block_bytes, self._nodes.first, rows, width,
-                        step.factor, scale, share, x, step.loops, self._edge_id_bytes, out, slots,
-                        self._carry, part, parts,
+                        blocks.view(np.float32) if self._weighted else None, self._block_bytes,
+                        self._edge_id_bytes,
                     )  # fmt: skip
+                    kernels.multiply_blocks(
+                        raw, table, product, out, slots, self._carry, part, parts
+                    )
                     if stage is not None and part == 0:
                         stage.advance(blocks.size)
 
         for each in [pool.submit(work) for _ in range(self._threads)]:
             each.result()
-        kernels.finish_carried(self._columns, self._carry, width, step.factor, scale, share, x, out)
+        kernels.finish_carried(self._columns, self._carry, width, product, out)
 
     def _ranges(self) -> Iterator[tuple[int, int, int, int]]:
         """What a thread takes at a time: (first block, stop, part of their columns, parts)."""

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from blockstore.format import Kept
 from blockstore.store import Store
-from preprocess.kernels.reach import add_kept, end_column
+from preprocess.kernels.reach import Loaded, Sums, add_kept, end_column
 from preprocess.progress import Progress
 from preprocess.stages.ahead import read_ahead
 from preprocess.stages.stored_columns import relation_columns
@@ -60,29 +60,27 @@ def measure_kept(
     most = int(times.max(initial=1))
     drawn = [max(1, num_parts // share) for share in SHARES]
     others = np.stack([chances(num_parts - 1, count - 1, most) for count in drawn])
-    state = np.array([-1, -1, 0, 0, 0], np.int64)
-    column, totals = np.zeros((len(SHARES), 3)), np.zeros((len(SHARES), 3, 2))
+    state, totals = np.array([-1, -1, 0, 0, 0], np.int64), np.zeros((len(SHARES), 3, 2))
+    sums = Sums(state, np.zeros((len(SHARES), 3)), totals)
     num_edges = sum(r.num_edges for r in store.manifest.relations)
     types = {t.name: i for i, t in enumerate(store.manifest.types)}
     with progress.stage("neighbors kept", num_edges, "edges") as stage:
         for relation in store.manifest.relations:
             state[1], stamps = -1, np.zeros(marks.size, np.uint32)
+            loaded = Loaded(marks, is_hub, times, stamps, offsets, halo, halo_starts)
             with closing(read_ahead(relation_columns(store, relation, scan_bytes))) as ahead:
                 for head, degrees, sources in ahead:
-                    add_kept(
-                        head[0], degrees, sources, marks, is_hub, times, stamps, offsets,
-                        types[relation.dst], halo, halo_starts, others, state, column, totals,
-                    )  # fmt: skip
+                    add_kept(head[0], degrees, sources, loaded, types[relation.dst], others, sums)
                     stage.advance(sources.size)
-            end_column(state, column, totals)
-    loaded = [_loaded(times, is_hub, num_parts, count, most) for count in drawn]
+            end_column(sums)
+    shares = [_loaded(times, is_hub, num_parts, count, most) for count in drawn]
     held = (marks.size + halo.size) / num_parts
     return tuple(
         Kept(
             num_partitions=count,
             nodes=tuple((totals[i, :, 0] / max(1, state[3])).tolist()),
             edges=tuple((totals[i, :, 1] / max(1, state[4])).tolist()),
-            loaded=loaded[i],
+            loaded=shares[i],
             rows=(count * held + hubs.size) / max(1, marks.size),
         )
         for i, count in enumerate(drawn)

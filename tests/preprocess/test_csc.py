@@ -9,13 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from preprocess.kernels.edges import cut_ranges
+from preprocess.kernels.edges import NO_RANKS, Ends, cut_ranges
 from preprocess.options import IngestOptions
 from preprocess.stages.csc import (
     COLUMN_BYTES,
     Columns,
     ColumnSorter,
-    Ends,
     Widths,
     _sort_wide,
     cut_buckets,
@@ -81,7 +80,8 @@ def sort_all(num_nodes, edges, options, share, work, rank=None):
     widths = Widths.of(options.node_dtype(num_nodes), num_nodes, edge, len(edges))
     least = int(counts.max()) * widths.sort_bytes + COLUMN_BYTES
     share = max(share, 4 * (least // 3 + 1))
-    ends = Ends(options.undirected, options.self_loops == "keep", rank, rank)
+    ranks = NO_RANKS if rank is None else rank
+    ends = Ends(options.undirected, options.self_loops == "keep", ranks, ranks)
     records = source_edges(source, relation, ends, bool(edge), share // 4, QUIET)
     columns = [
         keep(c)

@@ -10,7 +10,15 @@ from blockstore.format import giant_capacity
 from blockstore.pack import GraphPacker
 from preprocess.contents import list_contents
 from preprocess.files.npy import NpyFile, NpyWriter
-from preprocess.kernels.edges import cut_ranges, expand_edges, group_edges, split_values
+from preprocess.kernels.edges import (
+    Cuts,
+    Ends,
+    Records,
+    cut_ranges,
+    expand_edges,
+    group_edges,
+    split_values,
+)
 from preprocess.kernels.levels import (
     FOUND,
     STRIDE,
@@ -28,7 +36,7 @@ from preprocess.stages import buckets as buckets_module
 from preprocess.stages.array_file import ArrayFile
 from preprocess.stages.buckets import Buckets
 from preprocess.stages.columns import ColumnFile
-from preprocess.stages.csc import Columns, Ends, Records, Widths, source_edges
+from preprocess.stages.csc import Columns, Widths, source_edges
 from preprocess.stages.edge_places import EdgePlaces, placed_rows
 from tests.preprocess.naive import ArraySource
 from tests.preprocess.quiet import QUIET
@@ -93,15 +101,13 @@ def test_edge_ids_beyond_two_to_the_32():
     widths = Widths.of("uint32", 100, "uint64", BEYOND)
     assert (widths.edge_bits, widths.node_bits, widths.too_wide) == (34, 7, False)
     src, dst = np.array([3, 4]), np.array([5, 5])
-    out = [np.empty(4, np.int64) for _ in range(3)]
-    count = expand_edges(src, dst, BEYOND - 2, BEYOND, True, True, NONE, NONE, 0, 0, 0, *out)
+    out = Records(*(np.empty(4, np.int64) for _ in range(3)))
+    count = expand_edges(src, dst, BEYOND - 2, BEYOND, Ends(undirected=True), out)
     assert count == 4
     assert out[2].tolist() == [BEYOND - 2, 2 * BEYOND - 2, BEYOND - 1, 2 * BEYOND - 1]
     keys, ids = np.empty(4, np.uint64), np.empty(4, np.uint64)
-    bounds, guide = np.array([0, 100]), np.zeros(101, np.uint32)
-    group_edges(
-        *out, 4, bounds, guide, 0, 7, np.empty(4, np.uint32), np.empty(2, np.int64), keys, ids
-    )
+    cuts = Cuts(np.array([0, 100]), np.zeros(101, np.uint32), 0)
+    group_edges(out, 4, cuts, 7, np.empty(4, np.uint32), np.empty(2, np.int64), keys, ids)
     values = np.sort(keys << np.uint64(34) | ids)
     degrees, sources, edges = np.empty(100, np.int64), np.empty(4, np.uint32), ids.copy()
     assert split_values(values, np.array([0, 4]), 7, 34, 23, False, degrees, sources, edges) == 4

@@ -11,15 +11,17 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from blockstore.format import ITEM_BYTES, PAGE_BYTES, giant_capacity
+from blockstore.format import PAGE_BYTES, giant_capacity
 from blockstore.io.buffers import aligned_buffer
+from blockstore.kernels.columns import view_blocks
 from blockstore.kernels.crc import find_bad_page, page_crcs
 from blockstore.kernels.locate import build_guide, choose_shift, locate_columns
 from blockstore.kernels.order import stride_starts
+from blockstore.kernels.picks import UNIFORM, Column, Draws, Rule
 from blockstore.kernels.random import make_key
 from blockstore.kernels.renumber import clear_stamp, renumber_stamp
 from blockstore.kernels.rows import gather_rows
-from blockstore.kernels.sample import sample_columns
+from blockstore.kernels.sample import Giants, draw_columns
 from blockstore.store import open_store, scan_blocks
 from tools.bench.harness import GraphOptions, Plan, Run, Side
 
@@ -44,17 +46,17 @@ class HeldGraph:
         store = open_store(path)
         manifest, relation = store.manifest, store.manifest.relations[0]
         self.num_nodes, self.block_bytes = manifest.num_nodes, manifest.block_bytes
-        self.id_bytes = ITEM_BYTES[manifest.id_dtype]
         data = aligned_buffer(relation.num_blocks * self.block_bytes)
         for first, blocks in scan_blocks(store.graph(relation)):
             data[first * self.block_bytes :][: blocks.size] = blocks.reshape(-1)
-        self.words, self.ids = data.view(np.uint32), data.view(np.dtype(manifest.id_dtype))
-        self.first_node = store.first_node(relation)
+        first_node, item_bytes = store.first_node(relation), relation.item_bytes(manifest.id_dtype)
         self.shift = choose_shift(self.num_nodes, relation.num_blocks)
-        self.guide = build_guide(self.first_node, 0, self.num_nodes, self.shift)
-        self.slot_of_block = np.arange(relation.num_blocks, dtype=np.int32)
-        edge_bytes = ITEM_BYTES[relation.edge_id_dtype] if relation.edge_id_dtype else 0
-        self.capacity = giant_capacity(self.block_bytes, self.id_bytes, edge_bytes)
+        self.guide = build_guide(first_node, 0, self.num_nodes, self.shift)
+        self.view = view_blocks(
+            data, manifest.id_dtype, relation.edge_id_dtype,
+            np.arange(relation.num_blocks, dtype=np.int32), first_node, self.block_bytes,
+            *item_bytes[1:3], giant_capacity(self.block_bytes, *item_bytes),
+        )  # fmt: skip
 
 
 class Frontier:
@@ -63,16 +65,19 @@ class Frontier:
     def __init__(self, graph: HeldGraph, size: int, fanout: int, number: int) -> None:
         self.graph, self.size, self.fanout = graph, size, fanout
         generator = np.random.default_rng(number)
-        dtype = graph.ids.dtype
+        dtype = graph.view.ids.dtype
         self.nodes = generator.permutation(graph.num_nodes)[:size].astype(dtype)
         self.blocks, self.starts = np.empty(size, np.int32), np.empty(size, np.int64)
         stride_starts(size, fanout, self.starts)
         self.draws, self.counts = np.zeros(size * fanout, dtype), np.empty(size, np.uint32)
-        self.giants, self.giant_degrees = np.empty(size, np.uint32), np.empty(size, np.int64)
+        self.giants = Giants(np.empty(size, np.uint32), np.empty(size, np.int64))
         self.stamp = np.full(graph.num_nodes, -1, np.int32)
         self.n_id = np.empty(size * fanout, dtype)
         self.local = np.empty(size * fanout, np.uint32)
-        self.key = np.uint64(make_key(number, 0, 0, 0, 0))
+        key, none = np.uint64(make_key(number, 0, 0, 0, 0)), np.empty(0, np.int64)
+        rule = Rule(fanout, False, UNIFORM, key, none.view("u4"), none, none.view("u8"))
+        self.column = Column(self.nodes, 0, self.counts, rule)
+        self.out = Draws(self.starts, self.draws, self.starts, graph.view.edge_ids[:0], none)
         self.sample()
         self.num_edges = int(self.counts.sum())
 
@@ -80,19 +85,17 @@ class Frontier:
         """Find the columns, draw the neighbors."""
         g = self.graph
         locate_columns(
-            self.nodes, self.size, 0, g.num_nodes, g.first_node, g.guide, g.shift, self.blocks
+            self.nodes, self.size, 0, g.num_nodes, g.view.first_node, g.guide, g.shift, self.blocks
         )
-        sample_columns(
-            g.words, g.ids, self.nodes, np.empty(0, np.uint32), 0, self.size, self.blocks,
-            g.first_node, g.slot_of_block, g.block_bytes, g.id_bytes, g.capacity, self.fanout,
-            False, self.key, self.starts, self.draws, self.counts, self.giants,
-            self.giant_degrees, 0,
-        )  # fmt: skip
+        order = np.empty(0, np.uint32)
+        draw_columns(
+            g.view, self.column, self.blocks, order, 0, self.size, self.out, self.giants, 0
+        )
 
     def renumber(self) -> None:
         """Local ids of what was drawn, and the table cleared."""
         num_nodes, _ = renumber_stamp(
-            self.draws, self.starts, self.counts, self.size, self.stamp, self.n_id, 0, self.local, 0
+            self.draws, self.starts, self.counts, self.stamp, self.n_id, 0, self.local, 0
         )
         clear_stamp(self.n_id, num_nodes, self.stamp)
 

@@ -5,17 +5,18 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from blockstore.format import ITEM_BYTES
 from blockstore.kernels.locate import build_guide, choose_shift, locate_columns
 from blockstore.kernels.order import order_by_block, prefix_starts, stride_starts
+from blockstore.kernels.picks import UNIFORM, Column, Draws, Rule
 from blockstore.kernels.sample import (
+    Giants,
+    Picks,
     column_degrees,
-    column_edge_ids,
-    column_items,
-    fill_giant_edge_ids,
-    fill_giants,
-    giant_blocks,
-    sample_columns,
+    draw_columns,
+    fetch_giants,
+    mark_giants,
+    pick_giants,
+    rank_giants,
 )
 from tests import reference
 from tests.graphs import FILL, Held
@@ -24,7 +25,11 @@ IDENTITY = np.empty(0, np.uint32)
 GUARD = 3  # items after the last draw, which must stay as they are
 
 
-class Draws(NamedTuple):
+NO_TREES = np.empty(0, np.uint32), np.empty(0, np.int64), np.empty(0, np.uint64)
+NO_ITEMS = np.empty(0, np.int64)
+
+
+class Found(NamedTuple):
     """What came out: per frontier entry its sources and the ids of their edges."""
 
     sources: list[list[int]]
@@ -34,122 +39,124 @@ class Draws(NamedTuple):
 class Sampler:
     """One frontier over one relation."""
 
-    def __init__(self, held: Held, columns: Any, fanout: int, key: int, replace: bool = False):
+    def __init__(
+        self, held: Held, columns: Any, rule: Rule, first_item: NDArray[np.int64] = NO_ITEMS
+    ) -> None:
         """`columns` beyond the graph's stand for nodes of another type."""
-        self.held, self.fanout, self.key, self.replace = held, fanout, np.uint64(key), replace
-        self.nodes = held.nodes(columns)
-        self.num = self.nodes.size
+        self.held, self.rule, self.first_item = held, rule, first_item
+        nodes = held.nodes(columns)
+        self.num = nodes.size
         self.blocks = np.empty(self.num, np.int32)
         shift = choose_shift(held.graph.num_nodes, len(held.blocks))
         guide = build_guide(held.first_node, held.first, held.graph.num_nodes, shift)
         locate_columns(
-            self.nodes, self.num, held.first, held.graph.num_nodes, held.first_node, guide, shift,
+            nodes, self.num, held.first, held.graph.num_nodes, held.first_node, guide, shift,
             self.blocks,
         )  # fmt: skip
         self.starts = np.empty(self.num + 1, np.int64)
         self.counts = np.full(self.num, 99, np.uint32)
-        self.giants = np.empty(self.num, np.uint32)
-        self.giant_degrees = np.empty(self.num, np.int64)
-        self.id_bytes = ITEM_BYTES[held.id_dtype]
+        self.column = Column(nodes, 0, self.counts, rule)
+        self.giants = Giants(np.empty(self.num, np.uint32), np.empty(self.num, np.int64))
 
     def place(self, groups: Any) -> None:
         """Room for each column's draws."""
-        if self.fanout >= 0:
-            stride_starts(self.num, self.fanout, self.starts)
+        if self.rule.fanout >= 0:
+            stride_starts(self.num, self.rule.fanout, self.starts)
         else:
             self.counts[self.blocks < 0] = 0
             for arena, slots, order, low, high in groups:
-                column_degrees(
-                    arena.view(np.uint32), self.nodes, order, low, high, self.blocks,
-                    self.held.first_node, slots, self.held.slot_bytes, self.id_bytes,
-                    self.held.capacity, self.counts,
-                )  # fmt: skip
+                view = self.held.view(arena, slots)
+                column_degrees(view, self.column, self.blocks, order, low, high)
             prefix_starts(self.counts, self.num, self.starts)
         room = int(self.starts[self.num]) + GUARD
-        self.draws = np.full(room, 77, self.held.id_dtype)
-        self.edge_draws = np.full(room, 77, self.held.edge_id_dtype or "uint32")
+        edges = np.uint64 if self.first_item.size else self.held.edge_id_dtype
+        self.draws = Draws(
+            self.starts, np.full(room, 77, self.held.id_dtype), self.starts,
+            np.full(room if edges else 0, 77, edges or "uint32"), self.first_item,
+        )  # fmt: skip
 
-    def sample(self, groups: Any) -> int:
-        """Columns that lie in one block; returns the number of the others."""
-        held, num_giants = self.held, 0
+    def sample(self, groups: Any) -> None:
+        """Columns that lie in one block; the others are known then."""
+        n = 0
         for arena, slots, order, low, high in groups:
-            words = arena.view(np.uint32)
-            shared = (
-                self.nodes, order, low, high, self.blocks, held.first_node, slots, held.slot_bytes,
-                self.id_bytes, held.capacity, self.fanout, self.replace, self.key, self.starts,
-            )  # fmt: skip
-            num_giants = sample_columns(
-                words, arena.view(held.id_dtype), *shared, self.draws, self.counts, self.giants,
-                self.giant_degrees, num_giants,
-            )  # fmt: skip
-            if held.edge_id_dtype:
-                column_edge_ids(words, arena.view(held.edge_id_dtype), *shared, self.edge_draws)
-        return int(num_giants)
+            view = self.held.view(arena, slots)
+            n = int(
+                draw_columns(
+                    view, self.column, self.blocks, order, low, high, self.draws, self.giants, n
+                )
+            )
+        self.giants = Giants(self.giants.entries[:n], self.giants.degrees[:n])
+        shape = n, max(1, self.rule.fanout)
+        self.picks = Picks(np.empty(shape, np.int64), np.empty(shape, np.int64), np.full(n, -1))
 
-    def giant_blocks(self, num_giants: int) -> NDArray[np.int64]:
+    def mark(self) -> NDArray[np.int64]:
         """Blocks that picks of giants lie in."""
         marks = np.zeros(len(self.held.blocks), np.uint8)
-        giant_blocks(
-            self.giants, self.giant_degrees, num_giants, self.nodes, self.blocks,
-            self.held.capacity, self.fanout, self.replace, self.key, marks,
-        )  # fmt: skip
+        mark_giants(self.held.capacity, self.blocks, self.giants, self.picks, marks)
         return np.flatnonzero(marks)
 
-    def fill(self, num_giants: int, arena: NDArray[np.uint8], slots: NDArray[np.int32]) -> None:
+    def giant_blocks(self, together: int = 1) -> NDArray[np.int64]:
+        """The same; of a ranked draw all blocks of giants are looked at, the last first."""
+        if self.rule.kind == UNIFORM:
+            pick_giants(self.column, self.giants, self.picks)
+            return self.mark()
+        whole = self.mark()[::-1]
+        self.picks.found[:] = 0
+        for at in range(0, whole.size, together):
+            view = self.held.view(*_present(self.held, whole[at : at + together], at))
+            rank_giants(view, self.column, self.blocks, self.giants, self.picks)
+        for positions, count in zip(self.picks.positions, self.picks.found, strict=True):
+            positions[:count].sort()
+        picked = self.mark()
+        assert set(picked) <= set(whole)
+        return picked
+
+    def fill(self, arena: NDArray[np.uint8], slots: NDArray[np.int32]) -> None:
         """Picks of giants whose block is present."""
-        held, words = self.held, arena.view(np.uint32)
-        shared = (
-            self.giants, self.giant_degrees, num_giants, self.nodes, self.blocks, slots,
-            held.slot_bytes, self.id_bytes, held.capacity, self.fanout, self.replace, self.key,
-            self.starts,
-        )  # fmt: skip
-        fill_giants(words, arena.view(held.id_dtype), *shared, self.draws)
-        if held.edge_id_dtype:
-            fill_giant_edge_ids(words, arena.view(held.edge_id_dtype), *shared, self.edge_draws)
+        view = self.held.view(arena, slots)
+        fetch_giants(view, self.column, self.blocks, self.draws, self.giants, self.picks)
 
-    def result(self) -> Draws:
+    def result(self) -> Found:
         """Draws by entry; whatever lies outside them must be as it was."""
-        places = [
-            np.arange(s, s + c) for s, c in zip(self.starts[:-1], self.counts, strict=True)
-        ]  # fmt: skip
-        used = np.zeros(self.draws.size, bool)
-        used[np.concatenate([*places, np.empty(0, np.int64)]).astype(np.int64)] = True
-        assert (self.draws[~used] == 77).all()
-        sources = [self.draws[place].tolist() for place in places]
-        if self.held.edge_id_dtype is None:
-            return Draws(sources, None)
-        assert (self.edge_draws[~used] == 77).all()
-        return Draws(sources, [self.edge_draws[place].tolist() for place in places])
+        spans = list(zip(self.starts[:-1].tolist(), self.counts.tolist(), strict=True))
+        used = np.zeros(self.draws.sources.size, bool)
+        for start, count in spans:
+            used[start : start + count] = True
+        found = []
+        for draws in (self.draws.sources, self.draws.edges):
+            assert (draws[~used[: draws.size]] == 77).all()
+            found.append([draws[start : start + count].tolist() for start, count in spans])
+        return Found(found[0], found[1] if self.draws.edges.size else None)
 
 
-def sample_present(held: Held, columns: Any, fanout: int, key: int, replace: bool = False) -> Draws:
+def uniform(fanout: int, key: int, replace: bool = False) -> Rule:
+    return Rule(fanout, replace, UNIFORM, np.uint64(key), *NO_TREES)
+
+
+def draw_present(held: Held, columns: Any, rule: Rule, items: Any = NO_ITEMS) -> Found:
     """One call with all blocks present, entries in their own order."""
-    sampler = Sampler(held, columns, fanout, key, replace)
+    sampler = Sampler(held, columns, rule, items)
     everything = [(held.arena, held.slot_of_block, IDENTITY, 0, sampler.num)]
     sampler.place(everything)
-    num_giants = sampler.sample(everything)
-    sampler.giant_blocks(num_giants)
-    sampler.fill(num_giants, held.arena, held.slot_of_block)
+    sampler.sample(everything)
+    sampler.giant_blocks()
+    sampler.fill(held.arena, held.slot_of_block)
     return sampler.result()
+
+
+def sample_present(held: Held, columns: Any, fanout: int, key: int, replace: bool = False) -> Found:
+    return draw_present(held, columns, uniform(fanout, key, replace))
 
 
 def sample_items(
     held: Held, columns: Any, fanout: int, key: int, replace: bool, first: int
 ) -> list[list[int]]:
     """The picks as numbers of edges in block order, from `first` on."""
-    sampler = Sampler(held, columns, fanout, key, replace)
-    everything = [(held.arena, held.slot_of_block, IDENTITY, 0, sampler.num)]
-    sampler.place(everything)
-    sampler.sample(everything)
     counts = [int(block[28:32].view(np.uint32)[0]) for block in held.blocks]
-    draws = np.full(sampler.draws.size, 77, np.uint64)
-    column_items(
-        held.arena.view(np.uint32), sampler.nodes, IDENTITY, 0, sampler.num, sampler.blocks,
-        held.first_node, np.cumsum([first, *counts]).astype(np.int64), held.slot_of_block,
-        held.slot_bytes, held.capacity, fanout, replace, sampler.key, sampler.starts, draws,
-    )  # fmt: skip
-    ends = zip(sampler.starts[:-1], sampler.counts, strict=True)
-    return [draws[start : start + count].tolist() for start, count in ends]
+    items = np.cumsum([first, *counts]).astype(np.int64)
+    found = draw_present(held, columns, uniform(fanout, key, replace), items).edge_ids
+    assert found is not None
+    return found
 
 
 def _present(held: Held, blocks: Any, seed: int) -> tuple[NDArray[np.uint8], NDArray[np.int32]]:
@@ -164,9 +171,9 @@ def _present(held: Held, blocks: Any, seed: int) -> tuple[NDArray[np.uint8], NDA
 
 def sample_by_block(
     held: Held, columns: Any, fanout: int, key: int, replace: bool, together: int
-) -> Draws:
+) -> Found:
     """In block order, `together` head blocks present at a time; then giants, block by block."""
-    sampler = Sampler(held, columns, fanout, key, replace)
+    sampler = Sampler(held, columns, uniform(fanout, key, replace))
     starts = np.empty(len(held.blocks) + 1, np.int64)
     order = np.full(sampler.num, 99, np.uint32)
     order_by_block(sampler.blocks, sampler.num, starts, order)
@@ -179,14 +186,14 @@ def sample_by_block(
 
     sampler.place(groups())
     sampler.counts[sampler.blocks < 0] = 0  # no group has them
-    num_giants = sampler.sample(groups())
-    marked = sampler.giant_blocks(num_giants)
+    sampler.sample(groups())
+    marked = sampler.giant_blocks(together)
     for at in range(0, marked.size, together):
-        sampler.fill(num_giants, *_present(held, marked[at : at + together], at))
+        sampler.fill(*_present(held, marked[at : at + together], at))
     return sampler.result()
 
 
-def expected(held: Held, columns: Any, fanout: int, key: int, replace: bool = False) -> Draws:
+def expected(held: Held, columns: Any, fanout: int, key: int, replace: bool = False) -> Found:
     """What the reference draws."""
     graph = held.graph
     edges = [
@@ -197,5 +204,5 @@ def expected(held: Held, columns: Any, fanout: int, key: int, replace: bool = Fa
     ]
     sources = [[int(graph.indices[e]) for e in column] for column in edges]
     if held.edge_id_dtype is None:
-        return Draws(sources, None)
-    return Draws(sources, [[int(graph.edge_ids[e]) for e in column] for column in edges])
+        return Found(sources, None)
+    return Found(sources, [[int(graph.edge_ids[e]) for e in column] for column in edges])

@@ -20,14 +20,9 @@ def test_every_edge_has_the_ends_of_its_place(held, seed):
     first_edge = np.concatenate([[0], np.cumsum(counts)]).astype(np.uint64)
     blocks = (np.searchsorted(first_edge, places.astype(np.uint64), "right") - 1).astype(np.int32)
     src, dst = np.zeros(num, held.id_dtype), np.zeros(num, held.id_dtype)
-    index = np.zeros(num, np.int64)
-    width = held.item_bytes()[1]
-    view = held.arena.view(held.edge_id_dtype or "uint32")
-    find_ends(
-        held.arena.view(np.uint32), held.ids(), view, width, np.arange(num, dtype=np.uint32), num,
-        places, blocks, first_edge, held.first_node, held.slot_of_block, held.slot_bytes,
-        held.item_bytes()[0], src, dst, index,
-    )  # fmt: skip
+    index = places.astype(np.int64)
+    entries, no_times = np.arange(num, dtype=np.uint32), np.empty(0, np.int64)
+    find_ends(held.view(), entries, blocks, first_edge, src, dst, index, no_times)
     degrees = np.diff(held.graph.indptr)
     targets = held.nodes(np.repeat(np.arange(degrees.size), degrees))
     assert src.tolist() == held.graph.indices[places].tolist()

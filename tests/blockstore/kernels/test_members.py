@@ -5,11 +5,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from blockstore.format import BLOCK_HEADER
 from blockstore.kernels import members as kernels
-from blockstore.kernels.rows import NO_ROW
+from blockstore.kernels.columns import view_blocks
+from blockstore.kernels.picks import BY_WEIGHT, Column, Draws, Rule
+from blockstore.kernels.rows import NO_ROW, RowLayout
 from blockstore.pack import GraphPacker
 from blockstore.unpack import unpack_block
+from tests.blockstore.kernels.sampling import NO_ITEMS, NO_TREES, uniform
 from tests.graphs import Csc, make_csc
 from tests.reference import pick_positions, weigh_edges
 
@@ -71,27 +73,24 @@ def subgraphs(draw):
 
 
 def filtered(graph: Csc, members: set[int], low: int, high: int, weights: np.ndarray):
-    """Columns [low, high) by the kernels: starts, degrees, sources, edge ids, weights, words."""
-    words = words_of(members)
-    base, count = 0, len(members)
-    starts, degrees = np.zeros(count, np.int64), np.zeros(count, np.uint32)
-    size = graph.indices.size
-    sources, ids = np.empty(size, np.uint32), np.empty(size, np.uint32)
-    kept_weights = np.empty(size, np.float32)
+    """Columns [low, high) by the kernels, and who is a member."""
+    inside = kernels.Members(words_of(members), 0, COUNT, 0)
+    count, size = len(members), graph.indices.size
     blocks, first_node = packed(graph, weights)
-    fragments = np.full((len(blocks), 3), -1, np.int64)
-    to, none = 0, np.empty(0, np.uint32)
+    columns = kernels.MemberColumns(
+        np.zeros(count, np.int64), np.zeros(count, np.uint32), np.empty(size, np.uint32),
+        np.empty(size, np.uint32), np.empty(size, np.float32),
+        np.full((len(blocks), 3), -1, np.int64),
+    )  # fmt: skip
+    wanted = kernels.Wanted(low, high, np.empty(0, np.uint32), np.empty(0, np.uint8))
+    slot, table, to = np.zeros(1, np.int32), np.empty(0, np.uint64), 0
     for i, block in enumerate(blocks):
-        views = [block.view(t) for t in (np.uint32, np.uint32, np.uint32, np.float32)]
-        end = kernels.filter_block(
-            *views, 4, int(first_node[i]), low, high, none, np.empty(0, np.uint8), words, base,
-            starts, degrees, sources, ids, kept_weights, to, fragments, i,
-        )  # fmt: skip
+        view = view_blocks(block, "uint32", "uint32", slot, table, block.size, 4, 4, 0)
+        end = kernels.filter_block(view, int(first_node[i]), wanted, inside, columns, to, i)
         assert end <= to + unpack_block(block, "block").header.num_edges
         to += unpack_block(block, "block").header.num_edges
-    kernels.join_fragments(fragments, starts, degrees, sources, ids, kept_weights)
-    assert BLOCK_HEADER.size == 64
-    return starts, degrees, sources, ids, kept_weights, words
+    kernels.join_fragments(columns)
+    return columns, inside
 
 
 def expected(graph: Csc, members: set[int], node: int) -> list[int]:
@@ -105,14 +104,15 @@ def expected(graph: Csc, members: set[int], node: int) -> list[int]:
 def test_filtered_columns_keep_members_in_order(found):
     graph, members, low, high = found
     weights = np.random.default_rng(0).random(graph.indices.size).astype(np.float32)
-    starts, degrees, sources, ids, kept, _ = filtered(graph, members, low, high, weights)
+    columns, _ = filtered(graph, members, low, high, weights)
     for rank, node in enumerate(sorted(members)):
         if low <= node < high:
             edges = expected(graph, members, node)
-            here = slice(int(starts[rank]), int(starts[rank]) + int(degrees[rank]))
-            assert ids[here].tolist() == edges
-            assert sources[here].tolist() == graph.indices[edges].tolist()
-            assert kept[here].tolist() == weights[edges].tolist()
+            start = int(columns.starts[rank])
+            here = slice(start, start + int(columns.degrees[rank]))
+            assert columns.edge_ids[here].tolist() == edges
+            assert columns.sources[here].tolist() == graph.indices[edges].tolist()
+            assert columns.weights[here].tolist() == weights[edges].tolist()
 
 
 @given(subgraphs(), st.integers(-1, 80), st.booleans())
@@ -121,17 +121,15 @@ def test_draws_are_those_of_the_reference_in_the_induced_graph(found, fanout, re
     graph, members, low, high = found
     replace = replace and fanout >= 0
     weights = np.random.default_rng(1).random(graph.indices.size).astype(np.float32)
-    starts, degrees, sources, ids, _, words = filtered(graph, members, low, high, weights)
+    kept, inside = filtered(graph, members, low, high, weights)
     nodes = np.arange(low, high, dtype=np.uint32)
     columns = [expected(graph, members, int(v)) for v in nodes]
     room = [len(c) if fanout < 0 else fanout for c in columns]
     at = np.concatenate([[0], np.cumsum(room)]).astype(np.int64)
     draws, edges = np.empty(at[-1], np.uint32), np.empty(at[-1], np.uint32)
     counts = np.empty(nodes.size, np.uint32)
-    kernels.draw_members(
-        words, 0, 0, COUNT, starts, degrees, sources, ids, nodes, nodes.size, fanout, replace,
-        np.uint64(KEY), at, draws, edges, counts,
-    )  # fmt: skip
+    frontier = Column(nodes, 0, counts, uniform(fanout, KEY, replace))
+    kernels.draw_members(inside, kept, frontier, Draws(at, draws, at, edges, NO_ITEMS))
     for i, column in enumerate(columns):
         picks = pick_positions(len(column), fanout, replace, KEY, int(nodes[i]))
         here = slice(int(at[i]), int(at[i]) + int(counts[i]))
@@ -146,15 +144,14 @@ def test_weighted_draws_are_those_of_the_reference(found, fanout):
     rng = np.random.default_rng(2)
     weights = rng.exponential(1.0, graph.indices.size).astype(np.float32)
     weights[rng.random(weights.size) < 0.3] = 0
-    starts, degrees, sources, ids, kept, words = filtered(graph, members, low, high, weights)
+    kept, inside = filtered(graph, members, low, high, weights)
     nodes = np.arange(low, high, dtype=np.uint32)
     at = np.arange(nodes.size, dtype=np.int64) * fanout
     draws, edges = (np.empty(nodes.size * fanout, np.uint32) for _ in range(2))
     counts = np.empty(nodes.size, np.uint32)
-    kernels.draw_weighted_members(
-        words, 0, 0, COUNT, starts, degrees, sources, ids, kept, nodes, nodes.size, fanout,
-        np.uint64(KEY), at, draws, edges, counts,
-    )  # fmt: skip
+    rule = Rule(fanout, False, BY_WEIGHT, np.uint64(KEY), *NO_TREES)
+    frontier = Column(nodes, 0, counts, rule)
+    kernels.draw_members(inside, kept, frontier, Draws(at, draws, at, edges, NO_ITEMS))
     for i, node in enumerate(nodes.tolist()):
         column = expected(graph, members, node)
         indptr = np.zeros(COUNT + 1, np.int64)
@@ -173,7 +170,8 @@ def test_addresses_are_by_rank_and_only_of_the_type(first, count):
     nodes = np.array(sorted(members), np.uint32)[::-1].copy()
     out = np.empty(nodes.size, np.uint64)
     base = kernels.rank_of(words, first)
-    kernels.address_members(words, nodes, nodes.size, first, count, base, addresses, out)
+    inside = kernels.Members(words, first, count, base)
+    kernels.address_members(inside, nodes, addresses, out)
     assert [int(a) for a in out] == [
         1000 + mine.index(int(n)) if int(n) in mine else int(NO_ROW) for n in nodes
     ]
@@ -186,9 +184,10 @@ def test_rows_of_a_group_are_addressed_across_blocks_and_shards():
     nodes = np.array([40], np.uint32)
     places = np.array([10_000, 50_000], np.int64)
     # blocks of 3 rows of 100 bytes in slots of 512, two a shard; rows 4 to 11 are nodes 40 to 47
-    kernels.address_group(
-        4, 12, nodes, np.empty(0, np.uint8), True, words, 0, 3, 100, 512, 2, 0, places, out
-    )
+    wanted = kernels.Wanted(4, 12, nodes, np.empty(0, np.uint8))
+    layout = RowLayout(3, 100, 512, 2)
+    inside = kernels.Members(words, 0, COUNT, 0)
+    kernels.address_group(wanted, True, inside, layout, 0, places, out)
     row = {
         r: (10_000 if r // 3 < 2 else 50_000) + (r // 3 % 2) * 512 + r % 3 * 100
         for r in range(4, 12)

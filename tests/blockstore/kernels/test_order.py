@@ -18,7 +18,7 @@ from blockstore.kernels.order import (
     stride_starts,
     take_seeds,
 )
-from blockstore.kernels.rows import ABSENT, NO_ROW, address_rows, gather_rows
+from blockstore.kernels.rows import ABSENT, NO_ROW, RowView, address_rows, gather_rows
 from tests.graphs import FILL, ID_DTYPES
 
 HERE = np.uint64(5)  # the address of a row that is in memory
@@ -74,10 +74,8 @@ class Passing:
         self.arena = np.full(slots * self.slot_bytes, FILL, np.uint8)
         self.slots = np.full(num_blocks, -1, np.int32)
         self.addresses = np.empty(len(rows), np.uint64)
-        address_rows(
-            self.nodes, len(rows), first, self.num_rows, per_block, row_bytes, self.slots,
-            self.slot_bytes, self.addresses,
-        )  # fmt: skip
+        self.view = RowView(first, self.num_rows, per_block, row_bytes, self.slots, self.slot_bytes)
+        address_rows(self.nodes, len(rows), self.view, self.addresses)
         self.order = rng.permutation(len(rows)).astype(np.uint32)
 
     def pass_through(self, blocks, low, high, cursor):
@@ -87,8 +85,8 @@ class Passing:
             self.arena[slot * self.slot_bytes :][: rows.size] = rows
             self.slots[block] = slot
         cursor = stage_rows(
-            self.arena, self.nodes, self.order, low, high, self.first, self.per_block,
-            self.row_bytes, self.slots, self.slot_bytes, self.addresses, self.area, cursor,
+            self.arena, self.nodes, self.order, low, high, self.view, self.addresses, self.area,
+            cursor,
         )  # fmt: skip
         for block, slot in zip(blocks, self.transit, strict=False):
             self.arena[slot * self.slot_bytes :][: self.slot_bytes] = FILL
@@ -136,9 +134,7 @@ def test_only_entries_of_the_range_and_without_an_address_are_marked_and_staged(
     low, high = sorted(min(cut, len(rows)) for cut in cuts)
     state.pass_through([0], 0, len(rows), 0)  # rows of block 0 have addresses now
     before, marks = state.addresses.copy(), np.zeros(state.slots.size, np.uint8)
-    mark_missing(
-        state.nodes, state.order, low, high, state.first, state.per_block, state.addresses, marks
-    )
+    mark_missing(state.nodes, state.order, low, high, state.view, state.addresses, marks)
     meant = [i for i in state.order[low:high].tolist() if before[i] == ABSENT]
     marked = np.flatnonzero(marks).tolist()
     assert marked == sorted({rows[i] // state.per_block for i in meant})

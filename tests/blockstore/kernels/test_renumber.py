@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blockstore.kernels.renumber import (
+    HashTable,
     clear_hash,
     clear_stamp,
     enter_seeds_hash,
@@ -26,12 +27,12 @@ class Table:
     def __init__(self, kind: str, id_dtype: str, most: int, base: int = 0) -> None:
         self.dtype, self.base = np.dtype(id_dtype), base
         if kind == "stamp":
-            self.arrays = (np.full(NUM_IDS, -1, np.int32),)
+            self.table = np.full(NUM_IDS, -1, np.int32)
             self.kernels = enter_seeds_stamp, renumber_stamp, clear_stamp
             return
         size = 1 << max(4, (2 * most - 1).bit_length())
         keys = np.full(size, np.iinfo(self.dtype).max, self.dtype)
-        self.arrays = (keys, np.zeros(size, np.uint32), size - 1)
+        self.table = HashTable(keys, np.zeros(size, np.uint32))
         self.kernels = enter_seeds_hash, renumber_hash, clear_hash
 
     def run(self, hops, seeds, gap):
@@ -42,21 +43,22 @@ class Table:
         n_id[: len(seeds)] = np.array(seeds, self.dtype) + self.dtype.type(self.base)
         local = np.full(total + 1, 99, np.uint32)
         num_nodes, edge = len(seeds), 0
-        enter(n_id, num_nodes, *self.arrays)
+        enter(n_id, num_nodes, self.table)
         for columns in hops:
             draws, starts, counts = lay_out(columns, gap, self.dtype, self.base)
             num_nodes, edge = renumber(
-                draws, starts, counts, len(columns), *self.arrays, n_id, num_nodes, local, edge
+                draws, starts, counts, self.table, n_id, num_nodes, local, edge
             )
-        clear(n_id, num_nodes, *self.arrays)
+        clear(n_id, num_nodes, self.table)
         assert edge == total
         assert local[total] == 99
         return (n_id[:num_nodes] - self.dtype.type(self.base)).tolist(), local[:total].tolist()
 
     def clean(self) -> bool:
         """Whether the table is as before the first batch."""
-        empty = -1 if len(self.arrays) == 1 else np.iinfo(self.dtype).max
-        return bool((self.arrays[0] == empty).all())
+        if isinstance(self.table, HashTable):
+            return bool((self.table.keys == np.iinfo(self.dtype).max).all())
+        return bool((self.table == -1).all())
 
 
 def lay_out(columns, gap, dtype, base):
@@ -111,7 +113,7 @@ def test_a_hash_table_that_is_half_full_is_emptied_again():
     ids = np.random.default_rng(4).permutation(2**20)[:4096]
     n_id = np.concatenate([ids, ids[:100]]).astype(np.uint32)  # some are given twice
     keys, values = np.full(8192, 2**32 - 1, np.uint32), np.zeros(8192, np.uint32)
-    enter_seeds_hash(n_id, n_id.size, keys, values, 8191)
+    enter_seeds_hash(n_id, n_id.size, HashTable(keys, values))
     assert (keys < 2**32 - 1).sum() == 4096
-    clear_hash(n_id, n_id.size, keys, values, 8191)
+    clear_hash(n_id, n_id.size, HashTable(keys, values))
     assert (keys == 2**32 - 1).all()

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from blockstore.format import PAGE_BYTES
 from blockstore.kernels import rowcache as k
+from blockstore.kernels.rows import RowLayout
 
 EMPTY = np.uint64(np.iinfo(np.uint32).max)
 rows_of = st.lists(st.integers(0, 99), max_size=40)
@@ -13,6 +14,13 @@ rows_of = st.lists(st.integers(0, 99), max_size=40)
 
 def u32(values):
     return np.array(values, np.uint32)
+
+
+def table_of(place, node, last, coming, uses):
+    return k.CacheTable(
+        place, node, np.array(last, np.int32), np.array(coming, np.int32),
+        np.array(uses, np.uint8), EMPTY,
+    )  # fmt: skip
 
 
 @given(st.lists(rows_of, max_size=4), st.integers(0, 30))
@@ -31,10 +39,10 @@ def test_absent_rows_are_listed_once_and_others_stay(batch, cached):
     entries = {row: e for e, row in enumerate(cached)}
     for row, e in entries.items():
         place[row] = e
-    last = np.full(8, -1, np.int32)
-    out, uses = np.zeros(100, np.uint32), np.full(8, 2, np.uint8)
+    table = table_of(place, u32(range(8)), np.full(8, -1), np.zeros(8), np.full(8, 2))
+    last, uses, out = table.last, table.uses, np.zeros(100, np.uint32)
     nodes = u32(batch)
-    count = k.list_absent(nodes, nodes.size, 0, 100, place, last, uses, 5, out, 0)
+    count = k.list_absent(nodes, nodes.size, 0, 100, table, 5, out, 0)
     absent = list(dict.fromkeys(n for n in batch if n not in entries))
     assert out[:count].tolist() == absent
     assert {e for e in range(8) if last[e] == 5} == {entries[n] for n in batch if n in entries}
@@ -64,12 +72,10 @@ entry = st.tuples(
 )
 def test_what_goes_is_free_or_of_the_lowest_level(entries, oldest, want, begin):
     node = u32([int(EMPTY) if free else 7 for free, *_ in entries])
-    last = np.array([e[1] for e in entries], np.int32)
-    coming = np.array([e[2] for e in entries], np.int32)
-    uses = np.array([e[3] for e in entries], np.uint8)
+    table = table_of(np.empty(0, np.int32), node, *([e[i] for e in entries] for i in (1, 2, 3)))
     out, counts = np.zeros(want, np.int32), np.zeros(k.LEVELS + 1, np.int64)
     hand = np.array([begin % len(entries)])
-    found = k.choose_by_level(node, last, coming, uses, EMPTY, oldest, 10, hand, want, counts, out)
+    found = k.choose_by_level(table, oldest, 10, hand, want, counts, out)
     scores = {
         i: -1e9 if free else score(co, us, 10)
         for i, (free, la, co, us) in enumerate(entries)
@@ -92,9 +98,8 @@ def test_runs_cover_the_rows_and_copies_bring_them(rows, row_bytes, gap, most):
     per_block, per_shard = block_bytes // row_bytes, 3
     listed = u32(sorted(rows))
     runs = np.zeros((listed.size, 5), np.int64)
-    count = k.plan_extents(
-        listed, 0, listed.size, per_block, row_bytes, block_bytes, per_shard, gap, most, runs
-    )
+    layout = RowLayout(per_block, row_bytes, block_bytes, per_shard)
+    count = k.plan_extents(listed, 0, listed.size, layout, gap, most, runs)
     runs = runs[:count]
     assert runs[0, 3] == 0
     assert runs[-1, 4] == listed.size
@@ -115,8 +120,8 @@ def test_runs_cover_the_rows_and_copies_bring_them(rows, row_bytes, gap, most):
             assert first <= start
             assert start + row_bytes <= first + pages * PAGE_BYTES
         k.copy_extent(
-            disk[first : first + pages * PAGE_BYTES], first, listed, low, high, per_block,
-            row_bytes, block_bytes, place, area, data, slot,
+            disk[first : first + pages * PAGE_BYTES], first, listed, low, high, layout, place,
+            area, data, slot,
         )  # fmt: skip
     out = np.zeros(listed.size, np.uint64)
     k.address_entries(listed, listed.size, 0, 401, place, area, slot, row_bytes, out)
@@ -139,12 +144,11 @@ def test_next_uses_and_touches_follow_the_batches():
 def test_rows_that_enter_push_others_out():
     place = np.array([0, k.LISTED, k.ABSENT_ROW, k.LISTED], np.int32)
     node = u32([0, EMPTY])
-    last, coming = np.zeros(2, np.int32), np.zeros(2, np.int32)
-    uses = np.ones(2, np.uint8)
+    table = table_of(place, node, [0, 0], [0, 0], [1, 1])
     entries = np.array([1, 0], np.int32)
-    k.enter_rows(u32([1, 3]), 0, 2, entries, place, node, last, coming, uses, EMPTY, 6)
+    k.enter_rows(u32([1, 3]), 0, 2, entries, table, 6)
     assert place.tolist() == [k.ABSENT_ROW, 1, k.ABSENT_ROW, 0]
     assert node.tolist() == [3, 1]
-    assert (last == 6).all()
-    assert (coming == k.NEVER).all()
-    assert (uses == 1).all()
+    assert (table.last == 6).all()
+    assert (table.coming == k.NEVER).all()
+    assert (table.uses == 1).all()

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from blockstore.kernels.rows import (
     ABSENT,
     NO_ROW,
+    RowView,
     address_rows,
     copy_row,
     expand_counts,
@@ -41,9 +42,8 @@ def test_addresses_are_slot_times_slot_bytes_plus_the_row(store, row_bytes, data
     rows = data.draw(st.lists(st.integers(-min(first, 3), num_rows + 2), max_size=40))
     nodes = np.array([first + row for row in rows], id_dtype)
     out = np.zeros(nodes.size, np.uint64)
-    missing = address_rows(
-        nodes, nodes.size, first, num_rows, per_block, row_bytes, slot_of_block, slot_bytes, out
-    )
+    view = RowView(first, num_rows, per_block, row_bytes, slot_of_block, slot_bytes)
+    missing = address_rows(nodes, nodes.size, view, out)
     for row, address in zip(rows, out, strict=True):
         block, place = divmod(row, per_block)
         if not 0 <= row < num_rows:
@@ -61,7 +61,7 @@ def test_blocks_of_the_rows_are_marked_and_no_others(store, data):
     rows = data.draw(st.lists(st.integers(-min(first, 3), num_rows + 2), max_size=10))
     marks = np.zeros(slot_of_block.size, np.uint8)
     nodes = np.array([first + row for row in rows], id_dtype)
-    mark_blocks(nodes, nodes.size, first, num_rows, per_block, marks)
+    mark_blocks(nodes, nodes.size, RowView(first, num_rows, per_block, 1, slot_of_block, 1), marks)
     expected = {row // per_block for row in rows if 0 <= row < num_rows}
     assert set(np.flatnonzero(marks).tolist()) == expected
 
@@ -71,16 +71,17 @@ def test_more_rows_than_32_bits_count():
     per_block, num_rows = 2**31, 2**33
     nodes = np.array([0, 2**31, 2**32 + 5, 2**33 - 1], np.uint64)
     slots, out, marks = np.arange(4, dtype=np.int32), np.empty(4, np.uint64), np.zeros(4, np.uint8)
-    assert address_rows(nodes, 4, 0, num_rows, per_block, 8, slots, 2**34, out) == 0
+    view = RowView(0, num_rows, per_block, 8, slots, 2**34)
+    assert address_rows(nodes, 4, view, out) == 0
     assert out.tolist() == [0, 2**34, 2**35 + 40, 3 * 2**34 + (2**31 - 1) * 8]
-    mark_blocks(nodes, 4, 0, num_rows, per_block, marks)
+    mark_blocks(nodes, 4, view, marks)
     assert marks.all()
 
 
 def test_a_block_that_is_longer_than_the_array():
     nodes, out = np.arange(5, dtype=np.uint32), np.empty(5, np.uint64)
     slots = np.array([3], np.int32)
-    assert address_rows(nodes, 5, 0, 5, 2**33, 16, slots, 1000, out) == 0
+    assert address_rows(nodes, 5, RowView(0, 5, 2**33, 16, slots, 1000), out) == 0
     assert out.tolist() == [3000 + 16 * row for row in range(5)]
 
 

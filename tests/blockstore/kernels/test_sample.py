@@ -13,6 +13,7 @@ from tests.blockstore.kernels.sampling import (
     sample_by_block,
     sample_items,
     sample_present,
+    uniform,
 )
 from tests.graphs import KEYS, held_graphs, hold, make_csc
 from tests.reference import sample_edges
@@ -62,7 +63,7 @@ def test_picks_are_numbered_in_block_order(held, fanout, key, replace, first, da
 def test_a_giant_is_sampled_over_all_its_blocks(block_bytes, fanout):
     degrees = [3, 0, 10 * block_bytes // 4, 0, 5, 3 * block_bytes // 4, 2]
     held = hold(make_csc(degrees, 1, "uint32", "uint64"), block_bytes, "uint32", "uint64", 50)
-    sampler = Sampler(held, range(7), fanout, 9)
+    sampler = Sampler(held, range(7), uniform(fanout, 9))
     assert (np.array(degrees) > held.capacity).sum() == 2
     assert sample_present(held, range(7), fanout, 9) == expected(held, range(7), fanout, 9)
     found = sample_by_block(held, range(7), fanout, 9, False, 2)

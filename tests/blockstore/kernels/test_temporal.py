@@ -7,14 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from blockstore.kernels import temporal as k
-from blockstore.kernels.weighted import fetch_giants, mark_picked_giants, mark_whole_giants
+from blockstore.kernels.links import find_ends
+from blockstore.kernels.picks import LATEST, UNTIL, Rule
 from blockstore.unpack import unpack_block
+from tests.blockstore.kernels.sampling import draw_present
 from tests.graphs import Csc, Held, hold, make_csc
 from tests.reference import pick_until
-
-NONE32 = np.empty(0, np.uint32)
-NO_ITEMS = np.empty(0, np.int64)
 
 
 class FewTimes(Csc):
@@ -31,44 +29,14 @@ class FewTimes(Csc):
 def draw(held: Held, limits: Any, roots: Any, fanout: int, last: bool, key: int) -> list[list[int]]:
     """Edge ids drawn of each column of a graph, each the root of a tree of its own."""
     num = held.graph.num_nodes
-    columns = range(num)
-    nodes, blocks, trees = held.nodes(columns), held.block_of(columns), np.arange(num, dtype="u4")
-    starts = np.arange(num, dtype=np.int64) * fanout
-    draws, edges = np.zeros(num * fanout, held.id_dtype), np.zeros(num * fanout, np.uint32)
-    counts, giants = np.zeros(num, np.uint32), np.zeros(num, np.uint32)
-    degrees = np.zeros(num, np.int64)
-    arena32, longs = held.arena.view(np.uint32), held.arena.view(np.int64)
-    id_bytes, edge_bytes, weight_bytes, _ = held.item_bytes()
-    widths = (held.slot_bytes, id_bytes, edge_bytes)
-    tail = (weight_bytes, held.capacity, fanout, last, np.uint64(key))
-    count = k.sample_until(
-        arena32, held.ids(), arena32, longs, nodes, trees, limits, roots, NONE32, 0, num, blocks,
-        held.first_node, held.slot_of_block, *widths, *tail, starts, draws, starts, edges, NO_ITEMS,
-        counts, giants, degrees, 0,
-    )  # fmt: skip
-    shape = (count, max(1, fanout))
-    keys, places = np.empty(shape, np.int64), np.empty(shape, np.int64)
-    found, marks = np.zeros(count, np.int64), np.zeros(len(held.blocks), np.uint8)
-    mark_whole_giants(giants, degrees, count, blocks, held.capacity, marks)
-    for block in np.flatnonzero(marks)[::-1]:  # one at a time, from the last
-        only = np.full(len(held.blocks), -1, np.int32)
-        only[block] = held.slot_of_block[block]
-        k.rank_giants(
-            arena32, longs, giants, degrees, count, nodes, trees, limits, roots, blocks, only,
-            *widths, *tail, keys, places, found,
-        )  # fmt: skip
-    for row, size in zip(places, found, strict=True):
-        row[:size].sort()
-    mark_picked_giants(giants, count, blocks, held.capacity, places, found, marks)
-    fetch_giants(
-        arena32, held.ids(), arena32, giants, count, blocks, held.slot_of_block, *widths,
-        held.capacity, places, found, starts, draws, starts, edges, NO_ITEMS, counts,
-    )  # fmt: skip
-    spans = [slice(int(s), int(s) + int(n)) for s, n in zip(starts, counts, strict=True)]
-    for span in spans:
-        ids = [int(np.flatnonzero(held.graph.edge_ids == e)[0]) for e in edges[span]]
-        assert draws[span].tolist() == held.graph.indices[ids].tolist()
-    return [edges[span].tolist() for span in spans]
+    kind = LATEST if last else UNTIL
+    rule = Rule(fanout, False, kind, np.uint64(key), np.arange(num, dtype="u4"), limits, roots)
+    found = draw_present(held, range(num), rule)
+    assert found.edge_ids is not None
+    for sources, edges in zip(found.sources, found.edge_ids, strict=True):
+        places = [int(np.flatnonzero(held.graph.edge_ids == e)[0]) for e in edges]
+        assert sources == held.graph.indices[places].tolist()
+    return found.edge_ids
 
 
 @settings(max_examples=30, deadline=None)
@@ -113,12 +81,9 @@ def test_times_of_edges_are_found_by_their_places():
     places = np.arange(graph.indices.size, dtype=np.int64)[::-1].copy()
     blocks = (np.searchsorted(first_edge, places.astype(np.uint64), "right") - 1).astype(np.int32)
     out = np.zeros(places.size, np.int64)
-    id_bytes, edge_bytes, weight_bytes, _ = held.item_bytes()
     entries = np.arange(places.size, dtype=np.uint32)
-    k.find_times(
-        held.arena.view(np.uint32), held.arena.view(np.int64), entries, places.size, places, blocks,
-        first_edge, held.slot_of_block, held.slot_bytes, id_bytes, edge_bytes, weight_bytes, out,
-    )  # fmt: skip
+    src, dst = np.empty(places.size, np.uint32), np.empty(places.size, np.uint32)
+    find_ends(held.view(), entries, blocks, first_edge, src, dst, places, out)
     assert out.tolist() == graph.times[::-1].tolist()
 
 

@@ -189,9 +189,10 @@ class Model(RuleBasedStateMachine):
     def each_entry_is_of_one_row(self):
         if hasattr(self, "cache"):
             (t,) = self.cache.types
-            for place in np.flatnonzero(t.place >= 0).tolist():
-                assert t.node[t.place[place]] == place, f"row {place}"
-            assert (t.place >= -1).all()
+            place = t.table.place
+            for row in np.flatnonzero(place >= 0).tolist():
+                assert t.table.node[place[row]] == row, f"row {row}"
+            assert (place >= -1).all()
 
 
 TestModel = Model.TestCase

@@ -38,9 +38,8 @@ def test_edges_are_expanded_and_counted(edges, first, undirected, loops, ranked)
     out = [np.zeros(2 * len(edges), np.int64) for _ in range(3)]
     none = np.empty(0, np.uint32)
     ranks = (rank, rank) if ranked else (none, none)
-    count = k.expand_edges(
-        src, dst, first, num_edges, undirected, loops, *ranks, 10, 20, 3, *out
-    )  # fmt: skip
+    ends = k.Ends(undirected, loops, *ranks, 10, 20, 3)
+    count = k.expand_edges(src, dst, first, num_edges, ends, k.Records(*out))
     expected = [
         (int(rank[v]) - 3, int(rank[u]), e) if ranked else
         (v + 20 - 3, u + 10, e) if e < num_edges else (v + 10 - 3, u + 20, e)

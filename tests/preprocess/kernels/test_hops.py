@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from blockstore.unpack import unpack_block
 from preprocess.kernels import hops as kernels
+from preprocess.kernels.rowsum import RowTable
 from tests.graphs import Csc, csc_graphs, pack
 
 DTYPES = st.sampled_from(["uint32", "uint64"])
@@ -42,14 +43,16 @@ def product(
     carry = np.full(len(columns) * width, np.nan, np.float32)
     out = np.full(num_nodes * width, np.nan, np.float32)
     factor = (1 / (1 + np.arange(num_nodes))).astype(np.float32)
-    rest = (x.reshape(-1), width, factor, np.float32(2), np.float32(-0.5), x.reshape(-1), loops)
+    rows = x.reshape(-1)
+    table = RowTable(rows, width, first)
+    step = kernels.Product(factor, np.float32(2), np.float32(-0.5), rows, loops)
     weights = None if edge_id_bytes is None else raw.view(np.float32)
+    held = kernels.RawBlocks(
+        raw.view(np.uint32), raw.view(id_dtype), weights, blocks[0].size, edge_id_bytes or 0
+    )
     for part in range(parts):
-        kernels.multiply_blocks(
-            raw.view(np.uint32), raw.view(id_dtype), weights, blocks[0].size, first,
-            *rest, edge_id_bytes or 0, out, slots, carry, part, parts,
-        )  # fmt: skip
-    kernels.finish_carried(np.array(columns, np.int64), carry, *rest[1:-1], out)
+        kernels.multiply_blocks(held, table, step, out, slots, carry, part, parts)
+    kernels.finish_carried(np.array(columns, np.int64), carry, width, step, out)
     return out.reshape(num_nodes, width)
 
 

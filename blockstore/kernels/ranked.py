@@ -1,0 +1,132 @@
+"""Edges of least rank: by weight, or up to a time.
+
+BY_WEIGHT      The rank is -log(u) / weight, u drawn by (key, node, position): edges of weight 0
+               are never picked.  Source: Efraimidis and Spirakis, IPL 97(5), 2006.
+UNTIL, LATEST  Edges no later than the limit of the node's tree are picked: those with the least
+               hashes of (key, tree, node, position), or the latest, of equal ones the last.
+
+Picks stand in the order of their positions.
+"""
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from blockstore.kernels.jit import leaf
+from blockstore.kernels.picks import BY_WEIGHT, LATEST
+from blockstore.kernels.random import draw_hash, mix, node_key
+
+
+class Heap(NamedTuple):
+    """The least ranks so far, the greatest first."""
+
+    ranks: NDArray[np.int64]  # (most,)
+    positions: NDArray[np.int64]  # (most,) that each belongs to
+
+
+@leaf
+def _leaves_before(heap, a, b, last):
+    """Whether entry a leaves before entry b."""
+    if heap.ranks[a] == heap.ranks[b]:
+        smaller = heap.positions[a] < heap.positions[b]
+        return smaller if last else not smaller
+    return heap.ranks[a] > heap.ranks[b]
+
+
+@leaf
+def _swap(values, a, b):
+    values[a], values[b] = values[b], values[a]
+
+
+@leaf
+def push(heap, count, most, rank, position, last):
+    """Keep the `most` least ranks; of equal ones the first positions, or the last.
+
+    Returns the number of entries, int64.
+    """
+    ranks, positions = heap.ranks, heap.positions
+    if count < most:
+        i = count
+        ranks[i], positions[i] = rank, position
+        while i > 0 and _leaves_before(heap, i, (i - 1) // 2, last):
+            up = (i - 1) // 2
+            _swap(ranks, i, up)
+            _swap(positions, i, up)
+            i = up
+        return count + 1
+    if rank > ranks[0]:
+        return count
+    if rank == ranks[0] and (position < positions[0] if last else position > positions[0]):
+        return count
+    ranks[0], positions[0] = rank, position
+    i = np.int64(0)
+    while 2 * i + 1 < count:
+        child = 2 * i + 1
+        if child + 1 < count and _leaves_before(heap, child + 1, child, last):
+            child += 1
+        if not _leaves_before(heap, child, i, last):
+            break
+        _swap(ranks, i, child)
+        _swap(positions, i, child)
+        i = child
+    return count
+
+
+@leaf
+def weight_key(nkey, position, weight):
+    """-log(u) / weight, u uniform in (0, 1); infinite for weight 0."""
+    if not weight > 0:
+        return np.inf
+    u = (np.float64(draw_hash(nkey, np.uint64(position)) >> np.uint64(11)) + 0.5) * 2.0**-53
+    return -math.log(u) / np.float64(weight)
+
+
+@leaf
+def _columns_key(column, i):
+    """Key of a node's draws; in a tree it is another one in each of them."""
+    rule = column.rule
+    key = rule.key
+    if rule.trees.size:
+        key ^= mix(rule.roots[rule.trees[i]])
+    return node_key(key, column.nodes[i])
+
+
+@leaf
+def rank_edges(floats, longs, at, first, count, column, i, heap, found):
+    """Take edges of node i into its heap; returns how many are there then, int64.
+
+    floats, longs   weights and times; which of them is read, from `at` on, tells the rule
+    first, count    positions of these edges in the column
+    """
+    rule, nkey = column.rule, _columns_key(column, i)
+    if rule.kind == BY_WEIGHT:
+        for k in range(count):
+            mark = weight_key(nkey, first + k, floats[at + k])
+            if mark < np.inf:  # positive floats are in the order of their bits; + 0.0: not -0.0
+                rank = np.float64(mark + 0.0).view(np.int64)
+                found = push(heap, found, rule.fanout, rank, first + k, False)
+        return found
+    limit = rule.limits[rule.trees[i]]
+    for k in range(count):
+        time = longs[at + k]
+        if time <= limit:
+            if rule.kind == LATEST:
+                rank = ~time
+            else:
+                rank = np.int64(draw_hash(nkey, np.uint64(first + k)) >> np.uint64(1))
+            found = push(heap, found, rule.fanout, rank, first + k, True)
+    return found
+
+
+@leaf
+def put_picks(ids, edge_ids, first, edge_first, column, i, positions, draws):
+    """Sources and edges at the positions picked of node i, ascending; `first` as in a group."""
+    column.counts[i] = positions.size
+    at, to = draws.starts[i], draws.edge_starts[i]
+    for k in range(positions.size):
+        draws.sources[at + k] = ids[first + positions[k]]
+        if draws.edges.size:
+            edge = edge_first + positions[k]
+            draws.edges[to + k] = edge if draws.first_item.size else edge_ids[edge]
