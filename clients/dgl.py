@@ -17,6 +17,13 @@ from clients.mfg import HeteroMfg, layer_fanouts, to_hetero_mfgs
 from clients.torch import Batch, HeteroBatch, HeteroDataset, InputNodes, NeighborDataset, by_type
 from loaderd.errors import Refused
 
+__all__ = [
+    "DataLoader",
+    "Sample",
+    "to_blocks",
+    "to_sample",
+]
+
 
 class Sample(NamedTuple):
     """What a step yields; dicts by type where the store has several."""

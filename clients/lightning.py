@@ -8,6 +8,10 @@ from torch.utils.data import DataLoader
 
 from clients.torch import Fanouts, HeteroDataset, NeighborDataset
 
+__all__ = [
+    "GraphDataModule",
+]
+
 _USES = ("train", "valid", "test")
 
 

@@ -26,7 +26,13 @@ from clients.torch import (
 from loaderd.errors import Refused
 from loaderd.protocol import Attached, SeedEdges
 
-__all__ = ["HeteroLinkBatch", "HeteroLinkDataset", "LinkBatch", "LinkDataset"]
+__all__ = [
+    "HeteroLinkBatch",
+    "HeteroLinkDataset",
+    "LinkBatch",
+    "LinkDataset",
+    "LinkOptions",
+]
 
 SeedEdgesOf = Tensor | NDArray[Any] | Sequence[Sequence[int]] | str
 Negatives = Literal["none", "binary", "triplet"]

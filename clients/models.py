@@ -9,6 +9,17 @@ from torch.nn import functional
 
 from clients.torch import EdgeType, HeteroBatch
 
+__all__ = [
+    "LAYERS",
+    "GatLayer",
+    "GcnLayer",
+    "GraphSage",
+    "Layered",
+    "RelationalModel",
+    "SageLayer",
+    "mean_of_neighbors",
+]
+
 Layer = Callable[[int, int], nn.Module]  # of widths in and out
 
 

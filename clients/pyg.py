@@ -23,6 +23,8 @@ from clients.torch import (
     by_type,
 )
 
+__all__ = ["Collate", "LinkNeighborLoader", "NeighborLoader", "to_data"]
+
 Transform = Callable[[Any], Any]  # of a Data or a HeteroData
 Edges = Tensor | str | None
 _FIELDS = {"edge_index", "edge_label", "edge_label_index", "edge_label_time"}  # of PyG's own

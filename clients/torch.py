@@ -35,6 +35,7 @@ __all__ = [
     "HopDataset",
     "NeighborDataset",
     "Prefetcher",
+    "SamplingOptions",
     "prefetch",
 ]
 

@@ -1,4 +1,4 @@
-"""The arrows of README.md, "Architecture", held by a test: who may import whom, and what."""
+"""Who may import whom, and which libraries: docs/architecture.md, "Rules for code"."""
 
 import ast
 from collections.abc import Iterator

@@ -99,7 +99,7 @@ def test_records_are_those_of_the_document(heading: str, record: type[msgspec.St
 
 
 def test_row_dtypes_are_those_of_the_document():
-    line = re.search(r"^Row dtypes: (.*)\.$", TEXT, re.MULTILINE)
+    line = re.search(r"^Row dtypes: ([^.]*)\.$", TEXT, re.MULTILINE)
     assert line is not None
     assert re.findall(r"`(\w+)`", line[1]) == list(fmt.ITEM_BYTES)
 
