@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 
 from blockstore.format import PAGE_BYTES, row_geometry
 from blockstore.kernels.rowcache import plan_extents
+from blockstore.kernels.rows import row_layout
 from blockstore.store import Store, open_store
 from blockstore.units import parse_bytes
 from loaderd.devicecost import FLASH, RUN_BYTES
@@ -169,11 +170,8 @@ def bytes_of_rows(store: Store, nodes: Ids, gap_pages: int) -> int:
         first = served.node_type.first
         low, high = np.searchsorted(nodes, [first, first + served.node_type.num_nodes])
         rows = (nodes[low:high] - first).astype(store.manifest.id_dtype)
-        count = plan_extents(
-            rows, 0, rows.size, geometry.rows_per_block, served.array.row_bytes,
-            geometry.slot_bytes, geometry.blocks_per_shard, gap_pages, RUN_BYTES // PAGE_BYTES,
-            runs,
-        )  # fmt: skip
+        layout = row_layout(geometry, served.array.row_bytes)
+        count = plan_extents(rows, 0, rows.size, layout, gap_pages, RUN_BYTES // PAGE_BYTES, runs)
         total += int(runs[:count, 2].sum()) * PAGE_BYTES
     return total
 

@@ -167,6 +167,7 @@ class PropagatedSession:
     def _close(self) -> None:
         try:
             self._thread.join()
+            self._consumer = None
             self._memory.free()
             self._resources.ended(self)
         finally:

@@ -107,6 +107,7 @@ class StreamRegistry:
         for cursor in list(stream.cursors.values()):
             stream.remove(cursor)
         group.order.engine.close(stream.session)
+        stream.end()
         self.forget_group(group)
         self._ended()
 

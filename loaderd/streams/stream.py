@@ -295,6 +295,10 @@ class Stream:
         del self.cursors[cursor.number]
         cursor.stream = None
 
+    def end(self) -> None:
+        """Its session has been closed: batches that were begun refer to it no more."""
+        self._ring.clear()
+
     # -- who is behind ----------------------------------------------------------------------------
 
     @property

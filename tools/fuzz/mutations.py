@@ -2,6 +2,7 @@
 
 import struct
 from collections.abc import Callable
+from copy import deepcopy
 from random import Random
 from typing import Any
 
@@ -90,7 +91,7 @@ def manifest_shape(draft: Draft, random: Random) -> str:
         other, at = random.choice(
             [(a, b) for a, b in _leaves(draft.manifest) if isinstance(a[b], kind)]
         )
-        inside[key] = other[at]  # not exchanged: a part may lie in the other
+        inside[key] = deepcopy(other[at])  # not exchanged: a part may lie in the other
     elif how == "rename" and isinstance(inside, dict):
         inside[random.choice((*_TEXTS, *inside))] = inside.pop(key)
     else:

@@ -231,8 +231,9 @@ class Bench:
             else:
                 (self._store / name).unlink()
         for name, to in draft.links.items():
-            (self._store / name).unlink(missing_ok=True)
-            (self._store / name).symlink_to(to)
+            (path := self._store / name).unlink(missing_ok=True)
+            path.parent.mkdir(parents=True, exist_ok=True)  # no other file may be left there
+            path.symlink_to(to)
         trial = Trial(self._store, self._out, random)
         try:
             trial.run()
