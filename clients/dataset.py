@@ -75,7 +75,7 @@ class Reader(Protocol):
         """End helper threads."""
 
 
-class Step(NamedTuple, Generic[B_co]):
+class ReadStep(NamedTuple, Generic[B_co]):
     """One step of a run that is read ahead."""
 
     batch: B_co | None  # None: steps left out, or the run's end
@@ -148,7 +148,7 @@ class SteppedDataset(IterableDataset[B_co]):
         """Start a run at once; it ends the run of any earlier iterator of this dataset."""
         return self._consumed(self.ahead())
 
-    def ahead(self) -> Iterator[Step[B_co]]:
+    def ahead(self) -> Iterator[ReadStep[B_co]]:
         """As `__iter__`; but each step counts as consumed only when it is given to `consume`.
 
         May be iterated in another thread, which then is the only one that uses the dataset, but
@@ -172,7 +172,7 @@ class SteppedDataset(IterableDataset[B_co]):
         positions = (Position(at.epoch, step, worker, stride) for step in steps)
         return self._steps(positions, self._iteration)
 
-    def consume(self, step: Step[Any]) -> None:
+    def consume(self, step: ReadStep[Any]) -> None:
         """Count a step of the newest run as consumed: a state goes on after it."""
         if step.iteration != self._iteration:
             return
@@ -301,13 +301,13 @@ class SteppedDataset(IterableDataset[B_co]):
         session.start(at.epoch, at.step, at.stride)
         self._running = session
 
-    def _consumed(self, steps: Iterator[Step[B_co]]) -> Iterator[B_co]:
+    def _consumed(self, steps: Iterator[ReadStep[B_co]]) -> Iterator[B_co]:
         for step in steps:
             self.consume(step)
             if step.batch is not None:
                 yield step.batch
 
-    def _steps(self, positions: Iterator[Position], iteration: int) -> Iterator[Step[B_co]]:
+    def _steps(self, positions: Iterator[Position], iteration: int) -> Iterator[ReadStep[B_co]]:
         served = 0  # steps before are left out
         for position in positions:
             if self._iteration != iteration:
@@ -318,10 +318,10 @@ class SteppedDataset(IterableDataset[B_co]):
                 batch = self._read(position, iteration)
             except StepsLeftOut as left:
                 served = left.to
-                yield Step(None, Position(position.epoch, served - 1), iteration)
+                yield ReadStep(None, Position(position.epoch, served - 1), iteration)
                 continue
-            yield Step(batch, position, iteration)
-        yield Step(None, None, iteration)
+            yield ReadStep(batch, position, iteration)
+        yield ReadStep(None, None, iteration)
 
     def _read(self, position: Position, iteration: int) -> B_co:
         """The batch of a step, from whatever daemon is there or comes."""

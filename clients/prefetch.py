@@ -11,10 +11,10 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 
-from clients.dataset import Step, SteppedDataset
+from clients.dataset import ReadStep, SteppedDataset
 from clients.device.calibration import Choice
 from clients.device.devices import open_device
-from clients.device.stage import Ready, Stage
+from clients.device.stage import DeviceStaging, Ready
 from clients.hopwise.dataset import HopDataset
 from loaderd.errors import Refused
 
@@ -24,7 +24,7 @@ B = TypeVar("B")
 class _Item(NamedTuple):
     """What the thread that reads hands over."""
 
-    step: Step[Any] | None  # None: `error` came
+    step: ReadStep[Any] | None  # None: `error` came
     ready: Ready | None  # where the batch is on its way to a device
     error: BaseException | None = None
 
@@ -72,13 +72,13 @@ class Prefetcher(Generic[B]):
                 "views=True, read ahead: such batches hold until the next one is asked for; "
                 "leave views out, or prefetch to a GPU"
             )
-        self._stage: Stage | None = None
+        self._stage: DeviceStaging | None = None
         if self.device.type != "cpu" or mode != "auto":
             on = open_device(self.device)
             self.device = on.device
-            self._stage = Stage(on, mode, not hops, views, cache_bytes)
+            self._stage = DeviceStaging(on, mode, not hops, views, cache_bytes)
         dataset.lay_out_in(self._stage)
-        self._run: _Run | None = None
+        self._run: _ReadThread | None = None
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -87,7 +87,7 @@ class Prefetcher(Generic[B]):
         """Start to read an epoch at once; it ends any earlier iterator."""
         self._end()
         window = self.dataset.attached().window
-        run = _Run(self.dataset, self.dataset.ahead(), self._stage, self.depth, window)
+        run = _ReadThread(self.dataset, self.dataset.ahead(), self._stage, self.depth, window)
         self._run = run
         return _Batches(self, run)
 
@@ -137,7 +137,7 @@ class Prefetcher(Generic[B]):
 class _Batches(Iterator[B]):
     """One epoch; when it is let go of, its thread ends."""
 
-    def __init__(self, owner: Prefetcher[B], run: "_Run") -> None:
+    def __init__(self, owner: Prefetcher[B], run: "_ReadThread") -> None:
         self._owner, self._run = owner, run
         self._stop = weakref.finalize(self, run.stop)
 
@@ -168,14 +168,14 @@ class _Batches(Iterator[B]):
             return moved
 
 
-class _Run:
+class _ReadThread:
     """A thread that reads steps ahead of those that take them."""
 
     def __init__(
         self,
         dataset: SteppedDataset[Any],
-        steps: Iterator[Step[Any]],
-        stage: Stage | None,
+        steps: Iterator[ReadStep[Any]],
+        stage: DeviceStaging | None,
         depth: int,
         window: int,
     ) -> None:
@@ -212,7 +212,7 @@ class _Run:
         if threading.current_thread() is not self._thread:
             self._thread.join()
 
-    def _next(self, steps: Iterator[Step[Any]], window: int) -> Step[Any]:
+    def _next(self, steps: Iterator[ReadStep[Any]], window: int) -> ReadStep[Any]:
         """The next batch, or the end."""
         if self.stage is not None:
             self.stage.begin(window)
@@ -223,7 +223,7 @@ class _Run:
                 step = next(steps)
         return step
 
-    def _read(self, steps: Iterator[Step[Any]], window: int) -> None:
+    def _read(self, steps: Iterator[ReadStep[Any]], window: int) -> None:
         try:
             while True:
                 self._room.acquire()

@@ -20,7 +20,7 @@ MODELS = ("linear", "features", "sgc", "sign", "sign-mlp", "hoga")
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class HopSettings:
     endpoint: str
     model: str = "sign"
     operator: str = ""  # "": all that the store has
@@ -37,7 +37,7 @@ class Settings:
     store: str = ""  # its name, where the daemon serves several
 
 
-def open_split(settings: Settings, split: str) -> HopDataset:
+def open_split(settings: HopSettings, split: str) -> HopDataset:
     """The dataset of one split; only what is trained on is shuffled."""
     wanted: dict[str, Any] = {
         "operators": (settings.operator,) if settings.operator else (),
@@ -53,7 +53,7 @@ def open_split(settings: Settings, split: str) -> HopDataset:
     return HopDataset(settings.endpoint, split, method=settings.method, **wanted)  # type: ignore[arg-type]
 
 
-def inputs(settings: Settings, batch: HopBatch) -> list[Tensor]:
+def inputs(settings: HopSettings, batch: HopBatch) -> list[Tensor]:
     """What the model takes: hop 0 alone, or all."""
     x = [hop.float() for hop in (batch.x[:1] if settings.model in ALONE else batch.x)]
     if any(hop.dim() != 2 for hop in x):
@@ -62,7 +62,7 @@ def inputs(settings: Settings, batch: HopBatch) -> list[Tensor]:
 
 
 @torch.no_grad()
-def accuracy(settings: Settings, model: nn.Module, data: HopDataset) -> float:
+def accuracy(settings: HopSettings, model: nn.Module, data: HopDataset) -> float:
     """Share of labelled rows whose label is the likeliest class; detaches."""
     model.eval()
     right = rows = 0
@@ -75,7 +75,7 @@ def accuracy(settings: Settings, model: nn.Module, data: HopDataset) -> float:
     return right / max(rows, 1)
 
 
-def look_at(settings: Settings) -> tuple[int, int, int]:
+def look_at(settings: HopSettings) -> tuple[int, int, int]:
     """Columns of a row, tensors of a batch, and classes, by one pass over the training rows."""
     first = replace(settings, method="cr")  # any order will do
     data, width, arrays, num_classes = open_split(first, "train"), 0, 0, 0
@@ -89,7 +89,7 @@ def look_at(settings: Settings) -> tuple[int, int, int]:
     return width, arrays, num_classes
 
 
-def train(settings: Settings) -> tuple[float, float]:
+def train(settings: HopSettings) -> tuple[float, float]:
     """Train, print a line an epoch; (best accuracy on valid, that on test at that epoch)."""
     usable_device(settings.device)
     torch.manual_seed(settings.seed)
@@ -122,18 +122,18 @@ def train(settings: Settings) -> tuple[float, float]:
 
 
 def main() -> None:
-    default = Settings("")
+    default = HopSettings("")
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("endpoint", help="ipc:///path/of/the/socket")
     choices: dict[str, Any] = {"model": MODELS, "method": ("cr", "rr", "advised")}
-    for field in fields(Settings)[1:]:
+    for field in fields(HopSettings)[1:]:
         value = getattr(default, field.name)
         parser.add_argument(
             "--" + field.name.replace("_", "-"), type=type(value), default=value,
             choices=choices.get(field.name),
         )  # fmt: skip
     try:
-        train(Settings(**vars(parser.parse_args())))
+        train(HopSettings(**vars(parser.parse_args())))
     except (DaemonError, NotTrainable, ValueError) as error:
         sys.stderr.write(f"error: {error}\n")
         sys.exit(2)

@@ -205,7 +205,7 @@ def _say(line: str) -> None:
 def advise(
     store: Path,
     sampling: flags.Sampling,
-    resources: flags.Resources,
+    resources: flags.DaemonResources,
     hops: Annotated[
         list[int] | None, typer.Argument(help="more of --num-neighbors", show_default=False)
     ] = None,

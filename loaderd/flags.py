@@ -56,7 +56,7 @@ Mem = Annotated[str, Option(help="memory that `serve` is to use")]
 
 
 @dataclass(frozen=True)
-class Resources:
+class DaemonResources:
     """Resources."""
 
     mem: str = _serve("MEM", "2G", "memory to use, such as 512M or 32G")
@@ -69,7 +69,7 @@ class Resources:
 
 
 @dataclass(frozen=True)
-class ServeResources(Resources):
+class ServeResources(DaemonResources):
     """Resources."""
 
     session_share: float = _serve(

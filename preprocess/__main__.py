@@ -76,7 +76,7 @@ def ingest(
     in_parts: flags.IngestPartitionFlags,
     propagated: flags.IngestHopFlags,
     show: flags.ShowFlags,
-    resources: flags.Resources,
+    resources: flags.IngestResources,
 ) -> None:
     """Make a store from a graph in any layout that is known, within --mem.
 
@@ -123,7 +123,7 @@ def repartition(
     new: Path,
     partitions: Annotated[int, typer.Option(help="of the nodes of the new store")],
     in_parts: flags.PartitionerFlags,
-    resources: flags.Resources,
+    resources: flags.IngestResources,
     seed: Annotated[int, typer.Option(help="of a random partition")] = 0,
 ) -> None:
     """Write a store anew, its nodes partition by partition; ids of nodes and edges stay."""
@@ -140,7 +140,7 @@ def repartition(
 
 @app.command(cls=flags.Panels)
 @flags.grouped
-def hops(store: Path, propagated: flags.AddedHopFlags, resources: flags.Resources) -> None:
+def hops(store: Path, propagated: flags.AddedHopFlags, resources: flags.IngestResources) -> None:
     """Propagate features: B X, B B X, ... for each operator B, beside X, within --mem.
 
     sym and row are the normalised adjacency, ppr and heat its diffusions (personalised PageRank,

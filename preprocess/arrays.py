@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from blockstore.format import RowArray, crc_path
 from blockstore.store import numpy_dtype
-from preprocess.contents import Rows, row_disk_bytes
+from preprocess.contents import ArrayContent, row_disk_bytes
 from preprocess.pipeline import Cost, Facts
 from preprocess.plan import IngestJob, placed_bytes, rows_bytes, scale_stage
 from preprocess.result import QuantizationError
@@ -29,7 +29,12 @@ Sized = Callable[[IngestRun], RowArray]  # an array once it is known how many ro
 
 
 def feature_stages(
-    job: IngestJob, rows: Rows, place: Place, place_bytes: int, sized: Sized, spent: Sequence[str]
+    job: IngestJob,
+    rows: ArrayContent,
+    place: Place,
+    place_bytes: int,
+    sized: Sized,
+    spent: Sequence[str],
 ) -> list[IngestStage]:
     """An array of features, its rows brought into order by `place`.
 
@@ -88,7 +93,7 @@ def _copied_scale(job: IngestJob, array: RowArray) -> IngestStage:
 
 def placed_stage(
     job: IngestJob,
-    rows: Rows,
+    rows: ArrayContent,
     pieces: Callable[[IngestRun], Pieces],
     place: Place,
     place_bytes: int,
@@ -106,7 +111,7 @@ def placed_stage(
     return IngestStage(rows.array.path, cost, body, spent=spent, arrays=array_files(rows.array))
 
 
-def _placed_cost(job: IngestJob, rows: Rows, place_bytes: int) -> Cost:
+def _placed_cost(job: IngestJob, rows: ArrayContent, place_bytes: int) -> Cost:
     array, passing = rows.array, 0
     num_rows = array.num_rows
     if place_bytes:
@@ -133,7 +138,7 @@ def list_stage(
     return IngestStage(array.path, cost, body, spent=spent, arrays=array_files(array))
 
 
-def split_stage(job: IngestJob, rows: Rows) -> IngestStage:
+def split_stage(job: IngestJob, rows: ArrayContent) -> IngestStage:
     """Ids as the source lists them."""
     written = row_disk_bytes(rows.array, job.options.block_bytes)
     cost = Cost(rows_bytes(rows.source), written)

@@ -19,7 +19,7 @@ SPLITS = ("train", "valid", "test")
 _MOST_PART_BYTES, _MOST_SHOWN = 240, 40  # file systems allow 255
 
 
-class Rows(NamedTuple):
+class ArrayContent(NamedTuple):
     """An array of the source and what becomes of it."""
 
     source: SourceRows
@@ -34,9 +34,9 @@ class TypeContents:
     num_nodes: int
     original_id: RowArray
     store_id: RowArray
-    features: tuple[Rows, ...]
-    label: Rows | None  # its dtype may change once the labels have been looked at
-    splits: tuple[Rows, ...]
+    features: tuple[ArrayContent, ...]
+    label: ArrayContent | None  # its dtype may change once the labels have been looked at
+    splits: tuple[ArrayContent, ...]
 
     @property
     def stop(self) -> int:
@@ -55,8 +55,8 @@ class RelationContents:
     edge_id_dtype: str | None  # of edge ids in the store
     weight: SourceRows | None
     time: SourceRows | None
-    features: tuple[Rows, ...]
-    splits: tuple[Rows, ...]
+    features: tuple[ArrayContent, ...]
+    splits: tuple[ArrayContent, ...]
     reverse_of: str
     ids: SourceRows | None = None  # of edges, where these are not their positions
 
@@ -100,9 +100,9 @@ class Contents:
     def num_nodes(self) -> int:
         return sum(t.num_nodes for t in self.types)
 
-    def rows(self) -> list[Rows]:
+    def rows(self) -> list[ArrayContent]:
         """Every array that comes from the source, those inside blocks aside."""
-        found: list[Rows] = []
+        found: list[ArrayContent] = []
         for t in self.types:
             found += [*t.features, *([t.label] if t.label else []), *t.splits]
         for r in self.relations:
@@ -192,15 +192,17 @@ def _type_contents(
     label_rows = None
     if label is not None:
         dtype = "int64" if label.dtype.kind == "f" else _plain_dtype(label)
-        label_rows = Rows(label, _row_array(f"{path}/label", label, dtype))
+        label_rows = ArrayContent(label, _row_array(f"{path}/label", label, dtype))
     features = tuple(
-        Rows(r, _row_array(f"{path}/features/{as_path(r.name)}", r, _feature_dtype(r, options)))
+        ArrayContent(
+            r, _row_array(f"{path}/features/{as_path(r.name)}", r, _feature_dtype(r, options))
+        )
         for r in source.features(name)
     )
     for rows in (*features, *([label_rows] if label_rows else [])):
         _check_rows(rows.source, num_nodes, f"one a node of type {name}")
     splits = tuple(
-        Rows(r, _row_array(f"{path}/splits/{as_path(r.name)}", r, "int64"))
+        ArrayContent(r, _row_array(f"{path}/splits/{as_path(r.name)}", r, "int64"))
         for r in source.splits(name)
     )
     ids = [RowArray(f"{path}/{kind}", node, num_nodes) for kind in ("original_id", "store_id")]
@@ -228,11 +230,13 @@ def _relation_contents(
                 f"a {inline.name} guides sampling: give other edge arrays another name",
             )  # fmt: skip
     features = tuple(
-        Rows(r, _row_array(f"{path}/features/{as_path(r.name)}", r, _feature_dtype(r, options)))
+        ArrayContent(
+            r, _row_array(f"{path}/features/{as_path(r.name)}", r, _feature_dtype(r, options))
+        )
         for r in held.values()
     )
     splits = tuple(
-        Rows(r, _row_array(f"{path}/splits/{as_path(r.name)}", r, "int64"))
+        ArrayContent(r, _row_array(f"{path}/splits/{as_path(r.name)}", r, "int64"))
         for r in source.edge_splits(relation)
     )
     guides = bool(weight or time or features)

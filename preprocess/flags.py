@@ -42,7 +42,7 @@ def size(text: str) -> int:
         raise BadInput(str(error)) from error
 
 
-class Operator(StrEnum):
+class OperatorChoice(StrEnum):
     """`OperatorKind`: typer takes no list of literals."""
 
     sym = "sym"
@@ -143,7 +143,7 @@ class PartitionerFlags:
 class HopFlags:
     """Propagated features."""
 
-    operator: list[Operator] | None = flag(
+    operator: list[OperatorChoice] | None = flag(
         None, "of hops: sym if not given; several may be", show_default=False
     )
     node_type: str = flag("", "of hops: whose features, if it is not clear", "--type")
@@ -156,7 +156,7 @@ class HopFlags:
 
     def request(self, hops: int, self_loops: bool, seed: int) -> HopsRequest:
         """Without what only the command `hops` asks for."""
-        found = self.operator or [Operator.sym]
+        found = self.operator or [OperatorChoice.sym]
         operators: tuple[OperatorKind, ...] = tuple(operator.value for operator in found)
         return HopsRequest(
             operators, hops, self_loops, self.node_type, self.feature, self.relation, self.rows,
@@ -220,7 +220,7 @@ class DeriveFlags:
 
 
 @dataclass(frozen=True)
-class Resources:
+class IngestResources:
     """Resources."""
 
     mem: str = flag("2G", _MEM)

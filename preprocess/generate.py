@@ -24,7 +24,15 @@ from blockstore.kernels.random import make_key
 from preprocess.errors import BadInput
 from preprocess.files.npy import NpyWriter
 from preprocess.kernels.planted import assign_shares, label_ranks, make_pairs
-from preprocess.pipeline import Cost, Run, Stage, check_disk, disk_need, result_bytes, resumable
+from preprocess.pipeline import (
+    Cost,
+    PipelineRun,
+    Stage,
+    check_disk,
+    disk_need,
+    result_bytes,
+    resumable,
+)
 from preprocess.progress import Progress
 from preprocess.work import WorkFolder, sign, work_path
 
@@ -89,7 +97,7 @@ class GraphRecipe:
         return self.num_nodes * self.degree // 2 if self.num_nodes > 1 else 0
 
 
-class _Generation(Run):
+class _Generation(PipelineRun):
     """One run; labels of all nodes, narrow, are in memory."""
 
     def __init__(

@@ -35,9 +35,9 @@ from preprocess.stages.csc import (
     COLUMN_BYTES,
     FILLERS,
     RECORD_BYTES,
-    Columns,
     ColumnSorter,
     RawEdges,
+    WholeColumns,
     Widths,
     cut_buckets,
     sorted_columns,
@@ -184,7 +184,7 @@ class GraphStages:
         """Give its memory back."""
         self._nodes = None
 
-    def sorted_relation(self, number: int, share: int) -> Iterator[Columns]:
+    def sorted_relation(self, number: int, share: int) -> Iterator[WholeColumns]:
         """All columns of a relation by store id, in order; column 0 is the type's first node.
 
         `share`: bytes of memory, at most those that this was made with.
@@ -272,7 +272,7 @@ class GraphStages:
 
     def _gathered(
         self, file: ColumnFile, nodes: NodeOrder, widths: Widths, share: int
-    ) -> Iterator[Columns]:
+    ) -> Iterator[WholeColumns]:
         """Columns by store id from those by source id, all in memory."""
         dst = self._contents.relations[0].dst
         order = nodes.order[dst.first : dst.stop]

@@ -1,7 +1,7 @@
 """Stages: declared once, priced before anything runs, run in order, each recorded in a journal.
 
 A command gives a list of `Stage`.  The dry run, the check of the disk and the progress read what a
-stage costs and leaves; `Run.execute` runs the stages that the journal of the work folder lacks.
+stage costs and leaves; `PipelineRun.execute` runs the stages that the journal of the work folder lacks.
 """
 
 import shutil
@@ -34,7 +34,7 @@ class Cost:
     work: Mapping[str, float] = field(default_factory=dict)  # items, by field of `ProcessorRates`
 
 
-RunT = TypeVar("RunT", bound="Run")
+RunT = TypeVar("RunT", bound="PipelineRun")
 
 
 @dataclass(frozen=True)  # no slots: `Stage[SomeRun](...)` marks what it makes
@@ -129,7 +129,7 @@ def disk_need(result: int, temporary: int) -> str:
     return f"the result takes {format_bytes(result)}, its making {format_bytes(temporary)} more"
 
 
-class Run:
+class PipelineRun:
     """Stages that run in one work folder, and what they leave to each other."""
 
     def __init__(

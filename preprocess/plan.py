@@ -8,9 +8,9 @@ from blockstore.format import PAGE_BYTES, RowArray, align
 from blockstore.units import format_bytes, format_mem
 from preprocess.contents import (
     SPLITS,
+    ArrayContent,
     Contents,
     RelationContents,
-    Rows,
     TypeContents,
     as_path,
     graph_bytes,
@@ -262,7 +262,7 @@ def place_dtype(relation: RelationContents) -> str:
     return "uint32" if relation.most_edges < 2**32 - 1 else "uint64"
 
 
-def looks_at_label(label: Rows, options: IngestOptions) -> bool:
+def looks_at_label(label: ArrayContent, options: IngestOptions) -> bool:
     """Whether labels are read before they are written: for their dtype, or to split them."""
     return label.source.dtype.kind == "f" or bool(options.split)
 

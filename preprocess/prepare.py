@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from blockstore.writer import flush, flush_tree
-from preprocess.pipeline import Facts, Run
+from preprocess.pipeline import Facts, PipelineRun
 from preprocess.progress import Progress
 from preprocess.source import Source
 from preprocess.sourcefiles import SourceFiles
@@ -19,7 +19,7 @@ _PREPARATION = 1  # goes up when steps or their files change: nothing older is t
 class Preparation:
     """The folder, the memory and the journal of a preparation."""
 
-    def __init__(self, run: Run, mem_bytes: int) -> None:
+    def __init__(self, run: PipelineRun, mem_bytes: int) -> None:
         self._run, self.folder = run, run.folder  # it is gone when the store is there
         self.mem_bytes, self.progress = mem_bytes, run.progress
 
@@ -69,7 +69,7 @@ def prepared(
     signature = sign(facts, files.digest())
     # a folder of its own: what is found here stays when the command is given with other options
     with WorkFolder(preparation_of(target), signature, fresh) as work, files.unchanged():
-        source.prepare(Preparation(Run(work, progress), mem_bytes))
+        source.prepare(Preparation(PipelineRun(work, progress), mem_bytes))
         with keys_beside(target, lambda folder: source.write_keys(folder, progress)):
             yield
 

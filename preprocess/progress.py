@@ -72,14 +72,14 @@ class Progress:
             self._rendering.end_stage(view, self._whole(None))
 
     @contextmanager
-    def stage(self, name: str, total: int, unit: str) -> Iterator["Stage"]:
+    def stage(self, name: str, total: int, unit: str) -> Iterator["PassProgress"]:
         """A step of `total` items of `unit` ("edges", "B", ...): a stage itself if none runs."""
         if self._recorded is None:
             with self.recorded(name), self.stage(name, total, unit) as stage:
                 yield stage
             return
         recorded = self._recorded
-        stage = Stage(name, total, unit)
+        stage = PassProgress(name, total, unit)
         recorded.running.append(stage)
         try:
             yield stage
@@ -136,7 +136,7 @@ class Recorded:
     def __init__(self, progress: Progress, name: str, number: int, planned_bytes: int) -> None:
         self._progress, self._name, self._number = progress, name, number
         self.planned_bytes = planned_bytes
-        self.running: list[Stage] = []
+        self.running: list[PassProgress] = []
         self.is_over = False
         self.elapsed_s = 0.0
         self.read_bytes = self.written_bytes = 0
@@ -163,7 +163,7 @@ class Recorded:
         self.elapsed_s = time.monotonic() - self._begun
 
 
-class Stage:
+class PassProgress:
     """Progress of one pass, in items."""
 
     def __init__(self, name: str, total: int, unit: str) -> None:

@@ -20,9 +20,9 @@ from blockstore.format import Manifest, NodeType, RowArray
 from blockstore.store import Store, numpy_dtype
 from preprocess.contents import (
     SPLITS,
+    ArrayContent,
     Contents,
     RelationContents,
-    Rows,
     TypeContents,
     list_contents,
 )
@@ -101,7 +101,7 @@ def _contents(source: StoredSource, options: IngestOptions) -> Contents:
 def _type_contents(t: TypeContents, stored: NodeType) -> TypeContents:
     label = t.label
     if label is not None and stored.label is not None:
-        label = Rows(label.source, stored.label, True)
+        label = ArrayContent(label.source, stored.label, True)
     features = _as_stored(t.features, stored.features)
     return replace(t, features=features, label=label, splits=_as_stored(t.splits, stored.splits))
 
@@ -111,7 +111,7 @@ def _relation_contents(
 ) -> RelationContents:
     stored = source.stored(r.source)
     held = {rows.name: rows for rows in source.edge_rows(r.source)}
-    features = tuple(Rows(held[n], a, True) for n, a in stored.features.items())
+    features = tuple(ArrayContent(held[n], a, True) for n, a in stored.features.items())
     return replace(
         r,
         src=types[r.src.name],
@@ -124,8 +124,10 @@ def _relation_contents(
     )
 
 
-def _as_stored(rows: tuple[Rows, ...], arrays: dict[str, RowArray]) -> tuple[Rows, ...]:
-    return tuple(Rows(r.source, arrays[r.source.name], True) for r in rows)
+def _as_stored(
+    rows: tuple[ArrayContent, ...], arrays: dict[str, RowArray]
+) -> tuple[ArrayContent, ...]:
+    return tuple(ArrayContent(r.source, arrays[r.source.name], True) for r in rows)
 
 
 class _Repartition(IngestStages):

@@ -5,13 +5,13 @@ from numpy.typing import NDArray
 
 from blockstore.writer import StoreWriter
 from preprocess.graph import GraphStages
-from preprocess.pipeline import Run, Stage
+from preprocess.pipeline import PipelineRun, Stage
 from preprocess.plan import IngestJob
 from preprocess.progress import Progress
 from preprocess.work import WorkFolder
 
 
-class IngestRun(Run):
+class IngestRun(PipelineRun):
     """The store that is written, and the graph between its stages."""
 
     def __init__(

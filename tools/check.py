@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parent.parent
 KERNELS = "tests/blockstore/kernels"
 
 
-class Check(NamedTuple):
+class CheckCommand(NamedTuple):
     """A command of this interpreter's environment."""
 
     name: str
@@ -20,17 +20,17 @@ class Check(NamedTuple):
 
 
 CHECKS = (
-    Check("format", ("ruff", "format", "--check", ".")),
-    Check("lint", ("ruff", "check", ".")),
-    Check("types", ("mypy",)),
-    Check("tests", ("pytest",)),
+    CheckCommand("format", ("ruff", "format", "--check", ".")),
+    CheckCommand("lint", ("ruff", "check", ".")),
+    CheckCommand("types", ("mypy",)),
+    CheckCommand("tests", ("pytest",)),
     # kernels again, with every index checked, and as plain Python
-    Check("bounds", ("pytest", KERNELS), (("NUMBA_BOUNDSCHECK", "1"),)),
-    Check("nojit", ("pytest", KERNELS), (("NUMBA_DISABLE_JIT", "1"),)),
+    CheckCommand("bounds", ("pytest", KERNELS), (("NUMBA_BOUNDSCHECK", "1"),)),
+    CheckCommand("nojit", ("pytest", KERNELS), (("NUMBA_DISABLE_JIT", "1"),)),
 )
 
 
-def run(check: Check) -> bool:
+def run(check: CheckCommand) -> bool:
     """Run it, say how it went, and whether it passed."""
     begun = time.perf_counter()
     command = [sys.executable, "-m", *check.module]

@@ -13,7 +13,7 @@ _END_S = 30.0
 _V1, _V2 = Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")
 
 
-class Group:
+class ControlGroup:
     """A memory control group with a limit."""
 
     def __init__(self, folder: Path, limit: int) -> None:
@@ -48,13 +48,13 @@ class Group:
 
 
 @contextmanager
-def group(limit: int) -> Iterator[Group]:
+def group(limit: int) -> Iterator[ControlGroup]:
     """A control group, removed at the end.  Raises OSError if none can be made."""
     parent = _V1 if (_V1 / "cgroup.procs").exists() else _V2
     folder = parent / f"blockstore-{uuid.uuid4().hex[:8]}"
     folder.mkdir()
     try:
-        made = Group(folder, limit)
+        made = ControlGroup(folder, limit)
         try:
             yield made
         finally:

@@ -32,7 +32,7 @@ from tools.command import byte_size, parse, put, split_options, stamped
 from tools.faults import runner
 from tools.faults.runner import CONTEXT, Scene, scene
 from tools.faults.trainers import Work, stay
-from tools.group import Group, group
+from tools.group import ControlGroup, group
 from tools.tree import differences, file_digests, one_digest
 
 SLACK_BYTES = 256 << 20  # interpreter and libraries
@@ -41,7 +41,7 @@ _LOOK_S = 0.01  # between looks at memory
 _ATTACHERS = 6  # clients at a time
 
 
-def inside(limits: Group, *words: str) -> "subprocess.Popen[str]":
+def inside(limits: ControlGroup, *words: str) -> "subprocess.Popen[str]":
     """One of our commands in the group."""
     return subprocess.Popen(
         [sys.executable, "-m", *words],
@@ -52,7 +52,7 @@ def inside(limits: Group, *words: str) -> "subprocess.Popen[str]":
     )
 
 
-def run_ingest(limits: Group, *words: str) -> dict[str, Any]:
+def run_ingest(limits: ControlGroup, *words: str) -> dict[str, Any]:
     """What an ingest took.  Raises SystemExit: it failed, or was killed."""
     begun, peak = time.perf_counter(), 0
     process = inside(limits, "preprocess", "ingest", *words, "--json")
@@ -75,13 +75,13 @@ def run_ingest(limits: Group, *words: str) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Attach(runner.Options):
+class AttachScene(runner.Options):
     mem: Annotated[str, byte_size, "of the daemon"] = "64M"
     times: Annotated[float, "bytes of the store, in --mem"] = 20.0
     attempts: int = 200
 
 
-def attack(given: Attach, made: Scene) -> tuple[list[Attempt], int]:
+def attack(given: AttachScene, made: Scene) -> tuple[list[Attempt], int]:
     """All attempts beside a trainer, and the daemon's peak.  Raises SystemExit."""
     endpoint, pid, peak = made.daemon.endpoint, made.daemon.process.pid, 0
     nodes, stop = open_store(made.store).manifest.num_nodes, CONTEXT.Event()
@@ -99,7 +99,7 @@ def attack(given: Attach, made: Scene) -> tuple[list[Attempt], int]:
 
 def attach(words: Sequence[str]) -> dict[str, Any]:
     """Serve a graph to clients that ask for too much; returns what is printed."""
-    given = parse(Attach, words, __doc__, "tools.memory attach")
+    given = parse(AttachScene, words, __doc__, "tools.memory attach")
     limit = parse_bytes(given.mem) + SLACK_BYTES
     with group(limit) as limits, scene(given, limits=limits) as made:
         idle = resident_bytes([made.daemon.process.pid])

@@ -42,14 +42,14 @@ BLOCK_POLICIES = ("optimal", "present first", "lru")
 Ids = NDArray[np.int64]
 
 
-class Record(NamedTuple):
+class TraceRecord(NamedTuple):
     kind: int
     run: int
     number: int
     ids: Ids
 
 
-def read_trace(path: Path) -> Iterator[Record]:
+def read_trace(path: Path) -> Iterator[TraceRecord]:
     """Records in order; a last one that is cut off is left out."""
     raw = np.fromfile(path, np.int64)
     at = 0
@@ -58,11 +58,11 @@ def read_trace(path: Path) -> Iterator[Record]:
         at += _HEAD
         if at + count > raw.size:
             return
-        yield Record(kind, run, number, raw[at : at + count])
+        yield TraceRecord(kind, run, number, raw[at : at + count])
         at += count
 
 
-def row_groups(records: Sequence[Record]) -> list[Ids]:
+def row_groups(records: Sequence[TraceRecord]) -> list[Ids]:
     """The different rows of each group of batches, ascending, in order of the groups."""
     found: dict[tuple[int, int], list[Ids]] = {}
     for record in records:
@@ -71,7 +71,7 @@ def row_groups(records: Sequence[Record]) -> list[Ids]:
     return [np.unique(np.concatenate(parts)) for parts in found.values()]
 
 
-def hop_blocks(records: Sequence[Record]) -> tuple[list[Ids], int]:
+def hop_blocks(records: Sequence[TraceRecord]) -> tuple[list[Ids], int]:
     """Graph blocks of each hop by numbers of their own, all relations', and how many there are."""
     named = [r.ids + (r.number << 40) for r in records if r.kind == BLOCKS]
     names = np.unique(np.concatenate([np.empty(0, np.int64), *named]))

@@ -32,8 +32,8 @@ from typing import Annotated, Any, Literal, NamedTuple
 from tools.bench.setup import free_port
 from tools.command import parse, put, stamped
 from tools.faults import runner
-from tools.faults.runner import SETTLE_S, Daemon, Held, Scene, scene
-from tools.faults.trainers import PLANS, Job, Member, Work, digest, replace, train, visit
+from tools.faults.runner import SETTLE_S, DaemonProcess, HeldResources, Scene, scene
+from tools.faults.trainers import PLANS, Member, TrainerJob, Work, digest, replace, train, visit
 
 MIXED = ("minibatch", *PLANS)  # jobs of a mixed storm: the first two share what is built
 CALM = 0.2  # share of the faults, the last ones, that leave the daemon alone
@@ -116,7 +116,7 @@ class Storm:
     """What is to happen to the processes of a scene."""
 
     scene: Scene
-    job: Job
+    job: TrainerJob
     guests: Work  # what visitors read
     chance: Random
     gap_s: float
@@ -236,7 +236,7 @@ def end_daemon(storm: Storm, name: str) -> None:
     storm.scene.daemon.told_to_end = True
 
 
-class Fault(NamedTuple):
+class StormFault(NamedTuple):
     """How often it happens, and what it does to whom it befalls."""
 
     weight: float
@@ -244,32 +244,32 @@ class Fault(NamedTuple):
 
 
 FAULTS = {
-    "kill trainer": Fault(0.35, kill_trainer),
-    "stop trainer": Fault(0.2, stop),
-    "kill daemon": Fault(0.2, kill_daemon),
-    "end daemon": Fault(0.1, end_daemon),
-    "stop daemon": Fault(0.15, stop),
+    "kill trainer": StormFault(0.35, kill_trainer),
+    "stop trainer": StormFault(0.2, stop),
+    "kill daemon": StormFault(0.2, kill_daemon),
+    "end daemon": StormFault(0.1, end_daemon),
+    "stop daemon": StormFault(0.15, stop),
 }
 
 
 def undisturbed(
-    storm: Storm, daemon: Daemon, members: tuple[Member, ...], epochs: int
-) -> tuple[Held, list[dict[At, str]]]:
+    storm: Storm, daemon: DaemonProcess, members: tuple[Member, ...], epochs: int
+) -> tuple[HeldResources, list[dict[At, str]]]:
     """What a daemon holds between sessions, and per rank the sha256 of each (epoch, step).
 
     The first batch over tcp leaves descriptors with ZeroMQ's threads: each member takes one.
     """
     job = storm.job._replace(endpoint=daemon.endpoint, members=members)
-    slots = Held.of(daemon.status()).slots
+    slots = HeldResources.of(daemon.status()).slots
     for number in range(len(members)):
         with closing(job.dataset(number)) as data:
             next(iter(data))
 
     def at_rest(reply: Any) -> bool:
         taken = [entry for entry in reply.ledger if entry.name.startswith("session ")]
-        return not reply.sessions and not taken and Held.of(reply).slots == slots
+        return not reply.sessions and not taken and HeldResources.of(reply).slots == slots
 
-    before = Held.of(daemon.status(at_rest, "no session, and nothing of one"))
+    before = HeldResources.of(daemon.status(at_rest, "no session, and nothing of one"))
     found: list[dict[At, str]] = []
     for number in range(len(members)):
         with closing(job.dataset(number)) as data:
@@ -278,7 +278,9 @@ def undisturbed(
     return before, found
 
 
-def check(storm: Storm, members: tuple[Member, ...], daemon: Daemon, epochs: int) -> dict[str, Any]:
+def check(
+    storm: Storm, members: tuple[Member, ...], daemon: DaemonProcess, epochs: int
+) -> dict[str, Any]:
     """All that must hold after the storm; what was counted.  Raises SystemExit.
 
     members, daemon   the same trainers at a daemon in peace
@@ -311,13 +313,13 @@ def main(words: Sequence[str]) -> dict[str, Any]:
         for name in ("logs", "visitors"):
             (folder / name).mkdir()
         members = given.members(tcp)
-        job = Job(endpoint, folder / "logs", members, given.batch_size, 7, given.think)
+        job = TrainerJob(endpoint, folder / "logs", members, given.batch_size, 7, given.think)
         guests = Work(endpoint, folder / "visitors", given.batch_size, 7, daemon_may_die=True)
         storm = Storm(made, job, guests, Random(given.seed), given.gap)
         storm.rage(given.faults)
         epochs = storm.finish()
         raged_s = made.age_s
-        other = Daemon(folder / "calm", made.store, given.mem, calm)
+        other = DaemonProcess(folder / "calm", made.store, given.mem, calm)
         counted = check(storm, given.members(calm), other, epochs)
     line = stamped(
         "storm of faults", seed=given.seed, plan=given.plan, tcp=given.tcp, mem=given.mem,

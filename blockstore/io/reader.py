@@ -23,7 +23,7 @@ _TASK_RUNS, _TASK_PAGES = 16, 256  # runs of pages that one thread takes at a ti
 _MOST_BUFFERS = 512  # of one call; the kernel takes 1024
 
 
-class _Run(NamedTuple):
+class _BlockRun(NamedTuple):
     """Adjacent blocks of one shard."""
 
     file: int
@@ -345,7 +345,9 @@ class BlockReader:
             self.reads += 1
             self.busy_ns += concurrency.perf_counter_ns() - begun
 
-    def _runs(self, file: int, blocks: NDArray[np.int64], slots: NDArray[np.int64]) -> list[_Run]:
+    def _runs(
+        self, file: int, blocks: NDArray[np.int64], slots: NDArray[np.int64]
+    ) -> list[_BlockRun]:
         geometry = self.files[file].geometry
         most = max(1, min(_MOST_BUFFERS, MERGE_BYTES // geometry.slot_bytes))
         most = min(most, max(1, -(-blocks.size // self._threads.count)))  # all threads have work
@@ -355,7 +357,7 @@ class BlockReader:
         for low, high in zip([0, *cuts], [*cuts, blocks.size], strict=True):
             for i in range(low, high, most):
                 part = slots[i : min(i + most, high)]
-                runs.append(_Run(file, int(blocks[i]), part))
+                runs.append(_BlockRun(file, int(blocks[i]), part))
         return runs if blocks.size else []
 
     def _put(self, task: Callable[[], None], request: _Request) -> None:
@@ -372,10 +374,10 @@ class BlockReader:
         else:
             request.finish(None)
 
-    def _read_run(self, run: _Run) -> None:
+    def _read_run(self, run: _BlockRun) -> None:
         self._twice(partial(self._read_run_once, run))
 
-    def _read_run_once(self, run: _Run) -> None:
+    def _read_run_once(self, run: _BlockRun) -> None:
         begun = concurrency.perf_counter_ns()
         file = self.files[run.file]
         geometry = file.geometry

@@ -23,7 +23,7 @@ from blockstore.kernels.picks import (
     GROUP,
     GROUP_ROWS,
     UNIFORM,
-    Room,
+    DrawWorkspace,
     fetch_group,
     pick_column,
     scratch_size,
@@ -56,7 +56,7 @@ class MemberColumns(NamedTuple):
     #   edges of, where they begin and how many; rank -1: it carries none that are wanted
 
 
-class Wanted(NamedTuple):
+class WantedMembers(NamedTuple):
     """Columns, or rows of an array, of one part."""
 
     low: int
@@ -246,7 +246,7 @@ def draw_members(members, columns, column, draws):
     """
     fanout = column.rule.fanout
     if column.rule.kind == UNIFORM:
-        room = Room(
+        room = DrawWorkspace(
             np.empty((GROUP_ROWS, GROUP), np.int64), np.full(scratch_size(fanout), -1, np.int64)
         )
         _draw_uniform(members, columns, column, draws, room)

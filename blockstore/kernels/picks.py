@@ -55,7 +55,7 @@ FIRST, EDGE_FIRST, AT, EDGE_AT, FOUND, WHOLE, GROUP_ROWS = range(7)
 GROUP = 64  # columns
 
 
-class Room(NamedTuple):
+class DrawWorkspace(NamedTuple):
     """Where a uniform draw works."""
 
     table: NDArray[np.int64]  # (GROUP_ROWS, GROUP)

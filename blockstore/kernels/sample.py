@@ -34,7 +34,7 @@ from blockstore.kernels.picks import (
     GROUP,
     GROUP_ROWS,
     UNIFORM,
-    Room,
+    DrawWorkspace,
     fetch_group,
     is_whole,
     pick_column,
@@ -210,7 +210,7 @@ def draw_columns(view, column, blocks, order, low, high, draws, giants, num_gian
     """
     fanout = column.rule.fanout
     if column.rule.kind == UNIFORM:
-        room = Room(
+        room = DrawWorkspace(
             np.empty((GROUP_ROWS, GROUP), np.int64), np.full(scratch_size(fanout), -1, np.int64)
         )
         return _draw_uniform(

@@ -14,7 +14,7 @@ FIRST_BYTES = 1 << 20
 NO_RESERVE = 0x4000  # MAP_NORESERVE: address space only
 
 
-class Place(NamedTuple):
+class SlabPlace(NamedTuple):
     """Where an array lies in a slab."""
 
     part: int  # or shadow
@@ -72,28 +72,28 @@ class Slab:
         self._shadowed.append(num_bytes)
         return self._shadows[number][:num_bytes].view(kind).reshape(shape)
 
-    def find_shadow(self, address: int) -> Place | None:
+    def find_shadow(self, address: int) -> SlabPlace | None:
         """In which shadow `address` is, and where."""
         for number, num_bytes in enumerate(self._shadowed):
             first = address - self._shadows[number].ctypes.data
             if 0 <= first < num_bytes:
-                return Place(number, first)
+                return SlabPlace(number, first)
         return None
 
-    def find(self, address: int) -> Place | None:
+    def find(self, address: int) -> SlabPlace | None:
         """Where in the slab `address` is."""
         for number, (part, used) in enumerate(zip(self._parts, self._used, strict=True)):
             first = address - part.data_ptr()
             if 0 <= first < used:
-                return Place(number, first)
+                return SlabPlace(number, first)
         return None
 
-    def put(self, tensor: Tensor) -> Place:
+    def put(self, tensor: Tensor) -> SlabPlace:
         """Copy a tensor into the slab."""
         flat = tensor.contiguous().reshape(-1).view(torch.uint8)
         array = self.empty((flat.numel(),), np.uint8)
         torch.from_numpy(array).copy_(flat)
-        return Place(len(self._parts) - 1, self._used[-1] - flat.numel())
+        return SlabPlace(len(self._parts) - 1, self._used[-1] - flat.numel())
 
     def filled(self) -> list[Tensor]:
         """What is used of each part, as uint8."""

@@ -44,7 +44,7 @@ class Ready(NamedTuple):
     mark: Mark  # past which it is there
 
 
-class _Place(NamedTuple):
+class _DevicePlace(NamedTuple):
     """Where a tensor will be on the device."""
 
     number: int  # of a part of the slab, or of rows that are gathered
@@ -53,7 +53,7 @@ class _Place(NamedTuple):
     alone: Tensor | None = None  # it was copied by itself
 
 
-class _Rows(NamedTuple):
+class _GatheredRows(NamedTuple):
     """Rows that the device gathers."""
 
     spec: RowArraySpec
@@ -67,7 +67,7 @@ class _Filed(NamedTuple):
     num_bytes: int
 
 
-class Stage:
+class DeviceStaging:
     """Takes what a reader reads; belongs to the thread that reads."""
 
     def __init__(
@@ -94,7 +94,7 @@ class Stage:
             (Slab(device.host), None) for _ in range(NUM_SLABS)
         ]
         self._slab = self._slabs[0][0]
-        self._coming: list[_Rows | _Filed] = []  # one a shadow
+        self._coming: list[_GatheredRows | _Filed] = []  # one a shadow
         self.files_by = ""  # who has read what lies in files
         self._releases: list[tuple[Mark | None, Callable[[], None]]] = []
         self._whole = self._borrowed = False
@@ -131,7 +131,7 @@ class Stage:
             return self._slab.empty(shape, dtype)
         array = self._slab.shadow(shape, dtype)
         addresses = self._slab.empty((shape[0],), np.int64)
-        self._coming.append(_Rows(spec, addresses))
+        self._coming.append(_GatheredRows(spec, addresses))
         return array
 
     def gathers(self, out: NDArray[np.uint8], first: int, addresses: NDArray[np.uint64]) -> bool:
@@ -140,7 +140,7 @@ class Stage:
         if place is None:
             return False
         rows = self._coming[place.part]
-        assert isinstance(rows, _Rows)
+        assert isinstance(rows, _GatheredRows)
         rows.addresses[first : first + addresses.size] = addresses.view(np.int64)
         return True
 
@@ -182,7 +182,7 @@ class Stage:
 
     def move(self, batch: R) -> Ready:
         """Have a batch that was read brought to the device."""
-        places: list[_Place] = []
+        places: list[_DevicePlace] = []
 
         def placed(tensor: Tensor) -> Tensor:
             places.append(self._place(tensor))
@@ -192,7 +192,7 @@ class Stage:
         begun = self.device.mark()
         parts = [self.device.copy(part) for part in self._slab.filled()]
         gathered = [
-            self._gather(c, parts, batch) if isinstance(c, _Rows) else self._fetch(c)
+            self._gather(c, parts, batch) if isinstance(c, _GatheredRows) else self._fetch(c)
             for c in self._coming
         ]
         memory = [*parts, *gathered]
@@ -256,22 +256,22 @@ class Stage:
             for mode in (CACHED, DIRECT):
                 self._calibration.give_up(mode, why)
 
-    def _place(self, tensor: Tensor) -> _Place:
+    def _place(self, tensor: Tensor) -> _DevicePlace:
         """Where the device will have what the host has, or has the address of, in this tensor."""
         if tensor.device == self.device.device and tensor.device.type != "cpu":
-            return _Place(0, 0, alone=tensor)
+            return _DevicePlace(0, 0, alone=tensor)
         if tensor.numel() and tensor.is_contiguous():
             shadow = self._slab.find_shadow(tensor.data_ptr())
             if shadow is not None:
-                return _Place(shadow.part, shadow.offset, gathered=True)
+                return _DevicePlace(shadow.part, shadow.offset, gathered=True)
             found = self._slab.find(tensor.data_ptr())
             if found is not None:
-                return _Place(found.part, found.offset)
+                return _DevicePlace(found.part, found.offset)
         if tensor.nbytes >= ALONE_BYTES:
             self._borrowed = True
-            return _Place(0, 0, alone=self.device.copy(tensor))
+            return _DevicePlace(0, 0, alone=self.device.copy(tensor))
         put = self._slab.put(tensor)
-        return _Place(put.part, put.offset)
+        return _DevicePlace(put.part, put.offset)
 
     def _fetch(self, filed: _Filed) -> Tensor:
         with self.device.order():
@@ -280,7 +280,7 @@ class Stage:
         self.device.fetch(filed.ranges, out)
         return out
 
-    def _gather(self, rows: _Rows, parts: list[Tensor], batch: TensorRecord) -> Tensor:
+    def _gather(self, rows: _GatheredRows, parts: list[Tensor], batch: TensorRecord) -> Tensor:
         place = self._slab.find(rows.addresses.ctypes.data)
         width = rows.spec.row_bytes
         with self.device.order():

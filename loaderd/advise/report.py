@@ -11,7 +11,7 @@ from blockstore.format import Manifest
 from blockstore.store import Store
 from blockstore.units import format_bytes
 from loaderd.advise.accelerator import free_bytes
-from loaderd.advise.trial import Trial, try_plan
+from loaderd.advise.trial import PlanTrial, try_plan
 from loaderd.engine.resolve import has_halos, seed_type
 from loaderd.engine.seeds import count_seeds
 from loaderd.errors import Refused
@@ -39,7 +39,7 @@ class Line:
     options: str = ""  # of macro-batches: what they have
     batches: str = "equal"  # to those of `minibatch`; "others"; "hops": for other models
     refused: str = ""  # why it cannot run
-    trial: Trial | None = None  # None: it cannot run
+    trial: PlanTrial | None = None  # None: it cannot run
     kept: float = -1.0  # share of a training node's neighbors; -1: not known
     note: str = ""
 

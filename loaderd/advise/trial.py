@@ -18,7 +18,7 @@ _LEAST_BATCHES = 4  # are waited for, however long one takes
 _WAIT_S = 120.0
 
 
-class Arrival(NamedTuple):
+class BatchMoment(NamedTuple):
     """What had been done when a batch was whole."""
 
     at: float  # seconds
@@ -27,7 +27,7 @@ class Arrival(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class PlanTrial:
     """What was measured of a plan."""
 
     plan: str  # that served: `auto` chooses
@@ -39,7 +39,7 @@ class Trial:
     first_s: float  # from the attach to the first batch
 
 
-def try_plan(store: Store, settings: EngineSettings, request: Attach, seconds: float) -> Trial:
+def try_plan(store: Store, settings: EngineSettings, request: Attach, seconds: float) -> PlanTrial:
     """Serve this plan alone, within its memory, for so many seconds.
 
     Raises Refused, StoreError, BatchFailed.
@@ -50,7 +50,7 @@ def try_plan(store: Store, settings: EngineSettings, request: Attach, seconds: f
         engine.deliver = lambda _session, message: ready.put(message)
         attached = engine.attach(request, None)
         session, steps, epoch = attached.session, attached.num_steps, 0
-        arrivals: list[Arrival] = []
+        arrivals: list[BatchMoment] = []
         engine.start(Start(session=session, run=1, epoch=0, step=0))
         while len(arrivals) < _LEAST_BATCHES or time.perf_counter() - begun < seconds:
             message = ready.get(timeout=_WAIT_S)
@@ -67,20 +67,20 @@ def try_plan(store: Store, settings: EngineSettings, request: Attach, seconds: f
             if not last:
                 continue
             read = engine.reader.bytes_read
-            arrivals.append(Arrival(time.perf_counter(), read, time.process_time()))
+            arrivals.append(BatchMoment(time.perf_counter(), read, time.process_time()))
             if step == steps - 1:
                 epoch += 1
                 engine.start(Start(session=session, run=epoch + 1, epoch=epoch, step=0))
         engine.detach(session)
         _settle(engine)
     batches, first, last_one = steady(arrivals)
-    return Trial(
+    return PlanTrial(
         attached.plan, steps, batches, last_one.at - first.at,
         last_one.num_bytes - first.num_bytes, last_one.cpu_s - first.cpu_s, arrivals[0].at - begun,
     )  # fmt: skip
 
 
-def steady(arrivals: Sequence[Arrival]) -> tuple[int, Arrival, Arrival]:
+def steady(arrivals: Sequence[BatchMoment]) -> tuple[int, BatchMoment, BatchMoment]:
     """Batches between two arrivals, and these: one of each half of the time.
 
     Plans that build many batches at a time deliver them in bursts.  Both arrivals are the first

@@ -11,7 +11,7 @@ from blockstore.io.reader import BlockReader
 from blockstore.kernels.order import mark_missing, missing_keys, order_by_block, stage_rows
 from blockstore.kernels.rows import ABSENT, RowView, address_rows, mark_blocks
 from loaderd.memory.ledger import ServedRows
-from loaderd.memory.residency import Held, Residency
+from loaderd.memory.residency import PinnedBlocks, Residency
 from loaderd.memory.workspace import Workspace
 
 
@@ -28,7 +28,7 @@ class Pins(NamedTuple):
     """What a batch holds in the row pool until its last group is released."""
 
     files: tuple[int, ...]
-    held: tuple[Held, ...]
+    held: tuple[PinnedBlocks, ...]
 
 
 class Addressed(NamedTuple):
@@ -82,7 +82,7 @@ class RowAssembler:
         Afterwards addresses[a][i] is a place in the arena or ABSENT.  Raises CorruptBlock, OSError.
         """
         files: list[int] = []
-        held: list[Held] = []
+        held: list[PinnedBlocks] = []
         missing = []
         try:
             for a, file in enumerate(self._served(work)):

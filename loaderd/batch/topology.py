@@ -32,7 +32,7 @@ from loaderd.batch.structure import IDENTITY, HeldBlocks, Structure, sample_hops
 from loaderd.memory.ledger import first_items, has_edge_rows
 from loaderd.memory.reservation import Account
 from loaderd.memory.residency import Residency
-from loaderd.memory.workspace import Tables, Workspace, WorkspaceFull
+from loaderd.memory.workspace import StoreTables, Workspace, WorkspaceFull
 from loaderd.plans.base import Plan, Unit
 from loaderd.plans.roots import Roots
 
@@ -52,7 +52,7 @@ class RelationIndex(NamedTuple):
     has_giants: bool  # a column may go on in further blocks
     first_item: NDArray[np.int64]  # (num_blocks + 1,) item of each block's first edge, or (0,)
 
-    def kept(self, tables: Tables) -> "RelationIndex":
+    def kept(self, tables: StoreTables) -> "RelationIndex":
         """The same with its arrays where the tables of the store are kept."""
         return self._replace(
             view=self.view._replace(first_node=tables.keep(self.view.first_node)),

@@ -11,7 +11,7 @@ from blockstore.io.arena import Arena
 from loaderd.batch.rows import RowAssembler
 from loaderd.batch.structure import HeldBlocks, Structure
 from loaderd.batch.topology import Topology
-from loaderd.engine.session import Job, Placement
+from loaderd.engine.session import BatchInProgress, Placement
 from loaderd.errors import BatchFailed
 from loaderd.memory.blob import ALIGN, write_blob
 from loaderd.memory.workspace import Workspace, WorkspaceFull
@@ -100,7 +100,7 @@ class Builder:
         (roots,) = self.roots(spec, [unit])
         return sample_from(self._topology, spec.plan, unit, work, roots)
 
-    def take_structure(self, job: Job, spec: BatchSpec, structure: Structure) -> None:
+    def take_structure(self, job: BatchInProgress, spec: BatchSpec, structure: Structure) -> None:
         """What the batch's workspace holds now is its structure; rows have no addresses yet."""
         work, resolved = job.workspace, spec.plan.resolved
         num_nodes, num_edges = structure.num_nodes, structure.num_edges
@@ -127,7 +127,7 @@ class Builder:
         return sum(align(size, ALIGN) for size in sizes)
 
     def fill(
-        self, session: int, job: Job, placement: Placement, spec: BatchSpec
+        self, session: int, job: BatchInProgress, placement: Placement, spec: BatchSpec
     ) -> tuple[BatchReady | RowGroup, int]:
         """Copy what the group needs into its slots; returns its message and the rows copied."""
         work, num, copied = job.workspace, job.num_items, 0
@@ -164,7 +164,7 @@ class Builder:
             rows=rows,
         ), copied
 
-    def _positions(self, job: Job, placement: Placement) -> NDArray[np.uint32]:
+    def _positions(self, job: BatchInProgress, placement: Placement) -> NDArray[np.uint32]:
         """Positions of the nodes of a group: its missing ones, and in group 0 all in place."""
         missing = job.workspace.order[placement.low : placement.high]
         if placement.group > 0:
@@ -173,7 +173,7 @@ class Builder:
         return np.concatenate([in_place, missing])
 
 
-def _structure_arrays(job: Job, spec: BatchSpec) -> list[tuple[str, NDArray[Any]]]:
+def _structure_arrays(job: BatchInProgress, spec: BatchSpec) -> list[tuple[str, NDArray[Any]]]:
     assert job.structure is not None
     structure, work, resolved = job.structure, job.workspace, spec.plan.resolved
     arrays: list[tuple[str, NDArray[Any]]] = [

@@ -29,7 +29,7 @@ class Placement(NamedTuple):
 
 
 @dataclass(slots=True, eq=False)
-class Job:
+class BatchInProgress:
     """A batch on its way."""
 
     run: int
@@ -80,10 +80,14 @@ class SessionState:
         self.window, self.sizes = window, sizes
         self.run = -1  # the first that goes on; those before it have ended
         self.failed = False  # nothing more is built before another one begins
-        self.jobs: dict[tuple[int, int], Job] = {}  # by run and step, not wholly released
+        self.jobs: dict[
+            tuple[int, int], BatchInProgress
+        ] = {}  # by run and step, not wholly released
         self._free = list(slots)
         self._total = len(slots)
-        self._order: deque[Job] = deque()  # started and not wholly placed, in step order
+        self._order: deque[BatchInProgress] = (
+            deque()
+        )  # started and not wholly placed, in step order
         self._sequence = self._next_out = 0
         self._outbox: dict[int, list[BatchReady | RowGroup]] = {}
         self.batches = 0
@@ -119,7 +123,7 @@ class SessionState:
         """Whether every slot is back."""
         return len(self._free) == self._total
 
-    def begin(self, run: int) -> list[Job]:
+    def begin(self, run: int) -> list[BatchInProgress]:
         """Runs before this one end, what they hold is taken back; returns jobs that no worker has.
 
         The caller drops their pins and workspaces; those a worker has are marked cancelled.
@@ -141,27 +145,27 @@ class SessionState:
         """Whether one more batch may be built now."""
         return not self.failed and len(self.jobs) < self.window
 
-    def start(self, run: int, unit: Unit, work: Workspace) -> Job:
+    def start(self, run: int, unit: Unit, work: Workspace) -> BatchInProgress:
         """The next batch begins."""
-        job = Job(run, unit, work)
+        job = BatchInProgress(run, unit, work)
         self.jobs[job.run, unit.step] = job
         self._order.append(job)
         return job
 
-    def admit(self, job: Job) -> None:
+    def admit(self, job: BatchInProgress) -> None:
         """A batch that was sampled elsewhere is to be placed after those before it."""
         job.busy = False
         self.jobs[job.run, job.unit.step] = job
         self._order.append(job)
 
-    def head(self) -> Job | None:
+    def head(self) -> BatchInProgress | None:
         """The batch that is to be placed next, if it waits for that and the window is open."""
         job = self._order[0] if self._order else None
         if job is None or job.busy:
             return None
         return job if job.groups or len(self.jobs) - len(self._order) < self.window else None
 
-    def place(self, job: Job) -> Placement | None:
+    def place(self, job: BatchInProgress) -> Placement | None:
         """Slots for the job's next group, or None while it must wait for releases."""
         assert job.structure is not None
         assert job.addressed is not None
@@ -173,7 +177,7 @@ class SessionState:
             return None
         return self._place_part(job)
 
-    def _place_whole(self, job: Job) -> Placement | None:
+    def _place_whole(self, job: BatchInProgress) -> Placement | None:
         """All rows in one group, where the free slots allow it."""
         assert job.structure is not None
         assert job.addressed is not None
@@ -184,7 +188,7 @@ class SessionState:
             return None
         return self._grant(job, structure, addresses, area, job.addressed.num_missing)
 
-    def _place_part(self, job: Job) -> Placement:
+    def _place_part(self, job: BatchInProgress) -> Placement:
         """As many rows as the session's slots hold; all of them are free."""
         assert job.structure is not None
         assert job.addressed is not None
@@ -209,7 +213,12 @@ class SessionState:
         return self._grant(job, structure, addresses, area, low)
 
     def _grant(
-        self, job: Job, structure: int, addresses: int, area: tuple[int, ...], count: int
+        self,
+        job: BatchInProgress,
+        structure: int,
+        addresses: int,
+        area: tuple[int, ...],
+        count: int,
     ) -> Placement:
         assert job.addressed is not None
 
@@ -233,7 +242,7 @@ class SessionState:
         return placement
 
     def filled(
-        self, job: Job, placement: Placement, message: BatchReady | RowGroup
+        self, job: BatchInProgress, placement: Placement, message: BatchReady | RowGroup
     ) -> list[BatchReady | RowGroup]:
         """A group is ready; returns what may be sent now, in order."""
         job.busy = False
@@ -245,7 +254,7 @@ class SessionState:
             self._next_out += 1
         return out
 
-    def release(self, run: int, step: int, group: int) -> Job | None:
+    def release(self, run: int, step: int, group: int) -> BatchInProgress | None:
         """The client is done with a group; returns the job once it is wholly done."""
         job = self.jobs.get((run, step))
         if job is None or job.busy or group not in job.leases:
@@ -257,12 +266,12 @@ class SessionState:
         self.batches += 1
         return job
 
-    def abandon(self, job: Job) -> None:
+    def abandon(self, job: BatchInProgress) -> None:
         """A worker is done with a cancelled job: its slots are free."""
         job.busy = False
         self._forget(job)
 
-    def fail(self, job: Job) -> None:
+    def fail(self, job: BatchInProgress) -> None:
         """A worker could not build the job: nothing more is built before another run begins."""
         job.cancelled = True
         if self.jobs.get((job.run, job.unit.step)) is job:
@@ -272,7 +281,7 @@ class SessionState:
         self.failed = True
         self.abandon(job)
 
-    def _forget(self, job: Job) -> None:
+    def _forget(self, job: BatchInProgress) -> None:
         for slots in job.leases.values():
             self._free += slots
         job.leases.clear()

@@ -33,7 +33,7 @@ _ABSENT, _COMING, _HERE = range(3)
 
 
 @dataclass(slots=True)
-class Arrival:
+class PendingRead:
     """What a batch waits for."""
 
     readings: list[Reading] = field(default_factory=list)
@@ -51,7 +51,7 @@ class Arrival:
             self.readings, self.after = [], []
 
 
-class Held:
+class ResidentArray:
     """One array in memory: page p lies at `base + p * PAGE_BYTES` of the arena."""
 
     def __init__(self, array: HopArray, reader: BlockReader, base: int, memory: NDArray[np.uint8]):
@@ -65,7 +65,7 @@ class Held:
         self._coming: list[tuple[int, int, Reading]] = []
         self._lock = concurrency.Lock()
 
-    def fetch(self, low: int, high: int, arrival: Arrival) -> None:
+    def fetch(self, low: int, high: int, arrival: PendingRead) -> None:
         """Have pages [low, high) brought where they are not, and `arrival` wait for them."""
         if self._left == 0:
             return
@@ -101,18 +101,18 @@ def held_bytes(array: HopArray) -> int:
     return array.num_pages * (PAGE_BYTES + 1)
 
 
-def load_all(arrays: Sequence[Held], stopped: Callable[[], bool]) -> Iterator[None]:
+def load_all(arrays: Sequence[ResidentArray], stopped: Callable[[], bool]) -> Iterator[None]:
     """Bring all pages of all arrays, piece by piece; ends early where `stopped`.
 
     Raises CorruptBlock, OSError.
     """
     most = max(held.array.num_pages for held in arrays)
-    coming: deque[Arrival] = deque()
+    coming: deque[PendingRead] = deque()
     try:
         for low in range(0, most, _PIECE_PAGES):
             if stopped():
                 return
-            arrival = Arrival()
+            arrival = PendingRead()
             coming.append(arrival)  # before an array of several is refused
             for held in arrays:
                 if low < held.array.num_pages:
@@ -134,7 +134,7 @@ class ArrayCache:
     ) -> None:
         self._broker, self._arena, self._reader = broker, arena, reader
         self._slot_bytes = slot_bytes
-        self._held: dict[str, tuple[Held, list[int]]] = {}  # by path; and its slots
+        self._held: dict[str, tuple[ResidentArray, list[int]]] = {}  # by path; and its slots
         self._users: dict[str, int] = {}
         self._lock = concurrency.Lock()
 
@@ -146,9 +146,9 @@ class ArrayCache:
         with self._lock:
             return sum(self._slots(a) for a in arrays if a.array.path not in self._held)
 
-    def take(self, arrays: Sequence[HopArray]) -> list[Held]:
+    def take(self, arrays: Sequence[HopArray]) -> list[ResidentArray]:
         """Hold arrays.  Raises Refused, and holds none of them then."""
-        taken: list[Held] = []
+        taken: list[ResidentArray] = []
         try:
             for array in arrays:
                 taken.append(self._take(array))
@@ -157,7 +157,7 @@ class ArrayCache:
             raise
         return taken
 
-    def _take(self, array: HopArray) -> Held:
+    def _take(self, array: HopArray) -> ResidentArray:
         path = array.array.path
         with self._lock:
             if path not in self._held:
@@ -165,13 +165,13 @@ class ArrayCache:
                 first = self._broker.take_run(count, LOOK_WAIT_S)
                 start, size = first * self._slot_bytes, count * self._slot_bytes
                 memory = self._arena.data[start : start + size]
-                held = Held(array, self._reader, start, memory)
+                held = ResidentArray(array, self._reader, start, memory)
                 self._held[path] = held, list(range(first, first + count))
                 self._users[path] = 0
             self._users[path] += 1
             return self._held[path][0]
 
-    def give(self, held: Sequence[Held]) -> None:
+    def give(self, held: Sequence[ResidentArray]) -> None:
         """One user less of each; what has none leaves.  Nothing of the user is on its way."""
         with self._lock:
             for one in held:
@@ -206,10 +206,10 @@ class Answer(NamedTuple):
     numbers: int  # of the rows: `ChunkReady.index`
 
 
-class Source(Protocol):
+class RowSource(Protocol):
     """Has the rows of a batch brought."""
 
-    def ask(self, unit: Unit, buffer: int, arrival: Arrival) -> Answer:
+    def ask(self, unit: Unit, buffer: int, arrival: PendingRead) -> Answer:
         """Begin to bring a batch, by way of buffer number `buffer`, which nobody uses.
 
         The answer holds once the arrival has been waited for.  Raises CorruptBlock, OSError: also
@@ -220,11 +220,11 @@ class Source(Protocol):
 class HeldRanges:
     """Ranges of arrays that are held; pages are read when they are first wanted."""
 
-    def __init__(self, plan: HopPlan, arrays: Sequence[Held]) -> None:
+    def __init__(self, plan: HopPlan, arrays: Sequence[ResidentArray]) -> None:
         self._plan, self._arrays = plan, arrays
 
-    def ask(self, unit: Unit, buffer: int, arrival: Arrival) -> Answer:
-        """See `Source`."""
+    def ask(self, unit: Unit, buffer: int, arrival: PendingRead) -> Answer:
+        """See `RowSource`."""
         del buffer
         ranges = self._plan.ranges(unit).tolist()
         for first, stop in ranges:
@@ -244,7 +244,7 @@ class HeldRows:
     def __init__(
         self,
         plan: HopPlan,
-        arrays: Sequence[Held],
+        arrays: Sequence[ResidentArray],
         buffers: Sequence[NDArray[np.uint8]],
         place_of: Callable[[NDArray[Any]], int],
         stopped: Callable[[], bool],
@@ -256,8 +256,8 @@ class HeldRows:
         self._places = tuple((held.base,) for held in arrays)
         self._loaded = False
 
-    def ask(self, unit: Unit, buffer: int, arrival: Arrival) -> Answer:
-        """See `Source`."""
+    def ask(self, unit: Unit, buffer: int, arrival: PendingRead) -> Answer:
+        """See `RowSource`."""
         del arrival  # nothing is on its way after what is loaded
         if not self._loaded:
             for _ in load_all(self._arrays, self._stopped):
@@ -280,8 +280,8 @@ class PassingRanges:
         """`places`: of the buffers in the arena, page-aligned, `passing_bytes` each."""
         self._plan, self._arrays, self._reader, self._at = plan, arrays, reader, places
 
-    def ask(self, unit: Unit, buffer: int, arrival: Arrival) -> Answer:
-        """See `Source`."""
+    def ask(self, unit: Unit, buffer: int, arrival: PendingRead) -> Answer:
+        """See `RowSource`."""
         ranges = self._plan.ranges(unit).tolist()
         at = self._at[buffer]
         places = []
@@ -342,8 +342,8 @@ class PassingRows:
         runs = carver.array(np.int64, 5 * rows * len(self._arrays))
         return _Gathered(held, order, ascending, places, runs.reshape(len(self._arrays), rows, 5))
 
-    def ask(self, unit: Unit, buffer: int, arrival: Arrival) -> Answer:
-        """See `Source`."""
+    def ask(self, unit: Unit, buffer: int, arrival: PendingRead) -> Answer:
+        """See `RowSource`."""
         memory, num = self._buffers[buffer], unit.num_seeds
         order = memory.order[:num]
         self._plan.rows(unit, order)

@@ -31,7 +31,7 @@ from loaderd.batch.topology import GiantColumns, Topology
 from loaderd.hyper.session import ALIGN, Sampled, StructureArea
 from loaderd.hyper.single import Crew
 from loaderd.memory.reservation import Account
-from loaderd.memory.residency import Held, Residency
+from loaderd.memory.residency import PinnedBlocks, Residency
 from loaderd.memory.workspace import Workspace, WorkspaceFull
 from loaderd.plans.base import Plan, Unit
 from loaderd.plans.hyperbatch import block_schedule
@@ -372,7 +372,7 @@ class BlockSampler:
         if self._trace is not None:
             self._trace.write(BLOCKS, 0, relation, np.flatnonzero(needed))
         hold = partial(self._residency.hold, relation, account=Account.SHARED)
-        coming: concurrency.Future[Held] | None = None
+        coming: concurrency.Future[PinnedBlocks] | None = None
         try:
             while groups or coming is not None:
                 if coming is None:

@@ -19,13 +19,13 @@ from blockstore.format import (
     section_offsets,
 )
 from blockstore.io.reader import Parts
-from loaderd.macro.files import Columns
+from loaderd.macro.files import RelationBlocks
 
 Span = tuple[int, int]  # columns [low, high)
 
 
 def cut_blocks(
-    columns: Columns, wanted: Iterable[tuple[int, int, int]], pages: int
+    columns: RelationBlocks, wanted: Iterable[tuple[int, int, int]], pages: int
 ) -> dict[int, Span]:
     """Blocks that are to be read in part, with the span of columns that is wanted of each.
 
@@ -46,7 +46,7 @@ def cut_blocks(
     }
 
 
-def head_pages(columns: Columns, block: int) -> int:
+def head_pages(columns: RelationBlocks, block: int) -> int:
     """Pages of a block's header and offsets."""
     num_nodes = int(columns.first_node[block + 1] - columns.first_node[block])
     return -(-edges_start_bytes(num_nodes) // PAGE_BYTES)
@@ -80,7 +80,10 @@ def block_runs(
 
 
 def cut_parts(
-    runs: NDArray[np.int64], columns: Columns, cuts: Mapping[int, Span], item_bytes: Sequence[int]
+    runs: NDArray[np.int64],
+    columns: RelationBlocks,
+    cuts: Mapping[int, Span],
+    item_bytes: Sequence[int],
 ) -> Parts:
     """What is read of those runs that are to be read in part.
 
@@ -93,7 +96,7 @@ def cut_parts(
 
 def _edge_pages(
     runs: NDArray[np.int64],
-    columns: Columns,
+    columns: RelationBlocks,
     cuts: Mapping[int, Span],
     item_bytes: Sequence[int],
     run: int,

@@ -27,7 +27,7 @@ from loaderd.memory.ledger import ServedRows, copied_rows
 _RUN_PAGES = 1024  # of a run, at most: 4 MiB
 
 
-class Columns(NamedTuple):
+class RelationBlocks(NamedTuple):
     """Graph blocks of one relation, or of its copies."""
 
     file: int  # number in the reader
@@ -37,7 +37,7 @@ class Columns(NamedTuple):
     high: NDArray[np.int64]  # (parts,) behind its last block
 
 
-class Rows(NamedTuple):
+class RowBlocks(NamedTuple):
     """One served row array, or its copies."""
 
     file: int
@@ -76,8 +76,8 @@ class MacroFiles:
         self.offsets = [_offsets(store, t, self.num_partitions) for t in manifest.types]
         self.copies = [_copies(store, t, self.num_partitions) for t in manifest.types]
         self.type_of = {t.name: i for i, t in enumerate(manifest.types)}
-        self.columns: list[Columns] = []
-        self.copied_columns: list[Columns | None] = []
+        self.columns: list[RelationBlocks] = []
+        self.copied_columns: list[RelationBlocks | None] = []
         number = first_copied
         for r, relation in enumerate(manifest.relations):
             t = self.type_of[relation.dst]
@@ -87,8 +87,8 @@ class MacroFiles:
                 copied = _columns(store, manifest, relation, relation.halo, number, self.copies[t])
                 number += 1
             self.copied_columns.append(copied)
-        self.rows: list[Rows] = []
-        self.copied_rows: list[Rows | None] = []
+        self.rows: list[RowBlocks] = []
+        self.copied_rows: list[RowBlocks | None] = []
         for a, rows in enumerate(served):
             self.rows.append(_rows(manifest, rows.array, len(manifest.relations) + a))
             array = copied_rows(rows)
@@ -112,7 +112,7 @@ class MacroFiles:
         return row_pages(copied, low, high)
 
 
-def row_pages(rows: Rows, first: int, stop: int) -> Pages:
+def row_pages(rows: RowBlocks, first: int, stop: int) -> Pages:
     """Pages that hold rows [first, stop) of an array."""
     if first >= stop:
         return Pages(0, np.empty(0, np.int64), np.empty(0, np.int64))
@@ -143,8 +143,8 @@ def _byte_of(geometry: BlockGeometry, row_bytes: int, row: int) -> tuple[int, in
     return shard, at + inside * row_bytes
 
 
-def _rows(manifest: Manifest, array: RowArray, file: int) -> Rows:
-    return Rows(file, array, row_geometry(array, manifest.block_bytes))
+def _rows(manifest: Manifest, array: RowArray, file: int) -> RowBlocks:
+    return RowBlocks(file, array, row_geometry(array, manifest.block_bytes))
 
 
 def _offsets(store: Store, node_type: NodeType, partitions: int) -> NDArray[np.int64]:
@@ -170,7 +170,7 @@ def _columns(
     columns: Relation | HaloColumns,
     file: int,
     bounds: NDArray[np.int64],
-) -> Columns:
+) -> RelationBlocks:
     """Blocks of the parts whose columns lie between `bounds`."""
     first_node = store.first_node(columns).astype(np.int64)
     first_edge = store.first_edge(columns).astype(np.int64)
@@ -186,7 +186,7 @@ def _columns(
         low = np.maximum(low, 0)
     empty = (bounds[1:] == bounds[:-1]) | (starts.size == 0)
     low[empty], high[empty] = 0, 0
-    return Columns(file, first_node, first_edge, low, high)
+    return RelationBlocks(file, first_node, first_edge, low, high)
 
 
 class Bounds(NamedTuple):

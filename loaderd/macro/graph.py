@@ -15,7 +15,7 @@ from blockstore.format import PAGE_BYTES, Manifest, Relation
 from blockstore.io.reader import BlockReader, Reading, Transit, wait_all
 from blockstore.kernels import members as kernels
 from blockstore.kernels.columns import view_blocks
-from blockstore.kernels.members import MemberColumns, Members, Wanted
+from blockstore.kernels.members import MemberColumns, Members, WantedMembers
 from blockstore.kernels.order import prefix_starts, stride_starts
 from blockstore.kernels.picks import Column, Draws
 from blockstore.kernels.rows import row_layout
@@ -23,7 +23,15 @@ from blockstore.store import Store, scan_rows
 from loaderd.batch.structure import Structure, sample_hops
 from loaderd.batch.topology import NO_ITEMS
 from loaderd.macro.blocks import block_runs, cut_blocks, cut_parts
-from loaderd.macro.files import Bounds, Columns, HubBounds, MacroFiles, Pages, Rows, cut_runs
+from loaderd.macro.files import (
+    Bounds,
+    HubBounds,
+    MacroFiles,
+    Pages,
+    RelationBlocks,
+    RowBlocks,
+    cut_runs,
+)
 from loaderd.memory.ledger import ServedRows
 from loaderd.memory.workspace import Carver, Workspace, WorkspaceFull
 from loaderd.plans.base import Plan, Unit
@@ -170,7 +178,7 @@ class MacroShared:
             return Pages(0, none, none)
         return self.files.pages(a, self.served[a].node_type.first, self.types[a], part)
 
-    def rows(self, a: int, part: int) -> Rows:
+    def rows(self, a: int, part: int) -> RowBlocks:
         """The array that holds a part's rows."""
         own = part < self.files.num_partitions
         rows = self.files.rows[a] if own else self.files.copied_rows[a]
@@ -252,7 +260,7 @@ class MacroGraph:
                 take = self._arrays.take[t][used : used + high - low]
                 nodes = shared.copy_ids[t][low:high]
                 kernels.take_new(words, nodes, take)
-                copies.append(_Copies(part, t, Wanted(low, high, nodes, take)))
+                copies.append(_Copies(part, t, WantedMembers(low, high, nodes, take)))
                 used += high - low
         self.num_members = int(kernels.count_members(words))
         self._members = [
@@ -275,7 +283,7 @@ class MacroGraph:
                 low, high = files.nodes_of(t, part)
                 one = np.array([low], self._none.dtype)
                 first = served.node_type.first
-                own = _Copies(part, t, Wanted(low - first, high - first, one, _NO_FLAGS))
+                own = _Copies(part, t, WantedMembers(low - first, high - first, one, _NO_FLAGS))
                 self._address(a, own, True, pages, places)
             for copy in copies:
                 pages = shared.pages(a, copy.part)
@@ -313,7 +321,8 @@ class MacroGraph:
         columns.fragments[:] = -1
         columns.degrees[:] = 0
         own = [
-            (Wanted(*files.nodes_of(t, p), self._none, _NO_FLAGS), p) for p in partitions.tolist()
+            (WantedMembers(*files.nodes_of(t, p), self._none, _NO_FLAGS), p)
+            for p in partitions.tolist()
         ]
         at = self._read(r, files.columns[r], own, _Used(0, 0), readings)
         copied = files.copied_columns[r]
@@ -328,8 +337,8 @@ class MacroGraph:
     def _read(
         self,
         r: int,
-        columns: Columns,
-        wanted: Sequence[tuple[Wanted, int]],
+        columns: RelationBlocks,
+        wanted: Sequence[tuple[WantedMembers, int]],
         used: "_Used",
         readings: list[Reading],
     ) -> "_Used":
@@ -369,7 +378,11 @@ class MacroGraph:
         return list(held[: last + 1])
 
     def _filter_hubs(
-        self, r: int, columns: Columns, wanted: Sequence[tuple[Wanted, int]], used: "_Used"
+        self,
+        r: int,
+        columns: RelationBlocks,
+        wanted: Sequence[tuple[WantedMembers, int]],
+        used: "_Used",
     ) -> None:
         low, high = int(columns.low[-1]), int(columns.high[-1])
         places = _Places.lay_out(np.arange(low, high), columns, used)
@@ -379,8 +392,8 @@ class MacroGraph:
     def _filter_block(
         self,
         r: int,
-        columns: Columns,
-        wanted: Sequence[tuple[Wanted, int]],
+        columns: RelationBlocks,
+        wanted: Sequence[tuple[WantedMembers, int]],
         block: int,
         data: NDArray[np.uint8],
         places: "_Places",
@@ -442,7 +455,7 @@ class _Copies(NamedTuple):
 
     part: int
     node_type: int
-    wanted: Wanted  # rows of the array; not taken: a member without this copy
+    wanted: WantedMembers  # rows of the array; not taken: a member without this copy
 
 
 class _Used(NamedTuple):
@@ -461,7 +474,7 @@ class _Places(NamedTuple):
     end: _Used
 
     @classmethod
-    def lay_out(cls, blocks: NDArray[np.int64], columns: Columns, used: _Used) -> "_Places":
+    def lay_out(cls, blocks: NDArray[np.int64], columns: RelationBlocks, used: _Used) -> "_Places":
         """One behind the other, each with room for all its edges."""
         sizes = columns.first_edge[blocks + 1] - columns.first_edge[blocks]
         ends = used.edges + np.cumsum(sizes)

@@ -12,7 +12,7 @@ from blockstore.pool import BlockPool, Hold
 from loaderd.memory.reservation import Account, Reservation
 
 
-class Held(NamedTuple):
+class PinnedBlocks(NamedTuple):
     """Blocks that stay where they are until `drop`."""
 
     slots: NDArray[np.int64]
@@ -96,7 +96,7 @@ class Residency:
 
     def hold(
         self, file: int, blocks: NDArray[np.int64], min_age: int = 0, account: Account | None = None
-    ) -> Held:
+    ) -> PinnedBlocks:
         """Hold distinct, ascending blocks, reading those that are absent and can get a slot.
 
         account   of a pool with a reservation: a worker waits until all of its blocks find a slot,
@@ -156,9 +156,9 @@ class Residency:
         found.append(hold._replace(left_out=blocks[count:]))
         return True
 
-    def _read(self, file: int, hold: Hold, account: Account | None) -> Held:
+    def _read(self, file: int, hold: Hold, account: Account | None) -> PinnedBlocks:
         """Read what was claimed, and wait for what others read."""
-        n, held = hold.num_present, Held(hold.slots, hold.left_out, account)
+        n, held = hold.num_present, PinnedBlocks(hold.slots, hold.left_out, account)
         wanted, slots = hold.blocks[n:], hold.slots[n:]
         try:
             if wanted.size:
@@ -174,13 +174,13 @@ class Residency:
             self._wait(file, hold, account)
         return held
 
-    def drop(self, held: Held) -> None:
+    def drop(self, held: PinnedBlocks) -> None:
         """Let the pool have the blocks again."""
         if held.slots.size:
             with self._changed:
                 self._unpin(held)
 
-    def _unpin(self, held: Held) -> None:
+    def _unpin(self, held: PinnedBlocks) -> None:
         """Give back slots, and what the reservation counts of them; called under the lock."""
         self.pool.drop(held.slots)
         if held.account is not None and self.reservation is not None:
@@ -207,5 +207,5 @@ class Residency:
                     "batch"
                 )
         except BaseException:
-            self._unpin(Held(hold.slots, hold.left_out, account))
+            self._unpin(PinnedBlocks(hold.slots, hold.left_out, account))
             raise

@@ -47,7 +47,7 @@ class Carver:
         return self._memory[start : start + count * item.itemsize].view(item)
 
 
-class Tables:
+class StoreTables:
     """Keeps the tables of a store: in a piece of memory, or where they are if there is none."""
 
     def __init__(self, memory: NDArray[np.uint8] | None) -> None:

@@ -35,7 +35,7 @@ from loaderd.memory.ledger import (
 from loaderd.memory.reservation import Reservation
 from loaderd.memory.residency import Residency
 from loaderd.memory.slots import LOOK_WAIT_S, WAIT_S, RequestArea, SlotBroker
-from loaderd.memory.workspace import Tables
+from loaderd.memory.workspace import StoreTables
 from loaderd.meter import add_counts
 from loaderd.plans.base import Wanted
 from loaderd.protocol import (
@@ -95,13 +95,13 @@ class Engine:
         self._ending: Guarded[list[EngineSession]] = Guarded([], self.lock)  # detached
         self._counters = dict.fromkeys(_COUNTERS, 0)  # of sessions that have ended
         try:
-            self.resources = self._open(shared, slots, Tables(tables))
+            self.resources = self._open(shared, slots, StoreTables(tables))
         except BaseException:
             self._stack.close()
             raise
 
     def _open(
-        self, shared: SharedResources, slots: Sequence[int], tables: Tables
+        self, shared: SharedResources, slots: Sequence[int], tables: StoreTables
     ) -> StoreResources:
         store, manifest, budget, arena = self.store, self.store.manifest, self.budget, self.arena
         served = rows_of(manifest, edges=True)

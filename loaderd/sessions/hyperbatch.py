@@ -18,7 +18,7 @@ from loaderd.batch.structure import Structure
 from loaderd.engine.build import BatchSpec
 from loaderd.engine.least import least_slots
 from loaderd.engine.resolve import make_plan
-from loaderd.engine.session import Job
+from loaderd.engine.session import BatchInProgress
 from loaderd.errors import Refused
 from loaderd.hyper.cut import HyperCut
 from loaderd.hyper.rowcache import RowCache
@@ -32,7 +32,7 @@ from loaderd.plans.hyperbatch import HyperbatchPlan
 from loaderd.plans.minibatch import MinibatchPlan
 from loaderd.protocol import Attach
 from loaderd.sessions.base import Allocation, Kind, StoreResources
-from loaderd.sessions.lookahead import Draft, LookAhead, block_sampler, row_cost
+from loaderd.sessions.lookahead import LookAhead, SessionDraft, block_sampler, row_cost
 from loaderd.sessions.sampled import SampledSession, nothing_missing, open_minibatches
 from loaderd.sessions.sizing import (
     Asked,
@@ -67,7 +67,7 @@ class HyperMemory(NamedTuple):
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class _Job(Job):
+class _EarlyBatch(BatchInProgress):
     """A batch that was sampled before its turn came."""
 
     sampled: Sampled  # where its structure stands, until it is built
@@ -129,7 +129,7 @@ class HyperbatchSession(SampledSession):
                 return False
             for sampled in batches:
                 structure = sampled.structure
-                job = _Job(
+                job = _EarlyBatch(
                     sampled.run, sampled.unit, None, structure=structure, sampled=sampled,
                     cached=cached,
                 )  # fmt: skip
@@ -159,8 +159,8 @@ class HyperbatchSession(SampledSession):
     def _start_batches(self) -> None:
         """Its threads do, of their own accord."""
 
-    def _may_place(self, job: Job) -> bool:
-        assert isinstance(job, _Job)
+    def _may_place(self, job: BatchInProgress) -> bool:
+        assert isinstance(job, _EarlyBatch)
         if job.work is None:
             job.work = self._memory.workspaces.try_take(job.structure)
             if job.work is None:
@@ -171,31 +171,31 @@ class HyperbatchSession(SampledSession):
                 return False
         return True
 
-    def _structure(self, job: Job) -> Structure:
-        assert isinstance(job, _Job)
+    def _structure(self, job: BatchInProgress) -> Structure:
+        assert isinstance(job, _EarlyBatch)
         expand(job.sampled, job.workspace)
         return job.sampled.structure
 
-    def _prepare_fill(self, job: Job) -> None:
-        assert isinstance(job, _Job)
+    def _prepare_fill(self, job: BatchInProgress) -> None:
+        assert isinstance(job, _EarlyBatch)
         if job.cached and self._cache is not None:
             work, num = job.workspace, job.sampled.structure.num_nodes
             self._resources.builder.take_structure(job, self._spec, self._structure(job))
             for a, addresses in enumerate(work.addresses):
                 self._cache.address(work.n_id, num, a, addresses)
 
-    def _note_filled(self, job: Job, begun: int, ended: int) -> None:
+    def _note_filled(self, job: BatchInProgress, begun: int, ended: int) -> None:
         if self._resources.trace is not None:
             self._resources.trace.write(STAGE, job.run, _FILL, np.array([begun, ended]))
 
-    def _built(self, job: Job) -> None:
-        assert isinstance(job, _Job)
+    def _built(self, job: BatchInProgress) -> None:
+        assert isinstance(job, _EarlyBatch)
         if not job.handed_out:
             job.handed_out = True
             self._hyper.handed_out(job.sampled)
 
-    def _released(self, job: Job) -> None:
-        assert isinstance(job, _Job)
+    def _released(self, job: BatchInProgress) -> None:
+        assert isinstance(job, _EarlyBatch)
         self._hyper.released(job.run, job.sampled.batch)
 
     def waits(self) -> bool:
@@ -261,7 +261,7 @@ def open_hyperbatches(
         return HyperbatchSession(resources, number, draft.spec, asked.served, memory, hyper)
 
 
-class _Sized(NamedTuple):
+class _HyperSize(NamedTuple):
     """How much there is for a session."""
 
     need: SessionNeed
@@ -270,7 +270,7 @@ class _Sized(NamedTuple):
     fits: bool  # graph and rows stay in memory beside it
 
 
-def _size(resources: StoreResources, asked: Asked) -> _Sized:
+def _size(resources: StoreResources, asked: Asked) -> _HyperSize:
     budget, broker = resources.budget, resources.broker
     needs, available = needs_of(resources, asked), broker.available()
     check_room(resources, least_of(needs), available)
@@ -281,10 +281,12 @@ def _size(resources: StoreResources, asked: Asked) -> _Sized:
     spare = broker.graph_slots() - budget.graph_least
     blocks = max(0, broker.pooled() - spare - plain.slots(need))
     fits = budget.graph_blocks <= broker.graph_wish and blocks >= budget.row_blocks
-    return _Sized(need, sizes, available, fits)
+    return _HyperSize(need, sizes, available, fits)
 
 
-def _draft(resources: StoreResources, asked: Asked, sized: _Sized, allocation: Allocation) -> Draft:
+def _draft(
+    resources: StoreResources, asked: Asked, sized: _HyperSize, allocation: Allocation
+) -> SessionDraft:
     """Take the seeds, and a workspace to look ahead with."""
     need, sizes, workspaces = sized.need, sized.sizes, Workspaces()
     cut = cut_workspaces(need, sized.available, resources.settings, asked.request.window)
@@ -294,10 +296,10 @@ def _draft(resources: StoreResources, asked: Asked, sized: _Sized, allocation: A
         WorkspaceNeed(spec.plan.shape(), cut.workers, cut.transit),
     )  # fmt: skip
     resources.load_graph()
-    return Draft(spec, asked.served, need, sizes, cut, allocation, workspaces)
+    return SessionDraft(spec, asked.served, need, sizes, cut, allocation, workspaces)
 
 
-def _take(resources: StoreResources, draft: Draft, cut: HyperCut) -> HyperMemory | None:
+def _take(resources: StoreResources, draft: SessionDraft, cut: HyperCut) -> HyperMemory | None:
     """Take areas and cache; None if the arena's free slots lie too far apart."""
     allocation, settings = draft.allocation, resources.settings
     try:
@@ -321,7 +323,7 @@ def _take(resources: StoreResources, draft: Draft, cut: HyperCut) -> HyperMemory
 
 
 def _fall_back(
-    resources: StoreResources, number: int, draft: Draft, plain: Asked
+    resources: StoreResources, number: int, draft: SessionDraft, plain: Asked
 ) -> SampledSession:
     """Plain minibatches.
 

@@ -35,7 +35,7 @@ class Seen(NamedTuple):
     rows: tuple[int, ...]  # different ones of the first 1, 2, 4, ... minibatches
 
 
-class Draft(NamedTuple):
+class SessionDraft(NamedTuple):
     """A session of hyperbatches of which it is not known yet how large they are."""
 
     spec: BatchSpec
@@ -81,7 +81,7 @@ def row_cost(resources: StoreResources, buffers: Sequence[NDArray[np.uint8]]) ->
 class LookAhead:
     """Looks at the first batches of a session."""
 
-    def __init__(self, resources: StoreResources, draft: Draft) -> None:
+    def __init__(self, resources: StoreResources, draft: SessionDraft) -> None:
         self._resources, self._draft = resources, draft
         # in this thread: workers may have other sessions' batches to build all the time, and an
         # attach that waits for them keeps all others waiting

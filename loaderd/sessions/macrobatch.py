@@ -12,7 +12,7 @@ from loaderd.batch.structure import Structure
 from loaderd.engine.build import BatchSpec, sample_from
 from loaderd.engine.least import least_slots
 from loaderd.engine.resolve import seed_type
-from loaderd.engine.session import Job
+from loaderd.engine.session import BatchInProgress
 from loaderd.macro.cut import MacroCut, cut_macro
 from loaderd.macro.files import MacroFiles
 from loaderd.macro.graph import MacroGraph, MacroShared, carve_macro
@@ -137,23 +137,23 @@ class MacrobatchSession(SampledSession):
         self._in[run, unit.step] = memory
         return True
 
-    def _gone(self, job: Job) -> None:
+    def _gone(self, job: BatchInProgress) -> None:
         self._loader.release(self._in.pop((job.run, job.unit.step)))
 
     # -- batches inside it ------------------------------------------------------------------------
 
-    def _graph(self, job: Job) -> MacroGraph:
+    def _graph(self, job: BatchInProgress) -> MacroGraph:
         with self._lock:
             return self._in[job.run, job.unit.step].graph
 
-    def _structure(self, job: Job) -> Structure:
+    def _structure(self, job: BatchInProgress) -> Structure:
         unit, spec = job.unit, self._spec
         index = np.empty(unit.num_seeds, np.int64)
         self._groups.place(self._macro_plan, unit, index)
         roots = node_roots(spec.seeds, index)
         return sample_from(self._graph(job), spec.plan, unit, job.workspace, roots)
 
-    def _address(self, job: Job) -> Addressed:
+    def _address(self, job: BatchInProgress) -> Addressed:
         work, graph = job.workspace, self._graph(job)
         for a, addresses in enumerate(work.addresses):
             graph.address(work.n_id, job.num_items, a, addresses)
@@ -196,7 +196,7 @@ class PartitionFiles:
         return []
 
 
-class _Sized(NamedTuple):
+class _MacroSize(NamedTuple):
     """How much there is for a session."""
 
     need: SessionNeed
@@ -228,7 +228,7 @@ def open_macrobatches(
         return MacrobatchSession(resources, number, spec, asked.served, memory, partitions)
 
 
-def _size(resources: StoreResources, asked: Asked, files: MacroFiles) -> _Sized:
+def _size(resources: StoreResources, asked: Asked, files: MacroFiles) -> _MacroSize:
     """What the session takes of the slots that are left for it.
 
     Raises Refused with the least that would do.
@@ -249,7 +249,7 @@ def _size(resources: StoreResources, asked: Asked, files: MacroFiles) -> _Sized:
     need, sizes = choose_need(resources, asked, needs, available)
     # no row passes through: its rows are in the macro-batch
     cut = cut_session(need, available, 0, settings, asked.request.window)
-    return _Sized(need, sizes, cut, macro)
+    return _MacroSize(need, sizes, cut, macro)
 
 
 def _take_memories(

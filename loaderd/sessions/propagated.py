@@ -22,13 +22,13 @@ from loaderd.hopwise.files import HopArray, chosen_arrays
 from loaderd.hopwise.source import (
     Answer,
     ArrayCache,
-    Arrival,
-    Held,
     HeldRanges,
     HeldRows,
     PassingRanges,
     PassingRows,
-    Source,
+    PendingRead,
+    ResidentArray,
+    RowSource,
 )
 from loaderd.memory.ledger import enough_mem, session_entry_name
 from loaderd.memory.slots import LOOK_WAIT_S
@@ -58,7 +58,7 @@ class PropagatedMemory(NamedTuple):
     cut: HopCut
     allocation: Allocation  # buffers
     cache: ArrayCache
-    held: list[Held]  # arrays of the cache that are in memory for it
+    held: list[ResidentArray]  # arrays of the cache that are in memory for it
 
     def free(self) -> None:
         """Nothing is on its way."""
@@ -67,13 +67,13 @@ class PropagatedMemory(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Job:
+class _PropagatedBatch:
     """A batch on its way."""
 
     wanted: Wanted
     unit: Unit
     buffer: int
-    arrival: Arrival
+    arrival: PendingRead
     answer: Answer | None = None
     error: BaseException | None = None
 
@@ -88,7 +88,7 @@ class PropagatedSession:
         plan: HopPlan,
         arrays: Sequence[HopArray],
         memory: PropagatedMemory,
-        source: Source,
+        source: RowSource,
         stop: concurrency.Event,
     ) -> None:
         """`stop`: also the source looks whether the session ends."""
@@ -189,7 +189,7 @@ class PropagatedSession:
     # -- its thread -------------------------------------------------------------------------------
 
     def _serve(self) -> None:
-        coming: deque[_Job] = deque()
+        coming: deque[_PropagatedBatch] = deque()
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._stop.is_set() or coming or self._may_begin())
@@ -208,21 +208,21 @@ class PropagatedSession:
     def _may_begin(self) -> bool:
         return bool(self._free) and self._more
 
-    def _begin(self) -> _Job | None:
+    def _begin(self) -> _PropagatedBatch | None:
         wanted = None if self._consumer is None else self._consumer.next()
         if wanted is None:
             self._more = False
             return None
         unit = self._plan.unit(wanted.epoch, wanted.step)
-        return _Job(wanted, unit, self._free.pop(), Arrival())
+        return _PropagatedBatch(wanted, unit, self._free.pop(), PendingRead())
 
-    def _ask(self, job: _Job) -> None:
+    def _ask(self, job: _PropagatedBatch) -> None:
         try:
             job.answer = self._source.ask(job.unit, job.buffer, job.arrival)
         except Exception as error:
             job.error = error
 
-    def _hand_over(self, job: _Job) -> None:
+    def _hand_over(self, job: _PropagatedBatch) -> None:
         """Wait for a batch; it goes to the client, or its buffer is free."""
         error, wanted = _settle(job), job.wanted
         with self._changed:
@@ -239,7 +239,7 @@ class PropagatedSession:
                 self._rows += job.unit.num_seeds
                 self._consumer.deliver(self._message(job))
 
-    def _message(self, job: _Job) -> ChunkReady:
+    def _message(self, job: _PropagatedBatch) -> ChunkReady:
         unit, answer = job.unit, job.answer
         assert answer is not None
         return ChunkReady(
@@ -256,7 +256,7 @@ class PropagatedSession:
         )
 
 
-def _settle(job: _Job) -> BaseException | None:
+def _settle(job: _PropagatedBatch) -> BaseException | None:
     """Wait until nothing of a batch is on its way; the first error."""
     try:
         job.arrival.wait()
@@ -268,7 +268,7 @@ def _settle(job: _Job) -> BaseException | None:
 # -- opening --------------------------------------------------------------------------------------
 
 
-class _Opening:
+class _CutSession:
     """Memory and source of a session, cut in one way."""
 
     def __init__(
@@ -304,11 +304,11 @@ class _Opening:
 
     def _source(
         self,
-        held: list[Held],
+        held: list[ResidentArray],
         buffers: list[NDArray[np.uint8]],
         transit: list[NDArray[np.uint8]],
         stop: concurrency.Event,
-    ) -> Source:
+    ) -> RowSource:
         plan, arrays, reader = self._plan, self._arrays, self._resources.reader
         if self._cut.held and self._cut.ranges:
             return HeldRanges(plan, held)
@@ -355,11 +355,11 @@ def open_propagated(
     best = cut(held=True)
     if best.held:
         try:
-            return _Opening(resources, plan, arrays, best).open(number)
+            return _CutSession(resources, plan, arrays, best).open(number)
         except Refused:  # free slots lie too far apart
             best = cut(held=False)
     try:
-        return _Opening(resources, plan, arrays, best).open(number)
+        return _CutSession(resources, plan, arrays, best).open(number)
     except Shortage:  # free slots that are not adjacent are of no use
         budget, least, free = resources.budget, best.least, resources.broker.free()
         free = free if free < least else 0

@@ -19,7 +19,7 @@ from loaderd.batch.rows import Addressed, Pins
 from loaderd.batch.structure import Structure
 from loaderd.engine.build import BatchSpec
 from loaderd.engine.least import least_slots
-from loaderd.engine.session import Job, Placement, RowSizes, SessionState
+from loaderd.engine.session import BatchInProgress, Placement, RowSizes, SessionState
 from loaderd.errors import SessionLost
 from loaderd.memory.ledger import EdgeItems, ServedRows, session_entry_name
 from loaderd.memory.workspace import clear_workspace
@@ -112,31 +112,31 @@ class SampledSession:
         del run, unit
         return True
 
-    def _may_place(self, job: Job) -> bool:
+    def _may_place(self, job: BatchInProgress) -> bool:
         """Whether a batch whose turn has come can be placed now; else it is when it is ready."""
         del job
         return True
 
-    def _structure(self, job: Job) -> Structure:
+    def _structure(self, job: BatchInProgress) -> Structure:
         """By a worker: sample a batch into its workspace."""
         return self._resources.builder.structure(self._spec, job.unit, job.workspace)
 
-    def _address(self, job: Job) -> Addressed:
+    def _address(self, job: BatchInProgress) -> Addressed:
         """By a worker: the places of a batch's rows, into its workspace."""
         assembler = self._resources.assembler
         assembler.tick()
         return assembler.address(job.workspace, job.num_items, 2 * self._window)
 
-    def _prepare_fill(self, job: Job) -> None:
+    def _prepare_fill(self, job: BatchInProgress) -> None:
         """By a worker: the workspace is to hold what `_structure` and `_address` found."""
 
-    def _built(self, job: Job) -> None:
+    def _built(self, job: BatchInProgress) -> None:
         """A batch has given back its workspace: it is filled, or never will be."""
 
-    def _released(self, job: Job) -> None:
+    def _released(self, job: BatchInProgress) -> None:
         """The client is done with a batch."""
 
-    def _gone(self, job: Job) -> None:
+    def _gone(self, job: BatchInProgress) -> None:
         """A batch has been released, or its run has ended."""
 
     def _stop(self) -> None:
@@ -301,10 +301,10 @@ class SampledSession:
             self._submit(job, partial(self._fill, job, placement))
         self._start_batches()
 
-    def _submit(self, job: Job, step: Callable[[], Callable[[], None]]) -> None:
+    def _submit(self, job: BatchInProgress, step: Callable[[], Callable[[], None]]) -> None:
         self._resources.workers.soon(self.number, lambda: self._run_step(job, step))
 
-    def _sample(self, job: Job) -> Callable[[], None]:
+    def _sample(self, job: BatchInProgress) -> Callable[[], None]:
         begun = concurrency.perf_counter_ns()
         self._resources.builder.take_structure(job, self._spec, self._structure(job))
         job.addressed = self._address(job)
@@ -317,7 +317,7 @@ class SampledSession:
 
         return finish
 
-    def _fill(self, job: Job, placement: Placement) -> Callable[[], None]:
+    def _fill(self, job: BatchInProgress, placement: Placement) -> Callable[[], None]:
         begun = concurrency.perf_counter_ns()
         self._prepare_fill(job)
         message, copied = self._resources.builder.fill(self.number, job, placement, self._spec)
@@ -336,10 +336,10 @@ class SampledSession:
 
         return finish
 
-    def _note_filled(self, job: Job, begun: int, ended: int) -> None:
+    def _note_filled(self, job: BatchInProgress, begun: int, ended: int) -> None:
         """By a worker: a group has been filled, in these ns of a steady clock."""
 
-    def _count(self, job: Job, placement: Placement, copied: int) -> None:
+    def _count(self, job: BatchInProgress, placement: Placement, copied: int) -> None:
         assert job.structure is not None
         self._counters["groups"] += 1
         self._counters["rows_copied"] += copied
@@ -348,7 +348,7 @@ class SampledSession:
             self._counters["edges"] += job.structure.num_edges
             self._counters["rows"] += job.structure.num_nodes
 
-    def _run_step(self, job: Job, step: Callable[[], Callable[[], None]]) -> None:
+    def _run_step(self, job: BatchInProgress, step: Callable[[], Callable[[], None]]) -> None:
         """Run one step of a job, and under the lock what it returns, if the run still goes on.
 
         The job is this worker's, `busy`, until then: whoever ends its run leaves it to the worker.
@@ -379,26 +379,26 @@ class SampledSession:
 
     # -- batches that are gone --------------------------------------------------------------------
 
-    def _give_work(self, job: Job) -> None:
+    def _give_work(self, job: BatchInProgress) -> None:
         """A batch is built, or never will be: its workspace is free."""
         if job.work is not None:
             self._memory.workspaces.give(job.work)
             job.work = None
         self._built(job)
 
-    def _drop_rows(self, job: Job) -> None:
+    def _drop_rows(self, job: BatchInProgress) -> None:
         """Blocks that a batch's rows are in may leave memory."""
         if job.addressed is not None:
             self._resources.assembler.drop(job.addressed.pins)
             job.addressed = None
 
-    def _recycle_all(self, jobs: list[Job]) -> None:
+    def _recycle_all(self, jobs: list[BatchInProgress]) -> None:
         """Jobs of an ended run that no worker has."""
         for job in jobs:
             self._recycle(job)
         self._free_if_idle()
 
-    def _recycle(self, job: Job) -> None:
+    def _recycle(self, job: BatchInProgress) -> None:
         self._drop_rows(job)
         if not job.finished:
             self._give_work(job)

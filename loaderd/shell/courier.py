@@ -104,7 +104,7 @@ class Frames:
 
 
 @dataclass(frozen=True, slots=True)
-class _Region:
+class _ByteRange:
     """A run of bytes of what is sent."""
 
     offset: int
@@ -255,7 +255,7 @@ class Courier:
             self._sent += num_bytes
 
     def _fill(
-        self, run: int, regions: Sequence[_Region]
+        self, run: int, regions: Sequence[_ByteRange]
     ) -> Generator[tuple[int, int, int], None, None]:
         """Offset of the first byte, number and bytes of buffers; each must be lent at once."""
         number, first, used, held = self.frames.take(), 0, 0, True
@@ -289,7 +289,7 @@ class Courier:
 
     # -- what there is to send --------------------------------------------------------------------
 
-    def _parcel(self, message: Carried) -> tuple[Carried, list[_Region]]:
+    def _parcel(self, message: Carried) -> tuple[Carried, list[_ByteRange]]:
         """The message as the client gets it, and the bytes that follow it."""
         if isinstance(message, ChunkReady):
             return self._chunk(message)
@@ -308,9 +308,9 @@ class Courier:
         def copy(start: int, stop: int, out: NDArray[np.uint8]) -> None:
             self._read(structure, start, stop, out)
 
-        return header, [_Region(0, size, ALIGN, copy), *regions]
+        return header, [_ByteRange(0, size, ALIGN, copy), *regions]
 
-    def _rows(self, group: RowGroup, offset: int) -> tuple[Blob, list[_Region]]:
+    def _rows(self, group: RowGroup, offset: int) -> tuple[Blob, list[_ByteRange]]:
         """Positions, where there are any, and rows instead of their addresses."""
         named = {a.name: a for a in group.blob.arrays}
         plain: list[tuple[str, str, int, int, int, Copy]] = []
@@ -370,7 +370,7 @@ class Courier:
             out[at - start : at - start + count] = self._data[place : place + count]
             at += count
 
-    def _chunk(self, ready: ChunkReady) -> tuple[Carried, list[_Region]]:
+    def _chunk(self, ready: ChunkReady) -> tuple[Carried, list[_ByteRange]]:
         """Rows in the order of the batch, whatever their form."""
         num = ready.num_rows
         plain: list[tuple[str, str, int, int, int, Copy]] = [
@@ -447,11 +447,11 @@ def _end(blob: Blob) -> int:
 
 def _lay_out(
     plain: Sequence[tuple[str, str, int, int, int, Copy]], offset: int
-) -> tuple[Blob, list[_Region]]:
+) -> tuple[Blob, list[_ByteRange]]:
     """Arrays (name, dtype, items, bytes of one, grain, copy) one after the other."""
     arrays, regions = [], []
     for name, dtype, length, item, grain, copy in plain:
         arrays.append(BlobArray(name, dtype, offset, length))
-        regions.append(_Region(offset, length * item, grain, copy))
+        regions.append(_ByteRange(offset, length * item, grain, copy))
         offset += -(-length * item // ALIGN) * ALIGN
     return Blob((), tuple(arrays)), regions

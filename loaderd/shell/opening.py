@@ -21,7 +21,7 @@ from loaderd.shell.clients import Serving, Shell
 from loaderd.shell.courier import Frames
 from loaderd.shell.door import LocalClients
 from loaderd.shell.intake import Intake
-from loaderd.shell.owners import Held, Room, UserLimits, room_left
+from loaderd.shell.owners import SessionUse, UserLimits, UserRoom, room_left
 from loaderd.shell.registry import Caller, Peer, Registry
 from loaderd.shell.remote import RemoteClients
 
@@ -163,29 +163,31 @@ class SessionOpener:
             self._registry.opened(peer, attached, owner)
         return attached
 
-    def _room_of(self, owner: str) -> Room:
+    def _room_of(self, owner: str) -> UserRoom:
         """What a user may still take.  Raises Refused."""
         held_bytes = {s.session: s.held_bytes for s in self._shell.sessions()}
         windows = self._registry.windows(owner)
-        held = [Held(window, held_bytes.get(session, 0)) for session, window in windows.items()]
+        held = [
+            SessionUse(window, held_bytes.get(session, 0)) for session, window in windows.items()
+        ]
         arena = self._engine.arena
         return room_left(self._limits, arena.num_slots * arena.slot_bytes, owner, held)
 
     # -- in the thread ----------------------------------------------------------------------------
 
-    def _limited(self, room: Room) -> contextlib.AbstractContextManager[None]:
+    def _limited(self, room: UserRoom) -> contextlib.AbstractContextManager[None]:
         """Inside, this thread takes no more than a user may."""
         if self._limits.share >= 1:
             return contextlib.nullcontext()
         return self._engine.at_most(room.num_bytes)
 
-    def _borrow(self, request: Attach, room: Room) -> RequestArea:
+    def _borrow(self, request: Attach, room: UserRoom) -> RequestArea:
         """Room for the numbers of a request."""
         with self._limited(room):
             return self._engine.borrow(request)
 
     def _attach(
-        self, request: Attach, ids: NDArray[np.int64] | None, room: Room, remote: bool
+        self, request: Attach, ids: NDArray[np.int64] | None, room: UserRoom, remote: bool
     ) -> tuple[Attached, Frames | None]:
         """What a session needs of the engine; `remote`: and buffers for other machines."""
         with self._limited(room):

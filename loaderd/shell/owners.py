@@ -107,21 +107,23 @@ class UserLimits:
     share: float = 1.0  # of the arena, of all sessions
 
 
-class Held(NamedTuple):
+class SessionUse(NamedTuple):
     """What one session of a user has."""
 
     window: int
     num_bytes: int
 
 
-class Room(NamedTuple):
+class UserRoom(NamedTuple):
     """What a user may still take."""
 
     window: int
     num_bytes: int
 
 
-def room_left(limits: UserLimits, arena_bytes: int, owner: str, held: Iterable[Held]) -> Room:
+def room_left(
+    limits: UserLimits, arena_bytes: int, owner: str, held: Iterable[SessionUse]
+) -> UserRoom:
     """What is left for one more session.  Raises Refused: nothing, naming the limit."""
     all_held = list(held)
     if len(all_held) >= limits.sessions:
@@ -136,4 +138,4 @@ def room_left(limits: UserLimits, arena_bytes: int, owner: str, held: Iterable[H
             "--user-window allows; close one, or ask for a smaller window"
         )
     whole = int(limits.share * arena_bytes)
-    return Room(window, max(0, whole - sum(h.num_bytes for h in all_held)))
+    return UserRoom(window, max(0, whole - sum(h.num_bytes for h in all_held)))

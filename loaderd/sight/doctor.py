@@ -43,7 +43,7 @@ class State(StrEnum):
     fail = "fail"  # the daemon would not start, or not serve
 
 
-class Check(msgspec.Struct, frozen=True):
+class MachineCheck(msgspec.Struct, frozen=True):
     """One thing looked at."""
 
     name: str
@@ -52,75 +52,75 @@ class Check(msgspec.Struct, frozen=True):
     remedy: str = ""  # what to do, where the state is not ok
 
 
-def judge_kernel(release: str) -> Check:
+def judge_kernel(release: str) -> MachineCheck:
     """By its release, such as `6.1.0-18-amd64`."""
     numbers = re.match(r"(\d+)\.(\d+)", release)
     version = (int(numbers[1]), int(numbers[2])) if numbers else (0, 0)
     if version < KERNEL_WELL:
         remedy = "starting touches memory page by page: Linux 5.14 or newer takes it at once"
-        return Check("kernel", State.warn, release, remedy)
-    return Check("kernel", State.ok, release)
+        return MachineCheck("kernel", State.warn, release, remedy)
+    return MachineCheck("kernel", State.ok, release)
 
 
-def judge_cores(cores: int) -> Check:
+def judge_cores(cores: int) -> MachineCheck:
     """By how many this process may run on."""
     found = f"{cores} to run on"
     if cores < 2:
         remedy = "trainer and daemon share one core: give the daemon cores of its own"
-        return Check("cores", State.warn, found, remedy)
-    return Check("cores", State.ok, found)
+        return MachineCheck("cores", State.warn, found, remedy)
+    return MachineCheck("cores", State.ok, found)
 
 
-def judge_memory(mem_bytes: int, free: int, source: str) -> Check:
+def judge_memory(mem_bytes: int, free: int, source: str) -> MachineCheck:
     """`--mem` against what could be taken now; `source` says what leaves it."""
     found = f"{source} leaves {format_bytes(free)}, --mem is {format_bytes(mem_bytes)}"
     if mem_bytes > free:
         remedy = (
             f"give --mem {format_bytes(free * 4 // 5)} or less, or raise the limit (MemoryMax=)"
         )
-        return Check("memory", State.fail, found, remedy)
+        return MachineCheck("memory", State.fail, found, remedy)
     if mem_bytes > free * 9 // 10:
         remedy = "trainers need memory, too: give a smaller --mem"
-        return Check("memory", State.warn, found, remedy)
-    return Check("memory", State.ok, found)
+        return MachineCheck("memory", State.warn, found, remedy)
+    return MachineCheck("memory", State.ok, found)
 
 
-def judge_memlock(limit: int, mem_bytes: int) -> Check:
+def judge_memlock(limit: int, mem_bytes: int) -> MachineCheck:
     """The limit of locked memory, bytes; -1: none."""
     if limit == resource.RLIM_INFINITY:
-        return Check("memlock", State.ok, "unlimited")
+        return MachineCheck("memlock", State.ok, "unlimited")
     found = f"{format_bytes(limit)}, --mem is {format_bytes(mem_bytes)}"
     if limit >= mem_bytes:
-        return Check("memlock", State.ok, found)
+        return MachineCheck("memlock", State.ok, found)
     remedy = (
         "the daemon locks nothing; what pins its memory (RDMA, io_uring) would be refused: "
         "LimitMEMLOCK=infinity, or ulimit -l unlimited"
     )
-    return Check("memlock", State.warn, found, remedy)
+    return MachineCheck("memlock", State.warn, found, remedy)
 
 
-def judge_swap(swap_kib: int) -> Check:
+def judge_swap(swap_kib: int) -> MachineCheck:
     """Swap of the machine, KiB."""
     if swap_kib:
         remedy = (
             "the daemon's memory may be swapped out: swapoff -a, or MemorySwapMax=0 in its unit"
         )
-        return Check("swap", State.warn, format_bytes(swap_kib << 10), remedy)
-    return Check("swap", State.ok, "none")
+        return MachineCheck("swap", State.warn, format_bytes(swap_kib << 10), remedy)
+    return MachineCheck("swap", State.ok, "none")
 
 
-def judge_files(soft: int, hard: int, shards: int) -> Check:
+def judge_files(soft: int, hard: int, shards: int) -> MachineCheck:
     """The limit of open files against the store's shards."""
     need = shards + FILES_BESIDE
     found = f"at most {soft}, {shards} shards and 64 clients need {need}"
     if soft == resource.RLIM_INFINITY or soft >= need:
-        return Check("open files", State.ok, found)
+        return MachineCheck("open files", State.ok, found)
     how = f"ulimit -n {need}" if hard >= need else f"LimitNOFILE={need}"
     state = State.fail if soft < shards + 32 else State.warn
-    return Check("open files", state, found, f"raise it: {how}")
+    return MachineCheck("open files", state, found, f"raise it: {how}")
 
 
-def judge_shm(free: int) -> Check:
+def judge_shm(free: int) -> MachineCheck:
     """Free bytes of /dev/shm, which the daemon does not use; trainers' loader workers do."""
     found = f"{format_bytes(free)} free"
     if free < SHM_WELL:
@@ -128,33 +128,33 @@ def judge_shm(free: int) -> Check:
             "torch passes batches of DataLoader workers through it: docker run --shm-size=8g, or "
             "mount -o remount,size=8G /dev/shm"
         )
-        return Check(SHM, State.warn, found, remedy)
-    return Check(SHM, State.ok, found)
+        return MachineCheck(SHM, State.warn, found, remedy)
+    return MachineCheck(SHM, State.ok, found)
 
 
-def judge_disk(bytes_s: float, direct: bool) -> Check:
+def judge_disk(bytes_s: float, direct: bool) -> MachineCheck:
     """Random reads of 1 MiB, eight at a time."""
     found = f"{format_bytes(int(bytes_s))}/s in random reads of 1M, {DISK_THREADS} at a time"
     found += "" if direct else " (buffered: the page cache may have answered)"
     if bytes_s < DISK_WELL:
         remedy = "epochs larger than memory wait for it: put the store on a local NVMe disk"
-        return Check("disk speed", State.warn, found, remedy)
-    return Check("disk speed", State.ok, found)
+        return MachineCheck("disk speed", State.warn, found, remedy)
+    return MachineCheck("disk speed", State.ok, found)
 
 
-def judge_pages(shmem_enabled: str) -> Check:
+def judge_pages(shmem_enabled: str) -> MachineCheck:
     """Transparent huge pages of shared memory, as sysfs writes them: `always [never] ...`."""
     chosen = re.search(r"\[(\w+)\]", shmem_enabled)
     found = f"of shared memory: {chosen[1] if chosen else 'unknown'}"
     if chosen and chosen[1] in ("never", "deny"):
         found += " (within_size may save misses of the TLB)"
-    return Check("huge pages", State.ok, found)
+    return MachineCheck("huge pages", State.ok, found)
 
 
 # -- looking --------------------------------------------------------------------------------------
 
 
-def _check_memfd() -> Check:
+def _check_memfd() -> MachineCheck:
     """Makes an arena of two pages, and looks whether its size is sealed."""
     try:
         with Arena(1, 2 * mmap.PAGESIZE) as arena:
@@ -162,40 +162,44 @@ def _check_memfd() -> Check:
             os.close(arena.open_to_read())
     except (OSError, BudgetTooSmall) as error:
         remedy = "allow memfd_create and its seals in the container's seccomp profile"
-        return Check("memfd", State.fail, str(error), remedy)
-    return Check("memfd", State.ok, f"sealed ({seals:#x})")
+        return MachineCheck("memfd", State.fail, str(error), remedy)
+    return MachineCheck("memfd", State.ok, f"sealed ({seals:#x})")
 
 
-def judge_kernel_cache(folder: str | None) -> Check:
+def judge_kernel_cache(folder: str | None) -> MachineCheck:
     """Where what was compiled is kept; None: nowhere."""
     if folder is None:
         remedy = (
             "every start, of trainers too, compiles for about a minute: let the installation be "
             "written, or give this user a folder of its own (XDG_CACHE_HOME, NUMBA_CACHE_DIR)"
         )
-        return Check("kernel cache", State.warn, "none", remedy)
-    return Check("kernel cache", State.ok, folder)
+        return MachineCheck("kernel cache", State.warn, "none", remedy)
+    return MachineCheck("kernel cache", State.ok, folder)
 
 
-def _check_shm() -> Check:
+def _check_shm() -> MachineCheck:
     try:
         stat = os.statvfs(SHM)
     except OSError as error:
         remedy = "mount a tmpfs there: torch passes batches of DataLoader workers through it"
-        return Check(SHM, State.warn, error.strerror or str(error), remedy)
+        return MachineCheck(SHM, State.warn, error.strerror or str(error), remedy)
     return judge_shm(stat.f_bavail * stat.f_frsize)
 
 
-def _check_gpu() -> Check:
+def _check_gpu() -> MachineCheck:
     cards = sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))
     names = [re.search(r"Model:\s*(.+)", c.read_text()) for c in cards]
     nodes = list(Path("/dev").glob("nvidia[0-9]*")) + list(Path("/dev").glob("kfd"))
     if not cards and not nodes:
-        return Check("GPU", State.ok, "none; the daemon needs none")
+        return MachineCheck("GPU", State.ok, "none; the daemon needs none")
     if cards and not nodes:
         remedy = "this container has not been given it: docker run --gpus all"
-        return Check("GPU", State.warn, f"{len(cards)} of the machine, no device here", remedy)
-    return Check("GPU", State.ok, ", ".join(n[1] for n in names if n) or f"{len(nodes)} devices")
+        return MachineCheck(
+            "GPU", State.warn, f"{len(cards)} of the machine, no device here", remedy
+        )
+    return MachineCheck(
+        "GPU", State.ok, ", ".join(n[1] for n in names if n) or f"{len(nodes)} devices"
+    )
 
 
 def _swap_kib() -> int:
@@ -209,11 +213,11 @@ def _shards(store: Store) -> list[Path]:
     return [path for f in files for path in f.shards]
 
 
-def _check_direct(mode: str) -> Check:
+def _check_direct(mode: str) -> MachineCheck:
     if mode == "O_DIRECT":
-        return Check("O_DIRECT", State.ok, "the store's file system takes it")
+        return MachineCheck("O_DIRECT", State.ok, "the store's file system takes it")
     remedy = "reads pass the page cache, at the cost of copies: use ext4, xfs or btrfs"
-    return Check("O_DIRECT", State.warn, mode, remedy)
+    return MachineCheck("O_DIRECT", State.warn, mode, remedy)
 
 
 def measure_disk(shards: Sequence[Path], direct: bool, seconds: float = DISK_S) -> float:
@@ -246,7 +250,7 @@ def measure_disk(shards: Sequence[Path], direct: bool, seconds: float = DISK_S) 
             os.close(fd)
 
 
-def examine(settings: EngineSettings, path: Path | None) -> Iterator[Check]:
+def examine(settings: EngineSettings, path: Path | None) -> Iterator[MachineCheck]:
     """All checks; those of a store where `path` is given."""
     yield judge_kernel(platform.release())
     yield judge_cores(len(os.sched_getaffinity(0)))
@@ -265,24 +269,26 @@ def examine(settings: EngineSettings, path: Path | None) -> Iterator[Check]:
         yield from _examine_store(settings, path)
 
 
-def _examine_store(settings: EngineSettings, path: Path) -> Iterator[Check]:
+def _examine_store(settings: EngineSettings, path: Path) -> Iterator[MachineCheck]:
     try:
         store = open_store(path)
         make_budget(store.manifest, settings)
     except BudgetTooSmall as error:
-        yield Check("store", State.fail, str(error), "give a larger --mem")
+        yield MachineCheck("store", State.fail, str(error), "give a larger --mem")
     except (StoreError, OSError) as error:
-        yield Check(
+        yield MachineCheck(
             "store", State.fail, str(error), "give the folder of a store: blockstore ingest"
         )
         return
     else:
-        yield Check("store", State.ok, f"{path} (fingerprint {store.manifest.fingerprint})")
+        yield MachineCheck("store", State.ok, f"{path} (fingerprint {store.manifest.fingerprint})")
     shards = _shards(store)
     yield judge_files(*resource.getrlimit(resource.RLIMIT_NOFILE), len(shards))
     missing = [s for s in shards if not s.exists()]
     if missing:
-        yield Check("shards", State.fail, f"{missing[0]} is missing", "blockstore verify STORE")
+        yield MachineCheck(
+            "shards", State.fail, f"{missing[0]} is missing", "blockstore verify STORE"
+        )
     elif shards:
         mode = probe_direct(shards[0])
         direct = mode == "O_DIRECT"
@@ -290,7 +296,7 @@ def _examine_store(settings: EngineSettings, path: Path) -> Iterator[Check]:
         yield judge_disk(measure_disk(shards, direct), direct)
 
 
-def checks_text(checks: Sequence[Check]) -> str:
+def checks_text(checks: Sequence[MachineCheck]) -> str:
     """As people read them: a line a check, and below it what to do."""
     lines = table(
         [("check", "", "found"), *((c.name, c.state, c.found) for c in checks)], frozenset()

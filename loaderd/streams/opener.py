@@ -12,7 +12,7 @@ from loaderd.memory.slots import WAIT_S
 from loaderd.protocol import ErrorReply
 from loaderd.sessions.kinds import find_kind
 from loaderd.sessions.stores import Stores
-from loaderd.streams.registry import Group, StreamKey, StreamRegistry, StreamRequest
+from loaderd.streams.registry import StreamGroup, StreamKey, StreamRegistry, StreamRequest
 from loaderd.streams.stream import Cursor, Stream
 
 SETTLE_S = 1.0  # without a release, where batches usually take less than half of that
@@ -170,7 +170,7 @@ class StreamOpener:
         stream.send()
         stream.session.wake()
 
-    def _end(self, stream: Stream) -> tuple[Group, list[Cursor]] | None:
+    def _end(self, stream: Stream) -> tuple[StreamGroup, list[Cursor]] | None:
         """A stream ends, who reads it has none; None: it has gone, or something is leased."""
         with self._registry.lock:
             if stream not in self._registry.streams:
@@ -216,7 +216,7 @@ class StreamOpener:
             if cursor.active and not self._registry.place(cursor):
                 self.want(cursor, again=True)
 
-    def _instead(self, group: Group, share: int) -> Stream | None:
+    def _instead(self, group: StreamGroup, share: int) -> Stream | None:
         """A stream with `share` slots.  If it cannot do with these, it gets back what it had.
 
         None if there is not even that.
@@ -262,7 +262,7 @@ class StreamOpener:
             self._registry.move(cursor, stream)
             stream.begin(cursor)
 
-    def _take_turn(self, cursor: Cursor, group: Group) -> bool:
+    def _take_turn(self, cursor: Cursor, group: StreamGroup) -> bool:
         """A stream of the session's kind that has served long ends; who reads it waits in turn.
 
         Whether one has: the session is the next to open one.

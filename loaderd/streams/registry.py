@@ -56,7 +56,7 @@ class StreamRequest(NamedTuple):
 
 
 @dataclass(slots=True)
-class Group:
+class StreamGroup:
     """Sessions of equal parameters, and the streams that they may read."""
 
     key: StreamKey
@@ -72,30 +72,30 @@ class StreamRegistry:
         """`deliver`: to a client.  `ended`: told when a stream has ended."""
         self._stores, self._deliver, self._ended = stores, deliver, ended
         self.lock = stores.lock
-        self._sessions: Guarded[dict[int, tuple[Cursor, Group]]] = Guarded({}, self.lock)
-        self._groups: Guarded[dict[StreamKey, Group]] = Guarded({}, self.lock)
-        self._streams: Guarded[dict[Stream, Group]] = Guarded({}, self.lock)
+        self._sessions: Guarded[dict[int, tuple[Cursor, StreamGroup]]] = Guarded({}, self.lock)
+        self._groups: Guarded[dict[StreamKey, StreamGroup]] = Guarded({}, self.lock)
+        self._streams: Guarded[dict[Stream, StreamGroup]] = Guarded({}, self.lock)
         self.times = Meter().times()  # of sessions that have ended
         self.left_behind = self.reloads = 0
         self.starved = concurrency.Event()  # a stream may have nothing for one of its cursors
 
     @property
-    def sessions(self) -> dict[int, tuple[Cursor, Group]]:
+    def sessions(self) -> dict[int, tuple[Cursor, StreamGroup]]:
         """By number."""
         return self._sessions()
 
     @property
-    def groups(self) -> dict[StreamKey, Group]:
+    def groups(self) -> dict[StreamKey, StreamGroup]:
         return self._groups()
 
     @property
-    def streams(self) -> dict[Stream, Group]:
+    def streams(self) -> dict[Stream, StreamGroup]:
         """All that have not ended, also those that nobody may join any more."""
         return self._streams()
 
     # -- streams ----------------------------------------------------------------------------------
 
-    def put_up(self, group: Group, stream: Stream) -> None:
+    def put_up(self, group: StreamGroup, stream: Stream) -> None:
         self.streams[stream] = group
         group.streams.append(stream)
 
@@ -120,7 +120,7 @@ class StreamRegistry:
             if not stream.leased:
                 self.end(stream)
 
-    def forget_group(self, group: Group) -> None:
+    def forget_group(self, group: StreamGroup) -> None:
         """Nothing is kept of parameters that nobody uses."""
         used = any(g is group for _, g in self.sessions.values())
         if not used and group not in self.streams.values():
@@ -147,7 +147,7 @@ class StreamRegistry:
 
     # -- a session and its stream -----------------------------------------------------------------
 
-    def admit(self, cursor: Cursor, group: Group, stream: Stream) -> None:
+    def admit(self, cursor: Cursor, group: StreamGroup, stream: Stream) -> None:
         """A session that is new reads a stream, which may be new as well."""
         if stream not in self.streams:
             self.put_up(group, stream)
@@ -300,7 +300,7 @@ class StreamRegistry:
             for e in self._stores.all()
         )  # fmt: skip
 
-    def _session_status(self, cursor: Cursor, group: Group) -> SessionStatus:
+    def _session_status(self, cursor: Cursor, group: StreamGroup) -> SessionStatus:
         attached, stream, times = group.attached, cursor.stream, cursor.meter.times()
         held = 0 if stream is None else stream.session.held_bytes() // len(stream.cursors)
         return SessionStatus(

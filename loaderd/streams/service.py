@@ -38,7 +38,7 @@ from loaderd.sessions.base import Deliver
 from loaderd.sessions.kinds import find_kind
 from loaderd.sessions.stores import Stores
 from loaderd.streams.opener import AGAIN_S, StreamOpener
-from loaderd.streams.registry import Group, StreamKey, StreamRegistry, StreamRequest
+from loaderd.streams.registry import StreamGroup, StreamKey, StreamRegistry, StreamRequest
 from loaderd.streams.stream import Cursor, Stream
 
 _MORE = 2  # batches on their way, for each session that joins a stream
@@ -130,7 +130,7 @@ class StreamService:
             with self._registry.lock:
                 ids = seeds.copy() if seeds is not None and kept else None
                 order = order._replace(ids=ids)
-                group = self._registry.groups.setdefault(key, Group(key, order, attached))
+                group = self._registry.groups.setdefault(key, StreamGroup(key, order, attached))
                 cursor = Cursor(number, rank, attached.window, key.world)
                 self._registry.admit(cursor, group, stream)
         return structs.replace(attached, session=number)

@@ -27,7 +27,7 @@ Numbered = TypeVar("Numbered", bound=BatchReady | ChunkReady | RowGroup | Skippe
 
 
 @dataclass(slots=True, eq=False)
-class Batch:
+class RingBatch:
     """A batch in the ring of a stream: it is being built, or has been delivered."""
 
     stream: "Stream"
@@ -46,7 +46,7 @@ class Batch:
 
 
 @dataclass(slots=True)
-class Place:
+class CursorPosition:
     """Where a cursor is in one run of a stream."""
 
     run: int
@@ -72,9 +72,11 @@ class Cursor:
     step: int = 0  # position that it wants next
     stride: int = 1  # between two steps
     active: bool = False  # its run has batches to come
-    place: Place | None = None  # in its stream, of what it has asked for
-    wish: Place | None = None  # the same of a newer run, which it is expected to ask for
-    held: dict[int, Batch] = field(default_factory=dict)  # by position: sent, and not yet released
+    place: CursorPosition | None = None  # in its stream, of what it has asked for
+    wish: CursorPosition | None = None  # the same of a newer run, which it is expected to ask for
+    held: dict[int, RingBatch] = field(
+        default_factory=dict
+    )  # by position: sent, and not yet released
     waits: bool = False  # for a stream that is to be opened
     avoids: "Stream | None" = None  # the one that had nothing for it, while another is opened
     batches: int = 0
@@ -111,7 +113,7 @@ class Stream:
         self.in_parts = False  # a batch of it did not fit whole
         self.leased = 0  # batches that cursors hold, each counted
         self.cursors: dict[int, Cursor] = {}  # by number
-        self._ring: dict[tuple[int, int], Batch] = {}
+        self._ring: dict[tuple[int, int], RingBatch] = {}
         self._skips: dict[tuple[int, int], Skipped] = {}
 
     # -- what its session asks --------------------------------------------------------------------
@@ -134,7 +136,7 @@ class Stream:
             return None
         run, step = found
         wanted = {c.number for c in self.cursors.values() if self._wants(c, run, step)}
-        self._ring[found] = Batch(self, run, step, wanted)
+        self._ring[found] = RingBatch(self, run, step, wanted)
         if run == self.run:
             self.front = max(self.front, step + 1)
         return Wanted(run, self.epoch if run == self.run else self._epoch_of(run), step)
@@ -204,7 +206,7 @@ class Stream:
         if self.closing or self.stuck or self.error is not None or cursor.epoch != self.epoch:
             return False
         stride, depth = cursor.stride * self.world, self.depth
-        place = Place(self.run, cursor.step, stride, cursor.step)
+        place = CursorPosition(self.run, cursor.step, stride, cursor.step)
         found = [b for b in self._ring.values() if place.wants(b.run, b.step)]
         if not all(b.untouched for b in found) or cursor.step > self.front + depth * stride:
             return False
@@ -215,7 +217,7 @@ class Stream:
     def join(self, cursor: Cursor) -> None:
         """A cursor reads the newest run on from where it is; `can_join` has been asked."""
         stride = cursor.stride * self.world
-        cursor.place, cursor.wish = Place(self.run, cursor.step, stride, cursor.step), None
+        cursor.place, cursor.wish = CursorPosition(self.run, cursor.step, stride, cursor.step), None
         for batch in list(self._ring.values()):
             if cursor.place.wants(batch.run, batch.step):
                 batch.wanted.add(cursor.number)
@@ -245,7 +247,7 @@ class Stream:
         )
         return over and all(b.pieces or b.wanted - {cursor.number} for b in self._ring.values())
 
-    def _rest(self, place: Place) -> range:
+    def _rest(self, place: CursorPosition) -> range:
         return range(max(place.next, place.ask), self.num_steps, place.stride)
 
     def begin(self, cursor: Cursor) -> None:
@@ -263,8 +265,8 @@ class Stream:
         for other in self.cursors.values():
             self._drop_wish(other)
             at = first + other.rank
-            other.wish = Place(self.run, at, stride, at)
-        cursor.place, cursor.wish = Place(self.run, cursor.step, stride, cursor.step), None
+            other.wish = CursorPosition(self.run, at, stride, at)
+        cursor.place, cursor.wish = CursorPosition(self.run, cursor.step, stride, cursor.step), None
         self._settle(cursor)
         if fresh:
             self.session.start(self.run, self)
@@ -280,7 +282,7 @@ class Stream:
             late = self.front - self.first > self.depth * self.world
             at = self.front if late else self.first
             at += (cursor.rank - at) % self.world
-            cursor.wish = Place(self.run, at, self.world, at)
+            cursor.wish = CursorPosition(self.run, at, self.world, at)
 
     def drop(self, cursor: Cursor) -> None:
         """A cursor wants nothing of it any more, but for what it was sent."""
@@ -328,7 +330,7 @@ class Stream:
         return self.leased > sum(b.stream is self for c in self.live for b in c.held.values())
 
     @property
-    def early(self) -> list[tuple[Cursor, Batch]]:
+    def early(self) -> list[tuple[Cursor, RingBatch]]:
         """What was built before its turn for those who have nothing."""
         return [
             (cursor, batch)
@@ -370,7 +372,7 @@ class Stream:
         num = len(self.cursors)
         return self.depth if num < 2 else max(1, self.depth // (num + 1))
 
-    def _ready(self, cursor: Cursor) -> Batch | None:
+    def _ready(self, cursor: Cursor) -> RingBatch | None:
         """What a cursor can be sent next."""
         assert cursor.place is not None
         batch = self._ring.get((cursor.place.run, cursor.place.next))
@@ -408,7 +410,7 @@ class Stream:
         if place.next >= self.num_steps:
             cursor.place, cursor.active = None, False
 
-    def release(self, cursor: Cursor, batch: Batch, group: int) -> bool:
+    def release(self, cursor: Cursor, batch: RingBatch, group: int) -> bool:
         """A cursor is done with a row group; whether with the whole batch."""
         number = cursor.number
         if not 0 <= group < len(batch.left) or number not in batch.left[group]:
@@ -423,13 +425,13 @@ class Stream:
             self._free(batch, group)
         return done
 
-    def give_back(self, cursor: Cursor, batch: Batch) -> None:
+    def give_back(self, cursor: Cursor, batch: RingBatch) -> None:
         """A cursor needs nothing more of a batch that it was sent."""
         del cursor.held[batch.step]
         self.leased -= 1
         self._forget(cursor, batch)
 
-    def _forget(self, cursor: Cursor, batch: Batch) -> None:
+    def _forget(self, cursor: Cursor, batch: RingBatch) -> None:
         batch.wanted.discard(cursor.number)
         for group, left in enumerate(batch.left):
             if cursor.number in left:
@@ -437,7 +439,7 @@ class Stream:
                 if not left:
                     self._free(batch, group)
 
-    def _free(self, batch: Batch, group: int) -> None:
+    def _free(self, batch: RingBatch, group: int) -> None:
         if batch.whole and not any(batch.left):
             self._ring.pop((batch.run, batch.step), None)
         self.session.release(
@@ -446,7 +448,7 @@ class Stream:
 
     # -- places -----------------------------------------------------------------------------------
 
-    def _places(self) -> Iterator[tuple[Cursor, Place]]:
+    def _places(self) -> Iterator[tuple[Cursor, CursorPosition]]:
         for cursor in self.cursors.values():
             for place in (cursor.place, cursor.wish):
                 if place is not None:

@@ -24,7 +24,13 @@ from blockstore.format import Manifest, RowArray
 from blockstore.store import Store, open_store, read_rows
 from blockstore.units import format_bytes
 from preprocess.contents import row_disk_bytes
-from preprocess.derive.plan import Derivation, DerivePlan, Resolved, plan_derivation, resolve
+from preprocess.derive.plan import (
+    Derivation,
+    DerivePlan,
+    ResolvedDerivation,
+    plan_derivation,
+    resolve,
+)
 from preprocess.errors import BadInput
 from preprocess.kernels import derive as kernels
 from preprocess.kernels.edges import Records
@@ -33,7 +39,7 @@ from preprocess.memory import give_back_freed
 from preprocess.pipeline import (
     Cost,
     Facts,
-    Run,
+    PipelineRun,
     Stage,
     check_disk,
     disk_need,
@@ -44,7 +50,7 @@ from preprocess.progress import Progress
 from preprocess.result import QuantizationError, Ran, StageResult
 from preprocess.stages.ahead import read_ahead
 from preprocess.stages.array_file import ArrayFile, load_array, save_array
-from preprocess.stages.csc import Columns, sorted_columns
+from preprocess.stages.csc import WholeColumns, sorted_columns
 from preprocess.stages.rows import convert, scatter_bytes
 from preprocess.stages.slots import SlotCopies
 from preprocess.stored import Cut, cut_columns, floats_ahead, joined_columns, stored_edges
@@ -64,7 +70,7 @@ class DeriveResult(Ran):
     """What has been added to a store."""
 
     manifest: Manifest
-    resolved: Resolved
+    resolved: ResolvedDerivation
     plan: DerivePlan
     without_neighbors: int  # targets: their rows are zeros
     quantization: QuantizationError | None
@@ -135,7 +141,7 @@ def derive(
             )
 
 
-class DeriveRun(Run):
+class DeriveRun(PipelineRun):
     """The store that is extended."""
 
     def __init__(
@@ -155,7 +161,9 @@ class DeriveRun(Run):
 class DeriveStages:
     """The stages that add one array to a store."""
 
-    def __init__(self, manifest: Manifest, resolved: Resolved, plan: DerivePlan, op: str) -> None:
+    def __init__(
+        self, manifest: Manifest, resolved: ResolvedDerivation, plan: DerivePlan, op: str
+    ) -> None:
         self._manifest, self._resolved, self._plan, self._op = manifest, resolved, plan, op
         self._feature, self._items = resolved.feature, resolved.feature.row_items
         self._one = plan.num_slices == 1  # sums of all columns are in memory
@@ -476,7 +484,7 @@ class _Cursor:
                 return
 
 
-def _pieces(columns: Columns, most: int) -> Edges:
+def _pieces(columns: WholeColumns, most: int) -> Edges:
     """Columns as edges, at most so many at a time; the name of the column comes first."""
     ends = np.cumsum(columns.degrees)
     for low in range(0, columns.sources.size, most):

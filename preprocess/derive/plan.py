@@ -51,7 +51,7 @@ class Derivation:
     dtype: FeatureDtype | None = None  # None: that of the origin's array
 
 
-class Resolved(NamedTuple):
+class ResolvedDerivation(NamedTuple):
     """The same, found in a manifest."""
 
     target: NodeType
@@ -110,7 +110,7 @@ class DerivePlan:
         return min(self.width, num_columns - number * self.width)
 
 
-def resolve(manifest: Manifest, derivation: Derivation, where: str) -> Resolved:
+def resolve(manifest: Manifest, derivation: Derivation, where: str) -> ResolvedDerivation:
     """Find what is named in a store, which is at `where`.  Raises BadInput."""
     for option, found, known in (
         ("--op", derivation.op, get_args(Op)),
@@ -126,7 +126,9 @@ def resolve(manifest: Manifest, derivation: Derivation, where: str) -> Resolved:
     array = _new_array(manifest, target, feature, derivation, where)
     outward = relation.src == target.name and relation.dst != target.name
     copies = _copies(target, array, derivation.name)
-    return Resolved(target, origin, relation, outward, feature, array, derivation.name, copies)
+    return ResolvedDerivation(
+        target, origin, relation, outward, feature, array, derivation.name, copies
+    )
 
 
 def _find_type(manifest: Manifest, name: str, where: str) -> NodeType:
@@ -210,7 +212,7 @@ def _result_dtype(feature: RowArray) -> str:
 
 
 def plan_derivation(
-    manifest: Manifest, resolved: Resolved, mem_bytes: int, longest: int = 0
+    manifest: Manifest, resolved: ResolvedDerivation, mem_bytes: int, longest: int = 0
 ) -> DerivePlan:
     """Share out --mem.
 
@@ -270,7 +272,7 @@ def _reading(feature: RowArray, scan_bytes: int) -> int:
     return 2 * scan_bytes + 4 * (scan_bytes * 4 // ITEM_BYTES[feature.dtype])
 
 
-def _table_bytes(manifest: Manifest, resolved: Resolved) -> int:
+def _table_bytes(manifest: Manifest, resolved: ResolvedDerivation) -> int:
     """What stays in memory beside the share: counts, checksums, blocks of edges."""
     counts = 4 * resolved.target.num_nodes
     if not resolved.outward:

@@ -28,8 +28,8 @@ from preprocess.pipeline import Cost, Facts
 from preprocess.plan import too_little_memory
 from preprocess.sources.plain_names import PlainNames
 from preprocess.stages.array_file import ArrayFile
-from preprocess.stages.csc import COLUMN_BYTES, Columns, Widths, sorted_columns
-from preprocess.stages.edge_list import Identified, Part, Pieces, rows_by_id
+from preprocess.stages.csc import COLUMN_BYTES, WholeColumns, Widths, sorted_columns
+from preprocess.stages.edge_list import Identified, Pieces, RowPart, rows_by_id
 from preprocess.stages.edge_places import EdgePlaces
 from preprocess.stages.rows import Emit
 from preprocess.stored import stored_blocks
@@ -135,7 +135,7 @@ class EdgeExport:
                         ids.append(edge_ids)
                     yield Identified(edge_ids, (src, dst))
 
-        ends = [Part(run.ids(name).original.dtype) for name in (relation.src, relation.dst)]
+        ends = [RowPart(run.ids(name).original.dtype) for name in (relation.src, relation.dst)]
         count, pieces = rows_by_id(
             identified(), self._num_ids, ends, relation.num_edges, run.share, run.folder,
             run.progress,
@@ -204,7 +204,7 @@ class EdgeExport:
                 done += piece.shape[0]
 
         def place(emit: Emit) -> None:
-            part = Part(numpy_dtype(array.dtype), array.row_items)
+            part = RowPart(numpy_dtype(array.dtype), array.row_items)
             with ArrayFile(run.path(_IDS), self._id_dtype) as ids:
                 found, ordered = rows_by_id(
                     identified(ids), self._num_ids, [part], array.num_rows, run.share, run.folder,
@@ -283,7 +283,7 @@ class _KeptIds:
         return found
 
 
-def _ends(columns: Iterator[Columns], places: EdgePlaces | None) -> Pieces:
+def _ends(columns: Iterator[WholeColumns], places: EdgePlaces | None) -> Pieces:
     """Sources, numbered 0, and targets, numbered 1, in turn; edge ids go to `places`."""
     for c in columns:
         if places is not None:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from blockstore.format import RowArray
 from blockstore.store import Store, numpy_dtype, read_rows, scan_rows
 from preprocess.files.npy import NpyWriter
-from preprocess.pipeline import Run, Stage
+from preprocess.pipeline import PipelineRun, Stage
 from preprocess.progress import Progress
 from preprocess.sources.plain_names import CSR, CSR_PARTS
 from preprocess.stages.rows import Emit
@@ -27,7 +27,7 @@ class TypeIds(NamedTuple):
     original: NDArray[Any]
 
 
-class ExportRun(Run):
+class ExportRun(PipelineRun):
     """The store that is read, and the memory for it."""
 
     def __init__(

@@ -27,7 +27,7 @@ class Placed(msgspec.Struct, frozen=True, tag=True):
     offset: int
 
 
-class Held(msgspec.Struct, frozen=True, tag=True):
+class GivenArray(msgspec.Struct, frozen=True, tag=True):
     """An array that is given as it is, in C order."""
 
     dtype: str
@@ -35,7 +35,7 @@ class Held(msgspec.Struct, frozen=True, tag=True):
     items: bytes
 
 
-Array = Placed | Held
+Array = Placed | GivenArray
 
 
 class StridedRows(StoredArray):
@@ -55,10 +55,10 @@ class StridedRows(StoredArray):
     def row(self, index: int) -> "StridedRows":
         """One row of an array of several dimensions, as an array."""
         array, item = self._array, self._stored.itemsize
-        if isinstance(array, Held):
+        if isinstance(array, GivenArray):
             num_bytes = prod(array.shape[1:]) * item
             items = array.items[index * num_bytes : (index + 1) * num_bytes]
-            row: Array = Held(array.dtype, array.shape[1:], items)
+            row: Array = GivenArray(array.dtype, array.shape[1:], items)
         else:
             offset = array.offset + index * array.strides[0] * item
             row = Placed(array.dtype, array.shape[1:], array.strides[1:], offset)
@@ -67,7 +67,7 @@ class StridedRows(StoredArray):
     def pieces(self, first: int, stop: int, count: int) -> Iterator[NDArray[Any]]:
         """Rows [first, stop), `count` at a time; the array is reused, and not to be written to."""
         array = self._array
-        if isinstance(array, Held):
+        if isinstance(array, GivenArray):
             rows = np.frombuffer(array.items, self._stored).reshape(array.shape)
             for at in range(first, stop, count):
                 yield self._widened(rows[at : min(at + count, stop)])

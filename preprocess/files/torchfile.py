@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from preprocess.errors import BadInput
-from preprocess.files.strided import BFLOAT16, Array, Held, Placed, StridedRows
+from preprocess.files.strided import BFLOAT16, Array, GivenArray, Placed, StridedRows
 
 # what a damaged pickle raises depends on where it is damaged
 _UNREADABLE = (
@@ -44,7 +44,7 @@ _RECORDS = (  # classes of which objects may be in a file
 )  # fmt: skip
 
 
-class Record:
+class TorchObject:
     """What stands for an object of a class that may be in a file: its attributes, none of its code.
 
     The class itself is not imported, and stands for no more than this one.
@@ -66,10 +66,10 @@ class Other(msgspec.Struct, frozen=True):
 
 
 def read_torch(path: Path) -> Any:
-    """What a file holds: plain values, lists, dicts, `Array`, `Record` and `Other`; all else fails.
+    """What a file holds: plain values, lists, dicts, `Array`, `TorchObject` and `Other`; all else fails.
 
     A file that is one tuple is one here; other tuples are lists.  A sparse matrix in CSR is a
-    `Record` as torch_sparse has it.  Where torch is loaded already, or no process can be had, this
+    `TorchObject` as torch_sparse has it.  Where torch is loaded already, or no process can be had, this
     process reads the file.  Raises BadInput.
     """
     try:
@@ -82,7 +82,7 @@ def read_torch(path: Path) -> Any:
 
 def open_tensor(path: Path, where: str, values: Any, expected: str) -> StridedRows:
     """What `read_torch` gave for a tensor or an array, as rows.  Raises BadInput: it is neither."""
-    if not isinstance(values, Placed | Held):
+    if not isinstance(values, Placed | GivenArray):
         what = values.text if isinstance(values, Other) else f"a {kind_of(values)}"
         raise BadInput.at(where, what, expected, "save it again")
     return StridedRows(path, values, where)
@@ -90,7 +90,7 @@ def open_tensor(path: Path, where: str, values: Any, expected: str) -> StridedRo
 
 def kind_of(value: Any) -> str:
     """What a value is, for messages."""
-    if isinstance(value, Placed | Held):
+    if isinstance(value, Placed | GivenArray):
         return "Tensor"
     return value.text if isinstance(value, Other) else type(value).__name__
 
@@ -137,7 +137,7 @@ def _packed(path: Path) -> bytes:
                 "_value": value.values(), "_sparse_sizes": tuple(value.shape),
             }  # fmt: skip
             code, raw = _RECORD, {"storage": msgspec.msgpack.Ext(_RECORD, encode(parts))}
-        elif isinstance(value, Record):  # a store of PyG knows the graph that it is in
+        elif isinstance(value, TorchObject):  # a store of PyG knows the graph that it is in
             code, raw = _RECORD, {k: v for k, v in value.attributes.items() if k != "_parent"}
         else:
             code, raw = _OTHER, layout
@@ -157,7 +157,7 @@ def _unpacked(code: int, raw: memoryview) -> Any:
         return msgspec.msgpack.decode(raw, type=Array)
     value = msgspec.msgpack.decode(raw, ext_hook=_unpacked)
     if code == _RECORD:
-        record = Record()
+        record = TorchObject()
         record.attributes = value
         return record
     return Other(value) if code == _OTHER else tuple(value)
@@ -208,7 +208,7 @@ def _describe(path: Path, values: Any) -> Array | None:
     if offset is not None:
         name = BFLOAT16 if str(values.dtype) == "torch.bfloat16" else dtype.str
         return Placed(name, shape, tuple(int(n) for n in values.stride()), offset)
-    return Held(dtype.str, shape, np.ascontiguousarray(_as_numpy(values)).tobytes())
+    return GivenArray(dtype.str, shape, np.ascontiguousarray(_as_numpy(values)).tobytes())
 
 
 def _as_numpy(values: Any) -> NDArray[Any]:
@@ -255,7 +255,7 @@ def _allowed(torch: Any) -> Iterator[None]:
     rebuild = importlib.import_module("numpy._core.multiarray")._reconstruct
     kinds = [getattr(np.dtypes, name) for name in dir(np.dtypes) if name.endswith("DType")]
     old = (rebuild, "numpy.core.multiarray._reconstruct")  # its name before numpy 2
-    records: list[Any] = [(Record, name) for name in _RECORDS]
+    records: list[Any] = [(TorchObject, name) for name in _RECORDS]
     records.append((_empty_dict, "collections.defaultdict"))
     allowed = torch.serialization.get_safe_globals()
     torch.serialization.clear_safe_globals()

@@ -28,7 +28,7 @@ from preprocess.errors import BadInput
 from preprocess.hops.plan import (
     HopsPlan,
     Operator,
-    Resolved,
+    ResolvedHops,
     gapless,
     plan_hops,
     resolve_hops,
@@ -41,7 +41,7 @@ from preprocess.options import HopsRequest
 from preprocess.pipeline import (
     Cost,
     Facts,
-    Run,
+    PipelineRun,
     Stage,
     check_disk,
     disk_need,
@@ -51,7 +51,7 @@ from preprocess.pipeline import (
 from preprocess.progress import Progress
 from preprocess.result import Ran, StageResult
 from preprocess.stages.array_file import ArrayFile, load_array, save_array
-from preprocess.stages.product import Product, Step, count_degrees, new_columns
+from preprocess.stages.product import ProductStep, RelationProduct, count_degrees, new_columns
 from preprocess.stages.rows import convert
 from preprocess.stored import Cut, cut_columns, joined_columns
 from preprocess.work import WorkFolder, sign, work_path
@@ -79,7 +79,7 @@ class HopsResult(Ran):
     """What has been added to a store."""
 
     manifest: Manifest
-    resolved: Resolved
+    resolved: ResolvedHops
     plan: HopsPlan
     rows: dict[str, int]  # of each split
     without_label: dict[str, int]  # nodes of each split that were left out
@@ -158,7 +158,7 @@ def make_hops(
             return stages.result(run)
 
 
-class HopsRun(Run):
+class HopsRun(PipelineRun):
     """The store that is extended, and a slice of all nodes between stages."""
 
     def __init__(
@@ -173,13 +173,13 @@ class HopsRun(Run):
         self.extender, self.store, self.pool = extender, extender.store, pool
         self.resolved, self.plan = stages.resolved, stages.plan
         self.manifest = extender.store.manifest
-        self._columns: _Columns | None = None
+        self._columns: _ColumnSlice | None = None
 
     @property
-    def columns(self) -> "_Columns":
+    def columns(self) -> "_ColumnSlice":
         """A slice of the columns of all nodes; memory is taken at the first use."""
         if self._columns is None:
-            self._columns = _Columns(self)
+            self._columns = _ColumnSlice(self)
         return self._columns
 
     def release(self) -> None:
@@ -192,7 +192,7 @@ class HopsRun(Run):
 class HopStages:
     """The stages that add hops to a store, also to one that is yet to come."""
 
-    def __init__(self, manifest: Manifest, resolved: Resolved, plan: HopsPlan) -> None:
+    def __init__(self, manifest: Manifest, resolved: ResolvedHops, plan: HopsPlan) -> None:
         self._manifest, self.resolved, self.plan = manifest, resolved, plan
         nodes = resolved.nodes
         self._label = nodes.label if resolved.is_new else None
@@ -379,14 +379,14 @@ class HopStages:
                 stage.advance(rows.nbytes)
 
 
-class _Columns:
+class _ColumnSlice:
     """One slice of the columns of all nodes, and what operators make of it."""
 
     def __init__(self, run: HopsRun) -> None:
         size = run.resolved.nodes.num_nodes * run.plan.width
         self._run, self._columns = run, [new_columns(size) for _ in range(run.plan.arrays)]
         self.taker = RowTaker(run.store, run.folder, run.plan, run.pool)
-        self._product: Product | None = None
+        self._product: RelationProduct | None = None
         self._made_for: Operator | None = None
         self._factor = self._scale = _NONE
 
@@ -432,16 +432,16 @@ class _Columns:
             rows = x
             for scale, share in steps:
                 out = next(each for each in spare if each is not rows)
-                step = Step(self._factor, scale, share, operator.loops)
+                step = ProductStep(self._factor, scale, share, operator.loops)
                 product.run(step, rows, x, run.plan.width, out, self._run.pool, stage)
                 rows = out
         return rows, [each for each in (x, *spare) if each is not rows]
 
-    def _get_product(self, operator: Operator) -> Product:
+    def _get_product(self, operator: Operator) -> RelationProduct:
         """Made once: all operators have one relation, and weights or not."""
         run, plan = self._run, self._run.plan
         if self._product is None:
-            self._product = Product(
+            self._product = RelationProduct(
                 run.store, run.resolved.relation, run.resolved.nodes,
                 load_array(run.path(_CARRIED), np.uint8), weighted=operator.weighted,
                 threads=plan.threads, scan_bytes=plan.scan_bytes, resident=plan.resident,

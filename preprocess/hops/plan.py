@@ -85,7 +85,7 @@ def _heat_terms(t: float) -> int:
     return max(1, k)
 
 
-class Resolved(NamedTuple):
+class ResolvedHops(NamedTuple):
     """The same, found in a manifest."""
 
     nodes: NodeType
@@ -149,7 +149,7 @@ def gapless(
     return msgspec.structs.replace(array, rows_per_block=per_block)
 
 
-def resolve_hops(manifest: Manifest, request: HopsRequest, where: str) -> Resolved:
+def resolve_hops(manifest: Manifest, request: HopsRequest, where: str) -> ResolvedHops:
     """Find what is named in a store, which is at `where`.  Raises BadInput."""
     _check_numbers(request)
     nodes = _find_type(manifest, request, where)
@@ -170,7 +170,7 @@ def resolve_hops(manifest: Manifest, request: HopsRequest, where: str) -> Resolv
     dtype = request.dtype or (feature.dtype if kept else "float32")
     sizes = _find_splits(nodes, request, where)
     held = _find_held(nodes, sizes, operators, request, feature_name, dtype, where)
-    return Resolved(
+    return ResolvedHops(
         nodes, relation, feature, feature_name, operators, request.hops, dtype, sizes, held,
         request.seed,
     )  # fmt: skip
@@ -349,7 +349,7 @@ class HopsPlan:
 
 
 def plan_hops(
-    manifest: Manifest, resolved: Resolved, mem_bytes: int, threads: int
+    manifest: Manifest, resolved: ResolvedHops, mem_bytes: int, threads: int
 ) -> HopsPlan:  # fmt: skip
     """Share out --mem.  Raises BudgetTooSmall with the least that would do."""
     nodes, feature, columns = resolved.nodes, resolved.feature, resolved.feature.row_items
@@ -431,7 +431,7 @@ def _width(columns: int, fitting: int) -> int:
     return -(-total // num_slices) * _LINE_ITEMS
 
 
-def _tables(manifest: Manifest, resolved: Resolved, sample: list[RowArray]) -> int:
+def _tables(manifest: Manifest, resolved: ResolvedHops, sample: list[RowArray]) -> int:
     """What stays in memory beside the columns: checksums, places of blocks, small arrays."""
     relation, block = resolved.relation, manifest.block_bytes
     pages = max(row_disk_bytes(array, block) for array in sample) // PAGE_BYTES

@@ -17,7 +17,7 @@ from blockstore.io.files import write_exact
 from blockstore.kernels.random import make_key, permute_range
 from blockstore.store import Store, read_rows, scan_rows
 from preprocess.errors import BadInput
-from preprocess.hops.plan import ALL, HopsPlan, Resolved
+from preprocess.hops.plan import ALL, HopsPlan, ResolvedHops
 from preprocess.kernels.hops import take_rows
 from preprocess.stages.array_file import ArrayFile
 
@@ -34,7 +34,7 @@ def order_key(seed: int, type_name: str, split: str) -> int:
     return make_key(seed, _PURPOSE, int.from_bytes(name, "little"), 0, 0)
 
 
-def choose_rows(store: Store, resolved: Resolved, folder: Path) -> dict[str, list[int]]:
+def choose_rows(store: Store, resolved: ResolvedHops, folder: Path) -> dict[str, list[int]]:
     """Write nodes and places of all rows; returns of each split: rows, nodes left out.
 
     Raises BadInput: no node of a split has a label; CorruptBlock.

@@ -17,7 +17,7 @@ from blockstore.kernels.columns import (
 )
 from blockstore.kernels.intrinsics import prefetch
 from blockstore.kernels.jit import leaf, njit
-from preprocess.kernels.rowsum import Edges, sum_rows
+from preprocess.kernels.rowsum import RowSources, sum_rows
 
 CHUNK_EDGES = 128  # summed in registers, then added to the sum: errors grow with chunks, not edges
 _LINE_ITEMS = 16  # float32 in a cache line
@@ -87,7 +87,7 @@ def multiply_blocks(blocks, table, product, out, carry_slots, carry, part, parts
         count, num_edges = np.int64(words[word + NUM_NODES]), np.int64(words[word + NUM_EDGES])
         start = np.int64(words[word + EDGES_START])
         zero = base + start  # the block's first edge
-        edges = Edges(blocks.ids, blocks.weights, zero + num_edges)
+        edges = RowSources(blocks.ids, blocks.weights, zero + num_edges)
         weight_at = np.int64(0)
         if blocks.weights is not None:
             over = (start + num_edges) * id_bytes

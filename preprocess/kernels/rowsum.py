@@ -24,7 +24,7 @@ class RowTable(NamedTuple):
     first: int  # the source whose row is row 0
 
 
-class Edges(NamedTuple):
+class RowSources(NamedTuple):
     """Where each row comes from."""
 
     sources: NDArray[Any]  # uint32 or uint64 (any,)

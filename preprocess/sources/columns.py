@@ -39,7 +39,7 @@ class Splits:
         return bool(self.word or self.masks)
 
 
-class Tables:
+class TableSequence:
     """Tables that follow each other, with the same columns."""
 
     def __init__(self, tables: Sequence[Table], remedy: str) -> None:
@@ -123,7 +123,7 @@ class NodeTables:
     """The nodes of a type, a row each; without tables, those that edges name."""
 
     name: str
-    tables: Tables | None
+    tables: TableSequence | None
     key: str = ""  # column of ids; "": a node's id is the number of its row, from 0
     kind: str = ""  # of ids: "integer", "text", or "": what they seem
     features: tuple[Columns, ...] = ()
@@ -138,7 +138,7 @@ class EdgeTables:
     src: str
     name: str
     dst: str
-    tables: Tables
+    tables: TableSequence
     src_key: str
     dst_key: str
     features: tuple[Columns, ...] = ()
@@ -156,7 +156,11 @@ class TableArray:
     path = None  # the source names the files of its tables
 
     def __init__(
-        self, tables: Tables, array: Columns, num_rows: Callable[[], int], label: bool = False
+        self,
+        tables: TableSequence,
+        array: Columns,
+        num_rows: Callable[[], int],
+        label: bool = False,
     ) -> None:
         """A label of one column is read as float64: NaN where there is none.  Raises BadInput."""
         types = {name: tables.type_of(name) for name in array.columns}
@@ -200,7 +204,7 @@ class TableArray:
 
 
 def list_splits(
-    tables: Tables, splits: Splits, put: Callable[[str, NDArray[np.int64]], None]
+    tables: TableSequence, splits: Splits, put: Callable[[str, NDArray[np.int64]], None]
 ) -> None:
     """Hand over the numbers of the rows of each split, in order.  Raises BadInput."""
     for split, column in splits.masks:

@@ -12,7 +12,7 @@ import msgspec
 
 from preprocess.errors import BadInput
 from preprocess.files.tables import Table
-from preprocess.sources.columns import Columns, EdgeTables, NodeTables, Splits, Tables
+from preprocess.sources.columns import Columns, EdgeTables, NodeTables, Splits, TableSequence
 from preprocess.sources.table import read_description
 from preprocess.sources.tabular import TabularSource
 
@@ -90,11 +90,11 @@ def _edge(folder: Path, separator: str, edge: _Edges) -> EdgeTables:
     )
 
 
-def _tables(folder: Path, separator: str, name: str) -> Tables:
-    return Tables([Table(folder / name, "csv", separator)], f"correct {META}, or the header")
+def _tables(folder: Path, separator: str, name: str) -> TableSequence:
+    return TableSequence([Table(folder / name, "csv", separator)], f"correct {META}, or the header")
 
 
-def _others(tables: Tables, graph: str, ids: tuple[str, ...]) -> list[str]:
+def _others(tables: TableSequence, graph: str, ids: tuple[str, ...]) -> list[str]:
     """Columns that become arrays; those without a name are what pandas writes for row numbers."""
     if graph in tables.names:
         raise BadInput.at(
@@ -109,5 +109,5 @@ def _array(name: str) -> Columns:
     return Columns("x" if name == _MAIN else name, (name,))
 
 
-def _splits(tables: Tables) -> Splits:
+def _splits(tables: TableSequence) -> Splits:
     return Splits(masks=tuple(m for m in _MASKS if m[1] in tables.names))

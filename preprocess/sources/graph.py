@@ -18,7 +18,7 @@ Ends = tuple[str, str, str]  # source type, relation, target type
 Owner = str | Ends  # what an array is of: a node type or a relation
 
 
-class Rows(Protocol):
+class RowStream(Protocol):
     """An array of rows that is read in order."""
 
     @property
@@ -37,7 +37,7 @@ class Rows(Protocol):
         """(at most `count`, *row_shape) at a time; the array is reused.  Raises BadInput."""
 
 
-class Edges(Protocol):
+class EdgeFile(Protocol):
     """The edges of a relation in a file."""
 
     @property
@@ -70,33 +70,33 @@ class GraphSource:
 
     def __init__(self, where: Path, num_nodes: Mapping[str, int] | None = None) -> None:
         self.where, self._num_nodes = str(where), dict(num_nodes or {})
-        self._edges: dict[Ends, Edges] = {}
-        self._arrays: dict[Owner, list[Rows]] = {}
-        self._splits: dict[Owner, list[Rows]] = {}
-        self._labels: dict[str, Rows] = {}
-        self._readers: dict[SourceRows, Rows] = {}
+        self._edges: dict[Ends, EdgeFile] = {}
+        self._arrays: dict[Owner, list[RowStream]] = {}
+        self._splits: dict[Owner, list[RowStream]] = {}
+        self._labels: dict[str, RowStream] = {}
+        self._readers: dict[SourceRows, RowStream] = {}
         self._files: set[Path] = set()
 
     def add_files(self, *paths: Path) -> None:
         """Files that are read besides those of edges and arrays."""
         self._files.update(paths)
 
-    def add_edges(self, ends: Ends, edges: Edges) -> None:
+    def add_edges(self, ends: Ends, edges: EdgeFile) -> None:
         """A relation."""
         self._edges[ends] = edges
         self._files.add(edges.path)
 
-    def add_array(self, owner: Owner, rows: Rows) -> None:
+    def add_array(self, owner: Owner, rows: RowStream) -> None:
         """An array of a type or a relation.  Raises BadInput: another has its name."""
         self._add(self._arrays.setdefault(owner, []), "array", rows)
 
-    def add_label(self, node_type: str, rows: Rows) -> None:
+    def add_label(self, node_type: str, rows: RowStream) -> None:
         """The labels of a type."""
-        held: list[Rows] = []
+        held: list[RowStream] = []
         self._add(held, "label", rows)
         self._labels[node_type] = rows
 
-    def add_split(self, owner: Owner, rows: Rows) -> None:
+    def add_split(self, owner: Owner, rows: RowStream) -> None:
         """A split of a type or a relation.  Raises BadInput: another has its name."""
         self._add(self._splits.setdefault(owner, []), "split", rows)
 
@@ -160,7 +160,7 @@ class GraphSource:
         """Rows in order; the array may be reused, and is not to be written to."""
         return self._readers[rows].pieces(max(count, 1))
 
-    def _add(self, others: list[Rows], what: str, rows: Rows) -> None:
+    def _add(self, others: list[RowStream], what: str, rows: RowStream) -> None:
         twice = next((r for r in others if r.name == rows.name), None)
         if twice is not None:
             raise BadInput.at(
@@ -171,7 +171,7 @@ class GraphSource:
         if rows.path is not None:
             self._files.add(rows.path)
 
-    def _readable(self, arrays: list[Rows]) -> list[SourceRows]:
+    def _readable(self, arrays: list[RowStream]) -> list[SourceRows]:
         forms = [rows.form for rows in arrays]
         self._readers.update(zip(forms, arrays, strict=True))
         return forms

@@ -12,7 +12,7 @@ from preprocess.errors import BadInput
 from preprocess.files.tables import INTEGER, BadCell, Texts
 from preprocess.pipeline import Facts
 from preprocess.prepare import Preparation
-from preprocess.sources.columns import EdgeTables, NodeTables, Tables
+from preprocess.sources.columns import EdgeTables, NodeTables, TableSequence
 from preprocess.sources.idmap import (
     PIECE_ROWS,
     KeyColumn,
@@ -26,7 +26,9 @@ from preprocess.stages.array_file import ArrayFile
 ROW, SAME, INTEGERS, TEXTS = "row", "same", "integer", "text"  # what the ids of a type are
 _ENDS = ("src", "dst")
 
-_Column = tuple[Tables, str, str]  # tables, column, and the file of ids of an end of an edge table
+_Column = tuple[
+    TableSequence, str, str
+]  # tables, column, and the file of ids of an end of an edge table
 
 
 class NodeIds:
@@ -229,7 +231,7 @@ def _count_same(node: NodeTables) -> int | None:
     return row
 
 
-def _key_pieces(tables: Tables, key: str, kind: str) -> Callable[[], Iterator[Texts]]:
+def _key_pieces(tables: TableSequence, key: str, kind: str) -> Callable[[], Iterator[Texts]]:
     def integers() -> Iterator[Texts]:
         for (ids,) in tables.arrays({key: INTEGER}, PIECE_ROWS):
             data = np.ascontiguousarray(ids).view(np.uint8)

@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 
 from preprocess.contents import SPLITS
 from preprocess.errors import BadInput
-from preprocess.files.strided import Held, Placed
+from preprocess.files.strided import GivenArray, Placed
 from preprocess.files.tables import FLAG, Table
 from preprocess.files.torchfile import kind_of, open_tensor, read_torch
 from preprocess.sources.arrays import ArrayRows, id_rows
-from preprocess.sources.graph import GraphSource, Rows
+from preprocess.sources.graph import GraphSource, RowStream
 from preprocess.sources.text import TextIds
 
 # whose edges OGB's master.csv says to add the inverse of, and the names of their archives
@@ -92,7 +92,7 @@ class OgbSource(GraphSource):
     def _add_loaded(self, split: str, path: Path, where: str, value: Any, one_list: int) -> None:
         """A list of the only type, if `one_list` is 1, lists by type, or columns of pairs."""
         types, dot = self.num_nodes, "." if where != str(path) else ": "
-        if isinstance(value, Placed | Held) and one_list == 1:
+        if isinstance(value, Placed | GivenArray) and one_list == 1:
             rows = open_tensor(path, where, value, "a tensor")
             self.add_split(next(iter(types)), id_rows(split, rows))
             return
@@ -118,7 +118,7 @@ class OgbSource(GraphSource):
                     open_tensor(path, f"{where}{dot}{field}", value[field], "a tensor")
                     for field in fields
                 ]
-                pairs: Rows = (
+                pairs: RowStream = (
                     id_rows(name, files[0], ((2,),))
                     if len(files) == 1
                     else _Columns(name, [id_rows(name, file) for file in files], fields[0])

@@ -25,11 +25,11 @@ from numpy.typing import NDArray
 
 from preprocess.errors import BadInput
 from preprocess.files.npy import StoredArray
-from preprocess.files.strided import Held, Placed, StridedRows
-from preprocess.files.torchfile import Record, kind_of, read_torch
+from preprocess.files.strided import GivenArray, Placed, StridedRows
+from preprocess.files.torchfile import TorchObject, kind_of, read_torch
 from preprocess.source import SourceRows
 from preprocess.sources.arrays import ArrayRows, CompressedEdges, EdgeArray, EdgeLists, id_rows
-from preprocess.sources.graph import NODE, RELATION, Edges, Ends, GraphSource, Owner
+from preprocess.sources.graph import NODE, RELATION, EdgeFile, Ends, GraphSource, Owner
 
 _ONLY: Ends = (NODE, RELATION, NODE)  # the relation of a `Data`
 _EDGES = ("edge_index", "adj_t")
@@ -84,17 +84,17 @@ class PygSource(GraphSource):
             return f"{self._file}: "
         return f"{self._file}: {owner if isinstance(owner, str) else ':'.join(owner)}."
 
-    def _open_edges(self, ends: Ends, held: Store) -> Edges:
+    def _open_edges(self, ends: Ends, held: Store) -> EdgeFile:
         """The edges among the values of a relation.  Raises BadInput: there are none."""
         index, adjacency, where = held.get("edge_index"), held.get("adj_t"), self._place(ends)
-        if isinstance(index, Placed | Held):
+        if isinstance(index, Placed | GivenArray):
             return EdgeArray(StridedRows(self._file, index, f"{where}edge_index"))
-        if isinstance(adjacency, Record) and isinstance(
-            adjacency.attributes.get("storage"), Record
+        if isinstance(adjacency, TorchObject) and isinstance(
+            adjacency.attributes.get("storage"), TorchObject
         ):
             parts = adjacency.attributes["storage"].attributes
             values = parts.get("_value")
-            if isinstance(values, Placed | Held):  # the first of the arrays
+            if isinstance(values, Placed | GivenArray):  # the first of the arrays
                 others = dict(held)
                 held.clear()
                 held.update({_VALUES[len(values.shape) > 1]: values} | others)
@@ -106,7 +106,7 @@ class PygSource(GraphSource):
             "set it with torch_geometric.utils.to_edge_index, and save the graph again",
         )  # fmt: skip
 
-    def _open_adjacency(self, ends: Ends, parts: Store, where: str) -> Edges:
+    def _open_adjacency(self, ends: Ends, parts: Store, where: str) -> EdgeFile:
         """`adj_t`: rows are targets, columns sources."""
         sizes = parts.get("_sparse_sizes")
         if not isinstance(sizes, list) or len(sizes) != 2 or not _are_counts(sizes):
@@ -116,7 +116,7 @@ class PygSource(GraphSource):
         def ids(what: str, key: str, size: int | None) -> StoredArray:
             value, place = parts.get(key), f"{where}: {what}"
             expected = f"({'entries' if size is None else size},) of integers"
-            if not isinstance(value, Placed | Held) or not value.shape:
+            if not isinstance(value, Placed | GivenArray) or not value.shape:
                 raise BadInput.at(place, "no array", expected, "save edge_index instead")
             array = StridedRows(self._file, value, place)
             fits = len(array.shape) == 1 and array.dtype.kind in "iu" and size in (None, array.size)
@@ -151,7 +151,7 @@ class PygSource(GraphSource):
             is_split = split in _SPLITS and form in ("mask", "idx")
             found = _num_rows(value)
             if key in _FITTING and found is None:
-                what = "no rows" if isinstance(value, Placed | Held | int) else kind_of(value)
+                what = "no rows" if isinstance(value, Placed | GivenArray | int) else kind_of(value)
                 expected = "a dense array of numbers"
                 raise BadInput.at(where, what, expected, "convert it, or leave it out")
             fits = found is not None and (is_split or key in _FITTING or found == count)
@@ -201,7 +201,7 @@ class _Mask:
 def _read_stores(path: Path) -> tuple[dict[str, Store], dict[Ends, Store]]:
     """What is of each node type and of each relation of the one graph in a file."""
     graph = _graph_of(path, read_torch(path))
-    if isinstance(graph, Record):
+    if isinstance(graph, TorchObject):
         held = graph.attributes
         if "_node_store_dict" in held:
             stores = [_dict(path, held.get(f"_{unit}_store_dict")) for unit in ("node", "edge")]
@@ -210,7 +210,7 @@ def _read_stores(path: Path) -> tuple[dict[str, Store], dict[Ends, Store]]:
             return _homogeneous(path, _values(path, held["_store"]))
         graph = {str(k).removeprefix("__").removesuffix("__"): v for k, v in held.items()}
     if isinstance(graph, dict) and graph:
-        if all(isinstance(v, dict | Record) for v in graph.values()):
+        if all(isinstance(v, dict | TorchObject) for v in graph.values()):
             return _heterogeneous(path, graph)
         return _homogeneous(path, _values(path, graph))
     what = "an empty dict" if isinstance(graph, dict) else f"a {kind_of(graph)}"
@@ -239,7 +239,7 @@ def _num_graphs(slices: Any) -> Iterator[int]:
     if isinstance(slices, Mapping):
         for value in slices.values():
             yield from _num_graphs(value)
-    elif isinstance(slices, Placed | Held) and len(slices.shape) == 1:
+    elif isinstance(slices, Placed | GivenArray) and len(slices.shape) == 1:
         yield slices.shape[0] - 1
 
 
@@ -269,7 +269,7 @@ def _homogeneous(path: Path, held: Store) -> tuple[dict[str, Store], dict[Ends, 
         raise BadInput.at(path, listed, "edge_index beside it", "is it a graph of PyG?")
     num_nodes = _listed_nodes(held)
     num_edges = None
-    if isinstance(index, Placed | Held) and len(index.shape) == 2:
+    if isinstance(index, Placed | GivenArray) and len(index.shape) == 2:
         num_edges = index.shape[1]
     nodes, edges = Store(), Store()
     for key, value in held.items():
@@ -282,7 +282,9 @@ def _homogeneous(path: Path, held: Store) -> tuple[dict[str, Store], dict[Ends, 
 
 def _values(path: Path, store: Any) -> Store:
     """What a store holds, by name; what is None is not there."""
-    held = _dict(path, store.attributes.get("_mapping") if isinstance(store, Record) else store)
+    held = _dict(
+        path, store.attributes.get("_mapping") if isinstance(store, TorchObject) else store
+    )
     # num_nodes of a data set of one graph is a list
     only = {k: v[0] if isinstance(v, list) and len(v) == 1 else v for k, v in held.items()}
     return {str(k): v for k, v in only.items() if v is not None}
@@ -305,13 +307,13 @@ def _listed_nodes(held: Store) -> int | None:
 
 def _num_rows(value: Any) -> int | None:
     """Of a dense array; None where a value is none, or one number."""
-    return value.shape[0] if isinstance(value, Placed | Held) and value.shape else None
+    return value.shape[0] if isinstance(value, Placed | GivenArray) and value.shape else None
 
 
 def _are_counts(values: list[Any]) -> bool:
     return all(type(n) is int and n >= 0 for n in values)
 
 
-def _largest_id(edges: Edges, end: int) -> int:
+def _largest_id(edges: EdgeFile, end: int) -> int:
     """Of the sources (0) or the targets (1), -1 without edges; a pass over the edges."""
     return max((int(piece[end].max()) for piece in edges.pieces(_SCAN_ROWS)), default=-1)

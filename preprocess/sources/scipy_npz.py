@@ -6,13 +6,13 @@ from preprocess.errors import BadInput
 from preprocess.files.npy import ZipArray, list_members, read_word
 from preprocess.source import SourceRelation, SourceRows
 from preprocess.sources.arrays import ArrayRows, CompressedEdges, EdgeArray, EdgeLists
-from preprocess.sources.graph import NODE, RELATION, Edges, Ends, GraphSource
+from preprocess.sources.graph import NODE, RELATION, EdgeFile, Ends, GraphSource
 
 _FORMATS = ("csr", "csc", "coo")
 _SCAN_ITEMS = 1 << 16
 
 
-def open_matrix(path: Path) -> tuple[int, Edges]:
+def open_matrix(path: Path) -> tuple[int, EdgeFile]:
     """(nodes, edges) of a square matrix: rows are sources, columns targets.  Raises BadInput."""
     form = read_word(path, "format")
     if form not in _FORMATS:

@@ -46,7 +46,7 @@ import msgspec
 
 from preprocess.errors import BadInput
 from preprocess.files.tables import Table, is_table
-from preprocess.sources.columns import Columns, EdgeTables, NodeTables, Splits, Tables
+from preprocess.sources.columns import Columns, EdgeTables, NodeTables, Splits, TableSequence
 from preprocess.sources.plain_names import typed_file
 from preprocess.sources.tabular import TabularSource
 
@@ -182,14 +182,14 @@ def read_description(path: Path, kind: type[_Schema]) -> _Schema:
         raise BadInput.at(path, said, what, "correct it") from error
 
 
-def _tables(schema: Path, where: str, rows: _Rows) -> Tables:
+def _tables(schema: Path, where: str, rows: _Rows) -> TableSequence:
     form = _Format(rows.format) if isinstance(rows.format, str) else rows.format
     patterns = [rows.files] if isinstance(rows.files, str) else rows.files
     if not patterns:
         raise BadInput.at(where, "no files", "one at least", "name the files")
     paths = [p for pattern in patterns for p in _matches(schema.parent, where, pattern)]
     tables = [Table(p, form.name, form.separator, form.header) for p in paths]
-    return Tables(tables, f"correct {where}")
+    return TableSequence(tables, f"correct {where}")
 
 
 def _matches(folder: Path, where: str, pattern: str) -> Sequence[Path]:

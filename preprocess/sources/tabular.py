@@ -16,7 +16,13 @@ from preprocess.pipeline import Facts
 from preprocess.prepare import Preparation
 from preprocess.progress import Progress
 from preprocess.source import SourceRows
-from preprocess.sources.columns import EdgeTables, NodeTables, TableArray, Tables, list_splits
+from preprocess.sources.columns import (
+    EdgeTables,
+    NodeTables,
+    TableArray,
+    TableSequence,
+    list_splits,
+)
 from preprocess.sources.columns import Splits as SplitColumns
 from preprocess.sources.graph import GraphSource, MadeRows, Owner
 from preprocess.sources.nodeids import INTEGERS, TEXTS, NodeIds
@@ -47,7 +53,7 @@ class TabularSource(GraphSource):
         self._check_names()
         self._ids = NodeIds(nodes, edges)
         self.add_files(*described)
-        self._split_columns: dict[str, tuple[Owner, Tables, SplitColumns]] = {}
+        self._split_columns: dict[str, tuple[Owner, TableSequence, SplitColumns]] = {}
         for i, node in enumerate(nodes):
             if node.tables is not None:
                 num_nodes = partial(self._ids.num_nodes, node.name)
@@ -108,7 +114,7 @@ class TabularSource(GraphSource):
         return self._num_nodes
 
     def _open(
-        self, name: str, owner: Owner, held: NodeTables | EdgeTables, tables: Tables,
+        self, name: str, owner: Owner, held: NodeTables | EdgeTables, tables: TableSequence,
         num_rows: partial[int], *keys: str,
     ) -> None:  # fmt: skip
         """Every column that is named is there, and holds what is wanted of it."""
@@ -189,7 +195,7 @@ def _key_file(node_type: str) -> str:
 
 
 def _write_splits(
-    folder: Path, files: dict[str, str], tables: Tables, splits: SplitColumns
+    folder: Path, files: dict[str, str], tables: TableSequence, splits: SplitColumns
 ) -> Facts:
     """A file of row numbers for each split; returns how many each has, of those that have some."""
     counts: dict[str, int] = {}

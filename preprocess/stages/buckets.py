@@ -55,13 +55,13 @@ class Buckets:
         self._filled = np.zeros(sizes.size, np.int64)
         self._held: list[NDArray[Any]] = []
         self._scratch = [aligned_buffer(0) for _ in parts]
-        self._file: _File | None = None
+        self._file: _RegionFile | None = None
         if in_memory:
             total = int(self._starts[-1])
             self._held = [np.empty(total * width, dtype) for dtype, width in self._parts]
         else:
             widths = [d.itemsize * width for d, width in self._parts]
-            self._file = _File(path, sizes, widths, room)
+            self._file = _RegionFile(path, sizes, widths, room)
 
     @property
     def in_memory(self) -> bool:
@@ -165,7 +165,7 @@ class _Region:
         self.waiting = 0  # bytes
 
 
-class _File:
+class _RegionFile:
     """The regions of all buckets in one file; each begins at a page."""
 
     def __init__(self, path: Path, sizes: NDArray[np.int64], widths: list[int], room: int) -> None:

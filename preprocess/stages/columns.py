@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from preprocess.kernels.levels import STRIDE, make_starts
 from preprocess.stages.ahead import read_ahead
 from preprocess.stages.array_file import ArrayFile
-from preprocess.stages.csc import Columns
+from preprocess.stages.csc import WholeColumns
 
 COLUMNS, DEGREES = "columns", "degrees"  # temporary files
 
@@ -55,7 +55,7 @@ class ColumnFile:
         """Of edges in memory."""
         return self.sources.nbytes + self.edge_ids.nbytes
 
-    def append(self, columns: Columns) -> None:
+    def append(self, columns: WholeColumns) -> None:
         """The next columns; sources of 32 bits."""
         first, at, size = columns.first, self.num_edges, columns.sources.size
         self.degrees[first : first + columns.degrees.size] = columns.degrees

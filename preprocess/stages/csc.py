@@ -48,7 +48,7 @@ _GUIDE_BITS = 14
 _MOST_CHUNK = 1 << 19  # edges
 
 
-class Columns(NamedTuple):
+class WholeColumns(NamedTuple):
     """Consecutive whole columns; valid until the next ones are made."""
 
     first: int  # node of the first
@@ -146,7 +146,7 @@ def sorted_columns(
     share: int,
     work: Path,
     progress: Progress,
-) -> Generator[Columns]:
+) -> Generator[WholeColumns]:
     """All columns in order, neighbors ascending by (source, edge id).
 
     records  a quarter of `share` is theirs
@@ -180,12 +180,12 @@ def _sort_buckets(
     widths: Widths,
     drop_equal: bool,
     room: int,
-) -> Generator[Columns]:
+) -> Generator[WholeColumns]:
     """Columns of all buckets in order, some sorted ahead: as many as `room` bytes hold."""
     each = sizes * widths.sort_bytes + np.diff(bounds) * COLUMN_BYTES
     usual = room // _SORTERS
     free: list[ColumnSorter] = []
-    waiting: deque[tuple[Future[Columns], ColumnSorter, int]] = deque()
+    waiting: deque[tuple[Future[WholeColumns], ColumnSorter, int]] = deque()
     taken = following = 0
     pool = ThreadPoolExecutor(_SORTERS, thread_name_prefix="sort")
     try:
@@ -316,7 +316,7 @@ class ColumnSorter:
         self._values = np.empty(0, np.uint64)
         self._taken = [aligned_buffer(0) for _ in range(2)]  # from the file of buckets
 
-    def from_buckets(self, buckets: Buckets, bucket: int, first: int, last: int) -> Columns:
+    def from_buckets(self, buckets: Buckets, bucket: int, first: int, last: int) -> WholeColumns:
         """Columns [first, last): those of a bucket."""
         taken: list[NDArray[Any]] = []
         for part in range(2 if self._widths.edge else 1):
@@ -328,7 +328,7 @@ class ColumnSorter:
 
     def from_bucket(
         self, keys: NDArray[np.uint64], ids: NDArray[Any] | None, first: int, last: int
-    ) -> Columns:
+    ) -> WholeColumns:
         """Columns [first, last) from `group_edges`; `keys` is scratch then."""
         widths, num_columns = self._widths, last - first
         if widths.too_wide:
@@ -358,7 +358,7 @@ class ColumnSorter:
         starts: NDArray[np.int64],
         first: int,
         num_columns: int,
-    ) -> Columns:
+    ) -> WholeColumns:
         """Columns from edges as words, by group of columns; sorts them in place."""
         widths = self._widths
         for low, high in pairwise(starts.tolist()):
@@ -372,7 +372,7 @@ class ColumnSorter:
             self._drop_equal, degrees, self._sources, self._ids,
         )  # fmt: skip
         ids = self._ids[:kept] if widths.edge else None
-        return Columns(first, degrees, self._sources[:kept], ids)
+        return WholeColumns(first, degrees, self._sources[:kept], ids)
 
 
 def _sort_wide(
@@ -382,7 +382,7 @@ def _sort_wide(
     last: int,
     widths: Widths,
     drop_equal: bool,
-) -> Columns:
+) -> WholeColumns:
     """`from_bucket` for graphs whose source and edge id do not fit one word."""
     order = np.lexsort((ids, keys))
     keys, ids = keys[order], ids[order]
@@ -392,4 +392,4 @@ def _sort_wide(
     bits = np.uint64(widths.node_bits)
     degrees = np.bincount((keys >> bits).astype(np.int64), minlength=last - first)
     sources = (keys & ((np.uint64(1) << bits) - np.uint64(1))).astype(np.dtype(widths.node))
-    return Columns(first, degrees.astype(np.int64), sources, ids)
+    return WholeColumns(first, degrees.astype(np.int64), sources, ids)

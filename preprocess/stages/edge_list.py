@@ -21,7 +21,7 @@ class Identified(NamedTuple):
     parts: Sequence[NDArray[Any]]  # (rows,) or (rows, width)
 
 
-class Part(NamedTuple):
+class RowPart(NamedTuple):
     """What a row of a part is."""
 
     dtype: np.dtype[Any]
@@ -38,7 +38,7 @@ Pieces = Iterator[tuple[int, NDArray[Any]]]
 def rows_by_id(
     pieces: Iterator[Identified],
     num_ids: int,
-    parts: Sequence[Part],
+    parts: Sequence[RowPart],
     num_rows: int,
     share: int,
     work: Path,
@@ -74,7 +74,7 @@ def _fill(
     num_ids: int,
     num_rows: int,
     per_bucket: int,
-    parts: Sequence[Part],
+    parts: Sequence[RowPart],
     buckets: Buckets,
     progress: Progress,
 ) -> int:
@@ -94,7 +94,7 @@ def _fill(
 
 
 def _ordered(
-    buckets: Buckets, sizes: list[int], parts: Sequence[Part], count: int, progress: Progress
+    buckets: Buckets, sizes: list[int], parts: Sequence[RowPart], count: int, progress: Progress
 ) -> Pieces:
     with buckets, progress.stage("order edges", count, "edges") as stage:
         for b, size in enumerate(sizes):

@@ -16,14 +16,14 @@ from blockstore.store import Store, scan_blocks
 from blockstore.unpack import unpack_block
 from preprocess.kernels import hops as kernels
 from preprocess.kernels.rowsum import RowTable
-from preprocess.progress import Progress, Stage
+from preprocess.progress import PassProgress, Progress
 
 _LINE_BYTES = 64
 _TURNS = 8  # that a thread has in a product, at least: some columns take longer
 _MOST_PARTS = 64  # of a block
 
 
-class Degrees(NamedTuple):
+class EdgeTotals(NamedTuple):
     """What a pass over all edges finds."""
 
     into: NDArray[np.float64]  # (nodes,): weights of a node's in-edges added up, or their number
@@ -31,7 +31,7 @@ class Degrees(NamedTuple):
     carried: NDArray[np.uint8]  # (blocks,): 1 where the first edges are of an earlier column
 
 
-class Step(NamedTuple):
+class ProductStep(NamedTuple):
     """out = scale * factor * (A rows [+ rows]) + share * x; all are columns in memory."""
 
     factor: NDArray[np.float32]  # (nodes,)
@@ -42,13 +42,13 @@ class Step(NamedTuple):
 
 def count_degrees(
     store: Store, relation: Relation, nodes: NodeType, weighted: bool, progress: Progress
-) -> Degrees:
+) -> EdgeTotals:
     """Read all blocks.  Raises CorruptBlock.
 
     Ingest has seen to it that weights are finite, and not negative.
     """
     where = store.path / relation.path
-    found = Degrees(
+    found = EdgeTotals(
         np.zeros(nodes.num_nodes),
         np.zeros(nodes.num_nodes),
         np.zeros(relation.num_blocks, np.uint8),
@@ -92,7 +92,7 @@ def new_columns(num_items: int) -> NDArray[np.float32]:
     return columns
 
 
-class Product:
+class RelationProduct:
     """Of one relation of a type with itself."""
 
     def __init__(
@@ -134,13 +134,13 @@ class Product:
 
     def run(
         self,
-        step: Step,
+        step: ProductStep,
         rows: NDArray[np.float32],
         x: NDArray[np.float32],
         width: int,
         out: NDArray[np.float32],
         pool: ThreadPoolExecutor,
-        stage: Stage | None = None,
+        stage: PassProgress | None = None,
     ) -> None:
         """One product.
 

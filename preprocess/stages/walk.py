@@ -25,7 +25,7 @@ from preprocess.kernels.walk import (
     start_walk,
     take_top,
 )
-from preprocess.progress import Progress, Stage
+from preprocess.progress import PassProgress, Progress
 from preprocess.stages.ahead import read_ahead
 from preprocess.stages.stored_columns import relation_columns
 
@@ -136,7 +136,7 @@ class LazyWalk:
         width: int,
         spans: list[tuple[int, int]] | None,
         pool: ThreadPoolExecutor | None,
-        stage: Stage,
+        stage: PassProgress,
     ) -> None:
         """From the first to the second of each pair; `spans`: where scores are, type by type."""
 

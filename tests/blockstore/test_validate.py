@@ -13,7 +13,7 @@ from blockstore.io.reader import BlockReader, Parts
 from blockstore.store import open_store, read_rows, scan_blocks
 from tests.graphs import make_csc
 from tests.stores import write_store
-from tools.fuzz.drafts import Draft
+from tools.fuzz.drafts import StoreDraft
 from tools.fuzz.trial import lay_out
 
 NODES, BLOCKS = 400, "edges/node___to___node/blocks"
@@ -31,7 +31,7 @@ def base(tmp_path_factory):
         path, graph, np.arange(0, NODES, 2), weights=graph.weights, offsets=(0, 150, 300, NODES),
         hubs=(5, 123), halos=((200, 301), (2, 350), (7,)),
     )  # fmt: skip
-    return Draft.load(path)
+    return StoreDraft.load(path)
 
 
 @pytest.fixture
@@ -223,7 +223,7 @@ def test_a_part_of_a_block_is_checked_as_far_as_it_is_read(tmp_path):
     """Blocks of several pages: the head, then pages of edges."""
     path = tmp_path / "base"
     write_store(path, make_csc(np.full(64, 100), 1), np.arange(64), block_bytes=16384)
-    draft = Draft.load(path)
+    draft = StoreDraft.load(path)
     block = np.frombuffer(draft.blocks[BLOCKS].data, np.uint32)
     block[1024 + 100] = 2**31  # a source in page 1
     file = open_store(written(draft, tmp_path)).graph(open_store(path).manifest.relations[0])

@@ -70,7 +70,7 @@ def test_all_ways_are_measured_and_one_is_taken(tmp_path, monkeypatch):
     device = HostDevice()
     with fake_daemon(tmp_path, num_steps=40) as daemon:
         data = dataset(daemon)
-        made = stage.Stage(device, cache_bytes=4000)
+        made = stage.DeviceStaging(device, cache_bytes=4000)
         data.lay_out_in(made)
         steps = data.ahead()
         needed = 0
@@ -91,7 +91,7 @@ def test_a_device_that_cannot_read_the_arena_gets_copies(tmp_path, monkeypatch, 
     monkeypatch.setattr("clients.device.devices.HostDevice.lend", lambda *_: "no such memory")
     with fake_daemon(tmp_path, num_steps=30) as daemon:
         for mode in ("auto", "direct", "cached"):
-            made = stage.Stage(HostDevice(), mode)
+            made = stage.DeviceStaging(HostDevice(), mode)
             data = dataset(daemon)
             data.lay_out_in(made)
             steps = data.ahead()

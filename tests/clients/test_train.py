@@ -139,7 +139,7 @@ def test_the_store_that_is_named_is_the_one_that_is_trained_on(served):
     ):
         train(Settings(**wanted, store="other"), Ranks())
     with pytest.raises(Refused, match="store 'other' is not served"):
-        train_hops.train(train_hops.Settings(served, store="other"))
+        train_hops.train(train_hops.HopSettings(served, store="other"))
 
 
 def test_what_cannot_be_is_said_before_anything_is_trained(served, tmp_path, capsys):
@@ -150,7 +150,7 @@ def test_what_cannot_be_is_said_before_anything_is_trained(served, tmp_path, cap
         with pytest.raises(ValueError, match=said):
             train(Settings(**settings(served, **wrong)), Ranks())
     with pytest.raises(ValueError, match="device 'nowhere'"):
-        train_hops.train(train_hops.Settings(served, device="nowhere"))
+        train_hops.train(train_hops.HopSettings(served, device="nowhere"))
     assert not capsys.readouterr().out
 
 

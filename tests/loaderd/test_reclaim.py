@@ -24,7 +24,7 @@ from tests.graphs import make_csc
 from tests.hopstores import make_hops, write_hop_store
 from tests.loaderd.harness import WAIT_S, Client
 from tests.stores import write_store
-from tools.group import Group, group
+from tools.group import ControlGroup, group
 from tools.memory import SLACK_BYTES
 
 NODES, MEM = 2000, "48M"
@@ -263,7 +263,7 @@ def limits():
         yield made
 
 
-def served_in(limits: Group, store, endpoint: str) -> "subprocess.Popen[str]":
+def served_in(limits: ControlGroup, store, endpoint: str) -> "subprocess.Popen[str]":
     words = ["serve", str(store), "--mem", "200M", "--workers", "1", "--endpoint", endpoint]
     process = subprocess.Popen(
         [sys.executable, "-m", "loaderd", *words], cwd=ROOT, stdout=subprocess.PIPE,

@@ -13,8 +13,8 @@ from preprocess.kernels.edges import NO_RANKS, Ends, cut_ranges
 from preprocess.options import IngestOptions
 from preprocess.stages.csc import (
     COLUMN_BYTES,
-    Columns,
     ColumnSorter,
+    WholeColumns,
     Widths,
     _sort_wide,
     cut_buckets,
@@ -45,7 +45,7 @@ def edge_lists(draw, max_nodes=40):
     return num_nodes, draw(st.lists(edge, max_size=150))
 
 
-def flat(columns: list[Columns]) -> list[tuple[int, int, int]]:
+def flat(columns: list[WholeColumns]) -> list[tuple[int, int, int]]:
     """(target, source, edge id) of each edge; columns follow one another."""
     found, following = [], 0
     for part in columns:
@@ -57,7 +57,7 @@ def flat(columns: list[Columns]) -> list[tuple[int, int, int]]:
     return found
 
 
-def keep(columns: Columns) -> Columns:
+def keep(columns: WholeColumns) -> WholeColumns:
     """A copy: what a sorter gives is valid until the next ones are made."""
     ids = columns.edge_ids
     return columns._replace(

@@ -36,7 +36,7 @@ from preprocess.stages import buckets as buckets_module
 from preprocess.stages.array_file import ArrayFile
 from preprocess.stages.buckets import Buckets
 from preprocess.stages.columns import ColumnFile
-from preprocess.stages.csc import Columns, Widths, source_edges
+from preprocess.stages.csc import WholeColumns, Widths, source_edges
 from preprocess.stages.edge_places import EdgePlaces, placed_rows
 from tests.preprocess.naive import ArraySource
 from tests.preprocess.quiet import QUIET
@@ -54,7 +54,7 @@ def test_files_of_columns_go_on_behind_two_to_the_32(tmp_path: Path):
     with ColumnFile.reopen(path, degrees) as file:
         assert file.num_edges == BEYOND
         assert file.starts.tolist() == [0, 2**32, 2**33]
-        file.append(Columns(5, np.array([3]), np.array([7, 8, 9], np.uint32), None))
+        file.append(WholeColumns(5, np.array([3]), np.array([7, 8, 9], np.uint32), None))
         (found,) = [p.tolist() for p in file.read(BEYOND - 1, 4, 10)]
         assert found == [0, 7, 8, 9]
         assert file.num_edges == BEYOND + 3

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from preprocess.options import IngestOptions
 from preprocess.stages import order as stage
 from preprocess.stages.columns import ColumnFile
-from preprocess.stages.csc import Columns
+from preprocess.stages.csc import WholeColumns
 from preprocess.stages.order import breadth_first
 from tests.preprocess import naive
 from tests.preprocess.quiet import QUIET
@@ -28,7 +28,7 @@ def order_of(num_nodes, edges, work: Path, in_memory: bool, share: int = 1 << 20
             last = min(first + 7, num_nodes)
             low = ends[first] - degrees[first]
             part = sources[low : ends[last - 1]]
-            file.append(Columns(first, degrees[first:last], part, None))
+            file.append(WholeColumns(first, degrees[first:last], part, None))
         file.finish()
         order = breadth_first(file, share, QUIET)
     path.unlink(missing_ok=True)

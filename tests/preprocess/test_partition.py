@@ -27,7 +27,7 @@ from preprocess.partition import PartitionOptions, class_limits, group_caps
 from preprocess.partition_report import count_kept, kept_share, label_divergence
 from preprocess.stages.classes import NodeClasses, TrainingNodes, read_classes
 from preprocess.stages.columns import ColumnFile
-from preprocess.stages.csc import Columns
+from preprocess.stages.csc import WholeColumns
 from preprocess.stages.partition import Partitioned, partition_nodes
 from tests.preprocess.naive import ArraySource, Graph
 from tests.preprocess.partitions import communities, stream
@@ -46,7 +46,7 @@ def columns_of(lists: list[list[int]], path: Path | None = None) -> ColumnFile:
     degrees = np.array([len(c) for c in lists], np.int64)
     sources = np.array([u for c in lists for u in sorted(c)], np.uint32)
     file = ColumnFile(path, len(lists), sources.size)
-    file.append(Columns(0, degrees, sources, None))
+    file.append(WholeColumns(0, degrees, sources, None))
     file.finish()
     return file
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tools.bench.harness import Skipped
+from tools.bench.harness import SideSkipped
 
 
 @contextmanager
@@ -36,7 +36,7 @@ def counting(first: int):
 
 @contextmanager
 def missing():
-    raise Skipped("not here")
+    raise SideSkipped("not here")
     yield
 
 

@@ -38,8 +38,8 @@ def test_unknown_names_are_an_error(ran, capsys):
 
 def test_a_check_runs_its_command_in_its_environment(capfd, monkeypatch):
     monkeypatch.delenv("MARK", raising=False)
-    good = check.Check("good", ("this",), (("MARK", "1"),))
-    bad = check.Check("bad", ("no_such_module",))
+    good = check.CheckCommand("good", ("this",), (("MARK", "1"),))
+    bad = check.CheckCommand("bad", ("no_such_module",))
     assert check.run(good)
     assert not check.run(bad)
     out = capfd.readouterr().out

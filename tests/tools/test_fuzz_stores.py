@@ -7,7 +7,7 @@ from random import Random
 import pytest
 
 from tools.fuzz import stores as fuzz_stores
-from tools.fuzz.drafts import Draft
+from tools.fuzz.drafts import StoreDraft
 from tools.fuzz.mutations import KINDS
 from tools.fuzz.stores import Fuzzer, make_stores, mutated
 from tools.fuzz.trial import Bench, Outside
@@ -25,7 +25,7 @@ MUTATIONS = 9
 @pytest.fixture(scope="module")
 def bases(tmp_path_factory):
     folder = tmp_path_factory.mktemp("bases")
-    return {kind: Draft.load(path) for kind, path in make_stores(folder).items()}
+    return {kind: StoreDraft.load(path) for kind, path in make_stores(folder).items()}
 
 
 @pytest.fixture(scope="module")

@@ -5,14 +5,16 @@ import os
 import numpy as np
 import pytest
 
-from tools.faults.growth import Sample, growths, sample, slope
+from tools.faults.growth import ProcessSample, growths, sample, slope
 
 MB = 1 << 20
 
 
 def series(anon, descriptors=20):
     """A sample a second; `anon` bytes of each."""
-    return [Sample(float(i), int(a), 5 * MB, descriptors, 9, 300, MB) for i, a in enumerate(anon)]
+    return [
+        ProcessSample(float(i), int(a), 5 * MB, descriptors, 9, 300, MB) for i, a in enumerate(anon)
+    ]
 
 
 def grown(samples):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.tools import peers
-from tools.bench.harness import Found, Plan, Ratio, Side, measure, report, spread
+from tools.bench.harness import BenchPlan, Found, Ratio, Side, measure, report, spread
 from tools.bench.resources import bytes_read, descendants, proportional_bytes, resident_bytes
 
 
@@ -22,7 +22,7 @@ def note(log, text):
 def test_rounds_go_in_turn_after_one_that_warms_up(tmp_path):
     log = tmp_path / "log"
     sides = [Side(n, peers.logging, (log, n)) for n in "AB"]
-    found = measure(Plan(sides, before=lambda: note(log, "before")), 3)
+    found = measure(BenchPlan(sides, before=lambda: note(log, "before")), 3)
     lines = log.read_text().splitlines()
     assert lines[:4] == ["open A", "A", "open B", "B"]
     assert lines[4:16] == ["before", "A", "before", "B"] * 3
@@ -36,7 +36,7 @@ def test_rounds_go_in_turn_after_one_that_warms_up(tmp_path):
 def test_peak_memory_is_that_of_the_side(tmp_path):
     sizes = {"small": 0, "large": 256 << 20}
     arguments = [(tmp_path / "log", name, size) for name, size in sizes.items()]
-    found = measure(Plan([Side(a[1], peers.logging, a) for a in arguments]), 1)
+    found = measure(BenchPlan([Side(a[1], peers.logging, a) for a in arguments]), 1)
     assert found["large"].figures["bytes"] == [float(256 << 20)]
     assert found["large"].peak_bytes > 0
     assert found["small"].peak_bytes < 256 << 20
@@ -44,7 +44,7 @@ def test_peak_memory_is_that_of_the_side(tmp_path):
 
 def test_a_side_that_cannot_take_part_says_why(tmp_path, capsys):
     sides = [Side("gone", peers.missing), Side("A", peers.logging, (tmp_path / "l", "A"))]
-    found = measure(Plan(sides, ratios=[Ratio("over", "A", "bytes", "gone")]), 1)
+    found = measure(BenchPlan(sides, ratios=[Ratio("over", "A", "bytes", "gone")]), 1)
     assert found["gone"].skipped == "not here"
     gone, there = report("bench", {"gone": {}, "A": {}}, found, None)
     assert gone["skipped"] == "not here"
@@ -55,7 +55,7 @@ def test_a_side_that_cannot_take_part_says_why(tmp_path, capsys):
 
 def test_a_run_that_is_not_warmed_up_is_timed_from_the_first_round(tmp_path):
     log = tmp_path / "log"
-    found = measure(Plan([Side("A", peers.logging, (log, "A"))], warm=False), 1)
+    found = measure(BenchPlan([Side("A", peers.logging, (log, "A"))], warm=False), 1)
     assert log.read_text().splitlines() == ["open A", "A", "close A"]
     assert found["A"].peak_bytes == 0
 
@@ -63,7 +63,7 @@ def test_a_run_that_is_not_warmed_up_is_timed_from_the_first_round(tmp_path):
 def test_ratios_are_taken_round_by_round(tmp_path):
     sides = [Side(n, peers.counting, (first,)) for n, first in (("A", 2), ("B", 1))]
     ratios = [Ratio("over", "A", "round", "B")]
-    found = measure(Plan(sides, ratios=ratios), 2)
+    found = measure(BenchPlan(sides, ratios=ratios), 2)
     assert found["A"].figures["over"] == [3 / 2, 4 / 3]  # the first round of each is warm-up
     assert "over" not in found["B"].figures
 
@@ -75,7 +75,7 @@ def test_ratios_are_taken_round_by_round(tmp_path):
 )  # fmt: skip
 def test_a_side_that_fails_ends_the_bench(when, error, message):
     with pytest.raises(error, match=message):
-        measure(Plan([Side("bad", peers.failing, (when,))]), 1)
+        measure(BenchPlan([Side("bad", peers.failing, (when,))]), 1)
 
 
 def test_spread_is_median_and_range():

@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 
 from tools.mutants import __main__ as mutants
-from tools.mutants.__main__ import Fault, FaultNotFound
+from tools.mutants.__main__ import FaultNotFound, PlantedFault
 
 CODE = "def add(a, b):\n    return a + b\n\n\ndef twice(a):\n    return add(a, a)\n"
 TEST = "from pack.code import twice\n\n\ndef test_twice():\n    assert twice(2) == 4\n"
-KILLED = Fault("minus", "pack/code.py", "a + b", "a - b", "It is subtracted.")
-SURVIVES = Fault("power", "pack/code.py", "add(a, a)", "a**2", "It is squared.")
+KILLED = PlantedFault("minus", "pack/code.py", "a + b", "a - b", "It is subtracted.")
+SURVIVES = PlantedFault("power", "pack/code.py", "add(a, a)", "a**2", "It is squared.")
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("torch")
 
 from tools.faults import trainers
-from tools.faults.growth import Sample, judge
+from tools.faults.growth import ProcessSample, judge
 from tools.faults.runner import Scene
 from tools.faults.trainers import PLANS, Work, last, read_epoch
 from tools.soak import main
@@ -44,7 +44,9 @@ def work(tmp_path, monkeypatch):
 
 
 def test_growth_is_said_and_the_rest_is_flat(capsys):
-    samples = [Sample(float(i), 100 * MB + i * MB // 10, MB, 9, 3, 50, 0) for i in range(100)]
+    samples = [
+        ProcessSample(float(i), 100 * MB + i * MB // 10, MB, 9, 3, 50, 0) for i in range(100)
+    ]
     found = judge({"daemon": samples}, 0.2)
     assert found["grows"] == ["daemon: anon_bytes"]
     _, _, *lines = capsys.readouterr().out.splitlines()

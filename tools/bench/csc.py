@@ -16,7 +16,7 @@ from typing import Annotated
 import numpy as np
 from scipy.sparse import coo_matrix
 
-from tools.bench.harness import GraphOptions, Plan, Ratio, Run, Side
+from tools.bench.harness import BenchPlan, GraphOptions, Ratio, Run, Side
 from tools.bench.ingest import run_ingest
 
 
@@ -58,7 +58,7 @@ def open_scipy(edges: Path) -> Iterator[Run]:
     yield run
 
 
-def plans(given: Options) -> Iterator[Plan]:
+def plans(given: Options) -> Iterator[BenchPlan]:
     graph = given.source or given.graph()
     edges = given.folder / f"csc-{os.getpid()}"
     edges.mkdir(parents=True)
@@ -67,6 +67,6 @@ def plans(given: Options) -> Iterator[Plan]:
     sides = [Side("ours", open_ours, (edges, given.mem)), Side("scipy", open_scipy, (edges,))]
     try:
         ratio = Ratio("over_scipy", "ours", "seconds", "scipy")
-        yield Plan(sides, {"graph": graph.name, "edges": num_edges}, [ratio])
+        yield BenchPlan(sides, {"graph": graph.name, "edges": num_edges}, [ratio])
     finally:
         shutil.rmtree(edges)

@@ -18,7 +18,7 @@ from blockstore.kernels.crc import page_crcs
 from blockstore.store import BlockedFile
 from blockstore.units import parse_bytes
 from tools.bench import harness
-from tools.bench.harness import Plan, Ratio, Run, Side, Skipped
+from tools.bench.harness import BenchPlan, Ratio, Run, Side, SideSkipped
 
 DEPTH = 8
 LIMIT_BYTES = 1 << 30  # that are read to know a disk's limit
@@ -96,11 +96,11 @@ def open_ours(file: BlockedFile, slots: int, readers: int) -> Iterator[Run]:
 
     with Arena(slots, block) as arena, BlockReader([file], arena.data, block, readers) as reader:
         if reader.mode != "O_DIRECT":
-            raise Skipped(f"reads are {reader.mode}")
+            raise SideSkipped(f"reads are {reader.mode}")
         yield run
 
 
-def plans(given: Options) -> Iterator[Plan]:
+def plans(given: Options) -> Iterator[BenchPlan]:
     size, block = parse_bytes(given.size), parse_bytes(given.block_size)
     given.folder.mkdir(parents=True, exist_ok=True)
     path = given.folder / "disk.bin"
@@ -111,6 +111,6 @@ def plans(given: Options) -> Iterator[Plan]:
             Side(OURS, open_ours, (file, slots, given.readers)),
             Side(BARE, open_bare, (path, size, block)),
         ]
-        yield Plan(sides, {"cache": "cold"}, [Ratio("share_of_limit", OURS, "GB_per_s", BARE)])
+        yield BenchPlan(sides, {"cache": "cold"}, [Ratio("share_of_limit", OURS, "GB_per_s", BARE)])
     finally:
         path.unlink(missing_ok=True)

@@ -13,7 +13,7 @@ import torch
 
 from clients.torch import NeighborDataset, prefetch
 from tools.bench.disk import disk_limit
-from tools.bench.gpu import Trainer
+from tools.bench.gpu import SageTrainer
 from tools.bench.harness import Run
 from tools.bench.resources import bytes_read, cpu_seconds, descendants, proportional_bytes
 from tools.bench.setup import counters, serving
@@ -21,7 +21,7 @@ from tools.bench.setup import counters, serving
 MOST = 1 << 40
 
 
-class Served(NamedTuple):
+class ServedEpochs(NamedTuple):
     """A daemon, and a client that takes epochs from it."""
 
     store: Path
@@ -65,7 +65,7 @@ def take(
 
 
 @contextmanager
-def open_epochs(given: Served) -> Iterator[Run]:
+def open_epochs(given: ServedEpochs) -> Iterator[Run]:
     """One daemon and one session for all rounds."""
     with tempfile.TemporaryDirectory() as folder:
         torch.set_num_threads(given.threads)
@@ -74,7 +74,7 @@ def open_epochs(given: Served) -> Iterator[Run]:
             step = None
             if any(given.model):  # as the training scripts do
                 data = prefetch(data, "cpu")
-                step = Trainer("cpu", *given.model, given.options["num_neighbors"]).step
+                step = SageTrainer("cpu", *given.model, given.options["num_neighbors"]).step
 
             def run() -> Mapping[str, float]:
                 before = counters(endpoint)
@@ -90,7 +90,7 @@ def open_epochs(given: Served) -> Iterator[Run]:
 
 
 @contextmanager
-def open_fresh(given: Served) -> Iterator[Run]:
+def open_fresh(given: ServedEpochs) -> Iterator[Run]:
     """A daemon and a session for each round, between two looks at the disk.
 
     `over_bound` is the time taken over the greater of two that none can beat: bytes read at the

@@ -13,7 +13,7 @@ from torch.nn import functional
 from clients.device.calibration import MODES
 from clients.models import GraphSage
 from clients.torch import Batch, NeighborDataset, Prefetcher, prefetch
-from tools.bench.harness import GraphOptions, Plan, Run, Side, Skipped
+from tools.bench.harness import BenchPlan, GraphOptions, Run, Side, SideSkipped
 from tools.bench.setup import serving
 
 NO_DEVICE = 3  # exit code
@@ -32,7 +32,7 @@ class Options(GraphOptions):
     modes: tuple[str, ...] = ("auto", *MODES)
 
 
-class Trainer:
+class SageTrainer:
     """GraphSAGE, a step at a time."""
 
     def __init__(
@@ -86,7 +86,7 @@ def link_bytes_s(device: str) -> float:
 
 
 def epoch(
-    task: Options, batches: Prefetcher[Batch], trainer: Trainer, link: float
+    task: Options, batches: Prefetcher[Batch], trainer: SageTrainer, link: float
 ) -> dict[str, float]:
     """An epoch of training, one of batches alone, and steps on batches that are there."""
     kept: list[Batch] = []
@@ -127,8 +127,8 @@ def open_mode(task: Options, endpoint: str, mode: str) -> Iterator[Run]:
     with prefetch(data, task.device, task.depth, mode) as batches:
         first = next(iter(batches))
         if first.x is None:
-            raise Skipped("the store has no features")
-        trainer = Trainer(
+            raise SideSkipped("the store has no features")
+        trainer = SageTrainer(
             task.device, first.x.size(1), task.hidden, task.size.classes, task.fanouts
         )
         link = link_bytes_s(task.device)
@@ -150,7 +150,7 @@ def open_mode(task: Options, endpoint: str, mode: str) -> Iterator[Run]:
         yield run
 
 
-def plans(given: Options) -> Iterator[Plan]:
+def plans(given: Options) -> Iterator[BenchPlan]:
     """All modes at one daemon.  Without a GPU it ends with exit code 3."""
     if given.device.startswith("cuda") and not torch.cuda.is_available():
         print("gpu: torch finds no CUDA device here; nothing was measured", file=sys.stderr)
@@ -158,4 +158,4 @@ def plans(given: Options) -> Iterator[Plan]:
     name = torch.cuda.get_device_name(given.device) if given.device != "cpu" else "cpu"
     with serving(given.store(), given.folder, given.mem) as endpoint:
         sides = [Side(mode, open_mode, (given, endpoint, mode)) for mode in given.modes]
-        yield Plan(sides, {"device": name, "cache": "warm"})
+        yield BenchPlan(sides, {"device": name, "cache": "warm"})

@@ -16,7 +16,7 @@ import numpy as np
 from clients.torch import NeighborDataset
 from loaderd.wire.curve import new_pair
 from loaderd.wire.keys import AUTHORIZED, KNOWN, PUBLIC, write_pair
-from tools.bench.harness import GraphOptions, Plan, Run, Side
+from tools.bench.harness import BenchPlan, GraphOptions, Run, Side
 from tools.bench.setup import free_port, serving
 
 Way = Literal["local", "tcp", "tcp, keys"]
@@ -87,6 +87,6 @@ def open_way(way: Way, given: Options) -> Iterator[Run]:
             yield lambda: {**epoch(data, 0), **epoch(data, think_s)}
 
 
-def plans(given: Options) -> Iterator[Plan]:
+def plans(given: Options) -> Iterator[BenchPlan]:
     given.store()
-    yield Plan([Side(way, open_way, (way, given)) for way in given.ways], {"cache": "warm"})
+    yield BenchPlan([Side(way, open_way, (way, given)) for way in given.ways], {"cache": "warm"})

@@ -52,7 +52,7 @@ class GraphOptions(Options):
         return make_store(self.folder, self.graph())
 
 
-class Skipped(Exception):
+class SideSkipped(Exception):
     """A side cannot take part here; the message says why."""
 
 
@@ -80,7 +80,7 @@ class Ratio(NamedTuple):
     other: str
 
 
-class Plan(NamedTuple):
+class BenchPlan(NamedTuple):
     sides: list[Side]
     setting: Mapping[str, Any] = {}  # beyond the options
     ratios: Sequence[Ratio] = ()
@@ -126,7 +126,7 @@ class Host:
             if side.limit:
                 join = self._stack.enter_context(group(parse_bytes(side.limit))).join
         except OSError as error:
-            raise Skipped(f"no control group can be made here: {error}") from error
+            raise SideSkipped(f"no control group can be made here: {error}") from error
         self._pool = ProcessPoolExecutor(1, mp_context=CONTEXT, initializer=join)
         self._stack.enter_context(self._pool)
         self.limited = join is not None
@@ -159,14 +159,14 @@ class Host:
 
 
 @contextmanager
-def hosts(plan: Plan, found: dict[str, Found]) -> Iterator[dict[str, Host]]:
+def hosts(plan: BenchPlan, found: dict[str, Found]) -> Iterator[dict[str, Host]]:
     """The sides that can take part, each prepared and warm."""
     with ExitStack() as stack:
         ready = {}
         for side in plan.sides:
             try:
                 host = stack.enter_context(closing(Host(side)))
-            except Skipped as error:
+            except SideSkipped as error:
                 found[side.name].skipped = str(error)
                 continue
             if plan.warm:
@@ -175,7 +175,7 @@ def hosts(plan: Plan, found: dict[str, Found]) -> Iterator[dict[str, Host]]:
         yield ready
 
 
-def measure(plan: Plan, rounds: int) -> dict[str, Found]:
+def measure(plan: BenchPlan, rounds: int) -> dict[str, Found]:
     """Every side once a round, in turn (A B A B ...), all of them prepared; by name."""
     found = {side.name: Found() for side in plan.sides}
     with hosts(plan, found) as ready:

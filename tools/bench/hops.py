@@ -24,7 +24,7 @@ from blockstore.store import open_store
 from clients.torch import HopDataset
 from tools.bench import harness
 from tools.bench.disk import disk_limit
-from tools.bench.harness import Plan, Ratio, Run, Side
+from tools.bench.harness import BenchPlan, Ratio, Run, Side
 from tools.bench.setup import command, drop_cache, serving
 
 COPIED, VIEWS, ROWS = "CR, copied", "CR, views", "RR"
@@ -123,14 +123,14 @@ def open_limit(store: Path) -> Iterator[Run]:
     yield lambda: {"GB_per_s": disk_limit(store)}
 
 
-def plans(given: Options) -> Iterator[Plan]:
+def plans(given: Options) -> Iterator[BenchPlan]:
     store = make_store(given)
     if given.only != "cold":
         with serving(store, given.folder, given.mem) as endpoint:
             sides = [Side(name, open_peer, (given, store, name)) for name in PEERS]
             sides += [Side(name, open_ours, (given, endpoint, name)) for name in WAYS]
             ratios = [Ratio(f"over {p}", n, "samples_per_s", p) for n in WAYS for p in PEERS]
-            yield Plan(sides, {"cache": "warm"}, ratios)
+            yield BenchPlan(sides, {"cache": "warm"}, ratios)
     if given.only != "warm":
         options = ("--readers", str(given.readers))
         with serving(store, given.folder, given.budget, *options) as endpoint:
@@ -142,4 +142,4 @@ def plans(given: Options) -> Iterator[Plan]:
             ]
             shares = [Ratio("share_of_limit", n, "GB_per_s", LIMIT) for n in (VIEWS, COPIED)]
             setting = {"cache": f"cold, {given.budget}"}
-            yield Plan(sides, setting, shares, partial(drop_cache, store))
+            yield BenchPlan(sides, setting, shares, partial(drop_cache, store))

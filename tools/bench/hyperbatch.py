@@ -13,8 +13,8 @@ from typing import Annotated
 
 from blockstore.store import open_store
 from tools.bench import harness
-from tools.bench.epochs import MOST, Served, open_fresh
-from tools.bench.harness import Plan, Side
+from tools.bench.epochs import MOST, ServedEpochs, open_fresh
+from tools.bench.harness import BenchPlan, Side
 from tools.bench.setup import drop_cache
 
 
@@ -33,7 +33,7 @@ class Options(harness.Options):
     batch_size: int = 1000
 
 
-def plans(given: Options) -> Iterator[Plan]:
+def plans(given: Options) -> Iterator[BenchPlan]:
     for store in given.stores:
         manifest = open_store(store).manifest
         setting = {
@@ -45,10 +45,10 @@ def plans(given: Options) -> Iterator[Plan]:
         for (limit, mem), plan, size in product(budgets, given.plans, given.sizes):
             name = f"{plan}{f' H={size}' if size else ''}, --mem {mem} in {limit}"
             options = {"num_neighbors": given.fanouts, "batch_size": given.batch_size}
-            served = Served(
+            served = ServedEpochs(
                 store, mem, options | {"plan": plan, "hyperbatch": size},
                 ("--workers", "4", "--session-share", "1"), given.before, given.steps or MOST,
             )  # fmt: skip
             own = {"limit": limit, "mem": mem, "plan": plan, "size": size}
             sides.append(Side(name, open_fresh, (served,), own, limit))
-        yield Plan(sides, setting, before=partial(drop_cache, store), warm=False)
+        yield BenchPlan(sides, setting, before=partial(drop_cache, store), warm=False)

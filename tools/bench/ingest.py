@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from tools.bench.harness import GraphOptions, Plan, Ratio, Run, Side
+from tools.bench.harness import BenchPlan, GraphOptions, Ratio, Run, Side
 from tools.bench.setup import command, drop_cache, stage_ends
 
 COPY_BYTES = 1 << 20
@@ -69,7 +69,7 @@ def open_copy(graph: Path, folder: Path, size: int) -> Iterator[Run]:
     yield run
 
 
-def plans(given: Options) -> Iterator[Plan]:
+def plans(given: Options) -> Iterator[BenchPlan]:
     graph, folder = given.source or given.graph(), given.folder
     size = sum(path.stat().st_size for path in graph.iterdir())
     options = ("--mem", given.mem, "--order", given.order, *["--undirected"] * given.undirected)
@@ -78,4 +78,4 @@ def plans(given: Options) -> Iterator[Plan]:
         Side(COPY, open_copy, (graph, folder, size)),
     ]
     setting = {"graph": graph.name, "source_bytes": size, "cache": "cold"}
-    yield Plan(sides, setting, [Ratio("times_copy", OURS, "seconds", COPY)])
+    yield BenchPlan(sides, setting, [Ratio("times_copy", OURS, "seconds", COPY)])

@@ -23,7 +23,7 @@ from blockstore.kernels.renumber import clear_stamp, renumber_stamp
 from blockstore.kernels.rows import gather_rows
 from blockstore.kernels.sample import Giants, draw_columns
 from blockstore.store import open_store, scan_blocks
-from tools.bench.harness import GraphOptions, Plan, Run, Side
+from tools.bench.harness import BenchPlan, GraphOptions, Run, Side
 
 COPY_BYTES = 64 << 20  # a thread; beyond any cache
 REPEATS = 3  # of a kernel in a round, of which the best counts
@@ -155,7 +155,7 @@ def open_kernels(store: Path, threads: int, given: Options) -> Iterator[Run]:
         yield run
 
 
-def plans(given: Options) -> Iterator[Plan]:
+def plans(given: Options) -> Iterator[BenchPlan]:
     store = given.store()
     sides = [Side(f"{t} threads", open_kernels, (store, t, given)) for t in given.threads]
-    yield Plan(sides, {"cache": "warm"})
+    yield BenchPlan(sides, {"cache": "warm"})

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from tools.bench.epochs import MOST, Served, open_epochs, take
-from tools.bench.harness import GraphOptions, Plan, Run, Side, Skipped
+from tools.bench.epochs import MOST, ServedEpochs, open_epochs, take
+from tools.bench.harness import BenchPlan, GraphOptions, Run, Side, SideSkipped
 from tools.bench.setup import drop_cache
 
 
@@ -56,7 +56,7 @@ def pyg_sampler() -> str:
 def open_pyg(given: Options, workers: int) -> Iterator[Run]:
     """Its sampler turns the edges to CSC beforehand."""
     if pyg_sampler() == "none":
-        raise Skipped("PyG samples with pyg-lib or torch-sparse, and neither is installed")
+        raise SideSkipped("PyG samples with pyg-lib or torch-sparse, and neither is installed")
     from torch_geometric.data import Data
     from torch_geometric.loader import NeighborLoader
 
@@ -73,14 +73,14 @@ def open_pyg(given: Options, workers: int) -> Iterator[Run]:
     yield lambda: take(loader, given.tenth(given.peer_seeds), MOST)
 
 
-def plans(given: Options) -> Iterator[Plan]:
+def plans(given: Options) -> Iterator[BenchPlan]:
     """Both loaders, by numbers of workers."""
     graph = given.graph()
     options = {
         "num_neighbors": given.fanouts, "batch_size": given.batch_size,
         "input_nodes": seeds_of(graph, given.seeds),
     }  # fmt: skip
-    ours = Served(given.store(), given.mem, options, before=given.tenth(given.seeds))
+    ours = ServedEpochs(given.store(), given.mem, options, before=given.tenth(given.seeds))
     sides = [
         Side(f"ours, {w} workers", open_epochs, (ours._replace(serve=("--workers", w)),))
         for w in map(str, given.workers)
@@ -88,4 +88,4 @@ def plans(given: Options) -> Iterator[Plan]:
     sides += [Side(f"PyG, {w} workers", open_pyg, (given, w)) for w in given.pyg_workers]
     setting = {"cache": "cold" if given.cold else "warm", "pyg_sampler": pyg_sampler()}
     forget = functools.partial(drop_cache, graph, ours.store)
-    yield Plan(sides, setting, before=forget if given.cold else None)
+    yield BenchPlan(sides, setting, before=forget if given.cold else None)

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from tools.bench.disk import disk_limit
-from tools.bench.epochs import Served, open_epochs
-from tools.bench.harness import GraphOptions, Plan, Side
+from tools.bench.epochs import ServedEpochs, open_epochs
+from tools.bench.harness import BenchPlan, GraphOptions, Side
 from tools.bench.setup import command
 
 
@@ -34,7 +34,7 @@ class Options(GraphOptions):
         return store
 
 
-def plans(given: Options) -> Iterator[Plan]:
+def plans(given: Options) -> Iterator[BenchPlan]:
     """In memory, and an eighth at a time used once and twice; without and with a model."""
     store = given.store()
     size = sum(p.stat().st_size for p in store.rglob("*") if p.is_file())
@@ -49,8 +49,8 @@ def plans(given: Options) -> Iterator[Plan]:
         for way, (mem, options) in ways.items():
             options |= {"num_neighbors": given.fanouts, "batch_size": given.batch_size}
             workers = ("--workers", str(given.workers))
-            served = Served(
+            served = ServedEpochs(
                 store, mem, options, workers, model=model, threads=given.threads
             )  # fmt: skip
             sides.append(Side(f"{way}, {name}", open_epochs, (served,)))
-    yield Plan(sides, {"store_MB": size / 1e6, "disk_GB_per_s": disk_limit(store)})
+    yield BenchPlan(sides, {"store_MB": size / 1e6, "disk_GB_per_s": disk_limit(store)})

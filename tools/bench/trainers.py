@@ -32,7 +32,7 @@ from clients.connection.session import Session
 from loaderd.protocol import Attach
 from loaderd.wire.endpoint import parse_endpoint
 from loaderd.wire.transport import ask_status
-from tools.bench.harness import GraphOptions, Plan, Run, Side
+from tools.bench.harness import BenchPlan, GraphOptions, Run, Side
 from tools.bench.resources import resident_bytes
 from tools.bench.setup import counters, serving
 
@@ -71,7 +71,7 @@ class Options(GraphOptions):
         return serving(self.store(), folder, mem, "--workers", str(self.workers))
 
 
-class Consumer(NamedTuple):
+class ReadingProcess(NamedTuple):
     """A process that reads batches and does nothing with them, and how many it has had."""
 
     process: BaseProcess
@@ -102,7 +102,7 @@ def _consume(
 @contextmanager
 def consumers(
     endpoint: str, requests: Sequence[Attach], think_s: float = 0.0, epochs: int = 0
-) -> Iterator[list[Consumer]]:
+) -> Iterator[list[ReadingProcess]]:
     """One for each request, let go all at once; without `epochs`, each has had a batch inside.
 
     Raises BrokenBarrierError, RuntimeError: one could not attach, or gets nothing.
@@ -115,7 +115,7 @@ def consumers(
             arguments = (endpoint, request, think_s, epochs, count, go)
             process = _CONTEXT.Process(target=_consume, args=arguments, daemon=True)
             process.start()
-            found.append(Consumer(process, count))
+            found.append(ReadingProcess(process, count))
         go.wait(BEGIN_S)
         end = time.monotonic() + BEGIN_S
         while not epochs and not all(c.count.value for c in found):
@@ -129,7 +129,7 @@ def consumers(
             consumer.process.join()
 
 
-def rates(running: Sequence[Consumer], seconds: float) -> list[float]:
+def rates(running: Sequence[ReadingProcess], seconds: float) -> list[float]:
     """Batches a second of each, over so long."""
     begun, before = time.perf_counter(), [c.count.value for c in running]
     time.sleep(seconds)
@@ -223,7 +223,7 @@ def open_fair(given: Options) -> Iterator[Run]:
     yield run
 
 
-def plans(given: Options) -> Iterator[Plan]:
+def plans(given: Options) -> Iterator[BenchPlan]:
     given.store()
     seeds = tuple(range(given.consumers or 4))
     sides = {
@@ -234,4 +234,4 @@ def plans(given: Options) -> Iterator[Plan]:
         "shared": [Side("eight of one plan", open_shared, (given,))],
         "fair": [Side("sixteen of different plans", open_fair, (given,))],
     }
-    yield Plan(sides[given.case], {"cache": "cold" if given.case == "shared" else "warm"})
+    yield BenchPlan(sides[given.case], {"cache": "cold" if given.case == "shared" else "warm"})

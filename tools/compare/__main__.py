@@ -21,13 +21,13 @@ from preprocess.errors import BadInput
 from tools.bench.setup import command, serving
 from tools.command import parse, stamped
 from tools.compare.cases import CASES, Options, Way
-from tools.compare.loaders import Run
+from tools.compare.loaders import TrainingRun
 from tools.compare.pairs import finish, run_each
-from tools.compare.tasks import Served, Task
+from tools.compare.tasks import ServedStore, Task
 
 
 @cache
-def task_of(case: str, options: Options, served: Served) -> Task:
+def task_of(case: str, options: Options, served: ServedStore) -> Task:
     return CASES[case].task(options, served)
 
 
@@ -37,7 +37,7 @@ def endless(loader: Iterable[Any]) -> Iterator[Any]:
         yield from loader
 
 
-def train(case: str, options: Options, served: Served, name: str, seed: int) -> dict[str, Any]:
+def train(case: str, options: Options, served: ServedStore, name: str, seed: int) -> dict[str, Any]:
     """One run, of the way with this name: its line."""
     torch.set_num_threads(options.threads)
     task = task_of(case, options, served)
@@ -47,7 +47,7 @@ def train(case: str, options: Options, served: Served, name: str, seed: int) -> 
     optimizer = torch.optim.Adam(
         model.parameters(), options.learning_rate, weight_decay=options.weight_decay, fused=True
     )
-    loader = way.loader(Run(options, way, seed, served.endpoint, served.store, task))
+    loader = way.loader(TrainingRun(options, way, seed, served.endpoint, served.store, task))
     batches, some = endless(loader), options.steps // options.epochs
     found: list[tuple[float, float]] = []
     for epoch in range(options.epochs):
@@ -75,7 +75,7 @@ def train(case: str, options: Options, served: Served, name: str, seed: int) -> 
 
 def serve_all(
     case: str, options: Options, wanted: Sequence[Way], stack: ExitStack
-) -> dict[tuple[str, ...], Served]:
+) -> dict[tuple[str, ...], ServedStore]:
     """A store and a daemon for each way of ingesting.  Raises BadInput."""
     work = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=f"{case}-")))
     source, served = CASES[case].source(options, work), {}
@@ -85,7 +85,7 @@ def serve_all(
         command("preprocess", "ingest", *words, *["--undirected"] * options.undirected)
         few = ("--workers", "1", "--readers", "2")
         endpoint = stack.enter_context(serving(folder / "store", folder, options.mem, *few))
-        served[ingest] = Served(endpoint, folder / "store")
+        served[ingest] = ServedStore(endpoint, folder / "store")
     return served
 
 

@@ -13,7 +13,7 @@ from clients import pyg
 from clients.torch import HopDataset, NeighborDataset
 
 
-class Run(NamedTuple):
+class TrainingRun(NamedTuple):
     """A run that asks for its batches."""
 
     options: Any  # cases.Options
@@ -24,7 +24,7 @@ class Run(NamedTuple):
     task: Any  # tasks.Task
 
 
-def nodes(run: Run) -> Iterable[Any]:
+def nodes(run: TrainingRun) -> Iterable[Any]:
     options = run.options
     return NeighborDataset(
         run.endpoint, "train", options.num_neighbors, options.batch_size, seed=run.seed,
@@ -32,7 +32,7 @@ def nodes(run: Run) -> Iterable[Any]:
     )  # fmt: skip
 
 
-def _pyg_options(run: Run) -> dict[str, Any]:
+def _pyg_options(run: TrainingRun) -> dict[str, Any]:
     task, options = run.task, run.options
     return {
         "num_neighbors": list(options.num_neighbors), "batch_size": options.batch_size,
@@ -41,12 +41,12 @@ def _pyg_options(run: Run) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def nodes_as_pyg(run: Run) -> Iterable[Any]:
+def nodes_as_pyg(run: TrainingRun) -> Iterable[Any]:
     """Our loader in PyG's place: the line that changes in a script."""
     return pyg.NeighborLoader(run.endpoint, seed=run.seed, **_pyg_options(run))
 
 
-def pyg_nodes(run: Run) -> Iterable[Any]:
+def pyg_nodes(run: TrainingRun) -> Iterable[Any]:
     """PyG's loader over the graph in memory."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # pyg-lib may be missing
@@ -63,7 +63,7 @@ def fill_absent(data: Any) -> Any:
     return data
 
 
-def _link_options(run: Run) -> dict[str, Any]:
+def _link_options(run: TrainingRun) -> dict[str, Any]:
     return {
         "num_neighbors": list(run.options.num_neighbors), "edge_label_index": run.task.train,
         "neg_sampling_ratio": 1.0, "batch_size": run.options.batch_size, "shuffle": True,
@@ -71,12 +71,12 @@ def _link_options(run: Run) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def links(run: Run) -> Iterable[Any]:
+def links(run: TrainingRun) -> Iterable[Any]:
     """Our loader of seed edges in PyG's place."""
     return pyg.LinkNeighborLoader(run.endpoint, seed=run.seed, **_link_options(run))
 
 
-def pyg_links(run: Run) -> Iterable[Any]:
+def pyg_links(run: TrainingRun) -> Iterable[Any]:
     """PyG's loader over the training edges in memory.
 
     torch-sparse, which PyG falls back to, draws the last neighbors of a column too rarely; not so
@@ -89,7 +89,7 @@ def pyg_links(run: Run) -> Iterable[Any]:
     return loader
 
 
-def hops(run: Run) -> Iterable[Any]:
+def hops(run: TrainingRun) -> Iterable[Any]:
     return HopDataset(
         run.endpoint, "train", hops=run.options.hops, batch_size=run.options.batch_size,
         seed=run.seed, **run.way.options,

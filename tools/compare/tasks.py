@@ -26,7 +26,7 @@ from tools.compare.loaders import fill_absent
 Options = Any  # cases.Options
 
 
-class Served(NamedTuple):
+class ServedStore(NamedTuple):
     """A daemon, and the store that it serves."""
 
     endpoint: str
@@ -78,7 +78,7 @@ def train_edges(options: Options, work: Path) -> Path:
 class NodeTask:
     """Classes of nodes, by our GraphSAGE: what the store holds, in PyG's records, original ids."""
 
-    def __init__(self, options: Options, served: Served) -> None:
+    def __init__(self, options: Options, served: ServedStore) -> None:
         """Raises BadInput: no type has labels and both splits."""
         self._options, self._depth = options, len(options.num_neighbors)
         store = open_store(served.store)
@@ -143,7 +143,7 @@ class NodeTask:
 class PygTask(NodeTask):
     """The same by PyG's GraphSAGE, through `to_hetero` where there are several types."""
 
-    def __init__(self, options: Options, served: Served) -> None:
+    def __init__(self, options: Options, served: ServedStore) -> None:
         super().__init__(options, served)
         fill_absent(self.data)
 
@@ -185,7 +185,7 @@ class Encoder(nn.Module):
 class LinkTask:
     """Links of an unsupervised GraphSAGE: a dot product, binary cross-entropy, random pairs."""
 
-    def __init__(self, options: Options, served: Served) -> None:  # noqa: ARG002
+    def __init__(self, options: Options, served: ServedStore) -> None:  # noqa: ARG002
         edges = torch.from_numpy(np.load(options.folder / "edge_index.npy").astype(np.int64))
         lists = [np.load(options.folder / f"{name}_edge.npy") for name in ("train", "test")]
         self.train, self._test = (edges[:, torch.from_numpy(c.astype(np.int64))] for c in lists)
@@ -218,7 +218,7 @@ class LinkTask:
 class HopTask:
     """Classes of nodes, by models on propagated features."""
 
-    def __init__(self, options: Options, served: Served) -> None:
+    def __init__(self, options: Options, served: ServedStore) -> None:
         self._options = options
         self._held = [self._split(served.endpoint, name) for name in ("valid", "test")]
         self._classes = 1 + max(int(y.max()) for _, y in self._held)

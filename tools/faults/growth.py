@@ -28,7 +28,7 @@ _LOAD_S = 10.0  # that a load takes, before its code is there and after
 _MOST_POINTS = 400  # of a fit
 
 
-class Sample(NamedTuple):
+class ProcessSample(NamedTuple):
     """What a process holds at a moment."""
 
     at_s: float
@@ -51,7 +51,7 @@ class Growth(NamedTuple):
     flat: bool
 
 
-def sample(pid: int, at_s: float) -> Sample:
+def sample(pid: int, at_s: float) -> ProcessSample:
     """What a process holds now.  Raises FileNotFoundError: it has ended."""
     folder = PROC / str(pid)
     fields = counts_of(folder / "status")
@@ -61,7 +61,7 @@ def sample(pid: int, at_s: float) -> Sample:
     descriptors = sum(1 for _ in (folder / "fd").iterdir())
     maps = (folder / "maps").read_text().splitlines()
     code = sum(_code_bytes(line) for line in maps)
-    return Sample(at_s, anon, shared, descriptors, fields["Threads"], len(maps), code)
+    return ProcessSample(at_s, anon, shared, descriptors, fields["Threads"], len(maps), code)
 
 
 def _code_bytes(mapping: str) -> int:
@@ -95,7 +95,7 @@ def slope(times: NDArray[np.float64], values: NDArray[np.float64]) -> float:
     return float(theilslopes(values[chosen], times[chosen]).slope)
 
 
-def growths(samples: Sequence[Sample], warm_up: float) -> list[Growth]:
+def growths(samples: Sequence[ProcessSample], warm_up: float) -> list[Growth]:
     """Of each figure, without the first share `warm_up` of the samples.
 
     Flat is what grows by no more than `ALLOWED`, both by its slope and from the first tenth to the
@@ -121,7 +121,7 @@ def growths(samples: Sequence[Sample], warm_up: float) -> list[Growth]:
     return found
 
 
-def judge(series: Mapping[str, Sequence[Sample]], warm_up: float) -> dict[str, Any]:
+def judge(series: Mapping[str, Sequence[ProcessSample]], warm_up: float) -> dict[str, Any]:
     """Prints a table of all figures; returns them by process, and under "grows" what grew."""
     found: dict[str, Any] = {}
     rows = [["process", "figure", "first", "last", "an hour", ""]]

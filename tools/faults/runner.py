@@ -33,9 +33,9 @@ from preprocess.generate import GraphRecipe, generate
 from preprocess.progress import Progress
 from tools.bench.setup import command
 from tools.command import byte_size
-from tools.faults.growth import Sample, sample
+from tools.faults.growth import ProcessSample, sample
 from tools.faults.trainers import open_files
-from tools.group import Group
+from tools.group import ControlGroup
 
 CONTEXT = multiprocessing.get_context("forkserver")
 DEGREE, HOPS = 8, 2
@@ -83,13 +83,13 @@ def _node_bytes(width: int) -> int:
     return int(4 * (width * (1 + (HOPS + 1) * (_VALID + _TEST)) + DEGREE))
 
 
-class Held(NamedTuple):
+class HeldResources(NamedTuple):
     ledger: list[tuple[str, int]]
     slots: tuple[int, int]  # those of the pools, those that are pinned
     files: dict[str, int]
 
     @classmethod
-    def of(cls, reply: StatusReply) -> "Held":
+    def of(cls, reply: StatusReply) -> "HeldResources":
         counters = reply.counters
         ledger = [(entry.name, entry.num_bytes) for entry in reply.ledger]
         return cls(
@@ -97,11 +97,11 @@ class Held(NamedTuple):
         )
 
 
-class Daemon:
+class DaemonProcess:
     """A daemon that may be killed and started again."""
 
     def __init__(
-        self, folder: Path, store: Path, mem: str, tcp: str = "", limits: Group | None = None
+        self, folder: Path, store: Path, mem: str, tcp: str = "", limits: ControlGroup | None = None
     ) -> None:
         """`folder` is made, for its socket; `tcp` is where it listens too; `limits` hold it."""
         notes = folder.with_name(f"{folder.name}-notes")
@@ -153,14 +153,14 @@ class Daemon:
             else:
                 if wanted(reply):
                     return reply
-                found = f"{len(reply.sessions)} sessions, {Held.of(reply)}"
+                found = f"{len(reply.sessions)} sessions, {HeldResources.of(reply)}"
             time.sleep(0.05)
         raise SystemExit(f"{self.endpoint}: found {found} after {SETTLE_S:g} s, expected {what}")
 
-    def finish(self, before: Held) -> dict[str, int]:
+    def finish(self, before: HeldResources) -> dict[str, int]:
         """End it; returns its counters.  Raises SystemExit: something does not hold."""
         counters = self.status(
-            lambda reply: not reply.sessions and Held.of(reply) == before,
+            lambda reply: not reply.sessions and HeldResources.of(reply) == before,
             f"what it held before any session, {before}",
         ).counters
         self.process.terminate()
@@ -180,10 +180,10 @@ class Scene:
 
     folder: Path
     store: Path
-    daemon: Daemon
-    before: Held
+    daemon: DaemonProcess
+    before: HeldResources
     processes: dict[str, BaseProcess] = field(default_factory=dict)  # that run
-    series: dict[str, list[Sample]] = field(default_factory=dict)
+    series: dict[str, list[ProcessSample]] = field(default_factory=dict)
     counts: Counter[str] = field(default_factory=Counter)
     begun: float = field(default_factory=time.monotonic)
 
@@ -256,7 +256,10 @@ class Scene:
 
 @contextmanager
 def scene(
-    options: Options, store_bytes: int | None = None, tcp: str = "", limits: Group | None = None
+    options: Options,
+    store_bytes: int | None = None,
+    tcp: str = "",
+    limits: ControlGroup | None = None,
 ) -> Iterator[Scene]:
     """Made in a folder of its own; everything has gone at the end.
 
@@ -267,10 +270,10 @@ def scene(
         default = int(options.times * parse_bytes(options.mem))
         size = default if store_bytes is None else store_bytes
         store = make_store(folder, size, times=limits is not None)
-        daemon = Daemon(folder / "run", store, options.mem, tcp, limits)
+        daemon = DaemonProcess(folder / "run", store, options.mem, tcp, limits)
         CONTEXT.set_forkserver_preload(["tools.faults.trainers"])
         try:
-            made = Scene(folder, store, daemon, Held.of(daemon.status()))
+            made = Scene(folder, store, daemon, HeldResources.of(daemon.status()))
         except BaseException:
             daemon.kill()
             raise

@@ -164,7 +164,7 @@ class Member(NamedTuple):
     endpoint: str = ""  # another than the job's
 
 
-class Job(NamedTuple):
+class TrainerJob(NamedTuple):
     """What trainers do that save their state; their numbers stand for them."""
 
     endpoint: str
@@ -196,7 +196,7 @@ class Job(NamedTuple):
         return self.folder / "last-epoch"
 
 
-def train(job: Job, rank: int, life: int) -> None:
+def train(job: TrainerJob, rank: int, life: int) -> None:
     """Go on from the last saved state, until the last epoch has ended.
 
     The log: a line "from EPOCH STEP" (the last step consumed before), "EPOCH STEP DIGEST" for each
@@ -217,7 +217,7 @@ def train(job: Job, rank: int, life: int) -> None:
         os.close(log)
 
 
-def _train(job: Job, rank: int, log: int) -> None:
+def _train(job: TrainerJob, rank: int, log: int) -> None:
     data = job.dataset(rank)
     epoch, step = 0, -1
     if job.state(rank).exists():

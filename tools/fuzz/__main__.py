@@ -31,7 +31,7 @@ from typing import Annotated, Any
 from blockstore.store import open_store
 from tools.command import parse, put, running_tally, stamped
 from tools.faults import runner
-from tools.faults.growth import ALLOWED, Growth, Sample, growths, sample
+from tools.faults.growth import ALLOWED, Growth, ProcessSample, growths, sample
 from tools.faults.runner import CONTEXT, END_S, Scene, scene
 from tools.faults.trainers import Work, stay
 from tools.fuzz import stores
@@ -121,7 +121,7 @@ def send_all(given: Options, made: Scene, victim: int) -> dict[str, Any]:
     return figures()
 
 
-def judged(samples: list[Sample], any_growth: bool) -> list[Growth]:
+def judged(samples: list[ProcessSample], any_growth: bool) -> list[Growth]:
     """How the daemon's figures went.  Raises SystemExit: something grew, and may not."""
     found = growths(samples, WARM_UP)
     grown = [g for g in found if not g.flat and g.figure != "threads"]

@@ -54,7 +54,7 @@ class Blocks:
 
 
 @dataclass(slots=True)
-class Draft:
+class StoreDraft:
     """What the files of a store are made of."""
 
     document: dict[str, Any]  # of the root's zarr.json

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blockstore.format import BLOCK_HEADER
-from tools.fuzz.drafts import Blocks, Draft
+from tools.fuzz.drafts import Blocks, StoreDraft
 
 _NUMBERS = (
     -1, 0, 1, 2, 3, 7, 8, 63, 64, 255, 256, 4095, 4096, 4097, 8192, 65536, 2**20, 2**31 - 1, 2**31,
@@ -30,7 +30,7 @@ _HEADER = (
 )  # fmt: skip
 
 
-def mutate(draft: Draft, random: Random) -> list[str]:
+def mutate(draft: StoreDraft, random: Random) -> list[str]:
     """Change a store in place, once or a few times; what was done, a line each."""
     said = []
     for _ in range(random.choice((1, 1, 1, 2, 2, 4))):
@@ -55,7 +55,7 @@ def _leaves(value: Any) -> list[tuple[Any, Any]]:
     return found
 
 
-def manifest_value(draft: Draft, random: Random) -> str:
+def manifest_value(draft: StoreDraft, random: Random) -> str:
     """One value of the manifest is another."""
     leaves = [
         (inside, key)
@@ -80,7 +80,7 @@ def manifest_value(draft: Draft, random: Random) -> str:
     return f"{key} {old!r:.60} -> {inside[key]!r:.60}"
 
 
-def manifest_shape(draft: Draft, random: Random) -> str:
+def manifest_shape(draft: StoreDraft, random: Random) -> str:
     """A part of the manifest is gone, twice there, or another part."""
     inside, key = random.choice(_leaves(draft.manifest))
     how = random.choice(("remove", "swap", "twice", "rename"))
@@ -125,23 +125,23 @@ def _spoil(values: NDArray[Any], random: Random) -> str:
     return f"{how} of {values.size} {kind}"
 
 
-def side_values(draft: Draft, random: Random) -> str:
+def side_values(draft: StoreDraft, random: Random) -> str:
     """Offsets and tables that are read whole."""
     path = random.choice(sorted(p for p, values in draft.sides.items() if values.size))
     return f"{path}: {_spoil(draft.sides[path], random)}"
 
 
-def _graphs(draft: Draft) -> list[tuple[str, Blocks]]:
+def _graphs(draft: StoreDraft) -> list[tuple[str, Blocks]]:
     return [(p, b) for p, b in draft.blocks.items() if b.relation >= 0 and b.data]
 
 
-def _one_block(draft: Draft, random: Random) -> tuple[str, Blocks, int]:
+def _one_block(draft: StoreDraft, random: Random) -> tuple[str, Blocks, int]:
     """(path, blocks, byte at which a graph block begins)."""
     path, blocks = random.choice(_graphs(draft))
     return path, blocks, random.randrange(blocks.geometry.num_blocks) * blocks.geometry.slot_bytes
 
 
-def block_header(draft: Draft, random: Random) -> str:
+def block_header(draft: StoreDraft, random: Random) -> str:
     """A field in the header of a graph block."""
     path, blocks, start = _one_block(draft, random)
     name, at, form = random.choice(_HEADER)
@@ -151,7 +151,7 @@ def block_header(draft: Draft, random: Random) -> str:
     return f"{path}+{start}: {name} {old} -> {new}"
 
 
-def block_offsets(draft: Draft, random: Random) -> str:
+def block_offsets(draft: StoreDraft, random: Random) -> str:
     """Offsets of columns in a graph block."""
     path, blocks, start = _one_block(draft, random)
     count = struct.unpack_from("<I", blocks.data, start + 24)[0] + 1
@@ -160,7 +160,7 @@ def block_offsets(draft: Draft, random: Random) -> str:
     return f"{path}+{start}: {_spoil(offsets, random)}"
 
 
-def block_edges(draft: Draft, random: Random) -> str:
+def block_edges(draft: StoreDraft, random: Random) -> str:
     """Sources, edge ids, weights or times in a graph block."""
     path, blocks, start = _one_block(draft, random)
     kind = random.choice(("uint32", "uint32", "uint64", "float32", "int64"))
@@ -172,14 +172,14 @@ def block_edges(draft: Draft, random: Random) -> str:
     return f"{path}+{start}: {_spoil(values[: max(1, used.size)], random)}"
 
 
-def row_values(draft: Draft, random: Random) -> str:
+def row_values(draft: StoreDraft, random: Random) -> str:
     rows = [(p, b) for p, b in draft.blocks.items() if b.relation < 0 and b.data]
     ids = [(p, b) for p, b in rows if "features" not in p]
     path, blocks = random.choice(ids if random.random() < 0.8 else rows)
     return f"{path}: {_spoil(blocks.values(), random)}"
 
 
-def blind_bytes(draft: Draft, random: Random) -> str:
+def blind_bytes(draft: StoreDraft, random: Random) -> str:
     path, blocks = random.choice([(p, b) for p, b in draft.blocks.items() if b.data])
     at = 0
     for _ in range(random.choice((1, 4, 16))):
@@ -189,7 +189,7 @@ def blind_bytes(draft: Draft, random: Random) -> str:
     return f"{path}+{at}"
 
 
-def blind_page(draft: Draft, random: Random) -> str:
+def blind_page(draft: StoreDraft, random: Random) -> str:
     """A page of noise, of zeros, or of another array."""
     path, blocks = random.choice([(p, b) for p, b in draft.blocks.items() if b.data])
     _, other = random.choice([(p, b) for p, b in draft.blocks.items() if b.data])
@@ -200,7 +200,7 @@ def blind_page(draft: Draft, random: Random) -> str:
     return f"{path}+{at}"
 
 
-def fewer_blocks(draft: Draft, random: Random) -> str:
+def fewer_blocks(draft: StoreDraft, random: Random) -> str:
     """Blocks at the end are gone; everything that counts them may say so, or not."""
     path, blocks = random.choice([(p, b) for p, b in draft.blocks.items() if b.data])
     geometry = blocks.geometry
@@ -224,7 +224,7 @@ def fewer_blocks(draft: Draft, random: Random) -> str:
     return f"{path}: {lost} of {geometry.num_blocks}, told: {told}"
 
 
-def shard_bytes(draft: Draft, random: Random) -> str:
+def shard_bytes(draft: StoreDraft, random: Random) -> str:
     """A shard's index says something else, or its end is missing."""
     path, blocks = random.choice([(p, b) for p, b in draft.blocks.items() if b.data])
     if random.random() < 0.5:
@@ -235,7 +235,7 @@ def shard_bytes(draft: Draft, random: Random) -> str:
     return f"{path}: index"
 
 
-def other_file(draft: Draft, random: Random) -> str:
+def other_file(draft: StoreDraft, random: Random) -> str:
     """A file is gone, or leads elsewhere."""
     paths = [b.shard for b in draft.blocks.values()] + [f"{p}/c/0" for p in draft.sides]
     path = random.choice(sorted(paths))
@@ -247,7 +247,7 @@ def other_file(draft: Draft, random: Random) -> str:
     return f"{path} -> {draft.links[path]}"
 
 
-def outside_copy(draft: Draft, random: Random) -> str:
+def outside_copy(draft: StoreDraft, random: Random) -> str:
     """A file leads to one outside that is just as it was, `OUTSIDE` in the store's parent."""
     paths = [b.shard for b in draft.blocks.values()] + [f"{p}/c/0" for p in draft.sides]
     path = random.choice(sorted(paths))
@@ -255,7 +255,7 @@ def outside_copy(draft: Draft, random: Random) -> str:
     return f"{path} -> {draft.links[path]}"
 
 
-Mutation = Callable[[Draft, Random], str]
+Mutation = Callable[[StoreDraft, Random], str]
 KINDS: tuple[tuple[Mutation, int], ...] = (
     (manifest_value, 24), (manifest_shape, 8), (side_values, 16), (block_header, 12),
     (block_offsets, 8), (block_edges, 10), (row_values, 12), (blind_bytes, 4), (blind_page, 3),

@@ -35,7 +35,7 @@ import numpy as np
 
 from preprocess.__main__ import app
 from tools.command import parse, put, running_tally, stamped
-from tools.fuzz.drafts import Draft
+from tools.fuzz.drafts import StoreDraft
 from tools.fuzz.mutations import mutate
 from tools.fuzz.trial import Bench, Outside
 
@@ -102,7 +102,7 @@ def make_stores(folder: Path) -> dict[str, Path]:
     return stores
 
 
-def mutated(base: Draft, name: str) -> tuple[Draft, list[str]]:
+def mutated(base: StoreDraft, name: str) -> tuple[StoreDraft, list[str]]:
     """The mutation of this name, and what it is."""
     draft = base.copy()
     return draft, mutate(draft, Random(name))
@@ -125,7 +125,7 @@ class Tally:
 class Fuzzer:
     """Tries mutations in processes that are forked from this one, and looks at how they end."""
 
-    def __init__(self, bases: dict[str, Draft], folder: Path, outside: Outside) -> None:
+    def __init__(self, bases: dict[str, StoreDraft], folder: Path, outside: Outside) -> None:
         self._bases, self._folder, self._outside = bases, folder, outside
         self._benches: dict[str, Bench] = {}
         self.tally = Tally()
@@ -201,12 +201,12 @@ def _try(name: str) -> tuple[dict[str, str], list[str]]:
 
 
 @contextlib.contextmanager
-def prepared() -> Iterator[tuple[dict[str, Draft], Path, Outside]]:
+def prepared() -> Iterator[tuple[dict[str, StoreDraft], Path, Outside]]:
     """Stores in memory, a folder in memory, and a process that has run every kernel."""
     place = "/dev/shm" if Path("/dev/shm").is_dir() else None
     with tempfile.TemporaryDirectory(dir=place, prefix="fuzz-") as name:
         folder = Path(name)
-        bases = {kind: Draft.load(path) for kind, path in make_stores(folder).items()}
+        bases = {kind: StoreDraft.load(path) for kind, path in make_stores(folder).items()}
         outside = Outside()
         for kind, base in bases.items():
             bench = Bench(folder / f"warm-{kind}", base)

@@ -36,7 +36,7 @@ from preprocess.errors import BadInput
 from preprocess.export.export import export
 from preprocess.progress import Progress
 from tools.fuzz.attacker import UNFORESEEN
-from tools.fuzz.drafts import Draft
+from tools.fuzz.drafts import StoreDraft
 
 WAIT_S = 100.0  # for a batch, which takes milliseconds; other processes are at work too
 _BATCHES = 3
@@ -114,7 +114,7 @@ def requests(store: Store, random: Random) -> list[Attach]:
     return asked
 
 
-class Trial:
+class StoreTrial:
     def __init__(self, path: Path, out: Path, random: Random) -> None:
         self._path, self._out, self._random = path, out, random
         self.said: dict[str, str] = {}  # by what was done: how it ended
@@ -216,13 +216,13 @@ def lay_out(folder: Path, files: dict[str, bytes]) -> None:
 class Bench:
     """A folder with one store in it, whose files are changed and put back."""
 
-    def __init__(self, folder: Path, base: Draft) -> None:
+    def __init__(self, folder: Path, base: StoreDraft) -> None:
         self._store, self._base, self._out = folder / "store", base, folder
         self._files = base.sign()
         lay_out(self._store, self._files)
         lay_out(folder / "outside", self._files)
 
-    def attempt(self, draft: Draft, random: Random) -> Trial:
+    def attempt(self, draft: StoreDraft, random: Random) -> StoreTrial:
         files = draft.sign()
         changed = [n for n in {*files, *self._files} if files.get(n) != self._files.get(n)]
         for name in changed:
@@ -234,7 +234,7 @@ class Bench:
             (path := self._store / name).unlink(missing_ok=True)
             path.parent.mkdir(parents=True, exist_ok=True)  # no other file may be left there
             path.symlink_to(to)
-        trial = Trial(self._store, self._out, random)
+        trial = StoreTrial(self._store, self._out, random)
         try:
             trial.run()
         finally:

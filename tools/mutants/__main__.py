@@ -37,7 +37,7 @@ CLEAN_LIMIT_S = 1800.0  # of all selections together, with kernels that are comp
 LEFT_OUT = (".git", ".venv", ".hypothesis", ".mypy_cache", ".ruff_cache", "demo", "build")
 
 
-class Fault(NamedTuple):
+class PlantedFault(NamedTuple):
     name: str
     file: str
     old: str
@@ -66,10 +66,12 @@ class FaultNotFound(Exception):
     """The text of an entry does not stand exactly once in its file."""
 
 
-def read_faults(path: Path = LIST) -> list[Fault]:
+def read_faults(path: Path = LIST) -> list[PlantedFault]:
     """All entries.  Raises ValueError: two have one name, or an entry changes nothing."""
     entries = tomllib.loads(path.read_text())["fault"]
-    faults = [Fault(**{**entry, "tests": tuple(entry.get("tests", ()))}) for entry in entries]
+    faults = [
+        PlantedFault(**{**entry, "tests": tuple(entry.get("tests", ()))}) for entry in entries
+    ]
     for name, count in Counter(fault.name for fault in faults).items():
         if count > 1:
             raise ValueError(f"{path}: {count} entries are named {name}, expected one")
@@ -79,7 +81,7 @@ def read_faults(path: Path = LIST) -> list[Fault]:
     return faults
 
 
-def planted(fault: Fault, root: Path) -> str:
+def planted(fault: PlantedFault, root: Path) -> str:
     """The file's text with the fault.  Raises FaultNotFound."""
     text = (root / fault.file).read_text() if (root / fault.file).exists() else ""
     count = text.count(fault.old)
@@ -91,7 +93,7 @@ def planted(fault: Fault, root: Path) -> str:
     return text.replace(fault.old, fault.new)
 
 
-def plant(fault: Fault, root: Path) -> None:
+def plant(fault: PlantedFault, root: Path) -> None:
     """Change the file in a copy, and remove kernels that were compiled with what it was."""
     text = planted(fault, root)
     (root / fault.file).unlink()  # a hard link: the original stays as it is
@@ -161,13 +163,13 @@ def run_tests(selection: Sequence[str], root: Path, limit_s: float) -> Tested:
 
 
 class Outcome(NamedTuple):
-    fault: Fault
+    fault: PlantedFault
     verdict: str  # killed, SURVIVED, TIMED OUT
     seconds: float
     by: str  # the test that failed
 
 
-def try_fault(fault: Fault, root: Path, limit_s: float) -> Outcome:
+def try_fault(fault: PlantedFault, root: Path, limit_s: float) -> Outcome:
     """Plant one in a copy and run its tests."""
     with tempfile.TemporaryDirectory(prefix="mutant-") as folder:
         copy = copy_tree(root, Path(folder))
@@ -182,7 +184,7 @@ def try_fault(fault: Fault, root: Path, limit_s: float) -> Outcome:
     return found
 
 
-def passes_clean(faults: Sequence[Fault], root: Path) -> bool:
+def passes_clean(faults: Sequence[PlantedFault], root: Path) -> bool:
     """Whether the selections pass without a fault; kernels are compiled meanwhile."""
     selection = sorted({test for fault in faults for test in fault.selection(root)})
     tested = run_tests(selection, root, CLEAN_LIMIT_S)

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from blockstore.store import Store, open_store
 from blockstore.units import parse_bytes
 from loaderd.advise.report import Line, Report, choose, report_on
-from loaderd.advise.trial import Arrival, Trial, steady
+from loaderd.advise.trial import BatchMoment, PlanTrial, steady
 from loaderd.commands import app
 from loaderd.memory.ledger import EngineSettings
 from loaderd.protocol import Attach
@@ -70,10 +70,10 @@ def size_of(store: Store) -> int:
 )  # fmt: skip
 def test_the_pace_of_bursts_is_that_of_whole_bursts(size, wait, within, bursts, rest):
     """`size` batches at a time, and the trial ends somewhere in a burst."""
-    arrivals, at = list[Arrival](), 5.0
+    arrivals, at = list[BatchMoment](), 5.0
     for number in range(bursts * size + rest % size):
         at += wait if number % size == 0 else within
-        arrivals.append(Arrival(at, 1000 * (number // size + 1), at * 2))
+        arrivals.append(BatchMoment(at, 1000 * (number // size + 1), at * 2))
     if len(arrivals) < 4:
         return
     count, first, last = steady(arrivals)
@@ -92,7 +92,7 @@ def line(plan: str, seconds: float, runs: bool = True, kept: float = -1.0) -> Li
     batches = "others" if plan == "macrobatch" else "equal"
     if not runs:
         return Line(plan, "", batches, refused="serve with at least --mem 1M")
-    trial = Trial(plan, 100, 10, seconds / 10, 1 << 20, 0.1, 0.1)
+    trial = PlanTrial(plan, 100, 10, seconds / 10, 1 << 20, 0.1, 0.1)
     return Line(plan, "", batches, trial=trial, kept=kept)
 
 

@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from loaderd.batch.rows import Addressed, Pins
-from loaderd.engine.session import Job, Placement, RowSizes, SessionState
+from loaderd.engine.session import BatchInProgress, Placement, RowSizes, SessionState
 from loaderd.plans.base import Unit
 
 SLOT = 4096
 SIZES = RowSizes((SLOT // 8,), SLOT)
 
 
-def sampled(state: SessionState, missing: int, made: list[Job]) -> Job:
+def sampled(state: SessionState, missing: int, made: list[BatchInProgress]) -> BatchInProgress:
     """The next batch, sampled: so many rows are to be copied."""
     run = state.run
     step = sum(job.run == run for job in made)
@@ -28,7 +28,7 @@ def sampled(state: SessionState, missing: int, made: list[Job]) -> Job:
     return job
 
 
-def place(state: SessionState, job: Job) -> Placement:
+def place(state: SessionState, job: BatchInProgress) -> Placement:
     """Slots for its next group; a worker fills them from now on."""
     placement = state.place(job)
     assert placement is not None
@@ -48,7 +48,7 @@ def state() -> SessionState:
 
 
 def test_slots_that_a_worker_fills_are_not_free_for_the_run_that_begins(state):
-    made: list[Job] = []
+    made: list[BatchInProgress] = []
     job = sampled(state, 10, made)
     filling = place(state, job).slots()
     assert state.begin(2) == []  # the job is its worker's
@@ -63,7 +63,7 @@ def test_slots_that_a_worker_fills_are_not_free_for_the_run_that_begins(state):
 
 
 def test_slots_of_lent_batches_are_free_as_a_run_begins(state):
-    made: list[Job] = []
+    made: list[BatchInProgress] = []
     job = sampled(state, 10, made)
     state.filled(job, place(state, job), message())
     assert state.begin(2) == [job]
@@ -91,7 +91,7 @@ def test_a_batch_is_done_with_the_release_of_its_last_group(state):
 def test_groups_may_be_released_in_any_order_where_several_are_lent():
     state = SessionState(3, list(range(9)), SIZES)
     state.begin(1)
-    made: list[Job] = []
+    made: list[BatchInProgress] = []
     first, second = sampled(state, 5, made), sampled(state, 5, made)
     for job in (first, second):
         state.filled(job, place(state, job), message())
@@ -109,10 +109,10 @@ class StateMachine(RuleBasedStateMachine):
     def begin(self, slots, window):
         self.slots = set(range(slots))
         self.state = SessionState(window, sorted(self.slots), SIZES)
-        self.run, self.made = 0, list[Job]()
-        self.filling: list[tuple[Job, Placement]] = []  # workers have these
-        self.waiting: list[Job] = []  # sampled, not wholly placed, in order
-        self.lent: dict[tuple[int, int, int], tuple[Job, list[int]]] = {}
+        self.run, self.made = 0, list[BatchInProgress]()
+        self.filling: list[tuple[BatchInProgress, Placement]] = []  # workers have these
+        self.waiting: list[BatchInProgress] = []  # sampled, not wholly placed, in order
+        self.lent: dict[tuple[int, int, int], tuple[BatchInProgress, list[int]]] = {}
         self.a_run_begins()
 
     @rule()

@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from loaderd.engine.session import Job, Placement, RowSizes, SessionState
+from loaderd.engine.session import BatchInProgress, Placement, RowSizes, SessionState
 from loaderd.plans.base import Unit
 
 SIZES = RowSizes((4, 2), 64)  # rows a slot of two arrays, bytes of a slot
@@ -21,11 +21,13 @@ class Model(RuleBasedStateMachine):
         self.all = list(range(100, 100 + slots))
         self.state, self.steps = SessionState(window, list(self.all), SIZES), steps
         self.run, self.failed = 0, False
-        self.sampling: list[Job] = []
-        self.filling: list[tuple[Job, Placement]] = []
+        self.sampling: list[BatchInProgress] = []
+        self.filling: list[tuple[BatchInProgress, Placement]] = []
         self.client: dict[tuple[int, int], list[int]] = {}  # step, group -> slots
         self.sent: list[tuple[int, int]] = []
-        self.stale: list[tuple[Job, Placement | None]] = []  # workers' of runs that have ended
+        self.stale: list[
+            tuple[BatchInProgress, Placement | None]
+        ] = []  # workers' of runs that have ended
         self.begin(0, 1)
 
     @rule(step=st.integers(0, 8), stride=st.integers(1, 3), seldom=st.integers(0, 3))
@@ -193,7 +195,7 @@ TestModel = Model.TestCase
 TestModel.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
 
 
-def job_of(state: SessionState, items: int, missing: int) -> Job:
+def job_of(state: SessionState, items: int, missing: int) -> BatchInProgress:
     """The next batch, sampled."""
     job = state.start(1, Unit(0, len(state.jobs), 0, 1), None)  # type: ignore[arg-type]
     job.structure = SimpleNamespace()  # type: ignore[assignment]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from blockstore.format import PAGE_BYTES, BlockGeometry, RowArray
 from loaderd.errors import Refused
-from loaderd.hopwise.source import ArrayCache, Arrival, Held, held_bytes, load_all
+from loaderd.hopwise.source import ArrayCache, PendingRead, ResidentArray, held_bytes, load_all
 
 PAGES, PER_BLOCK, PER_SHARD = 11, 2, 2  # four pages a shard
 GEOMETRY = BlockGeometry(PER_BLOCK * PAGE_BYTES, PER_BLOCK * PAGE_BYTES, 6, PER_SHARD, 1)
@@ -57,11 +57,11 @@ class Reader:
         return SimpleNamespace(wait=wait)
 
 
-def make_held() -> tuple[Held, Reader]:
+def make_held() -> tuple[ResidentArray, Reader]:
     base = 2 * PAGE_BYTES
     data = np.zeros(base + held_bytes(Array()), np.uint8)  # type: ignore[arg-type]
     reader = Reader(data)
-    return Held(Array(), reader, base, data[base:]), reader  # type: ignore[arg-type]
+    return ResidentArray(Array(), reader, base, data[base:]), reader  # type: ignore[arg-type]
 
 
 @settings(deadline=None)
@@ -78,7 +78,7 @@ def test_what_was_waited_for_without_an_error_is_there(asked):
     for a, b, fails, together in asked:
         low, high = sorted((a, b))
         reader.fails, before = fails, reader.read
-        arrivals = [Arrival() for _ in range(1 + together)]
+        arrivals = [PendingRead() for _ in range(1 + together)]
         for arrival in arrivals:
             held.fetch(low, high, arrival)
         assert reader.read - before == len(set(range(low, high)) - there), "pages are read once"
@@ -100,7 +100,7 @@ def test_all_is_loaded_piece_by_piece(monkeypatch):
     held, reader = make_held()
     assert len(list(load_all([held], lambda: False))) == 3
     assert reader.read == PAGES
-    arrival = Arrival()
+    arrival = PendingRead()
     held.fetch(0, PAGES, arrival)
     assert not arrival.readings
     reader.fails = True
@@ -166,9 +166,9 @@ def test_pages_whose_read_could_not_begin_are_read_by_the_next(monkeypatch):
 
     monkeypatch.setattr(reader, "fetch", no_memory)
     with pytest.raises(MemoryError):
-        held.fetch(2, 5, Arrival())
+        held.fetch(2, 5, PendingRead())
     monkeypatch.setattr(reader, "fetch", fetch)
-    arrival = Arrival()
+    arrival = PendingRead()
     held.fetch(2, 5, arrival)
     assert reader.read == 3
     arrival.wait()
@@ -184,6 +184,6 @@ def test_what_was_begun_before_an_error_is_waited_for(monkeypatch):
     with pytest.raises(MemoryError):
         list(load_all([one, other], lambda: False))
     assert first.read == PAGES
-    one.fetch(0, PAGES, again := Arrival())
+    one.fetch(0, PAGES, again := PendingRead())
     assert first.read == PAGES
     assert not again.readings  # all that was on its way is known to be here

@@ -13,7 +13,7 @@ from blockstore.errors import CorruptBlock, PoolBroken
 from blockstore.pool import BlockPool
 from loaderd.errors import Refused
 from loaderd.memory.reservation import Account, Reservation, least_slots
-from loaderd.memory.residency import Held, Residency
+from loaderd.memory.residency import PinnedBlocks, Residency
 from loaderd.memory.slots import SlotBroker
 from tests.loaderd.harness import WAIT_S
 
@@ -220,8 +220,8 @@ class ReservationMachine(RuleBasedStateMachine):
         self.num_blocks = num_blocks
         least = least_slots(sum(num_blocks), WORKERS)
         self.parts = Parts(num_blocks, least + more)
-        self.workers: list[Held] = []
-        self.shared: list[Held] = []
+        self.workers: list[PinnedBlocks] = []
+        self.shared: list[PinnedBlocks] = []
         self.files: list[int] = []
         self.taken: list[int] = []
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from loaderd.hopwise.cut import HopCut
-from loaderd.hopwise.source import Answer, Arrival
+from loaderd.hopwise.source import Answer, PendingRead
 from loaderd.plans.base import Unit, Wanted
 from loaderd.protocol import ChunkReady, ErrorReply, Release
 from loaderd.sessions.propagated import PropagatedSession
@@ -29,7 +29,7 @@ class Source:
         self.asked = threading.Event()
         self.buffers: list[int] = []
 
-    def ask(self, unit: Unit, buffer: int, arrival: Arrival) -> Answer:
+    def ask(self, unit: Unit, buffer: int, arrival: PendingRead) -> Answer:
         self.asked.set()
         assert self.go.wait(WAIT_S)
         self.buffers.append(buffer)

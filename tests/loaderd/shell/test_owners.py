@@ -14,7 +14,7 @@ from loaderd.shell.daemon import Access
 from loaderd.shell.owners import (
     Admission,
     Credentials,
-    Held,
+    SessionUse,
     UserLimits,
     check_folder,
     group_id,
@@ -138,12 +138,12 @@ def test_groups_and_folders_that_cannot_be(tmp_path):
 
 def test_what_is_left_for_a_user():
     limits = UserLimits(sessions=3, window=10, share=0.5)
-    assert room_left(limits, 1000, "ann", [Held(4, 100), Held(2, 50)]) == (4, 350)
-    assert room_left(limits, 1000, "ann", [Held(4, 600)]).num_bytes == 0
+    assert room_left(limits, 1000, "ann", [SessionUse(4, 100), SessionUse(2, 50)]) == (4, 350)
+    assert room_left(limits, 1000, "ann", [SessionUse(4, 600)]).num_bytes == 0
     with pytest.raises(Refused, match=r"ann has 3 sessions.*--user-sessions"):
-        room_left(limits, 1000, "ann", [Held(1, 0)] * 3)
+        room_left(limits, 1000, "ann", [SessionUse(1, 0)] * 3)
     with pytest.raises(Refused, match=r"ann have 10 batches in flight.*--user-window"):
-        room_left(limits, 1000, "ann", [Held(6, 0), Held(4, 0)])
+        room_left(limits, 1000, "ann", [SessionUse(6, 0), SessionUse(4, 0)])
 
 
 def test_a_user_has_so_many_sessions_and_batches(tmp_path):

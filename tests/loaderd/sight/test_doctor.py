@@ -5,7 +5,7 @@ import resource
 import pytest
 
 from loaderd.sight import doctor
-from loaderd.sight.doctor import Check, State, checks_text, measure_disk
+from loaderd.sight.doctor import MachineCheck, State, checks_text, measure_disk
 
 G = 1 << 30
 
@@ -51,7 +51,9 @@ def test_a_fix_that_is_within_reach_is_named():
 
 
 def test_what_to_do_stands_below_its_check():
-    text = checks_text([Check("a", State.ok, "x"), Check("b", State.warn, "y", "do z")])
+    text = checks_text(
+        [MachineCheck("a", State.ok, "x"), MachineCheck("b", State.warn, "y", "do z")]
+    )
     assert text.splitlines() == [
         "check        found",
         "a      ok    x",

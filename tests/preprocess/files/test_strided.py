@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from preprocess.errors import BadInput
 from preprocess.files import strided
-from preprocess.files.strided import Held, Placed, StridedRows
+from preprocess.files.strided import GivenArray, Placed, StridedRows
 
 
 def write(path: Path, array: np.ndarray) -> None:
@@ -67,7 +67,7 @@ def test_views_are_read_as_numpy_reads_them(tmp_path_factory):
 @pytest.mark.parametrize("count", [1, 2, 9])
 def test_arrays_that_are_held_and_those_that_repeat(tmp_path: Path, count: int):
     array = np.arange(12, dtype=np.int16).reshape(4, 3)
-    held = Held(array.dtype.str, array.shape, array.tobytes())
+    held = GivenArray(array.dtype.str, array.shape, array.tobytes())
     assert np.array_equal(read(tmp_path, held, count), array)
     row = StridedRows(tmp_path, held, "a").row(2)
     assert np.array_equal(next(row.pieces(0, 3, 9)), array[2])
@@ -85,7 +85,7 @@ def test_bfloat16_becomes_float32(tmp_path: Path):
 
 
 def test_no_rows_are_none(tmp_path: Path):
-    assert read(tmp_path, Held("<f4", (0, 3), b""), 4).shape == (0, 3)
+    assert read(tmp_path, GivenArray("<f4", (0, 3), b""), 4).shape == (0, 3)
 
 
 def test_what_cannot_be_read_is_named(tmp_path: Path):

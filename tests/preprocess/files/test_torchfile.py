@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays_of
 
 from preprocess.errors import BadInput
-from preprocess.files.strided import Held, Placed, StridedRows
-from preprocess.files.torchfile import Other, Record, open_tensor, read_torch
+from preprocess.files.strided import GivenArray, Placed, StridedRows
+from preprocess.files.torchfile import Other, TorchObject, open_tensor, read_torch
 
 ROOT = Path(__file__).resolve().parents[3]
 _READ = """
@@ -66,7 +66,7 @@ def test_values_arrive_as_they_are(tmp_path_factory: pytest.TempPathFactory, val
 def same(found: Any, value: Any) -> None:
     """Equal, of the same types, shapes and dtypes."""
     if isinstance(value, np.ndarray):
-        assert found == Held(value.dtype.str, value.shape, value.tobytes())
+        assert found == GivenArray(value.dtype.str, value.shape, value.tobytes())
         return
     assert type(found) is type(value)
     if isinstance(value, dict):
@@ -129,7 +129,7 @@ def test_values_that_nothing_reads_are_named(tmp_path: Path):
 def test_a_tuple_and_a_sparse_matrix(tmp_path: Path):
     torch.save((torch.eye(2).to_sparse_csr(), (1, 2)), tmp_path / "a.pt")
     matrix, pair = read_torch(tmp_path / "a.pt")
-    assert isinstance(matrix, Record)
+    assert isinstance(matrix, TorchObject)
     parts = matrix.attributes["storage"].attributes
     assert list(parts) == ["_rowptr", "_col", "_value", "_sparse_sizes"]
     assert [parts["_sparse_sizes"], pair] == [[2, 2], [1, 2]]
@@ -184,7 +184,9 @@ def test_what_does_not_lie_in_the_file_is_held(tmp_path: Path, way: str):
         torch.save(values, path)
         in_big_endian(path)
     array = read_torch(path)
-    assert array == Held(values.numpy().dtype.str, tuple(values.shape), values.numpy().tobytes())
+    assert array == GivenArray(
+        values.numpy().dtype.str, tuple(values.shape), values.numpy().tobytes()
+    )
 
 
 def test_what_is_no_tensor_is_refused(tmp_path: Path):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from preprocess.errors import BadInput
-from preprocess.files.strided import Held, Placed
+from preprocess.files.strided import GivenArray, Placed
 from preprocess.layouts import open_source
 from preprocess.sources.pyg import PygSource, _read_stores
 from tests.preprocess.sources.conformance import (
@@ -172,7 +172,7 @@ def test_tensors_are_read_from_the_file(tmp_path: Path):
     """None of those that torch maps is held; those of an old file are."""
     as_object(small(), tmp_path / "graph.pt")
     as_old_file(small(), tmp_path / "old.pt")
-    for name, kind in (("graph.pt", Placed), ("old.pt", Held)):
+    for name, kind in (("graph.pt", Placed), ("old.pt", GivenArray)):
         nodes, relations = _read_stores(tmp_path / name)
         held = nodes["node"] | relations[ONLY]
         arrays = {k for k, v in held.items() if isinstance(v, kind)}
