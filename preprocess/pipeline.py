@@ -1,7 +1,8 @@
 """Stages: declared once, priced before anything runs, run in order, each recorded in a journal.
 
 A command gives a list of `Stage`.  The dry run, the check of the disk and the progress read what a
-stage costs and leaves; `PipelineRun.execute` runs the stages that the journal of the work folder lacks.
+stage costs and leaves; `PipelineRun.execute` runs the stages that the journal of the work folder
+lacks.
 """
 
 import shutil

@@ -66,11 +66,11 @@ class Other(msgspec.Struct, frozen=True):
 
 
 def read_torch(path: Path) -> Any:
-    """What a file holds: plain values, lists, dicts, `Array`, `TorchObject` and `Other`; all else fails.
+    """What a file holds: plain values, lists, dicts, `Array`, `TorchObject` and `Other`.
 
     A file that is one tuple is one here; other tuples are lists.  A sparse matrix in CSR is a
-    `TorchObject` as torch_sparse has it.  Where torch is loaded already, or no process can be had, this
-    process reads the file.  Raises BadInput.
+    `TorchObject` as torch_sparse has it.  Where torch is loaded already, or no process can be had,
+    this process reads the file.  Raises BadInput: anything else is in it.
     """
     try:
         return msgspec.msgpack.decode(_loaded_apart(path), ext_hook=_unpacked)
