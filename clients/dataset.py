@@ -22,8 +22,8 @@ from clients.connection.remote import open_session
 from clients.connection.request import checked_epoch, checked_request
 from clients.connection.session import Halted, Session, StepsLeftOut
 from clients.sharding import refuse_second_batching, refuse_second_sharding
-from loaderd.errors import NoDaemon, Refused, SessionLost, ShuttingDown
-from loaderd.protocol import Attach, Attached, Resolved
+from loaderd.api.errors import NoDaemon, Refused, SessionLost, ShuttingDown
+from loaderd.api.protocol import Attach, Attached, Resolved
 
 RECONNECT_S = 60.0  # to start a daemon anew, on a large store
 _log = logging.getLogger(__name__)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from clients.mfg import HeteroMfg, layer_fanouts, to_hetero_mfgs
 from clients.torch import Batch, HeteroBatch, HeteroDataset, InputNodes, NeighborDataset, by_type
-from loaderd.errors import Refused
+from loaderd.api.errors import Refused
 
 __all__ = [
     "DataLoader",

@@ -23,8 +23,8 @@ from clients.torch import (
     sampling_request,
     timed_ids,
 )
-from loaderd.errors import Refused
-from loaderd.protocol import Attached, SeedEdges
+from loaderd.api.errors import Refused
+from loaderd.api.protocol import Attached, SeedEdges
 
 __all__ = [
     "HeteroLinkBatch",

@@ -16,7 +16,7 @@ from clients.device.calibration import Choice
 from clients.device.devices import open_device
 from clients.device.stage import DeviceStaging, Ready
 from clients.hopwise.dataset import HopDataset
-from loaderd.errors import Refused
+from loaderd.api.errors import Refused
 
 B = TypeVar("B")
 

@@ -3,7 +3,7 @@
 import sys
 from types import FrameType
 
-from loaderd.errors import Refused
+from loaderd.api.errors import Refused
 
 _LIBRARY = "accelerate.data_loader"
 _FETCHER = "torch.utils.data._utils.fetch"

@@ -24,8 +24,8 @@ from clients.dataset import (
 from clients.hopwise.dataset import HopBatch, HopDataset
 from clients.prefetch import Prefetcher, prefetch
 from clients.records import TensorRecord
-from loaderd.errors import Refused
-from loaderd.protocol import Attach, Attached, Temporal
+from loaderd.api.errors import Refused
+from loaderd.api.protocol import Attach, Attached, Temporal
 
 __all__ = [
     "Batch",

@@ -21,7 +21,7 @@ from torch.nn import functional
 from clients.models import LAYERS, Layered, RelationalModel
 from clients.ranks import Ranks, joined
 from clients.torch import Batch, HeteroBatch, HeteroDataset, NeighborDataset, Prefetcher, prefetch
-from loaderd.errors import DaemonError
+from loaderd.api.errors import DaemonError
 
 UNLABELLED = -1
 

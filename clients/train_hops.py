@@ -14,7 +14,7 @@ from clients.hopwise.models import ALONE, make_model
 from clients.prefetch import prefetch
 from clients.ranks import usable_device
 from clients.train import UNLABELLED, NotTrainable, optimize, say
-from loaderd.errors import DaemonError
+from loaderd.api.errors import DaemonError
 
 MODELS = ("linear", "features", "sgc", "sign", "sign-mlp", "hoga")
 

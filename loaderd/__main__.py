@@ -15,7 +15,7 @@ def main() -> None:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda _number, _frame: os._exit(0))
         signal.signal(signal.SIGHUP, signal.SIG_IGN)  # no store is open that could be opened anew
-    importlib.import_module("loaderd.commands").app()
+    importlib.import_module("loaderd.cli.commands").app()
 
 
 if __name__ == "__main__":

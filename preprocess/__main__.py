@@ -15,20 +15,20 @@ from blockstore.io.files import FULL
 from blockstore.store import open_store
 from blockstore.units import format_bytes
 from blockstore.verify import verify_store
-from preprocess import flags
-from preprocess.command import IngestRequest, error_event, run_dry, run_ingest
+from preprocess.cli import flags
+from preprocess.cli.command import IngestRequest, error_event, run_dry, run_ingest
+from preprocess.cli.info import info_text, store_info
+from preprocess.cli.report import graph_text, made_line
+from preprocess.cli.summary import summarise
 from preprocess.derive.derive import derive as derive_features
 from preprocess.errors import BadInput
 from preprocess.export.export import export as export_store
-from preprocess.generate import generate as generate_graph
 from preprocess.hops.hops import make_hops
-from preprocess.info import info_text, store_info
-from preprocess.options import IngestOptions
-from preprocess.partition_report import partition_lines
-from preprocess.progress import Progress
-from preprocess.repartition import repartition as repartition_store
-from preprocess.report import graph_text, made_line
-from preprocess.summary import summarise
+from preprocess.ingest.options import IngestOptions
+from preprocess.partition.repartition import repartition as repartition_store
+from preprocess.partition.report import partition_lines
+from preprocess.pipeline.progress import Progress
+from preprocess.sources.generate import generate as generate_graph
 
 app = typer.Typer(
     add_completion=False,

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import Phase, settings
 from numba import config
 
-from preprocess.generate import GraphRecipe, generate
-from preprocess.progress import Progress
+from preprocess.pipeline.progress import Progress
+from preprocess.sources.generate import GraphRecipe, generate
 from tests import processes
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # tests run side by side, and torch would spin

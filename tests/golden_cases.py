@@ -26,11 +26,11 @@ from blockstore.store import open_store, read_rows, scan_blocks
 from clients.hopwise.dataset import HopDataset
 from clients.link import HeteroLinkDataset, LinkDataset
 from clients.torch import HeteroDataset, NeighborDataset
-from preprocess.influence import InfluenceOptions
-from preprocess.ingest import ingest
-from preprocess.layouts import open_source
-from preprocess.options import HopsRequest, IngestOptions
-from preprocess.partition import PartitionOptions
+from preprocess.ingest.ingest import ingest
+from preprocess.ingest.options import HopsRequest, IngestOptions
+from preprocess.partition.influence import InfluenceOptions
+from preprocess.partition.partition import PartitionOptions
+from preprocess.sources.layouts import open_source
 from tests.daemons import daemon
 from tests.preprocess.quiet import QUIET
 

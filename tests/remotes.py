@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from loaderd.wire.curve import new_pair
-from loaderd.wire.keys import AUTHORIZED, KNOWN, PUBLIC, write_pair
+from loaderd.api.keys import AUTHORIZED, KNOWN, PUBLIC, write_pair
+from loaderd.server.curve import new_pair
 from tests.daemons import spawn, stop
 
 

@@ -18,12 +18,12 @@ MAY_IMPORT = {  # package -> modules of ours; a package stands for all of its mo
         "blockstore.format",
         "blockstore.io",
         "blockstore.store",
-        "loaderd.protocol",
-        "loaderd.errors",
-        "loaderd.wire.endpoint",
-        "loaderd.wire.tcp",
-        "loaderd.wire.curve",
-        "loaderd.placement",
+        "loaderd.api.protocol",
+        "loaderd.api.errors",
+        "loaderd.api.endpoint",
+        "loaderd.api.tcp",
+        "loaderd.server.curve",
+        "loaderd.api.placement",
         "loaderd.plans.base",
         "loaderd.plans.chunks",
     },
@@ -33,53 +33,57 @@ BELOW = {  # folder -> folders beside it, and modules, that it builds on
     "clients/connection": {},
     "clients/device": {"connection", "records"},
     "clients/hopwise": {"batch", "connection", "dataset", "records"},
-    "loaderd/plans": {},
-    "loaderd/memory": {"plans"},
-    "loaderd/batch": {"memory", "plans"},
-    "loaderd/hyper": {"batch", "memory", "plans"},
-    "loaderd/macro": {"batch", "memory", "plans"},
-    "loaderd/hopwise": {"batch", "memory", "plans"},
-    "loaderd/engine": {"batch", "hopwise", "hyper", "macro", "memory", "plans"},
-    "loaderd/sessions": {"batch", "engine", "hopwise", "hyper", "macro", "memory", "plans"},
-    "loaderd/streams": {"batch", "engine", "memory", "plans", "sessions"},
-    "loaderd/wire": {},
-    "loaderd/shell": {"memory", "wire"},
-    "loaderd/sight": {"memory"},
-    "loaderd/advise": {
-        "engine",
-        "hopwise",
-        "hyper",
-        "macro",
-        "memory",
-        "plans",
-        "sessions",
-        "sight",
+    "loaderd/api": {},
+    "loaderd/plans": {"api"},
+    "loaderd/memory": {"api", "plans"},
+    "loaderd/monitoring": {"api", "memory"},
+    "loaderd/sampling": {"api", "memory", "monitoring", "plans"},
+    "loaderd/sessions": {"api", "memory", "monitoring", "plans", "sampling"},
+    "loaderd/streams": {"api", "memory", "monitoring", "plans", "sampling", "sessions"},
+    "loaderd/server": {"api", "memory", "monitoring"},
+    "loaderd/cli": {
+        "api", "memory", "monitoring", "plans", "sampling", "server", "sessions", "streams"
     },
-}
-COMMON = {  # modules that every folder of loaderd may build on; they build on no folder
-    f"loaderd.{name}"
-    for name in (
-        "devicecost", "errors", "guarded", "logs", "meter", "notify", "placement", "protocol",
-        "requests", "signals", "trace",
-    )
+    "preprocess/kernels": {},
+    "preprocess/files": {"errors", "pipeline.progress"},
+    "preprocess/pipeline": {"files"},
+    "preprocess/sources": {"errors", "files", "ingest", "kernels", "pipeline"},
+    "preprocess/stages": {
+        "errors", "files", "ingest.contents", "kernels", "partition", "pipeline", "sources"
+    },
+    "preprocess/partition": {
+        "errors", "files", "ingest", "kernels", "pipeline", "sources", "stages"
+    },
+    "preprocess/ingest": {
+        "errors", "files", "hops", "kernels", "partition", "pipeline", "sources", "stages"
+    },
+    "preprocess/hops": {"errors", "files", "ingest", "kernels", "pipeline", "stages"},
+    "preprocess/derive": {
+        "errors", "files", "ingest", "kernels", "partition.influence_plan", "pipeline", "stages"
+    },
+    "preprocess/export": {"files", "ingest", "kernels", "pipeline", "sources", "stages"},
+    "preprocess/cli": {
+        "derive.plan", "errors", "hops.forecast", "ingest", "kernels", "partition", "pipeline",
+        "sources",
+    },
 }  # fmt: skip
 DOORS = {  # library -> the only files that import it, in the packages that are installed
     "pyarrow": {"preprocess/files/tables.py"},
     "zarr": {"blockstore/create.py"},
     "zmq": {
-        "loaderd/wire/transport.py",
-        "loaderd/wire/curve.py",
+        "loaderd/server/transport.py",
+        "loaderd/server/curve.py",
         "clients/connection/session.py",
         "clients/connection/remote.py",
     },
-    "prometheus_client": {"loaderd/sight/metrics.py"},
-    "rich": {"preprocess/renderings.py", "loaderd/sight/top.py"},
+    "prometheus_client": {"loaderd/monitoring/metrics.py"},
+    "rich": {"preprocess/pipeline/renderings.py", "loaderd/monitoring/top.py"},
     "typer": {
         "blockstore/flags.py",
         "preprocess/__main__.py",
-        "preprocess/flags.py",
-        "loaderd/commands.py",
-        "loaderd/flags.py",
+        "preprocess/cli/flags.py",
+        "loaderd/cli/commands.py",
+        "loaderd/cli/flags.py",
     },
     "torch": {
         "clients/torch.py",
@@ -113,14 +117,14 @@ DOORS = {  # library -> the only files that import it, in the packages that are 
 }
 CLOCKED = {"threading", "queue", "concurrent", "time"}  # from blockstore/concurrency.py alone, in
 SCHEDULED = [  # what runs under the schedules of tests/schedules.py
-    "blockstore/io", "loaderd/batch", "loaderd/engine", "loaderd/hopwise", "loaderd/hyper",
-    "loaderd/macro", "loaderd/memory", "loaderd/plans", "loaderd/sessions", "loaderd/streams",
-    "loaderd/devicecost.py", "loaderd/guarded.py", "loaderd/meter.py", "loaderd/trace.py",
+    "blockstore/io", "loaderd/memory", "loaderd/plans", "loaderd/sampling", "loaderd/sessions",
+    "loaderd/streams", "loaderd/monitoring/devicecost.py", "loaderd/monitoring/meter.py",
+    "loaderd/monitoring/trace.py",
 ]  # fmt: skip
 # what the daemon loads must stay light
 LIGHT = (
     "loaderd.sessions.engine",
-    "loaderd.shell.daemon",
+    "loaderd.server.daemon",
     "clients.connection.session",
     "clients.batch",
     "clients.hopwise.batch",
@@ -169,22 +173,15 @@ def test_imports_follow_the_arrows(path: Path) -> None:
 @pytest.mark.parametrize("folder", BELOW)
 def test_folders_build_on_what_is_below(folder: str) -> None:
     package = folder.split("/")[0]
-    allowed = {folder.replace("/", "."), *(f"{package}.{name}" for name in BELOW[folder]), *COMMON}
+    allowed = {folder.replace("/", "."), *(f"{package}.{name}" for name in BELOW[folder])}
     for path in (ROOT / folder).rglob("*.py"):
         for line, name in imports(path):
             if name.split(".")[0] == package:
                 assert within(name, allowed), f"{path}:{line} imports {name}"
 
 
-def test_what_all_folders_build_on_builds_on_none() -> None:
-    for module in COMMON:
-        for line, name in imports((ROOT / Path(*module.split("."))).with_suffix(".py")):
-            if name.split(".")[0] == "loaderd":
-                assert within(name, COMMON), f"{module}:{line} imports {name}"
-
-
 def test_every_folder_has_its_place() -> None:
-    for package in ("clients", "loaderd"):
+    for package in ("clients", "loaderd", "preprocess"):
         folders = {f"{package}/{p.parent.name}" for p in (ROOT / package).glob("*/__init__.py")}
         assert folders == {name for name in BELOW if name.startswith(f"{package}/")}
 

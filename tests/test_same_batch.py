@@ -7,9 +7,9 @@ import pytest
 from torch.utils.data import DataLoader
 
 from clients.torch import NeighborDataset
-from preprocess.ingest import ingest
-from preprocess.options import IngestOptions
-from preprocess.progress import Progress
+from preprocess.ingest.ingest import ingest
+from preprocess.ingest.options import IngestOptions
+from preprocess.pipeline.progress import Progress
 from preprocess.sources.plain import PlainSource
 from tests.daemons import daemon
 

@@ -12,10 +12,10 @@ import torch
 
 from clients.models import GraphSage
 from clients.torch import NeighborDataset
-from preprocess.generate import GraphRecipe, generate
-from preprocess.ingest import ingest
-from preprocess.options import IngestOptions
-from preprocess.progress import Progress
+from preprocess.ingest.ingest import ingest
+from preprocess.ingest.options import IngestOptions
+from preprocess.pipeline.progress import Progress
+from preprocess.sources.generate import GraphRecipe, generate
 from preprocess.sources.plain import PlainSource
 from tests.daemons import ROOT, daemon
 

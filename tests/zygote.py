@@ -26,7 +26,7 @@ MAX_REQUEST = 1 << 20
 
 def prepare() -> None:
     """Import the commands, and what numba loads with the first kernel that is called."""
-    importlib.import_module("loaderd.commands")
+    importlib.import_module("loaderd.cli.commands")
     for name in COMMANDS:
         importlib.import_module(f"{name}.__main__")
         del sys.modules[f"{name}.__main__"]  # runpy runs it

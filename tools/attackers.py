@@ -11,8 +11,8 @@ import zmq
 from msgspec import structs
 
 from clients.connection.session import Attachment, Session
-from loaderd.errors import DaemonError, Refused
-from loaderd.protocol import (
+from loaderd.api.errors import DaemonError, Refused
+from loaderd.api.protocol import (
     Attach,
     ErrorReply,
     Ids,

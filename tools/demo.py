@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from blockstore.format import FORMAT_VERSION
-from preprocess.sourcefiles import stats_below
+from preprocess.sources.sourcefiles import stats_below
 
 MADE, MEM = "demo.json", "1G"
 DEMO = Path(__file__).resolve().parent.parent / "demo"

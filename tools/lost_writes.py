@@ -37,13 +37,13 @@ from preprocess.derive.derive import derive
 from preprocess.derive.plan import Derivation
 from preprocess.errors import BadInput
 from preprocess.hops.hops import make_hops
-from preprocess.influence import InfluenceOptions
-from preprocess.ingest import ingest
-from preprocess.layouts import open_source
-from preprocess.options import HopsRequest, IngestOptions
-from preprocess.partition import PartitionOptions
-from preprocess.progress import Progress
-from preprocess.repartition import repartition
+from preprocess.ingest.ingest import ingest
+from preprocess.ingest.options import HopsRequest, IngestOptions
+from preprocess.partition.influence import InfluenceOptions
+from preprocess.partition.partition import PartitionOptions
+from preprocess.partition.repartition import repartition
+from preprocess.pipeline.progress import Progress
+from preprocess.sources.layouts import open_source
 from tools.command import parse, put
 from tools.tree import differences, file_digests
 

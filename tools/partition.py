@@ -16,17 +16,17 @@ import msgspec
 
 from blockstore.errors import BudgetTooSmall
 from blockstore.units import parse_bytes
-from preprocess.contents import list_contents
 from preprocess.errors import BadInput
-from preprocess.graph import GraphStages
-from preprocess.layouts import open_source
-from preprocess.options import IngestOptions
-from preprocess.partition import Partitioner, PartitionOptions
-from preprocess.plan import plan_memory
-from preprocess.progress import Progress
-from preprocess.reverse import with_reverses
-from preprocess.source import Source
-from preprocess.stages.array_file import load_array
+from preprocess.files.array_file import load_array
+from preprocess.ingest.contents import list_contents
+from preprocess.ingest.graph import GraphStages
+from preprocess.ingest.options import IngestOptions
+from preprocess.ingest.plan import plan_memory
+from preprocess.partition.partition import Partitioner, PartitionOptions
+from preprocess.pipeline.progress import Progress
+from preprocess.sources.layouts import open_source
+from preprocess.sources.reverse import with_reverses
+from preprocess.sources.source import Source
 from preprocess.stages.classes import NodeClasses, source_classes
 from preprocess.stages.columns import COLUMNS, DEGREES, ColumnFile
 from preprocess.stages.partition import partition_nodes

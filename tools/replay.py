@@ -1,6 +1,6 @@
 """Replays what hyperbatches needed under other policies: `python -m tools.replay TRACE STORE`.
 
-A trace is written by `loaderd serve --trace FILE` (its records: `loaderd/trace.py`).
+A trace is written by `loaderd serve --trace FILE` (its records: `loaderd/monitoring/trace.py`).
 
 Rows: groups of batches as they were, a cache of `--entries` rows.  A group's rows must all be there
 at once; what is absent is read by runs of pages, as the daemon does.  `optimal` (Belady's MIN) lets
@@ -30,9 +30,9 @@ from blockstore.kernels.rowcache import plan_extents
 from blockstore.kernels.rows import row_layout
 from blockstore.store import Store, open_store
 from blockstore.units import parse_bytes
-from loaderd.devicecost import FLASH, RUN_BYTES
 from loaderd.memory.ledger import served_rows
-from loaderd.trace import BLOCKS, ROWS
+from loaderd.monitoring.devicecost import FLASH, RUN_BYTES
+from loaderd.monitoring.trace import BLOCKS, ROWS
 from tools.command import parse, put
 
 _HEAD = 4

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from blockstore.store import FileRange
-from loaderd.protocol import RowArraySpec
+from loaderd.api.protocol import RowArraySpec
 
 SMALL_BYTES = 256 << 10  # below, numpy's own allocator is as fast, and nothing is held alive
 HUGE_PAGE_BYTES = 2 << 20

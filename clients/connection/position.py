@@ -5,7 +5,7 @@ from typing import Any, NamedTuple, Self
 
 import msgspec
 
-from loaderd.protocol import Resolved
+from loaderd.api.protocol import Resolved
 
 
 class StateMismatch(ValueError):

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from zmq.utils.monitor import recv_monitor_message
 
 from clients.connection.session import INTACT, Attachment, Session, welcome_of
-from loaderd.errors import BadMessage, NoDaemon, Refused
-from loaderd.protocol import (
+from loaderd.api.errors import BadMessage, NoDaemon, Refused
+from loaderd.api.protocol import (
     LEASE_S,
     Attach,
     BatchReady,
@@ -34,8 +34,8 @@ from loaderd.protocol import (
     decode_daemon,
     encode,
 )
-from loaderd.wire.curve import client_options
-from loaderd.wire.tcp import SCHEME, knock_tcp, parse_tcp
+from loaderd.api.tcp import SCHEME, knock_tcp, parse_tcp
+from loaderd.server.curve import client_options
 
 WELCOME_TIMEOUT_S = 10.0
 _ENDS = (

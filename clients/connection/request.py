@@ -6,8 +6,8 @@ from typing import Any
 
 import msgspec
 
-from loaderd.errors import Refused
-from loaderd.protocol import Attach
+from loaderd.api.errors import Refused
+from loaderd.api.protocol import Attach
 
 MAX_EPOCH = 2**63 - 1
 _FIELDS = msgspec.structs.fields(Attach)

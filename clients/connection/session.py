@@ -18,9 +18,10 @@ import zmq
 from numpy.typing import NDArray
 
 from clients.connection.position import StateMismatch, check_resolved
-from loaderd import errors
-from loaderd.errors import DaemonError, NoDaemon, Refused, SessionLost
-from loaderd.protocol import (
+from loaderd.api import errors
+from loaderd.api.endpoint import knock, parse_endpoint
+from loaderd.api.errors import DaemonError, NoDaemon, Refused, SessionLost
+from loaderd.api.protocol import (
     Attach,
     Attached,
     BatchReady,
@@ -42,7 +43,6 @@ from loaderd.protocol import (
     decode_daemon,
     encode,
 )
-from loaderd.wire.endpoint import knock, parse_endpoint
 
 WELCOME_TIMEOUT_S = 30.0  # a daemon that listens answers from its event loop
 WELCOME_BYTES = 1 << 16

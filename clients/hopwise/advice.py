@@ -7,8 +7,8 @@ from typing import Any, Literal
 import torch
 from msgspec import structs
 
-from loaderd.errors import Refused
-from loaderd.placement import HopAdvice, HopFacts, advise_hops
+from loaderd.api.errors import Refused
+from loaderd.api.placement import HopAdvice, HopFacts, advise_hops
 
 _TRY_S = 0.5  # of an order, once its first batch is there
 

@@ -11,7 +11,7 @@ from blockstore.kernels.hoprows import gather_hops
 from clients.batch import ArenaReader, numpy_dtype
 from clients.connection.buffers import Memory
 from clients.connection.session import Session
-from loaderd.protocol import Blob, ChunkReady, RowArraySpec
+from loaderd.api.protocol import Blob, ChunkReady, RowArraySpec
 
 LABEL, NODES = "y", "n_id"  # arrays that are not hops
 _ALIGN = 64

@@ -30,11 +30,11 @@ from clients.hopwise.advice import device_bytes, take_advice
 from clients.hopwise.batch import LABEL, NODES, HopArrays, HopReader
 from clients.hopwise.files import FileReader
 from clients.records import TensorRecord
-from loaderd.errors import Refused
-from loaderd.placement import TRAINING_BYTES, HopAdvice, parse_advice
+from loaderd.api.errors import Refused
+from loaderd.api.placement import TRAINING_BYTES, HopAdvice, parse_advice
+from loaderd.api.protocol import Attached
 from loaderd.plans.base import Part
 from loaderd.plans.chunks import METHOD_OF, PLAN_OF, HopPlan
-from loaderd.protocol import Attached
 
 
 @dataclass(slots=True, repr=False)

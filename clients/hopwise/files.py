@@ -11,9 +11,9 @@ from blockstore.store import BlockedFile, FileRange, open_store
 from clients.batch import numpy_dtype
 from clients.connection.buffers import Memory
 from clients.hopwise.batch import LABEL, NODES, HopArrays
-from loaderd.errors import Refused
+from loaderd.api.errors import Refused
+from loaderd.api.protocol import Attached
 from loaderd.plans.chunks import HopPlan
-from loaderd.protocol import Attached
 
 
 class _File:

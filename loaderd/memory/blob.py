@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from loaderd.protocol import Blob, BlobArray
+from loaderd.api.protocol import Blob, BlobArray
 
 ALIGN = 64
 

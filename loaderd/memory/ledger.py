@@ -19,10 +19,10 @@ from blockstore.format import (
 )
 from blockstore.store import Store
 from blockstore.units import format_bytes, format_mem
+from loaderd.api.protocol import LedgerEntry
 from loaderd.memory.reservation import least_slots
 from loaderd.memory.workspace import ALIGN, Sizes, workspace_bytes
 from loaderd.plans.base import Shape
-from loaderd.protocol import LedgerEntry
 
 MAX_TRANSIT = 16  # slots a worker may use to pass blocks through
 _MOST_REQUESTS, _REQUESTS_PART = 1 << 20, 16  # bytes; a part of --mem, if that is less

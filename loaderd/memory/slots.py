@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from blockstore import concurrency
 from blockstore.errors import PoolBroken
 from blockstore.pool import BlockPool
-from loaderd.errors import Refused, Shortage
+from loaderd.api.errors import Refused, Shortage
 from loaderd.memory.ledger import LEAST_SESSION
 from loaderd.memory.reservation import Reservation
 

@@ -2,8 +2,8 @@
 
 from typing import Literal, NamedTuple, Protocol
 
-from loaderd.errors import Refused
-from loaderd.protocol import Resolved
+from loaderd.api.errors import Refused
+from loaderd.api.protocol import Resolved
 
 Kind = Literal["batch", "macro", "chunk", "split"]  # of answer
 

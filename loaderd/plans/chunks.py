@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from blockstore.format import HopSet, Manifest, NodeType
 from blockstore.kernels.hoprows import permute_each
 from blockstore.kernels.random import make_epoch_key, make_key, permute_range
-from loaderd.errors import Refused
+from loaderd.api.errors import Refused
+from loaderd.api.protocol import SAMPLER_VERSION, Attach, HopBatches, Resolved
 from loaderd.plans.base import Kind, Part, Unit, count_steps, share
-from loaderd.protocol import SAMPLER_VERSION, Attach, HopBatches, Resolved
 
 STRIPS = 16  # of a chunk, that rows are dealt by
 _DEAL = 5 << 60  # in the place of a step: no step has this number

@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 
 from blockstore.kernels.order import group_by_range
 from blockstore.kernels.random import make_key, permute_range
-from loaderd.errors import Refused
+from loaderd.api.errors import Refused
+from loaderd.api.protocol import Resolved
 from loaderd.plans.base import EVERY_RANK, Part, Unit
 from loaderd.plans.minibatch import GraphBounds, MinibatchPlan
-from loaderd.protocol import Resolved
 
 _PARTITIONS, _SEEDS = 1 << 62, 3 << 61  # of keys, in place of a step: no draw has them
 

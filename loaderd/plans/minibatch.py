@@ -3,9 +3,9 @@
 from typing import NamedTuple
 
 from blockstore.kernels.random import make_epoch_key, make_key
+from loaderd.api.protocol import Resolved
 from loaderd.plans.base import EVERY_RANK, Kind, Part, Shape, Unit, count_steps, share
 from loaderd.plans.roots import num_ends
-from loaderd.protocol import Resolved
 
 
 class GraphBounds(NamedTuple):

@@ -11,8 +11,8 @@ from blockstore.kernels.links import draw_negatives, drop_excluded, group_exclud
 from blockstore.kernels.order import take_seeds
 from blockstore.kernels.random import permute_range
 from blockstore.kernels.renumber import HashTable, renumber_hash
+from loaderd.api.protocol import SeedEdges
 from loaderd.plans.base import Plan, Unit
-from loaderd.protocol import SeedEdges
 
 NO_ENDS = np.empty(0, np.uint32)
 NO_TIMES = np.empty(0, np.int64)

@@ -15,18 +15,7 @@ from blockstore.format import Manifest
 from blockstore.io.arena import Arena
 from blockstore.io.reader import BlockReader, ReadThreads
 from blockstore.store import Store
-from loaderd.batch.rows import RowAssembler
-from loaderd.batch.topology import Topology
-from loaderd.devicecost import DeviceGauge
-from loaderd.engine.build import Builder
-from loaderd.engine.workers import SerialExecutor, WorkerPool
-from loaderd.guarded import Guarded, Lock
-from loaderd.memory.ledger import Budget, EngineSettings
-from loaderd.memory.residency import Residency
-from loaderd.memory.slots import WAIT_S, SlotBroker
-from loaderd.plans.base import Plan, Wanted
-from loaderd.plans.chunks import HopPlan
-from loaderd.protocol import (
+from loaderd.api.protocol import (
     Attach,
     Attached,
     BatchReady,
@@ -39,7 +28,18 @@ from loaderd.protocol import (
     RowGroup,
     Skipped,
 )
-from loaderd.trace import Trace
+from loaderd.memory.guarded import Guarded, Lock
+from loaderd.memory.ledger import Budget, EngineSettings
+from loaderd.memory.residency import Residency
+from loaderd.memory.slots import WAIT_S, SlotBroker
+from loaderd.monitoring.devicecost import DeviceGauge
+from loaderd.monitoring.trace import Trace
+from loaderd.plans.base import Plan, Wanted
+from loaderd.plans.chunks import HopPlan
+from loaderd.sampling.rows import RowAssembler
+from loaderd.sampling.topology import Topology
+from loaderd.sessions.build import Builder
+from loaderd.sessions.workers import SerialExecutor, WorkerPool
 
 Out = BatchReady | RowGroup | ChunkReady | Skipped | ErrorReply
 Deliver = Callable[[int, Out], None]

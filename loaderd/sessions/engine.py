@@ -14,15 +14,16 @@ from blockstore import concurrency
 from blockstore.io.reader import BlockReader
 from blockstore.pool import BlockPool
 from blockstore.store import BlockedFile, Store, scan_rows
-from loaderd.batch.rows import RowAssembler
-from loaderd.batch.topology import Topology
-from loaderd.devicecost import DeviceGauge
-from loaderd.engine.build import Builder
-from loaderd.engine.least import check_numbers
-from loaderd.errors import SessionLost, Shortage, ShuttingDown
-from loaderd.guarded import Guarded
-from loaderd.hopwise.files import hop_files
-from loaderd.macro.files import copied_files
+from loaderd.api.errors import SessionLost, Shortage, ShuttingDown
+from loaderd.api.protocol import (
+    Attach,
+    Attached,
+    LedgerEntry,
+    Release,
+    Resolved,
+    Start,
+)
+from loaderd.memory.guarded import Guarded
 from loaderd.memory.ledger import (
     LEAST_SESSION,
     EngineSettings,
@@ -36,18 +37,17 @@ from loaderd.memory.reservation import Reservation
 from loaderd.memory.residency import Residency
 from loaderd.memory.slots import LOOK_WAIT_S, WAIT_S, RequestArea, SlotBroker
 from loaderd.memory.workspace import StoreTables
-from loaderd.meter import add_counts
+from loaderd.monitoring.devicecost import DeviceGauge
+from loaderd.monitoring.meter import add_counts
 from loaderd.plans.base import Wanted
-from loaderd.protocol import (
-    Attach,
-    Attached,
-    LedgerEntry,
-    Release,
-    Resolved,
-    Start,
-)
+from loaderd.sampling.macrobatch.files import copied_files
+from loaderd.sampling.propagated.files import hop_files
+from loaderd.sampling.rows import RowAssembler
+from loaderd.sampling.topology import Topology
 from loaderd.sessions.base import Deliver, EngineSession, Out, SharedResources, StoreResources
+from loaderd.sessions.build import Builder
 from loaderd.sessions.kinds import find_kind
+from loaderd.sessions.least import check_numbers
 
 # that a status has, also without sessions
 _COUNTERS = (

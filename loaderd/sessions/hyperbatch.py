@@ -1,8 +1,8 @@
 """Hyperbatches: the batches of `minibatch`, sampled many at a time, their rows in a cache.
 
-Two threads of the session (`loaderd.hyper.session`) sample batches into areas and bring in their
-rows; workers hand each batch over when its turn comes.  If there is no room for that, or no use of
-it, plain minibatches serve in its place: they are the same.
+Two threads of the session (`loaderd.sampling.hyperbatch.session`) sample batches into areas and
+bring in their rows; workers hand each batch over when its turn comes.  If there is no room for
+that, or no use of it, plain minibatches serve in its place: they are the same.
 """
 
 from collections.abc import Sequence
@@ -13,27 +13,28 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blockstore import concurrency
-from loaderd.batch.failures import error_text
-from loaderd.batch.structure import Structure
-from loaderd.engine.build import BatchSpec
-from loaderd.engine.least import least_slots
-from loaderd.engine.resolve import make_plan
-from loaderd.engine.session import BatchInProgress
-from loaderd.errors import Refused
-from loaderd.hyper.cut import HyperCut
-from loaderd.hyper.rowcache import RowCache
-from loaderd.hyper.session import Hyper, Sampled, Sampler, StructureArea
-from loaderd.hyper.single import BatchSampler, Crew, Workspaces, expand
+from loaderd.api.errors import Refused
+from loaderd.api.protocol import Attach
 from loaderd.memory.ledger import ServedRows, SessionNeed
 from loaderd.memory.slots import LOOK_WAIT_S
 from loaderd.memory.workspace import Sizes, Workspace
+from loaderd.monitoring.trace import STAGE
 from loaderd.plans.base import Unit, Wanted
 from loaderd.plans.hyperbatch import HyperbatchPlan
 from loaderd.plans.minibatch import MinibatchPlan
-from loaderd.protocol import Attach
+from loaderd.sampling.failures import error_text
+from loaderd.sampling.hyperbatch.cut import HyperCut
+from loaderd.sampling.hyperbatch.rowcache import RowCache
+from loaderd.sampling.hyperbatch.session import Hyper, Sampled, Sampler, StructureArea
+from loaderd.sampling.hyperbatch.single import BatchSampler, Crew, Workspaces, expand
+from loaderd.sampling.structure import Structure
 from loaderd.sessions.base import Allocation, Kind, StoreResources
+from loaderd.sessions.build import BatchSpec
+from loaderd.sessions.least import least_slots
 from loaderd.sessions.lookahead import LookAhead, SessionDraft, block_sampler, row_cost
+from loaderd.sessions.resolve import make_plan
 from loaderd.sessions.sampled import SampledSession, nothing_missing, open_minibatches
+from loaderd.sessions.session import BatchInProgress
 from loaderd.sessions.sizing import (
     Asked,
     BatchMemory,
@@ -52,9 +53,8 @@ from loaderd.sessions.sizing import (
     take_memory,
     take_seeds,
 )
-from loaderd.trace import STAGE
 
-_FILL = 2  # of `loaderd.trace.STAGES`
+_FILL = 2  # of `loaderd.monitoring.trace.STAGES`
 
 
 class HyperMemory(NamedTuple):

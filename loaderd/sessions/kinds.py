@@ -4,7 +4,7 @@ A further kind is a module beside this one, the pure part of its plan in `loader
 here.
 """
 
-from loaderd.errors import Refused
+from loaderd.api.errors import Refused
 from loaderd.plans.chunks import METHOD_OF
 from loaderd.sessions.base import Kind
 from loaderd.sessions.hyperbatch import HYPERBATCH

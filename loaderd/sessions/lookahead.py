@@ -9,20 +9,20 @@ from numpy.typing import NDArray
 from blockstore import concurrency
 from blockstore.format import ITEM_BYTES
 from blockstore.kernels.rowcache import count_new
-from loaderd.batch.structure import Structure
-from loaderd.devicecost import DeviceCost
-from loaderd.engine.build import BatchSpec
-from loaderd.errors import Refused
-from loaderd.hyper.cut import Estimate, HyperCut, cut_hyper
-from loaderd.hyper.rowcache import rows_by_type
-from loaderd.hyper.session import Sampled, Sampler, StructureArea
-from loaderd.hyper.single import BatchSampler, Crew, Workspaces, usual_shape
-from loaderd.hyper.together import BlockSampler, scratch_bytes
+from loaderd.api.errors import Refused
+from loaderd.api.protocol import LedgerEntry
 from loaderd.memory.ledger import ServedRows, SessionNeed, served_rows
 from loaderd.memory.slots import LOOK_WAIT_S
 from loaderd.memory.workspace import Sizes, workspace_bytes
-from loaderd.protocol import LedgerEntry
+from loaderd.monitoring.devicecost import DeviceCost
+from loaderd.sampling.hyperbatch.cut import Estimate, HyperCut, cut_hyper
+from loaderd.sampling.hyperbatch.rowcache import rows_by_type
+from loaderd.sampling.hyperbatch.session import Sampled, Sampler, StructureArea
+from loaderd.sampling.hyperbatch.single import BatchSampler, Crew, Workspaces, usual_shape
+from loaderd.sampling.hyperbatch.together import BlockSampler, scratch_bytes
+from loaderd.sampling.structure import Structure
 from loaderd.sessions.base import Allocation, StoreResources
+from loaderd.sessions.build import BatchSpec
 from loaderd.sessions.sizing import SessionCut, WorkspaceNeed, add_workspaces
 
 _BATCHES = 16

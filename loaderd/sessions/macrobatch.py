@@ -7,24 +7,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blockstore import concurrency
-from loaderd.batch.rows import Addressed
-from loaderd.batch.structure import Structure
-from loaderd.engine.build import BatchSpec, sample_from
-from loaderd.engine.least import least_slots
-from loaderd.engine.resolve import seed_type
-from loaderd.engine.session import BatchInProgress
-from loaderd.macro.cut import MacroCut, cut_macro
-from loaderd.macro.files import MacroFiles
-from loaderd.macro.graph import MacroGraph, MacroShared, carve_macro
-from loaderd.macro.loader import Key, MacroLoader, MacroMemory, Span
+from loaderd.api.protocol import Attach, LedgerEntry, MacroBatch, Skipped
 from loaderd.memory.ledger import ServedRows, SessionNeed, served_rows
 from loaderd.memory.workspace import Carver, Sizes
+from loaderd.monitoring.trace import READ_MACRO, SERVE_MACRO, STAGE
 from loaderd.plans.base import Unit
 from loaderd.plans.macrobatch import MacrobatchPlan, SeedGroups
 from loaderd.plans.roots import node_roots
-from loaderd.protocol import Attach, LedgerEntry, MacroBatch, Skipped
+from loaderd.sampling.macrobatch.cut import MacroCut, cut_macro
+from loaderd.sampling.macrobatch.files import MacroFiles
+from loaderd.sampling.macrobatch.graph import MacroGraph, MacroShared, carve_macro
+from loaderd.sampling.macrobatch.loader import Key, MacroLoader, MacroMemory, Span
+from loaderd.sampling.rows import Addressed
+from loaderd.sampling.structure import Structure
 from loaderd.sessions.base import Allocation, Kind, StoreResources
+from loaderd.sessions.build import BatchSpec, sample_from
+from loaderd.sessions.least import least_slots
+from loaderd.sessions.resolve import seed_type
 from loaderd.sessions.sampled import SampledSession, nothing_missing
+from loaderd.sessions.session import BatchInProgress
 from loaderd.sessions.sizing import (
     SMALLER,
     Asked,
@@ -41,7 +42,6 @@ from loaderd.sessions.sizing import (
     take_memory,
     take_seeds,
 )
-from loaderd.trace import READ_MACRO, SERVE_MACRO, STAGE
 
 _RANKS_HERE = 8  # of a job, that room is left for: of the others it is thought elsewhere
 

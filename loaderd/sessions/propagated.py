@@ -1,7 +1,7 @@
 """Propagated features: a thread has the rows of the next batches brought, and hands them over.
 
 No worker and no workspace: arrays are in memory whole, shared by all sessions, or pass by through
-buffers of the session (`loaderd.hopwise.source`).
+buffers of the session (`loaderd.sampling.propagated.source`).
 """
 
 from collections import deque
@@ -15,11 +15,24 @@ from numpy.typing import NDArray
 
 from blockstore import concurrency
 from blockstore.format import Manifest
-from loaderd.batch.failures import error_text, failure
-from loaderd.errors import Refused, SessionLost, Shortage
-from loaderd.hopwise.cut import HopCut, cut_hops, shortage_text
-from loaderd.hopwise.files import HopArray, chosen_arrays
-from loaderd.hopwise.source import (
+from loaderd.api.errors import Refused, SessionLost, Shortage
+from loaderd.api.protocol import (
+    Attach,
+    Attached,
+    ChunkReady,
+    LedgerEntry,
+    Release,
+    Resolved,
+    RowArraySpec,
+)
+from loaderd.memory.ledger import enough_mem, session_entry_name
+from loaderd.memory.slots import LOOK_WAIT_S
+from loaderd.plans.base import Part, Unit, Wanted
+from loaderd.plans.chunks import HopPlan, hop_set, resolve_hops
+from loaderd.sampling.failures import error_text, failure
+from loaderd.sampling.propagated.cut import HopCut, cut_hops, shortage_text
+from loaderd.sampling.propagated.files import HopArray, chosen_arrays
+from loaderd.sampling.propagated.source import (
     Answer,
     ArrayCache,
     HeldRanges,
@@ -29,19 +42,6 @@ from loaderd.hopwise.source import (
     PendingRead,
     ResidentArray,
     RowSource,
-)
-from loaderd.memory.ledger import enough_mem, session_entry_name
-from loaderd.memory.slots import LOOK_WAIT_S
-from loaderd.plans.base import Part, Unit, Wanted
-from loaderd.plans.chunks import HopPlan, hop_set, resolve_hops
-from loaderd.protocol import (
-    Attach,
-    Attached,
-    ChunkReady,
-    LedgerEntry,
-    Release,
-    Resolved,
-    RowArraySpec,
 )
 from loaderd.sessions.base import (
     Allocation,

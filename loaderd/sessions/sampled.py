@@ -14,25 +14,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blockstore import concurrency
-from loaderd.batch.failures import error_text, failure
-from loaderd.batch.rows import Addressed, Pins
-from loaderd.batch.structure import Structure
-from loaderd.engine.build import BatchSpec
-from loaderd.engine.least import least_slots
-from loaderd.engine.session import BatchInProgress, Placement, RowSizes, SessionState
-from loaderd.errors import SessionLost
-from loaderd.memory.ledger import EdgeItems, ServedRows, session_entry_name
-from loaderd.memory.workspace import clear_workspace
-from loaderd.plans.base import Unit, Wanted
-from loaderd.plans.minibatch import MinibatchPlan
-from loaderd.protocol import (
+from loaderd.api.errors import SessionLost
+from loaderd.api.protocol import (
     Attach,
     Attached,
     LedgerEntry,
     Release,
     RowArraySpec,
 )
+from loaderd.memory.ledger import EdgeItems, ServedRows, session_entry_name
+from loaderd.memory.workspace import clear_workspace
+from loaderd.plans.base import Unit, Wanted
+from loaderd.plans.minibatch import MinibatchPlan
+from loaderd.sampling.failures import error_text, failure
+from loaderd.sampling.rows import Addressed, Pins
+from loaderd.sampling.structure import Structure
 from loaderd.sessions.base import Consumer, Kind, Out, StoreResources, describe
+from loaderd.sessions.build import BatchSpec
+from loaderd.sessions.least import least_slots
+from loaderd.sessions.session import BatchInProgress, Placement, RowSizes, SessionState
 from loaderd.sessions.sizing import (
     Asked,
     BatchMemory,

@@ -11,20 +11,9 @@ from numpy.typing import NDArray
 from blockstore.format import Manifest
 from blockstore.io.buffers import byte_view
 from blockstore.units import format_bytes
-from loaderd.engine.build import BatchSpec
-from loaderd.engine.least import check_numbers, least_slots, session_needs, sizes_of
-from loaderd.engine.resolve import make_plan, resolve, seed_relation, seed_type
-from loaderd.engine.seeds import (
-    check_mask,
-    count_edges,
-    count_seeds,
-    fill_edges,
-    fill_seeds,
-    lookup_items,
-    table_items,
-)
-from loaderd.errors import Refused, Shortage
-from loaderd.hyper.single import Workspaces
+from loaderd.api.errors import Refused, Shortage
+from loaderd.api.protocol import Attach, Resolved
+from loaderd.api.requests import num_parts, split_frame
 from loaderd.memory.ledger import (
     MAX_TRANSIT,
     Budget,
@@ -44,9 +33,20 @@ from loaderd.memory.workspace import (
 )
 from loaderd.plans.base import Part, Shape
 from loaderd.plans.minibatch import MinibatchPlan
-from loaderd.protocol import Attach, Resolved
-from loaderd.requests import num_parts, split_frame
+from loaderd.sampling.hyperbatch.single import Workspaces
 from loaderd.sessions.base import Allocation, StoreResources
+from loaderd.sessions.build import BatchSpec
+from loaderd.sessions.least import check_numbers, least_slots, session_needs, sizes_of
+from loaderd.sessions.resolve import make_plan, resolve, seed_relation, seed_type
+from loaderd.sessions.seeds import (
+    check_mask,
+    count_edges,
+    count_seeds,
+    fill_edges,
+    fill_seeds,
+    lookup_items,
+    table_items,
+)
 
 SMALLER = "a smaller batch_size or smaller fanouts"
 _ROOMY = 512  # slots: sessions of hyperbatches have a cache then

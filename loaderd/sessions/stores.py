@@ -5,7 +5,8 @@ from typing import Self
 
 from blockstore.store import Store
 from blockstore.units import format_bytes, format_mem
-from loaderd.errors import Refused
+from loaderd.api.errors import Refused
+from loaderd.api.protocol import LedgerEntry
 from loaderd.memory.ledger import (
     LEAST_SESSION,
     EngineSettings,
@@ -16,7 +17,6 @@ from loaderd.memory.ledger import (
     table_bytes,
     table_entries,
 )
-from loaderd.protocol import LedgerEntry
 from loaderd.sessions.base import SharedResources
 from loaderd.sessions.engine import Engine
 

@@ -5,13 +5,13 @@ from collections.abc import Callable, Container
 from functools import partial
 
 from blockstore import concurrency
-from loaderd.batch.failures import error_text
-from loaderd.engine.workers import SerialExecutor
-from loaderd.errors import Refused, ShuttingDown
+from loaderd.api.errors import Refused, ShuttingDown
+from loaderd.api.protocol import ErrorReply
 from loaderd.memory.slots import WAIT_S
-from loaderd.protocol import ErrorReply
+from loaderd.sampling.failures import error_text
 from loaderd.sessions.kinds import find_kind
 from loaderd.sessions.stores import Stores
+from loaderd.sessions.workers import SerialExecutor
 from loaderd.streams.registry import StreamGroup, StreamKey, StreamRegistry, StreamRequest
 from loaderd.streams.stream import Cursor, Stream
 

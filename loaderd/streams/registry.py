@@ -9,11 +9,7 @@ from msgspec import structs
 from numpy.typing import NDArray
 
 from blockstore import concurrency
-from loaderd.guarded import Guarded
-from loaderd.memory.ledger import is_session_entry, requests_entry, session_entry_name
-from loaderd.meter import Meter, add_counts
-from loaderd.plans.base import EVERY_RANK
-from loaderd.protocol import (
+from loaderd.api.protocol import (
     Attach,
     Attached,
     BatchReady,
@@ -24,6 +20,10 @@ from loaderd.protocol import (
     SessionStatus,
     StoreStatus,
 )
+from loaderd.memory.guarded import Guarded
+from loaderd.memory.ledger import is_session_entry, requests_entry, session_entry_name
+from loaderd.monitoring.meter import Meter, add_counts
+from loaderd.plans.base import EVERY_RANK
 from loaderd.sessions.base import Deliver, Out
 from loaderd.sessions.engine import Engine
 from loaderd.sessions.stores import Stores

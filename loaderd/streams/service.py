@@ -18,13 +18,8 @@ from numpy.typing import NDArray
 from blockstore import concurrency
 from blockstore.errors import StoreError
 from blockstore.store import Store, open_store
-from loaderd.batch.failures import error_text
-from loaderd.errors import DaemonError, Refused, SessionLost
-from loaderd.memory.ledger import LEAST_SESSION, request_bytes
-from loaderd.memory.slots import RequestArea, SlotBroker
-from loaderd.meter import add_counts
-from loaderd.plans.base import EVERY_RANK
-from loaderd.protocol import (
+from loaderd.api.errors import DaemonError, Refused, SessionLost
+from loaderd.api.protocol import (
     Attach,
     Attached,
     LedgerEntry,
@@ -34,6 +29,11 @@ from loaderd.protocol import (
     Start,
     StoreStatus,
 )
+from loaderd.memory.ledger import LEAST_SESSION, request_bytes
+from loaderd.memory.slots import RequestArea, SlotBroker
+from loaderd.monitoring.meter import add_counts
+from loaderd.plans.base import EVERY_RANK
+from loaderd.sampling.failures import error_text
 from loaderd.sessions.base import Deliver
 from loaderd.sessions.kinds import find_kind
 from loaderd.sessions.stores import Stores

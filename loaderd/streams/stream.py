@@ -15,9 +15,9 @@ from typing import TypeVar
 from msgspec import structs
 
 from blockstore import concurrency
-from loaderd.meter import Meter
+from loaderd.api.protocol import BatchReady, ChunkReady, ErrorReply, Release, RowGroup, Skipped
+from loaderd.monitoring.meter import Meter
 from loaderd.plans.base import Wanted
-from loaderd.protocol import BatchReady, ChunkReady, ErrorReply, Release, RowGroup, Skipped
 from loaderd.sessions.base import EngineSession, Out
 
 AGAIN = 2  # times as many batches as can be leased are built again for one that comes late

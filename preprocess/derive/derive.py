@@ -23,7 +23,6 @@ from blockstore.extend import StoreExtender
 from blockstore.format import Manifest, RowArray
 from blockstore.store import Store, open_store, read_rows
 from blockstore.units import format_bytes
-from preprocess.contents import row_disk_bytes
 from preprocess.derive.plan import (
     Derivation,
     DerivePlan,
@@ -32,11 +31,17 @@ from preprocess.derive.plan import (
     resolve,
 )
 from preprocess.errors import BadInput
+from preprocess.files.ahead import read_ahead
+from preprocess.files.array_file import ArrayFile, load_array, save_array
+from preprocess.files.store import Cut, cut_columns, floats_ahead, joined_columns, stored_edges
+from preprocess.ingest.contents import row_disk_bytes
 from preprocess.kernels import derive as kernels
 from preprocess.kernels.edges import Records
 from preprocess.kernels.rows import quantize
-from preprocess.memory import give_back_freed
-from preprocess.pipeline import (
+from preprocess.pipeline.memory import give_back_freed
+from preprocess.pipeline.progress import Progress
+from preprocess.pipeline.result import QuantizationError, Ran, StageResult
+from preprocess.pipeline.stage import (
     Cost,
     Facts,
     PipelineRun,
@@ -46,15 +51,10 @@ from preprocess.pipeline import (
     resumable,
     temporary_bytes,
 )
-from preprocess.progress import Progress
-from preprocess.result import QuantizationError, Ran, StageResult
-from preprocess.stages.ahead import read_ahead
-from preprocess.stages.array_file import ArrayFile, load_array, save_array
+from preprocess.pipeline.work import WorkFolder, sign, work_path
 from preprocess.stages.csc import WholeColumns, sorted_columns
 from preprocess.stages.rows import convert, scatter_bytes
 from preprocess.stages.slots import SlotCopies
-from preprocess.stored import Cut, cut_columns, floats_ahead, joined_columns, stored_edges
-from preprocess.work import WorkFolder, sign, work_path
 
 THREADS = 3
 _PIPELINE = 1  # goes up when stages or their files change: nothing older is taken over

@@ -17,11 +17,11 @@ from blockstore.format import (
     side_arrays,
 )
 from blockstore.units import format_bytes
-from preprocess.contents import as_path, row_disk_bytes
 from preprocess.errors import BadInput
-from preprocess.influence_plan import halo_paths
-from preprocess.options import FeatureDtype
-from preprocess.plan import too_little_memory
+from preprocess.ingest.contents import as_path, row_disk_bytes
+from preprocess.ingest.options import FeatureDtype
+from preprocess.ingest.plan import too_little_memory
+from preprocess.partition.influence_plan import halo_paths
 from preprocess.stages.csc import COLUMN_BYTES, Widths
 from preprocess.stages.slots import SLOT_BYTES
 

@@ -22,17 +22,17 @@ from preprocess.export.rows import (
     write_dense,
     written_bytes,
 )
+from preprocess.files.array_file import ArrayFile
 from preprocess.files.npy import NpyWriter
+from preprocess.files.store import stored_blocks
+from preprocess.ingest.plan import too_little_memory
 from preprocess.kernels.edges import Records
-from preprocess.pipeline import Cost, Facts
-from preprocess.plan import too_little_memory
+from preprocess.pipeline.stage import Cost, Facts
 from preprocess.sources.plain_names import PlainNames
-from preprocess.stages.array_file import ArrayFile
 from preprocess.stages.csc import COLUMN_BYTES, WholeColumns, Widths, sorted_columns
 from preprocess.stages.edge_list import Identified, Pieces, RowPart, rows_by_id
 from preprocess.stages.edge_places import EdgePlaces
 from preprocess.stages.rows import Emit
-from preprocess.stored import stored_blocks
 
 _IDS = "edge_ids"  # temporary file
 _PIECE_IDS = 1 << 18

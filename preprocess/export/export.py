@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from blockstore.errors import StoreExists
 from blockstore.format import Manifest, NodeType, RowArray
 from blockstore.store import Store, scan_rows
-from preprocess.contents import row_disk_bytes
 from preprocess.export.edges import EdgeExport
 from preprocess.export.rows import (
     SCAN_BYTES,
@@ -30,7 +29,10 @@ from preprocess.export.rows import (
     write_dense,
     written_bytes,
 )
-from preprocess.pipeline import (
+from preprocess.ingest.contents import row_disk_bytes
+from preprocess.ingest.plan import interpreter_bytes, too_little_memory, with_interpreter
+from preprocess.pipeline.progress import Progress
+from preprocess.pipeline.stage import (
     Cost,
     check_disk,
     disk_need,
@@ -38,8 +40,7 @@ from preprocess.pipeline import (
     resumable,
     temporary_bytes,
 )
-from preprocess.plan import interpreter_bytes, too_little_memory, with_interpreter
-from preprocess.progress import Progress
+from preprocess.pipeline.work import sign, work_path
 from preprocess.sources.graph import NODE, RELATION
 from preprocess.sources.plain_names import (
     CSR,
@@ -52,7 +53,6 @@ from preprocess.sources.plain_names import (
     SeveralTypes,
 )
 from preprocess.stages.rows import Emit, place_rows
-from preprocess.work import sign, work_path
 
 _PIPELINE = 1  # goes up when stages or their files change: nothing older is taken over
 _NODE_BYTES = 16  # original id 4 or 8, count 4

@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 from blockstore.format import RowArray
 from blockstore.store import Store, numpy_dtype, read_rows, scan_rows
 from preprocess.files.npy import NpyWriter
-from preprocess.pipeline import PipelineRun, Stage
-from preprocess.progress import Progress
+from preprocess.pipeline.progress import Progress
+from preprocess.pipeline.stage import PipelineRun, Stage
+from preprocess.pipeline.work import WorkFolder
 from preprocess.sources.plain_names import CSR, CSR_PARTS
 from preprocess.stages.rows import Emit
-from preprocess.work import WorkFolder
 
 SCAN_BYTES = 4 << 20
 _STEP_BYTES = 1 << 20  # that are converted, or looked through for zeros, at a time

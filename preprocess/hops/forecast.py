@@ -4,13 +4,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from blockstore.format import FORMAT_VERSION, Manifest, NodeType, Relation
-from preprocess.contents import Contents, RelationContents, TypeContents, graph_bytes
 from preprocess.errors import BadInput
 from preprocess.hops.hops import HopsRun, HopStages, default_threads
 from preprocess.hops.plan import ALL, HopsPlan, plan_hops, resolve_hops
-from preprocess.options import IngestOptions
-from preprocess.pipeline import Stage, temporary_bytes
-from preprocess.plan import seeded_splits
+from preprocess.ingest.contents import Contents, RelationContents, TypeContents, graph_bytes
+from preprocess.ingest.options import IngestOptions
+from preprocess.ingest.plan import seeded_splits
+from preprocess.pipeline.stage import Stage, temporary_bytes
 
 
 @dataclass(frozen=True, slots=True)

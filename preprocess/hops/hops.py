@@ -23,8 +23,9 @@ from blockstore.extend import StoreExtender
 from blockstore.format import ITEM_BYTES, HopSet, Manifest, RowArray
 from blockstore.store import numpy_dtype, open_store
 from blockstore.units import format_bytes
-from preprocess.contents import as_path
 from preprocess.errors import BadInput
+from preprocess.files.array_file import ArrayFile, load_array, save_array
+from preprocess.files.store import Cut, cut_columns, joined_columns
 from preprocess.hops.plan import (
     HopsPlan,
     Operator,
@@ -34,11 +35,14 @@ from preprocess.hops.plan import (
     resolve_hops,
 )
 from preprocess.hops.rows import LABELS, NODES, PLACES, RowTaker, choose_rows, take_labels
+from preprocess.ingest.contents import as_path
+from preprocess.ingest.options import HopsRequest
 from preprocess.kernels.hops import scale_rows
 from preprocess.kernels.rows import quantize
-from preprocess.memory import give_back_freed
-from preprocess.options import HopsRequest
-from preprocess.pipeline import (
+from preprocess.pipeline.memory import give_back_freed
+from preprocess.pipeline.progress import Progress
+from preprocess.pipeline.result import Ran, StageResult
+from preprocess.pipeline.stage import (
     Cost,
     Facts,
     PipelineRun,
@@ -48,13 +52,9 @@ from preprocess.pipeline import (
     resumable,
     temporary_bytes,
 )
-from preprocess.progress import Progress
-from preprocess.result import Ran, StageResult
-from preprocess.stages.array_file import ArrayFile, load_array, save_array
+from preprocess.pipeline.work import WorkFolder, sign, work_path
 from preprocess.stages.product import ProductStep, RelationProduct, count_degrees, new_columns
 from preprocess.stages.rows import convert
-from preprocess.stored import Cut, cut_columns, joined_columns
-from preprocess.work import WorkFolder, sign, work_path
 
 DEGREES, ROWS, TAKE_LABELS = "hops: degrees", "hops: rows", "hops: labels"  # names of stages
 SLICES, ARRAYS = "hops: slices", "hops: arrays"

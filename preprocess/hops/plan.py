@@ -18,10 +18,10 @@ from blockstore.format import (
     row_geometry,
     side_arrays,
 )
-from preprocess.contents import as_path, row_disk_bytes
 from preprocess.errors import BadInput
-from preprocess.options import FeatureDtype, HopRows, HopsRequest, OperatorKind
-from preprocess.plan import too_little_memory
+from preprocess.ingest.contents import as_path, row_disk_bytes
+from preprocess.ingest.options import FeatureDtype, HopRows, HopsRequest, OperatorKind
+from preprocess.ingest.plan import too_little_memory
 
 ALL = "all"  # the split that is every node
 

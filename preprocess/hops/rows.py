@@ -17,9 +17,9 @@ from blockstore.io.files import write_exact
 from blockstore.kernels.random import make_key, permute_range
 from blockstore.store import Store, read_rows, scan_rows
 from preprocess.errors import BadInput
+from preprocess.files.array_file import ArrayFile
 from preprocess.hops.plan import ALL, HopsPlan, ResolvedHops
 from preprocess.kernels.hops import take_rows
-from preprocess.stages.array_file import ArrayFile
 
 NODES, PLACES, LABELS = "nodes", "places", "labels"  # temporary files
 _PURPOSE = 0x486F_7073  # of the key: no other draw has it

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from preprocess.errors import BadInput
 from preprocess.files.npy import NpyFile, StoredArray
 from preprocess.files.torchfile import kind_of, open_tensor, read_torch
-from preprocess.source import SourceRows
+from preprocess.sources.source import SourceRows
 
 _PIECE = 1 << 16  # offsets at a time
 _AGAIN = "write the matrix again"

@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from preprocess.contents import SPLITS
 from preprocess.errors import BadInput
 from preprocess.files.tables import FLAG, TEXT, ColumnType, Table, Texts
-from preprocess.source import SourceRows
+from preprocess.ingest.contents import SPLITS
+from preprocess.sources.source import SourceRows
 
 _FLOAT64 = np.dtype(np.float64)
 _WORDS = {

@@ -7,10 +7,10 @@ from typing import Any, Protocol
 from numpy.typing import NDArray
 
 from preprocess.errors import BadInput
+from preprocess.files.array_file import ArrayFile
 from preprocess.kernels.edges import first_outside
-from preprocess.progress import Progress
-from preprocess.source import SourceRelation, SourceRows
-from preprocess.stages.array_file import ArrayFile
+from preprocess.pipeline.progress import Progress
+from preprocess.sources.source import SourceRelation, SourceRows
 
 NODE, RELATION = "node", "to"  # of a graph whose layout names no types
 

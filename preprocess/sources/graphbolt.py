@@ -24,10 +24,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from preprocess.errors import BadInput
+from preprocess.files.array_file import ArrayFile
 from preprocess.files.npy import NpyFile
-from preprocess.pipeline import Facts
-from preprocess.prepare import Preparation
-from preprocess.source import SourceRows
+from preprocess.ingest.prepare import Preparation
+from preprocess.pipeline.stage import Facts
 from preprocess.sources.arrays import ArrayRows, EdgeArray, open_array
 from preprocess.sources.graph import (
     NODE,
@@ -38,9 +38,9 @@ from preprocess.sources.graph import (
     Owner,
     check_ids,
 )
+from preprocess.sources.source import SourceRows
 from preprocess.sources.table import read_description
 from preprocess.sources.text import TextEdges
-from preprocess.stages.array_file import ArrayFile
 
 META = "metadata.yaml"
 _SEEDS = ("seeds", "seed_nodes", "node_pairs")

@@ -17,15 +17,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from preprocess.errors import BadInput
+from preprocess.files.array_file import ArrayFile
 from preprocess.files.npy import NpyFile
-from preprocess.pipeline import Facts
-from preprocess.prepare import Preparation
-from preprocess.source import SourceRows
+from preprocess.ingest.prepare import Preparation
+from preprocess.pipeline.stage import Facts
 from preprocess.sources.arrays import ArrayRows
 from preprocess.sources.graph import NODE, RELATION, GraphSource, MadeRows
 from preprocess.sources.jsontext import read_entries, read_lists
 from preprocess.sources.scipy_npz import open_matrix
-from preprocess.stages.array_file import ArrayFile
+from preprocess.sources.source import SourceRows
 
 ADJACENCY, FEATURES, CLASSES, ROLES = "adj_full.npz", "feats.npy", "class_map.json", "role.json"
 _SPLITS = {"tr": "train", "va": "valid", "te": "test"}

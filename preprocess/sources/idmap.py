@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from blockstore.errors import BudgetTooSmall
 from blockstore.units import format_bytes
 from preprocess.errors import BadInput
+from preprocess.files.array_file import ArrayFile
 from preprocess.files.tables import Texts
 from preprocess.kernels.keys import (
     ADD,
@@ -33,7 +34,6 @@ from preprocess.kernels.keys import (
     find_keys,
     hash_keys,
 )
-from preprocess.stages.array_file import ArrayFile
 
 PIECE_ROWS = 1 << 14  # keys that are asked for at a time
 LEAST_BYTES = 16 << 20

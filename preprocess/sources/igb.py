@@ -22,9 +22,9 @@ from numpy.typing import NDArray
 
 from preprocess.errors import BadInput
 from preprocess.files.npy import NpyFile, RawFile, StoredArray, has_header
-from preprocess.source import SourceRows
 from preprocess.sources.arrays import ArrayRows, EdgeArray
 from preprocess.sources.graph import Ends, GraphSource, split_ends
+from preprocess.sources.source import SourceRows
 
 PROCESSED, EDGES, FEATURES = "processed", "edge_index.npy", "node_feat.npy"
 NUM_COLUMNS = 1024  # of features

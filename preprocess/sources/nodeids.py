@@ -9,9 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from preprocess.errors import BadInput
+from preprocess.files.array_file import ArrayFile
 from preprocess.files.tables import INTEGER, BadCell, Texts
-from preprocess.pipeline import Facts
-from preprocess.prepare import Preparation
+from preprocess.ingest.prepare import Preparation
+from preprocess.pipeline.stage import Facts
 from preprocess.sources.columns import EdgeTables, NodeTables, TableSequence
 from preprocess.sources.idmap import (
     PIECE_ROWS,
@@ -21,7 +22,6 @@ from preprocess.sources.idmap import (
     pick,
     table_bytes_of,
 )
-from preprocess.stages.array_file import ArrayFile
 
 ROW, SAME, INTEGERS, TEXTS = "row", "same", "integer", "text"  # what the ids of a type are
 _ENDS = ("src", "dst")

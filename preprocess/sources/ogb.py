@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from preprocess.contents import SPLITS
 from preprocess.errors import BadInput
 from preprocess.files.strided import GivenArray, Placed
 from preprocess.files.tables import FLAG, Table
 from preprocess.files.torchfile import kind_of, open_tensor, read_torch
+from preprocess.ingest.contents import SPLITS
 from preprocess.sources.arrays import ArrayRows, id_rows
 from preprocess.sources.graph import GraphSource, RowStream
 from preprocess.sources.text import TextIds

@@ -13,7 +13,6 @@ from preprocess.errors import BadInput
 from preprocess.files.npy import NpyFile
 from preprocess.kernels.edges import first_outside
 from preprocess.kernels.rows import densify
-from preprocess.source import SourceRows
 from preprocess.sources.arrays import ArrayRows, EdgeArray, id_rows
 from preprocess.sources.graph import Ends, GraphSource, Owner
 from preprocess.sources.plain_names import (
@@ -24,6 +23,7 @@ from preprocess.sources.plain_names import (
     array_order,
     split_order,
 )
+from preprocess.sources.source import SourceRows
 
 
 class _Csr(msgspec.Struct):

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from urllib.parse import quote, unquote
 
-from preprocess.contents import SPLITS
+from preprocess.ingest.contents import SPLITS
 from preprocess.sources.graph import Ends
 
 MAIN = "x"  # the array that is called "feat" on disk

@@ -27,9 +27,9 @@ from preprocess.errors import BadInput
 from preprocess.files.npy import StoredArray
 from preprocess.files.strided import GivenArray, Placed, StridedRows
 from preprocess.files.torchfile import TorchObject, kind_of, read_torch
-from preprocess.source import SourceRows
 from preprocess.sources.arrays import ArrayRows, CompressedEdges, EdgeArray, EdgeLists, id_rows
 from preprocess.sources.graph import NODE, RELATION, EdgeFile, Ends, GraphSource, Owner
+from preprocess.sources.source import SourceRows
 
 _ONLY: Ends = (NODE, RELATION, NODE)  # the relation of a `Data`
 _EDGES = ("edge_index", "adj_t")

@@ -4,9 +4,9 @@ from pathlib import Path
 
 from preprocess.errors import BadInput
 from preprocess.files.npy import ZipArray, list_members, read_word
-from preprocess.source import SourceRelation, SourceRows
 from preprocess.sources.arrays import ArrayRows, CompressedEdges, EdgeArray, EdgeLists
 from preprocess.sources.graph import NODE, RELATION, EdgeFile, Ends, GraphSource
+from preprocess.sources.source import SourceRelation, SourceRows
 
 _FORMATS = ("csr", "csc", "coo")
 _SCAN_ITEMS = 1 << 16

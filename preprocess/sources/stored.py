@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from blockstore.format import TIME_DTYPE, WEIGHT_DTYPE, NodeType, Relation, RowArray
 from blockstore.store import Store, numpy_dtype, read_rows, scan_blocks
 from blockstore.unpack import GraphBlock, unpack_block
-from preprocess.contents import TIME, WEIGHT
-from preprocess.source import SourceRelation, SourceRows
-from preprocess.stored import stored_edges, stored_rows
+from preprocess.files.store import stored_edges, stored_rows
+from preprocess.ingest.contents import TIME, WEIGHT
+from preprocess.sources.source import SourceRelation, SourceRows
 
 _SCAN_BYTES = 4 << 20
 _SPLIT_IDS = 1 << 16

@@ -9,13 +9,13 @@ from urllib.parse import quote
 import numpy as np
 from numpy.typing import NDArray
 
-from preprocess.contents import SPLITS, check_length
 from preprocess.errors import BadInput
+from preprocess.files.array_file import ArrayFile
 from preprocess.files.tables import writing_keys
-from preprocess.pipeline import Facts
-from preprocess.prepare import Preparation
-from preprocess.progress import Progress
-from preprocess.source import SourceRows
+from preprocess.ingest.contents import SPLITS, check_length
+from preprocess.ingest.prepare import Preparation
+from preprocess.pipeline.progress import Progress
+from preprocess.pipeline.stage import Facts
 from preprocess.sources.columns import (
     EdgeTables,
     NodeTables,
@@ -26,7 +26,7 @@ from preprocess.sources.columns import (
 from preprocess.sources.columns import Splits as SplitColumns
 from preprocess.sources.graph import GraphSource, MadeRows, Owner
 from preprocess.sources.nodeids import INTEGERS, TEXTS, NodeIds
-from preprocess.stages.array_file import ArrayFile
+from preprocess.sources.source import SourceRows
 
 KEY = "key"  # the array of a type that holds its owner's integer ids
 _INT64 = np.dtype(np.int64)

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from preprocess.errors import BadInput
 from preprocess.files.tables import INTEGER, ColumnType, Table
-from preprocess.source import SourceRows
 from preprocess.sources.graph import NODE, check_ids
+from preprocess.sources.source import SourceRows
 
 _FLOAT32, _INT64 = np.dtype(np.float32), np.dtype(np.int64)
 

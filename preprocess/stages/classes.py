@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from preprocess.contents import SPLITS, Contents, TypeContents
-from preprocess.source import Source
+from preprocess.ingest.contents import SPLITS, Contents, TypeContents
+from preprocess.sources.source import Source
 from preprocess.stages.labels import label_pieces
 
 _SPLIT_IDS, _STEP = 1 << 16, 1 << 18  # looked at together

@@ -8,9 +8,9 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from preprocess.files.ahead import read_ahead
+from preprocess.files.array_file import ArrayFile
 from preprocess.kernels.levels import STRIDE, make_starts
-from preprocess.stages.ahead import read_ahead
-from preprocess.stages.array_file import ArrayFile
 from preprocess.stages.csc import WholeColumns
 
 COLUMNS, DEGREES = "columns", "degrees"  # temporary files

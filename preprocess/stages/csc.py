@@ -20,6 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blockstore.io.buffers import aligned_buffer
+from preprocess.files.ahead import Arrays, deal
+from preprocess.files.buckets import Buckets
 from preprocess.kernels.edges import (
     Cuts,
     Ends,
@@ -31,10 +33,8 @@ from preprocess.kernels.edges import (
     group_edges,
     split_values,
 )
-from preprocess.progress import Progress
-from preprocess.source import Source, SourceRelation
-from preprocess.stages.ahead import Arrays, deal
-from preprocess.stages.buckets import Buckets
+from preprocess.pipeline.progress import Progress
+from preprocess.sources.source import Source, SourceRelation
 
 FILLERS = 3  # threads that bring edges into buckets
 # a record and what becomes of it in a thread: its fields 24, bucket 4, key and id 16

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from preprocess.files.buckets import Buckets
 from preprocess.kernels.rows import group_places
-from preprocess.progress import Progress
-from preprocess.stages.buckets import Buckets
+from preprocess.pipeline.progress import Progress
 
 _LOCAL = np.dtype(np.uint32)  # an id in its bucket
 

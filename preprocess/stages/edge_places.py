@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from preprocess.files.ahead import read_ahead
+from preprocess.files.array_file import ArrayFile
+from preprocess.files.buckets import Buckets
 from preprocess.kernels.rows import group_places
-from preprocess.stages.ahead import read_ahead
-from preprocess.stages.array_file import ArrayFile
-from preprocess.stages.buckets import Buckets
 
 _STEP = 1 << 18  # edges looked at together
 

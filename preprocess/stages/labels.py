@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from blockstore.kernels.random import make_key
 from preprocess.errors import BadInput
 from preprocess.kernels.rows import split_ids
-from preprocess.source import Source, SourceRows
+from preprocess.sources.source import Source, SourceRows
 from preprocess.stages.rows import source_chunk
 
 _EXACT = 2.0**53  # whole numbers up to here are floats, each of its own

@@ -34,7 +34,7 @@ from preprocess.kernels.levels import (
     split_order,
     take_roots,
 )
-from preprocess.progress import Progress
+from preprocess.pipeline.progress import Progress
 from preprocess.stages.columns import ColumnFile
 
 MAX_LEVELS = 4096

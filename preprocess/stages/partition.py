@@ -25,6 +25,7 @@ from blockstore.errors import BudgetTooSmall
 from blockstore.format import Partitioning
 from blockstore.kernels.random import make_key
 from blockstore.units import format_bytes
+from preprocess.files.array_file import remove_file
 from preprocess.kernels.edges import Records
 from preprocess.kernels.levels import assign_places, rename_columns, take_counts
 from preprocess.kernels.partition import (
@@ -35,8 +36,8 @@ from preprocess.kernels.partition import (
     place_nodes,
     put_back,
 )
-from preprocess.metis import check_installed, metis_bytes, metis_partition
-from preprocess.partition import (
+from preprocess.partition.metis import check_installed, metis_bytes, metis_partition
+from preprocess.partition.partition import (
     PartitionOptions,
     class_costs,
     class_limits,
@@ -44,9 +45,8 @@ from preprocess.partition import (
     table_bytes,
     visited_fits,
 )
-from preprocess.partition_report import count_kept, make_report
-from preprocess.progress import Progress
-from preprocess.stages.array_file import remove_file
+from preprocess.partition.report import count_kept, make_report
+from preprocess.pipeline.progress import Progress
 from preprocess.stages.classes import NodeClasses
 from preprocess.stages.columns import ColumnFile, in_steps
 from preprocess.stages.csc import COLUMN_BYTES, Widths, sorted_columns

@@ -8,9 +8,9 @@ from numpy.typing import NDArray
 
 from preprocess.errors import BadInput
 from preprocess.kernels.rows import quantize
-from preprocess.progress import Progress
-from preprocess.result import QuantizationError
-from preprocess.source import Source, SourceRows
+from preprocess.pipeline.progress import Progress
+from preprocess.pipeline.result import QuantizationError
+from preprocess.sources.source import Source, SourceRows
 from preprocess.stages.rows import source_chunk
 
 _MOST = np.float32(127)

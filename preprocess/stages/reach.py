@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from blockstore.format import Kept
 from blockstore.store import Store
+from preprocess.files.ahead import read_ahead
 from preprocess.kernels.reach import Loaded, Sums, add_kept, end_column
-from preprocess.progress import Progress
-from preprocess.stages.ahead import read_ahead
+from preprocess.pipeline.progress import Progress
 from preprocess.stages.stored_columns import relation_columns
 
 SHARES = (8, 16)  # one of so many partitions is loaded

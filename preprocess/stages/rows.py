@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 from blockstore.format import RowArray
 from blockstore.store import numpy_dtype
 from preprocess.errors import BadInput
+from preprocess.files.ahead import read_ahead
+from preprocess.files.buckets import Buckets
 from preprocess.kernels.rows import group_places, to_bfloat16
-from preprocess.progress import Progress
-from preprocess.source import Source, SourceRows
-from preprocess.stages.ahead import read_ahead
-from preprocess.stages.buckets import Buckets
+from preprocess.pipeline.progress import Progress
+from preprocess.sources.source import Source, SourceRows
 
 _MOST_CHUNK_BYTES = 8 << 20
 # numbers from here on become infinite: half a step above the largest that the dtype holds

@@ -8,11 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from preprocess.errors import BadInput
+from preprocess.files.ahead import Arrays, deal
 from preprocess.kernels.edges import count_targets
 from preprocess.kernels.rows import take_ids
-from preprocess.progress import Progress
-from preprocess.source import Source, SourceRelation, SourceRows
-from preprocess.stages.ahead import Arrays, deal
+from preprocess.pipeline.progress import Progress
+from preprocess.sources.source import Source, SourceRelation, SourceRows
 
 _READ_BYTES = 16  # an edge, as its two ends are read
 _COUNTERS = 3  # threads, each with counts of its own where half of the share holds them

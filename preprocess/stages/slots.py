@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 from blockstore.format import TIME_DTYPE, WEIGHT_DTYPE, Relation, RowArray
 from blockstore.pack import GraphPacker
 from blockstore.store import Store, scan_rows
+from preprocess.files.ahead import read_ahead
+from preprocess.files.buckets import Buckets
 from preprocess.kernels.edges import cut_ranges
 from preprocess.kernels.reach import copy_runs
-from preprocess.progress import Progress
-from preprocess.stages.ahead import read_ahead
-from preprocess.stages.buckets import Buckets
+from preprocess.pipeline.progress import Progress
 from preprocess.stages.rows import Emit, chunk_rows, scatter_rows
 from preprocess.stages.stored_columns import relation_columns, scan_size
 

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from blockstore.format import NodeType
 from blockstore.kernels.intrinsics import LANES
 from blockstore.store import Store, scan_rows
+from preprocess.files.ahead import read_ahead
 from preprocess.kernels.walk import (
     add_degrees,
     count_digits,
@@ -25,8 +26,7 @@ from preprocess.kernels.walk import (
     start_walk,
     take_top,
 )
-from preprocess.progress import PassProgress, Progress
-from preprocess.stages.ahead import read_ahead
+from preprocess.pipeline.progress import PassProgress, Progress
 from preprocess.stages.stored_columns import relation_columns
 
 STEPS = 3

@@ -9,10 +9,10 @@ from typing import NamedTuple
 import numpy as np
 
 from preprocess.hops.hops import make_hops
-from preprocess.influence import InfluenceOptions
-from preprocess.ingest import ingest
-from preprocess.options import HopsRequest, IngestOptions
-from preprocess.partition import PartitionOptions
+from preprocess.ingest.ingest import ingest
+from preprocess.ingest.options import HopsRequest, IngestOptions
+from preprocess.partition.influence import InfluenceOptions
+from preprocess.partition.partition import PartitionOptions
 from tests.preprocess.naive import Graph
 from tests.preprocess.quiet import QUIET
 

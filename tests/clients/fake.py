@@ -15,8 +15,8 @@ import numpy as np
 import zmq
 from numpy.typing import NDArray
 
-from loaderd.errors import BadMessage
-from loaderd.protocol import (
+from loaderd.api.errors import BadMessage
+from loaderd.api.protocol import (
     PROTOCOL_VERSION,
     SAMPLER_VERSION,
     Attach,

@@ -12,7 +12,7 @@ from clients.dgl import to_sample  # noqa: E402
 from clients.mfg import layer_fanouts, to_hetero_mfgs, to_mfgs, to_minibatch  # noqa: E402
 from clients.models import GraphSage  # noqa: E402
 from clients.torch import HeteroDataset, NeighborDataset  # noqa: E402
-from loaderd.errors import Refused  # noqa: E402
+from loaderd.api.errors import Refused  # noqa: E402
 from tests.daemons import daemon  # noqa: E402
 from tests.graphs import make_csc  # noqa: E402
 from tests.heterostores import random_hetero, write_hetero_store  # noqa: E402

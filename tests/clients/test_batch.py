@@ -7,7 +7,7 @@ from clients import batch as gather_module
 from clients.batch import BatchReader
 from clients.connection.buffers import BufferPool
 from clients.connection.session import Session, views
-from loaderd.protocol import Attach, Blob, BlobArray, Release
+from loaderd.api.protocol import Attach, Blob, BlobArray, Release
 from tests.clients.fake import POISON, fake_daemon, make_batch
 
 

@@ -12,8 +12,8 @@ from blockstore.store import open_store, read_rows  # noqa: E402
 from clients.torch import NeighborDataset  # noqa: E402
 from preprocess.derive.derive import derive  # noqa: E402
 from preprocess.derive.plan import Derivation  # noqa: E402
-from preprocess.ingest import ingest  # noqa: E402
-from preprocess.options import IngestOptions  # noqa: E402
+from preprocess.ingest.ingest import ingest  # noqa: E402
+from preprocess.ingest.options import IngestOptions  # noqa: E402
 from preprocess.sources.plain import PlainSource  # noqa: E402
 from tests.daemons import daemon  # noqa: E402
 from tests.preprocess.quiet import QUIET  # noqa: E402

@@ -12,8 +12,8 @@ pytest.importorskip("torch_geometric")
 from clients.link import HeteroLinkDataset, LinkDataset  # noqa: E402
 from clients.pyg import LinkNeighborLoader, NeighborLoader  # noqa: E402
 from clients.torch import HeteroDataset, NeighborDataset  # noqa: E402
-from loaderd.errors import Refused  # noqa: E402
-from loaderd.wire.transport import ask_status, parse_either  # noqa: E402
+from loaderd.api.errors import Refused  # noqa: E402
+from loaderd.server.transport import ask_status, parse_either  # noqa: E402
 from tests.graphs import make_csc  # noqa: E402
 from tests.heterostores import random_hetero, write_hetero_store  # noqa: E402
 from tests.remotes import remote_daemon  # noqa: E402

@@ -14,10 +14,10 @@ torch = pytest.importorskip("torch")
 from torch.utils.data import DataLoader  # noqa: E402
 
 from clients.torch import NeighborDataset  # noqa: E402
-from loaderd.errors import Refused  # noqa: E402
-from preprocess.ingest import ingest  # noqa: E402
-from preprocess.options import IngestOptions  # noqa: E402
-from preprocess.progress import Progress  # noqa: E402
+from loaderd.api.errors import Refused  # noqa: E402
+from preprocess.ingest.ingest import ingest  # noqa: E402
+from preprocess.ingest.options import IngestOptions  # noqa: E402
+from preprocess.pipeline.progress import Progress  # noqa: E402
 from preprocess.sources.plain import PlainSource  # noqa: E402
 from tests.daemons import ROOT, daemon  # noqa: E402
 

@@ -8,7 +8,7 @@ torch = pytest.importorskip("torch")
 from torch.utils.data import DataLoader  # noqa: E402
 
 from clients.torch import NeighborDataset  # noqa: E402
-from loaderd.errors import Refused  # noqa: E402
+from loaderd.api.errors import Refused  # noqa: E402
 from tests.clients.fake import fake_daemon  # noqa: E402
 
 

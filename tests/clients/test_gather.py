@@ -9,8 +9,8 @@ import pytest
 
 from clients.batch import ArenaReader
 from clients.connection.buffers import BufferPool
-from loaderd.errors import BadMessage
-from loaderd.protocol import Blob, BlobArray, RowArraySpec, RowGroup
+from loaderd.api.errors import BadMessage
+from loaderd.api.protocol import Blob, BlobArray, RowArraySpec, RowGroup
 
 SPEC = RowArraySpec("x", "uint8", (4,), 4)
 GROUP = RowGroup(session=1, run=3, step=5, group=2, last=True, num_rows=1, blob=Blob((), ()))

@@ -9,7 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 from clients.torch import HeteroBatch, HeteroDataset, NeighborDataset  # noqa: E402
-from loaderd.errors import Refused  # noqa: E402
+from loaderd.api.errors import Refused  # noqa: E402
 from tests.daemons import daemon  # noqa: E402
 from tests.differences import At, same_hetero_batch  # noqa: E402
 from tests.heterostores import HeteroGraph, random_hetero, write_hetero_store  # noqa: E402

@@ -13,8 +13,8 @@ from clients.device.calibration import MODES, TRIALS, WARM  # noqa: E402
 from clients.device.devices import HostDevice  # noqa: E402
 from clients.records import TensorRecord  # noqa: E402
 from clients.torch import NeighborDataset, prefetch  # noqa: E402
-from loaderd.errors import BatchFailed, Refused  # noqa: E402
-from loaderd.protocol import Release  # noqa: E402
+from loaderd.api.errors import BatchFailed, Refused  # noqa: E402
+from loaderd.api.protocol import Release  # noqa: E402
 from tests.clients.fake import fake_daemon  # noqa: E402
 
 

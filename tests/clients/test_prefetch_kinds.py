@@ -10,7 +10,7 @@ from clients.device import stage  # noqa: E402
 from clients.device.calibration import MODES  # noqa: E402
 from clients.device.devices import BY_HOST, HostDevice  # noqa: E402
 from clients.torch import HeteroDataset, HopDataset, prefetch  # noqa: E402
-from loaderd.errors import Refused  # noqa: E402
+from loaderd.api.errors import Refused  # noqa: E402
 from tests.clients.test_prefetch import nothing_is_left  # noqa: E402, F401
 from tests.daemons import daemon  # noqa: E402
 from tests.heterostores import random_hetero, write_hetero_store  # noqa: E402

@@ -11,11 +11,11 @@ torch = pytest.importorskip("torch")
 
 from clients.connection.position import StateMismatch  # noqa: E402
 from clients.torch import HopDataset, NeighborDataset  # noqa: E402
-from loaderd.errors import NoDaemon, SessionLost  # noqa: E402
-from preprocess.ingest import ingest  # noqa: E402
-from preprocess.options import IngestOptions  # noqa: E402
-from preprocess.partition import PartitionOptions  # noqa: E402
-from preprocess.progress import Progress  # noqa: E402
+from loaderd.api.errors import NoDaemon, SessionLost  # noqa: E402
+from preprocess.ingest.ingest import ingest  # noqa: E402
+from preprocess.ingest.options import IngestOptions  # noqa: E402
+from preprocess.partition.partition import PartitionOptions  # noqa: E402
+from preprocess.pipeline.progress import Progress  # noqa: E402
 from preprocess.sources.plain import PlainSource  # noqa: E402
 from tests.daemons import daemon, spawn, stop  # noqa: E402
 from tests.hopstores import make_hops, write_hop_store  # noqa: E402

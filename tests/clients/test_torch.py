@@ -12,8 +12,8 @@ from torch.utils.data import DataLoader  # noqa: E402
 
 from clients.connection.position import StateMismatch  # noqa: E402
 from clients.torch import NeighborDataset, seed_ids  # noqa: E402
-from loaderd.errors import BatchFailed, NoDaemon, Refused, SessionLost  # noqa: E402
-from loaderd.protocol import Attach, Detach, Release, Start  # noqa: E402
+from loaderd.api.errors import BatchFailed, NoDaemon, Refused, SessionLost  # noqa: E402
+from loaderd.api.protocol import Attach, Detach, Release, Start  # noqa: E402
 from tests.clients.fake import fake_daemon, make_batch, node_rows  # noqa: E402
 
 

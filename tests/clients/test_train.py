@@ -14,7 +14,7 @@ from clients.connection.position import StateMismatch  # noqa: E402
 from clients.models import LAYERS, GatLayer, GcnLayer, Layered  # noqa: E402
 from clients.ranks import Ranks  # noqa: E402
 from clients.train import Settings, parse_fanouts, train  # noqa: E402
-from loaderd.errors import Refused  # noqa: E402
+from loaderd.api.errors import Refused  # noqa: E402
 from tests.daemons import ROOT, daemon  # noqa: E402
 from tests.heterostores import random_hetero, write_hetero_store  # noqa: E402
 

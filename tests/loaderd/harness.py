@@ -15,9 +15,8 @@ import numpy as np
 import zmq
 
 from blockstore.io.arena import Arena
-from loaderd.memory.ledger import EngineSettings
-from loaderd.memory.slots import RequestArea
-from loaderd.protocol import (
+from loaderd.api.endpoint import Endpoint, claim
+from loaderd.api.protocol import (
     Attach,
     Attached,
     Ids,
@@ -28,8 +27,9 @@ from loaderd.protocol import (
     decode_daemon,
     encode,
 )
-from loaderd.shell.daemon import Access, Daemon
-from loaderd.wire.endpoint import Endpoint, claim
+from loaderd.memory.ledger import EngineSettings
+from loaderd.memory.slots import RequestArea
+from loaderd.server.daemon import Access, Daemon
 from tests.loaderd.samples import RESOLVED
 
 WAIT_S = 10

@@ -12,7 +12,15 @@ from typing import Any
 import numpy as np
 
 from blockstore.store import open_store
-from loaderd.protocol import Attach, Attached, BatchReady, ChunkReady, ErrorReply, Release, Start
+from loaderd.api.protocol import (
+    Attach,
+    Attached,
+    BatchReady,
+    ChunkReady,
+    ErrorReply,
+    Release,
+    Start,
+)
 from loaderd.sessions.engine import Engine, default_settings
 from tests.loaderd.harness import WAIT_S
 

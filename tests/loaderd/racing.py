@@ -11,15 +11,8 @@ import numpy as np
 
 from blockstore import concurrency
 from blockstore.store import Store, open_store
-from loaderd.errors import DaemonError
-from loaderd.memory.ledger import (
-    LEAST_SESSION,
-    EngineSettings,
-    graph_least,
-    mem_of,
-    table_entries,
-)
-from loaderd.protocol import (
+from loaderd.api.errors import DaemonError
+from loaderd.api.protocol import (
     Attach,
     Attached,
     BatchReady,
@@ -30,6 +23,13 @@ from loaderd.protocol import (
     RowGroup,
     SeedEdges,
     Start,
+)
+from loaderd.memory.ledger import (
+    LEAST_SESSION,
+    EngineSettings,
+    graph_least,
+    mem_of,
+    table_entries,
 )
 from loaderd.sessions.stores import Stores
 from loaderd.streams import service as sharing

@@ -1,6 +1,6 @@
 """One message of each kind, with something in every field."""
 
-from loaderd.protocol import (
+from loaderd.api.protocol import (
     Attach,
     Attached,
     BatchReady,

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from blockstore.store import open_store
-from loaderd.protocol import Attach, BatchReady, Blob, ErrorReply, Release, Start
+from loaderd.api.protocol import Attach, BatchReady, Blob, ErrorReply, Release, Start
 from loaderd.sessions.engine import default_settings
 from loaderd.sessions.stores import Stores
 from loaderd.streams.service import StreamService

@@ -2,7 +2,7 @@
 
 from msgspec import structs
 
-from loaderd.protocol import LedgerEntry, SessionStatus, StatusReply, StoreStatus
+from loaderd.api.protocol import LedgerEntry, SessionStatus, StatusReply, StoreStatus
 
 MS = 1_000_000
 

@@ -15,9 +15,9 @@ from random import Random
 import pytest
 from typer.testing import CliRunner
 
-from loaderd.commands import app
-from loaderd.errors import NoDaemon
-from loaderd.protocol import (
+from loaderd.api.endpoint import parse_endpoint
+from loaderd.api.errors import NoDaemon
+from loaderd.api.protocol import (
     Attach,
     Attached,
     BatchReady,
@@ -27,9 +27,9 @@ from loaderd.protocol import (
     StatusReply,
     StatusRequest,
 )  # fmt: skip
-from loaderd.wire import transport
-from loaderd.wire.endpoint import parse_endpoint
-from loaderd.wire.transport import ask_status
+from loaderd.cli.commands import app
+from loaderd.server import transport
+from loaderd.server.transport import ask_status
 from tests import processes
 from tests.daemons import ROOT, spawn, stop, until
 from tests.loaderd.harness import WAIT_S, Client, Shell
@@ -38,8 +38,8 @@ fresh = pytest.mark.usefixtures("fresh_processes")
 
 CLIENT = """
 import sys
-from loaderd.wire.endpoint import parse_endpoint
-from loaderd.protocol import Start
+from loaderd.api.endpoint import parse_endpoint
+from loaderd.api.protocol import Start
 from tests.loaderd.harness import Client
 client = Client(parse_endpoint(sys.argv[1]))
 session = client.attach(num_neighbors=(5, 5), batch_size=100).session
@@ -50,8 +50,9 @@ sys.stdin.read()
 
 HANGING = """
 import threading
-from loaderd import __main__, commands
-from loaderd.shell import daemon
+from loaderd import __main__
+from loaderd.cli import commands
+from loaderd.server import daemon
 daemon.DRAIN_S = 0.1
 commands.StreamService.drain = lambda self: threading.Event().wait()
 __main__.main()

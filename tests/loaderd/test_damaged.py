@@ -21,13 +21,13 @@ from blockstore.errors import StoreError
 from blockstore.store import open_store
 from clients.hopwise.dataset import HopDataset
 from clients.torch import HeteroDataset, NeighborDataset
-from loaderd.errors import DaemonError
-from loaderd.protocol import Attach
+from loaderd.api.endpoint import Endpoint, claim
+from loaderd.api.errors import DaemonError
+from loaderd.api.protocol import Attach
+from loaderd.server.daemon import Daemon
 from loaderd.sessions.engine import default_settings
 from loaderd.sessions.stores import Stores
-from loaderd.shell.daemon import Daemon
 from loaderd.streams.service import StreamService
-from loaderd.wire.endpoint import Endpoint, claim
 from tests.blockstore.damage import MAKERS, damaged, files_of, kind_of, random_flips
 from tests.graphs import Csc
 from tests.loaderd.serving import Serving, Trainer

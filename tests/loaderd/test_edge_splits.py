@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 
 from blockstore.store import open_store, read_rows
-from loaderd.engine.resolve import resolve
-from loaderd.engine.seeds import count_edges, fill_edges
-from loaderd.errors import Refused
-from loaderd.protocol import Attach, SeedEdges
-from preprocess.ingest import ingest
-from preprocess.options import IngestOptions
-from preprocess.progress import Progress
+from loaderd.api.errors import Refused
+from loaderd.api.protocol import Attach, SeedEdges
+from loaderd.sessions.resolve import resolve
+from loaderd.sessions.seeds import count_edges, fill_edges
+from preprocess.ingest.ingest import ingest
+from preprocess.ingest.options import IngestOptions
+from preprocess.pipeline.progress import Progress
 from preprocess.sources.plain import PlainSource
 
 

@@ -21,13 +21,13 @@ from blockstore.io import arena as arena_module
 from blockstore.io import reader as reader_module
 from blockstore.io.arena import Arena
 from blockstore.store import open_store
-from loaderd.engine.workers import WorkerPool
-from loaderd.errors import Refused, ShuttingDown
-from loaderd.macro.graph import MacroGraph
-from loaderd.protocol import Attach, BatchReady, Release, Start
+from loaderd.api.endpoint import parse_endpoint
+from loaderd.api.errors import Refused, ShuttingDown
+from loaderd.api.protocol import Attach, BatchReady, Release, Start
+from loaderd.sampling.macrobatch.graph import MacroGraph
+from loaderd.server.transport import ask_status
 from loaderd.sessions.engine import Engine, default_settings
-from loaderd.wire.endpoint import parse_endpoint
-from loaderd.wire.transport import ask_status
+from loaderd.sessions.workers import WorkerPool
 from tests.daemons import ROOT, spawn, stop
 from tests.graphs import Csc
 from tests.hopstores import make_hops, write_hop_store

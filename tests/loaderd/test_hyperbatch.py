@@ -14,13 +14,19 @@ from blockstore.io.buffers import aligned_buffer
 from blockstore.io.reader import BlockReader
 from blockstore.pool import BlockPool
 from blockstore.store import open_store, read_rows
-from loaderd.hyper.cut import Estimate, cut_hyper
-from loaderd.hyper.rowcache import Needs, RowCache, area_slots_of, rows_by_type, table_bytes
 from loaderd.memory.ledger import ServedRows, SessionNeed, served_rows
 from loaderd.plans.hyperbatch import block_schedule, choose_size, grown
-from preprocess.ingest import ingest
-from preprocess.options import IngestOptions
-from preprocess.progress import Progress
+from loaderd.sampling.hyperbatch.cut import Estimate, cut_hyper
+from loaderd.sampling.hyperbatch.rowcache import (
+    Needs,
+    RowCache,
+    area_slots_of,
+    rows_by_type,
+    table_bytes,
+)
+from preprocess.ingest.ingest import ingest
+from preprocess.ingest.options import IngestOptions
+from preprocess.pipeline.progress import Progress
 from preprocess.sources.plain import PlainSource
 from tests.heterostores import random_hetero, write_hetero_store
 

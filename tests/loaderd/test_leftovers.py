@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from blockstore.store import open_store
-from loaderd.errors import Refused
-from loaderd.protocol import Attach, ErrorReply, Release, Start
+from loaderd.api.errors import Refused
+from loaderd.api.protocol import Attach, ErrorReply, Release, Start
 from loaderd.sessions.engine import default_settings
 from loaderd.sessions.stores import Stores
 from loaderd.streams.service import StreamService

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from clients.link import LinkDataset
-from loaderd.errors import Refused
+from loaderd.api.errors import Refused
 from tests.daemons import daemon
 from tests.differences import At, same_batch
 from tests.graphs import Csc, make_csc

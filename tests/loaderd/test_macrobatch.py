@@ -10,14 +10,14 @@ import pytest
 
 from blockstore.store import open_store
 from clients.torch import NeighborDataset
-from loaderd.errors import BatchFailed, Refused
+from loaderd.api.errors import BatchFailed, Refused
 from loaderd.memory.ledger import served_rows
+from loaderd.monitoring.trace import READ_MACRO, SERVE_MACRO, STAGE
 from loaderd.plans.macrobatch import share_steps
-from loaderd.trace import READ_MACRO, SERVE_MACRO, STAGE
-from preprocess.influence import InfluenceOptions
-from preprocess.ingest import ingest
-from preprocess.options import IngestOptions
-from preprocess.partition import PartitionOptions
+from preprocess.ingest.ingest import ingest
+from preprocess.ingest.options import IngestOptions
+from preprocess.partition.influence import InfluenceOptions
+from preprocess.partition.partition import PartitionOptions
 from preprocess.sources.plain import PlainSource
 from tests.daemons import daemon
 from tests.differences import At, same_batch

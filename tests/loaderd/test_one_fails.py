@@ -22,9 +22,9 @@ import pytest
 from blockstore import concurrency
 from blockstore.errors import CorruptBlock
 from blockstore.io import reader as reader_module
-from loaderd.errors import Refused, Shortage
+from loaderd.api.errors import Refused, Shortage
+from loaderd.api.protocol import BatchReady, ChunkReady, ErrorReply, Release, Start
 from loaderd.memory.slots import SlotBroker
-from loaderd.protocol import BatchReady, ChunkReady, ErrorReply, Release, Start
 from tests.graphs import Csc
 from tests.hopstores import make_hops, write_hop_store
 from tests.loaderd.opened import PLANS, Opened, Sessions, content, serve, sessions_of
@@ -38,9 +38,8 @@ FRAMES = 3  # of the stack that tell one place from another
 Place = tuple[tuple[str, int], ...]
 ALLOCATORS = ("empty", "zeros", "full", "concatenate", "flatnonzero", "unique", "diff", "cumsum",
               "argsort", "split", "repeat", "stack")  # fmt: skip
-WITH_NUMPY = ("loaderd.engine", "loaderd.hyper", "loaderd.macro", "loaderd.hopwise",
-              "loaderd.batch", "loaderd.memory", "loaderd.plans", "blockstore.pool",
-              "blockstore.io.reader")  # fmt: skip
+WITH_NUMPY = ("loaderd.sessions", "loaderd.sampling", "loaderd.memory", "loaderd.plans",
+              "blockstore.pool", "blockstore.io.reader")  # fmt: skip
 
 
 class Injector:

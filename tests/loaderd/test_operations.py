@@ -24,11 +24,11 @@ from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
 from typer.testing import CliRunner
 
-from loaderd.commands import app
-from loaderd.protocol import Attach, Release, Start
-from loaderd.sight.looks import Look, compare
-from loaderd.sight.top import decimal, frame
-from loaderd.wire.endpoint import parse_endpoint
+from loaderd.api.endpoint import parse_endpoint
+from loaderd.api.protocol import Attach, Release, Start
+from loaderd.cli.commands import app
+from loaderd.monitoring.looks import Look, compare
+from loaderd.monitoring.top import decimal, frame
 from tests.daemons import ROOT, stop
 from tests.loaderd.harness import Client
 from tests.loaderd.statuses import MS, STORE, later, status

@@ -16,8 +16,8 @@ import pytest
 from blockstore.io import arena as arena_module
 from blockstore.io.arena import Arena
 from clients.torch import HopDataset, NeighborDataset
-from loaderd.errors import SessionLost
-from loaderd.wire.endpoint import parse_endpoint
+from loaderd.api.endpoint import parse_endpoint
+from loaderd.api.errors import SessionLost
 from tests.clients.fake import fake_daemon
 from tests.daemons import ROOT, spawn, stop, until
 from tests.graphs import make_csc

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from clients.torch import NeighborDataset
-from loaderd.errors import Refused
+from loaderd.api.errors import Refused
 from tests.daemons import daemon
 from tests.differences import At, same_batch
 from tests.graphs import Csc, make_csc

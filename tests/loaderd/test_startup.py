@@ -24,7 +24,7 @@ from loaderd import __main__
 sys.argv = ["loaderd", *sys.argv[1:]]
 class Telling:
     def find_spec(self, name, path=None, target=None):
-        if name == "loaderd.commands":
+        if name == "loaderd.cli.commands":
             print("importing", flush=True)
             sys.stdin.readline()  # the signal comes here
 sys.meta_path.insert(0, Telling())
@@ -79,7 +79,7 @@ def test_a_signal_at_a_random_moment_of_a_start_is_a_clean_end(store, tmp_path):
 
 LEAVES = """
 import signal, sys
-from loaderd import commands
+from loaderd.cli import commands
 class Stores:
     def __init__(self, *words):
         signal.raise_signal(signal.SIGTERM)  # while memory is taken, and in a finalizer

@@ -9,9 +9,9 @@ import torch
 
 from clients.link import LinkDataset
 from clients.torch import NeighborDataset
-from loaderd.engine.resolve import resolve
-from loaderd.errors import Refused
-from loaderd.protocol import Attach, Temporal
+from loaderd.api.errors import Refused
+from loaderd.api.protocol import Attach, Temporal
+from loaderd.sessions.resolve import resolve
 from tests.daemons import daemon
 from tests.differences import At, same_batch
 from tests.graphs import Csc, make_csc

@@ -5,8 +5,8 @@ STEPS are those of an epoch of batches of 50.  It says "going" when it has the t
 
 import sys
 
-from loaderd.protocol import Release, Start
-from loaderd.wire.endpoint import parse_endpoint
+from loaderd.api.endpoint import parse_endpoint
+from loaderd.api.protocol import Release, Start
 from tests.loaderd.harness import Client
 
 

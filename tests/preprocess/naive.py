@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from preprocess.options import IngestOptions
-from preprocess.source import SourceRelation, SourceRows
+from preprocess.ingest.options import IngestOptions
+from preprocess.sources.source import SourceRelation, SourceRows
 
 Edge = tuple[int, int, int]  # target, source, id
 

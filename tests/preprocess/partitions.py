@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from preprocess.partition import PartitionOptions, class_costs, class_limits, group_caps
+from preprocess.partition.partition import PartitionOptions, class_costs, class_limits, group_caps
 
 
 def drawn_by(columns: list[list[int]], settings: PartitionOptions) -> list[list[int]]:

@@ -2,6 +2,6 @@
 
 import io
 
-from preprocess.progress import Progress
+from preprocess.pipeline.progress import Progress
 
 QUIET = Progress(io.StringIO())

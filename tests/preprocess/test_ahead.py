@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from preprocess.files.ahead import deal, read_ahead
 from preprocess.kernels.levels import advance_columns, rename_columns
-from preprocess.stages.ahead import deal, read_ahead
 
 
 def reused(sizes: list[int], closed: list[bool]) -> Iterator[tuple[tuple[np.ndarray, ...], int]]:

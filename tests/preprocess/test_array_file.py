@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from blockstore.format import PAGE_BYTES
-from preprocess.stages.array_file import ArrayFile
+from preprocess.files.array_file import ArrayFile
 
 CACHESTAT = 451  # its number, on x86-64 and arm64
 COUNT, PIECE = 1 << 24, 1 << 20  # 64 MiB, in pieces of 4 MiB

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from blockstore.io.buffers import aligned_buffer
-from preprocess.stages import buckets as buckets_module
-from preprocess.stages.ahead import read_ahead
-from preprocess.stages.buckets import SPARE, Buckets
+from preprocess.files import buckets as buckets_module
+from preprocess.files.ahead import read_ahead
+from preprocess.files.buckets import SPARE, Buckets
 
 PARTS = [(np.uint64, 1), (np.uint16, 3)]
 

@@ -14,10 +14,10 @@ import pytest
 import torch
 
 from preprocess.errors import BadInput
-from preprocess.ingest import ingest
-from preprocess.layouts import LAYOUTS, open_source
-from preprocess.options import IngestOptions
-from preprocess.progress import Progress
+from preprocess.ingest.ingest import ingest
+from preprocess.ingest.options import IngestOptions
+from preprocess.pipeline.progress import Progress
+from preprocess.sources.layouts import LAYOUTS, open_source
 from tests.preprocess.quiet import QUIET
 from tests.preprocess.test_resume import stopped, tree
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from preprocess.ingest.options import IngestOptions
 from preprocess.kernels.edges import NO_RANKS, Ends, cut_ranges
-from preprocess.options import IngestOptions
 from preprocess.stages.csc import (
     COLUMN_BYTES,
     ColumnSorter,

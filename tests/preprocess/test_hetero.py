@@ -13,17 +13,16 @@ from blockstore.format import Relation
 from blockstore.store import Store, open_store, read_rows, scan_blocks
 from blockstore.unpack import unpack_block
 from blockstore.verify import verify_store
-from preprocess import plan
 from preprocess.errors import BadInput
-from preprocess.ingest import ingest
-from preprocess.options import IngestOptions
-from preprocess.reverse import with_reverses
-from preprocess.source import SourceRows
+from preprocess.ingest.ingest import ingest, plan
+from preprocess.ingest.options import IngestOptions
+from preprocess.sources.reverse import with_reverses
+from preprocess.sources.source import SourceRows
 from tests.preprocess import naive
+from tests.preprocess.ingest.test_plan import plan_ingest
 from tests.preprocess.naive import Graph
 from tests.preprocess.quiet import QUIET
 from tests.preprocess.test_csc import POLICIES
-from tests.preprocess.test_plan import plan_ingest
 from tests.preprocess.test_stores import least
 
 ARRAYS = ("weight", "time", "attr", "kind")

@@ -11,13 +11,13 @@ import pytest
 from blockstore.errors import BudgetTooSmall
 from blockstore.store import open_store
 from blockstore.verify import verify_store
-from preprocess.dryrun import dry_run, dry_run_text
+from preprocess.cli.dryrun import dry_run, dry_run_text
+from preprocess.cli.report import summarise_ingest, summary_text
 from preprocess.errors import BadInput
 from preprocess.hops import hops as hops_module
 from preprocess.hops.hops import make_hops
-from preprocess.ingest import ingest
-from preprocess.options import HopsRequest, IngestOptions
-from preprocess.report import summarise_ingest, summary_text
+from preprocess.ingest.ingest import ingest
+from preprocess.ingest.options import HopsRequest, IngestOptions
 from preprocess.sources.plain import PlainSource
 from tests.preprocess.naive import Graph
 from tests.preprocess.quiet import QUIET

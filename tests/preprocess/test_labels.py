@@ -11,11 +11,11 @@ from hypothesis.extra import numpy as hnp
 from blockstore.format import NodeType
 from blockstore.store import Store, open_store, read_rows
 from blockstore.verify import verify_store
-from preprocess.contents import split_sizes
 from preprocess.errors import BadInput
-from preprocess.ingest import ingest
-from preprocess.options import IngestOptions
-from preprocess.result import IngestResult
+from preprocess.ingest.contents import split_sizes
+from preprocess.ingest.ingest import ingest
+from preprocess.ingest.options import IngestOptions
+from preprocess.pipeline.result import IngestResult
 from preprocess.stages.labels import seeded_ids
 from tests.preprocess.naive import ArraySource, Graph
 from tests.preprocess.quiet import QUIET

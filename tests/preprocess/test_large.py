@@ -8,8 +8,13 @@ import pytest
 
 from blockstore.format import giant_capacity
 from blockstore.pack import GraphPacker
-from preprocess.contents import list_contents
+from preprocess.files import buckets as buckets_module
+from preprocess.files.array_file import ArrayFile
+from preprocess.files.buckets import Buckets
 from preprocess.files.npy import NpyFile, NpyWriter
+from preprocess.ingest.contents import list_contents
+from preprocess.ingest.options import IngestOptions
+from preprocess.ingest.plan import place_dtype
 from preprocess.kernels.edges import (
     Cuts,
     Ends,
@@ -29,18 +34,13 @@ from preprocess.kernels.levels import (
     mark_discovered,
     rename_columns,
 )
-from preprocess.options import IngestOptions
-from preprocess.plan import place_dtype
-from preprocess.source import SourceRelation
-from preprocess.stages import buckets as buckets_module
-from preprocess.stages.array_file import ArrayFile
-from preprocess.stages.buckets import Buckets
+from preprocess.sources.source import SourceRelation
 from preprocess.stages.columns import ColumnFile
 from preprocess.stages.csc import WholeColumns, Widths, source_edges
 from preprocess.stages.edge_places import EdgePlaces, placed_rows
+from tests.preprocess.ingest.test_plan import Headers, plan_ingest
 from tests.preprocess.naive import ArraySource
 from tests.preprocess.quiet import QUIET
-from tests.preprocess.test_plan import Headers, plan_ingest
 
 BEYOND = 2**32 + 5
 NONE = np.empty(0, np.uint32)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from preprocess.options import IngestOptions
+from preprocess.ingest.options import IngestOptions
 from preprocess.stages import order as stage
 from preprocess.stages.columns import ColumnFile
 from preprocess.stages.csc import WholeColumns

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from blockstore.format import PAGE_BYTES, row_geometry
-from preprocess.ingest import ingest
-from preprocess.options import IngestOptions
+from preprocess.ingest.ingest import ingest
+from preprocess.ingest.options import IngestOptions
 from preprocess.sources.plain import PlainSource
 from preprocess.stages.rows import dense_bytes
+from tests.preprocess.ingest.test_plan import plan_ingest
 from tests.preprocess.quiet import QUIET
-from tests.preprocess.test_plan import plan_ingest
 
 NODES, WIDTH = 3000, 1024  # half of the larger share below does not hold the rows
 TOTAL = NODES * WIDTH * 4

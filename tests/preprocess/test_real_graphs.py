@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from preprocess.layouts import open_source
-from preprocess.source import Source, SourceRows
+from preprocess.sources.layouts import open_source
+from preprocess.sources.source import Source, SourceRows
 from tests.preprocess.export.test_export import same_files
 from tests.preprocess.test_commands import good
 

@@ -18,11 +18,11 @@ from blockstore.store import open_store, read_rows
 from blockstore.verify import verify_store
 from preprocess.__main__ import app
 from preprocess.errors import BadInput
-from preprocess.ingest import ingest
-from preprocess.layouts import open_source
-from preprocess.options import IngestOptions
-from preprocess.partition import PartitionOptions
-from preprocess.repartition import repartition
+from preprocess.ingest.ingest import ingest
+from preprocess.ingest.options import IngestOptions
+from preprocess.partition.partition import PartitionOptions
+from preprocess.partition.repartition import repartition
+from preprocess.sources.layouts import open_source
 from tests.preprocess.quiet import QUIET
 
 EDGES = b"a,b\na,b\n"

@@ -16,12 +16,11 @@ import pytest
 
 from blockstore.errors import StoreBusy
 from blockstore.verify import verify_store
-from preprocess import plan
-from preprocess.ingest import ingest
-from preprocess.options import IngestOptions
-from preprocess.progress import Progress
+from preprocess.ingest.ingest import ingest, plan
+from preprocess.ingest.options import IngestOptions
+from preprocess.pipeline.progress import Progress
+from preprocess.pipeline.work import StageRecord, WorkFolder
 from preprocess.sources.plain import PlainSource
-from preprocess.work import StageRecord, WorkFolder
 from tests.preprocess.kills import run_and_kill
 from tests.preprocess.naive import ArraySource
 from tests.preprocess.quiet import QUIET

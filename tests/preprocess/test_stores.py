@@ -15,13 +15,12 @@ from blockstore.errors import BudgetTooSmall, OutOfSpace, StoreExists
 from blockstore.format import Manifest
 from blockstore.store import Store, open_store, read_rows
 from blockstore.verify import verify_store
-from preprocess import plan
 from preprocess.errors import BadInput
 from preprocess.export import export as export_module
 from preprocess.export.edges import columns_of
 from preprocess.export.export import export
-from preprocess.ingest import ingest
-from preprocess.options import IngestOptions
+from preprocess.ingest.ingest import ingest, plan
+from preprocess.ingest.options import IngestOptions
 from tests.preprocess import naive
 from tests.preprocess.naive import ArraySource
 from tests.preprocess.quiet import QUIET

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from blockstore.store import open_store
-from loaderd.protocol import Attach, Detach, Start, StatusRequest, decode_client, encode
+from loaderd.api.protocol import Attach, Detach, Start, StatusRequest, decode_client, encode
 from tests.daemons import daemon
 from tests.graphs import make_csc
 from tests.loaderd.harness import Shell

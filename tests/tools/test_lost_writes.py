@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from preprocess.work import WorkFolder
+from preprocess.pipeline.work import WorkFolder
 from tools.lost_writes import Command, commands, lose, write_source
 
 LONG = ("ingest --hops", "hops", "repartition")

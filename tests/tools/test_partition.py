@@ -4,7 +4,7 @@ import importlib.util
 import json
 from pathlib import Path
 
-from preprocess.generate import GraphRecipe, generate
+from preprocess.sources.generate import GraphRecipe, generate
 from tests.preprocess.quiet import QUIET
 from tools import partition
 

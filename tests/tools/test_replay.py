@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loaderd.trace import BLOCKS, ROWS, Trace
+from loaderd.monitoring.trace import BLOCKS, ROWS, Trace
 from tests.graphs import make_csc
 from tests.stores import write_store
 from tools.replay import (

@@ -14,8 +14,8 @@ from typing import Any, Literal
 import numpy as np
 
 from clients.torch import NeighborDataset
-from loaderd.wire.curve import new_pair
-from loaderd.wire.keys import AUTHORIZED, KNOWN, PUBLIC, write_pair
+from loaderd.api.keys import AUTHORIZED, KNOWN, PUBLIC, write_pair
+from loaderd.server.curve import new_pair
 from tools.bench.harness import BenchPlan, GraphOptions, Run, Side
 from tools.bench.setup import free_port, serving
 

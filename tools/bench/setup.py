@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from loaderd.wire.endpoint import parse_endpoint
-from loaderd.wire.transport import ask_status
+from loaderd.api.endpoint import parse_endpoint
+from loaderd.server.transport import ask_status
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,9 +29,9 @@ from msgspec import structs
 from clients.batch import BatchReader
 from clients.connection.buffers import BufferPool
 from clients.connection.session import Session
-from loaderd.protocol import Attach
-from loaderd.wire.endpoint import parse_endpoint
-from loaderd.wire.transport import ask_status
+from loaderd.api.endpoint import parse_endpoint
+from loaderd.api.protocol import Attach
+from loaderd.server.transport import ask_status
 from tools.bench.harness import BenchPlan, GraphOptions, Run, Side
 from tools.bench.resources import resident_bytes
 from tools.bench.setup import counters, serving

@@ -25,12 +25,12 @@ from typing import Annotated, Any, NamedTuple
 import numpy as np
 
 from blockstore.units import parse_bytes
-from loaderd.errors import DaemonError
-from loaderd.protocol import StatusReply
-from loaderd.wire.endpoint import parse_endpoint
-from loaderd.wire.transport import ask_status
-from preprocess.generate import GraphRecipe, generate
-from preprocess.progress import Progress
+from loaderd.api.endpoint import parse_endpoint
+from loaderd.api.errors import DaemonError
+from loaderd.api.protocol import StatusReply
+from loaderd.server.transport import ask_status
+from preprocess.pipeline.progress import Progress
+from preprocess.sources.generate import GraphRecipe, generate
 from tools.bench.setup import command
 from tools.command import byte_size
 from tools.faults.growth import ProcessSample, sample

@@ -18,7 +18,7 @@ import torch
 
 from clients.dataset import SteppedDataset
 from clients.torch import HopDataset, NeighborDataset
-from loaderd.errors import NoDaemon, Refused, SessionLost, ShuttingDown
+from loaderd.api.errors import NoDaemon, Refused, SessionLost, ShuttingDown
 
 PLANS = ("minibatch", "hyperbatch", "macrobatch", "chunks", "rows")
 METHODS: dict[str, Literal["cr", "rr"]] = {"chunks": "cr", "rows": "rr"}

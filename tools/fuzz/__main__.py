@@ -42,7 +42,12 @@ WARM_UP = 0.2
 BESIDE = "trainer"
 LARGEST = 1 << 16  # bytes of an input
 _POOL = 1  # threads that wait for another attach, once there was one
-_READERS = ("loaderd/protocol.py", "loaderd/requests.py", "engine/resolve.py", "fuzz/frames.py")
+_READERS = (
+    "loaderd/api/protocol.py",
+    "loaderd/api/requests.py",
+    "engine/resolve.py",
+    "fuzz/frames.py",
+)
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,9 @@ from typing import Any
 import zmq
 
 from blockstore.format import Manifest
-from loaderd.errors import BadMessage
-from loaderd.protocol import (
+from loaderd.api.endpoint import parse_endpoint
+from loaderd.api.errors import BadMessage
+from loaderd.api.protocol import (
     Attach,
     Attached,
     DaemonMessage,
@@ -25,7 +26,6 @@ from loaderd.protocol import (
     decode_daemon,
     encode,
 )
-from loaderd.wire.endpoint import parse_endpoint
 from tools.fuzz.frames import bind, split, verdict
 
 ANSWER_S = 120.0

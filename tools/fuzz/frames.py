@@ -7,9 +7,8 @@ from typing import Any
 import msgspec
 
 from blockstore.format import Manifest
-from loaderd.engine.resolve import resolve
-from loaderd.errors import BadMessage, Refused
-from loaderd.protocol import (
+from loaderd.api.errors import BadMessage, Refused
+from loaderd.api.protocol import (
     Attach,
     Detach,
     Heartbeat,
@@ -23,7 +22,8 @@ from loaderd.protocol import (
     decode_client,
     encode,
 )
-from loaderd.requests import check_attach, check_start
+from loaderd.api.requests import check_attach, check_start
+from loaderd.sessions.resolve import resolve
 
 # stand for numbers that only a connection knows; each is nine bytes on the wire
 TOKEN, SESSION, VICTIM = 0x7E57_0000_0001, 0x7E57_0000_0002, 0x7E57_0000_0003

@@ -18,9 +18,8 @@ from blockstore.errors import StoreError
 from blockstore.kernels.rows import NO_ROW
 from blockstore.store import Store, open_store
 from blockstore.verify import verify_store
-from loaderd.errors import DaemonError
-from loaderd.memory.ledger import EngineSettings
-from loaderd.protocol import (
+from loaderd.api.errors import DaemonError
+from loaderd.api.protocol import (
     Attach,
     BatchReady,
     ChunkReady,
@@ -31,10 +30,11 @@ from loaderd.protocol import (
     Start,
     Temporal,
 )
+from loaderd.memory.ledger import EngineSettings
 from loaderd.sessions.engine import Engine
 from preprocess.errors import BadInput
 from preprocess.export.export import export
-from preprocess.progress import Progress
+from preprocess.pipeline.progress import Progress
 from tools.fuzz.attacker import UNFORESEEN
 from tools.fuzz.drafts import StoreDraft
 

@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[3]
 PACKAGES = ("blockstore", "preprocess", "loaderd", "clients")
 IMPORTS_ALL = """
 import numpy as np
-import clients.torch, preprocess.__main__, loaderd.commands
+import clients.torch, preprocess.__main__, loaderd.cli.commands
 from blockstore.kernels.crc import page_crcs
 from blockstore.kernels.jit import cache_folder
 out = np.zeros(1, np.uint32)

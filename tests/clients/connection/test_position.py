@@ -14,7 +14,7 @@ from clients.connection.position import (
     dump_state,
     parse_state,
 )
-from loaderd.protocol import Resolved
+from loaderd.api.protocol import Resolved
 
 RESOLVED = Resolved(
     family="neighbor", fingerprint="f00d", sampler=1, seeds="split:train", seed_type="node",

@@ -18,13 +18,13 @@ torch = pytest.importorskip("torch")
 
 from clients.link import HeteroLinkDataset, LinkDataset  # noqa: E402
 from clients.torch import HeteroDataset, HopDataset, NeighborDataset  # noqa: E402
-from loaderd.errors import NoDaemon, Refused  # noqa: E402
-from loaderd.wire.keys import AUTHORIZED, KNOWN  # noqa: E402
-from loaderd.wire.transport import ask_status, parse_either  # noqa: E402
-from preprocess.ingest import ingest  # noqa: E402
-from preprocess.options import IngestOptions  # noqa: E402
-from preprocess.partition import PartitionOptions  # noqa: E402
-from preprocess.progress import Progress  # noqa: E402
+from loaderd.api.errors import NoDaemon, Refused  # noqa: E402
+from loaderd.api.keys import AUTHORIZED, KNOWN  # noqa: E402
+from loaderd.server.transport import ask_status, parse_either  # noqa: E402
+from preprocess.ingest.ingest import ingest  # noqa: E402
+from preprocess.ingest.options import IngestOptions  # noqa: E402
+from preprocess.partition.partition import PartitionOptions  # noqa: E402
+from preprocess.pipeline.progress import Progress  # noqa: E402
 from preprocess.sources.plain import PlainSource  # noqa: E402
 from tests.daemons import ROOT, spawn, stop, until  # noqa: E402
 from tests.heterostores import random_hetero, write_hetero_store  # noqa: E402
@@ -35,7 +35,7 @@ OPTIONS = {"num_neighbors": (6, 4), "batch_size": 100, "seed": 5, "return_e_id":
 READ_ONE = """
 import sys
 from clients.connection.remote import RemoteSession
-from loaderd.protocol import Attach
+from loaderd.api.protocol import Attach
 request = Attach(token=0, request=0, num_neighbors=(6, 4), batch_size=100)
 session = RemoteSession(sys.argv[1], request)
 session.start(0, 0)

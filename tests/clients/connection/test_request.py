@@ -10,8 +10,8 @@ from clients.connection.position import Position, StateMismatch, dump_state, par
 from clients.connection.session import Session  # noqa: E402
 from clients.link import LinkDataset  # noqa: E402
 from clients.torch import NeighborDataset  # noqa: E402
-from loaderd.errors import BadMessage, Refused  # noqa: E402
-from loaderd.protocol import Attach  # noqa: E402
+from loaderd.api.errors import BadMessage, Refused  # noqa: E402
+from loaderd.api.protocol import Attach  # noqa: E402
 from tests.clients.connection.test_position import RESOLVED  # noqa: E402
 from tests.clients.fake import fake_daemon  # noqa: E402
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from clients.connection.session import Session, error_of
-from loaderd.errors import BatchFailed, DaemonError, NoDaemon, Refused, SessionLost
-from loaderd.protocol import Attach, Detach, ErrorReply, Release, Start
+from loaderd.api.errors import BatchFailed, DaemonError, NoDaemon, Refused, SessionLost
+from loaderd.api.protocol import Attach, Detach, ErrorReply, Release, Start
 from tests.clients.fake import fake_daemon
 
 

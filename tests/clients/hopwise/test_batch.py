@@ -8,7 +8,7 @@ import pytest
 
 from clients.connection.buffers import BufferPool
 from clients.hopwise.batch import HopReader
-from loaderd.protocol import ChunkReady, RowArraySpec
+from loaderd.api.protocol import ChunkReady, RowArraySpec
 
 ROWS, BATCH = 50, 9
 SPECS = (

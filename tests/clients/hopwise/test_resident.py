@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from clients.hopwise.dataset import ResidentReader, ResidentRows
+from loaderd.api.protocol import HopBatches, Resolved
 from loaderd.plans.base import Part
 from loaderd.plans.chunks import HopPlan
-from loaderd.protocol import HopBatches, Resolved
 from tests.reference import hop_order
 
 ROWS, BATCH, SEED = 103, 20, 5

@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from blockstore.errors import CorruptBlock, PoolBroken
 from blockstore.pool import BlockPool
-from loaderd.errors import Refused
+from loaderd.api.errors import Refused
 from loaderd.memory.reservation import Account, Reservation, least_slots
 from loaderd.memory.residency import PinnedBlocks, Residency
 from loaderd.memory.slots import SlotBroker

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from blockstore.pool import BlockPool
-from loaderd.errors import Refused, Shortage
+from loaderd.api.errors import Refused, Shortage
 from loaderd.memory import slots
 from loaderd.memory.ledger import LEAST_SESSION
 from loaderd.memory.reservation import Reservation

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from loaderd.errors import Refused
+from loaderd.api.errors import Refused
 from loaderd.plans.base import Part, count_steps, share
 from loaderd.plans.macrobatch import share_steps
 

@@ -11,11 +11,11 @@ import blockstore.format
 import blockstore.writer
 from blockstore.format import BlockGeometry, RowArray
 from blockstore.store import numpy_dtype, open_store
-from loaderd.hopwise.cut import MOST_RANGES
-from loaderd.hopwise.files import RUN_PAGES, HopArray, chosen_arrays
+from loaderd.api.protocol import HopBatches, Resolved
 from loaderd.plans.base import Part
 from loaderd.plans.chunks import HopPlan
-from loaderd.protocol import HopBatches, Resolved
+from loaderd.sampling.propagated.cut import MOST_RANGES
+from loaderd.sampling.propagated.files import RUN_PAGES, HopArray, chosen_arrays
 from tests.differences import At
 from tests.hopstores import make_hops, write_hop_store
 from tests.reference import hop_order

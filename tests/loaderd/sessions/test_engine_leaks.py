@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from blockstore.store import open_store
+from loaderd.api.protocol import Attach, BatchReady, ErrorReply, Release, Start
 from loaderd.memory.ledger import EngineSettings
-from loaderd.protocol import Attach, BatchReady, ErrorReply, Release, Start
 from loaderd.sessions.engine import Engine
 from tests.graphs import make_csc
 from tests.stores import write_store

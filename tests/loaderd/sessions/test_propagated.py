@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from loaderd.hopwise.cut import HopCut
-from loaderd.hopwise.source import Answer, PendingRead
+from loaderd.api.protocol import ChunkReady, ErrorReply, Release
 from loaderd.plans.base import Unit, Wanted
-from loaderd.protocol import ChunkReady, ErrorReply, Release
+from loaderd.sampling.propagated.cut import HopCut
+from loaderd.sampling.propagated.source import Answer, PendingRead
 from loaderd.sessions.propagated import PropagatedSession
 
 STEPS, WINDOW, WAIT_S = 9, 3, 10

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 from blockstore.store import open_store
-from loaderd.errors import Refused
+from loaderd.api.endpoint import parse_endpoint
+from loaderd.api.errors import Refused
+from loaderd.api.protocol import Attach, Attached, BatchReady, ErrorReply, Release, Start
 from loaderd.memory.ledger import EngineSettings, table_entries
-from loaderd.protocol import Attach, Attached, BatchReady, ErrorReply, Release, Start
+from loaderd.server.transport import ask_status
 from loaderd.sessions.stores import Stores
 from loaderd.streams.service import StreamService
-from loaderd.wire.endpoint import parse_endpoint
-from loaderd.wire.transport import ask_status
 from tests.daemons import ROOT, stop
 from tests.graphs import Csc
 from tests.loaderd.harness import Client

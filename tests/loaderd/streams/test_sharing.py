@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from loaderd.errors import Refused
-from loaderd.protocol import Start
+from loaderd.api.errors import Refused
+from loaderd.api.protocol import Start
 from loaderd.streams.service import StragglerWatch
 from tests.graphs import Csc
 from tests.loaderd.serving import WAIT_S, Serving, Trainer

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from loaderd.errors import Refused
+from loaderd.api.errors import Refused
+from loaderd.api.protocol import Attach
 from loaderd.memory.slots import WAIT_S
-from loaderd.protocol import Attach
 from loaderd.streams import service
 from loaderd.streams import stream as shared_stream
 from loaderd.streams.opener import FIRST_S, SETTLE_S, DrainDeadline, allowed_s

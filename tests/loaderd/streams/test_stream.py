@@ -7,8 +7,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from loaderd.api.protocol import BatchReady, Blob, ErrorReply, Release, RowGroup, Skipped
 from loaderd.plans.base import Wanted
-from loaderd.protocol import BatchReady, Blob, ErrorReply, Release, RowGroup, Skipped
 from loaderd.streams.stream import Cursor, Stream
 
 BLOB = Blob((), ())

@@ -21,12 +21,12 @@ from preprocess.derive import plan as plans
 from preprocess.derive.derive import DeriveResult, DeriveStages, derive
 from preprocess.derive.plan import Derivation, plan_derivation, resolve
 from preprocess.errors import BadInput
-from preprocess.influence import InfluenceOptions
-from preprocess.ingest import ingest
-from preprocess.options import IngestOptions
-from preprocess.partition import PartitionOptions
-from preprocess.pipeline import temporary_bytes
-from preprocess.progress import Progress
+from preprocess.ingest.ingest import ingest
+from preprocess.ingest.options import IngestOptions
+from preprocess.partition.influence import InfluenceOptions
+from preprocess.partition.partition import PartitionOptions
+from preprocess.pipeline.progress import Progress
+from preprocess.pipeline.stage import temporary_bytes
 from tests.daemons import daemon
 from tests.preprocess.naive import Graph
 from tests.preprocess.quiet import QUIET

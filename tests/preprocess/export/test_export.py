@@ -14,11 +14,11 @@ from blockstore.errors import BudgetTooSmall
 from blockstore.store import open_store, read_rows
 from preprocess.export import export as export_module
 from preprocess.export.export import export
-from preprocess.ingest import ingest
-from preprocess.layouts import open_source
-from preprocess.options import IngestOptions
-from preprocess.progress import Progress
-from preprocess.source import Source
+from preprocess.ingest.ingest import ingest
+from preprocess.ingest.options import IngestOptions
+from preprocess.pipeline.progress import Progress
+from preprocess.sources.layouts import open_source
+from preprocess.sources.source import Source
 from tests.preprocess import naive
 from tests.preprocess.naive import Graph
 from tests.preprocess.quiet import QUIET

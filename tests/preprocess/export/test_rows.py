@@ -9,7 +9,7 @@ from scipy import sparse
 from blockstore.format import RowArray
 from preprocess.export import rows as export
 from preprocess.export.rows import ExportRun, write_csr, write_dense
-from preprocess.work import WorkFolder
+from preprocess.pipeline.work import WorkFolder
 from tests.preprocess.quiet import QUIET
 
 ROWS = np.random.default_rng(1).integers(-3, 4, (40, 7)).astype(np.float32)

@@ -20,16 +20,16 @@ from blockstore.errors import BudgetTooSmall, CorruptBlock, OutOfSpace
 from blockstore.format import HopSet, RowArray
 from blockstore.store import Store, open_store, read_rows
 from blockstore.verify import verify_store
+from preprocess.cli.info import info_text
 from preprocess.export.edges import columns_of
 from preprocess.hops import hops as hops_module
 from preprocess.hops import plan as hops_plan
 from preprocess.hops import rows as hops_rows
 from preprocess.hops.hops import make_hops
 from preprocess.hops.plan import HopsPlan, HopsRequest, Operator, plan_hops, resolve_hops
-from preprocess.info import info_text
-from preprocess.ingest import ingest
-from preprocess.layouts import open_source
-from preprocess.options import IngestOptions
+from preprocess.ingest.ingest import ingest
+from preprocess.ingest.options import IngestOptions
+from preprocess.sources.layouts import open_source
 from tests.preprocess.derive.test_derive import held_rows
 from tests.preprocess.kills import run_and_kill
 from tests.preprocess.naive import Graph

@@ -11,8 +11,8 @@ from blockstore.errors import OutOfSpace
 from preprocess.errors import BadInput
 from preprocess.hops.hops import make_hops
 from preprocess.hops.plan import HopsRequest
-from preprocess.ingest import ingest
-from preprocess.options import IngestOptions
+from preprocess.ingest.ingest import ingest
+from preprocess.ingest.options import IngestOptions
 from tests.preprocess.naive import Graph
 from tests.preprocess.quiet import QUIET
 from tests.preprocess.test_resume import tree

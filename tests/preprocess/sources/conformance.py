@@ -11,9 +11,9 @@ from blockstore.format import Relation, RowArray
 from blockstore.store import Store, open_store, read_rows, scan_blocks
 from blockstore.unpack import unpack_block
 from blockstore.verify import verify_store
-from preprocess.ingest import ingest
-from preprocess.options import IngestOptions
-from preprocess.source import Source, SourceRelation, SourceRows
+from preprocess.ingest.ingest import ingest
+from preprocess.ingest.options import IngestOptions
+from preprocess.sources.source import Source, SourceRelation, SourceRows
 from preprocess.stages.scan import check_edge_splits, check_splits
 from tests.preprocess.quiet import QUIET
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from preprocess.source import Source
+from preprocess.sources.source import Source
 from tests.preprocess.sources.conformance import (
     ExpectedGraph,
     ExpectedRelation,

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from preprocess.files.tables import Table
-from preprocess.prepare import keys_of, prepared
-from preprocess.source import Source, SourceRelation, SourceRows
-from preprocess.sourcefiles import SourceFiles
+from preprocess.ingest.prepare import keys_of, prepared
+from preprocess.sources.source import Source, SourceRelation, SourceRows
+from preprocess.sources.sourcefiles import SourceFiles
 from preprocess.stages.scan import check_edge_splits, check_splits
 from tests.preprocess.quiet import QUIET
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from preprocess.errors import BadInput
-from preprocess.source import Source
+from preprocess.sources.source import Source
 from preprocess.stages.scan import check_edge_splits, check_splits
 
 _ROWS = 1000

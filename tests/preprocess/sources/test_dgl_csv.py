@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from preprocess.errors import BadInput
-from preprocess.ingest import ingest
-from preprocess.options import IngestOptions
+from preprocess.ingest.ingest import ingest
+from preprocess.ingest.options import IngestOptions
 from preprocess.sources.dgl_csv import DglCsvSource
 from tests.preprocess.quiet import QUIET
 from tests.preprocess.sources.reading import read_all, ready, texts_of

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from preprocess.layouts import open_source
 from preprocess.sources.ginex import GinexSource
+from preprocess.sources.layouts import open_source
 from tests.preprocess.sources.conformance import (
     ExpectedGraph,
     ExpectedRelation,

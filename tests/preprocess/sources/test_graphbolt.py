@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from preprocess.errors import BadInput
-from preprocess.ingest import ingest
-from preprocess.options import IngestOptions
-from preprocess.source import SourceRows
+from preprocess.ingest.ingest import ingest
+from preprocess.ingest.options import IngestOptions
 from preprocess.sources.arrays import ArrayRows, open_array
 from preprocess.sources.graph import MadeRows
 from preprocess.sources.graphbolt import GraphBoltSource, write_listed
+from preprocess.sources.source import SourceRows
 from tests.preprocess.quiet import QUIET
 from tests.preprocess.sources.reading import read_all, ready
 

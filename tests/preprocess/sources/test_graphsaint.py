@@ -11,9 +11,9 @@ import pytest
 import scipy.sparse as sp
 
 from preprocess.errors import BadInput
-from preprocess.layouts import open_source
 from preprocess.sources import graphsaint, jsontext
 from preprocess.sources.graphsaint import GraphSaintSource
+from preprocess.sources.layouts import open_source
 from tests.preprocess.sources.conformance import (
     ExpectedGraph,
     ExpectedRelation,

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from blockstore.store import open_store, read_rows
 from preprocess.files.npy import RawFile
-from preprocess.ingest import ingest
-from preprocess.layouts import open_source
-from preprocess.options import IngestOptions
-from preprocess.source import Source
+from preprocess.ingest.ingest import ingest
+from preprocess.ingest.options import IngestOptions
 from preprocess.sources.igb import SIZES, Headerless, Igb2kSource, IgbSource, _Labels
+from preprocess.sources.layouts import open_source
+from preprocess.sources.source import Source
 from tests.preprocess.quiet import QUIET
 from tests.preprocess.sources.conformance import (
     ExpectedGraph,

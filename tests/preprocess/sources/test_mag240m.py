@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from preprocess.layouts import open_source
+from preprocess.sources.layouts import open_source
 from preprocess.sources.mag240m import Mag240mSource
 from tests.preprocess.sources.conformance import (
     ExpectedGraph,

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from preprocess.layouts import open_source
+from preprocess.sources.layouts import open_source
 from preprocess.sources.ogb_csv import OgbCsvSource
 from tests.preprocess.sources.conformance import (
     ExpectedGraph,

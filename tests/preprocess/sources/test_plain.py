@@ -8,9 +8,9 @@ import pytest
 import scipy.sparse
 
 from preprocess.errors import BadInput
-from preprocess.layouts import open_source
-from preprocess.source import Source
+from preprocess.sources.layouts import open_source
 from preprocess.sources.plain import PlainSource
+from preprocess.sources.source import Source
 from preprocess.stages.scan import check_splits, count_edges
 from tests.preprocess.quiet import QUIET
 from tests.preprocess.sources.conformance import (

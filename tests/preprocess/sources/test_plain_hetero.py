@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import scipy.sparse
 
-from preprocess.layouts import open_source
+from preprocess.sources.layouts import open_source
 from preprocess.sources.plain_hetero import PlainHeteroSource
 from tests.preprocess.sources.conformance import (
     ExpectedGraph,

@@ -11,7 +11,7 @@ import pytest
 
 from preprocess.errors import BadInput
 from preprocess.files.strided import GivenArray, Placed
-from preprocess.layouts import open_source
+from preprocess.sources.layouts import open_source
 from preprocess.sources.pyg import PygSource, _read_stores
 from tests.preprocess.sources.conformance import (
     ExpectedGraph,

@@ -9,7 +9,7 @@ import scipy.sparse as sp
 from hypothesis import given
 from hypothesis import strategies as st
 
-from preprocess.layouts import open_source
+from preprocess.sources.layouts import open_source
 from preprocess.sources.scipy_npz import ScipyNpzSource
 from tests.preprocess.sources.conformance import (
     ExpectedGraph,

@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from blockstore.store import open_store, read_rows
 from blockstore.verify import verify_store
 from preprocess.errors import BadInput
-from preprocess.ingest import ingest
-from preprocess.options import IngestOptions
-from preprocess.prepare import keys_of
+from preprocess.ingest.ingest import ingest
+from preprocess.ingest.options import IngestOptions
+from preprocess.ingest.prepare import keys_of
 from preprocess.sources import idmap
 from preprocess.sources.table import TableSource
 from tests.preprocess.quiet import QUIET

@@ -1,0 +1,1 @@
+"""What clients and daemon agree on: messages, their bounds, endpoints, keys and errors."""

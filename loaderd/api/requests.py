@@ -1,0 +1,113 @@
+"""What clients may ask for: bounds on the fields of their messages, in one place."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from loaderd.api.errors import Refused
+from loaderd.api.protocol import Attach, SeedEdges, Start, Temporal
+
+MAX_WINDOW = 1024
+MAX_HYPERBATCH = 1 << 16
+MAX_PARTITIONS = 1 << 32
+MAX_REUSE = 4
+MAX_WORLD = 1 << 16
+MAX_BATCH = 1 << 24
+MAX_IDS = 1 << 24  # seeds given by id
+MAX_NAME = 256  # characters of a split, plan, operator or node type
+MAX_OPERATORS = 64
+MAX_RELATIONS = 1 << 12
+MAX_NEGATIVES = 1 << 16  # for an edge
+MAX_POSITION = 1 << 62  # kernels count in int64
+
+
+def _within(name: str, value: int, least: int, most: int) -> None:
+    if not least <= value <= most:
+        raise Refused(f"{name} is {value}, expected {least} to {most}")
+
+
+def check_attach(request: Attach) -> None:
+    """Raises Refused.  What depends on the store (split, fanouts, ids) is checked by the engine."""
+    _within("batch_size", request.batch_size, 1, MAX_BATCH)
+    _within("world_size", request.world_size, 1, MAX_WORLD)
+    _within("rank", request.rank, 0, request.world_size - 1)
+    _within("window", request.window, 0, MAX_WINDOW)
+    _within("hyperbatch", request.hyperbatch, 0, MAX_HYPERBATCH)
+    _within("macro_partitions", request.macro_partitions, 0, MAX_PARTITIONS)
+    _within("reuse", request.reuse, 1, MAX_REUSE)
+    _within("seed", request.seed, 0, 2**63 - 1)
+    _within("mask_size", request.mask_size, 0, 2**63 - 1)
+    _within("hops", request.hops, -1, MAX_POSITION)
+    _within("chunk", request.chunk, 0, MAX_POSITION)
+    _within("redeal", request.redeal, 0, MAX_POSITION)
+    _within("number of operators", len(request.operators), 0, MAX_OPERATORS)
+    for name in request.operators:
+        if len(name) > MAX_NAME:
+            raise Refused(f"an operator has {len(name)} characters, expected at most {MAX_NAME}")
+    for name in ("plan", "store", "split", "seed_type", "frontier"):
+        if len(value := getattr(request, name)) > MAX_NAME:
+            raise Refused(f"{name} has {len(value)} characters, expected at most {MAX_NAME}")
+    _within("number of relations in fanouts", len(request.fanouts), 0, MAX_RELATIONS)
+    if request.edges is not None:
+        _check_edges(request.edges)
+    if request.temporal is not None:
+        _check_temporal(request.temporal)
+    parts = num_parts(request)
+    if not parts:
+        if request.ids:
+            raise Refused(f"split {request.split!r} and ids were both given, expected one of them")
+        return
+    if not request.ids:
+        raise Refused("seeds: found neither a split nor ids, expected one of them")
+    if request.ids % parts:
+        names = ", ".join(_parts(request))
+        raise Refused(f"ids: {request.ids} in all, expected {parts} a seed: {names}")
+    _within("number of ids", request.ids // parts, 1, MAX_IDS)
+
+
+def _parts(request: Attach) -> list[str]:
+    """What the numbers of a request say of each seed."""
+    parts = []
+    if not request.split:
+        parts = ["sources", "targets"] if request.edges is not None else ["ids"]
+    if request.temporal is not None and request.temporal.times == "given":
+        parts.append("times")
+    return parts
+
+
+def num_parts(request: Attach) -> int:
+    """How many numbers of each seed follow a request."""
+    return len(_parts(request))
+
+
+def split_frame(
+    request: Attach, frame: NDArray[np.int64] | None
+) -> tuple[NDArray[np.int64] | None, NDArray[np.int64]]:
+    """(ids, times) of what followed a request; None and (0,) where there are none."""
+    parts = num_parts(request)
+    if frame is None or not parts:
+        return None, np.empty(0, np.int64)
+    timed = request.temporal is not None and request.temporal.times == "given"
+    cut = frame.size // parts * (parts - timed)
+    return (None if request.split else frame[:cut]), frame[cut:]
+
+
+def _check_temporal(temporal: Temporal) -> None:
+    for name, known in (("strategy", ("uniform", "last")), ("times", ("given", "edges"))):
+        if (value := getattr(temporal, name)) not in known:
+            raise Refused(f"temporal.{name} is {value[:MAX_NAME]!r}, expected {' or '.join(known)}")
+
+
+def _check_edges(edges: SeedEdges) -> None:
+    for name in ("relation", "negatives", "exclude", "reverse"):
+        if len(value := getattr(edges, name)) > MAX_NAME:
+            raise Refused(f"edges.{name} has {len(value)} characters, expected at most {MAX_NAME}")
+    if not 0 <= edges.amount <= MAX_NEGATIVES:  # nor a NaN
+        raise Refused(f"edges.amount is {edges.amount}, expected 0 to {MAX_NEGATIVES}")
+
+
+def check_start(start: Start) -> None:
+    """Raises Refused: a position that no epoch has, or that kernels cannot count to."""
+    _within("epoch", start.epoch, 0, MAX_POSITION)
+    _within("step", start.step, 0, MAX_POSITION)
+    _within("stride", start.stride, 1, MAX_POSITION)
+    _within("run", start.run, 0, MAX_POSITION - 1)

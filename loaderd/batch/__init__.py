@@ -1,1 +1,0 @@
-"""One minibatch: seeds, sampled structure, rows, and the session that it belongs to."""

@@ -1,0 +1,1 @@
+"""The `loaderd` command: its options, its configuration file and `advise`."""

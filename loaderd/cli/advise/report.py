@@ -1,0 +1,251 @@
+"""What each plan did when it was tried, and which to take."""
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from msgspec import structs
+
+from blockstore.errors import BudgetTooSmall
+from blockstore.format import Manifest
+from blockstore.store import Store
+from blockstore.units import format_bytes
+from loaderd.api.errors import Refused
+from loaderd.api.placement import TRAINING_BYTES, HopAdvice, HopFacts, advise_hops
+from loaderd.api.protocol import Attach
+from loaderd.cli.advise.accelerator import free_bytes
+from loaderd.cli.advise.trial import PlanTrial, try_plan
+from loaderd.memory.ledger import EngineSettings
+from loaderd.plans.chunks import METHOD_OF, hop_set, resolve_hops
+from loaderd.plans.hyperbatch import HyperbatchPlan
+from loaderd.plans.macrobatch import MacrobatchPlan
+from loaderd.plans.minibatch import MinibatchPlan
+from loaderd.sampling.propagated.files import chosen_arrays
+from loaderd.sessions.kinds import find_kind
+from loaderd.sessions.resolve import has_halos, seed_type
+from loaderd.sessions.seeds import count_seeds
+
+_WORTH = 0.7  # of the time of equal batches: other batches are advised where they take no more
+_ENOUGH = 0.8  # of a training node's neighbors: other batches are advised where so many are kept
+_FEW = 0.1  # of the bytes of all rows: what is read of arrays that stay in memory, at most
+_MACRO_BYTES = 64 << 20  # of a macro-batch for each second: a trial has to see several of them
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """What is said of one plan."""
+
+    plan: str
+    options: str = ""  # of macro-batches: what they have
+    batches: str = "equal"  # to those of `minibatch`; "others"; "hops": for other models
+    refused: str = ""  # why it cannot run
+    trial: PlanTrial | None = None  # None: it cannot run
+    kept: float = -1.0  # share of a training node's neighbors; -1: not known
+    note: str = ""
+
+    @property
+    def name(self) -> str:
+        return f"{self.plan}, {self.options}" if self.options else self.plan
+
+    @property
+    def _epochs(self) -> float:
+        assert self.trial is not None
+        return self.trial.num_steps / self.trial.batches
+
+    @property
+    def epoch_s(self) -> float:
+        """Seconds of an epoch, at the pace of the trial."""
+        assert self.trial is not None
+        return self.trial.seconds * self._epochs
+
+    @property
+    def epoch_bytes(self) -> int:
+        """Bytes read in an epoch, as in the trial."""
+        assert self.trial is not None
+        return int(self.trial.num_bytes * self._epochs)
+
+    @property
+    def cores(self) -> float:
+        """Cores that were at work on average, those of the readers included."""
+        assert self.trial is not None
+        return self.trial.cpu_s / self.trial.seconds
+
+    @property
+    def bytes_per_s(self) -> float:
+        assert self.trial is not None
+        return self.trial.num_bytes / self.trial.seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Every plan, and the one to take."""
+
+    cores: int
+    mem_bytes: int
+    seconds: float  # that each plan was tried
+    lines: tuple[Line, ...]
+    auto: str  # the plan that a session of plan `auto` gets; empty: none has room
+    plan: str  # the plan advised; empty: none has room
+    options: str
+    reason: str
+    hops: HopAdvice | None = None  # None: there are none
+
+
+def report_on(store: Store, settings: EngineSettings, request: Attach, seconds: float) -> Report:
+    """Try every plan for so many seconds.
+
+    Raises Refused, StoreError: no such split, fanouts that cannot be, a corrupt block.
+    """
+    manifest = store.manifest
+    count_seeds(seed_type(manifest, request), request.split, None)  # refuses for all plans alike
+    cases = [
+        (line, structs.replace(asked, plan=line.plan))
+        for line, asked in _cases(manifest, request, seconds)
+    ]
+    for _, asked in cases:
+        find_kind(asked.plan).resolve(manifest, asked, None)  # raises what no memory mends
+    lines = [_tried(store, settings, line, asked, seconds) for line, asked in cases]
+    auto = _tried(store, settings, Line("auto"), request, 0.0).trial
+    plan, options, reason = choose(lines)
+    hops = _hop_advice(manifest, request, lines)
+    return Report(
+        len(os.sched_getaffinity(0)), settings.mem_bytes, seconds, tuple(lines),
+        auto.plan if auto else "", plan, options, reason, hops,
+    )  # fmt: skip
+
+
+def _cases(manifest: Manifest, request: Attach, seconds: float) -> Iterator[tuple[Line, Attach]]:
+    """The plans that the store has data for, and what is asked of each."""
+    yield Line(MinibatchPlan.name), request
+    yield Line(HyperbatchPlan.name), request
+    if any(t.num_partitions for t in manifest.types):
+        hubs = any(t.hubs for t in manifest.types)
+        asked, note = _fewer_partitions(manifest, request, seconds)
+        for halos in [True, False] if has_halos(manifest) else [False]:
+            kept, words = kept_neighbors(manifest, request.macro_partitions, halos)
+            parts = [w for w, there in (("hubs", hubs), ("halos", halos)) if there]
+            yield (
+                Line(
+                    MacrobatchPlan.name, " + ".join(parts) or "partitions alone", "others",
+                    kept=kept, note=f"{words}{note}",
+                ),
+                structs.replace(asked, halos=halos),
+            )  # fmt: skip
+    node_type = seed_type(manifest, request)
+    if request.split in node_type.hops:
+        labels = hop_set(manifest, structs.replace(request, plan="chunks"))[1].label is not None
+        for name in METHOD_OF:
+            yield Line(name, "", "hops"), structs.replace(request, labels=labels)
+
+
+def _fewer_partitions(manifest: Manifest, request: Attach, seconds: float) -> tuple[Attach, str]:
+    """Macro-batches small enough that a trial sees several; and that it was so."""
+    total = max(t.num_partitions for t in manifest.types)
+    wanted = request.macro_partitions or max(1, total // 8)
+    each = sum(r.num_blocks for r in manifest.relations) * manifest.block_bytes
+    each += sum(a.num_rows * a.row_bytes for t in manifest.types for a in t.features.values())
+    fewer = max(1, min(wanted, int(_MACRO_BYTES * max(1.0, seconds) * total / max(1, each))))
+    note = f"; tried with {fewer} of {total} partitions at a time" if fewer < wanted else ""
+    return structs.replace(request, macro_partitions=fewer if note else wanted), note
+
+
+def _tried(
+    store: Store, settings: EngineSettings, line: Line, request: Attach, seconds: float
+) -> Line:
+    try:
+        trial = try_plan(store, settings, request, seconds)
+        if trial.plan != line.plan and request.plan != "auto":
+            no_room = f"has no room: plan {trial.plan} serves in its place"
+            return replace(line, refused=no_room)
+        return replace(line, trial=trial)
+    except (Refused, BudgetTooSmall) as error:
+        return replace(line, refused=str(error))
+
+
+def choose(lines: Sequence[Line]) -> tuple[str, str, str]:
+    """The plan, its options, and why; empty names where none can run.
+
+    The fastest of the plans with equal batches, or another one that is faster by much: of these
+    the one that keeps most neighbors, where it is known to keep enough of them.
+    """
+    equal = sorted((p for p in lines if p.trial and p.batches == "equal"), key=_pace)
+    if not equal:
+        return "", "", f"no plan can run: {lines[0].refused}"
+    best = equal[0]
+    others = [p for p in lines if p.trial and p.batches == "others"]
+    if not others:
+        return best.plan, best.options, _why(best)
+    other = min(others, key=lambda p: (-p.kept, p.epoch_s))
+    if other.epoch_s > _WORTH * best.epoch_s:
+        more = f"{other.name}, {other.epoch_s:.3g} s, is not worth other batches"
+    elif other.kept < _ENOUGH:
+        more = (
+            f"{other.name} takes {other.epoch_s:.3g} s, but is known to keep "
+            f"{max(0.0, other.kept):.0%} of a training node's neighbors only: advised from "
+            f"{_ENOUGH:.0%} on"
+        )
+    else:
+        more = f"against {best.epoch_s:.3g} s of {best.name}; other batches"
+        best = other
+    return best.plan, best.options, f"{_why(best)}; {more}"
+
+
+def _pace(line: Line) -> float:
+    return line.epoch_s
+
+
+def _why(line: Line) -> str:
+    pace = f"{line.epoch_s:.3g} s an epoch"
+    if line.epoch_bytes == 0:
+        return f"{pace}: everything stays in memory, nothing is read"
+    return f"{pace}, {format_bytes(line.epoch_bytes)} read"
+
+
+def kept_neighbors(manifest: Manifest, partitions: int, halos: bool) -> tuple[float, str]:
+    """Share of training nodes' neighbors that macro-batches keep.
+
+    partitions   loaded at a time; 0: an eighth
+
+    -1 where the store does not say; then the same in words.
+    """
+    influence, partitioning = manifest.influence, manifest.partitioning
+    if influence is not None and influence.kept:
+        loaded = partitions or max(t.num_partitions for t in manifest.types) // 8
+        kept = min(influence.kept, key=lambda k: abs(k.num_partitions - loaded))
+        share = kept.nodes[2 if halos else 1 if influence.num_hubs else 0]
+        words = f"with {kept.num_partitions} partitions loaded"
+    elif partitioning is not None:
+        count = partitioning.num_partitions
+        loaded = partitions or count // 8
+        near = abs(count / 8 - loaded) <= abs(count / 16 - loaded)
+        share = partitioning.kept_8 if near else partitioning.kept_16
+        words = f"with {'an 8th' if near else 'a 16th'} of the partitions loaded, without hubs"
+    else:
+        return -1.0, "the store does not say what share of neighbors is kept"
+    return share, f"{share:.1%} of training nodes' neighbors are kept {words}"
+
+
+def _hop_advice(manifest: Manifest, request: Attach, lines: Sequence[Line]) -> HopAdvice | None:
+    """Where rows of hops had best lie, given what memory an accelerator has free now."""
+    tried = {p.plan: p if p.trial else None for p in lines if p.batches == "hops"}
+    if not tried:
+        return None
+    asked = structs.replace(request, plan="rows")
+    hops = hop_set(manifest, asked)[1]
+    resolved = resolve_hops(manifest, structs.replace(asked, labels=hops.label is not None))
+    of = resolved.hops
+    assert of is not None
+    arrays = chosen_arrays(manifest, hops, of.operators, of.hops, of.labels, 0)
+    row_bytes = sum(a.row_bytes for a in arrays)
+    few = resolved.num_seeds * row_bytes * _FEW  # where arrays were still on their way into memory
+    facts = HopFacts(
+        num_rows=resolved.num_seeds, row_bytes=row_bytes,
+        device_bytes=free_bytes(), training_bytes=TRAINING_BYTES,
+        held=any(line is not None and line.epoch_bytes <= few for line in tried.values()),
+        chunks_s=_seconds(tried["chunks"]), rows_s=_seconds(tried["rows"]),
+    )  # fmt: skip
+    return advise_hops(facts)
+
+
+def _seconds(line: Line | None) -> float | None:
+    return None if line is None else line.epoch_s

@@ -1,0 +1,59 @@
+"""Advice as people and as scripts read it."""
+
+from typing import Any
+
+import msgspec
+
+from blockstore.units import format_bytes
+from loaderd.cli.advise.report import Line, Report
+from loaderd.monitoring.report import table
+
+_HEADER = (
+    "plan", "batches", "batches/s", "epoch s", "read an epoch", "MB/s", "cores", "first batch s",
+)  # fmt: skip
+
+
+def advice_text(report: Report) -> str:
+    """How it was measured, a table of the plans, what is to be said of them, and the advice."""
+    rows = [_HEADER, *(_row(line) for line in report.lines)]
+    pages = [
+        f"each plan served for {report.seconds:g} s within --mem {format_bytes(report.mem_bytes)}, "
+        f"on {report.cores} cores; an epoch at the pace of the second half of that time",
+        "", *table(rows, frozenset({2, 3, 4, 5, 6, 7})), "",
+    ]  # fmt: skip
+    pages += [f"{line.name}: {line.note}" for line in report.lines if line.note]
+    pages += [f"{line.name} cannot run: {line.refused}" for line in report.lines if line.refused]
+    if not any(line.batches == "others" for line in report.lines):
+        pages.append(
+            "macrobatch: the store is not partitioned; `blockstore repartition STORE NEW "
+            "--partitions 64` makes one that is"
+        )
+    if report.auto:
+        pages.append(f"plan auto takes {report.auto}: the same batches as minibatch")
+    name = f"{report.plan}, {report.options}" if report.options else report.plan
+    pages.append(f"advice: {name}: {report.reason}" if name else report.reason)
+    if report.hops is not None:
+        pages.append(f"advice for hop-wise batches: {report.hops.text}")
+    return "\n".join(pages)
+
+
+def _row(line: Line) -> tuple[str, ...]:
+    trial = line.trial
+    if trial is None:
+        return (line.name, line.batches, "cannot run", *["-"] * 5)
+    return (
+        line.name, line.batches, f"{trial.batches / trial.seconds:.3g}", f"{line.epoch_s:.3g}",
+        format_bytes(line.epoch_bytes), f"{line.bytes_per_s / 1e6:.0f}", f"{line.cores:.1f}",
+        f"{trial.first_s:.2f}",
+    )  # fmt: skip
+
+
+def advice_json(report: Report) -> str:
+    """The same numbers with their names, times in seconds, sizes in bytes."""
+    made: dict[str, Any] = msgspec.to_builtins(report)
+    for raw, line in zip(made["lines"], report.lines, strict=True):
+        if line.trial is not None:
+            raw |= {
+                "epoch_s": line.epoch_s, "epoch_bytes": line.epoch_bytes, "cores": line.cores,
+            }  # fmt: skip
+    return msgspec.json.encode(made).decode()

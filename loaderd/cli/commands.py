@@ -1,0 +1,294 @@
+"""What the `loaderd` command does: serve a store, ask a daemon how it is."""
+
+import asyncio
+import contextlib
+import gc
+import logging
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+
+from blockstore.errors import StoreError
+from blockstore.flags import Panels, grouped
+from blockstore.io.arena import Arena
+from blockstore.io.reclaim import reclaim_later
+from blockstore.store import Store, open_store
+from blockstore.units import format_bytes, parse_bytes
+from loaderd.api.endpoint import Endpoint, claim, parse_endpoint
+from loaderd.api.errors import DaemonError, Refused
+from loaderd.api.keys import PUBLIC, SECRET, keys_folder, write_pair
+from loaderd.cli import flags
+from loaderd.cli.advise.report import report_on
+from loaderd.cli.advise.text import advice_json, advice_text
+from loaderd.cli.config import read_config
+from loaderd.memory.ledger import EngineSettings, plan_budget
+from loaderd.monitoring.doctor import State, checks_text, examine
+from loaderd.monitoring.logs import logging_to_stderr, tell
+from loaderd.monitoring.report import ledger_text, status_text, store_text
+from loaderd.monitoring.server import SightServer
+from loaderd.monitoring.top import run_top
+from loaderd.server.allocator import share_heaps
+from loaderd.server.curve import new_pair
+from loaderd.server.daemon import Access, Daemon
+from loaderd.server.daemon import serve as serve_engine
+from loaderd.server.notify import notify
+from loaderd.server.owners import check_folder, user_name
+from loaderd.server.signals import Signals
+from loaderd.server.transport import ask_status, parse_either
+from loaderd.sessions.engine import default_settings
+from loaderd.sessions.stores import Stores
+from loaderd.streams.service import StreamService
+
+_RELOAD_S = 60.0  # for a daemon to open its stores anew
+log = logging.getLogger("loaderd")
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # plain text, for logs too
+    help="Serve batches of a store to training processes.",
+)
+
+
+def _configure(context: typer.Context, path: Path | None) -> Path | None:
+    """Options of a file, for those that neither the command line nor the environment gives."""
+    if path is not None:
+        with _one_line_errors():
+            context.default_map = _read_options(context, path)
+    return path
+
+
+def _read_options(context: typer.Context, path: Path) -> dict[str, str | list[str]]:
+    names = {p.name for p in context.command.params if p.name is not None} - {"config", "help"}
+    return read_config(path, names, {"store"})
+
+
+@contextlib.contextmanager
+def _one_line_errors() -> Iterator[None]:
+    """What can go wrong is said in one line, with exit code 2."""
+    try:
+        yield
+    except (StoreError, DaemonError, OSError, ValueError) as error:
+        sys.stderr.write(f"error: {' '.join(str(error).split())}\n")
+        raise typer.Exit(2) from error
+
+
+@app.command(cls=Panels)
+@grouped
+def serve(
+    context: typer.Context,
+    store: flags.StorePaths,
+    endpoint: flags.Endpoint,
+    resources: flags.ServeResources,
+    monitoring: flags.Monitoring,
+    users: flags.Users,
+    others: flags.OtherMachines,
+    config: Annotated[Path | None, flags.config(_configure)] = None,  # noqa: ARG001
+) -> None:
+    """Serve stores until SIGTERM; SIGHUP has them opened anew."""
+    with _one_line_errors():
+        address = parse_endpoint(endpoint)
+        opened = [open_store(path) for path in store]
+        settings = replace(resources.settings(), trace=monitoring.trace)
+        if resources.dry_run:
+            typer.echo(ledger_text(plan_budget(opened, settings), settings.mem_bytes))
+            return
+        access = flags.access(users, others)
+        with logging_to_stderr(monitoring.log_format.value, monitoring.log_level.value):
+            _serve(opened, settings, address, monitoring, access, lambda: _paths(context))
+
+
+def _paths(context: typer.Context) -> list[Path]:
+    """The stores to serve now: of the configuration file, where that is what named them."""
+    source, config = context.get_parameter_source("store"), context.params.get("config")
+    if config is None or source is None or source.name != "DEFAULT_MAP":
+        return list(context.params["store"])
+    found = _read_options(context, config).get("store")
+    if not found:
+        raise Refused(f"{config}: store is not there, expected the stores to serve")
+    return [Path(path) for path in found]
+
+
+def _serve(
+    stores: list[Store],
+    settings: EngineSettings,
+    endpoint: Endpoint,
+    monitoring: flags.Monitoring,
+    access: Access,
+    paths: Callable[[], list[Path]],
+) -> None:
+    """Serve until a signal comes, also one that comes while memory is taken."""
+    signals, idle = Signals(), True
+    share_heaps()
+    with claim(endpoint):
+        check_folder(endpoint.path.parent, access.admission.gid)
+        with signals.to(lambda: _leave(endpoint)):
+            opened = Stores(stores, settings)
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(opened)
+            _reclaim(opened.arena)
+            exchange = stack.enter_context(StreamService(opened, paths))
+            served = exchange.stores()
+            line = (
+                "serving "
+                + ", ".join(f"{s.path} (fingerprint {s.fingerprint})" for s in served)
+                + f" at {endpoint}, budget {format_bytes(settings.mem_bytes)}, "
+                + ", ".join(sorted({s.io_mode for s in served}))
+            )
+
+            def ready(daemon: Daemon) -> None:
+                page = ""
+                if monitoring.metrics_port:
+                    where = monitoring.metrics_host, monitoring.metrics_port
+                    server = SightServer(*where, daemon.status)
+                    page = stack.enter_context(server).address
+                also = f" and {daemon.remote_address}" if daemon.remote_address else ""
+                _say(line.replace(f" at {endpoint}", f" at {endpoint}{also}", 1))
+                tell(
+                    log, logging.INFO, "serving", endpoint=endpoint,
+                    stores=", ".join(s.path for s in served),
+                    fingerprints=", ".join(s.fingerprint for s in served),
+                    mem_bytes=settings.mem_bytes,
+                    io_mode=", ".join(sorted({s.io_mode for s in served})), page=page,
+                    listen=daemon.remote_address,
+                )  # fmt: skip
+                notify("READY=1", f"STATUS={line}")
+
+            gc.collect()
+            gc.freeze()  # all this stays: the collector looks at what came later, and so in time
+            idle = asyncio.run(serve_engine(exchange, endpoint, signals, ready, access))
+            if not idle:
+                stack.pop_all()
+    if not idle:  # a worker hangs in a read; nothing of it outlives the process
+        os._exit(0)
+
+
+def _leave(endpoint: Endpoint) -> None:
+    """End at once, while memory is taken: of all that was begun only the lock's file would stay.
+
+    No exception is raised for it: one that a signal raises in a finalizer, or in a callback of
+    numba, is printed and swallowed, and the daemon would go on.
+    """
+    endpoint.lock.unlink(missing_ok=True)
+    os._exit(0)
+
+
+def _reclaim(arena: Arena) -> None:
+    """Have the arena emptied when this process has ended, even if clients still map it."""
+    try:
+        reclaim_later(arena.fd, arena.stamp)
+    except OSError as error:
+        tell(log, logging.WARNING, "memory may stay taken", error=f"no process frees it: {error}")
+
+
+def _say(line: str) -> None:
+    """Print at once; a reader that has left is no reason to stop."""
+    try:
+        typer.echo(line)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+@app.command(cls=Panels)
+@grouped
+def advise(
+    store: Path,
+    sampling: flags.Sampling,
+    resources: flags.DaemonResources,
+    hops: Annotated[
+        list[int] | None, typer.Argument(help="more of --num-neighbors", show_default=False)
+    ] = None,
+    seconds: Annotated[float, typer.Option(min=0.1, help="that each plan is tried")] = 10.0,
+    json: flags.Json = False,
+) -> None:
+    """Serve every plan for some seconds, and say which to take."""
+    with _one_line_errors():
+        request = sampling.request(hops)
+        report = report_on(open_store(store), resources.settings(), request, seconds)
+        typer.echo(advice_json(report) if json else advice_text(report))
+        if not report.plan:
+            raise typer.Exit(2)
+
+
+@app.command()
+def status(
+    endpoint: flags.AnyEndpoint,
+    json: flags.Json = False,
+) -> None:
+    """Ask a daemon how it is."""
+    with _one_line_errors():
+        reply = ask_status(parse_either(endpoint))
+        typer.echo(msgspec.json.encode(reply).decode() if json else status_text(reply))
+
+
+@app.command()
+def reload(
+    endpoint: flags.Endpoint,
+) -> None:
+    """Have a daemon of this machine open its stores anew: SIGHUP, and what came of it."""
+    with _one_line_errors():
+        address = parse_endpoint(endpoint)
+        before = ask_status(address)
+        os.kill(before.pid, signal.SIGHUP)
+        end = time.monotonic() + _RELOAD_S
+        while (after := ask_status(address)).counters["reloads"] == before.counters["reloads"]:
+            if time.monotonic() > end:
+                raise DaemonError(f"{endpoint}: no answer within {_RELOAD_S:g} s; see its log")
+            time.sleep(0.05)
+        if after.reload_error:
+            raise Refused(f"{endpoint}: {after.reload_error}")
+        typer.echo("\n".join(map(store_text, after.stores)))
+
+
+@app.command()
+def top(
+    endpoint: flags.AnyEndpoint,
+    every: Annotated[float, typer.Option(min=0.1, max=3600, help="seconds of a picture")] = 1.0,
+    once: Annotated[bool, typer.Option("--once", help="one picture, and exit")] = False,
+) -> None:
+    """Watch a daemon: sessions, rates, the stage that limits, memory."""
+    with _one_line_errors(), contextlib.suppress(KeyboardInterrupt):
+        address = parse_either(endpoint)
+        run_top(lambda: ask_status(address), every, once)
+
+
+@app.command()
+def keygen(
+    folder: Annotated[
+        Path | None, typer.Argument(help="where; else $LOADERD_KEYS, or ~/.config/loaderd")
+    ] = None,
+    name: Annotated[str, typer.Option(help="by which daemons know who has the key")] = "",
+) -> None:
+    """Make this side's keys for tcp, and print the public one."""
+    with _one_line_errors():
+        where = keys_folder(folder)
+        pair = new_pair()
+        who = " ".join(name.split()) or f"{user_name(os.getuid())}@{socket.gethostname()}"
+        write_pair(where, pair, who)
+        typer.echo(f"{pair.public} {who}")
+        typer.echo(f"wrote {where / SECRET} and {where / PUBLIC}", err=True)
+
+
+@app.command()
+def doctor(
+    store: Annotated[Path | None, typer.Argument(help="checks its disk, too")] = None,
+    mem: flags.Mem = "2G",
+    json: flags.Json = False,
+) -> None:
+    """Look whether this machine can serve well, and say what to do where not."""
+    with _one_line_errors():
+        checks = list(examine(default_settings(parse_bytes(mem)), store))
+    typer.echo(msgspec.json.encode(checks).decode() if json else checks_text(checks))
+    if any(check.state == State.fail for check in checks):
+        raise typer.Exit(1)

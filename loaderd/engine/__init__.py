@@ -1,1 +1,0 @@
-"""The engine: one for all plans; sessions attach, workers build their batches."""

@@ -1,0 +1,1 @@
+"""How a daemon is seen from outside: log, metrics, page, `top` and `doctor`."""

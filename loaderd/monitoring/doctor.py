@@ -1,0 +1,308 @@
+"""What a machine gives a daemon: checks, each with what was found and what to do about it."""
+
+import fcntl
+import mmap
+import os
+import platform
+import random
+import re
+import resource
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from enum import StrEnum
+from pathlib import Path
+
+import msgspec
+
+from blockstore.errors import BudgetTooSmall, StoreError
+from blockstore.io.arena import Arena, available_memory
+from blockstore.io.buffers import aligned_buffer, byte_view
+from blockstore.io.files import open_to_read, probe_direct
+from blockstore.kernels.crc import page_crcs
+from blockstore.kernels.jit import cache_folder
+from blockstore.store import Store, open_store
+from blockstore.units import format_bytes
+from loaderd.memory.ledger import EngineSettings, make_budget, served_rows
+from loaderd.monitoring.report import table
+
+KERNEL_WELL = (5, 14)  # memory taken at once
+FILES_BESIDE = 64 + 4 * 64  # descriptors of the daemon itself, and of 64 clients
+SHM = "/dev/shm"  # noqa: S108
+SHM_WELL = 1 << 30
+DISK_WELL = 500 << 20  # bytes/s
+DISK_S, DISK_THREADS, READ_BYTES = 1.0, 8, 1 << 20
+F_GET_SEALS = 1034
+
+
+class State(StrEnum):
+    """How a check went."""
+
+    ok = "ok"
+    warn = "warn"  # works, could be better
+    fail = "fail"  # the daemon would not start, or not serve
+
+
+class MachineCheck(msgspec.Struct, frozen=True):
+    """One thing looked at."""
+
+    name: str
+    state: State
+    found: str
+    remedy: str = ""  # what to do, where the state is not ok
+
+
+def judge_kernel(release: str) -> MachineCheck:
+    """By its release, such as `6.1.0-18-amd64`."""
+    numbers = re.match(r"(\d+)\.(\d+)", release)
+    version = (int(numbers[1]), int(numbers[2])) if numbers else (0, 0)
+    if version < KERNEL_WELL:
+        remedy = "starting touches memory page by page: Linux 5.14 or newer takes it at once"
+        return MachineCheck("kernel", State.warn, release, remedy)
+    return MachineCheck("kernel", State.ok, release)
+
+
+def judge_cores(cores: int) -> MachineCheck:
+    """By how many this process may run on."""
+    found = f"{cores} to run on"
+    if cores < 2:
+        remedy = "trainer and daemon share one core: give the daemon cores of its own"
+        return MachineCheck("cores", State.warn, found, remedy)
+    return MachineCheck("cores", State.ok, found)
+
+
+def judge_memory(mem_bytes: int, free: int, source: str) -> MachineCheck:
+    """`--mem` against what could be taken now; `source` says what leaves it."""
+    found = f"{source} leaves {format_bytes(free)}, --mem is {format_bytes(mem_bytes)}"
+    if mem_bytes > free:
+        remedy = (
+            f"give --mem {format_bytes(free * 4 // 5)} or less, or raise the limit (MemoryMax=)"
+        )
+        return MachineCheck("memory", State.fail, found, remedy)
+    if mem_bytes > free * 9 // 10:
+        remedy = "trainers need memory, too: give a smaller --mem"
+        return MachineCheck("memory", State.warn, found, remedy)
+    return MachineCheck("memory", State.ok, found)
+
+
+def judge_memlock(limit: int, mem_bytes: int) -> MachineCheck:
+    """The limit of locked memory, bytes; -1: none."""
+    if limit == resource.RLIM_INFINITY:
+        return MachineCheck("memlock", State.ok, "unlimited")
+    found = f"{format_bytes(limit)}, --mem is {format_bytes(mem_bytes)}"
+    if limit >= mem_bytes:
+        return MachineCheck("memlock", State.ok, found)
+    remedy = (
+        "the daemon locks nothing; what pins its memory (RDMA, io_uring) would be refused: "
+        "LimitMEMLOCK=infinity, or ulimit -l unlimited"
+    )
+    return MachineCheck("memlock", State.warn, found, remedy)
+
+
+def judge_swap(swap_kib: int) -> MachineCheck:
+    """Swap of the machine, KiB."""
+    if swap_kib:
+        remedy = (
+            "the daemon's memory may be swapped out: swapoff -a, or MemorySwapMax=0 in its unit"
+        )
+        return MachineCheck("swap", State.warn, format_bytes(swap_kib << 10), remedy)
+    return MachineCheck("swap", State.ok, "none")
+
+
+def judge_files(soft: int, hard: int, shards: int) -> MachineCheck:
+    """The limit of open files against the store's shards."""
+    need = shards + FILES_BESIDE
+    found = f"at most {soft}, {shards} shards and 64 clients need {need}"
+    if soft == resource.RLIM_INFINITY or soft >= need:
+        return MachineCheck("open files", State.ok, found)
+    how = f"ulimit -n {need}" if hard >= need else f"LimitNOFILE={need}"
+    state = State.fail if soft < shards + 32 else State.warn
+    return MachineCheck("open files", state, found, f"raise it: {how}")
+
+
+def judge_shm(free: int) -> MachineCheck:
+    """Free bytes of /dev/shm, which the daemon does not use; trainers' loader workers do."""
+    found = f"{format_bytes(free)} free"
+    if free < SHM_WELL:
+        remedy = (
+            "torch passes batches of DataLoader workers through it: docker run --shm-size=8g, or "
+            "mount -o remount,size=8G /dev/shm"
+        )
+        return MachineCheck(SHM, State.warn, found, remedy)
+    return MachineCheck(SHM, State.ok, found)
+
+
+def judge_disk(bytes_s: float, direct: bool) -> MachineCheck:
+    """Random reads of 1 MiB, eight at a time."""
+    found = f"{format_bytes(int(bytes_s))}/s in random reads of 1M, {DISK_THREADS} at a time"
+    found += "" if direct else " (buffered: the page cache may have answered)"
+    if bytes_s < DISK_WELL:
+        remedy = "epochs larger than memory wait for it: put the store on a local NVMe disk"
+        return MachineCheck("disk speed", State.warn, found, remedy)
+    return MachineCheck("disk speed", State.ok, found)
+
+
+def judge_pages(shmem_enabled: str) -> MachineCheck:
+    """Transparent huge pages of shared memory, as sysfs writes them: `always [never] ...`."""
+    chosen = re.search(r"\[(\w+)\]", shmem_enabled)
+    found = f"of shared memory: {chosen[1] if chosen else 'unknown'}"
+    if chosen and chosen[1] in ("never", "deny"):
+        found += " (within_size may save misses of the TLB)"
+    return MachineCheck("huge pages", State.ok, found)
+
+
+# -- looking --------------------------------------------------------------------------------------
+
+
+def _check_memfd() -> MachineCheck:
+    """Makes an arena of two pages, and looks whether its size is sealed."""
+    try:
+        with Arena(1, 2 * mmap.PAGESIZE) as arena:
+            seals = fcntl.fcntl(arena.fd, F_GET_SEALS)
+            os.close(arena.open_to_read())
+    except (OSError, BudgetTooSmall) as error:
+        remedy = "allow memfd_create and its seals in the container's seccomp profile"
+        return MachineCheck("memfd", State.fail, str(error), remedy)
+    return MachineCheck("memfd", State.ok, f"sealed ({seals:#x})")
+
+
+def judge_kernel_cache(folder: str | None) -> MachineCheck:
+    """Where what was compiled is kept; None: nowhere."""
+    if folder is None:
+        remedy = (
+            "every start, of trainers too, compiles for about a minute: let the installation be "
+            "written, or give this user a folder of its own (XDG_CACHE_HOME, NUMBA_CACHE_DIR)"
+        )
+        return MachineCheck("kernel cache", State.warn, "none", remedy)
+    return MachineCheck("kernel cache", State.ok, folder)
+
+
+def _check_shm() -> MachineCheck:
+    try:
+        stat = os.statvfs(SHM)
+    except OSError as error:
+        remedy = "mount a tmpfs there: torch passes batches of DataLoader workers through it"
+        return MachineCheck(SHM, State.warn, error.strerror or str(error), remedy)
+    return judge_shm(stat.f_bavail * stat.f_frsize)
+
+
+def _check_gpu() -> MachineCheck:
+    cards = sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))
+    names = [re.search(r"Model:\s*(.+)", c.read_text()) for c in cards]
+    nodes = list(Path("/dev").glob("nvidia[0-9]*")) + list(Path("/dev").glob("kfd"))
+    if not cards and not nodes:
+        return MachineCheck("GPU", State.ok, "none; the daemon needs none")
+    if cards and not nodes:
+        remedy = "this container has not been given it: docker run --gpus all"
+        return MachineCheck(
+            "GPU", State.warn, f"{len(cards)} of the machine, no device here", remedy
+        )
+    return MachineCheck(
+        "GPU", State.ok, ", ".join(n[1] for n in names if n) or f"{len(nodes)} devices"
+    )
+
+
+def _swap_kib() -> int:
+    found = re.search(r"SwapTotal:\s+(\d+)", Path("/proc/meminfo").read_text())
+    return int(found[1]) if found else 0
+
+
+def _shards(store: Store) -> list[Path]:
+    files = [store.graph(r) for r in store.manifest.relations]
+    files += [store.rows(r.array) for r in served_rows(store.manifest)]
+    return [path for f in files for path in f.shards]
+
+
+def _check_direct(mode: str) -> MachineCheck:
+    if mode == "O_DIRECT":
+        return MachineCheck("O_DIRECT", State.ok, "the store's file system takes it")
+    remedy = "reads pass the page cache, at the cost of copies: use ext4, xfs or btrfs"
+    return MachineCheck("O_DIRECT", State.warn, mode, remedy)
+
+
+def measure_disk(shards: Sequence[Path], direct: bool, seconds: float = DISK_S) -> float:
+    """Bytes per second of random reads in aligned pieces of 1 MiB, or of the files' length."""
+    fds = [open_to_read(path, direct) for path in shards]
+    try:
+        pieces = [
+            (fd, offset)
+            for fd in fds
+            for offset in range(0, max(os.fstat(fd).st_size - READ_BYTES, 0) + 1, READ_BYTES)
+        ]
+        if not direct:
+            for fd in fds:
+                os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        begun = time.perf_counter()
+
+        def read(seed: int) -> int:
+            view, total = byte_view(aligned_buffer(READ_BYTES)), 0
+            draw = random.Random(seed)  # noqa: S311
+            while time.perf_counter() - begun < seconds:
+                fd, offset = draw.choice(pieces)
+                total += os.preadv(fd, [view], offset)
+            return total
+
+        with ThreadPoolExecutor(DISK_THREADS) as threads:
+            total = sum(threads.map(read, range(DISK_THREADS)))
+        return total / (time.perf_counter() - begun)
+    finally:
+        for fd in fds:
+            os.close(fd)
+
+
+def examine(settings: EngineSettings, path: Path | None) -> Iterator[MachineCheck]:
+    """All checks; those of a store where `path` is given."""
+    yield judge_kernel(platform.release())
+    yield judge_cores(len(os.sched_getaffinity(0)))
+    yield judge_memory(settings.mem_bytes, *available_memory())
+    yield judge_memlock(resource.getrlimit(resource.RLIMIT_MEMLOCK)[0], settings.mem_bytes)
+    yield judge_swap(_swap_kib())
+    yield _check_memfd()
+    yield judge_kernel_cache(cache_folder(page_crcs))
+    yield _check_shm()
+    pages = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
+    yield judge_pages(pages.read_text() if pages.exists() else "")
+    yield _check_gpu()
+    if path is None:
+        yield judge_files(*resource.getrlimit(resource.RLIMIT_NOFILE), 0)
+    else:
+        yield from _examine_store(settings, path)
+
+
+def _examine_store(settings: EngineSettings, path: Path) -> Iterator[MachineCheck]:
+    try:
+        store = open_store(path)
+        make_budget(store.manifest, settings)
+    except BudgetTooSmall as error:
+        yield MachineCheck("store", State.fail, str(error), "give a larger --mem")
+    except (StoreError, OSError) as error:
+        yield MachineCheck(
+            "store", State.fail, str(error), "give the folder of a store: blockstore ingest"
+        )
+        return
+    else:
+        yield MachineCheck("store", State.ok, f"{path} (fingerprint {store.manifest.fingerprint})")
+    shards = _shards(store)
+    yield judge_files(*resource.getrlimit(resource.RLIMIT_NOFILE), len(shards))
+    missing = [s for s in shards if not s.exists()]
+    if missing:
+        yield MachineCheck(
+            "shards", State.fail, f"{missing[0]} is missing", "blockstore verify STORE"
+        )
+    elif shards:
+        mode = probe_direct(shards[0])
+        direct = mode == "O_DIRECT"
+        yield _check_direct(mode)
+        yield judge_disk(measure_disk(shards, direct), direct)
+
+
+def checks_text(checks: Sequence[MachineCheck]) -> str:
+    """As people read them: a line a check, and below it what to do."""
+    lines = table(
+        [("check", "", "found"), *((c.name, c.state, c.found) for c in checks)], frozenset()
+    )
+    indent = " " * (max(len(c.name) for c in checks) + 2)
+    for i, check in reversed(list(enumerate(checks))):
+        if check.remedy:
+            lines.insert(i + 2, f"{indent}-> {check.remedy}")
+    return "\n".join(lines)

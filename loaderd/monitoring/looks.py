@@ -1,0 +1,191 @@
+"""Two looks at a daemon, and what happened between them: rates, hit rates, the stage that limits.
+
+Pure: statuses in, numbers out.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from loaderd.api.protocol import SessionStatus, StatusReply
+
+STARVED = 0.1  # of a session's time without a finished batch: from here on the daemon limits
+IDLE, TRAINER, READ, SAMPLE, GATHER, FILL = "idle", "trainer", "read", "sample", "gather", "fill"
+STAGES = {  # what each counts its time in
+    READ: "read_ns",
+    SAMPLE: "sample_ns",
+    FILL: "fill_ns",
+    "hyper_sample": "hyper_sample_ns",
+    "hyper_gather": "hyper_bring_ns",
+    "macro_read": "macro_read_ns",
+    "hand_over": "ready_ns",
+}
+
+
+class Look(NamedTuple):
+    """A status and when it was taken."""
+
+    at_s: float
+    status: StatusReply
+
+
+class SessionRates(msgspec.Struct, frozen=True):
+    """One session between two looks."""
+
+    session: int
+    plan: str
+    seeds: str
+    epoch: int
+    step: int
+    num_steps: int
+    in_flight: int
+    window: int
+    batches_s: float
+    rows_s: float
+    starved: float | None  # share of its time without a finished batch; None: no run was open
+    limit: str
+    store: str
+
+
+class Rates(msgspec.Struct, frozen=True):
+    """A daemon between two looks."""
+
+    at_s: float
+    num_sessions: int
+    in_flight: int
+    batches_s: float
+    rows_s: float
+    edges_s: float
+    read_bytes_s: float
+    graph_hit: float | None  # of the graph blocks that were wanted, those in memory
+    row_hit: float | None  # of the rows (hyperbatches) or row blocks that were wanted
+    busy: dict[str, float]  # stage -> threads at work, on average
+    starved: float | None
+    limit: str
+    sessions: tuple[SessionRates, ...] = ()
+
+
+def compare(before: Look, after: Look) -> Rates:
+    """What happened between two looks at the same daemon, `after` the later one."""
+    old, new = before.status.counters, after.status.counters
+    seconds = max(after.at_s - before.at_s, 1e-9)
+    counts = {name: max(0, count - old.get(name, 0)) for name, count in new.items()}
+
+    def rate(name: str) -> float:
+        return counts.get(name, 0) / seconds
+
+    slowest = slow_stage(counts)
+    earlier = {s.session: s for s in before.status.sessions}
+    sessions = tuple(
+        _session_rates(earlier.get(s.session), s, seconds, slowest) for s in after.status.sessions
+    )
+    starved = _starved(counts.get("starved_ns", 0), counts.get("ready_ns", 0))
+    return Rates(
+        at_s=after.at_s,
+        num_sessions=len(sessions),
+        in_flight=sum(s.in_flight for s in sessions),
+        batches_s=rate("batches"),
+        rows_s=rate("rows"),
+        edges_s=rate("edges"),
+        read_bytes_s=rate("bytes_read"),
+        graph_hit=_hits(counts, "graph_blocks_hit", "graph_blocks_missed"),
+        row_hit=_row_hits(counts),
+        busy={stage: rate(name) / 1e9 for stage, name in STAGES.items()},
+        starved=starved,
+        limit=_limit(starved, slowest),
+        sessions=sessions,
+    )
+
+
+def _session_rates(
+    before: SessionStatus | None, after: SessionStatus, seconds: float, slowest: str
+) -> SessionRates:
+    def more(name: str) -> int:
+        return int(getattr(after, name)) - int(getattr(before, name) if before is not None else 0)
+
+    starved = _starved(more("starved_ns"), more("ready_ns"))
+    return SessionRates(
+        after.session, after.plan, after.seeds, after.epoch, after.step, after.num_steps,
+        after.in_flight, after.window, more("batches") / seconds, more("rows") / seconds,
+        starved, _limit(starved, slowest), after.store,
+    )  # fmt: skip
+
+
+def _starved(starved_ns: int, ready_ns: int) -> float | None:
+    run_ns = starved_ns + ready_ns
+    return starved_ns / run_ns if run_ns > 0 else None
+
+
+def _limit(starved: float | None, slowest: str) -> str:
+    if starved is None:
+        return IDLE
+    return slowest if starved > STARVED else TRAINER
+
+
+def slow_stage(counts: dict[str, int]) -> str:
+    """The stage that building waits for, out of what the counters rose by.
+
+    Reading, where waiting for reads takes at least half of the time that building takes; else the
+    stage that takes most of it.
+    """
+
+    def took(*names: str) -> int:
+        return max(counts.get(name, 0) for name in names)
+
+    stages = {
+        SAMPLE: took("sample_ns", "hyper_sample_ns"),
+        GATHER: took("hyper_bring_ns") - took("hyper_release_wait_ns"),
+        FILL: took("fill_ns"),
+    }
+    waited = took("read_wait_ns", "macro_wait_ns")
+    if 2 * waited >= sum(stages.values()):
+        return READ
+    return max(stages, key=lambda stage: stages[stage])
+
+
+def _hits(counts: dict[str, int], hit: str, missed: str) -> float | None:
+    """None where nothing was wanted; 1 where batches needed neither a look nor a read."""
+    hits, misses = counts.get(hit, 0), counts.get(missed, 0)
+    if hits + misses:
+        return hits / (hits + misses)
+    return 1.0 if counts.get("batches") and not counts.get("bytes_read") else None
+
+
+def _row_hits(counts: dict[str, int]) -> float | None:
+    wanted = counts.get("hyper_rows_wanted", 0)
+    if wanted:
+        return max(0.0, 1 - counts.get("hyper_rows_read", 0) / wanted)
+    return _hits(counts, "row_blocks_hit", "row_blocks_missed")
+
+
+def since_start(status: StatusReply) -> Rates:
+    """The whole life of a daemon as one interval."""
+    nothing = msgspec.structs.replace(status, counters={}, sessions=())
+    return compare(Look(-status.uptime_s, nothing), Look(0.0, status))
+
+
+class History:
+    """The newest rates of a daemon that is looked at again and again."""
+
+    def __init__(self, length: int) -> None:
+        """Keeps `length` of them, without their sessions but for the last."""
+        self._last: Look | None = None
+        self._points: deque[Rates] = deque(maxlen=length)
+
+    def add(self, look: Look) -> None:
+        """One more look; a daemon whose time goes backwards is another one."""
+        last, self._last = self._last, look
+        if last is not None and look.status.uptime_s >= last.status.uptime_s:
+            if self._points:
+                self._points[-1] = msgspec.structs.replace(self._points[-1], sessions=())
+            self._points.append(compare(last, look))
+
+    @property
+    def last(self) -> Look | None:
+        return self._last
+
+    def after(self, at_s: float) -> Sequence[Rates]:
+        """Rates newer than that."""
+        return [p for p in self._points.copy() if p.at_s > at_s]

@@ -1,0 +1,157 @@
+"""`loaderd top`: a daemon's sessions, rates and memory on a terminal, drawn with rich."""
+
+import time
+from collections.abc import Callable
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from blockstore.units import format_bytes
+from loaderd.api.protocol import StatusReply
+from loaderd.memory.ledger import is_session_entry
+from loaderd.monitoring.looks import Look, Rates, SessionRates, compare
+from loaderd.monitoring.report import duration
+
+_COLORS = {"idle": "dim", "trainer": "green"}  # else the daemon limits
+_BAR = 24  # cells of a ledger's bar
+_WIDE = 110  # columns from which on a table has all of its columns
+
+
+def percent(share: float | None) -> str:
+    """`97.3 %`, or a dash."""
+    return "-" if share is None else f"{100 * share:.1f} %"
+
+
+def decimal(bytes_s: float) -> str:
+    """`1.25 GB`: rates of disks are said in powers of 1000."""
+    for unit in ("B", "KB", "MB", "GB"):
+        if bytes_s < 999.5 or unit == "GB":
+            break
+        bytes_s /= 1000
+    return f"{bytes_s:.3g} {unit}"
+
+
+def frame(rates: Rates, status: StatusReply, width: int) -> RenderableType:
+    return Group(
+        _head(status),
+        _tiles(rates, width),
+        _sessions(rates, width, len(status.stores) > 1),
+        _ledger(status, width),
+    )
+
+
+def _head(status: StatusReply) -> Text:
+    parts = [
+        ", ".join(store.path for store in status.stores),
+        f"pid {status.pid}, up {duration(status.uptime_s)}",
+        ", ".join(sorted({store.io_mode.split(":")[0] for store in status.stores})),
+    ]
+    text = Text("  ".join(parts), style="bold", no_wrap=True, overflow="ellipsis")
+    if status.draining:
+        text.append("  draining", style="bold yellow")
+    return text
+
+
+def _tiles(rates: Rates, width: int) -> Table:
+    tiles = [
+        ("sessions", str(rates.num_sessions), ""),
+        ("batches/s", f"{rates.batches_s:.1f}", ""),
+        ("read/s", decimal(rates.read_bytes_s), ""),
+        ("graph hits", percent(rates.graph_hit), ""),
+        ("row hits", percent(rates.row_hit), ""),
+        ("limits", rates.limit, _COLORS.get(rates.limit, "bold yellow")),
+    ]
+    if width >= _WIDE:
+        tiles[2:2] = [
+            ("rows/s", f"{rates.rows_s:,.0f}", ""),
+            ("in flight", str(rates.in_flight), ""),
+        ]
+        tiles.insert(-1, ("none ready", percent(rates.starved), ""))
+    grid = Table.grid(expand=True, padding=(0, 1))
+    for _ in tiles:
+        grid.add_column(ratio=1)
+    grid.add_row(*(Text(name, style="dim", no_wrap=True) for name, _, _ in tiles))
+    grid.add_row(*(Text(value, style=style or "bold", no_wrap=True) for _, value, style in tiles))
+    return grid
+
+
+def _sessions(rates: Rates, width: int, several: bool) -> RenderableType:
+    if not rates.sessions:
+        return Panel(Text("no sessions", style="dim"))
+    wide = width >= _WIDE
+    several = several and wide
+    table = Table(expand=True, box=None, header_style="dim", pad_edge=False)
+    table.add_column("session", justify="right", no_wrap=True)
+    if several:
+        table.add_column("store", no_wrap=True, overflow="ellipsis", ratio=1)
+    table.add_column("plan", no_wrap=True)
+    if wide:
+        table.add_column("seeds", no_wrap=True, overflow="ellipsis", max_width=24)
+    for name in ("epoch", "step", "in flight", "batches/s"):
+        table.add_column(name, justify="right", no_wrap=True)
+    if wide:
+        table.add_column("rows/s", justify="right", no_wrap=True)
+    table.add_column("none ready", justify="right", no_wrap=True)
+    table.add_column("limits", no_wrap=True)
+    for s in rates.sessions:
+        table.add_row(*_cells(s, wide, several))
+    return Panel(table)
+
+
+def _cells(s: SessionRates, wide: bool, several: bool) -> list[RenderableType]:
+    cells: list[RenderableType] = [str(s.session), *([Text(s.store)] if several else []), s.plan]
+    if wide:
+        cells.append(Text(s.seeds))
+    cells += [
+        str(s.epoch), f"{s.step:,}/{s.num_steps:,}", f"{s.in_flight}/{s.window}",
+        f"{s.batches_s:.1f}",
+    ]  # fmt: skip
+    if wide:
+        cells.append(f"{s.rows_s:,.0f}")
+    cells += [percent(s.starved), Text(s.limit, style=_COLORS.get(s.limit, "yellow"))]
+    return cells
+
+
+def _ledger(status: StatusReply, width: int) -> RenderableType:
+    budget = max(1, status.budget_bytes)
+    table = Table(expand=True, box=None, show_header=False, pad_edge=False)
+    table.add_column(no_wrap=True, overflow="ellipsis", max_width=56 if width >= _WIDE else 34)
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column(no_wrap=True)
+    if width >= _WIDE:
+        table.add_column(style="dim", no_wrap=True, overflow="ellipsis", ratio=1)
+    for e in status.ledger:
+        share = e.num_bytes / budget
+        taken = is_session_entry(e)
+        filled = min(_BAR, round(_BAR * share))
+        bar = Text("█" * filled, style="blue" if taken else "cyan")
+        bar.append("░" * (_BAR - filled), style="dim")
+        name = f"  {e.name}" if taken else e.name
+        cells: list[RenderableType] = [name, format_bytes(e.num_bytes), f"{100 * share:.1f} %", bar]
+        table.add_row(*cells, *([Text(e.basis)] if width >= _WIDE else []))
+    return Panel(table, title=f"memory of {format_bytes(status.budget_bytes)}", title_align="left")
+
+
+def run_top(
+    ask: Callable[[], StatusReply], every_s: float, once: bool, console: Console | None = None
+) -> None:
+    """Draw until Ctrl-C; `once` draws one picture of one interval.  Raises what `ask` raises."""
+    screen = console or Console()
+    before = Look(time.monotonic(), ask())
+    if once:
+        time.sleep(every_s)
+        after = Look(time.monotonic(), ask())
+        screen.print(frame(compare(before, after), after.status, screen.width))
+        return
+    with Live(console=screen, screen=True, auto_refresh=False) as live:
+        shown = frame(compare(before, before), before.status, screen.width)
+        while True:
+            live.update(shown, refresh=True)
+            time.sleep(every_s)
+            after = Look(time.monotonic(), ask())
+            shown = frame(compare(before, after), after.status, screen.width)
+            before = after

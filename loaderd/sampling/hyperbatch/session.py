@@ -1,0 +1,412 @@
+"""Hyperbatches of one session: batches sampled many at a time, their rows brought in together.
+
+Two threads: one samples batches into areas as these become free, the other brings in the rows of
+as many batches as fit the cache together.  Then the engine hands the batches out.  Batches are
+numbered in their run; a batch's rows stay until the client has released it.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from blockstore import concurrency
+from loaderd.api.errors import BatchFailed
+from loaderd.monitoring.trace import ROWS, STAGE, Trace
+from loaderd.plans.base import Plan, Unit, Wanted
+from loaderd.sampling.hyperbatch.rowcache import Needs, RowCache
+from loaderd.sampling.structure import Structure
+
+ALIGN = 64
+
+
+class StructureArea:
+    """Arrays one behind the other in a piece of memory, all freed at once."""
+
+    def __init__(self, memory: NDArray[np.uint8]) -> None:
+        self._memory, self._used = memory, 0
+        self._lock = concurrency.Lock()
+        self.left = 0  # batches whose structure still is needed
+
+    def take(self, dtype: DTypeLike, count: int) -> NDArray[Any] | None:
+        """Room for `count` items; None where there is no more.  Any thread may call."""
+        first = self.reserve(dtype, count)
+        return None if first is None else self.view(dtype)[first : first + count]
+
+    def reserve(self, dtype: DTypeLike, count: int) -> int | None:
+        """Room for `count` items, as the place of the first in `view(dtype)`."""
+        item = np.dtype(dtype).itemsize
+        size = -(-count * item // ALIGN) * ALIGN
+        with self._lock:
+            start = self._used
+            if start + size > self._memory.size:
+                return None
+            self._used = start + size
+        return start // item
+
+    def view(self, dtype: DTypeLike) -> NDArray[Any]:
+        """All of the memory as items."""
+        return self._memory.view(np.dtype(dtype))
+
+    def copy(self, values: NDArray[Any]) -> NDArray[Any] | None:
+        """A copy of an array; None where there is no room."""
+        out = self.take(values.dtype, values.size)
+        if out is not None:
+            out[:] = values
+        return out
+
+    def rewind(self) -> None:
+        """Nothing of what was taken is needed."""
+        self._used = 0
+
+    def reset(self) -> None:
+        """Everything is free again."""
+        self._used = self.left = 0
+
+    @property
+    def used(self) -> int:
+        return self._used
+
+
+class Sampled(NamedTuple):
+    """A batch's structure, compact: what stands in a workspace after sampling."""
+
+    batch: int  # its number since the session has begun, see `Hyper.begin`
+    unit: Unit
+    structure: Structure
+    nodes: tuple[NDArray[Any], ...]  # id_dtype: store ids, seeds first; all in pieces
+    counts: tuple[NDArray[np.uint32], ...]
+    local: tuple[NDArray[np.uint32], ...]
+    edge_ids: tuple[NDArray[Any], ...]
+    places: tuple[NDArray[np.int64], ...]  # places of the seeds among the session's
+    ends: tuple[NDArray[np.uint32], ...]  # local ends of seed edges and negatives
+    trees: tuple[NDArray[np.uint32], ...]  # of each node, where edges are sampled up to a time
+    times: tuple[NDArray[np.int64], ...]  # of the seeds, likewise
+    area: StructureArea
+    run: int = -1
+
+
+class _Cancelled(Exception):
+    """The run has ended."""
+
+
+@dataclass(eq=False)
+class _Run:
+    """What is built from one `begin` to the next."""
+
+    number: int  # of the first run in it; others may follow
+    ahead: deque[Wanted] = field(default_factory=deque)  # asked for, not sampled yet
+    batches: int = 0  # sampled so far
+    grouped: int = 0  # of these, brought in so far
+    released: set[int] = field(default_factory=set)  # out of order
+    oldest: int = 0  # first batch not released
+
+
+class Sampler(Protocol):
+    """What samples a hyperbatch: each batch by itself, or hop by hop over blocks."""
+
+    def sample(
+        self, units: Sequence[Unit], first: int, area: StructureArea, cancelled: Callable[[], bool]
+    ) -> list[Sampled]:
+        """The first of these batches that the area holds, numbered from `first` on."""
+
+
+class Hand(Protocol):
+    """Whose batches they are."""
+
+    def ask(self, run: int, count: int) -> list[Wanted]:
+        """The batches that are wanted next, at most so many; none if `run` has ended.
+
+        They are not asked for again.
+        """
+
+    def admit(self, run: int, batches: Sequence[Sampled], cached: bool) -> bool:
+        """Take batches in order; their rows are in the cache, or else are for the engine to bring.
+
+        Returns False if `run` has ended: the batches' structure is not needed any more.
+        """
+
+    def failed(self, run: int, wanted: Wanted, error: BaseException) -> None:
+        """Nothing more comes before the next `begin`."""
+
+
+class Hyper:
+    """Samples, groups, brings in, admits.  Closed by `close`, which waits for both threads."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        sampler: Sampler,
+        cache: RowCache | None,
+        areas: Sequence[StructureArea],
+        size: int,
+        chunk: int,
+        hand: Hand,
+        trace: Trace | None = None,
+    ) -> None:
+        """`size`: batches of a hyperbatch, at most; `chunk` of them are sampled into an area.
+
+        Without a cache each batch's rows are for the engine to bring.
+        """
+        self._plan, self._sampler, self.cache = plan, sampler, cache
+        self.size, self._chunk, self._hand, self._trace = size, chunk, hand, trace
+        self._free = list(areas)
+        self._changed = concurrency.Condition()
+        self._run: _Run | None = None
+        self._stopped = self._closed = False
+        self._more = False  # batches may be wanted that nobody has asked for yet
+        self._sampling = self._waits = False
+        self._queue: deque[Sampled] = deque()  # of the run, to be brought in
+        self._cached_run: _Run | None = None  # of the numbers in the cache
+        self.counters = {
+            "hyper_groups": 0,  # of batches brought in together
+            "hyper_areas": 0,  # of batches sampled together
+            "hyper_sampled": 0,  # batches
+            "hyper_sample_ns": 0,  # of the sampling thread at work
+            "hyper_bring_ns": 0,  # of the gathering thread at work
+            "hyper_release_wait_ns": 0,  # of these, waiting for the client
+        }
+        self._threads = [
+            concurrency.Thread(target=self._guard, args=(loop,), name=name, daemon=True)
+            for name, loop in (("hyper-sample", self._sample), ("hyper-gather", self._gather))
+        ]
+        begun: list[concurrency.Thread] = []
+        try:
+            for thread in self._threads:
+                thread.start()
+                begun.append(thread)
+        except BaseException:  # the system has no more threads: one that runs is not left behind
+            self._threads = begun
+            self.close()
+            raise
+
+    # -- from the engine --------------------------------------------------------------------------
+
+    def begin(self, run: int) -> None:
+        """Build what is wanted of this run and later ones; those before it end."""
+        with self._changed:
+            self._forget()
+            self._run = _Run(run)
+            self._stopped, self._more = False, True
+            self._changed.notify_all()
+
+    def wake(self) -> None:
+        """More may be wanted."""
+        with self._changed:
+            self._more = True
+            self._changed.notify_all()
+
+    @property
+    def waits(self) -> bool:
+        """Whether rows are not brought in before the client releases batches."""
+        return self._waits
+
+    def stop(self) -> None:
+        """The run ends, no other begins yet."""
+        with self._changed:
+            self._forget()
+            self._run = None
+            self._changed.notify_all()
+
+    def released(self, run: int, batch: int) -> None:
+        """The client is done with a batch."""
+        with self._changed:
+            if self._run is None or run < self._run.number:
+                return
+            self._run.released.add(batch)
+            while self._run.oldest in self._run.released:
+                self._run.released.remove(self._run.oldest)
+                self._run.oldest += 1
+            self._changed.notify_all()
+
+    def handed_out(self, sampled: Sampled) -> None:
+        """A batch's structure is not needed any more."""
+        with self._changed:
+            self._drop(sampled.area, 1)
+
+    def close(self) -> None:
+        with self._changed:
+            self._closed = True
+            self._forget()
+            self._run = None
+            self._changed.notify_all()
+        for thread in self._threads:
+            thread.join()
+        del self._sampler, self._hand  # they lead back to the session, and nobody uses them now
+
+    # -- threads ----------------------------------------------------------------------------------
+
+    def _guard(self, loop: Callable[[], None]) -> None:
+        while not self._closed:
+            loop()
+
+    def _drop(self, area: StructureArea, batches: int) -> None:
+        """So many batches less need the area; called under the lock."""
+        area.left -= batches
+        if area.left == 0:
+            area.reset()
+            self._free.append(area)
+            self._changed.notify_all()
+
+    def _stage(self, number: int, run: _Run, begun: int) -> int:
+        """Nanoseconds that a stage took until now; they are recorded."""
+        now = concurrency.perf_counter_ns()
+        if self._trace is not None:
+            self._trace.write(STAGE, run.number, number, np.array([begun, now]))
+        return now - begun
+
+    def _forget(self) -> None:
+        """What waits to be brought in is not needed any more; called under the lock."""
+        while self._queue:
+            self._drop(self._queue.popleft().area, 1)
+
+    def _may_sample(self) -> bool:
+        run = self._run
+        if self._closed or run is None:
+            return self._closed
+        return (self._more or bool(run.ahead)) and not self._stopped and bool(self._free)
+
+    def _ask(self, run: _Run) -> bool:
+        """Know what is to be sampled next; False: nothing is.  By the sampling thread, unlocked.
+
+        A `wake` that comes meanwhile is not missed: the next look asks again.
+        """
+        asked = self._hand.ask(run.number, self._chunk - len(run.ahead))
+        with self._changed:
+            run.ahead.extend(asked)
+            if run is self._run and len(run.ahead) >= self._chunk:
+                self._more = True
+            self._sampling = bool(run.ahead) and run is self._run and not self._stopped
+            self._changed.notify_all()
+            return self._sampling
+
+    def _sample(self) -> None:
+        with self._changed:
+            self._changed.wait_for(self._may_sample)
+            run = self._run
+            if self._closed or run is None:
+                return
+            area = self._free.pop()
+            area.left = 1  # this thread's
+            self._more, self._sampling = False, True
+        if not self._ask(run):
+            with self._changed:
+                self._drop(area, 1)
+            return
+        wanted = list(run.ahead)
+        sampled: list[Sampled] = []
+        begun = concurrency.perf_counter_ns()
+        try:
+            units = [self._plan.unit(w.epoch, w.step) for w in wanted]
+            sampled = self._sampler.sample(units, run.batches, area, lambda: run is not self._run)
+            if not sampled and run is self._run:
+                raise BatchFailed("a batch's structure takes more than there is room for")
+        except BaseException as error:
+            self._fail(run, wanted[0], error)
+        with self._changed:
+            if run is self._run:
+                area.left += len(sampled)
+                run.batches += len(sampled)
+                self.counters["hyper_sampled"] += len(sampled)
+                self.counters["hyper_areas"] += 1
+                self._queue.extend(s._replace(run=run.ahead.popleft().run) for s in sampled)
+            self._sampling = False
+            self.counters["hyper_sample_ns"] += self._stage(0, run, begun)
+            self._changed.notify_all()
+            self._drop(area, 1)
+
+    def _may_gather(self) -> bool:
+        """Whether a hyperbatch is there, or as much of one as there will be."""
+        run = self._run
+        if self._closed:
+            return True
+        if run is None or not self._queue:
+            return False
+        first = run.grouped == 0 or self.cache is None  # begin with what there is
+        wanted = 1 if first and self.cache is None else self._chunk if first else self.size
+        more = (self._more or bool(run.ahead)) and not self._stopped
+        starved = not self._sampling and not (more and self._free)
+        return len(self._queue) >= wanted or starved
+
+    def _gather(self) -> None:
+        """The rows of one group: batches that fit the cache together."""
+        with self._changed:
+            self._changed.wait_for(self._may_gather)
+            run = self._run
+            if self._closed or run is None:
+                return
+            todo = list(self._queue)
+            areas = {id(s.area): s.area for s in todo}.values()
+            for area in areas:  # also if the run ends meanwhile
+                area.left += 1
+        count, begun = -1, concurrency.perf_counter_ns()
+        try:
+            self._begin_in_cache(run)
+            count = self._bring(run, todo)
+        except _Cancelled:
+            pass
+        except BaseException as error:
+            unit = todo[0].unit
+            self._fail(run, Wanted(todo[0].run, unit.epoch, unit.step), error)
+        with self._changed:
+            self.counters["hyper_bring_ns"] += self._stage(1, run, begun)
+            for area in areas:
+                self._drop(area, 1)
+            if run is not self._run or count < 0:
+                return
+            group = [self._queue.popleft() for _ in range(max(1, count))]
+            run.grouped += len(group)
+            self.counters["hyper_groups"] += 1
+        if self._trace is not None:
+            for sampled in group:
+                nodes = np.concatenate(sampled.nodes)
+                self._trace.write(ROWS, run.number, self.counters["hyper_groups"], nodes)
+        if not self._hand.admit(run.number, group, count > 0):
+            with self._changed:
+                for sampled in group:
+                    self._drop(sampled.area, 1)
+
+    def _begin_in_cache(self, run: _Run) -> None:
+        if self.cache is None:
+            return
+        if run is not self._cached_run:
+            self.cache.begin_run()
+            self._cached_run = run
+        self.cache.age()
+
+    def _bring(self, run: _Run, todo: Sequence[Sampled]) -> int:
+        """Bring in the rows of the first batches that fit together; returns how many."""
+        if self.cache is None:
+            return 0
+        needs = [Needs(s.batch, s.nodes) for s in todo]
+        count = min(self.cache.count_fitting(needs), self.size)
+        if count:
+            self.cache.bring(needs[:count], needs[count:], lambda known: self._oldest(run, known))
+        return count
+
+    def _oldest(self, run: _Run, known: int) -> int:
+        """The first batch not released, once it is another than `known`."""
+
+        def moved() -> bool:
+            return self._closed or run is not self._run or run.oldest > known
+
+        begun = concurrency.perf_counter_ns()
+        with self._changed:
+            self._waits = not moved()
+            self._changed.wait_for(moved)
+            self._waits = False
+            self.counters["hyper_release_wait_ns"] += concurrency.perf_counter_ns() - begun
+            if self._closed or run is not self._run:
+                raise _Cancelled
+            return run.oldest
+
+    def _fail(self, run: _Run, wanted: Wanted, error: BaseException) -> None:
+        with self._changed:
+            if run is not self._run:
+                return
+            self._stopped = True
+            self._forget()
+        self._hand.failed(run.number, wanted, error)

@@ -1,0 +1,396 @@
+"""Batches of a hyperbatch sampled together, hop by hop and block by block (AGNES, section 3).
+
+A hop's frontiers of all batches are brought into block order; each block that any of them needs is
+held once, those in memory first, and while one group of blocks is sampled from the next is read.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from blockstore import concurrency
+from blockstore.kernels.order import (
+    compact_draws,
+    count_draws,
+    entries_of_blocks,
+    mark_needed,
+    order_by_block,
+    place_draws,
+)
+from blockstore.kernels.picks import Column, Draws
+from blockstore.kernels.sample import Giants
+from loaderd.memory.reservation import Account
+from loaderd.memory.residency import PinnedBlocks, Residency
+from loaderd.memory.workspace import Workspace, WorkspaceFull
+from loaderd.monitoring.trace import BLOCKS, Trace
+from loaderd.plans.base import Plan, Unit
+from loaderd.plans.hyperbatch import block_schedule
+from loaderd.plans.roots import Excluded, Forest, Roots, drop_seed_edges
+from loaderd.sampling.hyperbatch.session import ALIGN, Sampled, StructureArea
+from loaderd.sampling.hyperbatch.single import Crew
+from loaderd.sampling.renumbering import Renumbering
+from loaderd.sampling.structure import NO_TREES, HeldBlocks, Structure, make_column
+from loaderd.sampling.topology import GiantColumns, Topology
+
+Begin = Callable[[Sequence[Unit], HeldBlocks], list[Roots]]  # where batches begin
+
+
+class _Full(Exception):
+    """An area has no more room."""
+
+
+@dataclass(slots=True)
+class _Frontier:
+    """One hop's frontier of a batch over one relation, on its way."""
+
+    column: Column
+    blocks: NDArray[np.int32]
+    order: NDArray[np.uint32]
+    block_starts: NDArray[np.int32]
+    draws: Draws
+    giants: list[Giants] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Batch:
+    """A batch on its way."""
+
+    unit: Unit
+    pieces: list[NDArray[Any]]  # nodes: the seeds, then those each hop found
+    index: NDArray[np.int64]  # places of the seeds among the session's
+    ends: NDArray[np.uint32]  # of seed edges and negatives
+    excluded: tuple[Excluded, ...]
+    times: NDArray[np.int64]  # of the seeds, where edges are sampled up to a time
+    forest: Forest | None  # likewise
+    trees: list[NDArray[np.uint32]]  # of each node, in the pieces of the nodes
+    counts: list[NDArray[np.uint32]] = field(default_factory=list)
+    local: list[NDArray[np.uint32]] = field(default_factory=list)
+    edge_ids: list[NDArray[Any]] = field(default_factory=list)
+    edges_per_hop: list[tuple[int, ...]] = field(default_factory=list)
+    expanded: list[int] = field(default_factory=list)  # nodes, by hop
+    frontiers: list[_Frontier] = field(default_factory=list)  # of the hop, by relation
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes found so far."""
+        return sum(piece.size for piece in self.pieces)
+
+
+def scratch_bytes(structure: Structure, num_blocks: int, id_bytes: int, edge_id_bytes: int) -> int:
+    """Bytes that a batch of this structure takes while its widest hop is sampled."""
+    most = 0
+    for frontier, edges in zip(structure.frontiers, structure.edges_per_hop, strict=True):
+        each = frontier * (4 + 4 + 8 + 8 * bool(edge_id_bytes)) + 4 * num_blocks + 6 * ALIGN
+        most_nodes = frontier * id_bytes + ALIGN  # a copy, where hops expand layers
+        each += 2 * ALIGN * num_blocks  # draws of each group of blocks are aligned
+        draws = sum(edges) * (id_bytes + edge_id_bytes)
+        most = max(most, len(edges) * each + draws + most_nodes)
+    return most
+
+
+class BlockSampler:
+    """Where the graph is not in memory: a block is read once a hop for all batches."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        begin: Begin,
+        topology: Topology,
+        residency: Residency,
+        crew: Crew,
+        scratch: StructureArea,
+        turn: concurrency.Lock,
+        id_dtype: str,
+        edge_id_dtype: str,
+        trace: Trace | None = None,
+    ) -> None:
+        self._plan, self._roots, self._topology = plan, begin, topology
+        self._residency, self._crew, self._scratch = residency, crew, scratch
+        self._turn = turn
+        self._ids, self._edge_ids = np.dtype(id_dtype), np.dtype(edge_id_dtype or "uint32")
+        self._upward, self._trace = True, trace
+
+    def sample(
+        self, units: Sequence[Unit], first: int, area: StructureArea, cancelled: Callable[[], bool]
+    ) -> list[Sampled]:
+        """The first of these batches that the areas hold.  Raises what sampling raises."""
+        while units and not cancelled():
+            found = self._sample(units, first, area, cancelled)
+            if found:
+                return found
+            area.rewind()  # so many took it all and none was done
+            units = units[: len(units) // 2]
+        return []
+
+    def _sample(
+        self, units: Sequence[Unit], first: int, area: StructureArea, cancelled: Callable[[], bool]
+    ) -> list[Sampled]:
+        batches: list[_Batch] = []
+        with self._turn, concurrency.ThreadPoolExecutor(1, "hyper-read") as ahead:
+            found = self._roots(units, lambda r, marks: self._held(r, marks, ahead))
+            with contextlib.suppress(_Full):
+                for unit, roots in zip(units, found, strict=True):
+                    batches.append(self._rooted(unit, roots, area))
+            for hop in range(len(self._plan.resolved.fanouts)):
+                if cancelled():
+                    return []
+                self._hop(hop, batches, area, ahead)
+        return [self._finish(first + i, b, area) for i, b in enumerate(batches)]
+
+    def _rooted(self, unit: Unit, roots: Roots, area: StructureArea) -> _Batch:
+        """A batch where it begins."""
+        copy = partial(self._copy, area)
+        excluded = tuple(
+            Excluded(e.relation, copy(e.starts), copy(e.sources)) for e in roots.excluded
+        )
+        forest, trees = roots.forest, []
+        if forest is not None:
+            forest = Forest(copy(forest.limits), copy(forest.numbers), forest.last)
+            trees = [copy(np.arange(roots.nodes.size, dtype=np.uint32))]
+        return _Batch(
+            unit, [copy(roots.nodes)], copy(roots.places), copy(roots.ends), excluded,
+            copy(roots.times), forest, trees,
+        )  # fmt: skip
+
+    def _finish(self, number: int, batch: _Batch, area: StructureArea) -> Sampled:
+        structure = Structure(
+            tuple(piece.size for piece in batch.pieces),
+            tuple(batch.edges_per_hop),
+            batch.num_nodes,
+            sum(sum(edges) for edges in batch.edges_per_hop),
+            tuple(batch.expanded),
+            batch.ends.size,
+        )
+        return Sampled(
+            number, batch.unit, structure, tuple(batch.pieces), tuple(batch.counts),
+            tuple(batch.local), tuple(batch.edge_ids), (batch.index,), (batch.ends,),
+            tuple(batch.trees), (batch.times,), area,
+        )  # fmt: skip
+
+    # -- one hop ----------------------------------------------------------------------------------
+
+    def _hop(
+        self,
+        hop: int,
+        batches: list[_Batch],
+        area: StructureArea,
+        ahead: concurrency.ThreadPoolExecutor,
+    ) -> None:
+        """One hop of all batches; those that find no room are left out, the last first."""
+        self._scratch.reset()
+        relations = len(self._plan.resolved.fanouts[hop])
+        self._each(batches, lambda batch, _: self._begin(hop, batch, area))
+        for r in range(relations):
+            needed = np.zeros(self._topology.relations[r].num_blocks, np.uint8)
+            for batch in batches:
+                mark_needed(batch.frontiers[r].block_starts, needed)
+            for blocks in self._held(r, needed, ahead):
+
+                def draw(
+                    batch: _Batch, work: Workspace, r: int = r, blocks: NDArray[np.int64] = blocks
+                ) -> None:
+                    self._draw(batch.frontiers[r], blocks, work)
+
+                self._each(batches, draw)
+            self._draw_giants(r, batches, ahead)
+            self._upward = not self._upward
+        self._each(batches, lambda batch, work: self._renumber(batch, area, work))
+
+    def _each(self, batches: list[_Batch], step: Callable[[_Batch, Workspace], None]) -> None:
+        """A step of every batch; the first that finds no room and all after it are left out."""
+        full: list[int] = []
+
+        def run(i: int, work: Workspace) -> bool:
+            try:
+                step(batches[i], work)
+            except _Full:
+                full.append(i)
+                return False
+            return True
+
+        self._crew.run(len(batches), run)
+        if full:
+            del batches[min(full) :]
+
+    def _take(self, area: StructureArea, dtype: DTypeLike, count: int) -> NDArray[Any]:
+        out = area.take(dtype, count)
+        if out is None:
+            raise _Full
+        return out
+
+    def _copy(self, area: StructureArea, values: NDArray[Any]) -> NDArray[Any]:
+        out = self._take(area, values.dtype, values.size)
+        out[:] = values
+        return out
+
+    def _begin(self, hop: int, batch: _Batch, area: StructureArea) -> None:
+        """Bring a batch's frontier into block order, for every relation."""
+        nodes, take, scratch = batch.pieces[-1], self._take, self._scratch
+        trees = batch.trees[-1] if batch.trees else NO_TREES
+        if self._plan.resolved.frontier == "layer" and hop > 0:
+            nodes = take(scratch, self._ids, batch.num_nodes)
+            np.concatenate(batch.pieces, out=nodes)
+            if batch.trees:
+                trees = take(scratch, np.uint32, batch.num_nodes)
+                np.concatenate(batch.trees, out=trees)
+        batch.frontiers = []
+        batch.expanded.append(nodes.size)
+        for r, index in enumerate(self._topology.relations):
+            counts = take(area, np.uint32, nodes.size)
+            counts[:] = 0
+            column = make_column(self._plan, batch.unit, hop, r, nodes, counts, trees, batch.forest)
+            blocks = take(scratch, np.int32, nodes.size)
+            order = take(scratch, np.uint32, nodes.size)
+            block_starts = take(scratch, np.int32, index.num_blocks + 1)
+            starts = take(scratch, np.int64, nodes.size + 1)
+            starts[:] = 0
+            if column.rule.fanout == 0:
+                blocks[:] = -1
+            else:
+                self._topology.locate(column, blocks)
+            order_by_block(blocks, nodes.size, block_starts, order)
+            draws = self._whole_scratch(column, starts)
+            if draws.edges.size:
+                edge_starts = take(scratch, np.int64, nodes.size + 1)
+                edge_starts[:] = 0
+                draws = draws._replace(edge_starts=edge_starts)
+            batch.frontiers.append(_Frontier(column, blocks, order, block_starts, draws))
+            batch.counts.append(counts)
+
+    def _whole_scratch(self, column: Column, starts: NDArray[np.int64]) -> Draws:
+        """Draws go to wherever in the scratch there is room: starts count from its first item."""
+        edges = self._scratch.view(self._edge_ids) if self._plan.resolved.edge_ids else None
+        sources = self._scratch.view(self._ids)
+        return self._topology.draws(column, starts, sources, starts, edges)
+
+    def _draw(self, frontier: _Frontier, blocks: NDArray[np.int64], work: Workspace) -> None:
+        """Draws of the entries whose blocks are held."""
+        column, draws = frontier.column, frontier.draws
+        size = column.nodes.size
+        entries = work.order if work.order.size >= size else np.empty(size, np.uint32)
+        num = int(entries_of_blocks(frontier.order, frontier.block_starts, blocks, entries))
+        if num == 0:
+            return
+        topology, rule = self._topology, column.rule
+        topology.count(column, entries, 0, num, frontier.blocks)
+        total = int(count_draws(column.counts, entries, num, rule.fanout, rule.replace))
+        places = [(draws.starts, self._ids)]
+        if draws.edges.size:
+            places.append((draws.edge_starts, self._edge_ids))
+        for starts, dtype in places:
+            first = self._scratch.reserve(dtype, total)
+            if first is None:
+                raise _Full
+            place_draws(column.counts, entries, num, rule.fanout, rule.replace, first, starts)
+        giants = Giants(np.empty(0, np.uint32), np.empty(0, np.int64))
+        if topology.has_giants(column):
+            giants = Giants(np.empty(num, np.uint32), np.empty(num, np.int64))
+        if n := topology.draw_held(column, entries, 0, num, frontier.blocks, draws, giants):
+            own = Giants(giants.entries[:n].copy(), giants.degrees[:n].copy())
+            frontier.giants.append(own)
+
+    def _draw_giants(
+        self, r: int, batches: list[_Batch], ahead: concurrency.ThreadPoolExecutor
+    ) -> None:
+        """Draws of columns over several blocks."""
+        frontiers = [batch.frontiers[r] for batch in batches]
+        self._topology.draw_giants(
+            [
+                GiantColumns(f.column, f.blocks, f.draws, giants)
+                for f in frontiers
+                for giants in f.giants
+            ],
+            lambda marks: self._held(r, marks, ahead),
+        )
+
+    def _renumber(self, batch: _Batch, area: StructureArea, work: Workspace) -> None:
+        """Local ids of what a hop found, and the nodes that are new."""
+        self._exclude(batch)
+        with self._crew.large_enough(work, lambda w: self._number(batch, w)) as (ends, w):
+            before = batch.num_nodes
+            batch.pieces.append(self._copy(area, w.n_id[before : ends[0]]))
+            if batch.trees:
+                batch.trees.append(self._copy(area, w.trees[before : ends[0]]))
+            batch.local.append(self._copy(area, w.local[: ends[-1]]))
+            if self._plan.resolved.edge_ids:
+                batch.edge_ids.append(self._copy(area, w.edge_ids[: ends[-1]]))
+            batch.edges_per_hop.append(tuple(b - a for a, b in pairwise([0, *ends[1:]])))
+
+    def _exclude(self, batch: _Batch) -> None:
+        """Take out what the batch must not contain, where its hop expands seeds."""
+        hop = len(batch.edges_per_hop)
+        if not batch.excluded or (hop and self._plan.resolved.frontier != "layer"):
+            return
+        for r, frontier in enumerate(batch.frontiers):
+            draws = frontier.draws
+            drop_seed_edges(
+                batch.excluded, r, draws.starts, draws.sources, draws.edge_starts, draws.edges,
+                frontier.column.counts,
+            )  # fmt: skip
+
+    def _number(self, batch: _Batch, work: Workspace) -> list[int]:
+        """Into a workspace: nodes then known, and where the edges of each relation end."""
+        before, edge, ends, at = batch.num_nodes, 0, [0], 0
+        wanted = sum(int(f.column.counts.sum()) for f in batch.frontiers)
+        if before > work.n_id.size or wanted > work.local.size:
+            raise WorkspaceFull
+        for piece in batch.pieces:
+            work.n_id[at : at + piece.size] = piece
+            at += piece.size
+        if batch.trees:
+            np.concatenate(batch.trees, out=work.trees[:before])
+        with Renumbering(work, before) as numbers:
+            for frontier in batch.frontiers:
+                draws, counts = frontier.draws, frontier.column.counts
+                if draws.edges.size:
+                    compact_draws(
+                        draws.edges, draws.edge_starts, counts, counts.size, work.edge_ids, edge
+                    )
+                trees = frontier.column.rule.trees
+                edge = numbers.add(draws.sources, draws.starts, counts, edge, trees)
+                ends.append(edge)
+            ends[0] = numbers.num_nodes
+        return ends
+
+    # -- blocks -----------------------------------------------------------------------------------
+
+    def _held(
+        self, relation: int, needed: NDArray[np.uint8], ahead: concurrency.ThreadPoolExecutor
+    ) -> Iterator[NDArray[np.int64]]:
+        """The needed blocks in groups, each held in turn while the next one is read."""
+        everything = np.arange(needed.size)
+        present = self._residency.present(relation, everything)
+        # half of what may be held is sampled from while the other half is read
+        share = max(1, self._residency.shared_room // 2)
+        groups = block_schedule(needed, present, self._upward, share)
+        if self._trace is not None:
+            self._trace.write(BLOCKS, 0, relation, np.flatnonzero(needed))
+        hold = partial(self._residency.hold, relation, account=Account.SHARED)
+        coming: concurrency.Future[PinnedBlocks] | None = None
+        try:
+            while groups or coming is not None:
+                if coming is None:
+                    wanted = groups.pop(0)
+                    coming = ahead.submit(hold, wanted)
+                held, blocks = coming.result(), wanted
+                coming = None
+                try:
+                    if held.left_out.size:  # others hold so much: later, when they let go
+                        blocks = np.setdiff1d(blocks, held.left_out)
+                        groups.append(held.left_out)
+                    if groups and blocks.size:
+                        wanted = groups.pop(0)
+                        coming = ahead.submit(hold, wanted)
+                    if blocks.size:
+                        yield blocks
+                finally:
+                    self._residency.drop(held)
+        finally:
+            if coming is not None:
+                self._residency.drop(coming.result())

@@ -1,0 +1,73 @@
+"""How much of the arena macro-batches take."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from blockstore.format import Manifest
+from loaderd.api.protocol import Resolved
+from loaderd.memory.ledger import EngineSettings, ServedRows
+from loaderd.memory.workspace import Carver
+from loaderd.sampling.macrobatch.files import Bounds, MacroFiles, bound, bound_hubs
+from loaderd.sampling.macrobatch.graph import MacroChoice, carve_macro, hub_bytes, ids_bytes
+
+_TRANSIT_BYTES = 1 << 16  # of a buffer that blocks pass through, at least
+
+
+class MacroCut(NamedTuple):
+    """Slots for each part, all of them runs."""
+
+    choice: MacroChoice
+    bounds: Bounds
+    macro: int  # of one macro-batch
+    memories: int  # how many: with two, one is read while the other is served
+    hubs: int
+    ids: int  # of copies
+    places: int  # of seeds, by partition
+    run: int  # of a buffer that blocks pass through
+    transit: int  # how many of these
+
+    @property
+    def least(self) -> int:
+        """Slots with one macro-batch."""
+        return self.slots - (self.memories - 1) * self.macro
+
+    @property
+    def slots(self) -> int:
+        other = self.hubs + self.ids + self.places + self.run * self.transit
+        return self.memories * self.macro + other
+
+    def basis(self) -> str:
+        """As a line of the ledger says it."""
+        return (
+            f"; macro-batches: {self.memories} x {self.macro} slots, {self.hubs} of hubs, "
+            f"{self.ids} of ids of copies, {self.places} of seeds by partition, {self.transit} x "
+            f"{self.run} to read through"
+        )
+
+
+def cut_macro(
+    manifest: Manifest,
+    files: MacroFiles,
+    served: Sequence[ServedRows],
+    resolved: Resolved,
+    settings: EngineSettings,
+    slot_bytes: int,
+    available: int,
+) -> MacroCut:
+    """Two memories where `available` slots hold them, else one."""
+    macro = resolved.macro
+    assert macro is not None
+    choice = MacroChoice(macro.hubs, macro.halos, resolved.edge_ids, resolved.weighted)
+    bounds = bound(files, served, macro.partitions, macro.halos, macro.hubs)
+    carver = Carver(None)
+    carve_macro(carver, manifest, served, bounds, choice)
+
+    def slots(num_bytes: int) -> int:
+        return -(-num_bytes // slot_bytes)
+
+    hubs = hub_bytes(manifest, bound_hubs(files, served)) if macro.hubs else 0
+    cut = MacroCut(
+        choice, bounds, slots(carver.used), 2, slots(hubs), slots(ids_bytes(manifest)),
+        slots(8 * resolved.num_seeds), slots(max(_TRANSIT_BYTES, slot_bytes)), settings.readers,
+    )  # fmt: skip
+    return cut if cut.slots <= available else cut._replace(memories=1)

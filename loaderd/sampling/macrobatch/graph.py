@@ -1,0 +1,482 @@
+"""One macro-batch in memory: its rows, and the columns of its nodes without any other sources.
+
+Members are the nodes of some partitions, hubs, and the partitions' halos; each counts once.  Graph
+blocks pass by and leave what is wanted of them; rows are read to where they stay.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from blockstore import concurrency
+from blockstore.format import PAGE_BYTES, Manifest, Relation
+from blockstore.io.reader import BlockReader, Reading, Transit, wait_all
+from blockstore.kernels import members as kernels
+from blockstore.kernels.columns import view_blocks
+from blockstore.kernels.members import MemberColumns, Members, WantedMembers
+from blockstore.kernels.order import prefix_starts, stride_starts
+from blockstore.kernels.picks import Column, Draws
+from blockstore.kernels.rows import row_layout
+from blockstore.store import Store, scan_rows
+from loaderd.memory.ledger import ServedRows
+from loaderd.memory.workspace import Carver, Workspace, WorkspaceFull
+from loaderd.plans.base import Plan, Unit
+from loaderd.plans.roots import Roots
+from loaderd.sampling.macrobatch.blocks import block_runs, cut_blocks, cut_parts
+from loaderd.sampling.macrobatch.files import (
+    Bounds,
+    HubBounds,
+    MacroFiles,
+    Pages,
+    RelationBlocks,
+    RowBlocks,
+    cut_runs,
+)
+from loaderd.sampling.structure import Structure, sample_hops
+from loaderd.sampling.topology import NO_ITEMS
+
+_NO_FLAGS = np.empty(0, np.uint8)
+_ONE_SLOT = np.zeros(1, np.int32)  # of a block by itself
+_NO_TABLE = np.empty(0, np.uint64)
+
+
+class MacroChoice(NamedTuple):
+    """What of a store a session's macro-batches hold."""
+
+    hubs: bool
+    halos: bool
+    edge_ids: bool
+    weights: bool
+
+
+class MacroArrays(NamedTuple):
+    """The memory of one macro-batch."""
+
+    rows: NDArray[np.uint8]  # page-aligned
+    words: NDArray[np.uint64]
+    take: list[NDArray[np.uint8]]  # per type, a flag a copy
+    columns: list[MemberColumns]
+    addresses: list[NDArray[np.uint64]]  # per served array
+
+
+def carve_macro(
+    carver: Carver,
+    manifest: Manifest,
+    served: Sequence[ServedRows],
+    bounds: Bounds,
+    choice: MacroChoice,
+) -> MacroArrays:
+    """Cut the memory of a macro-batch out of a run of slots."""
+    types = {t.name: i for i, t in enumerate(manifest.types)}
+    array = carver.array
+    rows = array(np.uint8, bounds.pages * PAGE_BYTES)
+    words = array(np.uint64, kernels.words_size(manifest.num_nodes))
+    take = [array(np.uint8, n) for n in bounds.copies]
+    columns = []
+    for relation, edges, blocks in zip(
+        manifest.relations, bounds.edges, bounds.blocks, strict=True
+    ):
+        nodes = bounds.nodes[types[relation.dst]]
+        ids = np.dtype(relation.edge_id_dtype or "uint32")
+        columns.append(
+            MemberColumns(
+                array(np.int64, nodes),
+                array(np.uint32, nodes),
+                array(np.dtype(manifest.id_dtype), edges),
+                array(ids, edges * choice.edge_ids),
+                array(np.float32, edges * (choice.weights and relation.has_weights)),
+                array(np.int64, 3 * blocks).reshape(-1, 3),
+            )
+        )
+    addresses = [array(np.uint64, bounds.nodes[types[r.node_type.name]]) for r in served]
+    return MacroArrays(rows, words, take, columns, addresses)
+
+
+class MacroShared:
+    """What all macro-batches of a session share: copies' ids, hubs, and buffers to read through."""
+
+    def __init__(
+        self,
+        store: Store,
+        files: MacroFiles,
+        served: Sequence[ServedRows],
+        reader: BlockReader,
+        data: NDArray[np.uint8],
+        transit: Sequence[NDArray[np.uint8]],
+        ids: NDArray[np.uint8],
+        hubs: NDArray[np.uint8],
+        choice: MacroChoice,
+    ) -> None:
+        """Reads the ids of copies, and the hubs.
+
+        data     the arena
+        transit  page-aligned buffers, each as wide as a block at least
+        ids      memory for `ids_bytes`
+        hubs     page-aligned memory for `bound_hubs`; empty without hubs
+
+        Raises CorruptBlock, OSError.
+        """
+        manifest = store.manifest
+        self.manifest, self.files, self.served = manifest, files, served
+        self.reader, self.data, self.choice = reader, data, choice
+        self.types = [files.type_of[r.node_type.name] for r in served]
+        self.transit: Transit = concurrency.SimpleQueue()
+        for buffer in transit:
+            self.transit.put(buffer)
+        self.run_blocks = max(1, transit[0].size // manifest.block_bytes)
+        carver = Carver(ids)
+        self.copy_ids: list[NDArray[Any]] = []
+        for t in manifest.types:
+            count = t.halo.nodes.num_rows if t.halo else 0
+            out = carver.array(np.dtype(manifest.id_dtype), count)
+            if t.halo is not None:
+                for first, rows in scan_rows(store, t.halo.nodes, manifest.block_bytes):
+                    out[first : first + rows.size] = rows
+            self.copy_ids.append(out)
+        self._hubs = hubs
+        self.hub_places: list[NDArray[np.int64]] = []
+        self.hub_blocks: list[NDArray[np.uint8]] = []  # per relation (blocks, block_bytes)
+        if choice.hubs:
+            self._load_hubs()
+
+    def _load_hubs(self) -> None:
+        part, start = 2 * self.files.num_partitions, self.place_of(self._hubs)
+        readings: list[Reading] = []
+        used = 0
+        for a in range(len(self.served)):
+            pages = self.pages(a, part)
+            self.hub_places.append(self.fetch_rows(a, part, pages, start + used, readings))
+            used += pages.total * PAGE_BYTES
+        block_bytes = self.manifest.block_bytes
+        for copied in self.files.copied_columns:
+            low, high = (0, 0) if copied is None else (int(copied.low[-1]), int(copied.high[-1]))
+            size = (high - low) * block_bytes
+            blocks = self._hubs[used : used + size].reshape(-1, block_bytes)
+            if copied is not None:
+                readings.append(self._fetch_blocks(copied.file, low, high, start + used))
+            self.hub_blocks.append(blocks)
+            used += size
+        wait_all(readings)
+
+    def _fetch_blocks(self, file: int, low: int, high: int, place: int) -> Reading:
+        geometry, block_bytes = self.reader.files[file].geometry, self.manifest.block_bytes
+        runs = block_runs(np.arange(low, high), geometry, 4)
+        places = place + (runs[:, 3] - low) * block_bytes
+        assert geometry.slot_bytes == block_bytes
+        return self.reader.fetch(file, runs, places)
+
+    def place_of(self, memory: NDArray[np.uint8]) -> int:
+        """Byte of the arena at which a piece of it begins."""
+        return memory.ctypes.data - self.data.ctypes.data
+
+    def pages(self, a: int, part: int) -> Pages:
+        """Pages of a part's rows of one array."""
+        none = np.empty(0, np.int64)
+        if part >= self.files.num_partitions and self.files.copied_rows[a] is None:
+            return Pages(0, none, none)
+        return self.files.pages(a, self.served[a].node_type.first, self.types[a], part)
+
+    def rows(self, a: int, part: int) -> RowBlocks:
+        """The array that holds a part's rows."""
+        own = part < self.files.num_partitions
+        rows = self.files.rows[a] if own else self.files.copied_rows[a]
+        assert rows is not None
+        return rows
+
+    def fetch_rows(
+        self, a: int, part: int, pages: Pages, place: int, readings: list[Reading]
+    ) -> NDArray[np.int64]:
+        """Ask for a part's rows, one shard's pages behind the other's from `place` on.
+
+        Returns where byte 0 of each shard would lie.
+        """
+        places = np.empty(pages.counts.size, np.int64)
+        for i, (first, count) in enumerate(zip(pages.first, pages.counts, strict=True)):
+            runs = cut_runs(pages.shard + i, int(first), int(count))
+            places[i] = place - int(first) * PAGE_BYTES
+            to = places[i] + runs[:, 1] * PAGE_BYTES
+            readings.append(self.reader.fetch(self.rows(a, part).file, runs, to))
+            place += int(count) * PAGE_BYTES
+        return places
+
+
+def ids_bytes(manifest: Manifest) -> int:
+    """Memory for the ids of copies."""
+    carver = Carver(None)
+    for t in manifest.types:
+        carver.array(np.dtype(manifest.id_dtype), t.halo.nodes.num_rows if t.halo else 0)
+    return carver.used
+
+
+def hub_bytes(manifest: Manifest, bounds: HubBounds) -> int:
+    return bounds.pages * PAGE_BYTES + bounds.blocks * manifest.block_bytes
+
+
+class MacroGraph:
+    """One macro-batch.  Loaded by one thread at a time; then any may sample."""
+
+    def __init__(self, shared: MacroShared, arrays: MacroArrays) -> None:
+        self._shared, self._arrays = shared, arrays
+        self._members = [
+            Members(arrays.words, t.first, t.num_nodes, 0) for t in shared.manifest.types
+        ]
+        self.num_members = 0
+        self._none = np.empty(0, np.dtype(shared.manifest.id_dtype))
+
+    def load(self, partitions: NDArray[np.int64]) -> None:
+        """Read it all.  Raises CorruptBlock, OSError."""
+        copies = self._enter(partitions)
+        readings: list[Reading] = []
+        try:
+            after = [
+                self._filter(r, partitions, copies, readings)
+                for r in range(len(self._shared.manifest.relations))
+            ]
+            self._place_rows(partitions, copies, readings)
+            for step in after:
+                step()  # hubs, while the others are read
+        finally:  # nothing is written here any more once this has returned
+            wait_all(readings)
+        for columns in self._arrays.columns:
+            kernels.join_fragments(columns)
+
+    def _enter(self, partitions: NDArray[np.int64]) -> list["_Copies"]:
+        """Who is a member; which copies are used, hubs first."""
+        shared, words = self._shared, self._arrays.words
+        files, k = shared.files, shared.files.num_partitions
+        words[:] = 0
+        copies: list[_Copies] = []
+        for t in range(len(files.offsets)):
+            for p in partitions.tolist():
+                kernels.add_range(words, *files.nodes_of(t, p))
+        for t in range(len(files.offsets)):
+            used = 0
+            parts = [2 * k] * shared.choice.hubs
+            parts += [k + p for p in partitions.tolist()] * shared.choice.halos
+            for part in parts:
+                low, high = files.nodes_of(t, part)
+                take = self._arrays.take[t][used : used + high - low]
+                nodes = shared.copy_ids[t][low:high]
+                kernels.take_new(words, nodes, take)
+                copies.append(_Copies(part, t, WantedMembers(low, high, nodes, take)))
+                used += high - low
+        self.num_members = int(kernels.count_members(words))
+        self._members = [
+            m._replace(base=int(kernels.rank_of(words, m.first))) for m in self._members
+        ]
+        return copies
+
+    def _place_rows(
+        self, partitions: NDArray[np.int64], copies: Sequence["_Copies"], readings: list[Reading]
+    ) -> None:
+        shared = self._shared
+        files, k = shared.files, shared.files.num_partitions
+        place = shared.place_of(self._arrays.rows)
+        for a, served in enumerate(shared.served):
+            t = shared.types[a]
+            for part in partitions.tolist():
+                pages = shared.pages(a, part)
+                places = shared.fetch_rows(a, part, pages, place, readings)
+                place += pages.total * PAGE_BYTES
+                low, high = files.nodes_of(t, part)
+                one = np.array([low], self._none.dtype)
+                first = served.node_type.first
+                own = _Copies(part, t, WantedMembers(low - first, high - first, one, _NO_FLAGS))
+                self._address(a, own, True, pages, places)
+            for copy in copies:
+                pages = shared.pages(a, copy.part)
+                if copy.node_type != t or not pages.counts.size:
+                    continue
+                if copy.part == 2 * k:
+                    places = shared.hub_places[a]
+                else:
+                    places = shared.fetch_rows(a, copy.part, pages, place, readings)
+                    place += pages.total * PAGE_BYTES
+                self._address(a, copy, False, pages, places)
+
+    def _address(
+        self, a: int, copies: "_Copies", in_order: bool, pages: Pages, places: NDArray[np.int64]
+    ) -> None:
+        """Where the rows of some members lie."""
+        rows = self._shared.rows(a, copies.part)
+        layout = row_layout(rows.geometry, rows.array.row_bytes)
+        kernels.address_group(
+            copies.wanted, in_order, self._members[copies.node_type], layout, pages.shard, places,
+            self._arrays.addresses[a],
+        )  # fmt: skip
+
+    def _filter(
+        self,
+        r: int,
+        partitions: NDArray[np.int64],
+        copies: Sequence["_Copies"],
+        readings: list[Reading],
+    ) -> Callable[[], None]:
+        """Ask for the blocks of a relation; returns what is to be done with hubs meanwhile."""
+        shared, files = self._shared, self._shared.files
+        relation, columns = shared.manifest.relations[r], self._arrays.columns[r]
+        t, k = files.type_of[relation.dst], files.num_partitions
+        columns.fragments[:] = -1
+        columns.degrees[:] = 0
+        own = [
+            (WantedMembers(*files.nodes_of(t, p), self._none, _NO_FLAGS), p)
+            for p in partitions.tolist()
+        ]
+        at = self._read(r, files.columns[r], own, _Used(0, 0), readings)
+        copied = files.copied_columns[r]
+        if copied is None:
+            return lambda: None
+        mine = [c for c in copies if c.node_type == t]
+        halos = [(c.wanted, c.part - k) for c in mine if c.part < 2 * k]
+        at = self._read(r, copied, halos, at, readings)
+        hubs = [(c.wanted, k) for c in mine if c.part == 2 * k]
+        return lambda: self._filter_hubs(r, copied, hubs, at) if hubs else None
+
+    def _read(
+        self,
+        r: int,
+        columns: RelationBlocks,
+        wanted: Sequence[tuple[WantedMembers, int]],
+        used: "_Used",
+        readings: list[Reading],
+    ) -> "_Used":
+        """Stream the blocks in which wanted columns lie past the filter.
+
+        wanted   with the row of their part in `columns`
+        """
+        shared = self._shared
+        lists = [np.arange(columns.low[row], columns.high[row]) for _, row in wanted]
+        if not lists:
+            return used
+        blocks = np.unique(np.concatenate(lists))
+        places = _Places.lay_out(blocks, columns, used)
+        geometry = shared.reader.files[columns.file].geometry
+        spans = ((w.low, w.high, row) for w, row in wanted)
+        cuts = cut_blocks(columns, spans, geometry.pages_per_block)
+        runs = block_runs(blocks, geometry, shared.run_blocks, cuts)
+        parts = cut_parts(runs, columns, cuts, self._item_bytes(r))
+        size = shared.manifest.block_bytes
+
+        def consume(i: int, data: NDArray[np.uint8]) -> None:
+            for j in range(data.size // size):
+                block = int(runs[i, 3]) + j
+                self._filter_block(
+                    r, columns, wanted, block, data[j * size : (j + 1) * size], places
+                )
+
+        readings.append(shared.reader.stream(columns.file, runs, shared.transit, consume, parts))
+        return places.end
+
+    def _item_bytes(self, r: int) -> list[int]:
+        """Of an edge in each section of a block, up to the last that is taken."""
+        shared, relation = self._shared, self._shared.manifest.relations[r]
+        held = relation.item_bytes(shared.manifest.id_dtype)
+        taken = (True, shared.choice.edge_ids, shared.choice.weights)
+        last = max(i for i in range(3) if taken[i] and held[i])
+        return list(held[: last + 1])
+
+    def _filter_hubs(
+        self,
+        r: int,
+        columns: RelationBlocks,
+        wanted: Sequence[tuple[WantedMembers, int]],
+        used: "_Used",
+    ) -> None:
+        low, high = int(columns.low[-1]), int(columns.high[-1])
+        places = _Places.lay_out(np.arange(low, high), columns, used)
+        for i, block in enumerate(self._shared.hub_blocks[r]):
+            self._filter_block(r, columns, wanted, low + i, block, places)
+
+    def _filter_block(
+        self,
+        r: int,
+        columns: RelationBlocks,
+        wanted: Sequence[tuple[WantedMembers, int]],
+        block: int,
+        data: NDArray[np.uint8],
+        places: "_Places",
+    ) -> None:
+        """Take what is wanted of a block that passes by, in whatever thread."""
+        shared, out = self._shared, self._arrays.columns[r]
+        relation: Relation = shared.manifest.relations[r]
+        members = self._members[shared.files.type_of[relation.dst]]
+        i = int(np.searchsorted(places.blocks, block))
+        to, id_dtype = int(places.starts[i]), shared.manifest.id_dtype
+        first_node = int(columns.first_node[block])
+        view = view_blocks(
+            data, id_dtype, relation.edge_id_dtype, _ONE_SLOT, _NO_TABLE, data.size,
+            *relation.item_bytes(id_dtype)[1:3], 0,
+        )  # fmt: skip
+        for want, row in wanted:
+            if columns.low[row] <= block < columns.high[row]:
+                to = kernels.filter_block(
+                    view, first_node, want, members, out, to, places.first_row + i
+                )
+
+    def sample(self, plan: Plan, unit: Unit, work: Workspace, roots: Roots) -> Structure:
+        """Fill the workspace with the structure of the batch that begins there.
+
+        Raises WorkspaceFull.
+        """
+        return sample_hops(self._draw, plan, unit, work, roots)
+
+    def _draw(self, column: Column, work: Workspace, edge_ids: bool) -> None:
+        """Draws of one frontier over one relation, into `work.draws` at `work.starts`."""
+        num, rule = column.nodes.size, column.rule
+        if num == 0:
+            return
+        shared, columns = self._shared, self._arrays.columns[column.relation]
+        dst = shared.manifest.relations[column.relation].dst
+        members = self._members[shared.files.type_of[dst]]
+        if 0 <= num * rule.fanout <= work.draws.size:
+            stride_starts(num, rule.fanout, work.starts)
+        elif rule.replace:
+            raise WorkspaceFull
+        else:
+            kernels.member_degrees(members, columns.degrees, column)
+            if rule.fanout >= 0:
+                np.minimum(column.counts, rule.fanout, out=column.counts)
+            if prefix_starts(column.counts, num, work.starts) > work.draws.size:
+                raise WorkspaceFull
+        edges = work.edge_draws[: work.edge_draws.size * edge_ids]
+        draws = Draws(work.starts, work.draws, work.starts, edges, NO_ITEMS)
+        kernels.draw_members(members, columns, column, draws)
+
+    def address(self, nodes: NDArray[Any], num: int, a: int, out: NDArray[np.uint64]) -> None:
+        """Where the rows of members lie; NO_ROW for nodes of another type."""
+        members = self._members[self._shared.types[a]]
+        kernels.address_members(members, nodes[:num], self._arrays.addresses[a], out)
+
+
+class _Copies(NamedTuple):
+    """Rows of one type and part that belong to a macro-batch."""
+
+    part: int
+    node_type: int
+    wanted: WantedMembers  # rows of the array; not taken: a member without this copy
+
+
+class _Used(NamedTuple):
+    """How far a relation's memory is used."""
+
+    edges: int
+    rows: int  # of fragments
+
+
+class _Places(NamedTuple):
+    """Where blocks put what is kept of them."""
+
+    blocks: NDArray[np.int64]
+    starts: NDArray[np.int64]
+    first_row: int
+    end: _Used
+
+    @classmethod
+    def lay_out(cls, blocks: NDArray[np.int64], columns: RelationBlocks, used: _Used) -> "_Places":
+        """One behind the other, each with room for all its edges."""
+        sizes = columns.first_edge[blocks + 1] - columns.first_edge[blocks]
+        ends = used.edges + np.cumsum(sizes)
+        end = _Used(int(ends[-1]) if ends.size else used.edges, used.rows + blocks.size)
+        return cls(blocks, ends - sizes, used.rows, end)

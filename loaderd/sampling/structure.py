@@ -1,0 +1,122 @@
+"""Structure of a batch: from its roots hop by hop, whatever draws the neighbors of a hop."""
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from blockstore.kernels.order import compact_draws
+from blockstore.kernels.picks import BY_WEIGHT, LATEST, UNIFORM, UNTIL, Column, Rule
+from loaderd.memory.workspace import Workspace, WorkspaceFull
+from loaderd.plans.base import Plan, Unit
+from loaderd.plans.roots import Forest, Roots, drop_seed_edges
+from loaderd.sampling.renumbering import Renumbering
+
+IDENTITY = np.empty(0, np.uint32)  # as an order of entries: as they come
+NO_TREES = np.empty(0, np.uint32)
+NO_FOREST = Forest(np.empty(0, np.int64), np.empty(0, np.uint64), False)
+
+
+class Structure(NamedTuple):
+    """How far a workspace is filled after sampling."""
+
+    nodes_per_hop: tuple[int, ...]
+    edges_per_hop: tuple[tuple[int, ...], ...]
+    num_nodes: int
+    num_edges: int
+    frontiers: tuple[int, ...]  # nodes that each hop expanded
+    num_ends: int = 0  # of seed edges and their negatives
+
+
+Draw = Callable[[Column, Workspace, bool], None]  # of a frontier, with edge ids or without
+# gives the blocks of a relation that are marked in a mask, in groups, each held in turn
+HeldBlocks = Callable[[int, NDArray[np.uint8]], Iterator[NDArray[np.int64]]]
+
+
+def sample_hops(draw: Draw, plan: Plan, unit: Unit, work: Workspace, roots: Roots) -> Structure:
+    """Fill the workspace with a batch's structure, hop by hop.
+
+    draw   puts the picks of a column into `work.draws` at `work.starts`, and counts them
+
+    Raises WorkspaceFull, and what `draw` raises.
+    """
+    place_roots(roots, work)
+    num_nodes, edge, used, low = roots.nodes.size, 0, 0, 0
+    nodes_per_hop, edges_per_hop, frontiers = [num_nodes], [], []
+    edge_ids = plan.resolved.edge_ids or plan.resolved.edge_features
+    with Renumbering(work, num_nodes) as numbers:
+        for hop, fanouts in enumerate(plan.resolved.fanouts):
+            if plan.resolved.frontier == "layer":
+                low = 0
+            frontier = work.n_id[low:num_nodes]
+            trees = work.trees[low:num_nodes]
+            seeds_first = low == 0 and bool(roots.excluded)
+            low, found = num_nodes, []
+            frontiers.append(frontier.size)
+            if frontier.size >= work.starts.size or used + frontier.size > work.counts.size:
+                raise WorkspaceFull
+            for r in range(len(fanouts)):
+                counts = work.counts[used : used + frontier.size]
+                used += frontier.size
+                if fanouts[r] == 0:
+                    counts[:] = 0
+                    found.append(0)
+                    continue
+                column = make_column(plan, unit, hop, r, frontier, counts, trees, roots.forest)
+                draw(column, work, edge_ids)
+                if seeds_first:
+                    own = work.edge_draws if edge_ids else work.edge_draws[:0]
+                    drop_seed_edges(
+                        roots.excluded, r, work.starts, work.draws, work.starts, own, counts
+                    )
+                if edge_ids:
+                    compact_draws(
+                        work.edge_draws, work.starts, counts, frontier.size, work.edge_ids, edge
+                    )
+                end = numbers.add(work.draws, work.starts, counts, edge, trees)
+                found.append(end - edge)
+                edge = end
+            num_nodes = numbers.num_nodes
+            nodes_per_hop.append(num_nodes - low)
+            edges_per_hop.append(tuple(found))
+    return Structure(
+        tuple(nodes_per_hop), tuple(edges_per_hop), num_nodes, edge, tuple(frontiers),
+        roots.ends.size,
+    )  # fmt: skip
+
+
+def place_roots(roots: Roots, work: Workspace) -> None:
+    """Where a batch begins, into its workspace.  Raises WorkspaceFull."""
+    if roots.nodes.size > work.n_id.size:
+        raise WorkspaceFull
+    work.n_id[: roots.nodes.size] = roots.nodes
+    work.index[: roots.places.size] = roots.places
+    work.ends[: roots.ends.size] = roots.ends
+    work.times[: roots.times.size] = roots.times
+    if roots.forest is not None:
+        work.trees[: roots.nodes.size] = np.arange(roots.nodes.size)
+
+
+def make_column(
+    plan: Plan,
+    unit: Unit,
+    hop: int,
+    relation: int,
+    frontier: NDArray[Any],
+    counts: NDArray[np.uint32],
+    trees: NDArray[np.uint32],
+    forest: Forest | None,
+) -> Column:
+    """One hop of a batch over one relation; `trees` of its nodes count where there is a forest."""
+    resolved, kind = plan.resolved, UNIFORM
+    fanout = resolved.fanouts[hop][relation]
+    if forest is not None:
+        kind = LATEST if forest.last else UNTIL
+    else:
+        trees, forest = NO_TREES, NO_FOREST
+        if resolved.weighted and fanout >= 0:
+            kind = BY_WEIGHT
+    key = np.uint64(plan.hop_key(unit.epoch, unit.step, hop, relation))
+    rule = Rule(fanout, resolved.replace, kind, key, trees, forest.limits, forest.numbers)
+    return Column(frontier, relation, counts, rule, resolved.edge_features)

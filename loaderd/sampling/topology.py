@@ -1,0 +1,363 @@
+"""Neighbors of a frontier, drawn from graph blocks that are held in turn."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from blockstore.format import Relation, giant_capacity
+from blockstore.kernels.columns import BlockView, view_blocks
+from blockstore.kernels.links import find_ends
+from blockstore.kernels.locate import build_guide, choose_shift, locate_columns
+from blockstore.kernels.order import (
+    entries_of_blocks,
+    order_by_block,
+    prefix_starts,
+    stride_starts,
+)
+from blockstore.kernels.picks import UNIFORM, Column, Draws
+from blockstore.kernels.sample import (
+    Giants,
+    Picks,
+    column_degrees,
+    draw_columns,
+    fetch_giants,
+    mark_giants,
+    pick_giants,
+    rank_giants,
+)
+from blockstore.store import Store
+from loaderd.memory.ledger import first_items, has_edge_rows
+from loaderd.memory.reservation import Account
+from loaderd.memory.residency import Residency
+from loaderd.memory.workspace import StoreTables, Workspace, WorkspaceFull
+from loaderd.plans.base import Plan, Unit
+from loaderd.plans.roots import Roots
+from loaderd.sampling.structure import IDENTITY, HeldBlocks, Structure, sample_hops
+
+NO_ITEMS = np.empty(0, np.int64)
+_NO_RANKS = np.empty((0, 0), np.int64)
+
+
+class RelationIndex(NamedTuple):
+    """What stays in memory of one relation."""
+
+    first: int  # store id of the first node of the dst type
+    num_nodes: int
+    view: BlockView
+    guide: NDArray[np.uint32]
+    shift: int
+    num_blocks: int
+    has_giants: bool  # a column may go on in further blocks
+    first_item: NDArray[np.int64]  # (num_blocks + 1,) item of each block's first edge, or (0,)
+
+    def kept(self, tables: StoreTables) -> "RelationIndex":
+        """The same with its arrays where the tables of the store are kept."""
+        return self._replace(
+            view=self.view._replace(first_node=tables.keep(self.view.first_node)),
+            guide=tables.keep(self.guide), first_item=tables.keep(self.first_item),
+        )  # fmt: skip
+
+
+class GiantColumns(NamedTuple):
+    """Columns over several blocks that were found in a frontier."""
+
+    column: Column
+    blocks: NDArray[np.int32]  # that the frontier's columns start in
+    draws: Draws
+    giants: Giants
+
+
+class Topology:
+    """Samples from graph blocks, wherever the pool holds them."""
+
+    def __init__(
+        self,
+        store: Store,
+        residency: Residency,
+        data: NDArray[np.uint8],
+        slot_bytes: int,
+    ) -> None:
+        manifest = store.manifest
+        self._residency, self._data, self._slot_bytes = residency, data, slot_bytes
+        firsts = first_items(manifest)
+        self.relations = [
+            self._index(store, r, relation, first)
+            for r, (relation, first) in enumerate(zip(manifest.relations, firsts, strict=True))
+        ]
+
+    def load(self) -> None:
+        """Bring all graph blocks into memory, as far as they have room: one pass in order.
+
+        Where the whole graph stays, columns are found without a look at what is present.
+        """
+        for r in range(len(self.relations)):
+            self._residency.load(r)
+
+    def _index(self, store: Store, r: int, relation: Relation, item: int) -> RelationIndex:
+        """`item`: of the relation's first edge."""
+        manifest = store.manifest
+        dst = next(t for t in manifest.types if t.name == relation.dst)
+        first_node = store.first_node(relation)
+        shift = choose_shift(dst.num_nodes, relation.num_blocks)
+        item_bytes = relation.item_bytes(manifest.id_dtype)
+        slots = self._residency.pool.slot_of_block[r]
+        view = view_blocks(
+            self._data, manifest.id_dtype, relation.edge_id_dtype, slots, first_node,
+            self._slot_bytes, *item_bytes[1:3], giant_capacity(manifest.block_bytes, *item_bytes),
+        )  # fmt: skip
+        return RelationIndex(
+            dst.first,
+            dst.num_nodes,
+            view,
+            build_guide(first_node, dst.first, dst.num_nodes, shift),
+            shift,
+            relation.num_blocks,
+            bool((np.diff(first_node.astype(np.int64)) <= 1).any()),
+            store.first_edge(relation).astype(np.int64) + item
+            if has_edge_rows(manifest)
+            else NO_ITEMS,
+        )
+
+    def sample(self, plan: Plan, unit: Unit, work: Workspace, roots: Roots) -> Structure:
+        """Fill the workspace with the structure of the batch that begins there.
+
+        Raises WorkspaceFull: what was found is more than a small workspace holds; BatchFailed:
+        fanout -1 finds more than there are edges; CorruptBlock, OSError.
+        """
+        return sample_hops(self._draw, plan, unit, work, roots)
+
+    def find_edges(
+        self,
+        relation: int,
+        first_edge: NDArray[np.uint64],
+        index: NDArray[np.int64],
+        timed: bool,
+        held: HeldBlocks | None = None,
+    ) -> tuple[NDArray[Any], NDArray[Any], NDArray[np.int64]]:
+        """(sources, targets, times) of edges by their place in the order of the blocks: store ids.
+
+        first_edge  (num_blocks + 1,)  edges before each block
+        index       places; they become edge ids, where there are any
+        timed       whether times are wanted
+        held        gives the blocks marked in a mask, in groups, each held in turn; None: a
+                    worker's share at a time
+
+        A block is held once, however many of the edges lie there.  Raises CorruptBlock, OSError.
+        """
+        info, num = self.relations[relation], index.size
+        blocks = (np.searchsorted(first_edge, index.astype(np.uint64), "right") - 1).astype(
+            np.int32
+        )
+        starts, order = np.empty(info.num_blocks + 1, np.int64), np.empty(num, np.uint32)
+        order_by_block(blocks, num, starts, order)
+        marks = (np.diff(starts) > 0).astype(np.uint8)
+        entries, times = np.empty(num, np.uint32), np.empty(num * timed, np.int64)
+        src, dst = (np.empty(num, info.view.ids.dtype) for _ in range(2))
+        for group in self._held_whole(relation, marks) if held is None else held(relation, marks):
+            count = int(entries_of_blocks(order, starts, group, entries))
+            find_ends(info.view, entries[:count], blocks, first_edge, src, dst, index, times)
+        return src, dst, times
+
+    def _held_whole(self, relation: int, marks: NDArray[np.uint8]) -> Iterator[NDArray[np.int64]]:
+        """Blocks marked in a mask, in groups held in turn; one where the relation is in memory."""
+        if not self._residency.hold_file(relation):
+            yield from self._held(relation, np.flatnonzero(marks))
+            return
+        try:
+            yield np.flatnonzero(marks)
+        finally:
+            self._residency.drop_file(relation)
+
+    def has_giants(self, column: Column) -> bool:
+        """Whether a column of the relation may go on in further blocks."""
+        return self.relations[column.relation].has_giants
+
+    def locate(self, column: Column, blocks: NDArray[np.int32]) -> None:
+        """The block in which each column starts, -1 for a node of another type."""
+        index = self.relations[column.relation]
+        locate_columns(
+            column.nodes, column.nodes.size, index.first, index.num_nodes, index.view.first_node,
+            index.guide, index.shift, blocks,
+        )  # fmt: skip
+
+    def count(
+        self,
+        column: Column,
+        order: NDArray[np.uint32],
+        low: int,
+        high: int,
+        blocks: NDArray[np.int32],
+    ) -> None:
+        """Degrees of entries order[low:high], whose blocks are held, into the column's counts."""
+        view = self.relations[column.relation].view
+        column_degrees(view, column, blocks, order, low, high)
+
+    def draw_held(
+        self,
+        column: Column,
+        order: NDArray[np.uint32],
+        low: int,
+        high: int,
+        blocks: NDArray[np.int32],
+        draws: Draws,
+        giants: Giants,
+        num_giants: int = 0,
+    ) -> int:
+        """Draws of entries order[low:high], whose blocks are held.
+
+        Giants are appended; returns how many there are.
+        """
+        view = self.relations[column.relation].view
+        return int(draw_columns(view, column, blocks, order, low, high, draws, giants, num_giants))
+
+    def draws(
+        self,
+        column: Column,
+        starts: NDArray[np.int64],
+        sources: NDArray[Any],
+        edge_starts: NDArray[np.int64],
+        edges: NDArray[Any] | None,
+    ) -> Draws:
+        """Where a frontier's picks go; `edges` None: ids or items of the edges are not wanted."""
+        index = self.relations[column.relation]
+        edges = index.view.edge_ids[:0] if edges is None else edges
+        return Draws(
+            starts, sources, edge_starts, edges, index.first_item if column.items else NO_ITEMS
+        )
+
+    def draw_giants(
+        self,
+        found: Sequence[GiantColumns],
+        held: Callable[[NDArray[np.uint8]], Iterator[NDArray[np.int64]]],
+    ) -> None:
+        """Draws of columns of one relation over several blocks: all that were found in a hop.
+
+        held    gives the blocks marked in a mask, uint8 (num_blocks,), in groups, each held in turn
+
+        Only blocks that are picked from are read; of a ranked draw, all of the columns before.
+        """
+        found = [f for f in found if f.giants.entries.size]
+        if not found:
+            return
+        relation, rule = found[0].column.relation, found[0].column.rule
+        picks = [_make_picks(f) for f in found]
+        if rule.kind == UNIFORM:
+            for f, own in zip(found, picks, strict=True):
+                pick_giants(f.column, f.giants, own)
+        else:
+            marks = self._mark(found, picks)
+            for own in picks:
+                own.found[:] = 0
+            for group in held(marks):
+                view = self._only(relation, group)
+                for f, own in zip(found, picks, strict=True):
+                    rank_giants(view, f.column, f.blocks, f.giants, own)
+            for own in picks:
+                for positions, count in zip(own.positions, own.found.tolist(), strict=True):
+                    positions[:count].sort()
+        for group in held(self._mark(found, picks)):
+            view = self._only(relation, group)
+            for f, own in zip(found, picks, strict=True):
+                fetch_giants(view, f.column, f.blocks, f.draws, f.giants, own)
+
+    def _mark(self, found: Sequence[GiantColumns], picks: Sequence[Picks]) -> NDArray[np.uint8]:
+        """Mask of the blocks that picks lie in, uint8 (num_blocks,)."""
+        index = self.relations[found[0].column.relation]
+        marks = np.zeros(index.num_blocks, np.uint8)
+        for f, own in zip(found, picks, strict=True):
+            mark_giants(index.view.capacity, f.blocks, f.giants, own, marks)
+        return marks
+
+    def _only(self, relation: int, blocks: NDArray[np.int64]) -> BlockView:
+        """A view of these blocks alone: others may be there, and leave at any time."""
+        view = self.relations[relation].view
+        slots = np.full(view.slots.size, -1, np.int32)
+        slots[blocks] = view.slots[blocks]
+        return view._replace(slots=slots)
+
+    def _draw(self, column: Column, work: Workspace, edge_ids: bool) -> None:
+        """Draws of one frontier over one relation, into `work.draws` at `work.starts`."""
+        num = column.nodes.size
+        if num == 0:
+            return
+        index = self.relations[column.relation]
+        if index.num_blocks == 0:
+            column.counts[:] = 0
+            stride_starts(num, 0, work.starts)
+            return
+        self.locate(column, work.blocks)
+        self._place(column, index, work)
+        edges = work.edge_draws if edge_ids else None
+        draws = self.draws(column, work.starts, work.draws, work.starts, edges)
+        giants, n = Giants(work.giants, work.giant_degrees), 0
+        for order, low, high in self._groups(column, index, work):
+            n = self.draw_held(column, order, low, high, work.blocks, draws, giants, n)
+        giants = Giants(giants.entries[:n], giants.degrees[:n])
+        self.draw_giants(
+            [GiantColumns(column, work.blocks, draws, giants)],
+            lambda marks: self._held(column.relation, np.flatnonzero(marks)),
+        )
+
+    def _place(self, column: Column, index: RelationIndex, work: Workspace) -> None:
+        """Room for every column in `draws`.
+
+        That takes a pass over the degrees with fanout -1, and where the columns cannot all have
+        `fanout` edges: few of them do then.
+        """
+        num, rule = column.nodes.size, column.rule
+        if 0 <= num * rule.fanout <= work.draws.size:
+            stride_starts(num, rule.fanout, work.starts)
+            return
+        if rule.replace:
+            raise WorkspaceFull
+        for order, low, high in self._groups(column, index, work):
+            self.count(column, order, low, high, work.blocks)
+        if rule.fanout >= 0:
+            np.minimum(column.counts, rule.fanout, out=column.counts)
+        total = prefix_starts(column.counts, num, work.starts)
+        if total > work.draws.size:
+            raise WorkspaceFull
+
+    def _groups(
+        self, column: Column, index: RelationIndex, work: Workspace
+    ) -> Iterator[tuple[NDArray[np.uint32], int, int]]:
+        """(order, low, high): entries whose head block is held while the caller works on them."""
+        num = column.nodes.size
+        if self._residency.hold_file(column.relation):
+            try:
+                yield IDENTITY, 0, num
+            finally:
+                self._residency.drop_file(column.relation)
+            return
+        starts = work.block_starts[: index.num_blocks + 1]
+        placed = order_by_block(work.blocks, num, starts, work.order)
+        if placed < num:  # nodes of other types find nothing here
+            column.counts[work.blocks[:num] < 0] = 0
+        needed = np.flatnonzero(np.diff(starts)).astype(np.int64)
+        for blocks in self._held(column.relation, needed):
+            runs = np.searchsorted(needed, blocks)
+            breaks = np.flatnonzero(np.diff(runs) != 1) + 1
+            for run in np.split(blocks, breaks):
+                yield work.order, int(starts[run[0]]), int(starts[run[-1] + 1])
+
+    def _held(self, relation: int, needed: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
+        """`needed` in groups of a worker's share, those in memory first, each held in turn."""
+        here, share = self._residency.present(relation, needed), self._residency.worker_blocks
+        for part in (needed[here], needed[~here]):
+            for i in range(0, part.size, share):
+                group = part[i : i + share]
+                held = self._residency.hold(relation, group, account=Account.WORKER)
+                try:
+                    yield group
+                finally:
+                    self._residency.drop(held)
+
+
+def _make_picks(found: GiantColumns) -> Picks:
+    """Room for what is picked of giants; of a ranked draw all edges count as picked at first."""
+    rule = found.column.rule
+    shape = found.giants.entries.size, max(1, rule.fanout)
+    ranks = _NO_RANKS if rule.kind == UNIFORM else np.empty(shape, np.int64)
+    return Picks(ranks, np.empty(shape, np.int64), np.full(shape[0], -1, np.int64))

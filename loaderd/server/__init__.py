@@ -1,0 +1,1 @@
+"""Sockets, connections and owners: between clients and the sessions; it decides nothing."""

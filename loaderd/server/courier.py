@@ -1,0 +1,457 @@
+"""Batches for another host: gathered out of the arena into pieces, sent against credit."""
+
+import contextlib
+import queue
+import threading
+import weakref
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from msgspec import structs
+from numpy.typing import NDArray
+
+from blockstore.kernels.rows import NO_ROW, gather_rows
+from loaderd.api.errors import Refused
+from loaderd.api.protocol import (
+    Attached,
+    BatchReady,
+    Blob,
+    BlobArray,
+    ChunkReady,
+    ErrorReply,
+    LedgerEntry,
+    Piece,
+    Release,
+    RowGroup,
+    Skipped,
+)
+from loaderd.memory.blob import ALIGN
+from loaderd.memory.slots import LOOK_WAIT_S
+from loaderd.server.clients import Out, Serving
+
+FRAME_BYTES = 1 << 20  # of a piece, about: larger ones cost the client fresh pages
+FRAMES = 8  # buffers of a session; they hold what has not left this host yet
+_SHARE = 8  # a session's buffers take at most this part of what is free
+
+Carried = BatchReady | RowGroup | ChunkReady
+Send = Callable[[Out | Piece, NDArray[np.uint8] | None], None]
+Copy = Callable[[int, int, NDArray[np.uint8]], None]  # bytes [start, stop) of a region into `out`
+
+
+class _Ended(Exception):
+    """The session is closed, or its run is."""
+
+
+class Frames:
+    """Buffers in the arena; each comes back when the last view of it is gone."""
+
+    def __init__(self, engine: Serving) -> None:
+        """Takes them.  Raises Refused."""
+        self._broker, slot = engine.broker, engine.arena.slot_bytes
+        room = self._broker.available() // _SHARE
+        per = max(1, min(FRAME_BYTES // slot, room // FRAMES))
+        count = max(2, min(FRAMES, room // per))
+        self._taken: list[int] = []
+        self._memory: list[NDArray[np.uint8]] = []
+        self._free: queue.SimpleQueue[int] = queue.SimpleQueue()  # finalizers may put anywhere
+        try:
+            for _ in range(count):
+                first = self._broker.take_run(per, LOOK_WAIT_S)
+                self._taken += range(first, first + per)
+                self._free.put(len(self._memory))
+                self._memory.append(engine.arena.data[first * slot : (first + per) * slot])
+        except Refused:
+            if len(self._memory) < 2:
+                self.give_back()
+                raise
+        self.capacity = per * slot
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(m.size for m in self._memory)
+
+    def basis(self) -> str:
+        return f"{len(self._memory)} pieces x {self.capacity:,} B on their way to another host"
+
+    def take(self) -> int:
+        """The number of a free buffer; waits for one."""
+        return self._free.get()
+
+    def memory(self, number: int) -> NDArray[np.uint8]:
+        """To write to while it is held."""
+        return self._memory[number]
+
+    def put(self, number: int) -> None:
+        """Give back a buffer that was not lent."""
+        self._free.put(number)
+
+    def lend(self, number: int, num_bytes: int) -> NDArray[np.uint8]:
+        """What is in it; it is free again when this very array is gone."""
+        array = self._memory[number][:num_bytes]
+        weakref.finalize(array, self._free.put, number).atexit = False
+        return array
+
+    def wait_home(self) -> None:
+        """Until all have come back."""
+        for _ in self._memory:
+            self._free.get()
+
+    def give_back(self) -> None:
+        """To the arena; nobody may use them any more."""
+        self._broker.give(self._taken)
+        self._taken, self._memory = [], []
+
+
+@dataclass(frozen=True, slots=True)
+class _ByteRange:
+    """A run of bytes of what is sent."""
+
+    offset: int
+    num_bytes: int
+    grain: int  # it is cut at multiples of this
+    copy: Copy
+
+
+class Courier:
+    """One session's pieces, made in a thread of its own."""
+
+    def __init__(
+        self,
+        attached: Attached,
+        credit: int,
+        engine: Serving,
+        frames: Frames,
+        send: Send,
+        release: Callable[[Release], None],
+    ) -> None:
+        """`credit`: bytes that may be on their way; `send` may be called in any thread, and drops
+        its array when it has been sent.  Raises Refused: a buffer does not hold a row."""
+        self.session, self.frames = attached.session, frames
+        self._specs, self._credit = attached.rows, credit
+        # not all nodes have rows of all arrays, or edges have rows
+        self._typed = len(attached.types) > 1 or attached.resolved.edge_features
+        widest = max((s.row_bytes for s in attached.rows), default=0)
+        if widest > frames.capacity:
+            raise Refused(
+                f"a row has {widest:,} bytes, pieces for other hosts {frames.capacity:,}: close "
+                "other sessions, or give more --mem"
+            )
+        self._data, self._slot_bytes = engine.arena.data, engine.arena.slot_bytes
+        self._send, self._release = send, release
+        self._queue: queue.SimpleQueue[Out | None] = queue.SimpleQueue()
+        self._changed = threading.Condition()
+        self._run = -1
+        self._sent = self._taken = 0  # bytes of the run
+        self._closed = False
+        self._thread = threading.Thread(
+            target=self._work, name=f"courier-{attached.session}", daemon=True
+        )
+        self._thread.start()
+
+    # -- from the loop ----------------------------------------------------------------------------
+
+    def push(self, message: Out) -> None:
+        """Carry a message to the client, after those before it."""
+        self._queue.put(message)
+
+    def begin(self, run: int) -> None:
+        """A run begins: call it before the engine takes back what was lent to earlier ones."""
+        with self._changed:
+            if run > self._run:
+                self._run, self._sent, self._taken = run, 0, 0
+                self._changed.notify_all()
+
+    def taken(self, run: int, num_bytes: int) -> None:
+        """The client has that much of a run."""
+        with self._changed:
+            if run == self._run and self._taken < num_bytes <= self._sent:
+                self._taken = num_bytes
+                self._changed.notify_all()
+
+    def close(self) -> None:
+        """Carry nothing more: call it before the engine takes back what was lent."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        self._queue.put(None)
+
+    def join(self, timeout_s: float) -> None:
+        """Wait until the buffers are back."""
+        self._thread.join(timeout_s)
+
+    @property
+    def ended(self) -> bool:
+        """Whether its buffers are the arena's again."""
+        return not self._thread.is_alive()
+
+    def entry(self) -> LedgerEntry:
+        """What it takes of the pools."""
+        name = f"session {self.session}, pieces, out of the pools"
+        return LedgerEntry(name, self.frames.num_bytes, self.frames.basis())
+
+    # -- in the thread ----------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        while (message := self._queue.get()) is not None and not self._closed:
+            if isinstance(message, Skipped | ErrorReply):
+                self._send(message, None)
+                continue
+            try:
+                self._carry(message)
+            except _Ended:  # what is lent to an older run the engine takes back, or waits for
+                self._give_back(message)
+            except Exception as error:
+                self._send(
+                    ErrorReply(
+                        error="BatchFailed",
+                        message=f"step {message.step} could not be sent: {error}",
+                        session=self.session, run=message.run, step=message.step,
+                    ),
+                    None,
+                )  # fmt: skip
+        self.frames.wait_home()
+        self.frames.give_back()
+
+    def _check(self, run: int) -> None:
+        """Raises _Ended: what was lent to the run may have been taken back."""
+        with self._changed:
+            if self._stale(run):
+                raise _Ended
+
+    def _carry(self, message: Carried) -> None:
+        """One message and its bytes; then the arena has them back."""
+        header, regions = self._parcel(message)
+        self._check(message.run)
+        self._send(header, None)
+        place = {
+            "session": self.session, "run": message.run, "step": message.step,
+            "group": _group_of(message),
+        }  # fmt: skip
+        with contextlib.closing(self._fill(message.run, regions)) as pieces:
+            for offset, number, size in pieces:
+                self._send(Piece(**place, offset=offset), self.frames.lend(number, size))
+        self._give_back(message)
+
+    def _give_back(self, message: Carried) -> None:
+        """Nothing reads what was lent for a message any more."""
+        session, run, group = self.session, message.run, _group_of(message)
+        self._release(Release(session=session, run=run, step=message.step, group=group))
+
+    def _stale(self, run: int) -> bool:
+        return self._closed or run != self._run
+
+    def _spend(self, run: int, num_bytes: int) -> None:
+        """Wait for credit; one piece may always be on its way."""
+        with self._changed:
+
+            def allowed() -> bool:
+                on_the_way = self._sent - self._taken
+                return not on_the_way or on_the_way + num_bytes <= self._credit
+
+            self._changed.wait_for(lambda: self._stale(run) or allowed())
+            if self._stale(run):
+                raise _Ended
+            self._sent += num_bytes
+
+    def _fill(
+        self, run: int, regions: Sequence[_ByteRange]
+    ) -> Generator[tuple[int, int, int], None, None]:
+        """Offset of the first byte, number and bytes of buffers; each must be lent at once."""
+        number, first, used, held = self.frames.take(), 0, 0, True
+        try:
+            for region in regions:
+                done = 0
+                while done < region.num_bytes:
+                    self._check(run)
+                    start = region.offset + done
+                    if not used:
+                        first = start
+                    at = start - first
+                    room = (self.frames.capacity - at) // region.grain * region.grain
+                    count = min(region.num_bytes - done, room)
+                    if count > 0:
+                        out = self.frames.memory(number)[at : at + count]
+                        region.copy(done, done + count, out)
+                        done, used = done + count, at + count
+                        continue
+                    self._spend(run, used)
+                    held = False
+                    yield first, number, used
+                    number, used, held = self.frames.take(), 0, True
+            if used:
+                self._spend(run, used)
+                held = False
+                yield first, number, used
+        finally:
+            if held:
+                self.frames.put(number)
+
+    # -- what there is to send --------------------------------------------------------------------
+
+    def _parcel(self, message: Carried) -> tuple[Carried, list[_ByteRange]]:
+        """The message as the client gets it, and the bytes that follow it."""
+        if isinstance(message, ChunkReady):
+            return self._chunk(message)
+        if isinstance(message, RowGroup):
+            blob, regions = self._rows(message, 0)
+            return structs.replace(message, blob=blob), regions
+        structure = message.structure
+        size = _end(structure)
+        blob, regions = self._rows(message.rows, -(-size // ALIGN) * ALIGN)
+        header = structs.replace(
+            message,
+            structure=structs.replace(structure, slots=()),
+            rows=structs.replace(message.rows, blob=blob),
+        )
+
+        def copy(start: int, stop: int, out: NDArray[np.uint8]) -> None:
+            self._read(structure, start, stop, out)
+
+        return header, [_ByteRange(0, size, ALIGN, copy), *regions]
+
+    def _rows(self, group: RowGroup, offset: int) -> tuple[Blob, list[_ByteRange]]:
+        """Positions, where there are any, and rows instead of their addresses."""
+        named = {a.name: a for a in group.blob.arrays}
+        plain: list[tuple[str, str, int, int, int, Copy]] = []
+        if positions := named.get("positions"):
+            plain.append(
+                ("positions", "uint32", group.num_rows, 4, ALIGN, self._bytes(group, positions))
+            )
+        for spec in self._specs:
+            addresses, width = named[f"address:{spec.name}"], spec.row_bytes
+            num, gather = group.num_rows, self._gather(group, addresses, width)
+            if self._typed:
+                num, gather = self._gather_typed(group, addresses, width)
+            plain.append((f"rows:{spec.name}", "uint8", num * width, 1, width, gather))
+        return _lay_out(plain, offset)
+
+    def _bytes(self, group: RowGroup, array: BlobArray) -> Copy:
+        def copy(start: int, stop: int, out: NDArray[np.uint8]) -> None:
+            self._read(group.blob, array.offset + start, array.offset + stop, out)
+
+        return copy
+
+    def _gather(self, group: RowGroup, array: BlobArray, row_bytes: int) -> Copy:
+        def copy(start: int, stop: int, out: NDArray[np.uint8]) -> None:
+            low, high = start // row_bytes, stop // row_bytes
+            addresses = np.empty(high - low, np.uint64)
+            self._read(
+                group.blob, array.offset + 8 * low, array.offset + 8 * high,
+                addresses.view(np.uint8),
+            )  # fmt: skip
+            self._check(group.run)  # else they may have been written over by now
+            gather_rows(self._data, addresses, 0, high - low, row_bytes, out)
+
+        return copy
+
+    def _gather_typed(self, group: RowGroup, array: BlobArray, row_bytes: int) -> tuple[int, Copy]:
+        """Of nodes that have such a row, alone."""
+        addresses = np.empty(group.num_rows, np.uint64)
+        self._read(
+            group.blob, array.offset, array.offset + addresses.nbytes, addresses.view(np.uint8)
+        )
+        self._check(group.run)
+        addresses = addresses[addresses < NO_ROW]
+
+        def copy(start: int, stop: int, out: NDArray[np.uint8]) -> None:
+            low, high = start // row_bytes, stop // row_bytes
+            gather_rows(self._data, addresses[low:high], 0, high - low, row_bytes, out)
+
+        return addresses.size, copy
+
+    def _read(self, blob: Blob, start: int, stop: int, out: NDArray[np.uint8]) -> None:
+        """Bytes of a blob in the arena."""
+        at = start
+        while at < stop:
+            slot, inside = divmod(at, self._slot_bytes)
+            count = min(stop - at, self._slot_bytes - inside)
+            place = blob.slots[slot] * self._slot_bytes + inside
+            out[at - start : at - start + count] = self._data[place : place + count]
+            at += count
+
+    def _chunk(self, ready: ChunkReady) -> tuple[Carried, list[_ByteRange]]:
+        """Rows in the order of the batch, whatever their form."""
+        num = ready.num_rows
+        plain: list[tuple[str, str, int, int, int, Copy]] = [
+            ("input_id", "int64", num, 8, ALIGN, self._input_id(ready))
+        ]
+        for spec, places in zip(self._specs, ready.places, strict=True):
+            copy = (
+                self._indexed(ready, places[0], spec.row_bytes)
+                if ready.form == "index"
+                else self._ranges(places, ready.counts or (num,), spec.row_bytes)
+            )
+            plain.append(
+                (f"rows:{spec.name}", "uint8", num * spec.row_bytes, 1, spec.row_bytes, copy)
+            )
+        blob, regions = _lay_out(plain, 0)
+        header = structs.replace(
+            ready, form="pieces", first=(), counts=(), places=(), index=-1, pieces=blob
+        )
+        return header, regions
+
+    def _input_id(self, ready: ChunkReady) -> Copy:
+        if ready.index >= 0:
+
+            def copy(start: int, stop: int, out: NDArray[np.uint8]) -> None:
+                out[:] = self._data[ready.index + start : ready.index + stop]
+
+            return copy
+        ranges = zip(ready.first, ready.counts, strict=True)
+        ids = np.concatenate([np.arange(f, f + c, dtype=np.int64) for f, c in ranges])
+        raw = ids.view(np.uint8)
+
+        def copy_ids(start: int, stop: int, out: NDArray[np.uint8]) -> None:
+            out[:] = raw[start:stop]
+
+        return copy_ids
+
+    def _ranges(self, places: Sequence[int], counts: Sequence[int], row_bytes: int) -> Copy:
+        ends = np.cumsum(np.asarray(counts, np.int64) * row_bytes)
+
+        def copy(start: int, stop: int, out: NDArray[np.uint8]) -> None:
+            at = start
+            r = int(np.searchsorted(ends, start, side="right"))
+            while at < stop:
+                begin = int(ends[r]) - counts[r] * row_bytes
+                count = min(stop, int(ends[r])) - at
+                place = places[r] + at - begin
+                out[at - start : at - start + count] = self._data[place : place + count]
+                at, r = at + count, r + 1
+
+        return copy
+
+    def _indexed(self, ready: ChunkReady, place: int, row_bytes: int) -> Copy:
+        def copy(start: int, stop: int, out: NDArray[np.uint8]) -> None:
+            low, high = start // row_bytes, stop // row_bytes
+            raw = self._data[ready.index + 8 * low : ready.index + 8 * high]
+            addresses = raw.copy().view(np.uint64)
+            self._check(ready.run)
+            addresses *= np.uint64(row_bytes)
+            addresses += np.uint64(place)
+            gather_rows(self._data, addresses, 0, high - low, row_bytes, out)
+
+        return copy
+
+
+def _group_of(message: Carried) -> int:
+    """The row group that a message brings; chunks are one."""
+    rows = message.rows if isinstance(message, BatchReady) else message
+    return rows.group if isinstance(rows, RowGroup) else 0
+
+
+def _end(blob: Blob) -> int:
+    return max((a.offset + a.length * np.dtype(a.dtype).itemsize for a in blob.arrays), default=0)
+
+
+def _lay_out(
+    plain: Sequence[tuple[str, str, int, int, int, Copy]], offset: int
+) -> tuple[Blob, list[_ByteRange]]:
+    """Arrays (name, dtype, items, bytes of one, grain, copy) one after the other."""
+    arrays, regions = [], []
+    for name, dtype, length, item, grain, copy in plain:
+        arrays.append(BlobArray(name, dtype, offset, length))
+        regions.append(_ByteRange(offset, length * item, grain, copy))
+        offset += -(-length * item // ALIGN) * ALIGN
+    return Blob((), tuple(arrays)), regions

@@ -1,0 +1,153 @@
+"""Clients of this machine: they are handed the arena's descriptor, heard, and seen to leave."""
+
+import asyncio
+import contextlib
+import os
+import socket
+from collections.abc import Sequence
+
+from loaderd.api.endpoint import Endpoint
+from loaderd.api.errors import BadMessage, Refused
+from loaderd.api.protocol import ClientMessage, ErrorReply, Message, Release, Start, encode
+from loaderd.memory.ledger import request_bytes
+from loaderd.server.clients import Out, Serving, Shell
+from loaderd.server.owners import Admission, peer_credentials, share_file
+from loaderd.server.registry import Caller, Peer
+from loaderd.server.transport import Frame
+from loaderd.server.zmtp import LocalRouter
+
+BACKLOG = 64
+RETRY_S = 1.0  # to accept again after descriptors ran out
+
+
+class LocalClients:
+    """Clients of this machine, whose sessions read the arena themselves.
+
+    One socket hands out the arena's descriptor, with a token of its own for each connection.
+    Clients say nothing there: the end of a connection, however it comes, is the client's death
+    notice.  Messages pass over the other socket.  All methods belong to the event loop's thread,
+    and mean what they do in `RemoteClients`.
+    """
+
+    def __init__(
+        self, endpoint: Endpoint, engine: Serving, admission: Admission, shell: Shell
+    ) -> None:
+        """Opens both sockets, the one that hands out the arena last."""
+        self._endpoint, self._engine, self._shell = endpoint, engine, shell
+        self._admission = admission
+        self._owners: dict[int, str] = {}
+        self._open: dict[int, socket.socket] = {}
+        self._loop = asyncio.get_running_loop()
+        room = request_bytes(engine.settings.mem_bytes) // 2  # the other half: ids that are kept
+        self._router = LocalRouter(endpoint.path, self._receive, room)
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            share_file(endpoint.path, admission.gid)
+            old = os.umask(0o177)
+            try:
+                self._listener.bind(str(endpoint.new_door))
+            finally:
+                os.umask(old)
+            share_file(endpoint.new_door, admission.gid)
+            self._listener.listen(BACKLOG)
+            endpoint.new_door.rename(endpoint.door)
+        except BaseException:
+            self._listener.close()
+            self._router.close()
+            raise
+        self._listener.setblocking(False)
+        self._listen()
+
+    def _receive(self, identity: bytes, _: str, frames: Sequence[Frame]) -> None:
+        self._shell.receive(Caller(identity), frames)
+
+    def send(self, caller: Caller, message: Message) -> bool:
+        return self._router.send(caller.identity, message)
+
+    def hear(self, caller: Caller, message: ClientMessage) -> None:  # noqa: ARG002
+        raise BadMessage(f"{type(message).__name__}: expected over tcp only")
+
+    def is_open(self, token: int) -> bool:
+        return token in self._open
+
+    def owner_of(self, peer: Peer) -> str | None:
+        return self._owners.get(peer.token)
+
+    def push(self, session: int, caller: Caller, message: Out) -> bool:  # noqa: ARG002
+        return self.send(caller, message)
+
+    def begin(self, start: Start) -> None:
+        """Nothing is on its way."""
+
+    def release(self, release: Release) -> None:
+        self._engine.release(release)
+
+    def close_session(self, session: int) -> None:
+        """Nothing is held beside what the engine holds."""
+
+    def held_bytes(self, session: int) -> int:  # noqa: ARG002
+        return 0
+
+    def hang_up(self, token: int) -> None:
+        """End a connection; does nothing where it has ended."""
+        connection = self._open.pop(token, None)
+        self._owners.pop(token, None)
+        if connection is not None:
+            self._loop.remove_reader(connection)
+            connection.close()
+
+    def close(self) -> None:
+        """Remove the sockets and hang up on everybody."""
+        self._endpoint.door.unlink(missing_ok=True)
+        self._loop.remove_reader(self._listener)
+        self._listener.close()
+        for token in list(self._open):
+            self.hang_up(token)
+        self._router.close()
+        self._endpoint.path.unlink(missing_ok=True)
+
+    def _listen(self) -> None:
+        if self._listener.fileno() >= 0:
+            self._loop.add_reader(self._listener, self._accept)
+
+    def _accept(self) -> None:
+        try:
+            connection, _ = self._listener.accept()
+        except (BlockingIOError, ConnectionError):  # it left before we came
+            return
+        except OSError as error:  # out of descriptors: the listener would stay readable
+            self._loop.remove_reader(self._listener)
+            self._loop.call_later(RETRY_S, self._listen)
+            context = {"message": f"{self._endpoint.door}: a client must wait", "exception": error}
+            self._loop.call_exception_handler(context)
+            return
+        connection.setblocking(False)
+        token = int.from_bytes(os.urandom(7), "little")
+        try:
+            owner = self._admission.owner(peer_credentials(connection))
+            arena_fd = self._engine.arena.open_to_read()
+            try:
+                socket.send_fds(connection, [encode(self._shell.welcome(token))], [arena_fd])
+            finally:
+                os.close(arena_fd)
+        except Refused as error:
+            with contextlib.suppress(OSError):
+                connection.send(encode(ErrorReply(error="Refused", message=str(error))))
+            connection.close()
+            return
+        except OSError:
+            connection.close()
+            return
+        self._open[token], self._owners[token] = connection, owner
+        self._loop.add_reader(connection, self._readable, token)
+
+    def _readable(self, token: int) -> None:
+        try:
+            if self._open[token].recv(4096):
+                return
+        except BlockingIOError:
+            return
+        except OSError:  # a reset is an end, too
+            pass
+        self.hang_up(token)
+        self._shell.gone(token)

@@ -1,0 +1,122 @@
+"""The numbers of one request on their way from a client to the arena: asked for piece by piece.
+
+A request announces how many there are.  They are asked for when a run of slots is there for them, a
+few pieces at a time, so that no client can make the daemon hold more than these on the way.
+
+One request at a time has such a run.  A client that sends nothing for `TURN_S` while others wait
+loses its turn: it is asked again, from the first number on, after those who waited.  So a client
+keeps each of the others waiting for `TURNS * TURN_S` at most; the last lost turn is a refusal.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from loaderd.api.errors import BadMessage, Refused
+from loaderd.api.protocol import Attach, Ids, IdsWanted, LedgerEntry
+from loaderd.memory.slots import RequestArea
+from loaderd.server.registry import Peer
+
+PIECE = 1 << 14  # numbers of a piece: 128 KiB
+AHEAD = 4  # pieces that are asked for and have not come
+PIECE_S = 10.0  # for the next piece
+TURN_S = 1.0  # likewise, while others wait
+TURNS = 3  # that a request may lose
+LEAST_RATE = 1 << 20  # numbers a second, of all of them: others wait for the room
+
+
+class Intake:
+    """All methods belong to the event loop's thread."""
+
+    def __init__(
+        self,
+        peer: Peer,
+        request: Attach,
+        area: RequestArea,
+        turn: int = 0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`turn`: how many this request has lost before; `clock` in seconds."""
+        self.peer, self.request, self._area, self._clock = peer, request.request, area, clock
+        self._numbers = area.numbers
+        self._asked = self._come = 0  # numbers
+        self._end = clock() + PIECE_S + self._numbers.size / LEAST_RATE
+        self._turn = turn
+        self._failure: Exception | None = None
+        self._changed = asyncio.Event()
+
+    def wanted(self) -> list[IdsWanted]:
+        """What is to be asked for now."""
+        found = []
+        while self._asked < min(self._numbers.size, self._come + AHEAD * PIECE):
+            count = min(PIECE, self._numbers.size - self._asked)
+            found.append(IdsWanted(request=self.request, first=self._asked, count=count))
+            self._asked += count
+        return found
+
+    def take(self, message: Ids) -> None:
+        """A piece has come.  Raises BadMessage: it is not the next one that was asked for."""
+        if self._turn and message.first != self._come:
+            return  # of what was asked for in an earlier turn
+        count = len(message.numbers) // 8
+        expected = min(PIECE, self._asked - self._come)
+        if (message.first, len(message.numbers)) != (self._come, 8 * expected) or not expected:
+            error = BadMessage(
+                f"ids: {len(message.numbers)} bytes of numbers from {message.first} on, expected "
+                f"{8 * expected} from {self._come} on, as they were asked for"
+            )
+            self.fail(error)
+            raise error
+        self._numbers[self._come : self._come + count] = np.frombuffer(message.numbers, "<i8")
+        self._come += count
+        self._changed.set()
+
+    def fail(self, error: Exception) -> None:
+        """Nothing more will come."""
+        self._failure = error
+        self._changed.set()
+
+    async def fill(self, send: Callable[[IdsWanted], bool], waited_for: Callable[[], bool]) -> bool:
+        """Ask for the numbers and wait for them.  Raises Refused, BadMessage.
+
+        waited_for   whether other requests wait for their turn
+
+        Returns False if this one has lost its turn.
+        """
+        since = self._clock()
+        while self._come < self._numbers.size:
+            for message in self.wanted():
+                if not send(message):
+                    raise Refused("ids: the client is gone")
+            end = min(since + PIECE_S, self._end)
+            left = min(TURN_S, end - self._clock())
+            try:
+                await asyncio.wait_for(self._changed.wait(), max(0.0, left))
+            except TimeoutError:
+                lost = waited_for()
+                if self._clock() >= end or (lost and self._turn + 1 >= TURNS):
+                    raise self._late() from None
+                if lost:
+                    return False
+                continue
+            since = self._clock()
+            self._changed.clear()
+            if self._failure is not None:
+                raise self._failure
+        return True
+
+    def _late(self) -> Refused:
+        return Refused(
+            f"ids: {self._come} of {self._numbers.size} numbers came in time, expected one piece "
+            f"in {PIECE_S:g} s ({TURN_S:g} s while others wait) and {LEAST_RATE:,} a second"
+        )
+
+    def entry(self) -> LedgerEntry:
+        """What it takes of the pools."""
+        return LedgerEntry(
+            "session memory, numbers of a request",
+            self._area.num_bytes,
+            f"{self._numbers.size:,} x 8 B, of one request at a time",
+        )

@@ -1,0 +1,96 @@
+"""Which peer holds which session: pure bookkeeping of the daemon's shell."""
+
+from typing import NamedTuple
+
+from loaderd.api.errors import Refused
+from loaderd.api.protocol import Attach, Attached
+
+MAX_SESSIONS = 256  # open or being opened, of all clients
+
+
+class Caller(NamedTuple):
+    """Who sent a message: an identity at one of the daemon's ROUTERs."""
+
+    identity: bytes
+    remote: bool = False  # at that of other hosts
+
+
+class Peer(NamedTuple):
+    """Who attached: under the token of a connection at the door, or of a greeting over tcp."""
+
+    caller: Caller
+    token: int
+
+
+class _Open(NamedTuple):
+    peer: Peer
+    owner: str
+    window: int
+
+
+class Registry:
+    """Sessions by peer.  A session answers to the peer that attached it, and to nobody else."""
+
+    def __init__(self) -> None:
+        """No session is open."""
+        self._open: dict[int, _Open] = {}
+        self._requests: dict[tuple[Peer, int], Attached | None] = {}  # None: being opened
+
+    def begin(self, peer: Peer, request: Attach) -> Attached | None:
+        """A session is asked for; returns the earlier answer where the request is a repetition.
+
+        None: open it, then call `opened` or `failed`.  Raises Refused: too many are open.
+        """
+        key = (peer, request.request)
+        if (answered := self._requests.get(key)) is not None:
+            return answered
+        if len(self._requests) >= MAX_SESSIONS:
+            raise Refused(f"{MAX_SESSIONS} sessions are open, the most that are served")
+        self._requests[key] = None
+        return None
+
+    def is_opening(self, peer: Peer, request: Attach) -> bool:
+        """Whether the same request is on its way already."""
+        key = (peer, request.request)
+        return key in self._requests and self._requests[key] is None
+
+    def opened(self, peer: Peer, attached: Attached, owner: str) -> None:
+        """The session that `begin` asked for is open; `owner`: whose it is."""
+        self._requests[peer, attached.request] = attached
+        self._open[attached.session] = _Open(peer, owner, attached.window)
+
+    def failed(self, peer: Peer, request: Attach) -> None:
+        """The session that `begin` asked for could not be opened."""
+        self._requests.pop((peer, request.request), None)
+
+    def peer(self, session: int) -> Peer | None:
+        """Who holds a session."""
+        found = self._open.get(session)
+        return None if found is None else found.peer
+
+    def owner(self, session: int) -> str:
+        """Whose a session is; "": nobody's."""
+        found = self._open.get(session)
+        return "" if found is None else found.owner
+
+    def windows(self, owner: str) -> dict[int, int]:
+        """The window of each session of an owner."""
+        return {session: o.window for session, o in self._open.items() if o.owner == owner}
+
+    def holds(self, caller: Caller, session: int) -> bool:
+        """Whether the session is open and belongs to this caller."""
+        peer = self.peer(session)
+        return peer is not None and peer.caller == caller
+
+    def close(self, session: int) -> Peer:
+        """A session has ended; returns who held it."""
+        peer = self._open.pop(session).peer
+        for key, attached in self._requests.items():
+            if attached is not None and attached.session == session:
+                del self._requests[key]
+                break
+        return peer
+
+    def sessions_of(self, token: int) -> list[int]:
+        """All sessions attached under a token."""
+        return [session for session, found in self._open.items() if found.peer.token == token]

@@ -1,0 +1,222 @@
+"""ZeroMQ in the daemon: a ROUTER in the event loop, and the one question that `status` asks."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import zmq
+from numpy.typing import NDArray
+
+from loaderd.api.endpoint import Endpoint, knock, parse_endpoint
+from loaderd.api.errors import BadMessage, DaemonError, NoDaemon, Refused
+from loaderd.api.keys import Authorized, KeyPair
+from loaderd.api.protocol import LEASE_S, Message, StatusReply, StatusRequest, decode_daemon, encode
+from loaderd.api.tcp import SCHEME, TcpAddress, knock_tcp, parse_tcp
+from loaderd.server.curve import Gate, client_options, server_options
+
+ANSWER_MS = 5000
+SEND_QUEUE = 100_000  # messages to one peer; a window of batches is far below
+RECEIVE_QUEUE = 32  # messages of one peer; then it waits
+FRAME_BYTES = 1 << 19  # a peer that sends a larger one is cut off
+MESSAGE_BYTES = 1 << 18  # of a message
+MAX_FRAMES = 1  # of a message
+BURST = 64  # messages taken before the loop may do other things
+LINGER_MS = 200  # for what is queued at the end
+HANDSHAKE_MS = 10_000  # for a peer over tcp
+WAITING = 128  # connections over tcp that are not accepted yet
+
+Frame = bytes | memoryview
+Receive = Callable[[bytes, str, list[Frame]], None]  # identity, public key of the peer, frames
+
+
+class TcpRouter:
+    """A ROUTER for other hosts, which with keys lets in those that are authorized.
+
+    Driven by the running event loop; all methods belong to the loop's thread.  libzmq's descriptor
+    tells of edges only, and a send may eat one: after each send, and after an exception, the socket
+    is looked at again.
+    """
+
+    def __init__(
+        self,
+        address: TcpAddress,
+        receive: Receive,
+        pair: KeyPair | None,
+        authorized: Authorized | None,
+    ) -> None:
+        """`receive` is called in the loop for each message; what it raises goes to the loop.
+
+        pair   None: whoever reaches the address is let in
+
+        Raises Refused: the address cannot be had.
+        """
+        self._receive, self._loop = receive, asyncio.get_running_loop()
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
+        self._socket = self._context.socket(zmq.ROUTER)
+        self._socket.copy_threshold = 0  # arrays lie in the arena: no second memory for them
+        self._looks = False  # a look at the socket is scheduled
+        self._gate: Gate | None = None
+        options: list[tuple[int, int | bytes]] = [
+            (zmq.SNDHWM, SEND_QUEUE),
+            (zmq.RCVHWM, RECEIVE_QUEUE),
+            (zmq.MAXMSGSIZE, FRAME_BYTES),
+            (zmq.LINGER, LINGER_MS),
+            (zmq.ROUTER_MANDATORY, 1),
+            (zmq.IPV6, int(address.is_v6)),
+            (zmq.TCP_KEEPALIVE, 1),
+            # a stopped client keeps its window shut, and answers all the same
+            (zmq.TCP_MAXRT, int(1000 * LEASE_S)),
+            (zmq.HANDSHAKE_IVL, HANDSHAKE_MS),
+            (zmq.BACKLOG, WAITING),
+        ]
+        try:
+            if pair is not None and authorized is not None:
+                self._gate = Gate(self._context, authorized)
+                self._gate.start()
+                options += server_options(pair)
+            for option, value in options:
+                self._socket.setsockopt(option, value)
+            self._socket.bind(address.place)
+        except BaseException as error:
+            self._close_sockets()
+            if isinstance(error, zmq.ZMQError):
+                raise Refused(
+                    f"--listen {address}: {error.strerror}; expected a free one of this host"
+                ) from error
+            raise
+        self._fd = int(self._socket.getsockopt(zmq.FD))
+        self._loop.add_reader(self._fd, self._look)
+        self._look_soon()
+
+    @property
+    def address(self) -> str:
+        """Where it listens; a port that was chosen is in it."""
+        return bytes(self._socket.getsockopt(zmq.LAST_ENDPOINT)).rstrip(b"\0").decode()
+
+    def send(self, identity: bytes, message: Message) -> bool:
+        """Queue a message without waiting; False where the peer vanished or reads nothing."""
+        try:
+            self._socket.send_multipart([identity, encode(message)], zmq.NOBLOCK)
+        except zmq.ZMQError:  # EHOSTUNREACH, EAGAIN; ENOTSOCK once closed
+            return False
+        finally:
+            self._look_soon()
+        return True
+
+    def send_array(self, identity: bytes, message: Message, array: NDArray[np.uint8]) -> bool:
+        """The same with bytes after it, which are not copied: `array` is held until they left."""
+        try:
+            self._socket.send_multipart([identity, encode(message)], zmq.NOBLOCK | zmq.SNDMORE)
+            self._socket.send(array.data, zmq.NOBLOCK, copy=False)
+        except zmq.ZMQError:
+            return False
+        finally:
+            self._look_soon()
+        return True
+
+    def close(self) -> None:
+        """Close after what is queued has gone."""
+        self._loop.remove_reader(self._fd)
+        self._close_sockets()
+
+    def _close_sockets(self) -> None:
+        self._socket.close()
+        if self._gate is not None:
+            self._gate.stop()
+        self._context.term()
+
+    def _look_soon(self) -> None:
+        if not self._looks and not self._socket.closed:
+            self._looks = True
+            self._loop.call_soon(self._look)
+
+    def _look(self) -> None:
+        """Take what has come, at most a burst of it."""
+        self._looks = False
+        for _ in range(BURST):
+            if self._socket.closed:
+                return
+            try:
+                identity = self._socket.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            key, frames = self._take()
+            try:
+                self._receive(identity, key, frames)
+            except Exception as error:
+                context = {"message": "a message could not be handled", "exception": error}
+                self._loop.call_exception_handler(context)
+        self._look_soon()
+
+    def _take(self) -> tuple[str, list[Frame]]:
+        """The peer's key and the frames after its identity.
+
+        Of a message of more frames, or a larger one, than there may be: none.
+        """
+        key, frames, odd = "", list[Frame](), False
+        while self._socket.getsockopt(zmq.RCVMORE):
+            frame: Any = self._socket.recv(zmq.NOBLOCK, copy=False)
+            if not frames:
+                key = _key_of(frame)
+                odd = odd or len(frame.buffer) > MESSAGE_BYTES
+            if len(frames) == MAX_FRAMES:
+                odd = True
+            if not odd:
+                frames.append(frame.bytes)
+        return key, [] if odd else frames
+
+
+def _key_of(frame: Any) -> str:
+    """The public key of who sent a frame, as the answer to libzmq's question named it."""
+    try:
+        return str(frame.get("User-Id"))
+    except zmq.ZMQError:  # it was not asked
+        return ""
+
+
+def ask_status(endpoint: Endpoint | TcpAddress) -> StatusReply:
+    """What the daemon at the endpoint says of itself.  Raises NoDaemon, Refused."""
+    remote = isinstance(endpoint, TcpAddress)
+    door = None
+    if isinstance(endpoint, TcpAddress):
+        knock_tcp(endpoint)
+    else:
+        door = knock(endpoint)
+    context = zmq.Context()
+    dealer: zmq.Socket[bytes] = context.socket(zmq.DEALER)
+    try:
+        dealer.setsockopt(zmq.LINGER, 0)
+        if isinstance(endpoint, TcpAddress):
+            for option, value in client_options(endpoint):
+                dealer.setsockopt(option, value)
+        dealer.connect(endpoint.place if isinstance(endpoint, TcpAddress) else str(endpoint))
+        dealer.send(encode(StatusRequest()))
+        poller = zmq.Poller()
+        poller.register(dealer, zmq.POLLIN)
+        if door is not None:
+            poller.register(door, zmq.POLLERR)  # its hang-up
+        ready = dict(poller.poll(ANSWER_MS))
+        if dealer not in ready:
+            how = "went away" if ready else f"does not answer within {ANSWER_MS / 1000:g} s"
+            keys = "; is this side's key in its authorized_keys?" if remote else ""
+            raise NoDaemon(f"{endpoint}: the daemon {how}{keys}")
+        return _status_of(decode_daemon(dealer.recv()), endpoint)
+    except BadMessage as error:
+        raise DaemonError(f"{endpoint}: {error}") from error
+    finally:
+        dealer.close()
+        context.term()
+        if door is not None:
+            door.close()
+
+
+def parse_either(text: str) -> Endpoint | TcpAddress:
+    """The local or remote endpoint that `text` names.  Raises Refused."""
+    return parse_tcp(text) if text.startswith(SCHEME) else parse_endpoint(text)
+
+
+def _status_of(reply: Message, endpoint: Endpoint | TcpAddress) -> StatusReply:
+    if not isinstance(reply, StatusReply):
+        raise DaemonError(f"{endpoint}: the answer is {type(reply).__name__}, expected a status")
+    return reply

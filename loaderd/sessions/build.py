@@ -1,0 +1,197 @@
+"""Building one batch in a worker thread: sample and address, then fill what was placed."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from blockstore.format import align
+from blockstore.io.arena import Arena
+from loaderd.api.errors import BatchFailed
+from loaderd.api.protocol import BatchReady, RowGroup
+from loaderd.memory.blob import ALIGN, write_blob
+from loaderd.memory.workspace import Workspace, WorkspaceFull
+from loaderd.plans.base import Plan, Unit
+from loaderd.plans.minibatch import MinibatchPlan
+from loaderd.plans.roots import EndTable, Roots, edge_roots, node_roots, seed_places, timed_roots
+from loaderd.sampling.rows import RowAssembler
+from loaderd.sampling.structure import HeldBlocks, Structure
+from loaderd.sampling.topology import Topology
+from loaderd.sessions.session import BatchInProgress, Placement
+
+
+class BatchSpec(NamedTuple):
+    """What fixes the batches of a session: its plan and its seeds."""
+
+    plan: MinibatchPlan
+    seeds: NDArray[Any]  # id_dtype: store ids, in the order given; of edges: see `ends`
+    times: NDArray[np.int64]  # of the seeds, if the client gave them
+    ends: EndTable | None  # if the seeds are edges
+    edge_id_bytes: int  # of an edge id in a batch
+
+
+class SampledFrom(Protocol):
+    """A graph, or the part of one that a macro-batch has in memory."""
+
+    def sample(self, plan: Plan, unit: Unit, work: Workspace, roots: Roots) -> Structure:
+        """The structure of a batch, into a workspace.  Raises WorkspaceFull."""
+
+
+def sample_from(
+    graph: SampledFrom, plan: Plan, unit: Unit, work: Workspace, roots: Roots
+) -> Structure:
+    """Structure of a batch, into a workspace.
+
+    Raises WorkspaceFull: the workspace is a small one, the batch a large one; BatchFailed.
+    """
+    try:
+        return graph.sample(plan, unit, work, roots)
+    except WorkspaceFull:
+        if work.small:
+            raise
+        raise BatchFailed(
+            "a batch finds more edges than there are: with fanout -1 make the seeds distinct"
+        ) from None
+
+
+class Builder:
+    """The two steps of a batch.  Holds no state of its own."""
+
+    def __init__(
+        self,
+        topology: Topology,
+        assembler: RowAssembler,
+        arena: Arena,
+        original: NDArray[Any],
+    ) -> None:
+        """`original`: id_dtype (num_nodes,), store id -> id in the source."""
+        self._topology, self._assembler = topology, assembler
+        self._data, self._slot_bytes = arena.data, arena.slot_bytes
+        self._original = original
+
+    def roots(
+        self, spec: BatchSpec, units: Sequence[Unit], held: HeldBlocks | None = None
+    ) -> list[Roots]:
+        """Where batches begin.
+
+        held   gives blocks of the graph, where edges are looked up; None: as workers hold them
+        """
+        plan, table, topology = spec.plan, spec.ends, self._topology
+        if table is not None:
+            relation, first_edge = table.relation, table.first_edge
+            timed = plan.resolved.temporal is not None and not spec.times.size
+            return edge_roots(
+                table, plan, units, spec.times,
+                lambda index: topology.find_edges(relation, first_edge, index, timed, held),
+            )  # fmt: skip
+        found = []
+        for unit in units:
+            index = np.empty(unit.num_seeds, np.int64)
+            seed_places(plan, unit, index)
+            if plan.resolved.temporal is None:
+                found.append(node_roots(spec.seeds, index))
+            else:
+                found.append(timed_roots(plan, unit, spec.seeds, spec.times, index))
+        return found
+
+    def structure(self, spec: BatchSpec, unit: Unit, work: Workspace) -> Structure:
+        """Structure of a batch of the whole graph.  Raises as `sample_from`."""
+        (roots,) = self.roots(spec, [unit])
+        return sample_from(self._topology, spec.plan, unit, work, roots)
+
+    def take_structure(self, job: BatchInProgress, spec: BatchSpec, structure: Structure) -> None:
+        """What the batch's workspace holds now is its structure; rows have no addresses yet."""
+        work, resolved = job.workspace, spec.plan.resolved
+        num_nodes, num_edges = structure.num_nodes, structure.num_edges
+        job.structure = structure
+        job.structure_bytes = self.structure_bytes(structure, job.unit, spec)
+        np.take(self._original, work.n_id[:num_nodes], out=work.original[:num_nodes], mode="clip")
+        job.num_items = num_nodes
+        if resolved.edge_features:  # edges have rows, as nodes do: they are numbered behind them
+            job.num_items += num_edges
+            work.items[:num_nodes] = work.n_id[:num_nodes]
+            work.items[num_nodes : job.num_items] = work.edge_ids[:num_edges]
+
+    def structure_bytes(self, structure: Structure, unit: Unit, spec: BatchSpec) -> int:
+        """Bytes of the blob of a batch's structure."""
+        item, resolved = self._original.itemsize, spec.plan.resolved
+        sizes = [item * structure.num_nodes, 8 * unit.num_seeds, 4 * structure.num_edges]
+        sizes.append(4 * structure.num_ends)
+        if resolved.temporal is not None:
+            sizes += [4 * structure.num_nodes, 8 * unit.num_seeds]
+        for frontier, edges in zip(structure.frontiers, structure.edges_per_hop, strict=True):
+            sizes += [4 * frontier] * len(edges)
+        if resolved.edge_ids:
+            sizes.append(spec.edge_id_bytes * structure.num_edges)
+        return sum(align(size, ALIGN) for size in sizes)
+
+    def fill(
+        self, session: int, job: BatchInProgress, placement: Placement, spec: BatchSpec
+    ) -> tuple[BatchReady | RowGroup, int]:
+        """Copy what the group needs into its slots; returns its message and the rows copied."""
+        work, num, copied = job.workspace, job.num_items, 0
+        if placement.high > placement.low:
+            copied = self._assembler.stage(
+                work, placement.low, placement.high, placement.area, work.transit_slots
+            )
+        whole = placement.group == 0 and placement.last
+        positions = None if whole else self._positions(job, placement)
+        arrays = self._assembler.group_arrays(work, num, positions)
+        rows = RowGroup(
+            session=session,
+            run=job.run,
+            step=job.unit.step,
+            group=placement.group,
+            last=placement.last,
+            num_rows=num if positions is None else positions.size,
+            blob=write_blob(self._data, self._slot_bytes, placement.addresses, arrays),
+        )
+        if placement.group > 0:
+            return rows, copied
+        assert job.structure is not None
+        return BatchReady(
+            session=session,
+            run=job.run,
+            epoch=job.unit.epoch,
+            step=job.unit.step,
+            num_seeds=job.unit.num_seeds,
+            nodes_per_hop=job.structure.nodes_per_hop,
+            edges_per_hop=job.structure.edges_per_hop,
+            structure=write_blob(
+                self._data, self._slot_bytes, placement.structure, _structure_arrays(job, spec)
+            ),
+            rows=rows,
+        ), copied
+
+    def _positions(self, job: BatchInProgress, placement: Placement) -> NDArray[np.uint32]:
+        """Positions of the nodes of a group: its missing ones, and in group 0 all in place."""
+        missing = job.workspace.order[placement.low : placement.high]
+        if placement.group > 0:
+            return missing
+        in_place = self._assembler.in_place(job.workspace, job.num_items)
+        return np.concatenate([in_place, missing])
+
+
+def _structure_arrays(job: BatchInProgress, spec: BatchSpec) -> list[tuple[str, NDArray[Any]]]:
+    assert job.structure is not None
+    structure, work, resolved = job.structure, job.workspace, spec.plan.resolved
+    arrays: list[tuple[str, NDArray[Any]]] = [
+        ("n_id", work.original[: structure.num_nodes]),
+        ("input_id", work.index[: job.unit.num_seeds]),
+    ]
+    used = 0
+    for hop, edges in enumerate(structure.edges_per_hop):
+        frontier = structure.frontiers[hop]
+        for relation in range(len(edges)):
+            arrays.append((f"counts:{hop}:{relation}", work.counts[used : used + frontier]))
+            used += frontier
+    arrays.append(("src", work.local[: structure.num_edges]))
+    if resolved.edge_ids:
+        arrays.append(("e_id", work.edge_ids[: structure.num_edges]))
+    if structure.num_ends:
+        arrays.append(("ends", work.ends[: structure.num_ends]))
+    if resolved.temporal is not None:
+        arrays.append(("trees", work.trees[: structure.num_nodes]))
+        arrays.append(("times", work.times[: job.unit.num_seeds]))
+    return arrays

@@ -1,0 +1,287 @@
+"""From what a client asked for to resolved semantic parameters and the plan that serves them."""
+
+from collections.abc import Sequence
+
+from blockstore.format import ITEM_BYTES, Manifest, NodeType, Relation
+from blockstore.kernels.renumber import NODE_BITS
+from loaderd.api.errors import Refused
+from loaderd.api.protocol import (
+    SAMPLER_VERSION,
+    Attach,
+    MacroBatch,
+    Resolved,
+    SeedEdges,
+    Temporal,
+)
+from loaderd.memory.ledger import finest_rows, has_edge_rows, num_items
+from loaderd.plans.base import Part
+from loaderd.plans.hyperbatch import HyperbatchPlan
+from loaderd.plans.macrobatch import MacrobatchPlan
+from loaderd.plans.minibatch import GraphBounds, MinibatchPlan
+from loaderd.plans.roots import num_ends
+
+MAX_TREES = (1 << 64 - NODE_BITS) - 1
+NEGATIVES = ("none", "binary", "triplet")
+EXCLUDE = ("none", "self", "reverse")
+FRONTIERS = ("new", "layer")  # a hop expands newly found nodes, or all found so far
+MAX_HOPS = 16
+MAX_FANOUT = 1 << 16
+
+
+def seed_type(manifest: Manifest, request: Attach) -> NodeType:
+    """The node type that the seeds belong to; Refused where it is unknown or not named."""
+    if not request.seed_type and len(manifest.types) == 1:
+        return manifest.types[0]
+    for node_type in manifest.types:
+        if node_type.name == request.seed_type:
+            return node_type
+    names = ", ".join(t.name for t in manifest.types)
+    if not request.seed_type:
+        raise Refused(f"the seeds' type was not named: expected one of {names} as input_type")
+    raise Refused(f"seed type {request.seed_type!r} is not in the store: it has {names}")
+
+
+def resolve_fanouts(request: Attach, relations: Sequence[Relation]) -> tuple[tuple[int, ...], ...]:
+    """Fanouts [hop][relation]; Refused where a relation has none, or they are out of range."""
+    names = ["__".join((r.src, r.name, r.dst)) for r in relations]
+    for name in request.fanouts:
+        if name not in names:
+            raise Refused(f"fanouts name relation {name!r}; the store has {', '.join(names)}")
+    by_relation = [request.fanouts.get(name, request.num_neighbors) for name in names]
+    for name, fanouts in zip(names, by_relation, strict=True):
+        if len(fanouts) != len(by_relation[0]):
+            raise Refused(
+                f"relation {name!r} has fanouts for {len(fanouts)} hops, expected "
+                f"{len(by_relation[0])} as for {names[0]!r}; give every relation as many"
+            )
+    by_hop = tuple(zip(*by_relation, strict=True))
+    if not 1 <= len(by_hop) <= MAX_HOPS:
+        raise Refused(f"num_neighbors has {len(by_hop)} hops, expected 1 to {MAX_HOPS}")
+    for hop, row in enumerate(by_hop):
+        for k in row:
+            if not -1 <= k <= MAX_FANOUT:
+                raise Refused(
+                    f"fanout {k} at hop {hop}: expected -1 (all neighbors), or up to {MAX_FANOUT}"
+                )
+        if not any(row):
+            raise Refused(
+                f"fanout 0 at hop {hop} of every relation: expected one that is drawn over; "
+                "leave the hop out"
+            )
+    return by_hop
+
+
+def resolve(manifest: Manifest, request: Attach, seeds_name: str, num_seeds: int) -> Resolved:
+    """The semantic parameters of a session, fixed at its first attach.  Raises Refused."""
+    fanouts = resolve_fanouts(request, manifest.relations)
+    if num_seeds < 1:
+        raise Refused(f"seeds {seeds_name!r}: there are none")
+    if request.batch_size < request.world_size:
+        raise Refused(
+            f"batch_size {request.batch_size} is the global batch and must be at least "
+            f"world_size {request.world_size}"
+        )
+    if request.frontier not in FRONTIERS:
+        raise Refused(f"frontier {request.frontier!r}: expected {' or '.join(FRONTIERS)}")
+    if request.replace and (request.weighted or any(-1 in row for row in fanouts)):
+        what = "weighted=True" if request.weighted else "fanout -1 (all neighbors)"
+        raise Refused(f"replace=True: expected no {what}; leave one of them out")
+    if request.weighted and not all(r.has_weights for r in manifest.relations):
+        raise Refused("weighted=True: the store has no edge weights; ingest a graph that has them")
+    if request.return_e_id and any(r.edge_id_dtype is None for r in manifest.relations):
+        raise Refused("return_e_id: the store has no edge ids; ingest with --edge-ids")
+    if request.edge_features:
+        _check_edge_features(manifest, request)
+    edges = _resolve_edges(manifest, request)
+    temporal = _resolve_temporal(manifest, request, fanouts)
+    macro = _resolve_macro(manifest, request) if request.plan == MacrobatchPlan.name else None
+    return Resolved(
+        family="neighbor" if macro is None else "macro",
+        fingerprint=manifest.fingerprint,
+        sampler=SAMPLER_VERSION,
+        seeds=seeds_name,
+        seed_type=seed_type(manifest, request).name if edges is None else "",
+        num_seeds=num_seeds,
+        fanouts=fanouts,
+        frontier=request.frontier,
+        replace=request.replace,
+        weighted=request.weighted,
+        batch_size=request.batch_size,
+        shuffle=request.shuffle,
+        seed=request.seed,
+        edge_ids=request.return_e_id,
+        macro=macro,
+        edges=edges,
+        temporal=temporal,
+        edge_features=request.edge_features,
+    )
+
+
+def _check_edge_features(manifest: Manifest, request: Attach) -> None:
+    """Raises Refused: there are none, or they cannot be served so."""
+    if not has_edge_rows(manifest):
+        raise Refused(
+            "edge_features: the store has no arrays of edges; ingest a graph that has them "
+            "(docs/layouts.md)"
+        )
+    if request.plan == MacrobatchPlan.name:
+        raise Refused(
+            "edge_features: plan 'macrobatch' loads rows of nodes alone; take plan 'auto'"
+        )
+    if request.return_e_id:
+        raise Refused("edge_features with return_e_id: expected one of them; leave return_e_id out")
+    items, finest = num_items(manifest, edges=True), finest_rows(manifest, edges=True)
+    if items >= 2 ** (8 * ITEM_BYTES[manifest.id_dtype]) - 2 or items // finest >= 2**31 - 1:
+        raise Refused(
+            f"edge_features: {items:,} nodes and edges together, expected fewer than 2^32 and than "
+            "2^31 blocks' worth of the widest row"
+        )
+
+
+def find_relation(manifest: Manifest, name: str) -> int:
+    """The relation of this name, "src__name__dst"; "": the only one.  Raises Refused."""
+    names = ["__".join((r.src, r.name, r.dst)) for r in manifest.relations]
+    if not name and len(names) == 1:
+        return 0
+    if name not in names:
+        found = f"relation {name!r} is not in the store" if name else "no relation was named"
+        raise Refused(f"edges: {found}: expected one of {', '.join(names)}")
+    return names.index(name)
+
+
+def seed_relation(manifest: Manifest, request: Attach) -> Relation | None:
+    """The relation that seed edges belong to; None: seeds are nodes.  Raises Refused."""
+    if request.edges is None:
+        return None
+    return manifest.relations[find_relation(manifest, request.edges.relation)]
+
+
+def _resolve_edges(manifest: Manifest, request: Attach) -> SeedEdges | None:
+    """What seed edges are and bring with them.  Raises Refused."""
+    edges = request.edges
+    if edges is None:
+        return None
+    if request.plan == MacrobatchPlan.name:
+        raise Refused(
+            "plan 'macrobatch': its seeds are nodes, the ends of an edge lie in two partitions; "
+            "take plan 'auto' for edges"
+        )
+    for name, value, known in (
+        ("negatives", edges.negatives, NEGATIVES), ("exclude", edges.exclude, EXCLUDE),
+    ):  # fmt: skip
+        if value not in known:
+            raise Refused(f"edges.{name} is {value!r}, expected one of {', '.join(known)}")
+    if (edges.negatives == "none") != (edges.amount == 0):
+        raise Refused(
+            f"edges.amount is {edges.amount:g} with negatives {edges.negatives!r}: expected 0 with "
+            "'none', else more"
+        )
+    if edges.negatives == "triplet" and edges.amount % 1:
+        raise Refused(f"edges.amount is {edges.amount:g}: expected a whole number for triplets")
+    seeds = manifest.relations[find_relation(manifest, edges.relation)]
+    reverse = ""
+    if edges.exclude == "reverse":
+        reverse = _relation_name(_reverse_of(manifest, seeds, edges.reverse))
+    return SeedEdges(
+        _relation_name(seeds), edges.negatives, float(edges.amount), edges.exclude, reverse
+    )
+
+
+def _resolve_temporal(
+    manifest: Manifest, request: Attach, fanouts: tuple[tuple[int, ...], ...]
+) -> Temporal | None:
+    """How edges are sampled up to a time.  Raises Refused."""
+    temporal, edges = request.temporal, request.edges
+    if temporal is None:
+        return None
+    if request.plan == MacrobatchPlan.name:
+        raise Refused("plan 'macrobatch' does not sample by time; take plan 'auto'")
+    if request.replace or request.weighted or any(-1 in row for row in fanouts):
+        raise Refused(
+            "temporal sampling: expected neither replace nor weighted nor fanout -1; leave them out"
+        )
+    drawn = [r for r, *row in zip(manifest.relations, *fanouts, strict=True) if any(row)]
+    own = temporal.times == "edges"
+    if own and edges is not None:
+        drawn.append(manifest.relations[find_relation(manifest, edges.relation)])
+    for relation in drawn:
+        if not relation.has_times:
+            raise Refused(
+                f"temporal sampling: relation {_relation_name(relation)!r} has no times; ingest it "
+                "with an array of its edges that is named 'time'"
+            )
+    if own and (edges is None or request.split != "all"):
+        raise Refused("temporal.times 'edges': expected all edges as seeds; give the seeds' times")
+    if edges is not None and edges.exclude != "none":
+        raise Refused(
+            f"edges.exclude is {edges.exclude!r} with temporal sampling, which excludes by time; "
+            "expected 'none' (and strict, for edges with times of their own)"
+        )
+    trees = num_ends(edges, request.batch_size) if edges is not None else request.batch_size
+    if trees >= MAX_TREES or manifest.num_nodes > 1 << NODE_BITS:
+        raise Refused(
+            f"temporal sampling: {trees} trees a batch and {manifest.num_nodes} nodes, expected "
+            f"fewer than {MAX_TREES} and at most 2^{NODE_BITS}; ask for a smaller batch_size"
+        )
+    return temporal
+
+
+def _relation_name(relation: Relation) -> str:
+    return "__".join((relation.src, relation.name, relation.dst))
+
+
+def _reverse_of(manifest: Manifest, seeds: Relation, asked: str) -> Relation:
+    """The relation whose edges lead back.  Raises Refused."""
+    back = [r for r in manifest.relations if (r.src, r.dst) == (seeds.dst, seeds.src)]
+    if asked:
+        found = [r for r in back if _relation_name(r) == asked]
+    elif seeds.src == seeds.dst:
+        found = [seeds]
+    else:
+        added = [r for r in back if r.reverse_of == seeds.name or seeds.reverse_of == r.name]
+        found = added or back
+    if len(found) != 1:
+        names = ", ".join(map(_relation_name, back)) or "none"
+        raise Refused(
+            f"edges.reverse is {asked!r}: expected a relation from {seeds.dst!r} to {seeds.src!r}; "
+            f"the store has {names}; name it as reverse, or exclude 'self' alone"
+        )
+    return found[0]
+
+
+def _resolve_macro(manifest: Manifest, request: Attach) -> MacroBatch:
+    """What macro-batches are made of.  Raises Refused."""
+    count = max(t.num_partitions for t in manifest.types)
+    if not count:
+        raise Refused(
+            "plan 'macrobatch': the store is not partitioned; make one that is by `blockstore "
+            "repartition STORE NEW --partitions 64`"
+        )
+    partitions = request.macro_partitions or max(1, count // 8)
+    if request.waiting and request.world_size > 1:
+        raise Refused("reuse while waiting: expected one rank; ask for a number of passes instead")
+    if partitions > count:
+        raise Refused(f"macro_partitions is {partitions}, expected 1 to the store's {count}")
+    return MacroBatch(
+        num_partitions=count,
+        partitions=partitions,
+        reuse=request.reuse,
+        waiting=request.waiting,
+        hubs=request.hubs and any(t.hubs for t in manifest.types),
+        halos=request.halos and has_halos(manifest),
+    )
+
+
+def has_halos(manifest: Manifest) -> bool:
+    """Whether partitions have nodes from outside with them: hubs are in the last group alone."""
+    return any(
+        t.halo is not None and t.halo.nodes.num_rows > (t.hubs.num_rows if t.hubs else 0)
+        for t in manifest.types
+    )
+
+
+def make_plan(manifest: Manifest, resolved: Resolved, part: Part, name: str) -> MinibatchPlan:
+    """The plan of this name that serves these parameters; `auto`: the one for what is in memory."""
+    bounds = GraphBounds(manifest.num_nodes, tuple(r.num_edges for r in manifest.relations))
+    plans = {p.name: p for p in (MinibatchPlan, HyperbatchPlan, MacrobatchPlan)}
+    return plans.get(name, MinibatchPlan)(resolved, part, bounds)

@@ -1,1 +1,0 @@
-"""The daemon's shell: sockets, connections and owners; it decides nothing."""

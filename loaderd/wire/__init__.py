@@ -1,1 +1,0 @@
-"""Where a daemon can be met, who may come in, and how bytes get there."""

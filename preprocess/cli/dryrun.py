@@ -1,0 +1,303 @@
+"""What an ingest would take, for a person and for a script: nothing of it is done."""
+
+import os
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from blockstore.format import ITEM_BYTES, PAGE_BYTES, RowArray, graph_geometry, row_geometry
+from blockstore.units import format_bytes
+from preprocess.hops.forecast import HopsForecast, without_splits
+from preprocess.ingest.contents import Contents, graph_bytes, list_contents
+from preprocess.ingest.ingest import IngestStages, foretell
+from preprocess.ingest.options import FeatureDtype, IngestOptions
+from preprocess.ingest.plan import store_bytes
+from preprocess.pipeline.disk import DiskRates, existing_folder, measure_disk
+from preprocess.pipeline.renderings import format_count, format_seconds
+from preprocess.pipeline.result import IngestPlan
+from preprocess.pipeline.stage import Stage
+from preprocess.sources.reverse import with_reverses
+from preprocess.sources.source import Source
+
+_DTYPES: tuple[FeatureDtype, ...] = ("float32", "float16", "bfloat16", "int8")
+_SESSION_SLOTS = 12  # the least that a session takes of a daemon's arena
+
+
+START_S = 1.0  # the interpreter, and compiled kernels being loaded
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessorRates:
+    """What four cores did on the machine of docs/results: assumed, not measured here."""
+
+    counted_edges: float = 60e6  # edges a second, of one pass
+    sorted_edges: float = 25e6  # into buckets, and sorted
+    ordered_edges: float = 60e6  # breadth-first, columns at hand
+    packed_edges: float = 60e6  # into blocks
+    moved_bytes: float = 1.7e9  # bytes a second of rows, read and written
+    partitioned_edges: float = 30e6  # in one pass of a partitioner, on one core
+    gathered_bytes: float = 15e9  # of rows of neighbors, added up
+    walked_edges: float = 60e6  # in one step of walks, a line of them on each core
+
+
+@dataclass(frozen=True, slots=True)
+class StageEstimate:
+    """One stage to come."""
+
+    name: str
+    read_bytes: int
+    written_bytes: int
+    disk_s: float
+    processor_s: float
+
+    @property
+    def seconds(self) -> float:
+        """Reading goes on while edges and rows are worked on."""
+        return max(self.disk_s, self.processor_s)
+
+    @property
+    def bound(self) -> str:
+        return "disk" if self.disk_s >= self.processor_s else "CPU"
+
+
+def estimate_stages(
+    stages: Sequence[Stage[Any]], disk: DiskRates, processor: ProcessorRates
+) -> tuple[StageEstimate, ...]:
+    """How long each stage takes: as long as disk or processors need."""
+    found = []
+    for s in stages:
+        read, written = s.cost.read, s.cost.written
+        work = s.cost.work or {"moved_bytes": read + written}
+        processor_s = sum(count / getattr(processor, rate) for rate, count in work.items())
+        disk_s = read / disk.read + written / disk.write
+        found.append(StageEstimate(s.name, read, written, disk_s, processor_s))
+    return tuple(found)
+
+
+@dataclass(frozen=True, slots=True)
+class HeldAs:
+    """What it takes to serve everything from memory, with features of one dtype."""
+
+    dtype: str
+    features_bytes: int
+    graph_bytes: int  # edges, in blocks
+    store_bytes: int
+    daemon_bytes: int  # the least --mem of a daemon that keeps graph, features and labels
+    fits: bool  # this machine's memory
+
+
+@dataclass(frozen=True, slots=True)
+class DryRun:
+    """Everything that can be said before an ingest."""
+
+    source: str
+    layout: str
+    source_bytes: int
+    num_files: int
+    may_shrink: bool  # counts are upper bounds until the source has been prepared
+    plan: IngestPlan
+    free_bytes: int  # where the store will lie
+    fits_disk: bool
+    disk: DiskRates
+    processor: ProcessorRates
+    stages: tuple[StageEstimate, ...]
+    elapsed_s: float  # estimated
+    machine_bytes: int
+    held: tuple[HeldAs, ...]
+    hops: HopsForecast | None = None
+
+
+def dry_run(
+    source: Source, target: Path, options: IngestOptions, may_shrink: bool = False
+) -> DryRun:
+    """Look at headers, and at the disk for a moment.  Raises BadInput, BudgetTooSmall, OSError."""
+    options.check()
+    source = with_reverses(source, options)
+    contents = list_contents(source, options)
+    if may_shrink:
+        options = without_splits(contents, options)
+    forecast = foretell(source, contents, options)
+    made = IngestStages(forecast)
+    plan = made.plan()
+    folder = existing_folder(target)
+    free = shutil.disk_usage(folder).free
+    disk, processor = measure_disk(folder), ProcessorRates()
+    stages = estimate_stages(made.all_stages(), disk, processor)
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return DryRun(
+        source=source.where,
+        layout=source.layout,
+        source_bytes=source_bytes(source.files),
+        num_files=len(source.files),
+        may_shrink=may_shrink,
+        plan=plan,
+        free_bytes=free,
+        fits_disk=plan.store_bytes + plan.temporary_bytes <= free,
+        disk=disk,
+        processor=processor,
+        stages=stages,
+        elapsed_s=START_S + sum(s.seconds for s in stages),
+        machine_bytes=machine,
+        held=tuple(_held_as(source, options, dtype, machine) for dtype in _DTYPES),
+        hops=forecast.hops,
+    )
+
+
+def source_bytes(files: Sequence[Path]) -> int:
+    """On disk, of what is there."""
+    return sum(path.stat().st_size for path in files if path.is_file())
+
+
+def served_arrays(contents: Contents) -> list[RowArray]:
+    """What a daemon keeps of node types: features and labels."""
+    found = []
+    for t in contents.types:
+        found += [r.array for r in (*t.features, *([t.label] if t.label else []))]
+    return found
+
+
+def daemon_bytes(contents: Contents, options: IngestOptions) -> int:
+    """The least --mem with which a daemon has room for every block that it serves.
+
+    Tables (4 bytes a page, 36 a graph block, an id a node), and a slot of the widest block for each
+    block; the graph keeps at most half of the slots.  A 16th of it, at most 1 MiB, is for requests.
+    What sessions take for batches is beside it.
+    """
+    block = options.block_bytes
+    rows = [row_geometry(array, block) for array in served_arrays(contents)]
+    graphs = [
+        graph_geometry(-(-graph_bytes(r, options) // block), block) for r in contents.relations
+    ]
+    slot = max([block, *(g.slot_bytes for g in rows)])
+    graph_blocks = sum(g.num_blocks for g in graphs)
+    slots = max(2 * graph_blocks, graph_blocks + sum(g.num_blocks for g in rows) + _SESSION_SLOTS)
+    pages = sum(g.num_blocks * g.slot_bytes // PAGE_BYTES for g in (*rows, *graphs))
+    ids = ITEM_BYTES[contents.id_dtype] * contents.num_nodes
+    held = 4 * pages + 36 * graph_blocks + ids + slots * slot
+    return held + min(-(-held // 15), 1 << 20)
+
+
+def _held_as(source: Source, options: IngestOptions, dtype: FeatureDtype, machine: int) -> HeldAs:
+    options = replace(options, dtype=dtype)
+    contents = list_contents(source, options)
+    features = [r.array for t in contents.types for r in t.features]
+    need = daemon_bytes(contents, options)
+    return HeldAs(
+        dtype=dtype,
+        features_bytes=sum(a.num_rows * a.row_bytes for a in features),
+        graph_bytes=sum(graph_bytes(r, options) for r in contents.relations),
+        store_bytes=store_bytes(contents, options),
+        daemon_bytes=need,
+        fits=need <= machine,
+    )
+
+
+def dry_run_text(found: DryRun, options: IngestOptions) -> str:
+    """A page for a person."""
+    most = " at most" if found.may_shrink else ""
+    files = "file" if found.num_files == 1 else "files"
+    lines = [
+        f"source      {found.source}: {found.layout}, {format_bytes(found.source_bytes)} in "
+        f"{found.num_files} {files}",
+        *_counts(found, most),
+        *_disk(found),
+        *_memory(found.plan),
+        *_hops(found.hops),
+        *_stages(found),
+        *_held(found, options),
+    ]
+    return "\n".join(lines)
+
+
+def _counts(found: DryRun, most: str) -> list[str]:
+    plan = found.plan
+    width = max([len(name) for name in (*plan.num_nodes, *plan.num_edges)])
+    rows = [(name, count, most) for name, count in plan.num_nodes.items()]
+    lines = _block("nodes", [f"{name:<{width}}  {n:>15,}{tail}" for name, n, tail in rows])
+    edges = [f"{name:<{width}}  {n:>15,} at most" for name, n in plan.num_edges.items()]
+    return lines + _block("edges", edges)
+
+
+def _disk(found: DryRun) -> list[str]:
+    plan, whole = found.plan, found.plan.store_bytes + found.plan.temporary_bytes
+    verdict = "it fits" if found.fits_disk else "IT DOES NOT FIT: free some, or choose another disk"
+    rows = [
+        ("store, at most", plan.store_bytes, ""),
+        ("temporary files, at most", plan.temporary_bytes, "gone when it is done"),
+        ("both", whole, f"of {format_bytes(found.free_bytes)} free: {verdict}"),
+    ]
+    return _block(
+        "disk", [f"{name:<40}  {format_bytes(n):>8}  {t}".rstrip() for name, n, t in rows]
+    )
+
+
+def _memory(plan: IngestPlan) -> list[str]:
+    rows = [*((line.what, line.bytes) for line in plan.memory), ("--mem", plan.mem_bytes)]
+    return _block("memory", [f"{what:<40}  {format_bytes(n):>8}" for what, n in rows])
+
+
+def _hops(found: HopsForecast | None) -> list[str]:
+    if found is None:
+        return []
+    rows = ", ".join(f"{count:,} {split}" for split, count in found.rows.items())
+    plan, read = found.plan, "held in memory" if found.plan.resident else "read for each product"
+    lines = [
+        f"{found.hops} of {', '.join(found.operators)}, of {found.node_type}: at most {rows} rows",
+        f"{plan.num_slices} slices of {plan.width} columns, {plan.num_products} products each, the "
+        f"graph {read}; arrays of {format_bytes(plan.array_bytes)}",
+    ]
+    return _block("hops", lines)
+
+
+def _stages(found: DryRun) -> list[str]:
+    plan, disk, rates = found.plan, found.disk, found.processor
+    width = max(40, *(len(s.name) for s in found.stages))
+    lines = [f"{'':<{width}}  {'read':>8}  {'written':>8}  {'time':>8}  bound by"]
+    lines += [
+        f"{s.name:<{width}}  {format_bytes(s.read_bytes):>8}  {format_bytes(s.written_bytes):>8}  "
+        f"{format_seconds(s.seconds):>8}  {s.bound}"
+        for s in found.stages
+    ]
+    lines.append(
+        f"{'all':<{width}}  {format_bytes(plan.read_bytes):>8}  "
+        f"{format_bytes(plan.written_bytes):>8}  {format_seconds(found.elapsed_s):>8}"
+    )
+    cached = "" if disk.direct else ", perhaps of its cache"
+    lines += [
+        f"disk: {_per_s(disk.read)} read, {_per_s(disk.write)} written, measured in "
+        f"{disk.folder} for {disk.elapsed_s:.1f} s{cached}",
+        f"CPU, assumed: {format_count(rates.counted_edges)} edges/s counted, "
+        f"{format_count(rates.sorted_edges)} sorted, {format_count(rates.ordered_edges)} ordered, "
+        f"{format_count(rates.packed_edges)} packed; rows {_per_s(rates.moved_bytes)}",
+    ]
+    return _block("passes", lines)
+
+
+def _held(found: DryRun, options: IngestOptions) -> list[str]:
+    heads = ("features", "graph", "store", "--mem")
+    lines = [f"{'':<10}" + "".join(f"  {head:>8}" for head in heads)]
+    for held in found.held:
+        numbers = (held.features_bytes, held.graph_bytes, held.store_bytes, held.daemon_bytes)
+        verdict = "fits" if held.fits else "too much"
+        chosen = ", as asked" if held.dtype == options.dtype else ""
+        lines.append(
+            f"{held.dtype:<10}"
+            + "".join(f"  {format_bytes(n):>8}" for n in numbers)
+            + f"  {verdict}{chosen}"
+        )
+    lines.append(
+        f"--mem: of a daemon that keeps all of it, sessions aside; this machine has "
+        f"{format_bytes(found.machine_bytes)}"
+    )
+    return _block("in memory", lines)
+
+
+def _block(head: str, lines: list[str]) -> list[str]:
+    """Lines beside a head."""
+    return [f"{head if i == 0 else '':<12}{line}" for i, line in enumerate(lines)]
+
+
+def _per_s(rate: float) -> str:
+    return f"{format_bytes(int(rate))}/s"

@@ -1,0 +1,236 @@
+"""The options of the `blockstore` command, in groups: each a frozen record, and a panel of --help.
+
+A command takes records; `blockstore.flags.grouped` makes an option of each of their fields.
+"""
+
+from dataclasses import MISSING, dataclass, replace
+from enum import StrEnum
+from typing import Annotated
+
+from typer import Option
+
+from blockstore.flags import Panels as Panels
+from blockstore.flags import flag
+from blockstore.flags import grouped as grouped
+from blockstore.units import parse_bytes
+from preprocess.derive.plan import Derivation, Op
+from preprocess.errors import BadInput
+from preprocess.ingest.options import (
+    FeatureDtype,
+    HopRows,
+    HopsRequest,
+    Ids,
+    Keep,
+    NodeOrder,
+    OperatorKind,
+)
+from preprocess.partition.influence import HubScore, InfluenceOptions, parse_hubs
+from preprocess.partition.partition import Neighbors, Partitioner, PartitionOptions, Visit
+from preprocess.sources.generate import GraphRecipe
+from preprocess.sources.layouts import LAYOUTS
+
+_MEM, _FRESH = "memory to use, such as 512M or 2G", "start from scratch, whatever a run has left"
+Mem = Annotated[str, Option(help=_MEM)]
+Json = Annotated[bool, Option("--json", help="for scripts")]
+
+
+def size(text: str) -> int:
+    """A size as people write it.  Raises BadInput."""
+    try:
+        return parse_bytes(text)
+    except ValueError as error:
+        raise BadInput(str(error)) from error
+
+
+class OperatorChoice(StrEnum):
+    """`OperatorKind`: typer takes no list of literals."""
+
+    sym = "sym"
+    row = "row"
+    ppr = "ppr"
+    heat = "heat"
+
+
+@dataclass(frozen=True)
+class RecipeFlags:
+    """Graph."""
+
+    nodes: int = flag(100_000, "number of nodes")
+    degree: int = flag(16, "average in-degree; edges go both ways")
+    features: int = flag(64, "float32 features a node")
+    classes: int = flag(8, "number of classes")
+    train: float = flag(0.1, "share of nodes to train on")
+    valid: float = flag(0.05, "share of nodes to validate on")
+    test: float = flag(0.1, "share of nodes to test on")
+    seed: int = flag(0, "the same seed gives the same graph")
+    noise: float = flag(1.0, "of the features; more is harder")
+
+    def recipe(self) -> GraphRecipe:
+        return GraphRecipe(
+            self.nodes, self.degree, self.features, self.classes, self.train, self.valid,
+            self.test, self.seed, self.noise,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class SourceFlags:
+    """Source."""
+
+    layout: str = flag("", f"of the source, if it is not recognised: {', '.join(LAYOUTS)}")
+    undirected: bool | None = flag(
+        None,
+        "add the reverse of each edge, drop duplicates; else as the source says",
+        "--undirected/--directed",
+        show_default=False,
+    )
+    duplicates: Keep = flag("keep", "equal edges")
+    self_loops: Keep = flag("keep", "edges from a node to itself")
+    allow_nan: bool = flag(False, "take NaN features as they are")
+    split: str = flag("", "if there are no splits: shares of train, valid and test")
+
+    def shares(self) -> tuple[float, ...]:
+        try:
+            return tuple(float(part) for part in self.split.split(",")) if self.split else ()
+        except ValueError as error:
+            raise BadInput(
+                f"--split {self.split!r}: expected shares such as 0.6,0.2,0.2"
+            ) from error
+
+
+@dataclass(frozen=True)
+class StoreFlags:
+    """Store."""
+
+    dtype: FeatureDtype = flag("float32", "of features in the store")
+    block_size: str = flag("1M", "unit of disk I/O: 4K to 16M")
+    edge_ids: bool = flag(False, "keep the id of each edge")
+    ids: Ids = flag("auto", "width of node ids")
+    order: NodeOrder = flag("bfs", "of nodes in the store")
+    seed: int = flag(0, "of the random order and of seeded splits")
+
+
+@dataclass(frozen=True)
+class PartitionerFlags:
+    """Partitions, hubs and halos."""
+
+    partitioner: Partitioner = flag("gap", "gap balances labels of training nodes too")
+    slack: float = flag(1.1, "a partition holds so many times the mean")
+    gamma: float = flag(1.5, "exponent of the cost of nodes")
+    passes: int = flag(5, "over all edges")
+    alpha: float = flag(1.0, "times the cost of FENNEL")
+    soften: float = flag(50.0, "nodes of a class a partition below which it costs less; 0: none")
+    deviations: float = flag(
+        2.0, "of a random partition, that a class may exceed its mean by; 0: any"
+    )
+    relative: bool = flag(True, "sizes count relative to the share of the class")
+    visit: Visit = flag("degree", "in which order nodes are placed")
+    neighbors: Neighbors = flag("auto", "edges that draw a node; auto: both ways, unless symmetric")
+    hubs: str = flag("", "of partitions: share of nodes, or bytes such as 64M; 0.01 if not given")
+    hub_score: HubScore = flag("walk", "walk: from training nodes, backwards")
+    halo: float = flag(0.0, "outside nodes stored with a partition, as a share of its nodes")
+
+    def settings(self, partitions: int) -> PartitionOptions:
+        return PartitionOptions(
+            partitions, self.partitioner, self.slack, self.gamma, self.passes, self.alpha,
+            self.soften, self.relative, self.deviations, self.visit, self.neighbors,
+        )  # fmt: skip
+
+    def influence(self) -> InfluenceOptions:
+        return InfluenceOptions(*parse_hubs(self.hubs), self.hub_score, self.halo)
+
+
+@dataclass(frozen=True)
+class HopFlags:
+    """Propagated features."""
+
+    operator: list[OperatorChoice] | None = flag(
+        None, "of hops: sym if not given; several may be", show_default=False
+    )
+    node_type: str = flag("", "of hops: whose features, if it is not clear", "--type")
+    feature: str = flag("", "of hops: which of several features")
+    relation: str = flag("", "of hops: which of several, its name or src-name-dst")
+    rows: HopRows = flag("labelled", "of hops: those of splits that have labels, or of all nodes")
+    hop_alpha: float = flag(0.1, "of ppr: probability to go back")
+    t: float = flag(3.0, "of heat: time")
+    weighted: bool = flag(False, "hops by weights of edges", "--weighted")
+
+    def request(self, hops: int, self_loops: bool, seed: int) -> HopsRequest:
+        """Without what only the command `hops` asks for."""
+        found = self.operator or [OperatorChoice.sym]
+        operators: tuple[OperatorKind, ...] = tuple(operator.value for operator in found)
+        return HopsRequest(
+            operators, hops, self_loops, self.node_type, self.feature, self.relation, self.rows,
+            seed=seed, alpha=self.hop_alpha, t=self.t, weighted=self.weighted,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class AddedHopFlags(HopFlags):
+    """Propagated features."""
+
+    hop_alpha: float = flag(0.1, "of ppr: probability to go back", "--alpha")
+    hops: int = flag(2, "how often each is applied")
+    self_loops: bool = flag(True, "each node is its own neighbor too")
+    split: list[str] | None = flag(None, "only this; several may be given", show_default=False)
+    dtype: FeatureDtype | None = flag(None, "of hops; else as the features")
+    seed: int = flag(0, "of the order of rows")
+
+    def asked(self) -> HopsRequest:
+        found = self.request(self.hops, self.self_loops, self.seed)
+        return replace(found, splits=tuple(self.split or ()), dtype=self.dtype)
+
+
+@dataclass(frozen=True)
+class IngestHopFlags(HopFlags):
+    """Propagated features."""
+
+    hops: int = flag(0, "propagate features right away, as the command hops does; 0: do not")
+    hop_loops: bool = flag(True, "of hops: a node is its own neighbor")
+
+    def asked(self, seed: int) -> HopsRequest | None:
+        if self.operator and not self.hops:
+            raise BadInput.at("--operator", "no --hops", "how often to apply it", "say --hops 2")
+        return self.request(self.hops, self.hop_loops, seed) if self.hops else None
+
+
+@dataclass(frozen=True)
+class IngestPartitionFlags(PartitionerFlags):
+    """Partitions, hubs and halos."""
+
+    partitions: int = flag(0, "partition the nodes, for macro-batches; 0: do not")
+
+
+@dataclass(frozen=True)
+class DeriveFlags:
+    """Features."""
+
+    node_type: str = flag(MISSING, "of the nodes that get features", "--type")
+    origin: str = flag(MISSING, "type whose features are taken", "--from")
+    relation: str = flag(MISSING, "between them: its name, or src-name-dst")
+    op: Op = flag("mean", "over the rows of a node's neighbors")
+    name: str = flag("x", "of the new array")
+    feature: str = flag("", "which of several features", show_default=False)
+    dtype: FeatureDtype | None = flag(None, "of the new array; else as the origin's")
+
+    def derivation(self) -> Derivation:
+        return Derivation(
+            self.node_type, self.origin, self.relation, self.op, self.name, self.feature,
+            self.dtype,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class IngestResources:
+    """Resources."""
+
+    mem: str = flag("2G", _MEM)
+    fresh: bool = flag(False, _FRESH, "--fresh")
+
+
+@dataclass(frozen=True)
+class ShowFlags:
+    """Output."""
+
+    dry_run: bool = flag(False, "say what it would take, and do nothing", "--dry-run")
+    summary: bool = flag(True, "look at the graph when it is there")
+    json: bool = flag(False, "for scripts: an event a line, see docs/preprocessing.md", "--json")

@@ -1,0 +1,95 @@
+"""What a store holds, for a person and for a script."""
+
+from typing import Any
+
+import msgspec
+
+from blockstore.format import HopSet, Influence, graph_geometry, row_geometry
+from blockstore.store import Store
+from blockstore.units import format_bytes
+from preprocess.partition.report import partition_lines
+
+
+def store_info(store: Store) -> dict[str, Any]:
+    """Manifest, sizes on disk and what they come from; plain values."""
+    manifest = store.manifest
+    arrays = {}
+    for relation in manifest.relations:
+        geometry = graph_geometry(relation.num_blocks, manifest.block_bytes)
+        arrays[relation.path] = geometry.num_blocks * geometry.slot_bytes
+    for rows in manifest.row_arrays():
+        geometry = row_geometry(rows, manifest.block_bytes)
+        arrays[rows.path] = geometry.num_blocks * geometry.slot_bytes
+    on_disk = sum(p.stat().st_size for p in store.path.rglob("*") if p.is_file())
+    built: dict[str, Any] = msgspec.to_builtins(manifest)
+    return {
+        "path": str(store.path),
+        "disk_bytes": on_disk,
+        "num_nodes": manifest.num_nodes,
+        "num_edges": sum(r.num_edges for r in manifest.relations),
+        "array_bytes": arrays,
+        "manifest": built,
+    }
+
+
+def info_text(store: Store) -> str:
+    """The same as a short table."""
+    manifest, facts = store.manifest, store_info(store)
+    lines = [
+        f"{store.path}",
+        f"  fingerprint   {manifest.fingerprint}",
+        f"  format        {manifest.format}, blocks of {format_bytes(manifest.block_bytes)}, ids "
+        f"{manifest.id_dtype}, order {manifest.order}",
+        f"  on disk       {format_bytes(facts['disk_bytes'])}",
+    ]
+    for t in manifest.types:
+        lines.append(f"  {t.name:<13} {t.num_nodes:,} nodes")
+        held = {**t.features, **({"label": t.label} if t.label else {})}
+        for name, rows in held.items():
+            shape = "x".join(str(n) for n in (rows.num_rows, *rows.row_shape))
+            size = format_bytes(facts["array_bytes"][rows.path])
+            lines.append(f"    {name:<11} {rows.dtype} {shape}, {size}")
+        for name, rows in t.splits.items():
+            lines.append(f"    {name:<11} {rows.num_rows:,} nodes")
+        lines += [f"    hops, {name:<5} {hops_text(found)}" for name, found in t.hops.items()]
+    for r in manifest.relations:
+        ids = f", edge ids {r.edge_id_dtype}" if r.edge_id_dtype else ""
+        size = format_bytes(facts["array_bytes"][r.path])
+        lines.append(
+            f"  {r.src}-{r.name}-{r.dst}  {r.num_edges:,} edges in {r.num_blocks:,} blocks, "
+            f"{size}{ids}"
+        )
+    policy = "reverses added, " if manifest.undirected else ""
+    lines.append(
+        f"  edges         {policy}duplicates {manifest.duplicates}, self-loops "
+        f"{manifest.self_loops}"
+    )
+    if manifest.partitioning is not None:
+        first, *rest = partition_lines(manifest.partitioning)
+        lines += [f"  partitions    {first}", *(f"                {line}" for line in rest)]
+    if manifest.influence is not None:
+        first, *rest = influence_lines(manifest.influence)
+        lines += [f"  hubs, halos   {first}", *(f"                {line}" for line in rest)]
+    return "\n".join(lines)
+
+
+def hops_text(found: HopSet) -> str:
+    applied = "; ".join(f"{name}, {len(a) - 1} hops" for name, a in found.operators.items())
+    x = next(iter(found.operators.values()))[0]
+    width = "x".join(str(n) for n in x.row_shape)
+    rows = f"{found.nodes.num_rows:,} rows of {width} from {found.feature}"
+    return f"{x.dtype} {rows}: {applied}"
+
+
+def influence_lines(found: Influence) -> list[str]:
+    how = {"walk": f"{found.steps} lazy steps back from training nodes", "degree": "in-degree"}
+    hubs = f"{found.num_hubs:,} hubs by {how[found.hub_score]}" if found.hub_score else "no hubs"
+    halos = f"{found.num_slots:,} nodes in halos of at most {found.halo:g} of their partition"
+    lines = [f"{hubs}; {halos if found.halo else 'no halos'}"]
+    for kept in found.kept:
+        alone, hubs_too, halos_too = (f"{share:.3f}" for share in kept.nodes)
+        lines.append(
+            f"of a training node's neighbors {kept.num_partitions:,} partitions keep {alone}, with "
+            f"hubs {hubs_too}, with halos {halos_too}, and load {kept.loaded[2]:.3f} of the nodes"
+        )
+    return lines

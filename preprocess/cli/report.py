@@ -1,0 +1,156 @@
+"""The summary of an ingest, for a person and for a script."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from blockstore.format import HopSet, Manifest, Partitioning
+from blockstore.store import open_store
+from blockstore.units import format_bytes
+from preprocess.cli.dryrun import source_bytes
+from preprocess.cli.info import hops_text
+from preprocess.cli.summary import Bin, Degrees, Labels, StoreSummary, TypeSummary, summarise
+from preprocess.partition.report import partition_lines
+from preprocess.pipeline.progress import Progress
+from preprocess.pipeline.renderings import format_count, format_seconds
+from preprocess.pipeline.result import IngestResult, QuantizationError, StageResult
+from preprocess.sources.source import Source
+
+_BAR = 30  # characters
+
+
+@dataclass(frozen=True, slots=True)
+class IngestSummary:
+    """What an ingest has made, and what it took."""
+
+    graph: StoreSummary
+    source_bytes: int
+    store_bytes: int
+    elapsed_s: float  # of all stages, those of earlier runs too
+    peak_bytes: int  # of memory, in this run
+    stages: tuple[StageResult, ...]
+    quantization: tuple[QuantizationError, ...]
+    partitioning: Partitioning | None = None
+    partition_edges_per_s: float = 0.0  # in a pass of a streaming partitioner
+    hops: dict[str, HopSet] = field(default_factory=dict)  # by split
+
+
+def summarise_ingest(
+    source: Source, target: Path, result: IngestResult, progress: Progress
+) -> IngestSummary:
+    """Read the graph of a store that has just been made.  Raises CorruptBlock."""
+    return IngestSummary(
+        graph=summarise(open_store(target), progress),
+        source_bytes=source_bytes(source.files),
+        store_bytes=sum(p.stat().st_size for p in target.rglob("*") if p.is_file()),
+        elapsed_s=sum(s.elapsed_s for s in result.stages),
+        peak_bytes=progress.peak_bytes,
+        stages=result.stages,
+        quantization=result.quantization,
+        partitioning=result.manifest.partitioning,
+        partition_edges_per_s=result.partition_edges_per_s,
+        hops={s: found for t in result.manifest.types for s, found in t.hops.items()},
+    )
+
+
+def made_line(target: Path, manifest: Manifest) -> str:
+    """One line on a store."""
+    edges = sum(r.num_edges for r in manifest.relations)
+    return (
+        f"{target}: {manifest.num_nodes:,} nodes, {edges:,} edges, fingerprint "
+        f"{manifest.fingerprint}"
+    )
+
+
+def summary_text(found: IngestSummary) -> str:
+    """A page for a person."""
+    resumed = sum(s.elapsed_s for s in found.stages if s.resumed)
+    earlier = f", {format_seconds(resumed)} of it in an earlier run" if resumed else ""
+    ratio = found.store_bytes / max(1, found.source_bytes)
+    lines = [
+        graph_text(found.graph),
+        f"size        {format_bytes(found.source_bytes)} became "
+        f"{format_bytes(found.store_bytes)}: {ratio:.2f} times as much",
+        f"took        {format_seconds(found.elapsed_s)}{earlier}, at most "
+        f"{format_bytes(found.peak_bytes)} of memory",
+    ]
+    if found.partitioning is not None:
+        first, *rest = partition_lines(found.partitioning)
+        rate = found.partition_edges_per_s
+        tail = f", {format_count(rate)} edges/s a pass" if rate else ""
+        lines += [f"partitions  {first}{tail}", *(f"            {line}" for line in rest)]
+    for split, held in found.hops.items():
+        lines.append(f"hops        {split}: {hops_text(held)}")
+    for error in found.quantization:
+        lines.append(
+            f"int8        {error.path}: off by {error.largest:.3g} at most, {error.rms:.3g} rms"
+        )
+    return "\n".join(lines)
+
+
+def graph_text(found: StoreSummary) -> str:
+    """The part that a store says by itself."""
+    lines: list[str] = []
+    for t in found.types:
+        lines += _type_lines(t)
+    for r in found.relations:
+        listed = r.num_source_edges
+        tail = "" if listed == r.num_edges else f", {listed:,} in the source"
+        lines.append(f"edges       {r.name}: {r.num_edges:,}{tail}")
+        lines += _degree_lines(r.degrees)
+    return "\n".join(lines)
+
+
+def _type_lines(t: TypeSummary) -> list[str]:
+    lines = [f"nodes       {t.name}: {t.num_nodes:,}, {_share(t.num_isolated, t)} isolated"]
+    if t.labels is not None:
+        lines += [f"              {line}" for line in _label_lines(t, t.labels)]
+    if t.splits:
+        parts = ", ".join(f"{name} {_share(count, t)}" for name, count in t.splits.items())
+        lines.append(f"              splits: {parts}")
+    elif t.labels is not None:
+        lines.append("              splits: none; ingest --split 0.6,0.2,0.2 makes some")
+    return lines
+
+
+def _share(count: int, t: TypeSummary) -> str:
+    return f"{count:,} ({_percent(count, t.num_nodes)})" if count else "none"
+
+
+def _percent(count: int, total: int) -> str:
+    share = 100 * count / max(1, total)
+    return f"{share:.0f} %" if share >= 9.95 else f"{share:.2g} %"
+
+
+def _label_lines(t: TypeSummary, labels: Labels) -> list[str]:
+    missing = t.num_nodes - labels.num_labelled
+    tail = f"; {_share(missing, t)} unlabelled"
+    if labels.kind == "numbers":
+        if not labels.num_labelled:
+            return [f"labels: numbers{tail}"]
+        return [
+            f"labels: numbers, {labels.least:.4g} to {labels.greatest:.4g}, mean "
+            f"{labels.mean:.4g}{tail}"
+        ]
+    what = "classes" if labels.kind == "classes" else "columns"
+    total = labels.num_labelled
+    top = ", ".join(f"{c.label}: {_percent(c.num_nodes, total)}" for c in labels.top)
+    more = ", ..." if labels.num_classes > len(labels.top) else ""
+    return [f"labels: {labels.num_classes:,} {what}{tail}", f"  most often {top}{more}"]
+
+
+def _degree_lines(degrees: Degrees) -> list[str]:
+    lines = [
+        f"              in-degree: min {degrees.min:,}, median {degrees.median:,}, mean "
+        f"{degrees.mean:.1f}, p99 {degrees.p99:,}, max {degrees.max:,}"
+    ]
+    most = max([b.num_nodes for b in degrees.histogram], default=0)
+    names = [_bin_name(b) for b in degrees.histogram]
+    width = max([len(name) for name in names], default=0)
+    for name, b in zip(names, degrees.histogram, strict=True):
+        bar = "█" * -(-b.num_nodes * _BAR // most)
+        lines.append(f"              {name:>{width}}  {b.num_nodes:>13,}  {bar}".rstrip())
+    return lines
+
+
+def _bin_name(b: Bin) -> str:
+    return f"{b.low:,}" if b.low == b.high else f"{b.low:,}-{b.high:,}"

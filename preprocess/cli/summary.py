@@ -1,0 +1,243 @@
+"""What a graph in a store is like: degrees, isolated nodes, labels, splits; in one pass.
+
+Memory: a byte a node, a number for each degree that occurs, and buffers of a few MiB.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from blockstore.format import NodeType, Relation, RowArray
+from blockstore.store import Store, scan_blocks, scan_rows
+from blockstore.unpack import unpack_block
+from preprocess.kernels.edges import mark_nodes
+from preprocess.pipeline.progress import Progress
+
+_BUFFER_BYTES = 4 << 20
+_SMALL = 4096  # degrees below are counted in a table
+_MOST_CLASSES = 1 << 16  # labels of more values are numbers
+_TOP = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Bin:
+    """Columns whose degree lies in [low, high]."""
+
+    low: int
+    high: int
+    num_nodes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Degrees:
+    """In-degrees of the nodes that a relation points to; exact."""
+
+    min: int
+    median: int  # the lower one of two
+    mean: float
+    p99: int
+    max: int
+    histogram: tuple[Bin, ...]  # 0, 1, 2-3, 4-7, ...: from the least to the greatest
+
+
+@dataclass(frozen=True, slots=True)
+class RelationSummary:
+    name: str  # "src-name-dst"
+    num_edges: int
+    num_source_edges: int  # before reverses were added, or edges dropped
+    degrees: Degrees
+
+
+@dataclass(frozen=True, slots=True)
+class ClassCount:
+    """How often a class, or a column of multi-label rows, occurs."""
+
+    label: int
+    num_nodes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Labels:
+    """Labels of a type."""
+
+    kind: str  # "classes", "multi-label" or "numbers"
+    num_labelled: int
+    num_classes: int  # that occur, or columns; 0 for numbers
+    top: tuple[ClassCount, ...]  # the most frequent ones first
+    least: float | None = None  # of numbers
+    mean: float | None = None
+    greatest: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TypeSummary:
+    name: str
+    num_nodes: int
+    num_isolated: int  # without any edge, in or out, in any relation
+    labels: Labels | None
+    splits: Mapping[str, int]  # nodes in each
+
+
+@dataclass(frozen=True, slots=True)
+class StoreSummary:
+    """All of a store."""
+
+    types: tuple[TypeSummary, ...]
+    relations: tuple[RelationSummary, ...]
+
+
+def summarise(store: Store, progress: Progress) -> StoreSummary:
+    """Read graphs and labels once.  Raises CorruptBlock."""
+    manifest = store.manifest
+    has_edge = np.zeros(manifest.num_nodes, np.uint8)
+    sizes = {t.name: t.num_nodes for t in manifest.types}
+    relations = []
+    total = sum(r.num_edges for r in manifest.relations)
+    with progress.recorded("summary"), progress.stage("degrees", total, "edges") as stage:
+        for relation in manifest.relations:
+            counts = DegreeCounts()
+            for degrees, num_edges in _scan_graph(store, relation, has_edge):
+                counts.add(degrees)
+                stage.advance(num_edges)
+            assert counts.num_nodes == sizes[relation.dst]
+            name = f"{relation.src}-{relation.name}-{relation.dst}"
+            relations.append(
+                RelationSummary(
+                    name, relation.num_edges, relation.num_source_edges, counts.degrees()
+                )
+            )
+        types = tuple(_summarise_type(store, t, has_edge) for t in manifest.types)
+    return StoreSummary(types, tuple(relations))
+
+
+class DegreeCounts:
+    """How many nodes have each degree that occurs."""
+
+    def __init__(self) -> None:
+        self._small = np.zeros(_SMALL, np.int64)
+        self._large: tuple[NDArray[np.int64], NDArray[np.int64]] = (
+            np.empty(0, np.int64),
+            np.empty(0, np.int64),
+        )
+
+    def add(self, degrees: NDArray[np.int64]) -> None:
+        small = degrees < _SMALL
+        self._small += np.bincount(degrees[small], minlength=_SMALL)
+        if not small.all():
+            values, counts = np.unique(degrees[~small], return_counts=True)
+            held, held_counts = self._large
+            merged, where = np.unique(np.concatenate([held, values]), return_inverse=True)
+            total = np.zeros(merged.size, np.int64)
+            np.add.at(total, where, np.concatenate([held_counts, counts]))
+            self._large = merged, total
+
+    @property
+    def num_nodes(self) -> int:
+        return int(self._small.sum() + self._large[1].sum())
+
+    def degrees(self) -> Degrees:
+        """What they amount to; all 0 where there are no nodes."""
+        low = np.flatnonzero(self._small)
+        values = np.concatenate([low, self._large[0]])
+        counts = np.concatenate([self._small[low], self._large[1]])
+        if not values.size:
+            return Degrees(0, 0, 0.0, 0, 0, ())
+        ends, num_nodes = np.cumsum(counts), int(counts.sum())
+
+        def at(rank: int) -> int:
+            return int(values[np.searchsorted(ends, rank, side="right")])
+
+        return Degrees(
+            min=int(values[0]),
+            median=at((num_nodes - 1) // 2),
+            mean=float((values * counts).sum() / num_nodes),
+            p99=at(min(num_nodes - 1, num_nodes * 99 // 100)),
+            max=int(values[-1]),
+            histogram=_bins(values, counts),
+        )
+
+
+def _bins(values: NDArray[np.int64], counts: NDArray[np.int64]) -> tuple[Bin, ...]:
+    """0, then powers of two."""
+    bits = [int(v).bit_length() for v in values.tolist()]
+    total = np.bincount(bits, weights=counts, minlength=bits[-1] + 1).astype(np.int64)
+    return tuple(
+        Bin((1 << b) >> 1, max(0, (1 << b) - 1), int(total[b])) for b in range(bits[0], total.size)
+    )
+
+
+def _scan_graph(
+    store: Store, relation: Relation, has_edge: NDArray[np.uint8]
+) -> Iterator[tuple[NDArray[np.int64], int]]:
+    """Degrees of the columns that start in each block, and the edges that lie there.
+
+    has_edge   uint8 (num_nodes of all types,)   1 for both ends of every edge
+    """
+    for first, blocks in scan_blocks(store.graph(relation), _BUFFER_BYTES):
+        for i in range(blocks.shape[0]):
+            block = unpack_block(blocks[i], f"{store.path / relation.path}, block {first + i}")
+            degrees, header = block.degrees_here(), block.header
+            if header.num_nodes:
+                degrees[-1] = header.last_degree
+            has_edge[header.first_node : header.first_node + header.num_nodes][degrees > 0] = 1
+            mark_nodes(block.sources, has_edge)
+            yield degrees, header.num_edges
+
+
+def _summarise_type(store: Store, t: NodeType, has_edge: NDArray[np.uint8]) -> TypeSummary:
+    connected = int(np.count_nonzero(has_edge[t.first : t.first + t.num_nodes]))
+    return TypeSummary(
+        name=t.name,
+        num_nodes=t.num_nodes,
+        num_isolated=t.num_nodes - connected,
+        labels=None if t.label is None else _summarise_labels(store, t.label),
+        splits={name: array.num_rows for name, array in t.splits.items()},
+    )
+
+
+def _summarise_labels(store: Store, label: RowArray) -> Labels:
+    if label.row_items > 1:
+        return _multi_label(store, label)
+    if label.dtype.startswith("float"):
+        return _numbers(store, label)
+    classes: dict[int, int] = {}
+    labelled = 0
+    for _, rows in scan_rows(store, label, _BUFFER_BYTES):
+        values, counts = np.unique(rows, return_counts=True)
+        for value, count in zip(values.tolist(), counts.tolist(), strict=True):
+            if value != -1:
+                classes[value] = classes.get(value, 0) + count
+                labelled += count
+        if len(classes) > _MOST_CLASSES:
+            return _numbers(store, label)
+    top = sorted(classes.items(), key=lambda item: (-item[1], item[0]))[:_TOP]
+    return Labels("classes", labelled, len(classes), tuple(ClassCount(*item) for item in top))
+
+
+def _multi_label(store: Store, label: RowArray) -> Labels:
+    """Columns are classes; a row of -1 or NaN alone has no label."""
+    positive, labelled = np.zeros(label.row_items, np.int64), 0
+    for _, rows in scan_rows(store, label, _BUFFER_BYTES):
+        values = rows.reshape(rows.shape[0], -1)
+        known = ~np.isnan(values) if values.dtype.kind == "f" else values != -1
+        labelled += int(known.any(axis=1).sum())
+        positive += ((values > 0) & known).sum(axis=0)
+    order = np.argsort(-positive, kind="stable")[:_TOP].tolist()
+    top = tuple(ClassCount(column, int(positive[column])) for column in order)
+    return Labels("multi-label", labelled, label.row_items, top)
+
+
+def _numbers(store: Store, label: RowArray) -> Labels:
+    least, greatest, total, labelled = np.inf, -np.inf, 0.0, 0
+    for _, rows in scan_rows(store, label, _BUFFER_BYTES):
+        known = ~np.isnan(rows) if rows.dtype.kind == "f" else rows != -1
+        values = rows[known].astype(np.float64)
+        if values.size:
+            least, greatest = min(least, float(values.min())), max(greatest, float(values.max()))
+            total += float(values.sum())
+            labelled += values.size
+    if not labelled:
+        return Labels("numbers", 0, 0, ())
+    return Labels("numbers", labelled, 0, (), least, total / labelled, greatest)

@@ -1,0 +1,322 @@
+"""Records by bucket, filled in any order, taken a bucket at a time: in memory or in one file.
+
+Records for the file wait in a buffer for each bucket until it is full; buffers are written by other
+threads, past the page cache where the file system allows it.  Where memory has no room for so many
+buffers, records are written as they come.
+
+A file named SPARE beside the one of buckets is used for these, and given back: to free gigabytes on
+disk only to take others costs seconds.
+"""
+
+import os
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from blockstore.format import PAGE_BYTES, align
+from blockstore.io.buffers import aligned_buffer, byte_view
+from blockstore.io.files import open_to_write, read_exact, write_exact
+from preprocess.files.array_file import remove_file, reserve
+
+_WRITERS, _READERS = 3, 4  # threads; a reader is also who asks
+_LEAST_READ = 1 << 20
+_IN_FLIGHT = 4  # buffers being written
+_MOST_BUFFER = 1 << 20
+SPARE = "spare"
+
+
+class Buckets:
+    """Records of several parts (keys, ids, ...), each part of one dtype and row width.
+
+    A bucket has a region of its own for each part, so that nothing is moved later.  A context
+    manager; leaving it removes the file.  Raises OutOfSpace, also for a call before.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        sizes: NDArray[np.int64],
+        parts: list[tuple[Any, int]],
+        in_memory: bool,
+        room: int = 0,
+    ) -> None:
+        """`sizes`: int64 (buckets,), the most records of each.
+
+        parts   dtype and items a record, of each part
+        path    a file that does not exist, for when it is not `in_memory`
+        room    bytes of memory for buffers
+        """
+        self._parts = [(np.dtype(d), width) for d, width in parts]
+        self._starts = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+        self._filled = np.zeros(sizes.size, np.int64)
+        self._held: list[NDArray[Any]] = []
+        self._scratch = [aligned_buffer(0) for _ in parts]
+        self._file: _RegionFile | None = None
+        if in_memory:
+            total = int(self._starts[-1])
+            self._held = [np.empty(total * width, dtype) for dtype, width in self._parts]
+        else:
+            widths = [d.itemsize * width for d, width in self._parts]
+            self._file = _RegionFile(path, sizes, widths, room)
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether there is no file."""
+        return self._file is None
+
+    def append_grouped(self, starts: NDArray[np.int64], parts: list[NDArray[Any]]) -> None:
+        """Records of all buckets, those of bucket b at [starts[b], starts[b + 1]); flat arrays."""
+        for b in np.flatnonzero(np.diff(starts)).tolist():
+            low, high = int(starts[b]), int(starts[b + 1])
+            at = self._advance(b, high - low)
+            for number, (part, (_, width)) in enumerate(zip(parts, self._parts, strict=True)):
+                values = part[low * width : high * width]
+                if self._file is None:
+                    self._held[number][at * width : (at + high - low) * width] = values
+                else:
+                    self._file.append(b, number, values)
+
+    def append_chosen(
+        self, starts: NDArray[np.int64], order: NDArray[np.int64], parts: list[NDArray[Any]]
+    ) -> None:
+        """Records order[starts[b] : starts[b + 1]] of the parts, a row each, to bucket b."""
+        for b in np.flatnonzero(np.diff(starts)).tolist():
+            chosen = order[int(starts[b]) : int(starts[b + 1])]
+            at = self._advance(b, chosen.size)
+            for number, (part, (_, width)) in enumerate(zip(parts, self._parts, strict=True)):
+                if self._file is None:
+                    held = self._held[number][at * width : (at + chosen.size) * width]
+                    held[:] = part[chosen].reshape(-1)
+                else:
+                    self._file.append_chosen(b, number, part, chosen)
+
+    def _advance(self, bucket: int, count: int) -> int:
+        """Where the next records of a bucket go."""
+        at = int(self._starts[bucket] + self._filled[bucket])
+        assert at + count <= int(self._starts[bucket + 1])
+        self._filled[bucket] += count
+        return at
+
+    def finish(self) -> None:
+        """All records are there: they may be taken."""
+        if self._file is not None:
+            self._file.finish()
+
+    def filled(self, bucket: int) -> int:
+        """Records of a bucket."""
+        return int(self._filled[bucket])
+
+    def take(
+        self, bucket: int, part: int, first: int = 0, count: int | None = None
+    ) -> NDArray[Any]:
+        """Records of a part of a bucket, flat; the caller may write to them.  Take them once.
+
+        The array is reused by the next call for the part.
+        """
+        count = int(self._filled[bucket]) - first if count is None else count
+        need = self.scratch_bytes(part, count)
+        if self._scratch[part].size < need:
+            self._scratch[part] = aligned_buffer(need)
+        return self.take_into(bucket, part, self._scratch[part], first, count)
+
+    def scratch_bytes(self, part: int, count: int) -> int:
+        """What `take_into` needs for so many records."""
+        dtype, width = self._parts[part]
+        return 0 if self._file is None else count * width * dtype.itemsize + 2 * PAGE_BYTES
+
+    def take_into(
+        self, bucket: int, part: int, scratch: NDArray[np.uint8], first: int = 0, count: int = -1
+    ) -> NDArray[Any]:
+        """As `take`, for any thread, into memory from `aligned_buffer`."""
+        dtype, width = self._parts[part]
+        count = int(self._filled[bucket]) - first if count < 0 else count
+        if self._file is None:
+            at = int(self._starts[bucket]) + first
+            return self._held[part][at * width : (at + count) * width]
+        size = width * dtype.itemsize
+        raw = self._file.read(bucket, part, first * size, count * size, scratch)
+        return raw.view(dtype)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Forget what is in memory, remove the file."""
+        self._held, self._scratch = [], []
+        if self._file is not None:
+            self._file.remove()
+
+
+class _Region:
+    """Of one part of a bucket: its place in the file, and what waits to be written there."""
+
+    __slots__ = ("buffer", "offset", "waiting")
+
+    def __init__(self, offset: int) -> None:
+        self.offset = offset  # in the file, of the first byte that waits
+        self.buffer: NDArray[np.uint8] | None = None
+        self.waiting = 0  # bytes
+
+
+class _RegionFile:
+    """The regions of all buckets in one file; each begins at a page."""
+
+    def __init__(self, path: Path, sizes: NDArray[np.int64], widths: list[int], room: int) -> None:
+        self._path, self._widths, self._num_parts = path, widths, len(widths)
+        self._fd = -1
+        bytes_of = [[align(int(s) * w, PAGE_BYTES) for w in widths] for s in sizes.tolist()]
+        ends = np.cumsum([0, *(b for each in bytes_of for b in each)]).tolist()
+        self._begins = ends[:-1]
+        self._regions = [_Region(offset) for offset in self._begins]
+        count = max(1, len(self._regions)) + _IN_FLIGHT
+        usable = room // count - 2 * PAGE_BYTES - max(widths)
+        self._buffer_bytes = min(_MOST_BUFFER, usable) // PAGE_BYTES * PAGE_BYTES
+        path.unlink(missing_ok=True)
+        self._spare = path.with_name(SPARE)
+        self._borrowed = self._spare.exists()
+        if self._borrowed:
+            self._spare.rename(path)
+        if self._buffer_bytes > 0:
+            self._fd, self._direct = open_to_write(path)
+            reserve(self._fd, ends[-1], str(path))
+        else:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC
+            self._fd, self._direct = os.open(path, flags, 0o600), False
+        flags = os.O_RDONLY | os.O_CLOEXEC | (os.O_DIRECT if self._direct else 0)
+        self._read_fd = os.open(path, flags)
+        self._free: list[NDArray[np.uint8]] = []
+        self._made = 0
+        self._pool = ThreadPoolExecutor(_WRITERS, thread_name_prefix="bucket")
+        self._pending: deque[tuple[Future[None], NDArray[np.uint8]]] = deque()
+
+    def append(self, bucket: int, part: int, values: NDArray[Any]) -> None:
+        """More bytes of a region."""
+        raw = values.view(np.uint8)
+        region = self._regions[bucket * self._num_parts + part]
+        if self._buffer_bytes <= 0:
+            write_exact(self._fd, byte_view(raw), region.offset, str(self._path))
+            region.offset += raw.size
+            return
+        done = 0
+        while done < raw.size:
+            buffer = self._buffer_of(region)
+            count = min(raw.size - done, buffer.size - region.waiting)
+            buffer[region.waiting : region.waiting + count] = raw[done : done + count]
+            region.waiting += count
+            done += count
+            self._flush_full(region)
+
+    def append_chosen(
+        self, bucket: int, part: int, rows: NDArray[Any], chosen: NDArray[np.int64]
+    ) -> None:
+        """The chosen rows, whole."""
+        if self._buffer_bytes <= 0:
+            self.append(bucket, part, rows[chosen].reshape(-1))
+            return
+        width = self._widths[part]
+        region = self._regions[bucket * self._num_parts + part]
+        done = 0
+        while done < chosen.size:
+            buffer = self._buffer_of(region)
+            count = min(chosen.size - done, (buffer.size - region.waiting) // width)
+            out = buffer[region.waiting : region.waiting + count * width].view(rows.dtype)
+            some = chosen[done : done + count]
+            np.take(rows, some, 0, out=out.reshape(count, *rows.shape[1:]), mode="clip")
+            region.waiting += count * width
+            done += count
+            self._flush_full(region)
+
+    def finish(self) -> None:
+        """Everything is in the file, the last page of each region filled up with anything."""
+        for region in self._regions:
+            if region.waiting:
+                region.waiting = align(region.waiting, PAGE_BYTES)
+                assert region.buffer is not None
+                self._write(region, region.waiting)
+                region.buffer, region.waiting = None, 0
+        while self._pending:
+            self._wait()
+        self._free = []
+
+    def read(
+        self, bucket: int, part: int, first: int, count: int, scratch: NDArray[np.uint8]
+    ) -> NDArray[np.uint8]:
+        """Bytes [first, first + count) of a region, in `scratch`."""
+        if count == 0:
+            return scratch[:0]
+        begin = self._begins[bucket * self._num_parts + part] + first
+        skip = begin % PAGE_BYTES if self._direct else 0
+        size = align(skip + count, PAGE_BYTES) if self._direct else count
+        raw, offset = scratch[:size], begin - skip
+        step = align(max(-(-size // _READERS), _LEAST_READ), PAGE_BYTES)
+        others = [
+            self._pool.submit(self._read, raw[at : at + step], offset + at)
+            for at in range(step, size, step)
+        ]
+        self._read(raw[:step], offset)
+        for other in others:
+            other.result()
+        return raw[skip : skip + count]
+
+    def _read(self, out: NDArray[np.uint8], offset: int) -> None:
+        read_exact(self._read_fd, [byte_view(out)], offset, str(self._path))
+
+    def remove(self) -> None:
+        """Close the file, and remove it or give it back."""
+        self._pool.shutdown()
+        if self._fd >= 0:
+            os.close(self._fd)
+            os.close(self._read_fd)
+            self._fd = -1
+            if self._borrowed:
+                self._path.rename(self._spare)
+            else:
+                remove_file(self._path)
+
+    def _buffer_of(self, region: _Region) -> NDArray[np.uint8]:
+        if region.buffer is None:
+            region.buffer = self._next_buffer()
+        return region.buffer
+
+    def _next_buffer(self) -> NDArray[np.uint8]:
+        while not self._free and self._made == len(self._regions) + _IN_FLIGHT:
+            self._wait()
+        if self._free:
+            return self._free.pop()
+        self._made += 1
+        return aligned_buffer(self._buffer_bytes + PAGE_BYTES + max(self._widths))
+
+    def _flush_full(self, region: _Region) -> None:
+        """Write whole pages once there are enough; what is left moves to the next buffer."""
+        if region.waiting >= self._buffer_bytes:
+            whole = region.waiting // PAGE_BYTES * PAGE_BYTES
+            left, old = region.waiting - whole, region.buffer
+            assert old is not None
+            fresh = self._next_buffer() if left else None
+            if fresh is not None:
+                fresh[:left] = old[whole : region.waiting]
+            self._write(region, whole)
+            region.buffer, region.waiting = fresh, left
+
+    def _write(self, region: _Region, count: int) -> None:
+        assert region.buffer is not None
+        data, offset = region.buffer, region.offset
+        if len(self._pending) == _IN_FLIGHT:
+            self._wait()
+        view = byte_view(data[:count])
+        future = self._pool.submit(write_exact, self._fd, view, offset, str(self._path))
+        self._pending.append((future, data))
+        region.offset += count
+
+    def _wait(self) -> None:
+        """The oldest write is over, its buffer free."""
+        future, data = self._pending.popleft()
+        self._free.append(data)
+        future.result()

@@ -1,0 +1,182 @@
+"""What a store holds, in the order of its blocks, in pieces of bounded size."""
+
+from collections.abc import Callable, Generator, Iterator
+from contextlib import ExitStack, closing
+from itertools import cycle
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from blockstore.format import Relation, RowArray
+from blockstore.store import Store, numpy_dtype, scan_blocks
+from blockstore.unpack import GraphBlock, unpack_block
+from preprocess.files.ahead import read_ahead
+from preprocess.files.array_file import ArrayFile
+from preprocess.pipeline.progress import Progress
+
+
+class StoredEdges(NamedTuple):
+    """Some edges, by store id."""
+
+    targets: NDArray[Any]  # ascending; of the dtype of sources
+    sources: NDArray[Any]  # id_dtype; ascending in a column
+
+
+def stored_blocks(
+    store: Store, relation: Relation, scan_bytes: int = 1 << 20
+) -> Iterator[tuple[NDArray[Any], GraphBlock]]:
+    """Graph blocks in order, and the target of each of their edges, by store id.
+
+    They are read about `scan_bytes` at a time.  Raises CorruptBlock.
+    """
+    where = store.path / relation.path
+    for first, blocks in scan_blocks(store.graph(relation), scan_bytes):
+        for i in range(blocks.shape[0]):
+            block = unpack_block(blocks[i], f"{where}, block {first + i}")
+            header, dtype = block.header, block.sources.dtype
+            degrees = np.empty(header.num_nodes + 1, np.int64)
+            degrees[0], degrees[1:] = header.num_carried, block.degrees_here()
+            # carried edges are of the column before the first; where there are none, it is not used
+            names = np.arange(header.first_node - 1, header.first_node + header.num_nodes)
+            yield np.repeat(names.astype(dtype), degrees), block
+
+
+def stored_edges(
+    store: Store, relation: Relation, most: int, scan_bytes: int = 1 << 20
+) -> Iterator[StoredEdges]:
+    """Edges of a relation, at most so many at a time; arrays are valid until the next step.
+
+    Raises CorruptBlock.
+    """
+    for targets, block in stored_blocks(store, relation, scan_bytes):
+        for at in range(0, targets.size, most):
+            some = slice(at, at + most)
+            yield StoredEdges(targets[some], block.sources[some])
+
+
+def stored_rows(
+    store: Store, array: RowArray, scan_bytes: int = 1 << 20, lane: tuple[int, int] = (0, 1)
+) -> Iterator[NDArray[Any]]:
+    """Rows of an array in order, of its numpy dtype (rows, items), about `scan_bytes` at a time.
+
+    lane   as `scan_blocks` takes it
+
+    Where there are gaps between blocks, rows are a copy.  Valid until the next step.  Raises
+    CorruptBlock.
+    """
+    file, dtype = store.rows(array), numpy_dtype(array.dtype)
+    per_block = file.geometry.rows_per_block
+    for first, blocks in scan_blocks(file, scan_bytes, lane=lane):
+        raw = blocks[:, : file.geometry.chunk_bytes].view(dtype)
+        rows = raw.reshape(blocks.shape[0] * per_block, array.row_items)
+        yield rows[: array.num_rows - first * per_block]
+
+
+def rows_ahead(
+    store: Store,
+    array: RowArray,
+    scan_bytes: int,
+    lanes: int,
+    change: Callable[[NDArray[Any]], NDArray[Any]],
+) -> Generator[NDArray[Any]]:
+    """The same, read, verified and changed by `lanes` threads ahead of who uses them."""
+
+    def changed(lane: int) -> Iterator[NDArray[Any]]:
+        return (change(rows) for rows in stored_rows(store, array, scan_bytes, (lane, lanes)))
+
+    with ExitStack() as held:
+        ahead = [held.enter_context(closing(read_ahead(changed(lane)))) for lane in range(lanes)]
+        for pieces in cycle(ahead):
+            piece = next(pieces, None)
+            if piece is None:
+                return
+            yield piece
+
+
+def to_floats(
+    rows: NDArray[Any], array: RowArray, scale: NDArray[np.float32] | None
+) -> NDArray[np.float32]:
+    """Rows as they are stored, (rows, items), in float32; `scale`: of int8 arrays that have one."""
+    if array.dtype == "bfloat16":
+        bits = rows.astype(np.uint32)
+        bits <<= np.uint32(16)
+        return bits.view(np.float32)
+    with np.errstate(over="ignore"):
+        floats: NDArray[np.float32] = rows.astype(np.float32, copy=False)
+    if scale is not None:
+        floats *= scale
+    return floats
+
+
+def floats_ahead(
+    store: Store, array: RowArray, scan_bytes: int, lanes: int
+) -> Generator[NDArray[np.float32]]:
+    """`rows_ahead` in float32, (rows, items)."""
+    scale = store.scale(array) if array.scale_path else None
+    return rows_ahead(
+        store, array, scan_bytes, lanes,
+        lambda rows: to_floats(rows.reshape(-1, array.row_items), array, scale),
+    )  # fmt: skip
+
+
+class Cut(NamedTuple):
+    """Slices of the columns of an array, a file each; the last one is filled up with zeros."""
+
+    files: list[Path]
+    width: int  # columns of a slice
+
+
+def cut_columns(
+    store: Store,
+    array: RowArray,
+    cut: Cut,
+    scan_bytes: int,
+    progress: Progress,
+    check: Callable[[NDArray[np.float32], int], None] | None = None,
+) -> None:
+    """Read the rows once and write them as float32, some columns to each file.
+
+    check   is called with some rows and the number of the first
+    """
+    done, total = 0, array.num_rows * array.row_bytes
+    for path in cut.files:
+        path.unlink(missing_ok=True)
+        path.touch()
+    with (
+        progress.stage("cut columns", total, "B") as stage,
+        closing(floats_ahead(store, array, scan_bytes, 2)) as pieces,
+    ):
+        for rows in pieces:
+            if check is not None:
+                check(rows, done)
+            for number, path in enumerate(cut.files):
+                some = rows[:, number * cut.width : (number + 1) * cut.width]
+                part = np.zeros((rows.shape[0], cut.width), np.float32)
+                part[:, : some.shape[1]] = some
+                with ArrayFile(path, np.float32) as file:
+                    file.append(part)
+            done += rows.shape[0]
+            stage.advance(rows.shape[0] * array.row_bytes)
+
+
+def joined_columns(
+    parts: list[tuple[Path, int]], dtype: Any, first: int, num_rows: int, step: int
+) -> Iterator[NDArray[Any]]:
+    """Rows out of files with some columns of each, at most `step` at a time.
+
+    parts   (file, its columns), from the left to the right
+    first   the first row that is taken
+    """
+    width = sum(count for _, count in parts)
+    with ExitStack() as held:
+        files = [(held.enter_context(ArrayFile(path, dtype)), columns) for path, columns in parts]
+        for row in range(first, first + num_rows, step):
+            count, at = min(step, first + num_rows - row), 0
+            out = np.empty((count, width), dtype)
+            for file, columns in files:
+                piece = file.read(row * columns, count * columns)
+                out[:, at : at + columns] = piece.reshape(count, columns)
+                at += columns
+            yield out

@@ -1,0 +1,293 @@
+"""What a store will hold: its arrays and graphs, from a source's headers and the options.  Pure."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple
+from urllib.parse import quote
+
+from blockstore.format import ITEM_BYTES, TIME_DTYPE, WEIGHT_DTYPE, RowArray, row_geometry
+from preprocess.errors import BadInput
+from preprocess.ingest.options import IngestOptions
+from preprocess.sources.reverse import WithReverses
+from preprocess.sources.source import Source, SourceRelation, SourceRows
+from preprocess.stages.csc import Widths
+
+WEIGHT, TIME = "weight", "time"  # edge arrays that lie inside graph blocks
+SPLITS = ("train", "valid", "test")
+_MOST_PART_BYTES, _MOST_SHOWN = 240, 40  # file systems allow 255
+
+
+class ArrayContent(NamedTuple):
+    """An array of the source and what becomes of it."""
+
+    source: SourceRows
+    array: RowArray
+    is_stored: bool = False  # rows come as a store has them
+
+
+@dataclass(frozen=True, slots=True)
+class TypeContents:
+    name: str
+    first: int  # store id of its first node
+    num_nodes: int
+    original_id: RowArray
+    store_id: RowArray
+    features: tuple[ArrayContent, ...]
+    label: ArrayContent | None  # its dtype may change once the labels have been looked at
+    splits: tuple[ArrayContent, ...]
+
+    @property
+    def stop(self) -> int:
+        """Behind its last store id."""
+        return self.first + self.num_nodes
+
+
+@dataclass(frozen=True, slots=True)
+class RelationContents:
+    source: SourceRelation
+    src: TypeContents
+    dst: TypeContents
+    undirected: bool  # reverses are added to the relation itself
+    keep_loops: bool
+    widths: Widths  # while edges are sorted: edge ids guide edge arrays too
+    edge_id_dtype: str | None  # of edge ids in the store
+    weight: SourceRows | None
+    time: SourceRows | None
+    features: tuple[ArrayContent, ...]
+    splits: tuple[ArrayContent, ...]
+    reverse_of: str
+    ids: SourceRows | None = None  # of edges, where these are not their positions
+
+    @property
+    def path(self) -> str:
+        """Of its folder in the store."""
+        return relation_path(self.source)
+
+    @property
+    def most_edges(self) -> int:
+        return self.source.num_edges * (2 if self.undirected else 1)
+
+    @property
+    def item_bytes(self) -> int:
+        """Of an edge in a graph block."""
+        edge = ITEM_BYTES[self.edge_id_dtype] if self.edge_id_dtype else 0
+        weight = ITEM_BYTES[WEIGHT_DTYPE] if self.weight else 0
+        time = ITEM_BYTES[TIME_DTYPE] if self.time else 0
+        return ITEM_BYTES[self.widths.node] + edge + weight + time
+
+    @property
+    def inline(self) -> tuple[SourceRows, ...]:
+        """Edge arrays that lie inside the blocks."""
+        return tuple(r for r in (self.ids, self.weight, self.time) if r is not None)
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether it has edge arrays."""
+        return bool(self.inline or self.features)
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """All of a store."""
+
+    id_dtype: str
+    types: tuple[TypeContents, ...]
+    relations: tuple[RelationContents, ...]
+
+    @property
+    def num_nodes(self) -> int:
+        return sum(t.num_nodes for t in self.types)
+
+    def rows(self) -> list[ArrayContent]:
+        """Every array that comes from the source, those inside blocks aside."""
+        found: list[ArrayContent] = []
+        for t in self.types:
+            found += [*t.features, *([t.label] if t.label else []), *t.splits]
+        for r in self.relations:
+            found += [*r.features, *r.splits]
+        return found
+
+    def row_arrays(self) -> list[RowArray]:
+        """Every row array of the store."""
+        ids = [a for t in self.types for a in (t.original_id, t.store_id)]
+        return [*ids, *(r.array for r in self.rows())]
+
+
+def list_contents(source: Source, options: IngestOptions) -> Contents:
+    """What `source` becomes.  Raises BadInput: what no store can hold."""
+    total = sum(source.num_nodes.values())
+    node = options.node_dtype(total)
+    types: dict[str, TypeContents] = {}
+    first = 0
+    for name, num_nodes in source.num_nodes.items():
+        types[name] = _type_contents(source, name, first, num_nodes, node, options)
+        first += num_nodes
+    relations = tuple(
+        _relation_contents(source, r, types, node, total, options) for r in source.relations
+    )
+    contents = Contents(node, tuple(types.values()), relations)
+    paths = [r.path for r in relations] + [a.path for a in contents.row_arrays()]
+    twice = next((p for p, count in Counter(paths).items() if count > 1), None)
+    if twice is not None:
+        raise BadInput.at(source.where, f"two of {twice}", "names that differ", "rename one")
+    return contents
+
+
+def row_disk_bytes(array: RowArray, block_bytes: int) -> int:
+    """Bytes of the shards of a row array, and of its checksums."""
+    geometry = row_geometry(array, block_bytes)
+    return geometry.num_blocks * geometry.slot_bytes * 1025 // 1024
+
+
+def graph_bytes(relation: RelationContents, options: IngestOptions) -> int:
+    """Blocks of a relation, with their headers and what is left of them."""
+    size = relation.most_edges * relation.item_bytes + 4 * relation.dst.num_nodes
+    return size + size // 64 + options.block_bytes
+
+
+def as_path(name: str) -> str:
+    """A name as part of a path in a store: what file systems and Zarr dislike becomes %xx.
+
+    Raises BadInput: it is too long for a file system.
+    """
+    quoted = quote(name, safe=" -_.+~:,()=@")
+    quoted = quoted if quoted.strip(".") else quoted.replace(".", "%2E")
+    check_length(quoted)
+    return quoted
+
+
+def check_length(part: str) -> None:
+    """Raises BadInput: part of a path is longer than file systems allow, with what is appended."""
+    if len(part) > _MOST_PART_BYTES:
+        raise BadInput.at(
+            f"name {part[:_MOST_SHOWN]}...", f"{len(part)} bytes where it is part of a path",
+            f"{_MOST_PART_BYTES} at most", "give the type, relation or array a shorter name",
+        )  # fmt: skip
+
+
+def relation_path(relation: SourceRelation) -> str:
+    """Of a relation's folder in a store."""
+    part = "___".join(as_path(n) for n in (relation.src, relation.name, relation.dst))
+    check_length(part)
+    return f"edges/{part}"
+
+
+def split_sizes(shares: Sequence[float], total: int) -> list[tuple[int, int]]:
+    """The places of each split among `total`: (first, stop)."""
+    ends = [0]
+    for share in shares:
+        ends.append(min(total, ends[-1] + round(share * total)))
+    if sum(shares) > 1 - 1e-9:  # nothing is left out, whatever was rounded
+        ends[-1] = total
+    return list(pairwise(ends))
+
+
+def _type_contents(
+    source: Source, name: str, first: int, num_nodes: int, node: str, options: IngestOptions
+) -> TypeContents:
+    path = f"nodes/{as_path(name)}"
+    label = source.label(name)
+    label_rows = None
+    if label is not None:
+        dtype = "int64" if label.dtype.kind == "f" else _plain_dtype(label)
+        label_rows = ArrayContent(label, _row_array(f"{path}/label", label, dtype))
+    features = tuple(
+        ArrayContent(
+            r, _row_array(f"{path}/features/{as_path(r.name)}", r, _feature_dtype(r, options))
+        )
+        for r in source.features(name)
+    )
+    for rows in (*features, *([label_rows] if label_rows else [])):
+        _check_rows(rows.source, num_nodes, f"one a node of type {name}")
+    splits = tuple(
+        ArrayContent(r, _row_array(f"{path}/splits/{as_path(r.name)}", r, "int64"))
+        for r in source.splits(name)
+    )
+    ids = [RowArray(f"{path}/{kind}", node, num_nodes) for kind in ("original_id", "store_id")]
+    return TypeContents(name, first, num_nodes, ids[0], ids[1], features, label_rows, splits)
+
+
+def _relation_contents(
+    source: Source,
+    relation: SourceRelation,
+    types: dict[str, TypeContents],
+    node: str,
+    num_nodes: int,
+    options: IngestOptions,
+) -> RelationContents:
+    same = relation.src == relation.dst
+    path = relation_path(relation)
+    held = {r.name: r for r in source.edge_rows(relation)}
+    for r in held.values():
+        _check_rows(r, relation.num_edges, f"one an edge of {relation.where}")
+    weight, time = held.pop(WEIGHT, None), held.pop(TIME, None)
+    for inline, kinds, wanted in ((weight, "biuf", "one number"), (time, "iu", "one integer")):
+        if inline and (inline.row_shape not in ((), (1,)) or inline.dtype.kind not in kinds):
+            raise BadInput.at(
+                inline.where, f"{inline.dtype} of shape {inline.row_shape}", f"{wanted} an edge",
+                f"a {inline.name} guides sampling: give other edge arrays another name",
+            )  # fmt: skip
+    features = tuple(
+        ArrayContent(
+            r, _row_array(f"{path}/features/{as_path(r.name)}", r, _feature_dtype(r, options))
+        )
+        for r in held.values()
+    )
+    splits = tuple(
+        ArrayContent(r, _row_array(f"{path}/splits/{as_path(r.name)}", r, "int64"))
+        for r in source.edge_splits(relation)
+    )
+    guides = bool(weight or time or features)
+    sorting = edge_id_dtype(relation.num_edges, options.edge_ids or guides)
+    return RelationContents(
+        source=relation,
+        src=types[relation.src],
+        dst=types[relation.dst],
+        undirected=options.undirected and same,
+        keep_loops=options.self_loops == "keep" or not same,
+        widths=Widths.of(node, num_nodes, sorting, relation.num_edges),
+        edge_id_dtype=edge_id_dtype(relation.num_edges, options.edge_ids),
+        weight=weight,
+        time=time,
+        features=features,
+        splits=splits,
+        reverse_of=source.reverse_of(relation) if isinstance(source, WithReverses) else "",
+    )
+
+
+def edge_id_dtype(num_edges: int, kept: bool) -> str | None:
+    """Width of edge ids; added reverses have ids up to twice the edges."""
+    if not kept:
+        return None
+    return "uint32" if 2 * num_edges < 2**32 else "uint64"
+
+
+def _row_array(path: str, rows: SourceRows, dtype: str) -> RowArray:
+    scale = f"{path}.scale" if dtype == "int8" and rows.dtype.name != "int8" else ""
+    return RowArray(path, dtype, rows.num_rows, rows.row_shape, rows.held, scale)
+
+
+def _feature_dtype(rows: SourceRows, options: IngestOptions) -> str:
+    """Floats, and the main array whatever it holds, are cast; other numbers stay."""
+    return options.dtype if rows.dtype.kind == "f" or rows.name == "x" else _plain_dtype(rows)
+
+
+def _plain_dtype(rows: SourceRows) -> str:
+    """Raises BadInput: nothing that a store can hold."""
+    name = "uint8" if rows.dtype.kind == "b" else rows.dtype.name
+    if name not in ITEM_BYTES:
+        raise BadInput.at(
+            rows.where, f"items of {rows.dtype}", f"one of {', '.join(ITEM_BYTES)}", "convert them"
+        )
+    return name
+
+
+def _check_rows(rows: SourceRows, num_rows: int, what: str) -> None:
+    if rows.num_rows != num_rows:
+        raise BadInput.at(
+            rows.where, f"{rows.num_rows} rows", f"{num_rows}, {what}", "is it of another graph?"
+        )
+    if 0 in rows.row_shape:
+        raise BadInput.at(rows.where, f"rows of shape {rows.row_shape}", "numbers", "leave it out")

@@ -1,0 +1,303 @@
+"""The stages of graphs: count, columns by source id, node order, columns by store id.
+
+Nodes of all types are numbered through: id of the type's first node + id.  Their order is found on
+the union of all relations; then each relation is sorted into columns by store id.
+"""
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from blockstore.format import Partitioning
+from preprocess.files.ahead import COPIES, Arrays
+from preprocess.files.array_file import load_array, save_array
+from preprocess.ingest.contents import Contents, RelationContents
+from preprocess.ingest.options import IngestOptions
+from preprocess.ingest.plan import columns_fit, needs_columns, reads_columns
+from preprocess.kernels.edges import NO_RANKS, Ends, Records
+from preprocess.kernels.levels import (
+    HeldColumns,
+    WordBits,
+    advance_columns,
+    gather_columns,
+    rename_columns,
+    take_counts,
+)
+from preprocess.pipeline.progress import Progress
+from preprocess.sources.source import Source
+from preprocess.stages.classes import NodeClasses
+from preprocess.stages.columns import COLUMNS, DEGREES, ColumnFile
+from preprocess.stages.csc import (
+    COLUMN_BYTES,
+    FILLERS,
+    RECORD_BYTES,
+    ColumnSorter,
+    RawEdges,
+    WholeColumns,
+    Widths,
+    cut_buckets,
+    sorted_columns,
+    source_edges,
+)
+from preprocess.stages.order import NodeOrder, at_random, breadth_first, by_degree, group_nodes
+from preprocess.stages.partition import partition_nodes
+from preprocess.stages.scan import count_edges
+
+RANK, PARTITION = "rank", "partition"  # temporary files
+_LEAST_READ = 1 << 12  # edges
+
+
+def counts_file(number: int) -> str:
+    """Name of the temporary file of the counts of a relation."""
+    return f"counts-{number}"
+
+
+class GraphStages:
+    """All graphs of a source on their way into the store."""
+
+    def __init__(
+        self,
+        source: Source,
+        contents: Contents,
+        options: IngestOptions,
+        share: int,
+        work: Path,
+        progress: Progress,
+    ) -> None:
+        self._source, self._contents, self._options = source, contents, options
+        self._share, self._work, self._progress = share, work, progress
+        self._held: ColumnFile | None = None  # columns by source id, in memory
+        self._nodes: NodeOrder | None = None
+
+    def count(self) -> int:
+        """Read all edges once: every id is checked, targets are counted, into files.
+
+        Returns the bytes that sorting the longest column takes.
+        """
+        longest = 0
+        for number, r in enumerate(self._contents.relations):
+            counts = count_edges(
+                self._source, r.source, r.undirected, r.keep_loops, self._share, self._progress
+            )
+            longest = max(longest, int(counts.max(initial=0)) * r.widths.sort_bytes + COLUMN_BYTES)
+            save_array(self._work / counts_file(number), counts)
+        if needs_columns(self._options):
+            counts = self._union_counts()
+            widths = self._union_widths(None)
+            longest = max(longest, int(counts.max(initial=0)) * widths.sort_bytes + COLUMN_BYTES)
+        return longest
+
+    def fits(self, longest_bytes: int) -> bool:
+        """Whether columns by source id can stay in memory."""
+        return columns_fit(self._contents, self._share) and longest_bytes <= self._share // 4
+
+    def columns(self, in_memory: bool) -> None:
+        """Columns of the union by source id: in memory, else into the files COLUMNS and DEGREES."""
+        contents, counts = self._contents, self._union_counts()
+        total = int(counts.sum(dtype=np.int64))
+        edge = None
+        if in_memory and len(contents.relations) == 1:
+            widths = contents.relations[0].widths
+            edge = None if widths.too_wide else widths.edge
+        path = None if in_memory else self._work / COLUMNS
+        if path is not None:
+            path.unlink(missing_ok=True)
+        file = ColumnFile(path, counts.size, total, edge)
+        share = self._share - file.held_bytes
+        for columns in sorted_columns(
+            self._union_edges(bool(edge), share // 4), counts, self._union_widths(edge),
+            self._options.drop_equal, share, self._work, self._progress,
+        ):  # fmt: skip
+            file.append(columns)
+        file.finish()
+        if in_memory:
+            self._held = file
+        else:
+            save_array(self._work / DEGREES, file.degrees)
+            file.close()
+
+    @property
+    def holds_columns(self) -> bool:
+        """Whether columns by source id are in memory."""
+        return self._held is not None
+
+    def partition(self, classes: NodeClasses) -> tuple[Partitioning, float]:
+        """Find a partition of the nodes, and write it to PARTITION; `stages.partition`.
+
+        Returns what there is to say, and edges a second in a pass, 0 where there are no passes.
+        """
+        settings = self._options.partition
+        assert settings is not None
+        file = self._held or self._reopened()
+        share = self._share - file.held_bytes
+        found = partition_nodes(
+            file, classes, settings, self._options.seed, share, self._work, self._progress
+        )
+        if file is not self._held:
+            file.close()
+        save_array(self._work / PARTITION, found.partition)
+        return found.report, found.pass_edges / max(found.pass_s, 1e-9)
+
+    def order(self, partition: NDArray[np.uint32] | None) -> list[int]:
+        """Find the order, and write the rank.
+
+        partition  uint32 (num_nodes,)   None: the one that was found, or none
+
+        Returns where each (type, partition) begins, then the end.
+        """
+        options, contents = self._options, self._contents
+        order = None
+        if options.order == "bfs" or (options.order == "degree" and needs_columns(options)):
+            file = self._held or self._reopened()
+            if options.order == "bfs":
+                order = breadth_first(file, self._share - file.held_bytes, self._progress)
+            else:
+                order = by_degree(file.degrees)
+            if file is not self._held:
+                file.close()
+        elif options.order == "degree":
+            order = by_degree(self._union_counts())
+        elif options.order == "random":
+            order = at_random(contents.num_nodes, options.seed)
+        bounds = np.array([0, *(t.stop for t in contents.types)], np.int64)
+        num_partitions = 0
+        if options.partition is not None:
+            partition = load_array(self._work / PARTITION, np.uint32)
+            num_partitions = options.partition.num_partitions
+        self._nodes, starts = group_nodes(order, bounds, partition, num_partitions)
+        save_array(self._work / RANK, self._nodes.rank)
+        found: list[int] = starts.tolist()
+        return found
+
+    @property
+    def nodes(self) -> NodeOrder | None:
+        """Their order, also one that an earlier run has found; None: they keep their numbers."""
+        if self._nodes is None and self._options.renames:
+            self._nodes = NodeOrder.from_rank(load_array(self._work / RANK, np.uint32))
+        return self._nodes
+
+    def forget_order(self) -> None:
+        """Give its memory back."""
+        self._nodes = None
+
+    def sorted_relation(self, number: int, share: int) -> Iterator[WholeColumns]:
+        """All columns of a relation by store id, in order; column 0 is the type's first node.
+
+        `share`: bytes of memory, at most those that this was made with.
+        """
+        relation, nodes = self._contents.relations[number], self.nodes
+        widths, dst = relation.widths, relation.dst
+        on_disk = (self._work / COLUMNS).exists() and reads_columns(self._contents)
+        if self._held is not None and nodes is not None and self._can_gather(relation):
+            yield from self._gathered(self._held, nodes, widths, share - self._held.held_bytes)
+            return
+        self.release_columns()
+        if nodes is not None and on_disk:
+            with self._reopened() as file:
+                counts = np.empty(dst.num_nodes, np.uint32)
+                take_counts(file.degrees, nodes.order[dst.first : dst.stop], 0, counts)
+                records = self._from_file(file, nodes.rank, share)
+                yield from sorted_columns(
+                    records, counts, widths, False, share, self._work, self._progress
+                )
+            return
+        counts = load_array(self._work / counts_file(number), np.uint32)
+        if nodes is not None:
+            moved = np.empty(counts.size, np.uint32)
+            take_counts(counts, nodes.order[dst.first : dst.stop], dst.first, moved)
+            counts = moved
+        records = source_edges(
+            self._source, relation.source, _stored_ends(relation, nodes), bool(widths.edge),
+            share // 4, self._progress,
+        )  # fmt: skip
+        yield from sorted_columns(
+            records, counts, widths, self._options.drop_equal, share, self._work, self._progress
+        )
+
+    def release_columns(self) -> None:
+        """Forget columns in memory."""
+        if self._held is not None:
+            self._held.close()
+            self._held = None
+
+    def _can_gather(self, relation: RelationContents) -> bool:
+        """Whether columns in memory are those of the relation, ids included."""
+        assert self._held is not None
+        with_ids = self._held.edge_ids.size == self._held.sources.size
+        return len(self._contents.relations) == 1 and (with_ids or not relation.widths.edge)
+
+    def _reopened(self) -> ColumnFile:
+        degrees = load_array(self._work / DEGREES, np.uint32)
+        return ColumnFile.reopen(self._work / COLUMNS, degrees)
+
+    def _union_counts(self) -> NDArray[np.uint32]:
+        """Edges into each node, of all relations."""
+        total = np.zeros(self._contents.num_nodes, np.uint32)
+        for number, r in enumerate(self._contents.relations):
+            counts = load_array(self._work / counts_file(number), np.uint32)
+            total[r.dst.first : r.dst.stop] += counts
+        return total
+
+    def _union_widths(self, edge: str | None) -> Widths:
+        num_edges = sum(r.source.num_edges for r in self._contents.relations)
+        return Widths.of("uint32", self._contents.num_nodes, edge, num_edges)
+
+    def _union_edges(self, with_ids: bool, share: int) -> Iterator[RawEdges]:
+        for r in self._contents.relations:
+            ends = Ends(r.undirected, r.keep_loops, src_first=r.src.first, dst_first=r.dst.first)
+            yield from source_edges(self._source, r.source, ends, with_ids, share, self._progress)
+
+    def _from_file(
+        self, file: ColumnFile, rank: NDArray[np.uint32], share: int
+    ) -> Iterator[RawEdges]:
+        """Columns by source id as edges: both ends will be renamed."""
+        each = 4 * (1 + COPIES) + FILLERS * (4 + RECORD_BYTES)
+        step = max(_LEAST_READ, min(1 << 19, share // 4 // each))
+        base = self._contents.relations[0].dst.first
+
+        def make(node: int, skip: int, read: Arrays, out: Records) -> int:
+            rename_columns(node, skip, file.degrees, read[0], rank, base, out.dst, out.src)
+            return read[0].size
+
+        node, skip = 0, 0
+        with self._progress.stage("bucket edges", file.num_edges, "edges") as stage:
+            for sources in file.read(0, file.num_edges, step):
+                yield RawEdges((sources,), partial(make, node, skip), sources.size)
+                node, skip = advance_columns(node, skip, file.degrees, sources.size)
+                stage.advance(sources.size)
+
+    def _gathered(
+        self, file: ColumnFile, nodes: NodeOrder, widths: Widths, share: int
+    ) -> Iterator[WholeColumns]:
+        """Columns by store id from those by source id, all in memory."""
+        dst = self._contents.relations[0].dst
+        order = nodes.order[dst.first : dst.stop]
+        counts = np.empty(order.size, np.uint32)
+        take_counts(file.degrees, order, 0, counts)
+        bounds, sizes = cut_buckets(counts, widths, share // 4 * 3)
+        del counts
+        sorter = ColumnSorter(widths, False)
+        edge_ids = file.edge_ids if widths.edge else file.edge_ids[:0]
+        held = HeldColumns(file.starts, file.degrees, file.sources, edge_ids)
+        bits = WordBits(widths.node_bits, widths.edge_bits, widths.column_bits)
+        with self._progress.stage("rename columns", file.num_edges, "edges") as stage:
+            for b, size in enumerate(sizes.tolist()):
+                low, high = int(bounds[b]), int(bounds[b + 1])
+                starts = np.empty(widths.num_groups(high - low) + 1, np.int64)
+                values = sorter.values(size)
+                gather_columns(order[low:high], held, nodes.rank, bits, starts, values)
+                yield sorter.from_values(values, starts, low, high - low)
+                stage.advance(size)
+
+
+def _stored_ends(relation: RelationContents, nodes: NodeOrder | None) -> Ends:
+    """Both ends by store id; columns count from the first node of their type."""
+    src, dst = relation.src, relation.dst
+    ranks: tuple[NDArray[Any], NDArray[Any]] = (NO_RANKS, NO_RANKS)
+    if nodes is not None:
+        ranks = nodes.rank[src.first : src.stop], nodes.rank[dst.first : dst.stop]
+    return Ends(relation.undirected, relation.keep_loops, *ranks, src.first, dst.first, dst.first)

@@ -1,0 +1,463 @@
+"""From a source to a store: the stages in order, within one budget, whole or absent.
+
+Each stage leaves a record in the work folder: after a kill the same command goes on behind the
+last one.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import google_crc32c
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from blockstore.errors import BudgetTooSmall, NotAStore
+from blockstore.extend import StoreExtender
+from blockstore.format import (
+    FORMAT_VERSION,
+    Manifest,
+    Partitioning,
+)
+from blockstore.io.buffers import byte_view
+from blockstore.store import open_store
+from blockstore.writer import StoreWriter
+from preprocess.errors import BadInput
+from preprocess.hops.forecast import HopsForecast, forecast_hops
+from preprocess.hops.hops import HopsRun, make_hops
+from preprocess.ingest.arrays import (
+    quantization_errors,
+)
+from preprocess.ingest.contents import (
+    Contents,
+    TypeContents,
+    list_contents,
+)
+from preprocess.ingest.graph import PARTITION, RANK, counts_file
+from preprocess.ingest.nodes import TypeStages
+from preprocess.ingest.options import IngestOptions
+from preprocess.ingest.plan import (
+    CHECK,
+    COLUMNS_STAGE,
+    COUNT,
+    ORDER,
+    PARTITION_STAGE,
+    IngestJob,
+    check_longest,
+    column_item_bytes,
+    looks_at_label,
+    memory_lines,
+    needs_columns,
+    plan_job,
+    reads_columns,
+    rows_bytes,
+    sort_bytes,
+    store_bytes,
+)
+from preprocess.ingest.prepare import preparation_of, prepared
+from preprocess.ingest.relations import RelationStages
+from preprocess.ingest.run import IngestRun, IngestStage
+from preprocess.partition.influence_plan import copies_nodes
+from preprocess.partition.influence_stages import InfluenceStages
+from preprocess.partition.metis import check_installed
+from preprocess.partition.partition import PartitionOptions, most_visited, visited_fits
+from preprocess.pipeline.memory import give_back_freed
+from preprocess.pipeline.progress import Progress
+from preprocess.pipeline.result import IngestPlan, IngestResult, StageResult
+from preprocess.pipeline.stage import (
+    Cost,
+    Facts,
+    Stage,
+    check_disk,
+    disk_need,
+    resumable,
+    temporary_bytes,
+)
+from preprocess.pipeline.work import STORE, check_free, sign, work_path
+from preprocess.sources.reverse import with_reverses
+from preprocess.sources.source import Source
+from preprocess.sources.sourcefiles import SourceFiles
+from preprocess.stages.classes import NodeClasses, source_classes
+from preprocess.stages.columns import COLUMNS, DEGREES
+from preprocess.stages.scan import check_edge_splits
+
+_PARTITIONING, _RATE = "partitioning", "edges_per_s"  # in the facts of a stage
+_PIPELINE = 3  # goes up when stages or their files change: nothing older is taken over
+
+
+def ingest(
+    source: Source,
+    target: Path,
+    options: IngestOptions,
+    progress: Progress,
+    fresh: bool = False,
+    partition: NDArray[np.uint32] | None = None,
+    files: SourceFiles | None = None,
+) -> IngestResult:
+    """Write the store.
+
+    fresh      begin anew, whatever an earlier run has left
+    partition  uint32 (num_nodes,)   of each node, numbered through all types: nodes stand
+               partition by partition
+    files      of the source, as they were when it was opened; None: as they are now
+
+    Raises BadInput, also for a file that changes meanwhile, StoreExists, BudgetTooSmall, StoreBusy
+    and, where there is too little room from the start, OutOfSpace: nothing is left behind then.
+    Where the disk fills up later, or the run is stopped, finished stages stay, and the same call
+    goes on behind them.
+    """
+    check_free(target, target, preparation_of(target))
+    files = files or SourceFiles(source.files)
+    with prepared(source, target, options.mem_bytes, progress, fresh, files):
+        return _write_store(source, files, target, options, progress, fresh, partition)
+
+
+def _write_store(
+    source: Source,
+    files: SourceFiles,
+    target: Path,
+    options: IngestOptions,
+    progress: Progress,
+    fresh: bool,
+    partition: NDArray[np.uint32] | None,
+) -> IngestResult:
+    give_back_freed()
+    options = replace(options, partitioned=partition is not None)
+    options.check()
+    if options.partitioned and options.partition is not None:
+        raise BadInput.at(
+            "--partitions", options.partition.num_partitions, "none, as a partition is given",
+            "leave one of them out",
+        )  # fmt: skip
+    source = with_reverses(source, options)
+    stages = IngestStages(foretell(source, list_contents(source, options), options))
+    facts = _sign_facts(source, options, partition)
+    return write_store(stages, target, files, progress, facts, fresh, partition)
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """An ingest before it starts, and the hops that follow it."""
+
+    job: IngestJob
+    hops: HopsForecast | None
+    hop_stages: Sequence[Stage[HopsRun]]
+
+
+def foretell(source: Source, contents: Contents, options: IngestOptions) -> Forecast:
+    """Share out the memory.
+
+    Raises BadInput; BudgetTooSmall with the least that would do for the ingest and its hops.
+    """
+    try:
+        job = plan_job(source, contents, options)
+    except BudgetTooSmall as error:
+        try:
+            forecast_hops(contents, options, source.where)
+        except BudgetTooSmall as other:
+            raise max(error, other, key=lambda e: e.least_bytes) from None
+        raise
+    return Forecast(job, *forecast_hops(contents, options, source.where))
+
+
+def write_store(
+    stages: "IngestStages",
+    target: Path,
+    files: SourceFiles,
+    progress: Progress,
+    signed: Facts,
+    fresh: bool,
+    partition: NDArray[np.uint32] | None = None,
+) -> IngestResult:
+    """Run the stages in a work folder beside the target.
+
+    files    of the source, as they were when it was opened
+    signed   everything that decides the store's bytes, files aside
+
+    Raises what `ingest` does.
+    """
+    job = stages.job
+    check_installed(job.options.partition)
+    planned = stages.plan()
+    store, temporary = planned.store_bytes, planned.temporary_bytes
+    check_disk(target.absolute().parent, store, temporary, work_path(target))
+    facts = {"source": job.source.where, "layout": job.source.layout, "store": str(target)}
+    progress.begin(planned.stages, {**facts, "plan": msgspec.to_builtins(planned)})
+    signature = sign(signed, files.digest())
+    with (
+        resumable(target, signature, progress, disk_need(store, temporary), fresh) as work,
+        files.unchanged(),
+        StoreWriter(
+            target,
+            block_bytes=job.options.block_bytes,
+            buffer_bytes=job.memory.buffer,
+            folder=work.path / STORE,
+        ) as writer,
+    ):
+        run = IngestRun(job, partition, work, progress, writer)
+        run.execute(stages.first_stages())
+        stages.decide(run)
+        run.execute(stages.later_stages())
+        manifest = stages.manifest(run)
+        files.check()  # nothing reads the source from here on
+        errors, results = quantization_errors(run), run.results
+        if job.options.hops is None:
+            manifest = writer.settle(manifest)
+        else:
+            manifest, added = _hops(run, manifest, job.options)
+            results += added
+        writer.appear()
+        rate = stages.partition_edges_per_s(run)
+        return IngestResult(manifest, results, errors, rate)
+
+
+def _hops(
+    run: IngestRun, manifest: Manifest, options: IngestOptions
+) -> tuple[Manifest, tuple[StageResult, ...]]:
+    """Hops in the store that is about to appear; an earlier run may have added them.
+
+    Raises BadInput: there cannot be any; the store appears without.
+    """
+    assert options.hops is not None
+    run.graph.forget_order()
+    held = _held_manifest(run.result)
+    if held is not None and any(t.hops for t in held.types):
+        with StoreExtender(run.result):  # removes what that run has left
+            return held, ()
+    run.writer.settle(manifest)
+    try:
+        found = make_hops(run.result, options.hops, run.progress, options.mem_bytes, inside=True)
+    except BadInput as error:
+        run.writer.appear()
+        raise BadInput(f"{error}; {run.writer.path} is there, without hops") from error
+    return found.manifest, found.stages
+
+
+class IngestStages:
+    """All stages of an ingest, and the manifest of what they made."""
+
+    def __init__(self, forecast: Forecast) -> None:
+        self.job, self._hops, self._hop_stages = forecast.job, forecast.hops, forecast.hop_stages
+        self._influence: InfluenceStages | None = None
+        if copies_nodes(self.job.options):
+            self._influence = InfluenceStages(self.job, self._bare_manifest)
+
+    def stages(self) -> list[IngestStage]:
+        return [*self.first_stages(), *self.later_stages()]
+
+    def later_stages(self) -> list[IngestStage]:
+        """Those that depend on what the first have found."""
+        found = self._order_stages()
+        for relation in self._relations():
+            found += relation.stages()
+        for node_type in self._types():
+            found += node_type.stages()
+        return [*found, *(self._influence.stages() if self._influence else ())]
+
+    def _relations(self) -> list[RelationStages]:
+        return [RelationStages(self.job, i) for i in range(len(self.job.contents.relations))]
+
+    def _types(self) -> Sequence[TypeStages]:
+        return [TypeStages(self.job, i) for i in range(len(self.job.contents.types))]
+
+    def all_stages(self) -> list[Stage[Any]]:
+        """Those of hops too."""
+        return [*self.stages(), *self._hop_stages]
+
+    def plan(self) -> IngestPlan:
+        """What the ingest will take."""
+        contents, options, hops = self.job.contents, self.job.options, self._hops
+        store, temporary = store_bytes(contents, options), temporary_bytes(self.stages())
+        if hops is not None:
+            added = hops.plan.array_bytes
+            store, temporary = store + added, max(temporary - added, hops.temporary_bytes)
+        return IngestPlan(
+            num_nodes={t.name: t.num_nodes for t in contents.types},
+            num_edges={
+                f"{r.source.src}-{r.source.name}-{r.source.dst}": r.most_edges
+                for r in contents.relations
+            },
+            store_bytes=store,
+            temporary_bytes=temporary,
+            mem_bytes=options.mem_bytes,
+            memory=memory_lines(self.job),
+            stages=tuple(s.plan for s in self.all_stages()),
+        )
+
+    def first_stages(self) -> list[IngestStage]:
+        """Those after which it is known what the others do."""
+        contents, types = self.job.contents, self._types()
+        bits = {t.bits_file: -(-t.type.num_nodes // 8) for t in types if t.splits_seeded}
+        counts = {counts_file(i): 4 * r.dst.num_nodes for i, r in enumerate(contents.relations)}
+        work = {"counted_edges": sum(r.source.num_edges for r in contents.relations)}
+        cost = Cost(self.job.source_bytes, sum(counts.values()), 0, work)
+        return [
+            IngestStage(CHECK, Cost(self._checked_bytes()), self._check, bits),
+            IngestStage(COUNT, cost, lambda run: {"longest": run.graph.count()}, counts),
+        ]
+
+    def decide(self, run: IngestRun) -> None:
+        """The first stages are over: see where the columns are, or will be.
+
+        Raises BudgetTooSmall: sorting the longest column takes too much.
+        """
+        job, longest = self.job, run.facts(COUNT)["longest"]
+        check_longest(job.contents, job.options, job.memory, longest)
+        if needs_columns(job.options):
+            fit = run.work.find(ORDER) is not None or run.graph.fits(longest)
+            self.job = replace(job, columns_fit=fit and run.work.find(COLUMNS_STAGE) is None)
+
+    def _checked_bytes(self) -> int:
+        read, options = 0, self.job.options
+        for t in self.job.contents.types:
+            read += sum(rows_bytes(s.source) for s in t.splits)
+            if t.label and looks_at_label(t.label, options):
+                read += rows_bytes(t.label.source)
+        return read + sum(
+            rows_bytes(s.source) for r in self.job.contents.relations for s in r.splits
+        )
+
+    def _check(self, run: IngestRun) -> Facts:
+        labels = {t.type.name: t.check(run) for t in self._types()}
+        for r in self.job.contents.relations:
+            check_edge_splits(self.job.source, r.source)
+        return {"labels": {name: facts for name, facts in labels.items() if facts is not None}}
+
+    def _order_stages(self) -> list[IngestStage]:
+        """Columns by source id, a partition of the nodes, their order: those that are needed."""
+        job, options = self.job, self.job.options
+        if not options.renames:
+            return []
+        rank, edges = 4 * job.contents.num_nodes, job.num_edges
+        if not needs_columns(options):
+            return [IngestStage(ORDER, Cost(0, rank), self._order, {RANK: rank})]
+        work: dict[str, float] = {"sorted_edges": edges} if job.columns_fit else {}
+        item = column_item_bytes(job.contents) if job.columns_fit else 4
+        held = item * edges if job.columns_fit else 0
+        passing = sort_bytes(edges, 4 + item, job.share - held)
+        spent = [] if reads_columns(job.contents) else [COLUMNS, DEGREES]
+        stages, sorting, columns = [], Cost(job.source_bytes + passing, passing, passing, work), 0
+        if not job.columns_fit:
+            columns = 4 * edges + rank
+            cost = Cost(sorting.read, columns + passing, passing, {"sorted_edges": edges})
+            files = {COLUMNS: 4 * edges, DEGREES: rank}
+            stages = [IngestStage(COLUMNS_STAGE, cost, self._columns, files)]
+            sorting = Cost(columns)
+        if options.partition is not None:
+            cost = self._partition_cost(sorting, options.partition, held, columns)
+            stages.append(
+                IngestStage(PARTITION_STAGE, cost, self._find_partition, {PARTITION: rank})
+            )
+            sorting, spent = Cost(columns + rank), [*spent, PARTITION]
+        work = {**sorting.work, "ordered_edges": edges}
+        cost = Cost(sorting.read, sorting.written + rank, sorting.passing, work)
+        return [*stages, IngestStage(ORDER, cost, self._order, {RANK: rank}, spent)]
+
+    def _partition_cost(
+        self, sorting: Cost, settings: PartitionOptions, held: int, columns: int
+    ) -> Cost:
+        """`sorting`: of making columns; `held`: bytes of these in memory, `columns`: on disk."""
+        job, total, visited, visiting = self.job, self.job.num_edges, 0, 0
+        passes, work = 1, dict(sorting.work)
+        if settings.is_streamed:
+            most = most_visited(settings, total, job.options.undirected)
+            visited = 0 if visited_fits(most, job.share - held, held > 0) else 4 * most
+            visiting, passes = sort_bytes(most, 8, job.share - held), settings.passes + 1
+            work["sorted_edges"] = work.get("sorted_edges", 0) + total
+        work["partitioned_edges"] = passes * total
+        types = job.contents.types
+        labels = 2 * sum(rows_bytes(t.label.source) for t in types if t.label)
+        read = sorting.read + labels + visiting + (settings.passes + 1) * visited + columns
+        passing = max(sorting.passing, visiting + visited)
+        written = sorting.written + visiting + visited + 4 * job.contents.num_nodes
+        return Cost(read, written, passing, work)
+
+    def _columns(self, run: IngestRun) -> None:
+        run.graph.columns(in_memory=False)
+
+    def _hold_columns(self, run: IngestRun) -> None:
+        """Sort them, if they stay in memory and are not there."""
+        if needs_columns(self.job.options) and self.job.columns_fit and not run.graph.holds_columns:
+            run.graph.columns(in_memory=True)
+
+    def _find_partition(self, run: IngestRun) -> Facts:
+        self._hold_columns(run)
+        report, rate = run.graph.partition(self._classes(run))
+        return {_PARTITIONING: msgspec.to_builtins(report), _RATE: rate}
+
+    def _order(self, run: IngestRun) -> Facts:
+        self._hold_columns(run)
+        return {"starts": run.graph.order(run.partition)}
+
+    def partition_edges_per_s(self, run: IngestRun) -> float:
+        """In a pass of a streaming partitioner, else 0."""
+        return float(run.facts(PARTITION_STAGE)[_RATE]) if self.job.options.partition else 0.0
+
+    def _partitioning(self, run: IngestRun) -> Partitioning | None:
+        if self.job.options.partition is None:
+            return None
+        return msgspec.convert(run.facts(PARTITION_STAGE)[_PARTITIONING], Partitioning)
+
+    def _classes(self, run: IngestRun) -> NodeClasses:
+        """Those of training nodes, as the source or a seeded split has them."""
+        job, labels = self.job, run.facts(CHECK)["labels"]
+        made = {stages.type.name: stages for stages in self._types()}
+
+        def seeded(t: TypeContents) -> Callable[[], Iterator[NDArray[np.int64]]] | None:
+            stages = made[t.name]
+            return partial(stages.seeded, 0, run) if stages.splits_seeded else None
+
+        dtypes = {name: facts["dtype"] for name, facts in labels.items()}
+        return source_classes(job.source, job.contents, dtypes, job.share, seeded)
+
+    def manifest(self, run: IngestRun) -> Manifest:
+        """Of the store, without its fingerprint, when all stages are over."""
+        return self._influence.extended(run) if self._influence else self._bare_manifest(run)
+
+    def _bare_manifest(self, run: IngestRun) -> Manifest:
+        """Without hubs and halos."""
+        options = self.job.options
+        return Manifest(
+            format=FORMAT_VERSION,
+            block_bytes=options.block_bytes,
+            id_dtype=self.job.contents.id_dtype,
+            types=tuple(t.node_type(run) for t in self._types()),
+            relations=tuple(r.relation(run) for r in self._relations()),
+            order=options.order,
+            undirected=options.undirected,
+            duplicates="drop" if options.drop_equal else "keep",
+            self_loops=options.self_loops,
+            partitioning=self._partitioning(run),
+        )
+
+
+def _held_manifest(path: Path) -> Manifest | None:
+    """Of a store that an earlier run has settled."""
+    try:
+        return open_store(path).manifest
+    except NotAStore:
+        return None
+
+
+def _sign_facts(
+    source: Source, options: IngestOptions, partition: NDArray[np.uint32] | None
+) -> Facts:
+    """Of everything that decides the store's bytes, files aside."""
+    return {
+        "layout": source.layout,
+        "num_nodes": dict(source.num_nodes),
+        "relations": [list(r[:4]) for r in source.relations],
+        "partition": 0 if partition is None else google_crc32c.value(bytes(byte_view(partition))),
+        **option_facts(options),
+    }
+
+
+def option_facts(options: IngestOptions) -> Facts:
+    """The same, of the pipeline and the options."""
+    return {
+        "pipeline": [_PIPELINE, FORMAT_VERSION],
+        "options": {k: v for k, v in asdict(options).items() if k != "mem_bytes"},
+    }

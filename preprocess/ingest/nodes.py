@@ -1,0 +1,178 @@
+"""The stages of one node type: its ids, features, label, splits, and where partitions begin."""
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from blockstore.format import NodeType, RowArray
+from preprocess.files.array_file import load_array, save_array
+from preprocess.ingest.arrays import (
+    array_files,
+    feature_stages,
+    list_stage,
+    placed_stage,
+    split_stage,
+    write_ids,
+)
+from preprocess.ingest.contents import SPLITS, row_disk_bytes, split_sizes
+from preprocess.ingest.plan import (
+    CHECK,
+    ORDER,
+    IngestJob,
+    ids_stage,
+    looks_at_label,
+    partition_path,
+    seeded_splits,
+)
+from preprocess.ingest.run import IngestRun, IngestStage
+from preprocess.pipeline.stage import Cost, Facts
+from preprocess.stages.labels import (
+    are_whole,
+    label_dtype,
+    label_pieces,
+    labelled_bits,
+    seeded_ids,
+    split_key,
+)
+from preprocess.stages.rows import Emit, place_rows
+from preprocess.stages.scan import check_splits
+
+
+class TypeStages:
+    """One type on its way into the store."""
+
+    def __init__(self, job: IngestJob, number: int) -> None:
+        self._job, self._number = job, number
+        self.type = job.contents.types[number]
+
+    def stages(self) -> list[IngestStage]:
+        job, t, place = self._job, self.type, self._place
+        rank, found = 4 if job.options.renames else 0, [self._ids_stage()]
+        for rows in t.features:
+            found += feature_stages(job, rows, place, rank, partial(_as_planned, rows.array), [])
+        if t.label is not None:
+            found.append(placed_stage(job, t.label, self._label_pieces, place, rank, self._label))
+        found += [split_stage(job, rows) for rows in t.splits]
+        seeded = seeded_splits(t, t.num_nodes, job.options)
+        for i, array in enumerate(seeded):
+            cost = Cost(0, row_disk_bytes(array, job.options.block_bytes))
+            spent = [self.bits_file] if i == len(seeded) - 1 else []
+            sized = partial(self._seeded_split, i)
+            found.append(list_stage(array, cost, partial(self.seeded, i), sized, spent))
+        if job.options.in_partitions:
+            path = partition_path(t)
+            found.append(IngestStage(path, Cost(), self._write_partitions, arrays=[path]))
+        return found
+
+    def _ids_stage(self) -> IngestStage:
+        t = self.type
+        written = 2 * row_disk_bytes(t.original_id, self._job.options.block_bytes)
+        arrays = [*array_files(t.original_id), *array_files(t.store_id)]
+        return IngestStage(ids_stage(t), Cost(0, written), self._write_ids, arrays=arrays)
+
+    def _write_ids(self, run: IngestRun) -> None:
+        t, nodes = self.type, run.graph.nodes
+        order = nodes and nodes.order[t.first : t.stop]
+        rank = nodes and nodes.rank[t.first : t.stop]
+        write_ids(run, t.original_id, order, t.first, 0)
+        write_ids(run, t.store_id, rank, 0, t.first)
+
+    def _place(
+        self, run: IngestRun, pieces: Iterator[NDArray[Any]], array: RowArray, emit: Emit
+    ) -> None:
+        """Bring rows of the type into the order of its nodes."""
+        t, nodes = self.type, run.graph.nodes
+        rank = nodes and nodes.rank[t.first : t.stop]
+        local = rank - np.uint32(t.first) if rank is not None and t.first else rank
+        place_rows(pieces, array, local, self._job.share, run.folder, emit, run.progress)
+
+    def _label(self, run: IngestRun) -> RowArray:
+        t = self.type
+        assert t.label is not None
+        facts = run.facts(CHECK)["labels"].get(t.name)
+        if facts is None:
+            return t.label.array
+        return msgspec.structs.replace(t.label.array, dtype=facts["dtype"])
+
+    def _label_pieces(self, run: IngestRun) -> Iterator[NDArray[Any]]:
+        assert self.type.label is not None
+        dtype = self._label(run).dtype
+        return label_pieces(self._job.source, self.type.label.source, dtype, self._job.share)
+
+    @property
+    def splits_seeded(self) -> bool:
+        """Whether a seeded split is to be made."""
+        return bool(seeded_splits(self.type, 0, self._job.options))
+
+    @property
+    def bits_file(self) -> str:
+        """Name of the temporary file of the labelled nodes."""
+        return f"labelled-{self._number}"
+
+    def check(self, run: IngestRun) -> Facts | None:
+        """Splits are sound; labels are looked at where their dtype, or a split, depends on them."""
+        job, label = self._job, self.type.label
+        check_splits(job.source, self.type.name)
+        if label is None or not looks_at_label(label, job.options):
+            return None
+        rows = label.source
+        dtype = label_dtype(rows, rows.dtype.kind == "f" and are_whole(job.source, rows, job.share))
+        facts: Facts = {"dtype": dtype}
+        if self.splits_seeded:
+            bits = labelled_bits(job.source, rows, dtype, job.share)
+            facts["labelled"] = int(np.bitwise_count(bits).sum(dtype=np.int64))
+            save_array(run.path(self.bits_file), bits)
+        return facts
+
+    def _labelled(self, run: IngestRun) -> int:
+        found: int = run.facts(CHECK)["labels"][self.type.name]["labelled"]
+        return found
+
+    def _seeded_split(self, split: int, run: IngestRun) -> RowArray:
+        return seeded_splits(self.type, self._labelled(run), self._job.options)[split]
+
+    def seeded(self, split: int, run: IngestRun) -> Iterator[NDArray[np.int64]]:
+        """Ids of a seeded split."""
+        options, total = self._job.options, self._labelled(run)
+        bits = load_array(run.path(self.bits_file), np.uint8)
+        places = split_sizes(options.split, total)[split]
+        key = split_key(options.seed, self._number)
+        return seeded_ids(bits, self.type.num_nodes, total, places, key)
+
+    def _write_partitions(self, run: IngestRun) -> None:
+        starts, count = run.facts(ORDER)["starts"], self._num_partitions(run)
+        first = self._number * count
+        offsets = np.array(starts[first : first + count + 1], np.uint64)
+        run.writer.side(partition_path(self.type), offsets)
+
+    def _num_partitions(self, run: IngestRun) -> int:
+        if not self._job.options.in_partitions:
+            return 0
+        return (len(run.facts(ORDER)["starts"]) - 1) // len(self._job.contents.types)
+
+    def node_type(self, run: IngestRun) -> NodeType:
+        """What the manifest says, once all stages are over."""
+        t = self.type
+        splits = {r.source.name: r.array for r in t.splits}
+        if self.splits_seeded:
+            splits = {name: self._seeded_split(i, run) for i, name in enumerate(SPLITS)}
+        return NodeType(
+            name=t.name,
+            first=t.first,
+            num_nodes=t.num_nodes,
+            original_id=t.original_id,
+            store_id=t.store_id,
+            label=self._label(run) if t.label else None,
+            features={r.source.name: r.array for r in t.features},
+            splits=splits,
+            num_partitions=self._num_partitions(run),
+            partition_offsets_path=partition_path(t) if self._job.options.in_partitions else "",
+        )
+
+
+def _as_planned(array: RowArray, _: IngestRun) -> RowArray:
+    return array

@@ -1,0 +1,289 @@
+"""How the memory and the disk of an ingest are shared out, decided before it starts.  Pure."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from blockstore.errors import BudgetTooSmall
+from blockstore.format import PAGE_BYTES, RowArray, align
+from blockstore.units import format_bytes, format_mem
+from preprocess.ingest.contents import (
+    SPLITS,
+    ArrayContent,
+    Contents,
+    RelationContents,
+    TypeContents,
+    as_path,
+    graph_bytes,
+    row_disk_bytes,
+    split_sizes,
+)
+from preprocess.ingest.options import IngestOptions
+from preprocess.partition.influence_plan import influence_bytes, influence_node_bytes
+from preprocess.pipeline.result import MemoryLine
+from preprocess.sources.source import Source, SourceRows
+from preprocess.stages.rows import dense_bytes, scatter_bytes
+
+CHECK, COUNT = "check labels and splits", "count edges"  # names of stages
+COLUMNS_STAGE, ORDER = "columns by source id", "order nodes"
+PARTITION_STAGE = "partition nodes"
+
+# bytes a node, of tables that are in memory at the same time
+BFS_NODE_BYTES = 21  # degree, root, place, order, level: 4 each, and one start for 64 columns
+RENAMED_NODE_BYTES = 16  # place, order, count and count by place: 4 each
+SOURCE_NODE_BYTES = 6  # count 4, owner of a split 1
+_FIXED_BYTES = 4 << 20  # Zarr metadata, small buffers
+_INTERPRETER_BYTES = 96 << 20  # Python, numpy and compiled kernels: a quarter of --mem at most
+_LEAST_SHARE = 4 << 20
+_LEAST_ROWS = 8  # of the widest row array, that a share must hold
+_MOST_BUFFER = 8 << 20
+_PACKER_BLOCKS = 6  # degrees 2, the sections of edges 1, the block 1, room
+_CRC_BYTES = 16  # a page: kept while the array is written, then copied into its side array
+_EDGE_BYTES = 16  # an edge of a source that does not say
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """What is left of --mem after tables with an entry a node, the packer and small things."""
+
+    buffer: int  # bytes of each of two buffers of an array being written
+    share: int  # bytes for chunks, buckets and dense rows, one stage at a time
+
+
+@dataclass(frozen=True, slots=True)
+class IngestJob:
+    """All that decides an ingest, before it starts."""
+
+    source: Source
+    contents: Contents
+    options: IngestOptions
+    memory: MemoryPlan
+    columns_fit: bool  # columns that give the order stay in memory
+
+    @property
+    def share(self) -> int:
+        """Bytes of memory for the stage that runs."""
+        return self.memory.share
+
+    @property
+    def num_edges(self) -> int:
+        return sum(r.most_edges for r in self.contents.relations)
+
+    @property
+    def source_bytes(self) -> int:
+        """What one read of all edges brings."""
+        return sum(map(edge_bytes, self.contents.relations))
+
+
+def plan_job(source: Source, contents: Contents, options: IngestOptions) -> IngestJob:
+    """Share out --mem.  Raises BudgetTooSmall with the least that would do."""
+    memory = plan_memory(contents, options)
+    return IngestJob(source, contents, options, memory, columns_fit(contents, memory.share))
+
+
+def plan_memory(contents: Contents, options: IngestOptions) -> MemoryPlan:
+    """Share out --mem.  Raises BudgetTooSmall with the least that would do."""
+    least = _least_bytes(contents, options, max(_LEAST_SHARE, _LEAST_ROWS * _widest(contents)))
+    if options.mem_bytes < least:
+        raise too_little_memory(
+            options.mem_bytes, least,
+            f"{contents.num_nodes:,} nodes of {node_bytes(options)} bytes each, blocks of "
+            f"{format_bytes(options.block_bytes)} and buffers",
+        )  # fmt: skip
+    spare = (
+        options.mem_bytes - _taken_first(contents, options) - interpreter_bytes(options.mem_bytes)
+    )
+    buffer = _buffer_bytes(contents, options, spare)
+    return MemoryPlan(buffer, spare - 2 * buffer)
+
+
+def check_longest(
+    contents: Contents, options: IngestOptions, memory: MemoryPlan, column_bytes: int
+) -> None:
+    """Raises BudgetTooSmall: the longest column takes `column_bytes` to sort, which is too much.
+
+    Buckets have three quarters of what is given to sorting, which is three quarters of the share
+    where edge arrays follow.
+    """
+    need = 16 * (column_bytes // 9 + 1)
+    if need > memory.share:
+        raise too_little_memory(
+            options.mem_bytes, _least_bytes(contents, options, need),
+            f"sorting the in-edges of one node, {format_bytes(column_bytes)}",
+        )  # fmt: skip
+
+
+def too_little_memory(found: int, least: int, why: str) -> BudgetTooSmall:
+    """The error that says the least that would do."""
+    return BudgetTooSmall(
+        f"--mem {format_bytes(found)}: expected at least --mem {format_mem(least)} for {why}",
+        least,
+    )
+
+
+def node_bytes(options: IngestOptions) -> int:
+    """Of tables, for each node: the documented number."""
+    least = influence_node_bytes(options)
+    if options.partition is not None:
+        least = max(least, options.partition.node_bytes)
+    if options.order in ("bfs", "degree"):
+        return max(BFS_NODE_BYTES, least)
+    return max(RENAMED_NODE_BYTES if options.renames else SOURCE_NODE_BYTES, least)
+
+
+def memory_lines(job: IngestJob) -> tuple[MemoryLine, ...]:
+    """What --mem is for."""
+    contents, options, memory = job.contents, job.options, job.memory
+    each = node_bytes(options)
+    return (
+        MemoryLine(f"tables, {each} bytes a node", each * contents.num_nodes),
+        MemoryLine("blocks being packed", _PACKER_BLOCKS * options.block_bytes),
+        MemoryLine("checksums of the array being written", _crc_bytes(contents, options)),
+        MemoryLine("two buffers of the array being written", 2 * memory.buffer),
+        MemoryLine("edges and rows of the stage that runs", memory.share),
+        MemoryLine("Python and libraries", interpreter_bytes(options.mem_bytes)),
+        MemoryLine("small things", _FIXED_BYTES),
+    )
+
+
+def _crc_bytes(contents: Contents, options: IngestOptions) -> int:
+    """Of the largest array."""
+    rows = [row_disk_bytes(a, options.block_bytes) for a in contents.row_arrays()]
+    graphs = [graph_bytes(r, options) for r in contents.relations]
+    return _CRC_BYTES * (max([*rows, *graphs], default=0) // PAGE_BYTES)
+
+
+def _taken_first(contents: Contents, options: IngestOptions) -> int:
+    """Tables with an entry a node, the blocks of the packer, and what is always there."""
+    nodes = node_bytes(options) * contents.num_nodes
+    blocks = _PACKER_BLOCKS * options.block_bytes
+    return nodes + blocks + _crc_bytes(contents, options) + _FIXED_BYTES
+
+
+def _least_bytes(contents: Contents, options: IngestOptions, share: int) -> int:
+    """The least --mem that leaves so much to share."""
+    slot = align(_widest(contents), options.block_bytes)
+    buffers = max(2 * slot, min(2 * _MOST_BUFFER, share // 7 + 2))  # two of a 16th of what is left
+    least = _taken_first(contents, options) + share + buffers
+    return with_interpreter(least)
+
+
+def interpreter_bytes(mem_bytes: int) -> int:
+    """What is left to Python and libraries: in little memory they are beside it."""
+    return min(_INTERPRETER_BYTES, mem_bytes // 4)
+
+
+def with_interpreter(least: int) -> int:
+    """The least --mem that leaves so many bytes beside Python and libraries."""
+    return min(-(-least * 4 // 3), least + _INTERPRETER_BYTES)
+
+
+def _buffer_bytes(contents: Contents, options: IngestOptions, spare: int) -> int:
+    return max(align(_widest(contents), options.block_bytes), min(_MOST_BUFFER, spare // 16))
+
+
+def _widest(contents: Contents) -> int:
+    """Bytes of the widest row, in the source or in the store."""
+    stored = [a.row_bytes for a in contents.row_arrays()]
+    return max([1, *stored, *(r.source.row_bytes for r in contents.rows())])
+
+
+def seeded_splits(t: TypeContents, labelled: int, options: IngestOptions) -> list[RowArray]:
+    """The splits that are made for a type: where there are labels, and no splits."""
+    if not (options.split and t.label and not t.splits):
+        return []
+    return [
+        RowArray(f"nodes/{as_path(t.name)}/splits/{name}", "int64", stop - first)
+        for name, (first, stop) in zip(SPLITS, split_sizes(options.split, labelled), strict=True)
+    ]
+
+
+def partition_path(node_type: TypeContents) -> str:
+    """Of the side array of partitions."""
+    return f"nodes/{as_path(node_type.name)}/partition_offsets"
+
+
+def ids_stage(node_type: TypeContents) -> str:
+    """Name of the stage that writes the ids of a type."""
+    return f"ids of {node_type.name}"
+
+
+def sort_stage(relation: RelationContents) -> str:
+    """Of the one that sorts a relation whose blocks hold more than edges."""
+    return f"{relation.path}: sort"
+
+
+def inline_stage(relation: RelationContents, rows: SourceRows) -> str:
+    """Of the one that brings an edge array into the order of the blocks."""
+    return f"{relation.path}: {rows.name}"
+
+
+def scale_stage(array: RowArray) -> str:
+    """Of the one that finds the scale of an int8 array."""
+    return f"{array.path}: scale"
+
+
+def store_bytes(contents: Contents, options: IngestOptions) -> int:
+    """Of a store, at most."""
+    arrays = contents.row_arrays()
+    for t in contents.types:
+        arrays += seeded_splits(t, t.num_nodes, options)
+    rows = sum(row_disk_bytes(a, options.block_bytes) for a in arrays)
+    graphs = sum(graph_bytes(r, options) for r in contents.relations)
+    return rows + graphs + influence_bytes(contents, options)
+
+
+def columns_fit(contents: Contents, share: int) -> bool:
+    """Whether the columns that give the order can stay in memory, beside other things."""
+    total = sum(r.most_edges for r in contents.relations)
+    return column_item_bytes(contents) * total <= share // 3
+
+
+def column_item_bytes(contents: Contents) -> int:
+    """Of an edge in columns in memory: with its id where these become the graph itself."""
+    if len(contents.relations) != 1:
+        return 4
+    return 4 + contents.relations[0].widths.key_bytes - 8
+
+
+def needs_columns(options: IngestOptions) -> bool:
+    """Whether the order of nodes, or their partition, is found in sorted columns."""
+    if options.partition is not None or options.order == "bfs":
+        return True
+    return options.order == "degree" and options.drop_equal
+
+
+def reads_columns(contents: Contents) -> bool:
+    """Whether columns on disk that gave the order become the graph: else the source does."""
+    return len(contents.relations) == 1 and not contents.relations[0].widths.edge
+
+
+def place_dtype(relation: RelationContents) -> str:
+    """Of the places of edges in the order of the blocks."""
+    return "uint32" if relation.most_edges < 2**32 - 1 else "uint64"
+
+
+def looks_at_label(label: ArrayContent, options: IngestOptions) -> bool:
+    """Whether labels are read before they are written: for their dtype, or to split them."""
+    return label.source.dtype.kind == "f" or bool(options.split)
+
+
+def edge_bytes(relation: RelationContents) -> int:
+    """What one read of a relation's edges brings."""
+    path = Path(relation.source.where)
+    size = path.stat().st_size if path.is_file() else 0
+    return size or _EDGE_BYTES * relation.source.num_edges
+
+
+def rows_bytes(rows: SourceRows) -> int:
+    """What one read of an array brings."""
+    return rows.num_rows * rows.row_bytes
+
+
+def sort_bytes(num_edges: int, key_bytes: int, share: int) -> int:
+    """Temporary bytes of sorting edges."""
+    return num_edges * key_bytes if num_edges * key_bytes > share // 2 else 0
+
+
+def placed_bytes(num_rows: int, row_bytes: int, place: int, share: int) -> int:
+    """Temporary bytes of rows that are put into another order, by `stages.rows`."""
+    return scatter_bytes(num_rows, row_bytes, place, 2 * dense_bytes(share))

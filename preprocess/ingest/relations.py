@@ -1,0 +1,331 @@
+"""The stages of one relation: its blocks, its edge arrays, its splits.
+
+Where edge arrays lie inside the blocks, sorted columns wait on disk until these are in the same
+order; else columns go into blocks as they are sorted.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import partial
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from blockstore.format import TIME_DTYPE, WEIGHT_DTYPE, Relation, RowArray, crc_path
+from blockstore.pack import GraphPacker
+from blockstore.writer import GraphWriter
+from preprocess.errors import BadInput
+from preprocess.files.array_file import ArrayFile, load_array, save_array
+from preprocess.ingest.arrays import feature_stages, split_stage
+from preprocess.ingest.contents import graph_bytes
+from preprocess.ingest.graph import counts_file
+from preprocess.ingest.plan import (
+    IngestJob,
+    edge_bytes,
+    inline_stage,
+    needs_columns,
+    place_dtype,
+    placed_bytes,
+    reads_columns,
+    rows_bytes,
+    sort_bytes,
+    sort_stage,
+)
+from preprocess.ingest.run import IngestRun, IngestStage
+from preprocess.kernels.edges import cut_ranges
+from preprocess.pipeline.stage import Cost, Facts
+from preprocess.sources.source import SourceRows
+from preprocess.stages.columns import COLUMNS, DEGREES
+from preprocess.stages.edge_places import EdgePlaces, placed_rows
+from preprocess.stages.rows import Emit, dense_bytes, scatter_rows, source_chunk
+
+_PLACES = "places"  # temporary files of the relation in hand
+_DEGREES, _SOURCES, _IDS = "sorted.degrees", "sorted.sources", "sorted.ids"
+_WEIGHTS, _TIMES = "weights", "times"
+_COLUMN_BYTES = 16  # a column on its way into a block
+
+
+class RelationStages:
+    """One relation on its way into the store."""
+
+    def __init__(self, job: IngestJob, number: int) -> None:
+        self._job, self._number = job, number
+        self._relation = job.contents.relations[number]
+        self._place_dtype = place_dtype(self._relation)
+        self._place_bytes = np.dtype(self._place_dtype).itemsize
+
+    def stages(self) -> list[IngestStage]:
+        relation, made = self._relation, []
+        left = len(relation.features)
+        for rows in relation.features:
+            left -= 1
+            most = msgspec.structs.replace(rows.array, num_rows=relation.most_edges)
+            made += feature_stages(
+                self._job, rows._replace(array=most), self._place, self._place_bytes,
+                partial(self._sized, rows.array), [] if left else [_PLACES],
+            )  # fmt: skip
+        splits = [split_stage(self._job, rows) for rows in relation.splits]
+        return [*self._graph_stages(), *made, *splits]
+
+    def _graph_stages(self) -> list[IngestStage]:
+        relation, edges = self._relation, self._relation.most_edges
+        graph = graph_bytes(relation, self._job.options)
+        read, passing = self._sorting()
+        places = {_PLACES: edges * self._place_bytes} if relation.has_rows else {}
+        work = {"sorted_edges": edges}
+        if not relation.inline:
+            written = graph + passing + sum(places.values())
+            cost = Cost(read + passing, written, passing, work)
+            return [self._packing(cost, self._pack_sorted, places, self._sorted_from())]
+        files = {_DEGREES: 4 * relation.dst.num_nodes, _SOURCES: edges * self._item(_SOURCES)}
+        if self._sorts_ids:
+            files[_IDS] = edges * self._item(_IDS)
+        held = sum(files.values()) + sum(places.values())
+        stages = [
+            IngestStage(
+                sort_stage(relation), Cost(read + passing, held + passing, passing, work),
+                self._save_columns, files | places, self._sorted_from(),
+            ),
+            *self._inline_stages(),
+        ]  # fmt: skip
+        cost = Cost(edges * relation.item_bytes, graph, 0, {"packed_edges": edges})
+        spent = [_DEGREES, _SOURCES, _IDS, _WEIGHTS, _TIMES]
+        return [*stages, self._packing(cost, self._pack_saved, {}, spent)]
+
+    def _sorting(self) -> tuple[int, int]:
+        """Bytes that sorting reads, and those that pass through temporary files."""
+        job, relation, edges = self._job, self._relation, self._relation.most_edges
+        read = edge_bytes(relation)
+        passing = sort_bytes(edges, relation.widths.key_bytes, job.share)
+        if needs_columns(job.options) and job.columns_fit and len(job.contents.relations) == 1:
+            read = passing = 0
+        elif needs_columns(job.options) and reads_columns(job.contents):
+            read = 4 * edges + 4 * job.contents.num_nodes
+        if relation.has_rows:
+            passing += edges * (4 + self._place_bytes)
+        return read + 4 * relation.dst.num_nodes, passing
+
+    def _sorted_from(self) -> list[str]:
+        """Temporary files that nobody needs once the columns are sorted."""
+        columns = needs_columns(self._job.options) and reads_columns(self._job.contents)
+        return [counts_file(self._number), *([COLUMNS, DEGREES] if columns else [])]
+
+    def _packing(
+        self,
+        cost: Cost,
+        body: Callable[[IngestRun], Facts],
+        files: dict[str, int],
+        spent: list[str],
+    ) -> IngestStage:
+        path = self._relation.path
+        arrays = [f"{path}/{n}" for n in ("blocks", "first_node", "first_edge")]
+        arrays.append(crc_path(arrays[0]))
+        return IngestStage(path, cost, body, files, spent, arrays)
+
+    def _inline_stages(self) -> list[IngestStage]:
+        """Arrays that lie beside the sources inside blocks, in the same order."""
+        relation, edges, found = self._relation, self._relation.most_edges, []
+        left = len(relation.inline)
+        for rows, name in (
+            (relation.ids, _IDS),
+            (relation.weight, _WEIGHTS),
+            (relation.time, _TIMES),
+        ):
+            if rows is None:
+                continue
+            left -= 1
+            size = edges * self._item(name)
+            passing = placed_bytes(edges, self._item(name), self._place_bytes, self._job.share)
+            read = rows_bytes(rows) + edges * self._place_bytes
+            found.append(IngestStage(
+                inline_stage(relation, rows), Cost(read + passing, size + passing, passing),
+                partial(self._order_inline, rows, name), {name: size},
+                [] if left or relation.features else [_PLACES],
+            ))  # fmt: skip
+        return found
+
+    def relation(self, run: IngestRun) -> Relation:
+        """What the manifest says, once all stages are over."""
+        relation, source = self._relation, self._relation.source
+        packed = run.facts(relation.path)
+        features = {rows.source.name: self._sized(rows.array, run) for rows in relation.features}
+        return Relation(
+            src=source.src,
+            name=source.name,
+            dst=source.dst,
+            num_edges=packed["num_edges"],
+            num_blocks=packed["num_blocks"],
+            path=f"{relation.path}/blocks",
+            first_node_path=f"{relation.path}/first_node",
+            edge_id_dtype=relation.edge_id_dtype,
+            num_source_edges=source.num_edges,
+            has_weights=relation.weight is not None,
+            has_times=relation.time is not None,
+            first_edge_path=f"{relation.path}/first_edge",
+            features=features,
+            splits={r.source.name: r.array for r in relation.splits},
+            reverse_of=relation.reverse_of,
+        )
+
+    @property
+    def _sorts_ids(self) -> bool:
+        """Whether ids of edges are their positions, which are sorted with them."""
+        return bool(self._relation.edge_id_dtype) and self._relation.ids is None
+
+    def _dtype(self, name: str) -> str:
+        """Of a temporary file of edges."""
+        relation = self._relation
+        found = {
+            _SOURCES: relation.widths.node, _IDS: relation.edge_id_dtype,
+            _WEIGHTS: WEIGHT_DTYPE, _TIMES: TIME_DTYPE,
+        }[name]  # fmt: skip
+        assert found is not None
+        return found
+
+    def _item(self, name: str) -> int:
+        return np.dtype(self._dtype(name)).itemsize
+
+    def _sized(self, array: RowArray, run: IngestRun) -> RowArray:
+        """With as many rows as there are edges."""
+        num_edges: int = run.facts(self._relation.path)["num_edges"]
+        return msgspec.structs.replace(array, num_rows=num_edges)
+
+    def _order_inline(self, rows: SourceRows, name: str, run: IngestRun) -> None:
+        dtype = self._dtype(name)
+        num_edges = run.facts(sort_stage(self._relation))["num_edges"]
+        with _new(run, name, dtype) as file:
+            pieces = _inline_pieces(self._job, rows, dtype)
+            self._place(run, pieces, RowArray(rows.name, dtype, num_edges), file.append)
+
+    def _save_columns(self, run: IngestRun) -> Facts:
+        relation = self._relation
+        degrees = np.zeros(relation.dst.num_nodes, np.uint32)
+        with ExitStack() as stack:
+            sources = stack.enter_context(_new(run, _SOURCES, relation.widths.node))
+            ids = None
+            if self._sorts_ids:
+                ids = stack.enter_context(_new(run, _IDS, self._dtype(_IDS)))
+            places = stack.enter_context(self._edge_places(run))
+            for c in run.graph.sorted_relation(self._number, self._sort_share()):
+                degrees[c.first : c.first + c.degrees.size] = c.degrees
+                sources.append(c.sources)
+                assert c.edge_ids is not None
+                places.append(c.edge_ids)
+                if ids is not None:
+                    ids.append(c.edge_ids)
+            save_array(run.path(_DEGREES), degrees)
+            places.write(run.path(_PLACES))
+            return {"num_edges": sources.size}
+
+    def _pack_sorted(self, run: IngestRun) -> Facts:
+        relation = self._relation
+        with ExitStack() as stack:
+            places = stack.enter_context(self._edge_places(run)) if relation.features else None
+            graph = run.writer.graph(f"{relation.path}/blocks")
+            packer = self._packer(graph.append)
+            for c in run.graph.sorted_relation(self._number, self._sort_share()):
+                packer.append(c.degrees, c.sources, c.edge_ids)
+                if places is not None:
+                    assert c.edge_ids is not None
+                    places.append(c.edge_ids)
+            facts = self._close(run, packer, graph)
+            if places is not None:
+                places.write(run.path(_PLACES))
+        return facts
+
+    def _pack_saved(self, run: IngestRun) -> Facts:
+        relation = self._relation
+        degrees = load_array(run.path(_DEGREES), np.uint32)
+        kept = [
+            (_SOURCES, relation.widths.node),
+            (_IDS, relation.edge_id_dtype),
+            (_WEIGHTS, WEIGHT_DTYPE if relation.weight else None),
+            (_TIMES, TIME_DTYPE if relation.time else None),
+        ]
+        num_edges = int(degrees.sum(dtype=np.int64))
+        graph = run.writer.graph(f"{relation.path}/blocks")
+        packer = self._packer(graph.append)
+        with ExitStack() as stack, run.progress.stage("pack", num_edges, "edges") as stage:
+            files = [
+                stack.enter_context(ArrayFile(run.path(name), dtype)) if dtype else None
+                for name, dtype in kept
+            ]
+            done = 0
+            for low, high, count in self._ranges(degrees):
+                parts = [None if f is None else f.read(done, count) for f in files]
+                sources, ids, weights, times = parts
+                assert sources is not None
+                packer.append(degrees[low:high].astype(np.int64), sources, ids, weights, times)
+                done += count
+                stage.advance(count)
+        return self._close(run, packer, graph)
+
+    def _ranges(self, degrees: NDArray[np.uint32]) -> list[tuple[int, int, int]]:
+        """(first column, behind the last, edges) of what is packed together."""
+        each = self._relation.item_bytes
+        longest = int(degrees.max(initial=0)) * each + _COLUMN_BYTES
+        most = max(longest, self._job.share // 4)
+        none = np.empty(0, np.int64)
+        count = cut_ranges(degrees, each, _COLUMN_BYTES, most, none, none)
+        bounds, sizes = np.zeros(count + 1, np.int64), np.empty(count, np.int64)
+        cut_ranges(degrees, each, _COLUMN_BYTES, most, bounds, sizes)
+        return list(zip(bounds[:-1].tolist(), bounds[1:].tolist(), sizes.tolist(), strict=True))
+
+    def _packer(self, emit: Any) -> GraphPacker:
+        relation = self._relation
+        return GraphPacker(
+            self._job.options.block_bytes, relation.widths.node, relation.edge_id_dtype,
+            relation.dst.first, emit, weights=relation.weight is not None,
+            times=relation.time is not None,
+        )  # fmt: skip
+
+    def _close(self, run: IngestRun, packer: GraphPacker, graph: GraphWriter) -> Facts:
+        first_node = packer.close()
+        num_blocks, first_edge = graph.close(), packer.first_edges()
+        run.writer.side(f"{self._relation.path}/first_node", first_node)
+        run.writer.side(f"{self._relation.path}/first_edge", first_edge)
+        run.graph.release_columns()
+        return {"num_blocks": num_blocks, "num_edges": int(first_edge[-1])}
+
+    def _sort_share(self) -> int:
+        share = self._job.share
+        return share // 4 * 3 if self._relation.has_rows else share
+
+    def _edge_places(self, run: IngestRun) -> EdgePlaces:
+        relation = self._relation
+        num_ids = relation.source.num_edges * (2 if relation.undirected else 1)
+        return EdgePlaces(num_ids, self._place_dtype, self._job.share // 4, run.folder)
+
+    def _place(
+        self, run: IngestRun, pieces: Iterator[NDArray[Any]], array: RowArray, emit: Emit
+    ) -> None:
+        """Rows, one an edge of the source, into the order of the blocks."""
+        dtype, share = np.dtype(self._place_dtype), self._job.share
+        with ArrayFile(run.path(_PLACES), dtype) as places:
+            placed = placed_rows(pieces, places, self._relation.source.num_edges)
+            scatter_rows(
+                placed, array, dtype, share, run.folder, emit, run.progress, dense_bytes(share)
+            )
+
+
+def _new(run: IngestRun, name: str, dtype: str) -> ArrayFile:
+    run.path(name).unlink(missing_ok=True)
+    return ArrayFile(run.path(name), dtype)
+
+
+def _inline_pieces(job: IngestJob, rows: SourceRows, dtype: str) -> Iterator[NDArray[Any]]:
+    """Weights or times as stored.  Raises BadInput: a weight that is no number, or negative."""
+    done = 0
+    for piece in job.source.rows(rows, source_chunk(rows, job.share)):
+        values = piece.reshape(-1).astype(dtype)
+        if dtype == WEIGHT_DTYPE:
+            bad = np.flatnonzero(~(np.isfinite(values) & (values >= 0)))
+            if bad.size:
+                raise BadInput.at(
+                    f"{rows.where}[{done + bad[0]}]", f"weight {values[bad[0]]:g}",
+                    "finite weights of at least 0", "give the array another name than weight",
+                )  # fmt: skip
+        yield values
+        done += values.size

@@ -1,0 +1,1 @@
+"""Partitions, hubs and halos: settings, costs, stages and reports."""

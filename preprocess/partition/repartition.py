@@ -1,0 +1,187 @@
+"""A store into another one whose nodes stand partition by partition; the graph stays what it is.
+
+It is an ingest whose source is the store: nodes keep their order inside a partition, and original
+ids, edge ids, arrays and splits are taken over as they are.  Hubs and halos belong to a partition,
+and are found anew.
+"""
+
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from blockstore.format import Manifest, NodeType, RowArray
+from blockstore.store import Store, numpy_dtype
+from preprocess.ingest.contents import (
+    SPLITS,
+    ArrayContent,
+    Contents,
+    RelationContents,
+    TypeContents,
+    list_contents,
+)
+from preprocess.ingest.ingest import Forecast, IngestStages, foretell, option_facts, write_store
+from preprocess.ingest.nodes import TypeStages
+from preprocess.ingest.options import IngestOptions
+from preprocess.ingest.plan import IngestJob
+from preprocess.ingest.prepare import keys_beside, keys_of
+from preprocess.ingest.run import IngestRun
+from preprocess.partition.influence import InfluenceOptions
+from preprocess.partition.partition import PartitionOptions
+from preprocess.pipeline.memory import give_back_freed
+from preprocess.pipeline.progress import Progress
+from preprocess.pipeline.result import IngestResult
+from preprocess.pipeline.stage import Facts
+from preprocess.pipeline.work import check_free
+from preprocess.sources.sourcefiles import SourceFiles
+from preprocess.sources.stored import StoredSource
+from preprocess.stages.classes import NodeClasses, source_classes
+
+
+def repartition(
+    store: Store,
+    target: Path,
+    settings: PartitionOptions,
+    progress: Progress,
+    mem_bytes: int = 2 << 30,
+    influence: InfluenceOptions | None = None,
+    seed: int = 0,
+    fresh: bool = False,
+) -> IngestResult:
+    """Write the store `target`.
+
+    seed   of a random partition
+    fresh  begin anew, whatever an earlier run has left
+
+    Raises what `ingest` does, and CorruptBlock.
+    """
+    check_free(target, target)
+    give_back_freed()
+    manifest, source = store.manifest, StoredSource(store)
+    options = IngestOptions(
+        mem_bytes=mem_bytes,
+        block_bytes=manifest.block_bytes,
+        order="source",
+        edge_ids=any(r.edge_id_dtype for r in manifest.relations),
+        ids="uint64" if manifest.id_dtype == "uint64" else "auto",
+        seed=seed,
+        partition=settings,
+    )
+    if influence is not None:
+        options = replace(options, influence=influence)
+    options.check()
+    stages = _Repartition(foretell(source, _contents(source, options), options), manifest, source)
+    facts = {"store": manifest.fingerprint, **option_facts(options)}
+    # arrays may be added to the store meanwhile, which changes nothing that is read here
+    files, keys = SourceFiles([store.path]), keys_of(store.path)
+
+    def copy_keys(folder: Path) -> None:
+        if keys.is_dir():
+            shutil.copytree(keys, folder, dirs_exist_ok=True)
+
+    with keys_beside(target, copy_keys):
+        return write_store(stages, target, files, progress, facts, fresh)
+
+
+def _contents(source: StoredSource, options: IngestOptions) -> Contents:
+    """What the new store will hold: the arrays of the old one."""
+    contents = list_contents(source, options)
+    types = tuple(_type_contents(t, source.types[t.name]) for t in contents.types)
+    by_name = {t.name: t for t in types}
+    relations = tuple(_relation_contents(r, source, by_name) for r in contents.relations)
+    return Contents(contents.id_dtype, types, relations)
+
+
+def _type_contents(t: TypeContents, stored: NodeType) -> TypeContents:
+    label = t.label
+    if label is not None and stored.label is not None:
+        label = ArrayContent(label.source, stored.label, True)
+    features = _as_stored(t.features, stored.features)
+    return replace(t, features=features, label=label, splits=_as_stored(t.splits, stored.splits))
+
+
+def _relation_contents(
+    r: RelationContents, source: StoredSource, types: dict[str, TypeContents]
+) -> RelationContents:
+    stored = source.stored(r.source)
+    held = {rows.name: rows for rows in source.edge_rows(r.source)}
+    features = tuple(ArrayContent(held[n], a, True) for n, a in stored.features.items())
+    return replace(
+        r,
+        src=types[r.src.name],
+        dst=types[r.dst.name],
+        edge_id_dtype=stored.edge_id_dtype,
+        ids=source.edge_ids(r.source),
+        features=features,
+        splits=_as_stored(r.splits, stored.splits),
+        reverse_of=stored.reverse_of,
+    )
+
+
+def _as_stored(
+    rows: tuple[ArrayContent, ...], arrays: dict[str, RowArray]
+) -> tuple[ArrayContent, ...]:
+    return tuple(ArrayContent(r.source, arrays[r.source.name], True) for r in rows)
+
+
+class _Repartition(IngestStages):
+    """The stages of an ingest whose source is a store."""
+
+    def __init__(self, forecast: Forecast, old: Manifest, source: StoredSource) -> None:
+        super().__init__(forecast)
+        self._old, self._source = old, source
+
+    def _check(self, _: IngestRun) -> Facts:
+        """What is in a store has been checked."""
+        return {"labels": {}}
+
+    def _checked_bytes(self) -> int:
+        return 0
+
+    def _classes(self, _: IngestRun) -> NodeClasses:
+        source = self._source
+
+        def train(t: TypeContents) -> Callable[[], Iterator[NDArray[np.int64]]] | None:
+            if SPLITS[0] not in source.types[t.name].splits:
+                return None
+            return partial(source.split_places, t.name, SPLITS[0])
+
+        return source_classes(source, self.job.contents, {}, self.job.share, train)
+
+    def _types(self) -> Sequence[TypeStages]:
+        return [_StoredType(self.job, i, self._source) for i in range(len(self._old.types))]
+
+    def _bare_manifest(self, run: IngestRun) -> Manifest:
+        made = super()._bare_manifest(run)
+        relations = tuple(
+            msgspec.structs.replace(new, num_source_edges=old.num_source_edges)
+            for new, old in zip(made.relations, self._old.relations, strict=True)
+        )
+        return msgspec.structs.replace(
+            self._old, fingerprint="", types=made.types, relations=relations,
+            partitioning=made.partitioning,
+        )  # fmt: skip
+
+
+class _StoredType(TypeStages):
+    """Ids are those of the owner, and stand in the order of the store."""
+
+    def __init__(self, job: IngestJob, number: int, source: StoredSource) -> None:
+        super().__init__(job, number)
+        self._source = source
+
+    def _write_ids(self, run: IngestRun) -> None:
+        t, nodes = self.type, run.graph.nodes
+        assert nodes is not None
+        with run.writer.rows(t.original_id) as out:
+            self._place(run, self._source.original_ids(t.name), t.original_id, out.append)
+        dtype: Any = numpy_dtype(t.store_id.dtype)
+        with run.writer.rows(t.store_id) as out:
+            for ids in self._source.store_ids(t.name):
+                out.append(nodes.rank[ids].astype(dtype))

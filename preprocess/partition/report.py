@@ -1,0 +1,164 @@
+"""How good a partition is: what it cuts, how it is balanced, what of the neighbours it keeps.
+
+With B of k partitions loaded, chosen at random, an in-edge of a node that is loaded has its source
+loaded too with probability w + (1 - w) (B - 1) / (k - 1), w the share that comes from the node's
+own partition.
+"""
+
+from contextlib import closing
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from blockstore.format import Partitioning
+from preprocess.kernels.partition import count_inside, count_members
+from preprocess.partition.partition import PartitionOptions
+from preprocess.pipeline.progress import Progress
+from preprocess.stages.classes import NodeClasses
+from preprocess.stages.columns import ColumnFile, in_steps
+
+_LEAST_READ, _MOST_READ = 1 << 12, 1 << 20  # edges
+
+
+class EdgeCounts(NamedTuple):
+    """Edges, and those that a partition keeps together."""
+
+    num_edges: int
+    inside: int  # both ends are in one partition
+    train_edges: int  # into training nodes
+    train_inside: int  # of these
+    train_kept: int  # of these; or their source is always there
+
+    @property
+    def cut_share(self) -> float:
+        return 1 - self.inside / self.num_edges if self.num_edges else 0.0
+
+    @property
+    def inside_share(self) -> float:
+        """Of edges into training nodes; of all where there are no training nodes."""
+        if self.train_edges:
+            return self.train_inside / self.train_edges
+        return 1 - self.cut_share
+
+
+def count_kept(
+    columns: ColumnFile,
+    partition: NDArray[Any],
+    classes: NodeClasses,
+    always: NDArray[np.uint8] | None,
+    share: int,
+    progress: Progress,
+) -> EdgeCounts:
+    """One read of all columns, `share` bytes for it; nodes are numbered as the columns are.
+
+    partition  uint16 or uint32 (num_nodes,)
+    always     uint8 (num_nodes,)   1: nodes that are loaded with every partition; None: none
+    """
+    totals = np.zeros(4, np.int64)
+    there = np.empty(0, np.uint8) if always is None else always
+    step = max(_LEAST_READ, min(_MOST_READ, share // 32))
+    node, skip = 0, 0
+    with (
+        progress.stage("kept edges", columns.num_edges, "edges") as stage,
+        closing(in_steps(columns, step)) as pieces,
+    ):
+        for sources in pieces:
+            node, skip = count_inside(
+                node, skip, columns.degrees, sources, partition, classes.of_node,
+                classes.num_classes, there, totals,
+            )  # fmt: skip
+            stage.advance(sources.size)
+    return EdgeCounts(columns.num_edges, *totals.tolist())
+
+
+def kept_share(inside: float, num_partitions: int, part: int) -> float:
+    """Of in-edges, expected with one partition of `part` loaded, at least one."""
+    loaded = max(1, num_partitions // part)
+    return inside + (1 - inside) * (loaded - 1) / max(1, num_partitions - 1)
+
+
+def label_divergence(table: NDArray[np.int64]) -> tuple[float, float]:
+    """(mean, maximum) over partitions of KL(its labels, those of all), in nats.
+
+    table   int64 (classes, k)   training nodes; partitions without one do not count
+    """
+    total = table.sum()
+    if not total:
+        return 0.0, 0.0
+    sizes = table.sum(axis=0)
+    found = np.zeros(table.shape[1])
+    for row in table:
+        share = row / np.maximum(sizes, 1)
+        mean = row.sum() / total
+        here = row > 0
+        found[here] += share[here] * np.log(share[here] / mean)
+    found = found[sizes > 0]
+    return max(0.0, float(found.mean())), max(0.0, float(found.max()))
+
+
+def make_report(
+    settings: PartitionOptions,
+    classes: NodeClasses,
+    partition: NDArray[Any],
+    kept: EdgeCounts,
+    evaluations: int,
+) -> Partitioning:
+    """All figures of a partition, to nine digits: no machine's last bit is in a store."""
+    k = settings.num_partitions
+    table = np.zeros((classes.num_classes + 1, k), np.int64)
+    count_members(partition, classes.of_node, table)
+    train = table[:-1]
+    num_train, num_classes = int(train.sum()), int((train.sum(axis=1) > 0).sum())
+    mean, worst = label_divergence(train)
+    inside = kept.inside_share
+    return Partitioning(
+        method=settings.method,
+        num_partitions=k,
+        slack=float(settings.slack),
+        gamma=float(settings.gamma),
+        passes=settings.passes if settings.is_streamed else 0,
+        num_train=num_train,
+        num_classes=num_classes,
+        cut=_rounded(kept.cut_share),
+        inside=_rounded(inside),
+        kept_8=_rounded(kept_share(inside, k, 8)),
+        kept_16=_rounded(kept_share(inside, k, 16)),
+        node_balance=_rounded(_balance(table.sum(axis=0))),
+        train_balance=_rounded(_balance(train.sum(axis=0))),
+        kl_mean=_rounded(mean),
+        kl_max=_rounded(worst),
+        kl_random=_rounded(max(0, num_classes - 1) * k / (2 * num_train) if num_train else 0.0),
+        evaluations=evaluations,
+    )
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.9g}")
+
+
+def _balance(sizes: NDArray[np.int64]) -> float:
+    """The greatest over the mean; 0 where there is nothing."""
+    total = int(sizes.sum())
+    return float(sizes.max()) * sizes.size / total if total else 0.0
+
+
+def partition_lines(found: Partitioning) -> list[str]:
+    passes = f", {found.passes} passes, {found.evaluations:,} scores" if found.passes else ""
+    lines = [
+        f"{found.num_partitions:,} by {found.method}{passes}",
+        f"cut {found.cut:.3f} of the edges; largest {found.node_balance:.2f} of the mean",
+    ]
+    whose = "neighbours"
+    if found.num_train:
+        whose = "training nodes' neighbours"
+        lines.append(
+            f"training nodes: at most {found.train_balance:.2f} of the mean; divergence of labels "
+            f"{found.kl_mean:.2g} on average, {found.kl_max:.2g} at most (random: "
+            f"{found.kl_random:.2g})"
+        )
+    lines.append(
+        f"{whose} kept: {found.kept_8:.3f} with 1/8 of the partitions, {found.kept_16:.3f} "
+        "with 1/16"
+    )
+    return lines

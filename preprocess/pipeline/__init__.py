@@ -1,0 +1,1 @@
+"""Stages in a journalled run: memory, disk, progress, work folder."""

@@ -1,0 +1,244 @@
+"""Stages: declared once, priced before anything runs, run in order, each recorded in a journal.
+
+A command gives a list of `Stage`.  The dry run, the check of the disk and the progress read what a
+stage costs and leaves; `PipelineRun.execute` runs the stages that the journal of the work folder
+lacks.
+"""
+
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, Generic, Self, TypeVar
+
+from blockstore.errors import OutOfSpace
+from blockstore.format import arrays_of
+from blockstore.units import format_bytes
+from blockstore.writer import StoreWriter, flush, flush_tree
+from preprocess.pipeline.progress import Progress
+from preprocess.pipeline.result import StagePlan, StageResult
+from preprocess.pipeline.work import STORE, StageRecord, WorkFolder
+
+Facts = dict[str, Any]
+_FILES = "files"  # in the facts of a stage: digests of what it wrote in the store beside shards
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Bytes that pass the disk, and items of work for the processors."""
+
+    read: int = 0
+    written: int = 0
+    passing: int = 0  # temporary bytes that are gone when the stage is over
+    work: Mapping[str, float] = field(default_factory=dict)  # items, by field of `ProcessorRates`
+
+
+RunT = TypeVar("RunT", bound="PipelineRun")
+
+
+@dataclass(frozen=True)  # no slots: `Stage[SomeRun](...)` marks what it makes
+class Stage(Generic[RunT]):
+    """One stage: everything that is known of it before it runs, and how to run it.
+
+    run      returns facts, plain values: later stages and runs find them by the stage's name
+    files    temporary files that it leaves to later stages, and their bytes at most
+    spent    temporary files that no later stage reads
+    arrays   paths in the result that it writes
+    ends     whether it makes the result appear: nothing is recorded then
+    """
+
+    name: str
+    cost: Cost
+    run: Callable[[RunT], Facts | None]
+    files: Mapping[str, int] = field(default_factory=dict)
+    spent: Sequence[str] = ()
+    arrays: Sequence[str] = ()
+    ends: bool = False
+
+    @property
+    def plan(self) -> StagePlan:
+        """What passes the disk."""
+        return StagePlan(self.name, self.cost.read, self.cost.written)
+
+
+def temporary_bytes(stages: Iterable[Stage[Any]]) -> int:
+    """At most at any time; files of buckets stay, to be used again: `stages.buckets`."""
+    held: dict[str, int] = {}
+    most = spare = 0
+    for stage in stages:
+        spare = max(spare, stage.cost.passing)
+        held.update(stage.files)
+        most = max(most, sum(held.values()) + spare)
+        for name in stage.spent:
+            held.pop(name, None)
+    return most
+
+
+def result_bytes(stages: Iterable[Stage[Any]]) -> int:
+    """Written for good, at most."""
+    return sum(s.cost.written - s.cost.passing - sum(s.files.values()) for s in stages)
+
+
+def check_disk(where: Path, result: int, temporary: int, left: Path | None = None) -> None:
+    """Raises OutOfSpace before anything is written, when the disk below `where` is too small.
+
+    result, temporary   bytes of what is made, and of temporary files, at most
+    left                the work folder of an earlier run: what it takes is room too
+    """
+    while not where.exists():
+        where = where.parent
+    free = shutil.disk_usage(where).free
+    if left is not None:
+        free += sum(p.stat().st_blocks * 512 for p in left.rglob("*") if p.is_file())
+    if result + temporary > free:
+        raise OutOfSpace(
+            f"{where}: found {format_bytes(free)} free, expected {format_bytes(result)} for the "
+            f"result and {format_bytes(temporary)} for its making; free some space, or choose "
+            "another disk"
+        )
+
+
+@contextmanager
+def resumable(
+    target: Path, signature: str, progress: Progress, need: str, fresh: bool = False
+) -> Iterator[WorkFolder]:
+    """The work folder of a target.  When a run is stopped, or the disk is full, it says what stays.
+
+    signature   of all that decides the result: another one begins from scratch
+    need        what the disk must have room for, as `disk_need` says it
+    fresh       begin from scratch in any case
+
+    Raises StoreBusy.
+    """
+    work = WorkFolder(target, signature, fresh)
+    try:
+        with work:
+            yield work
+    except (OutOfSpace, OSError, KeyboardInterrupt, SystemExit) as error:
+        if not work.path.exists():
+            raise
+        left = f"what {len(work.stages)} stages made stays in {work.path}: the same command goes on"
+        if isinstance(error, OutOfSpace):
+            raise OutOfSpace(f"{error}; {need}; {left}") from error
+        progress.line(left)
+        raise
+
+
+def disk_need(result: int, temporary: int) -> str:
+    return f"the result takes {format_bytes(result)}, its making {format_bytes(temporary)} more"
+
+
+class PipelineRun:
+    """Stages that run in one work folder, and what they leave to each other."""
+
+    def __init__(
+        self, work: WorkFolder, progress: Progress, writer: StoreWriter | None = None
+    ) -> None:
+        """`writer`: of a store that is built in the work folder."""
+        self.work, self.progress, self._writer = work, progress, writer
+        self._ended: list[StageResult] = []
+
+    @property
+    def folder(self) -> Path:
+        return self.work.path
+
+    @property
+    def result(self) -> Path:
+        """The folder that will get the name of the target."""
+        return self.work.path / STORE
+
+    def path(self, name: str) -> Path:
+        """Of a temporary file."""
+        return self.work.path / name
+
+    def facts(self, name: str) -> Facts:
+        """What a stage that is over has returned."""
+        record = self.work.find(name)
+        assert record is not None, name
+        return record.facts
+
+    def execute(self, stages: Iterable[Stage[Self]]) -> None:
+        """Run those that no earlier run has finished."""
+        for stage in stages:
+            body = partial(stage.run, self)
+            if not stage.ends:
+                self.record(stage.name, body, stage.files, stage.spent, stage.arrays)
+                continue
+            with self.progress.recorded(stage.name) as took:
+                body()
+            moved = took.read_bytes, took.written_bytes, took.elapsed_s
+            self._ended.append(StageResult(stage.name, *moved, False, took.peak_bytes))
+
+    def record(
+        self,
+        name: str,
+        body: Callable[[], Facts | None],
+        made: Iterable[str] | Callable[[Facts], Iterable[str]],
+        spent: Iterable[str] = (),
+        arrays: Sequence[str] = (),
+    ) -> Facts:
+        """Run a stage, unless the journal has it; returns its facts.
+
+        made   temporary files that it has left, or how its facts tell them
+        """
+        record = self.work.find(name)
+        if record is None:
+            record = self._run(name, body, made, spent, arrays)
+        elif name in self.work.resumed:
+            moved = record.read_bytes, record.written_bytes, record.elapsed_s
+            self.progress.resumed(name, *moved)
+        if self._writer is not None:
+            self._writer.restore(record.facts[_FILES])
+        return record.facts
+
+    def _run(
+        self,
+        name: str,
+        body: Callable[[], Facts | None],
+        made: Iterable[str] | Callable[[Facts], Iterable[str]],
+        spent: Iterable[str],
+        arrays: Sequence[str],
+    ) -> StageRecord:
+        for path in arrays:
+            remove(self.result / path)
+        before = set(self._writer.digests) if self._writer else set()
+        with self.progress.recorded(name) as took:
+            facts = dict(body() or {})
+        files: dict[str, str] = {}
+        if self._writer is not None:
+            files = {p: d for p, d in self._writer.digests.items() if p not in before}
+            facts[_FILES] = files
+        record = StageRecord(
+            name, facts, took.read_bytes, took.written_bytes, took.elapsed_s, took.peak_bytes,
+            sorted({*arrays, *arrays_of(files)}),
+        )  # fmt: skip
+        self.work.finish(record, made(facts) if callable(made) else made, spent)
+        return record
+
+    @property
+    def results(self) -> tuple[StageResult, ...]:
+        """Of all stages, in order, those of earlier runs included."""
+        found = [
+            StageResult(
+                r.name, r.read_bytes, r.written_bytes, r.elapsed_s, r.name in self.work.resumed,
+                r.peak_bytes,
+            )
+            for r in self.work.stages
+        ]  # fmt: skip
+        return (*found, *self._ended)
+
+    def appear(self, target: Path) -> None:
+        """The result takes its name; all of it is on disk then."""
+        flush_tree(self.result)
+        self.result.rename(target)
+        flush(target.parent)
+
+
+def remove(path: Path) -> None:
+    """A file or a folder, if it is there."""
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)

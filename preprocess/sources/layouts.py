@@ -1,0 +1,125 @@
+"""The layouts of graphs that are known, and which of them a path has."""
+
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from blockstore.errors import NotAStore, StoreError
+from blockstore.root import read_root
+from preprocess.errors import BadInput
+from preprocess.sources.dgl_csv import DglCsvSource
+from preprocess.sources.ginex import GinexSource
+from preprocess.sources.graphbolt import GraphBoltSource
+from preprocess.sources.graphsaint import GraphSaintSource
+from preprocess.sources.igb import Igb2kSource, IgbSource
+from preprocess.sources.mag240m import Mag240mSource
+from preprocess.sources.ogb_binary import OgbBinarySource
+from preprocess.sources.ogb_csv import OgbCsvSource
+from preprocess.sources.plain import PlainSource
+from preprocess.sources.plain_hetero import PlainHeteroSource
+from preprocess.sources.pyg import PygSource
+from preprocess.sources.scipy_npz import ScipyNpzSource
+from preprocess.sources.source import Source
+from preprocess.sources.sourcefiles import SourceFiles, stats_below
+from preprocess.sources.table import TableSource
+
+_MOST_SHOWN = 6  # names in a folder
+
+
+class Layout(Protocol):
+    """A class of sources."""
+
+    @property
+    def layout(self) -> str:
+        """Its name, as `--layout` takes it."""
+
+    def recognise(self, path: Path, /) -> str | None:
+        """What of this layout is there, by the names of files; None where it is another."""
+
+    def __call__(self, path: Path, /) -> Source:
+        """Open it.  Raises BadInput."""
+
+
+class Opened(NamedTuple):
+    """A source and how it came to be taken for what it is."""
+
+    source: Source
+    saw: str  # "raw/edge.csv.gz and raw/num-node-list.csv.gz"
+    files: SourceFiles  # as they were
+
+
+_CLASSES: tuple[Layout, ...] = (
+    PlainSource,
+    PlainHeteroSource,
+    DglCsvSource,
+    GraphBoltSource,
+    IgbSource,
+    Igb2kSource,
+    Mag240mSource,
+    OgbCsvSource,
+    OgbBinarySource,
+    TableSource,
+    ScipyNpzSource,
+    GraphSaintSource,
+    GinexSource,
+    PygSource,
+)
+LAYOUTS = {layout.layout: layout for layout in _CLASSES}
+
+
+def open_source(path: Path, layout: str | None = None) -> Opened:
+    """Open a graph in the layout of that name, or in the only one that recognises it.
+
+    Raises BadInput: no such path or layout, no layout or several that match, a bad source.
+    """
+    known = ", ".join(LAYOUTS)
+    if layout is not None and layout not in LAYOUTS:
+        raise BadInput.at("--layout", repr(layout), f"one of {known}", "or leave it out")
+    if not path.exists():
+        raise BadInput.at(path, "nothing", "a graph on disk", "is the path right?")
+    if layout is not None:
+        chosen = LAYOUTS[layout]
+        return _open(chosen, path, chosen.recognise(path) or "named by --layout")
+    matches = [(c, saw) for c in LAYOUTS.values() if (saw := c.recognise(path)) is not None]
+    if not matches and _is_store(path):
+        raise BadInput.at(
+            path, "a store", "a graph in another layout",
+            "loaderd serves stores as they are, blockstore repartition and export read them",
+        )  # fmt: skip
+    if not matches:
+        raise BadInput.at(
+            path, _listing(path), f"a graph in a layout that is known ({known})",
+            "is the path right? --layout says which it is",
+        )  # fmt: skip
+    if len(matches) > 1:
+        found = " and ".join(f"{saw} ({c.layout})" for c, saw in matches)
+        raise BadInput.at(path, found, "one layout", "--layout says which it is")
+    ((chosen, saw),) = matches
+    return _open(chosen, path, saw)
+
+
+def _open(layout: Layout, path: Path, saw: str) -> Opened:
+    before = stats_below(path)  # headers are read while the source is opened
+    source = layout(path)
+    return Opened(source, saw, SourceFiles(source.files, before))
+
+
+def _is_store(path: Path) -> bool:
+    """Also one that is spoilt, or of another version."""
+    try:
+        read_root(path)
+    except NotAStore:
+        return False
+    except StoreError:
+        return True
+    return True
+
+
+def _listing(path: Path) -> str:
+    """What a path that is of no layout is."""
+    if not path.is_dir():
+        return f"a file {path.name}"
+    names = sorted(f"{p.name}/" if p.is_dir() else p.name for p in path.iterdir())
+    if not names:
+        return "an empty folder"
+    more = f" and {len(names) - _MOST_SHOWN} more" if len(names) > _MOST_SHOWN else ""
+    return f"a folder with {', '.join(names[:_MOST_SHOWN])}{more}"

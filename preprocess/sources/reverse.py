@@ -1,0 +1,103 @@
+"""A source with the reverses of relations between two types, as relations of their own."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
+
+from preprocess.errors import BadInput
+from preprocess.ingest.options import IngestOptions
+from preprocess.sources.source import Source, SourceRelation, SourceRows
+
+PREFIX = "rev_"
+
+
+def with_reverses(source: Source, options: IngestOptions) -> Source:
+    """The source as the options want it: its own relations, and those that are to be added."""
+    between = any(r.src != r.dst for r in source.relations)
+    return WithReverses(source) if options.undirected and between else source
+
+
+class WithReverses:
+    """A `Source` that has, for each relation (a, name, b) with a != b, (b, rev_name, a) too.
+
+    The edges of an added relation have the ids, and the arrays, of those that they reverse.
+    Raises BadInput: the source has a relation of that name itself.
+    """
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._original: dict[SourceRelation, SourceRelation] = {}
+        names = {(r.src, r.name, r.dst) for r in source.relations}
+        for r in source.relations:
+            if r.src == r.dst:
+                continue
+            added = r._replace(src=r.dst, name=PREFIX + r.name, dst=r.src)
+            if (added.src, added.name, added.dst) in names:
+                raise BadInput.at(
+                    r.where, f"a relation {added.name} from {added.src} to {added.dst}",
+                    "none where reverses are to be added", "leave --undirected out",
+                )  # fmt: skip
+            self._original[added] = r
+
+    def reverse_of(self, relation: SourceRelation) -> str:
+        """Name of the relation that an added one reverses; "" for one of the source."""
+        original = self._original.get(relation)
+        return original.name if original else ""
+
+    @property
+    def layout(self) -> str:
+        return self._source.layout
+
+    @property
+    def where(self) -> str:
+        return self._source.where
+
+    @property
+    def files(self) -> Sequence[Path]:
+        return self._source.files
+
+    @property
+    def undirected(self) -> bool:
+        return self._source.undirected
+
+    @property
+    def num_nodes(self) -> Mapping[str, int]:
+        return self._source.num_nodes
+
+    @property
+    def relations(self) -> Sequence[SourceRelation]:
+        """Those of the source, then those that are added."""
+        return [*self._source.relations, *self._original]
+
+    def edges(
+        self, relation: SourceRelation, count: int
+    ) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
+        """(src, dst), exchanged where the relation is an added one."""
+        original = self._original.get(relation)
+        if original is None:
+            yield from self._source.edges(relation, count)
+        else:
+            for src, dst in self._source.edges(original, count):
+                yield dst, src
+
+    def edge_rows(self, relation: SourceRelation) -> Sequence[SourceRows]:
+        """Arrays of a relation, or of the one that it reverses."""
+        return self._source.edge_rows(self._original.get(relation, relation))
+
+    def edge_splits(self, relation: SourceRelation) -> Sequence[SourceRows]:
+        """None for an added relation."""
+        return [] if relation in self._original else self._source.edge_splits(relation)
+
+    def features(self, node_type: str) -> Sequence[SourceRows]:
+        return self._source.features(node_type)
+
+    def label(self, node_type: str) -> SourceRows | None:
+        return self._source.label(node_type)
+
+    def splits(self, node_type: str) -> Sequence[SourceRows]:
+        return self._source.splits(node_type)
+
+    def rows(self, rows: SourceRows, count: int) -> Iterator[NDArray[Any]]:
+        return self._source.rows(rows, count)

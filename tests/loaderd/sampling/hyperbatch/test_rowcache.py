@@ -1,0 +1,229 @@
+"""Rows kept one by one: any batches, releases and failing reads against the rows themselves."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from blockstore.errors import CorruptBlock
+from blockstore.format import PAGE_BYTES, NodeType, RowArray, row_geometry
+from blockstore.kernels.rows import NO_ROW
+from loaderd.memory.ledger import ServedRows
+from loaderd.sampling.hyperbatch.rowcache import (
+    Needs,
+    RowCache,
+    area_slots_of,
+    rows_by_type,
+    share_entries,
+    table_bytes,
+)
+
+SLOT, BLOCK, NODES, WIDTHS = 4096, 4096, 120, (1500, 24)
+IDS = RowArray("ids", "uint32", NODES)
+NODE = NodeType("node", 10, NODES, IDS, IDS)
+SERVED = [ServedRows(str(w), NODE, RowArray(str(w), "uint8", NODES, (w,))) for w in WIDTHS]
+
+
+def row(node: int, width: int) -> bytes:
+    """What lies in a row."""
+    return bytes([(node * 7 + width + i) % 251 for i in range(width)])
+
+
+class Reading:
+    """Over already."""
+
+    def __init__(self, error: Exception | None) -> None:
+        self.error = error
+
+    def wait(self) -> None:
+        if self.error is not None:
+            raise self.error
+
+
+class Reader:
+    """Files of rows in memory; every run that is asked for is read at once, or fails."""
+
+    def __init__(self) -> None:
+        self.files = []
+        for served in SERVED:
+            geometry = row_geometry(served.array, BLOCK)
+            width, per = served.array.row_bytes, geometry.rows_per_block
+            raw = np.zeros(geometry.num_blocks * geometry.slot_bytes, np.uint8)
+            for node in range(NODES):
+                at = node // per * geometry.slot_bytes + node % per * width
+                raw[at : at + width] = np.frombuffer(row(node, width), np.uint8)
+            self.files.append((raw, geometry.blocks_per_shard * geometry.slot_bytes))
+        self.fail_after = -1  # runs that can still be read; -1: all
+
+    def stream(self, file: int, runs: Any, transit: Any, consume: Any) -> Reading:
+        raw, shard_bytes = self.files[file]
+        buffer = transit.get()
+        try:
+            for i, (shard, page, pages) in enumerate(runs[:, :3].tolist()):
+                if self.fail_after == 0:
+                    return Reading(CorruptBlock("a page is wrong"))
+                self.fail_after -= self.fail_after > 0
+                start = shard * shard_bytes + page * PAGE_BYTES
+                data = buffer[: pages * PAGE_BYTES]
+                data[:] = 0xEE
+                piece = raw[start : start + data.size]
+                data[: piece.size] = piece
+                consume(i, data)
+        finally:
+            transit.put(buffer)
+        return Reading(None)
+
+
+def make_cache(entries: int, reader: Reader) -> RowCache:
+    types = rows_by_type(SERVED)
+    num_slots = area_slots_of(types, [entries], SLOT)
+    data = np.zeros((num_slots + 8) * SLOT, np.uint8)
+    area = np.random.default_rng(entries).permutation(num_slots)
+    transit = [data[(num_slots + 2 * i) * SLOT :][: 2 * SLOT] for i in range(4)]
+    tables = np.zeros(table_bytes(types, "uint32", [entries]), np.uint8)
+    return RowCache(
+        SERVED, reader, 0, data, SLOT, BLOCK, "uint32", [entries], tables, area.tolist(),  # type: ignore[arg-type]
+        transit, 1,
+    )  # fmt: skip
+
+
+def check(cache: RowCache, needs: Needs) -> None:
+    """All rows of a batch are where the cache says."""
+    nodes = np.concatenate(needs.pieces)
+    for served, width in enumerate(WIDTHS):
+        addresses = np.zeros(nodes.size, np.uint64)
+        cache.address(nodes, nodes.size, served, addresses)
+        for node, address in zip(nodes.tolist(), addresses.tolist(), strict=True):
+            if not 10 <= node < 10 + NODES:
+                assert address == int(NO_ROW)
+                continue
+            found = cache._data[address : address + width].tobytes()
+            assert found == row(node - 10, width), f"batch {needs.batch}, node {node}, {width} B"
+
+
+def needs_of(batch: int, nodes: Any) -> Needs:
+    ids = np.array(sorted(nodes), np.uint32)
+    return Needs(batch, (ids[: ids.size // 2], ids[ids.size // 2 :]))
+
+
+BATCHES = st.lists(st.sets(st.integers(5, 20 + NODES), max_size=9), min_size=1, max_size=4)
+
+
+class Model(RuleBasedStateMachine):
+    """Batches are brought in group by group, released in any order, and fail now and then."""
+
+    @initialize(entries=st.integers(9, 20))
+    def open(self, entries):
+        self.reader = Reader()
+        self.cache = make_cache(entries, self.reader)
+        self.entries = entries
+        self.queue: list[Needs] = []
+        self.held: dict[int, Needs] = {}  # batches with the client
+        self.begin_run()
+
+    @rule()
+    def begin_run(self):
+        self.cache.begin_run()
+        self.queue, self.held, self.next, self.oldest = [], {}, 0, 0
+
+    @rule(batches=BATCHES)
+    def sampled(self, batches):
+        for nodes in batches:
+            self.queue.append(needs_of(self.next, nodes))
+            self.next += 1
+
+    @rule(fails=st.sampled_from([-1, -1, -1, 0, 1, 3]))
+    def bring(self, fails):
+        """Whatever fits together; room comes as batches are released, the oldest first."""
+        if not self.queue:
+            return
+        count = self.cache.count_fitting(self.queue)
+        wanted: set[int] = set()
+        expected = 0
+        for needs in self.queue:
+            wanted |= {n for n in np.concatenate(needs.pieces).tolist() if 10 <= n < 10 + NODES}
+            if len(wanted) > self.entries:
+                break
+            expected += 1
+        assert count == expected
+        if count == 0:
+            self.queue.pop(0)
+            self.oldest = self.oldest if self.held else self.queue[0].batch if self.queue else 0
+            return
+        group, later = self.queue[:count], self.queue[count:]
+        first = group[0].batch
+
+        def oldest(known: int) -> int:
+            at = min(self.held, default=first)
+            if at == known:
+                del self.held[at]
+                at = min(self.held, default=first)
+            return at
+
+        self.reader.fail_after = fails
+        self.cache.age()
+        try:
+            self.cache.bring(group, later, oldest)
+        except CorruptBlock:
+            assert fails >= 0
+            return
+        finally:
+            self.reader.fail_after = -1
+        self.queue = later
+        self.held |= {needs.batch: needs for needs in group}
+
+    @rule(data=st.data())
+    def release(self, data):
+        if self.held:
+            del self.held[data.draw(st.sampled_from(sorted(self.held)))]
+
+    @invariant()
+    def rows_of_batches_with_the_client_stay(self):
+        for needs in getattr(self, "held", {}).values():
+            check(self.cache, needs)
+
+    @invariant()
+    def each_entry_is_of_one_row(self):
+        if hasattr(self, "cache"):
+            (t,) = self.cache.types
+            place = t.table.place
+            for row in np.flatnonzero(place >= 0).tolist():
+                assert t.table.node[place[row]] == row, f"row {row}"
+            assert (place >= -1).all()
+
+
+TestModel = Model.TestCase
+TestModel.settings = settings(max_examples=25, stateful_step_count=20, deadline=None)
+
+
+@pytest.mark.parametrize("fails", [0, 1, 2])
+def test_rows_that_could_not_be_read_are_read_again(fails):
+    reader = Reader()
+    cache = make_cache(12, reader)
+    needs = needs_of(0, range(10, 22))
+    reader.fail_after = fails
+    with pytest.raises(CorruptBlock):
+        cache.bring([needs], [], lambda known: known + 1)
+    reader.fail_after = -1
+    cache.bring([needs], [], lambda known: known + 1)
+    check(cache, needs)
+
+
+def test_rows_that_stay_are_not_read_again():
+    cache = make_cache(12, Reader())
+    for batch in range(3):
+        needs = needs_of(batch, range(10 + batch, 20 + batch))
+        cache.bring([needs], [], lambda _known: 9)
+        check(cache, needs)
+    assert cache.rows_read == 12
+
+
+def test_memory_goes_to_types_by_what_all_their_rows_take():
+    (t,) = rows_by_type(SERVED)
+    assert share_entries([t], 10 << 20, 4) == [NODES]
+    each = sum(WIDTHS) + 2 * 4 + 4 + 4 + 1
+    assert share_entries([t], 7 * each + each - 1, 4) == [7]
+    assert share_entries([t, t._replace(num_nodes=NODES * 3)], 8 * each, 4) == [2, 6]

@@ -1,0 +1,229 @@
+"""Hyperbatches of one session: order, runs that end, errors, and areas that come back."""
+
+import queue
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from loaderd.plans.base import Unit, Wanted
+from loaderd.sampling.hyperbatch.session import Hyper, Sampled, StructureArea
+
+WAIT_S = 10
+
+
+class Sampler:
+    """Samples at most `most` batches an area; `before` is called first, and may raise."""
+
+    def __init__(self, most: int = 3) -> None:
+        self.most, self.before = most, lambda _units: None
+
+    def sample(self, units: Any, first: int, area: StructureArea, cancelled: Any) -> list[Sampled]:
+        self.before(units)
+        none = ()
+        return [
+            Sampled(first + i, unit, None, (np.array([unit.step]),), *[none] * 7, area)  # type: ignore[arg-type]
+            for i, unit in enumerate(units[: self.most])
+        ]
+
+
+class Hand:
+    """Takes what is admitted; refuses batches of runs in `ended`."""
+
+    def __init__(self) -> None:
+        self.got: queue.Queue[tuple[int, list[Sampled]]] = queue.Queue()
+        self.errors: queue.Queue[tuple[int, str]] = queue.Queue()
+        self.ended: set[int] = set()
+        self.refused = threading.Event()
+        self.lock = threading.Lock()
+        self.wanted: list[Wanted] = []
+        self.run = 0
+
+    def ask(self, run: int, count: int) -> list[Wanted]:
+        with self.lock:
+            if run != self.run:
+                return []
+            found, self.wanted = self.wanted[:count], self.wanted[count:]
+            return found
+
+    def admit(self, run: int, batches: Any, cached: bool) -> bool:
+        if run in self.ended:
+            self.refused.set()
+            return False
+        self.got.put((run, list(batches)))
+        return True
+
+    def failed(self, run: int, wanted: Wanted, error: BaseException) -> None:
+        self.errors.put((run, str(error)))
+
+
+class Cache:
+    """Room for three rows; notes what it brings."""
+
+    def __init__(self) -> None:
+        self.groups: list[list[int]] = []
+        self.oldest: list[int] = []
+        self.runs = 0
+
+    def begin_run(self) -> None:
+        self.runs += 1
+
+    def age(self) -> None:
+        pass
+
+    def count_fitting(self, batches: Any) -> int:
+        return min(3, len(batches))
+
+    def bring(self, group: Any, later: Any, oldest: Any) -> None:
+        self.groups.append([needs.batch for needs in group])
+        if group[0].batch:
+            self.oldest.append(oldest(group[0].batch - 1))
+
+
+class Parts:
+    """A session, its fakes, and how a client takes batches."""
+
+    def __init__(self, steps: int, areas: int, cache: Cache | None, size: int = 3) -> None:
+        self.steps = steps
+        plan: Any = SimpleNamespace(unit=lambda e, s: Unit(e, s, s, s + 1))
+        self.sampler, self.hand, self.cache = Sampler(), Hand(), cache
+        places = [StructureArea(np.zeros(1024, np.uint8)) for _ in range(areas)]
+        self.areas = places
+        self.hyper = Hyper(plan, self.sampler, cache, places, size, 3, self.hand)  # type: ignore[arg-type]
+
+    def want(self, run: int, epoch: int, step: int = 0, stride: int = 1) -> None:
+        with self.hand.lock:
+            self.hand.wanted += [Wanted(run, epoch, s) for s in range(step, self.steps, stride)]
+
+    def begin(self, run: int, epoch: int, step: int = 0, stride: int = 1) -> None:
+        with self.hand.lock:
+            self.hand.run, self.hand.wanted = run, []
+        self.want(run, epoch, step, stride)
+        self.hyper.begin(run)
+
+    def take(self, count: int) -> list[tuple[int, int, int]]:
+        """(run, epoch, step) of the next batches, each given back at once."""
+        found: list[tuple[int, int, int]] = []
+        while len(found) < count:
+            run, batches = self.hand.got.get(timeout=WAIT_S)
+            for sampled in batches:
+                found.append((sampled.run, sampled.unit.epoch, sampled.unit.step))
+                self.hyper.handed_out(sampled)
+                self.hyper.released(run, sampled.batch)
+        return found
+
+
+@contextmanager
+def session(steps: int = 10, areas: int = 2, cache: Cache | None = None) -> Iterator[Parts]:
+    parts = Parts(steps, areas, cache)
+    try:
+        yield parts
+    finally:
+        parts.hyper.close()
+
+
+@pytest.mark.parametrize("areas", [1, 2])
+@pytest.mark.parametrize("cached", [False, True])
+@pytest.mark.parametrize(("first", "stride"), [(0, 1), (1, 3), (4, 2), (9, 1)])
+def test_steps_come_in_order_by_their_stride(areas, cached, first, stride):
+    with session(areas=areas, cache=Cache() if cached else None) as parts:
+        for run in (1, 2):
+            parts.begin(run, 5 + run, first, stride)
+            steps = range(first, 10, stride)
+            assert parts.take(len(steps)) == [(run, 5 + run, step) for step in steps]
+        assert parts.hand.got.empty()
+
+
+def test_a_run_goes_on_elsewhere_with_the_rows_it_has():
+    with session(cache=(cache := Cache())) as parts:
+        parts.begin(1, 0, 7)
+        parts.take(3)
+        parts.want(2, 1)
+        parts.hyper.wake()
+        assert parts.take(10) == [(2, 1, step) for step in range(10)]
+        assert cache.runs == 1
+        assert cache.groups[0] == [0, 1, 2]
+        parts.begin(3, 2, 9)
+        parts.take(1)
+        assert cache.runs == 2
+
+
+def test_rows_are_brought_in_when_batches_before_are_released():
+    with session(cache=(cache := Cache())) as parts:
+        parts.begin(1, 0, 0)
+        _, batches = parts.hand.got.get(timeout=WAIT_S)
+        assert [s.batch for s in batches] == [0, 1, 2]
+        for sampled in (batches[1], batches[0]):  # out of order
+            parts.hyper.handed_out(sampled)
+            parts.hyper.released(1, sampled.batch)
+        parts.hyper.handed_out(batches[2])
+        assert parts.hand.got.empty()
+        parts.hyper.released(1, 2)
+        parts.take(7)
+        assert cache.oldest[0] == 3
+
+
+def test_an_error_of_a_run_that_has_ended_is_nobodys():
+    asked, go = threading.Event(), threading.Event()
+
+    def fail_late(units: Any) -> None:
+        if units[0].epoch == 1:
+            asked.set()
+            assert go.wait(WAIT_S)
+            raise OSError("too late")
+
+    with session() as parts:
+        parts.sampler.before = fail_late
+        parts.begin(1, 1, 0)
+        assert asked.wait(WAIT_S)
+        parts.begin(2, 2, 0)
+        go.set()
+        assert parts.take(10) == [(2, 2, step) for step in range(10)]
+        assert parts.hand.errors.empty()
+
+
+def test_an_error_ends_its_run_and_the_next_one_works():
+    def fail(units: Any) -> None:
+        if units[0].epoch == 1:
+            raise OSError("cannot read")
+
+    with session() as parts:
+        parts.sampler.before = fail
+        parts.begin(1, 1, 0)
+        assert parts.hand.errors.get(timeout=WAIT_S) == (1, "cannot read")
+        parts.begin(2, 2, 0)
+        assert len(parts.take(10)) == 10
+        assert parts.hand.errors.empty()
+
+
+def test_a_batch_without_room_is_an_error():
+    with session() as parts:
+        parts.sampler.most = 0
+        parts.begin(1, 0, 0)
+        _, text = parts.hand.errors.get(timeout=WAIT_S)
+        assert "more than there is room for" in text
+
+
+@pytest.mark.parametrize("areas", [1, 2])
+def test_areas_of_batches_that_came_too_late_are_free_again(areas):
+    with session(areas=areas) as parts:
+        for run in (1, 3, 5):
+            parts.hand.ended.add(run)
+            parts.hand.refused.clear()
+            parts.begin(run, 0, 0)
+            assert parts.hand.refused.wait(WAIT_S)
+            parts.begin(run + 1, 1, 0)
+            assert len(parts.take(10)) == 10
+
+
+def test_areas_of_what_was_not_brought_in_are_free_again():
+    with session(areas=1, cache=Cache()) as parts:
+        for run in range(1, 6):
+            parts.begin(run, run, 0)
+        assert parts.take(10)[-1] == (5, 5, 9)
+        parts.hyper.stop()
+    assert [area.left for area in parts.areas] == [0]

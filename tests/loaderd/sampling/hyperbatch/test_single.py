@@ -1,0 +1,150 @@
+"""Batches sampled on workers, several at a time: order, errors, and workspaces that come back."""
+
+import queue
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+
+from loaderd.memory.workspace import Carver, Sizes, Workspace, WorkspaceFull, carve_workspace
+from loaderd.plans.base import Shape, Unit
+from loaderd.sampling.hyperbatch.session import StructureArea
+from loaderd.sampling.hyperbatch.single import BatchSampler, Crew, Workspaces, compact, expand
+from loaderd.sampling.structure import Structure
+
+STRUCTURE = Structure((2, 3), ((4,),), 5, 4, (2,))
+
+
+def make_work(nodes: int, small: bool = False, trees: bool = False) -> Workspace:
+    sizes = Sizes(50, "uint32", "uint32", 1, 9, 9, False, trees=trees)
+    shape = Shape(2, (2,), ((9,),), nodes, 3)
+    counted = Carver(None)
+    carve_workspace(counted, shape, sizes)
+    work = carve_workspace(Carver(np.zeros(counted.used, np.uint8)), shape, sizes)
+    work.small = small
+    return work
+
+
+@pytest.fixture
+def crew():
+    """Three large workspaces and one small one, and two threads."""
+    workspaces = Workspaces()
+    for small in (False, False, False, True):
+        workspaces.add(make_work(4 if small else 20, small))
+    with ThreadPoolExecutor(2) as threads:
+        yield workspaces, Crew(workspaces, lambda step: threads.submit(step), lambda: None)
+
+
+def test_steps_are_done_once_and_in_order(crew):
+    workspaces, team = crew
+    done: queue.SimpleQueue[int] = queue.SimpleQueue()
+    team.run(20, lambda i, _work: done.put(i) is None)
+    assert sorted(done.get() for _ in range(20)) == list(range(20))
+    assert done.empty()
+    assert workspaces.all_home
+    team.run(0, lambda _i, _work: pytest.fail("there is nothing to do"))
+
+
+def test_the_first_error_is_raised_and_workspaces_are_back(crew):
+    workspaces, team = crew
+    begun: list[int] = []
+
+    def step(i: int, _work: Workspace) -> bool:
+        begun.append(i)
+        if i == 3:
+            raise OSError("cannot read")
+        return True
+
+    for _ in range(3):
+        begun.clear()
+        with pytest.raises(OSError, match="cannot read"):
+            team.run(1000, step)
+        assert workspaces.all_home
+        assert len(begun) < 1000
+
+
+def test_no_step_begins_after_one_that_was_the_last(crew):
+    workspaces, team = crew
+    begun: list[int] = []
+
+    def step(i: int, _work: Workspace) -> bool:
+        begun.append(i)
+        return i < 5
+
+    team.run(1000, step)
+    assert set(range(6)) <= set(begun)
+    assert len(begun) < 20
+    assert workspaces.all_home
+
+
+def test_what_is_too_large_for_a_small_workspace_gets_a_large_one(crew):
+    workspaces, team = crew
+
+    def build(work: Workspace) -> str:
+        if work.small:
+            raise WorkspaceFull
+        return "built"
+
+    small = workspaces.try_take()
+    assert small is not None
+    assert small.small
+    with team.large_enough(small, build) as (built, work):
+        assert (built, work.small) == ("built", False)
+        assert not workspaces.all_home
+    workspaces.give(small)
+    assert workspaces.all_home
+    large = workspaces.take(large=True)
+    with pytest.raises(WorkspaceFull), team.large_enough(large, fail):
+        pass
+    workspaces.give(large)
+    assert workspaces.all_home
+    assert workspaces.try_take(STRUCTURE) is not None  # the small one has four nodes
+
+
+def fail(_work: Workspace) -> str:
+    raise WorkspaceFull
+
+
+@pytest.mark.parametrize("trees", [False, True])
+def test_a_batch_comes_back_from_an_area_as_it_was(trees):
+    work, again = make_work(20, trees=trees), make_work(20, trees=trees)
+    rng = np.random.default_rng(1)
+    names = ("n_id", "counts", "local", "edge_ids", "index", "ends", "trees", "times")
+    for name in names:
+        values = getattr(work, name)
+        values[:] = rng.integers(1, 200, values.size)
+    structure = STRUCTURE._replace(num_ends=3)
+    area = StructureArea(np.zeros(4096, np.uint8))
+    sampled = compact(7, Unit(0, 1, 3, 5), structure, work, area)
+    assert sampled is not None
+    expand(sampled, again)
+    used = (5, 2, 4, 4, 2, 3, 5 * trees, 2 * trees)
+    for name, count in zip(names, used, strict=True):
+        assert getattr(again, name)[:count].tolist() == getattr(work, name)[:count].tolist(), name
+    assert (
+        compact(8, Unit(0, 1, 3, 5), structure, work, StructureArea(np.zeros(300, np.uint8)))
+        is None
+    )
+
+
+def test_batches_up_to_the_first_without_room_are_sampled(crew):
+    workspaces, team = crew
+
+    def build(unit: Unit, work: Workspace) -> Structure:
+        work.n_id[:5] = unit.step
+        return STRUCTURE
+
+    sampler: Any = BatchSampler(build, team)
+    units = [Unit(0, step, 0, 2) for step in range(12)]
+    area = StructureArea(np.zeros(6 * 6 * 64, np.uint8))
+    found = sampler.sample(units, 40, area, lambda: False)
+    assert 1 <= len(found) < 12
+    assert [(s.batch, s.unit.step) for s in found] == [(40 + i, i) for i in range(len(found))]
+    assert [set(s.nodes[0].tolist()) for s in found] == [{i} for i in range(len(found))]
+    assert workspaces.all_home
+    cancelled = threading.Event()
+    cancelled.set()
+    wide = StructureArea(np.zeros(1 << 16, np.uint8))
+    assert len(sampler.sample(units, 0, wide, cancelled.is_set)) < 12

@@ -1,0 +1,161 @@
+"""Rows of a batch, in place or staged, against the rows themselves; and reads that fail."""
+
+import itertools
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from blockstore.errors import CorruptBlock
+from blockstore.format import NodeType, RowArray, row_geometry
+from blockstore.kernels.rows import ABSENT, NO_ROW
+from blockstore.pool import BlockPool
+from loaderd.memory.ledger import ServedRows
+from loaderd.memory.residency import Residency
+from loaderd.sampling.rows import RowAssembler
+
+BLOCK, SLOT, FIRST, NODES, WIDTHS = 4096, 4096, 10, 60, (1500, 700, 24)
+IDS = RowArray("ids", "uint32", NODES)
+NODE = NodeType("node", FIRST, NODES, IDS, IDS)
+SERVED = [ServedRows(str(w), NODE, RowArray(str(w), "uint8", NODES, (w,))) for w in WIDTHS]
+GEOMETRY = [row_geometry(s.array, BLOCK) for s in SERVED]
+TOP = FIRST + NODES + 10  # store ids of all types
+
+
+def row(node: int, width: int) -> Any:
+    return (np.arange(width) + 7 * node + width).astype(np.uint8)
+
+
+class Reader:
+    """Blocks made up as they are read; of files in `bad` none can be."""
+
+    def __init__(self, data: Any) -> None:
+        self.data, self.bad = data, set[int]()
+        self.files = [
+            SimpleNamespace(geometry=SimpleNamespace(locate=lambda b: (0, b)), shards=["shard"])
+            for _ in SERVED
+        ]
+
+    def read(self, file: int, blocks: Any, slots: Any) -> None:
+        assert (np.diff(blocks) > 0).all()
+        if file in self.bad:
+            raise CorruptBlock("a page is wrong")
+        width, per = WIDTHS[file], GEOMETRY[file].rows_per_block
+        for block, slot in zip(blocks.tolist(), slots.tolist(), strict=True):
+            for i, node in enumerate(range(block * per, min(NODES, (block + 1) * per))):
+                at = slot * SLOT + i * width
+                self.data[at : at + width] = row(node, width)
+
+
+class Parts:
+    """An assembler with a pool of some slots; others for transit and for rows."""
+
+    def __init__(self, pool_slots: int) -> None:
+        self.data = np.zeros(200 * SLOT, np.uint8)
+        self.pool = BlockPool([g.num_blocks for g in GEOMETRY], 200)
+        self.pool.add_slots(range(pool_slots))
+        self.reader = Reader(self.data)
+        residency = Residency(self.pool, self.reader, 0, threading.Condition())  # type: ignore[arg-type]
+        self.assembler = RowAssembler(
+            SERVED, residency, self.reader, 0, self.data, SLOT, BLOCK  # type: ignore[arg-type]
+        )  # fmt: skip
+        finest = min(g.rows_per_block for g in GEOMETRY)
+        most = max(TOP // finest + 1, *(g.num_blocks for g in GEOMETRY))
+        self.work: Any = SimpleNamespace(
+            items=np.zeros(TOP, np.uint32), marks=np.zeros(most, np.uint8),
+            addresses=[np.zeros(TOP, np.uint64) for _ in SERVED], blocks=np.zeros(TOP, np.int32),
+            block_starts=np.zeros(most + 1, np.int64), order=np.zeros(TOP, np.uint32),
+            transit=np.full(most, -1, np.int32),
+        )  # fmt: skip
+
+    def put(self, nodes: Any) -> int:
+        self.work.items[: len(nodes)] = nodes
+        return len(nodes)
+
+    def area(self, num: int) -> list[list[int]]:
+        """Slots for all rows of each array, where no row lies yet."""
+        arrays = [array[:num] for array in self.work.addresses]
+        used = {int(a) // SLOT for array in arrays for a in array if a < NO_ROW}
+        free, found = [slot for slot in range(70, 200) if slot not in used], []
+        for width in WIDTHS:
+            count = -(-NODES // (SLOT // width))
+            found.append(free[:count])
+            free = free[count:]
+        return found
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    nodes=st.lists(st.integers(0, TOP - 1), unique=True, max_size=50),
+    pool_slots=st.integers(0, 40),
+    transit=st.integers(1, 5),
+    cuts=st.lists(st.integers(0, 50), max_size=2),
+    held=st.booleans(),
+)
+def test_every_row_is_where_its_address_says(nodes, pool_slots, transit, cuts, held):
+    parts = Parts(pool_slots)
+    num = parts.put(nodes)
+    if held:  # blocks that another batch uses stay
+        other = parts.assembler.address(parts.work, num, 0)
+        parts.put(nodes)
+    found = parts.assembler.address(parts.work, num, 0)
+    missing = [int((a[:num] == ABSENT).sum()) for a in parts.work.addresses]
+    assert list(found.missing_rows) == missing
+    in_place = parts.assembler.in_place(parts.work, num) if found.num_missing else range(num)
+    assert len(in_place) == num - found.num_missing
+    bounds = sorted({0, found.num_missing, *(min(c, found.num_missing) for c in cuts)})
+    copied = 0
+    for low, high in itertools.pairwise(bounds):
+        area = parts.area(num)
+        copied += parts.assembler.stage(parts.work, low, high, area, np.arange(60, 60 + transit))
+        check(parts, parts.work.order[low:high], nodes)
+    assert copied == sum(missing)
+    check(parts, range(num), nodes)
+    assert not parts.work.marks.any()
+    assert (parts.work.transit == -1).all()
+    parts.assembler.drop(found.pins)
+    if held:
+        parts.assembler.drop(other.pins)
+    assert not parts.pool.pinned().any()
+
+
+def check(parts: Parts, positions: Any, nodes: Any) -> None:
+    for i in positions:
+        for a, width in enumerate(WIDTHS):
+            address = int(parts.work.addresses[a][i])
+            if not FIRST <= nodes[i] < FIRST + NODES:
+                assert address == int(NO_ROW)
+                continue
+            found = parts.data[address : address + width]
+            assert (found == row(nodes[i] - FIRST, width)).all(), f"node {nodes[i]}, {width} B"
+
+
+@pytest.mark.parametrize("bad", [0, 1, 2])
+@pytest.mark.parametrize("whole", [False, True])
+def test_nothing_is_held_after_a_read_that_fails(bad, whole):
+    """Blocks of arrays before it were there, or were read; `whole`: an array is held as a file."""
+    parts = Parts(60)
+    if whole:
+        every = range(FIRST, FIRST + NODES)
+        parts.assembler.drop(parts.assembler.address(parts.work, parts.put(every), 0).pins)
+        blocks = np.arange(GEOMETRY[bad].num_blocks)
+        slots = parts.pool.slot_of_block[bad][blocks].astype(np.int64)
+        for slot in slots.tolist():
+            assert parts.pool.remove_run(slot, 1)
+        parts.pool.add_slots(slots.tolist())
+    num = parts.put(range(FIRST, FIRST + 30))
+    parts.reader.bad = {bad}
+    with pytest.raises(CorruptBlock, match="a page is wrong"):
+        parts.assembler.address(parts.work, num, 0)
+    assert not parts.pool.pinned().any()
+    assert not parts.work.marks.any()
+    parts.reader.bad = set()
+    found = parts.assembler.address(parts.work, num, 0)
+    assert found.num_missing == 0
+    check(parts, range(num), list(range(FIRST, FIRST + 30)))
+    parts.assembler.drop(found.pins)
+    assert not parts.pool.pinned().any()

@@ -1,0 +1,123 @@
+"""Attaching beside sessions at work, where the graph pool has fewer slots than the graph blocks."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from loaderd.api.errors import Refused
+from tests.graphs import Csc
+from tests.loaderd.harness import WAIT_S
+from tests.loaderd.opened import held, serve, sessions_of, wait_held
+from tests.stores import write_store
+
+NODES, STEPS = 6000, 8
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    """A graph of some 140 blocks."""
+    rng = np.random.default_rng(3)
+    indptr = np.concatenate([[0], np.cumsum(rng.integers(0, 30, NODES))])
+    indices = rng.integers(0, NODES, indptr[-1])
+    graph = Csc(indptr.astype(np.int64), indices, np.arange(indices.size))
+    path = tmp_path_factory.mktemp("attach") / "store"
+    write_store(path, graph, np.arange(NODES))
+    return path
+
+
+def shrink(engine, slots):
+    """Have the graph pool keep so many slots, as after sessions have taken the others."""
+    broker = engine.broker
+    taken = broker.take(broker.available())
+    graph = [slot for slot in taken if slot < engine.budget.graph_slots]
+    back = slots - broker.graph_slots()
+    broker.give([slot for slot in taken if slot not in graph] + graph[len(graph) - back :])
+    assert broker.graph_slots() == slots
+    return graph[: len(graph) - back]
+
+
+def test_an_attach_that_loads_the_graph_leaves_workers_their_share(store, monkeypatch):
+    """Whoever attaches stands still with what it has pinned while another session is served."""
+    calm: list[str] = []
+    with sessions_of(store, 16 << 20) as other:
+        assert serve(other.attach("minibatch"), 1, STEPS, calm) is None
+    with sessions_of(store, 16 << 20) as sessions:
+        engine, seen = sessions.engine, list[str]()
+        before = held(engine)
+        assert engine.broker.graph_wish == engine.budget.graph_blocks > 100
+        first = sessions.attach("minibatch")
+        taken = shrink(engine, engine.budget.graph_least)
+        gate, stopped, drop = threading.Event(), threading.Event(), engine.graph.drop
+
+        def drop_at_the_gate(pinned):
+            if threading.current_thread().name.startswith("attach"):
+                stopped.set()
+                assert gate.wait(WAIT_S)
+            drop(pinned)
+
+        monkeypatch.setattr(engine.graph, "drop", drop_at_the_gate)
+        with ThreadPoolExecutor(1, "attach") as attaching:
+            coming = attaching.submit(sessions.attach, "minibatch", seed=1)
+            coming.add_done_callback(lambda _: stopped.set())  # it pinned nothing
+            assert stopped.wait(WAIT_S)
+            try:
+                error = serve(first, 1, STEPS, seen)
+            finally:
+                gate.set()
+            second = coming.result(WAIT_S)
+        assert error is None
+        assert seen == calm
+        assert serve(second, 1, STEPS) is None
+        engine.detach(first.session)
+        engine.detach(second.session)
+        engine.broker.give(taken)
+        wait_held(engine, before)
+
+
+def test_sessions_come_and_go_beside_one_at_work_at_budgets_below_the_data(store):
+    """The same digests, whoever attaches meanwhile and however small the graph pool is."""
+    calm: list[str] = []
+    with sessions_of(store, 16 << 20) as other:
+        assert serve(other.attach("hyperbatch"), 1, STEPS, calm) is None
+    for mem in (700 << 10, 1 << 20, 3 << 19):  # the last has room for the graph alone
+        with sessions_of(store, mem, workers=2) as sessions:
+            engine, before = sessions.engine, held(sessions.engine)
+            first = sessions.attach("hyperbatch")
+            with ThreadPoolExecutor(1) as working:
+
+                def work(first=first):
+                    for run in range(1, 5):
+                        seen: list[str] = []
+                        assert serve(first, run, STEPS, seen) is None
+                        assert seen == calm
+
+                done = working.submit(work)
+                number = 0
+                while not done.done() or number < 4:
+                    plan, number = ("minibatch", "hyperbatch")[number % 2], number + 1
+                    try:
+                        guest = sessions.attach(plan, seed=number, batch_size=8)
+                    except Refused:  # there is no room for two just now
+                        continue
+                    assert serve(guest, 1, 2) is None
+                    engine.detach(guest.session)
+                done.result(WAIT_S)
+            engine.detach(first.session)
+            wait_held(engine, before)
+
+
+def test_an_attach_does_not_wait_for_workers_who_have_batches_to_build(store):
+    """What is sampled to know what batches take is sampled by who attaches: others wait for it."""
+    with sessions_of(store, 1 << 20) as sessions:
+        engine, gate = sessions.engine, threading.Event()
+        assert engine.broker.graph_wish < engine.budget.graph_blocks
+        for _ in range(engine.settings.workers):
+            engine.resources.workers.soon(0, lambda: gate.wait(2 * WAIT_S) and None)
+        with ThreadPoolExecutor(1) as pool:
+            try:
+                attaching = pool.submit(sessions.attach, "hyperbatch")
+                assert attaching.result(WAIT_S) is not None
+            finally:
+                gate.set()
