@@ -117,11 +117,17 @@ def test_authorized_keys_are_read_again_when_they_change(tmp_path):
     assert authorized.name_of(ann) is None
 
 
-def test_answers_to_who_may_come_in(tmp_path, caplog):
+@pytest.fixture
+def context():
+    with zmq.Context() as opened:
+        yield opened
+
+
+def test_answers_to_who_may_come_in(tmp_path, caplog, context):
     ann, eve = new_pair().public, new_pair().public
     (tmp_path / AUTHORIZED).write_text(f"{ann} ann\n")
     answers = []
-    gate = Gate(zmq.Context(), Authorized(tmp_path))
+    gate = Gate(context, Authorized(tmp_path))
     gate.zap_socket = SimpleNamespace(send_multipart=answers.append)
 
     def ask(key: bytes, version: bytes = b"1.0") -> tuple[bytes, bytes]:
