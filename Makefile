@@ -5,6 +5,8 @@ PYTHON ?= python3
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 TORCH  := 2.13.0
+# one more than two cores: a third of the tests waits for processes and the disk
+WORKERS ?= 3
 
 .PHONY: demo test check clean
 .DEFAULT_GOAL := test
@@ -28,7 +30,7 @@ demo: $(READY)
 	$(BIN)/python -m tools.demo $(DATA)
 
 test: $(READY)
-	$(BIN)/python -m pytest -n auto --dist loadfile
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
 check: $(READY)
 	$(BIN)/python -m tools.check

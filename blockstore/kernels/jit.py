@@ -105,6 +105,15 @@ class _PrivateLocator:
         return str(self._line)
 
 
+@cache
+def _digest(folder: Path) -> str:
+    """Of the sources of a folder of kernels, and of this one, on which all build."""
+    sources = hashlib.sha256()
+    for path in sorted({*folder.glob("*.py"), *Path(__file__).parent.glob("*.py")}):
+        sources.update(path.read_bytes())
+    return sources.hexdigest()
+
+
 class _CacheImpl(CompileResultCacheImpl):  # type: ignore[misc]
     # the first two of numba's: the folder that NUMBA_CACHE_DIR names, and beside the source
     _locator_classes = (*CompileResultCacheImpl._locator_classes[:2], _PrivateLocator)
@@ -112,6 +121,13 @@ class _CacheImpl(CompileResultCacheImpl):  # type: ignore[misc]
 
 class _Cache(FunctionCache):  # type: ignore[misc]
     _impl_class = _CacheImpl
+
+    def __init__(self, function: Any) -> None:
+        super().__init__(function)
+        # numba looks at the source of a function alone.  What is kept also holds the code of those
+        # that it calls, and pickles of the records that it takes, which other modules define.
+        sources = _digest(Path(function.__code__.co_filename).parent)
+        self._cache_file._version = f"{numba.__version__} {sources}"
 
     def save_overload(self, sig: Any, data: Any) -> None:
         """A disk that is full, say, is no reason not to run."""

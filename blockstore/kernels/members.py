@@ -21,14 +21,10 @@ from blockstore.kernels.picks import (
     FIRST,
     FOUND,
     GROUP,
-    GROUP_ROWS,
-    UNIFORM,
-    DrawWorkspace,
     fetch_group,
     pick_column,
-    scratch_size,
 )
-from blockstore.kernels.ranked import Heap, put_picks, rank_edges
+from blockstore.kernels.ranked import draw_rule, put_picks, rank_edges
 from blockstore.kernels.rows import NO_ROW
 
 _ONE, _ALL = np.uint64(1), np.uint64(2**64 - 1)
@@ -238,21 +234,13 @@ def member_degrees(members, degrees, column):
             column.counts[i] = degrees[rank]
 
 
-@njit(nogil=True, cache=True)
 def draw_members(members, columns, column, draws):
     """Sampled sources and edges of a frontier, all of them members; see `sample.draw_columns`.
 
     A column's picks depend on (key, node) and its members alone.
     """
-    fanout = column.rule.fanout
-    if column.rule.kind == UNIFORM:
-        room = DrawWorkspace(
-            np.empty((GROUP_ROWS, GROUP), np.int64), np.full(scratch_size(fanout), -1, np.int64)
-        )
-        _draw_uniform(members, columns, column, draws, room)
-    else:
-        heap = Heap(np.empty(max(1, fanout), np.int64), np.empty(max(1, fanout), np.int64))
-        _draw_ranked(members, columns, column, draws, heap)
+    draw, room = draw_rule(column.rule, _draw_uniform, _draw_ranked)
+    draw(members, columns, column, draws, room)
 
 
 @leaf

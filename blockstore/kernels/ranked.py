@@ -15,7 +15,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blockstore.kernels.jit import leaf
-from blockstore.kernels.picks import BY_WEIGHT, LATEST
+from blockstore.kernels.picks import (
+    BY_WEIGHT,
+    GROUP,
+    GROUP_ROWS,
+    LATEST,
+    UNIFORM,
+    DrawWorkspace,
+    scratch_size,
+)
 from blockstore.kernels.random import draw_hash, mix, node_key
 
 
@@ -24,6 +32,15 @@ class Heap(NamedTuple):
 
     ranks: NDArray[np.int64]  # (most,)
     positions: NDArray[np.int64]  # (most,) that each belongs to
+
+
+def draw_rule(rule, uniform, ranked):
+    """Which of two kernels draws by a rule, and the memory that it works in."""
+    if rule.kind == UNIFORM:
+        scratch = np.full(scratch_size(rule.fanout), -1, np.int64)
+        return uniform, DrawWorkspace(np.empty((GROUP_ROWS, GROUP), np.int64), scratch)
+    most = max(1, rule.fanout)
+    return ranked, Heap(np.empty(most, np.int64), np.empty(most, np.int64))
 
 
 @leaf

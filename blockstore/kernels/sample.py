@@ -33,15 +33,13 @@ from blockstore.kernels.picks import (
     FOUND,
     GROUP,
     GROUP_ROWS,
-    UNIFORM,
-    DrawWorkspace,
     fetch_group,
     is_whole,
     pick_column,
     pick_positions,
     scratch_size,
 )
-from blockstore.kernels.ranked import Heap, put_picks, rank_edges
+from blockstore.kernels.ranked import Heap, draw_rule, put_picks, rank_edges
 
 
 class Giants(NamedTuple):
@@ -196,7 +194,6 @@ def _draw_ranked(view, column, blocks, order, low, high, draws, giants, num_gian
     return num_giants
 
 
-@njit(nogil=True, cache=True)
 def draw_columns(view, column, blocks, order, low, high, draws, giants, num_giants):
     """Sampled sources and edges of the entries, into the draws, and their number into the counts.
 
@@ -208,16 +205,9 @@ def draw_columns(view, column, blocks, order, low, high, draws, giants, num_gian
     Returns the number of giants so far, int64.  Time of a uniform draw O(edges), O(fanout) more
     below fanout 64.
     """
-    fanout = column.rule.fanout
-    if column.rule.kind == UNIFORM:
-        room = DrawWorkspace(
-            np.empty((GROUP_ROWS, GROUP), np.int64), np.full(scratch_size(fanout), -1, np.int64)
-        )
-        return _draw_uniform(
-            view, column, blocks, order, low, high, draws, giants, num_giants, room
-        )
-    heap = Heap(np.empty(max(1, fanout), np.int64), np.empty(max(1, fanout), np.int64))
-    return _draw_ranked(view, column, blocks, order, low, high, draws, giants, num_giants, heap)
+    # chosen here, so that a rule that nobody uses is not compiled
+    draw, room = draw_rule(column.rule, _draw_uniform, _draw_ranked)
+    return draw(view, column, blocks, order, low, high, draws, giants, num_giants, room)
 
 
 @njit(nogil=True, cache=True)

@@ -156,3 +156,20 @@ def test_a_cache_that_cannot_be_written_stops_nobody(monkeypatch):
     if jit.cache_folder(twice) is not None:
         monkeypatch.setattr(twice._cache._cache_file, "save", full)
     assert twice(4) == 8
+
+
+def test_a_change_of_what_a_kernel_calls_is_seen(tmp_path):
+    """numba alone would go on with the old code: it looks at the file of the caller."""
+    head = "from blockstore.kernels.jit import njit\n"
+    kernel = "@njit(cache=True)\ndef {}():\n    return {}\n"
+    (tmp_path / "outer.py").write_text(
+        f"{head}from inner import inner\n" + kernel.format("outer", "inner() + 1")
+    )
+    for value in (1, 5):
+        (tmp_path / "inner.py").write_text(head + kernel.format("inner", value))
+        said = subprocess.run(
+            [sys.executable, "-c", "from outer import outer; print(outer())"],
+            cwd=tmp_path, env=os.environ | {"PYTHONPATH": f"{tmp_path}:{ROOT}"},
+            capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        assert said.stdout == f"{value + 1}\n"
