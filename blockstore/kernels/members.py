@@ -21,6 +21,8 @@ from blockstore.kernels.picks import (
     FIRST,
     FOUND,
     GROUP,
+    Column,
+    Draws,
     fetch_group,
     pick_column,
 )
@@ -234,7 +236,7 @@ def member_degrees(members, degrees, column):
             column.counts[i] = degrees[rank]
 
 
-def draw_members(members, columns, column, draws):
+def draw_members(members: Members, columns: MemberColumns, column: Column, draws: Draws) -> None:
     """Sampled sources and edges of a frontier, all of them members; see `sample.draw_columns`.
 
     A column's picks depend on (key, node) and its members alone.

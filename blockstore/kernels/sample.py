@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from blockstore.kernels.columns import (
     EDGES_START,
+    BlockView,
     column_degree,
     column_word,
     sections,
@@ -33,6 +34,8 @@ from blockstore.kernels.picks import (
     FOUND,
     GROUP,
     GROUP_ROWS,
+    Column,
+    Draws,
     fetch_group,
     is_whole,
     pick_column,
@@ -194,7 +197,17 @@ def _draw_ranked(view, column, blocks, order, low, high, draws, giants, num_gian
     return num_giants
 
 
-def draw_columns(view, column, blocks, order, low, high, draws, giants, num_giants):
+def draw_columns(
+    view: BlockView,
+    column: Column,
+    blocks: NDArray[np.int32],
+    order: NDArray[np.uint32],
+    low: int,
+    high: int,
+    draws: Draws,
+    giants: Giants,
+    num_giants: int,
+) -> int:
     """Sampled sources and edges of the entries, into the draws, and their number into the counts.
 
     counts      uint32   out: of a uniform draw min(degree, fanout), the degree if fanout < 0, with
@@ -207,7 +220,7 @@ def draw_columns(view, column, blocks, order, low, high, draws, giants, num_gian
     """
     # chosen here, so that a rule that nobody uses is not compiled
     draw, room = draw_rule(column.rule, _draw_uniform, _draw_ranked)
-    return draw(view, column, blocks, order, low, high, draws, giants, num_giants, room)
+    return int(draw(view, column, blocks, order, low, high, draws, giants, num_giants, room))
 
 
 @njit(nogil=True, cache=True)

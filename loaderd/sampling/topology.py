@@ -210,7 +210,7 @@ class Topology:
         Giants are appended; returns how many there are.
         """
         view = self.relations[column.relation].view
-        return int(draw_columns(view, column, blocks, order, low, high, draws, giants, num_giants))
+        return draw_columns(view, column, blocks, order, low, high, draws, giants, num_giants)
 
     def draws(
         self,
