@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from blockstore.errors import CorruptBlock
 from blockstore.format import TIME_DTYPE, WEIGHT_DTYPE, Relation, RowArray
 from blockstore.store import Store, numpy_dtype, scan_rows
 from preprocess.export.rows import (
@@ -190,7 +191,11 @@ class EdgeExport:
                 if values.size:
                     most_node = max(most_node, int(values.max()))
                 done += values.size if row == 1 else 0
-        assert done == count
+        if done != count:
+            raise CorruptBlock(
+                f"{run.store.path / self._relation.path}: {count - done} edge ids stand twice, "
+                "expected each once; ingest again"
+            )
         return most_node
 
     def _write_array(self, stem: str, array: RowArray, read: Read, run: ExportRun) -> None:

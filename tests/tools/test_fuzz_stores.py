@@ -12,9 +12,9 @@ from tools.fuzz.mutations import KINDS
 from tools.fuzz.stores import Fuzzer, make_stores, mutated
 from tools.fuzz.trial import Bench, Outside
 
-NAMED = (  # each ended a process, or made it read elsewhere, before stores were checked
-    "one:34", "one:127", "one:130", "one:133", "one:151", "one:166", "one:193", "parts:8",
-    "parts:11", "parts:41", "parts:50", "parts:74", "parts:89", "parts:98", "parts:125",
+NAMED = (  # each ended a process, made it read elsewhere or failed an assertion before
+    "one:34", "one:127", "one:130", "one:133", "one:151", "one:166", "one:193", "one:490",
+    "parts:8", "parts:11", "parts:41", "parts:50", "parts:74", "parts:89", "parts:98", "parts:125",
     "parts:176", "parts:179", "parts:188", "parts:200", "hetero:21", "hetero:39", "hetero:48",
     "hetero:84", "hetero:87", "hetero:93", "hetero:147", "hetero:162", "hetero:177", "hetero:180",
     "hetero:192", "hetero:195", "hetero:213",

@@ -90,6 +90,8 @@ def requests(store: Store, random: Random) -> list[Attach]:
         usual["num_neighbors"] = (6, 4)
     edge_ids = all(r.edge_id_dtype for r in manifest.relations) and random.random() < 0.5
     usual |= {**drawn, "return_e_id": edge_ids}
+    if not manifest.relations:  # opening such a store is all that there is to try
+        return []
     relation = random.choice(manifest.relations)
     named = "__".join((relation.src, relation.name, relation.dst))
     links = SeedEdges(named, "binary", 1.0, random.choice(("none", "self")))
