@@ -14,7 +14,8 @@ from blockstore.store import Store, open_store, read_rows, scan_blocks
 from blockstore.unpack import unpack_block
 from blockstore.verify import verify_store
 from preprocess.errors import BadInput
-from preprocess.ingest.ingest import ingest, plan
+from preprocess.ingest import plan
+from preprocess.ingest.ingest import ingest
 from preprocess.ingest.options import IngestOptions
 from preprocess.sources.reverse import with_reverses
 from preprocess.sources.source import SourceRows

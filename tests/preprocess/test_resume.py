@@ -16,7 +16,8 @@ import pytest
 
 from blockstore.errors import StoreBusy
 from blockstore.verify import verify_store
-from preprocess.ingest.ingest import ingest, plan
+from preprocess.ingest import plan
+from preprocess.ingest.ingest import ingest
 from preprocess.ingest.options import IngestOptions
 from preprocess.pipeline.progress import Progress
 from preprocess.pipeline.work import StageRecord, WorkFolder

@@ -19,7 +19,8 @@ from preprocess.errors import BadInput
 from preprocess.export import export as export_module
 from preprocess.export.edges import columns_of
 from preprocess.export.export import export
-from preprocess.ingest.ingest import ingest, plan
+from preprocess.ingest import plan
+from preprocess.ingest.ingest import ingest
 from preprocess.ingest.options import IngestOptions
 from tests.preprocess import naive
 from tests.preprocess.naive import ArraySource

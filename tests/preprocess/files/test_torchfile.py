@@ -23,7 +23,7 @@ _READ = """
 import json, sys
 from pathlib import Path
 from preprocess.errors import BadInput
-from preprocess.files.strided import Held, Placed, StridedRows
+from preprocess.files.strided import GivenArray, Placed, StridedRows
 from preprocess.files.torchfile import read_torch
 sys.executable = sys.argv[2] or sys.executable
 try:

@@ -21,11 +21,13 @@ from blockstore.store import Store, open_store, read_rows
 from blockstore.verify import verify_store
 from preprocess.cli.info import info_text
 from preprocess.errors import BadInput
-from preprocess.ingest.ingest import ingest, plan
+from preprocess.ingest import plan
+from preprocess.ingest.ingest import ingest
 from preprocess.ingest.options import IngestOptions
+from preprocess.partition import influence_stages
 from preprocess.partition.influence import InfluenceOptions, parse_hubs
 from preprocess.partition.influence_stages import top_scores
-from preprocess.partition.partition import PartitionOptions, influence_stages
+from preprocess.partition.partition import PartitionOptions
 from preprocess.sources.plain import PlainSource
 from preprocess.stages import reach
 from preprocess.stages.slots import SlotCopies

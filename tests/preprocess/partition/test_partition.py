@@ -19,10 +19,12 @@ from blockstore.verify import verify_store
 from preprocess.__main__ import app
 from preprocess.cli.info import info_text, store_info
 from preprocess.errors import BadInput
-from preprocess.ingest.ingest import graph, ingest, plan
+from preprocess.ingest import graph, plan
+from preprocess.ingest.ingest import ingest
 from preprocess.ingest.options import IngestOptions
+from preprocess.partition import metis
 from preprocess.partition.metis import both_ways
-from preprocess.partition.partition import PartitionOptions, class_limits, group_caps, metis
+from preprocess.partition.partition import PartitionOptions, class_limits, group_caps
 from preprocess.partition.report import count_kept, kept_share, label_divergence
 from preprocess.stages.classes import NodeClasses, TrainingNodes, read_classes
 from preprocess.stages.columns import ColumnFile

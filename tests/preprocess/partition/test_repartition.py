@@ -16,7 +16,8 @@ from blockstore.store import Store, open_store, read_rows
 from blockstore.verify import verify_store
 from preprocess.__main__ import app
 from preprocess.errors import BadInput
-from preprocess.ingest.ingest import ingest, plan
+from preprocess.ingest import plan
+from preprocess.ingest.ingest import ingest
 from preprocess.ingest.options import IngestOptions
 from preprocess.partition.influence import InfluenceOptions
 from preprocess.partition.partition import PartitionOptions
