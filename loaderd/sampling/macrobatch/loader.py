@@ -61,6 +61,7 @@ class MacroLoader:
         """What could not be read is tried again when it is needed."""
         self._errors.clear()
         self._begun += 1
+        self._changed.notify_all()  # what is wanted may be the same as before
 
     def want(self, wanted: list[Key]) -> None:
         """What is needed from now on, in this order; what of it is not there is read."""

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from preprocess.pipeline.work import StageRecord, WorkFolder, sign
-from preprocess.sources.sourcefiles import SourceFiles
+from preprocess.pipeline.work import StageRecord, WorkFolder
 
 RECORD = StageRecord("first", {}, 0, 0, 0.0)
 
@@ -58,22 +57,6 @@ def test_files_that_no_stage_vouches_for_are_removed(tmp_path):
     with WorkFolder(tmp_path / "store", "signature", fresh=False) as work:
         assert work.holds("made")
         assert not (work.path / "cut-off").exists()
-
-
-def test_the_signature_is_of_size_time_and_content(tmp_path):
-    source = tmp_path / "source.npy"
-
-    def signed(content: bytes, time_ns: int, fact: int = 1) -> str:
-        source.write_bytes(content)
-        os.utime(source, ns=(1, time_ns))
-        return sign({"a": fact}, SourceFiles([source]).digest())
-
-    first = signed(bytes(1000), 1000)
-    assert signed(bytes(1000), 1000) == first
-    assert signed(bytes(1000), 1000, fact=2) != first
-    assert signed(bytes(1000), 1001) != first
-    assert signed(bytes(999) + b"x", 1000) != first
-    assert signed(bytes(1001), 1000) != first
 
 
 def test_the_journal_is_written_after_all_that_it_vouches_for(tmp_path, monkeypatch):

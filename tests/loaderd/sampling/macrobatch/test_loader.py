@@ -91,3 +91,16 @@ def test_what_cannot_be_read_is_an_error_for_who_needs_it_and_is_tried_again(loa
         loading.loader.begin()
         loading.loader.want([(0, 1), (0, 2)])
     assert loading.acquire(1)
+
+
+def test_it_is_tried_again_by_a_run_that_wants_the_same(loading):
+    loading.bad = {1}
+    loading.want(0, 1)
+    loading.acquire(0)
+    with pytest.raises(OSError, match="cannot read"):
+        loading.acquire(1)
+    loading.bad = set()
+    with loading.lock:
+        loading.loader.begin()
+    loading.want(0, 1)
+    assert loading.acquire(1)
