@@ -52,7 +52,7 @@ class BlockHeader(NamedTuple):
     flags: int
     first_node: int  # store id of the first column that starts in this block
     last_degree: int  # total degree of the last column that starts here, wherever its edges lie
-    num_nodes: int  # columns that start here; 0 in the middle of a giant column
+    num_nodes: int  # columns that start here; 0 in the middle of a multi-block column
     num_edges: int  # edges that lie here, carried ones included
     num_carried: int  # of these, the first ones continue the column before `first_node`
     edges_start: int  # where the edges begin, in units of the id width from the block's start
@@ -108,8 +108,8 @@ def block_fill_bytes(num_nodes: int, num_edges: int, *item_bytes: int) -> int:
     return section_offsets(num_nodes, num_edges, item_bytes)[-1]
 
 
-def giant_capacity(block_bytes: int, *item_bytes: int) -> int:
-    """Edges of one column that fill a block alone; a longer column is a giant, cut there.
+def column_capacity(block_bytes: int, *item_bytes: int) -> int:
+    """Edges of one column that fill a block alone; a longer column goes on in further blocks.
 
     item_bytes   of an edge in each section: `edge_item_bytes`
     """

@@ -17,7 +17,7 @@ from blockstore.format import (
     WIDE_EDGE_IDS,
     WIDE_NODE_IDS,
     BlockHeader,
-    giant_capacity,
+    column_capacity,
     section_offsets,
 )
 from blockstore.kernels.pack import count_fitting
@@ -30,7 +30,7 @@ class GraphPacker:
     """Fills blocks with columns and hands each full one to `emit`, which must not keep it.
 
     A column that does not fit into what is left of a block opens a new one.  One that is longer
-    than `giant_capacity` starts in a fresh block, fills it and the following ones, and the block
+    than `column_capacity` starts in a fresh block, fills it and the following ones, and the block
     with its last edges takes further columns.
     """
 
@@ -49,7 +49,7 @@ class GraphPacker:
         self._block_bytes, self._emit = block_bytes, emit
         kept = [id_dtype, edge_id_dtype, WEIGHT_DTYPE * weights, TIME_DTYPE * times]
         self._item_bytes = [ITEM_BYTES[d] if d else 0 for d in kept]
-        self._capacity = giant_capacity(block_bytes, *self._item_bytes)
+        self._capacity = column_capacity(block_bytes, *self._item_bytes)
         self._flags = (
             HAS_EDGE_IDS * bool(edge_id_dtype)
             | WIDE_NODE_IDS * (self._item_bytes[0] == 8)
@@ -93,7 +93,7 @@ class GraphPacker:
             elif self._num_nodes or self._num_carried:
                 self._flush()
             else:
-                self._add_giant(int(degrees[at]), edges_of, edge)
+                self._add_multi_block(int(degrees[at]), edges_of, edge)
                 at, edge = at + 1, edge + int(degrees[at])
 
     def close(self) -> NDArray[np.uint64]:
@@ -124,7 +124,7 @@ class GraphPacker:
         self._num_nodes += degrees.size
         self._next += degrees.size
 
-    def _add_giant(self, degree: int, edges_of: EdgeArrays, edge: int) -> None:
+    def _add_multi_block(self, degree: int, edges_of: EdgeArrays, edge: int) -> None:
         """A column over several blocks; the last of them stays open."""
         done = 0
         while done < degree:
@@ -152,7 +152,9 @@ class GraphPacker:
         block[: BLOCK_HEADER.size] = np.frombuffer(header.pack(), np.uint8)
         offsets = block[BLOCK_HEADER.size : BLOCK_HEADER.size + 4 * (nodes + 1)].view(np.uint32)
         offsets[0] = header.edges_start + self._num_carried
-        held = np.minimum(self._degrees[:nodes], self._capacity)  # of a giant, what lies here
+        held = np.minimum(
+            self._degrees[:nodes], self._capacity
+        )  # of a multi-block column, what lies here
         offsets[1:] = offsets[0] + np.cumsum(held)
         for at, section in zip(places, self._sections, strict=False):
             raw = section[:edges].view(np.uint8)

@@ -31,9 +31,9 @@ from blockstore.format import (
     NodeType,
     Relation,
     RowArray,
+    column_capacity,
     columns_of,
     edges_start_bytes,
-    giant_capacity,
     row_geometry,
     side_arrays,
 )
@@ -266,7 +266,7 @@ def _check_relation(manifest: Manifest, relation: Relation) -> None:
     _count(f"num_source_edges of {what}", relation.num_source_edges)
     copies = relation.halo is not None, dst.halo is not None
     _expect(copies[0] == copies[1], f"whether {what} has a halo, as {dst.name!r} does", *copies)
-    capacity = giant_capacity(manifest.block_bytes, *relation.item_bytes(manifest.id_dtype))
+    capacity = column_capacity(manifest.block_bytes, *relation.item_bytes(manifest.id_dtype))
     for columns in columns_of(relation):
         _count(f"num_blocks of {what}", columns.num_blocks)
         _count(f"num_edges of {what}", columns.num_edges)
@@ -390,7 +390,7 @@ class GraphCheck:
         _check_room(first_node, first_edge, widths, manifest.block_bytes, where)
         return cls(
             first_node, first_edge, flags, np.dtype(manifest.id_dtype),
-            giant_capacity(manifest.block_bytes, *widths),
+            column_capacity(manifest.block_bytes, *widths),
             (np.uint64(src.first), np.uint64(src.first + src.num_nodes)),
         )  # fmt: skip
 

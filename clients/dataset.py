@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import IterableDataset, get_worker_info
 
+from clients.connection.backoff import Backoff
 from clients.connection.buffers import BufferPool, Memory
-from clients.connection.patience import Patience
 from clients.connection.position import Position, check_resolved, dump_state, parse_state
 from clients.connection.remote import open_session
 from clients.connection.request import checked_epoch, checked_request
@@ -25,7 +25,7 @@ from clients.sharding import refuse_second_batching, refuse_second_sharding
 from loaderd.api.errors import NoDaemon, Refused, SessionLost, ShuttingDown
 from loaderd.api.protocol import Attach, Attached, Resolved
 
-RECONNECT_S = 60.0  # to start a daemon anew, on a large store
+RECONNECT_S = 60.0  # to start a daemon again, on a large store
 _log = logging.getLogger(__name__)
 
 B_co = TypeVar("B_co", covariant=True)
@@ -265,7 +265,7 @@ class SteppedDataset(IterableDataset[B_co]):
             self._connection.close()
             self._connection = None
 
-    def _connect(self, patience: Patience | None = None) -> Connection:
+    def _connect(self, backoff: Backoff | None = None) -> Connection:
         """The connection of this process: one that was inherited, or lost, is dropped.
 
         Waits for a daemon where there was one, or is said to have been one by a state.
@@ -274,14 +274,14 @@ class SteppedDataset(IterableDataset[B_co]):
         if held is not None and held.session.pid == os.getpid() and not held.session.lost:
             return held
         self._drop()
-        patience = patience or Patience(0.0 if self._resolved is None else self.reconnect_s)
+        backoff = backoff or Backoff(0.0 if self._resolved is None else self.reconnect_s)
         while True:
             try:
                 return self._open()
             except (NoDaemon, SessionLost, ShuttingDown) as error:
-                if not patience.wait():
-                    if patience.seconds:
-                        raise NoDaemon(f"{error} (waited {patience.seconds:g} s for it)") from error
+                if not backoff.wait():
+                    if backoff.seconds:
+                        raise NoDaemon(f"{error} (waited {backoff.seconds:g} s for it)") from error
                     raise
 
     def _open(self) -> Connection:
@@ -331,10 +331,10 @@ class SteppedDataset(IterableDataset[B_co]):
             if self._iteration != iteration:
                 raise Halted
 
-        patience = Patience(self.reconnect_s, sleep=sleep)
+        backoff = Backoff(self.reconnect_s, sleep=sleep)
         while True:
             try:
-                session, reader, _ = self._connect(patience)
+                session, reader, _ = self._connect(backoff)
                 if session is not self._running:
                     _log.warning("%s: going on at %s", self.endpoint, position)
                     self._start(session, position)
@@ -344,7 +344,7 @@ class SteppedDataset(IterableDataset[B_co]):
                     session.check_intact()  # else zeros were read, or led to some other error
             except SessionLost as error:
                 _log.warning("%s", error)
-                if not patience.wait():
+                if not backoff.wait():
                     raise
 
 

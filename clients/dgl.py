@@ -4,7 +4,7 @@
 
 yields (input_nodes, output_nodes, blocks).  Fanouts are DGL's: the layer next to the input first;
 ours and PyG's `num_neighbors` run the other way round.  Hops expand all nodes found so far, drawing
-anew in each layer, as DGL's `NeighborSampler` does.
+again in each layer, as DGL's `NeighborSampler` does.
 """
 
 import importlib

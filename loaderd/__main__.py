@@ -14,7 +14,7 @@ def main() -> None:
         # be swallowed: so the process just ends, with the exit code of a daemon that was stopped.
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda _number, _frame: os._exit(0))
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # no store is open that could be opened anew
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # no store is open that could be opened again
     importlib.import_module("loaderd.cli.commands").app()
 
 

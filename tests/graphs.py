@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from blockstore.format import ITEM_BYTES, giant_capacity
+from blockstore.format import ITEM_BYTES, column_capacity
 from blockstore.kernels.columns import BlockView, view_blocks
 from blockstore.pack import GraphPacker
 
@@ -54,14 +54,14 @@ def make_csc(
 
 @st.composite
 def csc_graphs(
-    draw: Any, max_nodes: int = 60, max_degree: int = 40, max_giants: int = 0,
-    giant_degree: int = 5000, id_dtype: str = "uint32", edge_id_dtype: str | None = None,
+    draw: Any, max_nodes: int = 60, max_degree: int = 40, max_multi_block: int = 0,
+    multi_block_degree: int = 5000, id_dtype: str = "uint32", edge_id_dtype: str | None = None,
 ) -> Csc:  # fmt: skip
-    """Graphs with empty columns, self-loops, parallel edges and up to `max_giants` long columns."""
+    """Graphs with empty columns, self-loops, parallel edges and `max_multi_block` long columns."""
     degrees = draw(st.lists(st.integers(0, max_degree), min_size=1, max_size=max_nodes))
-    for _ in range(draw(st.integers(0, max_giants))):
+    for _ in range(draw(st.integers(0, max_multi_block))):
         place = draw(st.integers(0, len(degrees) - 1))
-        degrees[place] = draw(st.integers(giant_degree // 8, giant_degree))
+        degrees[place] = draw(st.integers(multi_block_degree // 8, multi_block_degree))
     return make_csc(degrees, draw(st.integers(0, 2**32 - 1)), id_dtype, edge_id_dtype)
 
 
@@ -154,19 +154,24 @@ def hold(
     widths = _item_bytes(id_dtype, edge_id_dtype, beside)
     return Held(
         graph, first, blocks, first_node, slots.astype(np.int32), arena, slot_bytes, id_dtype,
-        edge_id_dtype, giant_capacity(block_bytes, *widths), beside,
+        edge_id_dtype, column_capacity(block_bytes, *widths), beside,
     )  # fmt: skip
 
 
 @st.composite
 def held_graphs(draw: Any, with_edge_ids: bool = False, block_sizes: Any = (4096, 65536)) -> Held:
-    """Packed graphs of all widths; giants over several blocks where blocks are small."""
+    """Packed graphs of all widths; multi-block columns where blocks are small."""
     id_dtype = draw(ID_DTYPES)
     edge_id_dtype = draw(EDGE_ID_DTYPES.filter(bool) if with_edge_ids else EDGE_ID_DTYPES)
     block_bytes = draw(st.sampled_from(block_sizes))
-    giant = 5000 if block_bytes == 4096 else block_bytes // 2
+    long_degree = 5000 if block_bytes == 4096 else block_bytes // 2
     graph = draw(
-        csc_graphs(max_giants=2, giant_degree=giant, id_dtype=id_dtype, edge_id_dtype=edge_id_dtype)
+        csc_graphs(
+            max_multi_block=2,
+            multi_block_degree=long_degree,
+            id_dtype=id_dtype,
+            edge_id_dtype=edge_id_dtype,
+        )
     )
     # store ids beyond 32 bits where they are wide: the graph's type comes late in the store
     first = draw(st.sampled_from([0, 7, 2**33 if id_dtype == "uint64" else 2**31]))

@@ -48,15 +48,15 @@ def random_hetero(
     max_degree: int,
     widths: Mapping[str, int],
     seed_type: str,
-    giant: int = 0,
+    long_degree: int = 0,
 ) -> HeteroGraph:
-    """Random columns, empty ones included; `giant`: degree of one column of each relation."""
+    """Random columns, empty ones included; `long_degree`: degree of one column of each relation."""
     found = {}
     for src, name, dst in relations:
         degrees = rng.integers(0, max_degree + 1, num_nodes[dst])
         degrees[rng.random(degrees.size) < 0.2] = 0
-        if giant and degrees.size:
-            degrees[rng.integers(degrees.size)] = giant
+        if long_degree and degrees.size:
+            degrees[rng.integers(degrees.size)] = long_degree
         if not num_nodes[src]:
             degrees[:] = 0
         indptr = np.concatenate([[0], np.cumsum(degrees)]).astype(np.int64)

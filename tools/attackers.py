@@ -44,13 +44,13 @@ def attempt(endpoint: str, number: int, nodes: int) -> Attempt:
         token=0, request=0, split="", num_neighbors=(5, 5), batch_size=random.choice((64, 1024)),
         seed=number, plan=random.choice(_PLANS),
     )  # fmt: skip
-    giant = random.choice((((1 << 16,) * 16, 1 << 24), ((1 << 16,) * 2, 64), ((100, 100), 64)))
+    huge = random.choice((((1 << 16,) * 16, 1 << 24), ((1 << 16,) * 2, 64), ((100, 100), 64)))
     variants: dict[str, dict[str, Any]] = {
         "ids": {},
         "times": {"temporal": Temporal()},
         "edges": {"edges": SeedEdges()},
         "mask": {"mask_size": random.choice((nodes, nodes, nodes + 1, 1 << 62))},
-        "fanouts": {"num_neighbors": giant[0], "batch_size": giant[1]},
+        "fanouts": {"num_neighbors": huge[0], "batch_size": huge[1]},
     }
     end, text = "served", ""
     try:

@@ -6,7 +6,7 @@ the store.  It fails if a run took more than its `--mem`, was killed, or made ot
 first.  Options of `blockstore ingest` stand after `--`, as in `... ingest SOURCE -- --undirected`.
 
 `python -m tools.memory attach` serves a graph to clients that attach, several at a time, with
-millions of ids, times, masks and giant fanouts, or announce ids and send none, too many or others
+millions of ids, times, masks and huge fanouts, or announce ids and send none, too many or others
 (`tools.attackers`), while a trainer reads beside them.  Each has a batch, or is refused.  One JSON
 line; it fails if there were kills, another error than a refusal, batches of the trainer that are
 not those of peace, or anything else that a scene of faults checks (`tools.faults.runner`).

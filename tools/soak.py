@@ -27,8 +27,8 @@ from tools.faults.runner import CONTEXT, Scene, scene
 from tools.faults.trainers import Work, last, visit
 
 LASTING = ("trainer 0", "trainer 1")
-VISITORS = 2  # at a time
-KILLED = 0.3  # share of the visitors
+SHORT_LIVED = 2  # at a time
+KILLED = 0.3  # share of the short-lived clients
 
 
 @dataclass(frozen=True)
@@ -38,20 +38,20 @@ class Options(runner.Options):
     warm_up: Annotated[float, "share that is not judged"] = 0.2
 
 
-def receive_visitors(made: Scene, work: Work, chance: Random) -> None:
+def renew_clients(made: Scene, work: Work, chance: Random) -> None:
     """Some go, some are killed, others come.  Raises SystemExit: a process failed."""
     for name, code in made.ended():
         if code or name in LASTING:
             raise SystemExit(f"{name} ended with {code}")
-    visitors = [name for name in made.processes if name not in LASTING]
-    for name in visitors:
+    short_lived = [name for name in made.processes if name not in LASTING]
+    for name in short_lived:
         if chance.random() < KILLED / 10:
             made.kill(name)
-            made.counts["visitors killed"] += 1
-    for _ in range(VISITORS - len(made.processes) + len(LASTING)):
-        name = f"visitor {made.counts['visitors']}"
-        made.spawn(name, visit, work, name, made.counts["visitors"])
-        made.counts["visitors"] += 1
+            made.counts["short_lived_killed"] += 1
+    for _ in range(SHORT_LIVED - len(made.processes) + len(LASTING)):
+        name = f"short-lived {made.counts['short_lived']}"
+        made.spawn(name, visit, work, name, made.counts["short_lived"])
+        made.counts["short_lived"] += 1
 
 
 def soak(given: Options, made: Scene) -> dict[str, int]:
@@ -65,7 +65,7 @@ def soak(given: Options, made: Scene) -> dict[str, int]:
     begun = made.age_s
     while (now := made.age_s - begun) < given.minutes * 60:
         made.watch(*LASTING)
-        receive_visitors(made, work, chance)
+        renew_clients(made, work, chance)
         looks += 1
         time.sleep(max(0.0, looks * given.every - now))
     stop.set()

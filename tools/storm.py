@@ -1,13 +1,13 @@
 """Faults at random moments over running trainers: `python -m tools.storm --faults 200 --seed 1`.
 
-The store is several times larger than the budget (`--times`), and visitors attach, read a little
-by some plan and go, all the time.  Visitors may be refused; trainers may not: what a session needs
-at least fits its fair share of `--mem` while a visitor is there.  Trainers read epoch after epoch
-from one daemon, write down the sha256 of each batch and save their state every few steps.
-Meanwhile faults of the table `FAULTS` befall trainers and the daemon, at moments drawn from the
-seed; a killed process is started again, a trainer from its last saved state.  The last fifth of the
-faults leaves the daemon alone, and then the visitors go.  Afterwards, beside what every scene of
-faults checks (`tools.faults.runner`):
+The store is several times larger than the budget (`--times`), and short-lived clients attach, read
+a little by some plan and go, all the time.  They may be refused; trainers may not: what a session
+needs at least fits its fair share of `--mem` while such a client is there.  Trainers read epoch
+after epoch from one daemon, write down the sha256 of each batch and save their state every few
+steps.  Meanwhile faults of the table `FAULTS` hit trainers and the daemon, at moments drawn from
+the seed; a killed process is started again, a trainer from its last saved state.  The last fifth of
+the faults leaves the daemon alone, and then the short-lived clients go.  Afterwards, beside what
+every scene of faults checks (`tools.faults.runner`):
 
 - in the history of each rank's last saved state and what follows it every step of every epoch
   occurs once and in order, with the sha256 of an undisturbed run; within one life of a trainer,
@@ -117,13 +117,13 @@ class Storm:
 
     scene: Scene
     job: TrainerJob
-    guests: Work  # what visitors read
+    guests: Work  # what short-lived clients read
     chance: Random
     gap_s: float
     lives: Counter[int] = field(default_factory=Counter)
     faults: Counter[str] = field(default_factory=Counter)
     due: list[tuple[float, Callable[[], None]]] = field(default_factory=list)
-    peace: bool = False  # no visitor attaches any more
+    peace: bool = False  # no short-lived client attaches any more
     down: bool = False  # the daemon was killed, and is not started yet
 
     def start(self, rank: int) -> None:
@@ -146,7 +146,7 @@ class Storm:
             time.sleep(0.01)
 
     def look(self) -> None:
-        """Visitors come all the time.  Raises SystemExit: somebody ended who was not told to."""
+        """Renew short-lived clients.  Raises SystemExit: a process ended that was not told to."""
         for name, code in self.scene.ended():
             kind, number = name.split()
             if kind == "trainer":  # its log says of what it failed
@@ -155,10 +155,10 @@ class Storm:
             if code:
                 raise SystemExit(f"{name} ended with {code}")
         counts = self.scene.counts
-        if not self.peace and f"visitor {counts['visitors']}" not in self.scene.processes:
-            counts["visitors"] += 1
-            name = f"visitor {counts['visitors']}"
-            self.scene.spawn(name, visit, self.guests, name, counts["visitors"])
+        if not self.peace and f"short-lived {counts['short_lived']}" not in self.scene.processes:
+            counts["short_lived"] += 1
+            name = f"short-lived {counts['short_lived']}"
+            self.scene.spawn(name, visit, self.guests, name, counts["short_lived"])
         if not self.down:
             self.scene.daemon.check()
 
@@ -192,9 +192,9 @@ class Storm:
         return [x for x in lives if x is not None and (x.steps or x.leaked is not None)]
 
     def finish(self) -> int:
-        """Let trainers come to an end; returns how many epochs there were."""
+        """Let trainers finish; returns how many epochs there were."""
         self.peace = True
-        self.scene.kill(f"visitor {self.scene.counts['visitors']}")
+        self.scene.kill(f"short-lived {self.scene.counts['short_lived']}")
         lives = [life for rank in self.lives for life in self.lives_of(rank) if life.steps]
         last = max((life.steps[-1][0] for life in lives), default=0)
         replace(self.job.last_epoch, str(last + 1))
@@ -310,11 +310,11 @@ def main(words: Sequence[str]) -> dict[str, Any]:
     tcp, calm = (f"tcp://127.0.0.1:{free_port()}" if given.tcp else "" for _ in range(2))
     with scene(given, tcp=tcp) as made:
         folder, endpoint = made.folder, made.daemon.endpoint
-        for name in ("logs", "visitors"):
+        for name in ("logs", "short-lived"):
             (folder / name).mkdir()
         members = given.members(tcp)
         job = TrainerJob(endpoint, folder / "logs", members, given.batch_size, 7, given.think)
-        guests = Work(endpoint, folder / "visitors", given.batch_size, 7, daemon_may_die=True)
+        guests = Work(endpoint, folder / "short-lived", given.batch_size, 7, daemon_may_die=True)
         storm = Storm(made, job, guests, Random(given.seed), given.gap)
         storm.rage(given.faults)
         epochs = storm.finish()
@@ -323,7 +323,7 @@ def main(words: Sequence[str]) -> dict[str, Any]:
         counted = check(storm, given.members(calm), other, epochs)
     line = stamped(
         "storm of faults", seed=given.seed, plan=given.plan, tcp=given.tcp, mem=given.mem,
-        times=given.times, trainers=len(members), visitors=made.counts["visitors"],
+        times=given.times, trainers=len(members), short_lived=made.counts["short_lived"],
         faults=dict(storm.faults), lives=storm.lives.total(), seconds=round(raged_s, 1),
         **counted, holds=True,
     )  # fmt: skip

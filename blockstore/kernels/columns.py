@@ -37,7 +37,9 @@ class BlockView(NamedTuple):
     slot_bytes: int
     edge_bytes: int  # of an edge id in a block; 0: the blocks hold none
     weight_bytes: int  # likewise
-    capacity: int  # edges of one column that fill a block: a longer column is a *giant*
+    capacity: (
+        int  # edges of one column that fill a block: a longer column is a *multi-block column*
+    )
 
 
 def view_blocks(

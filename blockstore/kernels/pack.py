@@ -11,7 +11,7 @@ def count_fitting(
     """Columns from `at` on that fit into a block that has num_nodes columns and num_edges edges.
 
     degrees   int64 (columns,)
-    capacity  a longer column is a giant and never fits
+    capacity  a longer column is a multi-block column and never fits
 
     Returns (columns, edges), int64.  Sizes as in `format.block_fill_bytes`.
     """

@@ -6,7 +6,7 @@ view     BlockView of the relation       column   Column: the frontier, and how 
 blocks   int32: block in which each column starts, -1 for a node of another type
 order    uint32: entries by block; empty: as they come; entries order[low:high] are meant
 draws    Draws
-giants   Giants: entries whose column goes on in further blocks
+multi_block  MultiBlockColumns
 
 A column's picks depend on (key, node) alone, in trees on the tree's number, too, so that any order
 and grouping gives the same.
@@ -45,7 +45,7 @@ from blockstore.kernels.picks import (
 from blockstore.kernels.ranked import Heap, draw_rule, put_picks, rank_edges
 
 
-class Giants(NamedTuple):
+class MultiBlockColumns(NamedTuple):
     """Entries of a frontier whose column goes on in further blocks."""
 
     entries: NDArray[np.uint32]
@@ -53,11 +53,11 @@ class Giants(NamedTuple):
 
 
 class Picks(NamedTuple):
-    """Positions picked of each giant, ascending for a ranked draw; found -1: all edges."""
+    """Positions picked of multi-block columns, ascending for a ranked draw; found -1: all edges."""
 
-    ranks: NDArray[np.int64]  # (giants, fanout), of a ranked draw
-    positions: NDArray[np.int64]  # (giants, fanout)
-    found: NDArray[np.int64]  # (giants,)
+    ranks: NDArray[np.int64]  # (columns, fanout), of a ranked draw
+    positions: NDArray[np.int64]  # (columns, fanout)
+    found: NDArray[np.int64]  # (columns,)
 
 
 @njit(nogil=True, cache=True)
@@ -94,10 +94,12 @@ def _find_group(view, column, blocks, order, start, count, header, table):
 
 
 @leaf
-def _pick_group(view, column, blocks, order, start, count, draws, giants, num_giants, room):
+def _pick_group(
+    view, column, blocks, order, start, count, draws, multi_block, num_multi_block, room
+):
     """Positions of the picks into the draws, where the columns lie into the table.
 
-    Returns the number of giants so far.
+    Returns the number of multi-block columns so far.
     """
     table = room.table
     for g in range(count):
@@ -111,8 +113,8 @@ def _pick_group(view, column, blocks, order, start, count, draws, giants, num_gi
         base = slot * (view.slot_bytes // 4)
         degree = column_degree(view, word, base)
         if degree > view.capacity:
-            _append(giants, num_giants, column, i, degree)
-            num_giants += 1
+            _append(multi_block, num_multi_block, column, i, degree)
+            num_multi_block += 1
             continue
         offset = np.int64(view.words[word])
         table[FIRST, g] = offset + slot * (view.slot_bytes // view.ids.itemsize)
@@ -123,32 +125,34 @@ def _pick_group(view, column, blocks, order, start, count, draws, giants, num_gi
                 items[blocks[i]] if items.size else sections(view, slot)[1]
             )
         pick_column(view.ids, view.edge_ids, column, i, degree, draws, g, room)
-    return num_giants
+    return num_multi_block
 
 
 @leaf
-def _append(giants, num_giants, column, i, degree):
-    giants.entries[num_giants], giants.degrees[num_giants] = i, degree
+def _append(multi_block, num_multi_block, column, i, degree):
+    multi_block.entries[num_multi_block], multi_block.degrees[num_multi_block] = i, degree
     column.counts[i] = 0
 
 
 @leaf
-def _draw_uniform(view, column, blocks, order, low, high, draws, giants, num_giants, room):
+def _draw_uniform(
+    view, column, blocks, order, low, high, draws, multi_block, num_multi_block, room
+):
     """Group by group: find the columns, pick, fetch."""
     edges = draws.edges.size > 0
     for start in range(low, high, GROUP):
         count = min(GROUP, high - start)
         _find_group(view, column, blocks, order, start, count, edges, room.table)
-        num_giants = _pick_group(
-            view, column, blocks, order, start, count, draws, giants, num_giants, room
+        num_multi_block = _pick_group(
+            view, column, blocks, order, start, count, draws, multi_block, num_multi_block, room
         )
         fetch_group(view.ids, view.edge_ids, count, draws, room.table)
-    return num_giants
+    return num_multi_block
 
 
 @leaf
-def _rank_column(view, column, blocks, i, giants, num_giants, heap):
-    """Edges of least rank of entry i into the heap; how many, or -1: it is a giant."""
+def _rank_column(view, column, blocks, i, multi_block, num_multi_block, heap):
+    """Edges of least rank of entry i into the heap; how many, or -1: it is a multi-block column."""
     column.counts[i] = 0
     if blocks[i] < 0 or column.rule.fanout == 0:
         return np.int64(0)
@@ -156,7 +160,7 @@ def _rank_column(view, column, blocks, i, giants, num_giants, heap):
     word = column_word(view, column.nodes[i], blocks[i])
     degree = column_degree(view, word, base)
     if degree > view.capacity:
-        _append(giants, num_giants, column, i, degree)
+        _append(multi_block, num_multi_block, column, i, degree)
         return np.int64(-1)
     at = _values_at(view, column.rule, np.int64(view.slots[blocks[i]]))
     at += np.int64(view.words[word]) - np.int64(view.words[base + EDGES_START])
@@ -183,18 +187,18 @@ def _put_column(view, column, blocks, i, positions, draws):
 
 
 @njit(nogil=True, cache=True)
-def _draw_ranked(view, column, blocks, order, low, high, draws, giants, num_giants, heap):
+def _draw_ranked(view, column, blocks, order, low, high, draws, multi_block, num_multi_block, heap):
     """Column by column, O(degree log fanout) each."""
     positions = heap.positions
     for j in range(low, high):
         i = np.int64(order[j]) if order.size else j
-        found = _rank_column(view, column, blocks, i, giants, num_giants, heap)
+        found = _rank_column(view, column, blocks, i, multi_block, num_multi_block, heap)
         if found < 0:
-            num_giants += 1
+            num_multi_block += 1
         elif found > 0:
             positions[:found].sort()
             _put_column(view, column, blocks, i, positions[:found], draws)
-    return num_giants
+    return num_multi_block
 
 
 def draw_columns(
@@ -205,66 +209,68 @@ def draw_columns(
     low: int,
     high: int,
     draws: Draws,
-    giants: Giants,
-    num_giants: int,
+    multi_block: MultiBlockColumns,
+    num_multi_block: int,
 ) -> int:
     """Sampled sources and edges of the entries, into the draws, and their number into the counts.
 
     counts      uint32   out: of a uniform draw min(degree, fanout), the degree if fanout < 0, with
                          replacement fanout, and 0 for a column without edges; of a ranked draw
-                         min(edges that may be picked, fanout); of giants 0 for now
-    num_giants  how many there are already; what is found is appended
+                         min(edges that may be picked, fanout); of multi-block columns 0 for now
+    num_multi_block  how many there are already; what is found is appended
 
-    Returns the number of giants so far, int64.  Time of a uniform draw O(edges), O(fanout) more
-    below fanout 64.
+    Returns the number of multi-block columns so far, int64.  Time of a uniform draw O(edges),
+    O(fanout) more below fanout 64.
     """
     # chosen here, so that a rule that nobody uses is not compiled
     draw, room = draw_rule(column.rule, _draw_uniform, _draw_ranked)
-    return int(draw(view, column, blocks, order, low, high, draws, giants, num_giants, room))
+    return int(
+        draw(view, column, blocks, order, low, high, draws, multi_block, num_multi_block, room)
+    )
 
 
 @njit(nogil=True, cache=True)
-def pick_giants(column, giants, picks):
+def pick_multi_block(column, multi_block, picks):
     """Picks of a uniform draw, which do not depend on what is present."""
     scratch = np.full(scratch_size(column.rule.fanout), -1, np.int64)
-    _pick_giants(column, giants, picks, scratch)
+    _pick_multi_block(column, multi_block, picks, scratch)
 
 
 @leaf
-def _pick_giants(column, giants, picks, scratch):
+def _pick_multi_block(column, multi_block, picks, scratch):
     rule = column.rule
-    for g in range(giants.entries.size):
-        if is_whole(giants.degrees[g], rule):
+    for g in range(multi_block.entries.size):
+        if is_whole(multi_block.degrees[g], rule):
             picks.found[g] = -1
             continue
-        node = column.nodes[np.int64(giants.entries[g])]
+        node = column.nodes[np.int64(multi_block.entries[g])]
         pick_positions(
-            picks.positions[g], 0, giants.degrees[g], rule.fanout, rule.replace, node, rule.key,
-            scratch,
+            picks.positions[g], 0, multi_block.degrees[g], rule.fanout, rule.replace, node,
+            rule.key, scratch,
         )  # fmt: skip
         picks.found[g] = rule.fanout
 
 
 @leaf
-def mark_giants(capacity, blocks, giants, picks, marks):
-    """marks[b] = 1 (uint8) for each block that picks of a giant lie in, all if found is -1.
+def mark_multi_block(capacity, blocks, multi_block, picks, marks):
+    """marks[b] = 1 (uint8) for each block that picks lie in; all blocks of a column if found is -1.
 
-    Position p of a giant that starts in block h is edge p % capacity of block h + p // capacity.
+    Position p of a column that starts in block h is edge p % capacity of block h + p // capacity.
     """
-    for g in range(giants.entries.size):
-        head = np.int64(blocks[np.int64(giants.entries[g])])
+    for g in range(multi_block.entries.size):
+        head = np.int64(blocks[np.int64(multi_block.entries[g])])
         if picks.found[g] < 0:
-            for b in range((giants.degrees[g] + capacity - 1) // capacity):
+            for b in range((multi_block.degrees[g] + capacity - 1) // capacity):
                 marks[head + b] = 1
         for k in range(picks.found[g]):
             marks[head + picks.positions[g, k] // capacity] = 1
 
 
 @leaf
-def rank_giants(view, column, blocks, giants, picks):
-    """Take the giants' edges in blocks that are present into their heaps; each block comes once."""
-    for g in range(giants.entries.size):
-        i, degree = np.int64(giants.entries[g]), giants.degrees[g]
+def rank_multi_block(view, column, blocks, multi_block, picks):
+    """Take edges in blocks that are present into the columns' heaps; each block comes once."""
+    for g in range(multi_block.entries.size):
+        i, degree = np.int64(multi_block.entries[g]), multi_block.degrees[g]
         heap = Heap(picks.ranks[g], picks.positions[g])
         for low in range(0, degree, view.capacity):
             slot = np.int64(view.slots[np.int64(blocks[i]) + low // view.capacity])
@@ -277,23 +283,23 @@ def rank_giants(view, column, blocks, giants, picks):
 
 
 @leaf
-def fetch_giants(view, column, blocks, draws, giants, picks):
-    """Sources and edges of the giants' picks that lie in blocks present now."""
-    for g in range(giants.entries.size):
-        i, found = np.int64(giants.entries[g]), picks.found[g]
+def fetch_multi_block(view, column, blocks, draws, multi_block, picks):
+    """Sources and edges of the multi-block columns' picks that lie in blocks present now."""
+    for g in range(multi_block.entries.size):
+        i, found = np.int64(multi_block.entries[g]), picks.found[g]
         if found >= 0:
             column.counts[i] = found
             for k in range(found):
-                _fetch_giant(view, blocks[i], picks.positions[g, k], 1, i, k, draws)
+                _fetch_part(view, blocks[i], picks.positions[g, k], 1, i, k, draws)
         else:
-            column.counts[i] = giants.degrees[g]
-            for low in range(0, giants.degrees[g], view.capacity):
-                count = min(view.capacity, giants.degrees[g] - low)
-                _fetch_giant(view, blocks[i], low, count, i, low, draws)
+            column.counts[i] = multi_block.degrees[g]
+            for low in range(0, multi_block.degrees[g], view.capacity):
+                count = min(view.capacity, multi_block.degrees[g] - low)
+                _fetch_part(view, blocks[i], low, count, i, low, draws)
 
 
 @leaf
-def _fetch_giant(view, head, position, count, i, k, draws):
+def _fetch_part(view, head, position, count, i, k, draws):
     """Picks k and on of entry i: edges of one block, from a position on, if it is present."""
     part = position // view.capacity
     slot = np.int64(view.slots[np.int64(head) + part])

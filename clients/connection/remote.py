@@ -34,7 +34,7 @@ from loaderd.api.protocol import (
     decode_daemon,
     encode,
 )
-from loaderd.api.tcp import SCHEME, knock_tcp, parse_tcp
+from loaderd.api.tcp import SCHEME, check_reachable, parse_tcp
 from loaderd.server.curve import client_options
 
 WELCOME_TIMEOUT_S = 10.0
@@ -57,7 +57,7 @@ class RemoteAttachment(Attachment):
         self.endpoint, self.users = endpoint, 0
         address = parse_tcp(endpoint)
         self.address, self.options = address.place, client_options(address)
-        knock_tcp(address)
+        check_reachable(address)
         self.data, self.stamp, self.slot_bytes = np.empty(0, np.uint8), INTACT, 1
         self.context = zmq.Context()
         self._control: zmq.Socket[bytes] = self.context.socket(zmq.DEALER)

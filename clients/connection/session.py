@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from clients.connection.position import StateMismatch, check_resolved
 from loaderd.api import errors
-from loaderd.api.endpoint import knock, parse_endpoint
+from loaderd.api.endpoint import connect, parse_endpoint
 from loaderd.api.errors import DaemonError, NoDaemon, Refused, SessionLost
 from loaderd.api.protocol import (
     Attach,
@@ -59,7 +59,7 @@ class Attachment:
         self.endpoint = self.address = endpoint
         self.options: list[tuple[int, int | bytes]] = []  # of sockets that connect to `address`
         self.users = 0
-        self.door = knock(parse_endpoint(endpoint), waits=True)
+        self.door = connect(parse_endpoint(endpoint), waits=True)
         try:
             welcome, fd = _receive_welcome(self.door, endpoint)
         except BaseException:
@@ -173,7 +173,7 @@ def check_stores(endpoint: str, stores: dict[str, str], name: str, expected: Res
         raise StateMismatch(
             f"{endpoint}: the daemon serves another store, of fingerprint "
             f"{', '.join(found)}, expected {expected.fingerprint}: serve the "
-            "store that was trained on, or start anew without the saved state"
+            "store that was trained on, or start from scratch without the saved state"
         )
 
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import get_worker_info
 
-from clients.connection.patience import Patience
+from clients.connection.backoff import Backoff
 from clients.connection.position import Position
 from clients.connection.session import Session
 from clients.dataset import (
@@ -278,7 +278,7 @@ class HopDataset(SteppedDataset[HopBatch]):
     def __getstate__(self) -> dict[str, Any]:
         return super().__getstate__() | {"_arena": None, "_rows": None}
 
-    def _connect(self, patience: Patience | None = None) -> Connection:
+    def _connect(self, backoff: Backoff | None = None) -> Connection:
         if self.views and get_worker_info() is not None:
             raise Refused(
                 "views=True in a DataLoader worker: its batches are handed on after the next one "
@@ -289,7 +289,7 @@ class HopDataset(SteppedDataset[HopBatch]):
                 "resident in a DataLoader worker: rows are on the device once; iterate the dataset "
                 "itself, or leave resident out"
             )
-        return super()._connect(patience)
+        return super()._connect(backoff)
 
     def _make_reader(self, session: Session) -> HopReader | ResidentReader | FileReader:
         request = self._request

@@ -56,10 +56,10 @@ def parse_endpoint(text: str) -> Endpoint:
     return Endpoint(path)
 
 
-def knock(endpoint: Endpoint, waits: bool = False) -> socket.socket:
+def connect(endpoint: Endpoint, waits: bool = False) -> socket.socket:
     """A connection to the door.  Raises NoDaemon at once where nobody listens.
 
-    waits   whether to stand in line where many knock; else that is a NoDaemon too
+    waits   whether to wait if many connect at once; otherwise that is a NoDaemon too
     """
     door = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:

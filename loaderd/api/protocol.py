@@ -35,7 +35,7 @@ class HopBatches(msgspec.Struct, frozen=True):
     hops: int  # hops 0 to this one
     method: str  # "cr": chunks of consecutive rows in a keyed order; "rr": rows in a keyed order
     chunk: int  # rows of a chunk; 0 where there are none
-    redeal: int  # every so many epochs rows are dealt into chunks anew; 0: never
+    redeal: int  # every so many epochs rows are dealt into chunks again; 0: never
     labels: bool  # whether they come with each batch
 
 
@@ -113,7 +113,7 @@ class Attach(Message, frozen=True, kw_only=True, tag="attach"):
     operators: tuple[str, ...] = ()  # of hop-wise batches; (): all that the split has
     hops: int = -1  # hops 0 to this one; -1: all that these operators have
     chunk: int = 0  # rows of a chunk; 0: batch_size
-    redeal: int = 0  # every so many epochs rows are dealt into chunks anew; 0: never
+    redeal: int = 0  # every so many epochs rows are dealt into chunks again; 0: never
     labels: bool = True  # with hop-wise batches
     edges: SeedEdges | None = None  # seeds are edges: all, a split of them, or the frame's
     temporal: Temporal | None = None  # edges up to each seed's time alone
@@ -376,7 +376,7 @@ class StoreStatus(msgspec.Struct, frozen=True):
     fingerprint: str
     io_mode: str  # "O_DIRECT", or "buffered" and why
     sessions: int
-    retired: bool = False  # opened anew, or dropped: it serves the sessions that it has
+    retired: bool = False  # opened again, or dropped: it serves the sessions that it has
 
 
 class StatusReply(Message, frozen=True, kw_only=True, tag="status-reply"):

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from loaderd.api.errors import NoDaemon, Refused
 
 SCHEME = "tcp://"
-KNOCK_S = 5.0  # for a host to answer
+CONNECT_S = 5.0  # for a host to answer
 ANY = "*"  # every address of the host
 
 
@@ -67,10 +67,10 @@ def _is_plain(name: str) -> bool:
     return len(name) <= 253 and all(c.isascii() and (c.isalnum() or c in "-._:*%") for c in name)
 
 
-def knock_tcp(address: TcpAddress) -> None:
+def check_reachable(address: TcpAddress) -> None:
     """Raises NoDaemon at once where nobody listens."""
     try:
-        socket.create_connection((address.host, address.port), KNOCK_S).close()
+        socket.create_connection((address.host, address.port), CONNECT_S).close()
     except (OSError, UnicodeError) as error:
         raise NoDaemon(
             f"{address}: no daemon listens there ({getattr(error, 'strerror', '') or error}); "

@@ -48,7 +48,7 @@ from loaderd.sessions.engine import default_settings
 from loaderd.sessions.stores import Stores
 from loaderd.streams.service import StreamService
 
-_RELOAD_S = 60.0  # for a daemon to open its stores anew
+_RELOAD_S = 60.0  # for a daemon to open its stores again
 log = logging.getLogger("loaderd")
 
 app = typer.Typer(
@@ -95,7 +95,7 @@ def serve(
     others: flags.OtherMachines,
     config: Annotated[Path | None, flags.config(_configure)] = None,  # noqa: ARG001
 ) -> None:
-    """Serve stores until SIGTERM; SIGHUP has them opened anew."""
+    """Serve stores until SIGTERM; SIGHUP has them opened again."""
     with _one_line_errors():
         address = parse_endpoint(endpoint)
         opened = [open_store(path) for path in store]
@@ -236,7 +236,7 @@ def status(
 def reload(
     endpoint: flags.Endpoint,
 ) -> None:
-    """Have a daemon of this machine open its stores anew: SIGHUP, and what came of it."""
+    """Have a daemon of this machine open its stores again: SIGHUP, and what came of it."""
     with _one_line_errors():
         address = parse_endpoint(endpoint)
         before = ask_status(address)

@@ -84,8 +84,8 @@ class Workspace:
     blocks: NDArray[np.int32]  # of each frontier node, or sort key of each row
     order: NDArray[np.uint32]  # of the above, by block
     block_starts: NDArray[np.int64]
-    giants: NDArray[np.uint32]
-    giant_degrees: NDArray[np.int64]
+    multi_block: NDArray[np.uint32]
+    multi_block_degrees: NDArray[np.int64]
     marks: NDArray[np.uint8]  # one a block, all 0 between uses
     transit: NDArray[np.int32]  # one a block, all -1 between uses
     table_keys: NDArray[Any]  # hash table, or empty where there is a stamp
@@ -133,8 +133,8 @@ def carve_workspace(carver: Carver, shape: Shape, sizes: Sizes) -> Workspace:
         blocks=array(np.int32, nodes),
         order=array(np.uint32, nodes),
         block_starts=array(np.int64, max(sizes.max_blocks, sizes.row_keys) + 1),
-        giants=array(np.uint32, widest),
-        giant_degrees=array(np.int64, widest),
+        multi_block=array(np.uint32, widest),
+        multi_block_degrees=array(np.int64, widest),
         marks=array(np.uint8, sizes.max_blocks),
         transit=array(np.int32, sizes.max_blocks),
         table_keys=array(np.uint64 if sizes.trees else ids, hashed),

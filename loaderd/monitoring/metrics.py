@@ -49,7 +49,12 @@ COUNTERS = (
         1,
         "Sessions that left others they had shared batches with.",
     ),
-    _Counter("loaderd_reloads", "reloads", 1, "Times that stores were opened anew, or tried."),
+    _Counter(
+        "loaderd_reloads",
+        "reloads",
+        1,
+        "Times that stores were opened again, or that this was tried.",
+    ),
     _Counter("loaderd_sessions_failed", "sessions_failed", 1, "Runs that ended in an error."),
     _Counter("loaderd_requests_refused", "requests_refused", 1, "Other messages refused."),
 )

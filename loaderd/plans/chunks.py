@@ -2,7 +2,7 @@
 
 Rows of a split stand in the store in one seeded random order.  Plan `rows` (SGD-RR) takes them in a
 keyed order.  Plan `chunks` (SGD-CR) takes whole chunks of consecutive rows in a keyed order; the
-chunk that is shorter than the others comes last.  Where rows are dealt anew every n epochs, strips
+chunk that is shorter than the others comes last.  Where rows are dealt again every n epochs, strips
 of a sixteenth of a chunk change places, in a keyed order too, before chunks are cut; the rows
 behind the last whole strip keep theirs.
 """

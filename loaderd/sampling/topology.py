@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from blockstore.format import Relation, giant_capacity
+from blockstore.format import Relation, column_capacity
 from blockstore.kernels.columns import BlockView, view_blocks
 from blockstore.kernels.links import find_ends
 from blockstore.kernels.locate import build_guide, choose_shift, locate_columns
@@ -18,14 +18,14 @@ from blockstore.kernels.order import (
 )
 from blockstore.kernels.picks import UNIFORM, Column, Draws
 from blockstore.kernels.sample import (
-    Giants,
+    MultiBlockColumns,
     Picks,
     column_degrees,
     draw_columns,
-    fetch_giants,
-    mark_giants,
-    pick_giants,
-    rank_giants,
+    fetch_multi_block,
+    mark_multi_block,
+    pick_multi_block,
+    rank_multi_block,
 )
 from blockstore.store import Store
 from loaderd.memory.ledger import first_items, has_edge_rows
@@ -49,7 +49,7 @@ class RelationIndex(NamedTuple):
     guide: NDArray[np.uint32]
     shift: int
     num_blocks: int
-    has_giants: bool  # a column may go on in further blocks
+    has_multi_block: bool  # a column may go on in further blocks
     first_item: NDArray[np.int64]  # (num_blocks + 1,) item of each block's first edge, or (0,)
 
     def kept(self, tables: StoreTables) -> "RelationIndex":
@@ -60,13 +60,13 @@ class RelationIndex(NamedTuple):
         )  # fmt: skip
 
 
-class GiantColumns(NamedTuple):
+class MultiBlockDraws(NamedTuple):
     """Columns over several blocks that were found in a frontier."""
 
     column: Column
     blocks: NDArray[np.int32]  # that the frontier's columns start in
     draws: Draws
-    giants: Giants
+    multi_block: MultiBlockColumns
 
 
 class Topology:
@@ -105,7 +105,7 @@ class Topology:
         slots = self._residency.pool.slot_of_block[r]
         view = view_blocks(
             self._data, manifest.id_dtype, relation.edge_id_dtype, slots, first_node,
-            self._slot_bytes, *item_bytes[1:3], giant_capacity(manifest.block_bytes, *item_bytes),
+            self._slot_bytes, *item_bytes[1:3], column_capacity(manifest.block_bytes, *item_bytes),
         )  # fmt: skip
         return RelationIndex(
             dst.first,
@@ -170,9 +170,9 @@ class Topology:
         finally:
             self._residency.drop_file(relation)
 
-    def has_giants(self, column: Column) -> bool:
+    def has_multi_block(self, column: Column) -> bool:
         """Whether a column of the relation may go on in further blocks."""
-        return self.relations[column.relation].has_giants
+        return self.relations[column.relation].has_multi_block
 
     def locate(self, column: Column, blocks: NDArray[np.int32]) -> None:
         """The block in which each column starts, -1 for a node of another type."""
@@ -202,15 +202,17 @@ class Topology:
         high: int,
         blocks: NDArray[np.int32],
         draws: Draws,
-        giants: Giants,
-        num_giants: int = 0,
+        multi_block: MultiBlockColumns,
+        num_multi_block: int = 0,
     ) -> int:
         """Draws of entries order[low:high], whose blocks are held.
 
-        Giants are appended; returns how many there are.
+        Multi-block columns are appended; returns how many there are.
         """
         view = self.relations[column.relation].view
-        return draw_columns(view, column, blocks, order, low, high, draws, giants, num_giants)
+        return draw_columns(
+            view, column, blocks, order, low, high, draws, multi_block, num_multi_block
+        )
 
     def draws(
         self,
@@ -227,9 +229,9 @@ class Topology:
             starts, sources, edge_starts, edges, index.first_item if column.items else NO_ITEMS
         )
 
-    def draw_giants(
+    def draw_multi_block(
         self,
-        found: Sequence[GiantColumns],
+        found: Sequence[MultiBlockDraws],
         held: Callable[[NDArray[np.uint8]], Iterator[NDArray[np.int64]]],
     ) -> None:
         """Draws of columns of one relation over several blocks: all that were found in a hop.
@@ -238,14 +240,14 @@ class Topology:
 
         Only blocks that are picked from are read; of a ranked draw, all of the columns before.
         """
-        found = [f for f in found if f.giants.entries.size]
+        found = [f for f in found if f.multi_block.entries.size]
         if not found:
             return
         relation, rule = found[0].column.relation, found[0].column.rule
         picks = [_make_picks(f) for f in found]
         if rule.kind == UNIFORM:
             for f, own in zip(found, picks, strict=True):
-                pick_giants(f.column, f.giants, own)
+                pick_multi_block(f.column, f.multi_block, own)
         else:
             marks = self._mark(found, picks)
             for own in picks:
@@ -253,21 +255,21 @@ class Topology:
             for group in held(marks):
                 view = self._only(relation, group)
                 for f, own in zip(found, picks, strict=True):
-                    rank_giants(view, f.column, f.blocks, f.giants, own)
+                    rank_multi_block(view, f.column, f.blocks, f.multi_block, own)
             for own in picks:
                 for positions, count in zip(own.positions, own.found.tolist(), strict=True):
                     positions[:count].sort()
         for group in held(self._mark(found, picks)):
             view = self._only(relation, group)
             for f, own in zip(found, picks, strict=True):
-                fetch_giants(view, f.column, f.blocks, f.draws, f.giants, own)
+                fetch_multi_block(view, f.column, f.blocks, f.draws, f.multi_block, own)
 
-    def _mark(self, found: Sequence[GiantColumns], picks: Sequence[Picks]) -> NDArray[np.uint8]:
+    def _mark(self, found: Sequence[MultiBlockDraws], picks: Sequence[Picks]) -> NDArray[np.uint8]:
         """Mask of the blocks that picks lie in, uint8 (num_blocks,)."""
         index = self.relations[found[0].column.relation]
         marks = np.zeros(index.num_blocks, np.uint8)
         for f, own in zip(found, picks, strict=True):
-            mark_giants(index.view.capacity, f.blocks, f.giants, own, marks)
+            mark_multi_block(index.view.capacity, f.blocks, f.multi_block, own, marks)
         return marks
 
     def _only(self, relation: int, blocks: NDArray[np.int64]) -> BlockView:
@@ -291,12 +293,12 @@ class Topology:
         self._place(column, index, work)
         edges = work.edge_draws if edge_ids else None
         draws = self.draws(column, work.starts, work.draws, work.starts, edges)
-        giants, n = Giants(work.giants, work.giant_degrees), 0
+        multi_block, n = MultiBlockColumns(work.multi_block, work.multi_block_degrees), 0
         for order, low, high in self._groups(column, index, work):
-            n = self.draw_held(column, order, low, high, work.blocks, draws, giants, n)
-        giants = Giants(giants.entries[:n], giants.degrees[:n])
-        self.draw_giants(
-            [GiantColumns(column, work.blocks, draws, giants)],
+            n = self.draw_held(column, order, low, high, work.blocks, draws, multi_block, n)
+        multi_block = MultiBlockColumns(multi_block.entries[:n], multi_block.degrees[:n])
+        self.draw_multi_block(
+            [MultiBlockDraws(column, work.blocks, draws, multi_block)],
             lambda marks: self._held(column.relation, np.flatnonzero(marks)),
         )
 
@@ -355,9 +357,9 @@ class Topology:
                     self._residency.drop(held)
 
 
-def _make_picks(found: GiantColumns) -> Picks:
-    """Room for what is picked of giants; of a ranked draw all edges count as picked at first."""
+def _make_picks(found: MultiBlockDraws) -> Picks:
+    """Room for picks of multi-block columns; a ranked draw counts all edges as picked at first."""
     rule = found.column.rule
-    shape = found.giants.entries.size, max(1, rule.fanout)
+    shape = found.multi_block.entries.size, max(1, rule.fanout)
     ranks = _NO_RANKS if rule.kind == UNIFORM else np.empty(shape, np.int64)
     return Picks(ranks, np.empty(shape, np.int64), np.full(shape[0], -1, np.int64))

@@ -52,7 +52,7 @@ class Serving(Protocol):
         """Inside, this thread takes no more of the arena."""
 
     def reload(self) -> list[str]:
-        """Open the stores anew; returns what has changed."""
+        """Open the stores again; returns what has changed."""
 
     def attach(self, request: Attach, seeds: NDArray[np.int64] | None) -> Attached:
         """Open a session; may read from disk."""

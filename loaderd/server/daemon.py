@@ -128,7 +128,7 @@ class Daemon:
         return idle.is_set()
 
     def reload(self) -> None:
-        """Have the stores opened anew, where sessions are opened; the log says what came of it."""
+        """Have the stores opened again, where sessions are opened; the log says what came of it."""
         self._opener.submit(self._reload)
 
     def _reload(self) -> None:
@@ -192,7 +192,7 @@ class Daemon:
         )
 
     def gone(self, token: int) -> None:
-        """A client's process has died, hung up, or is not heard of any more."""
+        """A client's process has died, closed its connection, or is silent."""
         self._opener.gone(token)
         for session in self._registry.sessions_of(token):
             self.detach(session)

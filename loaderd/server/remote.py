@@ -29,13 +29,13 @@ from loaderd.api.protocol import (
 )
 from loaderd.api.tcp import TcpAddress
 from loaderd.server.clients import Out, Serving, Shell
-from loaderd.server.courier import Courier, Frames
 from loaderd.server.owners import LOOPBACK
 from loaderd.server.registry import Caller, Peer
+from loaderd.server.sender import Frames, Sender
 from loaderd.server.transport import Frame, TcpRouter
 
 CLOSE_S = 1.0  # for pieces that are on their way when the daemon ends
-MAX_VISITORS = 1024
+MAX_CLIENTS = 1024
 CREDIT = 128 << 20  # bytes of pieces that a session may have on their way
 
 
@@ -60,15 +60,15 @@ class Listening:
 
 
 @dataclass(slots=True)
-class _Visitor:
+class _RemoteClient:
     caller: Caller
     key: str  # its public key; "": it needed none
     owner: str
-    heard: float  # when it last gave a sign of life, which stands for a connection's hang-up
+    heard: float  # when it last gave a sign of life, in place of a connection
 
 
 class RemoteClients:
-    """Clients of other machines; what their sessions get is gathered by a courier each.
+    """Clients of other machines; what their sessions get is gathered by a sender each.
 
     All methods belong to the event loop's thread.
     """
@@ -77,9 +77,9 @@ class RemoteClients:
         """Listens.  Raises Refused."""
         self._engine, self._shell, self._credit = engine, shell, listening.credit
         self._loop = asyncio.get_running_loop()
-        self._visitors: dict[int, _Visitor] = {}  # by token
-        self._couriers: dict[int, tuple[Courier, Caller, int]] = {}  # session: with its token
-        self._closing: list[Courier] = []
+        self._clients: dict[int, _RemoteClient] = {}  # by token
+        self._senders: dict[int, tuple[Sender, Caller, int]] = {}  # session: with its token
+        self._closing: list[Sender] = []
         address = listening.address.numeric()
         pair, self._authorized = listening.pair()
         self._router = TcpRouter(address, self._receive, pair, self._authorized)
@@ -92,11 +92,11 @@ class RemoteClients:
 
     def close(self) -> None:
         self._timer.cancel()
-        for session in list(self._couriers):
+        for session in list(self._senders):
             self.close_session(session)
         self._router.close()
-        for courier in self._closing:
-            courier.join(CLOSE_S)
+        for sender in self._closing:
+            sender.join(CLOSE_S)
 
     def send(self, caller: Caller, message: Message) -> bool:
         """Queue a message; False: the peer vanished, or reads nothing."""
@@ -123,50 +123,50 @@ class RemoteClients:
                 token = self._token_of(caller, key, named or key[:8])
                 self.send(caller, self._shell.welcome(token, maps=False))
             case Heartbeat(token=token):
-                if token not in self._visitors or self._visitors[token].caller != caller:
+                if token not in self._clients or self._clients[token].caller != caller:
                     raise SessionLost(
                         "the lease of this client has ended: it was silent for too long"
                     )
-                self._visitors[token].heard = time.monotonic()
+                self._clients[token].heard = time.monotonic()
             case Taken(session=session):
-                if session in self._couriers and self._couriers[session][1] == caller:
-                    self._couriers[session][0].taken(message.run, message.num_bytes)
+                if session in self._senders and self._senders[session][1] == caller:
+                    self._senders[session][0].taken(message.run, message.num_bytes)
 
     def _token_of(self, caller: Caller, key: str, owner: str) -> int:
         """The same for a repeated greeting.  Raises Refused: too many are there."""
-        for token, visitor in self._visitors.items():
-            if visitor.caller == caller:
-                visitor.heard = time.monotonic()
+        for token, client in self._clients.items():
+            if client.caller == caller:
+                client.heard = time.monotonic()
                 return token
-        if len(self._visitors) >= MAX_VISITORS:
-            raise Refused(f"{MAX_VISITORS} clients on other hosts are there, the most that may be")
+        if len(self._clients) >= MAX_CLIENTS:
+            raise Refused(f"{MAX_CLIENTS} clients on other hosts are there, the most that may be")
         token = int.from_bytes(os.urandom(7), "little")
-        self._visitors[token] = _Visitor(caller, key, owner, time.monotonic())
+        self._clients[token] = _RemoteClient(caller, key, owner, time.monotonic())
         return token
 
     def owner_of(self, peer: Peer) -> str | None:
         """Whose token it is, if its owner is who is heard; None: nobody, or another."""
-        visitor = self._visitors.get(peer.token)
-        if visitor is None or visitor.key != self._keys.get(peer.caller, visitor.key):
+        client = self._clients.get(peer.token)
+        if client is None or client.key != self._keys.get(peer.caller, client.key):
             return None
-        return visitor.owner
+        return client.owner
 
     def is_open(self, token: int) -> bool:
         """Whether the client that was given this token has not left."""
-        return token in self._visitors
+        return token in self._clients
 
     def _beat(self) -> None:
         """Every second: who is still there?"""
         self._timer = self._loop.call_later(HEARTBEAT_S, self._beat)
         now = time.monotonic()
-        for token, visitor in list(self._visitors.items()):
-            removed = self._authorized is not None and self._authorized.name_of(visitor.key) is None
-            silent = now - visitor.heard > LEASE_S
-            if removed or silent or not self.send(visitor.caller, Heartbeat(token=token)):
-                del self._visitors[token]
+        for token, client in list(self._clients.items()):
+            removed = self._authorized is not None and self._authorized.name_of(client.key) is None
+            silent = now - client.heard > LEASE_S
+            if removed or silent or not self.send(client.caller, Heartbeat(token=token)):
+                del self._clients[token]
                 self._shell.gone(token)
-        for session, (_, caller, token) in list(self._couriers.items()):
-            if session in self._couriers and not self.send(caller, Heartbeat(token=token)):
+        for session, (_, caller, token) in list(self._senders.items()):
+            if session in self._senders and not self.send(caller, Heartbeat(token=token)):
                 self._shell.lost(session)
         self._closing = [c for c in self._closing if not c.ended]
 
@@ -175,52 +175,52 @@ class RemoteClients:
     def open_session(self, attached: Attached, peer: Peer, frames: Frames) -> None:
         """Serve a session through these buffers.  Raises Refused."""
         session = attached.session
-        courier = Courier(
+        sender = Sender(
             attached, self._credit, self._engine, frames,
             lambda message, array: self._send_soon(session, message, array), self._engine.release,
         )  # fmt: skip
-        self._couriers[session] = courier, peer.caller, peer.token
+        self._senders[session] = sender, peer.caller, peer.token
 
     def close_session(self, session: int) -> None:
         """Carry nothing more; before the engine takes back what it lent."""
-        held = self._couriers.pop(session, None)
+        held = self._senders.pop(session, None)
         if held is not None:
             held[0].close()
             self._closing.append(held[0])
 
     def push(self, session: int, caller: Caller, message: Out) -> bool:  # noqa: ARG002
         """What the engine has for a session, after what is on its way; False: the client left."""
-        held = self._couriers.get(session)
+        held = self._senders.get(session)
         if held is not None:
             held[0].push(message)
         return held is not None
 
     def begin(self, start: Start) -> None:
         """A run begins; before the engine takes back what it lent."""
-        self._couriers[start.session][0].begin(start.run)
+        self._senders[start.session][0].begin(start.run)
 
     def release(self, release: Release) -> None:
-        """Couriers release: a client could have them read what is written over."""
+        """Senders release: a client could have them read what is written over."""
 
     def entries(self) -> list[LedgerEntry]:
         """What sessions took of the pools, beside what the engine took for them."""
-        open_couriers = [courier for courier, _, _ in self._couriers.values()]
-        return [c.entry() for c in (*open_couriers, *self._closing) if not c.ended]
+        open_senders = [sender for sender, _, _ in self._senders.values()]
+        return [c.entry() for c in (*open_senders, *self._closing) if not c.ended]
 
     def held_bytes(self, session: int) -> int:
         """Of the arena, beside what the engine holds for the session."""
-        held = self._couriers.get(session)
+        held = self._senders.get(session)
         return 0 if held is None else held[0].frames.num_bytes
 
     def _send_soon(
         self, session: int, message: Out | Piece, array: NDArray[np.uint8] | None
     ) -> None:
-        """From a courier's thread."""
+        """From a sender's thread."""
         with contextlib.suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(self._send, session, message, array)
 
     def _send(self, session: int, message: Out | Piece, array: NDArray[np.uint8] | None) -> None:
-        held = self._couriers.get(session)
+        held = self._senders.get(session)
         if held is None:
             return
         identity = held[1].identity

@@ -8,11 +8,11 @@ import numpy as np
 import zmq
 from numpy.typing import NDArray
 
-from loaderd.api.endpoint import Endpoint, knock, parse_endpoint
+from loaderd.api.endpoint import Endpoint, connect, parse_endpoint
 from loaderd.api.errors import BadMessage, DaemonError, NoDaemon, Refused
 from loaderd.api.keys import Authorized, KeyPair
 from loaderd.api.protocol import LEASE_S, Message, StatusReply, StatusRequest, decode_daemon, encode
-from loaderd.api.tcp import SCHEME, TcpAddress, knock_tcp, parse_tcp
+from loaderd.api.tcp import SCHEME, TcpAddress, check_reachable, parse_tcp
 from loaderd.server.curve import Gate, client_options, server_options
 
 ANSWER_MS = 5000
@@ -180,9 +180,9 @@ def ask_status(endpoint: Endpoint | TcpAddress) -> StatusReply:
     remote = isinstance(endpoint, TcpAddress)
     door = None
     if isinstance(endpoint, TcpAddress):
-        knock_tcp(endpoint)
+        check_reachable(endpoint)
     else:
-        door = knock(endpoint)
+        door = connect(endpoint)
     context = zmq.Context()
     dealer: zmq.Socket[bytes] = context.socket(zmq.DEALER)
     try:

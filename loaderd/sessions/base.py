@@ -125,7 +125,7 @@ class Kind(NamedTuple):
     open: Callable[["StoreResources", int, Attach, NDArray[np.int64] | None], EngineSession]
     # raises Refused: with so many slots it is never served.  Reads nothing, and takes nothing
     check: Callable[[Manifest, Attach, EngineSettings, Budget, int], None] = lambda *_: None
-    # `widen` gives it more batches in flight, and with less memory it does not read all anew
+    # `widen` gives it more batches in flight, and with less memory it does not read all of it again
     resizable: bool = True
     # one session can serve every rank of a job: of rank `EVERY_RANK`, its steps are positions
     every_rank: bool = False

@@ -1,4 +1,4 @@
-"""The stores that one daemon serves: opened, found by name, opened anew, dropped."""
+"""The stores that one daemon serves: opened, found by name, opened again, dropped."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Self
@@ -42,7 +42,7 @@ class Stores:
         self._shared = SharedResources(settings, num_slots, budget.slot_bytes, budget.unused_bytes)
         self.arena, self.lock = self._shared.arena, self._shared.lock
         self.engines: dict[str, Engine] = {}
-        self.retired: list[Engine] = []  # opened anew, or dropped; some sessions still use them
+        self.retired: list[Engine] = []  # opened again, or dropped; some sessions still use them
         self._reserve = settings.reserve_bytes  # that no table takes
         self._tables: dict[Engine, range] = {}  # slots with the tables of a store opened later
         first = 0
@@ -161,7 +161,7 @@ class Stores:
         if width > self.arena.slot_bytes:
             raise Refused(
                 f"{store.path}: its blocks take slots of {format_bytes(width)}, the arena has some "
-                f"of {format_bytes(self.arena.slot_bytes)}: end the daemon, and serve it anew"
+                f"of {format_bytes(self.arena.slot_bytes)}: end the daemon, and serve it again"
             )
 
     def _tables_run(self, store: Store, busy: Callable[[Engine], bool]) -> range:

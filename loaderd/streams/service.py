@@ -46,7 +46,9 @@ _KEPT = 2  # of the memory for requests one in so many bytes is for ids that are
 # another stream is opened
 
 LOOK_S = 0.01  # between two looks at a stream that has nothing for one of its cursors
-PATIENCE_S = 0.25  # that a stream waits for the slowest of its cursors, before that one leaves
+STRAGGLER_WAIT_S = (
+    0.25  # that a stream waits for the slowest of its cursors, before that one leaves
+)
 LAST_S = 2.0  # the same, where that one keeps the only batch that can be leased: all have to leave
 
 
@@ -237,7 +239,7 @@ class StreamService:
             engine.drain()
 
     def reload(self) -> list[str]:
-        """Open stores anew, sessions at work undisturbed; returns what has changed.
+        """Open stores again, sessions at work undisturbed; returns what has changed.
 
         Raises Refused, StoreError, OSError, ValueError, and leaves all as it was.
         """
@@ -340,8 +342,8 @@ class StragglerWatch:
             if stream.early:
                 stream.drop_early()
                 return
-            now, patience_s = concurrency.monotonic(), PATIENCE_S if stream.depth > 1 else LAST_S
-            if now - since.setdefault(stream, now) < patience_s:
+            now, wait_s = concurrency.monotonic(), STRAGGLER_WAIT_S if stream.depth > 1 else LAST_S
+            if now - since.setdefault(stream, now) < wait_s:
                 return
             hungry, slowest = stream.hungry, stream.slowest()
             if slowest is not None and slowest not in hungry:

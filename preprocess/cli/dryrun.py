@@ -11,7 +11,7 @@ from blockstore.format import ITEM_BYTES, PAGE_BYTES, RowArray, graph_geometry, 
 from blockstore.units import format_bytes
 from preprocess.hops.forecast import HopsForecast, without_splits
 from preprocess.ingest.contents import Contents, graph_bytes, list_contents
-from preprocess.ingest.ingest import IngestStages, foretell
+from preprocess.ingest.ingest import IngestStages, estimate_ingest
 from preprocess.ingest.options import FeatureDtype, IngestOptions
 from preprocess.ingest.plan import store_bytes
 from preprocess.pipeline.disk import DiskRates, existing_folder, measure_disk
@@ -118,7 +118,7 @@ def dry_run(
     contents = list_contents(source, options)
     if may_shrink:
         options = without_splits(contents, options)
-    forecast = foretell(source, contents, options)
+    forecast = estimate_ingest(source, contents, options)
     made = IngestStages(forecast)
     plan = made.plan()
     folder = existing_folder(target)

@@ -133,7 +133,7 @@ def _write_store(
             "leave one of them out",
         )  # fmt: skip
     source = with_reverses(source, options)
-    stages = IngestStages(foretell(source, list_contents(source, options), options))
+    stages = IngestStages(estimate_ingest(source, list_contents(source, options), options))
     facts = _sign_facts(source, options, partition)
     return write_store(stages, target, files, progress, facts, fresh, partition)
 
@@ -147,7 +147,7 @@ class Forecast:
     hop_stages: Sequence[Stage[HopsRun]]
 
 
-def foretell(source: Source, contents: Contents, options: IngestOptions) -> Forecast:
+def estimate_ingest(source: Source, contents: Contents, options: IngestOptions) -> Forecast:
     """Share out the memory.
 
     Raises BadInput; BudgetTooSmall with the least that would do for the ingest and its hops.

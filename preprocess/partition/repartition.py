@@ -26,7 +26,13 @@ from preprocess.ingest.contents import (
     TypeContents,
     list_contents,
 )
-from preprocess.ingest.ingest import Forecast, IngestStages, foretell, option_facts, write_store
+from preprocess.ingest.ingest import (
+    Forecast,
+    IngestStages,
+    estimate_ingest,
+    option_facts,
+    write_store,
+)
 from preprocess.ingest.nodes import TypeStages
 from preprocess.ingest.options import IngestOptions
 from preprocess.ingest.plan import IngestJob
@@ -76,7 +82,9 @@ def repartition(
     if influence is not None:
         options = replace(options, influence=influence)
     options.check()
-    stages = _Repartition(foretell(source, _contents(source, options), options), manifest, source)
+    stages = _Repartition(
+        estimate_ingest(source, _contents(source, options), options), manifest, source
+    )
     facts = {"store": manifest.fingerprint, **option_facts(options)}
     # arrays may be added to the store meanwhile, which changes nothing that is read here
     files, keys = SourceFiles([store.path]), keys_of(store.path)

@@ -22,8 +22,8 @@ from blockstore.format import (
     Relation,
     RowArray,
     block_fill_bytes,
+    column_capacity,
     gapless_rows,
-    giant_capacity,
     row_geometry,
     section_offsets,
 )
@@ -127,8 +127,8 @@ def test_a_header_of_another_kind_is_refused():
 @pytest.mark.parametrize("edge_ids", [0, 4, 8])
 @pytest.mark.parametrize("others", [(), (0, 0), (4, 0), (0, 8), (4, 8)])
 @pytest.mark.parametrize("ids", [4, 8])
-def test_a_giant_fills_its_block_and_no_more(block_bytes, ids, edge_ids, others):
-    capacity = giant_capacity(block_bytes, ids, edge_ids, *others)
+def test_a_column_fills_its_block_and_no_more(block_bytes, ids, edge_ids, others):
+    capacity = column_capacity(block_bytes, ids, edge_ids, *others)
     assert block_fill_bytes(1, capacity, ids, edge_ids, *others) <= block_bytes
     assert block_fill_bytes(1, capacity + 1, ids, edge_ids, *others) > block_bytes
 

@@ -70,7 +70,7 @@ def test_headers_say_what_lies_where(held):
         assert header.num_carried + here.sum() == header.num_edges
         assert block.offsets[0] == header.edges_start + header.num_carried
         assert header.last_degree == (expected[-1] if expected.size else 0)
-        if header.last_degree > held.capacity:  # a giant starts in a block of its own
+        if header.last_degree > held.capacity:  # a multi-block column starts in a block of its own
             assert (header.num_nodes, header.num_carried) == (1, 0)
 
 
@@ -101,7 +101,7 @@ def test_columns_without_edges(columns):
     assert held.first_node[-1] == 3 + columns
 
 
-def test_a_giant_that_ends_with_its_block_lets_empty_columns_follow():
+def test_a_multi_block_column_that_ends_with_its_block_lets_empty_columns_follow():
     capacity = hold(make_csc([1], 0)).capacity
     held = hold(make_csc([2 * capacity, 0, 0, 3], 1))
     shapes = [(b.header.num_nodes, b.header.num_edges) for b in _unpacked(held)]

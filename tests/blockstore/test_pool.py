@@ -107,7 +107,7 @@ def test_a_slot_of_a_lost_block_is_kept_for_whoever_waits_for_it(pool):
     reader, waiter = pool.hold(0, ids(0)), pool.hold(0, ids(0))
     pool.failed(0, reader.blocks, reader.slots)
     pool.drop(reader.slots)
-    again = bring(pool, 0, 0)  # a third caller reads the block anew, into another slot
+    again = bring(pool, 0, 0)  # a third caller reads the block again, into another slot
     assert again.slots.tolist() != waiter.slots.tolist()
     assert pool.lost(waiter.slots).all()
     assert pool.settled(0, waiter.slots)

@@ -252,7 +252,7 @@ def test_a_header_that_differs_from_the_object_index_is_refused(draft, tmp_path,
     assert "\n" not in str(found.value)
 
 
-def test_a_giant_that_ends_where_no_block_is_is_refused(draft, tmp_path):
+def test_a_multi_block_column_that_ends_where_no_block_is_is_refused(draft, tmp_path):
     """Its last degree is beyond what the following blocks have."""
     blocks = draft.blocks[BLOCKS]
     for number in range(blocks.geometry.num_blocks):

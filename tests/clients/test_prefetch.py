@@ -186,7 +186,7 @@ def test_closing_ends_a_wait_for_the_daemon(tmp_path):
         iterator = iter(ahead)
         assert next(iterator).step == 0  # its release is the daemon's end; step 1 may be lost
         daemon.wait_gone()
-        ahead.close()  # while it knocks for a new daemon
+        ahead.close()  # while it looks for a new daemon
         assert not readers()
         with pytest.raises(RuntimeError, match="newer iterator"):
             next(iterator)

@@ -132,7 +132,7 @@ def test_hop_wise_batches_over_a_daemon_that_is_killed(tmp_path, served, views):
     data.close()
 
 
-def test_without_patience_a_lost_session_is_an_error(stores, served):
+def test_without_a_time_to_reconnect_a_lost_session_is_an_error(stores, served):
     process = served(stores.sampled)
     batches = iter(neighbors(served.endpoint, reconnect_s=0))
     next(batches)

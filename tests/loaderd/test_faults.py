@@ -345,7 +345,7 @@ def test_a_daemon_short_of_descriptors_says_so_and_goes_on(store, tmp_path):
         subprocess.run(["prlimit", "--pid", str(process.pid), f"--nofile={limits}"], check=True)
         first = Client(parse_endpoint(endpoint))
         session = first.attach(num_neighbors=(5,), batch_size=50).session
-        waiting = [_knock(endpoint) for _ in range(12)]  # more than there are descriptors for
+        waiting = [_connect(endpoint) for _ in range(12)]  # more than there are descriptors for
         first.send(Start(session=session, run=1, epoch=0, step=0))
         for step in range(5):
             assert first.receive().step == step
@@ -358,7 +358,7 @@ def test_a_daemon_short_of_descriptors_says_so_and_goes_on(store, tmp_path):
         assert stop(process) == 0
 
 
-def _knock(endpoint):
+def _connect(endpoint):
     door = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     door.connect(str(parse_endpoint(endpoint).door))
     return door

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from blockstore.format import PAGE_BYTES, giant_capacity
+from blockstore.format import PAGE_BYTES, column_capacity
 from blockstore.io.buffers import aligned_buffer
 from blockstore.kernels.columns import view_blocks
 from blockstore.kernels.crc import find_bad_page, page_crcs
@@ -21,7 +21,7 @@ from blockstore.kernels.picks import UNIFORM, Column, Draws, Rule
 from blockstore.kernels.random import make_key
 from blockstore.kernels.renumber import clear_stamp, renumber_stamp
 from blockstore.kernels.rows import gather_rows
-from blockstore.kernels.sample import Giants, draw_columns
+from blockstore.kernels.sample import MultiBlockColumns, draw_columns
 from blockstore.store import open_store, scan_blocks
 from tools.bench.harness import BenchPlan, GraphOptions, Run, Side
 
@@ -55,7 +55,7 @@ class HeldGraph:
         self.view = view_blocks(
             data, manifest.id_dtype, relation.edge_id_dtype,
             np.arange(relation.num_blocks, dtype=np.int32), first_node, self.block_bytes,
-            *item_bytes[1:3], giant_capacity(self.block_bytes, *item_bytes),
+            *item_bytes[1:3], column_capacity(self.block_bytes, *item_bytes),
         )  # fmt: skip
 
 
@@ -70,7 +70,7 @@ class Frontier:
         self.blocks, self.starts = np.empty(size, np.int32), np.empty(size, np.int64)
         stride_starts(size, fanout, self.starts)
         self.draws, self.counts = np.zeros(size * fanout, dtype), np.empty(size, np.uint32)
-        self.giants = Giants(np.empty(size, np.uint32), np.empty(size, np.int64))
+        self.multi_block = MultiBlockColumns(np.empty(size, np.uint32), np.empty(size, np.int64))
         self.stamp = np.full(graph.num_nodes, -1, np.int32)
         self.n_id = np.empty(size * fanout, dtype)
         self.local = np.empty(size * fanout, np.uint32)
@@ -89,7 +89,7 @@ class Frontier:
         )
         order = np.empty(0, np.uint32)
         draw_columns(
-            g.view, self.column, self.blocks, order, 0, self.size, self.out, self.giants, 0
+            g.view, self.column, self.blocks, order, 0, self.size, self.out, self.multi_block, 0
         )
 
     def renumber(self) -> None:

@@ -152,17 +152,17 @@ class Attacker:
             (self._endpoint.door, socket.SOCK_SEQPACKET),
         ):
             noise = self._random.choice((b"", _GREETING, _GREETING[: self._random.randrange(64)]))
-            _knock(path, kind, noise + data[:4096] + self._random.randbytes(16))
+            _connect(path, kind, noise + data[:4096] + self._random.randbytes(16))
             self.noise += 1
 
 
-def _knock(path: Path, kind: int, noise: bytes) -> None:
+def _connect(path: Path, kind: int, noise: bytes) -> None:
     with socket.socket(socket.AF_UNIX, kind) as connection:
         connection.settimeout(ANSWER_S)
         connection.connect(str(path))
         try:
             connection.sendall(noise)
-        except OSError:  # it was hung up on already
+        except OSError:  # the connection was closed already
             return
 
 

@@ -198,7 +198,7 @@ class RowCache:
     # -- groups -----------------------------------------------------------------------------------
 
     def begin_run(self) -> None:
-        """Batches are numbered anew; rows stay."""
+        """Batches are numbered from 0 again; rows stay."""
         for t in self.types:
             t.table.last[:] = -1
             t.table.coming[:] = NEVER

@@ -24,7 +24,7 @@ from blockstore.kernels.order import (
     place_draws,
 )
 from blockstore.kernels.picks import Column, Draws
-from blockstore.kernels.sample import Giants
+from blockstore.kernels.sample import MultiBlockColumns
 from loaderd.memory.reservation import Account
 from loaderd.memory.residency import PinnedBlocks, Residency
 from loaderd.memory.workspace import Workspace, WorkspaceFull
@@ -36,7 +36,7 @@ from loaderd.sampling.hyperbatch.session import ALIGN, Sampled, StructureArea
 from loaderd.sampling.hyperbatch.single import Crew
 from loaderd.sampling.renumbering import Renumbering
 from loaderd.sampling.structure import NO_TREES, HeldBlocks, Structure, make_column
-from loaderd.sampling.topology import GiantColumns, Topology
+from loaderd.sampling.topology import MultiBlockDraws, Topology
 
 Begin = Callable[[Sequence[Unit], HeldBlocks], list[Roots]]  # where batches begin
 
@@ -54,7 +54,7 @@ class _Frontier:
     order: NDArray[np.uint32]
     block_starts: NDArray[np.int32]
     draws: Draws
-    giants: list[Giants] = field(default_factory=list)
+    multi_block: list[MultiBlockColumns] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -198,7 +198,7 @@ class BlockSampler:
                     self._draw(batch.frontiers[r], blocks, work)
 
                 self._each(batches, draw)
-            self._draw_giants(r, batches, ahead)
+            self._draw_multi_block(r, batches, ahead)
             self._upward = not self._upward
         self._each(batches, lambda batch, work: self._renumber(batch, area, work))
 
@@ -288,23 +288,23 @@ class BlockSampler:
             if first is None:
                 raise _Full
             place_draws(column.counts, entries, num, rule.fanout, rule.replace, first, starts)
-        giants = Giants(np.empty(0, np.uint32), np.empty(0, np.int64))
-        if topology.has_giants(column):
-            giants = Giants(np.empty(num, np.uint32), np.empty(num, np.int64))
-        if n := topology.draw_held(column, entries, 0, num, frontier.blocks, draws, giants):
-            own = Giants(giants.entries[:n].copy(), giants.degrees[:n].copy())
-            frontier.giants.append(own)
+        multi_block = MultiBlockColumns(np.empty(0, np.uint32), np.empty(0, np.int64))
+        if topology.has_multi_block(column):
+            multi_block = MultiBlockColumns(np.empty(num, np.uint32), np.empty(num, np.int64))
+        if n := topology.draw_held(column, entries, 0, num, frontier.blocks, draws, multi_block):
+            own = MultiBlockColumns(multi_block.entries[:n].copy(), multi_block.degrees[:n].copy())
+            frontier.multi_block.append(own)
 
-    def _draw_giants(
+    def _draw_multi_block(
         self, r: int, batches: list[_Batch], ahead: concurrency.ThreadPoolExecutor
     ) -> None:
         """Draws of columns over several blocks."""
         frontiers = [batch.frontiers[r] for batch in batches]
-        self._topology.draw_giants(
+        self._topology.draw_multi_block(
             [
-                GiantColumns(f.column, f.blocks, f.draws, giants)
+                MultiBlockDraws(f.column, f.blocks, f.draws, multi_block)
                 for f in frontiers
-                for giants in f.giants
+                for multi_block in f.multi_block
             ],
             lambda marks: self._held(r, marks, ahead),
         )

@@ -9,14 +9,14 @@ from blockstore.kernels.locate import build_guide, choose_shift, locate_columns
 from blockstore.kernels.order import order_by_block, prefix_starts, stride_starts
 from blockstore.kernels.picks import UNIFORM, Column, Draws, Rule
 from blockstore.kernels.sample import (
-    Giants,
+    MultiBlockColumns,
     Picks,
     column_degrees,
     draw_columns,
-    fetch_giants,
-    mark_giants,
-    pick_giants,
-    rank_giants,
+    fetch_multi_block,
+    mark_multi_block,
+    pick_multi_block,
+    rank_multi_block,
 )
 from tests import reference
 from tests.graphs import FILL, Held
@@ -56,7 +56,9 @@ class Sampler:
         self.starts = np.empty(self.num + 1, np.int64)
         self.counts = np.full(self.num, 99, np.uint32)
         self.column = Column(nodes, 0, self.counts, rule)
-        self.giants = Giants(np.empty(self.num, np.uint32), np.empty(self.num, np.int64))
+        self.multi_block = MultiBlockColumns(
+            np.empty(self.num, np.uint32), np.empty(self.num, np.int64)
+        )
 
     def place(self, groups: Any) -> None:
         """Room for each column's draws."""
@@ -82,29 +84,39 @@ class Sampler:
             view = self.held.view(arena, slots)
             n = int(
                 draw_columns(
-                    view, self.column, self.blocks, order, low, high, self.draws, self.giants, n
+                    view,
+                    self.column,
+                    self.blocks,
+                    order,
+                    low,
+                    high,
+                    self.draws,
+                    self.multi_block,
+                    n,
                 )
             )
-        self.giants = Giants(self.giants.entries[:n], self.giants.degrees[:n])
+        self.multi_block = MultiBlockColumns(
+            self.multi_block.entries[:n], self.multi_block.degrees[:n]
+        )
         shape = n, max(1, self.rule.fanout)
         self.picks = Picks(np.empty(shape, np.int64), np.empty(shape, np.int64), np.full(n, -1))
 
     def mark(self) -> NDArray[np.int64]:
-        """Blocks that picks of giants lie in."""
+        """Blocks that picks of multi-block columns lie in."""
         marks = np.zeros(len(self.held.blocks), np.uint8)
-        mark_giants(self.held.capacity, self.blocks, self.giants, self.picks, marks)
+        mark_multi_block(self.held.capacity, self.blocks, self.multi_block, self.picks, marks)
         return np.flatnonzero(marks)
 
-    def giant_blocks(self, together: int = 1) -> NDArray[np.int64]:
-        """The same; of a ranked draw all blocks of giants are looked at, the last first."""
+    def multi_blocks(self, together: int = 1) -> NDArray[np.int64]:
+        """The same; a ranked draw looks at all blocks of those columns, the last first."""
         if self.rule.kind == UNIFORM:
-            pick_giants(self.column, self.giants, self.picks)
+            pick_multi_block(self.column, self.multi_block, self.picks)
             return self.mark()
         whole = self.mark()[::-1]
         self.picks.found[:] = 0
         for at in range(0, whole.size, together):
             view = self.held.view(*_present(self.held, whole[at : at + together], at))
-            rank_giants(view, self.column, self.blocks, self.giants, self.picks)
+            rank_multi_block(view, self.column, self.blocks, self.multi_block, self.picks)
         for positions, count in zip(self.picks.positions, self.picks.found, strict=True):
             positions[:count].sort()
         picked = self.mark()
@@ -112,9 +124,9 @@ class Sampler:
         return picked
 
     def fill(self, arena: NDArray[np.uint8], slots: NDArray[np.int32]) -> None:
-        """Picks of giants whose block is present."""
+        """Picks of multi-block columns whose block is present."""
         view = self.held.view(arena, slots)
-        fetch_giants(view, self.column, self.blocks, self.draws, self.giants, self.picks)
+        fetch_multi_block(view, self.column, self.blocks, self.draws, self.multi_block, self.picks)
 
     def result(self) -> Found:
         """Draws by entry; whatever lies outside them must be as it was."""
@@ -139,7 +151,7 @@ def draw_present(held: Held, columns: Any, rule: Rule, items: Any = NO_ITEMS) ->
     everything = [(held.arena, held.slot_of_block, IDENTITY, 0, sampler.num)]
     sampler.place(everything)
     sampler.sample(everything)
-    sampler.giant_blocks()
+    sampler.multi_blocks()
     sampler.fill(held.arena, held.slot_of_block)
     return sampler.result()
 
@@ -172,7 +184,7 @@ def _present(held: Held, blocks: Any, seed: int) -> tuple[NDArray[np.uint8], NDA
 def sample_by_block(
     held: Held, columns: Any, fanout: int, key: int, replace: bool, together: int
 ) -> Found:
-    """In block order, `together` head blocks present at a time; then giants, block by block."""
+    """In block order, `together` head blocks at a time; then multi-block columns by block."""
     sampler = Sampler(held, columns, uniform(fanout, key, replace))
     starts = np.empty(len(held.blocks) + 1, np.int64)
     order = np.full(sampler.num, 99, np.uint32)
@@ -187,7 +199,7 @@ def sample_by_block(
     sampler.place(groups())
     sampler.counts[sampler.blocks < 0] = 0  # no group has them
     sampler.sample(groups())
-    marked = sampler.giant_blocks(together)
+    marked = sampler.multi_blocks(together)
     for at in range(0, marked.size, together):
         sampler.fill(*_present(held, marked[at : at + together], at))
     return sampler.result()

@@ -68,15 +68,15 @@ def _batch(held, seeds, fanouts, position, hashed, together):
 
 @pytest.mark.parametrize("hashed", [False, True])
 @given(
-    degrees=st.lists(st.integers(0, 30), min_size=1, max_size=60), giant=st.integers(0, 2500),
+    degrees=st.lists(st.integers(0, 30), min_size=1, max_size=60), long_degree=st.integers(0, 2500),
     fanouts=st.lists(st.sampled_from([-1, 0, 1, 2, 3, 5, 10, 70]), max_size=3),
     position=st.tuples(*POSITION), together=st.sampled_from([0, 1, 2]), data=st.data(),
 )  # fmt: skip
 def test_batches_are_those_of_the_reference(
-    hashed, degrees, giant, fanouts, position, together, data
+    hashed, degrees, long_degree, fanouts, position, together, data
 ):
     """Seeds may be given twice; columns may be empty, or lie in several blocks."""
-    graph = make_csc([*degrees, giant], 5, edge_id_dtype="uint32")
+    graph = make_csc([*degrees, long_degree], 5, edge_id_dtype="uint32")
     seeds = data.draw(st.lists(st.integers(0, len(degrees)), max_size=8))
     held = hold(graph, 4096, "uint32", "uint32")
     expected = reference.sample_batch(graph.indptr, graph.indices, seeds, fanouts, *position)

@@ -33,7 +33,7 @@ def test_every_column_is_found_in_the_block_where_it_starts(held, shift):
     first=st.integers(0, 100), shift=st.integers(0, 10),
 )  # fmt: skip
 def test_blocks_in_which_no_column_starts_are_passed_over(starts, id_dtype, first, shift):
-    """Any index, as of giants one after the other; nodes around the range are of another type."""
+    """Any index, as of multi-block columns in a row; nodes around the range have another type."""
     ends = sorted(starts)
     num_nodes = ends[-1] + 1
     first_node = np.array([0, *ends, num_nodes], np.uint64) + np.uint64(first)

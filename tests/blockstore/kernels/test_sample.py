@@ -60,7 +60,7 @@ def test_picks_are_numbered_in_block_order(held, fanout, key, replace, first, da
 
 @pytest.mark.parametrize("block_bytes", [4096, 16384, 65536])
 @pytest.mark.parametrize("fanout", [-1, 5, 64, 65, 400])
-def test_a_giant_is_sampled_over_all_its_blocks(block_bytes, fanout):
+def test_a_multi_block_column_is_sampled_over_all_its_blocks(block_bytes, fanout):
     degrees = [3, 0, 10 * block_bytes // 4, 0, 5, 3 * block_bytes // 4, 2]
     held = hold(make_csc(degrees, 1, "uint32", "uint64"), block_bytes, "uint32", "uint64", 50)
     sampler = Sampler(held, range(7), uniform(fanout, 9))
@@ -73,7 +73,7 @@ def test_a_giant_is_sampled_over_all_its_blocks(block_bytes, fanout):
 
 @pytest.mark.parametrize("spare", [-1, 0, 1])
 def test_columns_that_just_fill_a_block(spare):
-    """One edge less than a block holds, as many, and one more: the last is a giant."""
+    """One edge less than a block holds, as many, and one more: the last is a multi-block column."""
     capacity = hold(make_csc([1], 0)).capacity
     held = hold(make_csc([0, 2, capacity + spare, 0, capacity + spare, 1], 3))
     columns = [5, 4, 3, 2, 1, 0]

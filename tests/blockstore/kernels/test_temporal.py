@@ -49,11 +49,11 @@ def draw(held: Held, limits: Any, roots: Any, fanout: int, last: bool, key: int)
     st.integers(0, 2**63),
     st.booleans(),
 )
-def test_draws_are_the_references(degrees, giant, fanout, limit, last, key, weights):
-    plain = make_csc([*degrees, giant, 3], 1, "uint32", "uint32")
+def test_draws_are_the_references(degrees, long_degree, fanout, limit, last, key, weights):
+    plain = make_csc([*degrees, long_degree, 3], 1, "uint32", "uint32")
     graph = FewTimes(*plain)
     held = hold(graph, 4096, "uint32", "uint32", beside=(weights, True))
-    assert giant < 300 or len(held.blocks) > 1
+    assert long_degree < 300 or len(held.blocks) > 1
     limits = np.full(graph.num_nodes, limit, np.int64) + np.arange(graph.num_nodes) % 2
     roots = np.arange(graph.num_nodes, dtype=np.uint64) << np.uint64(20)
     for column, found in enumerate(draw(held, limits, roots, fanout, last, key)):

@@ -1,4 +1,4 @@
-"""Weighted draws: against plain Python, in distribution, and of giants part by part."""
+"""Weighted draws: against plain Python, in distribution, and of long columns part by part."""
 
 from typing import Any
 
@@ -25,8 +25,8 @@ def draw(held, columns, fanout, key):
     st.integers(0, 2**63),
     st.sampled_from(["uint32", "uint64"]),
 )
-def test_draws_are_the_references(degrees, giant, fanout, key, id_dtype):
-    graph = make_csc([*degrees, giant, 3], 1, id_dtype, "uint32")
+def test_draws_are_the_references(degrees, long_degree, fanout, key, id_dtype):
+    graph = make_csc([*degrees, long_degree, 3], 1, id_dtype, "uint32")
     held = hold(graph, 4096, id_dtype, "uint32", beside=(True, False))
     columns = list(range(graph.num_nodes))
     found = draw(held, columns, fanout, key)

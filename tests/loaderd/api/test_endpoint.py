@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from loaderd.api.endpoint import Endpoint, claim, knock, parse_endpoint
+from loaderd.api.endpoint import Endpoint, claim, connect, parse_endpoint
 from loaderd.api.errors import EndpointInUse, NoDaemon, Refused
 
 HOLD = """
@@ -146,18 +146,18 @@ def test_a_missing_folder_is_named(tmp_path):
         pass
 
 
-def test_knocking_where_nobody_is(endpoint):
+def test_connecting_to_nobody(endpoint):
     with pytest.raises(NoDaemon, match=r"No such file.*loaderd serve STORE --endpoint ipc://"):
-        knock(endpoint)
+        connect(endpoint)
     listen(endpoint.door).close()
     with pytest.raises(NoDaemon, match="Connection refused"):
-        knock(endpoint)
+        connect(endpoint)
 
 
-def test_knocking_at_a_full_queue_does_not_wait(endpoint):
+def test_connecting_to_a_full_queue_does_not_wait(endpoint):
     with listen(endpoint.door):
-        waiting = [knock(endpoint), knock(endpoint)]  # a queue of 1 holds two
+        waiting = [connect(endpoint), connect(endpoint)]  # a queue of 1 holds two
         with pytest.raises(NoDaemon, match="temporarily unavailable"):
-            knock(endpoint)
+            connect(endpoint)
         for door in waiting:
             door.close()

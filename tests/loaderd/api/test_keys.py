@@ -19,7 +19,7 @@ from loaderd.api.keys import (
     read_pair,
     write_pair,
 )
-from loaderd.api.tcp import TcpAddress, knock_tcp, parse_tcp
+from loaderd.api.tcp import TcpAddress, check_reachable, parse_tcp
 from loaderd.server.curve import Gate, new_pair
 from tests.remotes import free_address
 
@@ -60,7 +60,7 @@ def test_what_is_loopback():
 
 def test_nobody_listens():
     with pytest.raises(NoDaemon, match="no daemon listens there"):
-        knock_tcp(parse_tcp(free_address()))
+        check_reachable(parse_tcp(free_address()))
 
 
 def test_keys_are_for_this_users_eyes(tmp_path):

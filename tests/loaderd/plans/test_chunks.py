@@ -101,7 +101,7 @@ def test_a_batch_of_one_chunk_is_one_range():
     assert again != [r[0, 0] for r in ranges[:10]]
 
 
-def test_dealing_anew_changes_what_is_in_a_chunk_every_few_epochs():
+def test_dealing_again_changes_what_is_in_a_chunk_every_few_epochs():
     plan = make_plan(16_000, 1600, "cr", 1600, redeal=2)
 
     def chunks(epoch: int) -> set[frozenset[int]]:

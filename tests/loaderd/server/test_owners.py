@@ -43,10 +43,10 @@ def as_nobody(action: Callable[[], int], groups: tuple[int, ...] = ()) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-def knocks(path: Path) -> Callable[[], int]:
+def connects(path: Path) -> Callable[[], int]:
     """0: let in with a descriptor; 1: the kernel refuses; 2: the daemon says that it may not."""
 
-    def knock() -> int:
+    def connect() -> int:
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as door:
             door.settimeout(10)
             try:
@@ -59,7 +59,7 @@ def knocks(path: Path) -> Callable[[], int]:
                 return 2 if not fds else 98
             return 0 if fds else 97
 
-    return knock
+    return connect
 
 
 @pytest.fixture
@@ -76,7 +76,7 @@ def folder(tmp_path_factory):
 @as_root
 def test_another_user_is_kept_out_by_the_files_modes(folder):
     with Shell(folder) as shell:
-        assert as_nobody(knocks(shell.endpoint.door)) == 1
+        assert as_nobody(connects(shell.endpoint.door)) == 1
         for path in (shell.endpoint.door, shell.endpoint.path, shell.endpoint.lock):
             assert path.stat().st_mode & 0o077 == 0
 
@@ -85,7 +85,7 @@ def test_another_user_is_kept_out_by_the_files_modes(folder):
 def test_another_user_is_kept_out_by_its_credentials(folder):
     with Shell(folder) as shell:
         shell.endpoint.door.chmod(0o666)
-        assert as_nobody(knocks(shell.endpoint.door)) == 2
+        assert as_nobody(connects(shell.endpoint.door)) == 2
 
 
 @as_root
@@ -95,10 +95,10 @@ def test_a_group_lets_its_members_in(folder):
         door = shell.endpoint.door
         assert (door.stat().st_mode & 0o777, door.stat().st_gid) == (0o660, team)
         assert shell.endpoint.path.stat().st_mode & 0o777 == 0o660
-        assert as_nobody(knocks(door)) == 1
-        assert as_nobody(knocks(door), groups=(team,)) == 0
+        assert as_nobody(connects(door)) == 1
+        assert as_nobody(connects(door), groups=(team,)) == 0
         door.chmod(0o666)
-        assert as_nobody(knocks(door)) == 2
+        assert as_nobody(connects(door)) == 2
 
 
 def test_credentials_are_the_other_ends():

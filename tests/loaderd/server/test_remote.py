@@ -64,7 +64,7 @@ class Far:
 
 
 def give_slots(engine):
-    """What couriers take their buffers from."""
+    """What senders take their buffers from."""
     pools = BlockPool([1], 2), BlockPool([1], 2)
     engine.broker = SlotBroker(*pools, threading.Condition(), range(2), 0, Reservation([1], 1), str)
 
@@ -146,7 +146,7 @@ def test_a_lease_that_has_ended_is_told(far):
 
 
 def test_there_are_so_many_clients_at_most(far, monkeypatch):
-    monkeypatch.setattr("loaderd.server.remote.MAX_VISITORS", 1)
+    monkeypatch.setattr("loaderd.server.remote.MAX_CLIENTS", 1)
     token = far.ask(Hello()).token
     assert "the most that may be" in far.ask(Hello(), far.dial()).message
     assert far.ask(Hello()).token == token

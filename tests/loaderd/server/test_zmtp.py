@@ -236,7 +236,7 @@ def test_a_dealer_that_comes_again_is_another_peer(path):
         assert first.received(1) == [[b"1"]]
         first.end()
         with Shell(path) as second:
-            dealer.send(b"2")  # libzmq connects anew
+            dealer.send(b"2")  # libzmq connects again
             assert second.received(1) == [[b"2"]]
 
 

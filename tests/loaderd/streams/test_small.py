@@ -246,7 +246,7 @@ def test_a_session_that_lost_its_stream_has_no_other_one_cut_down(store: Path, m
 
 
 def test_lines_whose_seeds_are_not_kept_stay(store: Path, monkeypatch):
-    """They could not be opened anew."""
+    """They could not be opened again."""
     monkeypatch.setattr(service, "_KEPT", 1 << 20)
     serving = Serving(store, 2 << 20)
     seeds = np.arange(NODES)
@@ -295,20 +295,20 @@ def held_stream(*held: int) -> Any:
         ((2, 0), 10, 30.0, SETTLE_S),  # another one has to wait for it
     ],
 )
-def test_patience_is_that_of_a_trainer_at_work(held, batches, ready_s, waited_s):
+def test_the_deadline_is_that_of_a_trainer_at_work(held, batches, ready_s, waited_s):
     stream = held_stream(*held)
-    patience = DrainDeadline(stream, 0.0, allowed_s(batches, ready_s))
-    assert not patience.is_over(stream, waited_s - 0.01)
-    assert patience.is_over(stream, waited_s)
+    deadline = DrainDeadline(stream, 0.0, allowed_s(batches, ready_s))
+    assert not deadline.is_over(stream, waited_s - 0.01)
+    assert deadline.is_over(stream, waited_s)
 
 
-def test_patience_begins_anew_with_a_release_and_ends():
+def test_the_deadline_starts_again_with_a_release_and_ends():
     stream = held_stream(2)
-    patience = DrainDeadline(stream, 0.0, 0.5)
-    assert not patience.is_over(stream, 0.9)
+    deadline = DrainDeadline(stream, 0.0, 0.5)
+    assert not deadline.is_over(stream, 0.9)
     stream.leased -= 1
-    assert not patience.is_over(stream, 1.5)
-    assert not patience.is_over(stream, 2.4)
-    assert patience.is_over(stream, 2.5)
+    assert not deadline.is_over(stream, 1.5)
+    assert not deadline.is_over(stream, 2.4)
+    assert deadline.is_over(stream, 2.5)
     stream.leased += 1
-    assert patience.is_over(stream, WAIT_S)
+    assert deadline.is_over(stream, WAIT_S)

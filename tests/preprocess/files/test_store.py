@@ -20,7 +20,7 @@ from tests.stores import write_store
 
 
 @settings(max_examples=12)
-@given(graph=csc_graphs(max_giants=2), most=st.sampled_from([1, 7, 500, 10**6]))
+@given(graph=csc_graphs(max_multi_block=2), most=st.sampled_from([1, 7, 500, 10**6]))
 def test_edges_in_pieces(tmp_path_factory, graph, most: int):
     path = tmp_path_factory.mktemp("stored") / "store"
     manifest = write_store(path, graph, [0])

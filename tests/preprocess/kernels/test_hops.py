@@ -63,7 +63,7 @@ def test_products_are_those_of_the_definition(
     data, width: int, id_dtype: str, edge_id: Any, times: bool, weighted: bool, loops: bool,
     parts: int,
 ):  # fmt: skip
-    graph = data.draw(csc_graphs(max_giants=2, giant_degree=3000, id_dtype=id_dtype))
+    graph = data.draw(csc_graphs(max_multi_block=2, multi_block_degree=3000, id_dtype=id_dtype))
     first = data.draw(st.sampled_from([0, 9]))
     moved = graph._replace(indices=(graph.indices + first).astype(id_dtype))
     blocks, _ = pack(moved, 4096, id_dtype, edge_id, first, (weighted, times))

@@ -208,7 +208,7 @@ def test_what_cannot_be_read_fails_for_all_ranks_and_is_tried_again(store, tmp_p
 
 @pytest.mark.parametrize("seed", [3])
 def test_batches_are_the_same_whatever_ranks_do(store, alone, seed):
-    """Ranks in threads, each at its pace: starting anew, elsewhere, stopping, leaving, coming."""
+    """Ranks in threads, each at its pace: starting again, elsewhere, stopping, leaving, coming."""
     serving = Serving(store, ROOM)
     failures: list[BaseException] = []
     expected_of = [alone(number, 3, reuse=2)[0] for number in range(3)]
@@ -225,7 +225,7 @@ def test_batches_are_the_same_whatever_ranks_do(store, alone, seed):
                     for step in range(first, min(len(expected[0]), first + int(rng.integers(50)))):
                         assert rank.consume(step) == expected[epoch][step]
                     if rng.random() < 0.3:
-                        threading.Event().wait(0.3)  # longer than others have patience
+                        threading.Event().wait(0.3)  # longer than others wait for it
                 rank.detach()
         except BaseException as error:
             failures.append(error)

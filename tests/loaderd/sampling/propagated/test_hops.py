@@ -95,8 +95,8 @@ CASES = {
     "one chunk": {"chunk": ROWS},
     "in order": {"shuffle": False},
     "rr in order": {"method": "rr", "shuffle": False},
-    "dealt anew": {"redeal": 2},
-    "small chunks dealt anew": {"redeal": 1, "chunk": 300},
+    "dealt again": {"redeal": 2},
+    "small chunks dealt again": {"redeal": 1, "chunk": 300},
     "views": {"views": True},
     "views of chunks": {"views": True, "chunk": 400},
     "views of rows": {"views": True, "method": "rr"},
@@ -330,7 +330,7 @@ def test_state_is_plain(endpoint):
 
 RESIDENT = {
     "cr": {},
-    "small chunks dealt anew": {"chunk": 300, "redeal": 1},
+    "small chunks dealt again": {"chunk": 300, "redeal": 1},
     "rr": {"method": "rr"},
     "in order": {"shuffle": False},
     "no labels": {"split": "test", "labels": False, "batch_size": 20},

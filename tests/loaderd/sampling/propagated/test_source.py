@@ -124,7 +124,7 @@ class Broker:
 
     def take_run(self, count: int, wait_s: float) -> int:
         if count > self.left:
-            raise Refused(f"{count} arena slots are not to be had")
+            raise Refused(f"{count} arena slots are not free")
         self.left, self.first = self.left - count, self.first + count
         return self.first - count
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from clients.connection.patience import FIRST_S, MOST_S, Patience
+from clients.connection.backoff import FIRST_S, MOST_S, Backoff
 
 
 class Clock:
@@ -22,9 +22,9 @@ class Clock:
 @pytest.mark.parametrize("seconds", [0.01, 5.0, 60.0])
 def test_it_waits_so_long_and_ever_less_often(seconds):
     clock = Clock()
-    patience = Patience(seconds, clock.now, clock.sleep)
+    backoff = Backoff(seconds, clock.now, clock.sleep)
     attempts = 0
-    while patience.wait():
+    while backoff.wait():
         attempts += 1
         assert attempts < 1000
     assert sum(clock.sleeps) == pytest.approx(seconds)
@@ -35,14 +35,14 @@ def test_it_waits_so_long_and_ever_less_often(seconds):
 
 def test_time_counts_from_the_first_failure_whatever_takes_it():
     clock = Clock()
-    patience = Patience(5, clock.now, clock.sleep)
+    backoff = Backoff(5, clock.now, clock.sleep)
     clock.time += 1000  # a run without a failure
-    assert patience.wait()
+    assert backoff.wait()
     clock.time += 5  # an attempt that hung
-    assert not patience.wait()
+    assert not backoff.wait()
 
 
 def test_without_seconds_it_does_not_wait():
     clock = Clock()
-    assert not Patience(0, clock.now, clock.sleep).wait()
+    assert not Backoff(0, clock.now, clock.sleep).wait()
     assert clock.sleeps == []

@@ -113,7 +113,7 @@ class _ByteRange:
     copy: Copy
 
 
-class Courier:
+class Sender:
     """One session's pieces, made in a thread of its own."""
 
     def __init__(
@@ -145,7 +145,7 @@ class Courier:
         self._sent = self._taken = 0  # bytes of the run
         self._closed = False
         self._thread = threading.Thread(
-            target=self._work, name=f"courier-{attached.session}", daemon=True
+            target=self._work, name=f"sender-{attached.session}", daemon=True
         )
         self._thread.start()
 

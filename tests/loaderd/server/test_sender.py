@@ -22,7 +22,7 @@ from loaderd.api.protocol import (
     RowGroup,
 )
 from loaderd.memory.blob import write_blob
-from loaderd.server.courier import Courier, Frames
+from loaderd.server.sender import Frames, Sender
 from tests.loaderd.samples import RESOLVED
 
 SLOT, SLOTS = 4096, 64
@@ -52,7 +52,7 @@ class Broker:
 
 
 class World:
-    """A courier between an arena of random bytes and a client that the test plays."""
+    """A sender between an arena of random bytes and a client that the test plays."""
 
     def __init__(self, credit: int = 1 << 20, types: tuple[str, ...] = ("n",)):
         rng = np.random.default_rng(1)
@@ -66,16 +66,16 @@ class World:
             request=1, session=3, resolved=RESOLVED, plan="minibatch", num_steps=9, window=2,
             rows=SPECS, types=types, relations=(("n", "to", "n"),),
         )  # fmt: skip
-        self.courier = Courier(
+        self.sender = Sender(
             attached, credit, self, self.frames, lambda *m: self.sent.put(m), self.released.put
         )
-        self.courier.begin(1)
+        self.sender.begin(1)
 
     def receive(self) -> tuple[Any, Any]:
         return self.sent.get(timeout=WAIT_S)
 
     def quiet(self) -> bool:
-        """Whether the courier waits."""
+        """Whether the sender waits."""
         try:
             self.sent.get(timeout=0.2)
         except queue.Empty:
@@ -121,7 +121,7 @@ class World:
             covered = piece.offset + data.size
             self.taken = getattr(self, "taken", 0) + data.size
             del data
-            self.courier.taken(1, self.taken)
+            self.sender.taken(1, self.taken)
         return {
             a.name: raw[a.offset : a.offset + a.length * np.dtype(a.dtype).itemsize].view(a.dtype)
             for a in arrays
@@ -132,9 +132,9 @@ class World:
 def world():
     made = World()
     yield made
-    made.courier.close()
-    made.courier.join(WAIT_S)
-    assert made.courier.ended
+    made.sender.close()
+    made.sender.join(WAIT_S)
+    assert made.sender.ended
     assert len(made.broker.given) == SLOTS - made.broker.next
 
 
@@ -146,7 +146,7 @@ def check(found: dict[str, Any], expected: dict[str, Any]) -> None:
 def test_batches_arrive_whole_and_are_given_back(world):
     for step, num in enumerate((3, 700, 1000)):
         ready, expected = world.batch(step, num)
-        world.courier.push(ready)
+        world.sender.push(ready)
         header, none = world.receive()
         assert none is None
         assert header == structs.replace(
@@ -164,7 +164,7 @@ def test_batches_arrive_whole_and_are_given_back(world):
 
 def test_a_further_group_comes_with_its_positions(world):
     group, expected = world.batch(5, 333, group=1)
-    world.courier.push(group)
+    world.sender.push(group)
     header, _ = world.receive()
     check(world.collect([header.blob]), expected)
     assert world.released.get(timeout=WAIT_S).group == 1
@@ -177,13 +177,13 @@ def test_of_several_types_rows_come_that_there_are():
         slot = ready.rows.blob.slots[array.offset // SLOT]
         at = slot * SLOT + array.offset % SLOT
         world.arena.data[at : at + 80].view(np.uint64)[:] = NO_ROW  # the first ten have none
-    world.courier.push(ready)
+    world.sender.push(ready)
     header, _ = world.receive()
     found = world.collect([header.structure, header.rows.blob])
     for spec in SPECS:
         wanted = expected[f"rows:{spec.name}"][10 * spec.row_bytes :]
         np.testing.assert_array_equal(found[f"rows:{spec.name}"], wanted)
-    world.courier.close()
+    world.sender.close()
 
 
 @pytest.mark.parametrize("form", ["ranges", "rows", "index"])
@@ -195,7 +195,7 @@ def test_hop_wise_batches_of_every_form(world, form):
     index = -1 if form == "ranges" else 50 * SLOT
     if index >= 0:
         data[index : index + 8 * num].view(np.int64)[:] = ids
-    world.courier.push(
+    world.sender.push(
         ChunkReady(
             session=3, run=1, epoch=0, step=0, num_rows=num, form=form, first=first,
             counts=counts, places=places, index=index,
@@ -218,7 +218,7 @@ def test_hop_wise_batches_of_every_form(world, form):
 
 def test_no_more_is_on_its_way_than_the_credit():
     world = World(credit=10_000)
-    world.courier.push(world.batch(0, 900)[0])
+    world.sender.push(world.batch(0, 900)[0])
     world.receive()
     on_the_way = 0
     while not world.sent.empty() or not on_the_way:
@@ -226,23 +226,23 @@ def test_no_more_is_on_its_way_than_the_credit():
         threading.Event().wait(0.05)
     assert 0 < on_the_way <= 10_000
     assert world.quiet()
-    world.courier.taken(1, on_the_way + 1)  # more than was sent: not believed
-    world.courier.taken(7, on_the_way)  # of another run
+    world.sender.taken(1, on_the_way + 1)  # more than was sent: not believed
+    world.sender.taken(7, on_the_way)  # of another run
     assert world.quiet()
-    world.courier.taken(1, on_the_way)
+    world.sender.taken(1, on_the_way)
     assert isinstance(world.receive()[0], Piece)
-    world.courier.close()
+    world.sender.close()
 
 
 def test_what_belongs_to_an_older_run_is_given_back_unread(world):
-    world.courier.begin(2)
+    world.sender.begin(2)
     ready, _ = world.batch(0, 50)
     world.arena.data[43 * SLOT : 46 * SLOT] = 0xFF  # written over: no addresses any more
-    world.courier.push(ready)
+    world.sender.push(ready)
     assert world.released.get(timeout=WAIT_S).run == 1
     assert world.sent.empty()
-    world.courier.begin(1)  # a run does not come back
-    world.courier.push(ready)
+    world.sender.begin(1)  # a run does not come back
+    world.sender.push(ready)
     assert world.released.get(timeout=WAIT_S).run == 1
     assert world.sent.empty()
 
@@ -255,8 +255,8 @@ def test_a_row_that_no_buffer_holds_is_refused():
         rows=(wide,), types=("n",), relations=(),
     )  # fmt: skip
     with pytest.raises(Refused, match="a row has"):
-        Courier(attached, 1, world, world.frames, world.sent.put, world.released.put)
-    world.courier.close()
+        Sender(attached, 1, world, world.frames, world.sent.put, world.released.put)
+    world.sender.close()
 
 
 def test_buffers_fit_what_is_free():
@@ -267,4 +267,4 @@ def test_buffers_fit_what_is_free():
     with pytest.raises(Refused):
         Frames(world)
     assert len(world.broker.given) == 1
-    world.courier.close()
+    world.sender.close()

@@ -1,4 +1,4 @@
-"""How long a client waits for a daemon to come back, and how often it knocks."""
+"""How long a client waits for a daemon to come back, and how often it tries."""
 
 import time
 from collections.abc import Callable
@@ -6,7 +6,7 @@ from collections.abc import Callable
 FIRST_S, MOST_S = 0.02, 1.0  # between two attempts: doubled from one to the next, up to
 
 
-class Patience:
+class Backoff:
     """Waits between attempts until so many seconds have passed since the first of them failed."""
 
     def __init__(
