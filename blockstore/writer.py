@@ -310,6 +310,11 @@ def remove_leftovers(path: Path) -> None:
             shutil.rmtree(folder, ignore_errors=True)
 
 
+def missing_parents(path: Path) -> list[Path]:
+    """Folders above a path that are not there yet; whoever makes them flushes their parents."""
+    return [folder for folder in path.absolute().parents if not folder.exists()]
+
+
 def flush_tree(folder: Path) -> None:
     """Every file and folder in it is on disk then, and itself."""
     for inner, _, files in os.walk(folder):

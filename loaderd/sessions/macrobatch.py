@@ -7,8 +7,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blockstore import concurrency
+from loaderd.api.errors import Refused
 from loaderd.api.protocol import Attach, LedgerEntry, MacroBatch, Skipped
 from loaderd.memory.ledger import ServedRows, SessionNeed, served_rows
+from loaderd.memory.slots import LOOK_WAIT_S, WAIT_S
 from loaderd.memory.workspace import Carver, Sizes
 from loaderd.monitoring.trace import READ_MACRO, SERVE_MACRO, STAGE
 from loaderd.plans.base import Unit
@@ -224,7 +226,8 @@ def open_macrobatches(
         spec = spec._replace(plan=spec.plan.placed(groups.counts))
         memories = _take_memories(resources, allocation, asked.served, files, sized.macro)
         memory = take_memory(resources, allocation, spec.plan, sized.sizes, sized.cut)
-        partitions = Partitions(groups, memories, sized.macro)
+        macro = sized.macro._replace(memories=len(memories))
+        partitions = Partitions(groups, memories, macro)
         return MacrobatchSession(resources, number, spec, asked.served, memory, partitions)
 
 
@@ -268,9 +271,16 @@ def _take_memories(
         resources.store, files, served, resources.reader, resources.arena.data, transit,
         allocation.run(cut.ids), allocation.run(cut.hubs), cut.choice,
     )  # fmt: skip
-    memories = []
-    for _ in range(cut.memories):
-        carver = Carver(allocation.run(cut.macro))
+    memories = list[MacroMemory]()
+    while len(memories) < cut.memories:
+        try:
+            carver = Carver(allocation.run(cut.macro, LOOK_WAIT_S if memories else WAIT_S))
+        except Refused:
+            # The free slots may lie too far apart, because another store has those between them.
+            # One macro-batch is enough; the next is read ahead only if there is room for it.
+            if memories:
+                break
+            raise
         arrays = carve_macro(carver, resources.store.manifest, served, cut.bounds, cut.choice)
         memories.append(MacroMemory(MacroGraph(shared, arrays)))
     return memories

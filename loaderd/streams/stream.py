@@ -162,7 +162,6 @@ class Stream:
         self.served += batch.whole
         if not batch.wanted:
             self._free(batch, len(batch.left) - 1)
-            self.session.wake()  # it may be wanted again
             return
         if len(batch.pieces) > 1:
             for cursor in [c for c in batch.sent if c.held.get(batch.step) is batch]:
@@ -440,11 +439,16 @@ class Stream:
                     self._free(batch, group)
 
     def _free(self, batch: RingBatch, group: int) -> None:
-        if batch.whole and not any(batch.left):
+        gone = batch.whole and not any(batch.left)
+        if gone:
             self._ring.pop((batch.run, batch.step), None)
         self.session.release(
             Release(session=self.session.number, run=batch.run, step=batch.step, group=group)
         )
+        # A cursor that came late wants this batch again.  `next` could not build it while the ring
+        # had it, and said that nothing was wanted: the session does not ask again by itself.
+        if gone and any((p.run, p.ask) == (batch.run, batch.step) for _, p in self._places()):
+            self.session.wake()
 
     # -- places -----------------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-from blockstore.writer import flush, flush_tree
+from blockstore.writer import flush, flush_tree, missing_parents
 from preprocess.pipeline.progress import Progress
 from preprocess.pipeline.stage import Facts, PipelineRun
 from preprocess.pipeline.work import WorkFolder, sign
@@ -81,11 +81,13 @@ def keys_beside(target: Path, write: Callable[[Path], None]) -> Iterator[None]:
     write   makes the folder, where there is something to put there
     """
     folder = keys_of(target)
+    made = missing_parents(folder)
     try:
         write(folder)
         if folder.is_dir():
             flush_tree(folder)
-            flush(folder.parent)
+            for changed in (folder, *made):  # a new name is on disk after its parent's fsync
+                flush(changed.parent)
         yield
     except BaseException:
         if not target.exists():

@@ -21,7 +21,7 @@ from blockstore.format import EXTEND_FOLDER, ROOT, array_paths
 from blockstore.io.files import naming
 from blockstore.lock import LOCK, lock_folder
 from blockstore.root import read_root
-from blockstore.writer import flush, flush_below
+from blockstore.writer import flush, flush_below, missing_parents
 from preprocess.files.array_file import held_open, remove_file
 from preprocess.files.buckets import SPARE
 
@@ -56,9 +56,8 @@ class WorkFolder(ExitStack):
 
     def __init__(self, target: Path, signature: str, fresh: bool) -> None:
         super().__init__()
-        parent = target.absolute().parent
         self._target = target
-        self._made = [p for p in (parent, *parent.parents) if not p.exists()]
+        self._made = missing_parents(target)
         self.path = work_path(target)
         self._lock = lock_folder(self.path, target, "writing")
         try:

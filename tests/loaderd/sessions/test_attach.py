@@ -1,5 +1,6 @@
 """Attaching beside sessions at work, where the graph pool has fewer slots than the graph blocks."""
 
+import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -7,7 +8,7 @@ import numpy as np
 import pytest
 
 from loaderd.api.errors import Refused
-from tests.graphs import Csc
+from tests.graphs import Csc, make_csc
 from tests.loaderd.harness import WAIT_S
 from tests.loaderd.opened import held, serve, sessions_of, wait_held
 from tests.stores import write_store
@@ -121,3 +122,31 @@ def test_an_attach_does_not_wait_for_workers_who_have_batches_to_build(store):
                 assert attaching.result(WAIT_S) is not None
             finally:
                 gate.set()
+
+
+def test_macro_batches_are_served_though_free_slots_lie_too_far_apart_for_two(tmp_path):
+    """Another store may have the slots between them: one macro-batch in memory is enough."""
+    store = tmp_path / "partitioned"
+    write_store(store, make_csc([30] * NODES, 1), np.arange(NODES), offsets=[0, 3000, NODES])
+    calm, seen = list[str](), list[str]()
+    with sessions_of(store, 16 << 20) as other:
+        assert serve(other.attach("macrobatch"), 1, STEPS, calm) is None
+    with sessions_of(store, 16 << 20) as sessions:
+        engine, before = sessions.engine, held(sessions.engine)
+        opened = sessions.attach("macrobatch")
+        basis = next(e.basis for e in engine.status()[0] if "macro-batches" in e.basis)
+        count, size = map(int, re.findall(r"macro-batches: (\d+) x (\d+) slots", basis)[0])
+        assert count == 2
+        engine.detach(opened.session)
+        wait_held(engine, before)
+        taken = sorted(engine.broker.take(engine.broker.available()))
+        # every other run is shorter than a macro-batch, and the first than two of them
+        keep = taken[2 * size - 1 :: size]
+        engine.broker.give(sorted(set(taken) - set(keep)))
+        opened = sessions.attach("macrobatch")
+        assert any("macro-batches: 1 x" in e.basis for e in engine.status()[0])
+        assert serve(opened, 1, STEPS, seen) is None
+        assert seen == calm
+        engine.detach(opened.session)
+        engine.broker.give(keep)
+        wait_held(engine, before)

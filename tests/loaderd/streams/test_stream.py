@@ -32,14 +32,21 @@ class Producer:
 
     def __init__(self, depth: int) -> None:
         self.depth, self.run, self.consumer = depth, 0, None
+        self.asleep = False  # it was told that nothing is wanted, and nobody has woken it since
         self.leased: set[tuple[int, int, int]] = set()  # run, step, group
 
     def start(self, run: int, consumer: Any) -> None:
-        self.run, self.consumer = run, consumer
+        self.run, self.consumer, self.asleep = run, consumer, False
         self.leased.clear()
 
     def wake(self) -> None:
-        """It is asked when it builds."""
+        self.asleep = False
+
+    def ask(self) -> Wanted | None:
+        """Ask as hyperbatches do: after a None not again before it is woken."""
+        wanted = None if self.asleep else self.consumer.next()
+        self.asleep = wanted is None
+        return wanted
 
     def release(self, release: Release) -> None:
         self.leased.remove((release.run, release.step, release.group))  # once, and of this run
@@ -77,7 +84,7 @@ class Parts:
         """The next batches, the first part of each; returns their positions."""
         found = []
         for _ in range(count):
-            wanted = self.stream.next()
+            wanted = self.producer.ask()
             assert wanted is not None
             self.producer.leased.add((wanted.run, wanted.step, 0))
             self.stream.deliver(piece(wanted, last=parts == 1))
@@ -146,6 +153,24 @@ def test_what_was_built_before_its_turn_makes_room_and_is_built_again():
     parts.stream.deliver(piece(Wanted(1, 0, 0)))
     assert parts.build(5) == [1, 2, 3, 4, 5]
     assert parts.steps(8) == [0]
+
+
+def test_a_batch_is_built_again_when_the_one_who_held_it_has_released_it():
+    """The producer was told that nothing is wanted while the ring had the batch: it is woken."""
+    parts = Parts(9, 4)
+    one = parts.add(7)
+    parts.start(one)
+    for step in range(4):
+        parts.build()
+        parts.stream.release(one, one.held[step], 0)
+    parts.build()
+    late = parts.add(8)
+    parts.start(late, step=3)
+    parts.stream.drop_early()  # room for step 3: the late one wants step 4 again after that
+    assert parts.build(5) == [3, 5, 6, 7, 8]
+    assert parts.producer.ask() is None
+    parts.stream.release(one, one.held[4], 0)
+    assert parts.producer.ask() == Wanted(1, 0, 4)
 
 
 def test_nobody_joins_beyond_the_window_nor_in_another_epoch():
@@ -327,7 +352,7 @@ class Model(RuleBasedStateMachine):
         leased = {(run, step) for run, step, _ in self.parts.producer.leased}
         if len(leased) + len(self.coming) >= self.stream.depth:
             return
-        wanted = self.stream.next()
+        wanted = self.parts.producer.ask() if self.parts.producer.consumer else None
         if wanted is None:
             return
         assert wanted[::2] not in leased
@@ -399,6 +424,16 @@ class Model(RuleBasedStateMachine):
                 lease = batch.run, batch.step, group
                 assert lease in self.parts.producer.leased, "it was given back meanwhile"
             assert len(cursor.held) <= max(cursor.window, 0)
+
+    @invariant()
+    def who_waits_is_built_for(self):
+        """A session that was told that nothing is wanted is woken when something is."""
+        if not hasattr(self, "parts") or not self.parts.producer.asleep:
+            return
+        for cursor in self.stream.hungry:
+            assert cursor.place is not None
+            at = cursor.place.run, cursor.place.next
+            assert at in self.stream._ring, f"nobody builds {at} for {cursor.number}"
 
     def teardown(self):
         """When all have gone nothing is leased."""
