@@ -17,7 +17,7 @@ from blockstore.kernels.columns import (
     wide,
 )
 from blockstore.kernels.crc import find_bad_page
-from blockstore.kernels.jit import leaf, njit
+from blockstore.kernels.jit import inner, leaf, njit
 
 _TOGETHER = 4  # pages: 16 KiB stay in the nearest cache
 MAGIC = int.from_bytes(BLOCK_MAGIC, "little")
@@ -27,13 +27,13 @@ FIELDS = ("magic", "version and flags", "first_node", "num_nodes", "num_edges", 
 GOOD, BAD_CARRIED, BAD_LAST_DEGREE, BAD_OFFSETS = -1, 6, 7, 8
 
 
-@leaf
+@inner
 def _edges_start(num_nodes, id_bytes):
     """Where edges begin in a block with so many columns, in units of the id width."""
     return (HEADER_BYTES + 4 * (num_nodes + 1) + 7) // 8 * 8 // id_bytes
 
 
-@leaf
+@inner
 def _bad_field(words, block, first_node, first_edge, flags, start):
     """Number of the first field that is not as the object index has it, or GOOD."""
     if words[0] != MAGIC:
@@ -49,7 +49,7 @@ def _bad_field(words, block, first_node, first_edge, flags, start):
     return GOOD if np.int64(words[EDGES_START]) == start else 5
 
 
-@leaf
+@inner
 def _head_of(first_node, block):
     """The block in which the last column before those of `block` starts; -1: there is none."""
     low, high = np.int64(-1), np.int64(block) - 1
@@ -62,7 +62,7 @@ def _head_of(first_node, block):
     return low
 
 
-@leaf
+@inner
 def _is_carried(carried, block, first_node, first_edge, capacity):
     """Whether the edges before a block's columns can be those of a column that goes on here."""
     num_edges = np.int64(first_edge[block + 1] - first_edge[block])
@@ -80,7 +80,7 @@ def _is_carried(carried, block, first_node, first_edge, capacity):
     )
 
 
-@leaf
+@inner
 def _is_continued(degree, carried, block, first_node, first_edge, capacity):
     """Whether the blocks after one hold the rest of its only column, of so many edges in all."""
     parts = (degree + capacity - 1) // capacity
@@ -96,7 +96,7 @@ def _is_continued(degree, carried, block, first_node, first_edge, capacity):
     )
 
 
-@leaf
+@inner
 def _bad_offset(words, num_nodes, begin, end):
     """Whether offsets do not ascend from the first edge that is not carried to the end."""
     offsets, falls = words[HEADER_WORDS : HEADER_WORDS + num_nodes + 1], 0

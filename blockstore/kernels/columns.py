@@ -13,7 +13,7 @@ from blockstore.format import (
     NUM_EDGES_OFFSET,
     NUM_NODES_OFFSET,
 )
-from blockstore.kernels.jit import leaf
+from blockstore.kernels.jit import inner
 
 HEADER_WORDS = BLOCK_HEADER.size // 4  # the offsets follow
 FIRST_NODE = 2  # this and the others in words of four bytes
@@ -37,9 +37,7 @@ class BlockView(NamedTuple):
     slot_bytes: int
     edge_bytes: int  # of an edge id in a block; 0: the blocks hold none
     weight_bytes: int  # likewise
-    capacity: (
-        int  # edges of one column that fill a block: a longer column is a *multi-block column*
-    )
+    capacity: int  # edges of one column that fill a block; a longer one is a multi-block column
 
 
 def view_blocks(
@@ -58,25 +56,25 @@ def view_blocks(
     )  # fmt: skip
 
 
-@leaf
+@inner
 def wide(words, word):
     """A field of eight bytes."""
     return np.int64(words[word]) + (np.int64(words[word + 1]) << 32)
 
 
-@leaf
+@inner
 def slot_word(view, block):
     """First word of a block, which is present."""
     return np.int64(view.slots[block]) * (view.slot_bytes // 4)
 
 
-@leaf
+@inner
 def column_word(view, node, block):
     """Word of the offset of a column; its block is present."""
     return slot_word(view, block) + HEADER_WORDS + np.int64(node) - np.int64(view.first_node[block])
 
 
-@leaf
+@inner
 def column_degree(view, word, base):
     """Total degree of the column whose offset is at `word`, of the block at word `base`."""
     degree = np.int64(view.words[word + 1]) - np.int64(view.words[word])
@@ -85,7 +83,7 @@ def column_degree(view, word, base):
     return degree
 
 
-@leaf
+@inner
 def sections(view, slot):
     """Where a block's edges begin: indices, in their views, of the first source, id, weight, time.
 

@@ -5,7 +5,7 @@ from numba.extending import overload
 
 from blockstore.format import PAGE_BYTES
 from blockstore.kernels.intrinsics import crc32_word, has_crc32
-from blockstore.kernels.jit import njit
+from blockstore.kernels.jit import inner, njit
 
 PAGE_WORDS = PAGE_BYTES // 8
 _INITIAL = np.uint64(0xFFFF_FFFF)
@@ -47,7 +47,7 @@ def _choose_crc_word(crc, word):
     return lambda crc, word: crc_word_by_table(crc, word)
 
 
-@njit(nogil=True, cache=True)
+@inner
 def _crc_page(words, start):
     crc = _INITIAL
     for i in range(start, start + PAGE_WORDS):
@@ -55,7 +55,7 @@ def _crc_page(words, start):
     return np.uint32(crc ^ _INITIAL)
 
 
-@njit(nogil=True, cache=True)
+@inner
 def _crc_four_pages(words, start):
     """The crcs of four pages, interleaved: the instruction takes 3 cycles, starts every cycle."""
     a, b, c, d = _INITIAL, _INITIAL, _INITIAL, _INITIAL

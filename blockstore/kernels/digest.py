@@ -3,12 +3,12 @@
 import numpy as np
 
 from blockstore.kernels.intrinsics import wrap_add, wrap_mul
-from blockstore.kernels.jit import njit
+from blockstore.kernels.jit import inner, njit
 
 _ODD = np.uint64(0x9E37_79B9_7F4A_7C15)
 
 
-@njit(nogil=True, cache=True)
+@inner
 def fold(digest, word):
     """A digest that has seen one more word; uint64."""
     mixed = wrap_mul(wrap_add(digest ^ np.uint64(word), _ODD), _ODD)

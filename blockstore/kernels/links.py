@@ -13,11 +13,11 @@ from blockstore.kernels.columns import (
     sections,
     slot_word,
 )
-from blockstore.kernels.jit import leaf, njit
+from blockstore.kernels.jit import inner, leaf, njit
 from blockstore.kernels.random import draw_below
 
 
-@leaf
+@inner
 def _column_of(arena32, base, edge):
     """Which of a block's columns the edge at `edge`, counted as its offsets are, belongs to."""
     low, high = np.int64(0), np.int64(arena32[base + NUM_NODES]) - 1
@@ -93,7 +93,7 @@ def group_excluded(places, sources, starts, out):
             out[starts[s] : starts[s + 1]].sort()
 
 
-@leaf
+@inner
 def _holds(values, low, high, value):
     """Whether `value` is among values[low:high], which ascend."""
     while low < high:

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from blockstore.kernels.jit import leaf, njit
+from blockstore.kernels.jit import inner, leaf, njit
 
 _STEPS = 8  # blocks between two entries of the guide that are tried one by one
 
@@ -32,7 +32,7 @@ def build_guide(first_node, first, num_nodes, shift):
     return guide
 
 
-@leaf
+@inner
 def _search(first_node, low, high, node):
     """The last of blocks low..high whose first column is `node` or before it."""
     while low < high:

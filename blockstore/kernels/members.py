@@ -15,7 +15,7 @@ from blockstore.kernels.columns import (
     sections,
 )
 from blockstore.kernels.intrinsics import popcount, prefetch
-from blockstore.kernels.jit import leaf, njit
+from blockstore.kernels.jit import inner, leaf, njit
 from blockstore.kernels.picks import (
     EDGE_FIRST,
     FIRST,
@@ -90,7 +90,7 @@ def count_members(words):
     return total
 
 
-@leaf
+@inner
 def _is_member(words, node):
     return (words[2 * (np.int64(node) >> 6)] >> (np.uint64(node) & np.uint64(63))) & _ONE
 
@@ -112,7 +112,7 @@ def take_new(words, nodes, take):
         words[word] |= bit
 
 
-@leaf
+@inner
 def _copy_members(view, at, edge_at, weight_at, count, members, columns, to):
     """Edges of a column whose source is a member, from `to` on; returns where they end."""
     for k in range(count):
@@ -202,7 +202,7 @@ def address_group(wanted, in_order, members, layout, shard, places, out):
         out[rank_of(members.words, node) - members.base] = places[number - shard] + offset
 
 
-@leaf
+@inner
 def _is_of_type(members, node):
     return members.first <= np.int64(node) < members.first + members.num_nodes
 
@@ -253,7 +253,7 @@ def _draw_uniform(members, columns, column, draws, room):
         fetch_group(columns.sources, columns.edge_ids, count, draws, room.table)
 
 
-@leaf
+@inner
 def _pick_group(members, columns, column, start, count, draws, room):
     nodes, table = column.nodes, room.table
     for i in range(start, start + count):
@@ -288,7 +288,7 @@ def _draw_ranked(members, columns, column, draws, heap):
             _put_column(members, columns, column, i, positions[:found], draws)
 
 
-@leaf
+@inner
 def _rank_column(members, columns, column, i, heap):
     """Edges of least weight key into the heap; how many."""
     column.counts[i] = 0
@@ -301,7 +301,7 @@ def _rank_column(members, columns, column, i, heap):
     )  # fmt: skip
 
 
-@leaf
+@inner
 def _put_column(members, columns, column, i, positions, draws):
     begin = columns.starts[rank_of(members.words, column.nodes[i]) - members.base]
     put_picks(columns.sources, columns.edge_ids, begin, begin, column, i, positions, draws)

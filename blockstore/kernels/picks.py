@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blockstore.kernels.intrinsics import mulhi, prefetch
-from blockstore.kernels.jit import leaf
+from blockstore.kernels.jit import inner, leaf
 from blockstore.kernels.random import draw_hash, mix, node_key
 
 UNIFORM, BY_WEIGHT, UNTIL, LATEST = range(4)  # kinds of a rule; all but the first rank edges
@@ -74,7 +74,7 @@ def scratch_size(fanout):
     return size
 
 
-@leaf
+@inner
 def _among(out, at, count, pick):
     """Whether `pick` is among out[at : at + count]."""
     for j in range(at, at + count):
@@ -83,7 +83,7 @@ def _among(out, at, count, pick):
     return False
 
 
-@leaf
+@inner
 def _remember(scratch, pick):
     """Put `pick` into the set `scratch`; whether it was there already."""
     mask = np.uint64(scratch.size - 1)
@@ -96,7 +96,7 @@ def _remember(scratch, pick):
     return False
 
 
-@leaf
+@inner
 def _pick_short(out, at, degree, fanout, nkey):
     """Floyd's picks of a column of 64 edges at most: a word of bits is the set, and no branch."""
     one, bits, place = np.uint64(1), np.uint64(0), np.uint64(at)
@@ -109,7 +109,7 @@ def _pick_short(out, at, degree, fanout, nkey):
         out[place + np.uint64(k)] = pick
 
 
-@leaf
+@inner
 def _pick_few(out, at, degree, fanout, nkey):
     """Floyd's picks, _LINEAR at most: a word of bits tells most of them from those before."""
     one, low = np.uint64(1), np.uint64(63)
@@ -123,7 +123,7 @@ def _pick_few(out, at, degree, fanout, nkey):
         out[place + np.uint64(k)] = pick
 
 
-@leaf
+@inner
 def _pick_many(out, at, degree, fanout, nkey, scratch):
     """Floyd's picks with a set of them."""
     place = np.uint64(at)
@@ -162,13 +162,13 @@ def pick_positions(out, at, degree, fanout, replace, node, key, scratch):
         _pick_many(out, at, degree, fanout, nkey, scratch)
 
 
-@leaf
+@inner
 def is_whole(degree, rule):
     """Whether the picks of a column are all its edges, in order."""
     return rule.fanout < 0 or (degree <= rule.fanout and not rule.replace)
 
 
-@leaf
+@inner
 def _ask_for(values, first, degree, positions, at, found, whole):
     """Prefetch what a column's picks need: its cache lines, or those of the picks if fewer."""
     per_line = 64 // values.itemsize
@@ -182,7 +182,7 @@ def _ask_for(values, first, degree, positions, at, found, whole):
             prefetch(values, first + np.int64(positions[k]))
 
 
-@leaf
+@inner
 def pick_column(ids, edge_ids, column, i, degree, draws, g, room):
     """Pick edges of node i, whose first edge column g of the table tells: positions, to the draws.
 
@@ -206,7 +206,7 @@ def pick_column(ids, edge_ids, column, i, degree, draws, g, room):
             _ask_for(edge_ids, table[EDGE_FIRST, g], degree, draws.sources, at, found, whole)
 
 
-@leaf
+@inner
 def fetch_group(ids, edge_ids, count, draws, table):
     """Positions to the sources and edges that lie there, of the first columns of a group."""
     sources = draws.sources
@@ -223,7 +223,7 @@ def fetch_group(ids, edge_ids, count, draws, table):
                 sources[k] = ids[first + np.uint64(sources[k])]
 
 
-@leaf
+@inner
 def _fetch_edges(edge_ids, draws, table, g):
     first, at, to = table[EDGE_FIRST, g], table[AT, g], table[EDGE_AT, g]
     for k in range(table[FOUND, g]):

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from blockstore.kernels.jit import leaf
+from blockstore.kernels.jit import inner, leaf
 from blockstore.kernels.picks import (
     BY_WEIGHT,
     GROUP,
@@ -43,7 +43,7 @@ def draw_rule(rule, uniform, ranked):
     return ranked, Heap(np.empty(most, np.int64), np.empty(most, np.int64))
 
 
-@leaf
+@inner
 def _leaves_before(heap, a, b, last):
     """Whether entry a leaves before entry b."""
     if heap.ranks[a] == heap.ranks[b]:
@@ -52,7 +52,7 @@ def _leaves_before(heap, a, b, last):
     return heap.ranks[a] > heap.ranks[b]
 
 
-@leaf
+@inner
 def _swap(values, a, b):
     values[a], values[b] = values[b], values[a]
 
@@ -91,7 +91,7 @@ def push(heap, count, most, rank, position, last):
     return count
 
 
-@leaf
+@inner
 def weight_key(nkey, position, weight):
     """-log(u) / weight, u uniform in (0, 1); infinite for weight 0."""
     if not weight > 0:
@@ -100,7 +100,7 @@ def weight_key(nkey, position, weight):
     return -math.log(u) / np.float64(weight)
 
 
-@leaf
+@inner
 def _columns_key(column, i):
     """Key of a node's draws; in a tree it is another one in each of them."""
     rule = column.rule
@@ -110,7 +110,7 @@ def _columns_key(column, i):
     return node_key(key, column.nodes[i])
 
 
-@leaf
+@inner
 def rank_edges(floats, longs, at, first, count, column, i, heap, found):
     """Take edges of node i into its heap; returns how many are there then, int64.
 
@@ -137,7 +137,7 @@ def rank_edges(floats, longs, at, first, count, column, i, heap, found):
     return found
 
 
-@leaf
+@inner
 def put_picks(ids, edge_ids, first, edge_first, column, i, positions, draws):
     """Sources and edges at the positions picked of node i, ascending; `first` as in a group."""
     column.counts[i] = positions.size

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blockstore.kernels.intrinsics import prefetch
-from blockstore.kernels.jit import leaf
+from blockstore.kernels.jit import inner, leaf
 from blockstore.kernels.random import mix
 
 _COLUMNS = 8  # whose memory is asked for ahead, at most _DRAWS of each
@@ -80,13 +80,13 @@ def clear_stamp(n_id, num_nodes, stamp):
         stamp[n_id[i]] = -1
 
 
-@leaf
+@inner
 def _empty(keys):
     """The key of an empty slot: all ones of the width of the keys."""
     return np.uint64(0xFFFFFFFF) if keys.itemsize == 4 else np.uint64(0xFFFFFFFFFFFFFFFF)
 
 
-@leaf
+@inner
 def _find(node, keys, empty):
     """Slot of `node`, or the empty slot where it would go."""
     mask = keys.size - 1
@@ -96,7 +96,7 @@ def _find(node, keys, empty):
     return slot
 
 
-@leaf
+@inner
 def _ask_for(node, keys, values):
     """Prefetch where the search for `node` begins."""
     slot = np.int64(mix(np.uint64(node)) & np.uint64(keys.size - 1))
@@ -160,7 +160,7 @@ def clear_hash(n_id, num_nodes, table):
             keys[slot] = empty
 
 
-@leaf
+@inner
 def _find_pair(wanted, keys):
     """Slot of a key, or the empty slot where it would go."""
     mask = keys.size - 1
@@ -170,7 +170,7 @@ def _find_pair(wanted, keys):
     return slot
 
 
-@leaf
+@inner
 def _pair(tree, node):
     """Key of a node in a tree."""
     return (np.uint64(tree) << np.uint64(NODE_BITS)) | np.uint64(node)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from blockstore.format import PAGE_BYTES
 from blockstore.kernels.intrinsics import prefetch
-from blockstore.kernels.jit import leaf
+from blockstore.kernels.jit import inner, leaf
 from blockstore.kernels.rows import NO_ROW, copy_row
 
 ABSENT_ROW, LISTED = np.int32(-1), np.int32(-2)
@@ -111,7 +111,7 @@ def note_use(nodes, num, first, num_nodes, place, batch, uses):
                 uses[entry] = batch
 
 
-@leaf
+@inner
 def _level(coming, uses, entry, now):
     """What goes first is lowest, 0 to LEVELS - 1.
 

@@ -26,7 +26,7 @@ from blockstore.kernels.columns import (
     slot_word,
 )
 from blockstore.kernels.intrinsics import prefetch
-from blockstore.kernels.jit import leaf, njit
+from blockstore.kernels.jit import inner, leaf, njit
 from blockstore.kernels.picks import (
     BY_WEIGHT,
     EDGE_FIRST,
@@ -70,7 +70,7 @@ def column_degrees(view, column, blocks, order, low, high):
         _degree_group(view, column, blocks, order, start, count, table)
 
 
-@leaf
+@inner
 def _degree_group(view, column, blocks, order, start, count, table):
     for g in range(count):
         i = np.int64(order[start + g]) if order.size else start + g
@@ -79,7 +79,7 @@ def _degree_group(view, column, blocks, order, start, count, table):
             column.counts[i] = column_degree(view, table[FIRST, g], slot_word(view, blocks[i]))
 
 
-@leaf
+@inner
 def _find_group(view, column, blocks, order, start, count, header, table):
     """table[FIRST] = word of each column's offset, -1 for a node of another type; asked for."""
     for g in range(count):
@@ -93,7 +93,7 @@ def _find_group(view, column, blocks, order, start, count, header, table):
                 prefetch(view.words, slot_word(view, blocks[i]))
 
 
-@leaf
+@inner
 def _pick_group(
     view, column, blocks, order, start, count, draws, multi_block, num_multi_block, room
 ):
@@ -128,7 +128,7 @@ def _pick_group(
     return num_multi_block
 
 
-@leaf
+@inner
 def _append(multi_block, num_multi_block, column, i, degree):
     multi_block.entries[num_multi_block], multi_block.degrees[num_multi_block] = i, degree
     column.counts[i] = 0
@@ -150,7 +150,7 @@ def _draw_uniform(
     return num_multi_block
 
 
-@leaf
+@inner
 def _rank_column(view, column, blocks, i, multi_block, num_multi_block, heap):
     """Edges of least rank of entry i into the heap; how many, or -1: it is a multi-block column."""
     column.counts[i] = 0
@@ -167,14 +167,14 @@ def _rank_column(view, column, blocks, i, multi_block, num_multi_block, heap):
     return rank_edges(view.floats, view.longs, at, 0, degree, column, i, heap, np.int64(0))
 
 
-@leaf
+@inner
 def _values_at(view, rule, slot):
     """Where the values that a block's edges are ranked by begin."""
     _, _, weight_at, time_at = sections(view, slot)
     return weight_at if rule.kind == BY_WEIGHT else time_at
 
 
-@leaf
+@inner
 def _put_column(view, column, blocks, i, positions, draws):
     """Picks of entry i, whose column lies in one block."""
     base = slot_word(view, blocks[i])
@@ -236,7 +236,7 @@ def pick_multi_block(column, multi_block, picks):
     _pick_multi_block(column, multi_block, picks, scratch)
 
 
-@leaf
+@inner
 def _pick_multi_block(column, multi_block, picks, scratch):
     rule = column.rule
     for g in range(multi_block.entries.size):
@@ -298,7 +298,7 @@ def fetch_multi_block(view, column, blocks, draws, multi_block, picks):
                 _fetch_part(view, blocks[i], low, count, i, low, draws)
 
 
-@leaf
+@inner
 def _fetch_part(view, head, position, count, i, k, draws):
     """Picks k and on of entry i: edges of one block, from a position on, if it is present."""
     part = position // view.capacity

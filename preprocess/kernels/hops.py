@@ -16,7 +16,7 @@ from blockstore.kernels.columns import (
     wide,
 )
 from blockstore.kernels.intrinsics import prefetch
-from blockstore.kernels.jit import leaf, njit
+from blockstore.kernels.jit import inner, leaf, njit
 from preprocess.kernels.rowsum import RowSources, sum_rows
 
 CHUNK_EDGES = 128  # summed in registers, then added to the sum: errors grow with chunks, not edges
@@ -43,7 +43,7 @@ class Product(NamedTuple):
     loops: bool  # a node is its own source too
 
 
-@leaf
+@inner
 def sum_edges(table, edges, low, high, weight_at, out, at, own, times):
     """out[at : at + width] = times * (row `own`, where there is one, and the rows of all edges).
 
@@ -58,7 +58,7 @@ def sum_edges(table, edges, low, high, weight_at, out, at, own, times):
     sum_rows(table, edges, begin, high, weight_at, out, at, own, new, times)
 
 
-@leaf
+@inner
 def _add_share(node, width, product, out):
     for c in range(node * width, (node + 1) * width):
         out[c] += product.share * product.x[c]
