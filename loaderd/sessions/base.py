@@ -36,7 +36,7 @@ from loaderd.monitoring.devicecost import DeviceGauge
 from loaderd.monitoring.trace import Trace
 from loaderd.plans.base import Plan, Wanted
 from loaderd.plans.chunks import HopPlan
-from loaderd.sampling.rows import RowAssembler
+from loaderd.sampling.rows import RowAssembler, ServedFiles
 from loaderd.sampling.topology import Topology
 from loaderd.sessions.build import Builder
 from loaderd.sessions.workers import SerialExecutor, WorkerPool
@@ -190,6 +190,7 @@ class StoreResources:
     topology: Topology
     assembler: RowAssembler
     builder: Builder
+    rows: ServedFiles  # of nodes, then of edges
     first_copied: int  # number, in the reader, of the first file of copies of hubs and halos
     first_propagated: int  # and of the first array of propagated features
     lock: Lock  # of all sessions
@@ -197,11 +198,6 @@ class StoreResources:
     draining: concurrency.Event  # set: no batch is begun, and what is leased stays so for good
     ended: Callable[[EngineSession], None]  # told when a session has given all back
     _shared: Guarded[dict[object, Any]] = field(default_factory=lambda: Guarded({}))
-
-    @property
-    def first_rows(self) -> int:
-        """Number, in the reader, of the first of the served row arrays."""
-        return len(self.store.manifest.relations)
 
     def shared(self, make: Callable[["StoreResources"], SharedT]) -> SharedT:
         """What `make` makes of the resources when it is first asked for: one for all sessions."""

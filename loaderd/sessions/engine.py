@@ -42,7 +42,7 @@ from loaderd.monitoring.meter import add_counts
 from loaderd.plans.base import Wanted
 from loaderd.sampling.macrobatch.files import copied_files
 from loaderd.sampling.propagated.files import hop_files
-from loaderd.sampling.rows import RowAssembler
+from loaderd.sampling.rows import RowAssembler, ServedFiles
 from loaderd.sampling.topology import Topology
 from loaderd.sessions.base import Deliver, EngineSession, Out, SharedResources, StoreResources
 from loaderd.sessions.build import Builder
@@ -128,10 +128,11 @@ class Engine:
         self.rows = Residency(rows, self.reader, first_rows, changed)
         topology = Topology(store, self.graph, arena.data, budget.slot_bytes)
         topology.relations = [index.kept(tables) for index in topology.relations]
-        assembler = RowAssembler(
-            served, self.rows, self.reader, first_rows, arena.data, budget.slot_bytes,
-            manifest.block_bytes,
+        row_files = ServedFiles(
+            served, self.reader, first_rows, arena.data, budget.slot_bytes, manifest.block_bytes,
+            manifest.id_dtype,
         )  # fmt: skip
+        assembler = RowAssembler(row_files, self.rows)
         original = tables.array(np.dtype(manifest.id_dtype), manifest.num_nodes)
         for t in manifest.types:
             for row, ids in scan_rows(store, t.original_id):
@@ -140,7 +141,8 @@ class Engine:
             store=store, settings=self.settings, budget=budget, broker=self.broker, arena=arena,
             reader=self.reader, gauge=DeviceGauge(self.reader), workers=shared.workers,
             trace=shared.trace, graph=self.graph, topology=topology, assembler=assembler,
-            builder=Builder(topology, assembler, arena, original), first_copied=first_copied,
+            builder=Builder(topology, assembler, arena, original), rows=row_files,
+            first_copied=first_copied,
             first_propagated=first_propagated, draining=concurrency.Event(),
             ended=self._ended, lock=self.lock, closer=shared.closer,
         )  # fmt: skip

@@ -25,7 +25,13 @@ from loaderd.plans.minibatch import MinibatchPlan
 from loaderd.sampling.failures import error_text
 from loaderd.sampling.hyperbatch.cut import HyperCut
 from loaderd.sampling.hyperbatch.rowcache import RowCache
-from loaderd.sampling.hyperbatch.session import Hyper, Sampled, Sampler, StructureArea
+from loaderd.sampling.hyperbatch.session import (
+    Hyper,
+    HyperMemory,
+    Sampled,
+    Sampler,
+    StructureArea,
+)
 from loaderd.sampling.hyperbatch.single import BatchSampler, Crew, Workspaces, expand
 from loaderd.sampling.structure import Structure
 from loaderd.sessions.base import Allocation, Kind, StoreResources
@@ -55,15 +61,6 @@ from loaderd.sessions.sizing import (
 )
 
 _FILL = 2  # of `loaderd.monitoring.trace.STAGES`
-
-
-class HyperMemory(NamedTuple):
-    """What hyperbatches take beside what batches are built in."""
-
-    cut: HyperCut
-    areas: list[StructureArea]
-    scratch: StructureArea | None  # if batches are sampled together
-    cache: RowCache | None  # None: rows pass by, batch by batch
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -98,10 +95,7 @@ class HyperbatchSession(SampledSession):
             sampler = BatchSampler(self._sample_alone, crew)
         else:
             sampler = block_sampler(resources, spec, crew, hyper.scratch)
-        self._hyper = Hyper(
-            spec.plan, sampler, hyper.cache, hyper.areas, hyper.cut.size, hyper.cut.chunk, self,
-            resources.trace,
-        )  # fmt: skip
+        self._hyper = Hyper(spec.plan, sampler, hyper, self, resources.trace)
 
     def _sample_alone(self, unit: Unit, work: Workspace) -> Structure:
         begun = concurrency.perf_counter_ns()
@@ -311,11 +305,9 @@ def _take(resources: StoreResources, draft: SessionDraft, cut: HyperCut) -> Hype
             return HyperMemory(cut, areas, scratch, None)
         tables = allocation.run(cut.tables, LOOK_WAIT_S)
         transit = [allocation.run(cut.run, LOOK_WAIT_S) for _ in range(settings.readers)]
-        manifest = resources.store.manifest
         cache = RowCache(
-            draft.served, resources.reader, resources.first_rows, resources.arena.data,
-            resources.budget.slot_bytes, manifest.block_bytes, manifest.id_dtype, cut.entries,
-            tables, allocation.slots(cut.rows), transit, row_cost(resources, transit).gap_pages,
+            resources.rows._replace(served=draft.served), cut.entries, tables,
+            allocation.slots(cut.rows), transit, row_cost(resources, transit).gap_pages,
         )  # fmt: skip
         return HyperMemory(cut, areas, scratch, cache)
     except Refused:

@@ -62,18 +62,15 @@ def block_sampler(
     resources: StoreResources, spec: BatchSpec, crew: Crew, scratch: StructureArea
 ) -> BlockSampler:
     """Samples batches together: the graph is not in memory."""
-    manifest = resources.store.manifest
-    edge_ids = max((r.edge_id_dtype or "uint32" for r in manifest.relations), default="uint32")
     return BlockSampler(
         spec.plan, lambda units, held: resources.builder.roots(spec, units, held),
-        resources.topology, resources.graph, crew, scratch, resources.shared(SamplingTurn).lock,
-        manifest.id_dtype, edge_ids, resources.trace,
+        resources.topology, crew, scratch, resources.shared(SamplingTurn).lock, resources.trace,
     )  # fmt: skip
 
 
 def row_cost(resources: StoreResources, buffers: Sequence[NDArray[np.uint8]]) -> DeviceCost:
     """What reading rows costs, measured through these buffers."""
-    first = resources.first_rows
+    first = resources.rows.first_file
     files = range(first, first + len(served_rows(resources.store.manifest)))
     return resources.gauge.cost(files, buffers)
 
@@ -106,9 +103,8 @@ class LookAhead:
         settings = resources.settings
         room = int(resources.broker.row_slots() * settings.session_share)  # not the graph's
         return cut_hyper(
-            room, resources.budget.slot_bytes, draft.need, estimate, draft.served,
-            resources.store.manifest.id_dtype, settings.readers, draft.cut.window, asked,
-            draft.spec.plan.num_steps,
+            room, resources.rows._replace(served=draft.served), draft.need, estimate,
+            settings.readers, draft.cut.window, asked,
         )  # fmt: skip
 
     def _look(self) -> Seen | None:
@@ -171,6 +167,7 @@ class LookAhead:
             shape.ends,
         )  # fmt: skip
         return Estimate(
+            plan.num_steps,
             max(builder.structure_bytes(s, plan.unit(0, 0), self._draft.spec) for s in seen),
             max(s.num_nodes for s in seen),
             max(self._scratch_bytes(s) for s in seen) * self._together,

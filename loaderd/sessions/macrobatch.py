@@ -265,7 +265,7 @@ def _take_memories(
     """
     transit = [allocation.run(cut.run) for _ in range(cut.transit)]
     shared = MacroShared(
-        resources.store, files, served, resources.reader, resources.arena.data, transit,
+        resources.store, files, resources.rows._replace(served=served), transit,
         allocation.run(cut.ids), allocation.run(cut.hubs), cut.choice,
     )  # fmt: skip
     memories = []

@@ -347,8 +347,7 @@ def open_propagated(
 
     def cut(held: bool) -> HopCut:
         return cut_hops(
-            plan, arrays, resources.settings, resources.budget.slot_bytes,
-            resources.broker.available(), resources.budget.unused_bytes,
+            plan, arrays, resources.settings, resources.budget, resources.broker.available(),
             resources.shared(array_cache).missing_slots(arrays), request.window, held,
         )  # fmt: skip
 

@@ -24,6 +24,7 @@ from loaderd.sampling.hyperbatch.rowcache import (
     rows_by_type,
     table_bytes,
 )
+from loaderd.sampling.rows import ServedFiles
 from preprocess.ingest.ingest import ingest
 from preprocess.ingest.options import IngestOptions
 from preprocess.pipeline.progress import Progress
@@ -115,9 +116,10 @@ NEED = SessionNeed(9, 9 << 20, 1, 2, 4, 6, 50, 2)
 
 @given(st.integers(1, 3000), st.integers(0, 1), st.integers(0, 40))
 def test_a_cut_takes_no_more_than_there_is(room, together, asked):
-    estimate = Estimate(1 << 20, 10_000, together << 19, 1 << 20, (10_000, 18_000, 30_000))
+    estimate = Estimate(100, 1 << 20, 10_000, together << 19, 1 << 20, (10_000, 18_000, 30_000))
     types = [ServedRows("x", NODES, RowArray("x", "float32", 1_000_000, (16,)))]
-    cut = cut_hyper(room, 1 << 20, NEED, estimate, types, "uint32", 8, 4, asked, 100)
+    files = ServedFiles(types, None, 0, None, 1 << 20, 1 << 20, "uint32")
+    cut = cut_hyper(room, files, NEED, estimate, 8, 4, asked)
     if cut is None:
         assert not together or asked == 1 or room < 100
         return
@@ -164,7 +166,9 @@ class Kit:
         at = rows * BLOCK
         transit = [self.data[-2 * BLOCK : -BLOCK], self.data[-BLOCK:]]
         self.cache = RowCache(
-            self.served, self.reader, 0, self.data, BLOCK, store.manifest.block_bytes, "uint32",
+            ServedFiles(
+                self.served, self.reader, 0, self.data, BLOCK, store.manifest.block_bytes, "uint32"
+            ),
             entries, self.data[at : at + tables * BLOCK], list(range(rows)), transit, gap,
         )  # fmt: skip
         self.cache.begin_run()

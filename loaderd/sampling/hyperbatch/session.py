@@ -17,6 +17,7 @@ from blockstore import concurrency
 from loaderd.api.errors import BatchFailed
 from loaderd.monitoring.trace import ROWS, STAGE, Trace
 from loaderd.plans.base import Plan, Unit, Wanted
+from loaderd.sampling.hyperbatch.cut import HyperCut
 from loaderd.sampling.hyperbatch.rowcache import Needs, RowCache
 from loaderd.sampling.structure import Structure
 
@@ -89,6 +90,15 @@ class Sampled(NamedTuple):
     run: int = -1
 
 
+class HyperMemory(NamedTuple):
+    """What hyperbatches take beside what batches are built in."""
+
+    cut: HyperCut
+    areas: list[StructureArea]
+    scratch: StructureArea | None  # if batches are sampled together
+    cache: RowCache | None  # None: rows pass by, batch by batch
+
+
 class _Cancelled(Exception):
     """The run has ended."""
 
@@ -140,20 +150,14 @@ class Hyper:
         self,
         plan: Plan,
         sampler: Sampler,
-        cache: RowCache | None,
-        areas: Sequence[StructureArea],
-        size: int,
-        chunk: int,
+        memory: HyperMemory,
         hand: Hand,
         trace: Trace | None = None,
     ) -> None:
-        """`size`: batches of a hyperbatch, at most; `chunk` of them are sampled into an area.
-
-        Without a cache each batch's rows are for the engine to bring.
-        """
-        self._plan, self._sampler, self.cache = plan, sampler, cache
-        self.size, self._chunk, self._hand, self._trace = size, chunk, hand, trace
-        self._free = list(areas)
+        """Without a cache each batch's rows are for the engine to bring."""
+        self._plan, self._sampler, self.cache = plan, sampler, memory.cache
+        self.size, self._chunk = memory.cut.size, memory.cut.chunk
+        self._hand, self._trace, self._free = hand, trace, list(memory.areas)
         self._changed = concurrency.Condition()
         self._run: _Run | None = None
         self._stopped = self._closed = False

@@ -8,7 +8,7 @@ import numpy as np
 from blockstore.format import PAGE_BYTES, align
 from blockstore.units import format_bytes
 from loaderd.api.errors import Refused
-from loaderd.memory.ledger import EngineSettings, enough_mem
+from loaderd.memory.ledger import Budget, EngineSettings, enough_mem
 from loaderd.memory.workspace import ALIGN, Carver
 from loaderd.plans.chunks import HopPlan
 from loaderd.sampling.propagated.files import HopArray
@@ -56,9 +56,8 @@ def cut_hops(
     plan: HopPlan,
     arrays: Sequence[HopArray],
     settings: EngineSettings,
-    slot_bytes: int,
+    budget: Budget,
     available: int,
-    unused_bytes: int,
     missing: int,
     window: int,
     held: bool = True,
@@ -66,13 +65,14 @@ def cut_hops(
     """Cut the memory of a session.
 
     available   slots that can be had
-    unused_bytes  of --mem, less than a slot
     missing     slots of arrays that are not in memory yet
     window      batches in flight that the client would like, 0: as many as is good
     held        False: arrays are not to be held
 
     Raises Refused, with the least --mem that would do.
     """
+
+    slot_bytes = budget.slot_bytes
 
     def slots(num_bytes: int) -> int:
         return -(-num_bytes // slot_bytes)
@@ -101,7 +101,7 @@ def cut_hops(
         transit -= 1
     least = buffer + transit * run
     if least > available:
-        enough = enough_mem(settings, unused_bytes, (least - available) * slot_bytes)
+        enough = enough_mem(settings, budget.unused_bytes, (least - available) * slot_bytes)
         raise Refused(shortage_text(least * slot_bytes, available * slot_bytes, enough))
     share = room if asked else room // _SHARE  # others may want to be served too
     window = max(1, min(window, (share - transit * run) // buffer))

@@ -39,8 +39,7 @@ def sample(parts: Parts, area_bytes: int, scratch_bytes: int) -> list[Sampled]:
         begin: Any = lambda units, _held: [parts.roots(unit) for unit in units]  # noqa: E731
         scratch = StructureArea(np.zeros(scratch_bytes, np.uint8))
         sampler = BlockSampler(
-            parts.plan, begin, parts.topology, parts.residency, crew, scratch, threading.Lock(),
-            "uint32", "uint32",
+            parts.plan, begin, parts.topology, crew, scratch, threading.Lock()
         )  # fmt: skip
         units = [parts.plan.unit(1, step) for step in range(STEPS)]
         area = StructureArea(np.zeros(area_bytes, np.uint8))
