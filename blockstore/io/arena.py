@@ -6,12 +6,11 @@ import fcntl
 import mmap
 import os
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 import numpy as np
 
 from blockstore import concurrency
+from blockstore.closing import Closing
 from blockstore.errors import BudgetTooSmall
 from blockstore.io.reclaim import set_immutable
 from blockstore.units import format_bytes
@@ -28,7 +27,7 @@ _LIMITS = (errno.ENOMEM, errno.EFBIG, errno.ENOSPC, errno.EFAULT)
 _LOOK_S, _LOOKS, _GROWTH_BYTES = 0.2, 300, 4 << 20
 
 
-class Arena:
+class Arena(Closing):
     """`num_slots` slots of `slot_bytes` each in a memfd: prefaulted and mapped.
 
     data    uint8 (num_slots * slot_bytes,), page-aligned, writable
@@ -100,15 +99,7 @@ class Arena:
                 # a kernel before 5.14
                 np.frombuffer(self._map, np.uint8, count, start)[:: mmap.PAGESIZE] = 0
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
         os.close(self.fd)  # the mapping goes with its last view
 
 

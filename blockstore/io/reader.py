@@ -3,13 +3,13 @@
 import os
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from types import TracebackType
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from blockstore import concurrency
+from blockstore.closing import Closing
 from blockstore.errors import CorruptBlock
 from blockstore.format import PAGE_BYTES
 from blockstore.io.buffers import byte_view
@@ -116,7 +116,7 @@ class ReadThreads:
             task()
 
 
-class BlockReader:
+class BlockReader(Closing):
     """Threads that read blocks of several files into the slots of one piece of memory."""
 
     def __init__(
@@ -153,15 +153,7 @@ class BlockReader:
         self._own = isinstance(threads, int)
         self._threads = ReadThreads(threads) if isinstance(threads, int) else threads
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
         if self._own:
             self._threads.close()
         self._close()

@@ -9,12 +9,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from ipaddress import ip_address
 from pathlib import Path
 from socket import AF_INET, AF_INET6, SHUT_RDWR, socket
-from types import TracebackType
-from typing import Self
 from urllib.parse import parse_qs, urlsplit
 
 import msgspec
 
+from blockstore.closing import Closing
 from loaderd.api.errors import DaemonError
 from loaderd.api.protocol import StatusReply
 from loaderd.monitoring.looks import History, Look
@@ -35,7 +34,7 @@ _HEADERS = {
 }
 
 
-class SightServer:
+class SightServer(Closing):
     """Threads of their own: one that looks once a second, one that listens, one a request."""
 
     def __init__(self, host: str, port: int, status: Callable[[], StatusReply]) -> None:
@@ -50,12 +49,9 @@ class SightServer:
                 f"({getattr(error, 'strerror', None) or error}); choose another one, or 0 for none"
             ) from error
         self._stop = threading.Event()
-        self._threads = [
-            threading.Thread(target=self._look_on, name="sight-look", daemon=True),
-            threading.Thread(
-                target=self._server.serve_forever, args=(POLL_S,), name="sight", daemon=True
-            ),
-        ]
+        look, serve = self._look_on, self._server.serve_forever
+        threading.Thread(target=look, name="sight-look", daemon=True).start()
+        threading.Thread(target=serve, args=(POLL_S,), name="sight", daemon=True).start()
 
     @property
     def address(self) -> str:
@@ -64,17 +60,7 @@ class SightServer:
         name = f"[{host!s}]" if ":" in str(host) else str(host)
         return f"http://{name}:{port}/"
 
-    def __enter__(self) -> Self:
-        for thread in self._threads:
-            thread.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
         self._stop.set()
         self._server.shutdown()
         self._server.server_close()

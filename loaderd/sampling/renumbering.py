@@ -1,6 +1,5 @@
 """Store ids to local ids for one batch."""
 
-from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
@@ -45,12 +44,7 @@ class Renumbering:
         self._enter(self._work.n_id, *self._trees, self.num_nodes, self._table)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self._clear(self._work.n_id, *self._trees, self.num_nodes, self._table)
 
     def add(

@@ -4,7 +4,6 @@ import itertools
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Any, NamedTuple, Protocol, Self, TypeVar
 
 import numpy as np
@@ -237,13 +236,8 @@ class Allocation:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if error is not None:
+    def __exit__(self, kind: object, *_error: object) -> None:
+        if kind is not None:
             self.free()
 
     def run(self, count: int, wait_s: float = WAIT_S) -> NDArray[np.uint8]:

@@ -4,13 +4,13 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from types import TracebackType
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from blockstore import concurrency
+from blockstore.closing import Closing
 from blockstore.io.reader import BlockReader
 from blockstore.pool import BlockPool
 from blockstore.store import BlockedFile, Store, scan_rows
@@ -55,11 +55,8 @@ _COUNTERS = (
 )  # fmt: skip
 
 
-class Engine:
-    """Serves one store, out of memory and with threads that others may use, too.
-
-    A context manager.
-    """
+class Engine(Closing):
+    """Serves one store, out of memory and with threads that others may use, too."""
 
     def __init__(
         self,
@@ -160,15 +157,7 @@ class Engine:
         """How blocks are read: O_DIRECT, or buffered and why."""
         return self.reader.mode
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
         self.drain()
         self._stack.close()
 
@@ -217,7 +206,7 @@ class Engine:
         memory = self.arena.data[first * slot :][: 8 * request.ids]
         return RequestArea(memory.view("<i8"), range(first, first + count), slot, broker)
 
-    def close(self, session: EngineSession) -> None:
+    def close_session(self, session: EngineSession) -> None:
         """Its memory is free after nobody uses it any more."""
         with self.lock:
             if self._sessions().pop(session.number, None) is None:
@@ -257,7 +246,7 @@ class Engine:
         with self.lock:
             session = self._sessions().get(number)
         if session is not None:
-            self.close(session)
+            self.close_session(session)
 
     def _find(self, number: int) -> EngineSession:
         with self.lock:
@@ -290,7 +279,7 @@ class Engine:
             self._changed.notify_all()
             sessions = list(self._sessions().values())
         for session in sessions:
-            self.close(session)
+            self.close_session(session)
         with self.lock:
             ending = list(self._ending())
         for session in ending:

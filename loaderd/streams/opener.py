@@ -255,7 +255,7 @@ class StreamOpener:
         with self._registry.lock:
             cursor.avoids = None
             if not cursor.waits or cursor.number not in self._registry.sessions:
-                group.order.engine.close(stream.session)
+                group.order.engine.close_session(stream.session)
                 return
             cursor.waits = False
             self._registry.put_up(group, stream)

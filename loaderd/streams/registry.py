@@ -106,7 +106,7 @@ class StreamRegistry:
             group.streams.remove(stream)
         for cursor in list(stream.cursors.values()):
             stream.remove(cursor)
-        group.order.engine.close(stream.session)
+        group.order.engine.close_session(stream.session)
         stream.end()
         self.forget_group(group)
         self._ended()

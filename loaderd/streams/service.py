@@ -8,14 +8,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 import numpy as np
 from msgspec import structs
 from numpy.typing import NDArray
 
 from blockstore import concurrency
+from blockstore.closing import Closing
 from blockstore.errors import StoreError
 from blockstore.store import Store, open_store
 from loaderd.api.errors import DaemonError, Refused, SessionLost
@@ -52,7 +51,7 @@ STRAGGLER_WAIT_S = (
 LAST_S = 2.0  # the same, where that one keeps the only batch that can be leased: all have to leave
 
 
-class StreamService:
+class StreamService(Closing):
     """What the daemon's shell asks of an engine, for sessions that share streams of it."""
 
     def __init__(self, stores: Stores, paths: Callable[[], Sequence[Path]] | None = None) -> None:
@@ -74,15 +73,7 @@ class StreamService:
         self._opener = StreamOpener(stores, self._registry)
         self._watch = StragglerWatch(self._registry, self._opener)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
         self._watch.close()
         self._opener.executor.close()
 

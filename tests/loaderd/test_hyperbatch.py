@@ -197,7 +197,7 @@ def kit(store):
 
     yield make
     for kit in made:
-        kit.reader.__exit__(None, None, None)
+        kit.reader.close()
 
 
 @settings(max_examples=15, deadline=None)
@@ -222,7 +222,7 @@ def test_rows_of_a_group_are_there_whatever_leaves(store, data):
             for needs in batches:
                 kit.check(np.concatenate(needs.pieces))
     finally:
-        kit.reader.__exit__(None, None, None)
+        kit.reader.close()
 
 
 def test_types_of_different_sizes_have_a_search_each(tmp_path):
@@ -240,7 +240,7 @@ def test_types_of_different_sizes_have_a_search_each(tmp_path):
             kit.cache.bring([Needs(batch, (nodes,))], [], lambda known, batch=batch: batch)
             kit.check(nodes)
     finally:
-        kit.reader.__exit__(None, None, None)
+        kit.reader.close()
 
 
 def test_a_batch_that_is_not_released_keeps_its_rows(kit):
@@ -301,4 +301,4 @@ def test_a_page_that_is_wrong_is_an_error_and_nothing_of_it_is_kept(store, tmp_p
         kit.cache.bring([Needs(1, (nodes,))], [], lambda known: 1)
         kit.check(nodes)
     finally:
-        kit.reader.__exit__(None, None, None)
+        kit.reader.close()
