@@ -103,7 +103,7 @@ class BlockPool:
         return True
 
     def drop_file(self, file: int) -> None:
-        """Undo one `hold_file`."""
+        """Unpin a file once.  Raises PoolBroken: it is not pinned."""
         if self._file_pins[file] == 0:
             raise PoolBroken(f"file {file} is dropped, nobody holds it")
         self._file_pins[file] -= 1

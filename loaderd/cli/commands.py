@@ -93,9 +93,10 @@ def serve(
     monitoring: flags.Monitoring,
     users: flags.Users,
     others: flags.OtherMachines,
-    config: Annotated[Path | None, flags.config(_configure)] = None,  # noqa: ARG001
+    config: Annotated[Path | None, flags.config(_configure)] = None,
 ) -> None:
     """Serve stores until SIGTERM; SIGHUP has them opened again."""
+    del config  # its callback has put its options among the others
     with _one_line_errors():
         address = parse_endpoint(endpoint)
         opened = [open_store(path) for path in store]

@@ -100,7 +100,7 @@ class Reservation:
         return True
 
     def release_file(self, file: int) -> None:
-        """Undo one `admit_file`."""
+        """A complete file is pinned once less.  Raises PoolBroken: it is not pinned."""
         if self._file_pins[file] == 0:
             raise PoolBroken(f"file {file} of the graph is given back, it is not pinned")
         self._file_pins[file] -= 1

@@ -65,7 +65,7 @@ class Residency:
             return whole
 
     def drop_file(self, file: int) -> None:
-        """Undo one `hold_file`."""
+        """Unpin a file once, after `hold_file` returned True."""
         with self._changed:
             self.pool.drop_file(file)
             if self.reservation is not None:

@@ -34,19 +34,11 @@ class Look(NamedTuple):
 class SessionRates(msgspec.Struct, frozen=True):
     """One session between two looks."""
 
-    session: int
-    plan: str
-    seeds: str
-    epoch: int
-    step: int
-    num_steps: int
-    in_flight: int
-    window: int
+    session: SessionStatus  # at the later one
     batches_s: float
     rows_s: float
     starved: float | None  # share of its time without a finished batch; None: no run was open
     limit: str
-    store: str
 
 
 class Rates(msgspec.Struct, frozen=True):
@@ -85,7 +77,7 @@ def compare(before: Look, after: Look) -> Rates:
     return Rates(
         at_s=after.at_s,
         num_sessions=len(sessions),
-        in_flight=sum(s.in_flight for s in sessions),
+        in_flight=sum(s.in_flight for s in after.status.sessions),
         batches_s=rate("batches"),
         rows_s=rate("rows"),
         edges_s=rate("edges"),
@@ -106,11 +98,8 @@ def _session_rates(
         return int(getattr(after, name)) - int(getattr(before, name) if before is not None else 0)
 
     starved = _starved(more("starved_ns"), more("ready_ns"))
-    return SessionRates(
-        after.session, after.plan, after.seeds, after.epoch, after.step, after.num_steps,
-        after.in_flight, after.window, more("batches") / seconds, more("rows") / seconds,
-        starved, _limit(starved, slowest), after.store,
-    )  # fmt: skip
+    batches_s, rows_s = more("batches") / seconds, more("rows") / seconds
+    return SessionRates(after, batches_s, rows_s, starved, _limit(starved, slowest))
 
 
 def _starved(starved_ns: int, ready_ns: int) -> float | None:

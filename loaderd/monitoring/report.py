@@ -80,7 +80,7 @@ def _sessions_text(sessions: Iterable[SessionStatus]) -> str:
 
 
 def duration(seconds: float) -> str:
-    """`h:mm:ss`."""
+    """Seconds as `h:mm:ss`, rounded down."""
     minutes, rest = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}"

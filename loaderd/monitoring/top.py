@@ -101,17 +101,19 @@ def _sessions(rates: Rates, width: int, several: bool) -> RenderableType:
     return Panel(table)
 
 
-def _cells(s: SessionRates, wide: bool, several: bool) -> list[RenderableType]:
+def _cells(rates: SessionRates, wide: bool, several: bool) -> list[RenderableType]:
+    s = rates.session
     cells: list[RenderableType] = [str(s.session), *([Text(s.store)] if several else []), s.plan]
     if wide:
         cells.append(Text(s.seeds))
     cells += [
         str(s.epoch), f"{s.step:,}/{s.num_steps:,}", f"{s.in_flight}/{s.window}",
-        f"{s.batches_s:.1f}",
+        f"{rates.batches_s:.1f}",
     ]  # fmt: skip
     if wide:
-        cells.append(f"{s.rows_s:,.0f}")
-    cells += [percent(s.starved), Text(s.limit, style=_COLORS.get(s.limit, "yellow"))]
+        cells.append(f"{rates.rows_s:,.0f}")
+    limit = Text(rates.limit, style=_COLORS.get(rates.limit, "yellow"))
+    cells += [percent(rates.starved), limit]
     return cells
 
 

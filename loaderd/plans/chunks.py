@@ -15,6 +15,7 @@ from blockstore.kernels.hoprows import permute_each
 from blockstore.kernels.random import make_epoch_key, make_key, permute_range
 from loaderd.api.errors import Refused
 from loaderd.api.protocol import SAMPLER_VERSION, Attach, HopBatches, Resolved
+from loaderd.api.requests import check_global_batch
 from loaderd.plans.base import Kind, Part, Unit, count_steps, share
 
 STRIPS = 16  # of a chunk, that rows are dealt by
@@ -167,11 +168,7 @@ def resolve_hops(manifest: Manifest, request: Attach) -> Resolved:
     num_rows = hops.nodes.num_rows
     if num_rows < 1:
         raise Refused(f"{of}: there are no rows")
-    if request.batch_size < request.world_size:
-        raise Refused(
-            f"batch_size {request.batch_size} is the global batch and must be at least "
-            f"world_size {request.world_size}"
-        )
+    check_global_batch(request)
     return Resolved(
         family="hops",
         fingerprint=manifest.fingerprint,

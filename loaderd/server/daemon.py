@@ -178,7 +178,6 @@ class Daemon:
     # -- from clients -----------------------------------------------------------------------------
 
     def welcome(self, token: int, maps: bool = True) -> Welcome:
-        """See `Shell`."""
         if self._draining and not maps:
             raise ShuttingDown("the daemon is shutting down")
         arena = self._engine.arena

@@ -91,7 +91,6 @@ class SessionOpener:
         return [] if self._intake is None else [self._intake.entry()]
 
     def close(self) -> None:
-        """Begin nothing more."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     async def _open(self, opening: _Opening) -> None:

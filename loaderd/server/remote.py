@@ -74,7 +74,7 @@ class RemoteClients:
     """
 
     def __init__(self, listening: Listening, engine: Serving, shell: Shell) -> None:
-        """Listens.  Raises Refused."""
+        """Listens at the address.  Raises Refused: it cannot be had, or keys cannot be read."""
         self._engine, self._shell, self._credit = engine, shell, listening.credit
         self._loop = asyncio.get_running_loop()
         self._clients: dict[int, _RemoteClient] = {}  # by token
@@ -188,8 +188,9 @@ class RemoteClients:
             held[0].close()
             self._closing.append(held[0])
 
-    def push(self, session: int, caller: Caller, message: Out) -> bool:  # noqa: ARG002
+    def push(self, session: int, caller: Caller, message: Out) -> bool:
         """What the engine has for a session, after what is on its way; False: the client left."""
+        del caller  # the session's sender knows it
         held = self._senders.get(session)
         if held is not None:
             held[0].push(message)

@@ -93,7 +93,7 @@ class EngineSession(Protocol):
         """After `detach`: wait until the session's own threads have ended."""
 
     def held_bytes(self) -> int:
-        """Of the arena."""
+        """Bytes of the arena that the session has taken."""
 
     def ledger_entry(self) -> LedgerEntry:
         """What the session has taken out of the row pool."""

@@ -242,7 +242,6 @@ class Engine(Closing):
                 session.release(release)
 
     def detach(self, number: int) -> None:
-        """Close a session."""
         with self.lock:
             session = self._sessions().get(number)
         if session is not None:

@@ -73,7 +73,7 @@ class _EarlyBatch(BatchInProgress):
 
 
 class HyperbatchSession(SampledSession):
-    """See `SampledSession`."""
+    """Batches that two threads of the session sample and bring in ahead of their turn."""
 
     _has_threads = True
 

@@ -55,7 +55,7 @@ class Partitions(NamedTuple):
 
 
 class MacrobatchSession(SampledSession):
-    """See `SampledSession`."""
+    """Batches that are sampled inside the macro-batches that a thread of the session reads."""
 
     _has_threads = True
 
@@ -188,7 +188,7 @@ class PartitionFiles:
     """Where a store's partitions lie: read once, for all sessions of macro-batches."""
 
     def __init__(self, resources: StoreResources) -> None:
-        """Raises CorruptBlock."""
+        """Reads tables of blocks and offsets.  Raises CorruptBlock."""
         served = served_rows(resources.store.manifest)
         self.files = MacroFiles(resources.store, served, resources.first_copied)
 
@@ -208,7 +208,7 @@ class _MacroSize(NamedTuple):
 def open_macrobatches(
     resources: StoreResources, number: int, request: Attach, frame: NDArray[np.int64] | None
 ) -> MacrobatchSession:
-    """Raises Refused, StoreError."""
+    """A session of macro-batches.  Raises Refused, StoreError: a corrupt block."""
     asked = ask(resources, request, frame, MacrobatchPlan.name)
     files = resources.shared(PartitionFiles).files
     sized = _size(resources, asked, files)

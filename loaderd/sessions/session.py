@@ -80,14 +80,12 @@ class SessionState:
         self.window, self.sizes = window, sizes
         self.run = -1  # the first that goes on; those before it have ended
         self.failed = False  # nothing more is built before another one begins
-        self.jobs: dict[
-            tuple[int, int], BatchInProgress
-        ] = {}  # by run and step, not wholly released
+        # by run and step, not wholly released
+        self.jobs: dict[tuple[int, int], BatchInProgress] = {}
         self._free = list(slots)
         self._total = len(slots)
-        self._order: deque[BatchInProgress] = (
-            deque()
-        )  # started and not wholly placed, in step order
+        # started and not wholly placed, in step order
+        self._order: deque[BatchInProgress] = deque()
         self._sequence = self._next_out = 0
         self._outbox: dict[int, list[BatchReady | RowGroup]] = {}
         self.batches = 0
@@ -196,10 +194,10 @@ class SessionState:
         structure = -(-job.structure_bytes // self.sizes.slot_bytes) if first else 0
         present = job.num_items - job.addressed.num_missing if first else 0
         room = len(self._free) - structure
-        left = job.addressed.num_missing - job.done
+        left, missing = job.addressed.num_missing - job.done, job.addressed.missing_rows
 
         def need(count: int) -> tuple[int, tuple[int, ...]]:
-            rows = tuple(min(count, m) for m in job.addressed.missing_rows)  # type: ignore[union-attr]
+            rows = tuple(min(count, m) for m in missing)
             return self.sizes.address_slots(present + count, True), self.sizes.area_slots(rows)
 
         low, high = 0, left  # the largest count that fits

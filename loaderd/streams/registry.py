@@ -81,7 +81,7 @@ class StreamRegistry:
 
     @property
     def sessions(self) -> dict[int, tuple[Cursor, StreamGroup]]:
-        """By number."""
+        """Each session's cursor and its group, by the session's number."""
         return self._sessions()
 
     @property

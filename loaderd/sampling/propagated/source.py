@@ -224,7 +224,6 @@ class HeldRanges:
         self._plan, self._arrays = plan, arrays
 
     def ask(self, unit: Unit, buffer: int, arrival: PendingRead) -> Answer:
-        """See `RowSource`."""
         del buffer
         ranges = self._plan.ranges(unit).tolist()
         for first, stop in ranges:
@@ -257,7 +256,6 @@ class HeldRows:
         self._loaded = False
 
     def ask(self, unit: Unit, buffer: int, arrival: PendingRead) -> Answer:
-        """See `RowSource`."""
         del arrival  # nothing is on its way after what is loaded
         if not self._loaded:
             for _ in load_all(self._arrays, self._stopped):
@@ -281,7 +279,6 @@ class PassingRanges:
         self._plan, self._arrays, self._reader, self._at = plan, arrays, reader, places
 
     def ask(self, unit: Unit, buffer: int, arrival: PendingRead) -> Answer:
-        """See `RowSource`."""
         ranges = self._plan.ranges(unit).tolist()
         at = self._at[buffer]
         places = []
@@ -343,7 +340,6 @@ class PassingRows:
         return _Gathered(held, order, ascending, places, runs.reshape(len(self._arrays), rows, 5))
 
     def ask(self, unit: Unit, buffer: int, arrival: PendingRead) -> Answer:
-        """See `RowSource`."""
         memory, num = self._buffers[buffer], unit.num_seeds
         order = memory.order[:num]
         self._plan.rows(unit, order)
