@@ -108,6 +108,18 @@ def block_fill_bytes(num_nodes: int, num_edges: int, *item_bytes: int) -> int:
     return section_offsets(num_nodes, num_edges, item_bytes)[-1]
 
 
+def block_flags(item_bytes: Sequence[int]) -> int:
+    """Flag bits of graph blocks with these sections; `item_bytes` as in `section_offsets`."""
+    ids, edge_ids, weights, times = item_bytes
+    return (
+        HAS_EDGE_IDS * bool(edge_ids)
+        | WIDE_NODE_IDS * (ids == 8)
+        | WIDE_EDGE_IDS * (edge_ids == 8)
+        | HAS_WEIGHTS * bool(weights)
+        | HAS_TIMES * bool(times)
+    )
+
+
 def column_capacity(block_bytes: int, *item_bytes: int) -> int:
     """Edges of one column that fill a block alone; a longer column goes on in further blocks.
 
