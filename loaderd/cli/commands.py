@@ -34,7 +34,7 @@ from loaderd.memory.ledger import EngineSettings, plan_budget
 from loaderd.monitoring.doctor import State, checks_text, examine
 from loaderd.monitoring.logs import logging_to_stderr, tell
 from loaderd.monitoring.report import ledger_text, status_text, store_text
-from loaderd.monitoring.server import SightServer
+from loaderd.monitoring.server import MonitoringServer
 from loaderd.monitoring.top import run_top
 from loaderd.server.allocator import share_heaps
 from loaderd.server.curve import new_pair
@@ -151,7 +151,7 @@ def _serve(
                 page = ""
                 if monitoring.metrics_port:
                     where = monitoring.metrics_host, monitoring.metrics_port
-                    server = SightServer(*where, daemon.status)
+                    server = MonitoringServer(*where, daemon.status)
                     page = stack.enter_context(server).address
                 also = f" and {daemon.remote_address}" if daemon.remote_address else ""
                 _say(line.replace(f" at {endpoint}", f" at {endpoint}{also}", 1))

@@ -9,7 +9,7 @@ from prometheus_client.registry import Collector
 
 from loaderd.api.protocol import StatusReply
 from loaderd.memory.ledger import is_session_entry
-from loaderd.monitoring.looks import STAGES, since_start
+from loaderd.monitoring.rates import STAGES, since_start
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 NS = 1e-9

@@ -16,8 +16,8 @@ import msgspec
 from blockstore.closing import Closing
 from loaderd.api.errors import DaemonError
 from loaderd.api.protocol import StatusReply
-from loaderd.monitoring.looks import History, Look
 from loaderd.monitoring.metrics import CONTENT_TYPE, metrics_text
+from loaderd.monitoring.rates import History, StatusSample
 
 log = logging.getLogger(__name__)
 LOOK_S = 1.0
@@ -34,8 +34,8 @@ _HEADERS = {
 }
 
 
-class SightServer(Closing):
-    """Threads of their own: one that looks once a second, one that listens, one a request."""
+class MonitoringServer(Closing):
+    """Has threads: one takes a status each second, one listens, one answers each request."""
 
     def __init__(self, host: str, port: int, status: Callable[[], StatusReply]) -> None:
         """`status` may be called from any thread.  Raises DaemonError: the port cannot be had."""
@@ -49,9 +49,9 @@ class SightServer(Closing):
                 f"({getattr(error, 'strerror', None) or error}); choose another one, or 0 for none"
             ) from error
         self._stop = threading.Event()
-        look, serve = self._look_on, self._server.serve_forever
-        threading.Thread(target=look, name="sight-look", daemon=True).start()
-        threading.Thread(target=serve, args=(POLL_S,), name="sight", daemon=True).start()
+        sample, serve = self._take_samples, self._server.serve_forever
+        threading.Thread(target=sample, name="monitoring-sample", daemon=True).start()
+        threading.Thread(target=serve, args=(POLL_S,), name="monitoring", daemon=True).start()
 
     @property
     def address(self) -> str:
@@ -90,10 +90,10 @@ class SightServer(Closing):
             {"status": self._status(), "rates": self._history.after(after), "every_s": LOOK_S}
         )
 
-    def _look_on(self) -> None:
+    def _take_samples(self) -> None:
         while True:
             try:
-                self._history.add(Look(time.monotonic(), self._status()))
+                self._history.add(StatusSample(time.monotonic(), self._status()))
             except (TimeoutError, RuntimeError):
                 log.debug("the daemon does not answer")
             if self._stop.wait(LOOK_S):
@@ -156,7 +156,7 @@ class _Server(ThreadingHTTPServer):
         log.debug("a client of the HTTP port left", exc_info=True)
 
 
-def _handler_of(server: SightServer, host: str) -> type[BaseHTTPRequestHandler]:
+def _handler_of(server: MonitoringServer, host: str) -> type[BaseHTTPRequestHandler]:
     loopback = _is_loopback(host)
 
     class Handler(BaseHTTPRequestHandler):

@@ -12,7 +12,7 @@ from rich.text import Text
 from blockstore.units import format_bytes
 from loaderd.api.protocol import StatusReply
 from loaderd.memory.ledger import is_session_entry
-from loaderd.monitoring.looks import Look, Rates, SessionRates, compare
+from loaderd.monitoring.rates import Rates, SessionRates, StatusSample, compare
 from loaderd.monitoring.report import duration
 
 _COLORS = {"idle": "dim", "trainer": "green"}  # else the daemon limits
@@ -143,10 +143,10 @@ def run_top(
 ) -> None:
     """Draw until Ctrl-C; `once` draws one picture of one interval.  Raises what `ask` raises."""
     screen = console or Console()
-    before = Look(time.monotonic(), ask())
+    before = StatusSample(time.monotonic(), ask())
     if once:
         time.sleep(every_s)
-        after = Look(time.monotonic(), ask())
+        after = StatusSample(time.monotonic(), ask())
         screen.print(frame(compare(before, after), after.status, screen.width))
         return
     with Live(console=screen, screen=True, auto_refresh=False) as live:
@@ -154,6 +154,6 @@ def run_top(
         while True:
             live.update(shown, refresh=True)
             time.sleep(every_s)
-            after = Look(time.monotonic(), ask())
+            after = StatusSample(time.monotonic(), ask())
             shown = frame(compare(before, after), after.status, screen.width)
             before = after

@@ -49,7 +49,7 @@ def client_options(address: TcpAddress) -> list[tuple[int, int | bytes]]:
     return options
 
 
-class Gate(AsyncioAuthenticator):
+class KeyAuthenticator(AsyncioAuthenticator):
     """Lets in clients whose keys are authorized; a ROUTER with CURVE speaks to nobody without."""
 
     def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", authorized: Authorized) -> None:

@@ -38,7 +38,7 @@ from loaderd.api.protocol import (
 from loaderd.api.requests import check_start
 from loaderd.monitoring.logs import Throttle, tell
 from loaderd.server.clients import Out, Serving
-from loaderd.server.door import LocalClients
+from loaderd.server.local import LocalClients
 from loaderd.server.notify import notify
 from loaderd.server.opening import Clients, SessionOpener
 from loaderd.server.owners import Admission, UserLimits

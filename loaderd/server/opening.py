@@ -18,8 +18,8 @@ from loaderd.api.protocol import Attach, Attached, Ids, LedgerEntry
 from loaderd.api.requests import MAX_WINDOW, check_attach
 from loaderd.memory.slots import RequestArea
 from loaderd.server.clients import Serving, Shell
-from loaderd.server.door import LocalClients
 from loaderd.server.intake import Intake
+from loaderd.server.local import LocalClients
 from loaderd.server.owners import SessionUse, UserLimits, UserRoom, room_left
 from loaderd.server.registry import Caller, Peer, Registry
 from loaderd.server.remote import RemoteClients

@@ -13,7 +13,7 @@ from loaderd.api.errors import BadMessage, DaemonError, NoDaemon, Refused
 from loaderd.api.keys import Authorized, KeyPair
 from loaderd.api.protocol import LEASE_S, Message, StatusReply, StatusRequest, decode_daemon, encode
 from loaderd.api.tcp import SCHEME, TcpAddress, check_reachable, parse_tcp
-from loaderd.server.curve import Gate, client_options, server_options
+from loaderd.server.curve import KeyAuthenticator, client_options, server_options
 
 ANSWER_MS = 5000
 SEND_QUEUE = 100_000  # messages to one peer; a window of batches is far below
@@ -56,7 +56,7 @@ class TcpRouter:
         self._socket = self._context.socket(zmq.ROUTER)
         self._socket.copy_threshold = 0  # arrays lie in the arena: no second memory for them
         self._looks = False  # a look at the socket is scheduled
-        self._gate: Gate | None = None
+        self._gate: KeyAuthenticator | None = None
         options: list[tuple[int, int | bytes]] = [
             (zmq.SNDHWM, SEND_QUEUE),
             (zmq.RCVHWM, RECEIVE_QUEUE),
@@ -72,7 +72,7 @@ class TcpRouter:
         ]
         try:
             if pair is not None and authorized is not None:
-                self._gate = Gate(self._context, authorized)
+                self._gate = KeyAuthenticator(self._context, authorized)
                 self._gate.start()
                 options += server_options(pair)
             for option, value in options:

@@ -47,7 +47,7 @@ from loaderd.sampling.topology import Topology
 from loaderd.sessions.base import Deliver, EngineSession, Out, SharedResources, StoreResources
 from loaderd.sessions.build import Builder
 from loaderd.sessions.kinds import find_kind
-from loaderd.sessions.least import check_numbers
+from loaderd.sessions.minimum import check_numbers
 
 # that a status has, also without sessions
 _COUNTERS = (

@@ -23,7 +23,6 @@ from loaderd.plans.base import Unit, Wanted
 from loaderd.plans.hyperbatch import HyperbatchPlan
 from loaderd.plans.minibatch import MinibatchPlan
 from loaderd.sampling.failures import error_text
-from loaderd.sampling.hyperbatch.cut import HyperCut
 from loaderd.sampling.hyperbatch.rowcache import RowCache
 from loaderd.sampling.hyperbatch.session import (
     Hyper,
@@ -32,12 +31,13 @@ from loaderd.sampling.hyperbatch.session import (
     Sampler,
     StructureArea,
 )
-from loaderd.sampling.hyperbatch.single import BatchSampler, Crew, Workspaces, expand
+from loaderd.sampling.hyperbatch.single import BatchSampler, SessionWorkers, Workspaces, expand
+from loaderd.sampling.hyperbatch.sizing import HyperSizing
 from loaderd.sampling.structure import Structure
 from loaderd.sessions.base import Allocation, Kind, StoreResources
 from loaderd.sessions.build import BatchSpec
-from loaderd.sessions.least import least_slots
 from loaderd.sessions.lookahead import LookAhead, SessionDraft, block_sampler, row_cost
+from loaderd.sessions.minimum import least_slots
 from loaderd.sessions.resolve import make_plan
 from loaderd.sessions.sampled import SampledSession, nothing_missing, open_minibatches
 from loaderd.sessions.session import BatchInProgress
@@ -89,7 +89,7 @@ class HyperbatchSession(SampledSession):
         super().__init__(resources, number, spec, served, memory)
         self._cut, self._cache = hyper.cut, hyper.cache
         self._nothing_missing = nothing_missing(served)
-        crew = Crew(memory.workspaces, resources.workers.later, super().wake)
+        crew = SessionWorkers(memory.workspaces, resources.workers.later, super().wake)
         sampler: Sampler
         if hyper.scratch is None:  # the graph is in memory: nothing is gained by blocks
             sampler = BatchSampler(self._sample_alone, crew)
@@ -293,7 +293,7 @@ def _draft(
     return SessionDraft(spec, asked.served, need, sizes, cut, allocation, workspaces)
 
 
-def _take(resources: StoreResources, draft: SessionDraft, cut: HyperCut) -> HyperMemory | None:
+def _take(resources: StoreResources, draft: SessionDraft, cut: HyperSizing) -> HyperMemory | None:
     """Take areas and cache; None if the arena's free slots lie too far apart."""
     allocation, settings = draft.allocation, resources.settings
     try:

@@ -15,15 +15,15 @@ from loaderd.memory.ledger import ServedRows, SessionNeed, served_rows
 from loaderd.memory.slots import LOOK_WAIT_S
 from loaderd.memory.workspace import Sizes, workspace_bytes
 from loaderd.monitoring.devicecost import DeviceCost
-from loaderd.sampling.hyperbatch.cut import Estimate, HyperCut, cut_hyper
 from loaderd.sampling.hyperbatch.rowcache import rows_by_type
 from loaderd.sampling.hyperbatch.session import Sampled, Sampler, StructureArea
-from loaderd.sampling.hyperbatch.single import BatchSampler, Crew, Workspaces, usual_shape
+from loaderd.sampling.hyperbatch.single import BatchSampler, SessionWorkers, Workspaces, usual_shape
+from loaderd.sampling.hyperbatch.sizing import Estimate, HyperSizing, cut_hyper
 from loaderd.sampling.hyperbatch.together import BlockSampler, scratch_bytes
 from loaderd.sampling.structure import Structure
 from loaderd.sessions.base import Allocation, StoreResources
 from loaderd.sessions.build import BatchSpec
-from loaderd.sessions.sizing import SessionCut, WorkspaceNeed, add_workspaces
+from loaderd.sessions.sizing import SessionSizing, WorkspaceNeed, add_workspaces
 
 _BATCHES = 16
 
@@ -42,7 +42,7 @@ class SessionDraft(NamedTuple):
     served: list[ServedRows]
     need: SessionNeed
     sizes: Sizes
-    cut: SessionCut
+    cut: SessionSizing
     allocation: Allocation
     workspaces: Workspaces
 
@@ -59,7 +59,7 @@ class SamplingTurn:
 
 
 def block_sampler(
-    resources: StoreResources, spec: BatchSpec, crew: Crew, scratch: StructureArea
+    resources: StoreResources, spec: BatchSpec, crew: SessionWorkers, scratch: StructureArea
 ) -> BlockSampler:
     """Samples batches together: the graph is not in memory."""
     return BlockSampler(
@@ -82,11 +82,11 @@ class LookAhead:
         self._resources, self._draft = resources, draft
         # in this thread: workers may have other sessions' batches to build all the time, and an
         # attach that waits for them keeps all others waiting
-        self._crew = Crew(draft.workspaces, lambda step: step(), lambda: None)
+        self._crew = SessionWorkers(draft.workspaces, lambda step: step(), lambda: None)
         # whether batches are sampled hop by hop over blocks
         self._together = resources.broker.graph_wish < resources.budget.graph_blocks
 
-    def cut(self, asked: int) -> HyperCut | None:
+    def cut(self, asked: int) -> HyperSizing | None:
         """The memory of a session of hyperbatches, its small workspaces taken; None: no room.
 
         asked   minibatches of a hyperbatch, 0: as many as have room

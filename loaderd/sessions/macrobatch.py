@@ -14,15 +14,15 @@ from loaderd.monitoring.trace import READ_MACRO, SERVE_MACRO, STAGE
 from loaderd.plans.base import Unit
 from loaderd.plans.macrobatch import MacrobatchPlan, SeedGroups
 from loaderd.plans.roots import node_roots
-from loaderd.sampling.macrobatch.cut import MacroCut, cut_macro
 from loaderd.sampling.macrobatch.files import MacroFiles
 from loaderd.sampling.macrobatch.graph import MacroGraph, MacroShared, carve_macro
 from loaderd.sampling.macrobatch.loader import Key, MacroLoader, MacroMemory, Span
+from loaderd.sampling.macrobatch.sizing import MacroSizing, cut_macro
 from loaderd.sampling.rows import Addressed
 from loaderd.sampling.structure import Structure
 from loaderd.sessions.base import Allocation, Kind, StoreResources
 from loaderd.sessions.build import BatchSpec, sample_from
-from loaderd.sessions.least import least_slots
+from loaderd.sessions.minimum import least_slots
 from loaderd.sessions.resolve import seed_type
 from loaderd.sessions.sampled import SampledSession, nothing_missing
 from loaderd.sessions.session import BatchInProgress
@@ -30,7 +30,7 @@ from loaderd.sessions.sizing import (
     SMALLER,
     Asked,
     BatchMemory,
-    SessionCut,
+    SessionSizing,
     ask,
     check_room,
     choose_need,
@@ -51,7 +51,7 @@ class Partitions(NamedTuple):
 
     groups: SeedGroups
     memories: list[MacroMemory]
-    cut: MacroCut
+    cut: MacroSizing
 
 
 class MacrobatchSession(SampledSession):
@@ -201,8 +201,8 @@ class _MacroSize(NamedTuple):
 
     need: SessionNeed
     sizes: Sizes
-    cut: SessionCut
-    macro: MacroCut
+    cut: SessionSizing
+    macro: MacroSizing
 
 
 def open_macrobatches(
@@ -257,7 +257,7 @@ def _take_memories(
     allocation: Allocation,
     served: Sequence[ServedRows],
     files: MacroFiles,
-    cut: MacroCut,
+    cut: MacroSizing,
 ) -> list[MacroMemory]:
     """Memory for macro-batches, and what they share, which is read: hubs, ids of copies.
 

@@ -30,17 +30,17 @@ from loaderd.memory.slots import LOOK_WAIT_S
 from loaderd.plans.base import Part, Unit, Wanted
 from loaderd.plans.chunks import HopPlan, hop_set, resolve_hops
 from loaderd.sampling.failures import error_text, failure
-from loaderd.sampling.propagated.cut import HopCut, cut_hops, shortage_text
 from loaderd.sampling.propagated.files import HopArray, chosen_arrays
+from loaderd.sampling.propagated.sizing import HopSizing, cut_hops, shortage_text
 from loaderd.sampling.propagated.source import (
     Answer,
     ArrayCache,
-    HeldRanges,
-    HeldRows,
     PassingRanges,
     PassingRows,
     PendingRead,
     ResidentArray,
+    ResidentRanges,
+    ResidentRows,
     RowSource,
 )
 from loaderd.sessions.base import (
@@ -55,7 +55,7 @@ from loaderd.sessions.base import (
 class PropagatedMemory(NamedTuple):
     """What a session has taken."""
 
-    cut: HopCut
+    cut: HopSizing
     allocation: Allocation  # buffers
     cache: ArrayCache
     held: list[ResidentArray]  # arrays of the cache that are in memory for it
@@ -268,11 +268,11 @@ def _settle(job: _PropagatedBatch) -> BaseException | None:
 # -- opening --------------------------------------------------------------------------------------
 
 
-class _CutSession:
+class _SizedSession:
     """Memory and source of a session, cut in one way."""
 
     def __init__(
-        self, resources: StoreResources, plan: HopPlan, arrays: list[HopArray], cut: HopCut
+        self, resources: StoreResources, plan: HopPlan, arrays: list[HopArray], cut: HopSizing
     ) -> None:
         self._resources, self._plan, self._arrays, self._cut = resources, plan, arrays, cut
         self._arena = resources.arena
@@ -311,9 +311,9 @@ class _CutSession:
     ) -> RowSource:
         plan, arrays, reader = self._plan, self._arrays, self._resources.reader
         if self._cut.held and self._cut.ranges:
-            return HeldRanges(plan, held)
+            return ResidentRanges(plan, held)
         if self._cut.held:
-            return HeldRows(plan, held, buffers, self._place_of, stop.is_set)
+            return ResidentRows(plan, held, buffers, self._place_of, stop.is_set)
         if self._cut.ranges:
             return PassingRanges(plan, arrays, reader, [self._place_of(b) for b in buffers])
         gap = self._resources.gauge.cost([a.file for a in arrays], transit).gap_pages
@@ -345,7 +345,7 @@ def open_propagated(
         resources.first_propagated,
     )  # fmt: skip
 
-    def cut(held: bool) -> HopCut:
+    def cut(held: bool) -> HopSizing:
         return cut_hops(
             plan, arrays, resources.settings, resources.budget, resources.broker.available(),
             resources.shared(array_cache).missing_slots(arrays), request.window, held,
@@ -354,11 +354,11 @@ def open_propagated(
     best = cut(held=True)
     if best.held:
         try:
-            return _CutSession(resources, plan, arrays, best).open(number)
+            return _SizedSession(resources, plan, arrays, best).open(number)
         except Refused:  # free slots lie too far apart
             best = cut(held=False)
     try:
-        return _CutSession(resources, plan, arrays, best).open(number)
+        return _SizedSession(resources, plan, arrays, best).open(number)
     except Shortage:  # free slots that are not adjacent are of no use
         budget, least, free = resources.budget, best.least, resources.broker.free()
         free = free if free < least else 0

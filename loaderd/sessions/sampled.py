@@ -31,7 +31,7 @@ from loaderd.sampling.rows import Addressed, Pins
 from loaderd.sampling.structure import Structure
 from loaderd.sessions.base import Consumer, Kind, Out, StoreResources, describe
 from loaderd.sessions.build import BatchSpec
-from loaderd.sessions.least import least_slots
+from loaderd.sessions.minimum import least_slots
 from loaderd.sessions.session import BatchInProgress, Placement, RowSizes, SessionState
 from loaderd.sessions.sizing import (
     Asked,

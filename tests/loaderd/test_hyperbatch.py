@@ -16,7 +16,6 @@ from blockstore.pool import BlockPool
 from blockstore.store import open_store, read_rows
 from loaderd.memory.ledger import ServedRows, SessionNeed, served_rows
 from loaderd.plans.hyperbatch import block_schedule, choose_size, grown
-from loaderd.sampling.hyperbatch.cut import Estimate, cut_hyper
 from loaderd.sampling.hyperbatch.rowcache import (
     Needs,
     RowCache,
@@ -24,6 +23,7 @@ from loaderd.sampling.hyperbatch.rowcache import (
     rows_by_type,
     table_bytes,
 )
+from loaderd.sampling.hyperbatch.sizing import Estimate, cut_hyper
 from loaderd.sampling.rows import ServedFiles
 from preprocess.ingest.ingest import ingest
 from preprocess.ingest.options import IngestOptions

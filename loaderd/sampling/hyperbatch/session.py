@@ -17,8 +17,8 @@ from blockstore import concurrency
 from loaderd.api.errors import BatchFailed
 from loaderd.monitoring.trace import ROWS, STAGE, Trace
 from loaderd.plans.base import Plan, Unit, Wanted
-from loaderd.sampling.hyperbatch.cut import HyperCut
 from loaderd.sampling.hyperbatch.rowcache import Needs, RowCache
+from loaderd.sampling.hyperbatch.sizing import HyperSizing
 from loaderd.sampling.structure import Structure
 
 ALIGN = 64
@@ -93,7 +93,7 @@ class Sampled(NamedTuple):
 class HyperMemory(NamedTuple):
     """What hyperbatches take beside what batches are built in."""
 
-    cut: HyperCut
+    cut: HyperSizing
     areas: list[StructureArea]
     scratch: StructureArea | None  # if batches are sampled together
     cache: RowCache | None  # None: rows pass by, batch by batch
@@ -124,7 +124,7 @@ class Sampler(Protocol):
         """The first of these batches that the area holds, numbered from `first` on."""
 
 
-class Hand(Protocol):
+class BatchOwner(Protocol):
     """Whose batches they are."""
 
     def ask(self, run: int, count: int) -> list[Wanted]:
@@ -151,13 +151,13 @@ class Hyper:
         plan: Plan,
         sampler: Sampler,
         memory: HyperMemory,
-        hand: Hand,
+        owner: BatchOwner,
         trace: Trace | None = None,
     ) -> None:
         """Without a cache each batch's rows are for the engine to bring."""
         self._plan, self._sampler, self.cache = plan, sampler, memory.cache
         self.size, self._chunk = memory.cut.size, memory.cut.chunk
-        self._hand, self._trace, self._free = hand, trace, list(memory.areas)
+        self._owner, self._trace, self._free = owner, trace, list(memory.areas)
         self._changed = concurrency.Condition()
         self._run: _Run | None = None
         self._stopped = self._closed = False
@@ -239,7 +239,7 @@ class Hyper:
             self._changed.notify_all()
         for thread in self._threads:
             thread.join()
-        del self._sampler, self._hand  # they lead back to the session, and nobody uses them now
+        del self._sampler, self._owner  # they lead back to the session, and nobody uses them now
 
     # -- threads ----------------------------------------------------------------------------------
 
@@ -278,7 +278,7 @@ class Hyper:
 
         A `wake` that comes meanwhile is not missed: the next look asks again.
         """
-        asked = self._hand.ask(run.number, self._chunk - len(run.ahead))
+        asked = self._owner.ask(run.number, self._chunk - len(run.ahead))
         with self._changed:
             run.ahead.extend(asked)
             if run is self._run and len(run.ahead) >= self._chunk:
@@ -368,7 +368,7 @@ class Hyper:
             for sampled in group:
                 nodes = np.concatenate(sampled.nodes)
                 self._trace.write(ROWS, run.number, self.counters["hyper_groups"], nodes)
-        if not self._hand.admit(run.number, group, count > 0):
+        if not self._owner.admit(run.number, group, count > 0):
             with self._changed:
                 for sampled in group:
                     self._drop(sampled.area, 1)
@@ -413,4 +413,4 @@ class Hyper:
                 return
             self._stopped = True
             self._forget()
-        self._hand.failed(run.number, wanted, error)
+        self._owner.failed(run.number, wanted, error)

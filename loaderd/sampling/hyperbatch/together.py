@@ -33,7 +33,7 @@ from loaderd.plans.base import Plan, Unit
 from loaderd.plans.hyperbatch import block_schedule
 from loaderd.plans.roots import Excluded, Forest, Roots, drop_seed_edges
 from loaderd.sampling.hyperbatch.session import ALIGN, Sampled, StructureArea
-from loaderd.sampling.hyperbatch.single import Crew
+from loaderd.sampling.hyperbatch.single import SessionWorkers
 from loaderd.sampling.renumbering import Renumbering
 from loaderd.sampling.structure import NO_TREES, HeldBlocks, Structure, make_column
 from loaderd.sampling.topology import MultiBlockDraws, Topology
@@ -102,7 +102,7 @@ class BlockSampler:
         plan: Plan,
         begin: Begin,
         topology: Topology,
-        crew: Crew,
+        crew: SessionWorkers,
         scratch: StructureArea,
         turn: concurrency.Lock,
         trace: Trace | None = None,

@@ -217,7 +217,7 @@ class RowSource(Protocol):
         """
 
 
-class HeldRanges:
+class ResidentRanges:
     """Ranges of arrays that are held; pages are read when they are first wanted."""
 
     def __init__(self, plan: HopPlan, arrays: Sequence[ResidentArray]) -> None:
@@ -237,7 +237,7 @@ class HeldRanges:
         return Answer("ranges", first, counts, places, -1)
 
 
-class HeldRows:
+class ResidentRows:
     """Rows by number of arrays that are held; all of them are read before the first batch."""
 
     def __init__(

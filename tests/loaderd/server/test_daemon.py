@@ -411,7 +411,7 @@ def test_the_door_outlives_a_shortage_of_descriptors(shell, monkeypatch):
             door._listener = listener
             raise OSError(errno.EMFILE, "Too many open files")
 
-    monkeypatch.setattr("loaderd.server.door.RETRY_S", 0.01)
+    monkeypatch.setattr("loaderd.server.local.RETRY_S", 0.01)
     door._listener = Exhausted()
     with client_of(shell) as client:
         assert isinstance(client.attach(), Attached)

@@ -13,7 +13,7 @@ from loaderd.sampling.macrobatch.graph import MacroChoice, carve_macro, hub_byte
 _TRANSIT_BYTES = 1 << 16  # of a buffer that blocks pass through, at least
 
 
-class MacroCut(NamedTuple):
+class MacroSizing(NamedTuple):
     """Slots for each part, all of them runs."""
 
     choice: MacroChoice
@@ -53,7 +53,7 @@ def cut_macro(
     settings: EngineSettings,
     slot_bytes: int,
     available: int,
-) -> MacroCut:
+) -> MacroSizing:
     """Two memories where `available` slots hold them, else one."""
     macro = resolved.macro
     assert macro is not None
@@ -66,7 +66,7 @@ def cut_macro(
         return -(-num_bytes // slot_bytes)
 
     hubs = hub_bytes(manifest, bound_hubs(files, served)) if macro.hubs else 0
-    cut = MacroCut(
+    cut = MacroSizing(
         choice, bounds, slots(carver.used), 2, slots(hubs), slots(ids_bytes(manifest)),
         slots(8 * resolved.num_seeds), slots(max(_TRANSIT_BYTES, slot_bytes)), settings.readers,
     )  # fmt: skip

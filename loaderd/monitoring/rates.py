@@ -1,4 +1,4 @@
-"""Two looks at a daemon, and what happened between them: rates, hit rates, the stage that limits.
+"""Two statuses of a daemon, and what happened between: rates, hit rates, the stage that limits.
 
 Pure: statuses in, numbers out.
 """
@@ -24,7 +24,7 @@ STAGES = {  # what each counts its time in
 }
 
 
-class Look(NamedTuple):
+class StatusSample(NamedTuple):
     """A status and when it was taken."""
 
     at_s: float
@@ -32,7 +32,7 @@ class Look(NamedTuple):
 
 
 class SessionRates(msgspec.Struct, frozen=True):
-    """One session between two looks."""
+    """One session between two samples."""
 
     session: SessionStatus  # at the later one
     batches_s: float
@@ -42,7 +42,7 @@ class SessionRates(msgspec.Struct, frozen=True):
 
 
 class Rates(msgspec.Struct, frozen=True):
-    """A daemon between two looks."""
+    """A daemon between two samples."""
 
     at_s: float
     num_sessions: int
@@ -59,8 +59,8 @@ class Rates(msgspec.Struct, frozen=True):
     sessions: tuple[SessionRates, ...] = ()
 
 
-def compare(before: Look, after: Look) -> Rates:
-    """What happened between two looks at the same daemon, `after` the later one."""
+def compare(before: StatusSample, after: StatusSample) -> Rates:
+    """What happened between two samples of the same daemon, `after` the later one."""
     old, new = before.status.counters, after.status.counters
     seconds = max(after.at_s - before.at_s, 1e-9)
     counts = {name: max(0, count - old.get(name, 0)) for name, count in new.items()}
@@ -152,27 +152,27 @@ def _row_hits(counts: dict[str, int]) -> float | None:
 def since_start(status: StatusReply) -> Rates:
     """The whole life of a daemon as one interval."""
     nothing = msgspec.structs.replace(status, counters={}, sessions=())
-    return compare(Look(-status.uptime_s, nothing), Look(0.0, status))
+    return compare(StatusSample(-status.uptime_s, nothing), StatusSample(0.0, status))
 
 
 class History:
-    """The newest rates of a daemon that is looked at again and again."""
+    """The newest rates of a daemon that is sampled again and again."""
 
     def __init__(self, length: int) -> None:
         """Keeps `length` of them, without their sessions but for the last."""
-        self._last: Look | None = None
+        self._last: StatusSample | None = None
         self._points: deque[Rates] = deque(maxlen=length)
 
-    def add(self, look: Look) -> None:
-        """One more look; a daemon whose time goes backwards is another one."""
-        last, self._last = self._last, look
-        if last is not None and look.status.uptime_s >= last.status.uptime_s:
+    def add(self, sample: StatusSample) -> None:
+        """One more sample; a daemon whose time goes backwards is another one."""
+        last, self._last = self._last, sample
+        if last is not None and sample.status.uptime_s >= last.status.uptime_s:
             if self._points:
                 self._points[-1] = msgspec.structs.replace(self._points[-1], sessions=())
-            self._points.append(compare(last, look))
+            self._points.append(compare(last, sample))
 
     @property
-    def last(self) -> Look | None:
+    def last(self) -> StatusSample | None:
         return self._last
 
     def after(self, at_s: float) -> Sequence[Rates]:

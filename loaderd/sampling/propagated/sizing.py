@@ -21,7 +21,7 @@ _HELD_WINDOW = 32  # of what is in memory: batches in flight cost next to nothin
 _SHARE = 4  # a session takes one in so many of the slots that are free, if nothing else is asked
 
 
-class HopCut(NamedTuple):
+class HopSizing(NamedTuple):
     """Slots for each part, all of them runs."""
 
     ranges: bool  # batches are ranges of rows, else rows by number
@@ -61,7 +61,7 @@ def cut_hops(
     missing: int,
     window: int,
     held: bool = True,
-) -> HopCut:
+) -> HopSizing:
     """Cut the memory of a session.
 
     available   slots that can be had
@@ -88,7 +88,7 @@ def cut_hops(
     index = 0 if ranges else slots(8 * rows)
     ahead = asked or max(usual, _HELD_WINDOW)
     if held and missing + ahead * index <= room:
-        return HopCut(ranges, True, missing, index, ahead, 0, 0, min(ahead, usual))
+        return HopSizing(ranges, True, missing, index, ahead, 0, 0, min(ahead, usual))
     if plan.most_ranges > 2 and passing > 2 * batch_bytes:
         ranges = False  # most of these pages is not wanted
     if ranges:
@@ -105,7 +105,7 @@ def cut_hops(
         raise Refused(shortage_text(least * slot_bytes, available * slot_bytes, enough))
     share = room if asked else room // _SHARE  # others may want to be served too
     window = max(1, min(window, (share - transit * run) // buffer))
-    return HopCut(ranges, False, 0, buffer, window, run, transit, min(window, usual))
+    return HopSizing(ranges, False, 0, buffer, window, run, transit, min(window, usual))
 
 
 def shortage_text(least_bytes: int, available_bytes: int, enough: str) -> str:

@@ -31,7 +31,7 @@ class Estimate(NamedTuple):
     rows: tuple[int, ...]  # different nodes of the first 1, 2, 4, ...
 
 
-class HyperCut(NamedTuple):
+class HyperSizing(NamedTuple):
     """Slots, unless said otherwise."""
 
     size: int  # minibatches of a hyperbatch
@@ -64,7 +64,7 @@ def cut_hyper(
     readers: int,
     window: int,
     asked: int,
-) -> HyperCut | None:
+) -> HyperSizing | None:
     """Cut `room` slots; None where they do not hold the least.
 
     asked   minibatches of a hyperbatch that the client wants, 0: as many as have room
@@ -103,12 +103,12 @@ def cut_hyper(
     wanted = grown(list(estimate.rows), _LEAST_BATCHES)
     if not types or sum(max(0, n) for n in entries) < min(wanted, sum(t.num_nodes for t in types)):
         return cut_without_cache(room, slot_bytes, need, estimate, most)
-    return HyperCut(size, chunk, areas, area, scratch, tables, entries, rows, run, quota)
+    return HyperSizing(size, chunk, areas, area, scratch, tables, entries, rows, run, quota)
 
 
 def cut_without_cache(
     room: int, slot_bytes: int, need: SessionNeed, estimate: Estimate, most: int
-) -> HyperCut | None:
+) -> HyperSizing | None:
     """Where the rows of two minibatches have no room: the graph alone is read for many together.
 
     None where not even two are sampled together, or the graph is in memory.
@@ -123,6 +123,6 @@ def cut_without_cache(
         area = max(need.structure, -(-size * one // slot_bytes))
         scratch = -(-max(size * spare, estimate.least_scratch) // slot_bytes)
         if quota + area + scratch <= room:
-            return HyperCut(size, size, 1, area, scratch, 0, (), 0, 0, quota)
+            return HyperSizing(size, size, 1, area, scratch, 0, (), 0, 0, quota)
         size -= 1
     return None
