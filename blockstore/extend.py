@@ -71,7 +71,6 @@ class StoreExtender(Closing):
 
     @property
     def digests(self) -> dict[str, str]:
-        """Of the files of the store, and of those written so far."""
         return self._writer.digests
 
     def commit(self, manifest: Manifest) -> Manifest:

@@ -333,7 +333,6 @@ def _read_verified(
 
 
 def corrupt_page(where: str, offset: int, page: NDArray[np.uint8], expected: int) -> CorruptBlock:
-    """The error for a page whose checksum is wrong."""
     found = np.empty(1, np.uint32)
     page_crcs(page[:PAGE_BYTES], 1, found)
     return CorruptBlock(

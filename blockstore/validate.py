@@ -397,7 +397,6 @@ class GraphCheck:
         self.check_part(block, data, 0, data.size, where)
 
     def _edges(self, block: int) -> tuple[int, int]:
-        """Where the sources of a block lie, in ids."""
         start = edges_start_bytes(int(self.first_node[block + 1] - self.first_node[block]))
         first = start // self.id_dtype.itemsize
         return first, first + int(self.first_edge[block + 1] - self.first_edge[block])

@@ -224,17 +224,14 @@ class StoreWriter(Closing):
         self._sinks: list[BlockSink] = []
 
     def sink(self, path: str, ndim: int, slot_bytes: int) -> BlockSink:
-        """Where the slots of one array go."""
         sink = BlockSink(self._temporary, path, ndim, slot_bytes, self._buffer_bytes)
         self._sinks.append(sink)
         return sink
 
     def rows(self, array: RowArray) -> RowsWriter:
-        """Begin a row array."""
         return RowsWriter(self, array)
 
     def graph(self, path: str) -> GraphWriter:
-        """Begin the graph blocks of a relation."""
         return GraphWriter(self, path)
 
     def side(self, path: str, values: NDArray[Any]) -> None:

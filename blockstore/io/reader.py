@@ -265,14 +265,12 @@ class BlockReader(Closing):
             head = max(head, stop)
 
     def _first_block(self, number: int, run: NDArray[np.int64]) -> tuple[int, str]:
-        """The first block that begins in a run of pages, and its file."""
         file, shard, page = self.files[number], int(run[0]), int(run[1])
         geometry = file.geometry
         block = shard * geometry.blocks_per_shard - (-page // geometry.pages_per_block)
         return block, str(file.shards[shard])
 
     def _check_blocks(self, number: int, run: NDArray[np.int64], data: NDArray[np.uint8]) -> None:
-        """Blocks that lie whole in a run of pages."""
         file = self.files[number]
         if file.check is None:
             return
@@ -312,7 +310,6 @@ class BlockReader(Closing):
             read()
 
     def _read_pages(self, number: int, run: NDArray[np.int64], data: NDArray[np.uint8]) -> None:
-        """One run of pages, verified."""
         self._twice(partial(self._read_pages_once, number, run, data))
 
     def _read_pages_once(

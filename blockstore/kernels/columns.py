@@ -66,7 +66,6 @@ def wide(words, word):
 
 @leaf
 def slot_word(view, block):
-    """First word of a block, which is present."""
     return np.int64(view.slots[block]) * (view.slot_bytes // 4)
 
 

@@ -172,7 +172,6 @@ def _find_pair(wanted, keys):
 
 @leaf
 def _pair(tree, node):
-    """Key of a node in a tree."""
     return (np.uint64(tree) << np.uint64(NODE_BITS)) | np.uint64(node)
 
 

@@ -85,7 +85,6 @@ class Reservation:
         return admitted
 
     def release(self, account: Account, count: int) -> None:
-        """So many blocks are not pinned any more."""
         if count > self.pinned[account]:
             raise PoolBroken(f"{count} graph blocks given back, {self.pinned[account]} are pinned")
         self.pinned[account] -= count
@@ -114,7 +113,6 @@ class Reservation:
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is pinned on any account."""
         return not any(self.pinned.values()) and not any(self._file_pins)
 
     def _after_waiting(self, owned: int) -> int:

@@ -42,7 +42,6 @@ class Residency:
 
     @property
     def worker_blocks(self) -> int:
-        """Blocks that a worker may hold at a time."""
         assert self.reservation is not None
         return self.reservation.worker_blocks
 
@@ -73,7 +72,6 @@ class Residency:
             self._changed.notify_all()
 
     def present(self, file: int, blocks: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Which blocks are here, or on their way."""
         with self._changed:
             return self.pool.present_mask(file, blocks)
 
@@ -175,7 +173,6 @@ class Residency:
         return held
 
     def drop(self, held: PinnedBlocks) -> None:
-        """Let the pool have the blocks again."""
         if held.slots.size:
             with self._changed:
                 self._unpin(held)

@@ -32,7 +32,6 @@ class RequestArea(NamedTuple):
         return len(self.slots) * self.slot_bytes
 
     def give_back(self) -> None:
-        """Nobody reads the numbers any more."""
         self.broker.give(list(self.slots))
 
 
@@ -181,7 +180,6 @@ class SlotBroker:
         return min(found, getattr(self._limit, "left", found))
 
     def graph_slots(self) -> int:
-        """Slots that the graph pool has at present."""
         with self._changed:
             return self._graph.num_owned
 
@@ -224,7 +222,6 @@ class SlotBroker:
             return self.take(count)
 
     def give(self, slots: list[int]) -> None:
-        """Back to the pools they came from."""
         self._count(-len(slots))
         with self._changed:
             self._put_back(slots)

@@ -174,7 +174,6 @@ class _Snapshot(Collector):
 
 
 def metrics_text(status: StatusReply) -> bytes:
-    """All metrics of a status, in Prometheus' text format."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Snapshot(status))
     return generate_latest(registry)

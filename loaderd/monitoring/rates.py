@@ -150,7 +150,6 @@ def _row_hits(counts: dict[str, int]) -> float | None:
 
 
 def since_start(status: StatusReply) -> Rates:
-    """The whole life of a daemon as one interval."""
     nothing = msgspec.structs.replace(status, counters={}, sessions=())
     return compare(StatusSample(-status.uptime_s, nothing), StatusSample(0.0, status))
 
@@ -176,5 +175,4 @@ class History:
         return self._last
 
     def after(self, at_s: float) -> Sequence[Rates]:
-        """Rates newer than that."""
         return [p for p in self._points.copy() if p.at_s > at_s]

@@ -55,7 +55,6 @@ class MonitoringServer(Closing):
 
     @property
     def address(self) -> str:
-        """Where the page is."""
         host, port = self._server.server_address[:2]
         name = f"[{host!s}]" if ":" in str(host) else str(host)
         return f"http://{name}:{port}/"
@@ -120,14 +119,12 @@ class _Server(ThreadingHTTPServer):
         super().__init__(address, handler)
 
     def asked(self, request: socket) -> None:
-        """Its request has come."""
         with self._lock:
             if request in self._asking:
                 del self._asking[request]
                 self._answering[request] = None
 
     def process_request(self, request: "socket | tuple[bytes, socket]", client: object) -> None:
-        """In a thread of its own."""
         assert isinstance(request, socket)
         with self._lock:
             if len(self._asking) + len(self._answering) == MOST_REQUESTS:
@@ -142,7 +139,6 @@ class _Server(ThreadingHTTPServer):
     def process_request_thread(
         self, request: "socket | tuple[bytes, socket]", client: object
     ) -> None:
-        """What the thread does."""
         assert isinstance(request, socket)
         try:
             super().process_request_thread(request, client)
@@ -187,7 +183,6 @@ def _handler_of(server: MonitoringServer, host: str) -> type[BaseHTTPRequestHand
 
 
 def _host_of(header: str) -> str:
-    """The name in a Host header, without its port."""
     return urlsplit(f"//{header}").hostname or ""
 
 

@@ -44,7 +44,6 @@ class Unit(NamedTuple):
 
     @property
     def num_seeds(self) -> int:
-        """Seeds of this part in the step."""
         return self.stop - self.start
 
 
@@ -59,7 +58,6 @@ class Shape(NamedTuple):
 
     @property
     def total_edges(self) -> int:
-        """Edges of all hops and relations, at most."""
         return sum(sum(hop) for hop in self.edges)
 
 

@@ -38,19 +38,16 @@ class HopPlan:
 
     @property
     def num_steps(self) -> int:
-        """Global batches of an epoch."""
         return self._num_steps
 
     @property
     def most_rows(self) -> int:
-        """Rows of a batch of this part, at most."""
         world = self.part.world_size
         largest = min(self.resolved.num_seeds, self.resolved.batch_size + world - 1)
         return -(-largest // world)
 
     @property
     def most_ranges(self) -> int:
-        """Ranges of a batch, at most."""
         rows, hops = self.most_rows, self.hops
         if not self.resolved.shuffle:
             return 1

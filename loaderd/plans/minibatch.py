@@ -45,11 +45,9 @@ class MinibatchPlan:
         return Unit(epoch, position, own.start, own.stop)
 
     def epoch_key(self, epoch: int) -> int:
-        """Key of the epoch's order of seeds."""
         return int(make_epoch_key(self.resolved.seed, epoch))
 
     def hop_key(self, epoch: int, step: int, hop: int, relation: int) -> int:
-        """Key of the draws of one hop over one relation."""
         return int(make_key(self.resolved.seed, epoch, step // self.together, hop, relation))
 
     def shape(self) -> Shape:

@@ -104,7 +104,6 @@ class RowAssembler:
         return Addressed(Pins(tuple(files), tuple(held)), count, tuple(missing))
 
     def tick(self) -> None:
-        """One more batch has begun."""
         self._residency.tick()
 
     def drop(self, pins: Pins) -> None:

@@ -60,7 +60,6 @@ class KeyAuthenticator(AsyncioAuthenticator):
         self.configure_curve_callback(DOMAIN.decode(), self)
 
     def stop(self) -> None:
-        """Answer no more questions."""
         asyncio.get_running_loop().remove_reader(int(self.zap_socket.getsockopt(zmq.FD)))
         super().stop()
 

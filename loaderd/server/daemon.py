@@ -94,7 +94,6 @@ class Daemon:
             raise
 
     def _clients(self, caller: Caller) -> Clients:
-        """Those that a caller belongs to."""
         if not caller.remote:
             return self._local
         assert self._remote is not None
@@ -197,12 +196,10 @@ class Daemon:
             self.detach(session)
 
     def lost(self, session: int) -> None:
-        """A session's own connection has ended."""
         if self._registry.peer(session) is not None:
             self.detach(session)
 
     def detach(self, session: int) -> None:
-        """Close a session that is open."""
         tell(log, logging.INFO, "session detached", session=session)
         peer = self._registry.close(session)
         self._clients(peer.caller).close_session(session)

@@ -36,7 +36,6 @@ class _Opening(NamedTuple):
 
     @property
     def is_wanted(self) -> bool:
-        """Whether who asked has not left."""
         return self.clients.is_open(self.peer.token)
 
 
@@ -78,7 +77,6 @@ class SessionOpener:
             intake.take(message)
 
     def gone(self, token: int) -> None:
-        """A client has left."""
         if self._intake is not None and self._intake.peer.token == token:
             self._intake.fail(Refused("ids: the client is gone"))
 
@@ -181,7 +179,6 @@ class SessionOpener:
         return self._engine.at_most(room.num_bytes)
 
     def _borrow(self, request: Attach, room: UserRoom) -> RequestArea:
-        """Room for the numbers of a request."""
         with self._limited(room):
             return self._engine.borrow(request)
 

@@ -152,7 +152,6 @@ class RemoteClients:
         return client.owner
 
     def is_open(self, token: int) -> bool:
-        """Whether the client that was given this token has not left."""
         return token in self._clients
 
     def _beat(self) -> None:

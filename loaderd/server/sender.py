@@ -346,7 +346,6 @@ class Sender:
         return copy
 
     def _gather_typed(self, group: RowGroup, array: BlobArray, row_bytes: int) -> tuple[int, Copy]:
-        """Of nodes that have such a row, alone."""
         addresses = np.empty(group.num_rows, np.uint64)
         self._read(
             group.blob, array.offset, array.offset + addresses.nbytes, addresses.view(np.uint8)
@@ -361,7 +360,6 @@ class Sender:
         return addresses.size, copy
 
     def _read(self, blob: Blob, start: int, stop: int, out: NDArray[np.uint8]) -> None:
-        """Bytes of a blob in the arena."""
         at = start
         while at < stop:
             slot, inside = divmod(at, self._slot_bytes)

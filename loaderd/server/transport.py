@@ -116,7 +116,6 @@ class TcpRouter:
         return True
 
     def close(self) -> None:
-        """Close after what is queued has gone."""
         self._loop.remove_reader(self._fd)
         self._close_sockets()
 

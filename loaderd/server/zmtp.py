@@ -321,7 +321,6 @@ class LocalRouter:
         return not connection.deaf
 
     def _writable(self, connection: _Connection) -> None:
-        """Send what there is, as far as the socket takes it."""
         paused = len(connection.out) > PAUSE_BYTES
         _send_some(connection)
         if connection.out:
@@ -355,7 +354,6 @@ def _taken(buffer: bytearray, head: int, size: int) -> bytes:
 
 
 def _send_some(connection: _Connection) -> None:
-    """Send as much as the socket takes."""
     try:
         while connection.out:
             del connection.out[: connection.peer.send(connection.out)]

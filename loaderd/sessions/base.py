@@ -208,7 +208,6 @@ class StoreResources:
             return made
 
     def shared_entries(self) -> list[LedgerEntry]:
-        """What all that is shared has taken."""
         with self._shared.lock:
             made: list[Shared] = list(self._shared().values())
         return [entry for one in made for entry in one.ledger_entries()]
@@ -272,7 +271,6 @@ def describe(
     window: int,
     rows: tuple[RowArraySpec, ...],
 ) -> Attached:
-    """The reply to a client."""
     return Attached(
         request=request,
         session=session.number,

@@ -114,7 +114,6 @@ class Builder:
             work.items[num_nodes : job.num_items] = work.edge_ids[:num_edges]
 
     def structure_bytes(self, structure: Structure, unit: Unit, spec: BatchSpec) -> int:
-        """Bytes of the blob of a batch's structure."""
         item, resolved = self._original.itemsize, spec.plan.resolved
         sizes = [item * structure.num_nodes, 8 * unit.num_seeds, 4 * structure.num_edges]
         sizes.append(4 * structure.num_ends)

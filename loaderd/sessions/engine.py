@@ -216,7 +216,6 @@ class Engine(Closing):
         self._workers.forget(session.number)
 
     def _ended(self, session: EngineSession) -> None:
-        """A session has given all back."""
         with self._changed:
             self._ending().remove(session)
             add_counts(self._counters, session.counters())
@@ -257,7 +256,6 @@ class Engine(Closing):
 
     @property
     def ending(self) -> bool:
-        """Whether sessions that have ended still hold something."""
         with self.lock:
             return bool(self._ending())
 
@@ -288,7 +286,6 @@ class Engine(Closing):
     def status(
         self,
     ) -> tuple[tuple[LedgerEntry, ...], tuple[EngineSession, ...], dict[str, int]]:
-        """Ledger, sessions and counters as they are now."""
         with self.lock:
             sessions, ending = list(self._sessions().values()), list(self._ending())
             counters = dict(self._counters)

@@ -137,7 +137,6 @@ class HyperbatchSession(SampledSession):
         return True
 
     def failed(self, run: int, wanted: Wanted, error: BaseException) -> None:
-        """Nothing more comes of a run."""
         with self._lock:
             if not self._closed and self._state.run == run:
                 self._fail(wanted, error_text(error))

@@ -393,7 +393,6 @@ class SampledSession:
             job.addressed = None
 
     def _recycle_all(self, jobs: list[BatchInProgress]) -> None:
-        """Jobs of an ended run that no worker has."""
         for job in jobs:
             self._recycle(job)
         self._free_if_idle()
@@ -405,7 +404,6 @@ class SampledSession:
         self._gone(job)
 
     def _idle(self) -> bool:
-        """Whether no worker and no client has anything of the session."""
         return self._memory.workspaces.all_home and self._state.idle
 
     def _free_if_idle(self) -> None:

@@ -24,7 +24,6 @@ class Placement(NamedTuple):
     sequence: int  # of delivery within the run
 
     def slots(self) -> list[int]:
-        """All slots of the group."""
         return [*self.structure, *self.addresses, *(s for slots in self.area for s in slots)]
 
 
@@ -60,7 +59,6 @@ class RowSizes(NamedTuple):
     slot_bytes: int
 
     def address_slots(self, num_rows: int, with_positions: bool) -> int:
-        """Slots for the addresses of a group."""
         arrays = len(self.rows_per_slot)
         used = arrays * (-(-8 * num_rows // 64) * 64)
         if with_positions:
@@ -68,7 +66,6 @@ class RowSizes(NamedTuple):
         return -(-used // self.slot_bytes)
 
     def area_slots(self, rows: tuple[int, ...]) -> tuple[int, ...]:
-        """Slots for that many rows of each array."""
         return tuple(-(-n // per) for n, per in zip(rows, self.rows_per_slot, strict=True))
 
 
@@ -93,7 +90,6 @@ class SessionState:
 
     @property
     def num_slots(self) -> int:
-        """All of its slots, free and leased."""
         return self._total
 
     @property
@@ -111,14 +107,12 @@ class SessionState:
         return bool(self._order) or len(self.jobs) >= self.window
 
     def widen(self, slots: list[int], batches: int) -> None:
-        """More slots, and as many more batches in flight."""
         self._free += slots
         self._total += len(slots)
         self.window += batches
 
     @property
     def idle(self) -> bool:
-        """Whether every slot is back."""
         return len(self._free) == self._total
 
     def begin(self, run: int) -> list[BatchInProgress]:
@@ -140,11 +134,9 @@ class SessionState:
         return ended
 
     def may_start(self) -> bool:
-        """Whether one more batch may be built now."""
         return not self.failed and len(self.jobs) < self.window
 
     def start(self, run: int, unit: Unit, work: Workspace) -> BatchInProgress:
-        """The next batch begins."""
         job = BatchInProgress(run, unit, work)
         self.jobs[job.run, unit.step] = job
         self._order.append(job)

@@ -73,7 +73,6 @@ class SessionSizing(NamedTuple):
     window: int  # batches in flight
 
     def slots(self, need: SessionNeed) -> int:
-        """All of a session's."""
         return self.workers * (need.workspace + self.transit) + need.seeds + self.quota
 
 

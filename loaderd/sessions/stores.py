@@ -56,7 +56,6 @@ class Stores(Closing):
             raise
 
     def close(self) -> None:
-        """End all of them."""
         for engine in self.all():
             engine.close()
         self._shared.close()
@@ -76,7 +75,6 @@ class Stores(Closing):
         return self.engines[name]
 
     def name_of(self, engine: Engine) -> str:
-        """What its store is called, or was."""
         return store_name(engine.store)
 
     def gather(self, engine: Engine, wanted: int, busy: Callable[[Engine], bool]) -> None:

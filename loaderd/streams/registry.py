@@ -41,7 +41,6 @@ class StreamKey(NamedTuple):
 
     @property
     def world(self) -> int:
-        """Ranks that a stream serves."""
         return self.world_size if self.rank == EVERY_RANK else 1
 
 
@@ -136,7 +135,6 @@ class StreamRegistry:
         return 0 if num < 2 else self._stores.arena.num_slots >> (num - 1).bit_length()
 
     def is_busy(self, engine: Engine) -> bool:
-        """Whether anybody uses a store."""
         with self.lock:
             return any(group.order.engine is engine for group in self.groups.values())
 
@@ -201,7 +199,6 @@ class StreamRegistry:
                         self.move(rank, stream)
 
     def move(self, cursor: Cursor, stream: Stream | None) -> None:
-        """Leave the stream where a session is, for another one."""
         if (old := cursor.stream) is stream:
             return
         if old is not None:
@@ -222,7 +219,6 @@ class StreamRegistry:
         stream.send()
 
     def release(self, cursor: Cursor, step: int, group: int) -> None:
-        """A client is done with a row group of a position."""
         batch = cursor.held.get(step)
         if batch is not None:
             if batch.stream.release(cursor, batch, group):
@@ -241,7 +237,6 @@ class StreamRegistry:
                 self.tidy(batch.stream)
 
     def send(self, cursor: Cursor, message: Out) -> None:
-        """What a stream sends to a session."""
         if isinstance(message, BatchReady):
             edges = sum(map(sum, message.edges_per_hop))
             cursor.meter.handed(sum(message.nodes_per_hop), edges)

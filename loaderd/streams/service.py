@@ -208,7 +208,6 @@ class StreamService(Closing):
             self._opener.find_place(cursor)
 
     def release(self, release: Release) -> None:
-        """A client is done with a row group."""
         with self._registry.lock:
             cursor, _ = self._registry.sessions.get(release.session, (None, None))
             if cursor is None or release.run != cursor.run:
@@ -219,7 +218,6 @@ class StreamService(Closing):
                 self._opener.find_place(cursor)  # it fell behind, and is alive
 
     def stores(self) -> tuple[StoreStatus, ...]:
-        """Those that are served, and those that still are."""
         return self._registry.stores()
 
     # -- all of it --------------------------------------------------------------------------------
@@ -281,7 +279,6 @@ class StreamService(Closing):
             executor.put_later(partial(self._sweep, again=True), AGAIN_S)
 
     def status(self) -> tuple[tuple[LedgerEntry, ...], tuple[SessionStatus, ...], dict[str, int]]:
-        """Ledger, sessions and counters as they are now."""
         return self._registry.status()
 
 

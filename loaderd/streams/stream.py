@@ -184,7 +184,6 @@ class Stream:
 
     @property
     def depth(self) -> int:
-        """Batches that can be leased at a time."""
         return max(1, self.session.depth)
 
     def has_room(self, rank: int = 0) -> bool:
@@ -359,7 +358,6 @@ class Stream:
     # -- batches ----------------------------------------------------------------------------------
 
     def send(self) -> None:
-        """Send all that can be sent now."""
         if self.closing:
             return
         for cursor in self.live:
@@ -368,12 +366,10 @@ class Stream:
             self._starved.set()
 
     def _credit(self) -> int:
-        """Batches that each cursor may hold."""
         num = len(self.cursors)
         return self.depth if num < 2 else max(1, self.depth // (num + 1))
 
     def _ready(self, cursor: Cursor) -> RingBatch | None:
-        """What a cursor can be sent next."""
         assert cursor.place is not None
         batch = self._ring.get((cursor.place.run, cursor.place.next))
         return batch if batch is not None and batch.pieces else None

@@ -76,7 +76,6 @@ class TypeRows(NamedTuple):
 
 
 def rows_by_type(served: Sequence[ServedRows]) -> list[TypeRows]:
-    """The served row arrays, by node type, in order."""
     found: dict[str, list[int]] = {}
     for i, rows in enumerate(served):
         found.setdefault(rows.node_type.name, []).append(i)
@@ -103,7 +102,6 @@ def share_entries(types: Sequence[TypeRows], num_bytes: int, id_bytes: int) -> l
 
 
 def area_slots_of(types: Sequence[TypeRows], entries: Sequence[int], slot_bytes: int) -> int:
-    """Arena slots for the rows of so many entries of each type."""
     return sum(
         -(-count // (slot_bytes // width))
         for t, count in zip(types, entries, strict=True)
@@ -117,7 +115,6 @@ def entry_bytes(id_bytes: int) -> int:
 
 
 def table_bytes(types: Sequence[TypeRows], id_dtype: str, entries: Sequence[int]) -> int:
-    """Bytes of all tables of a cache."""
     carver = Carver(None)
     for t, count in zip(types, entries, strict=True):
         _carve(carver, t, count, np.dtype(id_dtype))

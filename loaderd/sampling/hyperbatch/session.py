@@ -49,7 +49,6 @@ class StructureArea:
         return start // item
 
     def view(self, dtype: DTypeLike) -> NDArray[Any]:
-        """All of the memory as items."""
         return self._memory.view(np.dtype(dtype))
 
     def copy(self, values: NDArray[Any]) -> NDArray[Any] | None:
@@ -64,7 +63,6 @@ class StructureArea:
         self._used = 0
 
     def reset(self) -> None:
-        """Everything is free again."""
         self._used = self.left = 0
 
     @property
@@ -216,7 +214,6 @@ class Hyper:
             self._changed.notify_all()
 
     def released(self, run: int, batch: int) -> None:
-        """The client is done with a batch."""
         with self._changed:
             if self._run is None or run < self._run.number:
                 return

@@ -67,7 +67,6 @@ class Workspaces:
 
     @property
     def all_home(self) -> bool:
-        """Whether nobody has one."""
         return sum(q.qsize() for q in self._spare.values()) == self.total
 
 

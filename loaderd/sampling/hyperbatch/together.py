@@ -78,7 +78,6 @@ class _Batch:
 
     @property
     def num_nodes(self) -> int:
-        """Nodes found so far."""
         return sum(piece.size for piece in self.pieces)
 
 
@@ -300,7 +299,6 @@ class BlockSampler:
     def _draw_multi_block(
         self, r: int, batches: list[_Batch], ahead: concurrency.ThreadPoolExecutor
     ) -> None:
-        """Draws of columns over several blocks."""
         frontiers = [batch.frontiers[r] for batch in batches]
         self._topology.draw_multi_block(
             [

@@ -170,14 +170,12 @@ class MacroShared:
         return memory.ctypes.data - self.data.ctypes.data
 
     def pages(self, a: int, part: int) -> Pages:
-        """Pages of a part's rows of one array."""
         none = np.empty(0, np.int64)
         if part >= self.files.num_partitions and self.files.copied_rows[a] is None:
             return Pages(0, none, none)
         return self.files.pages(a, self.served[a].node_type.first, self.types[a], part)
 
     def rows(self, a: int, part: int) -> RowBlocks:
-        """The array that holds a part's rows."""
         own = part < self.files.num_partitions
         rows = self.files.rows[a] if own else self.files.copied_rows[a]
         assert rows is not None
@@ -201,7 +199,6 @@ class MacroShared:
 
 
 def ids_bytes(manifest: Manifest) -> int:
-    """Memory for the ids of copies."""
     carver = Carver(None)
     for t in manifest.types:
         carver.array(np.dtype(manifest.id_dtype), t.halo.nodes.num_rows if t.halo else 0)

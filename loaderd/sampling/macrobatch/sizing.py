@@ -37,7 +37,6 @@ class MacroSizing(NamedTuple):
         return self.memories * self.macro + other
 
     def basis(self) -> str:
-        """As a line of the ledger says it."""
         return (
             f"; macro-batches: {self.memories} x {self.macro} slots, {self.hubs} of hubs, "
             f"{self.ids} of ids of copies, {self.places} of seeds by partition, {self.transit} x "

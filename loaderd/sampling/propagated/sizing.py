@@ -44,7 +44,6 @@ class HopSizing(NamedTuple):
         return self.buffer + self.transit * self.run
 
     def basis(self, num_arrays: int) -> str:
-        """As a line of the ledger says it."""
         where = "in memory whole" if self.held else "passing by"
         return (
             f"{num_arrays} hop-wise arrays {where}; {self.window} batches x {self.buffer} slots, "
