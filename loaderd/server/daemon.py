@@ -37,7 +37,6 @@ from loaderd.api.protocol import (
 )
 from loaderd.api.requests import check_start
 from loaderd.monitoring.logs import Throttle, tell
-from loaderd.server.clients import Out, Serving
 from loaderd.server.local import LocalClients
 from loaderd.server.notify import notify
 from loaderd.server.opening import Clients, SessionOpener
@@ -46,6 +45,9 @@ from loaderd.server.registry import Caller, Peer, Registry
 from loaderd.server.remote import Listening, RemoteClients
 from loaderd.server.signals import Signals
 from loaderd.server.transport import Frame
+from loaderd.sessions.base import Out
+from loaderd.streams.registry import utf8_text
+from loaderd.streams.service import StreamService
 
 log = logging.getLogger(__name__)
 COUNTED = ("sessions_attached", "sessions_refused", "sessions_failed", "requests_refused")
@@ -69,8 +71,10 @@ class Daemon:
     Everything but `_deliver` runs in the event loop's thread.
     """
 
-    def __init__(self, engine: Serving, endpoint: Endpoint, access: Access | None = None) -> None:
-        """Opens all sockets, the door last.  Call it inside the loop, the endpoint claimed.
+    def __init__(
+        self, engine: StreamService, endpoint: Endpoint, access: Access | None = None
+    ) -> None:
+        """Opens all sockets, the arena's last.  Call it inside the loop, the endpoint claimed.
 
         access   None: this user alone, on this host
         """
@@ -295,7 +299,7 @@ class Daemon:
             draining=self._draining,
             workers=self._engine.settings.workers,
             readers=self._engine.settings.readers,
-            reload_error=_utf8(self._engine.reload_error),
+            reload_error=utf8_text(self._engine.reload_error),
         )
 
 
@@ -309,20 +313,15 @@ def refusal(error: Exception, message: ClientMessage | None) -> ErrorReply:
     text = str(error) if known else f"the daemon failed: {type(error).__name__}: {error}"
     return ErrorReply(
         error=name,
-        message=_utf8(text),
+        message=utf8_text(text),
         request=getattr(message, "request", -1),
         session=getattr(message, "session", -1),
         run=getattr(message, "run", -1),
     )
 
 
-def _utf8(text: str) -> str:
-    """Text that can be encoded: file names may hold bytes that are not UTF-8."""
-    return text.encode("utf-8", "backslashreplace").decode()
-
-
 async def serve(
-    engine: Serving,
+    engine: StreamService,
     endpoint: Endpoint,
     signals: Signals,
     ready: Callable[["Daemon"], None],

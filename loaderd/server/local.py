@@ -10,14 +10,16 @@ from loaderd.api.endpoint import Endpoint
 from loaderd.api.errors import BadMessage, Refused
 from loaderd.api.protocol import ClientMessage, ErrorReply, Message, Release, Start, encode
 from loaderd.memory.ledger import request_bytes
-from loaderd.server.clients import Out, Serving, Shell
+from loaderd.server.clients import Shell
+from loaderd.server.listener import UnixListener
 from loaderd.server.owners import Admission, peer_credentials, share_file
 from loaderd.server.registry import Caller, Peer
 from loaderd.server.transport import Frame
 from loaderd.server.zmtp import LocalRouter
+from loaderd.sessions.base import Out
+from loaderd.streams.service import StreamService
 
 BACKLOG = 64
-RETRY_S = 1.0  # to accept again after descriptors ran out
 
 
 class LocalClients:
@@ -30,7 +32,7 @@ class LocalClients:
     """
 
     def __init__(
-        self, endpoint: Endpoint, engine: Serving, admission: Admission, shell: Shell
+        self, endpoint: Endpoint, engine: StreamService, admission: Admission, shell: Shell
     ) -> None:
         """Opens both sockets, the one that hands out the arena last."""
         self._endpoint, self._engine, self._shell = endpoint, engine, shell
@@ -40,23 +42,22 @@ class LocalClients:
         self._loop = asyncio.get_running_loop()
         room = request_bytes(engine.settings.mem_bytes) // 2  # the other half: ids that are kept
         self._router = LocalRouter(endpoint.path, self._receive, room)
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             share_file(endpoint.path, admission.gid)
-            old = os.umask(0o177)
-            try:
-                self._listener.bind(str(endpoint.new_door))
-            finally:
-                os.umask(old)
+            self._listener = UnixListener(
+                endpoint.new_door, socket.SOCK_SEQPACKET, BACKLOG, self._welcome
+            )
+        except BaseException:
+            self._router.close()
+            raise
+        try:
             share_file(endpoint.new_door, admission.gid)
-            self._listener.listen(BACKLOG)
             endpoint.new_door.rename(endpoint.door)
         except BaseException:
             self._listener.close()
             self._router.close()
             raise
-        self._listener.setblocking(False)
-        self._listen()
+        self._listener.start()
 
     def _receive(self, identity: bytes, _: str, frames: Sequence[Frame]) -> None:
         self._shell.receive(Caller(identity), frames)
@@ -102,29 +103,14 @@ class LocalClients:
     def close(self) -> None:
         """Remove the sockets and hang up on everybody."""
         self._endpoint.door.unlink(missing_ok=True)
-        self._loop.remove_reader(self._listener)
         self._listener.close()
         for token in list(self._open):
             self.hang_up(token)
         self._router.close()
         self._endpoint.path.unlink(missing_ok=True)
 
-    def _listen(self) -> None:
-        if self._listener.fileno() >= 0:
-            self._loop.add_reader(self._listener, self._accept)
-
-    def _accept(self) -> None:
-        try:
-            connection, _ = self._listener.accept()
-        except (BlockingIOError, ConnectionError):  # it left before we came
-            return
-        except OSError as error:  # out of descriptors: the listener would stay readable
-            self._loop.remove_reader(self._listener)
-            self._loop.call_later(RETRY_S, self._listen)
-            context = {"message": f"{self._endpoint.door}: a client must wait", "exception": error}
-            self._loop.call_exception_handler(context)
-            return
-        connection.setblocking(False)
+    def _welcome(self, connection: socket.socket) -> None:
+        """Send a client the greeting and the arena's descriptor, or why it may not come in."""
         token = int.from_bytes(os.urandom(7), "little")
         try:
             owner = self._admission.owner(peer_credentials(connection))

@@ -17,13 +17,14 @@ from loaderd.api.errors import DaemonError, Refused
 from loaderd.api.protocol import Attach, Attached, Ids, LedgerEntry
 from loaderd.api.requests import MAX_WINDOW, check_attach
 from loaderd.memory.slots import RequestArea
-from loaderd.server.clients import Serving, Shell
+from loaderd.server.clients import Shell
 from loaderd.server.intake import Intake
 from loaderd.server.local import LocalClients
 from loaderd.server.owners import SessionUse, UserLimits, UserRoom, room_left
 from loaderd.server.registry import Caller, Peer, Registry
 from loaderd.server.remote import RemoteClients
 from loaderd.server.sender import Frames
+from loaderd.streams.service import StreamService
 
 Clients = LocalClients | RemoteClients
 
@@ -43,7 +44,7 @@ class SessionOpener:
     """All methods belong to the event loop's thread; what reads from disk has a thread here."""
 
     def __init__(
-        self, engine: Serving, limits: UserLimits, registry: Registry, shell: Shell
+        self, engine: StreamService, limits: UserLimits, registry: Registry, shell: Shell
     ) -> None:
         self._engine, self._limits, self._registry, self._shell = engine, limits, registry, shell
         self._loop = asyncio.get_running_loop()

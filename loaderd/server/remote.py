@@ -28,11 +28,13 @@ from loaderd.api.protocol import (
     Taken,
 )
 from loaderd.api.tcp import TcpAddress
-from loaderd.server.clients import Out, Serving, Shell
+from loaderd.server.clients import Shell
 from loaderd.server.owners import LOOPBACK
 from loaderd.server.registry import Caller, Peer
 from loaderd.server.sender import Frames, Sender
 from loaderd.server.transport import Frame, TcpRouter
+from loaderd.sessions.base import Out
+from loaderd.streams.service import StreamService
 
 CLOSE_S = 1.0  # for pieces that are on their way when the daemon ends
 MAX_CLIENTS = 1024
@@ -73,7 +75,7 @@ class RemoteClients:
     All methods belong to the event loop's thread.
     """
 
-    def __init__(self, listening: Listening, engine: Serving, shell: Shell) -> None:
+    def __init__(self, listening: Listening, engine: StreamService, shell: Shell) -> None:
         """Listens at the address.  Raises Refused: it cannot be had, or keys cannot be read."""
         self._engine, self._shell, self._credit = engine, shell, listening.credit
         self._loop = asyncio.get_running_loop()

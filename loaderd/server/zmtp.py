@@ -7,7 +7,6 @@ read past.  Specification: https://rfc.zeromq.org/spec/23/ (NULL mechanism).
 """
 
 import asyncio
-import os
 import select
 import socket
 import struct
@@ -16,6 +15,7 @@ from collections import deque
 from pathlib import Path
 
 from loaderd.api.protocol import Message, encode
+from loaderd.server.listener import UnixListener
 from loaderd.server.transport import BURST, FRAME_BYTES, LINGER_MS, MESSAGE_BYTES, Frame, Receive
 
 MAX_CONNECTIONS = 1024
@@ -26,7 +26,6 @@ PAUSE_BYTES = 1 << 14  # of one client that reads nothing; then it is not heard 
 _READ_BYTES = 1 << 16
 _STALLED_S = 10.0  # for a long message, and for the greeting
 _LOOK_S = 1.0
-_ACCEPT_AGAIN_S = 1.0  # after descriptors ran out
 _HEAD_BYTES = 9  # of a long frame; those of a short one are 2
 _MORE, _LONG, _COMMAND = 1, 2, 4
 _GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
@@ -92,20 +91,10 @@ class LocalRouter:
         self._connections: dict[bytes, _Connection] = {}
         self._waiting: deque[_Connection] = deque()  # for room: first come, first served
         self._next = 0
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            path.unlink(missing_ok=True)  # of a daemon that has died: the endpoint is claimed
-            old = os.umask(0o177)
-            try:
-                self._listener.bind(str(path))
-            finally:
-                os.umask(old)
-            self._listener.listen(MAX_CONNECTIONS)  # libzmq gives up where there is no place
-        except BaseException:
-            self._listener.close()
-            raise
-        self._listener.setblocking(False)
-        self._listen()
+        path.unlink(missing_ok=True)  # of a daemon that has died: the endpoint is claimed
+        # libzmq gives up if there is no place in the queue of connections
+        self._listener = UnixListener(path, socket.SOCK_STREAM, MAX_CONNECTIONS, self._accept)
+        self._listener.start()
         self._timer = self._loop.call_later(_LOOK_S, self._look)
 
     def send(self, identity: bytes, message: Message) -> bool:
@@ -118,7 +107,6 @@ class LocalRouter:
     def close(self) -> None:
         """Close after what is queued has gone, or `LINGER_MS` have passed."""
         self._timer.cancel()
-        self._loop.remove_reader(self._listener)
         self._listener.close()
         self._flush(time.monotonic() + LINGER_MS / 1000)
         for connection in list(self._connections.values()):
@@ -126,25 +114,10 @@ class LocalRouter:
 
     # -- connections ------------------------------------------------------------------------------
 
-    def _listen(self) -> None:
-        if self._listener.fileno() >= 0:
-            self._loop.add_reader(self._listener, self._accept)
-
-    def _accept(self) -> None:
-        try:
-            peer, _ = self._listener.accept()
-        except (BlockingIOError, ConnectionError):
-            return
-        except OSError as error:  # out of descriptors: the listener would stay readable
-            self._loop.remove_reader(self._listener)
-            self._loop.call_later(_ACCEPT_AGAIN_S, self._listen)
-            context = {"message": "a client must wait", "exception": error}
-            self._loop.call_exception_handler(context)
-            return
+    def _accept(self, peer: socket.socket) -> None:
         if len(self._connections) >= MAX_CONNECTIONS:
             peer.close()
             return
-        peer.setblocking(False)
         self._next += 1
         connection = _Connection(peer, b"\0" + struct.pack(">Q", self._next))
         self._connections[connection.identity] = connection

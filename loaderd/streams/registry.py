@@ -288,7 +288,7 @@ class StreamRegistry:
         retired = self._stores.retired
         return tuple(
             StoreStatus(
-                name=self._stores.name_of(e), path=_utf8(str(e.store.path)),
+                name=self._stores.name_of(e), path=utf8_text(str(e.store.path)),
                 fingerprint=e.store.manifest.fingerprint, io_mode=e.io_mode,
                 sessions=used.count(e), retired=e in retired,
             )
@@ -317,6 +317,6 @@ class StreamRegistry:
         )
 
 
-def _utf8(text: str) -> str:
+def utf8_text(text: str) -> str:
     """Text that can be encoded: file names may hold bytes that are not UTF-8."""
     return text.encode("utf-8", "backslashreplace").decode()
