@@ -6,8 +6,10 @@ import fcntl
 import mmap
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from blockstore import concurrency
 from blockstore.closing import Closing
@@ -87,6 +89,10 @@ class Arena(Closing):
         Each is an open file of its own, so that `flock` tells those who hold them apart.
         """
         return os.open(f"/proc/self/fd/{self.fd}", os.O_RDONLY | os.O_CLOEXEC)
+
+    def place_of(self, memory: NDArray[Any]) -> int:
+        """Byte of the arena at which a piece of it begins."""
+        return memory.ctypes.data - self.data.ctypes.data
 
     def _prefault(self, size: int) -> None:
         for start in range(0, size, _POPULATE_STEP):

@@ -51,6 +51,14 @@ Transit = concurrency.SimpleQueue[NDArray[np.uint8]]  # buffers that runs of pag
 Consume = Callable[[int, NDArray[np.uint8]], None]  # number of a run, its pages
 
 
+def make_transit(buffers: Iterable[NDArray[np.uint8]]) -> Transit:
+    """A queue of these buffers."""
+    transit: Transit = concurrency.SimpleQueue()
+    for buffer in buffers:
+        transit.put(buffer)
+    return transit
+
+
 class Parts(NamedTuple):
     """Runs that are read in part: some pages first, and what these ask for."""
 

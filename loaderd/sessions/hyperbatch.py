@@ -48,13 +48,10 @@ from loaderd.sessions.sizing import (
     add_workspaces,
     ask,
     check_possible,
-    check_room,
-    choose_need,
     cut_session,
     cut_workspaces,
     explained_shortage,
-    least_of,
-    needs_of,
+    fit,
     resolve_sampled,
     take_memory,
     take_seeds,
@@ -265,9 +262,7 @@ class _HyperSize(NamedTuple):
 
 def _size(resources: StoreResources, asked: Asked) -> _HyperSize:
     budget, broker = resources.budget, resources.broker
-    needs, available = needs_of(resources, asked), broker.available()
-    check_room(resources, least_of(needs), available)
-    need, sizes = choose_need(resources, asked, needs, available)
+    need, sizes, available = fit(resources, asked)
     plain = cut_session(
         need, available, budget.row_blocks, resources.settings, asked.request.window
     )

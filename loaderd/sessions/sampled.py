@@ -38,12 +38,9 @@ from loaderd.sessions.sizing import (
     BatchMemory,
     ask,
     check_possible,
-    check_room,
-    choose_need,
     cut_session,
     explained_shortage,
-    least_of,
-    needs_of,
+    fit,
     resolve_sampled,
     take_memory,
     take_seeds,
@@ -435,9 +432,7 @@ def open_sampled(
 
 def open_minibatches(resources: StoreResources, number: int, asked: Asked) -> SampledSession:
     """The same, of what is asked for, by plan `minibatch`."""
-    needs, available = needs_of(resources, asked), resources.broker.available()
-    check_room(resources, least_of(needs), available)
-    need, sizes = choose_need(resources, asked, needs, available)
+    need, sizes, available = fit(resources, asked)
     cut = cut_session(
         need, available, resources.budget.row_blocks, resources.settings, asked.request.window
     )

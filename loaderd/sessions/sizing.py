@@ -183,6 +183,13 @@ def choose_need(
     return needs[stamp], sizes_of(resources.store.manifest, asked.plan.resolved, stamp)
 
 
+def fit(resources: StoreResources, asked: Asked) -> tuple[SessionNeed, Sizes, int]:
+    """What a session takes, and the slots that are available.  Raises Refused: too few."""
+    needs, available = needs_of(resources, asked), resources.broker.available()
+    check_room(resources, least_of(needs), available)
+    return *choose_need(resources, asked, needs, available), available
+
+
 def cut_session(
     need: SessionNeed, available: int, row_blocks: int, settings: EngineSettings, window: int
 ) -> SessionSizing:

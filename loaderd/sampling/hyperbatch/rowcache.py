@@ -8,9 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from blockstore import concurrency
 from blockstore.format import PAGE_BYTES, row_geometry
-from blockstore.io.reader import Reading, Transit, wait_all
+from blockstore.io.reader import Reading, make_transit, wait_all
 from blockstore.kernels.rowcache import (
     ABSENT_ROW,
     LEVELS,
@@ -164,9 +163,7 @@ class RowCache:
         self._reader, self._data, self._slot_bytes = files.reader, files.data, files.slot_bytes
         self._gap_pages = gap_pages
         self._most_pages = min(b.size for b in transit) // PAGE_BYTES
-        self._transit: Transit = concurrency.SimpleQueue()
-        for buffer in transit:
-            self._transit.put(buffer)
+        self._transit = make_transit(transit)
         carver, slots = Carver(tables), iter(area)
         ids = np.dtype(files.id_dtype)
         empty = np.iinfo(ids).max

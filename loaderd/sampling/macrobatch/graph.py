@@ -10,9 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from blockstore import concurrency
 from blockstore.format import PAGE_BYTES, Manifest, Relation
-from blockstore.io.reader import Reading, Transit, wait_all
+from blockstore.io.reader import Reading, make_transit, wait_all
 from blockstore.kernels import members as kernels
 from blockstore.kernels.columns import view_blocks
 from blockstore.kernels.members import MemberColumns, Members, WantedMembers
@@ -120,9 +119,7 @@ class MacroShared:
         self.manifest, self.files, self.served = manifest, files, rows.served
         self.reader, self.data, self.choice = rows.reader, rows.data, choice
         self.types = [files.type_of[r.node_type.name] for r in rows.served]
-        self.transit: Transit = concurrency.SimpleQueue()
-        for buffer in transit:
-            self.transit.put(buffer)
+        self.transit = make_transit(transit)
         self.run_blocks = max(1, transit[0].size // manifest.block_bytes)
         carver = Carver(ids)
         self.copy_ids: list[NDArray[Any]] = []

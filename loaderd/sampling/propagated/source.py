@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from blockstore import concurrency
 from blockstore.format import PAGE_BYTES
 from blockstore.io.arena import Arena
-from blockstore.io.reader import BlockReader, Reading, Transit, wait_all
+from blockstore.io.reader import BlockReader, Reading, make_transit, wait_all
 from blockstore.kernels.hoprows import spread_rows
 from blockstore.kernels.rowcache import plan_extents
 from blockstore.kernels.rows import row_layout
@@ -327,9 +327,7 @@ class PassingRows:
         self._place_of, self._gap_pages = place_of, gap_pages
         self._buffers = [self._carve(b) for b in buffers]
         self._most_pages = min(b.size for b in transit) // PAGE_BYTES
-        self._transit: Transit = concurrency.SimpleQueue()
-        for piece in transit:
-            self._transit.put(piece)
+        self._transit = make_transit(transit)
 
     def _carve(self, memory: NDArray[np.uint8]) -> _Gathered:
         rows, carver = self._plan.most_rows, Carver(memory)
