@@ -16,7 +16,7 @@ from blockstore.kernels.random import make_epoch_key, make_key, permute_range
 from loaderd.api.errors import Refused
 from loaderd.api.protocol import SAMPLER_VERSION, Attach, HopBatches, Resolved
 from loaderd.api.requests import check_global_batch
-from loaderd.plans.base import Kind, Part, Unit, count_steps, share
+from loaderd.plans.base import Part, Unit, count_steps, share
 
 STRIPS = 16  # of a chunk, that rows are dealt by
 _DEAL = 5 << 60  # in the place of a step: no step has this number
@@ -27,18 +27,13 @@ Ranges = NDArray[np.int64]  # (n, 2): [first, stop) of consecutive rows
 class HopPlan:
     """A batch is a range of positions in the epoch's order of rows."""
 
-    kind: Kind = "chunk"
-
     def __init__(self, resolved: Resolved, part: Part) -> None:
         """Raises Refused: fewer rows than ranks."""
         assert resolved.hops is not None
         self.resolved, self.part, self.hops = resolved, part, resolved.hops
         self.name = PLAN_OF[resolved.hops.method]
-        self._num_steps = count_steps(resolved.num_seeds, resolved.batch_size, part.world_size)
-
-    @property
-    def num_steps(self) -> int:
-        return self._num_steps
+        # global batches of an epoch
+        self.num_steps = count_steps(resolved.num_seeds, resolved.batch_size, part.world_size)
 
     @property
     def most_rows(self) -> int:
@@ -67,7 +62,7 @@ class HopPlan:
     def unit(self, epoch: int, step: int) -> Unit:
         """This part's share of a step: positions in the epoch's order."""
         r = self.resolved
-        own = share(step, self._num_steps, r.num_seeds, r.batch_size, self.part)
+        own = share(step, self.num_steps, r.num_seeds, r.batch_size, self.part)
         return Unit(epoch, step, own.start, own.stop)
 
     def ranges(self, unit: Unit) -> Ranges:

@@ -83,6 +83,7 @@ class RowAssembler:
 
         Afterwards addresses[a][i] is a place in the arena or ABSENT.  Raises CorruptBlock, OSError.
         """
+        self._residency.tick()
         files: list[int] = []
         held: list[PinnedBlocks] = []
         missing = []
@@ -102,9 +103,6 @@ class RowAssembler:
             raise
         count = self._order(work, num) if any(missing) else 0
         return Addressed(Pins(tuple(files), tuple(held)), count, tuple(missing))
-
-    def tick(self) -> None:
-        self._residency.tick()
 
     def drop(self, pins: Pins) -> None:
         """Let the pool have the batch's blocks again."""

@@ -200,7 +200,11 @@ def ask_status(endpoint: Endpoint | TcpAddress) -> StatusReply:
             how = "went away" if ready else f"does not answer within {ANSWER_MS / 1000:g} s"
             keys = "; is this side's key in its authorized_keys?" if remote else ""
             raise NoDaemon(f"{endpoint}: the daemon {how}{keys}")
-        return _status_of(decode_daemon(dealer.recv()), endpoint)
+        reply = decode_daemon(dealer.recv())
+        if not isinstance(reply, StatusReply):
+            what = type(reply).__name__
+            raise DaemonError(f"{endpoint}: the answer is {what}, expected a status")
+        return reply
     except BadMessage as error:
         raise DaemonError(f"{endpoint}: {error}") from error
     finally:
@@ -213,9 +217,3 @@ def ask_status(endpoint: Endpoint | TcpAddress) -> StatusReply:
 def parse_either(text: str) -> Endpoint | TcpAddress:
     """The local or remote endpoint that `text` names.  Raises Refused."""
     return parse_tcp(text) if text.startswith(SCHEME) else parse_endpoint(text)
-
-
-def _status_of(reply: Message, endpoint: Endpoint | TcpAddress) -> StatusReply:
-    if not isinstance(reply, StatusReply):
-        raise DaemonError(f"{endpoint}: the answer is {type(reply).__name__}, expected a status")
-    return reply

@@ -152,11 +152,6 @@ class Engine(Closing):
         """Slots that stay with the store, whatever others need."""
         return self.budget.graph_least + LEAST_SESSION
 
-    @property
-    def io_mode(self) -> str:
-        """How blocks are read: O_DIRECT, or buffered and why."""
-        return self.reader.mode
-
     def close(self) -> None:
         self.drain()
         self._stack.close()

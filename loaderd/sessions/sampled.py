@@ -120,9 +120,7 @@ class SampledSession:
 
     def _address(self, job: BatchInProgress) -> Addressed:
         """By a worker: the places of a batch's rows, into its workspace."""
-        assembler = self._resources.assembler
-        assembler.tick()
-        return assembler.address(job.workspace, job.num_items, 2 * self._window)
+        return self._resources.assembler.address(job.workspace, job.num_items, 2 * self._window)
 
     def _prepare_fill(self, job: BatchInProgress) -> None:
         """By a worker: the workspace is to hold what `_structure` and `_address` found."""

@@ -80,7 +80,7 @@ class SessionState:
         # by run and step, not wholly released
         self.jobs: dict[tuple[int, int], BatchInProgress] = {}
         self._free = list(slots)
-        self._total = len(slots)
+        self.num_slots = len(slots)  # free and leased
         # started and not wholly placed, in step order
         self._order: deque[BatchInProgress] = deque()
         self._sequence = self._next_out = 0
@@ -89,15 +89,11 @@ class SessionState:
         self._largest = 0  # slots of one group so far
 
     @property
-    def num_slots(self) -> int:
-        return self._total
-
-    @property
     def depth(self) -> int:
         """Batches that can be lent at a time, as far as is known: of the window, and of slots."""
         if self._largest == 0:
             return self.window
-        return max(1, min(self.window, self._total // self._largest))
+        return max(1, min(self.window, self.num_slots // self._largest))
 
     @property
     def waits(self) -> bool:
@@ -108,12 +104,12 @@ class SessionState:
 
     def widen(self, slots: list[int], batches: int) -> None:
         self._free += slots
-        self._total += len(slots)
+        self.num_slots += len(slots)
         self.window += batches
 
     @property
     def idle(self) -> bool:
-        return len(self._free) == self._total
+        return len(self._free) == self.num_slots
 
     def begin(self, run: int) -> list[BatchInProgress]:
         """Runs before this one end, what they hold is taken back; returns jobs that no worker has.
@@ -161,9 +157,9 @@ class SessionState:
         assert job.addressed is not None
         if job.done == 0 and job.groups == 0:
             whole = self._place_whole(job)
-            if whole is not None or self._total != len(self._free):
+            if whole is not None or self.num_slots != len(self._free):
                 return whole
-        elif self._total != len(self._free):
+        elif self.num_slots != len(self._free):
             return None
         return self._place_part(job)
 

@@ -289,7 +289,7 @@ class StreamRegistry:
         return tuple(
             StoreStatus(
                 name=self._stores.name_of(e), path=utf8_text(str(e.store.path)),
-                fingerprint=e.store.manifest.fingerprint, io_mode=e.io_mode,
+                fingerprint=e.store.manifest.fingerprint, io_mode=e.reader.mode,
                 sessions=used.count(e), retired=e in retired,
             )
             for e in self._stores.all()

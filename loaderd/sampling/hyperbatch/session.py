@@ -65,10 +65,6 @@ class StructureArea:
     def reset(self) -> None:
         self._used = self.left = 0
 
-    @property
-    def used(self) -> int:
-        return self._used
-
 
 class Sampled(NamedTuple):
     """A batch's structure, compact: what stands in a workspace after sampling."""
@@ -160,7 +156,8 @@ class Hyper:
         self._run: _Run | None = None
         self._stopped = self._closed = False
         self._more = False  # batches may be wanted that nobody has asked for yet
-        self._sampling = self._waits = False
+        self._sampling = False
+        self.waits = False  # rows are not brought in before the client releases batches
         self._queue: deque[Sampled] = deque()  # of the run, to be brought in
         self._cached_run: _Run | None = None  # of the numbers in the cache
         self.counters = {
@@ -200,11 +197,6 @@ class Hyper:
         with self._changed:
             self._more = True
             self._changed.notify_all()
-
-    @property
-    def waits(self) -> bool:
-        """Whether rows are not brought in before the client releases batches."""
-        return self._waits
 
     def stop(self) -> None:
         """The run ends, no other begins yet."""
@@ -396,9 +388,9 @@ class Hyper:
 
         begun = concurrency.perf_counter_ns()
         with self._changed:
-            self._waits = not moved()
+            self.waits = not moved()
             self._changed.wait_for(moved)
-            self._waits = False
+            self.waits = False
             self.counters["hyper_release_wait_ns"] += concurrency.perf_counter_ns() - begun
             if self._closed or run is not self._run:
                 raise _Cancelled
