@@ -37,9 +37,8 @@ class BlockView(NamedTuple):
     slot_bytes: int
     edge_bytes: int  # of an edge id in a block; 0: the blocks hold none
     weight_bytes: int  # likewise
-    capacity: (
-        int  # edges of one column that fill a block: a longer column is a *multi-block column*
-    )
+    # edges of one column that fill a block: a longer column is a *multi-block column*
+    capacity: int
 
 
 def view_blocks(

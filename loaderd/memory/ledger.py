@@ -255,14 +255,14 @@ def cut_slots(
     """Cut slots between graph and rows of a store."""
     graph_blocks, row_blocks = _num_blocks(manifest)
     least = graph_least(manifest, settings)
-    graph_slots = graph_wish(graph_blocks, least, num_slots)
+    graph_slots = graph_preferred(graph_blocks, least, num_slots)
     return Budget(
         table_entries(manifest), slot, num_slots, graph_slots, least, graph_blocks, row_blocks,
         unused_bytes,
     )  # fmt: skip
 
 
-def graph_wish(graph_blocks: int, least: int, num_slots: int) -> int:
+def graph_preferred(graph_blocks: int, least: int, num_slots: int) -> int:
     """Slots of the graph's, of so many."""
     # the whole graph where at most half of the arena holds it; else little: rows are worth more
     share = graph_blocks if graph_blocks <= num_slots // 2 else num_slots // 12

@@ -166,6 +166,8 @@ class Residency:
                 self.pool.failed(file, wanted, slots)
                 self._unpin(held)
             raise
+        # first what this thread has read is there for others, then it waits for what they read: two
+        # threads that wait for each other's blocks go on
         with self._changed:
             self.pool.loaded(file, wanted, slots)
             self._changed.notify_all()

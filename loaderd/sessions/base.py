@@ -218,7 +218,7 @@ class StoreResources:
 
     def load_graph(self) -> None:
         """Read the graph, if the pool is to hold all of it.  Raises CorruptBlock, OSError."""
-        if self.broker.graph_wish >= self.budget.graph_blocks:
+        if self.broker.graph_preferred >= self.budget.graph_blocks:
             self.topology.load()
 
 

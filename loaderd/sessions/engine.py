@@ -29,7 +29,7 @@ from loaderd.memory.ledger import (
     EngineSettings,
     cut_slots,
     enough_mem,
-    graph_wish,
+    graph_preferred,
     make_budget,
     rows_of,
 )
@@ -258,8 +258,8 @@ class Engine(Closing):
         """Get up to `count` free slots from another store's engine."""
         slots = other.broker.cede(count)
         budget, num_slots = self.budget, self.broker.num_slots + len(slots)
-        wish = graph_wish(budget.graph_blocks, budget.graph_least, num_slots)
-        self.broker.accept(slots, max(wish, self.broker.graph_wish))
+        preferred = graph_preferred(budget.graph_blocks, budget.graph_least, num_slots)
+        self.broker.accept(slots, max(preferred, self.broker.graph_preferred))
 
     def drain(self) -> None:
         """Start nothing more; returns when no worker is busy.
@@ -309,7 +309,7 @@ class Engine(Closing):
             )
             counters[f"{name}_blocks_hit"] = residency.hits
             counters[f"{name}_blocks_missed"] = residency.misses
-        pools = self.budget.entries(self.broker.graph_wish, self.broker.num_slots)
+        pools = self.budget.entries(self.broker.graph_preferred, self.broker.num_slots)
         entries = [session.ledger_entry() for session in sessions]
         entries += self.resources.shared_entries()
         return (*pools, *entries), tuple(sessions), counters

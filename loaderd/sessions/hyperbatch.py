@@ -268,7 +268,7 @@ def _size(resources: StoreResources, asked: Asked) -> _HyperSize:
     )
     spare = broker.graph_slots() - budget.graph_least
     blocks = max(0, broker.pooled() - spare - plain.slots(need))
-    fits = budget.graph_blocks <= broker.graph_wish and blocks >= budget.row_blocks
+    fits = budget.graph_blocks <= broker.graph_preferred and blocks >= budget.row_blocks
     return _HyperSize(need, sizes, available, fits)
 
 

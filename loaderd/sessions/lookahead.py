@@ -84,7 +84,7 @@ class LookAhead:
         # attach that waits for them keeps all others waiting
         self._crew = SessionWorkers(draft.workspaces, lambda step: step(), lambda: None)
         # whether batches are sampled hop by hop over blocks
-        self._together = resources.broker.graph_wish < resources.budget.graph_blocks
+        self._together = resources.broker.graph_preferred < resources.budget.graph_blocks
 
     def cut(self, asked: int) -> HyperSizing | None:
         """The memory of a session of hyperbatches, its small workspaces taken; None: no room.

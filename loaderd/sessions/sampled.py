@@ -207,6 +207,8 @@ class SampledSession:
             self._pump()
 
     def detach(self) -> None:
+        # with threads of its own the session closes in the thread `sessions-close`, which waits for
+        # them without the lock: they take it to end
         with self._lock:
             self._closed = True
             self._stop()

@@ -78,6 +78,7 @@ class StreamOpener:
         if cut and share and broker.available() < share:
             stubborn = self._share_out(order, share)
             self._stores.gather(order.engine, share, self._registry.is_busy)
+        # a share may be less than the session needs at least: then all that can be had is tried
         try:
             return self._take(key, order, share)
         except Refused:

@@ -285,6 +285,7 @@ class Hyper:
             area = self._free.pop()
             area.left = 1  # this thread's
             self._more, self._sampling = False, True
+        # the consumer is asked without this lock: its own, of level 4, comes before this one
         if not self._ask(run):
             with self._changed:
                 self._drop(area, 1)
@@ -332,6 +333,8 @@ class Hyper:
             if self._closed or run is None:
                 return
             todo = list(self._queue)
+            # the area of a batch may be reset by `stop` as soon as nobody counts in `left`: while
+            # rows are brought in, this thread does
             areas = {id(s.area): s.area for s in todo}.values()
             for area in areas:  # also if the run ends meanwhile
                 area.left += 1
