@@ -33,12 +33,12 @@ from loaderd.sampling.propagated.sizing import HopSizing, cut_hops, shortage_tex
 from loaderd.sampling.propagated.source import (
     Answer,
     ArrayCache,
+    CachedRanges,
+    CachedRows,
     PassingRanges,
     PassingRows,
     PendingRead,
     ResidentArray,
-    ResidentRanges,
-    ResidentRows,
     RowSource,
 )
 from loaderd.sessions.base import (
@@ -286,9 +286,9 @@ def _open(
             source: RowSource
             reader, place_of = resources.reader, resources.arena.place_of
             if size.held and size.ranges:
-                source = ResidentRanges(plan, resident)
+                source = CachedRanges(plan, resident)
             elif size.held:
-                source = ResidentRows(plan, resident, buffers, place_of, stop.is_set)
+                source = CachedRows(plan, resident, buffers, place_of, stop.is_set)
             elif size.ranges:
                 source = PassingRanges(plan, arrays, reader, [place_of(b) for b in buffers])
             else:

@@ -217,7 +217,7 @@ class RowSource(Protocol):
         """
 
 
-class ResidentRanges:
+class CachedRanges:
     """Ranges of arrays that are held; pages are read when they are first wanted."""
 
     def __init__(self, plan: HopPlan, arrays: Sequence[ResidentArray]) -> None:
@@ -237,7 +237,7 @@ class ResidentRanges:
         return Answer("ranges", first, counts, places, -1)
 
 
-class ResidentRows:
+class CachedRows:
     """Rows by number of arrays that are held; all of them are read before the first batch."""
 
     def __init__(
