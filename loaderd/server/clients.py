@@ -24,7 +24,7 @@ class Shell(Protocol):
     def welcome(self, token: int, maps: bool = True) -> Welcome:
         """The greeting; `maps`: whether the arena is lent.  Raises ShuttingDown."""
 
-    def gone(self, token: int) -> None:
+    def client_left(self, token: int) -> None:
         """A client has left: close its sessions."""
 
     def lost(self, session: int) -> None:

@@ -193,9 +193,9 @@ class Daemon:
             stamp=arena.stamp if maps else 0,
         )
 
-    def gone(self, token: int) -> None:
+    def client_left(self, token: int) -> None:
         """A client's process has died, closed its connection, or is silent."""
-        self._opener.gone(token)
+        self._opener.client_left(token)
         for session in self._registry.sessions_of(token):
             self.detach(session)
 
@@ -249,7 +249,7 @@ class Daemon:
                 if self._registry.holds(caller, session):
                     self.detach(session)
             case Hello() | Heartbeat() | Taken():
-                clients.hear(caller, message)
+                clients.handle(caller, message)
 
     def refuse(self, caller: Caller, error: Exception, message: ClientMessage | None) -> None:
         """Answer a message that could not be served, and count it; `message` as in `refusal`."""

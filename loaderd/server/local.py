@@ -1,4 +1,4 @@
-"""Clients of this machine: they are handed the arena's descriptor, heard, and seen to leave."""
+"""Clients of this machine: they get the arena's descriptor, send messages, and leave."""
 
 import asyncio
 import contextlib
@@ -65,7 +65,7 @@ class LocalClients:
     def send(self, caller: Caller, message: Message) -> bool:
         return self._router.send(caller.identity, message)
 
-    def hear(self, caller: Caller, message: ClientMessage) -> None:
+    def handle(self, caller: Caller, message: ClientMessage) -> None:
         del caller  # whoever it is, none of these is expected here
         raise BadMessage(f"{type(message).__name__}: expected over tcp only")
 
@@ -139,4 +139,4 @@ class LocalClients:
         except OSError:  # a reset is an end, too
             pass
         self.hang_up(token)
-        self._shell.gone(token)
+        self._shell.client_left(token)

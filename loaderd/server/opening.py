@@ -77,7 +77,7 @@ class SessionOpener:
         if intake is not None and (intake.peer.caller, intake.request) == (caller, message.request):
             intake.take(message)
 
-    def gone(self, token: int) -> None:
+    def client_left(self, token: int) -> None:
         if self._intake is not None and self._intake.peer.token == token:
             self._intake.fail(Refused("ids: the client is gone"))
 

@@ -66,7 +66,7 @@ class _RemoteClient:
     caller: Caller
     key: str  # its public key; "": it needed none
     owner: str
-    heard: float  # when it last gave a sign of life, in place of a connection
+    alive_at: float  # steady clock, s: its last sign of life, in place of a connection
 
 
 class RemoteClients:
@@ -109,14 +109,14 @@ class RemoteClients:
     def _receive(self, identity: bytes, key: str, frames: Sequence[Frame]) -> None:
         caller = Caller(identity, remote=True)
         if self._authorized is not None and self._authorized.name_of(key) is None:
-            return  # its key was taken out: what it says is not heard
+            return  # its key was taken out: its messages are dropped
         self._keys[caller] = key
         try:
             self._shell.receive(caller, frames)
         finally:
             del self._keys[caller]
 
-    def hear(self, caller: Caller, message: ClientMessage) -> None:
+    def handle(self, caller: Caller, message: ClientMessage) -> None:
         """What only clients on other hosts say.  Raises Refused, SessionLost, ShuttingDown."""
         match message:
             case Hello():
@@ -129,7 +129,7 @@ class RemoteClients:
                     raise SessionLost(
                         "the lease of this client has ended: it was silent for too long"
                     )
-                self._clients[token].heard = time.monotonic()
+                self._clients[token].alive_at = time.monotonic()
             case Taken(session=session):
                 if session in self._senders and self._senders[session][1] == caller:
                     self._senders[session][0].taken(message.run, message.num_bytes)
@@ -138,7 +138,7 @@ class RemoteClients:
         """The same for a repeated greeting.  Raises Refused: too many are there."""
         for token, client in self._clients.items():
             if client.caller == caller:
-                client.heard = time.monotonic()
+                client.alive_at = time.monotonic()
                 return token
         if len(self._clients) >= MAX_CLIENTS:
             raise Refused(f"{MAX_CLIENTS} clients on other hosts are there, the most that may be")
@@ -147,7 +147,7 @@ class RemoteClients:
         return token
 
     def owner_of(self, peer: Peer) -> str | None:
-        """Whose token it is, if its owner is who is heard; None: nobody, or another."""
+        """Whose token it is, if this caller owns it; None: nobody does, or another."""
         client = self._clients.get(peer.token)
         if client is None or client.key != self._keys.get(peer.caller, client.key):
             return None
@@ -162,10 +162,10 @@ class RemoteClients:
         now = time.monotonic()
         for token, client in list(self._clients.items()):
             removed = self._authorized is not None and self._authorized.name_of(client.key) is None
-            silent = now - client.heard > LEASE_S
+            silent = now - client.alive_at > LEASE_S
             if removed or silent or not self.send(client.caller, Heartbeat(token=token)):
                 del self._clients[token]
-                self._shell.gone(token)
+                self._shell.client_left(token)
         for session, (_, caller, token) in list(self._senders.items()):
             if session in self._senders and not self.send(caller, Heartbeat(token=token)):
                 self._shell.lost(session)

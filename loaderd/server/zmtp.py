@@ -22,7 +22,7 @@ MAX_CONNECTIONS = 1024
 LEAST_ROOM = MESSAGE_BYTES + 9  # bytes of long messages that are received at a time, at least
 SMALL_BYTES = 1 << 12  # a message up to this needs no room of its own
 UNSENT_BYTES = 1 << 23  # of one client that reads nothing; then it is cut off
-PAUSE_BYTES = 1 << 14  # of one client that reads nothing; then it is not heard either
+PAUSE_BYTES = 1 << 14  # of one client that reads nothing; then nothing is read from it either
 _READ_BYTES = 1 << 16
 _STALLED_S = 10.0  # for a long message, and for the greeting
 _LOOK_S = 1.0
@@ -61,12 +61,12 @@ class _Connection:
         self.room = 0  # bytes of the long frame that it has room for
         self.since = time.monotonic()  # when the greeting, or the long message, began
         self.busy = False  # what has come is about to be taken, before more is read
-        self.heard = False  # the loop tells when it can be read
+        self.watched = False  # the loop tells when it can be read
         self.out = bytearray()  # what it has not read
-        self.deaf = False  # it will read nothing more; what it has sent is still taken
+        self.write_ended = False  # it reads nothing more; what it has sent is still received
 
     @property
-    def may_be_heard(self) -> bool:
+    def may_be_read(self) -> bool:
         return not (self.wanted or self.busy or len(self.out) > PAUSE_BYTES)
 
     @property
@@ -122,7 +122,7 @@ class LocalRouter:
         connection = _Connection(peer, b"\0" + struct.pack(">Q", self._next))
         self._connections[connection.identity] = connection
         self._write(connection, _GREETING)
-        self._hear(connection)
+        self._watch(connection)
 
     def _cut(self, connection: _Connection) -> None:
         if self._connections.pop(connection.identity, None) is None:
@@ -147,14 +147,14 @@ class LocalRouter:
 
     # -- what comes -------------------------------------------------------------------------------
 
-    def _hear(self, connection: _Connection) -> None:
+    def _watch(self, connection: _Connection) -> None:
         """Have the loop tell when it can be read, or not, as its state asks for."""
-        hears = connection.may_be_heard and connection.identity in self._connections
-        if hears and not connection.heard:
+        watches = connection.may_be_read and connection.identity in self._connections
+        if watches and not connection.watched:
             self._loop.add_reader(connection.peer, self._readable, connection)
-        elif connection.heard and not hears:
+        elif connection.watched and not watches:
             self._loop.remove_reader(connection.peer)
-        connection.heard = hears
+        connection.watched = watches
 
     def _readable(self, connection: _Connection) -> None:
         try:
@@ -172,20 +172,20 @@ class LocalRouter:
             self._parse(connection)
 
     def _parse(self, connection: _Connection) -> None:
-        """Take what has come, at most a burst of it, as long as the client may be heard."""
+        """Take what has come, at most a burst of it, as long as the client may be read from."""
         if connection.identity not in self._connections:
             return
         connection.busy = False
         try:
             for _ in range(BURST):
-                if not (connection.may_be_heard and self._parse_one(connection)):
+                if not (connection.may_be_read and self._parse_one(connection)):
                     break
             else:
                 self._parse_soon(connection)
         except _Odd:
             self._cut(connection)
             return
-        self._hear(connection)
+        self._watch(connection)
 
     def _parse_soon(self, connection: _Connection) -> None:
         connection.busy = True
@@ -280,7 +280,7 @@ class LocalRouter:
     # -- what goes --------------------------------------------------------------------------------
 
     def _write(self, connection: _Connection, data: bytes) -> bool:
-        if connection.deaf:
+        if connection.write_ended:
             return False
         if len(connection.out) + len(data) > UNSENT_BYTES:
             self._cut(connection)
@@ -288,10 +288,10 @@ class LocalRouter:
         waits = bool(connection.out)
         connection.out += data
         if waits:
-            self._hear(connection)
+            self._watch(connection)
         else:
             self._writable(connection)
-        return not connection.deaf
+        return not connection.write_ended
 
     def _writable(self, connection: _Connection) -> None:
         paused = len(connection.out) > PAUSE_BYTES
@@ -300,9 +300,9 @@ class LocalRouter:
             self._loop.add_writer(connection.peer, self._writable, connection)
         else:
             self._loop.remove_writer(connection.peer)
-        if paused and connection.may_be_heard:
+        if paused and connection.may_be_read:
             self._parse_soon(connection)
-        self._hear(connection)
+        self._watch(connection)
 
     def _flush(self, deadline: float) -> None:
         """Wait until the clients have read what there is for them."""
@@ -333,5 +333,5 @@ def _send_some(connection: _Connection) -> None:
     except BlockingIOError:
         return
     except OSError:  # it has gone, or reads no more: the end of what it sent will tell
-        connection.deaf = True
+        connection.write_ended = True
         connection.out.clear()
