@@ -1,4 +1,4 @@
-"""The daemon: an asyncio shell between clients and the engine; it decides nothing."""
+"""The daemon: it passes messages between clients and streams, in one event loop."""
 
 import asyncio
 import contextlib

@@ -10,7 +10,7 @@ from loaderd.api.endpoint import Endpoint
 from loaderd.api.errors import BadMessage, Refused
 from loaderd.api.protocol import ClientMessage, ErrorReply, Message, Release, Start, encode
 from loaderd.memory.ledger import request_bytes
-from loaderd.server.clients import Shell
+from loaderd.server.callbacks import DaemonCallbacks
 from loaderd.server.listener import UnixListener
 from loaderd.server.owners import Admission, peer_credentials, share_file
 from loaderd.server.registry import Caller, Peer
@@ -32,10 +32,14 @@ class LocalClients:
     """
 
     def __init__(
-        self, endpoint: Endpoint, engine: StreamService, admission: Admission, shell: Shell
+        self,
+        endpoint: Endpoint,
+        engine: StreamService,
+        admission: Admission,
+        daemon: DaemonCallbacks,
     ) -> None:
         """Opens both sockets, the one that hands out the arena last."""
-        self._endpoint, self._engine, self._shell = endpoint, engine, shell
+        self._endpoint, self._engine, self._daemon = endpoint, engine, daemon
         self._admission = admission
         self._owners: dict[int, str] = {}
         self._open: dict[int, socket.socket] = {}
@@ -60,7 +64,7 @@ class LocalClients:
         self._listener.start()
 
     def _receive(self, identity: bytes, _: str, frames: Sequence[Frame]) -> None:
-        self._shell.receive(Caller(identity), frames)
+        self._daemon.receive(Caller(identity), frames)
 
     def send(self, caller: Caller, message: Message) -> bool:
         return self._router.send(caller.identity, message)
@@ -116,7 +120,7 @@ class LocalClients:
             owner = self._admission.owner(peer_credentials(connection))
             arena_fd = self._engine.arena.open_to_read()
             try:
-                socket.send_fds(connection, [encode(self._shell.welcome(token))], [arena_fd])
+                socket.send_fds(connection, [encode(self._daemon.welcome(token))], [arena_fd])
             finally:
                 os.close(arena_fd)
         except Refused as error:
@@ -139,4 +143,4 @@ class LocalClients:
         except OSError:  # a reset is an end, too
             pass
         self.hang_up(token)
-        self._shell.client_left(token)
+        self._daemon.client_left(token)

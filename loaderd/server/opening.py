@@ -17,7 +17,7 @@ from loaderd.api.errors import DaemonError, Refused
 from loaderd.api.protocol import Attach, Attached, Ids, LedgerEntry
 from loaderd.api.requests import MAX_WINDOW, check_attach
 from loaderd.memory.slots import RequestArea
-from loaderd.server.clients import Shell
+from loaderd.server.callbacks import DaemonCallbacks
 from loaderd.server.intake import Intake
 from loaderd.server.local import LocalClients
 from loaderd.server.owners import SessionUse, UserLimits, UserRoom, room_left
@@ -44,9 +44,9 @@ class SessionOpener:
     """All methods belong to the event loop's thread; what reads from disk has a thread here."""
 
     def __init__(
-        self, engine: StreamService, limits: UserLimits, registry: Registry, shell: Shell
+        self, engine: StreamService, limits: UserLimits, registry: Registry, daemon: DaemonCallbacks
     ) -> None:
-        self._engine, self._limits, self._registry, self._shell = engine, limits, registry, shell
+        self._engine, self._limits, self._registry, self._daemon = engine, limits, registry, daemon
         self._loop = asyncio.get_running_loop()
         self._thread = ThreadPoolExecutor(1, "attach")  # one at a time: each takes memory
         self._tasks: set[asyncio.Task[None]] = set()
@@ -65,7 +65,7 @@ class SessionOpener:
         if self._registry.is_opening(peer, request):
             return
         if (answered := self._registry.begin(peer, request)) is not None:
-            self._shell.send(peer.caller, answered)
+            self._daemon.send(peer.caller, answered)
             return
         task = self._loop.create_task(self._open(_Opening(peer, request, owner, clients)))
         self._tasks.add(task)  # the loop itself holds tasks only weakly
@@ -104,11 +104,11 @@ class SessionOpener:
                 return
         except Exception as error:
             self._registry.failed(peer, request)
-            self._shell.refuse(peer.caller, error, request)
+            self._daemon.refuse(peer.caller, error, request)
             if not isinstance(error, DaemonError | StoreError | OSError):
                 raise
             return
-        self._shell.opened(peer, request, attached)
+        self._daemon.opened(peer, request, attached)
 
     async def _open_with_numbers(self, opening: _Opening) -> Attached | None:
         """Have the numbers of a request sent to the arena, and attach.  One after the other."""
@@ -124,7 +124,7 @@ class SessionOpener:
                     try:
                         self._intake = Intake(peer, request, area, turn)
                         if await self._intake.fill(
-                            lambda message: self._shell.send(peer.caller, message),
+                            lambda message: self._daemon.send(peer.caller, message),
                             lambda: self._borrowers > 1,
                         ):
                             return await self._open_one(opening, area)
@@ -163,7 +163,7 @@ class SessionOpener:
 
     def _room_of(self, owner: str) -> UserRoom:
         """What a user may still take.  Raises Refused."""
-        held_bytes = {s.session: s.held_bytes for s in self._shell.sessions()}
+        held_bytes = {s.session: s.held_bytes for s in self._daemon.sessions()}
         windows = self._registry.windows(owner)
         held = [
             SessionUse(window, held_bytes.get(session, 0)) for session, window in windows.items()

@@ -1,4 +1,4 @@
-"""Which peer holds which session: pure bookkeeping of the daemon's shell."""
+"""Which peer holds which session: pure bookkeeping of the daemon."""
 
 from typing import NamedTuple
 

@@ -1,4 +1,4 @@
-"""Clients on other hosts: greeted, kept by heartbeats, served with pieces.  Part of the shell."""
+"""Clients on other hosts: they send heartbeats, and get batches in pieces."""
 
 import asyncio
 import contextlib
@@ -28,7 +28,7 @@ from loaderd.api.protocol import (
     Taken,
 )
 from loaderd.api.tcp import TcpAddress
-from loaderd.server.clients import Shell
+from loaderd.server.callbacks import DaemonCallbacks
 from loaderd.server.owners import LOOPBACK
 from loaderd.server.registry import Caller, Peer
 from loaderd.server.sender import Frames, Sender
@@ -75,9 +75,11 @@ class RemoteClients:
     All methods belong to the event loop's thread.
     """
 
-    def __init__(self, listening: Listening, engine: StreamService, shell: Shell) -> None:
+    def __init__(
+        self, listening: Listening, engine: StreamService, daemon: DaemonCallbacks
+    ) -> None:
         """Listens at the address.  Raises Refused: it cannot be had, or keys cannot be read."""
-        self._engine, self._shell, self._credit = engine, shell, listening.credit
+        self._engine, self._daemon, self._credit = engine, daemon, listening.credit
         self._loop = asyncio.get_running_loop()
         self._clients: dict[int, _RemoteClient] = {}  # by token
         self._senders: dict[int, tuple[Sender, Caller, int]] = {}  # session: with its token
@@ -112,7 +114,7 @@ class RemoteClients:
             return  # its key was taken out: its messages are dropped
         self._keys[caller] = key
         try:
-            self._shell.receive(caller, frames)
+            self._daemon.receive(caller, frames)
         finally:
             del self._keys[caller]
 
@@ -123,7 +125,7 @@ class RemoteClients:
                 key = self._keys[caller]
                 named = LOOPBACK if self._authorized is None else self._authorized.name_of(key)
                 token = self._token_of(caller, key, named or key[:8])
-                self.send(caller, self._shell.welcome(token, maps=False))
+                self.send(caller, self._daemon.welcome(token, maps=False))
             case Heartbeat(token=token):
                 if token not in self._clients or self._clients[token].caller != caller:
                     raise SessionLost(
@@ -165,10 +167,10 @@ class RemoteClients:
             silent = now - client.alive_at > LEASE_S
             if removed or silent or not self.send(client.caller, Heartbeat(token=token)):
                 del self._clients[token]
-                self._shell.client_left(token)
+                self._daemon.client_left(token)
         for session, (_, caller, token) in list(self._senders.items()):
             if session in self._senders and not self.send(caller, Heartbeat(token=token)):
-                self._shell.lost(session)
+                self._daemon.lost(session)
         self._closing = [c for c in self._closing if not c.ended]
 
     # -- sessions ---------------------------------------------------------------------------------
@@ -232,4 +234,4 @@ class RemoteClients:
             else self._router.send_array(identity, message, array)
         )
         if not sent:
-            self._shell.lost(session)
+            self._daemon.lost(session)

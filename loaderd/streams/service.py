@@ -51,7 +51,7 @@ LAST_S = 2.0  # the same, where that one keeps the only batch that can be leased
 
 
 class StreamService(Closing):
-    """What the daemon's shell asks of an engine, for sessions that share streams of it."""
+    """Sessions of clients, which share the streams of some stores."""
 
     def __init__(self, stores: Stores, paths: Callable[[], Sequence[Path]] | None = None) -> None:
         """Everything that the stores' engines deliver comes here from now on.

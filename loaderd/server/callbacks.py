@@ -15,7 +15,7 @@ from loaderd.server.registry import Caller, Peer
 from loaderd.server.transport import Frame
 
 
-class Shell(Protocol):
+class DaemonCallbacks(Protocol):
     """What the daemon does for its parts."""
 
     def receive(self, caller: Caller, frames: Sequence[Frame]) -> None:
