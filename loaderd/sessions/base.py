@@ -35,6 +35,7 @@ from loaderd.monitoring.devicecost import DeviceGauge
 from loaderd.monitoring.trace import Trace
 from loaderd.plans.base import Plan, Wanted
 from loaderd.plans.chunks import HopPlan
+from loaderd.sampling.propagated.source import ArrayCache
 from loaderd.sampling.rows import RowAssembler, ServedFiles
 from loaderd.sampling.topology import Topology
 from loaderd.sessions.build import Builder
@@ -130,14 +131,7 @@ class Kind(NamedTuple):
     every_rank: bool = False
 
 
-class Shared(Protocol):
-    """What the sessions of one kind share, at one store."""
-
-    def ledger_entries(self) -> list[LedgerEntry]:
-        """What it has taken, that no session's entry counts."""
-
-
-SharedT = TypeVar("SharedT", bound=Shared)
+SharedT = TypeVar("SharedT")
 
 
 class SharedResources:
@@ -209,8 +203,8 @@ class StoreResources:
 
     def shared_entries(self) -> list[LedgerEntry]:
         with self._shared.lock:
-            made: list[Shared] = list(self._shared().values())
-        return [entry for one in made for entry in one.ledger_entries()]
+            caches = [one for one in self._shared().values() if isinstance(one, ArrayCache)]
+        return [entry for cache in caches for entry in cache.ledger_entries()]
 
     def allocation(self) -> "Allocation":
         """Nothing yet: what a session takes of the arena is counted there."""

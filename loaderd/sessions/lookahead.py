@@ -10,7 +10,6 @@ from blockstore import concurrency
 from blockstore.format import ITEM_BYTES
 from blockstore.kernels.rowcache import count_new
 from loaderd.api.errors import Refused
-from loaderd.api.protocol import LedgerEntry
 from loaderd.memory.ledger import ServedRows, SessionNeed, served_rows
 from loaderd.memory.slots import LOOK_WAIT_S
 from loaderd.memory.workspace import Sizes, workspace_bytes
@@ -47,15 +46,10 @@ class SessionDraft(NamedTuple):
     workspaces: Workspaces
 
 
-class SamplingTurn:
-    """Sampling block by block: one session at a time, of those at one store."""
-
-    def __init__(self, resources: StoreResources) -> None:
-        del resources
-        self.lock = concurrency.Lock()
-
-    def ledger_entries(self) -> list[LedgerEntry]:
-        return []
+def sampling_turn(resources: StoreResources) -> concurrency.Lock:
+    """Of the session that samples block by block, of those at one store: one at a time."""
+    del resources
+    return concurrency.Lock()
 
 
 def block_sampler(
@@ -64,7 +58,7 @@ def block_sampler(
     """Samples batches together: the graph is not in memory."""
     return BlockSampler(
         spec.plan, lambda units, held: resources.builder.roots(spec, units, held),
-        resources.topology, crew, scratch, resources.shared(SamplingTurn).lock, resources.trace,
+        resources.topology, crew, scratch, resources.shared(sampling_turn), resources.trace,
     )  # fmt: skip
 
 

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blockstore import concurrency
-from loaderd.api.protocol import Attach, LedgerEntry, MacroBatch, Skipped
+from loaderd.api.protocol import Attach, MacroBatch, Skipped
 from loaderd.memory.ledger import ServedRows, SessionNeed, served_rows
 from loaderd.memory.workspace import Carver, Sizes
 from loaderd.monitoring.trace import READ_MACRO, SERVE_MACRO, STAGE
@@ -184,16 +184,10 @@ class MacrobatchSession(SampledSession):
 # -- opening --------------------------------------------------------------------------------------
 
 
-class PartitionFiles:
-    """Where a store's partitions lie: read once, for all sessions of macro-batches."""
-
-    def __init__(self, resources: StoreResources) -> None:
-        """Reads tables of blocks and offsets.  Raises CorruptBlock."""
-        served = served_rows(resources.store.manifest)
-        self.files = MacroFiles(resources.store, served, resources.first_copied)
-
-    def ledger_entries(self) -> list[LedgerEntry]:
-        return []
+def partition_files(resources: StoreResources) -> MacroFiles:
+    """Where a store's partitions lie: read once, for all sessions.  Raises CorruptBlock."""
+    served = served_rows(resources.store.manifest)
+    return MacroFiles(resources.store, served, resources.first_copied)
 
 
 class _MacroSize(NamedTuple):
@@ -210,7 +204,7 @@ def open_macrobatches(
 ) -> MacrobatchSession:
     """A session of macro-batches.  Raises Refused, StoreError: a corrupt block."""
     asked = ask(resources, request, frame, MacrobatchPlan.name)
-    files = resources.shared(PartitionFiles).files
+    files = resources.shared(partition_files)
     sized = _size(resources, asked, files)
     least = sized.need.least + sized.macro.least
     with explained_shortage(resources, least), resources.allocation() as allocation:
