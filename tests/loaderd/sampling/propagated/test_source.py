@@ -156,7 +156,7 @@ def test_arrays_are_held_once_and_leave_with_their_last_user():
 
 def test_what_has_no_room_leaves_nothing_behind():
     with array_cache(4) as (held, broker):
-        with pytest.raises(Refused, match="not to be had"):
+        with pytest.raises(Refused, match="are not free"):
             held.take([Array("a"), Array("b")])  # type: ignore[list-item]
         assert (held.ledger_entries(), broker.left) == ([], 4)
         held.give(held.take([Array("b")]))  # type: ignore[list-item]
