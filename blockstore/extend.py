@@ -10,12 +10,12 @@ import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import msgspec
 from numpy.typing import NDArray
 
+from blockstore.closing import Closing
 from blockstore.errors import StoreExists
 from blockstore.format import EXTEND_FOLDER, ROOT, Manifest, RowArray
 from blockstore.lock import lock_folder
@@ -27,8 +27,8 @@ _MOVED = "moved.json"  # what is on its way into the store
 _TREE, _WORK = "store", "work"
 
 
-class StoreExtender:
-    """A context manager: locked while it is open; leaving it without `commit` undoes everything.
+class StoreExtender(Closing):
+    """Locked while it is open; leaving it without `commit` undoes everything.
 
     Raises NotAStore, UnsupportedVersion, CorruptBlock; StoreBusy: another process extends it.
     """
@@ -71,7 +71,6 @@ class StoreExtender:
 
     @property
     def digests(self) -> dict[str, str]:
-        """Of the files of the store, and of those written so far."""
         return self._writer.digests
 
     def commit(self, manifest: Manifest) -> Manifest:
@@ -96,16 +95,8 @@ class StoreExtender:
                 "choose another name"
             )
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._held.__exit__(kind, error, trace)
+    def close(self) -> None:
+        self._held.close()
 
 
 def _absent(tree: Path, store: Path, inner: str = "") -> Iterator[str]:

@@ -32,7 +32,7 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
             hint = annotated[hints[each.name], option]
             parameters.append(parameter.replace(name=each.name, annotation=hint, default=default))
 
-    def run(**given: Any) -> None:
+    def construct(**given: Any) -> None:
         made = {
             name: record(**{each.name: given.pop(each.name) for each in fields(record)})
             for name, record in records.items()
@@ -40,12 +40,12 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
         command(**given, **made)
 
     kind = inspect.Parameter.KEYWORD_ONLY
+    run: Any = construct  # typer reads these of it
     run.__name__, run.__doc__ = command.__name__, command.__doc__
-    run.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-        [parameter.replace(kind=kind) for parameter in parameters]
-    )
-    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    return run
+    run.__signature__ = inspect.Signature([p.replace(kind=kind) for p in parameters])
+    run.__annotations__ = {p.name: p.annotation for p in parameters}
+    made: Callable[..., None] = run
+    return made
 
 
 class Panels(TyperCommand):

@@ -108,6 +108,18 @@ def block_fill_bytes(num_nodes: int, num_edges: int, *item_bytes: int) -> int:
     return section_offsets(num_nodes, num_edges, item_bytes)[-1]
 
 
+def block_flags(item_bytes: Sequence[int]) -> int:
+    """Flag bits of graph blocks with these sections; `item_bytes` as in `section_offsets`."""
+    ids, edge_ids, weights, times = item_bytes
+    return (
+        HAS_EDGE_IDS * bool(edge_ids)
+        | WIDE_NODE_IDS * (ids == 8)
+        | WIDE_EDGE_IDS * (edge_ids == 8)
+        | HAS_WEIGHTS * bool(weights)
+        | HAS_TIMES * bool(times)
+    )
+
+
 def column_capacity(block_bytes: int, *item_bytes: int) -> int:
     """Edges of one column that fill a block alone; a longer column goes on in further blocks.
 
@@ -133,12 +145,10 @@ class RowArray(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def row_items(self) -> int:
-        """Numbers in a row."""
         return prod(self.row_shape)
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of one row."""
         return self.row_items * ITEM_BYTES[self.dtype]
 
 
@@ -163,11 +173,9 @@ class BlockGeometry(NamedTuple):
 
     @property
     def num_shards(self) -> int:
-        """Files that hold the blocks."""
         return -(-self.num_blocks // self.blocks_per_shard)
 
     def locate(self, block: int) -> tuple[int, int]:
-        """Shard number and byte offset of a block."""
         shard, slot = divmod(block, self.blocks_per_shard)
         return shard, slot * self.slot_bytes
 
@@ -207,7 +215,6 @@ def gapless_rows(row_bytes: int, block_bytes: int, num_rows: int) -> int:
 
 
 def graph_geometry(num_blocks: int, block_bytes: int) -> BlockGeometry:
-    """Blocks of a relation."""
     return _geometry(block_bytes, block_bytes, num_blocks, 1)
 
 
@@ -250,7 +257,6 @@ class HopSet(msgspec.Struct, frozen=True, omit_defaults=True):
     seed: int = 0  # of the order of rows
 
     def arrays(self) -> list[RowArray]:
-        """All of them, hop 0 once."""
         chains = {array.path: array for chain in self.operators.values() for array in chain}
         return [self.nodes, *([self.label] if self.label else []), *chains.values()]
 
@@ -376,11 +382,9 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return [columns for relation in self.relations for columns in columns_of(relation)]
 
     def hop_arrays(self) -> list[RowArray]:
-        """Every hop-wise array, in a fixed order."""
         return [a for t in self.types for hops in t.hops.values() for a in hops.arrays()]
 
     def row_arrays(self) -> list[RowArray]:
-        """Every row array of the store, in a fixed order."""
         found: list[RowArray] = []
         for t in self.types:
             found += [t.original_id, t.store_id, *([t.label] if t.label else [])]

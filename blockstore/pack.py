@@ -8,15 +8,11 @@ from numpy.typing import NDArray
 
 from blockstore.format import (
     BLOCK_HEADER,
-    HAS_EDGE_IDS,
-    HAS_TIMES,
-    HAS_WEIGHTS,
     ITEM_BYTES,
     TIME_DTYPE,
     WEIGHT_DTYPE,
-    WIDE_EDGE_IDS,
-    WIDE_NODE_IDS,
     BlockHeader,
+    block_flags,
     column_capacity,
     section_offsets,
 )
@@ -50,13 +46,7 @@ class GraphPacker:
         kept = [id_dtype, edge_id_dtype, WEIGHT_DTYPE * weights, TIME_DTYPE * times]
         self._item_bytes = [ITEM_BYTES[d] if d else 0 for d in kept]
         self._capacity = column_capacity(block_bytes, *self._item_bytes)
-        self._flags = (
-            HAS_EDGE_IDS * bool(edge_id_dtype)
-            | WIDE_NODE_IDS * (self._item_bytes[0] == 8)
-            | WIDE_EDGE_IDS * (self._item_bytes[1] == 8)
-            | HAS_WEIGHTS * weights
-            | HAS_TIMES * times
-        )
+        self._flags = block_flags(self._item_bytes)
         most = block_bytes // sum(self._item_bytes)
         self._degrees = np.empty(block_bytes // 4, np.int64)
         self._sections = [np.empty(most if d else 0, np.dtype(d or "uint32")) for d in kept]
@@ -152,9 +142,8 @@ class GraphPacker:
         block[: BLOCK_HEADER.size] = np.frombuffer(header.pack(), np.uint8)
         offsets = block[BLOCK_HEADER.size : BLOCK_HEADER.size + 4 * (nodes + 1)].view(np.uint32)
         offsets[0] = header.edges_start + self._num_carried
-        held = np.minimum(
-            self._degrees[:nodes], self._capacity
-        )  # of a multi-block column, what lies here
+        # of a multi-block column, what lies here
+        held = np.minimum(self._degrees[:nodes], self._capacity)
         offsets[1:] = offsets[0] + np.cumsum(held)
         for at, section in zip(places, self._sections, strict=False):
             raw = section[:edges].view(np.uint8)

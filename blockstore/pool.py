@@ -42,7 +42,6 @@ class BlockPool:
         self.tick = 0  # of use: whoever holds counts it up
 
     def add_slots(self, slots: Iterable[int]) -> None:
-        """Own these slots from now on."""
         index = np.fromiter(slots, np.int64)
         if (self._file[index] != _FOREIGN).any():
             raise PoolBroken("slots are added to a pool that has them")
@@ -70,7 +69,6 @@ class BlockPool:
         return self.owned() & ~self._evictable(np.arange(self._file.size))
 
     def complete(self, file: int) -> bool:
-        """Whether every block of the file is present."""
         return self._present[file] == self.slot_of_block[file].size
 
     def num_present(self, file: int) -> int:
@@ -79,7 +77,6 @@ class BlockPool:
 
     @property
     def num_empty(self) -> int:
-        """Slots that hold no block."""
         return int((self._file == _FREE).sum())
 
     @property
@@ -103,7 +100,7 @@ class BlockPool:
         return True
 
     def drop_file(self, file: int) -> None:
-        """Undo one `hold_file`."""
+        """Unpin a file once.  Raises PoolBroken: it is not pinned."""
         if self._file_pins[file] == 0:
             raise PoolBroken(f"file {file} is dropped, nobody holds it")
         self._file_pins[file] -= 1

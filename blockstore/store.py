@@ -278,7 +278,9 @@ def scan_blocks(
                     continue
                 count = min(batch, last - block)
                 offset = (block - first) * size
-                _read_verified(fd, buffer[: count * size], offset, file, block, str(path))
+                page, pages = block * geometry.pages_per_block, count * geometry.pages_per_block
+                crcs = file.crcs[page : page + pages]
+                read_verified(fd, buffer[: count * size], offset, crcs, str(path))
                 blocks = buffer[: count * size].reshape(count, size)
                 if file.check is not None:
                     for i in range(count):
@@ -318,14 +320,12 @@ def read_rows(
     return out
 
 
-def _read_verified(
-    fd: int, buffer: NDArray[np.uint8], offset: int, file: BlockedFile, block: int, where: str
+def read_verified(
+    fd: int, buffer: NDArray[np.uint8], offset: int, expected: NDArray[np.uint32], where: str
 ) -> None:
+    """Fill whole pages from `offset` on; `expected`: their checksums.  Raises CorruptBlock."""
     read_exact(fd, [byte_view(buffer)], offset, where)
-    first = block * file.geometry.pages_per_block
-    pages = buffer.size // PAGE_BYTES
-    expected = file.crcs[first : first + pages]
-    bad = int(find_bad_page(buffer, pages, expected))
+    bad = int(find_bad_page(buffer, expected.size, expected))
     if bad >= 0:
         raise corrupt_page(
             where, offset + bad * PAGE_BYTES, buffer[bad * PAGE_BYTES :], int(expected[bad])
@@ -333,7 +333,6 @@ def _read_verified(
 
 
 def corrupt_page(where: str, offset: int, page: NDArray[np.uint8], expected: int) -> CorruptBlock:
-    """The error for a page whose checksum is wrong."""
     found = np.empty(1, np.uint32)
     page_crcs(page[:PAGE_BYTES], 1, found)
     return CorruptBlock(

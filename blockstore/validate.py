@@ -6,7 +6,6 @@ read from disk: kernels use the numbers as they are.
 """
 
 import os
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,20 +16,16 @@ from numpy.typing import NDArray
 from blockstore.errors import CorruptBlock
 from blockstore.format import (
     BLOCK_HEADER,
-    HAS_EDGE_IDS,
-    HAS_TIMES,
-    HAS_WEIGHTS,
     ITEM_BYTES,
     PAGE_BYTES,
     SHARD_BYTES,
-    WIDE_EDGE_IDS,
-    WIDE_NODE_IDS,
     BlockHeader,
     HaloColumns,
     Manifest,
     NodeType,
     Relation,
     RowArray,
+    block_flags,
     column_capacity,
     columns_of,
     edges_start_bytes,
@@ -90,10 +85,10 @@ def _check_manifest(manifest: Manifest) -> None:
     _check_relations(manifest)
     for array in manifest.row_arrays():
         _check_array(array, block)
-    for path in _all_paths(manifest):
-        check_path(path)
     paths = [array.path for array in manifest.row_arrays()]
-    paths += [c.path for r in manifest.relations for c in columns_of(r)]
+    paths += [columns.path for columns in manifest.graphs()]
+    for path in (*paths, *(path for path, _, _ in side_arrays(manifest))):
+        check_path(path)
     _expect(len(set(paths)) == len(paths), "paths of arrays", paths, "paths that differ")
     parts = max(t.num_partitions for t in manifest.types)
     for t in manifest.types:
@@ -155,15 +150,6 @@ def _check_array(array: RowArray, block_bytes: int) -> None:
         not array.scale_path or array.dtype == "int8",
         f"dtype of {what}, which has a scale", array.dtype, "int8",
     )  # fmt: skip
-
-
-def _all_paths(manifest: Manifest) -> Iterator[str]:
-    for array in manifest.row_arrays():
-        yield array.path
-    for relation in manifest.relations:
-        yield from (columns.path for columns in columns_of(relation))
-    for path, _, _ in side_arrays(manifest):
-        yield path
 
 
 def check_path(path: str) -> None:
@@ -380,16 +366,9 @@ class GraphCheck:
         relation = next(r for r in manifest.relations if columns in (r, r.halo))
         src = next(t for t in manifest.types if t.name == relation.src)
         widths = relation.item_bytes(manifest.id_dtype)
-        flags = (
-            HAS_EDGE_IDS * bool(widths[1])
-            | WIDE_NODE_IDS * (widths[0] == 8)
-            | WIDE_EDGE_IDS * (widths[1] == 8)
-            | HAS_WEIGHTS * bool(widths[2])
-            | HAS_TIMES * bool(widths[3])
-        )
         _check_room(first_node, first_edge, widths, manifest.block_bytes, where)
         return cls(
-            first_node, first_edge, flags, np.dtype(manifest.id_dtype),
+            first_node, first_edge, block_flags(widths), np.dtype(manifest.id_dtype),
             column_capacity(manifest.block_bytes, *widths),
             (np.uint64(src.first), np.uint64(src.first + src.num_nodes)),
         )  # fmt: skip
@@ -418,7 +397,6 @@ class GraphCheck:
         self.check_part(block, data, 0, data.size, where)
 
     def _edges(self, block: int) -> tuple[int, int]:
-        """Where the sources of a block lie, in ids."""
         start = edges_start_bytes(int(self.first_node[block + 1] - self.first_node[block]))
         first = start // self.id_dtype.itemsize
         return first, first + int(self.first_edge[block + 1] - self.first_edge[block])

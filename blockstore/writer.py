@@ -4,13 +4,13 @@ import os
 import shutil
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from blockstore.closing import Closing
 from blockstore.create import ZarrTree
 from blockstore.errors import StoreExists
 from blockstore.format import (
@@ -168,13 +168,8 @@ class RowsWriter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if error is None:
+    def __exit__(self, kind: object, *_error: object) -> None:
+        if kind is None:
             self.close()
 
 
@@ -198,10 +193,10 @@ class GraphWriter:
         return blocks
 
 
-class StoreWriter:
+class StoreWriter(Closing):
     """Builds a store beside its target; `commit` makes it appear, leaving without it removes all.
 
-    A context manager.  Raises StoreExists: the target is taken.
+    Raises StoreExists: the target is taken.
     """
 
     def __init__(
@@ -229,17 +224,14 @@ class StoreWriter:
         self._sinks: list[BlockSink] = []
 
     def sink(self, path: str, ndim: int, slot_bytes: int) -> BlockSink:
-        """Where the slots of one array go."""
         sink = BlockSink(self._temporary, path, ndim, slot_bytes, self._buffer_bytes)
         self._sinks.append(sink)
         return sink
 
     def rows(self, array: RowArray) -> RowsWriter:
-        """Begin a row array."""
         return RowsWriter(self, array)
 
     def graph(self, path: str) -> GraphWriter:
-        """Begin the graph blocks of a relation."""
         return GraphWriter(self, path)
 
     def side(self, path: str, values: NDArray[Any]) -> None:
@@ -287,15 +279,7 @@ class StoreWriter:
         self._temporary.rename(self.path)
         flush(self.path.parent)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
         for sink in self._sinks:
             sink.abort()
         if self._own:

@@ -7,7 +7,6 @@ import sys
 
 
 def main() -> None:
-    """Entry point of the console command."""
     if sys.argv[1:2] == ["serve"]:
         # The imports take a second or more.  Until `Signals` takes over there is nothing to clean
         # up, and an exception that a handler raised inside an import might end as a traceback, or

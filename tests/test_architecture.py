@@ -40,7 +40,7 @@ BELOW = {  # folder -> folders beside it, and modules, that it builds on
     "loaderd/sampling": {"api", "memory", "monitoring", "plans"},
     "loaderd/sessions": {"api", "memory", "monitoring", "plans", "sampling"},
     "loaderd/streams": {"api", "memory", "monitoring", "plans", "sampling", "sessions"},
-    "loaderd/server": {"api", "memory", "monitoring"},
+    "loaderd/server": {"api", "memory", "monitoring", "sessions", "streams"},
     "loaderd/cli": {
         "api", "memory", "monitoring", "plans", "sampling", "server", "sessions", "streams"
     },

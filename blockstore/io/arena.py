@@ -6,12 +6,13 @@ import fcntl
 import mmap
 import os
 from pathlib import Path
-from types import TracebackType
-from typing import Self
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from blockstore import concurrency
+from blockstore.closing import Closing
 from blockstore.errors import BudgetTooSmall
 from blockstore.io.reclaim import set_immutable
 from blockstore.units import format_bytes
@@ -28,7 +29,7 @@ _LIMITS = (errno.ENOMEM, errno.EFBIG, errno.ENOSPC, errno.EFAULT)
 _LOOK_S, _LOOKS, _GROWTH_BYTES = 0.2, 300, 4 << 20
 
 
-class Arena:
+class Arena(Closing):
     """`num_slots` slots of `slot_bytes` each in a memfd: prefaulted and mapped.
 
     data    uint8 (num_slots * slot_bytes,), page-aligned, writable
@@ -89,6 +90,10 @@ class Arena:
         """
         return os.open(f"/proc/self/fd/{self.fd}", os.O_RDONLY | os.O_CLOEXEC)
 
+    def place_of(self, memory: NDArray[Any]) -> int:
+        """Byte of the arena at which a piece of it begins."""
+        return memory.ctypes.data - self.data.ctypes.data
+
     def _prefault(self, size: int) -> None:
         for start in range(0, size, _POPULATE_STEP):
             count = min(_POPULATE_STEP, size - start)
@@ -100,15 +105,7 @@ class Arena:
                 # a kernel before 5.14
                 np.frombuffer(self._map, np.uint8, count, start)[:: mmap.PAGESIZE] = 0
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
         os.close(self.fd)  # the mapping goes with its last view
 
 

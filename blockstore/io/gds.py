@@ -14,10 +14,9 @@ from numpy.typing import NDArray
 
 from blockstore.errors import CorruptBlock
 from blockstore.format import PAGE_BYTES
-from blockstore.io.buffers import aligned_buffer, byte_view
-from blockstore.io.files import open_to_read, probe_direct, read_exact
-from blockstore.kernels.crc import find_bad_page
-from blockstore.store import BlockedFile, FileRange
+from blockstore.io.buffers import aligned_buffer
+from blockstore.io.files import open_to_read, probe_direct
+from blockstore.store import BlockedFile, FileRange, read_verified
 
 try:
     import kvikio
@@ -56,15 +55,9 @@ class HostReader:
         for page in range(piece.offset // PAGE_BYTES, -(-stop // PAGE_BYTES), STEP_PAGES):
             count = min(STEP_PAGES, -(-stop // PAGE_BYTES) - page)
             first = page * PAGE_BYTES
-            pages = byte_view(self._scratch[: count * PAGE_BYTES])
-            read_exact(self._open(piece.path), [pages], first, str(piece.path))
             crcs = self._file.crcs[before + page : before + page + count]
-            bad = int(find_bad_page(self._scratch, count, crcs))
-            if bad >= 0:
-                raise CorruptBlock(
-                    f"{piece.path}+{first + bad * PAGE_BYTES}: wrong checksum, expected that of "
-                    "the store: restore the file from a copy, or make the store again"
-                )
+            pages = self._scratch[: count * PAGE_BYTES]
+            read_verified(self._open(piece.path), pages, first, crcs, str(piece.path))
             low, high = max(first, piece.offset), min(first + count * PAGE_BYTES, stop)
             out[low - piece.offset : high - piece.offset] = self._scratch[
                 low - first : high - first

@@ -3,13 +3,13 @@
 import os
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from types import TracebackType
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from blockstore import concurrency
+from blockstore.closing import Closing
 from blockstore.errors import CorruptBlock
 from blockstore.format import PAGE_BYTES
 from blockstore.io.buffers import byte_view
@@ -49,6 +49,14 @@ class _Request:
 
 Transit = concurrency.SimpleQueue[NDArray[np.uint8]]  # buffers that runs of pages pass through
 Consume = Callable[[int, NDArray[np.uint8]], None]  # number of a run, its pages
+
+
+def make_transit(buffers: Iterable[NDArray[np.uint8]]) -> Transit:
+    """A queue of these buffers."""
+    transit: Transit = concurrency.SimpleQueue()
+    for buffer in buffers:
+        transit.put(buffer)
+    return transit
 
 
 class Parts(NamedTuple):
@@ -116,7 +124,7 @@ class ReadThreads:
             task()
 
 
-class BlockReader:
+class BlockReader(Closing):
     """Threads that read blocks of several files into the slots of one piece of memory."""
 
     def __init__(
@@ -153,15 +161,7 @@ class BlockReader:
         self._own = isinstance(threads, int)
         self._threads = ReadThreads(threads) if isinstance(threads, int) else threads
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
         if self._own:
             self._threads.close()
         self._close()
@@ -273,14 +273,12 @@ class BlockReader:
             head = max(head, stop)
 
     def _first_block(self, number: int, run: NDArray[np.int64]) -> tuple[int, str]:
-        """The first block that begins in a run of pages, and its file."""
         file, shard, page = self.files[number], int(run[0]), int(run[1])
         geometry = file.geometry
         block = shard * geometry.blocks_per_shard - (-page // geometry.pages_per_block)
         return block, str(file.shards[shard])
 
     def _check_blocks(self, number: int, run: NDArray[np.int64], data: NDArray[np.uint8]) -> None:
-        """Blocks that lie whole in a run of pages."""
         file = self.files[number]
         if file.check is None:
             return
@@ -320,7 +318,6 @@ class BlockReader:
             read()
 
     def _read_pages(self, number: int, run: NDArray[np.int64], data: NDArray[np.uint8]) -> None:
-        """One run of pages, verified."""
         self._twice(partial(self._read_pages_once, number, run, data))
 
     def _read_pages_once(

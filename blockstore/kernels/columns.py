@@ -37,7 +37,8 @@ class BlockView(NamedTuple):
     slot_bytes: int
     edge_bytes: int  # of an edge id in a block; 0: the blocks hold none
     weight_bytes: int  # likewise
-    capacity: int  # edges of one column that fill a block; a longer one is a multi-block column
+    # edges of one column that fill a block; a longer one is a multi-block column
+    capacity: int
 
 
 def view_blocks(
@@ -64,7 +65,6 @@ def wide(words, word):
 
 @inner
 def slot_word(view, block):
-    """First word of a block, which is present."""
     return np.int64(view.slots[block]) * (view.slot_bytes // 4)
 
 

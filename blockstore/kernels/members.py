@@ -64,7 +64,7 @@ class WantedMembers(NamedTuple):
 
 
 def words_size(num_nodes: int) -> int:
-    """Items of `words`."""
+    """Items of `Members.words`: two for each 64 nodes."""
     return 2 * (num_nodes // 64 + 1)
 
 

@@ -45,7 +45,6 @@ def draw_rule(rule, uniform, ranked):
 
 @inner
 def _leaves_before(heap, a, b, last):
-    """Whether entry a leaves before entry b."""
     if heap.ranks[a] == heap.ranks[b]:
         smaller = heap.positions[a] < heap.positions[b]
         return smaller if last else not smaller

@@ -13,7 +13,6 @@ _COLUMNS = 8  # whose memory is asked for ahead, at most _DRAWS of each
 _DRAWS = 64
 _NODES = 32  # of n_id, likewise
 NODE_BITS = 40  # of a key (tree, node): nodes below 2**40, trees below 2**24 - 1
-_NO_PAIR = np.uint64(0xFFFFFFFFFFFFFFFF)
 
 
 class HashTable(NamedTuple):
@@ -81,66 +80,86 @@ def clear_stamp(n_id, num_nodes, stamp):
 
 
 @inner
+def _key(node, trees, i):
+    """Key of a node; of one in trees that of the node in tree `trees[i]`."""
+    if trees is None:  # known as the kernel is compiled
+        return np.uint64(node)
+    return (np.uint64(trees[i]) << np.uint64(NODE_BITS)) | np.uint64(node)
+
+
+@inner
 def _empty(keys):
     """The key of an empty slot: all ones of the width of the keys."""
     return np.uint64(0xFFFFFFFF) if keys.itemsize == 4 else np.uint64(0xFFFFFFFFFFFFFFFF)
 
 
 @inner
-def _find(node, keys, empty):
-    """Slot of `node`, or the empty slot where it would go."""
+def _find(key, keys, empty):
+    """Slot of a key, or the empty slot where it would go."""
     mask = keys.size - 1
-    slot = np.int64(mix(node) & np.uint64(mask))
-    while np.uint64(keys[slot]) != empty and np.uint64(keys[slot]) != node:
+    slot = np.int64(mix(key) & np.uint64(mask))
+    while np.uint64(keys[slot]) != empty and np.uint64(keys[slot]) != key:
         slot = (slot + 1) & mask
     return slot
 
 
 @inner
-def _ask_for(node, keys, values):
-    """Prefetch where the search for `node` begins."""
-    slot = np.int64(mix(np.uint64(node)) & np.uint64(keys.size - 1))
+def _ask_for(key, keys, values):
+    """Prefetch where the search for a key begins."""
+    slot = np.int64(mix(key) & np.uint64(keys.size - 1))
     prefetch(keys, slot)
     prefetch(values, slot)
 
 
 @leaf
-def enter_seeds_hash(n_id, num, table):
-    """As `enter_seeds_stamp`, into a HashTable."""
+def enter_seeds_hash(n_id, num, table, trees=None):
+    """As `enter_seeds_stamp`, into a HashTable.
+
+    trees   uint32 (>= num,)   tree of each node; None: nodes are the same in all trees
+    """
     keys, values = table.keys, table.values
     empty = _empty(keys)
     for i in range(num):
-        slot = _find(np.uint64(n_id[i]), keys, empty)
+        key = _key(n_id[i], trees, i)
+        slot = _find(key, keys, empty)
         if np.uint64(keys[slot]) == empty:
-            keys[slot] = n_id[i]
+            keys[slot] = key
             values[slot] = i
 
 
 @leaf
-def renumber_hash(draws, starts, counts, table, n_id, num_nodes, local, edge):
-    """As `renumber_stamp`, through a hash table."""
+def renumber_hash(
+    draws, starts, counts, table, n_id, num_nodes, local, edge, frontier=None, trees=None
+):
+    """As `renumber_stamp`, through a hash table; a node may be another one in each tree.
+
+    frontier   uint32 (counts.size,)   tree of each column, to which its draws belong, or None
+    trees      uint32                  in and out, beside n_id; None: as in `enter_seeds_hash`
+    """
     keys, values, num = table.keys, table.values, counts.size
     empty = _empty(keys)
     for i in range(num):
         if i + _COLUMNS < num:
             start = starts[i + _COLUMNS]
             for k in range(start, start + min(np.int64(counts[i + _COLUMNS]), _DRAWS)):
-                _ask_for(draws[k], keys, values)
+                _ask_for(_key(draws[k], frontier, i + _COLUMNS), keys, values)
         stop = starts[i] + np.int64(counts[i])
         if edge + np.int64(counts[i]) > local.size:
             return ~np.int64(num_nodes), edge
         for low in range(starts[i], stop, _DRAWS):
             for k in range(low + _DRAWS, min(low + 2 * _DRAWS, stop)):
-                _ask_for(draws[k], keys, values)
+                _ask_for(_key(draws[k], frontier, i), keys, values)
             for k in range(low, min(low + _DRAWS, stop)):
-                node = draws[k]
-                slot = _find(np.uint64(node), keys, empty)
+                key = _key(draws[k], frontier, i)
+                slot = _find(key, keys, empty)
                 if np.uint64(keys[slot]) == empty:
                     if num_nodes == n_id.size:
                         return ~np.int64(num_nodes), edge
-                    keys[slot] = node
+                    keys[slot] = key
                     values[slot] = num_nodes
-                    n_id[num_nodes] = node
+                    n_id[num_nodes] = draws[k]
+                    if trees is not None:
+                        trees[num_nodes] = frontier[i]
                     num_nodes += 1
                 local[edge] = values[slot]
                 edge += 1
@@ -148,80 +167,13 @@ def renumber_hash(draws, starts, counts, table, n_id, num_nodes, local, edge):
 
 
 @leaf
-def clear_hash(n_id, num_nodes, table):
+def clear_hash(n_id, num_nodes, table, trees=None):
     """All empty again, by going through the nodes backwards: each is the last of its chain."""
     keys, values = table.keys, table.values
     empty = _empty(keys)
     for i in range(num_nodes - 1, -1, -1):
         if i >= _NODES:
-            _ask_for(n_id[i - _NODES], keys, values)
-        slot = _find(np.uint64(n_id[i]), keys, empty)
+            _ask_for(_key(n_id[i - _NODES], trees, i - _NODES), keys, values)
+        slot = _find(_key(n_id[i], trees, i), keys, empty)
         if values[slot] == i:  # not the second place of a seed that is given twice
             keys[slot] = empty
-
-
-@inner
-def _find_pair(wanted, keys):
-    """Slot of a key, or the empty slot where it would go."""
-    mask = keys.size - 1
-    slot = np.int64(mix(wanted) & np.uint64(mask))
-    while keys[slot] != _NO_PAIR and keys[slot] != wanted:
-        slot = (slot + 1) & mask
-    return slot
-
-
-@inner
-def _pair(tree, node):
-    """Key of a node in a tree."""
-    return (np.uint64(tree) << np.uint64(NODE_BITS)) | np.uint64(node)
-
-
-@leaf
-def enter_trees(n_id, trees, num, table):
-    """The first `num` nodes get their places.
-
-    trees   uint32 (>= num,)   tree of each node
-    """
-    keys, values = table.keys, table.values
-    for i in range(num):
-        slot = _find_pair(_pair(trees[i], n_id[i]), keys)
-        if keys[slot] == _NO_PAIR:
-            keys[slot] = _pair(trees[i], n_id[i])
-            values[slot] = i
-
-
-@leaf
-def renumber_trees(
-    draws, starts, counts, frontier, table, n_id, trees, num_nodes, local, edge
-):  # fmt: skip
-    """As `renumber_hash`, a node being another one in each tree.
-
-    frontier   uint32 (counts.size,)   tree of each column: its draws belong to that
-    trees      uint32                  in and out, beside n_id
-    """
-    keys, values = table.keys, table.values
-    for i in range(counts.size):
-        if edge + np.int64(counts[i]) > local.size:
-            return ~np.int64(num_nodes), edge
-        for k in range(starts[i], starts[i] + np.int64(counts[i])):
-            wanted = _pair(frontier[i], draws[k])
-            slot = _find_pair(wanted, keys)
-            if keys[slot] == _NO_PAIR:
-                if num_nodes == n_id.size:
-                    return ~np.int64(num_nodes), edge
-                keys[slot] = wanted
-                values[slot] = num_nodes
-                n_id[num_nodes] = draws[k]
-                trees[num_nodes] = frontier[i]
-                num_nodes += 1
-            local[edge] = values[slot]
-            edge += 1
-    return np.int64(num_nodes), edge
-
-
-@leaf
-def clear_trees(n_id, trees, num_nodes, table):
-    """All empty again, by going through the nodes backwards: each is the last of its chain."""
-    keys = table.keys
-    for i in range(num_nodes - 1, -1, -1):
-        keys[_find_pair(_pair(trees[i], n_id[i]), keys)] = _NO_PAIR

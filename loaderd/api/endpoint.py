@@ -128,7 +128,6 @@ def _take_lock(endpoint: Endpoint) -> int:
 
 
 def _remove_stale(endpoint: Endpoint, path: Path) -> None:
-    """Remove a socket that nobody listens to."""
     if not path.is_socket():
         if path.exists() or path.is_symlink():
             raise EndpointInUse(

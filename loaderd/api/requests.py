@@ -64,6 +64,15 @@ def check_attach(request: Attach) -> None:
     _within("number of ids", request.ids // parts, 1, MAX_IDS)
 
 
+def check_global_batch(request: Attach) -> None:
+    """Raises Refused: a rank's share of a batch would be empty."""
+    if request.batch_size < request.world_size:
+        raise Refused(
+            f"batch_size {request.batch_size} is the global batch and must be at least "
+            f"world_size {request.world_size}"
+        )
+
+
 def _parts(request: Attach) -> list[str]:
     """What the numbers of a request say of each seed."""
     parts = []

@@ -29,11 +29,9 @@ class TcpAddress(NamedTuple):
 
     @property
     def is_v6(self) -> bool:
-        """Whether the host is given by an IPv6 number."""
         return ":" in self.host
 
     def is_loopback(self) -> bool:
-        """Whether it can be reached from this host alone."""
         if self.host == "localhost":
             return True
         try:

@@ -34,7 +34,7 @@ from loaderd.memory.ledger import EngineSettings, plan_budget
 from loaderd.monitoring.doctor import State, checks_text, examine
 from loaderd.monitoring.logs import logging_to_stderr, tell
 from loaderd.monitoring.report import ledger_text, status_text, store_text
-from loaderd.monitoring.server import SightServer
+from loaderd.monitoring.server import MonitoringServer
 from loaderd.monitoring.top import run_top
 from loaderd.server.allocator import share_heaps
 from loaderd.server.curve import new_pair
@@ -93,9 +93,10 @@ def serve(
     monitoring: flags.Monitoring,
     users: flags.Users,
     others: flags.OtherMachines,
-    config: Annotated[Path | None, flags.config(_configure)] = None,  # noqa: ARG001
+    config: Annotated[Path | None, flags.config(_configure)] = None,
 ) -> None:
     """Serve stores until SIGTERM; SIGHUP has them opened again."""
+    del config  # its callback has put its options among the others
     with _one_line_errors():
         address = parse_endpoint(endpoint)
         opened = [open_store(path) for path in store]
@@ -150,7 +151,7 @@ def _serve(
                 page = ""
                 if monitoring.metrics_port:
                     where = monitoring.metrics_host, monitoring.metrics_port
-                    server = SightServer(*where, daemon.status)
+                    server = MonitoringServer(*where, daemon.status)
                     page = stack.enter_context(server).address
                 also = f" and {daemon.remote_address}" if daemon.remote_address else ""
                 _say(line.replace(f" at {endpoint}", f" at {endpoint}{also}", 1))

@@ -9,7 +9,6 @@ Lock = Any  # `threading.RLock()`: it has no name as a type
 
 
 def is_held(lock: Lock) -> bool:
-    """Whether this thread has the lock."""
     held: bool = lock._is_owned()
     return held
 

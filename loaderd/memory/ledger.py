@@ -99,7 +99,6 @@ def rows_of(manifest: Manifest, edges: bool) -> list[ServedRows]:
 
 
 def has_edge_rows(manifest: Manifest) -> bool:
-    """Whether any relation has arrays of its edges."""
     return any(r.features for r in manifest.relations)
 
 
@@ -122,7 +121,6 @@ def finest_rows(manifest: Manifest, edges: bool) -> int:
 
 
 def copied_rows(rows: ServedRows) -> RowArray | None:
-    """The array of copies that belongs to a served array."""
     if isinstance(rows.node_type, EdgeItems) or rows.node_type.halo is None:
         return None
     halo = rows.node_type.halo
@@ -257,14 +255,14 @@ def cut_slots(
     """Cut slots between graph and rows of a store."""
     graph_blocks, row_blocks = _num_blocks(manifest)
     least = graph_least(manifest, settings)
-    graph_slots = graph_wish(graph_blocks, least, num_slots)
+    graph_slots = graph_preferred(graph_blocks, least, num_slots)
     return Budget(
         table_entries(manifest), slot, num_slots, graph_slots, least, graph_blocks, row_blocks,
         unused_bytes,
     )  # fmt: skip
 
 
-def graph_wish(graph_blocks: int, least: int, num_slots: int) -> int:
+def graph_preferred(graph_blocks: int, least: int, num_slots: int) -> int:
     """Slots of the graph's, of so many."""
     # the whole graph where at most half of the arena holds it; else little: rows are worth more
     share = graph_blocks if graph_blocks <= num_slots // 2 else num_slots // 12
@@ -277,7 +275,6 @@ def graph_least(manifest: Manifest, settings: EngineSettings) -> int:
 
 
 def _num_blocks(manifest: Manifest) -> tuple[int, int]:
-    """Of graph and rows."""
     rows = [row_geometry(r.array, manifest.block_bytes) for r in served_rows(manifest)]
     return sum(r.num_blocks for r in manifest.relations), sum(g.num_blocks for g in rows)
 

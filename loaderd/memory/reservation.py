@@ -85,7 +85,6 @@ class Reservation:
         return admitted
 
     def release(self, account: Account, count: int) -> None:
-        """So many blocks are not pinned any more."""
         if count > self.pinned[account]:
             raise PoolBroken(f"{count} graph blocks given back, {self.pinned[account]} are pinned")
         self.pinned[account] -= count
@@ -100,7 +99,7 @@ class Reservation:
         return True
 
     def release_file(self, file: int) -> None:
-        """Undo one `admit_file`."""
+        """A complete file is pinned once less.  Raises PoolBroken: it is not pinned."""
         if self._file_pins[file] == 0:
             raise PoolBroken(f"file {file} of the graph is given back, it is not pinned")
         self._file_pins[file] -= 1
@@ -114,7 +113,6 @@ class Reservation:
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is pinned on any account."""
         return not any(self.pinned.values()) and not any(self._file_pins)
 
     def _after_waiting(self, owned: int) -> int:

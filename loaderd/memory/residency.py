@@ -42,7 +42,6 @@ class Residency:
 
     @property
     def worker_blocks(self) -> int:
-        """Blocks that a worker may hold at a time."""
         assert self.reservation is not None
         return self.reservation.worker_blocks
 
@@ -65,7 +64,7 @@ class Residency:
             return whole
 
     def drop_file(self, file: int) -> None:
-        """Undo one `hold_file`."""
+        """Unpin a file once, after `hold_file` returned True."""
         with self._changed:
             self.pool.drop_file(file)
             if self.reservation is not None:
@@ -73,7 +72,6 @@ class Residency:
             self._changed.notify_all()
 
     def present(self, file: int, blocks: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Which blocks are here, or on their way."""
         with self._changed:
             return self.pool.present_mask(file, blocks)
 
@@ -168,6 +166,8 @@ class Residency:
                 self.pool.failed(file, wanted, slots)
                 self._unpin(held)
             raise
+        # first what this thread has read is there for others, then it waits for what they read: two
+        # threads that wait for each other's blocks go on
         with self._changed:
             self.pool.loaded(file, wanted, slots)
             self._changed.notify_all()
@@ -175,7 +175,6 @@ class Residency:
         return held
 
     def drop(self, held: PinnedBlocks) -> None:
-        """Let the pool have the blocks again."""
         if held.slots.size:
             with self._changed:
                 self._unpin(held)

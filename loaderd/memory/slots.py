@@ -32,7 +32,6 @@ class RequestArea(NamedTuple):
         return len(self.slots) * self.slot_bytes
 
     def give_back(self) -> None:
-        """Nobody reads the numbers any more."""
         self.broker.give(list(self.slots))
 
 
@@ -62,7 +61,8 @@ class SlotBroker:
         """
         self._graph, self._rows, self._changed = graph, rows, changed
         self._reservation, self._name_mem = reservation, name_mem
-        self.graph_wish = graph_slots  # slots that the graph pool has while none is taken from it
+        # slots that the graph pool has while none is taken from it
+        self.graph_preferred = graph_slots
         self.num_slots = len(slots)
         self._of_graph = np.zeros(graph.owned().size, np.bool_)
         self._of_graph[np.asarray(slots[:graph_slots], np.int64)] = True
@@ -78,7 +78,7 @@ class SlotBroker:
             order = np.argsort(self._of_graph[free], kind="stable")
             chosen = self._remove_each(free[order][: min(count, self.spare())])
             self.num_slots -= len(chosen)
-            self.graph_wish -= int(self._of_graph[chosen].sum())
+            self.graph_preferred -= int(self._of_graph[chosen].sum())
             self._of_graph[chosen] = False
             return chosen
 
@@ -99,7 +99,7 @@ class SlotBroker:
             run = slice(first, first + count)
             self._remove(first, count)
             self.num_slots -= count
-            self.graph_wish -= int(self._of_graph[run].sum())
+            self.graph_preferred -= int(self._of_graph[run].sum())
             self._of_graph[run] = False
             return range(first, first + count)
 
@@ -119,22 +119,22 @@ class SlotBroker:
                 raise PoolBroken(f"{slots.size} of {self.num_slots} slots are in the pools")
             retired = self._remove_each(slots)
             self._of_graph[:] = False
-            self.num_slots = self.graph_wish = 0
+            self.num_slots = self.graph_preferred = 0
             return retired
 
-    def accept(self, slots: list[int], graph_wish: int) -> None:
+    def accept(self, slots: list[int], graph_preferred: int) -> None:
         """Slots that another broker gave away.
 
-        graph_wish   slots that the graph pool is to have from now on, where they are free
+        graph_preferred   slots that the graph pool is to have from now on, where they are free
         """
         with self._changed:
             self._rows.add_slots(slots)
             self.num_slots += len(slots)
-            missing = graph_wish - int(self._of_graph.sum())
+            missing = graph_preferred - int(self._of_graph.sum())
             free = np.flatnonzero(self._rows.owned() & ~self._rows.pinned())[: max(0, missing)]
             self._graph.add_slots(self._remove_each(free))
             self._of_graph[free] = True
-            self.graph_wish = int(self._of_graph.sum())
+            self.graph_preferred = int(self._of_graph.sum())
             self._changed.notify_all()
 
     @contextmanager
@@ -181,7 +181,6 @@ class SlotBroker:
         return min(found, getattr(self._limit, "left", found))
 
     def graph_slots(self) -> int:
-        """Slots that the graph pool has at present."""
         with self._changed:
             return self._graph.num_owned
 
@@ -224,7 +223,6 @@ class SlotBroker:
             return self.take(count)
 
     def give(self, slots: list[int]) -> None:
-        """Back to the pools they came from."""
         self._count(-len(slots))
         with self._changed:
             self._put_back(slots)

@@ -106,7 +106,6 @@ class Workspace:
 
 
 def carve_workspace(carver: Carver, shape: Shape, sizes: Sizes) -> Workspace:
-    """Cut a workspace for a plan of this shape."""
     relations = len(shape.edges[0])
     widest = max(shape.frontier)
     most = max(max(hop) for hop in shape.edges)

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from blockstore import concurrency
 from blockstore.format import PAGE_BYTES
-from blockstore.io.reader import BlockReader, Transit
+from blockstore.io.reader import BlockReader, make_transit
 from blockstore.store import BlockedFile
 
 RUN_BYTES = 1 << 20  # of pages read in one call, at most
@@ -46,9 +46,7 @@ def measure_cost(
     long = min(b.size for b in buffers) // PAGE_BYTES
     if shard_pages < 4 * _PAGES or shard_pages < 4 * long:
         return FLASH
-    transit: Transit = concurrency.SimpleQueue()
-    for buffer in buffers:
-        transit.put(buffer)
+    transit = make_transit(buffers)
     spread = np.random.default_rng(0)
 
     def seconds(count: int, pages: int) -> float:

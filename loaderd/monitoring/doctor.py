@@ -52,23 +52,23 @@ class MachineCheck(msgspec.Struct, frozen=True):
     remedy: str = ""  # what to do, where the state is not ok
 
 
+def _judge(name: str, good: bool, found: str, remedy: str) -> MachineCheck:
+    """Good, or a warning with its remedy."""
+    return MachineCheck(name, State.ok if good else State.warn, found, "" if good else remedy)
+
+
 def judge_kernel(release: str) -> MachineCheck:
     """By its release, such as `6.1.0-18-amd64`."""
     numbers = re.match(r"(\d+)\.(\d+)", release)
     version = (int(numbers[1]), int(numbers[2])) if numbers else (0, 0)
-    if version < KERNEL_WELL:
-        remedy = "starting touches memory page by page: Linux 5.14 or newer takes it at once"
-        return MachineCheck("kernel", State.warn, release, remedy)
-    return MachineCheck("kernel", State.ok, release)
+    remedy = "starting touches memory page by page: Linux 5.14 or newer takes it at once"
+    return _judge("kernel", version >= KERNEL_WELL, release, remedy)
 
 
 def judge_cores(cores: int) -> MachineCheck:
     """By how many this process may run on."""
-    found = f"{cores} to run on"
-    if cores < 2:
-        remedy = "trainer and daemon share one core: give the daemon cores of its own"
-        return MachineCheck("cores", State.warn, found, remedy)
-    return MachineCheck("cores", State.ok, found)
+    remedy = "trainer and daemon share one core: give the daemon cores of its own"
+    return _judge("cores", cores >= 2, f"{cores} to run on", remedy)
 
 
 def judge_memory(mem_bytes: int, free: int, source: str) -> MachineCheck:
@@ -87,26 +87,22 @@ def judge_memory(mem_bytes: int, free: int, source: str) -> MachineCheck:
 
 def judge_memlock(limit: int, mem_bytes: int) -> MachineCheck:
     """The limit of locked memory, bytes; -1: none."""
-    if limit == resource.RLIM_INFINITY:
-        return MachineCheck("memlock", State.ok, "unlimited")
+    unlimited = limit == resource.RLIM_INFINITY
     found = f"{format_bytes(limit)}, --mem is {format_bytes(mem_bytes)}"
-    if limit >= mem_bytes:
-        return MachineCheck("memlock", State.ok, found)
     remedy = (
         "the daemon locks nothing; what pins its memory (RDMA, io_uring) would be refused: "
         "LimitMEMLOCK=infinity, or ulimit -l unlimited"
     )
-    return MachineCheck("memlock", State.warn, found, remedy)
+    good = unlimited or limit >= mem_bytes
+    return _judge("memlock", good, "unlimited" if unlimited else found, remedy)
 
 
 def judge_swap(swap_kib: int) -> MachineCheck:
     """Swap of the machine, KiB."""
-    if swap_kib:
-        remedy = (
-            "the daemon's memory may be swapped out: swapoff -a, or MemorySwapMax=0 in its unit"
-        )
-        return MachineCheck("swap", State.warn, format_bytes(swap_kib << 10), remedy)
-    return MachineCheck("swap", State.ok, "none")
+    remedy = "the daemon's memory may be swapped out: swapoff -a, or MemorySwapMax=0 in its unit"
+    return _judge(
+        "swap", not swap_kib, format_bytes(swap_kib << 10) if swap_kib else "none", remedy
+    )
 
 
 def judge_files(soft: int, hard: int, shards: int) -> MachineCheck:
@@ -122,24 +118,19 @@ def judge_files(soft: int, hard: int, shards: int) -> MachineCheck:
 
 def judge_shm(free: int) -> MachineCheck:
     """Free bytes of /dev/shm, which the daemon does not use; trainers' loader workers do."""
-    found = f"{format_bytes(free)} free"
-    if free < SHM_WELL:
-        remedy = (
-            "torch passes batches of DataLoader workers through it: docker run --shm-size=8g, or "
-            "mount -o remount,size=8G /dev/shm"
-        )
-        return MachineCheck(SHM, State.warn, found, remedy)
-    return MachineCheck(SHM, State.ok, found)
+    remedy = (
+        "torch passes batches of DataLoader workers through it: docker run --shm-size=8g, or "
+        "mount -o remount,size=8G /dev/shm"
+    )
+    return _judge(SHM, free >= SHM_WELL, f"{format_bytes(free)} free", remedy)
 
 
 def judge_disk(bytes_s: float, direct: bool) -> MachineCheck:
     """Random reads of 1 MiB, eight at a time."""
     found = f"{format_bytes(int(bytes_s))}/s in random reads of 1M, {DISK_THREADS} at a time"
     found += "" if direct else " (buffered: the page cache may have answered)"
-    if bytes_s < DISK_WELL:
-        remedy = "epochs larger than memory wait for it: put the store on a local NVMe disk"
-        return MachineCheck("disk speed", State.warn, found, remedy)
-    return MachineCheck("disk speed", State.ok, found)
+    remedy = "epochs larger than memory wait for it: put the store on a local NVMe disk"
+    return _judge("disk speed", bytes_s >= DISK_WELL, found, remedy)
 
 
 def judge_pages(shmem_enabled: str) -> MachineCheck:
@@ -168,13 +159,11 @@ def _check_memfd() -> MachineCheck:
 
 def judge_kernel_cache(folder: str | None) -> MachineCheck:
     """Where what was compiled is kept; None: nowhere."""
-    if folder is None:
-        remedy = (
-            "every start, of trainers too, compiles for about a minute: let the installation be "
-            "written, or give this user a folder of its own (XDG_CACHE_HOME, NUMBA_CACHE_DIR)"
-        )
-        return MachineCheck("kernel cache", State.warn, "none", remedy)
-    return MachineCheck("kernel cache", State.ok, folder)
+    remedy = (
+        "every start, of trainers too, compiles for about a minute: let the installation be "
+        "written, or give this user a folder of its own (XDG_CACHE_HOME, NUMBA_CACHE_DIR)"
+    )
+    return _judge("kernel cache", folder is not None, folder or "none", remedy)
 
 
 def _check_shm() -> MachineCheck:
@@ -214,10 +203,10 @@ def _shards(store: Store) -> list[Path]:
 
 
 def _check_direct(mode: str) -> MachineCheck:
-    if mode == "O_DIRECT":
-        return MachineCheck("O_DIRECT", State.ok, "the store's file system takes it")
+    good = mode == "O_DIRECT"
+    found = "the store's file system takes it" if good else mode
     remedy = "reads pass the page cache, at the cost of copies: use ext4, xfs or btrfs"
-    return MachineCheck("O_DIRECT", State.warn, mode, remedy)
+    return _judge("O_DIRECT", good, found, remedy)
 
 
 def measure_disk(shards: Sequence[Path], direct: bool, seconds: float = DISK_S) -> float:

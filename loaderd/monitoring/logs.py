@@ -28,7 +28,6 @@ class EventFormatter(logging.Formatter):
         self._how = how
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line of a record, without its end."""
         moment = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
         event = record.getMessage()
         fields: dict[str, object] = dict(getattr(record, "fields", {}))
@@ -59,7 +58,6 @@ class _Lines(logging.Handler):
         self._thread.start()
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Queue a line, or drop it."""
         line = f"{self.format(record)}\n".encode("utf-8", "backslashreplace")
         try:
             if self._dropped:

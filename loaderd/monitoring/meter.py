@@ -37,7 +37,6 @@ class Meter:
         self.edges += edges
 
     def released(self) -> None:
-        """The client is done with one of the run."""
         self._pass()
         self._held = max(0, self._held - 1)
         self._left = max(0, self._left - 1)
@@ -57,6 +56,5 @@ class Meter:
 
 
 def add_counts(to: dict[str, int], more: dict[str, int]) -> None:
-    """Add counts by name."""
     for name, count in more.items():
         to[name] = to.get(name, 0) + count

@@ -9,7 +9,7 @@ from prometheus_client.registry import Collector
 
 from loaderd.api.protocol import StatusReply
 from loaderd.memory.ledger import is_session_entry
-from loaderd.monitoring.looks import STAGES, since_start
+from loaderd.monitoring.rates import STAGES, since_start
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 NS = 1e-9
@@ -174,7 +174,6 @@ class _Snapshot(Collector):
 
 
 def metrics_text(status: StatusReply) -> bytes:
-    """All metrics of a status, in Prometheus' text format."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Snapshot(status))
     return generate_latest(registry)

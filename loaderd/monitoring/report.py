@@ -20,7 +20,6 @@ def table(rows: Sequence[Sequence[str]], right: frozenset[int]) -> list[str]:
 
 
 def ledger_text(ledger: Iterable[LedgerEntry], mem_bytes: int) -> str:
-    """The ledger as a table, with its sum."""
     rows = [("name", "size", "basis")]
     total = 0
     for entry in ledger:
@@ -31,7 +30,6 @@ def ledger_text(ledger: Iterable[LedgerEntry], mem_bytes: int) -> str:
 
 
 def store_text(store: StoreStatus) -> str:
-    """A store in a line."""
     return (
         f"{store.path} (store {store.name}, fingerprint {store.fingerprint}), {store.io_mode}, "
         f"{store.sessions} session{'s' * (store.sessions != 1)}"
@@ -40,7 +38,6 @@ def store_text(store: StoreStatus) -> str:
 
 
 def status_text(reply: StatusReply) -> str:
-    """A status as a short page."""
     own = [e for e in reply.ledger if not is_session_entry(e)]
     taken = [e for e in reply.ledger if is_session_entry(e)]
     pages = [
@@ -80,7 +77,7 @@ def _sessions_text(sessions: Iterable[SessionStatus]) -> str:
 
 
 def duration(seconds: float) -> str:
-    """`h:mm:ss`."""
+    """Seconds as `h:mm:ss`, rounded down."""
     minutes, rest = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}"

@@ -9,16 +9,15 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from ipaddress import ip_address
 from pathlib import Path
 from socket import AF_INET, AF_INET6, SHUT_RDWR, socket
-from types import TracebackType
-from typing import Self
 from urllib.parse import parse_qs, urlsplit
 
 import msgspec
 
+from blockstore.closing import Closing
 from loaderd.api.errors import DaemonError
 from loaderd.api.protocol import StatusReply
-from loaderd.monitoring.looks import History, Look
 from loaderd.monitoring.metrics import CONTENT_TYPE, metrics_text
+from loaderd.monitoring.rates import History, StatusSample
 
 log = logging.getLogger(__name__)
 LOOK_S = 1.0
@@ -35,8 +34,8 @@ _HEADERS = {
 }
 
 
-class SightServer:
-    """Threads of their own: one that looks once a second, one that listens, one a request."""
+class MonitoringServer(Closing):
+    """Has threads: one takes a status each second, one listens, one answers each request."""
 
     def __init__(self, host: str, port: int, status: Callable[[], StatusReply]) -> None:
         """`status` may be called from any thread.  Raises DaemonError: the port cannot be had."""
@@ -50,31 +49,17 @@ class SightServer:
                 f"({getattr(error, 'strerror', None) or error}); choose another one, or 0 for none"
             ) from error
         self._stop = threading.Event()
-        self._threads = [
-            threading.Thread(target=self._look_on, name="sight-look", daemon=True),
-            threading.Thread(
-                target=self._server.serve_forever, args=(POLL_S,), name="sight", daemon=True
-            ),
-        ]
+        sample, serve = self._take_samples, self._server.serve_forever
+        threading.Thread(target=sample, name="monitoring-sample", daemon=True).start()
+        threading.Thread(target=serve, args=(POLL_S,), name="monitoring", daemon=True).start()
 
     @property
     def address(self) -> str:
-        """Where the page is."""
         host, port = self._server.server_address[:2]
         name = f"[{host!s}]" if ":" in str(host) else str(host)
         return f"http://{name}:{port}/"
 
-    def __enter__(self) -> Self:
-        for thread in self._threads:
-            thread.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
         self._stop.set()
         self._server.shutdown()
         self._server.server_close()
@@ -104,10 +89,10 @@ class SightServer:
             {"status": self._status(), "rates": self._history.after(after), "every_s": LOOK_S}
         )
 
-    def _look_on(self) -> None:
+    def _take_samples(self) -> None:
         while True:
             try:
-                self._history.add(Look(time.monotonic(), self._status()))
+                self._history.add(StatusSample(time.monotonic(), self._status()))
             except (TimeoutError, RuntimeError):
                 log.debug("the daemon does not answer")
             if self._stop.wait(LOOK_S):
@@ -134,14 +119,12 @@ class _Server(ThreadingHTTPServer):
         super().__init__(address, handler)
 
     def asked(self, request: socket) -> None:
-        """Its request has come."""
         with self._lock:
             if request in self._asking:
                 del self._asking[request]
                 self._answering[request] = None
 
     def process_request(self, request: "socket | tuple[bytes, socket]", client: object) -> None:
-        """In a thread of its own."""
         assert isinstance(request, socket)
         with self._lock:
             if len(self._asking) + len(self._answering) == MOST_REQUESTS:
@@ -156,7 +139,6 @@ class _Server(ThreadingHTTPServer):
     def process_request_thread(
         self, request: "socket | tuple[bytes, socket]", client: object
     ) -> None:
-        """What the thread does."""
         assert isinstance(request, socket)
         try:
             super().process_request_thread(request, client)
@@ -170,7 +152,7 @@ class _Server(ThreadingHTTPServer):
         log.debug("a client of the HTTP port left", exc_info=True)
 
 
-def _handler_of(server: SightServer, host: str) -> type[BaseHTTPRequestHandler]:
+def _handler_of(server: MonitoringServer, host: str) -> type[BaseHTTPRequestHandler]:
     loopback = _is_loopback(host)
 
     class Handler(BaseHTTPRequestHandler):
@@ -201,7 +183,6 @@ def _handler_of(server: SightServer, host: str) -> type[BaseHTTPRequestHandler]:
 
 
 def _host_of(header: str) -> str:
-    """The name in a Host header, without its port."""
     return urlsplit(f"//{header}").hostname or ""
 
 

@@ -12,7 +12,7 @@ from rich.text import Text
 from blockstore.units import format_bytes
 from loaderd.api.protocol import StatusReply
 from loaderd.memory.ledger import is_session_entry
-from loaderd.monitoring.looks import Look, Rates, SessionRates, compare
+from loaderd.monitoring.rates import Rates, SessionRates, StatusSample, compare
 from loaderd.monitoring.report import duration
 
 _COLORS = {"idle": "dim", "trainer": "green"}  # else the daemon limits
@@ -101,17 +101,19 @@ def _sessions(rates: Rates, width: int, several: bool) -> RenderableType:
     return Panel(table)
 
 
-def _cells(s: SessionRates, wide: bool, several: bool) -> list[RenderableType]:
+def _cells(rates: SessionRates, wide: bool, several: bool) -> list[RenderableType]:
+    s = rates.session
     cells: list[RenderableType] = [str(s.session), *([Text(s.store)] if several else []), s.plan]
     if wide:
         cells.append(Text(s.seeds))
     cells += [
         str(s.epoch), f"{s.step:,}/{s.num_steps:,}", f"{s.in_flight}/{s.window}",
-        f"{s.batches_s:.1f}",
+        f"{rates.batches_s:.1f}",
     ]  # fmt: skip
     if wide:
-        cells.append(f"{s.rows_s:,.0f}")
-    cells += [percent(s.starved), Text(s.limit, style=_COLORS.get(s.limit, "yellow"))]
+        cells.append(f"{rates.rows_s:,.0f}")
+    limit = Text(rates.limit, style=_COLORS.get(rates.limit, "yellow"))
+    cells += [percent(rates.starved), limit]
     return cells
 
 
@@ -141,10 +143,10 @@ def run_top(
 ) -> None:
     """Draw until Ctrl-C; `once` draws one picture of one interval.  Raises what `ask` raises."""
     screen = console or Console()
-    before = Look(time.monotonic(), ask())
+    before = StatusSample(time.monotonic(), ask())
     if once:
         time.sleep(every_s)
-        after = Look(time.monotonic(), ask())
+        after = StatusSample(time.monotonic(), ask())
         screen.print(frame(compare(before, after), after.status, screen.width))
         return
     with Live(console=screen, screen=True, auto_refresh=False) as live:
@@ -152,6 +154,6 @@ def run_top(
         while True:
             live.update(shown, refresh=True)
             time.sleep(every_s)
-            after = Look(time.monotonic(), ask())
+            after = StatusSample(time.monotonic(), ask())
             shown = frame(compare(before, after), after.status, screen.width)
             before = after

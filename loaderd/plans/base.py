@@ -1,11 +1,9 @@
 """What a plan is: a pure function from resolved parameters and a position to a unit of work."""
 
-from typing import Literal, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from loaderd.api.errors import Refused
 from loaderd.api.protocol import Resolved
-
-Kind = Literal["batch", "macro", "chunk", "split"]  # of answer
 
 
 class Part(NamedTuple):
@@ -44,7 +42,6 @@ class Unit(NamedTuple):
 
     @property
     def num_seeds(self) -> int:
-        """Seeds of this part in the step."""
         return self.stop - self.start
 
 
@@ -59,7 +56,6 @@ class Shape(NamedTuple):
 
     @property
     def total_edges(self) -> int:
-        """Edges of all hops and relations, at most."""
         return sum(sum(hop) for hop in self.edges)
 
 
@@ -67,7 +63,6 @@ class Plan(Protocol):
     """A plan is pure: any daemon with the same store answers (resolved, epoch, step) alike."""
 
     name: str
-    kind: Kind
     resolved: Resolved
     part: Part
 

@@ -15,7 +15,8 @@ from blockstore.kernels.hoprows import permute_each
 from blockstore.kernels.random import make_epoch_key, make_key, permute_range
 from loaderd.api.errors import Refused
 from loaderd.api.protocol import SAMPLER_VERSION, Attach, HopBatches, Resolved
-from loaderd.plans.base import Kind, Part, Unit, count_steps, share
+from loaderd.api.requests import check_global_batch
+from loaderd.plans.base import Part, Unit, count_steps, share
 
 STRIPS = 16  # of a chunk, that rows are dealt by
 _DEAL = 5 << 60  # in the place of a step: no step has this number
@@ -26,30 +27,22 @@ Ranges = NDArray[np.int64]  # (n, 2): [first, stop) of consecutive rows
 class HopPlan:
     """A batch is a range of positions in the epoch's order of rows."""
 
-    kind: Kind = "chunk"
-
     def __init__(self, resolved: Resolved, part: Part) -> None:
         """Raises Refused: fewer rows than ranks."""
         assert resolved.hops is not None
         self.resolved, self.part, self.hops = resolved, part, resolved.hops
         self.name = PLAN_OF[resolved.hops.method]
-        self._num_steps = count_steps(resolved.num_seeds, resolved.batch_size, part.world_size)
-
-    @property
-    def num_steps(self) -> int:
-        """Global batches of an epoch."""
-        return self._num_steps
+        # global batches of an epoch
+        self.num_steps = count_steps(resolved.num_seeds, resolved.batch_size, part.world_size)
 
     @property
     def most_rows(self) -> int:
-        """Rows of a batch of this part, at most."""
         world = self.part.world_size
         largest = min(self.resolved.num_seeds, self.resolved.batch_size + world - 1)
         return -(-largest // world)
 
     @property
     def most_ranges(self) -> int:
-        """Ranges of a batch, at most."""
         rows, hops = self.most_rows, self.hops
         if not self.resolved.shuffle:
             return 1
@@ -69,7 +62,7 @@ class HopPlan:
     def unit(self, epoch: int, step: int) -> Unit:
         """This part's share of a step: positions in the epoch's order."""
         r = self.resolved
-        own = share(step, self._num_steps, r.num_seeds, r.batch_size, self.part)
+        own = share(step, self.num_steps, r.num_seeds, r.batch_size, self.part)
         return Unit(epoch, step, own.start, own.stop)
 
     def ranges(self, unit: Unit) -> Ranges:
@@ -167,11 +160,7 @@ def resolve_hops(manifest: Manifest, request: Attach) -> Resolved:
     num_rows = hops.nodes.num_rows
     if num_rows < 1:
         raise Refused(f"{of}: there are no rows")
-    if request.batch_size < request.world_size:
-        raise Refused(
-            f"batch_size {request.batch_size} is the global batch and must be at least "
-            f"world_size {request.world_size}"
-        )
+    check_global_batch(request)
     return Resolved(
         family="hops",
         fingerprint=manifest.fingerprint,

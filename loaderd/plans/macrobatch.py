@@ -60,7 +60,6 @@ class MacrobatchPlan(MinibatchPlan):
 
     @property
     def num_macros(self) -> int:
-        """Macro-batches of an epoch."""
         return -(-self._macro.num_partitions // self._macro.partitions)
 
     def unit(self, epoch: int, step: int) -> Unit:

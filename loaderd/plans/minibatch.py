@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 from blockstore.kernels.random import make_epoch_key, make_key
 from loaderd.api.protocol import Resolved
-from loaderd.plans.base import EVERY_RANK, Kind, Part, Shape, Unit, count_steps, share
+from loaderd.plans.base import EVERY_RANK, Part, Shape, Unit, count_steps, share
 from loaderd.plans.roots import num_ends
 
 
@@ -19,7 +19,6 @@ class MinibatchPlan:
     """Neighbor sampling without replacement; a hop expands newly found nodes only, as in PyG."""
 
     name = "minibatch"
-    kind: Kind = "batch"
 
     def __init__(self, resolved: Resolved, part: Part, bounds: GraphBounds) -> None:
         """Raises Refused: fewer seeds than ranks."""
@@ -45,11 +44,9 @@ class MinibatchPlan:
         return Unit(epoch, position, own.start, own.stop)
 
     def epoch_key(self, epoch: int) -> int:
-        """Key of the epoch's order of seeds."""
         return int(make_epoch_key(self.resolved.seed, epoch))
 
     def hop_key(self, epoch: int, step: int, hop: int, relation: int) -> int:
-        """Key of the draws of one hop over one relation."""
         return int(make_key(self.resolved.seed, epoch, step // self.together, hop, relation))
 
     def shape(self) -> Shape:

@@ -65,17 +65,14 @@ class EndTable(NamedTuple):
 
 
 def num_negatives(spec: SeedEdges, num: int) -> int:
-    """Negatives of so many seed edges."""
     return math.ceil(num * spec.amount) if spec.negatives != "none" else 0
 
 
 def num_ends(spec: SeedEdges, num: int) -> int:
-    """Ends of so many seed edges and of their negatives."""
     return 2 * num + num_negatives(spec, num) * (2 if spec.negatives == "binary" else 1)
 
 
 def seed_places(plan: Plan, unit: Unit, out: NDArray[np.int64]) -> None:
-    """Places of a unit's seeds among the session's."""
     if plan.resolved.shuffle:
         key = np.uint64(plan.epoch_key(unit.epoch))
         permute_range(unit.start, unit.stop, plan.resolved.num_seeds, key, out)

@@ -1,6 +1,5 @@
 """Store ids to local ids for one batch."""
 
-from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
@@ -10,13 +9,10 @@ from blockstore.kernels.renumber import (
     HashTable,
     clear_hash,
     clear_stamp,
-    clear_trees,
     enter_seeds_hash,
     enter_seeds_stamp,
-    enter_trees,
     renumber_hash,
     renumber_stamp,
-    renumber_trees,
 )
 from loaderd.memory.workspace import Workspace, WorkspaceFull
 
@@ -31,27 +27,18 @@ class Renumbering:
         """`n_id[:num_nodes]` is in use: nodes found so far, in order; so are `trees`, if any."""
         self._work, self.num_nodes = work, num_nodes
         self._table = work.renumber_table()
-        kernels: tuple[Any, Any, Any] = (
-            (enter_trees, renumber_trees, clear_trees)
-            if work.trees.size
-            else (enter_seeds_hash, renumber_hash, clear_hash)
-            if isinstance(self._table, HashTable)
-            else (enter_seeds_stamp, renumber_stamp, clear_stamp)
-        )
+        kernels: tuple[Any, Any, Any] = enter_seeds_stamp, renumber_stamp, clear_stamp
+        if isinstance(self._table, HashTable):
+            kernels = enter_seeds_hash, renumber_hash, clear_hash
         self._enter, self._renumber, self._clear = kernels
         self._trees = (work.trees,) if work.trees.size else ()
 
     def __enter__(self) -> Self:
-        self._enter(self._work.n_id, *self._trees, self.num_nodes, self._table)
+        self._enter(self._work.n_id, self.num_nodes, self._table, *self._trees)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._clear(self._work.n_id, *self._trees, self.num_nodes, self._table)
+    def __exit__(self, *_error: object) -> None:
+        self._clear(self._work.n_id, self.num_nodes, self._table, *self._trees)
 
     def add(
         self,
@@ -68,8 +55,8 @@ class Renumbering:
         work = self._work
         frontier = (trees,) if self._trees else ()
         num_nodes, end = self._renumber(
-            draws, starts, counts, *frontier, self._table, work.n_id, *self._trees,
-            self.num_nodes, work.local, edge,
+            draws, starts, counts, self._table, work.n_id, self.num_nodes, work.local, edge,
+            *frontier, *self._trees,
         )  # fmt: skip
         self.num_nodes = int(num_nodes if num_nodes >= 0 else ~num_nodes)
         if num_nodes < 0:

@@ -15,6 +15,18 @@ from loaderd.memory.residency import PinnedBlocks, Residency
 from loaderd.memory.workspace import Workspace
 
 
+class ServedFiles(NamedTuple):
+    """Row arrays that come with batches, where their files are read, and the arena they go to."""
+
+    served: Sequence[ServedRows]
+    reader: BlockReader
+    first_file: int  # served array a is file `first_file + a` of the reader
+    data: NDArray[np.uint8]  # the arena
+    slot_bytes: int
+    block_bytes: int
+    id_dtype: str  # of the store ids by which rows are found
+
+
 class RowFile(NamedTuple):
     """One served row array and where it lies."""
 
@@ -42,22 +54,12 @@ class Addressed(NamedTuple):
 class RowAssembler:
     """Addresses rows; brings those that cannot stay through transit slots into row areas."""
 
-    def __init__(
-        self,
-        served: Sequence[ServedRows],
-        residency: Residency,
-        reader: BlockReader,
-        first_file: int,
-        data: NDArray[np.uint8],
-        slot_bytes: int,
-        block_bytes: int,
-    ) -> None:
-        """Row array a is file `first_file + a` of the reader."""
-        self._residency, self._reader, self._first_file = residency, reader, first_file
-        self._data = data
+    def __init__(self, files: ServedFiles, residency: Residency) -> None:
+        self._residency, self._reader, self._data = residency, files.reader, files.data
+        self._first_file, slot_bytes = files.first_file, files.slot_bytes
         self.files = []
-        for rows, slots in zip(served, residency.pool.slot_of_block, strict=True):
-            geometry = row_geometry(rows.array, block_bytes)
+        for rows, slots in zip(files.served, residency.pool.slot_of_block, strict=True):
+            geometry = row_geometry(rows.array, files.block_bytes)
             t, row_bytes = rows.node_type, rows.array.row_bytes
             view = RowView(
                 t.first, t.num_nodes, geometry.rows_per_block, row_bytes, slots, slot_bytes
@@ -81,6 +83,7 @@ class RowAssembler:
 
         Afterwards addresses[a][i] is a place in the arena or ABSENT.  Raises CorruptBlock, OSError.
         """
+        self._residency.tick()
         files: list[int] = []
         held: list[PinnedBlocks] = []
         missing = []
@@ -100,10 +103,6 @@ class RowAssembler:
             raise
         count = self._order(work, num) if any(missing) else 0
         return Addressed(Pins(tuple(files), tuple(held)), count, tuple(missing))
-
-    def tick(self) -> None:
-        """One more batch has begun."""
-        self._residency.tick()
 
     def drop(self, pins: Pins) -> None:
         """Let the pool have the batch's blocks again."""

@@ -80,7 +80,7 @@ class Topology:
         slot_bytes: int,
     ) -> None:
         manifest = store.manifest
-        self._residency, self._data, self._slot_bytes = residency, data, slot_bytes
+        self.residency, self._data, self._slot_bytes = residency, data, slot_bytes
         firsts = first_items(manifest)
         self.relations = [
             self._index(store, r, relation, first)
@@ -93,7 +93,7 @@ class Topology:
         Where the whole graph stays, columns are found without a look at what is present.
         """
         for r in range(len(self.relations)):
-            self._residency.load(r)
+            self.residency.load(r)
 
     def _index(self, store: Store, r: int, relation: Relation, item: int) -> RelationIndex:
         """`item`: of the relation's first edge."""
@@ -102,7 +102,7 @@ class Topology:
         first_node = store.first_node(relation)
         shift = choose_shift(dst.num_nodes, relation.num_blocks)
         item_bytes = relation.item_bytes(manifest.id_dtype)
-        slots = self._residency.pool.slot_of_block[r]
+        slots = self.residency.pool.slot_of_block[r]
         view = view_blocks(
             self._data, manifest.id_dtype, relation.edge_id_dtype, slots, first_node,
             self._slot_bytes, *item_bytes[1:3], column_capacity(manifest.block_bytes, *item_bytes),
@@ -162,17 +162,13 @@ class Topology:
 
     def _held_whole(self, relation: int, marks: NDArray[np.uint8]) -> Iterator[NDArray[np.int64]]:
         """Blocks marked in a mask, in groups held in turn; one where the relation is in memory."""
-        if not self._residency.hold_file(relation):
+        if not self.residency.hold_file(relation):
             yield from self._held(relation, np.flatnonzero(marks))
             return
         try:
             yield np.flatnonzero(marks)
         finally:
-            self._residency.drop_file(relation)
-
-    def has_multi_block(self, column: Column) -> bool:
-        """Whether a column of the relation may go on in further blocks."""
-        return self.relations[column.relation].has_multi_block
+            self.residency.drop_file(relation)
 
     def locate(self, column: Column, blocks: NDArray[np.int32]) -> None:
         """The block in which each column starts, -1 for a node of another type."""
@@ -181,38 +177,6 @@ class Topology:
             column.nodes, column.nodes.size, index.first, index.num_nodes, index.view.first_node,
             index.guide, index.shift, blocks,
         )  # fmt: skip
-
-    def count(
-        self,
-        column: Column,
-        order: NDArray[np.uint32],
-        low: int,
-        high: int,
-        blocks: NDArray[np.int32],
-    ) -> None:
-        """Degrees of entries order[low:high], whose blocks are held, into the column's counts."""
-        view = self.relations[column.relation].view
-        column_degrees(view, column, blocks, order, low, high)
-
-    def draw_held(
-        self,
-        column: Column,
-        order: NDArray[np.uint32],
-        low: int,
-        high: int,
-        blocks: NDArray[np.int32],
-        draws: Draws,
-        multi_block: MultiBlockColumns,
-        num_multi_block: int = 0,
-    ) -> int:
-        """Draws of entries order[low:high], whose blocks are held.
-
-        Multi-block columns are appended; returns how many there are.
-        """
-        view = self.relations[column.relation].view
-        return draw_columns(
-            view, column, blocks, order, low, high, draws, multi_block, num_multi_block
-        )
 
     def draws(
         self,
@@ -295,7 +259,9 @@ class Topology:
         draws = self.draws(column, work.starts, work.draws, work.starts, edges)
         multi_block, n = MultiBlockColumns(work.multi_block, work.multi_block_degrees), 0
         for order, low, high in self._groups(column, index, work):
-            n = self.draw_held(column, order, low, high, work.blocks, draws, multi_block, n)
+            n = draw_columns(
+                index.view, column, work.blocks, order, low, high, draws, multi_block, n
+            )
         multi_block = MultiBlockColumns(multi_block.entries[:n], multi_block.degrees[:n])
         self.draw_multi_block(
             [MultiBlockDraws(column, work.blocks, draws, multi_block)],
@@ -315,7 +281,7 @@ class Topology:
         if rule.replace:
             raise WorkspaceFull
         for order, low, high in self._groups(column, index, work):
-            self.count(column, order, low, high, work.blocks)
+            column_degrees(index.view, column, work.blocks, order, low, high)
         if rule.fanout >= 0:
             np.minimum(column.counts, rule.fanout, out=column.counts)
         total = prefix_starts(column.counts, num, work.starts)
@@ -327,11 +293,11 @@ class Topology:
     ) -> Iterator[tuple[NDArray[np.uint32], int, int]]:
         """(order, low, high): entries whose head block is held while the caller works on them."""
         num = column.nodes.size
-        if self._residency.hold_file(column.relation):
+        if self.residency.hold_file(column.relation):
             try:
                 yield IDENTITY, 0, num
             finally:
-                self._residency.drop_file(column.relation)
+                self.residency.drop_file(column.relation)
             return
         starts = work.block_starts[: index.num_blocks + 1]
         placed = order_by_block(work.blocks, num, starts, work.order)
@@ -346,15 +312,15 @@ class Topology:
 
     def _held(self, relation: int, needed: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
         """`needed` in groups of a worker's share, those in memory first, each held in turn."""
-        here, share = self._residency.present(relation, needed), self._residency.worker_blocks
+        here, share = self.residency.present(relation, needed), self.residency.worker_blocks
         for part in (needed[here], needed[~here]):
             for i in range(0, part.size, share):
                 group = part[i : i + share]
-                held = self._residency.hold(relation, group, account=Account.WORKER)
+                held = self.residency.hold(relation, group, account=Account.WORKER)
                 try:
                     yield group
                 finally:
-                    self._residency.drop(held)
+                    self.residency.drop(held)
 
 
 def _make_picks(found: MultiBlockDraws) -> Picks:

@@ -49,7 +49,7 @@ def client_options(address: TcpAddress) -> list[tuple[int, int | bytes]]:
     return options
 
 
-class Gate(AsyncioAuthenticator):
+class KeyAuthenticator(AsyncioAuthenticator):
     """Lets in clients whose keys are authorized; a ROUTER with CURVE speaks to nobody without."""
 
     def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", authorized: Authorized) -> None:
@@ -60,7 +60,6 @@ class Gate(AsyncioAuthenticator):
         self.configure_curve_callback(DOMAIN.decode(), self)
 
     def stop(self) -> None:
-        """Answer no more questions."""
         asyncio.get_running_loop().remove_reader(int(self.zap_socket.getsockopt(zmq.FD)))
         super().stop()
 
@@ -69,8 +68,9 @@ class Gate(AsyncioAuthenticator):
         self._address = b"".join(msg[3:4]).decode("ascii", "replace")
         await super().handle_zap_message(msg)
 
-    def callback(self, domain: str, key: bytes) -> bool:  # noqa: ARG002
+    def callback(self, domain: str, key: bytes) -> bool:
         """Whether the client of this public key may come in; a log entry, if it may not."""
+        del domain  # there is one
         if self._authorized.name_of(key.decode()) is not None:
             return True
         if (left_out := self._told.admit()) is not None:

@@ -1,4 +1,4 @@
-"""The daemon: an asyncio shell between clients and the engine; it decides nothing."""
+"""The daemon: it passes messages between clients and streams, in one event loop."""
 
 import asyncio
 import contextlib
@@ -37,8 +37,7 @@ from loaderd.api.protocol import (
 )
 from loaderd.api.requests import check_start
 from loaderd.monitoring.logs import Throttle, tell
-from loaderd.server.clients import Out, Serving
-from loaderd.server.door import LocalClients
+from loaderd.server.local import LocalClients
 from loaderd.server.notify import notify
 from loaderd.server.opening import Clients, SessionOpener
 from loaderd.server.owners import Admission, UserLimits
@@ -46,6 +45,9 @@ from loaderd.server.registry import Caller, Peer, Registry
 from loaderd.server.remote import Listening, RemoteClients
 from loaderd.server.signals import Signals
 from loaderd.server.transport import Frame
+from loaderd.sessions.base import Out
+from loaderd.streams.registry import utf8_text
+from loaderd.streams.service import StreamService
 
 log = logging.getLogger(__name__)
 COUNTED = ("sessions_attached", "sessions_refused", "sessions_failed", "requests_refused")
@@ -69,8 +71,10 @@ class Daemon:
     Everything but `_deliver` runs in the event loop's thread.
     """
 
-    def __init__(self, engine: Serving, endpoint: Endpoint, access: Access | None = None) -> None:
-        """Opens all sockets, the door last.  Call it inside the loop, the endpoint claimed.
+    def __init__(
+        self, engine: StreamService, endpoint: Endpoint, access: Access | None = None
+    ) -> None:
+        """Opens all sockets, the arena's last.  Call it inside the loop, the endpoint claimed.
 
         access   None: this user alone, on this host
         """
@@ -94,7 +98,6 @@ class Daemon:
             raise
 
     def _clients(self, caller: Caller) -> Clients:
-        """Those that a caller belongs to."""
         if not caller.remote:
             return self._local
         assert self._remote is not None
@@ -178,7 +181,6 @@ class Daemon:
     # -- from clients -----------------------------------------------------------------------------
 
     def welcome(self, token: int, maps: bool = True) -> Welcome:
-        """See `Shell`."""
         if self._draining and not maps:
             raise ShuttingDown("the daemon is shutting down")
         arena = self._engine.arena
@@ -191,19 +193,17 @@ class Daemon:
             stamp=arena.stamp if maps else 0,
         )
 
-    def gone(self, token: int) -> None:
+    def client_left(self, token: int) -> None:
         """A client's process has died, closed its connection, or is silent."""
-        self._opener.gone(token)
+        self._opener.client_left(token)
         for session in self._registry.sessions_of(token):
             self.detach(session)
 
     def lost(self, session: int) -> None:
-        """A session's own connection has ended."""
         if self._registry.peer(session) is not None:
             self.detach(session)
 
     def detach(self, session: int) -> None:
-        """Close a session that is open."""
         tell(log, logging.INFO, "session detached", session=session)
         peer = self._registry.close(session)
         self._clients(peer.caller).close_session(session)
@@ -249,7 +249,7 @@ class Daemon:
                 if self._registry.holds(caller, session):
                     self.detach(session)
             case Hello() | Heartbeat() | Taken():
-                clients.hear(caller, message)
+                clients.handle(caller, message)
 
     def refuse(self, caller: Caller, error: Exception, message: ClientMessage | None) -> None:
         """Answer a message that could not be served, and count it; `message` as in `refusal`."""
@@ -299,7 +299,7 @@ class Daemon:
             draining=self._draining,
             workers=self._engine.settings.workers,
             readers=self._engine.settings.readers,
-            reload_error=_utf8(self._engine.reload_error),
+            reload_error=utf8_text(self._engine.reload_error),
         )
 
 
@@ -313,20 +313,15 @@ def refusal(error: Exception, message: ClientMessage | None) -> ErrorReply:
     text = str(error) if known else f"the daemon failed: {type(error).__name__}: {error}"
     return ErrorReply(
         error=name,
-        message=_utf8(text),
+        message=utf8_text(text),
         request=getattr(message, "request", -1),
         session=getattr(message, "session", -1),
         run=getattr(message, "run", -1),
     )
 
 
-def _utf8(text: str) -> str:
-    """Text that can be encoded: file names may hold bytes that are not UTF-8."""
-    return text.encode("utf-8", "backslashreplace").decode()
-
-
 async def serve(
-    engine: Serving,
+    engine: StreamService,
     endpoint: Endpoint,
     signals: Signals,
     ready: Callable[["Daemon"], None],

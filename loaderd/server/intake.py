@@ -74,7 +74,6 @@ class Intake:
         self._changed.set()
 
     def fail(self, error: Exception) -> None:
-        """Nothing more will come."""
         self._failure = error
         self._changed.set()
 

@@ -17,13 +17,14 @@ from loaderd.api.errors import DaemonError, Refused
 from loaderd.api.protocol import Attach, Attached, Ids, LedgerEntry
 from loaderd.api.requests import MAX_WINDOW, check_attach
 from loaderd.memory.slots import RequestArea
-from loaderd.server.clients import Serving, Shell
-from loaderd.server.door import LocalClients
+from loaderd.server.callbacks import DaemonCallbacks
 from loaderd.server.intake import Intake
+from loaderd.server.local import LocalClients
 from loaderd.server.owners import SessionUse, UserLimits, UserRoom, room_left
 from loaderd.server.registry import Caller, Peer, Registry
 from loaderd.server.remote import RemoteClients
 from loaderd.server.sender import Frames
+from loaderd.streams.service import StreamService
 
 Clients = LocalClients | RemoteClients
 
@@ -36,7 +37,6 @@ class _Opening(NamedTuple):
 
     @property
     def is_wanted(self) -> bool:
-        """Whether who asked has not left."""
         return self.clients.is_open(self.peer.token)
 
 
@@ -44,9 +44,9 @@ class SessionOpener:
     """All methods belong to the event loop's thread; what reads from disk has a thread here."""
 
     def __init__(
-        self, engine: Serving, limits: UserLimits, registry: Registry, shell: Shell
+        self, engine: StreamService, limits: UserLimits, registry: Registry, daemon: DaemonCallbacks
     ) -> None:
-        self._engine, self._limits, self._registry, self._shell = engine, limits, registry, shell
+        self._engine, self._limits, self._registry, self._daemon = engine, limits, registry, daemon
         self._loop = asyncio.get_running_loop()
         self._thread = ThreadPoolExecutor(1, "attach")  # one at a time: each takes memory
         self._tasks: set[asyncio.Task[None]] = set()
@@ -65,7 +65,7 @@ class SessionOpener:
         if self._registry.is_opening(peer, request):
             return
         if (answered := self._registry.begin(peer, request)) is not None:
-            self._shell.send(peer.caller, answered)
+            self._daemon.send(peer.caller, answered)
             return
         task = self._loop.create_task(self._open(_Opening(peer, request, owner, clients)))
         self._tasks.add(task)  # the loop itself holds tasks only weakly
@@ -77,8 +77,7 @@ class SessionOpener:
         if intake is not None and (intake.peer.caller, intake.request) == (caller, message.request):
             intake.take(message)
 
-    def gone(self, token: int) -> None:
-        """A client has left."""
+    def client_left(self, token: int) -> None:
         if self._intake is not None and self._intake.peer.token == token:
             self._intake.fail(Refused("ids: the client is gone"))
 
@@ -91,7 +90,6 @@ class SessionOpener:
         return [] if self._intake is None else [self._intake.entry()]
 
     def close(self) -> None:
-        """Begin nothing more."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     async def _open(self, opening: _Opening) -> None:
@@ -106,11 +104,11 @@ class SessionOpener:
                 return
         except Exception as error:
             self._registry.failed(peer, request)
-            self._shell.refuse(peer.caller, error, request)
+            self._daemon.refuse(peer.caller, error, request)
             if not isinstance(error, DaemonError | StoreError | OSError):
                 raise
             return
-        self._shell.opened(peer, request, attached)
+        self._daemon.opened(peer, request, attached)
 
     async def _open_with_numbers(self, opening: _Opening) -> Attached | None:
         """Have the numbers of a request sent to the arena, and attach.  One after the other."""
@@ -126,7 +124,7 @@ class SessionOpener:
                     try:
                         self._intake = Intake(peer, request, area, turn)
                         if await self._intake.fill(
-                            lambda message: self._shell.send(peer.caller, message),
+                            lambda message: self._daemon.send(peer.caller, message),
                             lambda: self._borrowers > 1,
                         ):
                             return await self._open_one(opening, area)
@@ -165,7 +163,7 @@ class SessionOpener:
 
     def _room_of(self, owner: str) -> UserRoom:
         """What a user may still take.  Raises Refused."""
-        held_bytes = {s.session: s.held_bytes for s in self._shell.sessions()}
+        held_bytes = {s.session: s.held_bytes for s in self._daemon.sessions()}
         windows = self._registry.windows(owner)
         held = [
             SessionUse(window, held_bytes.get(session, 0)) for session, window in windows.items()
@@ -182,7 +180,6 @@ class SessionOpener:
         return self._engine.at_most(room.num_bytes)
 
     def _borrow(self, request: Attach, room: UserRoom) -> RequestArea:
-        """Room for the numbers of a request."""
         with self._limited(room):
             return self._engine.borrow(request)
 

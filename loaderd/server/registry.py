@@ -1,4 +1,4 @@
-"""Which peer holds which session: pure bookkeeping of the daemon's shell."""
+"""Which peer holds which session: pure bookkeeping of the daemon."""
 
 from typing import NamedTuple
 
@@ -32,7 +32,6 @@ class Registry:
     """Sessions by peer.  A session answers to the peer that attached it, and to nobody else."""
 
     def __init__(self) -> None:
-        """No session is open."""
         self._open: dict[int, _Open] = {}
         self._requests: dict[tuple[Peer, int], Attached | None] = {}  # None: being opened
 
@@ -50,7 +49,6 @@ class Registry:
         return None
 
     def is_opening(self, peer: Peer, request: Attach) -> bool:
-        """Whether the same request is on its way already."""
         key = (peer, request.request)
         return key in self._requests and self._requests[key] is None
 
@@ -64,7 +62,6 @@ class Registry:
         self._requests.pop((peer, request.request), None)
 
     def peer(self, session: int) -> Peer | None:
-        """Who holds a session."""
         found = self._open.get(session)
         return None if found is None else found.peer
 
@@ -74,11 +71,9 @@ class Registry:
         return "" if found is None else found.owner
 
     def windows(self, owner: str) -> dict[int, int]:
-        """The window of each session of an owner."""
         return {session: o.window for session, o in self._open.items() if o.owner == owner}
 
     def holds(self, caller: Caller, session: int) -> bool:
-        """Whether the session is open and belongs to this caller."""
         peer = self.peer(session)
         return peer is not None and peer.caller == caller
 
@@ -92,5 +87,4 @@ class Registry:
         return peer
 
     def sessions_of(self, token: int) -> list[int]:
-        """All sessions attached under a token."""
         return [session for session, found in self._open.items() if found.peer.token == token]

@@ -1,4 +1,4 @@
-"""Clients on other hosts: greeted, kept by heartbeats, served with pieces.  Part of the shell."""
+"""Clients on other hosts: they send heartbeats, and get batches in pieces."""
 
 import asyncio
 import contextlib
@@ -28,11 +28,13 @@ from loaderd.api.protocol import (
     Taken,
 )
 from loaderd.api.tcp import TcpAddress
-from loaderd.server.clients import Out, Serving, Shell
+from loaderd.server.callbacks import DaemonCallbacks
 from loaderd.server.owners import LOOPBACK
 from loaderd.server.registry import Caller, Peer
 from loaderd.server.sender import Frames, Sender
 from loaderd.server.transport import Frame, TcpRouter
+from loaderd.sessions.base import Out
+from loaderd.streams.service import StreamService
 
 CLOSE_S = 1.0  # for pieces that are on their way when the daemon ends
 MAX_CLIENTS = 1024
@@ -64,7 +66,7 @@ class _RemoteClient:
     caller: Caller
     key: str  # its public key; "": it needed none
     owner: str
-    heard: float  # when it last gave a sign of life, in place of a connection
+    alive_at: float  # steady clock, s: its last sign of life, in place of a connection
 
 
 class RemoteClients:
@@ -73,9 +75,11 @@ class RemoteClients:
     All methods belong to the event loop's thread.
     """
 
-    def __init__(self, listening: Listening, engine: Serving, shell: Shell) -> None:
-        """Listens.  Raises Refused."""
-        self._engine, self._shell, self._credit = engine, shell, listening.credit
+    def __init__(
+        self, listening: Listening, engine: StreamService, daemon: DaemonCallbacks
+    ) -> None:
+        """Listens at the address.  Raises Refused: it cannot be had, or keys cannot be read."""
+        self._engine, self._daemon, self._credit = engine, daemon, listening.credit
         self._loop = asyncio.get_running_loop()
         self._clients: dict[int, _RemoteClient] = {}  # by token
         self._senders: dict[int, tuple[Sender, Caller, int]] = {}  # session: with its token
@@ -107,27 +111,27 @@ class RemoteClients:
     def _receive(self, identity: bytes, key: str, frames: Sequence[Frame]) -> None:
         caller = Caller(identity, remote=True)
         if self._authorized is not None and self._authorized.name_of(key) is None:
-            return  # its key was taken out: what it says is not heard
+            return  # its key was taken out: its messages are dropped
         self._keys[caller] = key
         try:
-            self._shell.receive(caller, frames)
+            self._daemon.receive(caller, frames)
         finally:
             del self._keys[caller]
 
-    def hear(self, caller: Caller, message: ClientMessage) -> None:
+    def handle(self, caller: Caller, message: ClientMessage) -> None:
         """What only clients on other hosts say.  Raises Refused, SessionLost, ShuttingDown."""
         match message:
             case Hello():
                 key = self._keys[caller]
                 named = LOOPBACK if self._authorized is None else self._authorized.name_of(key)
                 token = self._token_of(caller, key, named or key[:8])
-                self.send(caller, self._shell.welcome(token, maps=False))
+                self.send(caller, self._daemon.welcome(token, maps=False))
             case Heartbeat(token=token):
                 if token not in self._clients or self._clients[token].caller != caller:
                     raise SessionLost(
                         "the lease of this client has ended: it was silent for too long"
                     )
-                self._clients[token].heard = time.monotonic()
+                self._clients[token].alive_at = time.monotonic()
             case Taken(session=session):
                 if session in self._senders and self._senders[session][1] == caller:
                     self._senders[session][0].taken(message.run, message.num_bytes)
@@ -136,7 +140,7 @@ class RemoteClients:
         """The same for a repeated greeting.  Raises Refused: too many are there."""
         for token, client in self._clients.items():
             if client.caller == caller:
-                client.heard = time.monotonic()
+                client.alive_at = time.monotonic()
                 return token
         if len(self._clients) >= MAX_CLIENTS:
             raise Refused(f"{MAX_CLIENTS} clients on other hosts are there, the most that may be")
@@ -145,14 +149,13 @@ class RemoteClients:
         return token
 
     def owner_of(self, peer: Peer) -> str | None:
-        """Whose token it is, if its owner is who is heard; None: nobody, or another."""
+        """Whose token it is, if this caller owns it; None: nobody does, or another."""
         client = self._clients.get(peer.token)
         if client is None or client.key != self._keys.get(peer.caller, client.key):
             return None
         return client.owner
 
     def is_open(self, token: int) -> bool:
-        """Whether the client that was given this token has not left."""
         return token in self._clients
 
     def _beat(self) -> None:
@@ -161,13 +164,13 @@ class RemoteClients:
         now = time.monotonic()
         for token, client in list(self._clients.items()):
             removed = self._authorized is not None and self._authorized.name_of(client.key) is None
-            silent = now - client.heard > LEASE_S
+            silent = now - client.alive_at > LEASE_S
             if removed or silent or not self.send(client.caller, Heartbeat(token=token)):
                 del self._clients[token]
-                self._shell.gone(token)
+                self._daemon.client_left(token)
         for session, (_, caller, token) in list(self._senders.items()):
             if session in self._senders and not self.send(caller, Heartbeat(token=token)):
-                self._shell.lost(session)
+                self._daemon.lost(session)
         self._closing = [c for c in self._closing if not c.ended]
 
     # -- sessions ---------------------------------------------------------------------------------
@@ -188,8 +191,9 @@ class RemoteClients:
             held[0].close()
             self._closing.append(held[0])
 
-    def push(self, session: int, caller: Caller, message: Out) -> bool:  # noqa: ARG002
+    def push(self, session: int, caller: Caller, message: Out) -> bool:
         """What the engine has for a session, after what is on its way; False: the client left."""
+        del caller  # the session's sender knows it
         held = self._senders.get(session)
         if held is not None:
             held[0].push(message)
@@ -230,4 +234,4 @@ class RemoteClients:
             else self._router.send_array(identity, message, array)
         )
         if not sent:
-            self._shell.lost(session)
+            self._daemon.lost(session)

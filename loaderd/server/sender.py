@@ -28,7 +28,8 @@ from loaderd.api.protocol import (
 )
 from loaderd.memory.blob import ALIGN
 from loaderd.memory.slots import LOOK_WAIT_S
-from loaderd.server.clients import Out, Serving
+from loaderd.sessions.base import Out
+from loaderd.streams.service import StreamService
 
 FRAME_BYTES = 1 << 20  # of a piece, about: larger ones cost the client fresh pages
 FRAMES = 8  # buffers of a session; they hold what has not left this host yet
@@ -46,7 +47,7 @@ class _Ended(Exception):
 class Frames:
     """Buffers in the arena; each comes back when the last view of it is gone."""
 
-    def __init__(self, engine: Serving) -> None:
+    def __init__(self, engine: StreamService) -> None:
         """Takes them.  Raises Refused."""
         self._broker, slot = engine.broker, engine.arena.slot_bytes
         room = self._broker.available() // _SHARE
@@ -120,7 +121,7 @@ class Sender:
         self,
         attached: Attached,
         credit: int,
-        engine: Serving,
+        engine: StreamService,
         frames: Frames,
         send: Send,
         release: Callable[[Release], None],
@@ -346,7 +347,6 @@ class Sender:
         return copy
 
     def _gather_typed(self, group: RowGroup, array: BlobArray, row_bytes: int) -> tuple[int, Copy]:
-        """Of nodes that have such a row, alone."""
         addresses = np.empty(group.num_rows, np.uint64)
         self._read(
             group.blob, array.offset, array.offset + addresses.nbytes, addresses.view(np.uint8)
@@ -361,7 +361,6 @@ class Sender:
         return addresses.size, copy
 
     def _read(self, blob: Blob, start: int, stop: int, out: NDArray[np.uint8]) -> None:
-        """Bytes of a blob in the arena."""
         at = start
         while at < stop:
             slot, inside = divmod(at, self._slot_bytes)

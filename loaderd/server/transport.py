@@ -13,7 +13,7 @@ from loaderd.api.errors import BadMessage, DaemonError, NoDaemon, Refused
 from loaderd.api.keys import Authorized, KeyPair
 from loaderd.api.protocol import LEASE_S, Message, StatusReply, StatusRequest, decode_daemon, encode
 from loaderd.api.tcp import SCHEME, TcpAddress, check_reachable, parse_tcp
-from loaderd.server.curve import Gate, client_options, server_options
+from loaderd.server.curve import KeyAuthenticator, client_options, server_options
 
 ANSWER_MS = 5000
 SEND_QUEUE = 100_000  # messages to one peer; a window of batches is far below
@@ -56,7 +56,7 @@ class TcpRouter:
         self._socket = self._context.socket(zmq.ROUTER)
         self._socket.copy_threshold = 0  # arrays lie in the arena: no second memory for them
         self._looks = False  # a look at the socket is scheduled
-        self._gate: Gate | None = None
+        self._gate: KeyAuthenticator | None = None
         options: list[tuple[int, int | bytes]] = [
             (zmq.SNDHWM, SEND_QUEUE),
             (zmq.RCVHWM, RECEIVE_QUEUE),
@@ -72,7 +72,7 @@ class TcpRouter:
         ]
         try:
             if pair is not None and authorized is not None:
-                self._gate = Gate(self._context, authorized)
+                self._gate = KeyAuthenticator(self._context, authorized)
                 self._gate.start()
                 options += server_options(pair)
             for option, value in options:
@@ -116,7 +116,6 @@ class TcpRouter:
         return True
 
     def close(self) -> None:
-        """Close after what is queued has gone."""
         self._loop.remove_reader(self._fd)
         self._close_sockets()
 
@@ -201,7 +200,11 @@ def ask_status(endpoint: Endpoint | TcpAddress) -> StatusReply:
             how = "went away" if ready else f"does not answer within {ANSWER_MS / 1000:g} s"
             keys = "; is this side's key in its authorized_keys?" if remote else ""
             raise NoDaemon(f"{endpoint}: the daemon {how}{keys}")
-        return _status_of(decode_daemon(dealer.recv()), endpoint)
+        reply = decode_daemon(dealer.recv())
+        if not isinstance(reply, StatusReply):
+            what = type(reply).__name__
+            raise DaemonError(f"{endpoint}: the answer is {what}, expected a status")
+        return reply
     except BadMessage as error:
         raise DaemonError(f"{endpoint}: {error}") from error
     finally:
@@ -214,9 +217,3 @@ def ask_status(endpoint: Endpoint | TcpAddress) -> StatusReply:
 def parse_either(text: str) -> Endpoint | TcpAddress:
     """The local or remote endpoint that `text` names.  Raises Refused."""
     return parse_tcp(text) if text.startswith(SCHEME) else parse_endpoint(text)
-
-
-def _status_of(reply: Message, endpoint: Endpoint | TcpAddress) -> StatusReply:
-    if not isinstance(reply, StatusReply):
-        raise DaemonError(f"{endpoint}: the answer is {type(reply).__name__}, expected a status")
-    return reply

@@ -7,7 +7,6 @@ read past.  Specification: https://rfc.zeromq.org/spec/23/ (NULL mechanism).
 """
 
 import asyncio
-import os
 import select
 import socket
 import struct
@@ -16,17 +15,17 @@ from collections import deque
 from pathlib import Path
 
 from loaderd.api.protocol import Message, encode
+from loaderd.server.listener import UnixListener
 from loaderd.server.transport import BURST, FRAME_BYTES, LINGER_MS, MESSAGE_BYTES, Frame, Receive
 
 MAX_CONNECTIONS = 1024
 LEAST_ROOM = MESSAGE_BYTES + 9  # bytes of long messages that are received at a time, at least
 SMALL_BYTES = 1 << 12  # a message up to this needs no room of its own
 UNSENT_BYTES = 1 << 23  # of one client that reads nothing; then it is cut off
-PAUSE_BYTES = 1 << 14  # of one client that reads nothing; then it is not heard either
+PAUSE_BYTES = 1 << 14  # of one client that reads nothing; then nothing is read from it either
 _READ_BYTES = 1 << 16
 _STALLED_S = 10.0  # for a long message, and for the greeting
 _LOOK_S = 1.0
-_ACCEPT_AGAIN_S = 1.0  # after descriptors ran out
 _HEAD_BYTES = 9  # of a long frame; those of a short one are 2
 _MORE, _LONG, _COMMAND = 1, 2, 4
 _GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
@@ -62,12 +61,12 @@ class _Connection:
         self.room = 0  # bytes of the long frame that it has room for
         self.since = time.monotonic()  # when the greeting, or the long message, began
         self.busy = False  # what has come is about to be taken, before more is read
-        self.heard = False  # the loop tells when it can be read
+        self.watched = False  # the loop tells when it can be read
         self.out = bytearray()  # what it has not read
-        self.deaf = False  # it will read nothing more; what it has sent is still taken
+        self.write_ended = False  # it reads nothing more; what it has sent is still received
 
     @property
-    def may_be_heard(self) -> bool:
+    def may_be_read(self) -> bool:
         return not (self.wanted or self.busy or len(self.out) > PAUSE_BYTES)
 
     @property
@@ -92,20 +91,10 @@ class LocalRouter:
         self._connections: dict[bytes, _Connection] = {}
         self._waiting: deque[_Connection] = deque()  # for room: first come, first served
         self._next = 0
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            path.unlink(missing_ok=True)  # of a daemon that has died: the endpoint is claimed
-            old = os.umask(0o177)
-            try:
-                self._listener.bind(str(path))
-            finally:
-                os.umask(old)
-            self._listener.listen(MAX_CONNECTIONS)  # libzmq gives up where there is no place
-        except BaseException:
-            self._listener.close()
-            raise
-        self._listener.setblocking(False)
-        self._listen()
+        path.unlink(missing_ok=True)  # of a daemon that has died: the endpoint is claimed
+        # libzmq gives up if there is no place in the queue of connections
+        self._listener = UnixListener(path, socket.SOCK_STREAM, MAX_CONNECTIONS, self._accept)
+        self._listener.start()
         self._timer = self._loop.call_later(_LOOK_S, self._look)
 
     def send(self, identity: bytes, message: Message) -> bool:
@@ -118,7 +107,6 @@ class LocalRouter:
     def close(self) -> None:
         """Close after what is queued has gone, or `LINGER_MS` have passed."""
         self._timer.cancel()
-        self._loop.remove_reader(self._listener)
         self._listener.close()
         self._flush(time.monotonic() + LINGER_MS / 1000)
         for connection in list(self._connections.values()):
@@ -126,30 +114,15 @@ class LocalRouter:
 
     # -- connections ------------------------------------------------------------------------------
 
-    def _listen(self) -> None:
-        if self._listener.fileno() >= 0:
-            self._loop.add_reader(self._listener, self._accept)
-
-    def _accept(self) -> None:
-        try:
-            peer, _ = self._listener.accept()
-        except (BlockingIOError, ConnectionError):
-            return
-        except OSError as error:  # out of descriptors: the listener would stay readable
-            self._loop.remove_reader(self._listener)
-            self._loop.call_later(_ACCEPT_AGAIN_S, self._listen)
-            context = {"message": "a client must wait", "exception": error}
-            self._loop.call_exception_handler(context)
-            return
+    def _accept(self, peer: socket.socket) -> None:
         if len(self._connections) >= MAX_CONNECTIONS:
             peer.close()
             return
-        peer.setblocking(False)
         self._next += 1
         connection = _Connection(peer, b"\0" + struct.pack(">Q", self._next))
         self._connections[connection.identity] = connection
         self._write(connection, _GREETING)
-        self._hear(connection)
+        self._watch(connection)
 
     def _cut(self, connection: _Connection) -> None:
         if self._connections.pop(connection.identity, None) is None:
@@ -174,14 +147,14 @@ class LocalRouter:
 
     # -- what comes -------------------------------------------------------------------------------
 
-    def _hear(self, connection: _Connection) -> None:
+    def _watch(self, connection: _Connection) -> None:
         """Have the loop tell when it can be read, or not, as its state asks for."""
-        hears = connection.may_be_heard and connection.identity in self._connections
-        if hears and not connection.heard:
+        watches = connection.may_be_read and connection.identity in self._connections
+        if watches and not connection.watched:
             self._loop.add_reader(connection.peer, self._readable, connection)
-        elif connection.heard and not hears:
+        elif connection.watched and not watches:
             self._loop.remove_reader(connection.peer)
-        connection.heard = hears
+        connection.watched = watches
 
     def _readable(self, connection: _Connection) -> None:
         try:
@@ -199,20 +172,20 @@ class LocalRouter:
             self._parse(connection)
 
     def _parse(self, connection: _Connection) -> None:
-        """Take what has come, at most a burst of it, as long as the client may be heard."""
+        """Take what has come, at most a burst of it, as long as the client may be read from."""
         if connection.identity not in self._connections:
             return
         connection.busy = False
         try:
             for _ in range(BURST):
-                if not (connection.may_be_heard and self._parse_one(connection)):
+                if not (connection.may_be_read and self._parse_one(connection)):
                     break
             else:
                 self._parse_soon(connection)
         except _Odd:
             self._cut(connection)
             return
-        self._hear(connection)
+        self._watch(connection)
 
     def _parse_soon(self, connection: _Connection) -> None:
         connection.busy = True
@@ -307,7 +280,7 @@ class LocalRouter:
     # -- what goes --------------------------------------------------------------------------------
 
     def _write(self, connection: _Connection, data: bytes) -> bool:
-        if connection.deaf:
+        if connection.write_ended:
             return False
         if len(connection.out) + len(data) > UNSENT_BYTES:
             self._cut(connection)
@@ -315,22 +288,21 @@ class LocalRouter:
         waits = bool(connection.out)
         connection.out += data
         if waits:
-            self._hear(connection)
+            self._watch(connection)
         else:
             self._writable(connection)
-        return not connection.deaf
+        return not connection.write_ended
 
     def _writable(self, connection: _Connection) -> None:
-        """Send what there is, as far as the socket takes it."""
         paused = len(connection.out) > PAUSE_BYTES
         _send_some(connection)
         if connection.out:
             self._loop.add_writer(connection.peer, self._writable, connection)
         else:
             self._loop.remove_writer(connection.peer)
-        if paused and connection.may_be_heard:
+        if paused and connection.may_be_read:
             self._parse_soon(connection)
-        self._hear(connection)
+        self._watch(connection)
 
     def _flush(self, deadline: float) -> None:
         """Wait until the clients have read what there is for them."""
@@ -355,12 +327,11 @@ def _taken(buffer: bytearray, head: int, size: int) -> bytes:
 
 
 def _send_some(connection: _Connection) -> None:
-    """Send as much as the socket takes."""
     try:
         while connection.out:
             del connection.out[: connection.peer.send(connection.out)]
     except BlockingIOError:
         return
     except OSError:  # it has gone, or reads no more: the end of what it sent will tell
-        connection.deaf = True
+        connection.write_ended = True
         connection.out.clear()

@@ -4,7 +4,6 @@ import itertools
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Any, NamedTuple, Protocol, Self, TypeVar
 
 import numpy as np
@@ -36,7 +35,8 @@ from loaderd.monitoring.devicecost import DeviceGauge
 from loaderd.monitoring.trace import Trace
 from loaderd.plans.base import Plan, Wanted
 from loaderd.plans.chunks import HopPlan
-from loaderd.sampling.rows import RowAssembler
+from loaderd.sampling.propagated.source import ArrayCache
+from loaderd.sampling.rows import RowAssembler, ServedFiles
 from loaderd.sampling.topology import Topology
 from loaderd.sessions.build import Builder
 from loaderd.sessions.workers import SerialExecutor, WorkerPool
@@ -94,7 +94,7 @@ class EngineSession(Protocol):
         """After `detach`: wait until the session's own threads have ended."""
 
     def held_bytes(self) -> int:
-        """Of the arena."""
+        """Bytes of the arena that the session has taken."""
 
     def ledger_entry(self) -> LedgerEntry:
         """What the session has taken out of the row pool."""
@@ -131,14 +131,7 @@ class Kind(NamedTuple):
     every_rank: bool = False
 
 
-class Shared(Protocol):
-    """What the sessions of one kind share, at one store."""
-
-    def ledger_entries(self) -> list[LedgerEntry]:
-        """What it has taken, that no session's entry counts."""
-
-
-SharedT = TypeVar("SharedT", bound=Shared)
+SharedT = TypeVar("SharedT")
 
 
 class SharedResources:
@@ -190,6 +183,7 @@ class StoreResources:
     topology: Topology
     assembler: RowAssembler
     builder: Builder
+    rows: ServedFiles  # of nodes, then of edges
     first_copied: int  # number, in the reader, of the first file of copies of hubs and halos
     first_propagated: int  # and of the first array of propagated features
     lock: Lock  # of all sessions
@@ -197,11 +191,6 @@ class StoreResources:
     draining: concurrency.Event  # set: no batch is begun, and what is leased stays so for good
     ended: Callable[[EngineSession], None]  # told when a session has given all back
     _shared: Guarded[dict[object, Any]] = field(default_factory=lambda: Guarded({}))
-
-    @property
-    def first_rows(self) -> int:
-        """Number, in the reader, of the first of the served row arrays."""
-        return len(self.store.manifest.relations)
 
     def shared(self, make: Callable[["StoreResources"], SharedT]) -> SharedT:
         """What `make` makes of the resources when it is first asked for: one for all sessions."""
@@ -213,10 +202,9 @@ class StoreResources:
             return made
 
     def shared_entries(self) -> list[LedgerEntry]:
-        """What all that is shared has taken."""
         with self._shared.lock:
-            made: list[Shared] = list(self._shared().values())
-        return [entry for one in made for entry in one.ledger_entries()]
+            caches = [one for one in self._shared().values() if isinstance(one, ArrayCache)]
+        return [entry for cache in caches for entry in cache.ledger_entries()]
 
     def allocation(self) -> "Allocation":
         """Nothing yet: what a session takes of the arena is counted there."""
@@ -224,7 +212,7 @@ class StoreResources:
 
     def load_graph(self) -> None:
         """Read the graph, if the pool is to hold all of it.  Raises CorruptBlock, OSError."""
-        if self.broker.graph_wish >= self.budget.graph_blocks:
+        if self.broker.graph_preferred >= self.budget.graph_blocks:
             self.topology.load()
 
 
@@ -241,13 +229,8 @@ class Allocation:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if error is not None:
+    def __exit__(self, kind: object, *_error: object) -> None:
+        if kind is not None:
             self.free()
 
     def run(self, count: int, wait_s: float = WAIT_S) -> NDArray[np.uint8]:
@@ -282,7 +265,6 @@ def describe(
     window: int,
     rows: tuple[RowArraySpec, ...],
 ) -> Attached:
-    """The reply to a client."""
     return Attached(
         request=request,
         session=session.number,

@@ -1,7 +1,7 @@
 """Building one batch in a worker thread: sample and address, then fill what was placed."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,7 @@ from loaderd.memory.workspace import Workspace, WorkspaceFull
 from loaderd.plans.base import Plan, Unit
 from loaderd.plans.minibatch import MinibatchPlan
 from loaderd.plans.roots import EndTable, Roots, edge_roots, node_roots, seed_places, timed_roots
+from loaderd.sampling.macrobatch.graph import MacroGraph
 from loaderd.sampling.rows import RowAssembler
 from loaderd.sampling.structure import HeldBlocks, Structure
 from loaderd.sampling.topology import Topology
@@ -31,15 +32,8 @@ class BatchSpec(NamedTuple):
     edge_id_bytes: int  # of an edge id in a batch
 
 
-class SampledFrom(Protocol):
-    """A graph, or the part of one that a macro-batch has in memory."""
-
-    def sample(self, plan: Plan, unit: Unit, work: Workspace, roots: Roots) -> Structure:
-        """The structure of a batch, into a workspace.  Raises WorkspaceFull."""
-
-
 def sample_from(
-    graph: SampledFrom, plan: Plan, unit: Unit, work: Workspace, roots: Roots
+    graph: Topology | MacroGraph, plan: Plan, unit: Unit, work: Workspace, roots: Roots
 ) -> Structure:
     """Structure of a batch, into a workspace.
 
@@ -114,7 +108,6 @@ class Builder:
             work.items[num_nodes : job.num_items] = work.edge_ids[:num_edges]
 
     def structure_bytes(self, structure: Structure, unit: Unit, spec: BatchSpec) -> int:
-        """Bytes of the blob of a batch's structure."""
         item, resolved = self._original.itemsize, spec.plan.resolved
         sizes = [item * structure.num_nodes, 8 * unit.num_seeds, 4 * structure.num_edges]
         sizes.append(4 * structure.num_ends)

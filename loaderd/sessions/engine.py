@@ -4,13 +4,13 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from types import TracebackType
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from blockstore import concurrency
+from blockstore.closing import Closing
 from blockstore.io.reader import BlockReader
 from blockstore.pool import BlockPool
 from blockstore.store import BlockedFile, Store, scan_rows
@@ -29,7 +29,7 @@ from loaderd.memory.ledger import (
     EngineSettings,
     cut_slots,
     enough_mem,
-    graph_wish,
+    graph_preferred,
     make_budget,
     rows_of,
 )
@@ -42,12 +42,12 @@ from loaderd.monitoring.meter import add_counts
 from loaderd.plans.base import Wanted
 from loaderd.sampling.macrobatch.files import copied_files
 from loaderd.sampling.propagated.files import hop_files
-from loaderd.sampling.rows import RowAssembler
+from loaderd.sampling.rows import RowAssembler, ServedFiles
 from loaderd.sampling.topology import Topology
 from loaderd.sessions.base import Deliver, EngineSession, Out, SharedResources, StoreResources
 from loaderd.sessions.build import Builder
 from loaderd.sessions.kinds import find_kind
-from loaderd.sessions.least import check_numbers
+from loaderd.sessions.minimum import check_numbers
 
 # that a status has, also without sessions
 _COUNTERS = (
@@ -55,11 +55,8 @@ _COUNTERS = (
 )  # fmt: skip
 
 
-class Engine:
-    """Serves one store, out of memory and with threads that others may use, too.
-
-    A context manager.
-    """
+class Engine(Closing):
+    """Serves one store, out of memory and with threads that others may use, too."""
 
     def __init__(
         self,
@@ -128,10 +125,11 @@ class Engine:
         self.rows = Residency(rows, self.reader, first_rows, changed)
         topology = Topology(store, self.graph, arena.data, budget.slot_bytes)
         topology.relations = [index.kept(tables) for index in topology.relations]
-        assembler = RowAssembler(
-            served, self.rows, self.reader, first_rows, arena.data, budget.slot_bytes,
-            manifest.block_bytes,
+        row_files = ServedFiles(
+            served, self.reader, first_rows, arena.data, budget.slot_bytes, manifest.block_bytes,
+            manifest.id_dtype,
         )  # fmt: skip
+        assembler = RowAssembler(row_files, self.rows)
         original = tables.array(np.dtype(manifest.id_dtype), manifest.num_nodes)
         for t in manifest.types:
             for row, ids in scan_rows(store, t.original_id):
@@ -140,7 +138,8 @@ class Engine:
             store=store, settings=self.settings, budget=budget, broker=self.broker, arena=arena,
             reader=self.reader, gauge=DeviceGauge(self.reader), workers=shared.workers,
             trace=shared.trace, graph=self.graph, topology=topology, assembler=assembler,
-            builder=Builder(topology, assembler, arena, original), first_copied=first_copied,
+            builder=Builder(topology, assembler, arena, original), rows=row_files,
+            first_copied=first_copied,
             first_propagated=first_propagated, draining=concurrency.Event(),
             ended=self._ended, lock=self.lock, closer=shared.closer,
         )  # fmt: skip
@@ -153,20 +152,7 @@ class Engine:
         """Slots that stay with the store, whatever others need."""
         return self.budget.graph_least + LEAST_SESSION
 
-    @property
-    def io_mode(self) -> str:
-        """How blocks are read: O_DIRECT, or buffered and why."""
-        return self.reader.mode
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
         self.drain()
         self._stack.close()
 
@@ -215,7 +201,7 @@ class Engine:
         memory = self.arena.data[first * slot :][: 8 * request.ids]
         return RequestArea(memory.view("<i8"), range(first, first + count), slot, broker)
 
-    def close(self, session: EngineSession) -> None:
+    def close_session(self, session: EngineSession) -> None:
         """Its memory is free after nobody uses it any more."""
         with self.lock:
             if self._sessions().pop(session.number, None) is None:
@@ -225,7 +211,6 @@ class Engine:
         self._workers.forget(session.number)
 
     def _ended(self, session: EngineSession) -> None:
-        """A session has given all back."""
         with self._changed:
             self._ending().remove(session)
             add_counts(self._counters, session.counters())
@@ -251,11 +236,10 @@ class Engine:
                 session.release(release)
 
     def detach(self, number: int) -> None:
-        """Close a session."""
         with self.lock:
             session = self._sessions().get(number)
         if session is not None:
-            self.close(session)
+            self.close_session(session)
 
     def _find(self, number: int) -> EngineSession:
         with self.lock:
@@ -267,7 +251,6 @@ class Engine:
 
     @property
     def ending(self) -> bool:
-        """Whether sessions that have ended still hold something."""
         with self.lock:
             return bool(self._ending())
 
@@ -275,8 +258,8 @@ class Engine:
         """Get up to `count` free slots from another store's engine."""
         slots = other.broker.cede(count)
         budget, num_slots = self.budget, self.broker.num_slots + len(slots)
-        wish = graph_wish(budget.graph_blocks, budget.graph_least, num_slots)
-        self.broker.accept(slots, max(wish, self.broker.graph_wish))
+        preferred = graph_preferred(budget.graph_blocks, budget.graph_least, num_slots)
+        self.broker.accept(slots, max(preferred, self.broker.graph_preferred))
 
     def drain(self) -> None:
         """Start nothing more; returns when no worker is busy.
@@ -288,7 +271,7 @@ class Engine:
             self._changed.notify_all()
             sessions = list(self._sessions().values())
         for session in sessions:
-            self.close(session)
+            self.close_session(session)
         with self.lock:
             ending = list(self._ending())
         for session in ending:
@@ -298,7 +281,6 @@ class Engine:
     def status(
         self,
     ) -> tuple[tuple[LedgerEntry, ...], tuple[EngineSession, ...], dict[str, int]]:
-        """Ledger, sessions and counters as they are now."""
         with self.lock:
             sessions, ending = list(self._sessions().values()), list(self._ending())
             counters = dict(self._counters)
@@ -327,7 +309,7 @@ class Engine:
             )
             counters[f"{name}_blocks_hit"] = residency.hits
             counters[f"{name}_blocks_missed"] = residency.misses
-        pools = self.budget.entries(self.broker.graph_wish, self.broker.num_slots)
+        pools = self.budget.entries(self.broker.graph_preferred, self.broker.num_slots)
         entries = [session.ledger_entry() for session in sessions]
         entries += self.resources.shared_entries()
         return (*pools, *entries), tuple(sessions), counters

@@ -23,15 +23,21 @@ from loaderd.plans.base import Unit, Wanted
 from loaderd.plans.hyperbatch import HyperbatchPlan
 from loaderd.plans.minibatch import MinibatchPlan
 from loaderd.sampling.failures import error_text
-from loaderd.sampling.hyperbatch.cut import HyperCut
 from loaderd.sampling.hyperbatch.rowcache import RowCache
-from loaderd.sampling.hyperbatch.session import Hyper, Sampled, Sampler, StructureArea
-from loaderd.sampling.hyperbatch.single import BatchSampler, Crew, Workspaces, expand
+from loaderd.sampling.hyperbatch.session import (
+    Hyper,
+    HyperMemory,
+    Sampled,
+    Sampler,
+    StructureArea,
+)
+from loaderd.sampling.hyperbatch.single import BatchSampler, SessionWorkers, Workspaces, expand
+from loaderd.sampling.hyperbatch.sizing import HyperSizing
 from loaderd.sampling.structure import Structure
 from loaderd.sessions.base import Allocation, Kind, StoreResources
 from loaderd.sessions.build import BatchSpec
-from loaderd.sessions.least import least_slots
 from loaderd.sessions.lookahead import LookAhead, SessionDraft, block_sampler, row_cost
+from loaderd.sessions.minimum import least_slots
 from loaderd.sessions.resolve import make_plan
 from loaderd.sessions.sampled import SampledSession, nothing_missing, open_minibatches
 from loaderd.sessions.session import BatchInProgress
@@ -42,28 +48,16 @@ from loaderd.sessions.sizing import (
     add_workspaces,
     ask,
     check_possible,
-    check_room,
-    choose_need,
     cut_session,
     cut_workspaces,
     explained_shortage,
-    least_of,
-    needs_of,
+    fit,
     resolve_sampled,
     take_memory,
     take_seeds,
 )
 
 _FILL = 2  # of `loaderd.monitoring.trace.STAGES`
-
-
-class HyperMemory(NamedTuple):
-    """What hyperbatches take beside what batches are built in."""
-
-    cut: HyperCut
-    areas: list[StructureArea]
-    scratch: StructureArea | None  # if batches are sampled together
-    cache: RowCache | None  # None: rows pass by, batch by batch
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -76,7 +70,7 @@ class _EarlyBatch(BatchInProgress):
 
 
 class HyperbatchSession(SampledSession):
-    """See `SampledSession`."""
+    """Batches that two threads of the session sample and bring in ahead of their turn."""
 
     _has_threads = True
 
@@ -92,16 +86,13 @@ class HyperbatchSession(SampledSession):
         super().__init__(resources, number, spec, served, memory)
         self._cut, self._cache = hyper.cut, hyper.cache
         self._nothing_missing = nothing_missing(served)
-        crew = Crew(memory.workspaces, resources.workers.later, super().wake)
+        crew = SessionWorkers(memory.workspaces, resources.workers.later, super().wake)
         sampler: Sampler
         if hyper.scratch is None:  # the graph is in memory: nothing is gained by blocks
             sampler = BatchSampler(self._sample_alone, crew)
         else:
             sampler = block_sampler(resources, spec, crew, hyper.scratch)
-        self._hyper = Hyper(
-            spec.plan, sampler, hyper.cache, hyper.areas, hyper.cut.size, hyper.cut.chunk, self,
-            resources.trace,
-        )  # fmt: skip
+        self._hyper = Hyper(spec.plan, sampler, hyper, self, resources.trace)
 
     def _sample_alone(self, unit: Unit, work: Workspace) -> Structure:
         begun = concurrency.perf_counter_ns()
@@ -143,7 +134,6 @@ class HyperbatchSession(SampledSession):
         return True
 
     def failed(self, run: int, wanted: Wanted, error: BaseException) -> None:
-        """Nothing more comes of a run."""
         with self._lock:
             if not self._closed and self._state.run == run:
                 self._fail(wanted, error_text(error))
@@ -272,15 +262,13 @@ class _HyperSize(NamedTuple):
 
 def _size(resources: StoreResources, asked: Asked) -> _HyperSize:
     budget, broker = resources.budget, resources.broker
-    needs, available = needs_of(resources, asked), broker.available()
-    check_room(resources, least_of(needs), available)
-    need, sizes = choose_need(resources, asked, needs, available)
+    need, sizes, available = fit(resources, asked)
     plain = cut_session(
         need, available, budget.row_blocks, resources.settings, asked.request.window
     )
     spare = broker.graph_slots() - budget.graph_least
     blocks = max(0, broker.pooled() - spare - plain.slots(need))
-    fits = budget.graph_blocks <= broker.graph_wish and blocks >= budget.row_blocks
+    fits = budget.graph_blocks <= broker.graph_preferred and blocks >= budget.row_blocks
     return _HyperSize(need, sizes, available, fits)
 
 
@@ -299,7 +287,7 @@ def _draft(
     return SessionDraft(spec, asked.served, need, sizes, cut, allocation, workspaces)
 
 
-def _take(resources: StoreResources, draft: SessionDraft, cut: HyperCut) -> HyperMemory | None:
+def _take(resources: StoreResources, draft: SessionDraft, cut: HyperSizing) -> HyperMemory | None:
     """Take areas and cache; None if the arena's free slots lie too far apart."""
     allocation, settings = draft.allocation, resources.settings
     try:
@@ -311,11 +299,9 @@ def _take(resources: StoreResources, draft: SessionDraft, cut: HyperCut) -> Hype
             return HyperMemory(cut, areas, scratch, None)
         tables = allocation.run(cut.tables, LOOK_WAIT_S)
         transit = [allocation.run(cut.run, LOOK_WAIT_S) for _ in range(settings.readers)]
-        manifest = resources.store.manifest
         cache = RowCache(
-            draft.served, resources.reader, resources.first_rows, resources.arena.data,
-            resources.budget.slot_bytes, manifest.block_bytes, manifest.id_dtype, cut.entries,
-            tables, allocation.slots(cut.rows), transit, row_cost(resources, transit).gap_pages,
+            resources.rows._replace(served=draft.served), cut.entries, tables,
+            allocation.slots(cut.rows), transit, row_cost(resources, transit).gap_pages,
         )  # fmt: skip
         return HyperMemory(cut, areas, scratch, cache)
     except Refused:

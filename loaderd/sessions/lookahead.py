@@ -10,20 +10,19 @@ from blockstore import concurrency
 from blockstore.format import ITEM_BYTES
 from blockstore.kernels.rowcache import count_new
 from loaderd.api.errors import Refused
-from loaderd.api.protocol import LedgerEntry
 from loaderd.memory.ledger import ServedRows, SessionNeed, served_rows
 from loaderd.memory.slots import LOOK_WAIT_S
 from loaderd.memory.workspace import Sizes, workspace_bytes
 from loaderd.monitoring.devicecost import DeviceCost
-from loaderd.sampling.hyperbatch.cut import Estimate, HyperCut, cut_hyper
 from loaderd.sampling.hyperbatch.rowcache import rows_by_type
 from loaderd.sampling.hyperbatch.session import Sampled, Sampler, StructureArea
-from loaderd.sampling.hyperbatch.single import BatchSampler, Crew, Workspaces, usual_shape
+from loaderd.sampling.hyperbatch.single import BatchSampler, SessionWorkers, Workspaces, usual_shape
+from loaderd.sampling.hyperbatch.sizing import Estimate, HyperSizing, cut_hyper
 from loaderd.sampling.hyperbatch.together import BlockSampler, scratch_bytes
 from loaderd.sampling.structure import Structure
 from loaderd.sessions.base import Allocation, StoreResources
 from loaderd.sessions.build import BatchSpec
-from loaderd.sessions.sizing import SessionCut, WorkspaceNeed, add_workspaces
+from loaderd.sessions.sizing import SessionSizing, WorkspaceNeed, add_workspaces
 
 _BATCHES = 16
 
@@ -42,38 +41,30 @@ class SessionDraft(NamedTuple):
     served: list[ServedRows]
     need: SessionNeed
     sizes: Sizes
-    cut: SessionCut
+    cut: SessionSizing
     allocation: Allocation
     workspaces: Workspaces
 
 
-class SamplingTurn:
-    """Sampling block by block: one session at a time, of those at one store."""
-
-    def __init__(self, resources: StoreResources) -> None:
-        del resources
-        self.lock = concurrency.Lock()
-
-    def ledger_entries(self) -> list[LedgerEntry]:
-        return []
+def sampling_turn(resources: StoreResources) -> concurrency.Lock:
+    """Of the session that samples block by block, of those at one store: one at a time."""
+    del resources
+    return concurrency.Lock()
 
 
 def block_sampler(
-    resources: StoreResources, spec: BatchSpec, crew: Crew, scratch: StructureArea
+    resources: StoreResources, spec: BatchSpec, crew: SessionWorkers, scratch: StructureArea
 ) -> BlockSampler:
     """Samples batches together: the graph is not in memory."""
-    manifest = resources.store.manifest
-    edge_ids = max((r.edge_id_dtype or "uint32" for r in manifest.relations), default="uint32")
     return BlockSampler(
         spec.plan, lambda units, held: resources.builder.roots(spec, units, held),
-        resources.topology, resources.graph, crew, scratch, resources.shared(SamplingTurn).lock,
-        manifest.id_dtype, edge_ids, resources.trace,
+        resources.topology, crew, scratch, resources.shared(sampling_turn), resources.trace,
     )  # fmt: skip
 
 
 def row_cost(resources: StoreResources, buffers: Sequence[NDArray[np.uint8]]) -> DeviceCost:
     """What reading rows costs, measured through these buffers."""
-    first = resources.first_rows
+    first = resources.rows.first_file
     files = range(first, first + len(served_rows(resources.store.manifest)))
     return resources.gauge.cost(files, buffers)
 
@@ -85,11 +76,11 @@ class LookAhead:
         self._resources, self._draft = resources, draft
         # in this thread: workers may have other sessions' batches to build all the time, and an
         # attach that waits for them keeps all others waiting
-        self._crew = Crew(draft.workspaces, lambda step: step(), lambda: None)
+        self._crew = SessionWorkers(draft.workspaces, lambda step: step(), lambda: None)
         # whether batches are sampled hop by hop over blocks
-        self._together = resources.broker.graph_wish < resources.budget.graph_blocks
+        self._together = resources.broker.graph_preferred < resources.budget.graph_blocks
 
-    def cut(self, asked: int) -> HyperCut | None:
+    def cut(self, asked: int) -> HyperSizing | None:
         """The memory of a session of hyperbatches, its small workspaces taken; None: no room.
 
         asked   minibatches of a hyperbatch, 0: as many as have room
@@ -106,9 +97,8 @@ class LookAhead:
         settings = resources.settings
         room = int(resources.broker.row_slots() * settings.session_share)  # not the graph's
         return cut_hyper(
-            room, resources.budget.slot_bytes, draft.need, estimate, draft.served,
-            resources.store.manifest.id_dtype, settings.readers, draft.cut.window, asked,
-            draft.spec.plan.num_steps,
+            room, resources.rows._replace(served=draft.served), draft.need, estimate,
+            settings.readers, draft.cut.window, asked,
         )  # fmt: skip
 
     def _look(self) -> Seen | None:
@@ -171,6 +161,7 @@ class LookAhead:
             shape.ends,
         )  # fmt: skip
         return Estimate(
+            plan.num_steps,
             max(builder.structure_bytes(s, plan.unit(0, 0), self._draft.spec) for s in seen),
             max(s.num_nodes for s in seen),
             max(self._scratch_bytes(s) for s in seen) * self._together,

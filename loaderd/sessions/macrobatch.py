@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from blockstore import concurrency
 from loaderd.api.errors import Refused
-from loaderd.api.protocol import Attach, LedgerEntry, MacroBatch, Skipped
+from loaderd.api.protocol import Attach, MacroBatch, Skipped
 from loaderd.memory.ledger import ServedRows, SessionNeed, served_rows
 from loaderd.memory.slots import LOOK_WAIT_S, WAIT_S
 from loaderd.memory.workspace import Carver, Sizes
@@ -16,15 +16,15 @@ from loaderd.monitoring.trace import READ_MACRO, SERVE_MACRO, STAGE
 from loaderd.plans.base import Unit
 from loaderd.plans.macrobatch import MacrobatchPlan, SeedGroups
 from loaderd.plans.roots import node_roots
-from loaderd.sampling.macrobatch.cut import MacroCut, cut_macro
 from loaderd.sampling.macrobatch.files import MacroFiles
 from loaderd.sampling.macrobatch.graph import MacroGraph, MacroShared, carve_macro
 from loaderd.sampling.macrobatch.loader import Key, MacroLoader, MacroMemory, Span
+from loaderd.sampling.macrobatch.sizing import MacroSizing, cut_macro
 from loaderd.sampling.rows import Addressed
 from loaderd.sampling.structure import Structure
 from loaderd.sessions.base import Allocation, Kind, StoreResources
 from loaderd.sessions.build import BatchSpec, sample_from
-from loaderd.sessions.least import least_slots
+from loaderd.sessions.minimum import least_slots
 from loaderd.sessions.resolve import seed_type
 from loaderd.sessions.sampled import SampledSession, nothing_missing
 from loaderd.sessions.session import BatchInProgress
@@ -32,7 +32,7 @@ from loaderd.sessions.sizing import (
     SMALLER,
     Asked,
     BatchMemory,
-    SessionCut,
+    SessionSizing,
     ask,
     check_room,
     choose_need,
@@ -53,11 +53,11 @@ class Partitions(NamedTuple):
 
     groups: SeedGroups
     memories: list[MacroMemory]
-    cut: MacroCut
+    cut: MacroSizing
 
 
 class MacrobatchSession(SampledSession):
-    """See `SampledSession`."""
+    """Batches that are sampled inside the macro-batches that a thread of the session reads."""
 
     _has_threads = True
 
@@ -186,16 +186,10 @@ class MacrobatchSession(SampledSession):
 # -- opening --------------------------------------------------------------------------------------
 
 
-class PartitionFiles:
-    """Where a store's partitions lie: read once, for all sessions of macro-batches."""
-
-    def __init__(self, resources: StoreResources) -> None:
-        """Raises CorruptBlock."""
-        served = served_rows(resources.store.manifest)
-        self.files = MacroFiles(resources.store, served, resources.first_copied)
-
-    def ledger_entries(self) -> list[LedgerEntry]:
-        return []
+def partition_files(resources: StoreResources) -> MacroFiles:
+    """Where a store's partitions lie: read once, for all sessions.  Raises CorruptBlock."""
+    served = served_rows(resources.store.manifest)
+    return MacroFiles(resources.store, served, resources.first_copied)
 
 
 class _MacroSize(NamedTuple):
@@ -203,16 +197,16 @@ class _MacroSize(NamedTuple):
 
     need: SessionNeed
     sizes: Sizes
-    cut: SessionCut
-    macro: MacroCut
+    cut: SessionSizing
+    macro: MacroSizing
 
 
 def open_macrobatches(
     resources: StoreResources, number: int, request: Attach, frame: NDArray[np.int64] | None
 ) -> MacrobatchSession:
-    """Raises Refused, StoreError."""
+    """A session of macro-batches.  Raises Refused, StoreError: a corrupt block."""
     asked = ask(resources, request, frame, MacrobatchPlan.name)
-    files = resources.shared(PartitionFiles).files
+    files = resources.shared(partition_files)
     sized = _size(resources, asked, files)
     least = sized.need.least + sized.macro.least
     with explained_shortage(resources, least), resources.allocation() as allocation:
@@ -260,7 +254,7 @@ def _take_memories(
     allocation: Allocation,
     served: Sequence[ServedRows],
     files: MacroFiles,
-    cut: MacroCut,
+    cut: MacroSizing,
 ) -> list[MacroMemory]:
     """Memory for macro-batches, and what they share, which is read: hubs, ids of copies.
 
@@ -268,7 +262,7 @@ def _take_memories(
     """
     transit = [allocation.run(cut.run) for _ in range(cut.transit)]
     shared = MacroShared(
-        resources.store, files, served, resources.reader, resources.arena.data, transit,
+        resources.store, files, resources.rows._replace(served=served), transit,
         allocation.run(cut.ids), allocation.run(cut.hubs), cut.choice,
     )  # fmt: skip
     memories = list[MacroMemory]()

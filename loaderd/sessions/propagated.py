@@ -8,13 +8,12 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from blockstore import concurrency
-from blockstore.format import Manifest
 from loaderd.api.errors import Refused, SessionLost, Shortage
 from loaderd.api.protocol import (
     Attach,
@@ -22,7 +21,6 @@ from loaderd.api.protocol import (
     ChunkReady,
     LedgerEntry,
     Release,
-    Resolved,
     RowArraySpec,
 )
 from loaderd.memory.ledger import enough_mem, session_entry_name
@@ -30,13 +28,13 @@ from loaderd.memory.slots import LOOK_WAIT_S
 from loaderd.plans.base import Part, Unit, Wanted
 from loaderd.plans.chunks import HopPlan, hop_set, resolve_hops
 from loaderd.sampling.failures import error_text, failure
-from loaderd.sampling.propagated.cut import HopCut, cut_hops, shortage_text
 from loaderd.sampling.propagated.files import HopArray, chosen_arrays
+from loaderd.sampling.propagated.sizing import HopSizing, cut_hops, shortage_text
 from loaderd.sampling.propagated.source import (
     Answer,
     ArrayCache,
-    HeldRanges,
-    HeldRows,
+    CachedRanges,
+    CachedRows,
     PassingRanges,
     PassingRows,
     PendingRead,
@@ -55,7 +53,7 @@ from loaderd.sessions.base import (
 class PropagatedMemory(NamedTuple):
     """What a session has taken."""
 
-    cut: HopCut
+    cut: HopSizing
     allocation: Allocation  # buffers
     cache: ArrayCache
     held: list[ResidentArray]  # arrays of the cache that are in memory for it
@@ -268,59 +266,39 @@ def _settle(job: _PropagatedBatch) -> BaseException | None:
 # -- opening --------------------------------------------------------------------------------------
 
 
-class _CutSession:
-    """Memory and source of a session, cut in one way."""
-
-    def __init__(
-        self, resources: StoreResources, plan: HopPlan, arrays: list[HopArray], cut: HopCut
-    ) -> None:
-        self._resources, self._plan, self._arrays, self._cut = resources, plan, arrays, cut
-        self._arena = resources.arena
-        self._cache = resources.shared(array_cache)
-
-    def open(self, number: int) -> PropagatedSession:
-        """The session.  Raises Refused."""
-        resources, cut, stop = self._resources, self._cut, concurrency.Event()
-        held = self._cache.take(self._arrays) if cut.held else []
-        try:
-            with resources.allocation() as allocation:
-                take = partial(allocation.run, wait_s=LOOK_WAIT_S)
-                transit = [take(cut.run) for _ in range(cut.transit)]
-                buffers = [take(cut.buffer)]
-                try:
-                    while len(buffers) < cut.window:
-                        buffers.append(take(cut.buffer))
-                except Refused:  # free slots lie too far apart: a smaller window
-                    pass
-                cut = cut._replace(window=len(buffers), depth=min(cut.depth, len(buffers)))
-                source = self._source(held, buffers, transit, stop)
-                memory = PropagatedMemory(cut, allocation, self._cache, held)
-                return PropagatedSession(
-                    resources, number, self._plan, self._arrays, memory, source, stop
-                )
-        except BaseException:
-            self._cache.give(held)
-            raise
-
-    def _source(
-        self,
-        held: list[ResidentArray],
-        buffers: list[NDArray[np.uint8]],
-        transit: list[NDArray[np.uint8]],
-        stop: concurrency.Event,
-    ) -> RowSource:
-        plan, arrays, reader = self._plan, self._arrays, self._resources.reader
-        if self._cut.held and self._cut.ranges:
-            return HeldRanges(plan, held)
-        if self._cut.held:
-            return HeldRows(plan, held, buffers, self._place_of, stop.is_set)
-        if self._cut.ranges:
-            return PassingRanges(plan, arrays, reader, [self._place_of(b) for b in buffers])
-        gap = self._resources.gauge.cost([a.file for a in arrays], transit).gap_pages
-        return PassingRows(plan, arrays, reader, buffers, self._place_of, transit, gap)
-
-    def _place_of(self, memory: NDArray[Any]) -> int:
-        return memory.ctypes.data - self._arena.data.ctypes.data
+def _open(
+    resources: StoreResources, number: int, plan: HopPlan, arrays: list[HopArray], size: HopSizing
+) -> PropagatedSession:
+    """A session with so much memory.  Raises Refused."""
+    stop, cache = concurrency.Event(), resources.shared(array_cache)
+    resident = cache.take(arrays) if size.held else []
+    try:
+        with resources.allocation() as allocation:
+            take = partial(allocation.run, wait_s=LOOK_WAIT_S)
+            transit = [take(size.run) for _ in range(size.transit)]
+            buffers = [take(size.buffer)]
+            try:
+                while len(buffers) < size.window:
+                    buffers.append(take(size.buffer))
+            except Refused:  # free slots lie too far apart: a smaller window
+                pass
+            size = size._replace(window=len(buffers), depth=min(size.depth, len(buffers)))
+            source: RowSource
+            reader, place_of = resources.reader, resources.arena.place_of
+            if size.held and size.ranges:
+                source = CachedRanges(plan, resident)
+            elif size.held:
+                source = CachedRows(plan, resident, buffers, place_of, stop.is_set)
+            elif size.ranges:
+                source = PassingRanges(plan, arrays, reader, [place_of(b) for b in buffers])
+            else:
+                gap = resources.gauge.cost([a.file for a in arrays], transit).gap_pages
+                source = PassingRows(plan, arrays, reader, buffers, place_of, transit, gap)
+            memory = PropagatedMemory(size, allocation, cache, resident)
+            return PropagatedSession(resources, number, plan, arrays, memory, source, stop)
+    except BaseException:
+        cache.give(resident)
+        raise
 
 
 def array_cache(resources: StoreResources) -> ArrayCache:
@@ -345,21 +323,20 @@ def open_propagated(
         resources.first_propagated,
     )  # fmt: skip
 
-    def cut(held: bool) -> HopCut:
+    def cut(held: bool) -> HopSizing:
         return cut_hops(
-            plan, arrays, resources.settings, resources.budget.slot_bytes,
-            resources.broker.available(), resources.budget.unused_bytes,
+            plan, arrays, resources.settings, resources.budget, resources.broker.available(),
             resources.shared(array_cache).missing_slots(arrays), request.window, held,
         )  # fmt: skip
 
     best = cut(held=True)
     if best.held:
         try:
-            return _CutSession(resources, plan, arrays, best).open(number)
+            return _open(resources, number, plan, arrays, best)
         except Refused:  # free slots lie too far apart
             best = cut(held=False)
     try:
-        return _CutSession(resources, plan, arrays, best).open(number)
+        return _open(resources, number, plan, arrays, best)
     except Shortage:  # free slots that are not adjacent are of no use
         budget, least, free = resources.budget, best.least, resources.broker.free()
         free = free if free < least else 0
@@ -368,15 +345,9 @@ def open_propagated(
         raise Refused(shortage_text(least * slot, free * slot, enough)) from None
 
 
-def _resolve(manifest: Manifest, request: Attach, frame: NDArray[np.int64] | None) -> Resolved:
-    del frame
-    return resolve_hops(manifest, request)
-
-
-def _least_slots(manifest: Manifest, request: Attach, resolved: Resolved, slot_bytes: int) -> int:
-    """What a session needs depends on what is held already."""
-    del manifest, request, resolved, slot_bytes
-    return 0
-
-
-PROPAGATED = Kind(_resolve, _least_slots, open_propagated, resizable=False)
+PROPAGATED = Kind(
+    lambda manifest, request, _: resolve_hops(manifest, request),
+    lambda *_: 0,  # what a session needs depends on the arrays that are in memory already
+    open_propagated,
+    resizable=False,
+)

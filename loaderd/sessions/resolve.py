@@ -13,6 +13,7 @@ from loaderd.api.protocol import (
     SeedEdges,
     Temporal,
 )
+from loaderd.api.requests import check_global_batch
 from loaderd.memory.ledger import finest_rows, has_edge_rows, num_items
 from loaderd.plans.base import Part
 from loaderd.plans.hyperbatch import HyperbatchPlan
@@ -43,7 +44,7 @@ def seed_type(manifest: Manifest, request: Attach) -> NodeType:
 
 def resolve_fanouts(request: Attach, relations: Sequence[Relation]) -> tuple[tuple[int, ...], ...]:
     """Fanouts [hop][relation]; Refused where a relation has none, or they are out of range."""
-    names = ["__".join((r.src, r.name, r.dst)) for r in relations]
+    names = [_relation_name(r) for r in relations]
     for name in request.fanouts:
         if name not in names:
             raise Refused(f"fanouts name relation {name!r}; the store has {', '.join(names)}")
@@ -76,11 +77,7 @@ def resolve(manifest: Manifest, request: Attach, seeds_name: str, num_seeds: int
     fanouts = resolve_fanouts(request, manifest.relations)
     if num_seeds < 1:
         raise Refused(f"seeds {seeds_name!r}: there are none")
-    if request.batch_size < request.world_size:
-        raise Refused(
-            f"batch_size {request.batch_size} is the global batch and must be at least "
-            f"world_size {request.world_size}"
-        )
+    check_global_batch(request)
     if request.frontier not in FRONTIERS:
         raise Refused(f"frontier {request.frontier!r}: expected {' or '.join(FRONTIERS)}")
     if request.replace and (request.weighted or any(-1 in row for row in fanouts)):
@@ -140,7 +137,7 @@ def _check_edge_features(manifest: Manifest, request: Attach) -> None:
 
 def find_relation(manifest: Manifest, name: str) -> int:
     """The relation of this name, "src__name__dst"; "": the only one.  Raises Refused."""
-    names = ["__".join((r.src, r.name, r.dst)) for r in manifest.relations]
+    names = [_relation_name(r) for r in manifest.relations]
     if not name and len(names) == 1:
         return 0
     if name not in names:

@@ -31,19 +31,16 @@ from loaderd.sampling.rows import Addressed, Pins
 from loaderd.sampling.structure import Structure
 from loaderd.sessions.base import Consumer, Kind, Out, StoreResources, describe
 from loaderd.sessions.build import BatchSpec
-from loaderd.sessions.least import least_slots
+from loaderd.sessions.minimum import least_slots
 from loaderd.sessions.session import BatchInProgress, Placement, RowSizes, SessionState
 from loaderd.sessions.sizing import (
     Asked,
     BatchMemory,
     ask,
     check_possible,
-    check_room,
-    choose_need,
     cut_session,
     explained_shortage,
-    least_of,
-    needs_of,
+    fit,
     resolve_sampled,
     take_memory,
     take_seeds,
@@ -123,9 +120,7 @@ class SampledSession:
 
     def _address(self, job: BatchInProgress) -> Addressed:
         """By a worker: the places of a batch's rows, into its workspace."""
-        assembler = self._resources.assembler
-        assembler.tick()
-        return assembler.address(job.workspace, job.num_items, 2 * self._window)
+        return self._resources.assembler.address(job.workspace, job.num_items, 2 * self._window)
 
     def _prepare_fill(self, job: BatchInProgress) -> None:
         """By a worker: the workspace is to hold what `_structure` and `_address` found."""
@@ -212,6 +207,8 @@ class SampledSession:
             self._pump()
 
     def detach(self) -> None:
+        # with threads of its own the session closes in the thread `sessions-close`, which waits for
+        # them without the lock: they take it to end
         with self._lock:
             self._closed = True
             self._stop()
@@ -393,7 +390,6 @@ class SampledSession:
             job.addressed = None
 
     def _recycle_all(self, jobs: list[BatchInProgress]) -> None:
-        """Jobs of an ended run that no worker has."""
         for job in jobs:
             self._recycle(job)
         self._free_if_idle()
@@ -405,7 +401,6 @@ class SampledSession:
         self._gone(job)
 
     def _idle(self) -> bool:
-        """Whether no worker and no client has anything of the session."""
         return self._memory.workspaces.all_home and self._state.idle
 
     def _free_if_idle(self) -> None:
@@ -437,9 +432,7 @@ def open_sampled(
 
 def open_minibatches(resources: StoreResources, number: int, asked: Asked) -> SampledSession:
     """The same, of what is asked for, by plan `minibatch`."""
-    needs, available = needs_of(resources, asked), resources.broker.available()
-    check_room(resources, least_of(needs), available)
-    need, sizes = choose_need(resources, asked, needs, available)
+    need, sizes, available = fit(resources, asked)
     cut = cut_session(
         need, available, resources.budget.row_blocks, resources.settings, asked.request.window
     )

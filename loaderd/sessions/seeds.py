@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from blockstore.format import ITEM_BYTES, Manifest, NodeType, Relation
+from blockstore.format import ITEM_BYTES, Manifest, NodeType, Relation, RowArray
 from blockstore.kernels.order import find_outside, map_range
 from blockstore.store import Store, scan_blocks, scan_rows
 from blockstore.unpack import unpack_block
@@ -152,25 +152,38 @@ def fill_edges(
         first_edge[:] = store.first_edge(relation)
     elif ids is None and not relation.splits[split].row_shape:
         ends = out.reshape(2, -1)
-        for first, rows in scan_rows(store, relation.splits[split], SCAN_BYTES):
-            scratch[first : first + rows.size] = rows
-        _find_listed(store, relation, split, scratch, ends)
+        listed = _original_ids(store, relation.splits[split], scratch)
+        _find_listed(store, relation, split, listed, ends)
     else:
         ends = out.reshape(2, -1)
         for row, name in enumerate(_ends(relation)):
-            given = scratch if ids is None else np.split(ids, 2)[row]
             if ids is None:
-                for first, rows in scan_rows(store, relation.splits[split], SCAN_BYTES):
-                    scratch[first : first + rows.shape[0]] = rows[:, row]
+                given = _original_ids(store, relation.splits[split], scratch, row)
+            else:
+                given = np.split(ids, 2)[row]
             node_type = next(t for t in manifest.types if t.name == name)
-            for first, rows in scan_rows(store, node_type.store_id, SCAN_BYTES):
-                map_range(given, first, rows, ends[row])
+            _look_up(store, node_type, given, ends[row])
     ranges = {t.name: (t.first, t.num_nodes) for t in manifest.types}
     return EndTable(
         spec, find_relation(manifest, spec.relation),
         find_relation(manifest, spec.reverse) if spec.exclude == "reverse" else -1,
         ranges[relation.src], ranges[relation.dst], ends, first_edge,
     )  # fmt: skip
+
+
+def _original_ids(
+    store: Store, array: RowArray, out: NDArray[np.int64], column: int = 0
+) -> NDArray[np.int64]:
+    """One column of an array of original ids, int64 (rows,), written to `out`."""
+    for first, rows in scan_rows(store, array, SCAN_BYTES):
+        out[first : first + rows.shape[0]] = rows.reshape(rows.shape[0], -1)[:, column]
+    return out
+
+
+def _look_up(store: Store, node_type: NodeType, ids: NDArray[np.int64], out: NDArray[Any]) -> None:
+    """Store ids of original ids, id_dtype (ids,): one pass over the inverse map on disk."""
+    for first, rows in scan_rows(store, node_type.store_id, SCAN_BYTES):
+        map_range(ids, first, rows, out)
 
 
 def _find_listed(
@@ -220,9 +233,5 @@ def fill_seeds(
         for first, rows in scan_rows(store, node_type.store_id, SCAN_BYTES):
             out[first : first + rows.size] = rows
         return
-    given = scratch if ids is None else ids
-    if ids is None:
-        for first, rows in scan_rows(store, node_type.splits[split], SCAN_BYTES):
-            scratch[first : first + rows.size] = rows
-    for first, rows in scan_rows(store, node_type.store_id, SCAN_BYTES):
-        map_range(given, first, rows, out)
+    given = _original_ids(store, node_type.splits[split], scratch) if ids is None else ids
+    _look_up(store, node_type, given, out)

@@ -24,7 +24,6 @@ class Placement(NamedTuple):
     sequence: int  # of delivery within the run
 
     def slots(self) -> list[int]:
-        """All slots of the group."""
         return [*self.structure, *self.addresses, *(s for slots in self.area for s in slots)]
 
 
@@ -60,7 +59,6 @@ class RowSizes(NamedTuple):
     slot_bytes: int
 
     def address_slots(self, num_rows: int, with_positions: bool) -> int:
-        """Slots for the addresses of a group."""
         arrays = len(self.rows_per_slot)
         used = arrays * (-(-8 * num_rows // 64) * 64)
         if with_positions:
@@ -68,7 +66,6 @@ class RowSizes(NamedTuple):
         return -(-used // self.slot_bytes)
 
     def area_slots(self, rows: tuple[int, ...]) -> tuple[int, ...]:
-        """Slots for that many rows of each array."""
         return tuple(-(-n // per) for n, per in zip(rows, self.rows_per_slot, strict=True))
 
 
@@ -80,30 +77,23 @@ class SessionState:
         self.window, self.sizes = window, sizes
         self.run = -1  # the first that goes on; those before it have ended
         self.failed = False  # nothing more is built before another one begins
-        self.jobs: dict[
-            tuple[int, int], BatchInProgress
-        ] = {}  # by run and step, not wholly released
+        # by run and step, not wholly released
+        self.jobs: dict[tuple[int, int], BatchInProgress] = {}
         self._free = list(slots)
-        self._total = len(slots)
-        self._order: deque[BatchInProgress] = (
-            deque()
-        )  # started and not wholly placed, in step order
+        self.num_slots = len(slots)  # free and leased
+        # started and not wholly placed, in step order
+        self._order: deque[BatchInProgress] = deque()
         self._sequence = self._next_out = 0
         self._outbox: dict[int, list[BatchReady | RowGroup]] = {}
         self.batches = 0
         self._largest = 0  # slots of one group so far
 
     @property
-    def num_slots(self) -> int:
-        """All of its slots, free and leased."""
-        return self._total
-
-    @property
     def depth(self) -> int:
         """Batches that can be lent at a time, as far as is known: of the window, and of slots."""
         if self._largest == 0:
             return self.window
-        return max(1, min(self.window, self._total // self._largest))
+        return max(1, min(self.window, self.num_slots // self._largest))
 
     @property
     def waits(self) -> bool:
@@ -113,15 +103,13 @@ class SessionState:
         return bool(self._order) or len(self.jobs) >= self.window
 
     def widen(self, slots: list[int], batches: int) -> None:
-        """More slots, and as many more batches in flight."""
         self._free += slots
-        self._total += len(slots)
+        self.num_slots += len(slots)
         self.window += batches
 
     @property
     def idle(self) -> bool:
-        """Whether every slot is back."""
-        return len(self._free) == self._total
+        return len(self._free) == self.num_slots
 
     def begin(self, run: int) -> list[BatchInProgress]:
         """Runs before this one end, what they hold is taken back; returns jobs that no worker has.
@@ -142,11 +130,9 @@ class SessionState:
         return ended
 
     def may_start(self) -> bool:
-        """Whether one more batch may be built now."""
         return not self.failed and len(self.jobs) < self.window
 
     def start(self, run: int, unit: Unit, work: Workspace) -> BatchInProgress:
-        """The next batch begins."""
         job = BatchInProgress(run, unit, work)
         self.jobs[job.run, unit.step] = job
         self._order.append(job)
@@ -171,9 +157,9 @@ class SessionState:
         assert job.addressed is not None
         if job.done == 0 and job.groups == 0:
             whole = self._place_whole(job)
-            if whole is not None or self._total != len(self._free):
+            if whole is not None or self.num_slots != len(self._free):
                 return whole
-        elif self._total != len(self._free):
+        elif self.num_slots != len(self._free):
             return None
         return self._place_part(job)
 
@@ -196,10 +182,10 @@ class SessionState:
         structure = -(-job.structure_bytes // self.sizes.slot_bytes) if first else 0
         present = job.num_items - job.addressed.num_missing if first else 0
         room = len(self._free) - structure
-        left = job.addressed.num_missing - job.done
+        left, missing = job.addressed.num_missing - job.done, job.addressed.missing_rows
 
         def need(count: int) -> tuple[int, tuple[int, ...]]:
-            rows = tuple(min(count, m) for m in job.addressed.missing_rows)  # type: ignore[union-attr]
+            rows = tuple(min(count, m) for m in missing)
             return self.sizes.address_slots(present + count, True), self.sizes.area_slots(rows)
 
         low, high = 0, left  # the largest count that fits

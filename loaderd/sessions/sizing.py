@@ -36,7 +36,7 @@ from loaderd.plans.minibatch import MinibatchPlan
 from loaderd.sampling.hyperbatch.single import Workspaces
 from loaderd.sessions.base import Allocation, StoreResources
 from loaderd.sessions.build import BatchSpec
-from loaderd.sessions.least import check_numbers, least_slots, session_needs, sizes_of
+from loaderd.sessions.minimum import check_numbers, least_slots, session_needs, sizes_of
 from loaderd.sessions.resolve import make_plan, resolve, seed_relation, seed_type
 from loaderd.sessions.seeds import (
     check_mask,
@@ -64,7 +64,7 @@ class Asked(NamedTuple):
     lookup: int  # original ids that are looked up for it
 
 
-class SessionCut(NamedTuple):
+class SessionSizing(NamedTuple):
     """How much of each a session gets: physical, so it may follow the budget."""
 
     workers: int  # workspaces
@@ -73,7 +73,6 @@ class SessionCut(NamedTuple):
     window: int  # batches in flight
 
     def slots(self, need: SessionNeed) -> int:
-        """All of a session's."""
         return self.workers * (need.workspace + self.transit) + need.seeds + self.quota
 
 
@@ -184,9 +183,16 @@ def choose_need(
     return needs[stamp], sizes_of(resources.store.manifest, asked.plan.resolved, stamp)
 
 
+def fit(resources: StoreResources, asked: Asked) -> tuple[SessionNeed, Sizes, int]:
+    """What a session takes, and the slots that are available.  Raises Refused: too few."""
+    needs, available = needs_of(resources, asked), resources.broker.available()
+    check_room(resources, least_of(needs), available)
+    return *choose_need(resources, asked, needs, available), available
+
+
 def cut_session(
     need: SessionNeed, available: int, row_blocks: int, settings: EngineSettings, window: int
-) -> SessionCut:
+) -> SessionSizing:
     """Share `available` slots between a session and the row pool.  `need.least` fits."""
     window = window or 2 * settings.workers
     batch = need.structure + need.addresses
@@ -194,22 +200,22 @@ def cut_session(
     workers = max(1, min(settings.workers, room // 2 // (need.workspace + 2)))
     room -= workers * (need.workspace + 2)
     if room >= row_blocks + (window - 1) * batch:  # all rows stay: nothing passes through
-        return SessionCut(workers, 2, need.least_quota + (window - 1) * batch, window)
+        return SessionSizing(workers, 2, need.least_quota + (window - 1) * batch, window)
     transit = 2 + max(0, min(MAX_TRANSIT - 2, room // 4 // workers))
     room -= workers * (transit - 2)
     wanted = window * (batch + need.area) - need.least_quota
     quota = need.least_quota + max(0, min(wanted, room // 2))
-    return SessionCut(workers, transit, quota, window)
+    return SessionSizing(workers, transit, quota, window)
 
 
 def cut_workspaces(
     need: SessionNeed, available: int, settings: EngineSettings, window: int
-) -> SessionCut:
+) -> SessionSizing:
     """The same for hyperbatches, which begin with one workspace.  `need.least` fits."""
     # blocks pass through where there is no room for a cache
     spare = available - need.workspace - need.seeds - need.least_quota
     transit = 2 if available > _ROOMY else max(2, min(MAX_TRANSIT // 2, spare // 8))
-    return SessionCut(1, transit, need.least_quota, window or 2 * settings.workers)
+    return SessionSizing(1, transit, need.least_quota, window or 2 * settings.workers)
 
 
 # -- too little -----------------------------------------------------------------------------------
@@ -310,7 +316,7 @@ def add_workspaces(
 
 def take_memory(
     resources: StoreResources, allocation: Allocation, plan: MinibatchPlan, sizes: Sizes,
-    cut: SessionCut,
+    cut: SessionSizing,
 ) -> BatchMemory:  # fmt: skip
     """Take workspaces and slots for batches.  Raises Refused."""
     workspaces = Workspaces()

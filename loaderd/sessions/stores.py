@@ -1,8 +1,8 @@
 """The stores that one daemon serves: opened, found by name, opened again, dropped."""
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Self
 
+from blockstore.closing import Closing
 from blockstore.store import Store
 from blockstore.units import format_bytes, format_mem
 from loaderd.api.errors import Refused
@@ -26,8 +26,8 @@ def store_name(store: Store) -> str:
     return store.path.resolve().name
 
 
-class Stores:
-    """Engines by the names of their stores, in one arena.  A context manager.
+class Stores(Closing):
+    """Engines by the names of their stores, in one arena.
 
     One thread at a time changes which there are.
     """
@@ -55,16 +55,9 @@ class Stores:
             self.close()
             raise
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        self.close()
-
     def close(self) -> None:
-        """End all of them."""
         for engine in self.all():
-            engine.__exit__(None, None, None)
+            engine.close()
         self._shared.close()
 
     def all(self) -> list[Engine]:
@@ -82,7 +75,6 @@ class Stores:
         return self.engines[name]
 
     def name_of(self, engine: Engine) -> str:
-        """What its store is called, or was."""
         return store_name(engine.store)
 
     def gather(self, engine: Engine, wanted: int, busy: Callable[[Engine], bool]) -> None:
@@ -232,7 +224,7 @@ class Stores:
     def _drop(self, engine: Engine) -> None:
         heir = next(e for e in self.all() if e is not engine)
         slots, run = engine.broker.retire(), self._tables.pop(engine, range(0))
-        engine.__exit__(None, None, None)
+        engine.close()
         self._reserve += 0 if run else _table_bytes([engine.store])
         heir.broker.accept([*slots, *run], 0)
 

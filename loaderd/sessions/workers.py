@@ -28,7 +28,6 @@ class SerialExecutor:
         self._steps.put(step)
 
     def put_later(self, step: Callable[[], None], delay_s: float) -> None:
-        """To be put in so many seconds."""
         timer = concurrency.Timer(delay_s, self._steps.put, [step])
         timer.daemon = True
         timer.start()

@@ -78,6 +78,7 @@ class StreamOpener:
         if cut and share and broker.available() < share:
             stubborn = self._share_out(order, share)
             self._stores.gather(order.engine, share, self._registry.is_busy)
+        # a share may be less than the session needs at least: then all that can be had is tried
         try:
             return self._take(key, order, share)
         except Refused:
@@ -255,7 +256,7 @@ class StreamOpener:
         with self._registry.lock:
             cursor.avoids = None
             if not cursor.waits or cursor.number not in self._registry.sessions:
-                group.order.engine.close(stream.session)
+                group.order.engine.close_session(stream.session)
                 return
             cursor.waits = False
             self._registry.put_up(group, stream)

@@ -41,7 +41,6 @@ class StreamKey(NamedTuple):
 
     @property
     def world(self) -> int:
-        """Ranks that a stream serves."""
         return self.world_size if self.rank == EVERY_RANK else 1
 
 
@@ -81,7 +80,7 @@ class StreamRegistry:
 
     @property
     def sessions(self) -> dict[int, tuple[Cursor, StreamGroup]]:
-        """By number."""
+        """Each session's cursor and its group, by the session's number."""
         return self._sessions()
 
     @property
@@ -106,7 +105,7 @@ class StreamRegistry:
             group.streams.remove(stream)
         for cursor in list(stream.cursors.values()):
             stream.remove(cursor)
-        group.order.engine.close(stream.session)
+        group.order.engine.close_session(stream.session)
         stream.end()
         self.forget_group(group)
         self._ended()
@@ -136,7 +135,6 @@ class StreamRegistry:
         return 0 if num < 2 else self._stores.arena.num_slots >> (num - 1).bit_length()
 
     def is_busy(self, engine: Engine) -> bool:
-        """Whether anybody uses a store."""
         with self.lock:
             return any(group.order.engine is engine for group in self.groups.values())
 
@@ -201,7 +199,6 @@ class StreamRegistry:
                         self.move(rank, stream)
 
     def move(self, cursor: Cursor, stream: Stream | None) -> None:
-        """Leave the stream where a session is, for another one."""
         if (old := cursor.stream) is stream:
             return
         if old is not None:
@@ -222,7 +219,6 @@ class StreamRegistry:
         stream.send()
 
     def release(self, cursor: Cursor, step: int, group: int) -> None:
-        """A client is done with a row group of a position."""
         batch = cursor.held.get(step)
         if batch is not None:
             if batch.stream.release(cursor, batch, group):
@@ -241,7 +237,6 @@ class StreamRegistry:
                 self.tidy(batch.stream)
 
     def send(self, cursor: Cursor, message: Out) -> None:
-        """What a stream sends to a session."""
         if isinstance(message, BatchReady):
             edges = sum(map(sum, message.edges_per_hop))
             cursor.meter.handed(sum(message.nodes_per_hop), edges)
@@ -293,8 +288,8 @@ class StreamRegistry:
         retired = self._stores.retired
         return tuple(
             StoreStatus(
-                name=self._stores.name_of(e), path=_utf8(str(e.store.path)),
-                fingerprint=e.store.manifest.fingerprint, io_mode=e.io_mode,
+                name=self._stores.name_of(e), path=utf8_text(str(e.store.path)),
+                fingerprint=e.store.manifest.fingerprint, io_mode=e.reader.mode,
                 sessions=used.count(e), retired=e in retired,
             )
             for e in self._stores.all()
@@ -322,6 +317,6 @@ class StreamRegistry:
         )
 
 
-def _utf8(text: str) -> str:
+def utf8_text(text: str) -> str:
     """Text that can be encoded: file names may hold bytes that are not UTF-8."""
     return text.encode("utf-8", "backslashreplace").decode()

@@ -8,14 +8,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 import numpy as np
 from msgspec import structs
 from numpy.typing import NDArray
 
 from blockstore import concurrency
+from blockstore.closing import Closing
 from blockstore.errors import StoreError
 from blockstore.store import Store, open_store
 from loaderd.api.errors import DaemonError, Refused, SessionLost
@@ -46,14 +45,13 @@ _KEPT = 2  # of the memory for requests one in so many bytes is for ids that are
 # another stream is opened
 
 LOOK_S = 0.01  # between two looks at a stream that has nothing for one of its cursors
-STRAGGLER_WAIT_S = (
-    0.25  # that a stream waits for the slowest of its cursors, before that one leaves
-)
+# that a stream waits for the slowest of its cursors, before that one leaves
+STRAGGLER_WAIT_S = 0.25
 LAST_S = 2.0  # the same, where that one keeps the only batch that can be leased: all have to leave
 
 
-class StreamService:
-    """What the daemon's shell asks of an engine, for sessions that share streams of it."""
+class StreamService(Closing):
+    """Sessions of clients, which share the streams of some stores."""
 
     def __init__(self, stores: Stores, paths: Callable[[], Sequence[Path]] | None = None) -> None:
         """Everything that the stores' engines deliver comes here from now on.
@@ -74,15 +72,7 @@ class StreamService:
         self._opener = StreamOpener(stores, self._registry)
         self._watch = StragglerWatch(self._registry, self._opener)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
         self._watch.close()
         self._opener.executor.close()
 
@@ -217,7 +207,6 @@ class StreamService:
             self._opener.find_place(cursor)
 
     def release(self, release: Release) -> None:
-        """A client is done with a row group."""
         with self._registry.lock:
             cursor, _ = self._registry.sessions.get(release.session, (None, None))
             if cursor is None or release.run != cursor.run:
@@ -228,7 +217,6 @@ class StreamService:
                 self._opener.find_place(cursor)  # it fell behind, and is alive
 
     def stores(self) -> tuple[StoreStatus, ...]:
-        """Those that are served, and those that still are."""
         return self._registry.stores()
 
     # -- all of it --------------------------------------------------------------------------------
@@ -290,7 +278,6 @@ class StreamService:
             executor.put_later(partial(self._sweep, again=True), AGAIN_S)
 
     def status(self) -> tuple[tuple[LedgerEntry, ...], tuple[SessionStatus, ...], dict[str, int]]:
-        """Ledger, sessions and counters as they are now."""
         return self._registry.status()
 
 

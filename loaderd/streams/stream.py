@@ -73,10 +73,10 @@ class Cursor:
     stride: int = 1  # between two steps
     active: bool = False  # its run has batches to come
     place: CursorPosition | None = None  # in its stream, of what it has asked for
-    wish: CursorPosition | None = None  # the same of a newer run, which it is expected to ask for
-    held: dict[int, RingBatch] = field(
-        default_factory=dict
-    )  # by position: sent, and not yet released
+    # the same of a newer run, which it is expected to ask for
+    expected: CursorPosition | None = None
+    # by position: sent, and not yet released
+    held: dict[int, RingBatch] = field(default_factory=dict)
     waits: bool = False  # for a stream that is to be opened
     avoids: "Stream | None" = None  # the one that had nothing for it, while another is opened
     batches: int = 0
@@ -122,6 +122,8 @@ class Stream:
         """The earliest position that a cursor wants, and that is not in the ring."""
         if self.closing or self.error is not None:
             return None
+        # `ask` only ever moves over batches that count this cursor among those who want them, so
+        # that the search begins where it ended; `drop_early` moves it back
         found: tuple[int, int] | None = None
         for cursor, place in self._places():
             batch = self._ring.get((place.run, place.ask))
@@ -183,7 +185,6 @@ class Stream:
 
     @property
     def depth(self) -> int:
-        """Batches that can be leased at a time."""
         return max(1, self.session.depth)
 
     def has_room(self, rank: int = 0) -> bool:
@@ -205,7 +206,7 @@ class Stream:
         if self.closing or self.stuck or self.error is not None or cursor.epoch != self.epoch:
             return False
         stride, depth = cursor.stride * self.world, self.depth
-        place = CursorPosition(self.run, cursor.step, stride, cursor.step)
+        place = self._position(cursor.step, stride)
         found = [b for b in self._ring.values() if place.wants(b.run, b.step)]
         if not all(b.untouched for b in found) or cursor.step > self.front + depth * stride:
             return False
@@ -216,7 +217,7 @@ class Stream:
     def join(self, cursor: Cursor) -> None:
         """A cursor reads the newest run on from where it is; `can_join` has been asked."""
         stride = cursor.stride * self.world
-        cursor.place, cursor.wish = CursorPosition(self.run, cursor.step, stride, cursor.step), None
+        cursor.place, cursor.expected = self._position(cursor.step, stride), None
         for batch in list(self._ring.values()):
             if cursor.place.wants(batch.run, batch.step):
                 batch.wanted.add(cursor.number)
@@ -262,10 +263,10 @@ class Stream:
         first, stride = cursor.step // self.world * self.world, cursor.stride * self.world
         self.first = first
         for other in self.cursors.values():
-            self._drop_wish(other)
+            self._drop_expected(other)
             at = first + other.rank
-            other.wish = CursorPosition(self.run, at, stride, at)
-        cursor.place, cursor.wish = CursorPosition(self.run, cursor.step, stride, cursor.step), None
+            other.expected = self._position(at, stride)
+        cursor.place, cursor.expected = self._position(cursor.step, stride), None
         self._settle(cursor)
         if fresh:
             self.session.start(self.run, self)
@@ -281,11 +282,11 @@ class Stream:
             late = self.front - self.first > self.depth * self.world
             at = self.front if late else self.first
             at += (cursor.rank - at) % self.world
-            cursor.wish = CursorPosition(self.run, at, self.world, at)
+            cursor.expected = self._position(at, self.world)
 
     def drop(self, cursor: Cursor) -> None:
         """A cursor wants nothing of it any more, but for what it was sent."""
-        cursor.place = cursor.wish = None
+        cursor.place = cursor.expected = None
         for batch in [b for b in self._ring.values() if cursor.number in b.wanted]:
             if cursor.held.get(batch.step) is not batch:
                 self._forget(cursor, batch)
@@ -317,7 +318,9 @@ class Stream:
                 return -1, -1
             return c.place.run, c.place.next - c.place.stride * len(c.held)
 
-        waiting = [c for c in self.cursors.values() if c.place is not None or c.wish is not None]
+        waiting = [
+            c for c in self.cursors.values() if c.place is not None or c.expected is not None
+        ]
         if len(waiting) < 2:
             return None
         found = min(waiting, key=place)
@@ -358,7 +361,6 @@ class Stream:
     # -- batches ----------------------------------------------------------------------------------
 
     def send(self) -> None:
-        """Send all that can be sent now."""
         if self.closing:
             return
         for cursor in self.live:
@@ -367,12 +369,10 @@ class Stream:
             self._starved.set()
 
     def _credit(self) -> int:
-        """Batches that each cursor may hold."""
         num = len(self.cursors)
         return self.depth if num < 2 else max(1, self.depth // (num + 1))
 
     def _ready(self, cursor: Cursor) -> RingBatch | None:
-        """What a cursor can be sent next."""
         assert cursor.place is not None
         batch = self._ring.get((cursor.place.run, cursor.place.next))
         return batch if batch is not None and batch.pieces else None
@@ -452,22 +452,26 @@ class Stream:
 
     # -- places -----------------------------------------------------------------------------------
 
+    def _position(self, step: int, stride: int) -> CursorPosition:
+        """In the newest run, before anything is asked for."""
+        return CursorPosition(self.run, step, stride, step)
+
     def _places(self) -> Iterator[tuple[Cursor, CursorPosition]]:
         for cursor in self.cursors.values():
-            for place in (cursor.place, cursor.wish):
+            for place in (cursor.place, cursor.expected):
                 if place is not None:
                     yield cursor, place
 
     def _wants(self, cursor: Cursor, run: int, step: int) -> bool:
         return any(
             p is not None and p.wants(run, step) and step % self.world == cursor.rank
-            for p in (cursor.place, cursor.wish)
+            for p in (cursor.place, cursor.expected)
         )
 
-    def _drop_wish(self, cursor: Cursor) -> None:
-        wish, cursor.wish = cursor.wish, None
-        if wish is not None:
-            for batch in [b for b in self._ring.values() if b.run == wish.run]:
+    def _drop_expected(self, cursor: Cursor) -> None:
+        expected, cursor.expected = cursor.expected, None
+        if expected is not None:
+            for batch in [b for b in self._ring.values() if b.run == expected.run]:
                 held = cursor.held.get(batch.step) is batch
                 if not held and not self._wants(cursor, batch.run, batch.step):
                     self._forget(cursor, batch)

@@ -48,7 +48,7 @@ def test_a_wrong_bit_is_named(stored):
     shard.write_bytes(changed)
     reader = HostReader(file)
     try:
-        with pytest.raises(CorruptBlock, match=rf"{shard}\+8192: wrong checksum"):
+        with pytest.raises(CorruptBlock, match=rf"{shard}\+8192: crc32c of the page"):
             reader.read(file.row_ranges(24, 0, 3000), np.empty(72000, np.uint8))
         before = (1 << 14) // 24 - 1
         reader.read(file.row_ranges(24, 0, before), np.empty(24 * before, np.uint8))

@@ -191,7 +191,7 @@ class Serving:
         while (held := self.held()) != self.before:
             assert concurrency.monotonic() < end, f"not given back: {held}, at first {self.before}"
             concurrency.sleep(0.05)
-        self.exchange.__exit__(None, None, None)
+        self.exchange.close()
         self.stores.close()
 
 

@@ -61,7 +61,7 @@ class Serving:
         end = time.monotonic() + WAIT_S
         while self.held() != self.before:
             assert time.monotonic() < end, (self.held(), self.before)
-        self.exchange.__exit__(None, None, None)
+        self.exchange.close()
         self.stores.close()
 
 

@@ -144,7 +144,7 @@ def test_a_session_that_meets_hostile_content_leaves_others_at_work(tmp_path: Pa
     graph = Csc(indptr, indices, np.arange(indices.size))
     write_store(tmp_path / "store", graph, np.arange(nodes))
     serving = Serving(tmp_path / "store", 400 << 10)
-    assert serving.engine.broker.graph_wish < serving.engine.budget.graph_blocks
+    assert serving.engine.broker.graph_preferred < serving.engine.budget.graph_blocks
 
     def attach(ids: Any) -> Trainer:
         asked = Attach(

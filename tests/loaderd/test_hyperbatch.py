@@ -16,7 +16,6 @@ from blockstore.pool import BlockPool
 from blockstore.store import open_store, read_rows
 from loaderd.memory.ledger import ServedRows, SessionNeed, served_rows
 from loaderd.plans.hyperbatch import block_schedule, choose_size, grown
-from loaderd.sampling.hyperbatch.cut import Estimate, cut_hyper
 from loaderd.sampling.hyperbatch.rowcache import (
     Needs,
     RowCache,
@@ -24,6 +23,8 @@ from loaderd.sampling.hyperbatch.rowcache import (
     rows_by_type,
     table_bytes,
 )
+from loaderd.sampling.hyperbatch.sizing import Estimate, cut_hyper
+from loaderd.sampling.rows import ServedFiles
 from preprocess.ingest.ingest import ingest
 from preprocess.ingest.options import IngestOptions
 from preprocess.pipeline.progress import Progress
@@ -115,9 +116,10 @@ NEED = SessionNeed(9, 9 << 20, 1, 2, 4, 6, 50, 2)
 
 @given(st.integers(1, 3000), st.integers(0, 1), st.integers(0, 40))
 def test_a_cut_takes_no_more_than_there_is(room, together, asked):
-    estimate = Estimate(1 << 20, 10_000, together << 19, 1 << 20, (10_000, 18_000, 30_000))
+    estimate = Estimate(100, 1 << 20, 10_000, together << 19, 1 << 20, (10_000, 18_000, 30_000))
     types = [ServedRows("x", NODES, RowArray("x", "float32", 1_000_000, (16,)))]
-    cut = cut_hyper(room, 1 << 20, NEED, estimate, types, "uint32", 8, 4, asked, 100)
+    files = ServedFiles(types, None, 0, None, 1 << 20, 1 << 20, "uint32")
+    cut = cut_hyper(room, files, NEED, estimate, 8, 4, asked)
     if cut is None:
         assert not together or asked == 1 or room < 100
         return
@@ -164,7 +166,9 @@ class Kit:
         at = rows * BLOCK
         transit = [self.data[-2 * BLOCK : -BLOCK], self.data[-BLOCK:]]
         self.cache = RowCache(
-            self.served, self.reader, 0, self.data, BLOCK, store.manifest.block_bytes, "uint32",
+            ServedFiles(
+                self.served, self.reader, 0, self.data, BLOCK, store.manifest.block_bytes, "uint32"
+            ),
             entries, self.data[at : at + tables * BLOCK], list(range(rows)), transit, gap,
         )  # fmt: skip
         self.cache.begin_run()
@@ -193,7 +197,7 @@ def kit(store):
 
     yield make
     for kit in made:
-        kit.reader.__exit__(None, None, None)
+        kit.reader.close()
 
 
 @settings(max_examples=15, deadline=None)
@@ -218,7 +222,7 @@ def test_rows_of_a_group_are_there_whatever_leaves(store, data):
             for needs in batches:
                 kit.check(np.concatenate(needs.pieces))
     finally:
-        kit.reader.__exit__(None, None, None)
+        kit.reader.close()
 
 
 def test_types_of_different_sizes_have_a_search_each(tmp_path):
@@ -236,7 +240,7 @@ def test_types_of_different_sizes_have_a_search_each(tmp_path):
             kit.cache.bring([Needs(batch, (nodes,))], [], lambda known, batch=batch: batch)
             kit.check(nodes)
     finally:
-        kit.reader.__exit__(None, None, None)
+        kit.reader.close()
 
 
 def test_a_batch_that_is_not_released_keeps_its_rows(kit):
@@ -297,4 +301,4 @@ def test_a_page_that_is_wrong_is_an_error_and_nothing_of_it_is_kept(store, tmp_p
         kit.cache.bring([Needs(1, (nodes,))], [], lambda known: 1)
         kit.check(nodes)
     finally:
-        kit.reader.__exit__(None, None, None)
+        kit.reader.close()

@@ -27,7 +27,7 @@ from typer.testing import CliRunner
 from loaderd.api.endpoint import parse_endpoint
 from loaderd.api.protocol import Attach, Release, Start
 from loaderd.cli.commands import app
-from loaderd.monitoring.looks import Look, compare
+from loaderd.monitoring.rates import StatusSample, compare
 from loaderd.monitoring.top import decimal, frame
 from tests.daemons import ROOT, stop
 from tests.loaderd.harness import Client
@@ -170,7 +170,9 @@ def test_the_page_in_a_browser(daemon, tmp_path):
 @pytest.mark.parametrize("width", [60, 80, 140])
 def test_top_fits_its_terminal(width):
     before = status()
-    rates = compare(Look(0, before), Look(1, later(before, 1.0, starved_ns=900 * MS, fill_ns=9)))
+    rates = compare(
+        StatusSample(0, before), StatusSample(1, later(before, 1.0, starved_ns=900 * MS, fill_ns=9))
+    )
     console = Console(width=width, record=True, file=io.StringIO())
     console.print(frame(rates, before, width))
     lines = console.export_text().splitlines()
@@ -187,7 +189,7 @@ def test_top_fits_its_terminal(width):
 def test_top_says_whose_sessions_are_of_several_stores():
     before = status(stores=(STORE, structs.replace(STORE, name="other")))
     console = Console(width=140, record=True, file=io.StringIO())
-    console.print(frame(compare(Look(0, before), Look(1, before)), before, 140))
+    console.print(frame(compare(StatusSample(0, before), StatusSample(1, before)), before, 140))
     (line,) = (s for s in console.export_text().splitlines() if "minibatch" in s)
     assert line.split()[1:4] == ["3", "store", "minibatch"]
 

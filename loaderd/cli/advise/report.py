@@ -60,7 +60,6 @@ class Line:
 
     @property
     def epoch_bytes(self) -> int:
-        """Bytes read in an epoch, as in the trial."""
         assert self.trial is not None
         return int(self.trial.num_bytes * self._epochs)
 
@@ -115,7 +114,6 @@ def report_on(store: Store, settings: EngineSettings, request: Attach, seconds: 
 
 
 def _cases(manifest: Manifest, request: Attach, seconds: float) -> Iterator[tuple[Line, Attach]]:
-    """The plans that the store has data for, and what is asked of each."""
     yield Line(MinibatchPlan.name), request
     yield Line(HyperbatchPlan.name), request
     if any(t.num_partitions for t in manifest.types):

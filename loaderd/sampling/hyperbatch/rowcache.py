@@ -8,9 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from blockstore import concurrency
 from blockstore.format import PAGE_BYTES, row_geometry
-from blockstore.io.reader import BlockReader, Reading, Transit, wait_all
+from blockstore.io.reader import Reading, make_transit, wait_all
 from blockstore.kernels.rowcache import (
     ABSENT_ROW,
     LEVELS,
@@ -29,6 +28,7 @@ from blockstore.kernels.rowcache import (
 from blockstore.kernels.rows import RowLayout, row_layout
 from loaderd.memory.ledger import ServedRows
 from loaderd.memory.workspace import Carver
+from loaderd.sampling.rows import ServedFiles
 
 CHUNK_ROWS = 1 << 16  # brought in between two looks at what may leave, at most
 _HALVE_EVERY = 8  # groups
@@ -75,7 +75,6 @@ class TypeRows(NamedTuple):
 
 
 def rows_by_type(served: Sequence[ServedRows]) -> list[TypeRows]:
-    """The served row arrays, by node type, in order."""
     found: dict[str, list[int]] = {}
     for i, rows in enumerate(served):
         found.setdefault(rows.node_type.name, []).append(i)
@@ -102,7 +101,6 @@ def share_entries(types: Sequence[TypeRows], num_bytes: int, id_bytes: int) -> l
 
 
 def area_slots_of(types: Sequence[TypeRows], entries: Sequence[int], slot_bytes: int) -> int:
-    """Arena slots for the rows of so many entries of each type."""
     return sum(
         -(-count // (slot_bytes // width))
         for t, count in zip(types, entries, strict=True)
@@ -116,7 +114,6 @@ def entry_bytes(id_bytes: int) -> int:
 
 
 def table_bytes(types: Sequence[TypeRows], id_dtype: str, entries: Sequence[int]) -> int:
-    """Bytes of all tables of a cache."""
     carver = Carver(None)
     for t, count in zip(types, entries, strict=True):
         _carve(carver, t, count, np.dtype(id_dtype))
@@ -148,45 +145,39 @@ class RowCache:
 
     def __init__(
         self,
-        served: Sequence[ServedRows],
-        reader: BlockReader,
-        first_file: int,
-        data: NDArray[np.uint8],
-        slot_bytes: int,
-        block_bytes: int,
-        id_dtype: str,
+        files: ServedFiles,
         entries: Sequence[int],
         tables: NDArray[np.uint8],
         area: Sequence[int],
         transit: Sequence[NDArray[np.uint8]],
         gap_pages: int,
     ) -> None:
-        """Row array a is file `first_file + a` of the reader.
+        """Bring nothing yet.
 
+        entries   of each node type
         tables    uint8 (table_bytes,)
         area      arena slots, `area_slots` of them
         transit   buffers for runs of pages
+        gap_pages   pages between rows wanted that are read with them, at most
         """
-        self._reader, self._data, self._slot_bytes = reader, data, slot_bytes
+        self._reader, self._data, self._slot_bytes = files.reader, files.data, files.slot_bytes
         self._gap_pages = gap_pages
         self._most_pages = min(b.size for b in transit) // PAGE_BYTES
-        self._transit: Transit = concurrency.SimpleQueue()
-        for buffer in transit:
-            self._transit.put(buffer)
+        self._transit = make_transit(transit)
         carver, slots = Carver(tables), iter(area)
-        ids = np.dtype(id_dtype)
+        ids = np.dtype(files.id_dtype)
         empty = np.iinfo(ids).max
         self.types: list[_Type] = []
-        for t, count in zip(rows_by_type(served), entries, strict=True):
+        for t, count in zip(rows_by_type(files.served), entries, strict=True):
             place, node, last, coming, uses, bits, listed = _carve(carver, t, count, ids)
             place[:], node[:], last[:], uses[:] = ABSENT_ROW, empty, -1, 0
             table = CacheTable(place, node, last, coming, uses, np.uint64(empty))
             arrays = []
             for i, width in zip(t.served, t.row_bytes, strict=True):
-                geometry = row_geometry(served[i].array, block_bytes)
-                taken = -(-count // (slot_bytes // width))
-                own = np.fromiter((next(slots) for _ in range(taken)), np.int64, taken)
-                arrays.append(_Array(first_file + i, row_layout(geometry, width), own))
+                geometry = row_geometry(files.served[i].array, files.block_bytes)
+                num_slots = -(-count // (files.slot_bytes // width))
+                own = np.fromiter((next(slots) for _ in range(num_slots)), np.int64, num_slots)
+                arrays.append(_Array(files.first_file + i, row_layout(geometry, width), own))
             self.types.append(
                 _Type(t.first, t.num_nodes, arrays, list(t.served), table, bits, listed)
             )

@@ -18,6 +18,7 @@ from loaderd.api.errors import BatchFailed
 from loaderd.monitoring.trace import ROWS, STAGE, Trace
 from loaderd.plans.base import Plan, Unit, Wanted
 from loaderd.sampling.hyperbatch.rowcache import Needs, RowCache
+from loaderd.sampling.hyperbatch.sizing import HyperSizing
 from loaderd.sampling.structure import Structure
 
 ALIGN = 64
@@ -48,7 +49,6 @@ class StructureArea:
         return start // item
 
     def view(self, dtype: DTypeLike) -> NDArray[Any]:
-        """All of the memory as items."""
         return self._memory.view(np.dtype(dtype))
 
     def copy(self, values: NDArray[Any]) -> NDArray[Any] | None:
@@ -63,12 +63,7 @@ class StructureArea:
         self._used = 0
 
     def reset(self) -> None:
-        """Everything is free again."""
         self._used = self.left = 0
-
-    @property
-    def used(self) -> int:
-        return self._used
 
 
 class Sampled(NamedTuple):
@@ -87,6 +82,15 @@ class Sampled(NamedTuple):
     times: tuple[NDArray[np.int64], ...]  # of the seeds, likewise
     area: StructureArea
     run: int = -1
+
+
+class HyperMemory(NamedTuple):
+    """What hyperbatches take beside what batches are built in."""
+
+    cut: HyperSizing
+    areas: list[StructureArea]
+    scratch: StructureArea | None  # if batches are sampled together
+    cache: RowCache | None  # None: rows pass by, batch by batch
 
 
 class _Cancelled(Exception):
@@ -114,7 +118,7 @@ class Sampler(Protocol):
         """The first of these batches that the area holds, numbered from `first` on."""
 
 
-class Hand(Protocol):
+class BatchOwner(Protocol):
     """Whose batches they are."""
 
     def ask(self, run: int, count: int) -> list[Wanted]:
@@ -140,25 +144,20 @@ class Hyper:
         self,
         plan: Plan,
         sampler: Sampler,
-        cache: RowCache | None,
-        areas: Sequence[StructureArea],
-        size: int,
-        chunk: int,
-        hand: Hand,
+        memory: HyperMemory,
+        owner: BatchOwner,
         trace: Trace | None = None,
     ) -> None:
-        """`size`: batches of a hyperbatch, at most; `chunk` of them are sampled into an area.
-
-        Without a cache each batch's rows are for the engine to bring.
-        """
-        self._plan, self._sampler, self.cache = plan, sampler, cache
-        self.size, self._chunk, self._hand, self._trace = size, chunk, hand, trace
-        self._free = list(areas)
+        """Without a cache each batch's rows are for the engine to bring."""
+        self._plan, self._sampler, self.cache = plan, sampler, memory.cache
+        self.size, self._chunk = memory.cut.size, memory.cut.chunk
+        self._owner, self._trace, self._free = owner, trace, list(memory.areas)
         self._changed = concurrency.Condition()
         self._run: _Run | None = None
         self._stopped = self._closed = False
         self._more = False  # batches may be wanted that nobody has asked for yet
-        self._sampling = self._waits = False
+        self._sampling = False
+        self.waits = False  # rows are not brought in before the client releases batches
         self._queue: deque[Sampled] = deque()  # of the run, to be brought in
         self._cached_run: _Run | None = None  # of the numbers in the cache
         self.counters = {
@@ -199,11 +198,6 @@ class Hyper:
             self._more = True
             self._changed.notify_all()
 
-    @property
-    def waits(self) -> bool:
-        """Whether rows are not brought in before the client releases batches."""
-        return self._waits
-
     def stop(self) -> None:
         """The run ends, no other begins yet."""
         with self._changed:
@@ -212,7 +206,6 @@ class Hyper:
             self._changed.notify_all()
 
     def released(self, run: int, batch: int) -> None:
-        """The client is done with a batch."""
         with self._changed:
             if self._run is None or run < self._run.number:
                 return
@@ -235,7 +228,7 @@ class Hyper:
             self._changed.notify_all()
         for thread in self._threads:
             thread.join()
-        del self._sampler, self._hand  # they lead back to the session, and nobody uses them now
+        del self._sampler, self._owner  # they lead back to the session, and nobody uses them now
 
     # -- threads ----------------------------------------------------------------------------------
 
@@ -274,7 +267,7 @@ class Hyper:
 
         A `wake` that comes meanwhile is not missed: the next look asks again.
         """
-        asked = self._hand.ask(run.number, self._chunk - len(run.ahead))
+        asked = self._owner.ask(run.number, self._chunk - len(run.ahead))
         with self._changed:
             run.ahead.extend(asked)
             if run is self._run and len(run.ahead) >= self._chunk:
@@ -292,6 +285,7 @@ class Hyper:
             area = self._free.pop()
             area.left = 1  # this thread's
             self._more, self._sampling = False, True
+        # the consumer is asked without this lock: its own, of level 4, comes before this one
         if not self._ask(run):
             with self._changed:
                 self._drop(area, 1)
@@ -339,6 +333,8 @@ class Hyper:
             if self._closed or run is None:
                 return
             todo = list(self._queue)
+            # the area of a batch may be reset by `stop` as soon as nobody counts in `left`: while
+            # rows are brought in, this thread does
             areas = {id(s.area): s.area for s in todo}.values()
             for area in areas:  # also if the run ends meanwhile
                 area.left += 1
@@ -364,7 +360,7 @@ class Hyper:
             for sampled in group:
                 nodes = np.concatenate(sampled.nodes)
                 self._trace.write(ROWS, run.number, self.counters["hyper_groups"], nodes)
-        if not self._hand.admit(run.number, group, count > 0):
+        if not self._owner.admit(run.number, group, count > 0):
             with self._changed:
                 for sampled in group:
                     self._drop(sampled.area, 1)
@@ -395,9 +391,9 @@ class Hyper:
 
         begun = concurrency.perf_counter_ns()
         with self._changed:
-            self._waits = not moved()
+            self.waits = not moved()
             self._changed.wait_for(moved)
-            self._waits = False
+            self.waits = False
             self.counters["hyper_release_wait_ns"] += concurrency.perf_counter_ns() - begun
             if self._closed or run is not self._run:
                 raise _Cancelled
@@ -409,4 +405,4 @@ class Hyper:
                 return
             self._stopped = True
             self._forget()
-        self._hand.failed(run.number, wanted, error)
+        self._owner.failed(run.number, wanted, error)

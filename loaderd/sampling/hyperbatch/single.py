@@ -67,7 +67,6 @@ class Workspaces:
 
     @property
     def all_home(self) -> bool:
-        """Whether nobody has one."""
         return sum(q.qsize() for q in self._spare.values()) == self.total
 
 
@@ -152,7 +151,7 @@ def _num_counts(structure: Structure) -> int:
     return sum(frontier * len(edges) for frontier, edges in hops)
 
 
-class Crew:
+class SessionWorkers:
     """Workers, and the workspaces of a session that they use."""
 
     def __init__(self, workspaces: Workspaces, submit: Submit, given: Callable[[], None]) -> None:
@@ -235,7 +234,7 @@ class _Work:
 class BatchSampler:
     """Where the graph is in memory: nothing is gained by sampling block by block."""
 
-    def __init__(self, build: Build, crew: Crew) -> None:
+    def __init__(self, build: Build, crew: SessionWorkers) -> None:
         self._build, self._crew = build, crew
 
     def sample(

@@ -24,16 +24,16 @@ from blockstore.kernels.order import (
     place_draws,
 )
 from blockstore.kernels.picks import Column, Draws
-from blockstore.kernels.sample import MultiBlockColumns
+from blockstore.kernels.sample import MultiBlockColumns, column_degrees, draw_columns
 from loaderd.memory.reservation import Account
-from loaderd.memory.residency import PinnedBlocks, Residency
+from loaderd.memory.residency import PinnedBlocks
 from loaderd.memory.workspace import Workspace, WorkspaceFull
 from loaderd.monitoring.trace import BLOCKS, Trace
 from loaderd.plans.base import Plan, Unit
 from loaderd.plans.hyperbatch import block_schedule
 from loaderd.plans.roots import Excluded, Forest, Roots, drop_seed_edges
 from loaderd.sampling.hyperbatch.session import ALIGN, Sampled, StructureArea
-from loaderd.sampling.hyperbatch.single import Crew
+from loaderd.sampling.hyperbatch.single import SessionWorkers
 from loaderd.sampling.renumbering import Renumbering
 from loaderd.sampling.structure import NO_TREES, HeldBlocks, Structure, make_column
 from loaderd.sampling.topology import MultiBlockDraws, Topology
@@ -78,7 +78,6 @@ class _Batch:
 
     @property
     def num_nodes(self) -> int:
-        """Nodes found so far."""
         return sum(piece.size for piece in self.pieces)
 
 
@@ -102,19 +101,18 @@ class BlockSampler:
         plan: Plan,
         begin: Begin,
         topology: Topology,
-        residency: Residency,
-        crew: Crew,
+        crew: SessionWorkers,
         scratch: StructureArea,
         turn: concurrency.Lock,
-        id_dtype: str,
-        edge_id_dtype: str,
         trace: Trace | None = None,
     ) -> None:
+        """`turn`: of the session that samples by blocks, of those at one store."""
         self._plan, self._roots, self._topology = plan, begin, topology
-        self._residency, self._crew, self._scratch = residency, crew, scratch
-        self._turn = turn
-        self._ids, self._edge_ids = np.dtype(id_dtype), np.dtype(edge_id_dtype or "uint32")
-        self._upward, self._trace = True, trace
+        self._residency, self._crew, self._scratch = topology.residency, crew, scratch
+        self._turn, self._upward, self._trace = turn, True, trace
+        views = [index.view for index in topology.relations]
+        self._ids = views[0].ids.dtype
+        self._edge_ids = max((v.edge_ids.dtype for v in views), key=lambda dtype: dtype.itemsize)
 
     def sample(
         self, units: Sequence[Unit], first: int, area: StructureArea, cancelled: Callable[[], bool]
@@ -277,8 +275,8 @@ class BlockSampler:
         num = int(entries_of_blocks(frontier.order, frontier.block_starts, blocks, entries))
         if num == 0:
             return
-        topology, rule = self._topology, column.rule
-        topology.count(column, entries, 0, num, frontier.blocks)
+        index, rule = self._topology.relations[column.relation], column.rule
+        column_degrees(index.view, column, frontier.blocks, entries, 0, num)
         total = int(count_draws(column.counts, entries, num, rule.fanout, rule.replace))
         places = [(draws.starts, self._ids)]
         if draws.edges.size:
@@ -289,16 +287,18 @@ class BlockSampler:
                 raise _Full
             place_draws(column.counts, entries, num, rule.fanout, rule.replace, first, starts)
         multi_block = MultiBlockColumns(np.empty(0, np.uint32), np.empty(0, np.int64))
-        if topology.has_multi_block(column):
+        if index.has_multi_block:
             multi_block = MultiBlockColumns(np.empty(num, np.uint32), np.empty(num, np.int64))
-        if n := topology.draw_held(column, entries, 0, num, frontier.blocks, draws, multi_block):
+        n = draw_columns(
+            index.view, column, frontier.blocks, entries, 0, num, draws, multi_block, 0
+        )
+        if n:
             own = MultiBlockColumns(multi_block.entries[:n].copy(), multi_block.degrees[:n].copy())
             frontier.multi_block.append(own)
 
     def _draw_multi_block(
         self, r: int, batches: list[_Batch], ahead: concurrency.ThreadPoolExecutor
     ) -> None:
-        """Draws of columns over several blocks."""
         frontiers = [batch.frontiers[r] for batch in batches]
         self._topology.draw_multi_block(
             [

@@ -240,7 +240,6 @@ def bound(
 
 
 def bound_hubs(files: MacroFiles, served: Sequence[ServedRows]) -> HubBounds:
-    """What the hubs take."""
     part = 2 * files.num_partitions
     pages = sum(
         files.pages(a, 0, files.type_of[rows.node_type.name], part).total

@@ -10,9 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from blockstore import concurrency
 from blockstore.format import PAGE_BYTES, Manifest, Relation
-from blockstore.io.reader import BlockReader, Reading, Transit, wait_all
+from blockstore.io.reader import Reading, make_transit, wait_all
 from blockstore.kernels import members as kernels
 from blockstore.kernels.columns import view_blocks
 from blockstore.kernels.members import MemberColumns, Members, WantedMembers
@@ -34,6 +33,7 @@ from loaderd.sampling.macrobatch.files import (
     RowBlocks,
     cut_runs,
 )
+from loaderd.sampling.rows import ServedFiles
 from loaderd.sampling.structure import Structure, sample_hops
 from loaderd.sampling.topology import NO_ITEMS
 
@@ -101,9 +101,7 @@ class MacroShared:
         self,
         store: Store,
         files: MacroFiles,
-        served: Sequence[ServedRows],
-        reader: BlockReader,
-        data: NDArray[np.uint8],
+        rows: ServedFiles,
         transit: Sequence[NDArray[np.uint8]],
         ids: NDArray[np.uint8],
         hubs: NDArray[np.uint8],
@@ -111,7 +109,6 @@ class MacroShared:
     ) -> None:
         """Reads the ids of copies, and the hubs.
 
-        data     the arena
         transit  page-aligned buffers, each as wide as a block at least
         ids      memory for `ids_bytes`
         hubs     page-aligned memory for `bound_hubs`; empty without hubs
@@ -119,12 +116,10 @@ class MacroShared:
         Raises CorruptBlock, OSError.
         """
         manifest = store.manifest
-        self.manifest, self.files, self.served = manifest, files, served
-        self.reader, self.data, self.choice = reader, data, choice
-        self.types = [files.type_of[r.node_type.name] for r in served]
-        self.transit: Transit = concurrency.SimpleQueue()
-        for buffer in transit:
-            self.transit.put(buffer)
+        self.manifest, self.files, self.served = manifest, files, rows.served
+        self.reader, self.data, self.choice = rows.reader, rows.data, choice
+        self.types = [files.type_of[r.node_type.name] for r in rows.served]
+        self.transit = make_transit(transit)
         self.run_blocks = max(1, transit[0].size // manifest.block_bytes)
         carver = Carver(ids)
         self.copy_ids: list[NDArray[Any]] = []
@@ -132,8 +127,8 @@ class MacroShared:
             count = t.halo.nodes.num_rows if t.halo else 0
             out = carver.array(np.dtype(manifest.id_dtype), count)
             if t.halo is not None:
-                for first, rows in scan_rows(store, t.halo.nodes, manifest.block_bytes):
-                    out[first : first + rows.size] = rows
+                for first, nodes in scan_rows(store, t.halo.nodes, manifest.block_bytes):
+                    out[first : first + nodes.size] = nodes
             self.copy_ids.append(out)
         self._hubs = hubs
         self.hub_places: list[NDArray[np.int64]] = []
@@ -172,14 +167,12 @@ class MacroShared:
         return memory.ctypes.data - self.data.ctypes.data
 
     def pages(self, a: int, part: int) -> Pages:
-        """Pages of a part's rows of one array."""
         none = np.empty(0, np.int64)
         if part >= self.files.num_partitions and self.files.copied_rows[a] is None:
             return Pages(0, none, none)
         return self.files.pages(a, self.served[a].node_type.first, self.types[a], part)
 
     def rows(self, a: int, part: int) -> RowBlocks:
-        """The array that holds a part's rows."""
         own = part < self.files.num_partitions
         rows = self.files.rows[a] if own else self.files.copied_rows[a]
         assert rows is not None
@@ -203,7 +196,6 @@ class MacroShared:
 
 
 def ids_bytes(manifest: Manifest) -> int:
-    """Memory for the ids of copies."""
     carver = Carver(None)
     for t in manifest.types:
         carver.array(np.dtype(manifest.id_dtype), t.halo.nodes.num_rows if t.halo else 0)

@@ -25,7 +25,6 @@ class HopArray(NamedTuple):
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of a row."""
         return self.array.row_bytes
 
     @property

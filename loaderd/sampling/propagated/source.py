@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from blockstore import concurrency
 from blockstore.format import PAGE_BYTES
 from blockstore.io.arena import Arena
-from blockstore.io.reader import BlockReader, Reading, Transit, wait_all
+from blockstore.io.reader import BlockReader, Reading, make_transit, wait_all
 from blockstore.kernels.hoprows import spread_rows
 from blockstore.kernels.rowcache import plan_extents
 from blockstore.kernels.rows import row_layout
@@ -217,14 +217,13 @@ class RowSource(Protocol):
         """
 
 
-class HeldRanges:
+class CachedRanges:
     """Ranges of arrays that are held; pages are read when they are first wanted."""
 
     def __init__(self, plan: HopPlan, arrays: Sequence[ResidentArray]) -> None:
         self._plan, self._arrays = plan, arrays
 
     def ask(self, unit: Unit, buffer: int, arrival: PendingRead) -> Answer:
-        """See `RowSource`."""
         del buffer
         ranges = self._plan.ranges(unit).tolist()
         for first, stop in ranges:
@@ -238,7 +237,7 @@ class HeldRanges:
         return Answer("ranges", first, counts, places, -1)
 
 
-class HeldRows:
+class CachedRows:
     """Rows by number of arrays that are held; all of them are read before the first batch."""
 
     def __init__(
@@ -257,7 +256,6 @@ class HeldRows:
         self._loaded = False
 
     def ask(self, unit: Unit, buffer: int, arrival: PendingRead) -> Answer:
-        """See `RowSource`."""
         del arrival  # nothing is on its way after what is loaded
         if not self._loaded:
             for _ in load_all(self._arrays, self._stopped):
@@ -281,7 +279,6 @@ class PassingRanges:
         self._plan, self._arrays, self._reader, self._at = plan, arrays, reader, places
 
     def ask(self, unit: Unit, buffer: int, arrival: PendingRead) -> Answer:
-        """See `RowSource`."""
         ranges = self._plan.ranges(unit).tolist()
         at = self._at[buffer]
         places = []
@@ -330,9 +327,7 @@ class PassingRows:
         self._place_of, self._gap_pages = place_of, gap_pages
         self._buffers = [self._carve(b) for b in buffers]
         self._most_pages = min(b.size for b in transit) // PAGE_BYTES
-        self._transit: Transit = concurrency.SimpleQueue()
-        for piece in transit:
-            self._transit.put(piece)
+        self._transit = make_transit(transit)
 
     def _carve(self, memory: NDArray[np.uint8]) -> _Gathered:
         rows, carver = self._plan.most_rows, Carver(memory)
@@ -343,7 +338,6 @@ class PassingRows:
         return _Gathered(held, order, ascending, places, runs.reshape(len(self._arrays), rows, 5))
 
     def ask(self, unit: Unit, buffer: int, arrival: PendingRead) -> Answer:
-        """See `RowSource`."""
         memory, num = self._buffers[buffer], unit.num_seeds
         order = memory.order[:num]
         self._plan.rows(unit, order)

@@ -20,7 +20,7 @@ from loaderd.api.keys import (
     write_pair,
 )
 from loaderd.api.tcp import TcpAddress, check_reachable, parse_tcp
-from loaderd.server.curve import Gate, new_pair
+from loaderd.server.curve import KeyAuthenticator, new_pair
 from tests.remotes import free_address
 
 z85 = pytest.importorskip("zmq.utils.z85")
@@ -127,7 +127,7 @@ def test_answers_to_who_may_come_in(tmp_path, caplog, context):
     ann, eve = new_pair().public, new_pair().public
     (tmp_path / AUTHORIZED).write_text(f"{ann} ann\n")
     answers = []
-    gate = Gate(context, Authorized(tmp_path))
+    gate = KeyAuthenticator(context, Authorized(tmp_path))
     gate.zap_socket = SimpleNamespace(send_multipart=answers.append)
 
     def ask(key: bytes, version: bytes = b"1.0") -> tuple[bytes, bytes]:

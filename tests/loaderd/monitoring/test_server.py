@@ -12,7 +12,7 @@ import pytest
 
 from loaderd.api.errors import DaemonError
 from loaderd.monitoring import server as sightserver
-from loaderd.monitoring.server import SightServer
+from loaderd.monitoring.server import MonitoringServer
 from tests.loaderd.statuses import status
 
 WAIT_S = 20
@@ -20,7 +20,7 @@ WAIT_S = 20
 
 @pytest.fixture
 def server():
-    with SightServer("127.0.0.1", 0, status) as running:
+    with MonitoringServer("127.0.0.1", 0, status) as running:
         yield running
 
 
@@ -55,7 +55,7 @@ def test_metrics_and_status(server):
 
 
 def test_rates_come_once(server, monkeypatch):
-    server._history.add(sightserver.Look(1e12, status(uptime_s=1e9)))
+    server._history.add(sightserver.StatusSample(1e12, status(uptime_s=1e9)))
     newest = json.loads(get(server, "status.json")[1])["rates"][-1]
     assert newest["at_s"] == 1e12
     assert json.loads(get(server, f"status.json?after={newest['at_s']}")[1])["rates"] == []
@@ -67,14 +67,14 @@ def test_what_is_refused(server):
     assert get(server, "metrics", host="localhost:1")[1]
     assert get(server, "metrics", host="[::1]:1")[1]
     with pytest.raises(DaemonError, match="choose another one"):
-        SightServer("127.0.0.1", int(server.address.split(":")[2].strip("/")), status)
+        MonitoringServer("127.0.0.1", int(server.address.split(":")[2].strip("/")), status)
 
 
 def test_a_daemon_that_does_not_answer():
     def silent():
         raise TimeoutError
 
-    with SightServer("127.0.0.1", 0, silent) as server:
+    with MonitoringServer("127.0.0.1", 0, silent) as server:
         assert code(server, "metrics") == 503
 
 
@@ -109,7 +109,7 @@ def test_requests_that_are_never_answered_keep_nobody_out():
         still.wait(WAIT_S)
         return status()
 
-    with SightServer("127.0.0.1", 0, wait) as server:
+    with MonitoringServer("127.0.0.1", 0, wait) as server:
         held = connections(server, sightserver.MOST_REQUESTS)
         try:
             for connection in held:

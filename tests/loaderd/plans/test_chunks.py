@@ -14,8 +14,8 @@ from blockstore.store import numpy_dtype, open_store
 from loaderd.api.protocol import HopBatches, Resolved
 from loaderd.plans.base import Part
 from loaderd.plans.chunks import HopPlan
-from loaderd.sampling.propagated.cut import MOST_RANGES
 from loaderd.sampling.propagated.files import RUN_PAGES, HopArray, chosen_arrays
+from loaderd.sampling.propagated.sizing import MOST_RANGES
 from tests.differences import At
 from tests.hopstores import make_hops, write_hop_store
 from tests.reference import hop_order

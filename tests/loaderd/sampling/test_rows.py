@@ -16,7 +16,7 @@ from blockstore.kernels.rows import ABSENT, NO_ROW
 from blockstore.pool import BlockPool
 from loaderd.memory.ledger import ServedRows
 from loaderd.memory.residency import Residency
-from loaderd.sampling.rows import RowAssembler
+from loaderd.sampling.rows import RowAssembler, ServedFiles
 
 BLOCK, SLOT, FIRST, NODES, WIDTHS = 4096, 4096, 10, 60, (1500, 700, 24)
 IDS = RowArray("ids", "uint32", NODES)
@@ -60,9 +60,8 @@ class Parts:
         self.pool.add_slots(range(pool_slots))
         self.reader = Reader(self.data)
         residency = Residency(self.pool, self.reader, 0, threading.Condition())  # type: ignore[arg-type]
-        self.assembler = RowAssembler(
-            SERVED, residency, self.reader, 0, self.data, SLOT, BLOCK  # type: ignore[arg-type]
-        )  # fmt: skip
+        files = ServedFiles(SERVED, self.reader, 0, self.data, SLOT, BLOCK, "uint32")  # type: ignore[arg-type]
+        self.assembler = RowAssembler(files, residency)
         finest = min(g.rows_per_block for g in GEOMETRY)
         most = max(TOP // finest + 1, *(g.num_blocks for g in GEOMETRY))
         self.work: Any = SimpleNamespace(

@@ -400,19 +400,19 @@ def test_noise_at_the_door_is_ignored(shell, client):
 
 
 def test_the_door_outlives_a_shortage_of_descriptors(shell, monkeypatch):
-    door = shell.daemon._local
-    listener = door._listener
+    door = shell.daemon._local._listener
+    listener = door._socket
 
     class Exhausted:
         def __getattr__(self, name):
             return getattr(listener, name)
 
         def accept(self):
-            door._listener = listener
+            door._socket = listener
             raise OSError(errno.EMFILE, "Too many open files")
 
-    monkeypatch.setattr("loaderd.server.door.RETRY_S", 0.01)
-    door._listener = Exhausted()
+    monkeypatch.setattr("loaderd.server.listener.RETRY_S", 0.01)
+    door._socket = Exhausted()
     with client_of(shell) as client:
         assert isinstance(client.attach(), Attached)
     assert [c["exception"].errno for c in shell.errors] == [errno.EMFILE]

@@ -47,7 +47,7 @@ def test_an_attach_that_loads_the_graph_leaves_workers_their_share(store, monkey
     with sessions_of(store, 16 << 20) as sessions:
         engine, seen = sessions.engine, list[str]()
         before = held(engine)
-        assert engine.broker.graph_wish == engine.budget.graph_blocks > 100
+        assert engine.broker.graph_preferred == engine.budget.graph_blocks > 100
         first = sessions.attach("minibatch")
         taken = shrink(engine, engine.budget.graph_least)
         gate, stopped, drop = threading.Event(), threading.Event(), engine.graph.drop
@@ -113,7 +113,7 @@ def test_an_attach_does_not_wait_for_workers_who_have_batches_to_build(store):
     """What is sampled to know what batches take is sampled by who attaches: others wait for it."""
     with sessions_of(store, 1 << 20) as sessions:
         engine, gate = sessions.engine, threading.Event()
-        assert engine.broker.graph_wish < engine.budget.graph_blocks
+        assert engine.broker.graph_preferred < engine.budget.graph_blocks
         for _ in range(engine.settings.workers):
             engine.resources.workers.soon(0, lambda: gate.wait(2 * WAIT_S) and None)
         with ThreadPoolExecutor(1) as pool:

@@ -9,7 +9,7 @@ import pytest
 
 from loaderd.api.protocol import ChunkReady, ErrorReply, Release
 from loaderd.plans.base import Unit, Wanted
-from loaderd.sampling.propagated.cut import HopCut
+from loaderd.sampling.propagated.sizing import HopSizing
 from loaderd.sampling.propagated.source import Answer, PendingRead
 from loaderd.sessions.propagated import PropagatedSession
 
@@ -74,7 +74,7 @@ def parts():
         closer=SimpleNamespace(put=lambda step: threading.Thread(target=step).start()),
         budget=SimpleNamespace(slot_bytes=4096),
     )  # fmt: skip
-    cut = HopCut(True, False, 0, 1, WINDOW, 0, 0, 2)
+    cut = HopSizing(True, False, 0, 1, WINDOW, 0, 0, 2)
     memory: Any = SimpleNamespace(cut=cut, allocation=[], free=lambda: None)
     source = Source()
     session = PropagatedSession(resources, 4, plan, [], memory, source, threading.Event())

@@ -64,7 +64,7 @@ class Daemon:
         return self
 
     def __exit__(self, *_error: object) -> None:
-        self.exchange.__exit__(None, None, None)
+        self.exchange.close()
         self.stores.close()
 
     def attach(self, store: str, **fields: Any) -> Attached:

@@ -20,6 +20,7 @@ from loaderd.sampling.hyperbatch.rowcache import (
     share_entries,
     table_bytes,
 )
+from loaderd.sampling.rows import ServedFiles
 
 SLOT, BLOCK, NODES, WIDTHS = 4096, 4096, 120, (1500, 24)
 IDS = RowArray("ids", "uint32", NODES)
@@ -85,8 +86,8 @@ def make_cache(entries: int, reader: Reader) -> RowCache:
     transit = [data[(num_slots + 2 * i) * SLOT :][: 2 * SLOT] for i in range(4)]
     tables = np.zeros(table_bytes(types, "uint32", [entries]), np.uint8)
     return RowCache(
-        SERVED, reader, 0, data, SLOT, BLOCK, "uint32", [entries], tables, area.tolist(),  # type: ignore[arg-type]
-        transit, 1,
+        ServedFiles(SERVED, reader, 0, data, SLOT, BLOCK, "uint32"),  # type: ignore[arg-type]
+        [entries], tables, area.tolist(), transit, 1,
     )  # fmt: skip
 
 

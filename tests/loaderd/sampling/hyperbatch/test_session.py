@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from loaderd.plans.base import Unit, Wanted
-from loaderd.sampling.hyperbatch.session import Hyper, Sampled, StructureArea
+from loaderd.sampling.hyperbatch.session import Hyper, HyperMemory, Sampled, StructureArea
 
 WAIT_S = 10
 
@@ -93,7 +93,9 @@ class Parts:
         self.sampler, self.hand, self.cache = Sampler(), Hand(), cache
         places = [StructureArea(np.zeros(1024, np.uint8)) for _ in range(areas)]
         self.areas = places
-        self.hyper = Hyper(plan, self.sampler, cache, places, size, 3, self.hand)  # type: ignore[arg-type]
+        cut: Any = SimpleNamespace(size=size, chunk=3)
+        memory = HyperMemory(cut, places, None, cache)  # type: ignore[arg-type]
+        self.hyper = Hyper(plan, self.sampler, memory, self.hand)
 
     def want(self, run: int, epoch: int, step: int = 0, stride: int = 1) -> None:
         with self.hand.lock:

@@ -11,7 +11,13 @@ import pytest
 from loaderd.memory.workspace import Carver, Sizes, Workspace, WorkspaceFull, carve_workspace
 from loaderd.plans.base import Shape, Unit
 from loaderd.sampling.hyperbatch.session import StructureArea
-from loaderd.sampling.hyperbatch.single import BatchSampler, Crew, Workspaces, compact, expand
+from loaderd.sampling.hyperbatch.single import (
+    BatchSampler,
+    SessionWorkers,
+    Workspaces,
+    compact,
+    expand,
+)
 from loaderd.sampling.structure import Structure
 
 STRUCTURE = Structure((2, 3), ((4,),), 5, 4, (2,))
@@ -34,7 +40,10 @@ def crew():
     for small in (False, False, False, True):
         workspaces.add(make_work(4 if small else 20, small))
     with ThreadPoolExecutor(2) as threads:
-        yield workspaces, Crew(workspaces, lambda step: threads.submit(step), lambda: None)
+        yield (
+            workspaces,
+            SessionWorkers(workspaces, lambda step: threads.submit(step), lambda: None),
+        )
 
 
 def test_steps_are_done_once_and_in_order(crew):

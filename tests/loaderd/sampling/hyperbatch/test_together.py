@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from loaderd.sampling.hyperbatch.session import Sampled, StructureArea
-from loaderd.sampling.hyperbatch.single import Crew, Workspaces
+from loaderd.sampling.hyperbatch.single import SessionWorkers, Workspaces
 from loaderd.sampling.hyperbatch.together import BlockSampler
 from tests.loaderd.sampling.sampling import BATCH, CASES, TRAIN, Found, Parts, make, parts_of, same
 
@@ -35,12 +35,11 @@ def sample(parts: Parts, area_bytes: int, scratch_bytes: int) -> list[Sampled]:
     for _ in range(3):
         workspaces.add(parts.workspace())
     with ThreadPoolExecutor(2) as threads:
-        crew = Crew(workspaces, lambda step: threads.submit(step), lambda: None)
+        crew = SessionWorkers(workspaces, lambda step: threads.submit(step), lambda: None)
         begin: Any = lambda units, _held: [parts.roots(unit) for unit in units]  # noqa: E731
         scratch = StructureArea(np.zeros(scratch_bytes, np.uint8))
         sampler = BlockSampler(
-            parts.plan, begin, parts.topology, parts.residency, crew, scratch, threading.Lock(),
-            "uint32", "uint32",
+            parts.plan, begin, parts.topology, crew, scratch, threading.Lock()
         )  # fmt: skip
         units = [parts.plan.unit(1, step) for step in range(STEPS)]
         area = StructureArea(np.zeros(area_bytes, np.uint8))

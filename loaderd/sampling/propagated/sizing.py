@@ -8,7 +8,7 @@ import numpy as np
 from blockstore.format import PAGE_BYTES, align
 from blockstore.units import format_bytes
 from loaderd.api.errors import Refused
-from loaderd.memory.ledger import EngineSettings, enough_mem
+from loaderd.memory.ledger import Budget, EngineSettings, enough_mem
 from loaderd.memory.workspace import ALIGN, Carver
 from loaderd.plans.chunks import HopPlan
 from loaderd.sampling.propagated.files import HopArray
@@ -21,7 +21,7 @@ _HELD_WINDOW = 32  # of what is in memory: batches in flight cost next to nothin
 _SHARE = 4  # a session takes one in so many of the slots that are free, if nothing else is asked
 
 
-class HopCut(NamedTuple):
+class HopSizing(NamedTuple):
     """Slots for each part, all of them runs."""
 
     ranges: bool  # batches are ranges of rows, else rows by number
@@ -44,7 +44,6 @@ class HopCut(NamedTuple):
         return self.buffer + self.transit * self.run
 
     def basis(self, num_arrays: int) -> str:
-        """As a line of the ledger says it."""
         where = "in memory whole" if self.held else "passing by"
         return (
             f"{num_arrays} hop-wise arrays {where}; {self.window} batches x {self.buffer} slots, "
@@ -56,23 +55,23 @@ def cut_hops(
     plan: HopPlan,
     arrays: Sequence[HopArray],
     settings: EngineSettings,
-    slot_bytes: int,
+    budget: Budget,
     available: int,
-    unused_bytes: int,
     missing: int,
     window: int,
     held: bool = True,
-) -> HopCut:
+) -> HopSizing:
     """Cut the memory of a session.
 
     available   slots that can be had
-    unused_bytes  of --mem, less than a slot
     missing     slots of arrays that are not in memory yet
     window      batches in flight that the client would like, 0: as many as is good
     held        False: arrays are not to be held
 
     Raises Refused, with the least --mem that would do.
     """
+
+    slot_bytes = budget.slot_bytes
 
     def slots(num_bytes: int) -> int:
         return -(-num_bytes // slot_bytes)
@@ -88,7 +87,7 @@ def cut_hops(
     index = 0 if ranges else slots(8 * rows)
     ahead = asked or max(usual, _HELD_WINDOW)
     if held and missing + ahead * index <= room:
-        return HopCut(ranges, True, missing, index, ahead, 0, 0, min(ahead, usual))
+        return HopSizing(ranges, True, missing, index, ahead, 0, 0, min(ahead, usual))
     if plan.most_ranges > 2 and passing > 2 * batch_bytes:
         ranges = False  # most of these pages is not wanted
     if ranges:
@@ -101,11 +100,11 @@ def cut_hops(
         transit -= 1
     least = buffer + transit * run
     if least > available:
-        enough = enough_mem(settings, unused_bytes, (least - available) * slot_bytes)
+        enough = enough_mem(settings, budget.unused_bytes, (least - available) * slot_bytes)
         raise Refused(shortage_text(least * slot_bytes, available * slot_bytes, enough))
     share = room if asked else room // _SHARE  # others may want to be served too
     window = max(1, min(window, (share - transit * run) // buffer))
-    return HopCut(ranges, False, 0, buffer, window, run, transit, min(window, usual))
+    return HopSizing(ranges, False, 0, buffer, window, run, transit, min(window, usual))
 
 
 def shortage_text(least_bytes: int, available_bytes: int, enough: str) -> str:

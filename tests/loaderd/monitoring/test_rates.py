@@ -3,13 +3,15 @@
 import pytest
 from msgspec import structs
 
-from loaderd.monitoring.looks import History, Look, compare, since_start, slow_stage
+from loaderd.monitoring.rates import History, StatusSample, compare, since_start, slow_stage
 from tests.loaderd.statuses import MS, SESSION, later, status
 
 
 def rates(seconds=2.0, **more):
     before = status()
-    return compare(Look(10.0, before), Look(10.0 + seconds, later(before, seconds, **more)))
+    return compare(
+        StatusSample(10.0, before), StatusSample(10.0 + seconds, later(before, seconds, **more))
+    )
 
 
 def test_rates_are_differences_by_the_time_between():
@@ -63,7 +65,7 @@ def test_a_session_is_compared_with_itself():
     grown = structs.replace(SESSION, batches=110, rows=4400, starved_ns=900 * MS, ready_ns=600 * MS)
     new = structs.replace(SESSION, session=4, batches=2, ready_ns=10 * MS, starved_ns=0)
     after = structs.replace(later(before, 2.0, fill_ns=5), sessions=(grown, new))
-    first, second = compare(Look(0, before), Look(2, after)).sessions
+    first, second = compare(StatusSample(0, before), StatusSample(2, after)).sessions
     assert (first.batches_s, first.rows_s, first.starved, first.limit) == (5, 200, 0.8, "fill")
     assert (second.batches_s, second.starved, second.limit) == (1, 0, "trainer")
 
@@ -76,7 +78,7 @@ def test_a_life_is_one_interval():
 def test_the_history_keeps_the_newest_and_forgets_sessions():
     history, reply = History(3), status()
     for second in range(6):
-        history.add(Look(second, reply))
+        history.add(StatusSample(second, reply))
         reply = later(reply, 1.0, batches=second)
     assert [p.at_s for p in history.after(-1)] == [3, 4, 5]
     assert [p.batches_s for p in history.after(3)] == [3, 4]
@@ -85,6 +87,6 @@ def test_the_history_keeps_the_newest_and_forgets_sessions():
 
 def test_another_daemon_is_not_compared_with_the_one_before():
     history = History(3)
-    history.add(Look(0, status(uptime_s=100.0)))
-    history.add(Look(1, status(uptime_s=1.0)))
+    history.add(StatusSample(0, status(uptime_s=100.0)))
+    history.add(StatusSample(1, status(uptime_s=1.0)))
     assert history.after(-1) == []

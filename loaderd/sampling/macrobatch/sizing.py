@@ -13,7 +13,7 @@ from loaderd.sampling.macrobatch.graph import MacroChoice, carve_macro, hub_byte
 _TRANSIT_BYTES = 1 << 16  # of a buffer that blocks pass through, at least
 
 
-class MacroCut(NamedTuple):
+class MacroSizing(NamedTuple):
     """Slots for each part, all of them runs."""
 
     choice: MacroChoice
@@ -37,7 +37,6 @@ class MacroCut(NamedTuple):
         return self.memories * self.macro + other
 
     def basis(self) -> str:
-        """As a line of the ledger says it."""
         return (
             f"; macro-batches: {self.memories} x {self.macro} slots, {self.hubs} of hubs, "
             f"{self.ids} of ids of copies, {self.places} of seeds by partition, {self.transit} x "
@@ -53,7 +52,7 @@ def cut_macro(
     settings: EngineSettings,
     slot_bytes: int,
     available: int,
-) -> MacroCut:
+) -> MacroSizing:
     """Two memories where `available` slots hold them, else one."""
     macro = resolved.macro
     assert macro is not None
@@ -66,7 +65,7 @@ def cut_macro(
         return -(-num_bytes // slot_bytes)
 
     hubs = hub_bytes(manifest, bound_hubs(files, served)) if macro.hubs else 0
-    cut = MacroCut(
+    cut = MacroSizing(
         choice, bounds, slots(carver.used), 2, slots(hubs), slots(ids_bytes(manifest)),
         slots(8 * resolved.num_seeds), slots(max(_TRANSIT_BYTES, slot_bytes)), settings.readers,
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Two looks at a daemon, and what happened between them: rates, hit rates, the stage that limits.
+"""Two statuses of a daemon, and what happened between: rates, hit rates, the stage that limits.
 
 Pure: statuses in, numbers out.
 """
@@ -24,7 +24,7 @@ STAGES = {  # what each counts its time in
 }
 
 
-class Look(NamedTuple):
+class StatusSample(NamedTuple):
     """A status and when it was taken."""
 
     at_s: float
@@ -32,25 +32,17 @@ class Look(NamedTuple):
 
 
 class SessionRates(msgspec.Struct, frozen=True):
-    """One session between two looks."""
+    """One session between two samples."""
 
-    session: int
-    plan: str
-    seeds: str
-    epoch: int
-    step: int
-    num_steps: int
-    in_flight: int
-    window: int
+    session: SessionStatus  # at the later one
     batches_s: float
     rows_s: float
     starved: float | None  # share of its time without a finished batch; None: no run was open
     limit: str
-    store: str
 
 
 class Rates(msgspec.Struct, frozen=True):
-    """A daemon between two looks."""
+    """A daemon between two samples."""
 
     at_s: float
     num_sessions: int
@@ -67,8 +59,8 @@ class Rates(msgspec.Struct, frozen=True):
     sessions: tuple[SessionRates, ...] = ()
 
 
-def compare(before: Look, after: Look) -> Rates:
-    """What happened between two looks at the same daemon, `after` the later one."""
+def compare(before: StatusSample, after: StatusSample) -> Rates:
+    """What happened between two samples of the same daemon, `after` the later one."""
     old, new = before.status.counters, after.status.counters
     seconds = max(after.at_s - before.at_s, 1e-9)
     counts = {name: max(0, count - old.get(name, 0)) for name, count in new.items()}
@@ -85,7 +77,7 @@ def compare(before: Look, after: Look) -> Rates:
     return Rates(
         at_s=after.at_s,
         num_sessions=len(sessions),
-        in_flight=sum(s.in_flight for s in sessions),
+        in_flight=sum(s.in_flight for s in after.status.sessions),
         batches_s=rate("batches"),
         rows_s=rate("rows"),
         edges_s=rate("edges"),
@@ -106,11 +98,8 @@ def _session_rates(
         return int(getattr(after, name)) - int(getattr(before, name) if before is not None else 0)
 
     starved = _starved(more("starved_ns"), more("ready_ns"))
-    return SessionRates(
-        after.session, after.plan, after.seeds, after.epoch, after.step, after.num_steps,
-        after.in_flight, after.window, more("batches") / seconds, more("rows") / seconds,
-        starved, _limit(starved, slowest), after.store,
-    )  # fmt: skip
+    batches_s, rows_s = more("batches") / seconds, more("rows") / seconds
+    return SessionRates(after, batches_s, rows_s, starved, _limit(starved, slowest))
 
 
 def _starved(starved_ns: int, ready_ns: int) -> float | None:
@@ -161,31 +150,29 @@ def _row_hits(counts: dict[str, int]) -> float | None:
 
 
 def since_start(status: StatusReply) -> Rates:
-    """The whole life of a daemon as one interval."""
     nothing = msgspec.structs.replace(status, counters={}, sessions=())
-    return compare(Look(-status.uptime_s, nothing), Look(0.0, status))
+    return compare(StatusSample(-status.uptime_s, nothing), StatusSample(0.0, status))
 
 
 class History:
-    """The newest rates of a daemon that is looked at again and again."""
+    """The newest rates of a daemon that is sampled again and again."""
 
     def __init__(self, length: int) -> None:
         """Keeps `length` of them, without their sessions but for the last."""
-        self._last: Look | None = None
+        self._last: StatusSample | None = None
         self._points: deque[Rates] = deque(maxlen=length)
 
-    def add(self, look: Look) -> None:
-        """One more look; a daemon whose time goes backwards is another one."""
-        last, self._last = self._last, look
-        if last is not None and look.status.uptime_s >= last.status.uptime_s:
+    def add(self, sample: StatusSample) -> None:
+        """One more sample; a daemon whose time goes backwards is another one."""
+        last, self._last = self._last, sample
+        if last is not None and sample.status.uptime_s >= last.status.uptime_s:
             if self._points:
                 self._points[-1] = msgspec.structs.replace(self._points[-1], sessions=())
-            self._points.append(compare(last, look))
+            self._points.append(compare(last, sample))
 
     @property
-    def last(self) -> Look | None:
+    def last(self) -> StatusSample | None:
         return self._last
 
     def after(self, at_s: float) -> Sequence[Rates]:
-        """Rates newer than that."""
         return [p for p in self._points.copy() if p.at_s > at_s]

@@ -1,4 +1,4 @@
-"""Clients of this machine: they are handed the arena's descriptor, heard, and seen to leave."""
+"""Clients of this machine: they get the arena's descriptor, send messages, and leave."""
 
 import asyncio
 import contextlib
@@ -10,14 +10,16 @@ from loaderd.api.endpoint import Endpoint
 from loaderd.api.errors import BadMessage, Refused
 from loaderd.api.protocol import ClientMessage, ErrorReply, Message, Release, Start, encode
 from loaderd.memory.ledger import request_bytes
-from loaderd.server.clients import Out, Serving, Shell
+from loaderd.server.callbacks import DaemonCallbacks
+from loaderd.server.listener import UnixListener
 from loaderd.server.owners import Admission, peer_credentials, share_file
 from loaderd.server.registry import Caller, Peer
 from loaderd.server.transport import Frame
 from loaderd.server.zmtp import LocalRouter
+from loaderd.sessions.base import Out
+from loaderd.streams.service import StreamService
 
 BACKLOG = 64
-RETRY_S = 1.0  # to accept again after descriptors ran out
 
 
 class LocalClients:
@@ -30,41 +32,45 @@ class LocalClients:
     """
 
     def __init__(
-        self, endpoint: Endpoint, engine: Serving, admission: Admission, shell: Shell
+        self,
+        endpoint: Endpoint,
+        engine: StreamService,
+        admission: Admission,
+        daemon: DaemonCallbacks,
     ) -> None:
         """Opens both sockets, the one that hands out the arena last."""
-        self._endpoint, self._engine, self._shell = endpoint, engine, shell
+        self._endpoint, self._engine, self._daemon = endpoint, engine, daemon
         self._admission = admission
         self._owners: dict[int, str] = {}
         self._open: dict[int, socket.socket] = {}
         self._loop = asyncio.get_running_loop()
         room = request_bytes(engine.settings.mem_bytes) // 2  # the other half: ids that are kept
         self._router = LocalRouter(endpoint.path, self._receive, room)
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             share_file(endpoint.path, admission.gid)
-            old = os.umask(0o177)
-            try:
-                self._listener.bind(str(endpoint.new_door))
-            finally:
-                os.umask(old)
+            self._listener = UnixListener(
+                endpoint.new_door, socket.SOCK_SEQPACKET, BACKLOG, self._welcome
+            )
+        except BaseException:
+            self._router.close()
+            raise
+        try:
             share_file(endpoint.new_door, admission.gid)
-            self._listener.listen(BACKLOG)
             endpoint.new_door.rename(endpoint.door)
         except BaseException:
             self._listener.close()
             self._router.close()
             raise
-        self._listener.setblocking(False)
-        self._listen()
+        self._listener.start()
 
     def _receive(self, identity: bytes, _: str, frames: Sequence[Frame]) -> None:
-        self._shell.receive(Caller(identity), frames)
+        self._daemon.receive(Caller(identity), frames)
 
     def send(self, caller: Caller, message: Message) -> bool:
         return self._router.send(caller.identity, message)
 
-    def hear(self, caller: Caller, message: ClientMessage) -> None:  # noqa: ARG002
+    def handle(self, caller: Caller, message: ClientMessage) -> None:
+        del caller  # whoever it is, none of these is expected here
         raise BadMessage(f"{type(message).__name__}: expected over tcp only")
 
     def is_open(self, token: int) -> bool:
@@ -73,7 +79,8 @@ class LocalClients:
     def owner_of(self, peer: Peer) -> str | None:
         return self._owners.get(peer.token)
 
-    def push(self, session: int, caller: Caller, message: Out) -> bool:  # noqa: ARG002
+    def push(self, session: int, caller: Caller, message: Out) -> bool:
+        del session  # its messages go the way of its client's
         return self.send(caller, message)
 
     def begin(self, start: Start) -> None:
@@ -85,7 +92,8 @@ class LocalClients:
     def close_session(self, session: int) -> None:
         """Nothing is held beside what the engine holds."""
 
-    def held_bytes(self, session: int) -> int:  # noqa: ARG002
+    def held_bytes(self, session: int) -> int:
+        del session  # none holds anything beside what the engine holds
         return 0
 
     def hang_up(self, token: int) -> None:
@@ -99,35 +107,20 @@ class LocalClients:
     def close(self) -> None:
         """Remove the sockets and hang up on everybody."""
         self._endpoint.door.unlink(missing_ok=True)
-        self._loop.remove_reader(self._listener)
         self._listener.close()
         for token in list(self._open):
             self.hang_up(token)
         self._router.close()
         self._endpoint.path.unlink(missing_ok=True)
 
-    def _listen(self) -> None:
-        if self._listener.fileno() >= 0:
-            self._loop.add_reader(self._listener, self._accept)
-
-    def _accept(self) -> None:
-        try:
-            connection, _ = self._listener.accept()
-        except (BlockingIOError, ConnectionError):  # it left before we came
-            return
-        except OSError as error:  # out of descriptors: the listener would stay readable
-            self._loop.remove_reader(self._listener)
-            self._loop.call_later(RETRY_S, self._listen)
-            context = {"message": f"{self._endpoint.door}: a client must wait", "exception": error}
-            self._loop.call_exception_handler(context)
-            return
-        connection.setblocking(False)
+    def _welcome(self, connection: socket.socket) -> None:
+        """Send a client the greeting and the arena's descriptor, or why it may not come in."""
         token = int.from_bytes(os.urandom(7), "little")
         try:
             owner = self._admission.owner(peer_credentials(connection))
             arena_fd = self._engine.arena.open_to_read()
             try:
-                socket.send_fds(connection, [encode(self._shell.welcome(token))], [arena_fd])
+                socket.send_fds(connection, [encode(self._daemon.welcome(token))], [arena_fd])
             finally:
                 os.close(arena_fd)
         except Refused as error:
@@ -150,4 +143,4 @@ class LocalClients:
         except OSError:  # a reset is an end, too
             pass
         self.hang_up(token)
-        self._shell.gone(token)
+        self._daemon.client_left(token)

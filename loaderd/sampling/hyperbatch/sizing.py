@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from blockstore.format import ITEM_BYTES, PAGE_BYTES
-from loaderd.memory.ledger import ServedRows, SessionNeed
+from loaderd.memory.ledger import SessionNeed
 from loaderd.monitoring.devicecost import RUN_BYTES
 from loaderd.plans.hyperbatch import choose_size, grown
 from loaderd.sampling.hyperbatch.rowcache import (
@@ -13,6 +13,7 @@ from loaderd.sampling.hyperbatch.rowcache import (
     share_entries,
     table_bytes,
 )
+from loaderd.sampling.rows import ServedFiles
 
 _SLACK = 8  # an area has room for an eighth more than was counted
 _CHUNKS = 4  # areas that hold a hyperbatch; two more are sampled into meanwhile
@@ -20,8 +21,9 @@ _LEAST_BATCHES = 2  # whose rows a cache must hold to be of use
 
 
 class Estimate(NamedTuple):
-    """What the first minibatches of an epoch took."""
+    """An epoch, by what its first minibatches took."""
 
+    num_steps: int  # minibatches of the epoch
     structure_bytes: int  # of one, compact
     nodes: int  # of one
     scratch_bytes: int  # of one while its widest hop is sampled; 0: the graph is in memory
@@ -29,7 +31,7 @@ class Estimate(NamedTuple):
     rows: tuple[int, ...]  # different nodes of the first 1, 2, 4, ...
 
 
-class HyperCut(NamedTuple):
+class HyperSizing(NamedTuple):
     """Slots, unless said otherwise."""
 
     size: int  # minibatches of a hyperbatch
@@ -56,24 +58,21 @@ class HyperCut(NamedTuple):
 
 def cut_hyper(
     room: int,
-    slot_bytes: int,
+    files: ServedFiles,
     need: SessionNeed,
     estimate: Estimate,
-    served: list[ServedRows],
-    id_dtype: str,
     readers: int,
     window: int,
     asked: int,
-    num_steps: int,
-) -> HyperCut | None:
+) -> HyperSizing | None:
     """Cut `room` slots; None where they do not hold the least.
 
     asked   minibatches of a hyperbatch that the client wants, 0: as many as have room
     """
-    item = ITEM_BYTES[id_dtype]
-    types = rows_by_type(served)
+    slot_bytes, id_dtype, item = files.slot_bytes, files.id_dtype, ITEM_BYTES[files.id_dtype]
+    types, most = rows_by_type(files.served), asked or estimate.num_steps
     each = sum(sum(t.row_bytes) for t in types) + entry_bytes(item)
-    addresses = estimate.nodes * 8 * len(served)
+    addresses = estimate.nodes * 8 * len(files.served)
     batch = -(-estimate.structure_bytes // slot_bytes) + -(-addresses // slot_bytes) + 1
     quota = max(need.least_quota, min(window * batch, room // 4))
     run = -(-max(RUN_BYTES, PAGE_BYTES) // slot_bytes) if slot_bytes < RUN_BYTES else 1
@@ -84,7 +83,7 @@ def cut_hyper(
     together = bool(estimate.scratch_bytes)  # sampled so: an area holds all of them
     spare = estimate.scratch_bytes * (_SLACK + 1) // _SLACK
     ahead = 2 * one + spare if together else one * (_CHUNKS + 2) // _CHUNKS
-    size = choose_size(list(estimate.rows), each, ahead, max(0, num_bytes), asked or num_steps)
+    size = choose_size(list(estimate.rows), each, ahead, max(0, num_bytes), most)
     if asked:  # the structure of so many, whatever becomes of their rows
         size = min(asked, max(size, num_bytes // 2 // max(1, ahead)))
     chunk = size if together else -(-size // _CHUNKS)
@@ -93,7 +92,7 @@ def cut_hyper(
     scratch = -(-max(size * spare, estimate.least_scratch) // slot_bytes) if together else 0
     left -= areas * area + scratch
     if left < 0:
-        return cut_without_cache(room, slot_bytes, need, estimate, asked or num_steps)
+        return cut_without_cache(room, slot_bytes, need, estimate, most)
     entries = tuple(share_entries(types, left * slot_bytes - fixed - 2 * slot_bytes, item))
     while entries and min(entries) > 0:
         tables = -(-table_bytes(types, id_dtype, list(entries)) // slot_bytes)
@@ -103,13 +102,13 @@ def cut_hyper(
         entries = tuple(n - max(1, n // 64) for n in entries)
     wanted = grown(list(estimate.rows), _LEAST_BATCHES)
     if not types or sum(max(0, n) for n in entries) < min(wanted, sum(t.num_nodes for t in types)):
-        return cut_without_cache(room, slot_bytes, need, estimate, asked or num_steps)
-    return HyperCut(size, chunk, areas, area, scratch, tables, entries, rows, run, quota)
+        return cut_without_cache(room, slot_bytes, need, estimate, most)
+    return HyperSizing(size, chunk, areas, area, scratch, tables, entries, rows, run, quota)
 
 
 def cut_without_cache(
     room: int, slot_bytes: int, need: SessionNeed, estimate: Estimate, most: int
-) -> HyperCut | None:
+) -> HyperSizing | None:
     """Where the rows of two minibatches have no room: the graph alone is read for many together.
 
     None where not even two are sampled together, or the graph is in memory.
@@ -124,6 +123,6 @@ def cut_without_cache(
         area = max(need.structure, -(-size * one // slot_bytes))
         scratch = -(-max(size * spare, estimate.least_scratch) // slot_bytes)
         if quota + area + scratch <= room:
-            return HyperCut(size, size, 1, area, scratch, 0, (), 0, 0, quota)
+            return HyperSizing(size, size, 1, area, scratch, 0, (), 0, 0, quota)
         size -= 1
     return None
