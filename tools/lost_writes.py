@@ -378,7 +378,7 @@ def _problem(command: Command, root: Path, expected: dict[str, str], ended: bool
 
 
 @dataclass(frozen=True)
-class Options:
+class LossOptions:
     points: Annotated[int, "of all commands together"] = 2000
     only: Annotated[str, "the command of this name"] = ""
     folder: Annotated[Path | None, "what a failure leaves stays here"] = None
@@ -387,7 +387,7 @@ class Options:
 
 def main(words: list[str]) -> list[dict[str, Any]]:
     """A JSON line a command.  Raises SystemExit: a loss that was not survived."""
-    given = parse(Options, words, __doc__, "tools.lost_writes")
+    given = parse(LossOptions, words)
     lines = []
     where = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     real, os.fsync = os.fsync, lambda fd: None  # noqa: ARG005  no power is lost

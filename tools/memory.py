@@ -29,8 +29,7 @@ from tools.attackers import Attempt, attempt
 from tools.bench.resources import resident_bytes
 from tools.bench.setup import stage_ends
 from tools.command import byte_size, parse, put, split_options, stamped
-from tools.faults import runner
-from tools.faults.runner import CONTEXT, Scene, scene
+from tools.faults.runner import CONTEXT, Scene, SceneOptions, scene
 from tools.faults.trainers import Work, stay
 from tools.group import ControlGroup, group
 from tools.tree import differences, file_digests, one_digest
@@ -75,13 +74,13 @@ def run_ingest(limits: ControlGroup, *words: str) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class AttachScene(runner.Options):
+class AttachOptions(SceneOptions):
     mem: Annotated[str, byte_size, "of the daemon"] = "64M"
     times: Annotated[float, "bytes of the store, in --mem"] = 20.0
     attempts: int = 200
 
 
-def attack(given: AttachScene, made: Scene) -> tuple[list[Attempt], int]:
+def attack(given: AttachOptions, made: Scene) -> tuple[list[Attempt], int]:
     """All attempts beside a trainer, and the daemon's peak.  Raises SystemExit."""
     endpoint, pid, peak = made.daemon.endpoint, made.daemon.process.pid, 0
     nodes, stop = open_store(made.store).manifest.num_nodes, CONTEXT.Event()
@@ -99,7 +98,7 @@ def attack(given: AttachScene, made: Scene) -> tuple[list[Attempt], int]:
 
 def attach(words: Sequence[str]) -> dict[str, Any]:
     """Serve a graph to clients that ask for too much; returns what is printed."""
-    given = parse(AttachScene, words, __doc__, "tools.memory attach")
+    given = parse(AttachOptions, words, "tools.memory attach")
     limit = parse_bytes(given.mem) + SLACK_BYTES
     with group(limit) as limits, scene(given, limits=limits) as made:
         idle = resident_bytes([made.daemon.process.pid])
@@ -121,7 +120,7 @@ def attach(words: Sequence[str]) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Ingest:
+class MemoryIngestOptions:
     source: Path
     mem: Annotated[tuple[str, ...], byte_size] = ("512M", "4G")
     folder: Annotated[Path | None, "for a store at a time; else beside the source"] = None
@@ -130,7 +129,7 @@ class Ingest:
 
 def ingest(words: Sequence[str], options: Sequence[str]) -> list[dict[str, Any]]:
     """Ingest a folder within each `--mem`; returns what is printed.  Raises SystemExit."""
-    given = parse(Ingest, words, __doc__, "tools.memory ingest")
+    given = parse(MemoryIngestOptions, words, "tools.memory ingest")
     folder = given.folder or given.source.absolute().parent
     first: dict[str, str] = {}
     lines = []

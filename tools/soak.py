@@ -21,9 +21,8 @@ from random import Random
 from typing import Annotated, Any
 
 from tools.command import parse, put, stamped
-from tools.faults import runner
 from tools.faults.growth import judge
-from tools.faults.runner import CONTEXT, Scene, scene
+from tools.faults.runner import CONTEXT, Scene, SceneOptions, scene
 from tools.faults.trainers import Work, last, visit
 
 LASTING = ("trainer 0", "trainer 1")
@@ -32,7 +31,7 @@ KILLED = 0.3  # share of the short-lived clients
 
 
 @dataclass(frozen=True)
-class Options(runner.Options):
+class SoakOptions(SceneOptions):
     minutes: float = 20.0
     every: Annotated[float, "seconds between two looks"] = 1.0
     warm_up: Annotated[float, "share that is not judged"] = 0.2
@@ -54,7 +53,7 @@ def renew_clients(made: Scene, work: Work, chance: Random) -> None:
         made.counts["short_lived"] += 1
 
 
-def soak(given: Options, made: Scene) -> dict[str, int]:
+def soak(given: SoakOptions, made: Scene) -> dict[str, int]:
     """Run it to its end; the daemon's counters.  Raises SystemExit."""
     (made.folder / "counts").mkdir()
     work = Work(made.daemon.endpoint, made.folder / "counts", given.batch_size, given.seed)
@@ -78,7 +77,7 @@ def soak(given: Options, made: Scene) -> dict[str, int]:
 
 def main(words: Sequence[str]) -> dict[str, Any]:
     """Run it; returns what is printed.  Raises SystemExit: something does not hold."""
-    given = parse(Options, words, __doc__, "tools.soak")
+    given = parse(SoakOptions, words)
     with scene(given) as made:
         counters = soak(given, made)
     found = judge(made.series, given.warm_up)

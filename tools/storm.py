@@ -31,8 +31,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from tools.bench.setup import free_port
 from tools.command import parse, put, stamped
-from tools.faults import runner
-from tools.faults.runner import SETTLE_S, DaemonProcess, HeldResources, Scene, scene
+from tools.faults.runner import SETTLE_S, DaemonProcess, HeldResources, Scene, SceneOptions, scene
 from tools.faults.trainers import PLANS, Member, TrainerJob, Work, digest, replace, train, visit
 
 MIXED = ("minibatch", *PLANS)  # jobs of a mixed storm: the first two share what is built
@@ -43,7 +42,7 @@ At = tuple[int, int]  # epoch, step
 
 
 @dataclass(frozen=True)
-class Options(runner.Options):
+class StormOptions(SceneOptions):
     faults: int = 200
     trainers: int = 4
     plan: Annotated[
@@ -306,7 +305,7 @@ def check(
 
 def main(words: Sequence[str]) -> dict[str, Any]:
     """Run it; returns what is printed.  Raises SystemExit: something does not hold."""
-    given = parse(Options, words, __doc__, "tools.storm")
+    given = parse(StormOptions, words)
     tcp, calm = (f"tcp://127.0.0.1:{free_port()}" if given.tcp else "" for _ in range(2))
     with scene(given, tcp=tcp) as made:
         folder, endpoint = made.folder, made.daemon.endpoint

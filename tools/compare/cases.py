@@ -1,56 +1,13 @@
 """The table of comparisons: which loaders, on which stores, with which task and options."""
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
-from tools.command import byte_size
 from tools.compare import loaders, tasks
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """What is trained.  Each case has defaults of its own."""
-
-    folder: Annotated[Path, "a graph that `blockstore ingest` reads"]
-    out: Annotated[Path, "a line for each run; what it holds is not run again"] = Path("runs.jsonl")
-    ways: Annotated[tuple[str, ...], "how the names of those to run begin; all if none"] = ()
-    seeds: Annotated[int, "runs of each way"] = 10
-    first_seed: int = 0
-    jobs: Annotated[int, "runs at a time"] = 1
-    threads: Annotated[int, "of torch in each run"] = 1
-    mem: Annotated[str, byte_size, "of a daemon"] = "512M"
-    undirected: Annotated[bool, "add reverse edges at ingest"] = False
-    noise: Annotated[float, "added to dense features, in their standard deviations"] = 0.0
-    epochs: int = 10
-    steps: Annotated[int, "batches of a run, divided among its epochs; 0: whole epochs"] = 0
-    num_neighbors: tuple[int, ...] = (15, 10)
-    batch_size: int = 500
-    hidden: int = 128
-    learning_rate: float = 0.003
-    dropout: float = 0.5
-    weight_decay: float = 0.0
-    replace: Annotated[bool, "links: draw neighbors with replacement"] = False
-    partitions: Annotated[int, "macro"] = 64
-    operator: Annotated[str, "hops: +loops makes a node its own neighbor"] = "sym+loops"
-    hops: Annotated[int, "hops: hops 0 to this one"] = 3
-    models: Annotated[tuple[str, ...], "hops"] = ("linear", "features", "sgc", "sign", "hoga")
-    chunks: Annotated[tuple[int, ...], "hops: rows of a chunk"] = (1, 1000, 8000)
-    redeal: Annotated[int, "hops: the largest chunks also redealt every N epochs"] = 0
-
-
-@dataclass(frozen=True)
-class Way:
-    """One way to train: a loader, its options, and the store that its daemon serves."""
-
-    name: str
-    loader: Callable[..., Iterable[Any]]
-    against: str  # the name of its baseline, perhaps its own
-    ingest: tuple[str, ...] = ()  # options of its store
-    options: Mapping[str, Any] = field(default_factory=dict)
-    model: str = ""
+from tools.compare.loaders import Way
+from tools.compare.tasks import CompareOptions
 
 
 class Case(NamedTuple):
@@ -58,18 +15,22 @@ class Case(NamedTuple):
 
     about: str
     task: Callable[..., tasks.Task]
-    ways: Callable[[Options], list[Way]]
+    ways: Callable[[CompareOptions], list[Way]]
     defaults: Mapping[str, Any] = MappingProxyType({})
-    source: Callable[[Options, Path], Path] = tasks.noisy_source  # the folder that is ingested
+    source: Callable[[CompareOptions, Path], Path] = (
+        tasks.noisy_source
+    )  # the folder that is ingested
     best: bool = False  # the epoch that is best on valid counts, not the mean of the last fifth
 
 
-def pair(daemon: Callable[..., Any], pyg: Callable[..., Any]) -> Callable[[Options], list[Way]]:
+def pair(
+    daemon: Callable[..., Any], pyg: Callable[..., Any]
+) -> Callable[[CompareOptions], list[Way]]:
     """A daemon against PyG's loader over the whole graph in memory."""
     return lambda _: [Way("PyG", pyg, "PyG"), Way("daemon", daemon, "PyG")]
 
 
-def macro_ways(options: Options) -> list[Way]:
+def macro_ways(options: CompareOptions) -> list[Way]:
     """In memory, and 1/8 and 1/16 of the partitions at a time, by partitioner, hubs and halos."""
     parts = ("--block-size", "64K", "--partitions", str(options.partitions))
     gap = (*parts, "--hubs", "0.01", "--halo", "0.3")
@@ -91,7 +52,7 @@ def macro_ways(options: Options) -> list[Way]:
     return found
 
 
-def hop_ways(options: Options) -> list[Way]:
+def hop_ways(options: CompareOptions) -> list[Way]:
     """Each model on rows in any order, and on chunks of several sizes."""
     operator, _, loops = options.operator.partition("+")
     own = "--hop-loops" if loops else "--no-hop-loops"
@@ -104,7 +65,7 @@ def hop_ways(options: Options) -> list[Way]:
             name = f"{model}, chunks of {chunk}" if chunk else f"{model}, rows"
             name += f", redealt every {redeal}" * bool(redeal)
             asked = {"method": "cr" if chunk else "rr", "chunk": chunk, "redeal": redeal}
-            found.append(Way(name, loaders.hops, f"{model}, rows", ingest, asked, model))
+            found.append(Way(name, loaders.hops, f"{model}, rows", ingest, asked, (model,)))
     return found
 
 
@@ -120,7 +81,7 @@ CASES = {
     "links": Case(
         "AUC in points of PyG's unsupervised GraphSAGE; the folder has train_edge.npy, "
         "test_edge.npy",
-        tasks.LinkTask, pair(loaders.links, loaders.pyg_links),
+        lambda options, _: tasks.LinkTask(options), pair(loaders.links, loaders.pyg_links),
         {"seeds": 5, "epochs": 25, "steps": 400, "num_neighbors": (10, 5), "batch_size": 1024,
          "hidden": 32, "learning_rate": 0.01},
         tasks.train_edges,

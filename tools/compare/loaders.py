@@ -1,26 +1,37 @@
 """Loaders of the compared ways: each iteration gives the batches of the next epoch."""
 
 import warnings
-from collections.abc import Iterable
-from pathlib import Path
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-import torch
-from torch_geometric.data import Data, HeteroData
+from torch_geometric.data import Data
 from torch_geometric.loader import LinkNeighborLoader, NeighborLoader
 
 from clients import pyg
 from clients.torch import HopDataset, NeighborDataset
+from tools.compare.tasks import CompareOptions, fill_absent
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to train: a loader, its options, and the store that its daemon serves."""
+
+    name: str
+    loader: Callable[..., Iterable[Any]]
+    against: str  # the name of its baseline, perhaps its own
+    ingest: tuple[str, ...] = ()  # options of its store
+    options: Mapping[str, Any] = field(default_factory=dict)
+    model: tuple[str, ...] = ()  # its name, if the task has several
 
 
 class TrainingRun(NamedTuple):
     """A run that asks for its batches."""
 
-    options: Any  # cases.Options
-    way: Any  # cases.Way
+    options: CompareOptions
+    way: Way
     seed: int
     endpoint: str
-    store: Path
     task: Any  # tasks.Task
 
 
@@ -52,15 +63,6 @@ def pyg_nodes(run: TrainingRun) -> Iterable[Any]:
         warnings.simplefilter("ignore")  # pyg-lib may be missing
         loader: Iterable[Any] = NeighborLoader(run.task.data, **_pyg_options(run))
     return loader
-
-
-def fill_absent(data: Any) -> Any:
-    """Ones as features of types that have none, as PyG's DBLP example does."""
-    if isinstance(data, HeteroData):
-        for name in data.node_types:
-            if "x" not in data[name]:
-                data[name].x = torch.ones(data[name].num_nodes, 1)
-    return data
 
 
 def _link_options(run: TrainingRun) -> dict[str, Any]:

@@ -45,7 +45,7 @@ END_S = 120.0
 
 
 @dataclass(frozen=True)
-class Options:
+class SceneOptions:
     seed: int = 1
     mem: Annotated[str, byte_size, "of the daemon"] = "32M"
     times: Annotated[float, "bytes of the store, in --mem"] = 4.0
@@ -256,7 +256,7 @@ class Scene:
 
 @contextmanager
 def scene(
-    options: Options,
+    options: SceneOptions,
     store_bytes: int | None = None,
     tcp: str = "",
     limits: ControlGroup | None = None,

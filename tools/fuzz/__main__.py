@@ -30,9 +30,8 @@ from typing import Annotated, Any
 
 from blockstore.store import open_store
 from tools.command import parse, put, running_tally, stamped
-from tools.faults import runner
 from tools.faults.growth import ALLOWED, Growth, ProcessSample, growths, sample
-from tools.faults.runner import CONTEXT, END_S, Scene, scene
+from tools.faults.runner import CONTEXT, END_S, Scene, SceneOptions, scene
 from tools.faults.trainers import Work, stay
 from tools.fuzz import stores
 from tools.fuzz.attacker import Attacker, Defect
@@ -51,7 +50,7 @@ _READERS = (
 
 
 @dataclass(frozen=True)
-class Options(runner.Options):
+class FrameFuzzOptions(SceneOptions):
     frames: Annotated[int, "messages"] = 1_000_000
     mem: str = "64M"
     batch_size: int = 128
@@ -96,7 +95,7 @@ def attach_trainer(made: Scene, work: Work, stop: Any) -> int:
     return int(json.loads(notes.read_text())["session"])
 
 
-def send_all(given: Options, made: Scene, victim: int) -> dict[str, Any]:
+def send_all(given: FrameFuzzOptions, made: Scene, victim: int) -> dict[str, Any]:
     """Spoil and send messages; what was sent.  Raises SystemExit: a defect."""
     random, manifest = Random(given.seed), open_store(made.store).manifest
     corpus, seen = [join(message) for message in base_messages()], Coverage()
@@ -137,7 +136,7 @@ def judged(samples: list[ProcessSample], any_growth: bool) -> list[Growth]:
 
 def main(words: Sequence[str]) -> dict[str, Any]:
     """Run it; returns what is printed.  Raises SystemExit: something does not hold."""
-    given = parse(Options, words, __doc__, "tools.fuzz")
+    given = parse(FrameFuzzOptions, words)
     with scene(given, store_bytes=0) as made:
         pid = made.daemon.process.pid
         threads, stop = sample(pid, 0.0).threads, CONTEXT.Event()

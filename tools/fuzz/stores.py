@@ -218,7 +218,7 @@ def prepared() -> Iterator[tuple[dict[str, StoreDraft], Path, Outside]]:
 
 
 @dataclass(frozen=True)
-class Options:
+class StoreFuzzOptions:
     store: Annotated[int, "mutated stores"] = 20_000
     seed: Annotated[int, "number of the first"] = 1
     only: Annotated[str, "one mutation by its name, in this process"] = ""
@@ -227,7 +227,7 @@ class Options:
 
 def main(words: Sequence[str]) -> dict[str, Any]:
     """Run it; returns what is printed.  Raises SystemExit: a defect was found."""
-    given = parse(Options, words, __doc__, "tools.fuzz")
+    given = parse(StoreFuzzOptions, words)
     begun = time.monotonic()
     with prepared() as (bases, folder, outside):
         fuzzer = Fuzzer(bases, folder, outside)
