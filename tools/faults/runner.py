@@ -1,8 +1,8 @@
 """A scene of faults: a store of every plan's needs, a daemon, processes; and what must hold.
 
-What all fault tools check when everybody has gone (`Scene.finish`): the daemon's ledger, slots and
-descriptors are what they were before any session, its log tells of no error, it ends with exit code
-0, and no file is left beside its socket.
+What all fault tools check when all clients have gone (`Scene.finish`): the daemon's ledger, slots
+and descriptors are what they were before any session, its log tells of no error, it ends with exit
+code 0, and no file is left beside its socket.
 """
 
 import json

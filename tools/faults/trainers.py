@@ -138,7 +138,7 @@ def stay(work: Work, name: str, stop: Event) -> None:
 def visit(work: Work, name: str, seed: int) -> None:
     """A trainer that attaches, reads a part of an epoch by some plan, twice or thrice, and goes.
 
-    One of four leaves without a word.
+    One of four goes without detaching.
     """
     logging.basicConfig(level=logging.ERROR)
     random, counts = Random(seed), Counter[str]()
@@ -186,9 +186,9 @@ class TrainerJob(NamedTuple):
         """Where a rank saves its state."""
         return self.folder / f"state-{rank}.json"
 
-    def log(self, rank: int, life: int) -> Path:
-        """What a rank consumed in one of its lives."""
-        return self.folder / f"log-{rank}-{life:04d}"
+    def log(self, rank: int, start: int) -> Path:
+        """What a rank consumed from one start to its end."""
+        return self.folder / f"log-{rank}-{start:04d}"
 
     @property
     def last_epoch(self) -> Path:
@@ -196,14 +196,14 @@ class TrainerJob(NamedTuple):
         return self.folder / "last-epoch"
 
 
-def train(job: TrainerJob, rank: int, life: int) -> None:
+def train(job: TrainerJob, rank: int, start: int) -> None:
     """Go on from the last saved state, until the last epoch has ended.
 
     The log: a line "from EPOCH STEP" (the last step consumed before), "EPOCH STEP DIGEST" for each
     batch, and at the end "end" with descriptors and arenas that this process still holds.
     """
-    log = os.open(job.log(rank, life), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND)
-    logging.basicConfig(filename=job.folder / f"notes-{rank}-{life:04d}")
+    log = os.open(job.log(rank, start), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND)
+    logging.basicConfig(filename=job.folder / f"notes-{rank}-{start:04d}")
     try:
         before = open_files()
         _train(job, rank, log)

@@ -8,7 +8,7 @@ epoch.  Checked, beside what every scene of faults checks (`tools.faults.runner`
 
 - each message that cannot be read is answered with BadMessage, each question with an answer, and
   no answer tells of an exception that nobody foresaw;
-- the trainer's batches have the sha256 that they have in peace;
+- the trainer's batches have the sha256 that they have undisturbed;
 - memory and descriptors of the daemon are flat after the first fifth, but for kernels that are
   used for the first time (`tools.faults.growth`); threads come and go with sessions: when all have
   gone they are as many as before.
