@@ -72,7 +72,7 @@ class Reader(Protocol):
         """The batch of a step, as arrays; waits for the daemon."""
 
     def close(self) -> None:
-        """End helper threads."""
+        """End helper threads, if there are any; the session is closed by others."""
 
 
 class ReadStep(NamedTuple, Generic[B_co]):
@@ -359,7 +359,7 @@ def gather_threads() -> int:
     return 2 if get_worker_info() is None and len(os.sched_getaffinity(0)) >= 4 else 1
 
 
-def to_tensor(array: NDArray[Any], dtype: str, is_label: bool) -> Tensor:
+def to_tensor(array: NDArray[Any], dtype: str, is_label: bool = False) -> Tensor:
     """The tensor over an array of a store dtype; labels that are integers become int64."""
     if dtype == "bfloat16":
         return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
