@@ -116,7 +116,7 @@ class Storm:
 
     scene: Scene
     job: TrainerJob
-    visitors: Work  # what short-lived clients read
+    short_work: Work  # what short-lived clients read
     chance: Random
     gap_s: float
     starts: Counter[int] = field(default_factory=Counter)  # of each rank
@@ -160,7 +160,7 @@ class Storm:
         ):
             counts["short_lived"] += 1
             name = f"short-lived {counts['short_lived']}"
-            self.scene.spawn(name, visit, self.visitors, name, counts["short_lived"])
+            self.scene.spawn(name, visit, self.short_work, name, counts["short_lived"])
         if not self.down:
             self.scene.daemon.check()
 
@@ -319,8 +319,10 @@ def main(words: Sequence[str]) -> dict[str, Any]:
             (folder / name).mkdir()
         members = given.members(tcp)
         job = TrainerJob(endpoint, folder / "logs", members, given.batch_size, 7, given.think)
-        visitors = Work(endpoint, folder / "short-lived", given.batch_size, 7, daemon_may_die=True)
-        storm = Storm(made, job, visitors, Random(given.seed), given.gap)
+        short_work = Work(
+            endpoint, folder / "short-lived", given.batch_size, 7, daemon_may_die=True
+        )
+        storm = Storm(made, job, short_work, Random(given.seed), given.gap)
         storm.inject_all(given.faults)
         epochs = storm.finish()
         injected_s = made.age_s

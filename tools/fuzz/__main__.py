@@ -34,8 +34,7 @@ from tools.faults.growth import ALLOWED, Growth, ProcessSample, growths, sample
 from tools.faults.runner import CONTEXT, END_S, Scene, SceneOptions, scene
 from tools.faults.trainers import Work, stay
 from tools.fuzz import stores
-from tools.fuzz.attacker import Attacker, Defect
-from tools.fuzz.frames import base_messages, bind, join, split, spoil, verdict
+from tools.fuzz.frames import Attacker, Defect, base_messages, bind, join, split, spoil, verdict
 
 WARM_UP = 0.2
 BESIDE = "trainer"
@@ -44,7 +43,7 @@ _POOL = 1  # threads that wait for another attach, once there was one
 _READERS = (
     "loaderd/api/protocol.py",
     "loaderd/api/requests.py",
-    "engine/resolve.py",
+    "sessions/resolve.py",
     "fuzz/frames.py",
 )
 

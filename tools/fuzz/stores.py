@@ -35,8 +35,7 @@ import numpy as np
 
 from preprocess.__main__ import app
 from tools.command import parse, put, running_tally, stamped
-from tools.fuzz.drafts import StoreDraft
-from tools.fuzz.mutations import mutate
+from tools.fuzz.mutations import StoreDraft, mutate
 from tools.fuzz.trial import Bench, Outside
 
 _CONTEXT = multiprocessing.get_context("fork")
