@@ -47,7 +47,7 @@ from tools.bench.resources import resident_bytes
 from tools.bench.setup import stage_ends
 from tools.command import byte_size, parse, put, split_options, stamped
 from tools.faults.runner import CONTEXT, Scene, SceneOptions, scene
-from tools.faults.trainers import Work, stay
+from tools.faults.trainers import Work, read_again
 from tools.group import ControlGroup, group
 from tools.tree import differences, file_digests, one_digest
 
@@ -184,7 +184,7 @@ def attack(given: AttachOptions, made: Scene) -> tuple[list[Attempt], int]:
     """All attempts beside a trainer, and the daemon's peak.  Raises SystemExit."""
     endpoint, pid, peak = made.daemon.endpoint, made.daemon.process.pid, 0
     nodes, stop = open_store(made.store).manifest.num_nodes, CONTEXT.Event()
-    made.spawn(BESIDE, stay, Work(endpoint, made.folder, given.batch_size, 3), BESIDE, stop)
+    made.spawn(BESIDE, read_again, Work(endpoint, made.folder, given.batch_size, 3), BESIDE, stop)
     with ThreadPoolExecutor(_ATTACHERS) as pool:
         tries = [pool.submit(attempt, endpoint, n, nodes) for n in range(given.attempts)]
         while not all(t.done() for t in tries):

@@ -23,7 +23,7 @@ from typing import Annotated, Any
 from tools.command import parse, put, stamped
 from tools.faults.growth import judge
 from tools.faults.runner import CONTEXT, Scene, SceneOptions, scene
-from tools.faults.trainers import Work, last, visit
+from tools.faults.trainers import Work, read_briefly, read_every_plan
 
 LASTING = ("trainer 0", "trainer 1")
 SHORT_LIVED = 2  # at a time
@@ -49,7 +49,7 @@ def renew_clients(made: Scene, work: Work, chance: Random) -> None:
             made.counts["short_lived_killed"] += 1
     for _ in range(SHORT_LIVED - len(made.processes) + len(LASTING)):
         name = f"short-lived {made.counts['short_lived']}"
-        made.spawn(name, visit, work, name, made.counts["short_lived"])
+        made.spawn(name, read_briefly, work, name, made.counts["short_lived"])
         made.counts["short_lived"] += 1
 
 
@@ -59,7 +59,7 @@ def soak(given: SoakOptions, made: Scene) -> dict[str, int]:
     work = Work(made.daemon.endpoint, made.folder / "counts", given.batch_size, given.seed)
     stop, chance = CONTEXT.Event(), Random(given.seed)
     for name in LASTING:
-        made.spawn(name, last, work, name, stop)
+        made.spawn(name, read_every_plan, work, name, stop)
     looks = 0
     begun = made.age_s
     while (now := made.age_s - begun) < given.minutes * 60:

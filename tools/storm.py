@@ -32,7 +32,16 @@ from typing import Annotated, Any, Literal, NamedTuple
 from tools.bench.setup import free_port
 from tools.command import parse, put, stamped
 from tools.faults.runner import SETTLE_S, DaemonProcess, HeldResources, Scene, SceneOptions, scene
-from tools.faults.trainers import PLANS, Member, TrainerJob, Work, digest, replace, train, visit
+from tools.faults.trainers import (
+    PLANS,
+    Member,
+    TrainerJob,
+    Work,
+    digest,
+    read_briefly,
+    replace,
+    train,
+)
 
 MIXED = ("minibatch", *PLANS)  # jobs of a mixed storm: the first two share what is built
 DAEMON_SPARED = 0.2  # share of the faults, the last ones, that leave the daemon alone
@@ -122,7 +131,7 @@ class Storm:
     starts: Counter[int] = field(default_factory=Counter)  # of each rank
     faults: Counter[str] = field(default_factory=Counter)
     due: list[tuple[float, Callable[[], None]]] = field(default_factory=list)
-    no_visits: bool = False  # no short-lived client attaches any more
+    no_short_lived: bool = False  # no short-lived client attaches any more
     down: bool = False  # the daemon was killed, and is not started yet
 
     def start(self, rank: int) -> None:
@@ -155,12 +164,12 @@ class Storm:
                 raise SystemExit(f"{name} ended with {code}")
         counts = self.scene.counts
         if (
-            not self.no_visits
+            not self.no_short_lived
             and f"short-lived {counts['short_lived']}" not in self.scene.processes
         ):
             counts["short_lived"] += 1
             name = f"short-lived {counts['short_lived']}"
-            self.scene.spawn(name, visit, self.short_work, name, counts["short_lived"])
+            self.scene.spawn(name, read_briefly, self.short_work, name, counts["short_lived"])
         if not self.down:
             self.scene.daemon.check()
 
@@ -198,7 +207,7 @@ class Storm:
 
     def finish(self) -> int:
         """Let trainers finish; returns how many epochs there were."""
-        self.no_visits = True
+        self.no_short_lived = True
         self.scene.kill(f"short-lived {self.scene.counts['short_lived']}")
         runs = [run for rank in self.starts for run in self.runs_of(rank) if run.steps]
         last = max((run.steps[-1][0] for run in runs), default=0)

@@ -12,7 +12,7 @@ from torch_geometric.data import Data  # noqa: E402
 
 from tools.bench.setup import make_graph  # noqa: E402
 from tools.command import read_lines, table  # noqa: E402
-from tools.compare import loaders, pairs  # noqa: E402
+from tools.compare import cases, pairs  # noqa: E402
 from tools.compare.__main__ import main  # noqa: E402
 from tools.compare.cases import CASES  # noqa: E402
 from tools.compare.tasks import CompareOptions, noisy_source  # noqa: E402
@@ -92,7 +92,7 @@ def test_noise_is_added_to_the_features_alone(small_graph, tmp_path):
 
 
 def test_accuracy_of_a_daemon_and_of_a_loader_in_memory(graph, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(loaders, "NeighborLoader", WholeGraph)
+    monkeypatch.setattr(cases, "NeighborLoader", WholeGraph)
     out = tmp_path / "lines"
     words = ["--seeds", "2", "--epochs", "5", "--hidden", "16", "--num-neighbors", "5", "5"]
     words += ["--batch-size", "20", "--mem", "256M"]

@@ -21,8 +21,7 @@ import torch
 from preprocess.errors import BadInput
 from tools.bench.setup import command, serving
 from tools.command import parse, stamped
-from tools.compare.cases import CASES
-from tools.compare.loaders import TrainingRun, Way
+from tools.compare.cases import CASES, TrainingRun, Way
 from tools.compare.pairs import finish, run_each
 from tools.compare.tasks import CompareOptions, ServedStore, Task
 

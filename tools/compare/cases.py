@@ -1,13 +1,107 @@
-"""The table of comparisons: which loaders, on which stores, with which task and options."""
+"""The table of comparisons: which loaders, on which stores, with which task and options.
 
-from collections.abc import Callable, Mapping
+Each iteration of a loader gives the batches of the next epoch.
+"""
+
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from tools.compare import loaders, tasks
-from tools.compare.loaders import Way
-from tools.compare.tasks import CompareOptions
+from torch_geometric.data import Data
+from torch_geometric.loader import LinkNeighborLoader, NeighborLoader
+
+from clients import pyg
+from clients.torch import HopDataset, NeighborDataset
+from tools.compare import tasks
+from tools.compare.tasks import CompareOptions, fill_absent
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to train: a loader, its options, and the store that its daemon serves."""
+
+    name: str
+    loader: Callable[..., Iterable[Any]]
+    against: str  # the name of its baseline, perhaps its own
+    ingest: tuple[str, ...] = ()  # options of its store
+    options: Mapping[str, Any] = field(default_factory=dict)
+    model: tuple[str, ...] = ()  # its name, if the task has several
+
+
+class TrainingRun(NamedTuple):
+    """A run that asks for its batches."""
+
+    options: CompareOptions
+    way: Way
+    seed: int
+    endpoint: str
+    task: Any  # tasks.Task
+
+
+def nodes(run: TrainingRun) -> Iterable[Any]:
+    options = run.options
+    return NeighborDataset(
+        run.endpoint, "train", options.num_neighbors, options.batch_size, seed=run.seed,
+        **run.way.options,
+    )  # fmt: skip
+
+
+def _pyg_options(run: TrainingRun) -> dict[str, Any]:
+    task, options = run.task, run.options
+    return {
+        "num_neighbors": list(options.num_neighbors), "batch_size": options.batch_size,
+        "input_nodes": (task.target, task.train) if task.target else task.train,
+        "shuffle": True, "transform": fill_absent,
+    }  # fmt: skip
+
+
+def nodes_as_pyg(run: TrainingRun) -> Iterable[Any]:
+    """Our loader in PyG's place: the line that changes in a script."""
+    return pyg.NeighborLoader(run.endpoint, seed=run.seed, **_pyg_options(run))
+
+
+def pyg_nodes(run: TrainingRun) -> Iterable[Any]:
+    """PyG's loader over the graph in memory."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # pyg-lib may be missing
+        loader: Iterable[Any] = NeighborLoader(run.task.data, **_pyg_options(run))
+    return loader
+
+
+def _link_options(run: TrainingRun) -> dict[str, Any]:
+    return {
+        "num_neighbors": list(run.options.num_neighbors), "edge_label_index": run.task.train,
+        "neg_sampling_ratio": 1.0, "batch_size": run.options.batch_size, "shuffle": True,
+        "replace": run.options.replace,
+    }  # fmt: skip
+
+
+def links(run: TrainingRun) -> Iterable[Any]:
+    """Our loader of seed edges in PyG's place."""
+    return pyg.LinkNeighborLoader(run.endpoint, seed=run.seed, **_link_options(run))
+
+
+def pyg_links(run: TrainingRun) -> Iterable[Any]:
+    """PyG's loader over the training edges in memory.
+
+    torch-sparse, which PyG falls back to, draws the last neighbors of a column too rarely; not so
+    with `--replace`.
+    """
+    data = Data(edge_index=run.task.graph, num_nodes=run.task.num_nodes)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # pyg-lib may be missing
+        loader: Iterable[Any] = LinkNeighborLoader(data, **_link_options(run))
+    return loader
+
+
+def hops(run: TrainingRun) -> Iterable[Any]:
+    return HopDataset(
+        run.endpoint, "train", hops=run.options.hops, batch_size=run.options.batch_size,
+        seed=run.seed, **run.way.options,
+    )  # fmt: skip
 
 
 class Case(NamedTuple):
@@ -37,7 +131,7 @@ def macro_ways(options: CompareOptions) -> list[Way]:
     wide = (*parts, "--hubs", "0.028")
     plain = {n: (*parts, "--partitioner", n.lower(), "--hubs", "0") for n in ("random", "METIS")}
     base = "in memory"
-    found = [Way(base, loaders.nodes, base, gap, {"plan": "minibatch"})]
+    found = [Way(base, nodes, base, gap, {"plan": "minibatch"})]
     for share in (8, 16):
         kinds: list[tuple[str, tuple[str, ...], bool, bool]] = [
             *((name, ingest, False, False) for name, ingest in (*plain.items(), ("GAP", gap))),
@@ -48,7 +142,7 @@ def macro_ways(options: CompareOptions) -> list[Way]:
         for name, ingest, hubs, halos in kinds:
             asked = {"plan": "macrobatch", "macro_partitions": options.partitions // share}
             asked |= {"hubs": hubs, "halos": halos}
-            found.append(Way(f"{name} 1/{share}", loaders.nodes, base, ingest, asked))
+            found.append(Way(f"{name} 1/{share}", nodes, base, ingest, asked))
     return found
 
 
@@ -65,23 +159,23 @@ def hop_ways(options: CompareOptions) -> list[Way]:
             name = f"{model}, chunks of {chunk}" if chunk else f"{model}, rows"
             name += f", redealt every {redeal}" * bool(redeal)
             asked = {"method": "cr" if chunk else "rr", "chunk": chunk, "redeal": redeal}
-            found.append(Way(name, loaders.hops, f"{model}, rows", ingest, asked, (model,)))
+            found.append(Way(name, hops, f"{model}, rows", ingest, asked, (model,)))
     return found
 
 
 CASES = {
     "accuracy": Case(
         "our GraphSAGE on batches of a daemon and of PyG's NeighborLoader",
-        tasks.NodeTask, pair(loaders.nodes, loaders.pyg_nodes), {"epochs": 5, "mem": "2G"},
+        tasks.NodeTask, pair(nodes, pyg_nodes), {"epochs": 5, "mem": "2G"},
     ),
     "drop-in": Case(
         "PyG's GraphSAGE, of several types by to_hetero, with the loader's line changed",
-        tasks.PygTask, pair(loaders.nodes_as_pyg, loaders.pyg_nodes),
+        tasks.PygTask, pair(nodes_as_pyg, pyg_nodes),
     ),
     "links": Case(
         "AUC in points of PyG's unsupervised GraphSAGE; the folder has train_edge.npy, "
         "test_edge.npy",
-        lambda options, _: tasks.LinkTask(options), pair(loaders.links, loaders.pyg_links),
+        lambda options, _: tasks.LinkTask(options), pair(links, pyg_links),
         {"seeds": 5, "epochs": 25, "steps": 400, "num_neighbors": (10, 5), "batch_size": 1024,
          "hidden": 32, "learning_rate": 0.01},
         tasks.train_edges,

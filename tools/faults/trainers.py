@@ -99,7 +99,7 @@ def check_again(expected: list[str], found: list[str], plan: str) -> None:
         raise SystemExit(f"{plan}: epoch 0 is not what it was the first time")
 
 
-def last(work: Work, name: str, stop: Event) -> None:
+def read_every_plan(work: Work, name: str, stop: Event) -> None:
     """Until it is told to stop: all plans in turn, each attached again, epoch 0 and the next.
 
     Epoch 0 of a plan gives the same batches every time.  Ends with an error if it does not.
@@ -117,7 +117,7 @@ def last(work: Work, name: str, stop: Event) -> None:
             write_counts(work, name, counts)
 
 
-def stay(work: Work, name: str, stop: Event) -> None:
+def read_again(work: Work, name: str, stop: Event) -> None:
     """Epoch 0 over and over in one session, whose number is among the counts."""
     counts, data = Counter[str](), work.dataset("minibatch")
     expected = read_epoch(data, "minibatch", counts)
@@ -135,8 +135,8 @@ def stay(work: Work, name: str, stop: Event) -> None:
     write_counts(work, name, counts)
 
 
-def visit(work: Work, name: str, seed: int) -> None:
-    """A trainer that attaches, reads a part of an epoch by some plan, twice or thrice, and goes.
+def read_briefly(work: Work, name: str, seed: int) -> None:
+    """Attach and read a part of an epoch by some plan, two or three times.
 
     One of four goes without detaching.
     """

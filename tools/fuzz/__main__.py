@@ -32,7 +32,7 @@ from blockstore.store import open_store
 from tools.command import parse, put, running_tally, stamped
 from tools.faults.growth import ALLOWED, Growth, ProcessSample, growths, sample
 from tools.faults.runner import CONTEXT, END_S, Scene, SceneOptions, scene
-from tools.faults.trainers import Work, stay
+from tools.faults.trainers import Work, read_again
 from tools.fuzz import stores
 from tools.fuzz.frames import Attacker, Defect, base_messages, bind, join, split, spoil, verdict
 
@@ -85,7 +85,7 @@ class Coverage:
 
 def attach_trainer(made: Scene, work: Work, stop: Any) -> int:
     """A trainer reads beside the fuzzer; its session.  Raises SystemExit: it does not begin."""
-    made.spawn(BESIDE, stay, work, BESIDE, stop)
+    made.spawn(BESIDE, read_again, work, BESIDE, stop)
     notes, end = work.folder / f"{BESIDE}.json", time.monotonic() + END_S
     while not notes.exists():
         if time.monotonic() > end or list(made.ended()):
