@@ -160,6 +160,8 @@ class SteppedDataset(IterableDataset[B_co]):
         worker, stride = (0, 1) if info is None else (info.id, info.num_workers)
         session = self._connect().session
         num_steps = session.attached.num_steps
+        # an iteration that handed out batches is over, finished or not: the next epoch begins; one
+        # that handed out none (or a state that was loaded since) leaves the position as it is
         if self._begun:
             self._position, self._begun = Position(self._position.epoch + 1), False
         at = self._position = self._position.normalized(num_steps)

@@ -169,6 +169,8 @@ class DeviceStaging(Memory):
 
         window   batches that the daemon lends at a time
         """
+        # the slab that was filled longest ago is next: its copy has had the time of a whole batch,
+        # and must be over before it is written to again
         self._slabs.append(self._slabs.pop(0))
         self._slab, mark = self._slabs[0]
         if mark is not None:
