@@ -318,7 +318,7 @@ def main() -> None:
             train(Settings(**arguments), ranks)
 
     of_hops = "of each hop, seeds outward: 15 10, or 15,10"
-    special = {
+    special: dict[str, dict[str, Any]] = {
         "model": {"choices": LAYERS},
         "num_neighbors": {"nargs": "+", "type": str, "help": of_hops},
         "input_type": {"help": "node type that is classified"},

@@ -120,7 +120,9 @@ def train(settings: HopSettings) -> tuple[float, float]:
 
 
 def main() -> None:
-    special = {"model": {"choices": MODELS}, "method": {"choices": ("cr", "rr", "advised")}}
+    special: dict[str, dict[str, Any]] = {
+        "model": {"choices": MODELS}, "method": {"choices": ("cr", "rr", "advised")}
+    }  # fmt: skip
     run_command(HopSettings, __doc__, lambda given: train(HopSettings(**given)), special)
 
 

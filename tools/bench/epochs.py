@@ -6,7 +6,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import closing
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -101,9 +101,8 @@ def run_fresh(given: ServedEpochs) -> Mapping[str, float]:
     disk's limit, and the CPU seconds of all processes shared by the cores.
     """
     disk = disk_limit(given.store)["GB_per_s"]
-    with closing(open_epochs(given)) as rounds:
-        found = dict(next(rounds)())
-        next(rounds, None)
+    with contextmanager(open_epochs)(given) as one:
+        found = dict(one())
     disk = max(disk, disk_limit(given.store)["GB_per_s"])
     rate = found["bytes_per_seed"] * found["seeds_per_s"] / 1e9
     bound = max(rate * found["seconds"] / disk, found["cpu_s"] / len(os.sched_getaffinity(0)), 1e-9)

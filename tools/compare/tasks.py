@@ -67,8 +67,9 @@ class ServedStore(NamedTuple):
 class Task(Protocol):
     """What a run trains and tests."""
 
-    # a new one, by the seed of torch; of the name given, if the task has several
-    model: Callable[..., nn.Module]
+    @property
+    def model(self) -> Callable[..., nn.Module]:
+        """Makes a new one, by the seed of torch; of the name given, if the task has several."""
 
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
         """The loss of a batch."""
