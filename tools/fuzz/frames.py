@@ -205,8 +205,9 @@ def _value(random: Random, depth: int) -> Any:
 def verdict(frames: Sequence[bytes], manifest: Manifest) -> str:
     """What a daemon must answer, as far as the message alone says so.
 
-    "BadMessage", "status-reply"; "" for what is never answered; "unexpected" for what has too
-    many frames or a meaning over tcp alone; "?" for what depends on the rest.
+    "BadMessage", "status-reply"; "" for what is never answered; "unexpected" for what may be a
+    BadMessage: it has too many frames, a meaning over tcp alone, or numbers that were not asked
+    for; "?" for what depends on the rest.
     Walks through all that looks at a message before memory is taken for it.
     """
     try:
@@ -219,9 +220,9 @@ def verdict(frames: Sequence[bytes], manifest: Manifest) -> str:
         match message:
             case StatusRequest():
                 return "status-reply"
-            case Release() | Detach() | Ids():
+            case Release() | Detach():
                 return ""
-            case Hello() | Heartbeat() | Taken():
+            case Hello() | Heartbeat() | Taken() | Ids():
                 return "unexpected"
             case Start():
                 check_start(message)
@@ -283,7 +284,8 @@ class Attacker:
             pass
         self.longest_s = max(self.longest_s, time.monotonic() - begun)
         for kind, more in (
-            (BadMessage.__name__, self._expected["unexpected"]),
+            # twice: numbers that were not asked for also end the request that they belong to
+            (BadMessage.__name__, 2 * self._expected["unexpected"]),
             ("status-reply", 0),
         ):
             due = self._expected[kind] + (kind == "status-reply")
