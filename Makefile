@@ -1,4 +1,4 @@
-# make demo [DATA=folder]   make test   make check   make clean
+# make demo [DATA=folder]   make test   make check   make clean; make format, lint, types, ...
 
 VENV   := .venv
 PYTHON ?= python3
@@ -8,7 +8,10 @@ TORCH  := 2.13.0
 # one more than two cores: a third of the tests waits for processes and the disk
 WORKERS ?= 3
 
-.PHONY: demo test check clean
+# kernels once more with every index checked, and as plain Python
+CHECKS := format lint types test bounds nojit
+
+.PHONY: demo check clean $(CHECKS)
 .DEFAULT_GOAL := test
 
 # torch first: with it installed nothing below asks for another build, so that a machine without a
@@ -33,7 +36,22 @@ test: $(READY)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
 check: $(READY)
-	$(BIN)/python -m tools.check
+	$(MAKE) --keep-going $(CHECKS)
+
+format: $(READY)
+	$(BIN)/ruff format --check .
+
+lint: $(READY)
+	$(BIN)/ruff check .
+
+types: $(READY)
+	$(BIN)/mypy
+
+bounds: $(READY)
+	NUMBA_BOUNDSCHECK=1 $(BIN)/python -m pytest tests/blockstore/kernels
+
+nojit: $(READY)
+	NUMBA_DISABLE_JIT=1 $(BIN)/python -m pytest tests/blockstore/kernels
 
 clean:
 	rm -rf $(VENV) build *.egg-info

@@ -5,7 +5,7 @@ stand type by type as they come, and nothing has to be put in another order.
 """
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -102,11 +102,8 @@ class ArenaReader:
         if self._helpers is not None:
             self._helpers.shutdown()
 
-    def _views(self, blob: Blob, array: BlobArray) -> Iterator[tuple[int, NDArray[Any]]]:
-        return self._session.views(blob, array)
-
     def _copy(self, blob: Blob, array: BlobArray, out: NDArray[Any]) -> NDArray[Any]:
-        for start, view in self._views(blob, array):
+        for start, view in self._session.views(blob, array):
             out[start : start + view.size] = view
         return out
 
@@ -115,7 +112,7 @@ class ArenaReader:
 
     def _narrow(self, blob: Blob, array: BlobArray) -> NDArray[Any]:
         """In its own dtype; in place where it lies in one piece."""
-        pieces = list(self._views(blob, array))
+        pieces = list(self._session.views(blob, array))
         if len(pieces) == 1:
             return pieces[0][1]
         return self._copy(blob, array, np.empty(array.length, array.dtype))
@@ -154,7 +151,7 @@ class ArenaReader:
     ) -> None:
         """Rows that came along, to their places."""
         width = spec.row_bytes
-        for start, data in self._views(blob, array):
+        for start, data in self._session.views(blob, array):
             if positions is None:
                 out[start : start + data.size] = data
                 continue
@@ -382,7 +379,7 @@ class BatchReader(ArenaReader):
                 self._land(spec, blob, came, to, out)
                 continue
             addresses = named[f"address:{spec.name}"]
-            pieces = self._views(blob, addresses)
+            pieces = self._session.views(blob, addresses)
             if not whole:
                 pieces = iter([(0, self._narrow(blob, addresses)[mine])])
             for start, piece in pieces:

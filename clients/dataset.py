@@ -72,7 +72,7 @@ class Reader(Protocol):
         """The batch of a step, as arrays; waits for the daemon."""
 
     def close(self) -> None:
-        """End helper threads."""
+        """End helper threads, if there are any; the session is closed by others."""
 
 
 class ReadStep(NamedTuple, Generic[B_co]):
@@ -160,6 +160,8 @@ class SteppedDataset(IterableDataset[B_co]):
         worker, stride = (0, 1) if info is None else (info.id, info.num_workers)
         session = self._connect().session
         num_steps = session.attached.num_steps
+        # an iteration that handed out batches is over, finished or not: the next epoch begins; one
+        # that handed out none (or a state that was loaded since) leaves the position as it is
         if self._begun:
             self._position, self._begun = Position(self._position.epoch + 1), False
         at = self._position = self._position.normalized(num_steps)
@@ -359,7 +361,7 @@ def gather_threads() -> int:
     return 2 if get_worker_info() is None and len(os.sched_getaffinity(0)) >= 4 else 1
 
 
-def to_tensor(array: NDArray[Any], dtype: str, is_label: bool) -> Tensor:
+def to_tensor(array: NDArray[Any], dtype: str, is_label: bool = False) -> Tensor:
     """The tensor over an array of a store dtype; labels that are integers become int64."""
     if dtype == "bfloat16":
         return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)

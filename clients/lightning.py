@@ -1,11 +1,12 @@
 """Lightning's data module over a daemon: ranks from the trainer, states in checkpoints."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 from lightning import LightningDataModule
 from torch.utils.data import DataLoader
 
+from clients.connection.position import Position
 from clients.torch import Fanouts, HeteroDataset, NeighborDataset
 
 __all__ = [
@@ -13,13 +14,6 @@ __all__ = [
 ]
 
 _USES = ("train", "valid", "test")
-
-
-class _Place(NamedTuple):
-    """Of the last batch that was trained on."""
-
-    epoch: int
-    step: int
 
 
 class GraphDataModule(LightningDataModule):  # type: ignore[misc]
@@ -54,10 +48,11 @@ class GraphDataModule(LightningDataModule):  # type: ignore[misc]
             "num_neighbors": num_neighbors, "batch_size": batch_size, "input_type": input_type
         }  # fmt: skip
         self._datasets: dict[str, Any] = {}
-        self._last: _Place | None = None
+        self._last: Position | None = None  # the last batch that was trained on
 
-    def setup(self, stage: str) -> None:  # noqa: ARG002
-        """Datasets of this rank; they connect when they are first iterated."""
+    def setup(self, stage: str) -> None:
+        """Datasets of this rank, for all stages; they connect when they are first iterated."""
+        del stage
         make = HeteroDataset if self._options["input_type"] else NeighborDataset
         trainer: Any = self.trainer
         for use, split in zip(_USES, self._splits, strict=True):
@@ -68,7 +63,8 @@ class GraphDataModule(LightningDataModule):  # type: ignore[misc]
                 rank=trainer.global_rank, world_size=trainer.world_size, **self._options,
             )  # fmt: skip
 
-    def teardown(self, stage: str) -> None:  # noqa: ARG002
+    def teardown(self, stage: str) -> None:
+        del stage
         for dataset in self._datasets.values():
             dataset.close()
 
@@ -81,11 +77,12 @@ class GraphDataModule(LightningDataModule):  # type: ignore[misc]
     def test_dataloader(self) -> DataLoader[Any]:
         return self._loader("test")
 
-    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:  # noqa: ARG002
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
         """Note the place: a batch that was only read ahead does not come here."""
+        del dataloader_idx
         trainer: Any = self.trainer
         if trainer.training:
-            self._last = _Place(batch.epoch, batch.step)
+            self._last = Position(batch.epoch, batch.step)
         return batch
 
     def state_dict(self) -> dict[str, Any]:
@@ -96,7 +93,7 @@ class GraphDataModule(LightningDataModule):  # type: ignore[misc]
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on behind the last batch that was trained on.  Raises StateMismatch."""
+        """Go on after the last batch that was trained on.  Raises StateMismatch."""
         if state_dict:
             self._datasets["train"].load_state_dict(state_dict)
 

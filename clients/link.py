@@ -20,6 +20,7 @@ from clients.torch import (
     SampledDataset,
     SamplingOptions,
     Times,
+    host_array,
     sampling_request,
     timed_ids,
 )
@@ -195,7 +196,7 @@ def counted_labels(
 
 def edge_ids(edges: Tensor | NDArray[Any] | Sequence[Sequence[int]]) -> NDArray[np.int64]:
     """All sources, then all targets, int64, of edges given as (2, edges).  Raises Refused."""
-    array = edges.detach().cpu().numpy() if isinstance(edges, Tensor) else np.asarray(edges)
+    array = host_array(edges)
     if array.ndim != 2 or array.shape[0] != 2 or array.dtype.kind not in "iu":
         raise Refused(f"edges: {array.dtype} {array.shape}, expected integers (2, edges)")
     return array.astype(np.int64).reshape(-1)

@@ -66,7 +66,7 @@ class Prefetcher(Generic[B]):
         self.device = torch.device(device)
         self.waited_s = 0.0  # that the trainer waited, in all
         hops = isinstance(dataset, HopDataset)
-        views = hops and getattr(dataset, "views", False)
+        views = isinstance(dataset, HopDataset) and dataset.views
         if views and self.device.type == "cpu":
             raise Refused(
                 "views=True, read ahead: such batches hold until the next one is asked for; "
@@ -203,6 +203,9 @@ class _ReadThread:
 
     def stop(self) -> None:
         """End the thread; what it has read is forgotten."""
+        # `stopped` comes before `halt`, so that the thread drops the error which its wait for the
+        # daemon ends with; then a thread that waits for room goes on, and so does a trainer that
+        # waits in `take`
         if not self.stopped:
             self.stopped = True
             if self._thread.is_alive():

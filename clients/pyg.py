@@ -1,7 +1,7 @@
 """`NeighborLoader` and `LinkNeighborLoader` as PyG has them, over a daemon: one changed line."""
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 from torch import Tensor
@@ -37,15 +37,14 @@ class DaemonLoader(DataLoader[Any]):
     # batches are whole, and of one rank if there are several: Accelerate is to leave them alone
     _is_accelerate_prepared = True
 
-    def __init__(
-        self, dataset: SteppedDataset[Any], transform: Transform | None, options: dict[str, Any]
-    ) -> None:
-        """`options` are those of `DataLoader`."""
-        collate: Any = Collate(transform)  # of one batch, not of a list: there is no batch_size
+    def __init__(self, dataset: SteppedDataset[Any], options: dict[str, Any]) -> None:
+        """`options` are `transform` and those of `DataLoader`."""
+        # of one batch, not of a list: there is no batch_size
+        collate: Any = Collate(options.pop("transform", None))
         kept = data_loader_options(type(self).__name__, options)
         super().__init__(dataset, batch_size=None, collate_fn=collate, **kept)
 
-    def __iter__(self) -> Iterator[Data | HeteroData]:  # type: ignore[override]
+    def __iter__(self) -> Any:
         """An epoch; each iteration is the next one, unless `set_epoch` chose."""
         batches = super().__iter__()
         if self.num_workers:  # they took the dataset's position along, and count on their own
@@ -64,8 +63,12 @@ class DaemonLoader(DataLoader[Any]):
         self.dataset.load_state_dict(state)
 
 
-def check_arguments(data: object, time_attr: str | None, **times: object) -> None:
-    """Raises TypeError: graphs themselves are not taken, and times come with the seeds."""
+def check_arguments(data: object, options: dict[str, Any], **times: object) -> None:
+    """Take `time_attr` out of `options`, as times are those of the store.
+
+    Raises TypeError: graphs themselves are not taken, and times come with the seeds.
+    """
+    time_attr = options.pop("time_attr", None)
     if not isinstance(data, str):
         raise TypeError(f"data: {type(data).__name__}, expected a daemon's endpoint, ipc:///...")
     for name, given in times.items():
@@ -137,17 +140,15 @@ class NeighborLoader(DaemonLoader):
         shuffle: bool = False,
         *,
         input_time: Times | None = None,
-        time_attr: str | None = None,
-        transform: Transform | None = None,
         **options: Any,
     ) -> None:
         """`input_nodes`: ids, a bool mask, the name of a split, or None for all nodes; or
         (node type, one of these).  `num_neighbors`: a list, or a list for each edge type, in PyG's
         order: from the seeds outward.  `input_time`: a time of each input node, up to which edges
         are sampled, by their times in the store, whatever `time_attr` was called there.  `options`
-        are `clients.torch.SamplingOptions`, and those of `torch.utils.data.DataLoader`:
-        num_workers, pin_memory, ..."""
-        check_arguments(data, time_attr, input_time=input_time)
+        are `transform`, `clients.torch.SamplingOptions`, and those of
+        `torch.utils.data.DataLoader`: num_workers, pin_memory, ..."""
+        check_arguments(data, options, input_time=input_time)
         node_type, nodes = typed_seeds(input_nodes)
         dataset = (NeighborDataset if node_type is None else HeteroDataset)(
             data,
@@ -159,7 +160,7 @@ class NeighborLoader(DaemonLoader):
             shuffle=shuffle,
             **take_ours(options),
         )
-        super().__init__(dataset, transform, options)
+        super().__init__(dataset, options)
 
 
 class LinkNeighborLoader(DaemonLoader):
@@ -186,17 +187,15 @@ class LinkNeighborLoader(DaemonLoader):
         *,
         neg_sampling: NegativeSampling | str | dict[str, Any] | None = None,
         neg_sampling_ratio: float | None = None,
-        transform: Transform | None = None,
         **options: Any,
     ) -> None:
         """`edge_label_index`: (2, edges) original ids, the name of a split of edges, or None for
         all edges; or (edge type, one of these).  `edge_label_time`: of each edge, up to
         which edges are sampled, by their times in the store, whatever `time_attr` was called there;
         "own": before those of the seed edges in the store.  `options` are batch_size=1,
-        shuffle=False, exclude="none", others of `clients.link.LinkOptions`, and those of
-        `torch.utils.data.DataLoader`."""
-        time_attr = options.pop("time_attr", None)
-        check_arguments(data, time_attr, edge_label_time=edge_label_time)
+        shuffle=False, exclude="none", `transform`, others of `clients.link.LinkOptions`, and those
+        of `torch.utils.data.DataLoader`."""
+        check_arguments(data, options, edge_label_time=edge_label_time)
         edge_type, edges = typed_seeds(edge_label_index)
         negatives = _negatives(neg_sampling, neg_sampling_ratio)
         ours: dict[str, Any] = {"shuffle": False, "exclude": "none"} | take_ours(options)
@@ -212,7 +211,7 @@ class LinkNeighborLoader(DaemonLoader):
             amount=0.0 if negatives is None else negatives.amount,
             **ours,
         )
-        super().__init__(dataset, transform, options)
+        super().__init__(dataset, options)
 
 
 def _negatives(

@@ -1,8 +1,8 @@
 """What all batches share: records with tensors in them, moved as a whole."""
 
 from collections.abc import Callable
-from dataclasses import fields
-from typing import Any, Self, TypeVar
+from dataclasses import Field, fields
+from typing import Any, ClassVar, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -14,17 +14,17 @@ class TensorRecord:
     """A dataclass whose fields hold tensors, also in lists, tuples and dicts, and other values."""
 
     __slots__ = ()
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]  # of those that derive from it
 
     def __repr__(self) -> str:
         """Shapes in place of tensors, as PyG shows them; what is not there is left out."""
-        shown = {f.name: getattr(self, f.name) for f in fields(self)}  # type: ignore[arg-type]
-        there = [f"{n}={_shown(v)}" for n, v in shown.items() if v is not None and v != {}]
+        shown = self._mapped(lambda tensor: list(tensor.shape), lambda record: record)
+        there = [f"{n}={v!r}" for n, v in shown.items() if v is not None and v != {}]
         return f"{type(self).__name__}({', '.join(there)})"
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Self:
         """The same record with every tensor replaced by `function` of it, in the fields' order."""
-        values = {f.name: _mapped(getattr(self, f.name), function) for f in fields(self)}  # type: ignore[arg-type]
-        return type(self)(**values)
+        return type(self)(**self._mapped(function, lambda record: record.map(function)))
 
     def numpy(self) -> dict[str, Any]:
         """The fields by name, tensors as NumPy arrays over the same memory, on the CPU.
@@ -32,7 +32,7 @@ class TensorRecord:
         They speak DLPack: `jax.dlpack.from_dlpack(batch.numpy()["x"])`.  bfloat16, which NumPy does
         not know, comes as a copy in float32; take such tensors by DLPack themselves.
         """
-        return {f.name: _numpy(getattr(self, f.name)) for f in fields(self)}  # type: ignore[arg-type]
+        return self._mapped(_numpy, TensorRecord.numpy)
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Self:
         """The same record with its tensors on `device`.
@@ -47,6 +47,11 @@ class TensorRecord:
     def pin_memory(self) -> Self:
         """The same record in page-locked memory: `DataLoader(pin_memory=True)` calls this."""
         return self.map(Tensor.pin_memory)
+
+    def _mapped(
+        self, tensor: Callable[[Tensor], Any], record: Callable[[Any], Any]
+    ) -> dict[str, Any]:
+        return {f.name: _mapped(getattr(self, f.name), tensor, record) for f in fields(self)}
 
 
 R = TypeVar("R", bound=TensorRecord)
@@ -83,36 +88,19 @@ def packed(record: R, device: torch.device, non_blocking: bool = False, pin: boo
     return record.map(move)
 
 
-def _mapped(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
+def _mapped(value: Any, tensor: Callable[[Tensor], Any], record: Callable[[Any], Any]) -> Any:
+    """A field's value, its tensors and records replaced by what the two functions make of them."""
     if isinstance(value, Tensor):
-        return function(value)
+        return tensor(value)
     if isinstance(value, TensorRecord):
-        return value.map(function)
+        return record(value)
     if isinstance(value, dict):
-        return {key: _mapped(item, function) for key, item in value.items()}
+        return {key: _mapped(item, tensor, record) for key, item in value.items()}
     if type(value) in (list, tuple):
-        return type(value)(_mapped(item, function) for item in value)
+        return type(value)(_mapped(item, tensor, record) for item in value)
     return value
 
 
-def _shown(value: Any) -> str:
-    if isinstance(value, Tensor):
-        return str(list(value.shape))
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{key!r}: {_shown(item)}" for key, item in value.items()) + "}"
-    if type(value) in (list, tuple):
-        return "[" + ", ".join(map(_shown, value)) + "]"
-    return repr(value)
-
-
-def _numpy(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        host = value.detach().cpu()
-        return (host.float() if host.dtype == torch.bfloat16 else host).numpy()
-    if isinstance(value, TensorRecord):
-        return value.numpy()
-    if isinstance(value, dict):
-        return {key: _numpy(item) for key, item in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(_numpy(item) for item in value)
-    return value
+def _numpy(tensor: Tensor) -> Any:
+    host = tensor.detach().cpu()
+    return (host.float() if host.dtype == torch.bfloat16 else host).numpy()

@@ -1,7 +1,9 @@
 """Whether another library is about to share out, or to collate, batches that are whole already."""
 
 import sys
+from collections.abc import Iterator
 from types import FrameType
+from typing import Any
 
 from loaderd.api.errors import Refused
 
@@ -19,31 +21,33 @@ def refuse_second_sharding(world_size: int) -> None:
     Accelerate wraps any iterable dataset that it prepares for several processes: ranks would get
     every n-th part of their own part, or batches that are cut along the first axis of each tensor.
     """
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if frame.f_globals.get("__name__") == _LIBRARY:
-            kind = type(frame.f_locals.get("self")).__name__
-            if kind in _SHARING:
-                share = f"is one of {world_size} shares" if world_size > 1 else "is whole"
-                raise Refused(
-                    f"accelerate's {kind} shares out batches, and each of these {share} already: "
-                    "expected a loader that is left alone; give it rank=accelerator.process_index "
-                    "and world_size=accelerator.num_processes, and take clients.pyg.NeighborLoader,"
-                    " or do not pass it to accelerator.prepare"
-                )
-        frame = frame.f_back
+    for held in _callers(_LIBRARY):
+        kind = type(held.get("self")).__name__
+        if kind in _SHARING:
+            share = f"is one of {world_size} shares" if world_size > 1 else "is whole"
+            raise Refused(
+                f"accelerate's {kind} shares out batches, and each of these {share} already: "
+                "expected a loader that is left alone; give it rank=accelerator.process_index "
+                "and world_size=accelerator.num_processes, and take clients.pyg.NeighborLoader,"
+                " or do not pass it to accelerator.prepare"
+            )
 
 
 def refuse_second_batching() -> None:
     """Raises Refused: what iterates is a DataLoader that would make batches of batches."""
+    for held in _callers(_FETCHER):
+        collate = getattr(held.get("collate_fn"), "__module__", "")
+        if held.get("auto_collation") and collate == _COLLATE:
+            raise Refused(
+                "DataLoader: found a batch_size, and what the dataset gives are batches: "
+                "expected DataLoader(dataset, batch_size=None, ...)"
+            )
+
+
+def _callers(module: str) -> Iterator[dict[str, Any]]:
+    """Local variables of the functions of a module that are waiting for this one."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        if frame.f_globals.get("__name__") == _FETCHER:
-            held = frame.f_locals
-            collate = getattr(held.get("collate_fn"), "__module__", "")
-            if held.get("auto_collation") and collate == _COLLATE:
-                raise Refused(
-                    "DataLoader: found a batch_size, and what the dataset gives are batches: "
-                    "expected DataLoader(dataset, batch_size=None, ...)"
-                )
+        if frame.f_globals.get("__name__") == module:
+            yield frame.f_locals
         frame = frame.f_back

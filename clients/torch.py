@@ -125,7 +125,7 @@ def batch_fields(arrays: BatchArrays, attached: Attached) -> dict[str, Any]:
         if spec.relation:
             names = ["__".join(relation) for relation in relations]
             own = edge_features.setdefault(relations[names.index(spec.relation)], {})
-            own[name.removeprefix(f"{spec.relation}.")] = to_tensor(rows, spec.dtype, False)
+            own[name.removeprefix(f"{spec.relation}.")] = to_tensor(rows, spec.dtype)
             continue
         node_type = spec.node_type if several else types[0]
         name = name.removeprefix(f"{node_type}.") if several else name
@@ -285,14 +285,14 @@ class NodeSampledDataset(SampledDataset[B_co]):
         """
         if isinstance(input_nodes, str):
             split, input_nodes = input_nodes, None
-        ids = None if input_nodes is None else seed_ids(input_nodes)
+        ids, mask_size = (None, 0) if input_nodes is None else seed_ids(input_nodes)
         request = sampling_request(
             options,
             "" if input_time is None else "given",
             split=split if ids is None else "",
             seed_type=input_type,
             batch_size=batch_size,
-            mask_size=0 if input_nodes is None else mask_size(input_nodes),
+            mask_size=mask_size,
             **fanout_fields(num_neighbors),
         )
         numbers = timed_ids(ids, input_time)
@@ -331,27 +331,28 @@ def sampling_request(
     return make_request(kind, options, own)
 
 
-def seed_ids(nodes: Tensor | NDArray[Any] | Sequence[int]) -> NDArray[np.int64]:
-    """Ids as an int64 array of their own, from ids or from a bool mask over all nodes."""
-    array = nodes.detach().cpu().numpy() if isinstance(nodes, Tensor) else np.asarray(nodes)
+def host_array(values: Any) -> NDArray[Any]:
+    """A tensor, an array or a sequence as an array in host memory."""
+    return values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
+
+
+def seed_ids(nodes: Tensor | NDArray[Any] | Sequence[int]) -> tuple[NDArray[np.int64], int]:
+    """Ids as an int64 array of their own, and the size of the bool mask they came from, or 0."""
+    array = host_array(nodes)
     if array.ndim == 1 and not array.size:
         raise Refused("input_nodes: found none, expected at least one id")
     if array.ndim != 1 or array.dtype.kind not in "biu":
         raise Refused(f"input_nodes: {array.dtype} {array.shape}, expected 1-d ids or a bool mask")
-    return np.flatnonzero(array) if array.dtype.kind == "b" else array.astype(np.int64)
-
-
-def mask_size(nodes: Tensor | NDArray[Any] | Sequence[int]) -> int:
-    """Nodes that a bool mask is over; 0 of ids."""
-    array = nodes.detach().cpu().numpy() if isinstance(nodes, Tensor) else np.asarray(nodes)
-    return array.size if array.dtype.kind == "b" else 0
+    if array.dtype.kind == "b":
+        return np.flatnonzero(array), array.size
+    return array.astype(np.int64), 0
 
 
 def timed_ids(ids: NDArray[np.int64] | None, times: Times | None) -> NDArray[np.int64] | None:
     """The numbers that follow a request: ids, then times, if there are any.  Raises Refused."""
     if times is None:
         return ids
-    array = times.detach().cpu().numpy() if isinstance(times, Tensor) else np.asarray(times)
+    array = host_array(times)
     if array.ndim != 1 or array.dtype.kind not in "iu":
         raise Refused(f"times: {array.dtype} {array.shape}, expected integers, one for each seed")
     if array.size and int(array.min()) == np.iinfo(np.int64).min:

@@ -9,8 +9,8 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -67,14 +67,13 @@ class Clock:
 
 
 class Classes(nn.Module):
-    """Logits of a batch's seeds, of one node type or several."""
+    """Logits (batch_size, classes) of a batch's seeds, of one node type or several."""
 
     def __init__(self, net: nn.Module) -> None:
         super().__init__()
         self.net = net
 
     def forward(self, batch: AnyBatch) -> torch.Tensor:
-        """(batch_size, classes)."""
         logits: torch.Tensor
         if isinstance(batch, HeteroBatch):
             logits = self.net(batch)
@@ -155,18 +154,13 @@ class Trainer:
 
     def open_split(self, split: str, **options: Any) -> AnyDataset:
         """This rank's part of a split."""
-        wanted: dict[str, Any] = {
-            "num_neighbors": self._settings.num_neighbors,
-            "batch_size": self._settings.batch_size,
-            "seed": self._settings.seed,
-            "shuffle": split == "train",
-            "rank": self._ranks.rank,
-            "world_size": self._ranks.world_size,
-            "input_type": self._settings.input_type,
-            "store": self._settings.store,
-        }
-        make = HeteroDataset if self._settings.input_type else NeighborDataset
-        return make(self._settings.endpoint, split=split, **(wanted | options))
+        settings = self._settings
+        names = ("num_neighbors", "batch_size", "seed", "input_type", "store")
+        wanted: dict[str, Any] = {name: getattr(settings, name) for name in names}
+        wanted |= {"rank": self._ranks.rank, "world_size": self._ranks.world_size}
+        make = HeteroDataset if settings.input_type else NeighborDataset
+        wanted |= {"shuffle": split == "train"} | options
+        return make(settings.endpoint, split=split, **wanted)
 
     def ahead(self, data: AnyDataset) -> Prefetcher[Any]:
         """Its batches, on the device: the next ones are gathered while one is trained on."""
@@ -289,31 +283,51 @@ def parse_fanouts(words: Iterable[object]) -> tuple[int, ...]:
         raise ValueError(f"--num-neighbors {text!r}: expected numbers such as 15 10") from None
 
 
-def main() -> None:
-    default = Settings("")
-    parser = argparse.ArgumentParser(description=__doc__)
+def run_command(
+    make: Callable[[str], Any],
+    doc: str | None,
+    run: Callable[[dict[str, Any]], object],
+    special: Mapping[str, Mapping[str, Any]],
+) -> None:
+    """Run a training command: an endpoint, and an option for each further field of its settings.
+
+    make      settings for an endpoint: gives the names and the defaults
+    special   further arguments of `add_argument`, by field
+
+    Ends with exit code 2, and a line, if the settings or the store cannot be used.
+    """
+    default = make("")
+    parser = argparse.ArgumentParser(description=doc)
     parser.add_argument("endpoint", help="ipc:///path/of/the/socket")
-    parser.add_argument("--model", choices=LAYERS, default=default.model)
-    parser.add_argument(
-        "--num-neighbors", nargs="+", default=default.num_neighbors,
-        help="of each hop, seeds outward: 15 10, or 15,10",
-    )  # fmt: skip
-    parser.add_argument("--learning-rate", type=float, default=default.learning_rate)
-    parser.add_argument("--input-type", default="", help="node type that is classified")
-    parser.add_argument("--store", default="", help="its name, where the daemon serves several")
-    parser.add_argument("--device", default=default.device, help="cpu, cuda, cuda:1")
-    parser.add_argument("--checkpoint", default="", help="file to go on from and to save to")
-    for name in ("epochs", "batch_size", "hidden", "seed", "save_every", "max_steps"):
-        option = "--" + name.replace("_", "-")
-        parser.add_argument(option, type=int, default=getattr(default, name))
-    arguments = vars(parser.parse_args())
+    for field in fields(default)[1:]:
+        value = getattr(default, field.name)
+        usual = {"type": type(value), "default": value}
+        option = "--" + field.name.replace("_", "-")
+        parser.add_argument(option, **(usual | {**special.get(field.name, {})}))
     try:
-        arguments["num_neighbors"] = parse_fanouts(arguments["num_neighbors"])
-        with joined() as ranks:
-            train(Settings(**arguments), ranks)
+        run(vars(parser.parse_args()))
     except (DaemonError, NotTrainable, ValueError) as error:
         sys.stderr.write(f"error: {error}\n")
         sys.exit(2)
+
+
+def main() -> None:
+    def run(arguments: dict[str, Any]) -> None:
+        arguments["num_neighbors"] = parse_fanouts(arguments["num_neighbors"])
+        with joined() as ranks:
+            train(Settings(**arguments), ranks)
+
+    of_hops = "of each hop, seeds outward: 15 10, or 15,10"
+    special: dict[str, dict[str, Any]] = {
+        "model": {"choices": LAYERS},
+        "num_neighbors": {"nargs": "+", "type": str, "help": of_hops},
+        "input_type": {"help": "node type that is classified"},
+        "store": {"help": "its name, if the daemon serves several"},
+        "device": {"help": "cpu, cuda, cuda:1"},
+        "checkpoint": {"help": "file to go on from and to save to"},
+        "save_every": {"help": "steps between two checkpoints; 0: at the end of each epoch"},
+    }
+    run_command(Settings, __doc__, run, special)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,6 @@
 """Train on propagated features: `python -m clients.train_hops ENDPOINT --model hoga`."""
 
-import argparse
-import sys
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -13,8 +11,7 @@ from clients.hopwise.dataset import HopBatch, HopDataset
 from clients.hopwise.models import ALONE, make_model
 from clients.prefetch import prefetch
 from clients.ranks import usable_device
-from clients.train import UNLABELLED, NotTrainable, optimize, say
-from loaderd.api.errors import DaemonError
+from clients.train import UNLABELLED, NotTrainable, optimize, run_command, say
 
 MODELS = ("linear", "features", "sgc", "sign", "sign-mlp", "hoga")
 
@@ -50,7 +47,8 @@ def open_split(settings: HopSettings, split: str) -> HopDataset:
     wanted |= {"chunk": settings.chunk, "seed": settings.seed}
     if settings.method == "advised":
         return HopDataset.advised(settings.endpoint, split, device=settings.device, **wanted)
-    return HopDataset(settings.endpoint, split, method=settings.method, **wanted)  # type: ignore[arg-type]
+    wanted["method"] = settings.method
+    return HopDataset(settings.endpoint, split, **wanted)
 
 
 def inputs(settings: HopSettings, batch: HopBatch) -> list[Tensor]:
@@ -122,21 +120,10 @@ def train(settings: HopSettings) -> tuple[float, float]:
 
 
 def main() -> None:
-    default = HopSettings("")
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("endpoint", help="ipc:///path/of/the/socket")
-    choices: dict[str, Any] = {"model": MODELS, "method": ("cr", "rr", "advised")}
-    for field in fields(HopSettings)[1:]:
-        value = getattr(default, field.name)
-        parser.add_argument(
-            "--" + field.name.replace("_", "-"), type=type(value), default=value,
-            choices=choices.get(field.name),
-        )  # fmt: skip
-    try:
-        train(HopSettings(**vars(parser.parse_args())))
-    except (DaemonError, NotTrainable, ValueError) as error:
-        sys.stderr.write(f"error: {error}\n")
-        sys.exit(2)
+    special: dict[str, dict[str, Any]] = {
+        "model": {"choices": MODELS}, "method": {"choices": ("cr", "rr", "advised")}
+    }  # fmt: skip
+    run_command(HopSettings, __doc__, lambda given: train(HopSettings(**given)), special)
 
 
 if __name__ == "__main__":

@@ -6,17 +6,30 @@ import json
 import os
 import platform
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import MISSING, fields
 from pathlib import Path
 from types import UnionType
-from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    Literal,
+    TypeVar,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from blockstore.units import parse_bytes
 
-T = TypeVar("T")
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+T = TypeVar("T", bound="DataclassInstance")
 TALLY_S = 60.0
 
 
@@ -29,22 +42,27 @@ def byte_size(text: str) -> str:
 def parse(
     kind: type[T],
     words: Sequence[str],
-    doc: str | None,
-    prog: str,
+    prog: str = "",
+    doc: str | None = None,
     defaults: Mapping[str, Any] | None = None,
 ) -> T:
     """Options given as words.  `defaults` replace those of the record.
 
-    kind   a dataclass.  A field without a default is positional, a bool is a switch, a tuple takes
-           several words, a Literal its values; `Annotated[int, "help"]` says what a field means.
-           A field annotated with a function instead of a text is converted by that function.
+    kind       a dataclass.  A field without a default is positional, a bool is a switch, a tuple
+               takes several words, a Literal its values; `Annotated[int, "help"]` says what a field
+               means.  A field annotated with a function is converted by that function.
+    prog, doc  of the command; by default the name and the docstring of the record's module
     """
+    module = sys.modules[kind.__module__]
+    name = module.__spec__.name if module.__spec__ else kind.__module__
     parser = argparse.ArgumentParser(
-        prog=prog, description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog=prog or name.removesuffix(".__main__"),
+        description=doc or module.__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     hints = get_type_hints(kind, include_extras=True)
     tuples = []
-    for field in fields(kind):  # type: ignore[arg-type]
+    for field in fields(kind):
         hint, help_text, convert = hints[field.name], "", None
         if get_origin(hint) is Annotated:
             hint, *notes = get_args(hint)

@@ -28,7 +28,7 @@ _DRAWS = 10  # for each kill: a moment may lie behind the end of a run
 
 
 @dataclass(frozen=True)
-class Options:
+class KillOptions:
     source: Path
     folder: Annotated[Path | None, "for a store at a time; else beside the source"] = None
     mem: Annotated[str, byte_size] = "512M"
@@ -85,7 +85,7 @@ def kill_once(
 def main(words: list[str]) -> list[dict[str, Any]]:
     """Run it; returns what is printed.  Raises SystemExit: a store differs."""
     own, options = split_options(words)
-    given = parse(Options, own, __doc__, "tools.kill_ingest")
+    given = parse(KillOptions, own)
     lines: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(dir=given.folder or given.source.absolute().parent) as name:
         store = Path(name) / "store"

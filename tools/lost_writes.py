@@ -27,6 +27,7 @@ from io import StringIO
 from pathlib import Path
 from threading import RLock
 from typing import Annotated, Any
+from unittest import mock
 
 import numpy as np
 
@@ -75,6 +76,7 @@ class Recorder:
         self._root, self._lock = root, RLock()
         self._numbers: dict[int, int] = {root.stat().st_ino: _ROOT}  # by inode
         self._next, self._busy, self._on = 1, False, False
+        self._patch = mock.patch("os.fsync", self._fsync)
         self.log: list[Change] = []
         self.first = self.last = self._look()
         sys.addaudithook(self._hear)
@@ -129,12 +131,14 @@ class Recorder:
                 self.log.append(Change(number))
 
     def __enter__(self) -> "Recorder":
-        self._real, os.fsync, self._on = os.fsync, self._fsync, True  # type: ignore[assignment]
+        self._patch.start()
+        self._on = True
         return self
 
     def __exit__(self, *_: object) -> None:
         self._note()
-        os.fsync, self._on = self._real, False
+        self._patch.stop()
+        self._on = False
 
 
 def _writes(args: tuple[Any, ...]) -> bool:
@@ -378,30 +382,33 @@ def _problem(command: Command, root: Path, expected: dict[str, str], ended: bool
 
 
 @dataclass(frozen=True)
-class Options:
+class LossOptions:
     points: Annotated[int, "of all commands together"] = 2000
     only: Annotated[str, "the command of this name"] = ""
     folder: Annotated[Path | None, "what a failure leaves stays here"] = None
     seed: int = 0
 
 
+def _sync_nothing(_: int) -> None:
+    """In place of fsync, as no power is lost really."""
+
+
 def main(words: list[str]) -> list[dict[str, Any]]:
     """A JSON line a command.  Raises SystemExit: a loss that was not survived."""
-    given = parse(Options, words, __doc__, "tools.lost_writes")
+    given = parse(LossOptions, words)
     lines = []
     where = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-    real, os.fsync = os.fsync, lambda fd: None  # noqa: ARG005  no power is lost
-    try:
-        with tempfile.TemporaryDirectory(prefix="lost-writes-", dir=where) as name:
-            folder = given.folder or Path(name)
-            every = commands(write_source(folder / "source"))
-            chosen = [c for c in every if given.only in ("", c.name)]
-            for number, command in enumerate(chosen):
-                points = -(-given.points // len(chosen))
-                found = lose(command, folder / f"run-{number}", points, given.seed)
-                lines.append(put(found, None))
-    finally:
-        os.fsync = real
+    with (
+        mock.patch("os.fsync", _sync_nothing),
+        tempfile.TemporaryDirectory(prefix="lost-writes-", dir=where) as name,
+    ):
+        folder = given.folder or Path(name)
+        every = commands(write_source(folder / "source"))
+        chosen = [c for c in every if given.only in ("", c.name)]
+        for number, command in enumerate(chosen):
+            points = -(-given.points // len(chosen))
+            found = lose(command, folder / f"run-{number}", points, given.seed)
+            lines.append(put(found, None))
     return lines
 
 

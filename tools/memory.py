@@ -6,10 +6,11 @@ the store.  It fails if a run took more than its `--mem`, was killed, or made ot
 first.  Options of `blockstore ingest` stand after `--`, as in `... ingest SOURCE -- --undirected`.
 
 `python -m tools.memory attach` serves a graph to clients that attach, several at a time, with
-millions of ids, times, masks and huge fanouts, or announce ids and send none, too many or others
-(`tools.attackers`), while a trainer reads beside them.  Each has a batch, or is refused.  One JSON
+millions of ids, times, masks and huge fanouts, or announce ids and send none, too many or others,
+while a trainer reads beside them.  Each has a batch, or is refused.  One JSON
 line; it fails if there were kills, another error than a refusal, batches of the trainer that are
-not those of peace, or anything else that a scene of faults checks (`tools.faults.runner`).
+not those of an undisturbed one, or anything else that a scene of faults checks
+(`tools.faults.runner`).
 """
 
 import subprocess
@@ -17,21 +18,36 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from random import Random
+from typing import Annotated, Any, NamedTuple
+
+import numpy as np
+import zmq
+from msgspec import structs
 
 from blockstore.store import open_store
 from blockstore.units import parse_bytes
-from tools.attackers import Attempt, attempt
+from clients.connection.session import Attachment, Session
+from loaderd.api.errors import DaemonError, Refused
+from loaderd.api.protocol import (
+    Attach,
+    ErrorReply,
+    Ids,
+    SeedEdges,
+    Temporal,
+    decode_daemon,
+    encode,
+)
 from tools.bench.resources import resident_bytes
 from tools.bench.setup import stage_ends
 from tools.command import byte_size, parse, put, split_options, stamped
-from tools.faults import runner
-from tools.faults.runner import CONTEXT, Scene, scene
-from tools.faults.trainers import Work, stay
+from tools.faults.runner import CONTEXT, Scene, SceneOptions, scene
+from tools.faults.trainers import Work, read_again
 from tools.group import ControlGroup, group
 from tools.tree import differences, file_digests, one_digest
 
@@ -39,6 +55,9 @@ SLACK_BYTES = 256 << 20  # interpreter and libraries
 BESIDE = "trainer"
 _LOOK_S = 0.01  # between looks at memory
 _ATTACHERS = 6  # clients at a time
+_KINDS = ("ids", "times", "mask", "edges", "fanouts", "none", "others", "large", "late")
+_PLANS = ("auto", "minibatch", "minibatch", "minibatch")  # `auto` samples before it is open
+_LATE_S = 30.0  # that a late client keeps its numbers back, unless it is refused before
 
 
 def inside(limits: ControlGroup, *words: str) -> "subprocess.Popen[str]":
@@ -74,18 +93,98 @@ def run_ingest(limits: ControlGroup, *words: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
+class Attempt(NamedTuple):
+    """What came of one attach."""
+
+    kind: str
+    end: str  # "served", "refused", "odd" of what no dataset does, or "failed"
+    seconds: float
+    text: str = ""  # of the refusal, or the error
+
+
+def attempt(endpoint: str, number: int, nodes: int) -> Attempt:
+    """One client, whose kind and sizes follow from `number`, of a graph of `nodes`."""
+    begun, random = time.monotonic(), Random(number)
+    kind, count = _KINDS[number % len(_KINDS)], 1 << random.randint(10, 24)
+    asked = Attach(
+        token=0, request=0, split="", num_neighbors=(5, 5), batch_size=random.choice((64, 1024)),
+        seed=number, plan=random.choice(_PLANS),
+    )  # fmt: skip
+    huge = random.choice((((1 << 16,) * 16, 1 << 24), ((1 << 16,) * 2, 64), ((100, 100), 64)))
+    variants: dict[str, dict[str, Any]] = {
+        "ids": {},
+        "times": {"temporal": Temporal()},
+        "edges": {"edges": SeedEdges()},
+        "mask": {"mask_size": random.choice((nodes, nodes, nodes + 1, 1 << 62))},
+        "fanouts": {"num_neighbors": huge[0], "batch_size": huge[1]},
+    }
+    end, text = "served", ""
+    try:
+        if kind in variants:
+            ids = np.random.default_rng(number).integers(0, nodes, count)
+            _take_batch(endpoint, structs.replace(asked, **variants[kind]), ids)
+        else:
+            end = "odd"
+            _send_odd(endpoint, kind, asked, random)
+    except Refused as error:
+        end, text = "refused", str(error)
+    except DaemonError as error:
+        end, text = "failed", f"{type(error).__name__}: {error}"
+    return Attempt(kind, end, time.monotonic() - begun, text)
+
+
+def _take_batch(endpoint: str, request: Attach, ids: Any) -> None:
+    with closing(Session(endpoint, request, ids)) as session:
+        session.start(0, 0)
+        batch = session.receive_batch(0)
+        session.release(0, batch.rows.group)
+
+
+def _send_odd(endpoint: str, kind: str, asked: Attach, random: Random) -> None:
+    """Attaches of a client that does not keep to the protocol; it leaves without detaching."""
+    with _connected(endpoint) as (token, dealer):
+        if kind == "late":  # announces numbers, is asked for them, and stays without sending any
+            ids = 1 << random.randint(0, 20)
+            dealer.send(encode(structs.replace(asked, token=token, request=1, ids=ids)))
+            end = time.monotonic() + _LATE_S
+            while (left := end - time.monotonic()) > 0 and dealer.poll(int(1000 * left) + 1):
+                if isinstance(decode_daemon(dealer.recv()), ErrorReply):
+                    return
+            return
+        for request in range(20):
+            ids = 1 << random.randint(0, 24)
+            dealer.send(encode(structs.replace(asked, token=token, request=request, ids=ids)))
+            if kind == "others":
+                size = random.choice((7, 8, 1 << 17))
+                dealer.send(encode(Ids(request=request, first=0, numbers=bytes(size))))
+            if kind == "large":
+                dealer.send(bytes(random.choice((1 << 18, 1 << 19, 1 << 27))))
+        dealer.poll(1000)
+
+
+@contextmanager
+def _connected(endpoint: str) -> Iterator[tuple[int, "zmq.Socket[bytes]"]]:
+    """A token, and a socket of its own."""
+    with closing(Attachment(endpoint)) as attachment:
+        dealer: zmq.Socket[bytes] = attachment.context.socket(zmq.DEALER)
+        dealer.setsockopt(zmq.LINGER, 0)
+        dealer.connect(endpoint)
+        with closing(dealer):
+            yield attachment.token, dealer
+
+
 @dataclass(frozen=True)
-class AttachScene(runner.Options):
+class AttachOptions(SceneOptions):
     mem: Annotated[str, byte_size, "of the daemon"] = "64M"
     times: Annotated[float, "bytes of the store, in --mem"] = 20.0
     attempts: int = 200
 
 
-def attack(given: AttachScene, made: Scene) -> tuple[list[Attempt], int]:
+def attack(given: AttachOptions, made: Scene) -> tuple[list[Attempt], int]:
     """All attempts beside a trainer, and the daemon's peak.  Raises SystemExit."""
     endpoint, pid, peak = made.daemon.endpoint, made.daemon.process.pid, 0
     nodes, stop = open_store(made.store).manifest.num_nodes, CONTEXT.Event()
-    made.spawn(BESIDE, stay, Work(endpoint, made.folder, given.batch_size, 3), BESIDE, stop)
+    made.spawn(BESIDE, read_again, Work(endpoint, made.folder, given.batch_size, 3), BESIDE, stop)
     with ThreadPoolExecutor(_ATTACHERS) as pool:
         tries = [pool.submit(attempt, endpoint, n, nodes) for n in range(given.attempts)]
         while not all(t.done() for t in tries):
@@ -99,7 +198,7 @@ def attack(given: AttachScene, made: Scene) -> tuple[list[Attempt], int]:
 
 def attach(words: Sequence[str]) -> dict[str, Any]:
     """Serve a graph to clients that ask for too much; returns what is printed."""
-    given = parse(AttachScene, words, __doc__, "tools.memory attach")
+    given = parse(AttachOptions, words, "tools.memory attach")
     limit = parse_bytes(given.mem) + SLACK_BYTES
     with group(limit) as limits, scene(given, limits=limits) as made:
         idle = resident_bytes([made.daemon.process.pid])
@@ -121,7 +220,7 @@ def attach(words: Sequence[str]) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Ingest:
+class MemoryIngestOptions:
     source: Path
     mem: Annotated[tuple[str, ...], byte_size] = ("512M", "4G")
     folder: Annotated[Path | None, "for a store at a time; else beside the source"] = None
@@ -130,7 +229,7 @@ class Ingest:
 
 def ingest(words: Sequence[str], options: Sequence[str]) -> list[dict[str, Any]]:
     """Ingest a folder within each `--mem`; returns what is printed.  Raises SystemExit."""
-    given = parse(Ingest, words, __doc__, "tools.memory ingest")
+    given = parse(MemoryIngestOptions, words, "tools.memory ingest")
     folder = given.folder or given.source.absolute().parent
     first: dict[str, str] = {}
     lines = []

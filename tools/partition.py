@@ -36,7 +36,7 @@ METHODS = get_args(Partitioner)
 
 
 @dataclass(frozen=True)
-class Options:
+class PartitionerOptions:
     folder: Path
     k: tuple[int, ...] = (64,)
     methods: tuple[Partitioner, ...] = METHODS
@@ -115,7 +115,7 @@ def as_table(lines: list[dict[str, Any]]) -> str:
 
 
 def main(words: list[str]) -> list[dict[str, Any]]:
-    given = parse(Options, words, __doc__, "tools.partition")
+    given = parse(PartitionerOptions, words)
     source = open_source(given.folder, None).source
     options = IngestOptions(mem_bytes=parse_bytes(given.mem), undirected=given.undirected)
     settings = [

@@ -177,7 +177,7 @@ def bytes_of_rows(store: Store, nodes: Ids, gap_pages: int) -> int:
 
 
 @dataclass(frozen=True)
-class Options:
+class ReplayOptions:
     trace: Path
     store: Path
     entries: Annotated[int, "rows that the cache holds"] = 0
@@ -188,7 +188,7 @@ class Options:
 
 def main(words: list[str]) -> list[dict[str, Any]]:
     """Replay a trace; returns the lines that are printed."""
-    given = parse(Options, words, __doc__, "tools.replay")
+    given = parse(ReplayOptions, words)
     store = open_store(given.store)
     records = list(read_trace(given.trace))
     groups, num_nodes, lines = row_groups(records), store.manifest.num_nodes, []

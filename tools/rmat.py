@@ -94,7 +94,7 @@ def parse_count(text: str) -> int:
 
 
 @dataclass(frozen=True)
-class Options:
+class RmatOptions:
     folder: Path
     nodes: Annotated[int, parse_count] = NODES
     pairs: Annotated[int, parse_count, "that are drawn"] = PAIRS
@@ -103,7 +103,7 @@ class Options:
 
 
 def main(words: list[str]) -> None:
-    given = parse(Options, words, __doc__, "tools.rmat")
+    given = parse(RmatOptions, words)
     try:
         generate(given.folder, given.nodes, given.pairs, given.features, given.seed)
     except OSError as error:

@@ -2,9 +2,9 @@
 
 A daemon serves a small store.  Two trainers last from the beginning to the end and read by every
 plan in turn (minibatch, hyperbatch, macrobatch, chunks, rows), attached again for each; others come
-for some batches and go, one of four of them without a word, some killed.  Once a second it is noted
-what the daemon and the lasting trainers hold: private and shared memory, descriptors, threads,
-mappings.  Checked, beside what every scene of faults checks (`tools.faults.runner`):
+for some batches and go, one of four of them without detaching, some killed.  Once a second it is
+noted what the daemon and the lasting trainers hold: private and shared memory, descriptors,
+threads, mappings.  Checked, beside what every scene of faults checks (`tools.faults.runner`):
 
 - none of these grows after warm-up, by the median slope over the run and from its first tenth to
   its last (`tools.faults.growth.ALLOWED`), but for kernels that are used for the first time;
@@ -21,10 +21,9 @@ from random import Random
 from typing import Annotated, Any
 
 from tools.command import parse, put, stamped
-from tools.faults import runner
 from tools.faults.growth import judge
-from tools.faults.runner import CONTEXT, Scene, scene
-from tools.faults.trainers import Work, last, visit
+from tools.faults.runner import CONTEXT, Scene, SceneOptions, scene
+from tools.faults.trainers import Work, read_briefly, read_every_plan
 
 LASTING = ("trainer 0", "trainer 1")
 SHORT_LIVED = 2  # at a time
@@ -32,7 +31,7 @@ KILLED = 0.3  # share of the short-lived clients
 
 
 @dataclass(frozen=True)
-class Options(runner.Options):
+class SoakOptions(SceneOptions):
     minutes: float = 20.0
     every: Annotated[float, "seconds between two looks"] = 1.0
     warm_up: Annotated[float, "share that is not judged"] = 0.2
@@ -50,17 +49,17 @@ def renew_clients(made: Scene, work: Work, chance: Random) -> None:
             made.counts["short_lived_killed"] += 1
     for _ in range(SHORT_LIVED - len(made.processes) + len(LASTING)):
         name = f"short-lived {made.counts['short_lived']}"
-        made.spawn(name, visit, work, name, made.counts["short_lived"])
+        made.spawn(name, read_briefly, work, name, made.counts["short_lived"])
         made.counts["short_lived"] += 1
 
 
-def soak(given: Options, made: Scene) -> dict[str, int]:
+def soak(given: SoakOptions, made: Scene) -> dict[str, int]:
     """Run it to its end; the daemon's counters.  Raises SystemExit."""
     (made.folder / "counts").mkdir()
     work = Work(made.daemon.endpoint, made.folder / "counts", given.batch_size, given.seed)
     stop, chance = CONTEXT.Event(), Random(given.seed)
     for name in LASTING:
-        made.spawn(name, last, work, name, stop)
+        made.spawn(name, read_every_plan, work, name, stop)
     looks = 0
     begun = made.age_s
     while (now := made.age_s - begun) < given.minutes * 60:
@@ -78,7 +77,7 @@ def soak(given: Options, made: Scene) -> dict[str, int]:
 
 def main(words: Sequence[str]) -> dict[str, Any]:
     """Run it; returns what is printed.  Raises SystemExit: something does not hold."""
-    given = parse(Options, words, __doc__, "tools.soak")
+    given = parse(SoakOptions, words)
     with scene(given) as made:
         counters = soak(given, made)
     found = judge(made.series, given.warm_up)

@@ -10,7 +10,7 @@ the faults leaves the daemon alone, and then the short-lived clients go.  Afterw
 every scene of faults checks (`tools.faults.runner`):
 
 - in the history of each rank's last saved state and what follows it every step of every epoch
-  occurs once and in order, with the sha256 of an undisturbed run; within one life of a trainer,
+  occurs once and in order, with the sha256 of an undisturbed run; within one process of a trainer,
   whatever happened to the daemon, steps follow each other;
 - trainers hold no more descriptors and arenas than before they connected.
 
@@ -31,19 +31,27 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from tools.bench.setup import free_port
 from tools.command import parse, put, stamped
-from tools.faults import runner
-from tools.faults.runner import SETTLE_S, DaemonProcess, HeldResources, Scene, scene
-from tools.faults.trainers import PLANS, Member, TrainerJob, Work, digest, replace, train, visit
+from tools.faults.runner import SETTLE_S, DaemonProcess, HeldResources, Scene, SceneOptions, scene
+from tools.faults.trainers import (
+    PLANS,
+    Member,
+    TrainerJob,
+    Work,
+    digest,
+    read_briefly,
+    replace,
+    train,
+)
 
 MIXED = ("minibatch", *PLANS)  # jobs of a mixed storm: the first two share what is built
-CALM = 0.2  # share of the faults, the last ones, that leave the daemon alone
+DAEMON_SPARED = 0.2  # share of the faults, the last ones, that leave the daemon alone
 STOPPED_S = 1.0  # at most
 PAUSE_S = 0.3  # before a killed process is started again, at most
 At = tuple[int, int]  # epoch, step
 
 
 @dataclass(frozen=True)
-class Options(runner.Options):
+class StormOptions(SceneOptions):
     faults: int = 200
     trainers: int = 4
     plan: Annotated[
@@ -64,43 +72,43 @@ class Options(runner.Options):
 
 
 @dataclass
-class Life:
+class TrainerRun:
     begin: At  # the last step consumed before
     steps: list[tuple[int, int, str]]
     leaked: dict[str, int] | None = None  # at its end, if it came to it
 
 
-def read_life(path: Path) -> Life | None:
+def read_run(path: Path) -> TrainerRun | None:
     """None: it was killed before it began.  Raises SystemExit: it failed."""
     lines = path.read_text().splitlines() if path.exists() else []
     if not lines:
         return None
-    life = Life((0, -1), [])
+    run = TrainerRun((0, -1), [])
     for first, *rest in (line.split(" ", 2) for line in lines):
         match first:
             case "from":
-                life.begin = int(rest[0]), int(rest[1])
+                run.begin = int(rest[0]), int(rest[1])
             case "end":
-                life.leaked = json.loads(" ".join(rest))
+                run.leaked = json.loads(" ".join(rest))
             case "error":
                 raise SystemExit(f"{path.name}: {' '.join(rest)}")
             case _:
-                life.steps.append((int(first), int(rest[0]), rest[1]))
-    return life
+                run.steps.append((int(first), int(rest[0]), rest[1]))
+    return run
 
 
-def check_history(rank: int, lives: Sequence[Life], expected: dict[At, str]) -> None:
+def check_history(rank: int, runs: Sequence[TrainerRun], expected: dict[At, str]) -> None:
     """Raises SystemExit: a step is missing, repeated, out of order or another one."""
     order = list(expected)
     place = {at: i for i, at in enumerate(order)}
     history: list[At] = []
-    for number, life in enumerate(lives):
-        where = f"rank {rank}, life {number}"
-        kept = sum(at <= life.begin for at in history)
-        if kept and history[kept - 1] != life.begin and life.begin[1] >= 0:
-            raise SystemExit(f"{where}: begins after {life.begin}, which nobody consumed")
+    for number, run in enumerate(runs):
+        where = f"rank {rank}, run {number}"
+        kept = sum(at <= run.begin for at in history)
+        if kept and history[kept - 1] != run.begin and run.begin[1] >= 0:
+            raise SystemExit(f"{where}: begins after {run.begin}, which nobody consumed")
         history = history[:kept]
-        for epoch, step, found in life.steps:
+        for epoch, step, found in run.steps:
             at = epoch, step
             if place.get(at) != len(history):
                 raise SystemExit(f"{where}: {at} stands where {order[len(history)]} is expected")
@@ -117,19 +125,19 @@ class Storm:
 
     scene: Scene
     job: TrainerJob
-    guests: Work  # what short-lived clients read
+    short_work: Work  # what short-lived clients read
     chance: Random
     gap_s: float
-    lives: Counter[int] = field(default_factory=Counter)
+    starts: Counter[int] = field(default_factory=Counter)  # of each rank
     faults: Counter[str] = field(default_factory=Counter)
     due: list[tuple[float, Callable[[], None]]] = field(default_factory=list)
-    peace: bool = False  # no short-lived client attaches any more
+    no_short_lived: bool = False  # no short-lived client attaches any more
     down: bool = False  # the daemon was killed, and is not started yet
 
     def start(self, rank: int) -> None:
-        """A trainer lives, from its last saved state on."""
-        self.scene.spawn(f"trainer {rank}", train, self.job, rank, self.lives[rank])
-        self.lives[rank] += 1
+        """A trainer goes on from its last saved state."""
+        self.scene.spawn(f"trainer {rank}", train, self.job, rank, self.starts[rank])
+        self.starts[rank] += 1
 
     def trainers(self) -> list[int]:
         names = sorted(self.scene.processes)
@@ -150,15 +158,18 @@ class Storm:
         for name, code in self.scene.ended():
             kind, number = name.split()
             if kind == "trainer":  # its log says of what it failed
-                life = read_life(self.job.log(int(number), self.lives[int(number)] - 1))
-                code = code or int(life is None)
+                run = read_run(self.job.log(int(number), self.starts[int(number)] - 1))
+                code = code or int(run is None)
             if code:
                 raise SystemExit(f"{name} ended with {code}")
         counts = self.scene.counts
-        if not self.peace and f"short-lived {counts['short_lived']}" not in self.scene.processes:
+        if (
+            not self.no_short_lived
+            and f"short-lived {counts['short_lived']}" not in self.scene.processes
+        ):
             counts["short_lived"] += 1
             name = f"short-lived {counts['short_lived']}"
-            self.scene.spawn(name, visit, self.guests, name, counts["short_lived"])
+            self.scene.spawn(name, read_briefly, self.short_work, name, counts["short_lived"])
         if not self.down:
             self.scene.daemon.check()
 
@@ -166,9 +177,12 @@ class Storm:
         """After so many seconds, at most."""
         self.due.append((time.monotonic() + self.chance.uniform(0, most_s), action))
 
-    def strike(self, calm: bool) -> None:
-        calm = calm or self.down or self.scene.daemon.told_to_end
-        kinds = {k: f.weight for k, f in FAULTS.items() if not (calm and k.endswith("daemon"))}
+    def inject(self, spare_daemon: bool) -> None:
+        """One fault, drawn by weight; `spare_daemon`: it hits a trainer."""
+        spare_daemon = spare_daemon or self.down or self.scene.daemon.told_to_end
+        kinds = {
+            k: f.weight for k, f in FAULTS.items() if not (spare_daemon and k.endswith("daemon"))
+        }
         (kind,) = self.chance.choices(list(kinds), list(kinds.values()))
         name = "daemon"
         if kind.endswith("trainer"):
@@ -176,27 +190,27 @@ class Storm:
                 return
             name = f"trainer {self.chance.choice(ranks)}"
         self.faults[kind] += 1
-        FAULTS[kind].befall(self, name)
+        FAULTS[kind].cause(self, name)
 
-    def rage(self, count: int) -> None:
+    def inject_all(self, count: int) -> None:
         for rank in range(len(self.job.members)):
             self.start(rank)
         while (done := self.faults.total()) < count:
             self.run_until(time.monotonic() + self.chance.expovariate(1 / self.gap_s))
-            self.strike(calm=done >= (1 - CALM) * count)
+            self.inject(spare_daemon=done >= (1 - DAEMON_SPARED) * count)
         self.run_until(time.monotonic() + max(STOPPED_S, PAUSE_S) + 0.1)
 
-    def lives_of(self, rank: int) -> list[Life]:
+    def runs_of(self, rank: int) -> list[TrainerRun]:
         """In their order, those that began."""
-        lives = [read_life(self.job.log(rank, n)) for n in range(self.lives[rank])]
-        return [x for x in lives if x is not None and (x.steps or x.leaked is not None)]
+        runs = [read_run(self.job.log(rank, n)) for n in range(self.starts[rank])]
+        return [x for x in runs if x is not None and (x.steps or x.leaked is not None)]
 
     def finish(self) -> int:
         """Let trainers finish; returns how many epochs there were."""
-        self.peace = True
+        self.no_short_lived = True
         self.scene.kill(f"short-lived {self.scene.counts['short_lived']}")
-        lives = [life for rank in self.lives for life in self.lives_of(rank) if life.steps]
-        last = max((life.steps[-1][0] for life in lives), default=0)
+        runs = [run for rank in self.starts for run in self.runs_of(rank) if run.steps]
+        last = max((run.steps[-1][0] for run in runs), default=0)
         replace(self.job.last_epoch, str(last + 1))
         end = time.monotonic() + SETTLE_S + 10 * self.job.think_s * 1000
         while ranks := self.trainers():
@@ -213,7 +227,7 @@ def kill_trainer(storm: Storm, name: str) -> None:
 
 
 def stop(storm: Storm, name: str) -> None:
-    """For a while.  One that was started again meanwhile does not mind SIGCONT."""
+    """For a while.  SIGCONT does nothing to one that was started again meanwhile."""
     storm.scene.signal(name, signal.SIGSTOP)
     storm.later(STOPPED_S, lambda: storm.scene.signal(name, signal.SIGCONT))
 
@@ -237,10 +251,10 @@ def end_daemon(storm: Storm, name: str) -> None:
 
 
 class StormFault(NamedTuple):
-    """How often it happens, and what it does to whom it befalls."""
+    """How often it happens, and what it does to the process of a name."""
 
     weight: float
-    befall: Callable[[Storm, str], None]
+    cause: Callable[[Storm, str], None]
 
 
 FAULTS = {
@@ -283,7 +297,7 @@ def check(
 ) -> dict[str, Any]:
     """All that must hold after the storm; what was counted.  Raises SystemExit.
 
-    members, daemon   the same trainers at a daemon in peace
+    members, daemon   the same trainers at a daemon that no fault hits
     """
     try:
         storm.scene.before, expected = undisturbed(storm, daemon, members, epochs)
@@ -291,11 +305,11 @@ def check(
         daemon.kill()
     consumed = 0
     for rank in range(len(members)):
-        lives = storm.lives_of(rank)
-        check_history(rank, lives, expected[rank])
-        consumed += sum(len(life.steps) for life in lives)
-        if lives[-1].leaked:
-            raise SystemExit(f"rank {rank} still holds {lives[-1].leaked}")
+        runs = storm.runs_of(rank)
+        check_history(rank, runs, expected[rank])
+        consumed += sum(len(run.steps) for run in runs)
+        if runs[-1].leaked:
+            raise SystemExit(f"rank {rank} still holds {runs[-1].leaked}")
     storm.scene.finish()
     before = storm.scene.before
     return {
@@ -306,25 +320,27 @@ def check(
 
 def main(words: Sequence[str]) -> dict[str, Any]:
     """Run it; returns what is printed.  Raises SystemExit: something does not hold."""
-    given = parse(Options, words, __doc__, "tools.storm")
-    tcp, calm = (f"tcp://127.0.0.1:{free_port()}" if given.tcp else "" for _ in range(2))
+    given = parse(StormOptions, words)
+    tcp, other_tcp = (f"tcp://127.0.0.1:{free_port()}" if given.tcp else "" for _ in range(2))
     with scene(given, tcp=tcp) as made:
         folder, endpoint = made.folder, made.daemon.endpoint
         for name in ("logs", "short-lived"):
             (folder / name).mkdir()
         members = given.members(tcp)
         job = TrainerJob(endpoint, folder / "logs", members, given.batch_size, 7, given.think)
-        guests = Work(endpoint, folder / "short-lived", given.batch_size, 7, daemon_may_die=True)
-        storm = Storm(made, job, guests, Random(given.seed), given.gap)
-        storm.rage(given.faults)
+        short_work = Work(
+            endpoint, folder / "short-lived", given.batch_size, 7, daemon_may_die=True
+        )
+        storm = Storm(made, job, short_work, Random(given.seed), given.gap)
+        storm.inject_all(given.faults)
         epochs = storm.finish()
-        raged_s = made.age_s
-        other = DaemonProcess(folder / "calm", made.store, given.mem, calm)
-        counted = check(storm, given.members(calm), other, epochs)
+        injected_s = made.age_s
+        other = DaemonProcess(folder / "undisturbed", made.store, given.mem, other_tcp)
+        counted = check(storm, given.members(other_tcp), other, epochs)
     line = stamped(
         "storm of faults", seed=given.seed, plan=given.plan, tcp=given.tcp, mem=given.mem,
         times=given.times, trainers=len(members), short_lived=made.counts["short_lived"],
-        faults=dict(storm.faults), lives=storm.lives.total(), seconds=round(raged_s, 1),
+        faults=dict(storm.faults), starts=storm.starts.total(), seconds=round(injected_s, 1),
         **counted, holds=True,
     )  # fmt: skip
     return put(line, given.out)

@@ -6,7 +6,7 @@ import mmap
 import os
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -22,31 +22,40 @@ KEEP_BYTES = 512 << 20  # of unused buffers
 ReadFiles = Callable[[Sequence[FileRange], NDArray[np.uint8]], None]
 
 
-class Memory(Protocol):
-    """Where a reader lays batches out, one after the other."""
+class Memory:
+    """Where a reader lays batches out, one after the other; as it is, rows are copied at once."""
 
     def received(self, arena: NDArray[np.uint8], rows: list[tuple[RowArraySpec, int]]) -> None:
-        """A batch begins; `rows`: how many of each array, where they come all at once."""
+        """A batch begins; `rows`: how many of each array, if they come all at once."""
 
     def empty(self, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
         """An uninitialised, writable array."""
+        raise NotImplementedError
 
     def rows(self, spec: RowArraySpec, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
         """An array for rows that are gathered out of the arena."""
+        del spec
+        return self.empty(shape, dtype)
 
     def gathers(self, out: NDArray[np.uint8], first: int, addresses: NDArray[np.uint64]) -> bool:
         """Whether rows `first`, `first + 1`, ... of such an array need not be gathered here."""
+        del out, first, addresses
+        return False
 
     def after(self, release: Callable[[], None]) -> None:
         """Call `release` when nothing of the batch so far is in use in the arena."""
+        release()
 
     def filed(
         self, ranges: list[FileRange], read: ReadFiles, shape: tuple[int, ...], dtype: DTypeLike
     ) -> NDArray[Any]:
         """An array that lies in these ranges of files; `read` brings them to host memory."""
+        out = self.empty(shape, dtype)
+        read(ranges, out.reshape(-1).view(np.uint8))
+        return out
 
 
-class BufferPool:
+class BufferPool(Memory):
     """Anonymous memory on huge pages, handed out as arrays and taken back when they die.
 
     A first touch of fresh pages is many times slower than a reused one.  Each array has a buffer
@@ -69,28 +78,6 @@ class BufferPool:
         finalizer = weakref.finalize(array, _take_back, weakref.ref(self), memory, os.getpid())
         finalizer.atexit = False
         return array.reshape(shape)
-
-    def received(self, arena: NDArray[np.uint8], rows: list[tuple[RowArraySpec, int]]) -> None:
-        """See `Memory`."""
-
-    def rows(self, spec: RowArraySpec, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
-        del spec
-        return self.empty(shape, dtype)
-
-    def gathers(self, out: NDArray[np.uint8], first: int, addresses: NDArray[np.uint64]) -> bool:
-        del out, first, addresses
-        return False
-
-    def after(self, release: Callable[[], None]) -> None:
-        """At once: a reader copies before it releases."""
-        release()
-
-    def filed(
-        self, ranges: list[FileRange], read: ReadFiles, shape: tuple[int, ...], dtype: DTypeLike
-    ) -> NDArray[Any]:
-        out = self.empty(shape, dtype)
-        read(ranges, out.reshape(-1).view(np.uint8))
-        return out
 
     def unused_bytes(self) -> int:
         """Bytes of buffers that wait for their next use."""

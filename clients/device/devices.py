@@ -6,7 +6,7 @@ import os
 import time
 import warnings
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ from clients.device.driver import CannotRegister, RegisteredMemory
 
 _log = logging.getLogger(__name__)
 kernels: Any
+cuda: Any = torch.cuda  # whose classes are not typed
 try:
     from clients.device import kernels
 except ImportError:  # no Triton here
@@ -31,80 +32,28 @@ except ImportError:  # no Triton here
 BY_HOST = "host, checksums verified"
 
 
-class Mark(Protocol):
-    """A point in what a device does, in order."""
-
-    def wait(self) -> None:
-        """Until the device is there."""
-
-    def since(self, earlier: Any) -> float:
-        """Seconds from an earlier mark; both are past."""
-
-
-class Device(Protocol):
-    """Copies and gathers in an order of its own, beside what the trainer has it do.
-
-    Belongs to the thread that reads ahead, but for `adopt`, which is the trainer's.
-    """
-
-    device: torch.device
-    name: str
-    files_by: str  # who brings what lies in files; BY_HOST: it is read to `host` memory, and copied
-
-    def host(self, num_bytes: int) -> Tensor:
-        """uint8 host memory from which copies are fast."""
-
-    def copy(self, source: Tensor) -> Tensor:
-        """Begin to copy host memory, which must hold until the next mark is past."""
-
-    def order(self) -> contextlib.AbstractContextManager[Any]:
-        """What torch does inside is done in this order too."""
-
-    def mark(self) -> Mark:
-        """After all that was asked for so far."""
-
-    def lend(self, arena: NDArray[np.uint8], gather: bool = True) -> str:
-        """Let `gather` read an arena, and copies be fast, the last one no more.
-
-        Returns "", or why it cannot; without `gather` it is for copies only.
-        """
-
-    def gather(
-        self, addresses: Tensor, out: Tensor, slots: Tensor | None, cache: Tensor | None
-    ) -> None:
-        """As `clients.device.kernels.gather_on_device`, out of the arena that was lent."""
-
-    def fetch(self, ranges: Sequence[FileRange], out: Tensor) -> None:
-        """Bring ranges of files, one behind the other, to uint8 (bytes,) of the device, at once.
-
-        Raises CorruptBlock, OSError.
-        """
-
-    def adopt(self, tensors: Sequence[Tensor], mark: Mark) -> None:
-        """Have what the trainer asks for from now on come after `mark`."""
-
-    def free_bytes(self) -> int:
-        """Of the device's memory."""
-
-    def close(self) -> None:
-        """Wait for what is under way, and give the arena back."""
-
-
-class HostMark:
-    """A moment: on the host all is done when it is asked for."""
+class Mark:
+    """A point in what a device does, in order.  On the host all is done when it is asked for."""
 
     def __init__(self) -> None:
         self._at = time.perf_counter()
 
     def wait(self) -> None:
-        """It is past."""
+        """Until the device is there."""
 
-    def since(self, earlier: "HostMark") -> float:
-        return self._at - earlier._at
+    def since(self, earlier: Any) -> float:
+        """Seconds from an earlier mark; the device is past both."""
+        return float(self._at - earlier._at)
 
 
-class HostDevice:
-    """Host memory in the place of a device: the same batches, by the same steps."""
+class Device:
+    """Copies and gathers in an order of its own, beside what the trainer has it do.
+
+    This one is host memory in the place of a device: the same batches, by the same steps.
+    Belongs to the thread that reads ahead, but for `adopt`, which is the trainer's.
+
+    files_by   who brings what lies in files; BY_HOST: it is read to `host` memory, and copied
+    """
 
     def __init__(self, free_bytes: int = 256 << 20, files_by: str = BY_HOST) -> None:
         self.device, self.name, self.files_by = torch.device("cpu"), "cpu", files_by
@@ -112,18 +61,26 @@ class HostDevice:
         self._arena: NDArray[np.uint8] | None = None
 
     def host(self, num_bytes: int) -> Tensor:
+        """uint8 host memory from which copies are fast."""
         return torch.empty(num_bytes, dtype=torch.uint8)
 
     def copy(self, source: Tensor) -> Tensor:
+        """Begin to copy host memory, which must hold until the device is past the next mark."""
         return source.clone()
 
     def order(self) -> contextlib.AbstractContextManager[Any]:
+        """What torch does inside is done in this order too."""
         return contextlib.nullcontext()
 
-    def mark(self) -> HostMark:
-        return HostMark()
+    def mark(self) -> Mark:
+        """After all that was asked for so far."""
+        return Mark()
 
     def lend(self, arena: NDArray[np.uint8], gather: bool = True) -> str:
+        """Let `gather` read an arena, and copies be fast, and give the last arena back.
+
+        Returns "", or why it cannot; without `gather` it is for copies only.
+        """
         del gather
         self._arena = arena
         return ""
@@ -131,6 +88,7 @@ class HostDevice:
     def gather(
         self, addresses: Tensor, out: Tensor, slots: Tensor | None, cache: Tensor | None
     ) -> None:
+        """As `clients.device.kernels.gather_on_device`, out of the arena that was lent."""
         assert self._arena is not None
         wanted = addresses.numpy().view(np.uint64)
         hits = None
@@ -143,6 +101,10 @@ class HostDevice:
             out[hits] = cache[slots[hits]]
 
     def fetch(self, ranges: Sequence[FileRange], out: Tensor) -> None:
+        """Bring ranges of files, one after the other, to uint8 (bytes,) of the device, at once.
+
+        Raises CorruptBlock, OSError.
+        """
         at, raw = 0, out.numpy()
         for piece in ranges:
             fd = open_to_read(piece.path, direct=False)
@@ -154,38 +116,40 @@ class HostDevice:
             at += piece.num_bytes
 
     def adopt(self, tensors: Sequence[Tensor], mark: Mark) -> None:
-        """See `Device`."""
+        """Have what the trainer asks for from now on come after `mark`."""
 
     def free_bytes(self) -> int:
+        """Of the device's memory."""
         return self._free_bytes
 
     def close(self) -> None:
+        """Wait for what is under way, and give the arena back."""
         self._arena = None
 
 
-class CudaMark:
+class CudaMark(Mark):
     """An event on a stream."""
 
     def __init__(self, stream: torch.cuda.Stream) -> None:
-        self.event = torch.cuda.Event(enable_timing=True, blocking=True)  # type: ignore[no-untyped-call]
+        self.event = cuda.Event(enable_timing=True, blocking=True)
         self.event.record(stream)
 
     def wait(self) -> None:
         """Sleeps, it does not spin."""
         self.event.synchronize()
 
-    def since(self, earlier: "CudaMark") -> float:
+    def since(self, earlier: Any) -> float:
         return float(earlier.event.elapsed_time(self.event)) / 1e3
 
 
-class CudaDevice:
+class CudaDevice(Device):
     """A GPU, with a stream of its own."""
 
     def __init__(self, device: torch.device) -> None:
         index = torch.cuda.current_device() if device.index is None else device.index
         self.device = torch.device("cuda", index)
         self.name = torch.cuda.get_device_name(self.device)
-        self._stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+        self._stream = cuda.Stream(self.device)
         self._lent: RegisteredMemory | None = None
         self._files: DeviceReader | None = None
         try:
@@ -193,7 +157,7 @@ class CudaDevice:
         except RuntimeError as error:
             _log.info("%s: files are read by the host: %s", self.name, error)
         self.files_by = BY_HOST if self._files is None else self._files.how
-        self._arena: Tensor | None = None
+        self._lent_arena: Tensor | None = None
 
     def host(self, num_bytes: int) -> Tensor:
         return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
@@ -221,15 +185,15 @@ class CudaDevice:
             return str(error)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # that it is not writable
-            self._arena = torch.from_numpy(arena)
+            self._lent_arena = torch.from_numpy(arena)
         return ""
 
     def gather(
         self, addresses: Tensor, out: Tensor, slots: Tensor | None, cache: Tensor | None
     ) -> None:
-        assert self._arena is not None
+        assert self._lent_arena is not None
         with self.order():
-            kernels.gather_on_device(self._arena, addresses, out, slots, cache)
+            kernels.gather_on_device(self._lent_arena, addresses, out, slots, cache)
 
     def fetch(self, ranges: Sequence[FileRange], out: Tensor) -> None:
         assert self._files is not None
@@ -237,7 +201,7 @@ class CudaDevice:
             self._files.read(ranges, out)
 
     def adopt(self, tensors: Sequence[Tensor], mark: Mark) -> None:
-        """See `Device`: its stream waits, the host does not."""
+        """The trainer's stream waits, the host does not."""
         assert isinstance(mark, CudaMark)
         current = torch.cuda.current_stream(self.device)
         current.wait_event(mark.event)
@@ -254,7 +218,7 @@ class CudaDevice:
 
     def _give_back(self) -> None:
         self._stream.synchronize()
-        self._arena = None
+        self._lent_arena = None
         if self._lent is not None:
             self._lent.close()
             self._lent = None
@@ -263,7 +227,7 @@ class CudaDevice:
 def open_device(device: torch.device) -> Device:
     """Raises ValueError: there is no such device here."""
     if device.type == "cpu":
-        return HostDevice()
+        return Device()
     if device.type != "cuda":
         raise ValueError(f"device {str(device)!r}: expected 'cpu' or 'cuda'")
     if not torch.cuda.is_available():

@@ -5,17 +5,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-TILE = 1024  # words that a program moves at a time
+TILE = tl.constexpr(1024)  # words that a program moves at a time
 MOST_WORDS = 128  # of a row, of these
 WORDS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def _gather(  # type: ignore[no-untyped-def]
+@triton.jit
+def _gather(
     arena, addresses, slots, cache, out, num_rows, row_words,
-    WORD_BYTES: tl.constexpr, CACHED: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,  # noqa: N803
+    WORD_BYTES: tl.constexpr, CACHED: tl.constexpr, COLUMNS: tl.constexpr,  # noqa: N803
 ):  # fmt: skip
-    """Program p: rows [p * ROWS, (p + 1) * ROWS) of `out`.
+    """Program p: rows [p * ROWS, (p + 1) * ROWS) of `out`, COLUMNS words at a time.
 
     arena      words, in host memory      read where the row is not in the cache
     addresses  int64 (num_rows,)          byte offsets in the arena; negative: a row of zeros
@@ -23,6 +23,7 @@ def _gather(  # type: ignore[no-untyped-def]
     cache      words (cached, row_words)
     out        words (num_rows, row_words)
     """
+    ROWS: tl.constexpr = TILE // COLUMNS  # noqa: N806
     rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     live = rows < num_rows
     address = tl.load(addresses + rows, mask=live, other=-1)
@@ -65,11 +66,11 @@ def gather_on_device(
     word = next(size for size in WORDS if row_bytes % size == 0)
     kind, row_words = WORDS[word], row_bytes // word
     columns = min(MOST_WORDS, triton.next_power_of_2(row_words))
-    rows = max(1, TILE // columns)
+    rows = TILE.value // columns
     cached = slots is not None and cache is not None and cache.numel() > 0
     whole = arena[: arena.numel() // word * word].view(kind)
     _gather[(triton.cdiv(num_rows, rows),)](
         whole, addresses, slots if cached else addresses,
         cache.view(kind) if cached and cache is not None else out.view(kind), out.view(kind),
-        num_rows, row_words, WORD_BYTES=word, CACHED=cached, ROWS=rows, COLUMNS=columns,
+        num_rows, row_words, WORD_BYTES=word, CACHED=cached, COLUMNS=columns,
     )  # fmt: skip

@@ -16,7 +16,7 @@ from numpy.typing import DTypeLike, NDArray
 from torch import Tensor
 
 from blockstore.store import FileRange
-from clients.connection.buffers import ReadFiles
+from clients.connection.buffers import Memory, ReadFiles
 from clients.device.calibration import CACHED, DIRECT, MODES, STAGING, Calibration, Choice
 from clients.device.devices import BY_HOST, Device, Mark
 from clients.device.hotrows import Frequencies, HotRows
@@ -67,7 +67,7 @@ class _Filed(NamedTuple):
     num_bytes: int
 
 
-class DeviceStaging:
+class DeviceStaging(Memory):
     """Takes what a reader reads; belongs to the thread that reads."""
 
     def __init__(
@@ -121,14 +121,14 @@ class DeviceStaging:
             self._decline("rows come by the network")
         wide = [(spec, num) for spec, num in rows if _is_wide(spec)]
         self._num_rows = sum(num for _, num in wide)
-        if wide and self._calibration.mode != STAGING:
-            self._lend(arena)
+        if wide and self._calibration.mode != STAGING and (why := self.device.lend(arena)):
+            self._decline(why)
         self._whole = bool(wide) and self._calibration.mode != STAGING
 
     def rows(self, spec: RowArraySpec, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
         """Room for rows; where the device will gather them, not memory but an address."""
         if not (self._whole and _is_wide(spec)):
-            return self._slab.empty(shape, dtype)
+            return self.empty(shape, dtype)
         array = self._slab.shadow(shape, dtype)
         addresses = self._slab.empty((shape[0],), np.int64)
         self._coming.append(_GatheredRows(spec, addresses))
@@ -150,9 +150,7 @@ class DeviceStaging:
         """An array of files: the device's own reader brings it where there is one."""
         self.files_by = self.device.files_by
         if self.files_by == BY_HOST:
-            out = self._slab.empty(shape, dtype)
-            read(ranges, out.reshape(-1).view(np.uint8))
-            return out
+            return super().filed(ranges, read, shape, dtype)
         array = self._slab.shadow(shape, dtype)
         self._coming.append(_Filed(ranges, array.nbytes))
         return array
@@ -171,6 +169,8 @@ class DeviceStaging:
 
         window   batches that the daemon lends at a time
         """
+        # the slab that was filled longest ago is next: its copy has had the time of a whole batch,
+        # and must be over before it is written to again
         self._slabs.append(self._slabs.pop(0))
         self._slab, mark = self._slabs[0]
         if mark is not None:
@@ -243,11 +243,6 @@ class DeviceStaging:
             for _, mark in self._slabs:
                 if mark is not None:
                     mark.wait()
-
-    def _lend(self, arena: NDArray[np.uint8]) -> None:
-        why = self.device.lend(arena)
-        if why:
-            self._decline(why)
 
     def _decline(self, why: str) -> None:
         """No rows are gathered by the device."""

@@ -1,7 +1,7 @@
 """Hop-wise batches as torch tensors: rows of features and of what operators made of them."""
 
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Unpack
@@ -54,12 +54,17 @@ class HopBatch(TensorRecord):
 
 
 class ResidentRows:
-    """The arrays of a split, whole, on one device."""
+    """The arrays of a split, whole, on one device, out of which batches of `plan` are drawn.
+
+    Nothing is asked of the daemon; `epoch` is set before each epoch.
+    """
 
     def __init__(
-        self, batches: Iterable[HopBatch], num_rows: int, device: torch.device | str
+        self, batches: Iterable[HopBatch], plan: HopPlan, device: torch.device | str
     ) -> None:
         """Take all rows, batch by batch, in the stored order."""
+        self.plan, self.epoch = plan, 0
+        num_rows = plan.resolved.num_seeds
         self.device = torch.device(device)
         self.x: list[Tensor] = []
         self.y: Tensor | None = None
@@ -81,27 +86,16 @@ class ResidentRows:
     def _empty(self, num_rows: int, like: Tensor) -> Tensor:
         return torch.empty((num_rows, *like.shape[1:]), dtype=like.dtype, device=self.device)
 
-    def draw(self, plan: HopPlan, epoch: int, step: int) -> HopBatch:
-        """The plan's batch of a step: one gather an array."""
-        unit = plan.unit(epoch, step)
+    def read(self, step: int) -> HopBatch:
+        """The batch of a step of `epoch`: one gather an array."""
+        unit = self.plan.unit(self.epoch, step)
         rows = np.empty(unit.num_seeds, np.int64)
-        plan.rows(unit, rows)
+        self.plan.rows(unit, rows)
         input_id = torch.from_numpy(rows).to(self.device)
         x = [tensor.index_select(0, input_id) for tensor in self.x]
         y = None if self.y is None else self.y.index_select(0, input_id)
         n_id = self.n_id.index_select(0, input_id)
-        return HopBatch(x, y, n_id, input_id, epoch, step)
-
-
-class ResidentReader:
-    """Draws the batches of one session; nothing is asked of the daemon."""
-
-    def __init__(self, rows: ResidentRows, plan: HopPlan) -> None:
-        self._rows, self._plan, self.epoch = rows, plan, 0
-
-    def read(self, step: int) -> HopBatch:
-        """The batch of a step of `epoch`."""
-        return self._rows.draw(self._plan, self.epoch, step)
+        return HopBatch(x, y, n_id, input_id, self.epoch, step)
 
     def close(self) -> None:
         """There is nothing to end."""
@@ -249,14 +243,14 @@ class HopDataset(SteppedDataset[HopBatch]):
         return isinstance(reader, HopReader) and reader.form == "index"
 
     def state_dict(self, batch: Any = None) -> dict[str, Any]:
-        """See `SteppedDataset`; with the advice, where it was made by one."""
+        """As of `SteppedDataset`, and the advice, if there was one."""
         state = super().state_dict(batch)
         if self.advice is not None:
             state["advice"] = msgspec.to_builtins(self.advice)
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """See `SteppedDataset`; where both were advised, that advice counts which the state has."""
+        """As of `SteppedDataset`; if both were advised, the advice of the state counts."""
         if self.advice is not None and state.get("advice") is not None:
             self._adopt(parse_advice(state["advice"]))
         super().load_state_dict(state)
@@ -291,11 +285,11 @@ class HopDataset(SteppedDataset[HopBatch]):
             )
         return super()._connect(backoff)
 
-    def _make_reader(self, session: Session) -> HopReader | ResidentReader | FileReader:
+    def _make_reader(self, session: Session) -> HopReader | ResidentRows | FileReader:
         request = self._request
         plan = HopPlan(session.attached.resolved, Part(request.rank, request.world_size))
         if self._resident is not None:
-            return ResidentReader(self._resident_rows(plan.resolved.num_seeds), plan)
+            return self._resident_rows(plan)
         if self._files is not None and plan.hops.method == "cr":
             return FileReader(self._files, plan, session.attached, self.memory)
         if self.views:
@@ -308,12 +302,12 @@ class HopDataset(SteppedDataset[HopBatch]):
         if connection is None or isinstance(connection.reader, HopReader):
             super()._start(session, at)
             return
-        assert isinstance(connection.reader, ResidentReader | FileReader)
+        assert isinstance(connection.reader, ResidentRows | FileReader)
         connection.reader.epoch = at.epoch
         self._running = session
 
-    def _resident_rows(self, num_rows: int) -> ResidentRows:
-        """All rows, fetched when they are first wanted."""
+    def _resident_rows(self, plan: HopPlan) -> ResidentRows:
+        """All rows, fetched when they are first wanted; a state may have changed the plan since."""
         if self._rows is None:
             r = self._request
             data = HopDataset(
@@ -321,16 +315,17 @@ class HopDataset(SteppedDataset[HopBatch]):
                 shuffle=False, labels=r.labels, reconnect_s=self.reconnect_s,
             )  # fmt: skip
             assert self._resident is not None
-            self._rows = ResidentRows(data, num_rows, self._resident)
+            self._rows = ResidentRows(data, plan, self._resident)
             data.close()
+        self._rows.plan = plan
         return self._rows
 
     def _to_batch(self, arrays: HopArrays | HopBatch, attached: Attached) -> HopBatch:
         if isinstance(arrays, HopBatch):  # drawn on the device
             return arrays
         dtypes = [s.dtype for s in attached.rows if s.name not in (LABEL, NODES)]
-        make = self._view if arrays.in_place else to_tensor
-        x = [make(array, dtype, False) for array, dtype in zip(arrays.x, dtypes, strict=True)]
+        make: Callable[[NDArray[Any], str], Tensor] = self._view if arrays.in_place else to_tensor
+        x = [make(array, dtype) for array, dtype in zip(arrays.x, dtypes, strict=True)]
         y = None
         if arrays.y is not None:
             kind = next(s.dtype for s in attached.rows if s.name == LABEL)
@@ -344,9 +339,8 @@ class HopDataset(SteppedDataset[HopBatch]):
             step=arrays.step,
         )
 
-    def _view(self, array: NDArray[Any], dtype: str, is_label: bool) -> Tensor:
+    def _view(self, array: NDArray[Any], dtype: str) -> Tensor:
         """The tensor over a piece of the arena, which torch believes to be writable."""
-        del is_label
         data = self._connect().session.attachment.data
         if self._arena is None or self._arena[0] != data.ctypes.data:
             with warnings.catch_warnings():

@@ -1,7 +1,7 @@
 """Reference models on propagated features: one row a node and hop, nothing is sampled.
 
 Each takes `x`, tensors (batch, width), as `clients.torch.HopDataset` yields them: hop 0 first, then
-the hops of one operator after the other.
+the hops of one operator after the other; and returns logits (batch, num_out).
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,6 @@ class Sgc(nn.Module):
         self.linear = nn.Linear(num_in, num_out)
 
     def forward(self, x: Sequence[Tensor]) -> Tensor:
-        """(batch, num_out)."""
         out: Tensor = self.linear(x[-1])
         return out
 
@@ -80,7 +79,6 @@ class Sign(nn.Module):
         self.mlp = Mlp(wide, num_hidden, num_out, num_layers - inception, dropout)
 
     def forward(self, x: Sequence[Tensor]) -> Tensor:
-        """(batch, num_out)."""
         h = torch.cat(list(x), dim=1)
         if self.hops:
             h = torch.cat([layer(hop) for layer, hop in zip(self.hops, x, strict=True)], dim=1)
@@ -121,7 +119,6 @@ class Hoga(nn.Module):
         )  # fmt: skip
 
     def forward(self, x: Sequence[Tensor]) -> Tensor:
-        """(batch, num_out)."""
         h = self.project(torch.stack(list(x), dim=1))  # (batch, hops, hidden)
         gate, query, key, value = self.tokens(h).chunk(4, dim=2)
         batch, hops, hidden = h.shape

@@ -13,7 +13,7 @@ from blockstore.io.reader import BlockReader, Parts
 from blockstore.store import open_store, read_rows, scan_blocks
 from tests.graphs import make_csc
 from tests.stores import write_store
-from tools.fuzz.drafts import StoreDraft
+from tools.fuzz.mutations import StoreDraft
 from tools.fuzz.trial import lay_out
 
 NODES, BLOCKS = 400, "edges/node___to___node/blocks"

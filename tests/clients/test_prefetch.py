@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 
 from clients.device import stage  # noqa: E402
 from clients.device.calibration import MODES, TRIALS, WARM  # noqa: E402
-from clients.device.devices import HostDevice  # noqa: E402
+from clients.device.devices import Device  # noqa: E402
 from clients.records import TensorRecord  # noqa: E402
 from clients.torch import NeighborDataset, prefetch  # noqa: E402
 from loaderd.api.errors import BatchFailed, Refused  # noqa: E402
@@ -67,7 +67,7 @@ def test_all_ways_are_measured_and_one_is_taken(tmp_path, monkeypatch):
     monkeypatch.setattr(stage, "DIRECT_BYTES", 1)
     monkeypatch.setattr(stage, "PRESAMPLED", 3)
     monkeypatch.setattr(stage, "LEARNING", 5)
-    device = HostDevice()
+    device = Device()
     with fake_daemon(tmp_path, num_steps=40) as daemon:
         data = dataset(daemon)
         made = stage.DeviceStaging(device, cache_bytes=4000)
@@ -88,10 +88,10 @@ def test_all_ways_are_measured_and_one_is_taken(tmp_path, monkeypatch):
 
 def test_a_device_that_cannot_read_the_arena_gets_copies(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(stage, "DIRECT_BYTES", 1)
-    monkeypatch.setattr("clients.device.devices.HostDevice.lend", lambda *_: "no such memory")
+    monkeypatch.setattr("clients.device.devices.Device.lend", lambda *_: "no such memory")
     with fake_daemon(tmp_path, num_steps=30) as daemon:
         for mode in ("auto", "direct", "cached"):
-            made = stage.DeviceStaging(HostDevice(), mode)
+            made = stage.DeviceStaging(Device(), mode)
             data = dataset(daemon)
             data.lay_out_in(made)
             steps = data.ahead()

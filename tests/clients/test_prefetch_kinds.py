@@ -8,7 +8,7 @@ torch = pytest.importorskip("torch")
 from blockstore.errors import NotAStore  # noqa: E402
 from clients.device import stage  # noqa: E402
 from clients.device.calibration import MODES  # noqa: E402
-from clients.device.devices import BY_HOST, HostDevice  # noqa: E402
+from clients.device.devices import BY_HOST, Device  # noqa: E402
 from clients.torch import HeteroDataset, HopDataset, prefetch  # noqa: E402
 from loaderd.api.errors import Refused  # noqa: E402
 from tests.clients.test_prefetch import nothing_is_left  # noqa: E402, F401
@@ -75,7 +75,7 @@ def test_hops(hops, options, mode):
 def test_chunks_that_lie_in_the_arena_are_lent_until_they_are_copied(hops, monkeypatch, alone):
     monkeypatch.setattr(stage, "ALONE_BYTES", alone)
     plain, data = (HopDataset(hops, batch_size=700, views=v) for v in (False, True))
-    made = stage.DeviceStaging(HostDevice(), direct=False, borrows=True)
+    made = stage.DeviceStaging(Device(), direct=False, borrows=True)
     data.lay_out_in(made)
     steps, found = data.ahead(), []
     for expected in plain:
@@ -120,7 +120,7 @@ def test_chunks_read_past_the_daemon_are_the_same(filed, options):
 def test_a_device_that_reads_files_brings_the_same(filed):
     endpoint, store = filed
     plain, data = (HopDataset(endpoint, batch_size=700, files=f) for f in (None, store))
-    made = stage.DeviceStaging(HostDevice(files_by="itself"), direct=False)
+    made = stage.DeviceStaging(Device(files_by="itself"), direct=False)
     data.lay_out_in(made)
     steps = data.ahead()
     for expected in plain:

@@ -9,7 +9,7 @@ from clients.records import TensorRecord
 from clients.torch import HopDataset, NeighborDataset, prefetch
 from tests.daemons import daemon
 from tests.hopstores import make_hops, write_hop_store
-from tools.bench.setup import GraphSize, make_graph, make_store
+from tools.bench.setup import make_graph, make_store
 
 MODES = ("auto", "staging", "direct", "cached")
 
@@ -17,7 +17,7 @@ MODES = ("auto", "staging", "direct", "cached")
 @pytest.fixture(scope="module")
 def store(tmp_path_factory):
     folder = tmp_path_factory.mktemp("gpu")
-    return make_store(folder, make_graph(folder, GraphSize(20_000, 12, 48, 8)), mem="512M")
+    return make_store(folder, make_graph(folder, 20_000, 12, 48, 8), mem="512M")
 
 
 @pytest.fixture(scope="module", params=["256M", "24M"], ids=["memory", "hyperbatch"])

@@ -2,7 +2,6 @@
 
 import itertools
 import os
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +9,6 @@ import numpy as np
 from tools.bench.harness import SideSkipped
 
 
-@contextmanager
 def logging(log: Path, name: str, num_bytes: int = 0):
     """Writes its name down for every round, and what it did before and after."""
 
@@ -27,20 +25,17 @@ def logging(log: Path, name: str, num_bytes: int = 0):
     note(f"close {name}")
 
 
-@contextmanager
 def counting(first: int):
     """Gives the number of the round, from `first`."""
     numbers = itertools.count(first)
     yield lambda: {"round": float(next(numbers))}
 
 
-@contextmanager
 def missing():
     raise SideSkipped("not here")
     yield
 
 
-@contextmanager
 def failing(when: str):
     if when == "open":
         raise ValueError("no luck")

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -10,9 +11,8 @@ pytest.importorskip("torch")
 
 from tests.daemons import ROOT
 from tests.tools.tiny import TINY, by_side
-from tools.bench import gpu, loaders, trainers
-from tools.bench.__main__ import BENCHES
-from tools.bench.harness import run
+from tools.bench import epochs, gpu, trainers
+from tools.bench.harness import BENCHES, run
 from tools.bench.setup import serving
 
 
@@ -25,14 +25,14 @@ def test_loaders(folder):
         assert "skipped" in line or line["seeds_per_s"]["min"] > 0
         assert "skipped" in line or line["peak_bytes"] > 0
     assert lines["ours, 0 workers"]["cache"] == "warm"
-    assert ("skipped" in lines["PyG, 0 workers"]) is (loaders.pyg_sampler() == "none")
+    assert ("skipped" in lines["PyG, 0 workers"]) is (epochs.pyg_sampler() == "none")
 
 
 def test_too_few_seeds_are_no_task(tmp_path):
     np.save(tmp_path / "train_idx.npy", np.arange(300))
-    assert loaders.seeds_of(tmp_path, 300).size == 300
+    assert epochs.seeds_of(tmp_path, 300).size == 300
     with pytest.raises(ValueError, match="has 300 training nodes, 301 are asked for"):
-        loaders.seeds_of(tmp_path, 301)
+        epochs.seeds_of(tmp_path, 301)
 
 
 @pytest.mark.long
@@ -48,14 +48,14 @@ def test_handover(folder):
 @pytest.fixture(scope="module")
 def trainers_task(folder):
     """Of benches of many trainers, at a size that says nothing of speed."""
-    return trainers.Options(
+    return trainers.TrainersOptions(
         folder, nodes=3000, degree=8, features=16, mem="32M", workers=1, fanouts=(3, 2),
         batch_size=100, seconds=0.5, think_ms=0, consumers=2,
     )  # fmt: skip
 
 
 def test_a_stopped_consumer_takes_nothing_and_others_go_on(trainers_task):
-    with trainers.open_stopped(trainers_task, "own", (0, 1)) as one_round:
+    with contextmanager(trainers.open_stopped)(trainers_task, "own", (0, 1)) as one_round:
         figures = one_round()
     assert min(figures.values()) > 0
     parts = (figures["free_per_s"] + figures["after_per_s"]) / 2
@@ -63,8 +63,7 @@ def test_a_stopped_consumer_takes_nothing_and_others_go_on(trainers_task):
 
 
 def test_trainers_of_different_plans_all_get_something(trainers_task):
-    with trainers.open_fair(trainers_task) as one_round:
-        figures = one_round()
+    figures = trainers.run_fair(trainers_task)
     assert figures["sessions"] == 2
     assert 0 < figures["least_of_mean"] <= 1 <= figures["most_of_mean"]
 
@@ -77,13 +76,13 @@ def test_the_command_lists_its_benches():
 
 
 def test_gpu_by_the_same_steps_on_the_host(folder):
-    given = gpu.Options(
+    given = gpu.GpuOptions(
         folder, nodes=3000, degree=8, features=16, device="cpu", fanouts=(3, 2), batch_size=20,
         hidden=8, depth=2,
     )  # fmt: skip
     with (
         serving(given.store(), folder, "64M") as endpoint,
-        gpu.open_mode(given, endpoint, "cached") as one_round,
+        contextmanager(gpu.open_mode)(given, endpoint, "cached") as one_round,
     ):
         figures = one_round()
     assert 0 <= figures["wait_share"] < 1

@@ -9,7 +9,7 @@ pytest.importorskip("torch")
 from tests.tools.tiny import TINY, by_side
 from tools.bench import hops
 from tools.bench.harness import run
-from tools.bench.setup import GraphSize, make_graph, make_store
+from tools.bench.setup import make_graph, make_store
 
 
 def test_disk(folder, tmp_path):
@@ -49,7 +49,7 @@ def test_csc(folder):
 
 @pytest.mark.long
 def test_hyperbatch(folder, tmp_path):
-    graph = make_graph(folder, GraphSize(3000, 8, 16))
+    graph = make_graph(folder, 3000, 8, 16)
     store = make_store(folder, graph, "64M")
     words = [
         "--folder", str(folder), "--stores", str(store), "--limits", "2G", "--mem", "32M",

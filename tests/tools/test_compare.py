@@ -10,12 +10,12 @@ typing = pytest.importorskip("torch_geometric.typing")
 
 from torch_geometric.data import Data  # noqa: E402
 
-from tools.bench.setup import GraphSize, make_graph  # noqa: E402
+from tools.bench.setup import make_graph  # noqa: E402
 from tools.command import read_lines, table  # noqa: E402
-from tools.compare import loaders, pairs  # noqa: E402
+from tools.compare import cases, pairs  # noqa: E402
 from tools.compare.__main__ import main  # noqa: E402
-from tools.compare.cases import CASES, Options  # noqa: E402
-from tools.compare.tasks import noisy_source  # noqa: E402
+from tools.compare.cases import CASES  # noqa: E402
+from tools.compare.tasks import CompareOptions, noisy_source  # noqa: E402
 
 HAS_SAMPLER = typing.WITH_PYG_LIB or typing.WITH_TORCH_SPARSE  # PyG's loaders need one
 quiet = pytest.mark.filterwarnings("ignore:Using 'NeighborSampler' without a 'pyg-lib'")
@@ -35,7 +35,7 @@ LINES = [
 @pytest.fixture(scope="module")
 def graph(folder):
     """1000 nodes in four classes, with splits."""
-    return make_graph(folder, GraphSize(1000, 8, 8, 4))
+    return make_graph(folder, 1000, 8, 8, 4)
 
 
 class WholeGraph:
@@ -85,14 +85,14 @@ def test_runs_are_done_each_once(jobs):
 
 
 def test_noise_is_added_to_the_features_alone(small_graph, tmp_path):
-    noisy = noisy_source(Options(small_graph, noise=2.0), tmp_path)
+    noisy = noisy_source(CompareOptions(small_graph, noise=2.0), tmp_path)
     clean, spoilt = (np.load(f / "node_feat.npy") for f in (small_graph, noisy))
     assert (spoilt - clean).std() == pytest.approx(2 * clean.std(), rel=0.05)
     assert (noisy / "edge_index.npy").resolve() == small_graph / "edge_index.npy"
 
 
 def test_accuracy_of_a_daemon_and_of_a_loader_in_memory(graph, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(loaders, "NeighborLoader", WholeGraph)
+    monkeypatch.setattr(cases, "NeighborLoader", WholeGraph)
     out = tmp_path / "lines"
     words = ["--seeds", "2", "--epochs", "5", "--hidden", "16", "--num-neighbors", "5", "5"]
     words += ["--batch-size", "20", "--mem", "256M"]
@@ -179,7 +179,7 @@ def test_a_folder_that_a_case_cannot_use_is_said_in_a_line(tmp_path, capsys):
 
 def test_every_case_has_a_baseline():
     for case in CASES.values():
-        ways = case.ways(Options("folder", **case.defaults))
+        ways = case.ways(CompareOptions("folder", **case.defaults))
         assert {way.against for way in ways} <= {way.name for way in ways}
 
 

@@ -14,11 +14,12 @@ from tests.daemons import daemon
 from tests.graphs import make_csc
 from tests.loaderd.harness import Shell
 from tests.stores import write_store
-from tools.fuzz import attacker as attacker_module
-from tools.fuzz.attacker import Attacker, Defect
+from tools.fuzz import frames as fuzz_frames
 from tools.fuzz.frames import (
     TOKEN,
     VICTIM,
+    Attacker,
+    Defect,
     base_messages,
     bind,
     join,
@@ -100,7 +101,7 @@ def test_spoiling_reaches_every_kind_and_every_verdict(manifest):
 
 
 def test_a_daemon_takes_anything_and_a_trainer_beside_it_sees_nothing(store, manifest, monkeypatch):
-    monkeypatch.setattr(attacker_module, "LIFE", 200)
+    monkeypatch.setattr(fuzz_frames, "LIFE", 200)
     random = Random(3)
     inputs = [join(f) for f in base_messages()]
     with daemon(store, "32M", 2) as endpoint:
@@ -127,7 +128,7 @@ def test_an_answer_that_is_missing_is_seen(tmp_path, manifest, monkeypatch):
     with Shell(tmp_path) as shell:
         attacker = Attacker(str(shell.endpoint), manifest, 1, Random(1))
         attacker.check()
-        monkeypatch.setattr(attacker_module, "verdict", lambda frames, manifest: "BadMessage")
+        monkeypatch.setattr(fuzz_frames, "verdict", lambda frames, manifest: "BadMessage")
         attacker.send(encode(Detach(session=1)))  # is never answered
         with pytest.raises(Defect, match="1 answers 'BadMessage' were due, 0 came"):
             attacker.check()

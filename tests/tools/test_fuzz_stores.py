@@ -7,8 +7,7 @@ from random import Random
 import pytest
 
 from tools.fuzz import stores as fuzz_stores
-from tools.fuzz.drafts import StoreDraft
-from tools.fuzz.mutations import KINDS
+from tools.fuzz.mutations import KINDS, StoreDraft
 from tools.fuzz.stores import Fuzzer, make_stores, mutated
 from tools.fuzz.trial import Bench, Outside
 

@@ -12,7 +12,7 @@ pytest.importorskip("torch")
 from tools.faults import trainers
 from tools.faults.growth import ProcessSample, judge
 from tools.faults.runner import Scene
-from tools.faults.trainers import PLANS, Work, last, read_epoch
+from tools.faults.trainers import PLANS, Work, read_epoch, read_every_plan
 from tools.soak import main
 
 MB = 1 << 20
@@ -62,7 +62,7 @@ def test_every_plan_is_read_and_counted(work, monkeypatch):
         return seen[-1][1]
 
     monkeypatch.setattr(Work, "dataset", dataset)
-    last(work, "t", Stop(2 + 6 * len(PLANS) + 1))
+    read_every_plan(work, "t", Stop(2 + 6 * len(PLANS) + 1))
     assert [plan for plan, _ in seen][: len(PLANS)] == list(PLANS)
     assert all(data.closed for _, data in seen)
     assert '"epochs"' in (work.folder / "t.json").read_text()
@@ -72,7 +72,7 @@ def test_another_epoch_0_is_an_error(work, monkeypatch):
     turns = iter(range(100))
     monkeypatch.setattr(Work, "dataset", lambda self, plan: Batches([next(turns)]))
     with pytest.raises(SystemExit, match="epoch 0 is not what it was the first time"):
-        last(work, "t", Stop(1000))
+        read_every_plan(work, "t", Stop(1000))
 
 
 def test_a_part_of_an_epoch_is_read(work):

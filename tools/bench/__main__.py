@@ -3,12 +3,7 @@
 import signal
 import sys
 
-from tools.bench.harness import run
-
-BENCHES = (
-    "csc", "disk", "gpu", "handover", "hops", "hyperbatch", "ingest", "kernels", "loaders",
-    "macro", "trainers",
-)  # fmt: skip
+from tools.bench.harness import BENCHES, run
 
 
 def main() -> int:

@@ -4,7 +4,6 @@ import os
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,8 +16,7 @@ from blockstore.io.reader import BlockReader
 from blockstore.kernels.crc import page_crcs
 from blockstore.store import BlockedFile
 from blockstore.units import parse_bytes
-from tools.bench import harness
-from tools.bench.harness import BenchPlan, Ratio, Run, Side, SideSkipped
+from tools.bench.harness import BenchOptions, BenchPlan, Ratio, Run, Side, SideSkipped
 
 DEPTH = 8
 LIMIT_BYTES = 1 << 30  # that are read to know a disk's limit
@@ -26,7 +24,7 @@ OURS, BARE = "ours, verified", f"bare preadv, {DEPTH} threads"
 
 
 @dataclass(frozen=True)
-class Options(harness.Options):
+class DiskOptions(BenchOptions):
     size: str = "2G"
     block_size: str = "1M"
     arena: str = "256M"
@@ -51,7 +49,7 @@ def make_file(path: Path, size: int, block: int) -> BlockedFile:
     return BlockedFile(path.name, geometry, (path,), crcs)
 
 
-def read_bare(path: Path, size: int, block: int) -> float:
+def read_bare(path: Path, size: int, block: int) -> dict[str, float]:
     """GB/s of a bare loop: eight threads, one direct preadv a block, nothing verified."""
 
     def read(thread: int) -> None:
@@ -64,12 +62,12 @@ def read_bare(path: Path, size: int, block: int) -> float:
         with ThreadPoolExecutor(DEPTH) as pool:
             begun = time.perf_counter()
             list(pool.map(read, range(DEPTH)))
-            return size / (time.perf_counter() - begun) / 1e9
+            return {"GB_per_s": size / (time.perf_counter() - begun) / 1e9}
     finally:
         os.close(fd)
 
 
-def disk_limit(store: Path) -> float:
+def disk_limit(store: Path) -> dict[str, float]:
     """GB/s that the disk gives now, over the store's largest shard."""
     path = max((p for p in store.rglob("c/*/*") if p.is_file()), key=lambda p: p.stat().st_size)
     size = min(LIMIT_BYTES, path.stat().st_size)
@@ -77,12 +75,6 @@ def disk_limit(store: Path) -> float:
     return read_bare(path, size // block * block, block)
 
 
-@contextmanager
-def open_bare(path: Path, size: int, block: int) -> Iterator[Run]:
-    yield lambda: {"GB_per_s": read_bare(path, size, block)}
-
-
-@contextmanager
 def open_ours(file: BlockedFile, slots: int, readers: int) -> Iterator[Run]:
     """The engine's reader: into the arena's slots, every page verified."""
     block, count = file.geometry.slot_bytes, file.geometry.num_blocks
@@ -100,7 +92,7 @@ def open_ours(file: BlockedFile, slots: int, readers: int) -> Iterator[Run]:
         yield run
 
 
-def plans(given: Options) -> Iterator[BenchPlan]:
+def disk(given: DiskOptions) -> Iterator[BenchPlan]:
     size, block = parse_bytes(given.size), parse_bytes(given.block_size)
     given.folder.mkdir(parents=True, exist_ok=True)
     path = given.folder / "disk.bin"
@@ -109,7 +101,7 @@ def plans(given: Options) -> Iterator[BenchPlan]:
         slots = parse_bytes(given.arena) // block
         sides = [
             Side(OURS, open_ours, (file, slots, given.readers)),
-            Side(BARE, open_bare, (path, size, block)),
+            Side(BARE, read_bare, (path, size, block)),
         ]
         yield BenchPlan(sides, {"cache": "cold"}, [Ratio("share_of_limit", OURS, "GB_per_s", BARE)])
     finally:

@@ -1,22 +1,28 @@
-"""The measure of loaders: epochs of batches, what they took, and what the daemon did for them."""
+"""Benches of loaders: epochs of batches, what they took, and what the daemon did for them."""
 
+import importlib.util
 import itertools
 import os
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
+from blockstore.store import open_store
 from clients.torch import NeighborDataset, prefetch
 from tools.bench.disk import disk_limit
 from tools.bench.gpu import SageTrainer
-from tools.bench.harness import Run
+from tools.bench.harness import BenchOptions, BenchPlan, GraphOptions, Run, Side, SideSkipped
 from tools.bench.resources import bytes_read, cpu_seconds, descendants, proportional_bytes
-from tools.bench.setup import counters, serving
+from tools.bench.setup import CLASSES, command, counters, drop_cache, serving
 
 MOST = 1 << 40
 
@@ -64,7 +70,6 @@ def take(
     }  # fmt: skip
 
 
-@contextmanager
 def open_epochs(given: ServedEpochs) -> Iterator[Run]:
     """One daemon and one session for all rounds."""
     with tempfile.TemporaryDirectory() as folder:
@@ -89,26 +94,181 @@ def open_epochs(given: ServedEpochs) -> Iterator[Run]:
             data.close()
 
 
-@contextmanager
-def open_fresh(given: ServedEpochs) -> Iterator[Run]:
-    """A daemon and a session for each round, between two looks at the disk.
+def run_fresh(given: ServedEpochs) -> Mapping[str, float]:
+    """An epoch with a daemon and a session of its own, between two looks at the disk.
 
     `over_bound` is the time taken over the greater of two that none can beat: bytes read at the
     disk's limit, and the CPU seconds of all processes shared by the cores.
     """
+    disk = disk_limit(given.store)["GB_per_s"]
+    with contextmanager(open_epochs)(given) as one:
+        found = dict(one())
+    disk = max(disk, disk_limit(given.store)["GB_per_s"])
+    rate = found["bytes_per_seed"] * found["seeds_per_s"] / 1e9
+    bound = max(rate * found["seconds"] / disk, found["cpu_s"] / len(os.sched_getaffinity(0)), 1e-9)
+    return found | {
+        "disk_GB_per_s": disk, "share_of_disk": rate / disk, "over_bound": found["seconds"] / bound
+    }  # fmt: skip
 
-    def run() -> Mapping[str, float]:
-        disk = disk_limit(given.store)
-        with open_epochs(given) as one:
-            found = dict(one())
-        disk = max(disk, disk_limit(given.store))
-        rate = found["bytes_per_seed"] * found["seeds_per_s"] / 1e9
-        bound = max(
-            rate * found["seconds"] / disk, found["cpu_s"] / len(os.sched_getaffinity(0)), 1e-9
-        )
-        return found | {
-            "disk_GB_per_s": disk, "share_of_disk": rate / disk,
-            "over_bound": found["seconds"] / bound,
+
+def total_bytes(store: Path) -> int:
+    """Bytes of a store's files."""
+    return sum(p.stat().st_size for p in store.rglob("*") if p.is_file())
+
+
+@dataclass(frozen=True)
+class LoaderOptions(GraphOptions):
+    fanouts: tuple[int, ...] = (10, 10, 10)
+    batch_size: int = 1000
+    seeds: Annotated[int, "of our epoch"] = 100_000
+    peer_seeds: Annotated[int, "of the epoch of PyG's loader"] = 40_000
+    workers: Annotated[tuple[int, ...], "of the daemon; 0: its own choice"] = (0,)
+    pyg_workers: tuple[int, ...] = (0, 2, 4)
+    mem: str = "4G"
+    cold: Annotated[bool, "empty the page cache before each round"] = False
+    rounds: int = 5
+
+    def tenth(self, seeds: int) -> int:
+        return max(1, seeds // self.batch_size // 10)
+
+
+def seeds_of(graph: Path, count: int) -> NDArray[np.int64]:
+    """Original ids of training nodes.  Raises ValueError: there are fewer."""
+    found: NDArray[np.int64] = np.load(graph / "train_idx.npy")[:count]
+    if found.size < count:
+        raise ValueError(f"the graph has {found.size} training nodes, {count} are asked for")
+    return found
+
+
+def pyg_sampler() -> str:
+    """What PyG samples with here: pyg-lib is the faster one."""
+    found = (name for name in ("pyg_lib", "torch_sparse") if importlib.util.find_spec(name))
+    return next(found, "none")
+
+
+def open_pyg(given: LoaderOptions, workers: int) -> Iterator[Run]:
+    """Its sampler turns the edges to CSC beforehand."""
+    if pyg_sampler() == "none":
+        raise SideSkipped("PyG samples with pyg-lib or torch-sparse, and neither is installed")
+    from torch_geometric.data import Data
+    from torch_geometric.loader import NeighborLoader
+
+    graph = given.graph()
+    arrays = {
+        name: torch.from_numpy(np.load(graph / f"{file}.npy"))
+        for name, file in (("x", "node_feat"), ("y", "node_label"), ("edge_index", "edge_index"))
+    }
+    loader = NeighborLoader(
+        Data(**arrays), num_neighbors=list(given.fanouts), batch_size=given.batch_size,
+        input_nodes=torch.from_numpy(seeds_of(graph, given.peer_seeds)), shuffle=True,
+        num_workers=workers, persistent_workers=workers > 0, filter_per_worker=True,
+    )  # fmt: skip
+    yield lambda: take(loader, given.tenth(given.peer_seeds), MOST)
+
+
+def loaders(given: LoaderOptions) -> Iterator[BenchPlan]:
+    """Seeds per second of whole loaders: ours, and PyG's NeighborLoader over tensors in memory.
+
+    Both by numbers of workers.  The first tenth of an epoch, in which pipelines fill, is not timed.
+    """
+    graph = given.graph()
+    options = {
+        "num_neighbors": given.fanouts, "batch_size": given.batch_size,
+        "input_nodes": seeds_of(graph, given.seeds),
+    }  # fmt: skip
+    ours = ServedEpochs(given.store(), given.mem, options, before=given.tenth(given.seeds))
+    sides = [
+        Side(f"ours, {w} workers", open_epochs, (ours._replace(serve=("--workers", w)),))
+        for w in map(str, given.workers)
+    ]
+    sides += [Side(f"PyG, {w} workers", open_pyg, (given, w)) for w in given.pyg_workers]
+    setting = {"cache": "cold" if given.cold else "warm", "pyg_sampler": pyg_sampler()}
+    forget = partial(drop_cache, graph, ours.store)
+    yield BenchPlan(sides, setting, before=forget if given.cold else None)
+
+
+@dataclass(frozen=True)
+class HyperbatchOptions(BenchOptions):
+    stores: Annotated[tuple[Path, ...], "of one graph, of several orders or block sizes"] = ()
+    limits: Annotated[tuple[str, ...], "of control groups"] = ("4G", "2G", "1G")
+    mem: Annotated[tuple[str, ...], "of the daemon, by limit"] = ("3200M", "1300M", "256M")
+    sizes: Annotated[tuple[int, ...], "minibatches of a hyperbatch; 0: as many as fit"] = (0,)
+    plans: tuple[str, ...] = ("auto",)
+    steps: Annotated[int, "batches timed; 0: to the end of the epoch"] = 0
+    before: Annotated[int, "batches before these"] = 8
+    fanouts: tuple[int, ...] = (10, 10, 10)
+    batch_size: int = 1000
+
+
+def hyperbatch(given: HyperbatchOptions) -> Iterator[BenchPlan]:
+    """Hyperbatches against minibatches, daemon and client in a control group of one size.
+
+    Interpreter, arena, page cache and the gather into torch tensors are all inside.  Caches are
+    emptied before each run, and the disk's limit is measured before and after (the greater counts).
+    """
+    for store in given.stores:
+        manifest = open_store(store).manifest
+        setting = {
+            "store": store.name, "order": manifest.order, "block_bytes": manifest.block_bytes,
+            "store_bytes": total_bytes(store),
         }  # fmt: skip
+        sides = []
+        budgets = zip(given.limits, given.mem, strict=True)
+        for (limit, mem), plan, size in itertools.product(budgets, given.plans, given.sizes):
+            name = f"{plan}{f' H={size}' if size else ''}, --mem {mem} in {limit}"
+            options = {"num_neighbors": given.fanouts, "batch_size": given.batch_size}
+            served = ServedEpochs(
+                store, mem, options | {"plan": plan, "hyperbatch": size},
+                ("--workers", "4", "--session-share", "1"), given.before, given.steps or MOST,
+            )  # fmt: skip
+            own = {"limit": limit, "mem": mem, "plan": plan, "size": size}
+            sides.append(Side(name, run_fresh, (served,), own, limit))
+        yield BenchPlan(sides, setting, before=partial(drop_cache, store), warm=False)
 
-    yield run
+
+@dataclass(frozen=True)
+class MacroOptions(GraphOptions):
+    batch_size: int = 1000
+    fanouts: tuple[int, ...] = (15, 10)
+    hidden: Annotated[int, "of the model"] = 128
+    mem: Annotated[str, "of macro-batches"] = "400M"
+    whole: Annotated[str, "in memory"] = "2G"
+    threads: Annotated[int, "of the model"] = 2
+    workers: int = 2
+
+    def store(self) -> Path:
+        """The graph's store in 64 partitions, with hubs and halos."""
+        graph = self.graph()
+        store = self.folder / f"partitioned-{graph.name}"
+        if not store.exists():
+            parts = ("--partitions", "64", "--hubs", "0.01", "--halo", "0.3")
+            command("preprocess", "ingest", str(graph), str(store), *parts)
+        return store
+
+
+def macro(given: MacroOptions) -> Iterator[BenchPlan]:
+    """Epochs from macro-batches at a fraction of the memory, against the graph in memory.
+
+    In memory, and an eighth at a time used once and twice.  Each round is an epoch of every side,
+    with a model and with one that does nothing.
+    """
+    store = given.store()
+    ways: dict[str, tuple[str, dict[str, Any]]] = {
+        "in memory": (given.whole, {"plan": "minibatch"}),
+        "1/8, reuse 1": (given.mem, {"plan": "macrobatch", "reuse": 1}),
+        "1/8, reuse 2": (given.mem, {"plan": "macrobatch", "reuse": 2}),
+    }
+    sides = []
+    trained = (given.features, given.hidden, CLASSES)
+    workers = ("--workers", str(given.workers))
+    for model, name in (((0, 0, 0), "loading"), (trained, "model")):
+        for way, (mem, options) in ways.items():
+            options |= {"num_neighbors": given.fanouts, "batch_size": given.batch_size}
+            served = ServedEpochs(
+                store, mem, options, workers, model=model, threads=given.threads
+            )  # fmt: skip
+            sides.append(Side(f"{way}, {name}", open_epochs, (served,)))
+    setting = {"store_MB": total_bytes(store) / 1e6} | {
+        f"disk_{name}": value for name, value in disk_limit(store).items()
+    }
+    yield BenchPlan(sides, setting)

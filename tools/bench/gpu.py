@@ -1,9 +1,11 @@
-"""A GPU trainer: how long it waits for batches, and how much of the link to the device they use."""
+"""A GPU trainer: how long it waits for batches, and how much of the link to the device they use.
+
+All modes at one daemon.  Without a GPU it ends with exit code 3.
+"""
 
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -14,7 +16,7 @@ from clients.device.calibration import MODES
 from clients.models import GraphSage
 from clients.torch import Batch, NeighborDataset, Prefetcher, prefetch
 from tools.bench.harness import BenchPlan, GraphOptions, Run, Side, SideSkipped
-from tools.bench.setup import serving
+from tools.bench.setup import CLASSES, serving
 
 NO_DEVICE = 3  # exit code
 KEPT = 16  # batches that are trained on again, without waiting for any
@@ -22,7 +24,7 @@ COPIES = 8
 
 
 @dataclass(frozen=True)
-class Options(GraphOptions):
+class GpuOptions(GraphOptions):
     device: Annotated[str, "'cpu': the same steps on the host"] = "cuda"
     batch_size: int = 1000
     fanouts: tuple[int, ...] = (15, 10, 5)
@@ -86,7 +88,7 @@ def link_bytes_s(device: str) -> float:
 
 
 def epoch(
-    task: Options, batches: Prefetcher[Batch], trainer: SageTrainer, link: float
+    task: GpuOptions, batches: Prefetcher[Batch], trainer: SageTrainer, link: float
 ) -> dict[str, float]:
     """An epoch of training, one of batches alone, and steps on batches that are there."""
     kept: list[Batch] = []
@@ -120,17 +122,14 @@ def epoch(
     }  # fmt: skip
 
 
-@contextmanager
-def open_mode(task: Options, endpoint: str, mode: str) -> Iterator[Run]:
+def open_mode(task: GpuOptions, endpoint: str, mode: str) -> Iterator[Run]:
     """A trainer that has chosen its way."""
     data = NeighborDataset(endpoint, "train", task.fanouts, task.batch_size)
     with prefetch(data, task.device, task.depth, mode) as batches:
         first = next(iter(batches))
         if first.x is None:
             raise SideSkipped("the store has no features")
-        trainer = SageTrainer(
-            task.device, first.x.size(1), task.hidden, task.size.classes, task.fanouts
-        )
+        trainer = SageTrainer(task.device, first.x.size(1), task.hidden, CLASSES, task.fanouts)
         link = link_bytes_s(task.device)
         while batches.choice() is None and (task.device != "cpu" or mode != "auto"):
             for batch in batches:
@@ -150,8 +149,7 @@ def open_mode(task: Options, endpoint: str, mode: str) -> Iterator[Run]:
         yield run
 
 
-def plans(given: Options) -> Iterator[BenchPlan]:
-    """All modes at one daemon.  Without a GPU it ends with exit code 3."""
+def gpu(given: GpuOptions) -> Iterator[BenchPlan]:
     if given.device.startswith("cuda") and not torch.cuda.is_available():
         print("gpu: torch finds no CUDA device here; nothing was measured", file=sys.stderr)
         raise SystemExit(NO_DEVICE)

@@ -6,7 +6,7 @@ trainer is busy for `--think-ms` after each batch (waits, the first window not c
 
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -23,7 +23,7 @@ Way = Literal["local", "tcp", "tcp, keys"]
 
 
 @dataclass(frozen=True)
-class Options(GraphOptions):
+class HandoverOptions(GraphOptions):
     nodes: int = 200_000
     degree: int = 16
     features: int = 64
@@ -69,8 +69,7 @@ def make_keys(folder: Path) -> tuple[Path, Path]:
     return daemon, client
 
 
-@contextmanager
-def open_way(way: Way, given: Options) -> Iterator[Run]:
+def open_way(way: Way, given: HandoverOptions) -> Iterator[Run]:
     """A daemon with everything in memory, and a client."""
     place = given.folder / "handover" / way.replace(", ", "-")
     place.mkdir(parents=True, exist_ok=True)
@@ -87,6 +86,6 @@ def open_way(way: Way, given: Options) -> Iterator[Run]:
             yield lambda: {**epoch(data, 0), **epoch(data, think_s)}
 
 
-def plans(given: Options) -> Iterator[BenchPlan]:
+def handover(given: HandoverOptions) -> Iterator[BenchPlan]:
     given.store()
     yield BenchPlan([Side(way, open_way, (way, given)) for way in given.ways], {"cache": "warm"})

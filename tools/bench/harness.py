@@ -1,27 +1,36 @@
 """One way to measure: sides in processes of their own, rounds in turn, a line and a column a side.
 
-A bench is a module with a dataclass `Options` and a generator `plans(given)`.  It prepares what its
-sides need and yields what is measured together; what follows the `yield` cleans up.
+A bench is a generator of a module of this folder, listed in `BENCHES`, whose only
+parameter, `given`, is annotated with the dataclass of its options and whose docstring is its help.
+It prepares what its sides need and yields what is measured together; what follows the `yield`
+cleans up.
 """
 
 import importlib
+import inspect
 import multiprocessing
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import BrokenExecutor, ProcessPoolExecutor, wait
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, get_type_hints
 
 from blockstore.units import parse_bytes
 from tools.bench.resources import bytes_read, descendants, proportional_bytes
-from tools.bench.setup import GraphSize, make_graph, make_store
+from tools.bench.setup import make_graph, make_store
 from tools.command import append, parse, stamped, table
 from tools.group import group
 
+BENCHES = {  # generators of these names, by their modules
+    "csc": "ingest", "disk": "disk", "gpu": "gpu", "handover": "handover", "hops": "hops",
+    "hyperbatch": "epochs", "ingest": "ingest", "kernels": "kernels", "loaders": "epochs",
+    "macro": "epochs", "trainers": "trainers",
+}  # fmt: skip
 POLL_S = 0.1
 CONTEXT = multiprocessing.get_context("spawn")  # the memory of a side is its own
 
@@ -29,24 +38,20 @@ Run = Callable[[], Mapping[str, float]]  # one round: figure -> value
 
 
 @dataclass(frozen=True)
-class Options:
+class BenchOptions:
     folder: Annotated[Path, "for graphs and stores, which are kept"] = Path("/tmp/blockstore-bench")
     out: Annotated[Path | None, "append a line of JSON for each side"] = None
     rounds: int = 3
 
 
 @dataclass(frozen=True)
-class GraphOptions(Options):
+class GraphOptions(BenchOptions):
     nodes: int = 1_000_000
     degree: int = 30
     features: int = 128
 
-    @property
-    def size(self) -> GraphSize:
-        return GraphSize(self.nodes, self.degree, self.features)
-
     def graph(self) -> Path:
-        return make_graph(self.folder, self.size)
+        return make_graph(self.folder, self.nodes, self.degree, self.features)
 
     def store(self) -> Path:
         return make_store(self.folder, self.graph())
@@ -59,13 +64,14 @@ class SideSkipped(Exception):
 class Side(NamedTuple):
     """One way to do the work.
 
-    `open(*arguments)` is a context manager that prepares, and gives the function that does one
-    round; both run in a process of the side's own, so `open` is a function of a module.
-    `limit` is of a control group for that process and all below it.
+    `work(*arguments)` does one round and returns its figures; or it is a generator that prepares,
+    yields the function that does one round, and cleans up.  It runs in a process of the side's own,
+    so it is a function of a module.  `limit` is of a control group for that process and all below
+    it.
     """
 
     name: str
-    open: Callable[..., AbstractContextManager[Run]]
+    work: Callable[..., Mapping[str, float] | Iterator[Run]]
     arguments: tuple[Any, ...] = ()
     setting: Mapping[str, Any] = {}  # of its line alone
     limit: str = ""
@@ -104,7 +110,11 @@ _round: list[Run] = []
 def _open(side: Side) -> int:
     """Prepare the side in its process, whose id is returned."""
     multiprocessing.set_start_method("fork", force=True)  # as in scripts, not as in its parent
-    _round.append(_opened.enter_context(side.open(*side.arguments)))
+    work: Any = side.work
+    if inspect.isgeneratorfunction(work):
+        _round.append(_opened.enter_context(contextmanager(work)(*side.arguments)))
+    else:
+        _round.append(partial(work, *side.arguments))
     return os.getpid()
 
 
@@ -244,14 +254,16 @@ def _cell(value: Any) -> str:
 
 def run(name: str, words: Sequence[str]) -> list[dict[str, Any]]:
     """Run a bench; returns its lines."""
-    module = importlib.import_module(f"tools.bench.{name}")  # imports what it alone needs
-    given = parse(module.Options, words, module.__doc__, f"tools.bench {name}")
+    # imported here, because a bench needs libraries that others do without
+    bench = getattr(importlib.import_module(f"tools.bench.{BENCHES[name]}"), name)
+    kind = get_type_hints(bench)["given"]
+    given = parse(kind, words, f"tools.bench {name}", inspect.getdoc(bench))
     load, cores = os.getloadavg()[0], len(os.sched_getaffinity(0))
     if load > cores / 2:
         print(f"the machine is busy: load {load:.1f} on {cores} cores", file=sys.stderr)
     setting = {k: v for k, v in asdict(given).items() if k not in ("folder", "out", "rounds")}
     lines = []
-    with closing(module.plans(given)) as plans:
+    with closing(bench(given)) as plans:
         for plan in plans:
             found = measure(plan, given.rounds)
             common = setting | dict(plan.setting)

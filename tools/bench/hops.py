@@ -7,7 +7,6 @@ and chunks copied out of mapped files.  Cold: a budget of half of them, beside t
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -22,9 +21,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from blockstore.format import shard_path
 from blockstore.store import open_store
 from clients.torch import HopDataset
-from tools.bench import harness
 from tools.bench.disk import disk_limit
-from tools.bench.harness import BenchPlan, Ratio, Run, Side
+from tools.bench.harness import BenchOptions, BenchPlan, Ratio, Run, Side
 from tools.bench.setup import command, drop_cache, serving
 
 COPIED, VIEWS, ROWS = "CR, copied", "CR, views", "RR"
@@ -34,7 +32,7 @@ LIMIT = "disk limit"
 
 
 @dataclass(frozen=True)
-class Options(harness.Options):
+class HopsBenchOptions(BenchOptions):
     rows: int = 1_000_000
     width: int = 128
     hops: int = 3
@@ -51,7 +49,7 @@ class Options(harness.Options):
     only: Literal["", "warm", "cold"] = ""
 
 
-def make_store(given: Options) -> Path:
+def make_store(given: HopsBenchOptions) -> Path:
     """A store whose nodes are nearly all to train on, with one operator's rows."""
     path = given.folder / f"hops-{given.rows}-{given.width}-{given.hops}"
     graph = path.with_name(f"graph-of-{path.name}")
@@ -80,9 +78,8 @@ def _timed(batches: Callable[[], Iterator[Sequence[Tensor]]]) -> Run:
     return run
 
 
-@contextmanager
 def open_ours(
-    given: Options, endpoint: str, way: str, num_batches: int | None = None
+    given: HopsBenchOptions, endpoint: str, way: str, num_batches: int | None = None
 ) -> Iterator[Run]:
     """A client of a daemon, the first batches of an epoch a round, or all of them."""
     torch.set_num_threads(given.threads)
@@ -96,8 +93,7 @@ def open_ours(
     data.close()
 
 
-@contextmanager
-def open_peer(given: Options, store: Path, peer: str) -> Iterator[Run]:
+def open_peer(given: HopsBenchOptions, store: Path, peer: str) -> Iterator[Run]:
     """Mapped files in a new order each round: without gaps, a shard is a plain array."""
     torch.set_num_threads(given.threads)
     (found,) = open_store(store).manifest.types[0].hops["train"].operators.values()
@@ -118,12 +114,7 @@ def open_peer(given: Options, store: Path, peer: str) -> Iterator[Run]:
     yield _timed(single if peer == PEERS[0] else slices)
 
 
-@contextmanager
-def open_limit(store: Path) -> Iterator[Run]:
-    yield lambda: {"GB_per_s": disk_limit(store)}
-
-
-def plans(given: Options) -> Iterator[BenchPlan]:
+def hops(given: HopsBenchOptions) -> Iterator[BenchPlan]:
     store = make_store(given)
     if given.only != "cold":
         with serving(store, given.folder, given.mem) as endpoint:
@@ -136,7 +127,7 @@ def plans(given: Options) -> Iterator[BenchPlan]:
         with serving(store, given.folder, given.budget, *options) as endpoint:
             sides = [
                 Side(VIEWS, open_ours, (given, endpoint, VIEWS)),
-                Side(LIMIT, open_limit, (store,)),  # right beside both
+                Side(LIMIT, disk_limit, (store,)),  # right beside both
                 Side(COPIED, open_ours, (given, endpoint, COPIED)),
                 Side(ROWS, open_ours, (given, endpoint, ROWS, given.cold_batches)),
             ]

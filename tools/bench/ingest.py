@@ -1,4 +1,4 @@
-"""An ingest from end to end, beside a plain copy of the source to the same disk."""
+"""Ingests from end to end, beside a plain copy of the source, and beside scipy's sort of edges."""
 
 import os
 import re
@@ -6,24 +6,36 @@ import shutil
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
+
+import numpy as np
+from scipy.sparse import coo_matrix
 
 from tools.bench.harness import BenchPlan, GraphOptions, Ratio, Run, Side
 from tools.bench.setup import command, drop_cache, stage_ends
 
 COPY_BYTES = 1 << 20
-OURS, COPY = "ours", "copy"
 
 
 @dataclass(frozen=True)
-class Options(GraphOptions):
-    source: Annotated[Path | None, "a folder; a graph is generated if none is named"] = None
+class SourceOptions(GraphOptions):
+    source: Annotated[Path | None, "a plain folder; a graph is generated if none is named"] = None
     mem: str = "512M"
+
+
+@dataclass(frozen=True)
+class IngestBenchOptions(SourceOptions):
     order: str = "bfs"
     undirected: bool = False
+
+
+@dataclass(frozen=True)
+class CscOptions(SourceOptions):
+    nodes: int = 2_000_000
+    features: int = 4
+    mem: str = "1G"
 
 
 def run_ingest(source: Path, store: Path, *options: str) -> dict[str, float]:
@@ -38,44 +50,82 @@ def run_ingest(source: Path, store: Path, *options: str) -> dict[str, float]:
     return dict(found)
 
 
-@contextmanager
-def open_ours(graph: Path, folder: Path, options: tuple[str, ...], size: int) -> Iterator[Run]:
-    def run() -> Mapping[str, float]:
-        drop_cache(graph)
-        found = run_ingest(graph, folder / f"ingest-{os.getpid()}", *options)
-        return {"source_GB_per_s": size / found["seconds"] / 1e9} | found
+def ingest_cold(
+    graph: Path, folder: Path, options: tuple[str, ...], size: int
+) -> Mapping[str, float]:
+    """A round of ours."""
+    drop_cache(graph)
+    found = run_ingest(graph, folder / f"ingest-{os.getpid()}", *options)
+    return {"source_GB_per_s": size / found["seconds"] / 1e9} | found
 
-    yield run
 
-
-@contextmanager
-def open_copy(graph: Path, folder: Path, size: int) -> Iterator[Run]:
+def copy_cold(graph: Path, folder: Path, size: int) -> Mapping[str, float]:
     """The folder read and written once, to the disk: what no ingest can beat."""
     target = folder / f"copy-{os.getpid()}"
-
-    def run() -> Mapping[str, float]:
-        drop_cache(graph)
-        begun = time.perf_counter()
-        target.mkdir()
-        for path in graph.iterdir():
-            with path.open("rb") as source, (target / path.name).open("wb") as out:
-                shutil.copyfileobj(source, out, COPY_BYTES)
-                out.flush()
-                os.fsync(out.fileno())
-        seconds = time.perf_counter() - begun
-        shutil.rmtree(target)
-        return {"source_GB_per_s": size / seconds / 1e9, "seconds": seconds}
-
-    yield run
+    drop_cache(graph)
+    begun = time.perf_counter()
+    target.mkdir()
+    for path in graph.iterdir():
+        with path.open("rb") as source, (target / path.name).open("wb") as out:
+            shutil.copyfileobj(source, out, COPY_BYTES)
+            out.flush()
+            os.fsync(out.fileno())
+    seconds = time.perf_counter() - begun
+    shutil.rmtree(target)
+    return {"source_GB_per_s": size / seconds / 1e9, "seconds": seconds}
 
 
-def plans(given: Options) -> Iterator[BenchPlan]:
+def ingest(given: IngestBenchOptions) -> Iterator[BenchPlan]:
+    """An ingest from end to end, beside a plain copy of the source to the same disk."""
     graph, folder = given.source or given.graph(), given.folder
     size = sum(path.stat().st_size for path in graph.iterdir())
     options = ("--mem", given.mem, "--order", given.order, *["--undirected"] * given.undirected)
     sides = [
-        Side(OURS, open_ours, (graph, folder, options, size)),
-        Side(COPY, open_copy, (graph, folder, size)),
+        Side("ours", ingest_cold, (graph, folder, options, size)),
+        Side("copy", copy_cold, (graph, folder, size)),
     ]
     setting = {"graph": graph.name, "source_bytes": size, "cache": "cold"}
-    yield BenchPlan(sides, setting, [Ratio("times_copy", OURS, "seconds", COPY)])
+    yield BenchPlan(sides, setting, [Ratio("times_copy", "ours", "seconds", "copy")])
+
+
+def ingest_edges(edges: Path, mem: str) -> Mapping[str, float]:
+    """`blockstore ingest --order source` of a folder that holds edges alone."""
+    took = run_ingest(edges, edges / "store", "--order", "source", "--mem", mem, "--no-summary")
+    sort_s = sum(seconds for name, seconds in took.items() if name.startswith("edges_"))
+    return {
+        "seconds": took["count_edges_s"] + sort_s, "count_s": took["count_edges_s"],
+        "sort_and_write_s": sort_s, "command_s": took["seconds"],
+    }  # fmt: skip
+
+
+def open_scipy(edges: Path) -> Iterator[Run]:
+    """coo -> csc; edges are loaded before."""
+    src, dst = np.load(edges / "edge_index.npy")
+    num_nodes = int(max(src.max(), dst.max())) + 1
+
+    def run() -> Mapping[str, float]:
+        ones = np.ones(src.size, np.int8)
+        begun = time.perf_counter()
+        coo_matrix((ones, (src, dst)), shape=(num_nodes, num_nodes)).tocsc()
+        return {"seconds": time.perf_counter() - begun}
+
+    yield run
+
+
+def csc(given: CscOptions) -> Iterator[BenchPlan]:
+    """Columns of a graph built within `--mem`, beside scipy's in memory, from the same edge list.
+
+    Ours counts the edges, sorts them and writes blocks; scipy's `coo_matrix(...).tocsc()` has the
+    edges in memory already, sorts each column, and writes nothing.
+    """
+    graph = given.source or given.graph()
+    edges = given.folder / f"csc-{os.getpid()}"
+    edges.mkdir(parents=True)
+    (edges / "edge_index.npy").symlink_to((graph / "edge_index.npy").absolute())
+    num_edges = np.load(graph / "edge_index.npy", mmap_mode="r").shape[1]
+    sides = [Side("ours", ingest_edges, (edges, given.mem)), Side("scipy", open_scipy, (edges,))]
+    try:
+        ratio = Ratio("over_scipy", "ours", "seconds", "scipy")
+        yield BenchPlan(sides, {"graph": graph.name, "edges": num_edges}, [ratio])
+    finally:
+        shutil.rmtree(edges)

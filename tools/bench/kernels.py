@@ -3,7 +3,6 @@
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -32,7 +31,7 @@ Job = Callable[[], object]
 
 
 @dataclass(frozen=True)
-class Options(GraphOptions):
+class KernelOptions(GraphOptions):
     frontier: int = 100_000
     fanout: int = 10
     threads: tuple[int, ...] = (1, 4)
@@ -117,8 +116,7 @@ def gather_job(rows: NDArray[np.uint8], row_bytes: int, taken: int, number: int)
     return partial(gather_rows, rows, picks * np.uint64(row_bytes), 0, taken, row_bytes, out)
 
 
-@contextmanager
-def open_kernels(store: Path, threads: int, given: Options) -> Iterator[Run]:
+def open_kernels(store: Path, threads: int, given: KernelOptions) -> Iterator[Run]:
     """All kernels in turn, each on all threads at once."""
     graph, row_bytes = HeldGraph(store), 4 * given.features
     size = min(given.frontier, graph.num_nodes)
@@ -155,7 +153,7 @@ def open_kernels(store: Path, threads: int, given: Options) -> Iterator[Run]:
         yield run
 
 
-def plans(given: Options) -> Iterator[BenchPlan]:
+def kernels(given: KernelOptions) -> Iterator[BenchPlan]:
     store = given.store()
     sides = [Side(f"{t} threads", open_kernels, (store, t, given)) for t in given.threads]
     yield BenchPlan(sides, {"cache": "warm"})

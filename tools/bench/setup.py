@@ -7,20 +7,13 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from loaderd.api.endpoint import parse_endpoint
 from loaderd.server.transport import ask_status
 
-
-@dataclass(frozen=True, slots=True)
-class GraphSize:
-    nodes: int = 1_000_000
-    degree: int = 30
-    features: int = 128
-    classes: int = 16
+CLASSES = 16  # of a generated graph
 
 
 def command(*words: str) -> str:
@@ -37,15 +30,16 @@ def stage_ends(printed: str) -> list[dict[str, Any]]:
     return [event for event in events if event["event"] == "stage_end"]
 
 
-def make_graph(folder: Path, size: GraphSize) -> Path:
+def make_graph(
+    folder: Path, nodes: int, degree: int, features: int, classes: int = CLASSES
+) -> Path:
     """The graph in the plain layout."""
-    path = folder / f"graph-{size.nodes}-{size.degree}-{size.features}-{size.classes}"
+    path = folder / f"graph-{nodes}-{degree}-{features}-{classes}"
     if not (path / "test_idx.npy").exists():
         path.parent.mkdir(parents=True, exist_ok=True)
-        command(
-            "preprocess", "generate", str(path), "--nodes", str(size.nodes), "--degree",
-            str(size.degree), "--features", str(size.features), "--classes", str(size.classes),
-        )  # fmt: skip
+        sizes = {"nodes": nodes, "degree": degree, "features": features, "classes": classes}
+        words = [word for name, size in sizes.items() for word in (f"--{name}", str(size))]
+        command("preprocess", "generate", str(path), *words)
     return path
 
 

@@ -41,7 +41,7 @@ _CONTEXT = multiprocessing.get_context("forkserver")
 
 
 @dataclass(frozen=True)
-class Options(GraphOptions):
+class TrainersOptions(GraphOptions):
     """What all of a case have."""
 
     case: Literal["stopped", "shared", "fair"] = "stopped"
@@ -137,8 +137,7 @@ def rates(running: Sequence[ReadingProcess], seconds: float) -> list[float]:
     return [(c.count.value - n) / span for c, n in zip(running, before, strict=True)]
 
 
-@contextmanager
-def open_stopped(given: Options, name: str, seeds: tuple[int, ...]) -> Iterator[Run]:
+def open_stopped(given: TrainersOptions, name: str, seeds: tuple[int, ...]) -> Iterator[Run]:
     """Consumers of these seeds, the last of which is stopped."""
     requests = [given.request(seed=s) for s in seeds]
     with (
@@ -161,7 +160,7 @@ def open_stopped(given: Options, name: str, seeds: tuple[int, ...]) -> Iterator[
         yield run
 
 
-def epoch_together(given: Options, count: int) -> tuple[float, int]:
+def epoch_together(given: TrainersOptions, count: int) -> tuple[float, int]:
     """Seconds of an epoch of so many trainers of one plan, and bytes read for them."""
     with (
         given.serving(f"shared-{count}") as endpoint,
@@ -175,23 +174,17 @@ def epoch_together(given: Options, count: int) -> tuple[float, int]:
         return time.perf_counter() - begun, counters(endpoint)["bytes_read"] - before
 
 
-@contextmanager
-def open_shared(given: Options) -> Iterator[Run]:
+def run_shared(given: TrainersOptions) -> Mapping[str, float]:
     """One, then all, each with a daemon that has nothing in memory yet."""
-
-    def run() -> Mapping[str, float]:
-        one_s, one = epoch_together(given, 1)
-        all_s, together = epoch_together(given, given.consumers or 8)
-        return {
-            "one_s": one_s, "all_s": all_s, "one_bytes": one, "all_bytes": together,
-            "over_one": together / max(1, one),
-        }  # fmt: skip
-
-    yield run
+    one_s, one = epoch_together(given, 1)
+    all_s, together = epoch_together(given, given.consumers or 8)
+    return {
+        "one_s": one_s, "all_s": all_s, "one_bytes": one, "all_bytes": together,
+        "over_one": together / max(1, one),
+    }  # fmt: skip
 
 
-@contextmanager
-def open_fair(given: Options) -> Iterator[Run]:
+def run_fair(given: TrainersOptions) -> Mapping[str, float]:
     """Each kind of plan alone, then all at once, in one daemon."""
     kinds = [
         given.request(),
@@ -201,29 +194,25 @@ def open_fair(given: Options) -> Iterator[Run]:
     ]
     count = given.consumers or 16
     requests = [structs.replace(kinds[i % len(kinds)], seed=i, window=2) for i in range(count)]
-
-    def run() -> Mapping[str, float]:
-        alone = []
-        with given.serving("fair") as endpoint:
-            for kind in requests[: len(kinds)]:
-                with consumers(endpoint, [kind]) as running:
-                    alone += rates(running, given.seconds / len(kinds))
-            with consumers(endpoint, requests) as running:
-                found = rates(running, given.seconds)
-                status = ask_status(parse_endpoint(endpoint))
-            held = resident_bytes([status.pid])
-        parts = [rate / alone[i % len(kinds)] for i, rate in enumerate(found)]
-        mean = statistics.mean(parts)
-        return {
-            "least_of_mean": min(parts) / mean, "most_of_mean": max(parts) / mean,
-            "least_of_equal_part": min(parts) * count, "batches_per_s": sum(found),
-            "resident_bytes": held, "sessions": len(status.sessions),
-        }  # fmt: skip
-
-    yield run
+    alone = []
+    with given.serving("fair") as endpoint:
+        for kind in requests[: len(kinds)]:
+            with consumers(endpoint, [kind]) as running:
+                alone += rates(running, given.seconds / len(kinds))
+        with consumers(endpoint, requests) as running:
+            found = rates(running, given.seconds)
+            status = ask_status(parse_endpoint(endpoint))
+        held = resident_bytes([status.pid])
+    parts = [rate / alone[i % len(kinds)] for i, rate in enumerate(found)]
+    mean = statistics.mean(parts)
+    return {
+        "least_of_mean": min(parts) / mean, "most_of_mean": max(parts) / mean,
+        "least_of_equal_part": min(parts) * count, "batches_per_s": sum(found),
+        "resident_bytes": held, "sessions": len(status.sessions),
+    }  # fmt: skip
 
 
-def plans(given: Options) -> Iterator[BenchPlan]:
+def trainers(given: TrainersOptions) -> Iterator[BenchPlan]:
     given.store()
     seeds = tuple(range(given.consumers or 4))
     sides = {
@@ -231,7 +220,7 @@ def plans(given: Options) -> Iterator[BenchPlan]:
             Side("plans of their own", open_stopped, (given, "own", seeds)),
             Side("one plan", open_stopped, (given, "one", (1,) * len(seeds))),
         ],
-        "shared": [Side("eight of one plan", open_shared, (given,))],
-        "fair": [Side("sixteen of different plans", open_fair, (given,))],
+        "shared": [Side("eight of one plan", run_shared, (given,))],
+        "fair": [Side("sixteen of different plans", run_fair, (given,))],
     }
     yield BenchPlan(sides[given.case], {"cache": "cold" if given.case == "shared" else "warm"})

@@ -9,6 +9,7 @@ import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import asdict
 from functools import cache
 from itertools import islice
 from pathlib import Path
@@ -20,14 +21,13 @@ import torch
 from preprocess.errors import BadInput
 from tools.bench.setup import command, serving
 from tools.command import parse, stamped
-from tools.compare.cases import CASES, Options, Way
-from tools.compare.loaders import TrainingRun
+from tools.compare.cases import CASES, TrainingRun, Way
 from tools.compare.pairs import finish, run_each
-from tools.compare.tasks import ServedStore, Task
+from tools.compare.tasks import CompareOptions, ServedStore, Task
 
 
 @cache
-def task_of(case: str, options: Options, served: ServedStore) -> Task:
+def task_of(case: str, options: CompareOptions, served: ServedStore) -> Task:
     return CASES[case].task(options, served)
 
 
@@ -37,17 +37,19 @@ def endless(loader: Iterable[Any]) -> Iterator[Any]:
         yield from loader
 
 
-def train(case: str, options: Options, served: ServedStore, name: str, seed: int) -> dict[str, Any]:
+def train(
+    case: str, options: CompareOptions, served: ServedStore, name: str, seed: int
+) -> dict[str, Any]:
     """One run, of the way with this name: its line."""
     torch.set_num_threads(options.threads)
     task = task_of(case, options, served)
     way = next(w for w in CASES[case].ways(options) if w.name == name)
     torch.manual_seed(seed)
-    model = task.model(way)
+    model = task.model(*way.model)
     optimizer = torch.optim.Adam(
         model.parameters(), options.learning_rate, weight_decay=options.weight_decay, fused=True
     )
-    loader = way.loader(TrainingRun(options, way, seed, served.endpoint, served.store, task))
+    loader = way.loader(TrainingRun(options, way, seed, served.endpoint, task))
     batches, some = endless(loader), options.steps // options.epochs
     found: list[tuple[float, float]] = []
     for epoch in range(options.epochs):
@@ -69,12 +71,12 @@ def train(case: str, options: Options, served: ServedStore, name: str, seed: int
     return stamped(
         "compare", case=case, graph=options.folder.name, way=name, against=way.against, seed=seed,
         accuracy=score, steps=steps,
-        settings={n: getattr(options, n) for n in Options.__dataclass_fields__},
+        settings=asdict(options),
     )  # fmt: skip
 
 
 def serve_all(
-    case: str, options: Options, wanted: Sequence[Way], stack: ExitStack
+    case: str, options: CompareOptions, wanted: Sequence[Way], stack: ExitStack
 ) -> dict[tuple[str, ...], ServedStore]:
     """A store and a daemon for each way of ingesting.  Raises BadInput."""
     work = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=f"{case}-")))
@@ -96,7 +98,7 @@ def main(words: Sequence[str]) -> str:
         print(f"{__doc__}\ncases:\n{about}", file=sys.stderr)
         raise SystemExit(2)
     name, case = words[0], CASES[words[0]]
-    options = parse(Options, words[1:], case.about, f"tools.compare {name}", case.defaults)
+    options = parse(CompareOptions, words[1:], f"tools.compare {name}", case.about, case.defaults)
     begins = tuple(options.ways)
     wanted = [w for w in case.ways(options) if not begins or w.name.startswith(begins)]
 

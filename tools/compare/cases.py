@@ -1,44 +1,22 @@
-"""The table of comparisons: which loaders, on which stores, with which task and options."""
+"""The table of comparisons: which loaders, on which stores, with which task and options.
 
+Each iteration of a loader gives the batches of the next epoch.
+"""
+
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
-from tools.command import byte_size
-from tools.compare import loaders, tasks
+from torch_geometric.data import Data
+from torch_geometric.loader import LinkNeighborLoader, NeighborLoader
 
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """What is trained.  Each case has defaults of its own."""
-
-    folder: Annotated[Path, "a graph that `blockstore ingest` reads"]
-    out: Annotated[Path, "a line for each run; what it holds is not run again"] = Path("runs.jsonl")
-    ways: Annotated[tuple[str, ...], "how the names of those to run begin; all if none"] = ()
-    seeds: Annotated[int, "runs of each way"] = 10
-    first_seed: int = 0
-    jobs: Annotated[int, "runs at a time"] = 1
-    threads: Annotated[int, "of torch in each run"] = 1
-    mem: Annotated[str, byte_size, "of a daemon"] = "512M"
-    undirected: Annotated[bool, "add reverse edges at ingest"] = False
-    noise: Annotated[float, "added to dense features, in their standard deviations"] = 0.0
-    epochs: int = 10
-    steps: Annotated[int, "batches of a run, divided among its epochs; 0: whole epochs"] = 0
-    num_neighbors: tuple[int, ...] = (15, 10)
-    batch_size: int = 500
-    hidden: int = 128
-    learning_rate: float = 0.003
-    dropout: float = 0.5
-    weight_decay: float = 0.0
-    replace: Annotated[bool, "links: draw neighbors with replacement"] = False
-    partitions: Annotated[int, "macro"] = 64
-    operator: Annotated[str, "hops: +loops makes a node its own neighbor"] = "sym+loops"
-    hops: Annotated[int, "hops: hops 0 to this one"] = 3
-    models: Annotated[tuple[str, ...], "hops"] = ("linear", "features", "sgc", "sign", "hoga")
-    chunks: Annotated[tuple[int, ...], "hops: rows of a chunk"] = (1, 1000, 8000)
-    redeal: Annotated[int, "hops: the largest chunks also redealt every N epochs"] = 0
+from clients import pyg
+from clients.torch import HopDataset, NeighborDataset
+from tools.compare import tasks
+from tools.compare.tasks import CompareOptions, fill_absent
 
 
 @dataclass(frozen=True)
@@ -50,7 +28,80 @@ class Way:
     against: str  # the name of its baseline, perhaps its own
     ingest: tuple[str, ...] = ()  # options of its store
     options: Mapping[str, Any] = field(default_factory=dict)
-    model: str = ""
+    model: tuple[str, ...] = ()  # its name, if the task has several
+
+
+class TrainingRun(NamedTuple):
+    """A run that asks for its batches."""
+
+    options: CompareOptions
+    way: Way
+    seed: int
+    endpoint: str
+    task: Any  # tasks.Task
+
+
+def nodes(run: TrainingRun) -> Iterable[Any]:
+    options = run.options
+    return NeighborDataset(
+        run.endpoint, "train", options.num_neighbors, options.batch_size, seed=run.seed,
+        **run.way.options,
+    )  # fmt: skip
+
+
+def _pyg_options(run: TrainingRun) -> dict[str, Any]:
+    task, options = run.task, run.options
+    return {
+        "num_neighbors": list(options.num_neighbors), "batch_size": options.batch_size,
+        "input_nodes": (task.target, task.train) if task.target else task.train,
+        "shuffle": True, "transform": fill_absent,
+    }  # fmt: skip
+
+
+def nodes_as_pyg(run: TrainingRun) -> Iterable[Any]:
+    """Our loader in PyG's place: the line that changes in a script."""
+    return pyg.NeighborLoader(run.endpoint, seed=run.seed, **_pyg_options(run))
+
+
+def pyg_nodes(run: TrainingRun) -> Iterable[Any]:
+    """PyG's loader over the graph in memory."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # pyg-lib may be missing
+        loader: Iterable[Any] = NeighborLoader(run.task.data, **_pyg_options(run))
+    return loader
+
+
+def _link_options(run: TrainingRun) -> dict[str, Any]:
+    return {
+        "num_neighbors": list(run.options.num_neighbors), "edge_label_index": run.task.train,
+        "neg_sampling_ratio": 1.0, "batch_size": run.options.batch_size, "shuffle": True,
+        "replace": run.options.replace,
+    }  # fmt: skip
+
+
+def links(run: TrainingRun) -> Iterable[Any]:
+    """Our loader of seed edges in PyG's place."""
+    return pyg.LinkNeighborLoader(run.endpoint, seed=run.seed, **_link_options(run))
+
+
+def pyg_links(run: TrainingRun) -> Iterable[Any]:
+    """PyG's loader over the training edges in memory.
+
+    torch-sparse, which PyG falls back to, draws the last neighbors of a column too rarely; not so
+    with `--replace`.
+    """
+    data = Data(edge_index=run.task.graph, num_nodes=run.task.num_nodes)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # pyg-lib may be missing
+        loader: Iterable[Any] = LinkNeighborLoader(data, **_link_options(run))
+    return loader
+
+
+def hops(run: TrainingRun) -> Iterable[Any]:
+    return HopDataset(
+        run.endpoint, "train", hops=run.options.hops, batch_size=run.options.batch_size,
+        seed=run.seed, **run.way.options,
+    )  # fmt: skip
 
 
 class Case(NamedTuple):
@@ -58,25 +109,29 @@ class Case(NamedTuple):
 
     about: str
     task: Callable[..., tasks.Task]
-    ways: Callable[[Options], list[Way]]
+    ways: Callable[[CompareOptions], list[Way]]
     defaults: Mapping[str, Any] = MappingProxyType({})
-    source: Callable[[Options, Path], Path] = tasks.noisy_source  # the folder that is ingested
+    source: Callable[[CompareOptions, Path], Path] = (
+        tasks.noisy_source
+    )  # the folder that is ingested
     best: bool = False  # the epoch that is best on valid counts, not the mean of the last fifth
 
 
-def pair(daemon: Callable[..., Any], pyg: Callable[..., Any]) -> Callable[[Options], list[Way]]:
+def pair(
+    daemon: Callable[..., Any], pyg: Callable[..., Any]
+) -> Callable[[CompareOptions], list[Way]]:
     """A daemon against PyG's loader over the whole graph in memory."""
     return lambda _: [Way("PyG", pyg, "PyG"), Way("daemon", daemon, "PyG")]
 
 
-def macro_ways(options: Options) -> list[Way]:
+def macro_ways(options: CompareOptions) -> list[Way]:
     """In memory, and 1/8 and 1/16 of the partitions at a time, by partitioner, hubs and halos."""
     parts = ("--block-size", "64K", "--partitions", str(options.partitions))
     gap = (*parts, "--hubs", "0.01", "--halo", "0.3")
     wide = (*parts, "--hubs", "0.028")
     plain = {n: (*parts, "--partitioner", n.lower(), "--hubs", "0") for n in ("random", "METIS")}
     base = "in memory"
-    found = [Way(base, loaders.nodes, base, gap, {"plan": "minibatch"})]
+    found = [Way(base, nodes, base, gap, {"plan": "minibatch"})]
     for share in (8, 16):
         kinds: list[tuple[str, tuple[str, ...], bool, bool]] = [
             *((name, ingest, False, False) for name, ingest in (*plain.items(), ("GAP", gap))),
@@ -87,11 +142,11 @@ def macro_ways(options: Options) -> list[Way]:
         for name, ingest, hubs, halos in kinds:
             asked = {"plan": "macrobatch", "macro_partitions": options.partitions // share}
             asked |= {"hubs": hubs, "halos": halos}
-            found.append(Way(f"{name} 1/{share}", loaders.nodes, base, ingest, asked))
+            found.append(Way(f"{name} 1/{share}", nodes, base, ingest, asked))
     return found
 
 
-def hop_ways(options: Options) -> list[Way]:
+def hop_ways(options: CompareOptions) -> list[Way]:
     """Each model on rows in any order, and on chunks of several sizes."""
     operator, _, loops = options.operator.partition("+")
     own = "--hop-loops" if loops else "--no-hop-loops"
@@ -104,23 +159,23 @@ def hop_ways(options: Options) -> list[Way]:
             name = f"{model}, chunks of {chunk}" if chunk else f"{model}, rows"
             name += f", redealt every {redeal}" * bool(redeal)
             asked = {"method": "cr" if chunk else "rr", "chunk": chunk, "redeal": redeal}
-            found.append(Way(name, loaders.hops, f"{model}, rows", ingest, asked, model))
+            found.append(Way(name, hops, f"{model}, rows", ingest, asked, (model,)))
     return found
 
 
 CASES = {
     "accuracy": Case(
         "our GraphSAGE on batches of a daemon and of PyG's NeighborLoader",
-        tasks.NodeTask, pair(loaders.nodes, loaders.pyg_nodes), {"epochs": 5, "mem": "2G"},
+        tasks.NodeTask, pair(nodes, pyg_nodes), {"epochs": 5, "mem": "2G"},
     ),
     "drop-in": Case(
         "PyG's GraphSAGE, of several types by to_hetero, with the loader's line changed",
-        tasks.PygTask, pair(loaders.nodes_as_pyg, loaders.pyg_nodes),
+        tasks.PygTask, pair(nodes_as_pyg, pyg_nodes),
     ),
     "links": Case(
         "AUC in points of PyG's unsupervised GraphSAGE; the folder has train_edge.npy, "
         "test_edge.npy",
-        tasks.LinkTask, pair(loaders.links, loaders.pyg_links),
+        lambda options, _: tasks.LinkTask(options), pair(links, pyg_links),
         {"seeds": 5, "epochs": 25, "steps": 400, "num_neighbors": (10, 5), "batch_size": 1024,
          "hidden": 32, "learning_rate": 0.01},
         tasks.train_edges,

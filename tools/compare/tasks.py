@@ -3,8 +3,10 @@
 Each task is made once a process, of the options and of a daemon with its store.
 """
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Annotated, Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -21,9 +23,38 @@ from clients.hopwise.models import ALONE, make_model
 from clients.models import GraphSage
 from preprocess.errors import BadInput
 from preprocess.export.edges import columns_of
-from tools.compare.loaders import fill_absent
+from tools.command import byte_size
 
-Options = Any  # cases.Options
+
+@dataclass(frozen=True, slots=True)
+class CompareOptions:
+    """What is trained.  Each case has defaults of its own."""
+
+    folder: Annotated[Path, "a graph that `blockstore ingest` reads"]
+    out: Annotated[Path, "a line for each run; what it holds is not run again"] = Path("runs.jsonl")
+    ways: Annotated[tuple[str, ...], "how the names of those to run begin; all if none"] = ()
+    seeds: Annotated[int, "runs of each way"] = 10
+    first_seed: int = 0
+    jobs: Annotated[int, "runs at a time"] = 1
+    threads: Annotated[int, "of torch in each run"] = 1
+    mem: Annotated[str, byte_size, "of a daemon"] = "512M"
+    undirected: Annotated[bool, "add reverse edges at ingest"] = False
+    noise: Annotated[float, "added to dense features, in their standard deviations"] = 0.0
+    epochs: int = 10
+    steps: Annotated[int, "batches of a run, divided among its epochs; 0: whole epochs"] = 0
+    num_neighbors: tuple[int, ...] = (15, 10)
+    batch_size: int = 500
+    hidden: int = 128
+    learning_rate: float = 0.003
+    dropout: float = 0.5
+    weight_decay: float = 0.0
+    replace: Annotated[bool, "links: draw neighbors with replacement"] = False
+    partitions: Annotated[int, "macro"] = 64
+    operator: Annotated[str, "hops: +loops makes a node its own neighbor"] = "sym+loops"
+    hops: Annotated[int, "hops: hops 0 to this one"] = 3
+    models: Annotated[tuple[str, ...], "hops"] = ("linear", "features", "sgc", "sign", "hoga")
+    chunks: Annotated[tuple[int, ...], "hops: rows of a chunk"] = (1, 1000, 8000)
+    redeal: Annotated[int, "hops: the largest chunks also redealt every N epochs"] = 0
 
 
 class ServedStore(NamedTuple):
@@ -36,8 +67,9 @@ class ServedStore(NamedTuple):
 class Task(Protocol):
     """What a run trains and tests."""
 
-    def model(self, way: Any) -> nn.Module:
-        """A new model, by the seed of torch."""
+    @property
+    def model(self) -> Callable[..., nn.Module]:
+        """Makes a new one, by the seed of torch; of the name given, if the task has several."""
 
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
         """The loss of a batch."""
@@ -46,7 +78,16 @@ class Task(Protocol):
         """(on valid, on test), in points."""
 
 
-def noisy_source(options: Options, work: Path) -> Path:
+def fill_absent(data: Any) -> Any:
+    """Ones as features of types that have none, as PyG's DBLP example does."""
+    if isinstance(data, HeteroData):
+        for name in data.node_types:
+            if "x" not in data[name]:
+                data[name].x = torch.ones(data[name].num_nodes, 1)
+    return data
+
+
+def noisy_source(options: CompareOptions, work: Path) -> Path:
     """The folder, or one of links whose features have Gaussian noise."""
     if not options.noise:
         return Path(options.folder)
@@ -60,7 +101,7 @@ def noisy_source(options: Options, work: Path) -> Path:
     return made
 
 
-def train_edges(options: Options, work: Path) -> Path:
+def train_edges(options: CompareOptions, work: Path) -> Path:
     """A folder of the training edges in both directions.  Raises BadInput: a file is missing."""
     for name in ("edge_index", "train_edge", "test_edge"):
         if not (path := options.folder / f"{name}.npy").is_file():
@@ -78,7 +119,7 @@ def train_edges(options: Options, work: Path) -> Path:
 class NodeTask:
     """Classes of nodes, by our GraphSAGE: what the store holds, in PyG's records, original ids."""
 
-    def __init__(self, options: Options, served: ServedStore) -> None:
+    def __init__(self, options: CompareOptions, served: ServedStore) -> None:
         """Raises BadInput: no type has labels and both splits."""
         self._options, self._depth = options, len(options.num_neighbors)
         store = open_store(served.store)
@@ -117,7 +158,7 @@ class NodeTask:
         """The target type's part of a graph or batch."""
         return data[self.target] if self.target else data
 
-    def model(self, way: Any) -> nn.Module:  # noqa: ARG002
+    def model(self) -> nn.Module:
         given = self._options
         width = self.data.x.size(1)
         return GraphSage(width, given.hidden, self._classes, self._depth, given.dropout)
@@ -143,11 +184,11 @@ class NodeTask:
 class PygTask(NodeTask):
     """The same by PyG's GraphSAGE, through `to_hetero` where there are several types."""
 
-    def __init__(self, options: Options, served: ServedStore) -> None:
+    def __init__(self, options: CompareOptions, served: ServedStore) -> None:
         super().__init__(options, served)
         fill_absent(self.data)
 
-    def model(self, way: Any) -> nn.Module:  # noqa: ARG002
+    def model(self) -> nn.Module:
         """Its widths are found out by a first pass."""
         given = self._options
         made: Any = GraphSAGE(
@@ -185,14 +226,14 @@ class Encoder(nn.Module):
 class LinkTask:
     """Links of an unsupervised GraphSAGE: a dot product, binary cross-entropy, random pairs."""
 
-    def __init__(self, options: Options, served: ServedStore) -> None:  # noqa: ARG002
+    def __init__(self, options: CompareOptions) -> None:
         edges = torch.from_numpy(np.load(options.folder / "edge_index.npy").astype(np.int64))
         lists = [np.load(options.folder / f"{name}_edge.npy") for name in ("train", "test")]
         self.train, self._test = (edges[:, torch.from_numpy(c.astype(np.int64))] for c in lists)
         self.num_nodes, self._targets = int(edges.max()) + 1, torch.unique(edges[1])
         self.graph, self._options = to_undirected(self.train), options
 
-    def model(self, way: Any) -> nn.Module:  # noqa: ARG002
+    def model(self) -> nn.Module:
         given = self._options
         return Encoder(self.num_nodes, given.hidden, len(given.num_neighbors), given.dropout)
 
@@ -218,7 +259,7 @@ class LinkTask:
 class HopTask:
     """Classes of nodes, by models on propagated features."""
 
-    def __init__(self, options: Options, served: ServedStore) -> None:
+    def __init__(self, options: CompareOptions, served: ServedStore) -> None:
         self._options = options
         self._held = [self._split(served.endpoint, name) for name in ("valid", "test")]
         self._classes = 1 + max(int(y.max()) for _, y in self._held)
@@ -231,12 +272,12 @@ class HopTask:
         x = [torch.cat([b.x[i] for b in batches]) for i in range(self._options.hops + 1)]
         return x, torch.cat([b.y for b in batches if b.y is not None])
 
-    def model(self, way: Any) -> nn.Module:
-        """That of the way; some see hop 0 alone."""
+    def model(self, name: str) -> nn.Module:
+        """Some models see hop 0 alone."""
         given, x = self._options, self._held[0][0]
-        self._own = 1 if way.model in ALONE else len(x)
+        self._own = 1 if name in ALONE else len(x)
         width = x[0].size(1)
-        return make_model(way.model, width, len(x), self._classes, given.hidden, given.dropout)
+        return make_model(name, width, len(x), self._classes, given.hidden, given.dropout)
 
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
         return functional.cross_entropy(model(batch.x[: self._own]), batch.y)

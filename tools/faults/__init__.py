@@ -1,1 +1,1 @@
-"""A daemon and trainers that faults befall, and what must hold afterwards."""
+"""Faults of a daemon and of trainers, and what must hold afterwards."""

@@ -1,8 +1,8 @@
 """A scene of faults: a store of every plan's needs, a daemon, processes; and what must hold.
 
-What all fault tools check when everybody has gone (`Scene.finish`): the daemon's ledger, slots and
-descriptors are what they were before any session, its log tells of no error, it ends with exit code
-0, and no file is left beside its socket.
+What all fault tools check when all clients have gone (`Scene.finish`): the daemon's ledger, slots
+and descriptors are what they were before any session, its log tells of no error, it ends with exit
+code 0, and no file is left beside its socket.
 """
 
 import json
@@ -45,7 +45,7 @@ END_S = 120.0
 
 
 @dataclass(frozen=True)
-class Options:
+class SceneOptions:
     seed: int = 1
     mem: Annotated[str, byte_size, "of the daemon"] = "32M"
     times: Annotated[float, "bytes of the store, in --mem"] = 4.0
@@ -256,7 +256,7 @@ class Scene:
 
 @contextmanager
 def scene(
-    options: Options,
+    options: SceneOptions,
     store_bytes: int | None = None,
     tcp: str = "",
     limits: ControlGroup | None = None,

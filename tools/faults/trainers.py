@@ -99,7 +99,7 @@ def check_again(expected: list[str], found: list[str], plan: str) -> None:
         raise SystemExit(f"{plan}: epoch 0 is not what it was the first time")
 
 
-def last(work: Work, name: str, stop: Event) -> None:
+def read_every_plan(work: Work, name: str, stop: Event) -> None:
     """Until it is told to stop: all plans in turn, each attached again, epoch 0 and the next.
 
     Epoch 0 of a plan gives the same batches every time.  Ends with an error if it does not.
@@ -117,7 +117,7 @@ def last(work: Work, name: str, stop: Event) -> None:
             write_counts(work, name, counts)
 
 
-def stay(work: Work, name: str, stop: Event) -> None:
+def read_again(work: Work, name: str, stop: Event) -> None:
     """Epoch 0 over and over in one session, whose number is among the counts."""
     counts, data = Counter[str](), work.dataset("minibatch")
     expected = read_epoch(data, "minibatch", counts)
@@ -135,10 +135,10 @@ def stay(work: Work, name: str, stop: Event) -> None:
     write_counts(work, name, counts)
 
 
-def visit(work: Work, name: str, seed: int) -> None:
-    """A trainer that attaches, reads a part of an epoch by some plan, twice or thrice, and goes.
+def read_briefly(work: Work, name: str, seed: int) -> None:
+    """Attach and read a part of an epoch by some plan, two or three times.
 
-    One of four leaves without a word.
+    One of four goes without detaching.
     """
     logging.basicConfig(level=logging.ERROR)
     random, counts = Random(seed), Counter[str]()
@@ -186,9 +186,9 @@ class TrainerJob(NamedTuple):
         """Where a rank saves its state."""
         return self.folder / f"state-{rank}.json"
 
-    def log(self, rank: int, life: int) -> Path:
-        """What a rank consumed in one of its lives."""
-        return self.folder / f"log-{rank}-{life:04d}"
+    def log(self, rank: int, start: int) -> Path:
+        """What a rank consumed from one start to its end."""
+        return self.folder / f"log-{rank}-{start:04d}"
 
     @property
     def last_epoch(self) -> Path:
@@ -196,14 +196,14 @@ class TrainerJob(NamedTuple):
         return self.folder / "last-epoch"
 
 
-def train(job: TrainerJob, rank: int, life: int) -> None:
+def train(job: TrainerJob, rank: int, start: int) -> None:
     """Go on from the last saved state, until the last epoch has ended.
 
     The log: a line "from EPOCH STEP" (the last step consumed before), "EPOCH STEP DIGEST" for each
     batch, and at the end "end" with descriptors and arenas that this process still holds.
     """
-    log = os.open(job.log(rank, life), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND)
-    logging.basicConfig(filename=job.folder / f"notes-{rank}-{life:04d}")
+    log = os.open(job.log(rank, start), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND)
+    logging.basicConfig(filename=job.folder / f"notes-{rank}-{start:04d}")
     try:
         before = open_files()
         _train(job, rank, log)

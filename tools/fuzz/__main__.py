@@ -8,7 +8,7 @@ epoch.  Checked, beside what every scene of faults checks (`tools.faults.runner`
 
 - each message that cannot be read is answered with BadMessage, each question with an answer, and
   no answer tells of an exception that nobody foresaw;
-- the trainer's batches have the sha256 that they have in peace;
+- the trainer's batches have the sha256 that they have undisturbed;
 - memory and descriptors of the daemon are flat after the first fifth, but for kernels that are
   used for the first time (`tools.faults.growth`); threads come and go with sessions: when all have
   gone they are as many as before.
@@ -30,13 +30,11 @@ from typing import Annotated, Any
 
 from blockstore.store import open_store
 from tools.command import parse, put, running_tally, stamped
-from tools.faults import runner
 from tools.faults.growth import ALLOWED, Growth, ProcessSample, growths, sample
-from tools.faults.runner import CONTEXT, END_S, Scene, scene
-from tools.faults.trainers import Work, stay
+from tools.faults.runner import CONTEXT, END_S, Scene, SceneOptions, scene
+from tools.faults.trainers import Work, read_again
 from tools.fuzz import stores
-from tools.fuzz.attacker import Attacker, Defect
-from tools.fuzz.frames import base_messages, bind, join, split, spoil, verdict
+from tools.fuzz.frames import Attacker, Defect, base_messages, bind, join, split, spoil, verdict
 
 WARM_UP = 0.2
 BESIDE = "trainer"
@@ -45,13 +43,13 @@ _POOL = 1  # threads that wait for another attach, once there was one
 _READERS = (
     "loaderd/api/protocol.py",
     "loaderd/api/requests.py",
-    "engine/resolve.py",
+    "sessions/resolve.py",
     "fuzz/frames.py",
 )
 
 
 @dataclass(frozen=True)
-class Options(runner.Options):
+class FrameFuzzOptions(SceneOptions):
     frames: Annotated[int, "messages"] = 1_000_000
     mem: str = "64M"
     batch_size: int = 128
@@ -87,7 +85,7 @@ class Coverage:
 
 def attach_trainer(made: Scene, work: Work, stop: Any) -> int:
     """A trainer reads beside the fuzzer; its session.  Raises SystemExit: it does not begin."""
-    made.spawn(BESIDE, stay, work, BESIDE, stop)
+    made.spawn(BESIDE, read_again, work, BESIDE, stop)
     notes, end = work.folder / f"{BESIDE}.json", time.monotonic() + END_S
     while not notes.exists():
         if time.monotonic() > end or list(made.ended()):
@@ -96,7 +94,7 @@ def attach_trainer(made: Scene, work: Work, stop: Any) -> int:
     return int(json.loads(notes.read_text())["session"])
 
 
-def send_all(given: Options, made: Scene, victim: int) -> dict[str, Any]:
+def send_all(given: FrameFuzzOptions, made: Scene, victim: int) -> dict[str, Any]:
     """Spoil and send messages; what was sent.  Raises SystemExit: a defect."""
     random, manifest = Random(given.seed), open_store(made.store).manifest
     corpus, seen = [join(message) for message in base_messages()], Coverage()
@@ -137,7 +135,7 @@ def judged(samples: list[ProcessSample], any_growth: bool) -> list[Growth]:
 
 def main(words: Sequence[str]) -> dict[str, Any]:
     """Run it; returns what is printed.  Raises SystemExit: something does not hold."""
-    given = parse(Options, words, __doc__, "tools.fuzz")
+    given = parse(FrameFuzzOptions, words)
     with scene(given, store_bytes=0) as made:
         pid = made.daemon.process.pid
         threads, stop = sample(pid, 0.0).threads, CONTEXT.Event()

@@ -35,8 +35,7 @@ import numpy as np
 
 from preprocess.__main__ import app
 from tools.command import parse, put, running_tally, stamped
-from tools.fuzz.drafts import StoreDraft
-from tools.fuzz.mutations import mutate
+from tools.fuzz.mutations import StoreDraft, mutate
 from tools.fuzz.trial import Bench, Outside
 
 _CONTEXT = multiprocessing.get_context("fork")
@@ -218,7 +217,7 @@ def prepared() -> Iterator[tuple[dict[str, StoreDraft], Path, Outside]]:
 
 
 @dataclass(frozen=True)
-class Options:
+class StoreFuzzOptions:
     store: Annotated[int, "mutated stores"] = 20_000
     seed: Annotated[int, "number of the first"] = 1
     only: Annotated[str, "one mutation by its name, in this process"] = ""
@@ -227,7 +226,7 @@ class Options:
 
 def main(words: Sequence[str]) -> dict[str, Any]:
     """Run it; returns what is printed.  Raises SystemExit: a defect was found."""
-    given = parse(Options, words, __doc__, "tools.fuzz")
+    given = parse(StoreFuzzOptions, words)
     begun = time.monotonic()
     with prepared() as (bases, folder, outside):
         fuzzer = Fuzzer(bases, folder, outside)

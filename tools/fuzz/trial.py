@@ -35,8 +35,8 @@ from loaderd.sessions.engine import Engine
 from preprocess.errors import BadInput
 from preprocess.export.export import export
 from preprocess.pipeline.progress import Progress
-from tools.fuzz.attacker import UNFORESEEN
-from tools.fuzz.drafts import StoreDraft
+from tools.fuzz.frames import UNFORESEEN
+from tools.fuzz.mutations import StoreDraft
 
 WAIT_S = 100.0  # for a batch, which takes milliseconds; other processes are at work too
 _BATCHES = 3

@@ -203,14 +203,14 @@ def print_table(outcomes: Sequence[Outcome]) -> None:
 
 
 @dataclass(frozen=True)
-class Options:
+class MutantOptions:
     only: Annotated[tuple[str, ...], "faults by name"] = ()
     jobs: Annotated[int, "faults at a time"] = 1
     limit: Annotated[float, "seconds for a fault's tests"] = LIMIT_S
 
 
 def main(words: Sequence[str]) -> int:
-    options = parse(Options, words, __doc__, "tools.mutants")
+    options = parse(MutantOptions, words)
     faults = read_faults()
     if unknown := set(options.only) - {fault.name for fault in faults}:
         print(f"error: no fault {', '.join(sorted(unknown))} in {LIST}")

@@ -73,7 +73,7 @@ def compile_all() -> None:
         for cached in (False, True):
             types = dict.fromkeys(("arena", "cache", "out"), f"*{kind}")
             types |= {"addresses": "*i64", "slots": "*i64", "num_rows": "i32", "row_words": "i32"}
-            fixed = {"WORD_BYTES": word, "CACHED": cached, "ROWS": 16, "COLUMNS": 64}
+            fixed = {"WORD_BYTES": word, "CACHED": cached, "COLUMNS": 64}
             order = {name: types.get(name, "constexpr") for name in _gather.arg_names}
             source = ASTSource(fn=_gather, signature=order, constexprs=fixed)
             built = compile_kernel(source, target=GPUTarget("cuda", 90, 32))

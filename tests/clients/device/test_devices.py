@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
 
-from clients.device.devices import HostDevice  # noqa: E402
+from clients.device.devices import Device  # noqa: E402
 from tests.clients.device.gathers import case, expected  # noqa: E402
 
 
@@ -19,7 +19,7 @@ from tests.clients.device.gathers import case, expected  # noqa: E402
 @given(seed=st.integers(0, 2**32), width=st.integers(1, 40), cached=st.booleans())
 def test_the_host_gathers_as_a_loop_would(seed, width, cached):
     given_case = case(seed, rows=30, width=width, cached=cached)
-    device = HostDevice()
+    device = Device()
     assert device.lend(given_case.arena) == ""
     out = torch.full((30, width), 77, dtype=torch.uint8)
     device.gather(given_case.addresses, out, given_case.slots, given_case.cache)

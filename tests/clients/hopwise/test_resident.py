@@ -5,7 +5,7 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from clients.hopwise.dataset import ResidentReader, ResidentRows
+from clients.hopwise.dataset import ResidentRows
 from loaderd.api.protocol import HopBatches, Resolved
 from loaderd.plans.base import Part
 from loaderd.plans.chunks import HopPlan
@@ -41,7 +41,7 @@ def test_batches_are_the_plans(method, labels, piece):
         shuffle=True, seed=SEED, edge_ids=False, hops=hops,
     )  # fmt: skip
     plan = HopPlan(resolved, Part())
-    reader = ResidentReader(ResidentRows(rows(labels, piece), ROWS, "cpu"), plan)
+    reader = ResidentRows(rows(labels, piece), plan, "cpu")
     for epoch in (0, 3):
         reader.epoch = epoch
         order = hop_order(ROWS, SEED, epoch, method, 7, True, 0)
