@@ -44,8 +44,6 @@ class ProcessorRates:
 
 @dataclass(frozen=True, slots=True)
 class StageEstimate:
-    """One stage to come."""
-
     name: str
     read_bytes: int
     written_bytes: int
@@ -195,7 +193,6 @@ def _held_as(source: Source, options: IngestOptions, dtype: FeatureDtype, machin
 
 
 def dry_run_text(found: DryRun, options: IngestOptions) -> str:
-    """A page for a person."""
     most = " at most" if found.may_shrink else ""
     files = "file" if found.num_files == 1 else "files"
     lines = [
@@ -295,7 +292,6 @@ def _held(found: DryRun, options: IngestOptions) -> list[str]:
 
 
 def _block(head: str, lines: list[str]) -> list[str]:
-    """Lines beside a head."""
     return [f"{head if i == 0 else '':<12}{line}" for i, line in enumerate(lines)]
 
 

@@ -60,8 +60,6 @@ class ClassCount:
 
 @dataclass(frozen=True, slots=True)
 class Labels:
-    """Labels of a type."""
-
     kind: str  # "classes", "multi-label" or "numbers"
     num_labelled: int
     num_classes: int  # that occur, or columns; 0 for numbers
@@ -82,8 +80,6 @@ class TypeSummary:
 
 @dataclass(frozen=True, slots=True)
 class StoreSummary:
-    """All of a store."""
-
     types: tuple[TypeSummary, ...]
     relations: tuple[RelationSummary, ...]
 

@@ -142,8 +142,6 @@ def derive(
 
 
 class DeriveRun(PipelineRun):
-    """The store that is extended."""
-
     def __init__(
         self,
         work: WorkFolder,
@@ -243,7 +241,6 @@ class DeriveStages:
             )
 
     def _sort(self, run: DeriveRun) -> None:
-        """Edges by origin, to files."""
         plan, widths = self._plan, self._resolved.widths
         by_origin = load_array(run.path(_BY_ORIGIN), np.uint32)
         for name in (_ORIGINS, _TARGETS):

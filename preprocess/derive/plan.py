@@ -92,8 +92,6 @@ class ResolvedDerivation(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DerivePlan:
-    """How memory is shared out."""
-
     share: int  # bytes for sums, or sorting
     buffer: int  # of each of two buffers of the array being written
     scan_bytes: int  # of blocks of rows, read at a time

@@ -105,7 +105,6 @@ class EdgeExport:
         return {"count": count, "most_node": most_node}
 
     def _count(self, run: ExportRun) -> int:
-        """Edges that were written."""
         found: int = run.facts(self.stem)["count"]
         return found
 

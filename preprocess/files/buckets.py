@@ -65,7 +65,6 @@ class Buckets:
 
     @property
     def in_memory(self) -> bool:
-        """Whether there is no file."""
         return self._file is None
 
     def append_grouped(self, starts: NDArray[np.int64], parts: list[NDArray[Any]]) -> None:
@@ -107,7 +106,6 @@ class Buckets:
             self._file.finish()
 
     def filled(self, bucket: int) -> int:
-        """Records of a bucket."""
         return int(self._filled[bucket])
 
     def take(
@@ -197,7 +195,6 @@ class _RegionFile:
         self._pending: deque[tuple[Future[None], NDArray[np.uint8]]] = deque()
 
     def append(self, bucket: int, part: int, values: NDArray[Any]) -> None:
-        """More bytes of a region."""
         raw = values.view(np.uint8)
         region = self._regions[bucket * self._num_parts + part]
         if self._buffer_bytes <= 0:
@@ -216,7 +213,6 @@ class _RegionFile:
     def append_chosen(
         self, bucket: int, part: int, rows: NDArray[Any], chosen: NDArray[np.int64]
     ) -> None:
-        """The chosen rows, whole."""
         if self._buffer_bytes <= 0:
             self.append(bucket, part, rows[chosen].reshape(-1))
             return

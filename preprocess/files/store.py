@@ -18,8 +18,6 @@ from preprocess.pipeline.progress import Progress
 
 
 class StoredEdges(NamedTuple):
-    """Some edges, by store id."""
-
     targets: NDArray[Any]  # ascending; of the dtype of sources
     sources: NDArray[Any]  # id_dtype; ascending in a column
 

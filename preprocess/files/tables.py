@@ -442,7 +442,6 @@ class Table:
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
-        """Arrow's errors as BadInput."""
         try:
             yield
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowKeyError) as error:

@@ -26,14 +26,7 @@ from blockstore.units import format_bytes
 from preprocess.errors import BadInput
 from preprocess.files.array_file import ArrayFile, load_array, save_array
 from preprocess.files.store import Cut, cut_columns, joined_columns
-from preprocess.hops.plan import (
-    HopsPlan,
-    Operator,
-    ResolvedHops,
-    gapless,
-    plan_hops,
-    resolve_hops,
-)
+from preprocess.hops.plan import HopsPlan, Operator, ResolvedHops, gapless, plan_hops, resolve_hops
 from preprocess.hops.rows import LABELS, NODES, PLACES, RowTaker, choose_rows, take_labels
 from preprocess.ingest.contents import as_path
 from preprocess.ingest.options import HopsRequest
@@ -266,7 +259,6 @@ class HopStages:
         run.manifest = run.extender.commit(self.resolved.extended(run.store.manifest, sets))
 
     def result(self, run: HopsRun) -> HopsResult:
-        """When all stages are over."""
         resolved, splits = self.resolved, run.facts(ROWS)["splits"]
         rows = {split: size for split, (size, _) in splits.items()}
         widths = numpy_dtype(resolved.dtype).itemsize * resolved.feature.row_items
@@ -476,7 +468,6 @@ class _ColumnSlice:
         return factor, scale
 
     def _each_range(self, work: Callable[[int, int], None]) -> None:
-        """Of nodes, a thread each."""
         total, parts = self._run.resolved.nodes.num_nodes, self._run.plan.threads
         ends = [total * i // parts for i in range(parts + 1)]
         list(self._run.pool.map(work, ends[:-1], ends[1:]))

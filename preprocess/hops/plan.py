@@ -106,7 +106,6 @@ class ResolvedHops(NamedTuple):
 
     @property
     def num_rows(self) -> int:
-        """Of all splits, at most."""
         return sum(self.sizes.values())
 
     def missing(self, operator: Operator) -> range:
@@ -115,11 +114,9 @@ class ResolvedHops(NamedTuple):
 
     @property
     def num_arrays(self) -> int:
-        """Of features, for each split."""
         return self.is_new + sum(len(self.missing(operator)) for operator in self.operators)
 
     def array(self, manifest: Manifest, split: str, rows: int, tail: str) -> RowArray:
-        """Features of a hop."""
         path = f"{self.folder(split)}/{tail}"
         return gapless(
             manifest, path, self.dtype, rows, self.feature.row_shape,
@@ -143,7 +140,6 @@ class ResolvedHops(NamedTuple):
 def gapless(
     manifest: Manifest, path: str, dtype: str, rows: int, shape: tuple[int, ...], scale: str = ""
 ) -> RowArray:
-    """A row array without gaps."""
     array = RowArray(path, dtype, rows, shape, "", scale)
     per_block = gapless_rows(array.row_bytes, manifest.block_bytes, rows)
     return msgspec.structs.replace(array, rows_per_block=per_block)
@@ -328,8 +324,6 @@ def _find_held(
 
 @dataclass(frozen=True, slots=True)
 class HopsPlan:
-    """How memory is shared out."""
-
     width: int  # columns of a slice, as they are in memory: those that are not there are zeros
     num_slices: int
     arrays: int  # of one slice of all nodes, float32

@@ -181,7 +181,6 @@ class GraphStages:
         return self._nodes
 
     def forget_order(self) -> None:
-        """Give its memory back."""
         self._nodes = None
 
     def sorted_relation(self, number: int, share: int) -> Iterator[WholeColumns]:
@@ -219,7 +218,6 @@ class GraphStages:
         )
 
     def release_columns(self) -> None:
-        """Forget columns in memory."""
         if self._held is not None:
             self._held.close()
             self._held = None

@@ -17,25 +17,15 @@ from numpy.typing import NDArray
 
 from blockstore.errors import BudgetTooSmall, NotAStore
 from blockstore.extend import StoreExtender
-from blockstore.format import (
-    FORMAT_VERSION,
-    Manifest,
-    Partitioning,
-)
+from blockstore.format import FORMAT_VERSION, Manifest, Partitioning
 from blockstore.io.buffers import byte_view
 from blockstore.store import open_store
 from blockstore.writer import StoreWriter
 from preprocess.errors import BadInput
 from preprocess.hops.forecast import HopsForecast, forecast_hops
 from preprocess.hops.hops import HopsRun, make_hops
-from preprocess.ingest.arrays import (
-    quantization_errors,
-)
-from preprocess.ingest.contents import (
-    Contents,
-    TypeContents,
-    list_contents,
-)
+from preprocess.ingest.arrays import quantization_errors
+from preprocess.ingest.contents import Contents, TypeContents, list_contents
 from preprocess.ingest.graph import PARTITION, RANK, counts_file
 from preprocess.ingest.nodes import TypeStages
 from preprocess.ingest.options import IngestOptions
@@ -268,7 +258,6 @@ class IngestStages:
         return [*self.stages(), *self._hop_stages]
 
     def plan(self) -> IngestPlan:
-        """What the ingest will take."""
         contents, options, hops = self.job.contents, self.job.options, self._hops
         store, temporary = store_bytes(contents, options), temporary_bytes(self.stages())
         if hops is not None:

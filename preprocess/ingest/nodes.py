@@ -136,7 +136,6 @@ class TypeStages:
         return seeded_splits(self.type, self._labelled(run), self._job.options)[split]
 
     def seeded(self, split: int, run: IngestRun) -> Iterator[NDArray[np.int64]]:
-        """Ids of a seeded split."""
         options, total = self._job.options, self._labelled(run)
         bits = load_array(run.path(self.bits_file), np.uint8)
         places = split_sizes(options.split, total)[split]

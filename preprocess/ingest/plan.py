@@ -131,7 +131,6 @@ def node_bytes(options: IngestOptions) -> int:
 
 
 def memory_lines(job: IngestJob) -> tuple[MemoryLine, ...]:
-    """What --mem is for."""
     contents, options, memory = job.contents, job.options, job.memory
     each = node_bytes(options)
     return (
@@ -146,7 +145,6 @@ def memory_lines(job: IngestJob) -> tuple[MemoryLine, ...]:
 
 
 def _crc_bytes(contents: Contents, options: IngestOptions) -> int:
-    """Of the largest array."""
     rows = [row_disk_bytes(a, options.block_bytes) for a in contents.row_arrays()]
     graphs = [graph_bytes(r, options) for r in contents.relations]
     return _CRC_BYTES * (max([*rows, *graphs], default=0) // PAGE_BYTES)
@@ -223,7 +221,6 @@ def scale_stage(array: RowArray) -> str:
 
 
 def store_bytes(contents: Contents, options: IngestOptions) -> int:
-    """Of a store, at most."""
     arrays = contents.row_arrays()
     for t in contents.types:
         arrays += seeded_splits(t, t.num_nodes, options)
@@ -280,7 +277,6 @@ def rows_bytes(rows: SourceRows) -> int:
 
 
 def sort_bytes(num_edges: int, key_bytes: int, share: int) -> int:
-    """Temporary bytes of sorting edges."""
     return num_edges * key_bytes if num_edges * key_bytes > share // 2 else 0
 
 

@@ -21,7 +21,6 @@ class InfluenceOptions:
 
     @property
     def finds_hubs(self) -> bool:
-        """Where there are partitions."""
         return self.hub_bytes > 0 or self.hub_share > 0
 
     @property

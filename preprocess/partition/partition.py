@@ -50,7 +50,6 @@ class PartitionOptions:
 
     @property
     def knows_classes(self) -> bool:
-        """Whether each class is balanced."""
         return self.method == "gap"
 
     @property

@@ -89,12 +89,10 @@ class Progress:
             recorded.running.remove(stage)
 
     def line(self, text: str) -> None:
-        """Put a plain line out."""
         with self._lock:
             self._rendering.line(text)
 
     def look(self) -> None:
-        """Look at the memory now."""
         found = resident_bytes()
         self.peak_bytes = max(self.peak_bytes, found)
         recorded = self._recorded
@@ -103,7 +101,6 @@ class Progress:
             recorded.peak_bytes = max(recorded.peak_bytes, found)
 
     def show(self) -> None:
-        """Show where the stage stands."""
         recorded = self._recorded
         if recorded is not None and not recorded.is_over:
             with self._lock:

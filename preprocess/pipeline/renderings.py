@@ -78,7 +78,6 @@ class WholeView:
 
     @property
     def left_s(self) -> float | None:
-        """At the rate so far."""
         share = self.share
         return self.elapsed_s * (1 - share) / share if share else None
 
@@ -125,7 +124,6 @@ class Lines:
         """Nothing to say."""
 
     def show(self, stage: StageView, whole: WholeView) -> None:
-        """How far each step is."""
         for step in stage.steps:
             text = f"{step.share:4.0%}  {_done(step)}  {_rate(step)}  {_left(step.left_s)}"
             if whole.num_stages:
@@ -142,7 +140,6 @@ class Lines:
         self.line(table_line(stage, whole, _PLAIN_NAME))
 
     def line(self, text: str) -> None:
-        """Put it out at once."""
         write_line(self._stream, text)
 
     def pause(self) -> None:
@@ -172,7 +169,6 @@ class Bars:
         self.show(stage, whole)
 
     def show(self, stage: StageView, whole: WholeView) -> None:
-        """Draw the bars anew."""
         if self._live is not None:
             self._live.update(_bars(stage, whole, self._console.width), refresh=True)
 
@@ -230,7 +226,6 @@ class Events:
         self.line_of({"event": event, **facts})
 
     def line_of(self, facts: Mapping[str, Any]) -> None:
-        """One line of plain values."""
         write_line(self._stream, msgspec.json.encode(facts).decode())
 
     def begin(self, facts: Mapping[str, Any]) -> None:
@@ -293,7 +288,6 @@ def table_head(name_width: int) -> str:
 
 
 def table_line(stage: StageView, whole: WholeView, name_width: int) -> str:
-    """A stage that is over."""
     name = f"{stage.number:>2}/{whole.num_stages} {stage.name}" if stage.number else stage.name
     moved = stage.read_bytes + stage.written_bytes
     if stage.resumed:

@@ -59,7 +59,6 @@ class Stage(Generic[RunT]):
 
     @property
     def plan(self) -> StagePlan:
-        """What passes the disk."""
         return StagePlan(self.name, self.cost.read, self.cost.written)
 
 
@@ -77,7 +76,6 @@ def temporary_bytes(stages: Iterable[Stage[Any]]) -> int:
 
 
 def result_bytes(stages: Iterable[Stage[Any]]) -> int:
-    """Written for good, at most."""
     return sum(s.cost.written - s.cost.passing - sum(s.files.values()) for s in stages)
 
 
@@ -150,7 +148,6 @@ class PipelineRun:
         return self.work.path / STORE
 
     def path(self, name: str) -> Path:
-        """Of a temporary file."""
         return self.work.path / name
 
     def facts(self, name: str) -> Facts:

@@ -30,8 +30,6 @@ _JOURNAL = "journal.json"
 
 
 class StageRecord(msgspec.Struct, frozen=True):
-    """A stage that is over."""
-
     name: str
     facts: dict[str, Any]
     read_bytes: int

@@ -60,7 +60,6 @@ class TableSequence:
 
     @property
     def where(self) -> str:
-        """The first file, for messages."""
         return str(self._tables[0].path)
 
     def num_rows(self) -> int:
@@ -98,7 +97,6 @@ class TableSequence:
             yield from table.words(name, words, count)
 
     def place(self, row: int) -> str:
-        """Of a row, for messages."""
         for table in self._tables[:-1]:
             num_rows = table.num_rows()
             if row < num_rows:
@@ -186,7 +184,6 @@ class TableArray:
         return self._form._replace(num_rows=self._num_rows())
 
     def pieces(self, count: int) -> Iterator[NDArray[Any]]:
-        """Rows in order; the array is reused."""
         shape, dtype = self._form.row_shape, self._form.dtype
         out = np.empty((0, *shape), dtype)
         for arrays in self._tables.arrays(self._types, count):

@@ -93,7 +93,6 @@ class GraphRecipe:
 
     @property
     def num_pairs(self) -> int:
-        """Undirected edges."""
         return self.num_nodes * self.degree // 2 if self.num_nodes > 1 else 0
 
 

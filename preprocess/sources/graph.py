@@ -82,7 +82,6 @@ class GraphSource:
         self._files.update(paths)
 
     def add_edges(self, ends: Ends, edges: EdgeFile) -> None:
-        """A relation."""
         self._edges[ends] = edges
         self._files.add(edges.path)
 
@@ -91,7 +90,6 @@ class GraphSource:
         self._add(self._arrays.setdefault(owner, []), "array", rows)
 
     def add_label(self, node_type: str, rows: RowStream) -> None:
-        """The labels of a type."""
         held: list[RowStream] = []
         self._add(held, "label", rows)
         self._labels[node_type] = rows
@@ -115,12 +113,10 @@ class GraphSource:
 
     @property
     def files(self) -> list[Path]:
-        """Every file that is read."""
         return sorted(self._files)
 
     @property
     def relations(self) -> tuple[SourceRelation, ...]:
-        """In the order in which they were added."""
         return tuple(SourceRelation(*ends, e.num_edges, e.where) for ends, e in self._edges.items())
 
     def edges(
@@ -136,24 +132,19 @@ class GraphSource:
             done += piece[0].size
 
     def edge_rows(self, relation: SourceRelation) -> list[SourceRows]:
-        """In the order in which they were added."""
         return self._readable(self._arrays.get(relation[:3], []))
 
     def edge_splits(self, relation: SourceRelation) -> list[SourceRows]:
-        """In the order in which they were added."""
         return self._readable(self._splits.get(relation[:3], []))
 
     def features(self, node_type: str) -> list[SourceRows]:
-        """In the order in which they were added."""
         return self._readable(self._arrays.get(node_type, []))
 
     def label(self, node_type: str) -> SourceRows | None:
-        """Where the type has labels."""
         held = self._labels.get(node_type)
         return None if held is None else self._readable([held])[0]
 
     def splits(self, node_type: str) -> list[SourceRows]:
-        """In the order in which they were added."""
         return self._readable(self._splits.get(node_type, []))
 
     def rows(self, rows: SourceRows, count: int) -> Iterator[NDArray[Any]]:
@@ -187,7 +178,6 @@ class MadeRows:
         self.name, self.form, self.made = form.name, form, made
 
     def pieces(self, count: int) -> Iterator[NDArray[Any]]:
-        """Rows in order; the array is reused."""
         assert self.made is not None
         form = self.form
         width = form.row_bytes // form.dtype.itemsize

@@ -29,15 +29,7 @@ from preprocess.files.npy import NpyFile
 from preprocess.ingest.prepare import Preparation
 from preprocess.pipeline.stage import Facts
 from preprocess.sources.arrays import ArrayRows, EdgeArray, open_array
-from preprocess.sources.graph import (
-    NODE,
-    RELATION,
-    Ends,
-    GraphSource,
-    MadeRows,
-    Owner,
-    check_ids,
-)
+from preprocess.sources.graph import NODE, RELATION, Ends, GraphSource, MadeRows, Owner, check_ids
 from preprocess.sources.source import SourceRows
 from preprocess.sources.table import read_description
 from preprocess.sources.text import TextEdges

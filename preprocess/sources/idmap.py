@@ -59,8 +59,6 @@ class IdFile(NamedTuple):
 
 
 class KeyMap(NamedTuple):
-    """What a type's keys became."""
-
     num_keys: int
     defined: int  # rows of the column that defines, 0 where there is none
     columns: tuple[IdFile, ...]  # of those that refer
@@ -257,8 +255,6 @@ class _Passes:
 
 
 class _Found(NamedTuple):
-    """Of a piece of keys."""
-
     numbers: NDArray[np.uint32]
     at: int  # how far it went
     why: int  # DONE, TWICE or UNKNOWN

@@ -83,7 +83,6 @@ class _Window:
 
     @property
     def place(self) -> str:
-        """Where the text begins, for messages."""
         return f"{self._path}+{self._offset}"
 
     def more(self) -> bool:
@@ -105,7 +104,6 @@ class _Window:
             raise self.bad(said, "numbers in JSON") from error
 
     def bad(self, found: str, expected: str) -> BadInput:
-        """What is at the place."""
         return BadInput.at(self.place, found, expected, "write the file again")
 
 

@@ -26,8 +26,6 @@ _MOST_SHOWN = 6  # names in a folder
 
 
 class Layout(Protocol):
-    """A class of sources."""
-
     @property
     def layout(self) -> str:
         """Its name, as `--layout` takes it."""

@@ -14,14 +14,7 @@ from preprocess.files.tables import INTEGER, BadCell, Texts
 from preprocess.ingest.prepare import Preparation
 from preprocess.pipeline.stage import Facts
 from preprocess.sources.columns import EdgeTables, NodeTables, TableSequence
-from preprocess.sources.idmap import (
-    PIECE_ROWS,
-    KeyColumn,
-    KeyTwice,
-    map_keys,
-    pick,
-    table_bytes_of,
-)
+from preprocess.sources.idmap import PIECE_ROWS, KeyColumn, KeyTwice, map_keys, pick, table_bytes_of
 
 ROW, SAME, INTEGERS, TEXTS = "row", "same", "integer", "text"  # what the ids of a type are
 _ENDS = ("src", "dst")

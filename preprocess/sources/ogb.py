@@ -141,7 +141,6 @@ class _Columns:
         self.form = forms[0]._replace(dtype=dtype, row_shape=(2,))
 
     def pieces(self, count: int) -> Iterator[NDArray[Any]]:
-        """(at most `count`, 2), in order."""
         for columns in zip(*(rows.pieces(count) for rows in self._lists), strict=True):
             yield np.stack(columns, axis=1)
 

@@ -111,7 +111,6 @@ class PlainArrays(GraphSource):
         return [*([label] if label else []), *self.features(node_type)]
 
     def path(self, stem: str) -> Path:
-        """Of an npy file."""
         return self._folder / f"{stem}.npy"
 
     def npy(self, stem: str) -> NpyFile:
@@ -147,7 +146,6 @@ class _CsrRows:
         self.form = SourceRows(name, self._data.dtype, (width,), rows, "csr", str(self.path))
 
     def pieces(self, count: int) -> Iterator[NDArray[Any]]:
-        """Rows in order; the array is reused."""
         num_rows, width = self.form.num_rows, self.form.row_shape[0]
         out = np.empty((min(count, num_rows), width), self.form.dtype)
         for first in range(0, num_rows, count):
@@ -182,7 +180,6 @@ class ShiftedIds:
         self.form = self._ids.form._replace(dtype=np.dtype(np.int64))
 
     def pieces(self, count: int) -> Iterator[NDArray[Any]]:
-        """Ids that count from the type's first node."""
         done = 0
         for piece in self._ids.pieces(count):
             ids = piece.astype(np.int64) - self._first

@@ -189,7 +189,6 @@ class _Mask:
         )
 
     def pieces(self, count: int) -> Iterator[NDArray[Any]]:
-        """Ids, `count` at most at a time."""
         first = 0
         for piece in self._rows.pieces(count):
             ids = first + np.flatnonzero(piece.reshape(piece.shape[0], -1)[:, 0])

@@ -67,7 +67,6 @@ class StoredSource:
         return self._section(relation, "edge id", dtype, lambda block: block.edge_ids)
 
     def edge_rows(self, relation: SourceRelation) -> Sequence[SourceRows]:
-        """Weights, times and features."""
         stored, found = self.stored(relation), []
         if stored.has_weights:
             found.append(self._section(relation, WEIGHT, WEIGHT_DTYPE, lambda b: b.weights))
@@ -76,7 +75,6 @@ class StoredSource:
         return [*found, *(self._rows(name, array) for name, array in stored.features.items())]
 
     def edge_splits(self, relation: SourceRelation) -> Sequence[SourceRows]:
-        """As they are stored."""
         return [self._rows(n, array) for n, array in self.stored(relation).splits.items()]
 
     def features(self, node_type: str) -> Sequence[SourceRows]:
@@ -84,12 +82,10 @@ class StoredSource:
         return [self._rows(n, array) for n, array in self.types[node_type].features.items()]
 
     def label(self, node_type: str) -> SourceRows | None:
-        """As it is stored."""
         label = self.types[node_type].label
         return None if label is None else self._rows("label", label)
 
     def splits(self, node_type: str) -> Sequence[SourceRows]:
-        """As they are stored: original ids."""
         return [self._rows(n, array) for n, array in self.types[node_type].splits.items()]
 
     def split_places(self, node_type: str, name: str) -> Iterator[NDArray[np.int64]]:
@@ -111,7 +107,6 @@ class StoredSource:
         return self._pieces(self.types[node_type].store_id, _SPLIT_IDS)
 
     def rows(self, rows: SourceRows, count: int) -> Iterator[NDArray[Any]]:
-        """Rows in the order of the store."""
         if rows in self._arrays:
             yield from self._pieces(self._arrays[rows], count)
             return

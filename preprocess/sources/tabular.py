@@ -160,15 +160,12 @@ class _RowEdges:
 
     @property
     def num_edges(self) -> int:
-        """In all tables."""
         return self._ids.num_edges(self._number)
 
     def pieces(self, count: int) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
-        """(src, dst), in the order of the tables."""
         return self._ids.ends(self._number, count)
 
     def place(self, end: int, row: int) -> str:
-        """Of an id, for messages."""
         return f"{self._edge.tables.place(row)}: column {self._edge.ends[end][1]!r}"
 
 

@@ -30,11 +30,9 @@ class TextEdges:
 
     @cached_property
     def num_edges(self) -> int:
-        """Text without a count is parsed once."""
         return self._table.num_rows() if self._known is None else self._known
 
     def pieces(self, count: int) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
-        """(src, dst), at most `count` at a time."""
         if self._known == 0:
             return
         done = 0
@@ -45,7 +43,6 @@ class TextEdges:
         _check_count(self._table, done, self._known, self._says, ended=True)
 
     def place(self, end: int, row: int) -> str:
-        """Of an id: its line."""
         return self._table.place(row)
 
 
@@ -71,7 +68,6 @@ class TextRows:
         )
 
     def pieces(self, count: int) -> Iterator[NDArray[Any]]:
-        """Rows in order; the array is reused."""
         done, form = 0, self.form
         for piece in self._table.matrix(form.dtype, count):
             done += piece.shape[0]

@@ -36,7 +36,6 @@ class ColumnFile:
 
     @classmethod
     def reopen(cls, path: Path, degrees: NDArray[np.uint32]) -> "ColumnFile":
-        """Columns that have been written."""
         columns = cls(path, 0)
         columns.degrees = degrees
         columns.starts = np.zeros(degrees.size // STRIDE + 1, np.int64)
@@ -47,7 +46,6 @@ class ColumnFile:
 
     @property
     def in_memory(self) -> bool:
-        """Whether there is no file."""
         return self._file is None
 
     @property
@@ -68,7 +66,6 @@ class ColumnFile:
         self.num_edges += size
 
     def finish(self) -> None:
-        """All columns are there."""
         make_starts(self.degrees, self.starts)
         self.sources = self.sources[: self.num_edges]
         self.edge_ids = self.edge_ids[: self.num_edges]

@@ -347,7 +347,6 @@ class ColumnSorter:
         return self.from_values(values, starts, first, num_columns)
 
     def values(self, size: int) -> NDArray[np.uint64]:
-        """Memory for edges as words."""
         if self._values.size < size:
             self._values = np.empty(size, np.uint64)
         return self._values[:size]

@@ -18,7 +18,6 @@ _PURPOSE = 0x5370_6C69  # of the key: no other draw has it
 
 
 def label_dtype(rows: SourceRows, whole: bool) -> str:
-    """Of labels in a store."""
     if rows.dtype.kind == "f":
         return "int64" if whole else "float32"
     return "uint8" if rows.dtype.kind == "b" else rows.dtype.name

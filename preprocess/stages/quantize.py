@@ -58,7 +58,6 @@ class Quantizer:
             yield out.reshape(piece.shape)
 
     def report(self) -> QuantizationError:
-        """After the last piece."""
         rms = float(np.sqrt(self._errors[1] / max(1, self._items)))
         return QuantizationError(self._path, float(self._errors[0]), rms)
 

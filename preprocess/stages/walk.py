@@ -45,7 +45,6 @@ class Lanes(NamedTuple):
 
     @property
     def num_walks(self) -> int:
-        """Walks at a time."""
         return self.width * self.groups
 
 
