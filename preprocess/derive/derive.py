@@ -41,17 +41,8 @@ from preprocess.kernels.rows import quantize
 from preprocess.pipeline.memory import give_back_freed
 from preprocess.pipeline.progress import Progress
 from preprocess.pipeline.result import QuantizationError, Ran, StageResult
-from preprocess.pipeline.stage import (
-    Cost,
-    Facts,
-    PipelineRun,
-    Stage,
-    check_disk,
-    disk_need,
-    resumable,
-    temporary_bytes,
-)
-from preprocess.pipeline.work import WorkFolder, sign, work_path
+from preprocess.pipeline.stage import Cost, Facts, PipelineRun, RunPlan, Stage, resumable
+from preprocess.pipeline.work import WorkFolder, sign
 from preprocess.stages.csc import WholeColumns, sorted_columns
 from preprocess.stages.rows import convert, scatter_bytes
 from preprocess.stages.slots import SlotCopies
@@ -123,12 +114,9 @@ def derive(
         }  # fmt: skip
         folder = path.with_name(f"{path.name}.derive")
         stages = made.stages()
-        temporary = temporary_bytes(stages)
-        check_disk(path, plan.array_bytes, temporary, work_path(folder))
-        progress.begin([s.plan for s in stages], {})
-        need = disk_need(plan.array_bytes, temporary)
+        planned = RunPlan.of(stages, plan.array_bytes)
         with (
-            resumable(folder, sign(facts, b""), progress, need) as work,
+            resumable(folder, sign(facts, b""), progress, planned) as work,
             ThreadPoolExecutor(threads, thread_name_prefix="derive") as pool,
         ):
             run = DeriveRun(work, progress, extender, pool, threads)

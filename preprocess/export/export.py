@@ -32,15 +32,8 @@ from preprocess.export.rows import (
 from preprocess.ingest.contents import row_disk_bytes
 from preprocess.ingest.plan import interpreter_bytes, too_little_memory, with_interpreter
 from preprocess.pipeline.progress import Progress
-from preprocess.pipeline.stage import (
-    Cost,
-    check_disk,
-    disk_need,
-    result_bytes,
-    resumable,
-    temporary_bytes,
-)
-from preprocess.pipeline.work import sign, work_path
+from preprocess.pipeline.stage import Cost, RunPlan, resumable
+from preprocess.pipeline.work import sign
 from preprocess.sources.graph import NODE, RELATION
 from preprocess.sources.plain_names import (
     CSR,
@@ -69,13 +62,9 @@ def export(store: Store, folder: Path, progress: Progress, mem_bytes: int = 1 <<
     if folder.exists():
         raise StoreExists(f"{folder}: exists already; remove it, or choose another name")
     share = _plan_memory(store.manifest, mem_bytes)
-    made = _Export(store.manifest)
-    stages = made.stages()
-    result, temporary = result_bytes(stages), temporary_bytes(stages)
-    check_disk(folder.absolute().parent, result, temporary, work_path(folder))
-    progress.begin([s.plan for s in stages], {})
+    stages = _Export(store.manifest).stages()
     signature = sign({"export": _PIPELINE, "store": store.manifest.fingerprint}, b"")
-    with resumable(folder, signature, progress, disk_need(result, temporary)) as work:
+    with resumable(folder, signature, progress, RunPlan.of(stages)) as work:
         run = ExportRun(work, progress, store, mem_bytes, share)
         run.execute(stages)
         run.appear(folder)

@@ -35,17 +35,8 @@ from preprocess.kernels.rows import quantize
 from preprocess.pipeline.memory import give_back_freed
 from preprocess.pipeline.progress import Progress
 from preprocess.pipeline.result import Ran, StageResult
-from preprocess.pipeline.stage import (
-    Cost,
-    Facts,
-    PipelineRun,
-    Stage,
-    check_disk,
-    disk_need,
-    resumable,
-    temporary_bytes,
-)
-from preprocess.pipeline.work import WorkFolder, sign, work_path
+from preprocess.pipeline.stage import Cost, Facts, PipelineRun, RunPlan, Stage, resumable
+from preprocess.pipeline.work import WorkFolder, sign
 from preprocess.stages.product import ProductStep, RelationProduct, count_degrees, new_columns
 from preprocess.stages.rows import convert
 
@@ -134,14 +125,12 @@ def make_hops(
             "slices": [plan.width, plan.label_bytes],
         }  # fmt: skip
         folder = path.with_name(f"{path.name}.hops")
-        temporary = temporary_bytes(stages.stages())
-        check_disk(path, plan.array_bytes, temporary, work_path(folder))
+        planned = RunPlan.of(stages.stages(), plan.array_bytes)
         if inside:
+            planned.check_disk(folder)
             held: AbstractContextManager[WorkFolder] = WorkFolder(folder, sign(facts, b""), fresh)
         else:
-            progress.begin([s.plan for s in stages.stages()], {})
-            need = disk_need(plan.array_bytes, temporary)
-            held = resumable(folder, sign(facts, b""), progress, need, fresh)
+            held = resumable(folder, sign(facts, b""), progress, planned, fresh)
         with held as work, ThreadPoolExecutor(threads, thread_name_prefix="hops") as pool:
             run = HopsRun(work, progress, extender, stages, pool)
             try:

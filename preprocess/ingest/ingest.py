@@ -57,16 +57,8 @@ from preprocess.partition.partition import PartitionOptions, most_visited, visit
 from preprocess.pipeline.memory import give_back_freed
 from preprocess.pipeline.progress import Progress
 from preprocess.pipeline.result import IngestPlan, IngestResult, StageResult
-from preprocess.pipeline.stage import (
-    Cost,
-    Facts,
-    Stage,
-    check_disk,
-    disk_need,
-    resumable,
-    temporary_bytes,
-)
-from preprocess.pipeline.work import STORE, check_free, sign, work_path
+from preprocess.pipeline.stage import Cost, Facts, RunPlan, Stage, resumable, temporary_bytes
+from preprocess.pipeline.work import STORE, check_free, sign
 from preprocess.sources.reverse import with_reverses
 from preprocess.sources.source import Source
 from preprocess.sources.sourcefiles import SourceFiles
@@ -172,13 +164,13 @@ def write_store(
     job = stages.job
     check_installed(job.options.partition)
     planned = stages.plan()
-    store, temporary = planned.store_bytes, planned.temporary_bytes
-    check_disk(target.absolute().parent, store, temporary, work_path(target))
-    facts = {"source": job.source.where, "layout": job.source.layout, "store": str(target)}
-    progress.begin(planned.stages, {**facts, "plan": msgspec.to_builtins(planned)})
-    signature = sign(signed, files.digest())
+    facts = {
+        "source": job.source.where, "layout": job.source.layout, "store": str(target),
+        "plan": msgspec.to_builtins(planned),
+    }  # fmt: skip
+    plan = RunPlan(planned.stages, planned.store_bytes, planned.temporary_bytes, facts)
     with (
-        resumable(target, signature, progress, disk_need(store, temporary), fresh) as work,
+        resumable(target, sign(signed, files.digest()), progress, plan, fresh) as work,
         files.unchanged(),
         StoreWriter(
             target,

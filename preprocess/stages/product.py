@@ -16,7 +16,8 @@ from blockstore.store import Store, scan_blocks
 from blockstore.unpack import unpack_block
 from preprocess.kernels import hops as kernels
 from preprocess.kernels.rowsum import RowTable
-from preprocess.pipeline.progress import PassProgress, Progress
+from preprocess.pipeline.progress import Progress
+from preprocess.pipeline.renderings import PassProgress
 
 _LINE_BYTES = 64
 _TURNS = 8  # that a thread has in a product, at least: some columns take longer

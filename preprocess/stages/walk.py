@@ -26,7 +26,8 @@ from preprocess.kernels.walk import (
     start_walk,
     take_top,
 )
-from preprocess.pipeline.progress import PassProgress, Progress
+from preprocess.pipeline.progress import Progress
+from preprocess.pipeline.renderings import PassProgress
 from preprocess.stages.stored_columns import relation_columns
 
 STEPS = 3
