@@ -63,8 +63,8 @@ BELOW = {  # folder -> folders beside it, and modules, that it builds on
     },
     "preprocess/export": {"files", "ingest", "kernels", "pipeline", "sources", "stages"},
     "preprocess/cli": {
-        "derive.plan", "errors", "hops.forecast", "ingest", "kernels", "partition", "pipeline",
-        "sources",
+        "derive.plan", "errors", "files", "hops.forecast", "ingest", "kernels", "partition",
+        "pipeline", "sources",
     },
 }  # fmt: skip
 DOORS = {  # library -> the only files that import it, in the packages that are installed

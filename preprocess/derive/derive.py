@@ -36,7 +36,7 @@ from preprocess.files.array_file import ArrayFile, load_array, save_array
 from preprocess.files.store import Cut, cut_columns, floats_ahead, joined_columns, stored_edges
 from preprocess.ingest.contents import row_disk_bytes
 from preprocess.kernels import derive as kernels
-from preprocess.kernels.edges import Records
+from preprocess.kernels.edges import Records, count_ids
 from preprocess.kernels.rows import quantize
 from preprocess.pipeline.memory import give_back_freed
 from preprocess.pipeline.progress import Progress
@@ -210,9 +210,9 @@ class DeriveStages:
                 targets, origins = edges if not outward else edges[::-1]
                 self._check(run.store, targets, target.first, target.num_nodes)
                 self._check(run.store, origins, origin.first, origin.num_nodes)
-                kernels.count_ids(targets, target.first, counts)
+                count_ids(targets, target.first, counts)
                 if not outward:
-                    kernels.count_ids(origins, origin.first, by_origin)
+                    count_ids(origins, origin.first, by_origin)
                 stage.advance(targets.size)
         save_array(run.path(_COUNTS), counts)
         if not outward:

@@ -22,23 +22,29 @@ class StoredEdges(NamedTuple):
     sources: NDArray[Any]  # id_dtype; ascending in a column
 
 
+def graph_blocks(
+    store: Store, relation: Relation, scan_bytes: int = 1 << 20
+) -> Iterator[tuple[int, GraphBlock]]:
+    """(number, block) of all graph blocks of a relation in order, read about so much at a time.
+
+    A block is valid until the next step.  Raises CorruptBlock.
+    """
+    for first, blocks in scan_blocks(store.graph(relation), scan_bytes):
+        for number, block in enumerate(blocks, first):
+            yield number, unpack_block(block, f"{store.path / relation.path}, block {number}")
+
+
 def stored_blocks(
     store: Store, relation: Relation, scan_bytes: int = 1 << 20
 ) -> Iterator[tuple[NDArray[Any], GraphBlock]]:
-    """Graph blocks in order, and the target of each of their edges, by store id.
-
-    They are read about `scan_bytes` at a time.  Raises CorruptBlock.
-    """
-    where = store.path / relation.path
-    for first, blocks in scan_blocks(store.graph(relation), scan_bytes):
-        for i in range(blocks.shape[0]):
-            block = unpack_block(blocks[i], f"{where}, block {first + i}")
-            header, dtype = block.header, block.sources.dtype
-            degrees = np.empty(header.num_nodes + 1, np.int64)
-            degrees[0], degrees[1:] = header.num_carried, block.degrees_here()
-            # carried edges are of the column before the first; where there are none, it is not used
-            names = np.arange(header.first_node - 1, header.first_node + header.num_nodes)
-            yield np.repeat(names.astype(dtype), degrees), block
+    """As `graph_blocks`, with the target of each edge of a block, by store id."""
+    for _, block in graph_blocks(store, relation, scan_bytes):
+        header, dtype = block.header, block.sources.dtype
+        degrees = np.empty(header.num_nodes + 1, np.int64)
+        degrees[0], degrees[1:] = header.num_carried, block.degrees_here()
+        # carried edges are of the column before the first; where there are none, it is not used
+        names = np.arange(header.first_node - 1, header.first_node + header.num_nodes)
+        yield np.repeat(names.astype(dtype), degrees), block
 
 
 def stored_edges(

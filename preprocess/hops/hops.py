@@ -423,9 +423,9 @@ class _ColumnSlice:
         run, plan = self._run, self._run.plan
         if self._product is None:
             self._product = RelationProduct(
-                run.store, run.resolved.relation, run.resolved.nodes,
-                load_array(run.path(_CARRIED), np.uint8), weighted=operator.weighted,
-                threads=plan.threads, scan_bytes=plan.scan_bytes, resident=plan.resident,
+                run.store, run.resolved.relation, load_array(run.path(_CARRIED), np.uint8),
+                weighted=operator.weighted, threads=plan.threads, scan_bytes=plan.scan_bytes,
+                resident=plan.resident,
             )  # fmt: skip
         return self._product
 

@@ -267,10 +267,7 @@ class RelationStages:
         each = self._relation.item_bytes
         longest = int(degrees.max(initial=0)) * each + _COLUMN_BYTES
         most = max(longest, self._job.share // 4)
-        none = np.empty(0, np.int64)
-        count = cut_ranges(degrees, each, _COLUMN_BYTES, most, none, none)
-        bounds, sizes = np.zeros(count + 1, np.int64), np.empty(count, np.int64)
-        cut_ranges(degrees, each, _COLUMN_BYTES, most, bounds, sizes)
+        bounds, sizes = cut_ranges(degrees, each, _COLUMN_BYTES, most)
         return list(zip(bounds[:-1].tolist(), bounds[1:].tolist(), sizes.tolist(), strict=True))
 
     def _packer(self, emit: Any) -> GraphPacker:

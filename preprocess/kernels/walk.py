@@ -61,27 +61,6 @@ def push_shares(first, degrees, sources, in_degrees, scores, width, out):
 
 
 @njit(nogil=True, cache=True)
-def add_degrees(first, degrees, total):
-    """total[first + i] += degrees[i]; uint32 (num_nodes,)."""
-    for i in range(degrees.size):
-        total[first + i] += np.uint32(degrees[i])
-
-
-@njit(nogil=True, cache=True)
-def start_walk(marks, first, stop, lane, width, scores):
-    """Score 1 in a lane for the nodes of [first, stop) that are marked; returns how many.
-
-    marks   uint8 (num_nodes,)
-    """
-    count = 0
-    for v in range(first, stop):
-        if marks[v]:
-            scores[v * width + lane] = 1
-            count += 1
-    return count
-
-
-@njit(nogil=True, cache=True)
 def count_digits(bits, width, prefix, shift, digits, counts):
     """How often each digit occurs among the scores that begin as `prefix` says, lane by lane.
 

@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blockstore.format import TIME_DTYPE, WEIGHT_DTYPE, NodeType, Relation, RowArray
-from blockstore.store import Store, numpy_dtype, read_rows, scan_blocks
-from blockstore.unpack import GraphBlock, unpack_block
-from preprocess.files.store import stored_edges, stored_rows
+from blockstore.store import Store, numpy_dtype, read_rows
+from blockstore.unpack import GraphBlock
+from preprocess.files.store import graph_blocks, stored_edges, stored_rows
 from preprocess.ingest.contents import TIME, WEIGHT
 from preprocess.sources.source import SourceRelation, SourceRows
 
@@ -111,13 +111,11 @@ class StoredSource:
             yield from self._pieces(self._arrays[rows], count)
             return
         relation, section = self._sections[rows]
-        where = self._store.path / relation.path
-        for first, blocks in scan_blocks(self._store.graph(relation), _SCAN_BYTES):
-            for i in range(blocks.shape[0]):
-                values = section(unpack_block(blocks[i], f"{where}, block {first + i}"))
-                assert values is not None
-                for at in range(0, values.size, count):
-                    yield values[at : at + count]
+        for _, block in graph_blocks(self._store, relation, _SCAN_BYTES):
+            values = section(block)
+            assert values is not None
+            for at in range(0, values.size, count):
+                yield values[at : at + count]
 
     def scale(self, array: RowArray) -> NDArray[np.float32]:
         """Of an int8 array."""

@@ -26,15 +26,13 @@ from blockstore.format import Partitioning
 from blockstore.kernels.random import make_key
 from blockstore.units import format_bytes
 from preprocess.files.array_file import remove_file
-from preprocess.kernels.edges import Records
+from preprocess.kernels.edges import Records, count_ids
 from preprocess.kernels.levels import assign_places, rename_columns, take_counts
 from preprocess.kernels.partition import (
     Adjacent,
-    count_sources,
     make_balance,
     place_evenly,
     place_nodes,
-    put_back,
 )
 from preprocess.partition.metis import check_installed, metis_bytes, metis_partition
 from preprocess.partition.partition import (
@@ -93,7 +91,7 @@ def partition_nodes(
             partition = metis_partition(columns, k, progress)
         elif k > 1:
             place_evenly(k, np.uint64(make_key(seed, _PURPOSE, 0, 0, 0)), partition)
-        kept = count_kept(columns, partition, classes, None, share, progress)
+        kept = count_kept(columns, partition, classes, share, progress)
         report = make_report(settings, classes, partition, kept, 0)
         return Partitioned(partition, report, 0, 0.0, 0.0)
     tables = table_bytes(settings, classes.num_classes + 1)
@@ -105,11 +103,11 @@ def partition_nodes(
         ranked = NodeClasses(of_node, classes.num_classes)
         partition, evaluations, *seconds = _place(visits.columns, ranked, settings, share, progress)
         found = np.empty(num_nodes, np.uint32)
-        put_back(visits.order, partition, found)
+        found[visits.order] = partition
         if visits.both_ways:
-            kept = count_kept(columns, found, classes, None, share, progress)
+            kept = count_kept(columns, found, classes, share, progress)
         else:
-            kept = count_kept(visits.columns, partition, ranked, None, share, progress)
+            kept = count_kept(visits.columns, partition, ranked, share, progress)
         report = make_report(settings, ranked, partition, kept, evaluations)
         return Partitioned(found, report, visits.columns.num_edges, *seconds)
 
@@ -194,7 +192,7 @@ def _degrees_both_ways(
         closing(in_steps(columns, step)) as pieces,
     ):
         for sources in pieces:
-            count_sources(sources, degrees)
+            count_ids(sources, 0, degrees)
             stage.advance(sources.size)
     if settings.neighbors == "auto" and np.array_equal(degrees, columns.degrees):
         return columns.degrees
