@@ -4,12 +4,14 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
 from numpy.typing import NDArray
 
 from preprocess.errors import BadInput
 from preprocess.files.array_file import ArrayFile
 from preprocess.kernels.edges import first_outside
 from preprocess.pipeline.progress import Progress
+from preprocess.pipeline.stage import Facts
 from preprocess.sources.source import SourceRelation, SourceRows
 
 NODE, RELATION = "node", "to"  # of a graph whose layout names no types
@@ -176,6 +178,23 @@ class MadeRows:
     def __init__(self, form: SourceRows, made: Path | None = None) -> None:
         """`made` may be set later: nothing is read before the preparation."""
         self.name, self.form, self.made = form.name, form, made
+
+    def write(self, window: int, none: float, fill: Callable[[int, NDArray[Any]], None]) -> Facts:
+        """Make the file in one pass for `window` nodes: `fill(first, rows)` enters what there is.
+
+        none   stands for what is not entered
+        """
+        assert self.made is not None
+        self.made.unlink(missing_ok=True)
+        form = self.form
+        buffer = np.empty((min(window, form.num_rows), *form.row_shape), form.dtype)
+        with ArrayFile(self.made, form.dtype) as out:
+            for first in range(0, form.num_rows, window):
+                rows = buffer[: min(window, form.num_rows - first)]
+                rows[:] = none
+                fill(first, rows)
+                out.append(rows)
+        return {}
 
     def pieces(self, count: int) -> Iterator[NDArray[Any]]:
         assert self.made is not None

@@ -29,9 +29,9 @@ from preprocess.files.npy import NpyFile
 from preprocess.ingest.prepare import Preparation
 from preprocess.pipeline.stage import Facts
 from preprocess.sources.arrays import ArrayRows, EdgeArray, open_array
+from preprocess.sources.description import read_description
 from preprocess.sources.graph import NODE, RELATION, Ends, GraphSource, MadeRows, Owner, check_ids
 from preprocess.sources.source import SourceRows
-from preprocess.sources.table import read_description
 from preprocess.sources.text import TextEdges
 
 META = "metadata.yaml"
@@ -148,7 +148,7 @@ class GraphBoltSource(GraphSource):
             lists = [(s.ids, s.labels) for s in self._seeds[name] if s.labels is not None]
             preparation.step(
                 f"labels of {name}",
-                partial(write_listed, lists, rows.form, rows.made, window, name),
+                partial(write_listed, lists, rows, window, name),
                 partial(_only, rows.made.name),
             )
         for number, ends in enumerate(self._edges):
@@ -321,34 +321,28 @@ def _write_pairs(seeds: _Seeds, paths: Sequence[Path]) -> Facts:
 
 def write_listed(
     lists: Sequence[tuple[ArrayRows, ArrayRows]],
-    form: SourceRows,
-    path: Path,
+    rows: MadeRows,
     window: int,
     owner: str = NODE,
 ) -> Facts:
     """Lists of nodes and their values into one array, in order: one pass for `window` nodes.
 
-    form   what the array is; NaN, or -1, stands for every node that no list has
-    path   out
+    rows   the array; NaN, or -1, stands for every node that no list has
 
     Raises BadInput: an id out of range.
     """
-    none = np.nan if form.dtype.kind == "f" else -1
-    width = form.row_bytes // form.dtype.itemsize
-    buffer = np.empty((min(window, form.num_rows), width), form.dtype)
-    path.unlink(missing_ok=True)
-    with ArrayFile(path, form.dtype) as out:
-        for first in range(0, form.num_rows, window):
-            labels = buffer[: min(window, form.num_rows - first)]
-            labels[:] = none
-            for seeds, values in lists:
-                for row, ids, piece in _pieces(seeds, values):
-                    check_ids(ids, form.num_rows, owner, partial(_place, seeds.path), done=row)
-                    here = ids.astype(np.int64) - first
-                    inside = (here >= 0) & (here < labels.shape[0])
-                    labels[here[inside]] = piece[inside]
-            out.append(labels)
-    return {}
+    num_nodes = rows.form.num_rows
+
+    def fill(first: int, labels: NDArray[Any]) -> None:
+        flat = labels.reshape(labels.shape[0], -1)
+        for seeds, values in lists:
+            for row, ids, piece in _pieces(seeds, values):
+                check_ids(ids, num_nodes, owner, partial(_place, seeds.path), done=row)
+                here = ids.astype(np.int64) - first
+                inside = (here >= 0) & (here < flat.shape[0])
+                flat[here[inside]] = piece[inside]
+
+    return rows.write(window, np.nan if rows.form.dtype.kind == "f" else -1, fill)
 
 
 def _place(path: Path, _: int, row: int) -> str:

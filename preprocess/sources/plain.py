@@ -18,6 +18,7 @@ from pathlib import Path
 import msgspec
 
 from preprocess.errors import BadInput
+from preprocess.sources.description import read_description
 from preprocess.sources.graph import NODE, RELATION, Ends
 from preprocess.sources.plain_arrays import PlainArrays
 from preprocess.sources.plain_names import (
@@ -95,10 +96,7 @@ class PlainSource(PlainArrays):
         meta = self._folder / META
         if meta.exists():
             self.add_files(meta)
-            try:
-                said = msgspec.json.decode(meta.read_bytes(), type=_Meta).num_nodes
-            except msgspec.MsgspecError as error:
-                raise BadInput.at(meta, error, '{"num_nodes": n}', "correct it") from error
+            said = read_description(meta, _Meta, '{"num_nodes": n}').num_nodes
             counts |= {META: said} if said is not None else {}
         if counts:
             says, num_nodes = max(counts.items(), key=lambda c: c[1])

@@ -14,6 +14,7 @@ from preprocess.files.npy import NpyFile
 from preprocess.kernels.edges import first_outside
 from preprocess.kernels.rows import densify
 from preprocess.sources.arrays import ArrayRows, EdgeArray, id_rows
+from preprocess.sources.description import read_description
 from preprocess.sources.graph import Ends, GraphSource, Owner
 from preprocess.sources.plain_names import (
     CSR,
@@ -121,8 +122,10 @@ class PlainArrays(GraphSource):
     def _open_csr(self, node_type: str, name: str, shape: tuple[int, int] | None) -> None:
         """Add a sparse array of a type; its shape is in a file of its own if it is not given."""
         meta = self._folder / f"{self._names.csr(node_type, name, CSR)}.json"
-        csr = _Csr(shape) if shape is not None and not meta.exists() else _read_shape(meta)
-        if meta.exists():
+        if shape is not None and not meta.exists():
+            csr = _Csr(shape)
+        else:
+            csr = read_description(meta, _Csr, 'the shape, {"shape": [rows, columns], "nnz": n}')
             self.add_files(meta)
         files = [self.npy(self._names.csr(node_type, name, part)) for part in CSR_PARTS]
         self.add_array(node_type, _CsrRows(name, files, csr, meta))
@@ -192,14 +195,3 @@ class ShiftedIds:
                 )  # fmt: skip
             yield ids
             done += ids.size
-
-
-def _read_shape(path: Path) -> _Csr:
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=_Csr)
-    except FileNotFoundError as error:
-        raise BadInput.at(path, "no file: it is missing", "the shape", "add it") from error
-    except msgspec.MsgspecError as error:
-        raise BadInput.at(
-            path, error, '{"shape": [rows, columns], "nnz": n}', "correct it"
-        ) from error

@@ -196,8 +196,9 @@ def test_listed_values_in_any_window(tmp_path_factory, num_nodes, window, width,
         )
         expected[ids] = values
     form = SourceRows("label", dtype, (width,), num_nodes, "dense", "here")
-    write_listed(lists, form, folder / "out", window)
-    found = np.concatenate([p.copy() for p in MadeRows(form, folder / "out").pieces(7)])
+    made = MadeRows(form, folder / "out")
+    write_listed(lists, made, window)
+    found = np.concatenate([p.copy() for p in made.pieces(7)])
     assert np.array_equal(found, expected, equal_nan=floats)
     assert [p.name for p in folder.iterdir() if p.suffix != ".npy"] == ["out"]
 
