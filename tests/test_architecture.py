@@ -68,7 +68,7 @@ BELOW = {  # folder -> folders beside it, and modules, that it builds on
     },
 }  # fmt: skip
 DOORS = {  # library -> the only files that import it, in the packages that are installed
-    "pyarrow": {"preprocess/files/tables.py"},
+    "pyarrow": {"preprocess/files/arrow.py", "preprocess/files/tables.py"},
     "zarr": {"blockstore/create.py"},
     "zmq": {
         "loaderd/server/transport.py",

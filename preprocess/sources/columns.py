@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from preprocess.errors import BadInput
-from preprocess.files.tables import FLAG, TEXT, ColumnType, Table, Texts
+from preprocess.files.arrow import FLAG, TEXT, ColumnType, Texts
+from preprocess.files.tables import Table, joined
 from preprocess.ingest.contents import SPLITS
 from preprocess.sources.source import SourceRows
 
@@ -184,20 +185,9 @@ class TableArray:
         return self._form._replace(num_rows=self._num_rows())
 
     def pieces(self, count: int) -> Iterator[NDArray[Any]]:
-        shape, dtype = self._form.row_shape, self._form.dtype
-        out = np.empty((0, *shape), dtype)
-        for arrays in self._tables.arrays(self._types, count):
-            if len(arrays) == 1:
-                yield arrays[0].reshape(-1, *shape)
-                continue
-            size, at = arrays[0].shape[0], 0
-            if out.shape[0] < size:
-                out = np.empty((size, *shape), dtype)
-            for array in arrays:
-                flat = array.reshape(size, -1)
-                out[:size, at : at + flat.shape[1]] = flat
-                at += flat.shape[1]
-            yield out[:size]
+        return joined(
+            self._tables.arrays(self._types, count), self._form.row_shape, self._form.dtype
+        )
 
 
 def list_splits(

@@ -19,7 +19,7 @@ from blockstore.errors import BudgetTooSmall
 from blockstore.units import format_bytes
 from preprocess.errors import BadInput
 from preprocess.files.array_file import ArrayFile
-from preprocess.files.tables import Texts
+from preprocess.files.arrow import Texts
 from preprocess.kernels.keys import (
     ADD,
     DEFINE,

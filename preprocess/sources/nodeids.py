@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from preprocess.errors import BadInput
 from preprocess.files.array_file import ArrayFile
-from preprocess.files.tables import INTEGER, BadCell, Texts
+from preprocess.files.arrow import INTEGER, Texts
+from preprocess.files.tables import BadCell
 from preprocess.ingest.prepare import Preparation
 from preprocess.pipeline.stage import Facts
 from preprocess.sources.columns import EdgeTables, NodeTables, TableSequence

@@ -15,8 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from preprocess.errors import BadInput
+from preprocess.files.arrow import FLAG
 from preprocess.files.strided import GivenArray, Placed
-from preprocess.files.tables import FLAG, Table
+from preprocess.files.tables import Table
 from preprocess.files.torchfile import kind_of, open_tensor, read_torch
 from preprocess.ingest.contents import SPLITS
 from preprocess.sources.arrays import ArrayRows, id_rows

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from preprocess.errors import BadInput
 from preprocess.files.array_file import ArrayFile
-from preprocess.files.tables import writing_keys
+from preprocess.files.arrow import writing_keys
 from preprocess.ingest.contents import SPLITS, check_length
 from preprocess.ingest.prepare import Preparation
 from preprocess.pipeline.progress import Progress

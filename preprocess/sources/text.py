@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from preprocess.errors import BadInput
-from preprocess.files.tables import INTEGER, ColumnType, Table
+from preprocess.files.arrow import INTEGER, ColumnType
+from preprocess.files.tables import Table, joined
 from preprocess.sources.graph import NODE, check_ids
 from preprocess.sources.source import SourceRows
 
@@ -69,10 +70,11 @@ class TextRows:
 
     def pieces(self, count: int) -> Iterator[NDArray[Any]]:
         done, form = 0, self.form
-        for piece in self._table.matrix(form.dtype, count):
+        columns = dict.fromkeys(self._table.names, ColumnType(form.dtype))
+        for piece in joined(self._table.arrays(columns, count), form.row_shape, form.dtype):
             done += piece.shape[0]
             _check_count(self._table, done, form.num_rows, self._says)
-            yield piece.reshape(-1, *form.row_shape)
+            yield piece
         _check_count(self._table, done, form.num_rows, self._says, ended=True)
 
     def _seen_dtype(self) -> np.dtype[Any]:
