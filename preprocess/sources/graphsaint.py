@@ -1,12 +1,4 @@
-"""The layout of GraphSAINT: `adj_full.npz`, `feats.npy`, `class_map.json`, `role.json`.
-
-    adj_full.npz     scipy.sparse.save_npz of (nodes, nodes): an entry an edge, its value not read
-    feats.npy        (nodes, features)
-    class_map.json   {"<node>": class, ...} or {"<node>": [0, 1, ...], ...} of -128 to 127
-    role.json        {"tr": [nodes], "va": [nodes], "te": [nodes]}
-
-`adj_train.npz`, edges between nodes of "tr", is not read.
-"""
+"""The layout of GraphSAINT: `adj_full.npz`, `feats.npy`, `class_map.json`, `role.json`."""
 
 from functools import partial
 from pathlib import Path

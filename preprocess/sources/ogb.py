@@ -1,10 +1,4 @@
-"""What OGB's layouts have in common: notes, and the splits that lie in `split/<name>/`.
-
-split/time/{train,valid,test}.csv.gz           ids of nodes, one a line
-split/time/<type>/{train,valid,test}.csv.gz    of a type of nodes
-split/time/{train,valid,test}.pt               pairs of nodes, for link prediction
-split/time/split_dict.pt                       any of those in one file, which wins
-"""
+"""What OGB's layouts have in common: notes, and the splits that lie in `split/<name>/`."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,20 +1,6 @@
 """The plain layout of several types or relations: npy files whose names say what they are of.
 
-    schema.json                              {"node_types": {"paper": 3, "author": 2},
-                                              "relations": ["author|writes|paper"]}
-    edge__<src>__<relation>__<dst>.npy       (2, edges); ids count from 0 in each type
-    feat__<type>.npy                         the array "x", or its CSR form:
-    feat__<type>__{indptr,indices,data}.npy  shape in feat__<type>__csr.json, or in the schema:
-                                             "feature_shapes": {"paper": [3, 100]}
-    feat__<type>__<name>.npy                 another array, or its CSR form in the same way
-    label__<type>.npy                        (nodes,), or (nodes, labels)
-    split__<type>__<name>.npy                ids of nodes
-    edge__<src>__<relation>__<dst>__<name>.npy        an array of the edges
-    edge_split__<src>__<relation>__<dst>__<name>.npy  positions, or pairs (source, target) a row
-
-Where the schema names a "target", its labels may lie in `node_label.npy`, and its splits in
-`<name>_idx.npy`, in which ids count through the types, by "offsets".  Files of other names are not
-read.
+docs/layouts.md lists them.  Files of other names are not read.
 """
 
 import json

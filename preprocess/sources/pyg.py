@@ -1,19 +1,8 @@
 """The layout of PyG: a `.pt` file of one `Data` or `HeteroData`, as an object or as a dict.
 
-    torch.save(data, path), torch.save(data.to_dict(), path)
-    processed/data.pt of an InMemoryDataset: (data, slices) or (dict, slices, class), one graph
-
-of nodes      `x` is the main array and `y` the label; `train_mask` or `train_idx`, val_, valid_ and
-              test_ are splits, of a mask of several columns the first; other arrays with a row a
-              node keep their names
-of edges      `edge_index` (2, edges), or `adj_t` of torch_sparse or of torch in CSR, whose values
-              are weights; `edge_weight` is "weight", `edge_time` "time"; other arrays with a row an
-              edge keep their names
-nodes         `num_nodes`, else the rows of `x`, `y` or a mask, else one more than the largest id
-
-In a `Data` an array is of edges if "edge" is in its name or it has a row an edge but none a node.
-What is no array, or has other rows, is left out.  Objects are read for their attributes: no code
-of a file's classes runs, and PyG need not be installed.
+docs/layouts.md says what is taken of it.  In a `Data` an array is of edges if "edge" is in its name
+or it has a row an edge but none a node.  Objects are read for their attributes: no code of a file's
+classes runs, and PyG need not be installed.
 """
 
 from collections.abc import Iterator, Mapping
