@@ -63,7 +63,7 @@ BELOW = {  # folder -> folders beside it, and modules, that it builds on
     },
     "preprocess/export": {"files", "ingest", "kernels", "pipeline", "sources", "stages"},
     "preprocess/cli": {
-        "derive.plan", "errors", "files", "hops.forecast", "ingest", "kernels", "partition",
+        "derive.plan", "errors", "files", "hops.estimate", "ingest", "kernels", "partition",
         "pipeline", "sources",
     },
 }  # fmt: skip

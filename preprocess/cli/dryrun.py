@@ -9,9 +9,9 @@ from typing import Any
 
 from blockstore.format import ITEM_BYTES, PAGE_BYTES, RowArray, graph_geometry, row_geometry
 from blockstore.units import format_bytes
-from preprocess.hops.forecast import HopsForecast, without_splits
+from preprocess.hops.estimate import HopsEstimate, without_splits
 from preprocess.ingest.contents import Contents, graph_bytes, list_contents
-from preprocess.ingest.ingest import IngestStages, foretell
+from preprocess.ingest.ingest import IngestStages
 from preprocess.ingest.options import FeatureDtype, IngestOptions
 from preprocess.ingest.plan import store_bytes
 from preprocess.pipeline.disk import DiskRates, existing_folder, measure_disk
@@ -104,7 +104,7 @@ class DryRun:
     elapsed_s: float  # estimated
     machine_bytes: int
     held: tuple[HeldAs, ...]
-    hops: HopsForecast | None = None
+    hops: HopsEstimate | None = None
 
 
 def dry_run(
@@ -116,8 +116,7 @@ def dry_run(
     contents = list_contents(source, options)
     if may_shrink:
         options = without_splits(contents, options)
-    forecast = foretell(source, contents, options)
-    made = IngestStages(forecast)
+    made = IngestStages(source, contents, options)
     plan = made.plan()
     folder = existing_folder(target)
     free = shutil.disk_usage(folder).free
@@ -139,7 +138,7 @@ def dry_run(
         elapsed_s=START_S + sum(s.seconds for s in stages),
         machine_bytes=machine,
         held=tuple(_held_as(source, options, dtype, machine) for dtype in _DTYPES),
-        hops=forecast.hops,
+        hops=made.hops,
     )
 
 
@@ -235,7 +234,7 @@ def _memory(plan: IngestPlan) -> list[str]:
     return _block("memory", [f"{what:<40}  {format_bytes(n):>8}" for what, n in rows])
 
 
-def _hops(found: HopsForecast | None) -> list[str]:
+def _hops(found: HopsEstimate | None) -> list[str]:
     if found is None:
         return []
     rows = ", ".join(f"{count:,} {split}" for split, count in found.rows.items())

@@ -5,7 +5,7 @@ last one.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from blockstore.io.buffers import byte_view
 from blockstore.store import open_store
 from blockstore.writer import StoreWriter
 from preprocess.errors import BadInput
-from preprocess.hops.forecast import HopsForecast, forecast_hops
+from preprocess.hops.estimate import HopsEstimate, estimate_hops
 from preprocess.hops.hops import HopsRun, make_hops
 from preprocess.ingest.arrays import quantization_errors
 from preprocess.ingest.contents import Contents, TypeContents, list_contents
@@ -36,6 +36,7 @@ from preprocess.ingest.plan import (
     ORDER,
     PARTITION_STAGE,
     IngestJob,
+    MemoryPlan,
     check_longest,
     column_item_bytes,
     looks_at_label,
@@ -115,34 +116,9 @@ def _write_store(
             "leave one of them out",
         )  # fmt: skip
     source = with_reverses(source, options)
-    stages = IngestStages(foretell(source, list_contents(source, options), options))
+    stages = IngestStages(source, list_contents(source, options), options)
     facts = _sign_facts(source, options, partition)
     return write_store(stages, target, files, progress, facts, fresh, partition)
-
-
-@dataclass(frozen=True, slots=True)
-class Forecast:
-    """An ingest before it starts, and the hops that follow it."""
-
-    job: IngestJob
-    hops: HopsForecast | None
-    hop_stages: Sequence[Stage[HopsRun]]
-
-
-def foretell(source: Source, contents: Contents, options: IngestOptions) -> Forecast:
-    """Share out the memory.
-
-    Raises BadInput; BudgetTooSmall with the least that would do for the ingest and its hops.
-    """
-    try:
-        job = plan_job(source, contents, options)
-    except BudgetTooSmall as error:
-        try:
-            forecast_hops(contents, options, source.where)
-        except BudgetTooSmall as other:
-            raise max(error, other, key=lambda e: e.least_bytes) from None
-        raise
-    return Forecast(job, *forecast_hops(contents, options, source.where))
 
 
 def write_store(
@@ -221,8 +197,27 @@ def _hops(
 class IngestStages:
     """All stages of an ingest, and the manifest of what they made."""
 
-    def __init__(self, forecast: Forecast) -> None:
-        self.job, self._hops, self._hop_stages = forecast.job, forecast.hops, forecast.hop_stages
+    def __init__(self, source: Source, contents: Contents, options: IngestOptions) -> None:
+        """Share out the memory.
+
+        Raises BadInput; BudgetTooSmall with the minimum that would do for the ingest and its hops.
+        """
+        self.job = IngestJob(source, contents, options, MemoryPlan(0, 0), False)
+        self.hops: HopsEstimate | None = None
+        self._hop_stages: list[Stage[HopsRun]] = []
+        refused: list[BudgetTooSmall] = []
+        try:
+            self.job = plan_job(source, contents, options)
+        except BudgetTooSmall as error:
+            refused.append(error)
+        try:
+            if options.hops is not None:
+                manifest = self._bare_manifest(None)
+                self.hops, self._hop_stages = estimate_hops(manifest, options, source.where)
+        except BudgetTooSmall as error:
+            refused.append(error)
+        if refused:
+            raise max(refused, key=lambda error: error.least_bytes)
         self._influence: InfluenceStages | None = None
         if copies_nodes(self.job.options):
             self._influence = InfluenceStages(self.job, self._bare_manifest)
@@ -250,7 +245,7 @@ class IngestStages:
         return [*self.stages(), *self._hop_stages]
 
     def plan(self) -> IngestPlan:
-        contents, options, hops = self.job.contents, self.job.options, self._hops
+        contents, options, hops = self.job.contents, self.job.options, self.hops
         store, temporary = store_bytes(contents, options), temporary_bytes(self.stages())
         if hops is not None:
             added = hops.plan.array_bytes
@@ -398,8 +393,8 @@ class IngestStages:
         """Of the store, without its fingerprint, when all stages are over."""
         return self._influence.extended(run) if self._influence else self._bare_manifest(run)
 
-    def _bare_manifest(self, run: IngestRun) -> Manifest:
-        """Without hubs and halos."""
+    def _bare_manifest(self, run: IngestRun | None) -> Manifest:
+        """Without hubs and halos; before a run, with counts as large as they may be."""
         options = self.job.options
         return Manifest(
             format=FORMAT_VERSION,
@@ -411,7 +406,7 @@ class IngestStages:
             undirected=options.undirected,
             duplicates="drop" if options.drop_equal else "keep",
             self_loops=options.self_loops,
-            partitioning=self._partitioning(run),
+            partitioning=run and self._partitioning(run),
         )
 
 

@@ -90,10 +90,10 @@ class TypeStages:
         local = rank - np.uint32(t.first) if rank is not None and t.first else rank
         place_rows(pieces, array, local, self._job.share, run.folder, emit, run.progress)
 
-    def _label(self, run: IngestRun) -> RowArray:
+    def _label(self, run: IngestRun | None) -> RowArray:
         t = self.type
         assert t.label is not None
-        facts = run.facts(CHECK)["labels"].get(t.name)
+        facts = run and run.facts(CHECK)["labels"].get(t.name)
         if facts is None:
             return t.label.array
         return msgspec.structs.replace(t.label.array, dtype=facts["dtype"])
@@ -128,11 +128,14 @@ class TypeStages:
             save_array(run.path(self.bits_file), bits)
         return facts
 
-    def _labelled(self, run: IngestRun) -> int:
+    def _labelled(self, run: IngestRun | None) -> int:
+        """Nodes with a label; before a run, as many as there may be."""
+        if run is None:
+            return self.type.num_nodes
         found: int = run.facts(CHECK)["labels"][self.type.name]["labelled"]
         return found
 
-    def _seeded_split(self, split: int, run: IngestRun) -> RowArray:
+    def _seeded_split(self, split: int, run: IngestRun | None) -> RowArray:
         return seeded_splits(self.type, self._labelled(run), self._job.options)[split]
 
     def seeded(self, split: int, run: IngestRun) -> Iterator[NDArray[np.int64]]:
@@ -148,13 +151,13 @@ class TypeStages:
         offsets = np.array(starts[first : first + count + 1], np.uint64)
         run.writer.side(partition_path(self.type), offsets)
 
-    def _num_partitions(self, run: IngestRun) -> int:
-        if not self._job.options.in_partitions:
+    def _num_partitions(self, run: IngestRun | None) -> int:
+        if run is None or not self._job.options.in_partitions:
             return 0
         return (len(run.facts(ORDER)["starts"]) - 1) // len(self._job.contents.types)
 
-    def node_type(self, run: IngestRun) -> NodeType:
-        """What the manifest says, once all stages are over."""
+    def node_type(self, run: IngestRun | None) -> NodeType:
+        """What the manifest says, once all stages are over; before a run, an upper bound."""
         t = self.type
         splits = {r.source.name: r.array for r in t.splits}
         if self.splits_seeded:

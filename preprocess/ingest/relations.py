@@ -146,17 +146,19 @@ class RelationStages:
             ))  # fmt: skip
         return found
 
-    def relation(self, run: IngestRun) -> Relation:
-        """What the manifest says, once all stages are over."""
-        relation, source = self._relation, self._relation.source
-        packed = run.facts(relation.path)
+    def relation(self, run: IngestRun | None) -> Relation:
+        """What the manifest says, once all stages are over; before a run, an upper bound."""
+        relation, source, options = self._relation, self._relation.source, self._job.options
+        num_blocks = -(-graph_bytes(relation, options) // options.block_bytes)
+        if run is not None:
+            num_blocks = run.facts(relation.path)["num_blocks"]
         features = {rows.source.name: self._sized(rows.array, run) for rows in relation.features}
         return Relation(
             src=source.src,
             name=source.name,
             dst=source.dst,
-            num_edges=packed["num_edges"],
-            num_blocks=packed["num_blocks"],
+            num_edges=self._num_edges(run),
+            num_blocks=num_blocks,
             path=f"{relation.path}/blocks",
             first_node_path=f"{relation.path}/first_node",
             edge_id_dtype=relation.edge_id_dtype,
@@ -187,10 +189,16 @@ class RelationStages:
     def _item(self, name: str) -> int:
         return np.dtype(self._dtype(name)).itemsize
 
-    def _sized(self, array: RowArray, run: IngestRun) -> RowArray:
+    def _num_edges(self, run: IngestRun | None) -> int:
+        """That were stored; before a run, as many as there may be."""
+        if run is None:
+            return self._relation.most_edges
+        found: int = run.facts(self._relation.path)["num_edges"]
+        return found
+
+    def _sized(self, array: RowArray, run: IngestRun | None) -> RowArray:
         """With as many rows as there are edges."""
-        num_edges: int = run.facts(self._relation.path)["num_edges"]
-        return msgspec.structs.replace(array, num_rows=num_edges)
+        return msgspec.structs.replace(array, num_rows=self._num_edges(run))
 
     def _order_inline(self, rows: SourceRows, name: str, run: IngestRun) -> None:
         dtype = self._dtype(name)

@@ -26,7 +26,7 @@ from preprocess.ingest.contents import (
     TypeContents,
     list_contents,
 )
-from preprocess.ingest.ingest import Forecast, IngestStages, foretell, option_facts, write_store
+from preprocess.ingest.ingest import IngestStages, option_facts, write_store
 from preprocess.ingest.nodes import TypeStages
 from preprocess.ingest.options import IngestOptions
 from preprocess.ingest.plan import IngestJob
@@ -76,7 +76,7 @@ def repartition(
     if influence is not None:
         options = replace(options, influence=influence)
     options.check()
-    stages = _Repartition(foretell(source, _contents(source, options), options), manifest, source)
+    stages = _Repartition(source, _contents(source, options), options, manifest)
     facts = {"store": manifest.fingerprint, **option_facts(options)}
     # arrays may be added to the store meanwhile, which changes nothing that is read here
     files, keys = SourceFiles([store.path]), keys_of(store.path)
@@ -133,8 +133,10 @@ def _as_stored(
 class _Repartition(IngestStages):
     """The stages of an ingest whose source is a store."""
 
-    def __init__(self, forecast: Forecast, old: Manifest, source: StoredSource) -> None:
-        super().__init__(forecast)
+    def __init__(
+        self, source: StoredSource, contents: Contents, options: IngestOptions, old: Manifest
+    ) -> None:
+        super().__init__(source, contents, options)
         self._old, self._source = old, source
 
     def _check(self, _: IngestRun) -> Facts:
@@ -157,7 +159,7 @@ class _Repartition(IngestStages):
     def _types(self) -> Sequence[TypeStages]:
         return [_StoredType(self.job, i, self._source) for i in range(len(self._old.types))]
 
-    def _bare_manifest(self, run: IngestRun) -> Manifest:
+    def _bare_manifest(self, run: IngestRun | None) -> Manifest:
         made = super()._bare_manifest(run)
         relations = tuple(
             msgspec.structs.replace(new, num_source_edges=old.num_source_edges)
