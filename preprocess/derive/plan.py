@@ -18,9 +18,10 @@ from blockstore.format import (
 )
 from blockstore.units import format_bytes
 from preprocess.errors import BadInput
+from preprocess.files.store import choose_feature, result_dtype
 from preprocess.ingest.contents import as_path, row_disk_bytes
 from preprocess.ingest.options import FeatureDtype
-from preprocess.ingest.plan import too_little_memory
+from preprocess.ingest.plan import interpreter_bytes, too_little_memory, with_interpreter
 from preprocess.partition.influence_plan import halo_paths
 from preprocess.stages.csc import COLUMN_BYTES, Widths
 from preprocess.stages.slots import SLOT_BYTES
@@ -28,7 +29,6 @@ from preprocess.stages.slots import SLOT_BYTES
 Op = Literal["mean", "sum", "max"]
 
 _FIXED_BYTES = 4 << 20  # Zarr metadata, small buffers
-_INTERPRETER_BYTES = 96 << 20  # Python, numpy and compiled kernels: a quarter of --mem at most
 _EDGE_BLOCKS = 6  # a graph block being read, its targets, degrees and offsets
 _CRC_BYTES = 16  # a page of the array being written
 _LEAST_SHARE = 4 << 20
@@ -163,27 +163,19 @@ def _find_relation(manifest: Manifest, derivation: Derivation, where: str) -> Re
 
 
 def _find_feature(origin: NodeType, name: str, where: str) -> RowArray:
-    held = origin.features
-    if not held:
+    if not origin.features:
         raise BadInput.at(
             f"{where}: --from", f"type {origin.name!r} without features", "a type with features",
             "derive its own first",
         )  # fmt: skip
-    if not name:
-        name = "x" if "x" in held else next(iter(held)) if len(held) == 1 else ""
-    if name not in held:
-        found = f"feature {name!r}" if name else f"{len(held)} features and no name"
-        raise BadInput.at(
-            f"{where}: --feature", found, f"one of {', '.join(held)} of {origin.name}", "choose one"
-        )
-    return held[name]
+    return origin.features[choose_feature(origin, name, where)]
 
 
 def _new_array(
     manifest: Manifest, target: NodeType, feature: RowArray, derivation: Derivation, where: str
 ) -> RowArray:
     path = f"nodes/{as_path(target.name)}/features/{as_path(derivation.name)}"
-    dtype = derivation.dtype or _result_dtype(feature)
+    dtype = result_dtype(feature, derivation.dtype)
     scale = f"{path}.scale" if dtype == "int8" else ""
     taken = {a.path for a in manifest.row_arrays()} | {s[0] for s in side_arrays(manifest)}
     if not derivation.name or {path, crc_path(path), f"{path}.scale"} & taken:
@@ -201,12 +193,6 @@ def _copies(target: NodeType, array: RowArray, name: str) -> RowArray | None:
         return None
     path, slots = halo_paths(target.name).feature(name), target.halo.nodes.num_rows
     return msgspec.structs.replace(array, path=path, num_rows=slots)
-
-
-def _result_dtype(feature: RowArray) -> str:
-    """That of the origin; of integers and wide floats the mean is kept as it is computed."""
-    kept = feature.dtype in ("float32", "float16", "bfloat16") or feature.scale_path
-    return feature.dtype if kept else "float32"
 
 
 def plan_derivation(
@@ -232,7 +218,7 @@ def plan_derivation(
         if 3 * sort_need > share:
             why = f"sorting the {longest:,} edges of one node"
         raise too_little_memory(mem_bytes, least, why)
-    spare = mem_bytes - tables - min(_INTERPRETER_BYTES, mem_bytes // 4)
+    spare = mem_bytes - tables - interpreter_bytes(mem_bytes)
     buffer = max(out_slot, min(_MOST_BUFFER, spare // 16))
     share = spare - 2 * buffer
     piece = min(_MOST_PIECE, share // 96)
@@ -287,5 +273,4 @@ def _table_bytes(manifest: Manifest, resolved: ResolvedDerivation) -> int:
 def _least_bytes(tables: int, share: int, out_slot: int) -> int:
     """The least --mem that leaves so much to share."""
     buffers = max(2 * out_slot, min(2 * _MOST_BUFFER, share // 7 + 2))  # two 16ths of what is left
-    least = tables + share + buffers
-    return min(-(-least * 4 // 3), least + _INTERPRETER_BYTES)
+    return with_interpreter(tables + share + buffers)

@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from blockstore.format import Relation, RowArray
+from blockstore.format import NodeType, Relation, RowArray
 from blockstore.store import Store, numpy_dtype, scan_blocks
 from blockstore.unpack import GraphBlock, unpack_block
+from preprocess.errors import BadInput
 from preprocess.files.ahead import read_ahead
 from preprocess.files.array_file import ArrayFile
 from preprocess.pipeline.progress import Progress
@@ -123,6 +124,24 @@ def floats_ahead(
         store, array, scan_bytes, lanes,
         lambda rows: to_floats(rows.reshape(-1, array.row_items), array, scale),
     )  # fmt: skip
+
+
+def choose_feature(nodes: NodeType, name: str, where: str) -> str:
+    """The name of an array of a type; "": its only one, or "x".  Raises BadInput."""
+    held = nodes.features
+    if not name:
+        name = "x" if "x" in held else next(iter(held)) if len(held) == 1 else ""
+    if name not in held or held[name].row_items == 0:
+        found = f"feature {name!r}" if name else f"{len(held)} features and no name"
+        expected = f"one of {', '.join(held)} of {nodes.name}"
+        raise BadInput.at(f"{where}: --feature", found, expected, "choose one")
+    return name
+
+
+def result_dtype(feature: RowArray, asked: str | None) -> str:
+    """Of sums of rows: that of the array; float32, as they are computed, of other numbers."""
+    kept = feature.dtype in ("float32", "float16", "bfloat16") or feature.scale_path
+    return asked or (feature.dtype if kept else "float32")
 
 
 class Cut(NamedTuple):

@@ -19,6 +19,7 @@ from blockstore.format import (
     side_arrays,
 )
 from preprocess.errors import BadInput
+from preprocess.files.store import choose_feature, result_dtype
 from preprocess.ingest.contents import as_path, row_disk_bytes
 from preprocess.ingest.options import FeatureDtype, HopRows, HopsRequest, OperatorKind
 from preprocess.ingest.plan import too_little_memory
@@ -41,7 +42,7 @@ _MOST_WIDTH = 1 << 10  # of a slice
 class Operator(NamedTuple):
     """A matrix B: hop r is B**r times the features."""
 
-    kind: OperatorKind
+    kind: str  # of `OperatorKind`
     loops: bool
     parameter: float  # alpha or t; 0: none
     weighted: bool
@@ -150,11 +151,11 @@ def resolve_hops(manifest: Manifest, request: HopsRequest, where: str) -> Resolv
     _check_numbers(request)
     nodes = _find_type(manifest, request, where)
     relation, named = _find_relation(manifest, nodes, request, where)
-    feature_name = _find_feature(nodes, request.feature, where)
+    feature_name = choose_feature(nodes, request.feature, where)
     feature = nodes.features[feature_name]
     operators = tuple(
         Operator(
-            kind,  # type: ignore[arg-type]
+            kind,
             request.self_loops,
             {"ppr": request.alpha, "heat": request.t}.get(kind, 0.0),
             request.weighted,
@@ -162,8 +163,7 @@ def resolve_hops(manifest: Manifest, request: HopsRequest, where: str) -> Resolv
         )
         for kind in request.operators
     )
-    kept = feature.dtype in ("float32", "float16", "bfloat16") or feature.scale_path
-    dtype = request.dtype or (feature.dtype if kept else "float32")
+    dtype = result_dtype(feature, request.dtype)
     sizes = _find_splits(nodes, request, where)
     held = _find_held(nodes, sizes, operators, request, feature_name, dtype, where)
     return ResolvedHops(
@@ -245,18 +245,6 @@ def _find_relation(
             "a weight beside each edge", "go without --weighted",
         )  # fmt: skip
     return found[0], len(own) > 1
-
-
-def _find_feature(nodes: NodeType, name: str, where: str) -> str:
-    held = nodes.features
-    if not name:
-        name = "x" if "x" in held else next(iter(held)) if len(held) == 1 else ""
-    if name not in held or held[name].row_items == 0:
-        found = f"feature {name!r}" if name else f"{len(held)} features and no name"
-        raise BadInput.at(
-            f"{where}: --feature", found, f"one of {', '.join(held)} of {nodes.name}", "choose one"
-        )
-    return name
 
 
 def _find_splits(nodes: NodeType, request: HopsRequest, where: str) -> dict[str, int]:
