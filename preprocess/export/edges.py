@@ -223,7 +223,7 @@ class EdgeExport:
     def _write_split(self, stem: str, array: RowArray, run: ExportRun) -> None:
         """Pairs as they are; positions as those of the edges that are written."""
         if array.row_shape or (self._has_ids and self._count(run) == self._num_ids):
-            copy_rows(run, stem, array)
+            copy_rows(stem, array, run)
         elif not self._has_ids:
             run.progress.line(
                 f"{array.path}: left out: positions of edges mean nothing in a store without "

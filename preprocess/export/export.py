@@ -123,7 +123,7 @@ class _Export:
         for name, array in t.splits.items():
             stem_of = names.split(t.name, name)
             cost = Cost(array.num_rows * array.row_bytes, written_bytes(array))
-            copy = partial(_copy_rows, stem_of, array)
+            copy = partial(copy_rows, stem_of, array)
             yield ExportStage(stem_of, cost, copy, arrays=[f"{stem_of}.npy"])
 
     def _cost(self, array: RowArray) -> Cost:
@@ -184,10 +184,6 @@ class _Export:
             ],
             "feature_shapes": sparse,
         }
-
-
-def _copy_rows(stem: str, array: RowArray, run: ExportRun) -> None:
-    copy_rows(run, stem, array)
 
 
 def _write_json(path: Path, value: object) -> None:

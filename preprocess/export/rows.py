@@ -108,7 +108,7 @@ def write_csr(
     (run.result / f"{stem(CSR)}.json").write_bytes(msgspec.json.encode(meta))
 
 
-def copy_rows(run: ExportRun, stem: str, array: RowArray) -> None:
+def copy_rows(stem: str, array: RowArray, run: ExportRun) -> None:
     """Rows in the order in which they are stored."""
 
     def place(emit: Emit) -> None:

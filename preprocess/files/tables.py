@@ -70,7 +70,11 @@ class Table:
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        names = self._parquet_names() if self.form == "parquet" else self._csv_names()
+        if self.form == "parquet":
+            with self._translated(), self._parquet() as file:
+                names = tuple(file.schema_arrow.names)
+        else:
+            names = self._csv_names()
         twice = next((n for n in names if names.count(n) > 1), None)
         if twice is not None:
             raise BadInput.at(
@@ -165,10 +169,6 @@ class Table:
         return pq.ParquetFile(
             self.path, buffer_size=PIECE_BYTES, pre_buffer=False, memory_map=False
         )
-
-    def _parquet_names(self) -> tuple[str, ...]:
-        with self._translated(), self._parquet() as file:
-            return tuple(file.schema_arrow.names)
 
     def _parquet_batches(self, names: list[str], count: int) -> Iterator[Any]:
         with self._translated(), self._parquet() as file:

@@ -1,7 +1,7 @@
 """What propagation is about, and what it will take: operators, memory, passes, disk.  Pure."""
 
 from dataclasses import dataclass
-from math import exp, log
+from math import ceil, exp, log
 from typing import NamedTuple, get_args
 
 import msgspec
@@ -62,7 +62,7 @@ class Operator(NamedTuple):
         product before has given; x are always those of the hop before.
         """
         if self.kind == "ppr":
-            count = max(1, _ceil(log(SERIES_ERROR / 2) / log(1 - self.parameter)))
+            count = max(1, ceil(log(SERIES_ERROR / 2) / log(1 - self.parameter)))
             return [(1 - self.parameter, self.parameter)] * count
         if self.kind == "heat":
             t = self.parameter
@@ -70,10 +70,6 @@ class Operator(NamedTuple):
             last, share = pairs[-1]
             return [*pairs[:-1], (last * exp(-t), share * exp(-t))]
         return [(1.0, 0.0)]
-
-
-def _ceil(number: float) -> int:
-    return -int(-number // 1)
 
 
 def _heat_terms(t: float) -> int:

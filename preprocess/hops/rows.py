@@ -20,6 +20,7 @@ from preprocess.errors import BadInput
 from preprocess.files.array_file import ArrayFile
 from preprocess.hops.plan import ALL, HopsPlan, ResolvedHops
 from preprocess.kernels.hops import take_rows
+from preprocess.stages.labels import have_labels
 
 NODES, PLACES, LABELS = "nodes", "places", "labels"  # temporary files
 _PURPOSE = 0x486F_7073  # of the key: no other draw has it
@@ -71,8 +72,7 @@ def labelled(store: Store, nodes: NodeType) -> NDArray[np.bool_]:
     assert nodes.label is not None
     flags = np.empty(nodes.num_nodes, np.bool_)
     for first, rows in scan_rows(store, nodes.label):
-        there = ~np.isnan(rows) if rows.dtype.kind == "f" else rows != -1
-        flags[first : first + rows.shape[0]] = there.reshape(rows.shape[0], -1).any(axis=1)
+        flags[first : first + rows.shape[0]] = have_labels(rows)
     return flags
 
 

@@ -39,10 +39,11 @@ from preprocess.ingest.plan import (
     MemoryPlan,
     check_longest,
     column_item_bytes,
+    columns_fit,
     looks_at_label,
     memory_lines,
     needs_columns,
-    plan_job,
+    plan_memory,
     reads_columns,
     rows_bytes,
     sort_bytes,
@@ -54,7 +55,7 @@ from preprocess.ingest.run import IngestRun, IngestStage
 from preprocess.partition.influence_plan import copies_nodes
 from preprocess.partition.influence_stages import InfluenceStages
 from preprocess.partition.metis import check_installed
-from preprocess.partition.partition import PartitionOptions, most_visited, visited_fits
+from preprocess.partition.partition import PartitionOptions, visited_fits
 from preprocess.pipeline.memory import give_back_freed
 from preprocess.pipeline.progress import Progress
 from preprocess.pipeline.result import IngestPlan, IngestResult, StageResult
@@ -207,7 +208,9 @@ class IngestStages:
         self._hop_stages: list[Stage[HopsRun]] = []
         refused: list[BudgetTooSmall] = []
         try:
-            self.job = plan_job(source, contents, options)
+            memory = plan_memory(contents, options)
+            fit = columns_fit(contents, memory.share)
+            self.job = IngestJob(source, contents, options, memory, fit)
         except BudgetTooSmall as error:
             refused.append(error)
         try:
@@ -339,7 +342,8 @@ class IngestStages:
         job, total, visited, visiting = self.job, self.job.num_edges, 0, 0
         passes, work = 1, dict(sorting.work)
         if settings.is_streamed:
-            most = most_visited(settings, total, job.options.undirected)
+            # a pass reads edges both ways, unless in-edges tell everything
+            most = total if job.options.undirected or settings.neighbors == "in" else 2 * total
             visited = 0 if visited_fits(most, job.share - held, held > 0) else 4 * most
             visiting, passes = sort_bytes(most, 8, job.share - held), settings.passes + 1
             work["sorted_edges"] = work.get("sorted_edges", 0) + total

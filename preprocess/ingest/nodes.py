@@ -23,7 +23,6 @@ from preprocess.ingest.plan import (
     CHECK,
     ORDER,
     IngestJob,
-    ids_stage,
     looks_at_label,
     partition_path,
     seeded_splits,
@@ -53,7 +52,7 @@ class TypeStages:
         job, t, place = self._job, self.type, self._place
         rank, found = 4 if job.options.renames else 0, [self._ids_stage()]
         for rows in t.features:
-            found += feature_stages(job, rows, place, rank, partial(_as_planned, rows.array), [])
+            found += feature_stages(job, rows, place, rank, lambda _, array=rows.array: array, [])
         if t.label is not None:
             found.append(placed_stage(job, t.label, self._label_pieces, place, rank, self._label))
         found += [split_stage(job, rows) for rows in t.splits]
@@ -72,7 +71,7 @@ class TypeStages:
         t = self.type
         written = 2 * row_disk_bytes(t.original_id, self._job.options.block_bytes)
         arrays = [*array_files(t.original_id), *array_files(t.store_id)]
-        return IngestStage(ids_stage(t), Cost(0, written), self._write_ids, arrays=arrays)
+        return IngestStage(f"ids of {t.name}", Cost(0, written), self._write_ids, arrays=arrays)
 
     def _write_ids(self, run: IngestRun) -> None:
         t, nodes = self.type, run.graph.nodes
@@ -174,7 +173,3 @@ class TypeStages:
             num_partitions=self._num_partitions(run),
             partition_offsets_path=partition_path(t) if self._job.options.in_partitions else "",
         )
-
-
-def _as_planned(array: RowArray, _: IngestRun) -> RowArray:
-    return array

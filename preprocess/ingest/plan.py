@@ -74,12 +74,6 @@ class IngestJob:
         return sum(map(edge_bytes, self.contents.relations))
 
 
-def plan_job(source: Source, contents: Contents, options: IngestOptions) -> IngestJob:
-    """Share out --mem.  Raises BudgetTooSmall with the least that would do."""
-    memory = plan_memory(contents, options)
-    return IngestJob(source, contents, options, memory, columns_fit(contents, memory.share))
-
-
 def plan_memory(contents: Contents, options: IngestOptions) -> MemoryPlan:
     """Share out --mem.  Raises BudgetTooSmall with the least that would do."""
     least = _least_bytes(contents, options, max(_LEAST_SHARE, _LEAST_ROWS * _widest(contents)))
@@ -198,26 +192,6 @@ def seeded_splits(t: TypeContents, labelled: int, options: IngestOptions) -> lis
 def partition_path(node_type: TypeContents) -> str:
     """Of the side array of partitions."""
     return f"nodes/{as_path(node_type.name)}/partition_offsets"
-
-
-def ids_stage(node_type: TypeContents) -> str:
-    """Name of the stage that writes the ids of a type."""
-    return f"ids of {node_type.name}"
-
-
-def sort_stage(relation: RelationContents) -> str:
-    """Of the one that sorts a relation whose blocks hold more than edges."""
-    return f"{relation.path}: sort"
-
-
-def inline_stage(relation: RelationContents, rows: SourceRows) -> str:
-    """Of the one that brings an edge array into the order of the blocks."""
-    return f"{relation.path}: {rows.name}"
-
-
-def scale_stage(array: RowArray) -> str:
-    """Of the one that finds the scale of an int8 array."""
-    return f"{array.path}: scale"
 
 
 def store_bytes(contents: Contents, options: IngestOptions) -> int:

@@ -24,14 +24,12 @@ from preprocess.ingest.graph import counts_file
 from preprocess.ingest.plan import (
     IngestJob,
     edge_bytes,
-    inline_stage,
     needs_columns,
     place_dtype,
     placed_bytes,
     reads_columns,
     rows_bytes,
     sort_bytes,
-    sort_stage,
 )
 from preprocess.ingest.run import IngestRun, IngestStage
 from preprocess.kernels.edges import cut_ranges
@@ -53,6 +51,7 @@ class RelationStages:
     def __init__(self, job: IngestJob, number: int) -> None:
         self._job, self._number = job, number
         self._relation = job.contents.relations[number]
+        self._sort_name = f"{self._relation.path}: sort"
         self._place_dtype = place_dtype(self._relation)
         self._place_bytes = np.dtype(self._place_dtype).itemsize
 
@@ -85,7 +84,7 @@ class RelationStages:
         held = sum(files.values()) + sum(places.values())
         stages = [
             IngestStage(
-                sort_stage(relation), Cost(read + passing, held + passing, passing, work),
+                self._sort_name, Cost(read + passing, held + passing, passing, work),
                 self._save_columns, files | places, self._sorted_from(),
             ),
             *self._inline_stages(),
@@ -140,7 +139,7 @@ class RelationStages:
             passing = placed_bytes(edges, self._item(name), self._place_bytes, self._job.share)
             read = rows_bytes(rows) + edges * self._place_bytes
             found.append(IngestStage(
-                inline_stage(relation, rows), Cost(read + passing, size + passing, passing),
+                f"{relation.path}: {rows.name}", Cost(read + passing, size + passing, passing),
                 partial(self._order_inline, rows, name), {name: size},
                 [] if left or relation.features else [_PLACES],
             ))  # fmt: skip
@@ -202,7 +201,7 @@ class RelationStages:
 
     def _order_inline(self, rows: SourceRows, name: str, run: IngestRun) -> None:
         dtype = self._dtype(name)
-        num_edges = run.facts(sort_stage(self._relation))["num_edges"]
+        num_edges = run.facts(self._sort_name)["num_edges"]
         with _new(run, name, dtype) as file:
             pieces = _inline_pieces(self._job, rows, dtype)
             self._place(run, pieces, RowArray(rows.name, dtype, num_edges), file.append)

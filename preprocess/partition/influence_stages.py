@@ -336,7 +336,7 @@ def _within(
 ) -> NDArray[np.int64]:
     """As many nodes of the highest scores as `limit` bytes hold with their in-edges."""
     edge = max(sum(r.item_bytes(manifest.id_dtype)) for r in manifest.relations)
-    rows = [_row_bytes(t) for t in manifest.types]
+    rows = [sum(a.row_bytes for a in _copied(t).values()) for t in manifest.types]
     nodes = top_scores(scores, min(scores.size, limit // max(1, min(rows))))
     firsts = np.array([t.first for t in manifest.types])
     each = np.array(rows)[np.searchsorted(firsts, nodes, "right") - 1]
@@ -357,7 +357,3 @@ def top_scores(scores: NDArray[np.float64], count: int) -> NDArray[np.int64]:
     above = np.flatnonzero(scores > least)
     chosen = np.concatenate([above, np.flatnonzero(scores == least)[: count - above.size]])
     return chosen[np.lexsort((chosen, -scores[chosen]))]
-
-
-def _row_bytes(t: NodeType) -> int:
-    return sum(a.row_bytes for a in [*t.features.values(), *([t.label] if t.label else [])])

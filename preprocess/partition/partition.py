@@ -83,11 +83,6 @@ class PartitionOptions:
                 )
 
 
-def most_visited(settings: PartitionOptions, num_edges: int, undirected: bool) -> int:
-    """Edges that a pass reads at most: both ways, unless in-edges tell everything."""
-    return num_edges if undirected or settings.neighbors == "in" else 2 * num_edges
-
-
 def group_caps(settings: PartitionOptions, group_sizes: list[int]) -> NDArray[np.int64]:
     """Nodes of each group that a partition may hold; int64.
 

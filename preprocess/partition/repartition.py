@@ -180,10 +180,11 @@ class _StoredType(TypeStages):
 
     def _write_ids(self, run: IngestRun) -> None:
         t, nodes = self.type, run.graph.nodes
+        stored = self._source.types[t.name]
         assert nodes is not None
         with run.writer.rows(t.original_id) as out:
-            self._place(run, self._source.original_ids(t.name), t.original_id, out.append)
+            self._place(run, self._source.pieces(stored.original_id), t.original_id, out.append)
         dtype: Any = numpy_dtype(t.store_id.dtype)
         with run.writer.rows(t.store_id) as out:
-            for ids in self._source.store_ids(t.name):
+            for ids in self._source.pieces(stored.store_id):
                 out.append(nodes.rank[ids].astype(dtype))

@@ -137,7 +137,7 @@ class GraphBoltSource(GraphSource):
     def prepare(self, preparation: Preparation) -> None:
         """Count the edges in text, put labels into one array, tell pairs from negative pairs."""
         texts = [e for e in self._edges.values() if isinstance(e, TextEdges)]
-        counts = preparation.step(
+        counts = preparation.record(
             "count edges", lambda: {"edges": [e.num_edges for e in texts]}, lambda _: ()
         )
         for edges, count in zip(texts, counts["edges"], strict=True):
@@ -146,7 +146,7 @@ class GraphBoltSource(GraphSource):
             rows.made = preparation.folder / f"labels-{number}"
             window = max(_LEAST_WINDOW, preparation.mem_bytes // 4 // rows.form.row_bytes)
             lists = [(s.ids, s.labels) for s in self._seeds[name] if s.labels is not None]
-            preparation.step(
+            preparation.record(
                 f"labels of {name}",
                 partial(write_listed, lists, rows, window, name),
                 partial(_only, rows.made.name),
@@ -278,7 +278,7 @@ class GraphBoltSource(GraphSource):
     ) -> None:
         names = (seeds.split, f"{seeds.split}_negative")
         paths = [preparation.folder / f"pairs-{number}-{name}" for name in names]
-        counts = preparation.step(
+        counts = preparation.record(
             f"pairs of {number} {seeds.split}",
             partial(_write_pairs, seeds, paths),
             lambda _: [path.name for path in paths],

@@ -60,8 +60,8 @@ class GraphSaintSource(GraphSource):
         """Labels and splits as arrays: passes over the JSON, memory a share of what there is."""
         self._label.made = preparation.folder / "labels"
         window = max(_LEAST_WINDOW, preparation.mem_bytes // 8 // self._label.form.row_bytes)
-        preparation.step("labels", partial(self._write_labels, window), lambda _: ["labels"])
-        counts = preparation.step(
+        preparation.record("labels", partial(self._write_labels, window), lambda _: ["labels"])
+        counts = preparation.record(
             "splits", partial(self._write_splits, preparation.folder), lambda facts: facts
         )
         self._splits.clear()

@@ -43,13 +43,13 @@ class NodeIds:
         """Map every type, and count the edges.  Raises BadInput, BudgetTooSmall."""
         self._folder = preparation.folder
         for node in self._nodes.values():
-            self._facts[node.name] = preparation.step(
+            self._facts[node.name] = preparation.record(
                 f"ids of {node.name}",
                 partial(self._map, node, preparation),
                 lambda facts: facts["columns"],
             )
         self._counts.clear()
-        counts = preparation.step(
+        counts = preparation.record(
             "count edges", lambda: {str(i): self.num_edges(i) for i in range(len(self._edges))},
             lambda _: (),
         )  # fmt: skip

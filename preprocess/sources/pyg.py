@@ -98,7 +98,7 @@ class PygSource(GraphSource):
     def _open_adjacency(self, ends: Ends, parts: Store, where: str) -> EdgeFile:
         """`adj_t`: rows are targets, columns sources."""
         sizes = parts.get("_sparse_sizes")
-        if not isinstance(sizes, list) or len(sizes) != 2 or not _are_counts(sizes):
+        if not isinstance(sizes, list) or [type(n) for n in sizes] != [int, int] or min(sizes) < 0:
             raise BadInput.at(where, f"sizes {sizes}", "(rows, columns)", "save edge_index instead")
         self._sides[ends] = sizes[::-1]
 
@@ -296,10 +296,6 @@ def _listed_nodes(held: Store) -> int | None:
 def _num_rows(value: Any) -> int | None:
     """Of a dense array; None where a value is none, or one number."""
     return value.shape[0] if isinstance(value, Placed | GivenArray) and value.shape else None
-
-
-def _are_counts(values: list[Any]) -> bool:
-    return all(type(n) is int and n >= 0 for n in values)
 
 
 def _largest_id(edges: EdgeFile, end: int) -> int:

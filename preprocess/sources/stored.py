@@ -98,17 +98,9 @@ class StoredSource:
         for ids in self.rows(self._rows(name, t.splits[name]), _SPLIT_IDS):
             yield store_id[ids].astype(np.int64) - t.first
 
-    def original_ids(self, node_type: str) -> Iterator[NDArray[Any]]:
-        """Of each node in the order of the store."""
-        return self._pieces(self.types[node_type].original_id, _SPLIT_IDS)
-
-    def store_ids(self, node_type: str) -> Iterator[NDArray[Any]]:
-        """Of each node in the order of the source."""
-        return self._pieces(self.types[node_type].store_id, _SPLIT_IDS)
-
     def rows(self, rows: SourceRows, count: int) -> Iterator[NDArray[Any]]:
         if rows in self._arrays:
-            yield from self._pieces(self._arrays[rows], count)
+            yield from self.pieces(self._arrays[rows], count)
             return
         relation, section = self._sections[rows]
         for _, block in graph_blocks(self._store, relation, _SCAN_BYTES):
@@ -121,7 +113,8 @@ class StoredSource:
         """Of an int8 array."""
         return self._store.scale(array)
 
-    def _pieces(self, array: RowArray, count: int) -> Iterator[NDArray[Any]]:
+    def pieces(self, array: RowArray, count: int = _SPLIT_IDS) -> Iterator[NDArray[Any]]:
+        """Rows of an array in the order of the store, at most `count` at a time."""
         for rows in stored_rows(self._store, array, _SCAN_BYTES):
             shaped = rows.reshape(rows.shape[0], *array.row_shape)
             for at in range(0, shaped.shape[0], count):

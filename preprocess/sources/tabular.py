@@ -79,7 +79,7 @@ class TabularSource(GraphSource):
                 self.add_array(node.name, _KeyRows(self._ids, node, num_nodes, self.where))
         for name, (owner, tables, splits) in self._split_columns.items():
             files = {split: f"splits-{name}-{split}" for split in SPLITS}
-            facts = preparation.step(
+            facts = preparation.record(
                 f"splits of {name}",
                 partial(_write_splits, preparation.folder, files, tables, splits),
                 partial(_files_of, files),

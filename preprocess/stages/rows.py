@@ -79,7 +79,7 @@ def checked_features(
         if piece.dtype.kind == "f" or dtype == "float16":
             least, most = piece.min(initial=0), piece.max(initial=0)  # NaN wins: nothing allocated
             if not allow_nan and (np.isnan(least) or np.isnan(most)):
-                bad = _first_row(np.isnan(piece))
+                bad = np.argwhere(np.isnan(piece))[0][0]
                 raise BadInput.at(
                     f"{rows.where}[{done + bad}]", "NaN", "numbers",
                     "--allow-nan takes them as they are",
@@ -88,10 +88,6 @@ def checked_features(
                 _check_overflow(piece, (least, most), dtype, rows.where, done)
         yield convert(piece, dtype)
         done += piece.shape[0]
-
-
-def _first_row(mask: NDArray[np.bool_]) -> int:
-    return int(np.flatnonzero(mask.reshape(mask.shape[0], -1).any(axis=1))[0])
 
 
 def _check_overflow(
