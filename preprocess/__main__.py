@@ -125,7 +125,7 @@ def repartition(
     resources: flags.IngestResources,
     seed: Annotated[int, typer.Option(help="of a random partition")] = 0,
 ) -> None:
-    """Write a store anew, its nodes partition by partition; ids of nodes and edges stay."""
+    """Write a store again, its nodes partition by partition; ids of nodes and edges stay."""
     with _one_line_errors():
         result = repartition_store(
             open_store(store), new, in_parts.settings(partitions), Progress(),

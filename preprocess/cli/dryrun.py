@@ -22,7 +22,7 @@ from preprocess.sources.reverse import with_reverses
 from preprocess.sources.source import Source
 
 _DTYPES: tuple[FeatureDtype, ...] = ("float32", "float16", "bfloat16", "int8")
-_SESSION_SLOTS = 12  # the least that a session takes of a daemon's arena
+_SESSION_SLOTS = 12  # the minimum that a session takes of a daemon's arena
 
 
 START_S = 1.0  # the interpreter, and compiled kernels being loaded
@@ -82,7 +82,7 @@ class HeldAs:
     features_bytes: int
     graph_bytes: int  # edges, in blocks
     store_bytes: int
-    daemon_bytes: int  # the least --mem of a daemon that keeps graph, features and labels
+    daemon_bytes: int  # the minimum --mem of a daemon that keeps graph, features and labels
     fits: bool  # this machine's memory
 
 
@@ -156,7 +156,7 @@ def served_arrays(contents: Contents) -> list[RowArray]:
 
 
 def daemon_bytes(contents: Contents, options: IngestOptions) -> int:
-    """The least --mem with which a daemon has room for every block that it serves.
+    """The minimum --mem with which a daemon has room for every block that it serves.
 
     Tables (4 bytes a page, 36 a graph block, an id a node), and a slot of the widest block for each
     block; the graph keeps at most half of the slots.  A 16th of it, at most 1 MiB, is for requests.

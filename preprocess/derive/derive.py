@@ -5,7 +5,7 @@ the memory and the threads.  Sums of all targets are in memory, of as many colum
 and rows pass by in order, once for each slice of columns.
 """
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import asdict, dataclass
@@ -37,13 +37,13 @@ from preprocess.files.store import Cut, cut_columns, floats_ahead, joined_column
 from preprocess.ingest.contents import row_disk_bytes
 from preprocess.kernels import derive as kernels
 from preprocess.kernels.edges import Records, count_ids
-from preprocess.kernels.rows import quantize
 from preprocess.pipeline.memory import give_back_freed
 from preprocess.pipeline.progress import Progress
 from preprocess.pipeline.result import QuantizationError, Ran, StageResult
 from preprocess.pipeline.stage import Cost, Facts, PipelineRun, RunPlan, Stage, resumable
 from preprocess.pipeline.work import WorkFolder, sign
 from preprocess.stages.csc import WholeColumns, sorted_columns
+from preprocess.stages.quantize import Quantizer
 from preprocess.stages.rows import convert, scatter_bytes
 from preprocess.stages.slots import SlotCopies
 
@@ -394,29 +394,21 @@ class DeriveStages:
         self, run: DeriveRun, pieces: Iterator[NDArray[np.float32]], most: NDArray[np.float32]
     ) -> None:
         """Rows in the dtype of the store; `most`: of the scale of int8."""
-        array, done, errors = self._resolved.array, 0, np.zeros(2)
-        scale = most / np.float32(127)
-        change: Callable[[NDArray[np.float32], int], NDArray[Any]] = self._converted
-        if array.scale_path:
-            run.extender.side(array.scale_path, scale)
-
-            def change(rows: NDArray[np.float32], _: int) -> NDArray[Any]:
-                out = np.empty(rows.shape, np.int8)
-                quantize(rows, scale, out, errors)
-                return out
-
+        array, done = self._resolved.array, 0
+        quantizer = Quantizer(array.path, most / np.float32(127)) if array.scale_path else None
+        if quantizer is not None:
+            run.extender.side(array.scale_path, quantizer.scale)
         total = array.num_rows * array.row_bytes
         with (
             run.extender.rows(array) as writer,
             run.progress.stage("write rows", total, "B") as stage,
         ):
             for piece in pieces:
-                writer.append(change(piece, done).reshape(-1, *array.row_shape))
+                rows = quantizer.rows(piece) if quantizer else self._converted(piece, done)
+                writer.append(rows.reshape(-1, *array.row_shape))
                 done += piece.shape[0]
                 stage.advance(piece.shape[0] * array.row_bytes)
-        if array.scale_path:
-            rms = float(np.sqrt(errors[1] / max(1, array.num_rows * array.row_items)))
-            run.quantization = QuantizationError(array.path, float(errors[0]), rms)
+        run.quantization = quantizer and quantizer.report()
 
     def _converted(self, rows: NDArray[np.float32], first: int) -> NDArray[Any]:
         """In the array's dtype.  Raises BadInput: it cannot hold a number."""

@@ -31,7 +31,7 @@ Op = Literal["mean", "sum", "max"]
 _FIXED_BYTES = 4 << 20  # Zarr metadata, small buffers
 _EDGE_BLOCKS = 6  # a graph block being read, its targets, degrees and offsets
 _CRC_BYTES = 16  # a page of the array being written
-_LEAST_SHARE = 4 << 20
+_MIN_SHARE = 4 << 20
 _LINE_ITEMS = 16  # float32 in a cache line
 _MOST_BUFFER, _MOST_PIECE = 8 << 20, 8 << 20
 _MOST_EDGES = 1 << 18
@@ -202,7 +202,7 @@ def plan_derivation(
 
     longest   edges of the origin that has the most, if they are to be sorted and it is known
 
-    Raises BudgetTooSmall with the least that would do.
+    Raises BudgetTooSmall with the minimum that would do.
     """
     feature, num_nodes, sort_need = resolved.feature, resolved.target.num_nodes, 0
     if not resolved.outward:
@@ -210,14 +210,14 @@ def plan_derivation(
     out_slot = row_geometry(resolved.array, manifest.block_bytes).slot_bytes
     slot = row_geometry(feature, manifest.block_bytes).slot_bytes
     tables = _table_bytes(manifest, resolved)
-    share = max(_LEAST_SHARE, 6 * num_nodes, 3 * _reading(feature, slot))  # a column of sums
-    least = _least_bytes(tables, max(share, 3 * sort_need), out_slot)
-    if mem_bytes < least:
+    share = max(_MIN_SHARE, 6 * num_nodes, 3 * _reading(feature, slot))  # a column of sums
+    minimum = _minimum_bytes(tables, max(share, 3 * sort_need), out_slot)
+    if mem_bytes < minimum:
         rows = format_bytes(feature.row_bytes)
         why = f"a column of {num_nodes:,} targets, rows of {rows} and buffers"
         if 3 * sort_need > share:
             why = f"sorting the {longest:,} edges of one node"
-        raise too_little_memory(mem_bytes, least, why)
+        raise too_little_memory(mem_bytes, minimum, why)
     spare = mem_bytes - tables - interpreter_bytes(mem_bytes)
     buffer = max(out_slot, min(_MOST_BUFFER, spare // 16))
     share = spare - 2 * buffer
@@ -270,7 +270,7 @@ def _table_bytes(manifest: Manifest, resolved: ResolvedDerivation) -> int:
     return counts + _CRC_BYTES * pages + largest + graph + blocks + _FIXED_BYTES
 
 
-def _least_bytes(tables: int, share: int, out_slot: int) -> int:
-    """The least --mem that leaves so much to share."""
+def _minimum_bytes(tables: int, share: int, out_slot: int) -> int:
+    """The minimum --mem that leaves so much to share."""
     buffers = max(2 * out_slot, min(2 * _MOST_BUFFER, share // 7 + 2))  # two 16ths of what is left
     return with_interpreter(tables + share + buffers)

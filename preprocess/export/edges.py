@@ -163,8 +163,8 @@ class EdgeExport:
         share = run.share // 4 * 3 if wanted else run.share
         longest = int(counts.max(initial=0)) * widths.sort_bytes + COLUMN_BYTES
         if longest > share // 4 * 3:
-            least = run.mem_bytes + 2 * longest
-            raise too_little_memory(run.mem_bytes, least, "sorting the in-edges of one node")
+            minimum = run.mem_bytes + 2 * longest
+            raise too_little_memory(run.mem_bytes, minimum, "sorting the in-edges of one node")
         edges = self._counted(run) if wanted else self._records(run)
         columns = sorted_columns(edges, counts, widths, False, share, run.folder, run.progress)
         if not wanted:
@@ -236,8 +236,10 @@ class EdgeExport:
         """Positions among the edges that were not dropped; those that were are left out."""
         need = 16 * (self._num_ids // 64 + 1)
         if need > run.share // 2:
-            least = run.mem_bytes + 2 * need
-            raise too_little_memory(run.mem_bytes, least, "a quarter of a byte an edge of a split")
+            minimum = run.mem_bytes + 2 * need
+            raise too_little_memory(
+                run.mem_bytes, minimum, "a quarter of a byte an edge of a split"
+            )
         kept = _KeptIds(self._num_ids)
         with ArrayFile(run.path(_IDS), self._id_dtype) as ids:
             for piece in ids.pieces(0, ids.size, _PIECE_IDS):

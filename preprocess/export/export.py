@@ -82,11 +82,11 @@ def _plan_memory(manifest: Manifest, mem_bytes: int) -> int:
     block = manifest.block_bytes
     widest = max(a.row_bytes for a in manifest.row_arrays())
     tables = _NODE_BYTES * manifest.num_nodes + _FIXED_BYTES + 2 * max(SCAN_BYTES, block, widest)
-    least = tables + 16 * max(block, widest, 1 << 18)
+    minimum = tables + 16 * max(block, widest, 1 << 18)
     left = mem_bytes - interpreter_bytes(mem_bytes)
-    if left < least:
+    if left < minimum:
         why = f"{manifest.num_nodes:,} nodes of {_NODE_BYTES} bytes each, and buffers"
-        raise too_little_memory(mem_bytes, with_interpreter(least), why)
+        raise too_little_memory(mem_bytes, with_interpreter(minimum), why)
     return left - tables
 
 

@@ -23,7 +23,7 @@ from blockstore.io.files import open_to_write, read_exact, write_exact
 from preprocess.files.array_file import remove_file, reserve
 
 _WRITERS, _READERS = 3, 4  # threads; a reader is also who asks
-_LEAST_READ = 1 << 20
+_MIN_READ = 1 << 20
 _IN_FLIGHT = 4  # buffers being written
 _MOST_BUFFER = 1 << 20
 SPARE = "spare"
@@ -251,7 +251,7 @@ class _RegionFile:
         skip = begin % PAGE_BYTES if self._direct else 0
         size = align(skip + count, PAGE_BYTES) if self._direct else count
         raw, offset = scratch[:size], begin - skip
-        step = align(max(-(-size // _READERS), _LEAST_READ), PAGE_BYTES)
+        step = align(max(-(-size // _READERS), _MIN_READ), PAGE_BYTES)
         others = [
             self._pool.submit(self._read, raw[at : at + step], offset + at)
             for at in range(step, size, step)

@@ -104,7 +104,7 @@ def make_hops(
     """Add hops to the store at `path`.
 
     threads   0: one a core
-    fresh     begin anew, whatever an earlier run has left
+    fresh     begin from scratch, whatever an earlier run has left
     inside    another run has these stages among its own: it shows them, and says what stays
 
     Raises BadInput, BudgetTooSmall, OutOfSpace, StoreBusy, StoreExists, NotAStore, CorruptBlock;

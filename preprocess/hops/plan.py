@@ -28,12 +28,12 @@ ALL = "all"  # the split that is every node
 
 SERIES_ERROR = 1e-7  # what the rest of a series may be, times the features
 _MOST_T = 20.0  # of the heat kernel: its terms must fit float32
-_LEAST_ALPHA = 0.005
+_MIN_ALPHA = 0.005
 
 _FIXED_BYTES = 8 << 20  # Zarr metadata, small buffers
 _INTERPRETER_BYTES = 128 << 20  # Python, numpy and compiled kernels: a quarter of --mem at most
 _MOST_SCAN, _MOST_PIECE, _MOST_BUFFER = 2 << 20, 1 << 20, 8 << 20
-_LEAST_PIECE = 16 << 10
+_MIN_PIECE = 16 << 10
 _CRC_BYTES = 16  # a page of the array being written
 _LINE_ITEMS = 16  # float32 in a cache line
 _MOST_WIDTH = 1 << 10  # of a slice
@@ -181,7 +181,7 @@ def _check_numbers(request: HopsRequest) -> None:
     checks: list[tuple[str, object, bool, str]] = [
         ("--hops", request.hops, 1 <= request.hops <= 64, "1 to 64"),
         ("--seed", request.seed, 0 <= request.seed < 2**63, "0 to 2^63 - 1"),
-        ("--alpha", request.alpha, _LEAST_ALPHA <= request.alpha < 1, f"{_LEAST_ALPHA:g} to 1"),
+        ("--alpha", request.alpha, _MIN_ALPHA <= request.alpha < 1, f"{_MIN_ALPHA:g} to 1"),
         ("--t", request.t, 0 < request.t <= _MOST_T, f"more than 0, at most {_MOST_T:g}"),
         ("--rows", repr(request.rows), request.rows in get_args(HopRows), "labelled or all"),
         ("--dtype", request.dtype, request.dtype in (None, *get_args(FeatureDtype)),
@@ -329,7 +329,7 @@ class HopsPlan:
 def plan_hops(
     manifest: Manifest, resolved: ResolvedHops, mem_bytes: int, threads: int
 ) -> HopsPlan:  # fmt: skip
-    """Share out --mem.  Raises BudgetTooSmall with the least that would do."""
+    """Share out --mem.  Raises BudgetTooSmall with the minimum that would do."""
     nodes, feature, columns = resolved.nodes, resolved.feature, resolved.feature.row_items
     series = any(len(operator.steps()) > 1 for operator in resolved.operators)
     arrays, block = (3 if series else 2), manifest.block_bytes
@@ -340,21 +340,21 @@ def plan_hops(
     column = 4 * (arrays * nodes.num_nodes + resolved.relation.num_blocks)
     per_node = 2 * ITEM_BYTES[manifest.id_dtype] + 1
     choosing = per_node * nodes.num_nodes + 12 * max(resolved.sizes.values())
-    least = max(
-        8 * nodes.num_nodes + column + threads * block + _pieces(_LEAST_PIECE, threads, slots),
+    minimum = max(
+        8 * nodes.num_nodes + column + threads * block + _pieces(_MIN_PIECE, threads, slots),
         choosing, 6 * max(slots),
     )  # fmt: skip
-    least += tables
-    least = min(-(-least * 4 // 3), least + _INTERPRETER_BYTES)
-    if mem_bytes < least:
+    minimum += tables
+    minimum = min(-(-minimum * 4 // 3), minimum + _INTERPRETER_BYTES)
+    if mem_bytes < minimum:
         why = f"a column of {nodes.num_nodes:,} nodes {arrays} times, their degrees and buffers"
-        raise too_little_memory(mem_bytes, least, why)
+        raise too_little_memory(mem_bytes, minimum, why)
     spare = mem_bytes - tables - min(_INTERPRETER_BYTES, mem_bytes // 4)
     room = spare - 8 * nodes.num_nodes
     scan = max(block, min(_MOST_SCAN, room // (16 * threads)))
-    piece = max(_LEAST_PIECE, min(_MOST_PIECE, room // (64 * threads)))
+    piece = max(_MIN_PIECE, min(_MOST_PIECE, room // (64 * threads)))
     if threads * scan + _pieces(piece, threads, slots) + column > room:
-        scan, piece = block, _LEAST_PIECE
+        scan, piece = block, _MIN_PIECE
     room -= threads * scan + _pieces(piece, threads, slots)
     graph = resolved.relation.num_blocks * block
     resident = room - graph >= column * min(_LINE_ITEMS, _padded(columns))

@@ -48,7 +48,7 @@ from preprocess.stages.partition import partition_nodes
 from preprocess.stages.scan import count_edges
 
 RANK, PARTITION = "rank", "partition"  # temporary files
-_LEAST_READ = 1 << 12  # edges
+_MIN_READ = 1 << 12  # edges
 
 
 def counts_file(number: int) -> str:
@@ -254,7 +254,7 @@ class GraphStages:
     ) -> Iterator[RawEdges]:
         """Columns by source id as edges: both ends will be renamed."""
         each = 4 * (1 + COPIES) + FILLERS * (4 + RECORD_BYTES)
-        step = max(_LEAST_READ, min(1 << 19, share // 4 // each))
+        step = max(_MIN_READ, min(1 << 19, share // 4 // each))
         base = self._contents.relations[0].dst.first
 
         def make(node: int, skip: int, read: Arrays, out: Records) -> int:

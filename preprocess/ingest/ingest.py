@@ -83,7 +83,7 @@ def ingest(
 ) -> IngestResult:
     """Write the store.
 
-    fresh      begin anew, whatever an earlier run has left
+    fresh      begin from scratch, whatever an earlier run has left
     partition  uint32 (num_nodes,)   of each node, numbered through all types: nodes stand
                partition by partition
     files      of the source, as they were when it was opened; None: as they are now

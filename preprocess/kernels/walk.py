@@ -79,11 +79,11 @@ def count_digits(bits, width, prefix, shift, digits, counts):
 
 
 @njit(nogil=True, cache=True)
-def take_top(bits, width, least, ties, starts, out):
+def take_top(bits, width, minimum, ties, starts, out):
     """Nodes of the highest scores of each lane, ascending.
 
     bits     uint32 (num_nodes * width,)   as in `count_digits`
-    least    uint32 (width,)               every higher score is taken
+    minimum    uint32 (width,)               every higher score is taken
     ties     int64 (width,)                of those equal to it, so many, from the first node on
     starts   int64 (width,)                where each lane's nodes go; moved to their ends
     out      uint64                        out: nodes
@@ -91,9 +91,9 @@ def take_top(bits, width, least, ties, starts, out):
     for v in range(bits.size // width):
         for j in range(width):
             value = bits[v * width + j]
-            if value == 0 or value < least[j]:
+            if value == 0 or value < minimum[j]:
                 continue
-            if value == least[j]:
+            if value == minimum[j]:
                 if ties[j] == 0:
                     continue
                 ties[j] -= 1

@@ -353,7 +353,7 @@ def top_scores(scores: NDArray[np.float64], count: int) -> NDArray[np.int64]:
     count = min(count, int(np.count_nonzero(scores > 0)))
     if count == 0:
         return np.empty(0, np.int64)
-    least = np.partition(scores, scores.size - count)[scores.size - count]
-    above = np.flatnonzero(scores > least)
-    chosen = np.concatenate([above, np.flatnonzero(scores == least)[: count - above.size]])
+    minimum = np.partition(scores, scores.size - count)[scores.size - count]
+    above = np.flatnonzero(scores > minimum)
+    chosen = np.concatenate([above, np.flatnonzero(scores == minimum)[: count - above.size]])
     return chosen[np.lexsort((chosen, -scores[chosen]))]

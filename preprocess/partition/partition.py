@@ -65,7 +65,7 @@ class PartitionOptions:
 
     def check(self) -> None:
         """Raises BadInput: what no graph can be partitioned with."""
-        for name, value, least, most in (
+        for name, value, minimum, most in (
             ("--partitions", self.num_partitions, 1, MOST_PARTITIONS),
             ("--passes", self.passes, 1, 1000),
             ("--slack", self.slack, 1, 1000),
@@ -74,11 +74,11 @@ class PartitionOptions:
             ("--soften", self.soften, 0, 1e9),
             ("--deviations", self.deviations, 0, 1e9),
         ):
-            if not least <= value <= most:
+            if not minimum <= value <= most:
                 raise BadInput.at(
                     name,
                     f"{value:,.10g}",
-                    f"{least:g} to {most:,.10g}",
+                    f"{minimum:g} to {most:,.10g}",
                     "the defaults are a good choice",
                 )
 

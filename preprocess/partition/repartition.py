@@ -2,7 +2,7 @@
 
 It is an ingest whose source is the store: nodes keep their order inside a partition, and original
 ids, edge ids, arrays and splits are taken over as they are.  Hubs and halos belong to a partition,
-and are found anew.
+and are found again.
 """
 
 import shutil
@@ -57,7 +57,7 @@ def repartition(
     """Write the store `target`.
 
     seed   of a random partition
-    fresh  begin anew, whatever an earlier run has left
+    fresh  begin from scratch, whatever an earlier run has left
 
     Raises what `ingest` does, and CorruptBlock.
     """

@@ -18,7 +18,7 @@ from preprocess.pipeline.progress import Progress
 from preprocess.stages.classes import NodeClasses
 from preprocess.stages.columns import ColumnFile, in_steps
 
-_LEAST_READ, _MOST_READ = 1 << 12, 1 << 20  # edges
+_MIN_READ, _MOST_READ = 1 << 12, 1 << 20  # edges
 
 
 class EdgeCounts(NamedTuple):
@@ -53,7 +53,7 @@ def count_kept(
     partition  uint16 or uint32 (num_nodes,)
     """
     totals = np.zeros(3, np.int64)
-    step = max(_LEAST_READ, min(_MOST_READ, share // 32))
+    step = max(_MIN_READ, min(_MOST_READ, share // 32))
     node, skip = 0, 0
     with (
         progress.stage("kept edges", columns.num_edges, "edges") as stage,

@@ -18,7 +18,7 @@ from blockstore.units import format_bytes
 
 _HEADS = ("time", "read", "written", "rate", "peak mem")
 _COLUMN = 8  # characters of each number in the table of stages
-_LEAST_NAME, _PLAIN_NAME = 24, 44
+_MIN_NAME, _PLAIN_NAME = 24, 44
 _BAR = 20
 
 
@@ -167,7 +167,7 @@ class Bars(Rendering):
 
     def end_stage(self, stage: StageProgress, whole: WholeView) -> None:
         """One more line of the table."""
-        name = max(_LEAST_NAME, min(_PLAIN_NAME, self._console.width - len(_HEADS) * (_COLUMN + 2)))
+        name = max(_MIN_NAME, min(_PLAIN_NAME, self._console.width - len(_HEADS) * (_COLUMN + 2)))
         if not self._headed:
             self._headed = True
             self._print(Text(table_head(name), style="bold"))

@@ -1,8 +1,8 @@
 """The work folder of an ingest: a lock, temporary files, a journal of the stages that are over.
 
 Beside the target `name` it is `.name.work`.  A run that finds one takes it over where the journal
-has the signature of its own inputs, and begins anew otherwise.  Files that the journal does not
-name are of a stage that was interrupted: they are removed.
+has the signature of its own inputs, and begins from scratch otherwise.  Files that the journal does
+not name are of a stage that was interrupted: they are removed.
 """
 
 import hashlib

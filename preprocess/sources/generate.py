@@ -52,10 +52,10 @@ class GraphRecipe:
 
     def check(self) -> None:
         """Raises BadInput."""
-        for name, least in (("nodes", 1), ("features", 1), ("classes", 1), ("degree", 0)):
+        for name, minimum in (("nodes", 1), ("features", 1), ("classes", 1), ("degree", 0)):
             found = getattr(self, name if name == "degree" else f"num_{name}")
-            if found < least:
-                raise BadInput.at(f"--{name}", found, f"{least} or more", "change it")
+            if found < minimum:
+                raise BadInput.at(f"--{name}", found, f"{minimum} or more", "change it")
         if self.num_classes > self.num_nodes:
             raise BadInput.at(
                 "--classes", self.num_classes, f"at most --nodes {self.num_nodes}", "change it"

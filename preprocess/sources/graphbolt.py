@@ -38,7 +38,7 @@ META = "metadata.yaml"
 _SEEDS = ("seeds", "seed_nodes", "node_pairs")
 _SETS = (("train", "train_set"), ("valid", "validation_set"), ("test", "test_set"))
 _MAIN = "feat"
-_LEAST_WINDOW = 1 << 16  # labels that are brought into order at a time
+_MIN_WINDOW = 1 << 16  # labels that are brought into order at a time
 _PIECE_ROWS = 1 << 14
 
 
@@ -144,7 +144,7 @@ class GraphBoltSource(GraphSource):
             edges.num_edges = count
         for number, (name, rows) in enumerate(self._made.items()):
             rows.made = preparation.folder / f"labels-{number}"
-            window = max(_LEAST_WINDOW, preparation.mem_bytes // 4 // rows.form.row_bytes)
+            window = max(_MIN_WINDOW, preparation.mem_bytes // 4 // rows.form.row_bytes)
             lists = [(s.ids, s.labels) for s in self._seeds[name] if s.labels is not None]
             preparation.record(
                 f"labels of {name}",

@@ -21,7 +21,7 @@ from preprocess.sources.source import SourceRows
 
 ADJACENCY, FEATURES, CLASSES, ROLES = "adj_full.npz", "feats.npy", "class_map.json", "role.json"
 _SPLITS = {"tr": "train", "va": "valid", "te": "test"}
-_LEAST_WINDOW = 1 << 16  # nodes
+_MIN_WINDOW = 1 << 16  # nodes
 
 _Class = Annotated[int, msgspec.Meta(ge=-(1 << 62), lt=1 << 62)]
 _Flags = list[Annotated[int, msgspec.Meta(ge=-128, le=127)]]
@@ -59,7 +59,7 @@ class GraphSaintSource(GraphSource):
     def prepare(self, preparation: Preparation) -> None:
         """Labels and splits as arrays: passes over the JSON, memory a share of what there is."""
         self._label.made = preparation.folder / "labels"
-        window = max(_LEAST_WINDOW, preparation.mem_bytes // 8 // self._label.form.row_bytes)
+        window = max(_MIN_WINDOW, preparation.mem_bytes // 8 // self._label.form.row_bytes)
         preparation.record("labels", partial(self._write_labels, window), lambda _: ["labels"])
         counts = preparation.record(
             "splits", partial(self._write_splits, preparation.folder), lambda facts: facts

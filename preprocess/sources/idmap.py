@@ -36,7 +36,7 @@ from preprocess.kernels.keys import (
 )
 
 PIECE_ROWS = 1 << 14  # keys that are asked for at a time
-LEAST_BYTES = 16 << 20
+MIN_BYTES = 16 << 20
 _FIXED_BYTES = 8 << 20  # pieces of a table being parsed
 _SLOT_BYTES, _KEY_BYTES = 4, 16  # of the table: a slot; hash and start of a key
 _FIRST_SLOTS = 1 << 6
@@ -74,10 +74,10 @@ class _TooMany(Exception):
 
 def table_bytes_of(mem_bytes: int) -> int:
     """Memory of the table.  Raises BudgetTooSmall."""
-    if mem_bytes < LEAST_BYTES:
+    if mem_bytes < MIN_BYTES:
         raise BudgetTooSmall(
             f"--mem {format_bytes(mem_bytes)}: expected at least --mem "
-            f"{LEAST_BYTES >> 20}M to map the ids of nodes"
+            f"{MIN_BYTES >> 20}M to map the ids of nodes"
         )
     return (mem_bytes - _FIXED_BYTES) * 3 // 4
 

@@ -52,7 +52,7 @@ from preprocess.stages.order import NodeOrder, at_random, by_degree
 
 _VISITED = "visited"  # temporary file of this stage
 _PURPOSE = 0x5061_7274  # of the key: no other draw has it
-_LEAST_READ, _MOST_READ = 1 << 12, 1 << 20  # edges
+_MIN_READ, _MOST_READ = 1 << 12, 1 << 20  # edges
 _EDGE_BYTES = 160  # an edge on its way into a bucket, what is made ahead included
 
 
@@ -185,7 +185,7 @@ def _degrees_both_ways(
     """Edges of each node that draw it; the in-degrees themselves where these are all there are."""
     if settings.neighbors == "in":
         return columns.degrees
-    step = max(_LEAST_READ, min(_MOST_READ, share // 32))
+    step = max(_MIN_READ, min(_MOST_READ, share // 32))
     degrees = np.zeros(columns.degrees.size, np.uint32)
     with (
         progress.stage("count out-edges", columns.num_edges, "edges") as stage,
@@ -208,7 +208,7 @@ def _renamed(
     progress: Progress,
 ) -> Iterator[Records]:
     """Columns as edges, both ends renamed; `both_ways`: then the same edges turned round."""
-    step = max(_LEAST_READ, min(1 << 19, share // _EDGE_BYTES))
+    step = max(_MIN_READ, min(1 << 19, share // _EDGE_BYTES))
     dst, src = np.empty(step, np.int64), np.empty(step, np.int64)
     no_ids = np.empty(0, np.int64)
     node, skip = 0, 0
@@ -248,7 +248,7 @@ def _place(
     partition = np.full(of_node.size, k, settings.dtype)
     adjacent = Adjacent(np.zeros(k + 1, np.uint32), np.zeros(k + 2, np.int64))
     linear = settings.method == "ldg"
-    step = max(_LEAST_READ, min(_MOST_READ, share // 32))
+    step = max(_MIN_READ, min(_MOST_READ, share // 32))
     evaluations, begun, begun_cpu = 0, time.perf_counter(), time.thread_time()
     no_edges = np.empty(0, np.uint32)
     for number in range(1, settings.passes + 1):

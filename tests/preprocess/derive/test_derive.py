@@ -122,7 +122,7 @@ def graphs(draw: Any, width: int = 5) -> tuple[Graph, str]:
 @pytest.fixture
 def tight(monkeypatch: pytest.MonkeyPatch) -> None:
     """So little memory that ranges and files are needed."""
-    monkeypatch.setattr(plans, "_LEAST_SHARE", 1 << 10)
+    monkeypatch.setattr(plans, "_MIN_SHARE", 1 << 10)
     monkeypatch.setattr(plans, "_FIXED_BYTES", 0)
 
 

@@ -300,7 +300,7 @@ def rows_of(group: Any) -> dict[str, Any]:
 @pytest.fixture
 def tight(monkeypatch: pytest.MonkeyPatch):
     """So little memory that buckets and columns go to disk."""
-    monkeypatch.setattr(plan, "_LEAST_SHARE", 1 << 10)
+    monkeypatch.setattr(plan, "_MIN_SHARE", 1 << 10)
     monkeypatch.setattr(plan, "_FIXED_BYTES", 0)
 
 
