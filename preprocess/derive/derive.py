@@ -408,7 +408,7 @@ class DeriveStages:
                 writer.append(rows.reshape(-1, *array.row_shape))
                 done += piece.shape[0]
                 stage.advance(piece.shape[0] * array.row_bytes)
-        run.quantization = quantizer and quantizer.report()
+        run.quantization = quantizer.report() if quantizer else None
 
     def _converted(self, rows: NDArray[np.float32], first: int) -> NDArray[Any]:
         """In the array's dtype.  Raises BadInput: it cannot hold a number."""

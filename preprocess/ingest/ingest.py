@@ -410,7 +410,7 @@ class IngestStages:
             undirected=options.undirected,
             duplicates="drop" if options.drop_equal else "keep",
             self_loops=options.self_loops,
-            partitioning=run and self._partitioning(run),
+            partitioning=self._partitioning(run) if run else None,
         )
 
 

@@ -52,7 +52,7 @@ class TypeStages:
         job, t, place = self._job, self.type, self._place
         rank, found = 4 if job.options.renames else 0, [self._ids_stage()]
         for rows in t.features:
-            found += feature_stages(job, rows, place, rank, lambda _, array=rows.array: array, [])
+            found += feature_stages(job, rows, place, rank, partial(_as_planned, rows.array), [])
         if t.label is not None:
             found.append(placed_stage(job, t.label, self._label_pieces, place, rank, self._label))
         found += [split_stage(job, rows) for rows in t.splits]
@@ -92,7 +92,7 @@ class TypeStages:
     def _label(self, run: IngestRun | None) -> RowArray:
         t = self.type
         assert t.label is not None
-        facts = run and run.facts(CHECK)["labels"].get(t.name)
+        facts = run.facts(CHECK)["labels"].get(t.name) if run else None
         if facts is None:
             return t.label.array
         return msgspec.structs.replace(t.label.array, dtype=facts["dtype"])
@@ -173,3 +173,7 @@ class TypeStages:
             num_partitions=self._num_partitions(run),
             partition_offsets_path=partition_path(t) if self._job.options.in_partitions else "",
         )
+
+
+def _as_planned(array: RowArray, _: IngestRun) -> RowArray:
+    return array

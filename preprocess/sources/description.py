@@ -16,6 +16,9 @@ def read_description(
     """A JSON or YAML file as records of a type.  Raises BadInput."""
     try:
         raw = path.read_bytes()
+    except FileNotFoundError as error:
+        found = "no file: it is missing"
+        raise BadInput.at(path, found, expected, "is the path right?") from error
     except OSError as error:
         raise BadInput.at(path, error.strerror, expected, "is the path right?") from error
     try:

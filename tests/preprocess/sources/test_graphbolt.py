@@ -229,7 +229,7 @@ TWICE = """  - train_set:
           - {name: seeds, format: numpy, path: set/train.npy}
 """
 REFUSED = {
-    "no metadata": (drop("metadata.yaml"), "metadata.yaml: found No such file"),
+    "no metadata": (drop("metadata.yaml"), "metadata.yaml: found no file"),
     "no YAML": (text("metadata.yaml", "graph: ["), "metadata.yaml: found "),
     "nothing": (text("metadata.yaml", "a: 1"), "metadata.yaml: found Object missing required"),
     "type twice": (
