@@ -96,30 +96,18 @@ def ingest(
     check_free(target, target, preparation_of(target))
     files = files or SourceFiles(source.files)
     with prepared(source, target, options.mem_bytes, progress, fresh, files):
-        return _write_store(source, files, target, options, progress, fresh, partition)
-
-
-def _write_store(
-    source: Source,
-    files: SourceFiles,
-    target: Path,
-    options: IngestOptions,
-    progress: Progress,
-    fresh: bool,
-    partition: NDArray[np.uint32] | None,
-) -> IngestResult:
-    give_back_freed()
-    options = replace(options, partitioned=partition is not None)
-    options.check()
-    if options.partitioned and options.partition is not None:
-        raise BadInput.at(
-            "--partitions", options.partition.num_partitions, "none, as a partition is given",
-            "leave one of them out",
-        )  # fmt: skip
-    source = with_reverses(source, options)
-    stages = IngestStages(source, list_contents(source, options), options)
-    facts = _sign_facts(source, options, partition)
-    return write_store(stages, target, files, progress, facts, fresh, partition)
+        give_back_freed()
+        options = replace(options, partitioned=partition is not None)
+        options.check()
+        if options.partitioned and options.partition is not None:
+            raise BadInput.at(
+                "--partitions", options.partition.num_partitions, "none, as a partition is given",
+                "leave one of them out",
+            )  # fmt: skip
+        source = with_reverses(source, options)
+        stages = IngestStages(source, list_contents(source, options), options)
+        facts = _sign_facts(source, options, partition)
+        return write_store(stages, target, files, progress, facts, fresh, partition)
 
 
 def write_store(

@@ -16,9 +16,7 @@ from preprocess.kernels.partition import count_inside, count_members
 from preprocess.partition.partition import PartitionOptions
 from preprocess.pipeline.progress import Progress
 from preprocess.stages.classes import NodeClasses
-from preprocess.stages.columns import ColumnFile, in_steps
-
-_MIN_READ, _MOST_READ = 1 << 12, 1 << 20  # edges
+from preprocess.stages.columns import ColumnFile, scan_columns
 
 
 class EdgeCounts(NamedTuple):
@@ -53,18 +51,13 @@ def count_kept(
     partition  uint16 or uint32 (num_nodes,)
     """
     totals = np.zeros(3, np.int64)
-    step = max(_MIN_READ, min(_MOST_READ, share // 32))
     node, skip = 0, 0
-    with (
-        progress.stage("kept edges", columns.num_edges, "edges") as stage,
-        closing(in_steps(columns, step)) as pieces,
-    ):
+    with closing(scan_columns(columns, "kept edges", share, progress)) as pieces:
         for sources in pieces:
             node, skip = count_inside(
                 node, skip, columns.degrees, sources, partition, classes.of_node,
                 classes.num_classes, totals,
             )  # fmt: skip
-            stage.advance(sources.size)
     return EdgeCounts(columns.num_edges, *totals.tolist())
 
 

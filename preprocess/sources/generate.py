@@ -51,7 +51,7 @@ class GraphRecipe:
     exponent: float = 0.45  # a of the weights: degrees follow a power law of 1 + 1/a
 
     def check(self) -> None:
-        """Raises BadInput."""
+        """Raises BadInput: numbers that no graph can have."""
         for name, minimum in (("nodes", 1), ("features", 1), ("classes", 1), ("degree", 0)):
             found = getattr(self, name if name == "degree" else f"num_{name}")
             if found < minimum:

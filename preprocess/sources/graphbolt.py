@@ -102,10 +102,7 @@ class _Seeds(NamedTuple):
 
 
 class GraphBoltSource(GraphSource):
-    """A `Source` that is `Preparable`: labels that lie in several lists become one array.
-
-    Raises BadInput.
-    """
+    """A `Source` that is `Preparable`: labels that lie in several lists become one array."""
 
     layout = "graphbolt"
 

@@ -28,10 +28,7 @@ _Flags = list[Annotated[int, msgspec.Meta(ge=-128, le=127)]]
 
 
 class GraphSaintSource(GraphSource):
-    """A `Source` that is `Preparable`: JSON becomes arrays, a window of the nodes at a time.
-
-    Raises BadInput.
-    """
+    """A `Source` that is `Preparable`: JSON becomes arrays, a window of the nodes at a time."""
 
     layout = "graphsaint"
 

@@ -96,7 +96,6 @@ class _Window:
         self._offset, self.text = self._offset + num_bytes, self.text[num_bytes:]
 
     def decode(self, decoder: Any, text: bytes) -> Any:
-        """Raises BadInput."""
         try:
             return decoder.decode(text)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:

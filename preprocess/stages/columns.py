@@ -11,9 +11,11 @@ from numpy.typing import NDArray
 from preprocess.files.ahead import read_ahead
 from preprocess.files.array_file import ArrayFile
 from preprocess.kernels.levels import STRIDE, make_starts
+from preprocess.pipeline.progress import Progress
 from preprocess.stages.csc import WholeColumns
 
 COLUMNS, DEGREES = "columns", "degrees"  # temporary files
+_MIN_READ, _MOST_READ = 1 << 12, 1 << 20  # edges
 
 
 class ColumnFile:
@@ -94,8 +96,14 @@ class ColumnFile:
             self._file.close()
 
 
-def in_steps(columns: ColumnFile, step: int) -> Generator[NDArray[Any]]:
-    """All sources, at most `step` at a time, also where they are in memory."""
-    for piece in columns.read(0, columns.num_edges, step):
-        for first in range(0, piece.size, step):
-            yield piece[first : first + step]
+def scan_columns(
+    columns: ColumnFile, name: str, share: int, progress: Progress
+) -> Generator[NDArray[Any]]:
+    """All sources, some at a time, also where they are in memory: a step of that name."""
+    step = max(_MIN_READ, min(_MOST_READ, share // 32))
+    with progress.stage(name, columns.num_edges, "edges") as stage:
+        for piece in columns.read(0, columns.num_edges, step):
+            for first in range(0, piece.size, step):
+                some = piece[first : first + step]
+                yield some
+                stage.advance(some.size)

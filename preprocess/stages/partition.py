@@ -46,13 +46,13 @@ from preprocess.partition.partition import (
 from preprocess.partition.report import count_kept, make_report
 from preprocess.pipeline.progress import Progress
 from preprocess.stages.classes import NodeClasses
-from preprocess.stages.columns import ColumnFile, in_steps
+from preprocess.stages.columns import ColumnFile, scan_columns
 from preprocess.stages.csc import COLUMN_BYTES, Widths, sorted_columns
 from preprocess.stages.order import NodeOrder, at_random, by_degree
 
 _VISITED = "visited"  # temporary file of this stage
 _PURPOSE = 0x5061_7274  # of the key: no other draw has it
-_MIN_READ, _MOST_READ = 1 << 12, 1 << 20  # edges
+_MIN_READ = 1 << 12  # edges
 _EDGE_BYTES = 160  # an edge on its way into a bucket, what is made ahead included
 
 
@@ -185,15 +185,10 @@ def _degrees_both_ways(
     """Edges of each node that draw it; the in-degrees themselves where these are all there are."""
     if settings.neighbors == "in":
         return columns.degrees
-    step = max(_MIN_READ, min(_MOST_READ, share // 32))
     degrees = np.zeros(columns.degrees.size, np.uint32)
-    with (
-        progress.stage("count out-edges", columns.num_edges, "edges") as stage,
-        closing(in_steps(columns, step)) as pieces,
-    ):
+    with closing(scan_columns(columns, "count out-edges", share, progress)) as pieces:
         for sources in pieces:
             count_ids(sources, 0, degrees)
-            stage.advance(sources.size)
     if settings.neighbors == "auto" and np.array_equal(degrees, columns.degrees):
         return columns.degrees
     degrees += columns.degrees
@@ -248,23 +243,18 @@ def _place(
     partition = np.full(of_node.size, k, settings.dtype)
     adjacent = Adjacent(np.zeros(k + 1, np.uint32), np.zeros(k + 2, np.int64))
     linear = settings.method == "ldg"
-    step = max(_MIN_READ, min(_MOST_READ, share // 32))
     evaluations, begun, begun_cpu = 0, time.perf_counter(), time.thread_time()
     no_edges = np.empty(0, np.uint32)
     for number in range(1, settings.passes + 1):
         node, skip, found = 0, 0, 0
         name = f"pass {number} of {settings.passes}"
-        with (
-            progress.stage(name, columns.num_edges, "edges") as stage,
-            closing(in_steps(columns, step)) as pieces,
-        ):
+        with closing(scan_columns(columns, name, share, progress)) as pieces:
             for sources in pieces:
                 node, skip, found, evaluated = place_nodes(
                     node, skip, found, columns.degrees, sources, of_node, partition, balance,
                     adjacent, linear,
                 )  # fmt: skip
                 evaluations += int(evaluated)
-                stage.advance(sources.size)
         node, _, _, evaluated = place_nodes(
             node, skip, found, columns.degrees, no_edges, of_node, partition, balance, adjacent,
             linear,
