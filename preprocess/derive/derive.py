@@ -37,7 +37,6 @@ from preprocess.files.store import Cut, cut_columns, floats_ahead, joined_column
 from preprocess.ingest.contents import row_disk_bytes
 from preprocess.kernels import derive as kernels
 from preprocess.kernels.edges import Records, count_ids
-from preprocess.pipeline.memory import give_back_freed
 from preprocess.pipeline.progress import Progress
 from preprocess.pipeline.result import QuantizationError, Ran, StageResult
 from preprocess.pipeline.stage import Cost, Facts, PipelineRun, RunPlan, Stage, resumable
@@ -99,7 +98,6 @@ def derive(
     the store is as it was then.  When the disk fills up, or the run is stopped, finished stages
     stay beside the store, and the same call goes on after them.
     """
-    give_back_freed()
     path = path.resolve()
     manifest = open_store(path).manifest
     plan = plan_derivation(manifest, resolve(manifest, derivation, str(path)), mem_bytes)

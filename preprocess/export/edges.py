@@ -31,8 +31,7 @@ from preprocess.kernels.edges import Records
 from preprocess.pipeline.stage import Cost, Facts
 from preprocess.sources.plain_names import PlainNames
 from preprocess.stages.csc import COLUMN_BYTES, WholeColumns, Widths, sorted_columns
-from preprocess.stages.edge_list import Identified, Pieces, RowPart, rows_by_id
-from preprocess.stages.edge_places import EdgePlaces
+from preprocess.stages.edge_places import EdgePlaces, Identified, Pieces, RowPart, rows_by_id
 from preprocess.stages.rows import Emit
 
 _IDS = "edge_ids"  # temporary file

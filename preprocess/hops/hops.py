@@ -32,7 +32,6 @@ from preprocess.ingest.contents import as_path
 from preprocess.ingest.options import HopsRequest
 from preprocess.kernels.hops import scale_rows
 from preprocess.kernels.rows import quantize
-from preprocess.pipeline.memory import give_back_freed
 from preprocess.pipeline.progress import Progress
 from preprocess.pipeline.result import Ran, StageResult
 from preprocess.pipeline.stage import Cost, Facts, PipelineRun, RunPlan, Stage, resumable
@@ -111,7 +110,6 @@ def make_hops(
     the store is as it was then.  When the disk fills up, or the run is stopped, finished stages
     stay beside the store, and the same call goes on after them.
     """
-    give_back_freed()
     path, threads = path.resolve(), threads or default_threads()
     manifest = open_store(path).manifest
     plan = plan_hops(manifest, resolve_hops(manifest, request, str(path)), mem_bytes, threads)

@@ -11,8 +11,8 @@ from blockstore.format import RowArray, crc_path
 from blockstore.store import numpy_dtype
 from preprocess.files.array_file import load_array, save_array
 from preprocess.ingest.contents import ArrayContent, row_disk_bytes
+from preprocess.ingest.graph import IngestRun, IngestStage
 from preprocess.ingest.plan import IngestJob, placed_bytes, rows_bytes
-from preprocess.ingest.run import IngestRun, IngestStage
 from preprocess.pipeline.result import QuantizationError
 from preprocess.pipeline.stage import Cost, Facts
 from preprocess.sources.stored import StoredSource

@@ -26,7 +26,7 @@ from preprocess.hops.estimate import HopsEstimate, estimate_hops
 from preprocess.hops.hops import HopsRun, make_hops
 from preprocess.ingest.arrays import quantization_errors
 from preprocess.ingest.contents import Contents, TypeContents, list_contents
-from preprocess.ingest.graph import PARTITION, RANK, counts_file
+from preprocess.ingest.graph import PARTITION, RANK, IngestRun, IngestStage, counts_file
 from preprocess.ingest.nodes import TypeStages
 from preprocess.ingest.options import IngestOptions
 from preprocess.ingest.plan import (
@@ -51,12 +51,10 @@ from preprocess.ingest.plan import (
 )
 from preprocess.ingest.prepare import preparation_of, prepared
 from preprocess.ingest.relations import RelationStages
-from preprocess.ingest.run import IngestRun, IngestStage
 from preprocess.partition.influence_plan import copies_nodes
 from preprocess.partition.influence_stages import InfluenceStages
 from preprocess.partition.metis import check_installed
 from preprocess.partition.partition import PartitionOptions, visited_fits
-from preprocess.pipeline.memory import give_back_freed
 from preprocess.pipeline.progress import Progress
 from preprocess.pipeline.result import IngestPlan, IngestResult, StageResult
 from preprocess.pipeline.stage import Cost, Facts, RunPlan, Stage, resumable, temporary_bytes
@@ -96,7 +94,6 @@ def ingest(
     check_free(target, target, preparation_of(target))
     files = files or SourceFiles(source.files)
     with prepared(source, target, options.mem_bytes, progress, fresh, files):
-        give_back_freed()
         options = replace(options, partitioned=partition is not None)
         options.check()
         if options.partitioned and options.partition is not None:

@@ -19,6 +19,7 @@ from preprocess.ingest.arrays import (
     write_ids,
 )
 from preprocess.ingest.contents import SPLITS, row_disk_bytes, split_sizes
+from preprocess.ingest.graph import IngestRun, IngestStage
 from preprocess.ingest.plan import (
     CHECK,
     ORDER,
@@ -27,7 +28,6 @@ from preprocess.ingest.plan import (
     partition_path,
     seeded_splits,
 )
-from preprocess.ingest.run import IngestRun, IngestStage
 from preprocess.pipeline.stage import Cost, Facts
 from preprocess.stages.labels import (
     are_whole,

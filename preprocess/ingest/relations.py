@@ -20,7 +20,7 @@ from preprocess.errors import BadInput
 from preprocess.files.array_file import ArrayFile, load_array, save_array
 from preprocess.ingest.arrays import feature_stages, split_stage
 from preprocess.ingest.contents import graph_bytes
-from preprocess.ingest.graph import counts_file
+from preprocess.ingest.graph import IngestRun, IngestStage, counts_file
 from preprocess.ingest.plan import (
     IngestJob,
     edge_bytes,
@@ -31,7 +31,6 @@ from preprocess.ingest.plan import (
     rows_bytes,
     sort_bytes,
 )
-from preprocess.ingest.run import IngestRun, IngestStage
 from preprocess.kernels.edges import cut_ranges
 from preprocess.pipeline.stage import Cost, Facts
 from preprocess.sources.source import SourceRows

@@ -34,8 +34,8 @@ from preprocess.ingest.contents import (
     graph_bytes,
     row_disk_bytes,
 )
+from preprocess.ingest.graph import IngestRun, IngestStage
 from preprocess.ingest.plan import IngestJob, node_bytes
-from preprocess.ingest.run import IngestRun, IngestStage
 from preprocess.partition.influence_plan import (
     HALOS,
     HUBS,

@@ -26,15 +26,14 @@ from preprocess.ingest.contents import (
     TypeContents,
     list_contents,
 )
+from preprocess.ingest.graph import IngestRun
 from preprocess.ingest.ingest import IngestStages, option_facts, write_store
 from preprocess.ingest.nodes import TypeStages
 from preprocess.ingest.options import IngestOptions
 from preprocess.ingest.plan import IngestJob
 from preprocess.ingest.prepare import keys_beside, keys_of
-from preprocess.ingest.run import IngestRun
 from preprocess.partition.influence import InfluenceOptions
 from preprocess.partition.partition import PartitionOptions
-from preprocess.pipeline.memory import give_back_freed
 from preprocess.pipeline.progress import Progress
 from preprocess.pipeline.result import IngestResult
 from preprocess.pipeline.stage import Facts
@@ -62,7 +61,6 @@ def repartition(
     Raises what `ingest` does, and CorruptBlock.
     """
     check_free(target, target)
-    give_back_freed()
     manifest, source = store.manifest, StoredSource(store)
     options = IngestOptions(
         mem_bytes=mem_bytes,

@@ -5,6 +5,7 @@ has the signature of its own inputs, and begins from scratch otherwise.  Files t
 not name are of a stage that was interrupted: they are removed.
 """
 
+import ctypes
 import hashlib
 import os
 import shutil
@@ -27,6 +28,8 @@ from preprocess.files.buckets import SPARE
 
 STORE = "store"  # the store to be, inside the work folder
 _JOURNAL = "journal.json"
+_MMAP_THRESHOLD, _ARENA_MAX = -3, -8  # of glibc's mallopt
+_LARGE_BYTES = 1 << 18
 
 
 class StageRecord(msgspec.Struct, frozen=True):
@@ -54,6 +57,7 @@ class WorkFolder(ExitStack):
 
     def __init__(self, target: Path, signature: str, fresh: bool) -> None:
         super().__init__()
+        _give_back_freed()
         parent = target.absolute().parent
         self._target = target
         self._made = [p for p in (parent, *parent.parents) if not p.exists()]
@@ -211,6 +215,18 @@ class WorkFolder(ExitStack):
         else:
             self.remove()
         os.close(self._lock)
+
+
+def _give_back_freed() -> None:
+    """So that --mem bounds what the process holds, large arrays are unmapped when they are freed.
+
+    Left alone, glibc keeps freed arrays of up to 32 MiB in heaps, one for each thread.  Nothing
+    happens under another C library.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_MMAP_THRESHOLD, _LARGE_BYTES)
+        mallopt(_ARENA_MAX, 2)
 
 
 def work_path(target: Path) -> Path:
