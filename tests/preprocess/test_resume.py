@@ -20,6 +20,7 @@ from preprocess.ingest import plan
 from preprocess.ingest.ingest import ingest
 from preprocess.ingest.options import IngestOptions
 from preprocess.pipeline.progress import Progress
+from preprocess.pipeline.renderings import Rendering
 from preprocess.pipeline.work import StageRecord, WorkFolder
 from preprocess.sources.plain import PlainSource
 from tests.preprocess.kills import run_and_kill
@@ -106,7 +107,7 @@ class Stop(Progress):
     """Progress that stops the run when a stage begins."""
 
     def __init__(self, at: str) -> None:
-        super().__init__(QUIET._stream)
+        super().__init__(rendering=Rendering())
         self.at = at
         self.begun: list[str] = []
 
