@@ -249,23 +249,19 @@ class DeriveStages:
         """Edges as columns of origins: what sorts them."""
         target, origin, relation = self._resolved[:3]
         none = np.empty(0, np.int64)
-        for edges in stored_edges(store, relation, self._plan.piece_edges):
-            yield Records(
-                edges.sources.astype(np.int64) - origin.first,
-                edges.targets.astype(np.int64) - target.first,
-                none,
-            )
+        for targets, sources in stored_edges(store, relation, self._plan.piece_edges):
+            dst, src = sources.astype(np.int64), targets.astype(np.int64)
+            yield Records(dst - origin.first, src - target.first, none)
 
     def _edges(self, run: DeriveRun) -> Edges:
         """All edges, by origin: as they lie, or as they were sorted."""
         target, origin, relation, outward = self._resolved[:4]
         most = self._plan.piece_edges
         if outward:
-            for edges in stored_edges(run.store, relation, most):
-                origins = (edges.targets - edges.targets.dtype.type(origin.first)).astype(
-                    self._resolved.origin_dtype, copy=False
-                )
-                yield origins, edges.sources - edges.sources.dtype.type(target.first)
+            for dst, src in stored_edges(run.store, relation, most):
+                origins = dst - dst.dtype.type(origin.first)
+                origins = origins.astype(self._resolved.origin_dtype, copy=False)
+                yield origins, src - src.dtype.type(target.first)
             return
         with (
             ArrayFile(run.path(_ORIGINS), self._resolved.origin_dtype) as by_origin,

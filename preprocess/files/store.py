@@ -18,11 +18,6 @@ from preprocess.files.array_file import ArrayFile
 from preprocess.pipeline.progress import Progress
 
 
-class StoredEdges(NamedTuple):
-    targets: NDArray[Any]  # ascending; of the dtype of sources
-    sources: NDArray[Any]  # id_dtype; ascending in a column
-
-
 def graph_blocks(
     store: Store, relation: Relation, scan_bytes: int = 1 << 20
 ) -> Iterator[tuple[int, GraphBlock]]:
@@ -50,15 +45,15 @@ def stored_blocks(
 
 def stored_edges(
     store: Store, relation: Relation, most: int, scan_bytes: int = 1 << 20
-) -> Iterator[StoredEdges]:
-    """Edges of a relation, at most so many at a time; arrays are valid until the next step.
+) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
+    """(targets, sources) of a relation by store id, at most so many; valid until the next step.
 
     Raises CorruptBlock.
     """
     for targets, block in stored_blocks(store, relation, scan_bytes):
         for at in range(0, targets.size, most):
             some = slice(at, at + most)
-            yield StoredEdges(targets[some], block.sources[some])
+            yield targets[some], block.sources[some]
 
 
 def stored_rows(

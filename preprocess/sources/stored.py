@@ -53,11 +53,8 @@ class StoredSource:
     ) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
         """Numbers in their types, in the order of the blocks."""
         src, dst = self.types[relation.src].first, self.types[relation.dst].first
-        for some in stored_edges(self._store, self.stored(relation), count):
-            yield (
-                some.sources - some.sources.dtype.type(src),
-                some.targets - some.targets.dtype.type(dst),
-            )
+        for targets, sources in stored_edges(self._store, self.stored(relation), count):
+            yield sources - sources.dtype.type(src), targets - targets.dtype.type(dst)
 
     def edge_ids(self, relation: SourceRelation) -> SourceRows | None:
         """The ids that the source of the store gave, a row an edge."""
