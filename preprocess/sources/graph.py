@@ -64,11 +64,16 @@ class EdgeFile(Protocol):
 class GraphSource:
     """A `Source` of what a layout adds: edges, arrays, labels and splits.
 
-    A layout derives from it and fills `num_nodes`.  Raises BadInput.
+    A layout derives from it and fills `num_nodes`; it is opened by its path.  Raises BadInput.
     """
 
-    layout = ""
+    layout = ""  # as `--layout` takes it
     undirected = False
+
+    @classmethod
+    def recognise(cls, _path: Path) -> str | None:
+        """What of this layout is there, by the names of files; None where it is another."""
+        return None
 
     def __init__(self, where: Path, num_nodes: Mapping[str, int] | None = None) -> None:
         self.where, self._num_nodes = str(where), dict(num_nodes or {})

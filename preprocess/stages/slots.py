@@ -22,6 +22,7 @@ from preprocess.stages.stored_columns import scan_size, stored_columns
 
 SLOT_BYTES = 28  # of a slot, while rows or columns are copied: node, order, degree, start, ...
 _PACKED_EDGES = 1 << 18  # at a time
+_PLACE = np.dtype(np.uint32)  # of a slot
 
 
 class SlotCopies:
@@ -36,12 +37,11 @@ class SlotCopies:
         self._order = np.argsort(nodes, kind="stable")
         self._nodes = nodes[self._order].astype(np.int64)  # ascending
         self._scan_bytes = scan_size(share, store.manifest.block_bytes)
-        self._place_dtype = np.dtype(np.uint32)
 
     def rows(self, array: RowArray, first: int, copy: RowArray, emit: Emit) -> None:
         """Rows of an array of the type, whose first node is `first`, a row a slot."""
         placed = self._placed_rows(array, first)
-        scatter_rows(placed, copy, self._place_dtype, self._share, self._work, emit, self._progress)
+        scatter_rows(placed, copy, _PLACE, self._share, self._work, emit, self._progress)
 
     def columns(self, relation: Relation, packer: GraphPacker) -> int:
         """In-edges of a relation into the type, a column a slot; returns how many edges.
@@ -168,10 +168,7 @@ class SlotCopies:
             low, high = np.searchsorted(self._nodes, ends).tolist()
             for at in range(low, high, most):
                 some = slice(at, min(at + most, high))
-                yield rows[self._nodes[some] - int(ends[0])], self._places(some)
-
-    def _places(self, some: slice) -> NDArray[Any]:
-        return self._order[some].astype(self._place_dtype)
+                yield rows[self._nodes[some] - int(ends[0])], self._order[some].astype(_PLACE)
 
     def _pieces(self, relation: Relation, records: bool) -> Iterator[Any]:
         """(first column, its edges before, degrees, edges, copies low, high) of each piece."""
