@@ -146,7 +146,7 @@ def test_a_stopped_run_goes_on_behind_its_last_stage(tmp_path: Path):
 
 
 @pytest.mark.parametrize("change", ["options", "content", "time", "fresh", "journal", "file"])
-def test_other_inputs_begin_anew(tmp_path: Path, change: str):
+def test_other_inputs_begin_from_scratch(tmp_path: Path, change: str):
     source, target = folder_of(tmp_path / "in"), tmp_path / "store"
     stopped(source, target, "nodes/node/features/x")
     options, work = OPTIONS, tmp_path / ".store.work"

@@ -117,7 +117,7 @@ def test_any_graph_comes_out_as_it_went_in(tmp_path_factory, source, options, or
 
 
 def larger(seed: int) -> Graph:
-    """Two types, parallel edges, a giant column; arrays of every kind."""
+    """Two types, parallel edges, a multi-block column; arrays of every kind."""
     rng = np.random.default_rng(seed)
     pairs = np.stack([rng.integers(0, 700, EDGES), (300 * rng.random(EDGES) ** 3).astype(int)], 1)
     source = Graph()
