@@ -11,7 +11,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -348,9 +348,8 @@ class HopStages:
         """Rows of an array out of files with some columns of each; `parts`: (file, columns)."""
         step = max(1, self.plan.buffer // array.row_bytes)
         files = [(run.path(name), width) for name, width in parts]
-        total = array.num_rows * array.row_bytes
         with (
-            run.progress.stage(array.path, total, "B") as stage,
+            run.progress.stage(array.path, array.num_rows * array.row_bytes, "B") as stage,
             run.extender.rows(array) as writer,
         ):
             for rows in joined_columns(files, dtype, first, array.num_rows, step):
@@ -365,7 +364,6 @@ class _ColumnSlice:
         size = run.resolved.nodes.num_nodes * run.plan.width
         self._run, self._columns = run, [new_columns(size) for _ in range(run.plan.arrays)]
         self.taker = RowTaker(run.store, run.folder, run.plan, run.pool)
-        self._product: RelationProduct | None = None
         self._made_for: Operator | None = None
         self._factor = self._scale = _NONE
 
@@ -405,27 +403,25 @@ class _ColumnSlice:
     ) -> tuple[NDArray[np.float32], list[NDArray[np.float32]]]:
         """The next hop, and the columns that are free then."""
         run, steps = self._run, operator.steps()
-        product = self._get_product(operator)
-        total = len(steps) * product.graph_bytes
+        total = len(steps) * self._product.graph_bytes
         with run.progress.stage(f"hop {hop}", total, "B") as stage:
             rows = x
             for scale, share in steps:
                 out = next(each for each in spare if each is not rows)
                 step = ProductStep(self._factor, scale, share, operator.loops)
-                product.run(step, rows, x, run.plan.width, out, self._run.pool, stage)
+                self._product.run(step, rows, x, run.plan.width, out, run.pool, stage)
                 rows = out
         return rows, [each for each in (x, *spare) if each is not rows]
 
-    def _get_product(self, operator: Operator) -> RelationProduct:
-        """Made once: all operators have one relation, and weights or not."""
+    @cached_property
+    def _product(self) -> RelationProduct:
+        """Of all operators: they have one relation, and weights or not."""
         run, plan = self._run, self._run.plan
-        if self._product is None:
-            self._product = RelationProduct(
-                run.store, run.resolved.relation, load_array(run.path(_CARRIED), np.uint8),
-                weighted=operator.weighted, threads=plan.threads, scan_bytes=plan.scan_bytes,
-                resident=plan.resident,
-            )  # fmt: skip
-        return self._product
+        return RelationProduct(
+            run.store, run.resolved.relation, load_array(run.path(_CARRIED), np.uint8),
+            weighted=run.resolved.operators[0].weighted, threads=plan.threads,
+            scan_bytes=plan.scan_bytes, resident=plan.resident,
+        )  # fmt: skip
 
     def _norms(self, operator: Operator) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """(factor, scale): what each sum is multiplied by; what is in each row beside its value.
