@@ -16,7 +16,7 @@ from blockstore.store import open_store
 from blockstore.units import format_bytes
 from blockstore.verify import verify_store
 from preprocess.cli import flags
-from preprocess.cli.command import IngestRequest, error_event, run_dry, run_ingest
+from preprocess.cli.command import error_event, run_dry, run_ingest
 from preprocess.cli.info import info_text, store_info
 from preprocess.cli.report import graph_text, made_line
 from preprocess.cli.summary import summarise
@@ -94,11 +94,10 @@ def ingest(
             partition=settings if in_parts.partitions else None,
             influence=in_parts.influence(), hops=propagated.asked(of_store.seed),
         )  # fmt: skip
-        request = IngestRequest(
-            source, store, options, of_source.undirected, of_source.layout or None,
-            resources.fresh, show.summary, show.json,
-        )  # fmt: skip
-        (run_dry if show.dry_run else run_ingest)(request)
+        if show.dry_run:
+            run_dry(source, store, options, of_source, show.json)
+        else:
+            run_ingest(source, store, options, of_source, show, resources.fresh)
 
 
 @app.command(cls=flags.Panels)
@@ -126,7 +125,7 @@ def repartition(
     resources: flags.IngestResources,
     seed: Annotated[int, typer.Option(help="of a random partition")] = 0,
 ) -> None:
-    """Write a store anew, its nodes partition by partition; ids of nodes and edges stay."""
+    """Write a store again, its nodes partition by partition; ids of nodes and edges stay."""
     with _one_line_errors():
         result = repartition_store(
             open_store(store), new, in_parts.settings(partitions), Progress(),

@@ -63,12 +63,12 @@ BELOW = {  # folder -> folders beside it, and modules, that it builds on
     },
     "preprocess/export": {"files", "ingest", "kernels", "pipeline", "sources", "stages"},
     "preprocess/cli": {
-        "derive.plan", "errors", "hops.forecast", "ingest", "kernels", "partition", "pipeline",
-        "sources",
+        "derive.plan", "errors", "files", "hops.estimate", "ingest", "kernels", "partition",
+        "pipeline", "sources",
     },
 }  # fmt: skip
 DOORS = {  # library -> the only files that import it, in the packages that are installed
-    "pyarrow": {"preprocess/files/tables.py"},
+    "pyarrow": {"preprocess/files/arrow.py", "preprocess/files/tables.py"},
     "zarr": {"blockstore/create.py"},
     "zmq": {
         "loaderd/server/transport.py",

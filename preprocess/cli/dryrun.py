@@ -9,9 +9,9 @@ from typing import Any
 
 from blockstore.format import ITEM_BYTES, PAGE_BYTES, RowArray, graph_geometry, row_geometry
 from blockstore.units import format_bytes
-from preprocess.hops.forecast import HopsForecast, without_splits
+from preprocess.hops.estimate import HopsEstimate, without_splits
 from preprocess.ingest.contents import Contents, graph_bytes, list_contents
-from preprocess.ingest.ingest import IngestStages, estimate_ingest
+from preprocess.ingest.ingest import IngestStages
 from preprocess.ingest.options import FeatureDtype, IngestOptions
 from preprocess.ingest.plan import store_bytes
 from preprocess.pipeline.disk import DiskRates, existing_folder, measure_disk
@@ -22,7 +22,7 @@ from preprocess.sources.reverse import with_reverses
 from preprocess.sources.source import Source
 
 _DTYPES: tuple[FeatureDtype, ...] = ("float32", "float16", "bfloat16", "int8")
-_SESSION_SLOTS = 12  # the least that a session takes of a daemon's arena
+_SESSION_SLOTS = 12  # the minimum that a session takes of a daemon's arena
 
 
 START_S = 1.0  # the interpreter, and compiled kernels being loaded
@@ -44,8 +44,6 @@ class ProcessorRates:
 
 @dataclass(frozen=True, slots=True)
 class StageEstimate:
-    """One stage to come."""
-
     name: str
     read_bytes: int
     written_bytes: int
@@ -84,7 +82,7 @@ class HeldAs:
     features_bytes: int
     graph_bytes: int  # edges, in blocks
     store_bytes: int
-    daemon_bytes: int  # the least --mem of a daemon that keeps graph, features and labels
+    daemon_bytes: int  # the minimum --mem of a daemon that keeps graph, features and labels
     fits: bool  # this machine's memory
 
 
@@ -106,7 +104,7 @@ class DryRun:
     elapsed_s: float  # estimated
     machine_bytes: int
     held: tuple[HeldAs, ...]
-    hops: HopsForecast | None = None
+    hops: HopsEstimate | None = None
 
 
 def dry_run(
@@ -118,8 +116,7 @@ def dry_run(
     contents = list_contents(source, options)
     if may_shrink:
         options = without_splits(contents, options)
-    forecast = estimate_ingest(source, contents, options)
-    made = IngestStages(forecast)
+    made = IngestStages(source, contents, options)
     plan = made.plan()
     folder = existing_folder(target)
     free = shutil.disk_usage(folder).free
@@ -141,7 +138,7 @@ def dry_run(
         elapsed_s=START_S + sum(s.seconds for s in stages),
         machine_bytes=machine,
         held=tuple(_held_as(source, options, dtype, machine) for dtype in _DTYPES),
-        hops=forecast.hops,
+        hops=made.hops,
     )
 
 
@@ -159,7 +156,7 @@ def served_arrays(contents: Contents) -> list[RowArray]:
 
 
 def daemon_bytes(contents: Contents, options: IngestOptions) -> int:
-    """The least --mem with which a daemon has room for every block that it serves.
+    """The minimum --mem with which a daemon has room for every block that it serves.
 
     Tables (4 bytes a page, 36 a graph block, an id a node), and a slot of the widest block for each
     block; the graph keeps at most half of the slots.  A 16th of it, at most 1 MiB, is for requests.
@@ -195,7 +192,6 @@ def _held_as(source: Source, options: IngestOptions, dtype: FeatureDtype, machin
 
 
 def dry_run_text(found: DryRun, options: IngestOptions) -> str:
-    """A page for a person."""
     most = " at most" if found.may_shrink else ""
     files = "file" if found.num_files == 1 else "files"
     lines = [
@@ -238,7 +234,7 @@ def _memory(plan: IngestPlan) -> list[str]:
     return _block("memory", [f"{what:<40}  {format_bytes(n):>8}" for what, n in rows])
 
 
-def _hops(found: HopsForecast | None) -> list[str]:
+def _hops(found: HopsEstimate | None) -> list[str]:
     if found is None:
         return []
     rows = ", ".join(f"{count:,} {split}" for split, count in found.rows.items())
@@ -295,7 +291,6 @@ def _held(found: DryRun, options: IngestOptions) -> list[str]:
 
 
 def _block(head: str, lines: list[str]) -> list[str]:
-    """Lines beside a head."""
     return [f"{head if i == 0 else '':<12}{line}" for i, line in enumerate(lines)]
 
 

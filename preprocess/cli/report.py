@@ -53,7 +53,6 @@ def summarise_ingest(
 
 
 def made_line(target: Path, manifest: Manifest) -> str:
-    """One line on a store."""
     edges = sum(r.num_edges for r in manifest.relations)
     return (
         f"{target}: {manifest.num_nodes:,} nodes, {edges:,} edges, fingerprint "
@@ -62,7 +61,6 @@ def made_line(target: Path, manifest: Manifest) -> str:
 
 
 def summary_text(found: IngestSummary) -> str:
-    """A page for a person."""
     resumed = sum(s.elapsed_s for s in found.stages if s.resumed)
     earlier = f", {format_seconds(resumed)} of it in an earlier run" if resumed else ""
     ratio = found.store_bytes / max(1, found.source_bytes)

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blockstore.format import NodeType, Relation, RowArray
-from blockstore.store import Store, scan_blocks, scan_rows
-from blockstore.unpack import unpack_block
+from blockstore.store import Store, scan_rows
+from preprocess.files.store import graph_blocks
 from preprocess.kernels.edges import mark_nodes
 from preprocess.pipeline.progress import Progress
 
@@ -60,8 +60,6 @@ class ClassCount:
 
 @dataclass(frozen=True, slots=True)
 class Labels:
-    """Labels of a type."""
-
     kind: str  # "classes", "multi-label" or "numbers"
     num_labelled: int
     num_classes: int  # that occur, or columns; 0 for numbers
@@ -82,8 +80,6 @@ class TypeSummary:
 
 @dataclass(frozen=True, slots=True)
 class StoreSummary:
-    """All of a store."""
-
     types: tuple[TypeSummary, ...]
     relations: tuple[RelationSummary, ...]
 
@@ -175,15 +171,13 @@ def _scan_graph(
 
     has_edge   uint8 (num_nodes of all types,)   1 for both ends of every edge
     """
-    for first, blocks in scan_blocks(store.graph(relation), _BUFFER_BYTES):
-        for i in range(blocks.shape[0]):
-            block = unpack_block(blocks[i], f"{store.path / relation.path}, block {first + i}")
-            degrees, header = block.degrees_here(), block.header
-            if header.num_nodes:
-                degrees[-1] = header.last_degree
-            has_edge[header.first_node : header.first_node + header.num_nodes][degrees > 0] = 1
-            mark_nodes(block.sources, has_edge)
-            yield degrees, header.num_edges
+    for _, block in graph_blocks(store, relation, _BUFFER_BYTES):
+        degrees, header = block.degrees_here(), block.header
+        if header.num_nodes:
+            degrees[-1] = header.last_degree
+        has_edge[header.first_node : header.first_node + header.num_nodes][degrees > 0] = 1
+        mark_nodes(block.sources, has_edge)
+        yield degrees, header.num_edges
 
 
 def _summarise_type(store: Store, t: NodeType, has_edge: NDArray[np.uint8]) -> TypeSummary:

@@ -5,7 +5,7 @@ the memory and the threads.  Sums of all targets are in memory, of as many colum
 and rows pass by in order, once for each slice of columns.
 """
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import asdict, dataclass
@@ -36,23 +36,13 @@ from preprocess.files.array_file import ArrayFile, load_array, save_array
 from preprocess.files.store import Cut, cut_columns, floats_ahead, joined_columns, stored_edges
 from preprocess.ingest.contents import row_disk_bytes
 from preprocess.kernels import derive as kernels
-from preprocess.kernels.edges import Records
-from preprocess.kernels.rows import quantize
-from preprocess.pipeline.memory import give_back_freed
+from preprocess.kernels.edges import Records, count_ids
 from preprocess.pipeline.progress import Progress
 from preprocess.pipeline.result import QuantizationError, Ran, StageResult
-from preprocess.pipeline.stage import (
-    Cost,
-    Facts,
-    PipelineRun,
-    Stage,
-    check_disk,
-    disk_need,
-    resumable,
-    temporary_bytes,
-)
-from preprocess.pipeline.work import WorkFolder, sign, work_path
+from preprocess.pipeline.stage import Cost, Facts, PipelineRun, RunPlan, Stage, resumable
+from preprocess.pipeline.work import WorkFolder, sign
 from preprocess.stages.csc import WholeColumns, sorted_columns
+from preprocess.stages.quantize import Quantizer
 from preprocess.stages.rows import convert, scatter_bytes
 from preprocess.stages.slots import SlotCopies
 
@@ -108,7 +98,6 @@ def derive(
     the store is as it was then.  When the disk fills up, or the run is stopped, finished stages
     stay beside the store, and the same call goes on after them.
     """
-    give_back_freed()
     path = path.resolve()
     manifest = open_store(path).manifest
     plan = plan_derivation(manifest, resolve(manifest, derivation, str(path)), mem_bytes)
@@ -123,12 +112,9 @@ def derive(
         }  # fmt: skip
         folder = path.with_name(f"{path.name}.derive")
         stages = made.stages()
-        temporary = temporary_bytes(stages)
-        check_disk(path, plan.array_bytes, temporary, work_path(folder))
-        progress.begin([s.plan for s in stages], {})
-        need = disk_need(plan.array_bytes, temporary)
+        planned = RunPlan.of(stages, plan.array_bytes)
         with (
-            resumable(folder, sign(facts, b""), progress, need) as work,
+            resumable(folder, sign(facts, b""), progress, planned) as work,
             ThreadPoolExecutor(threads, thread_name_prefix="derive") as pool,
         ):
             run = DeriveRun(work, progress, extender, pool, threads)
@@ -142,8 +128,6 @@ def derive(
 
 
 class DeriveRun(PipelineRun):
-    """The store that is extended."""
-
     def __init__(
         self,
         work: WorkFolder,
@@ -224,9 +208,9 @@ class DeriveStages:
                 targets, origins = edges if not outward else edges[::-1]
                 self._check(run.store, targets, target.first, target.num_nodes)
                 self._check(run.store, origins, origin.first, origin.num_nodes)
-                kernels.count_ids(targets, target.first, counts)
+                count_ids(targets, target.first, counts)
                 if not outward:
-                    kernels.count_ids(origins, origin.first, by_origin)
+                    count_ids(origins, origin.first, by_origin)
                 stage.advance(targets.size)
         save_array(run.path(_COUNTS), counts)
         if not outward:
@@ -243,7 +227,6 @@ class DeriveStages:
             )
 
     def _sort(self, run: DeriveRun) -> None:
-        """Edges by origin, to files."""
         plan, widths = self._plan, self._resolved.widths
         by_origin = load_array(run.path(_BY_ORIGIN), np.uint32)
         for name in (_ORIGINS, _TARGETS):
@@ -266,23 +249,19 @@ class DeriveStages:
         """Edges as columns of origins: what sorts them."""
         target, origin, relation = self._resolved[:3]
         none = np.empty(0, np.int64)
-        for edges in stored_edges(store, relation, self._plan.piece_edges):
-            yield Records(
-                edges.sources.astype(np.int64) - origin.first,
-                edges.targets.astype(np.int64) - target.first,
-                none,
-            )
+        for targets, sources in stored_edges(store, relation, self._plan.piece_edges):
+            dst, src = sources.astype(np.int64), targets.astype(np.int64)
+            yield Records(dst - origin.first, src - target.first, none)
 
     def _edges(self, run: DeriveRun) -> Edges:
         """All edges, by origin: as they lie, or as they were sorted."""
         target, origin, relation, outward = self._resolved[:4]
         most = self._plan.piece_edges
         if outward:
-            for edges in stored_edges(run.store, relation, most):
-                origins = (edges.targets - edges.targets.dtype.type(origin.first)).astype(
-                    self._resolved.origin_dtype, copy=False
-                )
-                yield origins, edges.sources - edges.sources.dtype.type(target.first)
+            for dst, src in stored_edges(run.store, relation, most):
+                origins = dst - dst.dtype.type(origin.first)
+                origins = origins.astype(self._resolved.origin_dtype, copy=False)
+                yield origins, src - src.dtype.type(target.first)
             return
         with (
             ArrayFile(run.path(_ORIGINS), self._resolved.origin_dtype) as by_origin,
@@ -409,29 +388,21 @@ class DeriveStages:
         self, run: DeriveRun, pieces: Iterator[NDArray[np.float32]], most: NDArray[np.float32]
     ) -> None:
         """Rows in the dtype of the store; `most`: of the scale of int8."""
-        array, done, errors = self._resolved.array, 0, np.zeros(2)
-        scale = most / np.float32(127)
-        change: Callable[[NDArray[np.float32], int], NDArray[Any]] = self._converted
-        if array.scale_path:
-            run.extender.side(array.scale_path, scale)
-
-            def change(rows: NDArray[np.float32], _: int) -> NDArray[Any]:
-                out = np.empty(rows.shape, np.int8)
-                quantize(rows, scale, out, errors)
-                return out
-
+        array, done = self._resolved.array, 0
+        quantizer = Quantizer(array.path, most / np.float32(127)) if array.scale_path else None
+        if quantizer is not None:
+            run.extender.side(array.scale_path, quantizer.scale)
         total = array.num_rows * array.row_bytes
         with (
             run.extender.rows(array) as writer,
             run.progress.stage("write rows", total, "B") as stage,
         ):
             for piece in pieces:
-                writer.append(change(piece, done).reshape(-1, *array.row_shape))
+                rows = quantizer.rows(piece) if quantizer else self._converted(piece, done)
+                writer.append(rows.reshape(-1, *array.row_shape))
                 done += piece.shape[0]
                 stage.advance(piece.shape[0] * array.row_bytes)
-        if array.scale_path:
-            rms = float(np.sqrt(errors[1] / max(1, array.num_rows * array.row_items)))
-            run.quantization = QuantizationError(array.path, float(errors[0]), rms)
+        run.quantization = quantizer.report() if quantizer else None
 
     def _converted(self, rows: NDArray[np.float32], first: int) -> NDArray[Any]:
         """In the array's dtype.  Raises BadInput: it cannot hold a number."""

@@ -18,9 +18,10 @@ from blockstore.format import (
 )
 from blockstore.units import format_bytes
 from preprocess.errors import BadInput
+from preprocess.files.store import choose_feature, result_dtype
 from preprocess.ingest.contents import as_path, row_disk_bytes
 from preprocess.ingest.options import FeatureDtype
-from preprocess.ingest.plan import too_little_memory
+from preprocess.ingest.plan import interpreter_bytes, too_little_memory, with_interpreter
 from preprocess.partition.influence_plan import halo_paths
 from preprocess.stages.csc import COLUMN_BYTES, Widths
 from preprocess.stages.slots import SLOT_BYTES
@@ -28,10 +29,9 @@ from preprocess.stages.slots import SLOT_BYTES
 Op = Literal["mean", "sum", "max"]
 
 _FIXED_BYTES = 4 << 20  # Zarr metadata, small buffers
-_INTERPRETER_BYTES = 96 << 20  # Python, numpy and compiled kernels: a quarter of --mem at most
 _EDGE_BLOCKS = 6  # a graph block being read, its targets, degrees and offsets
 _CRC_BYTES = 16  # a page of the array being written
-_LEAST_SHARE = 4 << 20
+_MIN_SHARE = 4 << 20
 _LINE_ITEMS = 16  # float32 in a cache line
 _MOST_BUFFER, _MOST_PIECE = 8 << 20, 8 << 20
 _MOST_EDGES = 1 << 18
@@ -92,8 +92,6 @@ class ResolvedDerivation(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DerivePlan:
-    """How memory is shared out."""
-
     share: int  # bytes for sums, or sorting
     buffer: int  # of each of two buffers of the array being written
     scan_bytes: int  # of blocks of rows, read at a time
@@ -165,27 +163,19 @@ def _find_relation(manifest: Manifest, derivation: Derivation, where: str) -> Re
 
 
 def _find_feature(origin: NodeType, name: str, where: str) -> RowArray:
-    held = origin.features
-    if not held:
+    if not origin.features:
         raise BadInput.at(
             f"{where}: --from", f"type {origin.name!r} without features", "a type with features",
             "derive its own first",
         )  # fmt: skip
-    if not name:
-        name = "x" if "x" in held else next(iter(held)) if len(held) == 1 else ""
-    if name not in held:
-        found = f"feature {name!r}" if name else f"{len(held)} features and no name"
-        raise BadInput.at(
-            f"{where}: --feature", found, f"one of {', '.join(held)} of {origin.name}", "choose one"
-        )
-    return held[name]
+    return origin.features[choose_feature(origin, name, where)]
 
 
 def _new_array(
     manifest: Manifest, target: NodeType, feature: RowArray, derivation: Derivation, where: str
 ) -> RowArray:
     path = f"nodes/{as_path(target.name)}/features/{as_path(derivation.name)}"
-    dtype = derivation.dtype or _result_dtype(feature)
+    dtype = result_dtype(feature, derivation.dtype)
     scale = f"{path}.scale" if dtype == "int8" else ""
     taken = {a.path for a in manifest.row_arrays()} | {s[0] for s in side_arrays(manifest)}
     if not derivation.name or {path, crc_path(path), f"{path}.scale"} & taken:
@@ -205,12 +195,6 @@ def _copies(target: NodeType, array: RowArray, name: str) -> RowArray | None:
     return msgspec.structs.replace(array, path=path, num_rows=slots)
 
 
-def _result_dtype(feature: RowArray) -> str:
-    """That of the origin; of integers and wide floats the mean is kept as it is computed."""
-    kept = feature.dtype in ("float32", "float16", "bfloat16") or feature.scale_path
-    return feature.dtype if kept else "float32"
-
-
 def plan_derivation(
     manifest: Manifest, resolved: ResolvedDerivation, mem_bytes: int, longest: int = 0
 ) -> DerivePlan:
@@ -218,7 +202,7 @@ def plan_derivation(
 
     longest   edges of the origin that has the most, if they are to be sorted and it is known
 
-    Raises BudgetTooSmall with the least that would do.
+    Raises BudgetTooSmall with the minimum that would do.
     """
     feature, num_nodes, sort_need = resolved.feature, resolved.target.num_nodes, 0
     if not resolved.outward:
@@ -226,15 +210,15 @@ def plan_derivation(
     out_slot = row_geometry(resolved.array, manifest.block_bytes).slot_bytes
     slot = row_geometry(feature, manifest.block_bytes).slot_bytes
     tables = _table_bytes(manifest, resolved)
-    share = max(_LEAST_SHARE, 6 * num_nodes, 3 * _reading(feature, slot))  # a column of sums
-    least = _least_bytes(tables, max(share, 3 * sort_need), out_slot)
-    if mem_bytes < least:
+    share = max(_MIN_SHARE, 6 * num_nodes, 3 * _reading(feature, slot))  # a column of sums
+    minimum = _minimum_bytes(tables, max(share, 3 * sort_need), out_slot)
+    if mem_bytes < minimum:
         rows = format_bytes(feature.row_bytes)
         why = f"a column of {num_nodes:,} targets, rows of {rows} and buffers"
         if 3 * sort_need > share:
             why = f"sorting the {longest:,} edges of one node"
-        raise too_little_memory(mem_bytes, least, why)
-    spare = mem_bytes - tables - min(_INTERPRETER_BYTES, mem_bytes // 4)
+        raise too_little_memory(mem_bytes, minimum, why)
+    spare = mem_bytes - tables - interpreter_bytes(mem_bytes)
     buffer = max(out_slot, min(_MOST_BUFFER, spare // 16))
     share = spare - 2 * buffer
     piece = min(_MOST_PIECE, share // 96)
@@ -286,8 +270,7 @@ def _table_bytes(manifest: Manifest, resolved: ResolvedDerivation) -> int:
     return counts + _CRC_BYTES * pages + largest + graph + blocks + _FIXED_BYTES
 
 
-def _least_bytes(tables: int, share: int, out_slot: int) -> int:
-    """The least --mem that leaves so much to share."""
+def _minimum_bytes(tables: int, share: int, out_slot: int) -> int:
+    """The minimum --mem that leaves so much to share."""
     buffers = max(2 * out_slot, min(2 * _MOST_BUFFER, share // 7 + 2))  # two 16ths of what is left
-    least = tables + share + buffers
-    return min(-(-least * 4 // 3), least + _INTERPRETER_BYTES)
+    return with_interpreter(tables + share + buffers)

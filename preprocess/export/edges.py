@@ -31,8 +31,7 @@ from preprocess.kernels.edges import Records
 from preprocess.pipeline.stage import Cost, Facts
 from preprocess.sources.plain_names import PlainNames
 from preprocess.stages.csc import COLUMN_BYTES, WholeColumns, Widths, sorted_columns
-from preprocess.stages.edge_list import Identified, Pieces, RowPart, rows_by_id
-from preprocess.stages.edge_places import EdgePlaces
+from preprocess.stages.edge_places import EdgePlaces, Identified, Pieces, RowPart, rows_by_id
 from preprocess.stages.rows import Emit
 
 _IDS = "edge_ids"  # temporary file
@@ -105,7 +104,6 @@ class EdgeExport:
         return {"count": count, "most_node": most_node}
 
     def _count(self, run: ExportRun) -> int:
-        """Edges that were written."""
         found: int = run.facts(self.stem)["count"]
         return found
 
@@ -164,8 +162,8 @@ class EdgeExport:
         share = run.share // 4 * 3 if wanted else run.share
         longest = int(counts.max(initial=0)) * widths.sort_bytes + COLUMN_BYTES
         if longest > share // 4 * 3:
-            least = run.mem_bytes + 2 * longest
-            raise too_little_memory(run.mem_bytes, least, "sorting the in-edges of one node")
+            minimum = run.mem_bytes + 2 * longest
+            raise too_little_memory(run.mem_bytes, minimum, "sorting the in-edges of one node")
         edges = self._counted(run) if wanted else self._records(run)
         columns = sorted_columns(edges, counts, widths, False, share, run.folder, run.progress)
         if not wanted:
@@ -224,7 +222,7 @@ class EdgeExport:
     def _write_split(self, stem: str, array: RowArray, run: ExportRun) -> None:
         """Pairs as they are; positions as those of the edges that are written."""
         if array.row_shape or (self._has_ids and self._count(run) == self._num_ids):
-            copy_rows(run, stem, array)
+            copy_rows(stem, array, run)
         elif not self._has_ids:
             run.progress.line(
                 f"{array.path}: left out: positions of edges mean nothing in a store without "
@@ -237,8 +235,10 @@ class EdgeExport:
         """Positions among the edges that were not dropped; those that were are left out."""
         need = 16 * (self._num_ids // 64 + 1)
         if need > run.share // 2:
-            least = run.mem_bytes + 2 * need
-            raise too_little_memory(run.mem_bytes, least, "a quarter of a byte an edge of a split")
+            minimum = run.mem_bytes + 2 * need
+            raise too_little_memory(
+                run.mem_bytes, minimum, "a quarter of a byte an edge of a split"
+            )
         kept = _KeptIds(self._num_ids)
         with ArrayFile(run.path(_IDS), self._id_dtype) as ids:
             for piece in ids.pieces(0, ids.size, _PIECE_IDS):

@@ -32,15 +32,8 @@ from preprocess.export.rows import (
 from preprocess.ingest.contents import row_disk_bytes
 from preprocess.ingest.plan import interpreter_bytes, too_little_memory, with_interpreter
 from preprocess.pipeline.progress import Progress
-from preprocess.pipeline.stage import (
-    Cost,
-    check_disk,
-    disk_need,
-    result_bytes,
-    resumable,
-    temporary_bytes,
-)
-from preprocess.pipeline.work import sign, work_path
+from preprocess.pipeline.stage import Cost, RunPlan, resumable
+from preprocess.pipeline.work import sign
 from preprocess.sources.graph import NODE, RELATION
 from preprocess.sources.plain_names import (
     CSR,
@@ -69,13 +62,9 @@ def export(store: Store, folder: Path, progress: Progress, mem_bytes: int = 1 <<
     if folder.exists():
         raise StoreExists(f"{folder}: exists already; remove it, or choose another name")
     share = _plan_memory(store.manifest, mem_bytes)
-    made = _Export(store.manifest)
-    stages = made.stages()
-    result, temporary = result_bytes(stages), temporary_bytes(stages)
-    check_disk(folder.absolute().parent, result, temporary, work_path(folder))
-    progress.begin([s.plan for s in stages], {})
+    stages = _Export(store.manifest).stages()
     signature = sign({"export": _PIPELINE, "store": store.manifest.fingerprint}, b"")
-    with resumable(folder, signature, progress, disk_need(result, temporary)) as work:
+    with resumable(folder, signature, progress, RunPlan.of(stages)) as work:
         run = ExportRun(work, progress, store, mem_bytes, share)
         run.execute(stages)
         run.appear(folder)
@@ -93,11 +82,11 @@ def _plan_memory(manifest: Manifest, mem_bytes: int) -> int:
     block = manifest.block_bytes
     widest = max(a.row_bytes for a in manifest.row_arrays())
     tables = _NODE_BYTES * manifest.num_nodes + _FIXED_BYTES + 2 * max(SCAN_BYTES, block, widest)
-    least = tables + 16 * max(block, widest, 1 << 18)
+    minimum = tables + 16 * max(block, widest, 1 << 18)
     left = mem_bytes - interpreter_bytes(mem_bytes)
-    if left < least:
+    if left < minimum:
         why = f"{manifest.num_nodes:,} nodes of {_NODE_BYTES} bytes each, and buffers"
-        raise too_little_memory(mem_bytes, with_interpreter(least), why)
+        raise too_little_memory(mem_bytes, with_interpreter(minimum), why)
     return left - tables
 
 
@@ -134,7 +123,7 @@ class _Export:
         for name, array in t.splits.items():
             stem_of = names.split(t.name, name)
             cost = Cost(array.num_rows * array.row_bytes, written_bytes(array))
-            copy = partial(_copy_rows, stem_of, array)
+            copy = partial(copy_rows, stem_of, array)
             yield ExportStage(stem_of, cost, copy, arrays=[f"{stem_of}.npy"])
 
     def _cost(self, array: RowArray) -> Cost:
@@ -195,10 +184,6 @@ class _Export:
             ],
             "feature_shapes": sparse,
         }
-
-
-def _copy_rows(stem: str, array: RowArray, run: ExportRun) -> None:
-    copy_rows(run, stem, array)
 
 
 def _write_json(path: Path, value: object) -> None:

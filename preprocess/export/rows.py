@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from blockstore.format import RowArray
 from blockstore.store import Store, numpy_dtype, read_rows, scan_rows
 from preprocess.files.npy import NpyWriter
+from preprocess.files.store import to_floats
 from preprocess.pipeline.progress import Progress
 from preprocess.pipeline.stage import PipelineRun, Stage
 from preprocess.pipeline.work import WorkFolder
@@ -107,7 +108,7 @@ def write_csr(
     (run.result / f"{stem(CSR)}.json").write_bytes(msgspec.json.encode(meta))
 
 
-def copy_rows(run: ExportRun, stem: str, array: RowArray) -> None:
+def copy_rows(stem: str, array: RowArray, run: ExportRun) -> None:
     """Rows in the order in which they are stored."""
 
     def place(emit: Emit) -> None:
@@ -119,24 +120,13 @@ def copy_rows(run: ExportRun, stem: str, array: RowArray) -> None:
 
 def _steps(run: ExportRun, array: RowArray) -> Callable[[NDArray[Any]], Iterator[NDArray[Any]]]:
     """Rows as they are written, some at a time."""
-    step = max(1, _STEP_BYTES // max(1, array.row_items * written_dtype(array).itemsize))
-    convert = _converter(run.store, array)
+    dtype = written_dtype(array)
+    step = max(1, _STEP_BYTES // max(1, array.row_items * dtype.itemsize))
+    scale = run.store.scale(array).reshape(array.row_shape) if array.scale_path else None
 
     def steps(rows: NDArray[Any]) -> Iterator[NDArray[Any]]:
         for first in range(0, rows.shape[0], step):
-            yield convert(rows[first : first + step])
+            some = rows[first : first + step]
+            yield some if some.dtype == dtype else to_floats(some, array, scale)
 
     return steps
-
-
-def _converter(store: Store, array: RowArray) -> Callable[[NDArray[Any]], NDArray[Any]]:
-    if array.dtype == "bfloat16":
-        return _widened
-    if array.scale_path:
-        scale = store.scale(array).reshape(array.row_shape)
-        return lambda rows: rows * scale
-    return lambda rows: rows
-
-
-def _widened(rows: NDArray[Any]) -> NDArray[Any]:
-    return (rows.astype(np.uint32) << np.uint32(16)).view(np.float32)

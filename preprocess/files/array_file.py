@@ -58,7 +58,6 @@ class ArrayFile(ExitStack):
         self._begun = end
 
     def read(self, first: int, count: int) -> NDArray[Any]:
-        """Numbers [first, first + count)."""
         out = np.empty(count, self.dtype)
         self.read_into(first, out)
         return out
@@ -137,6 +136,5 @@ def save_array(path: Path, values: NDArray[Any]) -> None:
 
 
 def load_array(path: Path, dtype: Any) -> NDArray[Any]:
-    """All of a file."""
     with ArrayFile(path, dtype) as file:
         return file.read(0, file.size)

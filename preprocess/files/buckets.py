@@ -23,7 +23,7 @@ from blockstore.io.files import open_to_write, read_exact, write_exact
 from preprocess.files.array_file import remove_file, reserve
 
 _WRITERS, _READERS = 3, 4  # threads; a reader is also who asks
-_LEAST_READ = 1 << 20
+_MIN_READ = 1 << 20
 _IN_FLIGHT = 4  # buffers being written
 _MOST_BUFFER = 1 << 20
 SPARE = "spare"
@@ -65,7 +65,6 @@ class Buckets:
 
     @property
     def in_memory(self) -> bool:
-        """Whether there is no file."""
         return self._file is None
 
     def append_grouped(self, starts: NDArray[np.int64], parts: list[NDArray[Any]]) -> None:
@@ -107,7 +106,6 @@ class Buckets:
             self._file.finish()
 
     def filled(self, bucket: int) -> int:
-        """Records of a bucket."""
         return int(self._filled[bucket])
 
     def take(
@@ -197,7 +195,6 @@ class _RegionFile:
         self._pending: deque[tuple[Future[None], NDArray[np.uint8]]] = deque()
 
     def append(self, bucket: int, part: int, values: NDArray[Any]) -> None:
-        """More bytes of a region."""
         raw = values.view(np.uint8)
         region = self._regions[bucket * self._num_parts + part]
         if self._buffer_bytes <= 0:
@@ -216,7 +213,6 @@ class _RegionFile:
     def append_chosen(
         self, bucket: int, part: int, rows: NDArray[Any], chosen: NDArray[np.int64]
     ) -> None:
-        """The chosen rows, whole."""
         if self._buffer_bytes <= 0:
             self.append(bucket, part, rows[chosen].reshape(-1))
             return
@@ -255,7 +251,7 @@ class _RegionFile:
         skip = begin % PAGE_BYTES if self._direct else 0
         size = align(skip + count, PAGE_BYTES) if self._direct else count
         raw, offset = scratch[:size], begin - skip
-        step = align(max(-(-size // _READERS), _LEAST_READ), PAGE_BYTES)
+        step = align(max(-(-size // _READERS), _MIN_READ), PAGE_BYTES)
         others = [
             self._pool.submit(self._read, raw[at : at + step], offset + at)
             for at in range(step, size, step)

@@ -9,51 +9,51 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from blockstore.format import Relation, RowArray
+from blockstore.format import NodeType, Relation, RowArray
 from blockstore.store import Store, numpy_dtype, scan_blocks
 from blockstore.unpack import GraphBlock, unpack_block
+from preprocess.errors import BadInput
 from preprocess.files.ahead import read_ahead
 from preprocess.files.array_file import ArrayFile
 from preprocess.pipeline.progress import Progress
 
 
-class StoredEdges(NamedTuple):
-    """Some edges, by store id."""
+def graph_blocks(
+    store: Store, relation: Relation, scan_bytes: int = 1 << 20
+) -> Iterator[tuple[int, GraphBlock]]:
+    """(number, block) of all graph blocks of a relation in order, read about so much at a time.
 
-    targets: NDArray[Any]  # ascending; of the dtype of sources
-    sources: NDArray[Any]  # id_dtype; ascending in a column
+    A block is valid until the next step.  Raises CorruptBlock.
+    """
+    for first, blocks in scan_blocks(store.graph(relation), scan_bytes):
+        for number, block in enumerate(blocks, first):
+            yield number, unpack_block(block, f"{store.path / relation.path}, block {number}")
 
 
 def stored_blocks(
     store: Store, relation: Relation, scan_bytes: int = 1 << 20
 ) -> Iterator[tuple[NDArray[Any], GraphBlock]]:
-    """Graph blocks in order, and the target of each of their edges, by store id.
-
-    They are read about `scan_bytes` at a time.  Raises CorruptBlock.
-    """
-    where = store.path / relation.path
-    for first, blocks in scan_blocks(store.graph(relation), scan_bytes):
-        for i in range(blocks.shape[0]):
-            block = unpack_block(blocks[i], f"{where}, block {first + i}")
-            header, dtype = block.header, block.sources.dtype
-            degrees = np.empty(header.num_nodes + 1, np.int64)
-            degrees[0], degrees[1:] = header.num_carried, block.degrees_here()
-            # carried edges are of the column before the first; where there are none, it is not used
-            names = np.arange(header.first_node - 1, header.first_node + header.num_nodes)
-            yield np.repeat(names.astype(dtype), degrees), block
+    """As `graph_blocks`, with the target of each edge of a block, by store id."""
+    for _, block in graph_blocks(store, relation, scan_bytes):
+        header, dtype = block.header, block.sources.dtype
+        degrees = np.empty(header.num_nodes + 1, np.int64)
+        degrees[0], degrees[1:] = header.num_carried, block.degrees_here()
+        # carried edges are of the column before the first; where there are none, it is not used
+        names = np.arange(header.first_node - 1, header.first_node + header.num_nodes)
+        yield np.repeat(names.astype(dtype), degrees), block
 
 
 def stored_edges(
     store: Store, relation: Relation, most: int, scan_bytes: int = 1 << 20
-) -> Iterator[StoredEdges]:
-    """Edges of a relation, at most so many at a time; arrays are valid until the next step.
+) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
+    """(targets, sources) of a relation by store id, at most so many; valid until the next step.
 
     Raises CorruptBlock.
     """
     for targets, block in stored_blocks(store, relation, scan_bytes):
         for at in range(0, targets.size, most):
             some = slice(at, at + most)
-            yield StoredEdges(targets[some], block.sources[some])
+            yield targets[some], block.sources[some]
 
 
 def stored_rows(
@@ -119,6 +119,24 @@ def floats_ahead(
         store, array, scan_bytes, lanes,
         lambda rows: to_floats(rows.reshape(-1, array.row_items), array, scale),
     )  # fmt: skip
+
+
+def choose_feature(nodes: NodeType, name: str, where: str) -> str:
+    """The name of an array of a type; "": its only one, or "x".  Raises BadInput."""
+    held = nodes.features
+    if not name:
+        name = "x" if "x" in held else next(iter(held)) if len(held) == 1 else ""
+    if name not in held or held[name].row_items == 0:
+        found = f"feature {name!r}" if name else f"{len(held)} features and no name"
+        expected = f"one of {', '.join(held)} of {nodes.name}"
+        raise BadInput.at(f"{where}: --feature", found, expected, "choose one")
+    return name
+
+
+def result_dtype(feature: RowArray, asked: str | None) -> str:
+    """Of sums of rows: that of the array; float32, as they are computed, of other numbers."""
+    kept = feature.dtype in ("float32", "float16", "bfloat16") or feature.scale_path
+    return asked or (feature.dtype if kept else "float32")
 
 
 class Cut(NamedTuple):

@@ -1,11 +1,12 @@
-"""Delimited text and Parquet in bounded pieces: the only code that imports pyarrow."""
+"""Delimited text and Parquet in bounded pieces."""
 
 import io
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -14,8 +15,9 @@ import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from blockstore.io.files import naming
 from preprocess.errors import BadInput
+from preprocess.files import arrow
+from preprocess.files.arrow import INTEGER, TEXT, ColumnType, Texts
 
 PIECE_BYTES = 1 << 20  # of text that are parsed at once, and of a Parquet column that are read
 _MOST_LINE_BYTES = 64 << 20
@@ -30,43 +32,12 @@ _PACKED = (".gz", ".bz2", ".zst", ".lz4")
 _CELL = re.compile(r"In CSV column #(\d+): Row #(\d+): CSV conversion error to (.*?): (.*)", re.S)
 _IN_UTF8 = "write the table again in UTF-8"
 _ROW = re.compile(r"CSV parse error: Row #(\d+): Expected (\d+) columns?, got (\d+): ?(.*)", re.S)
-_BRACKETS = " []()"
 _GUESS_BYTES, _PACKING = 1 << 16, 4  # packed text is about so many times as long
 _MOST_SHOWN = 60  # characters of a value, in a message
 
 
-class ColumnType(NamedTuple):
-    """What a column holds: numbers, vectors of numbers, or text."""
-
-    dtype: np.dtype[Any] | None  # None: text
-    width: int = 0  # numbers of a vector; 0 where a cell is one number
-
-    def __str__(self) -> str:
-        if self.dtype is None:
-            return "text"
-        return f"{self.width} x {self.dtype}" if self.width else str(self.dtype)
-
-
 class BadCell(BadInput):
     """A value is not of the type that was wanted of its column."""
-
-
-TEXT = ColumnType(None)
-INTEGER = ColumnType(np.dtype(np.int64))
-FLAG = ColumnType(np.dtype(np.bool_))
-
-
-class Texts(NamedTuple):
-    """Strings, one behind the other in UTF-8."""
-
-    offsets: NDArray[np.int64]  # (count + 1,), of bytes in `data`
-    data: NDArray[np.uint8]
-
-    def __len__(self) -> int:
-        return self.offsets.size - 1
-
-    def at(self, i: int) -> str:
-        return bytes(self.data[self.offsets[i] : self.offsets[i + 1]]).decode(errors="replace")
 
 
 class Table:
@@ -95,20 +66,21 @@ class Table:
         if not path.is_file():
             what = "a folder" if path.exists() else "no file: it is missing"
             raise BadInput.at(path, what, "a table", "is the path right?")
-        self._names: tuple[str, ...] | None = None
         self._infinite: set[str] = set()  # columns whose infinities the text itself has
 
-    @property
+    @cached_property
     def names(self) -> tuple[str, ...]:
-        if self._names is None:
-            names = self._parquet_names() if self.form == "parquet" else self._csv_names()
-            twice = next((n for n in names if names.count(n) > 1), None)
-            if twice is not None:
-                raise BadInput.at(
-                    self.path, f"two columns {twice!r}", "names that differ", "rename one"
-                )
-            self._names = names
-        return self._names
+        if self.form == "parquet":
+            with self._translated(), self._parquet() as file:
+                names = tuple(file.schema_arrow.names)
+        else:
+            names = self._csv_names()
+        twice = next((n for n in names if names.count(n) > 1), None)
+        if twice is not None:
+            raise BadInput.at(
+                self.path, f"two columns {twice!r}", "names that differ", "rename one"
+            )
+        return names
 
     def num_rows(self) -> int:
         """Parquet says it; text is parsed once."""
@@ -143,46 +115,30 @@ class Table:
         batch = next(self._csv_batches(None), None)
         if batch is None:
             return dict.fromkeys(self.names, INTEGER)
-        return {n: _look_at(batch.column(i)) for i, n in enumerate(self.names)}
+        return {n: arrow.seen_type(batch.column(i)) for i, n in enumerate(self.names)}
 
     def arrays(self, columns: Mapping[str, ColumnType], count: int) -> Iterator[list[NDArray[Any]]]:
         """Columns of numbers, in the order of `columns`, at most `count` rows at a time.
 
         (rows,) or (rows, width) each.  Empty cells are NaN, and refused where integers are wanted.
         """
-        row = 0
-        for batch in self._batches(columns, count):
+        for row, batch in self._batches(columns, count):
             yield [self._numbers(batch.column(name), name, columns[name], row) for name in columns]
-            row += batch.num_rows
-
-    def matrix(self, dtype: np.dtype[Any] | type, count: int) -> Iterator[NDArray[Any]]:
-        """All columns as one array, (at most `count`, columns); the array is reused."""
-        column = ColumnType(np.dtype(dtype))
-        out = np.empty((0, len(self.names)), dtype)
-        for arrays in self.arrays(dict.fromkeys(self.names, column), count):
-            if out.shape[0] < arrays[0].size:
-                out = np.empty((arrays[0].size, len(arrays)), dtype)
-            for i, array in enumerate(arrays):
-                out[: array.size, i] = array
-            yield out[: arrays[0].size]
 
     def texts(self, name: str, count: int) -> Iterator[Texts]:
         """A column as text, at most `count` rows at a time; integers are written in decimal."""
-        row = 0
-        for batch in self._batches({name: TEXT}, count):
+        for row, batch in self._batches({name: TEXT}, count):
             column = batch.column(name)
             if column.null_count:
                 self._refuse_null(column, name, row, "a text")
-            yield _as_texts(self._as_text(column, name, row))
-            row += batch.num_rows
+            yield arrow.as_texts(self._as_text(column, name, row))
 
     def words(self, name: str, words: Sequence[str], count: int) -> Iterator[NDArray[np.int32]]:
         """Position of each row's text among `words`; -1 where it is another, or nothing."""
-        known, row = pa.array(words, pa.large_string()), 0
-        for batch in self._batches({name: TEXT}, count):
+        known = pa.array(words, pa.large_string())
+        for row, batch in self._batches({name: TEXT}, count):
             column = self._as_text(batch.column(name), name, row)
             yield pc.index_in(column, known).fill_null(-1).to_numpy()
-            row += batch.num_rows
 
     def place(self, row: int) -> str:
         """Of a row, from 0, for messages: file and line of text, file and row of Parquet."""
@@ -197,25 +153,22 @@ class Table:
                 f"{self.path}: header", f"columns {', '.join(self.names)}", f"one {name!r}", remedy
             )
 
-    def _batches(self, columns: Mapping[str, ColumnType], count: int) -> Iterator[Any]:
+    def _batches(self, columns: Mapping[str, ColumnType], count: int) -> Iterator[tuple[int, Any]]:
+        """(first row, at most `count` rows of some columns)."""
         for name in columns:
             self.check_has(name, "name one of those")
-        count = max(count, 1)
-        if self.form == "parquet":
-            yield from self._parquet_batches(list(columns), count)
-            return
-        for batch in self._csv_batches(columns):
+        row, count, is_csv = 0, max(count, 1), self.form == "csv"
+        held = self._csv_batches(columns) if is_csv else self._parquet_batches([*columns], count)
+        for batch in held:
             for first in range(0, batch.num_rows, count):
-                yield batch.slice(first, count)
+                part = batch.slice(first, count)
+                yield row, part
+                row += part.num_rows
 
     def _parquet(self) -> Any:
         return pq.ParquetFile(
             self.path, buffer_size=PIECE_BYTES, pre_buffer=False, memory_map=False
         )
-
-    def _parquet_names(self) -> tuple[str, ...]:
-        with self._translated(), self._parquet() as file:
-            return tuple(file.schema_arrow.names)
 
     def _parquet_batches(self, names: list[str], count: int) -> Iterator[Any]:
         with self._translated(), self._parquet() as file:
@@ -239,7 +192,7 @@ class Table:
         wanted = {} if columns is None else {self._held_name(n): t for n, t in columns.items()}
         convert = pa_csv.ConvertOptions(
             include_columns=list(wanted),
-            column_types={name: _parsed_as(kind) for name, kind in wanted.items()},
+            column_types={name: arrow.parsed_as(kind) for name, kind in wanted.items()},
             null_values=[""],  # "NA" may be the id of a node
         )
         with self._stream() as stream:
@@ -268,7 +221,7 @@ class Table:
 
     def _as_text(self, column: Any, name: str, row: int) -> Any:
         """As large_string, without a copy where it is text already."""
-        column = _decoded(column)
+        column = arrow.decoded(column)
         try:
             return column.cast(pa.large_string())
         except pa.ArrowNotImplementedError as error:
@@ -279,23 +232,18 @@ class Table:
         except pa.ArrowInvalid as error:
             raw = (value.as_py() or b"" for value in column.cast(pa.large_binary()))
             at, found = next((i, r) for i, r in enumerate(raw) if not _is_utf8(r))
-            raise BadInput.at(
-                self.place(row + at), f"{_shown(repr(found))} in column {name!r}", "UTF-8",
-                _IN_UTF8,
-            ) from error  # fmt: skip
+            raise self._bad(row + at, name, shown(repr(found)), "UTF-8", _IN_UTF8) from error
 
     def _numbers(self, column: Any, name: str, kind: ColumnType, row: int) -> NDArray[Any]:
         """A column as (rows,) or (rows, width) of the dtype wanted."""
         assert kind.dtype is not None
         if kind.width:
             return self._vectors(column, name, kind, row)
-        column = _decoded(column)
+        column = arrow.decoded(column)
         if pa.types.is_temporal(column.type):
             column = column.cast(pa.int32() if pa.types.is_date32(column.type) else pa.int64())
-        if not _is_number(column.type):
-            raise BadInput.at(
-                self.place(row), f"{column.type} in column {name!r}", str(kind), "convert it"
-            )
+        if not arrow.is_number(column.type):
+            raise self._bad(row, name, column.type, kind, "convert it")
         if column.null_count:
             if kind.dtype.kind != "f":
                 self._refuse_null(column, name, row, str(kind))
@@ -321,9 +269,7 @@ class Table:
         bad = cast != array
         if bad.any():
             at = int(np.argmax(bad.reshape(bad.shape[0], -1).any(axis=1)))
-            raise BadCell.at(
-                self.place(row + at), f"{array[at]} in column {name!r}", str(kind), "correct it"
-            )
+            raise self._bad(row + at, name, array[at], kind, error=BadCell)
         return cast
 
     def _check_infinite(
@@ -353,41 +299,33 @@ class Table:
         self, array: NDArray[Any], lost: NDArray[np.bool_], name: str, kind: ColumnType, row: int
     ) -> None:
         at = np.argwhere(lost)[0].tolist()
-        raise BadCell.at(
-            self.place(row + at[0]), f"{array[tuple(at)]:g} in column {name!r}",
-            f"less than 3.4e38 for {kind.dtype}", "scale the numbers, or leave the row out",
-        )  # fmt: skip
+        found, expected = f"{array[tuple(at)]:g}", f"less than 3.4e38 for {kind.dtype}"
+        remedy = "scale the numbers, or leave the row out"
+        raise self._bad(row + at[0], name, found, expected, remedy, BadCell)
 
     def _vectors(self, column: Any, name: str, kind: ColumnType, row: int) -> NDArray[Any]:
         if column.null_count:
             self._refuse_null(column, name, row, str(kind))
-        if _is_text(column.type):
+        if arrow.is_text(column.type):
             return self._parsed_vectors(column, name, kind, row)
-        if not _is_list(column.type):
-            raise BadInput.at(
-                self.place(row), f"{column.type} in column {name!r}", str(kind), "convert it"
-            )
+        if not arrow.is_list(column.type):
+            raise self._bad(row, name, column.type, kind, "convert it")
         self._check_lengths(column, name, kind, row)
         values = column.flatten()
-        if values.null_count or not _is_number(values.type):
+        if values.null_count or not arrow.is_number(values.type):
             found = "an empty number" if values.null_count else f"a list of {values.type}"
-            raise BadInput.at(
-                self.place(row), f"{found} in column {name!r}", str(kind), "correct it"
-            )
+            raise self._bad(row, name, found, kind)
         array = values.to_numpy(zero_copy_only=False).reshape(-1, kind.width)
         return self._cast(array, name, kind, row)
 
     def _parsed_vectors(self, column: Any, name: str, kind: ColumnType, row: int) -> NDArray[Any]:
-        parts = _split(column)
+        parts = arrow.split_numbers(column)
         self._check_lengths(parts, name, kind, row)
         try:
-            values = pc.cast(parts.flatten(), _parsed_as(ColumnType(kind.dtype)))
+            values = pc.cast(parts.flatten(), arrow.parsed_as(ColumnType(kind.dtype)))
         except pa.ArrowInvalid as error:
-            at = next(i for i in range(len(parts)) if not _parses(parts[i].values, kind))
-            raise BadInput.at(
-                self.place(row + at), f"{_shown(column[at].as_py())} in column {name!r}",
-                str(kind), "correct it",
-            ) from error  # fmt: skip
+            at = next(i for i in range(len(parts)) if not arrow.parses(parts[i].values, kind))
+            raise self._bad(row + at, name, shown(column[at].as_py()), kind) from error
         array = values.to_numpy(zero_copy_only=False).reshape(-1, kind.width)
         if array.dtype.kind == "f" and np.isinf(array).any():
             array = pc.cast(parts.flatten(), pa.float64()).to_numpy(zero_copy_only=False)
@@ -399,37 +337,42 @@ class Table:
         bad = lengths != kind.width
         if bad.any():
             at = int(np.argmax(bad))
-            raise BadInput.at(
-                self.place(row + at), f"{lengths[at]} numbers in column {name!r}",
-                f"{kind.width}", "all rows have the same width",
-            )  # fmt: skip
+            found, remedy = f"{lengths[at]} numbers", "all rows have the same width"
+            raise self._bad(row + at, name, found, kind.width, remedy)
 
     def _type_of(self, name: str, held: Any, head: Any) -> ColumnType:
         """Of a column of Parquet; `head` is a batch of one row, or None."""
         if pa.types.is_dictionary(held):
             held = held.value_type
-        if _is_list(held):
+        if arrow.is_list(held):
             width = 0 if head is None else int(pc.list_value_length(head.column(name))[0].as_py())
             if pa.types.is_fixed_size_list(held):
                 width = held.list_size
-            if width and _is_number(held.value_type):
-                return ColumnType(_dtype_of(held.value_type), width)
+            if width and arrow.is_number(held.value_type):
+                return ColumnType(arrow.dtype_of(held.value_type), width)
             raise BadInput.at(
                 f"{self.path}: schema", f"{held} in column {name!r}", "lists of numbers",
                 "convert it",
             )  # fmt: skip
         if pa.types.is_temporal(held):
             return INTEGER
-        return ColumnType(_dtype_of(held)) if _is_number(held) else TEXT
+        return ColumnType(arrow.dtype_of(held)) if arrow.is_number(held) else TEXT
 
     def _refuse_null(self, column: Any, name: str, row: int, expected: str) -> None:
         at = int(np.argmax(column.is_null().to_numpy(zero_copy_only=False)))
-        raise BadInput.at(
-            self.place(row + at),
-            f"nothing in column {name!r}",
-            expected,
-            "fill it, or drop the row",
-        )
+        raise self._bad(row + at, name, "nothing", expected, "fill it, or drop the row")
+
+    def _bad(
+        self,
+        row: int,
+        name: str,
+        found: object,
+        expected: object,
+        remedy: str = "correct it",
+        error: type[BadInput] = BadInput,
+    ) -> BadInput:
+        """What a row has in a column."""
+        return error.at(self.place(row), f"{found} in column {name!r}", expected, remedy)
 
     def _line_of(self, row: int) -> int:
         """Line, from 1, of the row-th line that is not empty, from 0; 0 where there is none."""
@@ -442,67 +385,55 @@ class Table:
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
-        """Arrow's errors as BadInput."""
         try:
             yield
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowKeyError) as error:
             raise self._said(str(error)) from error
         except UnicodeDecodeError as error:
-            found = _shown(repr(error.object))
+            found = shown(repr(error.object))
             raise BadInput.at(f"{self.path}: header", found, "names in UTF-8", _IN_UTF8) from error
         except (OSError, EOFError, pa.ArrowException) as error:
-            what = " ".join(str(error).split())
-            raise BadInput.at(
-                self.path, _shown(what), f"a whole {self.form} file", "copy it again"
-            ) from error
+            whole = f"a whole {self.form} file"
+            raise BadInput.at(self.path, shown(str(error)), whole, "copy it again") from error
 
     def _said(self, text: str) -> BadInput:
         if cell := _CELL.search(text):
-            name = self.names[int(cell[1])] if self._names else cell[1]
-            where = f"{self.path}:{self._line_of(int(cell[2]) - 1)}"
+            name = self.names[int(cell[1])] if "names" in vars(self) else cell[1]
+            row = int(cell[2]) - 1 - self._header
             if "invalid UTF8" in cell[4]:
-                return BadInput.at(
-                    where, f"bytes that are not UTF-8 in column {name!r}", "UTF-8", _IN_UTF8
-                )
-            value = cell[4].removeprefix("invalid value ")
-            return BadCell.at(
-                where, f"{_shown(value)} in column {name!r}", cell[3], "correct the line"
-            )
-        if row := _ROW.search(text):
-            return BadInput.at(
-                f"{self.path}:{self._line_of(int(row[1]) - 1)}",
-                f"{row[3]} columns in {_shown(row[4])}", row[2], "correct the line",
-            )  # fmt: skip
+                return self._bad(row, name, "bytes that are not UTF-8", "UTF-8", _IN_UTF8)
+            value = shown(cell[4].removeprefix("invalid value "))
+            return self._bad(row, name, value, cell[3], "correct the line", BadCell)
+        if line := _ROW.search(text):
+            where = f"{self.path}:{self._line_of(int(line[1]) - 1)}"
+            found = f"{line[3]} columns in {shown(line[4])}"
+            return BadInput.at(where, found, line[2], "correct the line")
         if "straddling" in text:
             return BadInput.at(
                 self.path, f"a line longer than {self._piece_bytes >> 1} bytes", "shorter ones",
                 "is the file text, with lines that end?",
             )  # fmt: skip
-        what = "an empty file" if "Empty CSV" in text else _shown(" ".join(text.split()))
+        what = "an empty file" if "Empty CSV" in text else shown(text)
         return BadInput.at(self.path, what, f"a {self.form} table", "write it again")
 
 
-@contextmanager
-def writing_keys(path: Path) -> Iterator[Callable[[Texts], None]]:
-    """A function that appends to a Parquet file of one column "key", a row a node."""
-    kind = pa.large_string()
-    with naming(path, 0):
-        schema = pa.schema([("key", kind)])
-        writer = pq.ParquetWriter(path, schema, compression="zstd", use_dictionary=False)
-
-    def append(keys: Texts) -> None:
-        first = int(keys.offsets[0])
-        data = np.ascontiguousarray(keys.data[first : int(keys.offsets[-1])])
-        buffers = [None, pa.py_buffer(keys.offsets - first), pa.py_buffer(data)]
-        column = pa.Array.from_buffers(kind, len(keys), buffers)
-        with naming(path, column.nbytes):
-            writer.write_batch(pa.record_batch([column], ["key"]))
-
-    try:
-        yield append
-    finally:
-        with naming(path, 0):
-            writer.close()
+def joined(
+    pieces: Iterator[list[NDArray[Any]]], row_shape: tuple[int, ...], dtype: np.dtype[Any]
+) -> Iterator[NDArray[Any]]:
+    """Columns side by side, (rows, *row_shape); the array is reused."""
+    out = np.empty((0, *row_shape), dtype)
+    for arrays in pieces:
+        size, at = arrays[0].shape[0], 0
+        if len(arrays) == 1:
+            yield arrays[0].reshape(size, *row_shape)
+            continue
+        if out.shape[0] < size:
+            out = np.empty((size, *row_shape), dtype)
+        for array in arrays:
+            flat = array.reshape(size, -1)
+            out[:size, at : at + flat.shape[1]] = flat
+            at += flat.shape[1]
+        yield out[:size]
 
 
 def is_table(path: Path) -> bool:
@@ -515,30 +446,6 @@ def _form_of(path: Path) -> tuple[str, str] | None:
     return _SUFFIXES.get(suffix)
 
 
-def _look_at(column: Any) -> ColumnType:
-    """What a column of text seems to hold, by its first piece."""
-    if pa.types.is_integer(column.type):
-        return INTEGER
-    if pa.types.is_boolean(column.type):
-        return FLAG
-    if pa.types.is_floating(column.type) or pa.types.is_null(column.type):
-        return ColumnType(np.dtype(np.float32))
-    if pa.types.is_binary(column.type):  # what arrow calls text that is not UTF-8
-        return TEXT
-    parts = _split(column.cast(pa.string()))
-    width = len(parts[0].values)
-    for dtype in (np.int64, np.float32):
-        kind = ColumnType(np.dtype(dtype), width)
-        if width and _parses(parts.flatten(), kind):
-            return kind
-    return TEXT
-
-
-def _split(column: Any) -> Any:
-    """A text column of numbers between commas, in brackets or not, as lists of text."""
-    return pc.split_pattern_regex(pc.utf8_trim(column, _BRACKETS), r"\s*,\s*")
-
-
 def _is_utf8(raw: bytes) -> bool:
     try:
         raw.decode()
@@ -547,53 +454,6 @@ def _is_utf8(raw: bytes) -> bool:
     return True
 
 
-def _parses(values: Any, kind: ColumnType) -> bool:
-    try:
-        pc.cast(values, _parsed_as(ColumnType(kind.dtype)))
-    except pa.ArrowInvalid:
-        return False
-    return True
-
-
-def _parsed_as(kind: ColumnType) -> Any:
-    """The arrow type that text is parsed as."""
-    if kind.dtype is None or kind.width:
-        return pa.string()
-    return pa.from_numpy_dtype(kind.dtype)
-
-
-def _is_number(held: Any) -> bool:
-    return bool(
-        pa.types.is_integer(held) or pa.types.is_floating(held) or pa.types.is_boolean(held)
-    )
-
-
-def _is_text(held: Any) -> bool:
-    return bool(pa.types.is_string(held) or pa.types.is_large_string(held))
-
-
-def _is_list(held: Any) -> bool:
-    return bool(
-        pa.types.is_list(held) or pa.types.is_large_list(held) or pa.types.is_fixed_size_list(held)
-    )
-
-
-def _dtype_of(held: Any) -> np.dtype[Any]:
-    dtype: np.dtype[Any] = np.dtype(held.to_pandas_dtype())
-    return dtype
-
-
-def _decoded(column: Any) -> Any:
-    return column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
-
-
-def _as_texts(column: Any) -> Texts:
-    """Of a column of large_string, without a copy."""
-    _, offsets, data = column.buffers()
-    at = np.frombuffer(offsets, np.int64)[column.offset : column.offset + len(column) + 1]
-    return Texts(at, np.frombuffer(data, np.uint8) if data else np.empty(0, np.uint8))
-
-
-def _shown(text: str) -> str:
+def shown(text: str) -> str:
     text = " ".join(text.split())
     return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -26,33 +26,16 @@ from blockstore.units import format_bytes
 from preprocess.errors import BadInput
 from preprocess.files.array_file import ArrayFile, load_array, save_array
 from preprocess.files.store import Cut, cut_columns, joined_columns
-from preprocess.hops.plan import (
-    HopsPlan,
-    Operator,
-    ResolvedHops,
-    gapless,
-    plan_hops,
-    resolve_hops,
-)
+from preprocess.hops.plan import HopsPlan, Operator, ResolvedHops, gapless, plan_hops, resolve_hops
 from preprocess.hops.rows import LABELS, NODES, PLACES, RowTaker, choose_rows, take_labels
 from preprocess.ingest.contents import as_path
 from preprocess.ingest.options import HopsRequest
 from preprocess.kernels.hops import scale_rows
 from preprocess.kernels.rows import quantize
-from preprocess.pipeline.memory import give_back_freed
 from preprocess.pipeline.progress import Progress
 from preprocess.pipeline.result import Ran, StageResult
-from preprocess.pipeline.stage import (
-    Cost,
-    Facts,
-    PipelineRun,
-    Stage,
-    check_disk,
-    disk_need,
-    resumable,
-    temporary_bytes,
-)
-from preprocess.pipeline.work import WorkFolder, sign, work_path
+from preprocess.pipeline.stage import Cost, Facts, PipelineRun, RunPlan, Stage, resumable
+from preprocess.pipeline.work import WorkFolder, sign
 from preprocess.stages.product import ProductStep, RelationProduct, count_degrees, new_columns
 from preprocess.stages.rows import convert
 
@@ -120,14 +103,13 @@ def make_hops(
     """Add hops to the store at `path`.
 
     threads   0: one a core
-    fresh     begin anew, whatever an earlier run has left
+    fresh     begin from scratch, whatever an earlier run has left
     inside    another run has these stages among its own: it shows them, and says what stays
 
     Raises BadInput, BudgetTooSmall, OutOfSpace, StoreBusy, StoreExists, NotAStore, CorruptBlock;
     the store is as it was then.  When the disk fills up, or the run is stopped, finished stages
     stay beside the store, and the same call goes on after them.
     """
-    give_back_freed()
     path, threads = path.resolve(), threads or default_threads()
     manifest = open_store(path).manifest
     plan = plan_hops(manifest, resolve_hops(manifest, request, str(path)), mem_bytes, threads)
@@ -141,14 +123,12 @@ def make_hops(
             "slices": [plan.width, plan.label_bytes],
         }  # fmt: skip
         folder = path.with_name(f"{path.name}.hops")
-        temporary = temporary_bytes(stages.stages())
-        check_disk(path, plan.array_bytes, temporary, work_path(folder))
+        planned = RunPlan.of(stages.stages(), plan.array_bytes)
         if inside:
+            planned.check_disk(folder)
             held: AbstractContextManager[WorkFolder] = WorkFolder(folder, sign(facts, b""), fresh)
         else:
-            progress.begin([s.plan for s in stages.stages()], {})
-            need = disk_need(plan.array_bytes, temporary)
-            held = resumable(folder, sign(facts, b""), progress, need, fresh)
+            held = resumable(folder, sign(facts, b""), progress, planned, fresh)
         with held as work, ThreadPoolExecutor(threads, thread_name_prefix="hops") as pool:
             run = HopsRun(work, progress, extender, stages, pool)
             try:
@@ -266,7 +246,6 @@ class HopStages:
         run.manifest = run.extender.commit(self.resolved.extended(run.store.manifest, sets))
 
     def result(self, run: HopsRun) -> HopsResult:
-        """When all stages are over."""
         resolved, splits = self.resolved, run.facts(ROWS)["splits"]
         rows = {split: size for split, (size, _) in splits.items()}
         widths = numpy_dtype(resolved.dtype).itemsize * resolved.feature.row_items
@@ -369,9 +348,8 @@ class HopStages:
         """Rows of an array out of files with some columns of each; `parts`: (file, columns)."""
         step = max(1, self.plan.buffer // array.row_bytes)
         files = [(run.path(name), width) for name, width in parts]
-        total = array.num_rows * array.row_bytes
         with (
-            run.progress.stage(array.path, total, "B") as stage,
+            run.progress.stage(array.path, array.num_rows * array.row_bytes, "B") as stage,
             run.extender.rows(array) as writer,
         ):
             for rows in joined_columns(files, dtype, first, array.num_rows, step):
@@ -386,7 +364,6 @@ class _ColumnSlice:
         size = run.resolved.nodes.num_nodes * run.plan.width
         self._run, self._columns = run, [new_columns(size) for _ in range(run.plan.arrays)]
         self.taker = RowTaker(run.store, run.folder, run.plan, run.pool)
-        self._product: RelationProduct | None = None
         self._made_for: Operator | None = None
         self._factor = self._scale = _NONE
 
@@ -426,27 +403,25 @@ class _ColumnSlice:
     ) -> tuple[NDArray[np.float32], list[NDArray[np.float32]]]:
         """The next hop, and the columns that are free then."""
         run, steps = self._run, operator.steps()
-        product = self._get_product(operator)
-        total = len(steps) * product.graph_bytes
+        total = len(steps) * self._product.graph_bytes
         with run.progress.stage(f"hop {hop}", total, "B") as stage:
             rows = x
             for scale, share in steps:
                 out = next(each for each in spare if each is not rows)
                 step = ProductStep(self._factor, scale, share, operator.loops)
-                product.run(step, rows, x, run.plan.width, out, self._run.pool, stage)
+                self._product.run(step, rows, x, run.plan.width, out, run.pool, stage)
                 rows = out
         return rows, [each for each in (x, *spare) if each is not rows]
 
-    def _get_product(self, operator: Operator) -> RelationProduct:
-        """Made once: all operators have one relation, and weights or not."""
+    @cached_property
+    def _product(self) -> RelationProduct:
+        """Of all operators: they have one relation, and weights or not."""
         run, plan = self._run, self._run.plan
-        if self._product is None:
-            self._product = RelationProduct(
-                run.store, run.resolved.relation, run.resolved.nodes,
-                load_array(run.path(_CARRIED), np.uint8), weighted=operator.weighted,
-                threads=plan.threads, scan_bytes=plan.scan_bytes, resident=plan.resident,
-            )  # fmt: skip
-        return self._product
+        return RelationProduct(
+            run.store, run.resolved.relation, load_array(run.path(_CARRIED), np.uint8),
+            weighted=run.resolved.operators[0].weighted, threads=plan.threads,
+            scan_bytes=plan.scan_bytes, resident=plan.resident,
+        )  # fmt: skip
 
     def _norms(self, operator: Operator) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """(factor, scale): what each sum is multiplied by; what is in each row beside its value.
@@ -476,7 +451,6 @@ class _ColumnSlice:
         return factor, scale
 
     def _each_range(self, work: Callable[[int, int], None]) -> None:
-        """Of nodes, a thread each."""
         total, parts = self._run.resolved.nodes.num_nodes, self._run.plan.threads
         ends = [total * i // parts for i in range(parts + 1)]
         list(self._run.pool.map(work, ends[:-1], ends[1:]))

@@ -1,7 +1,7 @@
 """What propagation is about, and what it will take: operators, memory, passes, disk.  Pure."""
 
 from dataclasses import dataclass
-from math import exp, log
+from math import ceil, exp, log
 from typing import NamedTuple, get_args
 
 import msgspec
@@ -19,6 +19,7 @@ from blockstore.format import (
     side_arrays,
 )
 from preprocess.errors import BadInput
+from preprocess.files.store import choose_feature, result_dtype
 from preprocess.ingest.contents import as_path, row_disk_bytes
 from preprocess.ingest.options import FeatureDtype, HopRows, HopsRequest, OperatorKind
 from preprocess.ingest.plan import too_little_memory
@@ -27,12 +28,12 @@ ALL = "all"  # the split that is every node
 
 SERIES_ERROR = 1e-7  # what the rest of a series may be, times the features
 _MOST_T = 20.0  # of the heat kernel: its terms must fit float32
-_LEAST_ALPHA = 0.005
+_MIN_ALPHA = 0.005
 
 _FIXED_BYTES = 8 << 20  # Zarr metadata, small buffers
 _INTERPRETER_BYTES = 128 << 20  # Python, numpy and compiled kernels: a quarter of --mem at most
 _MOST_SCAN, _MOST_PIECE, _MOST_BUFFER = 2 << 20, 1 << 20, 8 << 20
-_LEAST_PIECE = 16 << 10
+_MIN_PIECE = 16 << 10
 _CRC_BYTES = 16  # a page of the array being written
 _LINE_ITEMS = 16  # float32 in a cache line
 _MOST_WIDTH = 1 << 10  # of a slice
@@ -41,7 +42,7 @@ _MOST_WIDTH = 1 << 10  # of a slice
 class Operator(NamedTuple):
     """A matrix B: hop r is B**r times the features."""
 
-    kind: OperatorKind
+    kind: str  # of `OperatorKind`
     loops: bool
     parameter: float  # alpha or t; 0: none
     weighted: bool
@@ -61,7 +62,7 @@ class Operator(NamedTuple):
         product before has given; x are always those of the hop before.
         """
         if self.kind == "ppr":
-            count = max(1, _ceil(log(SERIES_ERROR / 2) / log(1 - self.parameter)))
+            count = max(1, ceil(log(SERIES_ERROR / 2) / log(1 - self.parameter)))
             return [(1 - self.parameter, self.parameter)] * count
         if self.kind == "heat":
             t = self.parameter
@@ -69,10 +70,6 @@ class Operator(NamedTuple):
             last, share = pairs[-1]
             return [*pairs[:-1], (last * exp(-t), share * exp(-t))]
         return [(1.0, 0.0)]
-
-
-def _ceil(number: float) -> int:
-    return -int(-number // 1)
 
 
 def _heat_terms(t: float) -> int:
@@ -106,7 +103,6 @@ class ResolvedHops(NamedTuple):
 
     @property
     def num_rows(self) -> int:
-        """Of all splits, at most."""
         return sum(self.sizes.values())
 
     def missing(self, operator: Operator) -> range:
@@ -115,11 +111,9 @@ class ResolvedHops(NamedTuple):
 
     @property
     def num_arrays(self) -> int:
-        """Of features, for each split."""
         return self.is_new + sum(len(self.missing(operator)) for operator in self.operators)
 
     def array(self, manifest: Manifest, split: str, rows: int, tail: str) -> RowArray:
-        """Features of a hop."""
         path = f"{self.folder(split)}/{tail}"
         return gapless(
             manifest, path, self.dtype, rows, self.feature.row_shape,
@@ -143,7 +137,6 @@ class ResolvedHops(NamedTuple):
 def gapless(
     manifest: Manifest, path: str, dtype: str, rows: int, shape: tuple[int, ...], scale: str = ""
 ) -> RowArray:
-    """A row array without gaps."""
     array = RowArray(path, dtype, rows, shape, "", scale)
     per_block = gapless_rows(array.row_bytes, manifest.block_bytes, rows)
     return msgspec.structs.replace(array, rows_per_block=per_block)
@@ -154,11 +147,11 @@ def resolve_hops(manifest: Manifest, request: HopsRequest, where: str) -> Resolv
     _check_numbers(request)
     nodes = _find_type(manifest, request, where)
     relation, named = _find_relation(manifest, nodes, request, where)
-    feature_name = _find_feature(nodes, request.feature, where)
+    feature_name = choose_feature(nodes, request.feature, where)
     feature = nodes.features[feature_name]
     operators = tuple(
         Operator(
-            kind,  # type: ignore[arg-type]
+            kind,
             request.self_loops,
             {"ppr": request.alpha, "heat": request.t}.get(kind, 0.0),
             request.weighted,
@@ -166,8 +159,7 @@ def resolve_hops(manifest: Manifest, request: HopsRequest, where: str) -> Resolv
         )
         for kind in request.operators
     )
-    kept = feature.dtype in ("float32", "float16", "bfloat16") or feature.scale_path
-    dtype = request.dtype or (feature.dtype if kept else "float32")
+    dtype = result_dtype(feature, request.dtype)
     sizes = _find_splits(nodes, request, where)
     held = _find_held(nodes, sizes, operators, request, feature_name, dtype, where)
     return ResolvedHops(
@@ -189,7 +181,7 @@ def _check_numbers(request: HopsRequest) -> None:
     checks: list[tuple[str, object, bool, str]] = [
         ("--hops", request.hops, 1 <= request.hops <= 64, "1 to 64"),
         ("--seed", request.seed, 0 <= request.seed < 2**63, "0 to 2^63 - 1"),
-        ("--alpha", request.alpha, _LEAST_ALPHA <= request.alpha < 1, f"{_LEAST_ALPHA:g} to 1"),
+        ("--alpha", request.alpha, _MIN_ALPHA <= request.alpha < 1, f"{_MIN_ALPHA:g} to 1"),
         ("--t", request.t, 0 < request.t <= _MOST_T, f"more than 0, at most {_MOST_T:g}"),
         ("--rows", repr(request.rows), request.rows in get_args(HopRows), "labelled or all"),
         ("--dtype", request.dtype, request.dtype in (None, *get_args(FeatureDtype)),
@@ -249,18 +241,6 @@ def _find_relation(
             "a weight beside each edge", "go without --weighted",
         )  # fmt: skip
     return found[0], len(own) > 1
-
-
-def _find_feature(nodes: NodeType, name: str, where: str) -> str:
-    held = nodes.features
-    if not name:
-        name = "x" if "x" in held else next(iter(held)) if len(held) == 1 else ""
-    if name not in held or held[name].row_items == 0:
-        found = f"feature {name!r}" if name else f"{len(held)} features and no name"
-        raise BadInput.at(
-            f"{where}: --feature", found, f"one of {', '.join(held)} of {nodes.name}", "choose one"
-        )
-    return name
 
 
 def _find_splits(nodes: NodeType, request: HopsRequest, where: str) -> dict[str, int]:
@@ -328,8 +308,6 @@ def _find_held(
 
 @dataclass(frozen=True, slots=True)
 class HopsPlan:
-    """How memory is shared out."""
-
     width: int  # columns of a slice, as they are in memory: those that are not there are zeros
     num_slices: int
     arrays: int  # of one slice of all nodes, float32
@@ -351,7 +329,7 @@ class HopsPlan:
 def plan_hops(
     manifest: Manifest, resolved: ResolvedHops, mem_bytes: int, threads: int
 ) -> HopsPlan:  # fmt: skip
-    """Share out --mem.  Raises BudgetTooSmall with the least that would do."""
+    """Share out --mem.  Raises BudgetTooSmall with the minimum that would do."""
     nodes, feature, columns = resolved.nodes, resolved.feature, resolved.feature.row_items
     series = any(len(operator.steps()) > 1 for operator in resolved.operators)
     arrays, block = (3 if series else 2), manifest.block_bytes
@@ -362,21 +340,21 @@ def plan_hops(
     column = 4 * (arrays * nodes.num_nodes + resolved.relation.num_blocks)
     per_node = 2 * ITEM_BYTES[manifest.id_dtype] + 1
     choosing = per_node * nodes.num_nodes + 12 * max(resolved.sizes.values())
-    least = max(
-        8 * nodes.num_nodes + column + threads * block + _pieces(_LEAST_PIECE, threads, slots),
+    minimum = max(
+        8 * nodes.num_nodes + column + threads * block + _pieces(_MIN_PIECE, threads, slots),
         choosing, 6 * max(slots),
     )  # fmt: skip
-    least += tables
-    least = min(-(-least * 4 // 3), least + _INTERPRETER_BYTES)
-    if mem_bytes < least:
+    minimum += tables
+    minimum = min(-(-minimum * 4 // 3), minimum + _INTERPRETER_BYTES)
+    if mem_bytes < minimum:
         why = f"a column of {nodes.num_nodes:,} nodes {arrays} times, their degrees and buffers"
-        raise too_little_memory(mem_bytes, least, why)
+        raise too_little_memory(mem_bytes, minimum, why)
     spare = mem_bytes - tables - min(_INTERPRETER_BYTES, mem_bytes // 4)
     room = spare - 8 * nodes.num_nodes
     scan = max(block, min(_MOST_SCAN, room // (16 * threads)))
-    piece = max(_LEAST_PIECE, min(_MOST_PIECE, room // (64 * threads)))
+    piece = max(_MIN_PIECE, min(_MOST_PIECE, room // (64 * threads)))
     if threads * scan + _pieces(piece, threads, slots) + column > room:
-        scan, piece = block, _LEAST_PIECE
+        scan, piece = block, _MIN_PIECE
     room -= threads * scan + _pieces(piece, threads, slots)
     graph = resolved.relation.num_blocks * block
     resident = room - graph >= column * min(_LINE_ITEMS, _padded(columns))

@@ -20,6 +20,7 @@ from preprocess.errors import BadInput
 from preprocess.files.array_file import ArrayFile
 from preprocess.hops.plan import ALL, HopsPlan, ResolvedHops
 from preprocess.kernels.hops import take_rows
+from preprocess.stages.labels import have_labels
 
 NODES, PLACES, LABELS = "nodes", "places", "labels"  # temporary files
 _PURPOSE = 0x486F_7073  # of the key: no other draw has it
@@ -71,8 +72,7 @@ def labelled(store: Store, nodes: NodeType) -> NDArray[np.bool_]:
     assert nodes.label is not None
     flags = np.empty(nodes.num_nodes, np.bool_)
     for first, rows in scan_rows(store, nodes.label):
-        there = ~np.isnan(rows) if rows.dtype.kind == "f" else rows != -1
-        flags[first : first + rows.shape[0]] = there.reshape(rows.shape[0], -1).any(axis=1)
+        flags[first : first + rows.shape[0]] = have_labels(rows)
     return flags
 
 
@@ -112,7 +112,7 @@ def take_labels(store: Store, nodes: NodeType, plan: HopsPlan, folder: Path) -> 
             raw = np.ascontiguousarray(rows).view(np.uint8).reshape(rows.shape[0], -1)
             held[first : first + rows.shape[0], : high - low] = raw[:, low:high]
         with (
-            ArrayFile(folder / PLACES, np.dtype(_place_dtype(store))) as places,
+            ArrayFile(folder / PLACES, store.manifest.id_dtype) as places,
             ArrayFile(folder / f"{LABELS}.{number}", np.uint8) as out,
         ):
             for piece in places.pieces(0, places.size, max(1, plan.piece_bytes // width)):
@@ -121,17 +121,13 @@ def take_labels(store: Store, nodes: NodeType, plan: HopsPlan, folder: Path) -> 
     return number
 
 
-def _place_dtype(store: Store) -> str:
-    return store.manifest.id_dtype
-
-
 class RowTaker:
     """Rows of columns in memory, in the order of the rows that are kept, to a file each."""
 
     def __init__(
         self, store: Store, folder: Path, plan: HopsPlan, pool: ThreadPoolExecutor
     ) -> None:
-        self._places = ArrayFile(folder / PLACES, np.dtype(_place_dtype(store)))
+        self._places = ArrayFile(folder / PLACES, store.manifest.id_dtype)
         self._folder, self._plan, self._pool = folder, plan, pool
 
     @property

@@ -11,8 +11,8 @@ from blockstore.format import RowArray, crc_path
 from blockstore.store import numpy_dtype
 from preprocess.files.array_file import load_array, save_array
 from preprocess.ingest.contents import ArrayContent, row_disk_bytes
-from preprocess.ingest.plan import IngestJob, placed_bytes, rows_bytes, scale_stage
-from preprocess.ingest.run import IngestRun, IngestStage
+from preprocess.ingest.graph import IngestRun, IngestStage
+from preprocess.ingest.plan import IngestJob, placed_bytes, rows_bytes
 from preprocess.pipeline.result import QuantizationError
 from preprocess.pipeline.stage import Cost, Facts
 from preprocess.sources.stored import StoredSource
@@ -71,7 +71,7 @@ def feature_stages(
     cost = _placed_cost(job, rows, place_bytes)
     return [
         IngestStage(
-            scale_stage(array), Cost(rows_bytes(source)), find,
+            f"{array.path}: scale", Cost(rows_bytes(source)), find,
             files={_SCALE: 4 * array.row_items},
         ),
         IngestStage(
@@ -85,7 +85,7 @@ def _copied_scale(job: IngestJob, array: RowArray) -> IngestStage:
     source = job.source
     assert isinstance(source, StoredSource)
     return IngestStage(
-        scale_stage(array), Cost(4 * array.row_items),
+        f"{array.path}: scale", Cost(4 * array.row_items),
         lambda run: run.writer.side(array.scale_path, source.scale(array)),
         arrays=[array.scale_path],
     )  # fmt: skip

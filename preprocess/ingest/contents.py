@@ -40,7 +40,6 @@ class TypeContents:
 
     @property
     def stop(self) -> int:
-        """Behind its last store id."""
         return self.first + self.num_nodes
 
 
@@ -84,14 +83,11 @@ class RelationContents:
 
     @property
     def has_rows(self) -> bool:
-        """Whether it has edge arrays."""
         return bool(self.inline or self.features)
 
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """All of a store."""
-
     id_dtype: str
     types: tuple[TypeContents, ...]
     relations: tuple[RelationContents, ...]

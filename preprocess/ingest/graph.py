@@ -13,11 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blockstore.format import Partitioning
+from blockstore.writer import StoreWriter
 from preprocess.files.ahead import COPIES, Arrays
 from preprocess.files.array_file import load_array, save_array
 from preprocess.ingest.contents import Contents, RelationContents
 from preprocess.ingest.options import IngestOptions
-from preprocess.ingest.plan import columns_fit, needs_columns, reads_columns
+from preprocess.ingest.plan import IngestJob, columns_fit, needs_columns, reads_columns
 from preprocess.kernels.edges import NO_RANKS, Ends, Records
 from preprocess.kernels.levels import (
     HeldColumns,
@@ -28,6 +29,8 @@ from preprocess.kernels.levels import (
     take_counts,
 )
 from preprocess.pipeline.progress import Progress
+from preprocess.pipeline.stage import PipelineRun, Stage
+from preprocess.pipeline.work import WorkFolder
 from preprocess.sources.source import Source
 from preprocess.stages.classes import NodeClasses
 from preprocess.stages.columns import COLUMNS, DEGREES, ColumnFile
@@ -48,7 +51,7 @@ from preprocess.stages.partition import partition_nodes
 from preprocess.stages.scan import count_edges
 
 RANK, PARTITION = "rank", "partition"  # temporary files
-_LEAST_READ = 1 << 12  # edges
+_MIN_READ = 1 << 12  # edges
 
 
 def counts_file(number: int) -> str:
@@ -181,7 +184,6 @@ class GraphStages:
         return self._nodes
 
     def forget_order(self) -> None:
-        """Give its memory back."""
         self._nodes = None
 
     def sorted_relation(self, number: int, share: int) -> Iterator[WholeColumns]:
@@ -219,7 +221,6 @@ class GraphStages:
         )
 
     def release_columns(self) -> None:
-        """Forget columns in memory."""
         if self._held is not None:
             self._held.close()
             self._held = None
@@ -256,7 +257,7 @@ class GraphStages:
     ) -> Iterator[RawEdges]:
         """Columns by source id as edges: both ends will be renamed."""
         each = 4 * (1 + COPIES) + FILLERS * (4 + RECORD_BYTES)
-        step = max(_LEAST_READ, min(1 << 19, share // 4 // each))
+        step = max(_MIN_READ, min(1 << 19, share // 4 // each))
         base = self._contents.relations[0].dst.first
 
         def make(node: int, skip: int, read: Arrays, out: Records) -> int:
@@ -301,3 +302,25 @@ def _stored_ends(relation: RelationContents, nodes: NodeOrder | None) -> Ends:
     if nodes is not None:
         ranks = nodes.rank[src.first : src.stop], nodes.rank[dst.first : dst.stop]
     return Ends(relation.undirected, relation.keep_loops, *ranks, src.first, dst.first, dst.first)
+
+
+class IngestRun(PipelineRun):
+    """The store that is written, and the graph between its stages."""
+
+    def __init__(
+        self,
+        job: IngestJob,
+        partition: NDArray[np.uint32] | None,
+        work: WorkFolder,
+        progress: Progress,
+        writer: StoreWriter,
+    ) -> None:
+        """`partition`: uint32 (num_nodes,), of each node, if one is given."""
+        super().__init__(work, progress, writer)
+        self.writer, self.partition = writer, partition
+        self.graph = GraphStages(
+            job.source, job.contents, job.options, job.share, work.path, progress
+        )
+
+
+IngestStage = Stage[IngestRun]

@@ -5,7 +5,7 @@ last one.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,26 +17,16 @@ from numpy.typing import NDArray
 
 from blockstore.errors import BudgetTooSmall, NotAStore
 from blockstore.extend import StoreExtender
-from blockstore.format import (
-    FORMAT_VERSION,
-    Manifest,
-    Partitioning,
-)
+from blockstore.format import FORMAT_VERSION, Manifest, Partitioning
 from blockstore.io.buffers import byte_view
 from blockstore.store import open_store
 from blockstore.writer import StoreWriter
 from preprocess.errors import BadInput
-from preprocess.hops.forecast import HopsForecast, forecast_hops
+from preprocess.hops.estimate import HopsEstimate, estimate_hops
 from preprocess.hops.hops import HopsRun, make_hops
-from preprocess.ingest.arrays import (
-    quantization_errors,
-)
-from preprocess.ingest.contents import (
-    Contents,
-    TypeContents,
-    list_contents,
-)
-from preprocess.ingest.graph import PARTITION, RANK, counts_file
+from preprocess.ingest.arrays import quantization_errors
+from preprocess.ingest.contents import Contents, TypeContents, list_contents
+from preprocess.ingest.graph import PARTITION, RANK, IngestRun, IngestStage, counts_file
 from preprocess.ingest.nodes import TypeStages
 from preprocess.ingest.options import IngestOptions
 from preprocess.ingest.plan import (
@@ -46,12 +36,14 @@ from preprocess.ingest.plan import (
     ORDER,
     PARTITION_STAGE,
     IngestJob,
+    MemoryPlan,
     check_longest,
     column_item_bytes,
+    columns_fit,
     looks_at_label,
     memory_lines,
     needs_columns,
-    plan_job,
+    plan_memory,
     reads_columns,
     rows_bytes,
     sort_bytes,
@@ -59,24 +51,14 @@ from preprocess.ingest.plan import (
 )
 from preprocess.ingest.prepare import preparation_of, prepared
 from preprocess.ingest.relations import RelationStages
-from preprocess.ingest.run import IngestRun, IngestStage
 from preprocess.partition.influence_plan import copies_nodes
 from preprocess.partition.influence_stages import InfluenceStages
 from preprocess.partition.metis import check_installed
-from preprocess.partition.partition import PartitionOptions, most_visited, visited_fits
-from preprocess.pipeline.memory import give_back_freed
+from preprocess.partition.partition import PartitionOptions, visited_fits
 from preprocess.pipeline.progress import Progress
 from preprocess.pipeline.result import IngestPlan, IngestResult, StageResult
-from preprocess.pipeline.stage import (
-    Cost,
-    Facts,
-    Stage,
-    check_disk,
-    disk_need,
-    resumable,
-    temporary_bytes,
-)
-from preprocess.pipeline.work import STORE, check_free, sign, work_path
+from preprocess.pipeline.stage import Cost, Facts, RunPlan, Stage, resumable, temporary_bytes
+from preprocess.pipeline.work import STORE, check_free, sign
 from preprocess.sources.reverse import with_reverses
 from preprocess.sources.source import Source
 from preprocess.sources.sourcefiles import SourceFiles
@@ -99,7 +81,7 @@ def ingest(
 ) -> IngestResult:
     """Write the store.
 
-    fresh      begin anew, whatever an earlier run has left
+    fresh      begin from scratch, whatever an earlier run has left
     partition  uint32 (num_nodes,)   of each node, numbered through all types: nodes stand
                partition by partition
     files      of the source, as they were when it was opened; None: as they are now
@@ -112,55 +94,17 @@ def ingest(
     check_free(target, target, preparation_of(target))
     files = files or SourceFiles(source.files)
     with prepared(source, target, options.mem_bytes, progress, fresh, files):
-        return _write_store(source, files, target, options, progress, fresh, partition)
-
-
-def _write_store(
-    source: Source,
-    files: SourceFiles,
-    target: Path,
-    options: IngestOptions,
-    progress: Progress,
-    fresh: bool,
-    partition: NDArray[np.uint32] | None,
-) -> IngestResult:
-    give_back_freed()
-    options = replace(options, partitioned=partition is not None)
-    options.check()
-    if options.partitioned and options.partition is not None:
-        raise BadInput.at(
-            "--partitions", options.partition.num_partitions, "none, as a partition is given",
-            "leave one of them out",
-        )  # fmt: skip
-    source = with_reverses(source, options)
-    stages = IngestStages(estimate_ingest(source, list_contents(source, options), options))
-    facts = _sign_facts(source, options, partition)
-    return write_store(stages, target, files, progress, facts, fresh, partition)
-
-
-@dataclass(frozen=True, slots=True)
-class Forecast:
-    """An ingest before it starts, and the hops that follow it."""
-
-    job: IngestJob
-    hops: HopsForecast | None
-    hop_stages: Sequence[Stage[HopsRun]]
-
-
-def estimate_ingest(source: Source, contents: Contents, options: IngestOptions) -> Forecast:
-    """Share out the memory.
-
-    Raises BadInput; BudgetTooSmall with the least that would do for the ingest and its hops.
-    """
-    try:
-        job = plan_job(source, contents, options)
-    except BudgetTooSmall as error:
-        try:
-            forecast_hops(contents, options, source.where)
-        except BudgetTooSmall as other:
-            raise max(error, other, key=lambda e: e.least_bytes) from None
-        raise
-    return Forecast(job, *forecast_hops(contents, options, source.where))
+        options = replace(options, partitioned=partition is not None)
+        options.check()
+        if options.partitioned and options.partition is not None:
+            raise BadInput.at(
+                "--partitions", options.partition.num_partitions, "none, as a partition is given",
+                "leave one of them out",
+            )  # fmt: skip
+        source = with_reverses(source, options)
+        stages = IngestStages(source, list_contents(source, options), options)
+        facts = _sign_facts(source, options, partition)
+        return write_store(stages, target, files, progress, facts, fresh, partition)
 
 
 def write_store(
@@ -182,13 +126,13 @@ def write_store(
     job = stages.job
     check_installed(job.options.partition)
     planned = stages.plan()
-    store, temporary = planned.store_bytes, planned.temporary_bytes
-    check_disk(target.absolute().parent, store, temporary, work_path(target))
-    facts = {"source": job.source.where, "layout": job.source.layout, "store": str(target)}
-    progress.begin(planned.stages, {**facts, "plan": msgspec.to_builtins(planned)})
-    signature = sign(signed, files.digest())
+    facts = {
+        "source": job.source.where, "layout": job.source.layout, "store": str(target),
+        "plan": msgspec.to_builtins(planned),
+    }  # fmt: skip
+    plan = RunPlan(planned.stages, planned.store_bytes, planned.temporary_bytes, facts)
     with (
-        resumable(target, signature, progress, disk_need(store, temporary), fresh) as work,
+        resumable(target, sign(signed, files.digest()), progress, plan, fresh) as work,
         files.unchanged(),
         StoreWriter(
             target,
@@ -239,8 +183,29 @@ def _hops(
 class IngestStages:
     """All stages of an ingest, and the manifest of what they made."""
 
-    def __init__(self, forecast: Forecast) -> None:
-        self.job, self._hops, self._hop_stages = forecast.job, forecast.hops, forecast.hop_stages
+    def __init__(self, source: Source, contents: Contents, options: IngestOptions) -> None:
+        """Share out the memory.
+
+        Raises BadInput; BudgetTooSmall with the minimum that would do for the ingest and its hops.
+        """
+        self.job = IngestJob(source, contents, options, MemoryPlan(0, 0), False)
+        self.hops: HopsEstimate | None = None
+        self._hop_stages: list[Stage[HopsRun]] = []
+        refused: list[BudgetTooSmall] = []
+        try:
+            memory = plan_memory(contents, options)
+            fit = columns_fit(contents, memory.share)
+            self.job = IngestJob(source, contents, options, memory, fit)
+        except BudgetTooSmall as error:
+            refused.append(error)
+        try:
+            if options.hops is not None:
+                manifest = self._bare_manifest(None)
+                self.hops, self._hop_stages = estimate_hops(manifest, options, source.where)
+        except BudgetTooSmall as error:
+            refused.append(error)
+        if refused:
+            raise max(refused, key=lambda error: error.least_bytes)
         self._influence: InfluenceStages | None = None
         if copies_nodes(self.job.options):
             self._influence = InfluenceStages(self.job, self._bare_manifest)
@@ -268,8 +233,7 @@ class IngestStages:
         return [*self.stages(), *self._hop_stages]
 
     def plan(self) -> IngestPlan:
-        """What the ingest will take."""
-        contents, options, hops = self.job.contents, self.job.options, self._hops
+        contents, options, hops = self.job.contents, self.job.options, self.hops
         store, temporary = store_bytes(contents, options), temporary_bytes(self.stages())
         if hops is not None:
             added = hops.plan.array_bytes
@@ -363,7 +327,8 @@ class IngestStages:
         job, total, visited, visiting = self.job, self.job.num_edges, 0, 0
         passes, work = 1, dict(sorting.work)
         if settings.is_streamed:
-            most = most_visited(settings, total, job.options.undirected)
+            # a pass reads edges both ways, unless in-edges tell everything
+            most = total if job.options.undirected or settings.neighbors == "in" else 2 * total
             visited = 0 if visited_fits(most, job.share - held, held > 0) else 4 * most
             visiting, passes = sort_bytes(most, 8, job.share - held), settings.passes + 1
             work["sorted_edges"] = work.get("sorted_edges", 0) + total
@@ -417,8 +382,8 @@ class IngestStages:
         """Of the store, without its fingerprint, when all stages are over."""
         return self._influence.extended(run) if self._influence else self._bare_manifest(run)
 
-    def _bare_manifest(self, run: IngestRun) -> Manifest:
-        """Without hubs and halos."""
+    def _bare_manifest(self, run: IngestRun | None) -> Manifest:
+        """Without hubs and halos; before a run, with counts as large as they may be."""
         options = self.job.options
         return Manifest(
             format=FORMAT_VERSION,
@@ -430,7 +395,7 @@ class IngestStages:
             undirected=options.undirected,
             duplicates="drop" if options.drop_equal else "keep",
             self_loops=options.self_loops,
-            partitioning=self._partitioning(run),
+            partitioning=self._partitioning(run) if run else None,
         )
 
 

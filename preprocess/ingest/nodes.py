@@ -19,16 +19,15 @@ from preprocess.ingest.arrays import (
     write_ids,
 )
 from preprocess.ingest.contents import SPLITS, row_disk_bytes, split_sizes
+from preprocess.ingest.graph import IngestRun, IngestStage
 from preprocess.ingest.plan import (
     CHECK,
     ORDER,
     IngestJob,
-    ids_stage,
     looks_at_label,
     partition_path,
     seeded_splits,
 )
-from preprocess.ingest.run import IngestRun, IngestStage
 from preprocess.pipeline.stage import Cost, Facts
 from preprocess.stages.labels import (
     are_whole,
@@ -72,7 +71,7 @@ class TypeStages:
         t = self.type
         written = 2 * row_disk_bytes(t.original_id, self._job.options.block_bytes)
         arrays = [*array_files(t.original_id), *array_files(t.store_id)]
-        return IngestStage(ids_stage(t), Cost(0, written), self._write_ids, arrays=arrays)
+        return IngestStage(f"ids of {t.name}", Cost(0, written), self._write_ids, arrays=arrays)
 
     def _write_ids(self, run: IngestRun) -> None:
         t, nodes = self.type, run.graph.nodes
@@ -90,10 +89,10 @@ class TypeStages:
         local = rank - np.uint32(t.first) if rank is not None and t.first else rank
         place_rows(pieces, array, local, self._job.share, run.folder, emit, run.progress)
 
-    def _label(self, run: IngestRun) -> RowArray:
+    def _label(self, run: IngestRun | None) -> RowArray:
         t = self.type
         assert t.label is not None
-        facts = run.facts(CHECK)["labels"].get(t.name)
+        facts = run.facts(CHECK)["labels"].get(t.name) if run else None
         if facts is None:
             return t.label.array
         return msgspec.structs.replace(t.label.array, dtype=facts["dtype"])
@@ -128,15 +127,17 @@ class TypeStages:
             save_array(run.path(self.bits_file), bits)
         return facts
 
-    def _labelled(self, run: IngestRun) -> int:
+    def _labelled(self, run: IngestRun | None) -> int:
+        """Nodes with a label; before a run, as many as there may be."""
+        if run is None:
+            return self.type.num_nodes
         found: int = run.facts(CHECK)["labels"][self.type.name]["labelled"]
         return found
 
-    def _seeded_split(self, split: int, run: IngestRun) -> RowArray:
+    def _seeded_split(self, split: int, run: IngestRun | None) -> RowArray:
         return seeded_splits(self.type, self._labelled(run), self._job.options)[split]
 
     def seeded(self, split: int, run: IngestRun) -> Iterator[NDArray[np.int64]]:
-        """Ids of a seeded split."""
         options, total = self._job.options, self._labelled(run)
         bits = load_array(run.path(self.bits_file), np.uint8)
         places = split_sizes(options.split, total)[split]
@@ -149,13 +150,13 @@ class TypeStages:
         offsets = np.array(starts[first : first + count + 1], np.uint64)
         run.writer.side(partition_path(self.type), offsets)
 
-    def _num_partitions(self, run: IngestRun) -> int:
-        if not self._job.options.in_partitions:
+    def _num_partitions(self, run: IngestRun | None) -> int:
+        if run is None or not self._job.options.in_partitions:
             return 0
         return (len(run.facts(ORDER)["starts"]) - 1) // len(self._job.contents.types)
 
-    def node_type(self, run: IngestRun) -> NodeType:
-        """What the manifest says, once all stages are over."""
+    def node_type(self, run: IngestRun | None) -> NodeType:
+        """What the manifest says, once all stages are over; before a run, an upper bound."""
         t = self.type
         splits = {r.source.name: r.array for r in t.splits}
         if self.splits_seeded:

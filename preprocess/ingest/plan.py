@@ -33,8 +33,8 @@ RENAMED_NODE_BYTES = 16  # place, order, count and count by place: 4 each
 SOURCE_NODE_BYTES = 6  # count 4, owner of a split 1
 _FIXED_BYTES = 4 << 20  # Zarr metadata, small buffers
 _INTERPRETER_BYTES = 96 << 20  # Python, numpy and compiled kernels: a quarter of --mem at most
-_LEAST_SHARE = 4 << 20
-_LEAST_ROWS = 8  # of the widest row array, that a share must hold
+_MIN_SHARE = 4 << 20
+_MIN_ROWS = 8  # of the widest row array, that a share must hold
 _MOST_BUFFER = 8 << 20
 _PACKER_BLOCKS = 6  # degrees 2, the sections of edges 1, the block 1, room
 _CRC_BYTES = 16  # a page: kept while the array is written, then copied into its side array
@@ -74,18 +74,12 @@ class IngestJob:
         return sum(map(edge_bytes, self.contents.relations))
 
 
-def plan_job(source: Source, contents: Contents, options: IngestOptions) -> IngestJob:
-    """Share out --mem.  Raises BudgetTooSmall with the least that would do."""
-    memory = plan_memory(contents, options)
-    return IngestJob(source, contents, options, memory, columns_fit(contents, memory.share))
-
-
 def plan_memory(contents: Contents, options: IngestOptions) -> MemoryPlan:
-    """Share out --mem.  Raises BudgetTooSmall with the least that would do."""
-    least = _least_bytes(contents, options, max(_LEAST_SHARE, _LEAST_ROWS * _widest(contents)))
-    if options.mem_bytes < least:
+    """Share out --mem.  Raises BudgetTooSmall with the minimum that would do."""
+    minimum = _minimum_bytes(contents, options, max(_MIN_SHARE, _MIN_ROWS * _widest(contents)))
+    if options.mem_bytes < minimum:
         raise too_little_memory(
-            options.mem_bytes, least,
+            options.mem_bytes, minimum,
             f"{contents.num_nodes:,} nodes of {node_bytes(options)} bytes each, blocks of "
             f"{format_bytes(options.block_bytes)} and buffers",
         )  # fmt: skip
@@ -107,31 +101,30 @@ def check_longest(
     need = 16 * (column_bytes // 9 + 1)
     if need > memory.share:
         raise too_little_memory(
-            options.mem_bytes, _least_bytes(contents, options, need),
+            options.mem_bytes, _minimum_bytes(contents, options, need),
             f"sorting the in-edges of one node, {format_bytes(column_bytes)}",
         )  # fmt: skip
 
 
-def too_little_memory(found: int, least: int, why: str) -> BudgetTooSmall:
-    """The error that says the least that would do."""
+def too_little_memory(found: int, minimum: int, why: str) -> BudgetTooSmall:
+    """The error that says the minimum that would do."""
     return BudgetTooSmall(
-        f"--mem {format_bytes(found)}: expected at least --mem {format_mem(least)} for {why}",
-        least,
+        f"--mem {format_bytes(found)}: expected at least --mem {format_mem(minimum)} for {why}",
+        minimum,
     )
 
 
 def node_bytes(options: IngestOptions) -> int:
     """Of tables, for each node: the documented number."""
-    least = influence_node_bytes(options)
+    minimum = influence_node_bytes(options)
     if options.partition is not None:
-        least = max(least, options.partition.node_bytes)
+        minimum = max(minimum, options.partition.node_bytes)
     if options.order in ("bfs", "degree"):
-        return max(BFS_NODE_BYTES, least)
-    return max(RENAMED_NODE_BYTES if options.renames else SOURCE_NODE_BYTES, least)
+        return max(BFS_NODE_BYTES, minimum)
+    return max(RENAMED_NODE_BYTES if options.renames else SOURCE_NODE_BYTES, minimum)
 
 
 def memory_lines(job: IngestJob) -> tuple[MemoryLine, ...]:
-    """What --mem is for."""
     contents, options, memory = job.contents, job.options, job.memory
     each = node_bytes(options)
     return (
@@ -146,7 +139,6 @@ def memory_lines(job: IngestJob) -> tuple[MemoryLine, ...]:
 
 
 def _crc_bytes(contents: Contents, options: IngestOptions) -> int:
-    """Of the largest array."""
     rows = [row_disk_bytes(a, options.block_bytes) for a in contents.row_arrays()]
     graphs = [graph_bytes(r, options) for r in contents.relations]
     return _CRC_BYTES * (max([*rows, *graphs], default=0) // PAGE_BYTES)
@@ -159,12 +151,12 @@ def _taken_first(contents: Contents, options: IngestOptions) -> int:
     return nodes + blocks + _crc_bytes(contents, options) + _FIXED_BYTES
 
 
-def _least_bytes(contents: Contents, options: IngestOptions, share: int) -> int:
-    """The least --mem that leaves so much to share."""
+def _minimum_bytes(contents: Contents, options: IngestOptions, share: int) -> int:
+    """The minimum --mem that leaves so much to share."""
     slot = align(_widest(contents), options.block_bytes)
     buffers = max(2 * slot, min(2 * _MOST_BUFFER, share // 7 + 2))  # two of a 16th of what is left
-    least = _taken_first(contents, options) + share + buffers
-    return with_interpreter(least)
+    minimum = _taken_first(contents, options) + share + buffers
+    return with_interpreter(minimum)
 
 
 def interpreter_bytes(mem_bytes: int) -> int:
@@ -172,9 +164,9 @@ def interpreter_bytes(mem_bytes: int) -> int:
     return min(_INTERPRETER_BYTES, mem_bytes // 4)
 
 
-def with_interpreter(least: int) -> int:
-    """The least --mem that leaves so many bytes beside Python and libraries."""
-    return min(-(-least * 4 // 3), least + _INTERPRETER_BYTES)
+def with_interpreter(minimum: int) -> int:
+    """The minimum --mem that leaves so many bytes beside Python and libraries."""
+    return min(-(-minimum * 4 // 3), minimum + _INTERPRETER_BYTES)
 
 
 def _buffer_bytes(contents: Contents, options: IngestOptions, spare: int) -> int:
@@ -202,28 +194,7 @@ def partition_path(node_type: TypeContents) -> str:
     return f"nodes/{as_path(node_type.name)}/partition_offsets"
 
 
-def ids_stage(node_type: TypeContents) -> str:
-    """Name of the stage that writes the ids of a type."""
-    return f"ids of {node_type.name}"
-
-
-def sort_stage(relation: RelationContents) -> str:
-    """Of the one that sorts a relation whose blocks hold more than edges."""
-    return f"{relation.path}: sort"
-
-
-def inline_stage(relation: RelationContents, rows: SourceRows) -> str:
-    """Of the one that brings an edge array into the order of the blocks."""
-    return f"{relation.path}: {rows.name}"
-
-
-def scale_stage(array: RowArray) -> str:
-    """Of the one that finds the scale of an int8 array."""
-    return f"{array.path}: scale"
-
-
 def store_bytes(contents: Contents, options: IngestOptions) -> int:
-    """Of a store, at most."""
     arrays = contents.row_arrays()
     for t in contents.types:
         arrays += seeded_splits(t, t.num_nodes, options)
@@ -280,7 +251,6 @@ def rows_bytes(rows: SourceRows) -> int:
 
 
 def sort_bytes(num_edges: int, key_bytes: int, share: int) -> int:
-    """Temporary bytes of sorting edges."""
     return num_edges * key_bytes if num_edges * key_bytes > share // 2 else 0
 
 

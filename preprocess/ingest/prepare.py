@@ -1,14 +1,14 @@
 """What a source does before its nodes and edges can be counted: steps that a stopped run keeps."""
 
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from blockstore.writer import flush, flush_tree, missing_parents
 from preprocess.pipeline.progress import Progress
-from preprocess.pipeline.stage import Facts, PipelineRun
+from preprocess.pipeline.stage import PipelineRun
 from preprocess.pipeline.work import WorkFolder, sign
 from preprocess.sources.source import Source
 from preprocess.sources.sourcefiles import SourceFiles
@@ -16,21 +16,12 @@ from preprocess.sources.sourcefiles import SourceFiles
 _PREPARATION = 1  # goes up when steps or their files change: nothing older is taken over
 
 
-class Preparation:
-    """The folder, the memory and the journal of a preparation."""
+class Preparation(PipelineRun):
+    """Steps that are recorded, in a folder that is gone when the store is there."""
 
-    def __init__(self, run: PipelineRun, mem_bytes: int) -> None:
-        self._run, self.folder = run, run.folder  # it is gone when the store is there
-        self.mem_bytes, self.progress = mem_bytes, run.progress
-
-    def step(
-        self, name: str, body: Callable[[], Facts], made: Callable[[Facts], Iterable[str]]
-    ) -> Facts:
-        """Run a step, unless an earlier run has; returns its facts, plain values.
-
-        made   names of the files in the folder that it leaves, from its facts
-        """
-        return self._run.record(name, body, made)
+    def __init__(self, work: WorkFolder, progress: Progress, mem_bytes: int) -> None:
+        super().__init__(work, progress)
+        self.mem_bytes = mem_bytes
 
 
 @runtime_checkable
@@ -69,7 +60,7 @@ def prepared(
     signature = sign(facts, files.digest())
     # a folder of its own: what is found here stays when the command is given with other options
     with WorkFolder(preparation_of(target), signature, fresh) as work, files.unchanged():
-        source.prepare(Preparation(PipelineRun(work, progress), mem_bytes))
+        source.prepare(Preparation(work, progress, mem_bytes))
         with keys_beside(target, lambda folder: source.write_keys(folder, progress)):
             yield
 

@@ -20,20 +20,17 @@ from preprocess.errors import BadInput
 from preprocess.files.array_file import ArrayFile, load_array, save_array
 from preprocess.ingest.arrays import feature_stages, split_stage
 from preprocess.ingest.contents import graph_bytes
-from preprocess.ingest.graph import counts_file
+from preprocess.ingest.graph import IngestRun, IngestStage, counts_file
 from preprocess.ingest.plan import (
     IngestJob,
     edge_bytes,
-    inline_stage,
     needs_columns,
     place_dtype,
     placed_bytes,
     reads_columns,
     rows_bytes,
     sort_bytes,
-    sort_stage,
 )
-from preprocess.ingest.run import IngestRun, IngestStage
 from preprocess.kernels.edges import cut_ranges
 from preprocess.pipeline.stage import Cost, Facts
 from preprocess.sources.source import SourceRows
@@ -53,6 +50,7 @@ class RelationStages:
     def __init__(self, job: IngestJob, number: int) -> None:
         self._job, self._number = job, number
         self._relation = job.contents.relations[number]
+        self._sort_name = f"{self._relation.path}: sort"
         self._place_dtype = place_dtype(self._relation)
         self._place_bytes = np.dtype(self._place_dtype).itemsize
 
@@ -85,7 +83,7 @@ class RelationStages:
         held = sum(files.values()) + sum(places.values())
         stages = [
             IngestStage(
-                sort_stage(relation), Cost(read + passing, held + passing, passing, work),
+                self._sort_name, Cost(read + passing, held + passing, passing, work),
                 self._save_columns, files | places, self._sorted_from(),
             ),
             *self._inline_stages(),
@@ -140,23 +138,25 @@ class RelationStages:
             passing = placed_bytes(edges, self._item(name), self._place_bytes, self._job.share)
             read = rows_bytes(rows) + edges * self._place_bytes
             found.append(IngestStage(
-                inline_stage(relation, rows), Cost(read + passing, size + passing, passing),
+                f"{relation.path}: {rows.name}", Cost(read + passing, size + passing, passing),
                 partial(self._order_inline, rows, name), {name: size},
                 [] if left or relation.features else [_PLACES],
             ))  # fmt: skip
         return found
 
-    def relation(self, run: IngestRun) -> Relation:
-        """What the manifest says, once all stages are over."""
-        relation, source = self._relation, self._relation.source
-        packed = run.facts(relation.path)
+    def relation(self, run: IngestRun | None) -> Relation:
+        """What the manifest says, once all stages are over; before a run, an upper bound."""
+        relation, source, options = self._relation, self._relation.source, self._job.options
+        num_blocks = -(-graph_bytes(relation, options) // options.block_bytes)
+        if run is not None:
+            num_blocks = run.facts(relation.path)["num_blocks"]
         features = {rows.source.name: self._sized(rows.array, run) for rows in relation.features}
         return Relation(
             src=source.src,
             name=source.name,
             dst=source.dst,
-            num_edges=packed["num_edges"],
-            num_blocks=packed["num_blocks"],
+            num_edges=self._num_edges(run),
+            num_blocks=num_blocks,
             path=f"{relation.path}/blocks",
             first_node_path=f"{relation.path}/first_node",
             edge_id_dtype=relation.edge_id_dtype,
@@ -187,14 +187,20 @@ class RelationStages:
     def _item(self, name: str) -> int:
         return np.dtype(self._dtype(name)).itemsize
 
-    def _sized(self, array: RowArray, run: IngestRun) -> RowArray:
+    def _num_edges(self, run: IngestRun | None) -> int:
+        """That were stored; before a run, as many as there may be."""
+        if run is None:
+            return self._relation.most_edges
+        found: int = run.facts(self._relation.path)["num_edges"]
+        return found
+
+    def _sized(self, array: RowArray, run: IngestRun | None) -> RowArray:
         """With as many rows as there are edges."""
-        num_edges: int = run.facts(self._relation.path)["num_edges"]
-        return msgspec.structs.replace(array, num_rows=num_edges)
+        return msgspec.structs.replace(array, num_rows=self._num_edges(run))
 
     def _order_inline(self, rows: SourceRows, name: str, run: IngestRun) -> None:
         dtype = self._dtype(name)
-        num_edges = run.facts(sort_stage(self._relation))["num_edges"]
+        num_edges = run.facts(self._sort_name)["num_edges"]
         with _new(run, name, dtype) as file:
             pieces = _inline_pieces(self._job, rows, dtype)
             self._place(run, pieces, RowArray(rows.name, dtype, num_edges), file.append)
@@ -267,10 +273,7 @@ class RelationStages:
         each = self._relation.item_bytes
         longest = int(degrees.max(initial=0)) * each + _COLUMN_BYTES
         most = max(longest, self._job.share // 4)
-        none = np.empty(0, np.int64)
-        count = cut_ranges(degrees, each, _COLUMN_BYTES, most, none, none)
-        bounds, sizes = np.zeros(count + 1, np.int64), np.empty(count, np.int64)
-        cut_ranges(degrees, each, _COLUMN_BYTES, most, bounds, sizes)
+        bounds, sizes = cut_ranges(degrees, each, _COLUMN_BYTES, most)
         return list(zip(bounds[:-1].tolist(), bounds[1:].tolist(), sizes.tolist(), strict=True))
 
     def _packer(self, emit: Any) -> GraphPacker:

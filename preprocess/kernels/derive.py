@@ -60,10 +60,3 @@ def finish_rows(counts, sums, mean):
             count = np.float32(counts[node])
             for c in range(into.size):
                 into[c] /= count
-
-
-@njit(nogil=True, cache=True)
-def count_ids(ids, first, counts):
-    """counts[id - first] += 1; uint32 or uint64 ids, uint32 counts."""
-    for i in range(ids.size):
-        counts[np.int64(ids[i]) - first] += np.uint32(1)

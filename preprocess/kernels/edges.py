@@ -50,6 +50,13 @@ def first_outside(ids, limit):
 
 
 @njit(nogil=True, cache=True)
+def count_ids(ids, first, counts):
+    """counts[id - first] += 1; uint32 or uint64 ids, uint32 counts."""
+    for i in range(ids.size):
+        counts[np.int64(ids[i]) - first] += np.uint32(1)
+
+
+@njit(nogil=True, cache=True)
 def mark_nodes(ids, marks):
     """marks[v] = 1 for every id; marks uint8 (num_nodes,)."""
     for i in range(ids.size):
@@ -215,16 +222,25 @@ def split_values(
     return kept
 
 
-@njit(nogil=True, cache=True)
-def cut_ranges(counts, edge_bytes, column_bytes, most_bytes, bounds, sizes):
+def cut_ranges(
+    counts: NDArray[np.uint32], edge_bytes: int, column_bytes: int, most_bytes: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Ranges of columns that take at most `most_bytes` each, as long as they get.
 
-    counts  uint32 (columns,)
-    bounds  int64 (ranges + 1,)   out: first column of each range, then the end
-    sizes   int64 (ranges,)       out: edges of each
+    counts   uint32 (columns,)
 
-    Returns how many.  Nothing is stored in arrays of size 0: a first call counts.
+    Returns the first column of each range, then the end, (ranges + 1,); the edges of each.
     """
+    none = np.empty(0, np.int64)
+    ranges = _cut_ranges(counts, edge_bytes, column_bytes, most_bytes, none, none)
+    bounds, sizes = np.zeros(ranges + 1, np.int64), np.empty(ranges, np.int64)
+    _cut_ranges(counts, edge_bytes, column_bytes, most_bytes, bounds, sizes)
+    return bounds, sizes
+
+
+@njit(nogil=True, cache=True)
+def _cut_ranges(counts, edge_bytes, column_bytes, most_bytes, bounds, sizes):
+    """Returns how many.  Nothing is stored in arrays of size 0: a first call counts."""
     ranges, taken, size = 0, np.int64(0), np.int64(0)
     if bounds.size:
         bounds[0] = 0

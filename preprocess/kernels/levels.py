@@ -64,32 +64,25 @@ def column_start(starts, degrees, node):
 
 
 @njit(nogil=True, cache=True)
-def column_ranges(nodes, starts, degrees, first, count):
-    """Where the columns of `nodes` begin and how long they are; first, count int64, out."""
-    for i in range(nodes.size):
-        node = np.int64(nodes[i])
-        first[i] = column_start(starts, degrees, node)
-        count[i] = np.int64(degrees[node])
-
-
-@njit(nogil=True, cache=True)
-def merge_ranges(nodes, first, count, gap, out):
+def merge_ranges(nodes, starts, degrees, gap, out):
     """Runs of columns to read at once: those less than `gap` edges apart.
 
-    nodes         uint32 (nodes,)      ascending
-    first, count  int64 (nodes,)       from `column_ranges`
-    out           int64 (>= nodes, 3)  out: of a run, first column, first edge, edges
+    nodes   uint32 (nodes,)      ascending
+    out     int64 (>= nodes, 3)  out: of a run, first column, first edge, edges
 
     Returns the number of runs.
     """
     runs = 0
     for i in range(nodes.size):
-        if count[i] == 0:
+        node = np.int64(nodes[i])
+        count = np.int64(degrees[node])
+        if count == 0:
             continue
-        if runs and first[i] - (out[runs - 1, 1] + out[runs - 1, 2]) < gap:
-            out[runs - 1, 2] = first[i] + count[i] - out[runs - 1, 1]
+        first = column_start(starts, degrees, node)
+        if runs and first - (out[runs - 1, 1] + out[runs - 1, 2]) < gap:
+            out[runs - 1, 2] = first + count - out[runs - 1, 1]
         else:
-            out[runs, 0], out[runs, 1], out[runs, 2] = np.int64(nodes[i]), first[i], count[i]
+            out[runs, 0], out[runs, 1], out[runs, 2] = node, first, count
             runs += 1
     return runs
 
@@ -187,11 +180,11 @@ def assign_places(order, low, high, rank):
 
 
 @njit(nogil=True, cache=True)
-def root_keys(degrees, keys):
-    """Keys of the nodes with in-edges that sort by descending degree, then id; returns how many."""
+def degree_keys(degrees, minimum, keys):
+    """Keys that sort nodes of so many in-edges by descending degree, then id; returns how many."""
     count = 0
     for v in range(degrees.size):
-        if degrees[v]:
+        if degrees[v] >= minimum:
             keys[count] = np.uint64(UNSET - degrees[v]) << np.uint64(32) | np.uint64(v)
             count += 1
     return count
@@ -298,13 +291,6 @@ def advance_columns(node, skip, degrees, count):
         node += 1
         skip = np.int64(0)
     return node, skip + left
-
-
-@njit(nogil=True, cache=True)
-def degree_keys(degrees, keys):
-    """Keys that sort nodes by descending degree, then id."""
-    for v in range(degrees.size):
-        keys[v] = np.uint64(UNSET - degrees[v]) << np.uint64(32) | np.uint64(v)
 
 
 @njit(nogil=True, cache=True)

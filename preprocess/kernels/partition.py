@@ -157,20 +157,6 @@ def place_evenly(num_partitions, key, partition):
 
 
 @njit(nogil=True, cache=True)
-def count_sources(sources, counts):
-    """Adds 1 to counts[u] for each edge from u; uint32 (num_nodes,)."""
-    for i in range(sources.size):
-        counts[sources[i]] += np.uint32(1)
-
-
-@njit(nogil=True, cache=True)
-def put_back(order, values, out):
-    """out[order[i]] = values[i]."""
-    for i in range(order.size):
-        out[order[i]] = values[i]
-
-
-@njit(nogil=True, cache=True)
 def count_members(partition, classes, table):
     """table[c, p] = nodes of class c in partition p; int64 (classes, k), zeros at first."""
     for v in range(partition.size):
@@ -178,17 +164,16 @@ def count_members(partition, classes, table):
 
 
 @njit(nogil=True, cache=True)
-def count_inside(node, skip, degrees, sources, partition, classes, other, always, totals):
-    """Edges of a piece whose source is in the partition of their target, or always there.
+def count_inside(node, skip, degrees, sources, partition, classes, other, totals):
+    """Edges of a piece whose source is in the partition of their target.
 
     node, skip  column of the first edge here, and how many of its edges came before
     degrees     uint32 (num_nodes,)
     sources     uint32 (edges,)
     partition   uint16 or uint32 (num_nodes,)
     classes     uint16 (num_nodes,)   `other`: no training node
-    always      uint8 (num_nodes,)    1: sources that are there for every target; or empty
-    totals      int64 (4,)            in and out: edges inside; edges of training nodes; of these
-                                      inside; of these inside or always there
+    totals      int64 (3,)            in and out: edges inside; edges of training nodes; of these
+                                      inside
 
     Returns (node, skip) for the next piece.
     """
@@ -196,19 +181,15 @@ def count_inside(node, skip, degrees, sources, partition, classes, other, always
     while at < sources.size:
         degree = np.int64(degrees[node])
         here = min(degree - skip, sources.size - at)
-        p, inside, kept = partition[node], np.int64(0), np.int64(0)
+        p, inside = partition[node], np.int64(0)
         for i in range(at, at + here):
             if i + AHEAD < sources.size:
                 prefetch(partition, np.int64(sources[i + AHEAD]))
-            same = partition[sources[i]] == p
-            inside += same
-            if always.size:
-                kept += same or always[sources[i]] != 0
+            inside += partition[sources[i]] == p
         totals[0] += inside
         if classes[node] != other:
             totals[1] += here
             totals[2] += inside
-            totals[3] += kept if always.size else inside
         at += here
         skip += here
         if skip == degree:

@@ -61,27 +61,6 @@ def push_shares(first, degrees, sources, in_degrees, scores, width, out):
 
 
 @njit(nogil=True, cache=True)
-def add_degrees(first, degrees, total):
-    """total[first + i] += degrees[i]; uint32 (num_nodes,)."""
-    for i in range(degrees.size):
-        total[first + i] += np.uint32(degrees[i])
-
-
-@njit(nogil=True, cache=True)
-def start_walk(marks, first, stop, lane, width, scores):
-    """Score 1 in a lane for the nodes of [first, stop) that are marked; returns how many.
-
-    marks   uint8 (num_nodes,)
-    """
-    count = 0
-    for v in range(first, stop):
-        if marks[v]:
-            scores[v * width + lane] = 1
-            count += 1
-    return count
-
-
-@njit(nogil=True, cache=True)
 def count_digits(bits, width, prefix, shift, digits, counts):
     """How often each digit occurs among the scores that begin as `prefix` says, lane by lane.
 
@@ -100,11 +79,11 @@ def count_digits(bits, width, prefix, shift, digits, counts):
 
 
 @njit(nogil=True, cache=True)
-def take_top(bits, width, least, ties, starts, out):
+def take_top(bits, width, minimum, ties, starts, out):
     """Nodes of the highest scores of each lane, ascending.
 
     bits     uint32 (num_nodes * width,)   as in `count_digits`
-    least    uint32 (width,)               every higher score is taken
+    minimum    uint32 (width,)               every higher score is taken
     ties     int64 (width,)                of those equal to it, so many, from the first node on
     starts   int64 (width,)                where each lane's nodes go; moved to their ends
     out      uint64                        out: nodes
@@ -112,9 +91,9 @@ def take_top(bits, width, least, ties, starts, out):
     for v in range(bits.size // width):
         for j in range(width):
             value = bits[v * width + j]
-            if value == 0 or value < least[j]:
+            if value == 0 or value < minimum[j]:
                 continue
-            if value == least[j]:
+            if value == minimum[j]:
                 if ties[j] == 0:
                     continue
                 ties[j] -= 1

@@ -21,7 +21,6 @@ class InfluenceOptions:
 
     @property
     def finds_hubs(self) -> bool:
-        """Where there are partitions."""
         return self.hub_bytes > 0 or self.hub_share > 0
 
     @property
@@ -32,7 +31,7 @@ class InfluenceOptions:
         return DEFAULT_HUBS if self.hubs is None else self.hubs
 
     def check(self, in_partitions: bool) -> None:
-        """Raises BadInput."""
+        """Raises BadInput: shares out of range, or hubs and halos without partitions."""
         if not 0 <= self.hub_share <= 1:
             raise BadInput.at(
                 "--hubs", f"{self.hubs:g}", "a share of all nodes, 0 to 1, or a size such as 64M",

@@ -34,8 +34,8 @@ from preprocess.ingest.contents import (
     graph_bytes,
     row_disk_bytes,
 )
+from preprocess.ingest.graph import IngestRun, IngestStage
 from preprocess.ingest.plan import IngestJob, node_bytes
-from preprocess.ingest.run import IngestRun, IngestStage
 from preprocess.partition.influence_plan import (
     HALOS,
     HUBS,
@@ -336,7 +336,7 @@ def _within(
 ) -> NDArray[np.int64]:
     """As many nodes of the highest scores as `limit` bytes hold with their in-edges."""
     edge = max(sum(r.item_bytes(manifest.id_dtype)) for r in manifest.relations)
-    rows = [_row_bytes(t) for t in manifest.types]
+    rows = [sum(a.row_bytes for a in _copied(t).values()) for t in manifest.types]
     nodes = top_scores(scores, min(scores.size, limit // max(1, min(rows))))
     firsts = np.array([t.first for t in manifest.types])
     each = np.array(rows)[np.searchsorted(firsts, nodes, "right") - 1]
@@ -353,11 +353,7 @@ def top_scores(scores: NDArray[np.float64], count: int) -> NDArray[np.int64]:
     count = min(count, int(np.count_nonzero(scores > 0)))
     if count == 0:
         return np.empty(0, np.int64)
-    least = np.partition(scores, scores.size - count)[scores.size - count]
-    above = np.flatnonzero(scores > least)
-    chosen = np.concatenate([above, np.flatnonzero(scores == least)[: count - above.size]])
+    minimum = np.partition(scores, scores.size - count)[scores.size - count]
+    above = np.flatnonzero(scores > minimum)
+    chosen = np.concatenate([above, np.flatnonzero(scores == minimum)[: count - above.size]])
     return chosen[np.lexsort((chosen, -scores[chosen]))]
-
-
-def _row_bytes(t: NodeType) -> int:
-    return sum(a.row_bytes for a in [*t.features.values(), *([t.label] if t.label else [])])

@@ -50,7 +50,6 @@ class PartitionOptions:
 
     @property
     def knows_classes(self) -> bool:
-        """Whether each class is balanced."""
         return self.method == "gap"
 
     @property
@@ -66,7 +65,7 @@ class PartitionOptions:
 
     def check(self) -> None:
         """Raises BadInput: what no graph can be partitioned with."""
-        for name, value, least, most in (
+        for name, value, minimum, most in (
             ("--partitions", self.num_partitions, 1, MOST_PARTITIONS),
             ("--passes", self.passes, 1, 1000),
             ("--slack", self.slack, 1, 1000),
@@ -75,18 +74,13 @@ class PartitionOptions:
             ("--soften", self.soften, 0, 1e9),
             ("--deviations", self.deviations, 0, 1e9),
         ):
-            if not least <= value <= most:
+            if not minimum <= value <= most:
                 raise BadInput.at(
                     name,
                     f"{value:,.10g}",
-                    f"{least:g} to {most:,.10g}",
+                    f"{minimum:g} to {most:,.10g}",
                     "the defaults are a good choice",
                 )
-
-
-def most_visited(settings: PartitionOptions, num_edges: int, undirected: bool) -> int:
-    """Edges that a pass reads at most: both ways, unless in-edges tell everything."""
-    return num_edges if undirected or settings.neighbors == "in" else 2 * num_edges
 
 
 def group_caps(settings: PartitionOptions, group_sizes: list[int]) -> NDArray[np.int64]:

@@ -2,7 +2,7 @@
 
 It is an ingest whose source is the store: nodes keep their order inside a partition, and original
 ids, edge ids, arrays and splits are taken over as they are.  Hubs and halos belong to a partition,
-and are found anew.
+and are found again.
 """
 
 import shutil
@@ -26,21 +26,14 @@ from preprocess.ingest.contents import (
     TypeContents,
     list_contents,
 )
-from preprocess.ingest.ingest import (
-    Forecast,
-    IngestStages,
-    estimate_ingest,
-    option_facts,
-    write_store,
-)
+from preprocess.ingest.graph import IngestRun
+from preprocess.ingest.ingest import IngestStages, option_facts, write_store
 from preprocess.ingest.nodes import TypeStages
 from preprocess.ingest.options import IngestOptions
 from preprocess.ingest.plan import IngestJob
 from preprocess.ingest.prepare import keys_beside, keys_of
-from preprocess.ingest.run import IngestRun
 from preprocess.partition.influence import InfluenceOptions
 from preprocess.partition.partition import PartitionOptions
-from preprocess.pipeline.memory import give_back_freed
 from preprocess.pipeline.progress import Progress
 from preprocess.pipeline.result import IngestResult
 from preprocess.pipeline.stage import Facts
@@ -63,12 +56,11 @@ def repartition(
     """Write the store `target`.
 
     seed   of a random partition
-    fresh  begin anew, whatever an earlier run has left
+    fresh  begin from scratch, whatever an earlier run has left
 
     Raises what `ingest` does, and CorruptBlock.
     """
     check_free(target, target)
-    give_back_freed()
     manifest, source = store.manifest, StoredSource(store)
     options = IngestOptions(
         mem_bytes=mem_bytes,
@@ -82,9 +74,7 @@ def repartition(
     if influence is not None:
         options = replace(options, influence=influence)
     options.check()
-    stages = _Repartition(
-        estimate_ingest(source, _contents(source, options), options), manifest, source
-    )
+    stages = _Repartition(source, _contents(source, options), options, manifest)
     facts = {"store": manifest.fingerprint, **option_facts(options)}
     # arrays may be added to the store meanwhile, which changes nothing that is read here
     files, keys = SourceFiles([store.path]), keys_of(store.path)
@@ -141,8 +131,10 @@ def _as_stored(
 class _Repartition(IngestStages):
     """The stages of an ingest whose source is a store."""
 
-    def __init__(self, forecast: Forecast, old: Manifest, source: StoredSource) -> None:
-        super().__init__(forecast)
+    def __init__(
+        self, source: StoredSource, contents: Contents, options: IngestOptions, old: Manifest
+    ) -> None:
+        super().__init__(source, contents, options)
         self._old, self._source = old, source
 
     def _check(self, _: IngestRun) -> Facts:
@@ -165,7 +157,7 @@ class _Repartition(IngestStages):
     def _types(self) -> Sequence[TypeStages]:
         return [_StoredType(self.job, i, self._source) for i in range(len(self._old.types))]
 
-    def _bare_manifest(self, run: IngestRun) -> Manifest:
+    def _bare_manifest(self, run: IngestRun | None) -> Manifest:
         made = super()._bare_manifest(run)
         relations = tuple(
             msgspec.structs.replace(new, num_source_edges=old.num_source_edges)
@@ -186,10 +178,11 @@ class _StoredType(TypeStages):
 
     def _write_ids(self, run: IngestRun) -> None:
         t, nodes = self.type, run.graph.nodes
+        stored = self._source.types[t.name]
         assert nodes is not None
         with run.writer.rows(t.original_id) as out:
-            self._place(run, self._source.original_ids(t.name), t.original_id, out.append)
+            self._place(run, self._source.pieces(stored.original_id), t.original_id, out.append)
         dtype: Any = numpy_dtype(t.store_id.dtype)
         with run.writer.rows(t.store_id) as out:
-            for ids in self._source.store_ids(t.name):
+            for ids in self._source.pieces(stored.store_id):
                 out.append(nodes.rank[ids].astype(dtype))

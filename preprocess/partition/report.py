@@ -16,9 +16,7 @@ from preprocess.kernels.partition import count_inside, count_members
 from preprocess.partition.partition import PartitionOptions
 from preprocess.pipeline.progress import Progress
 from preprocess.stages.classes import NodeClasses
-from preprocess.stages.columns import ColumnFile, in_steps
-
-_LEAST_READ, _MOST_READ = 1 << 12, 1 << 20  # edges
+from preprocess.stages.columns import ColumnFile, scan_columns
 
 
 class EdgeCounts(NamedTuple):
@@ -28,7 +26,6 @@ class EdgeCounts(NamedTuple):
     inside: int  # both ends are in one partition
     train_edges: int  # into training nodes
     train_inside: int  # of these
-    train_kept: int  # of these; or their source is always there
 
     @property
     def cut_share(self) -> float:
@@ -46,29 +43,21 @@ def count_kept(
     columns: ColumnFile,
     partition: NDArray[Any],
     classes: NodeClasses,
-    always: NDArray[np.uint8] | None,
     share: int,
     progress: Progress,
 ) -> EdgeCounts:
     """One read of all columns, `share` bytes for it; nodes are numbered as the columns are.
 
     partition  uint16 or uint32 (num_nodes,)
-    always     uint8 (num_nodes,)   1: nodes that are loaded with every partition; None: none
     """
-    totals = np.zeros(4, np.int64)
-    there = np.empty(0, np.uint8) if always is None else always
-    step = max(_LEAST_READ, min(_MOST_READ, share // 32))
+    totals = np.zeros(3, np.int64)
     node, skip = 0, 0
-    with (
-        progress.stage("kept edges", columns.num_edges, "edges") as stage,
-        closing(in_steps(columns, step)) as pieces,
-    ):
+    with closing(scan_columns(columns, "kept edges", share, progress)) as pieces:
         for sources in pieces:
             node, skip = count_inside(
                 node, skip, columns.degrees, sources, partition, classes.of_node,
-                classes.num_classes, there, totals,
+                classes.num_classes, totals,
             )  # fmt: skip
-            stage.advance(sources.size)
     return EdgeCounts(columns.num_edges, *totals.tolist())
 
 

@@ -1,10 +1,11 @@
-"""Three ways to show an ingest: bars on a terminal, plain lines elsewhere, events for scripts."""
+"""What runs now, and three ways to show it: bars on a terminal, plain lines, events for scripts."""
 
 import os
+import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TextIO
+from typing import Any, TextIO
 
 import msgspec
 from rich.console import Console
@@ -17,19 +18,25 @@ from blockstore.units import format_bytes
 
 _HEADS = ("time", "read", "written", "rate", "peak mem")
 _COLUMN = 8  # characters of each number in the table of stages
-_LEAST_NAME, _PLAIN_NAME = 24, 44
+_MIN_NAME, _PLAIN_NAME = 24, 44
 _BAR = 20
 
 
-@dataclass(frozen=True, slots=True)
-class StepView:
+class PassProgress:
     """A pass that runs inside a stage, counted in items."""
 
-    name: str
-    unit: str  # "edges", "nodes", "B"
-    total: int
-    done: int
-    elapsed_s: float
+    def __init__(self, name: str, total: int, unit: str) -> None:
+        """`unit`: "edges", "nodes", "B"."""
+        self.name, self.total, self.unit, self.done = name, total, unit, 0
+        self._begun = time.monotonic()
+
+    def advance(self, count: int) -> None:
+        """So many more items are done."""
+        self.done += count
+
+    @property
+    def elapsed_s(self) -> float:
+        return time.monotonic() - self._begun
 
     @property
     def share(self) -> float:
@@ -46,19 +53,22 @@ class StepView:
         return max(0, self.total - self.done) / self.rate if self.done else None
 
 
-@dataclass(frozen=True, slots=True)
-class StageView:
+class StageProgress:
     """A stage: what it was to move, and what it has moved, through the disk or the page cache."""
 
-    name: str
-    number: int  # in the plan, from 1; 0: there is no plan, or it is not in it
-    planned_bytes: int  # read and written
-    read_bytes: int
-    written_bytes: int
-    elapsed_s: float
-    peak_bytes: int  # of memory, in this stage
-    resumed: bool = False  # an earlier run did it
-    steps: tuple[StepView, ...] = ()  # that run
+    def __init__(self, name: str, number: int = 0, planned_bytes: int = 0) -> None:
+        """`number`: in the plan, from 1; 0: there is no plan, or it is not in it."""
+        self.name, self.number, self.planned_bytes = name, number, planned_bytes
+        self.read_bytes = self.written_bytes = self.peak_bytes = 0  # peak: of memory
+        self.elapsed_s = 0.0
+        self.resumed = False  # an earlier run did it
+        self.steps: list[PassProgress] = []  # that run
+        self._before, self._begun = moved_bytes(), time.monotonic()
+
+    def update(self) -> None:
+        read, written = moved_bytes()
+        self.read_bytes, self.written_bytes = read - self._before[0], written - self._before[1]
+        self.elapsed_s = time.monotonic() - self._begun
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,29 +88,28 @@ class WholeView:
 
     @property
     def left_s(self) -> float | None:
-        """At the rate so far."""
         share = self.share
         return self.elapsed_s * (1 - share) / share if share else None
 
 
-class Rendering(Protocol):
-    """What a person or a script sees; called by one thread at a time."""
+class Rendering:
+    """What a person or a script sees; called by one thread at a time.  This one shows nothing."""
 
-    interval_s: float  # between two calls of `show`
+    interval_s = 5.0  # between two calls of `show`
 
     def begin(self, facts: Mapping[str, Any]) -> None:
         """Before the first stage: plain values, the plan among them."""
 
-    def begin_stage(self, stage: StageView, whole: WholeView) -> None:
+    def begin_stage(self, stage: StageProgress, whole: WholeView) -> None:
         """A stage begins."""
 
-    def show(self, stage: StageView, whole: WholeView) -> None:
+    def show(self, stage: StageProgress, whole: WholeView) -> None:
         """Where it stands."""
 
-    def end_step(self, stage: StageView, step: StepView) -> None:
+    def end_step(self, stage: StageProgress, step: PassProgress) -> None:
         """A step is over."""
 
-    def end_stage(self, stage: StageView, whole: WholeView) -> None:
+    def end_stage(self, stage: StageProgress, whole: WholeView) -> None:
         """A stage is over, or was by an earlier run."""
 
     def line(self, text: str) -> None:
@@ -110,46 +119,30 @@ class Rendering(Protocol):
         """Nothing runs now."""
 
 
-class Lines:
+class Lines(Rendering):
     """A line for each stage, and one now and then while it runs."""
-
-    interval_s = 5.0
 
     def __init__(self, stream: TextIO) -> None:
         self._stream, self._headed = stream, False
 
-    def begin(self, facts: Mapping[str, Any]) -> None:
-        """Nothing to say."""
-
-    def begin_stage(self, stage: StageView, whole: WholeView) -> None:
-        """Nothing to say."""
-
-    def show(self, stage: StageView, whole: WholeView) -> None:
-        """How far each step is."""
-        for step in stage.steps:
+    def show(self, stage: StageProgress, whole: WholeView) -> None:
+        for step in list(stage.steps):
             text = f"{step.share:4.0%}  {_done(step)}  {_rate(step)}  {_left(step.left_s)}"
             if whole.num_stages:
                 text += f", of all {whole.share:.0%}, {_left(whole.left_s)}"
             self.line(f"      {step.name}: {text}, memory {format_bytes(whole.memory_bytes)}")
 
-    def end_step(self, stage: StageView, step: StepView) -> None:
-        """Nothing to say."""
-
-    def end_stage(self, stage: StageView, whole: WholeView) -> None:
+    def end_stage(self, stage: StageProgress, whole: WholeView) -> None:
         if not self._headed:
             self._headed = True
             self.line(table_head(_PLAIN_NAME))
         self.line(table_line(stage, whole, _PLAIN_NAME))
 
     def line(self, text: str) -> None:
-        """Put it out at once."""
         write_line(self._stream, text)
 
-    def pause(self) -> None:
-        """Nothing is held."""
 
-
-class Bars:
+class Bars(Rendering):
     """A table of stages that grows, and below it a bar for each step and one for everything."""
 
     interval_s = 0.1
@@ -159,10 +152,7 @@ class Bars:
         self._live: Live | None = None
         self._headed = False
 
-    def begin(self, facts: Mapping[str, Any]) -> None:
-        """Nothing to say."""
-
-    def begin_stage(self, stage: StageView, whole: WholeView) -> None:
+    def begin_stage(self, stage: StageProgress, whole: WholeView) -> None:
         if self._live is None:
             self._live = Live(
                 console=self._console, auto_refresh=False, transient=True,
@@ -171,17 +161,13 @@ class Bars:
             self._live.start()
         self.show(stage, whole)
 
-    def show(self, stage: StageView, whole: WholeView) -> None:
-        """Draw the bars anew."""
+    def show(self, stage: StageProgress, whole: WholeView) -> None:
         if self._live is not None:
             self._live.update(_bars(stage, whole, self._console.width), refresh=True)
 
-    def end_step(self, stage: StageView, step: StepView) -> None:
-        """Its bar is not drawn again."""
-
-    def end_stage(self, stage: StageView, whole: WholeView) -> None:
+    def end_stage(self, stage: StageProgress, whole: WholeView) -> None:
         """One more line of the table."""
-        name = max(_LEAST_NAME, min(_PLAIN_NAME, self._console.width - len(_HEADS) * (_COLUMN + 2)))
+        name = max(_MIN_NAME, min(_PLAIN_NAME, self._console.width - len(_HEADS) * (_COLUMN + 2)))
         if not self._headed:
             self._headed = True
             self._print(Text(table_head(name), style="bold"))
@@ -200,7 +186,7 @@ class Bars:
         self._console.print(text, overflow="ignore", no_wrap=True, crop=False)
 
 
-class Events:
+class Events(Rendering):
     """A JSON object a line.
 
     Each has "event", and then:
@@ -227,36 +213,42 @@ class Events:
         self._stream = stream
 
     def emit(self, event: str, facts: Mapping[str, Any]) -> None:
-        self.line_of({"event": event, **facts})
-
-    def line_of(self, facts: Mapping[str, Any]) -> None:
-        """One line of plain values."""
-        write_line(self._stream, msgspec.json.encode(facts).decode())
+        write_line(self._stream, msgspec.json.encode({"event": event, **facts}).decode())
 
     def begin(self, facts: Mapping[str, Any]) -> None:
         self.emit("begin", facts)
 
-    def begin_stage(self, stage: StageView, whole: WholeView) -> None:
+    def begin_stage(self, stage: StageProgress, whole: WholeView) -> None:
         self.emit("stage_begin", _named(stage, whole))
 
-    def show(self, stage: StageView, whole: WholeView) -> None:
-        steps = [{**asdict(s), "left_s": s.left_s} for s in stage.steps]
+    def show(self, stage: StageProgress, whole: WholeView) -> None:
+        steps = [
+            {
+                "name": s.name, "unit": s.unit, "total": s.total, "done": s.done,
+                "elapsed_s": s.elapsed_s, "left_s": s.left_s,
+            }
+            for s in list(stage.steps)
+        ]  # fmt: skip
         total = {"share": whole.share, "left_s": whole.left_s, "memory_bytes": whole.memory_bytes}
         self.emit("advance", {"stage": stage.name, "steps": steps, **_moved(stage), "whole": total})
 
-    def end_step(self, stage: StageView, step: StepView) -> None:
+    def end_step(self, stage: StageProgress, step: PassProgress) -> None:
         facts = {"stage": stage.name, "step": step.name, "unit": step.unit, "done": step.done}
         self.emit("step_end", {**facts, "elapsed_s": step.elapsed_s})
 
-    def end_stage(self, stage: StageView, whole: WholeView) -> None:
+    def end_stage(self, stage: StageProgress, whole: WholeView) -> None:
         facts = {**_named(stage, whole), **_moved(stage), "resumed": stage.resumed}
         self.emit("stage_end", facts)
 
     def line(self, text: str) -> None:
         self.emit("note", {"text": text})
 
-    def pause(self) -> None:
-        """Nothing is held."""
+
+def moved_bytes() -> tuple[int, int]:
+    """Bytes that this process has read and written so far, the page cache included."""
+    lines = Path("/proc/self/io").read_text().splitlines()
+    counts = {name: int(value) for name, value in (line.split(": ") for line in lines)}
+    return counts["rchar"], counts["wchar"]
 
 
 def write_line(stream: TextIO, text: str) -> None:
@@ -269,7 +261,7 @@ def write_line(stream: TextIO, text: str) -> None:
             os.dup2(nowhere.fileno(), stream.fileno())
 
 
-def _named(stage: StageView, whole: WholeView) -> dict[str, Any]:
+def _named(stage: StageProgress, whole: WholeView) -> dict[str, Any]:
     return {
         "stage": stage.name,
         "number": stage.number,
@@ -278,7 +270,7 @@ def _named(stage: StageView, whole: WholeView) -> dict[str, Any]:
     }
 
 
-def _moved(stage: StageView) -> dict[str, Any]:
+def _moved(stage: StageProgress) -> dict[str, Any]:
     return {
         "read_bytes": stage.read_bytes,
         "written_bytes": stage.written_bytes,
@@ -292,8 +284,7 @@ def table_head(name_width: int) -> str:
     return "stage".ljust(name_width) + "".join(f"  {head:>{_COLUMN}}" for head in _HEADS)
 
 
-def table_line(stage: StageView, whole: WholeView, name_width: int) -> str:
-    """A stage that is over."""
+def table_line(stage: StageProgress, whole: WholeView, name_width: int) -> str:
     name = f"{stage.number:>2}/{whole.num_stages} {stage.name}" if stage.number else stage.name
     moved = stage.read_bytes + stage.written_bytes
     if stage.resumed:
@@ -311,15 +302,14 @@ def table_line(stage: StageView, whole: WholeView, name_width: int) -> str:
     )
 
 
-def _bars(stage: StageView, whole: WholeView, width: int) -> Table:
+def _bars(stage: StageProgress, whole: WholeView, width: int) -> Table:
     """A bar for each step, and one for everything where there is a plan."""
     grid = Table.grid(padding=(0, 2, 0, 0))
     wide = width >= 80
     bar = _BAR if wide else 10
     memory = format_bytes(whole.memory_bytes)
-    steps = stage.steps or (StepView(stage.name, "", 0, 0, stage.elapsed_s),)
-    for step in steps:
-        left = _left(step.left_s) if step.unit else format_seconds(step.elapsed_s)
+    for step in list(stage.steps) or [PassProgress(stage.name, 0, "")]:
+        left = _left(step.left_s) if step.unit else format_seconds(stage.elapsed_s)
         grid.add_row(
             shorten(step.name, 24 if wide else 16),
             ProgressBar(max(step.total, 1), step.done, width=bar, pulse=not step.unit),
@@ -339,11 +329,11 @@ def _bars(stage: StageView, whole: WholeView, width: int) -> Table:
     return grid
 
 
-def _done(step: StepView) -> str:
+def _done(step: PassProgress) -> str:
     return format_bytes(step.done) if step.unit == "B" else f"{format_count(step.done)} {step.unit}"
 
 
-def _rate(step: StepView) -> str:
+def _rate(step: PassProgress) -> str:
     rate = int(step.rate)
     return f"{format_bytes(rate) if step.unit == 'B' else format_count(rate)}/s"
 

@@ -25,8 +25,6 @@ class StagePlan:
 
 @dataclass(frozen=True, slots=True)
 class StageResult:
-    """One stage that is over."""
-
     name: str
     read_bytes: int
     written_bytes: int
@@ -62,7 +60,6 @@ class Ran(OfStages):
 
     @property
     def peak_bytes(self) -> int:
-        """Of memory, in any stage."""
         return max(s.peak_bytes for s in self.stages)
 
     @property
@@ -95,8 +92,6 @@ class QuantizationError:
 
 @dataclass(frozen=True, slots=True)
 class IngestResult:
-    """A store that is there."""
-
     manifest: Manifest
     stages: tuple[StageResult, ...]  # in the order of the plan
     quantization: tuple[QuantizationError, ...] = ()

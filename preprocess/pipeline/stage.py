@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, NamedTuple, Self, TypeVar
 
 from blockstore.errors import OutOfSpace
 from blockstore.format import arrays_of
@@ -19,7 +19,7 @@ from blockstore.units import format_bytes
 from blockstore.writer import StoreWriter, flush, flush_tree
 from preprocess.pipeline.progress import Progress
 from preprocess.pipeline.result import StagePlan, StageResult
-from preprocess.pipeline.work import STORE, StageRecord, WorkFolder
+from preprocess.pipeline.work import STORE, StageRecord, WorkFolder, work_path
 
 Facts = dict[str, Any]
 _FILES = "files"  # in the facts of a stage: digests of what it wrote in the store beside shards
@@ -59,7 +59,6 @@ class Stage(Generic[RunT]):
 
     @property
     def plan(self) -> StagePlan:
-        """What passes the disk."""
         return StagePlan(self.name, self.cost.read, self.cost.written)
 
 
@@ -76,42 +75,52 @@ def temporary_bytes(stages: Iterable[Stage[Any]]) -> int:
     return most
 
 
-def result_bytes(stages: Iterable[Stage[Any]]) -> int:
-    """Written for good, at most."""
-    return sum(s.cost.written - s.cost.passing - sum(s.files.values()) for s in stages)
+class RunPlan(NamedTuple):
+    """What a run will do, and the disk that it needs: bytes at most."""
 
+    stages: Sequence[StagePlan]
+    result: int
+    temporary: int
+    facts: Mapping[str, Any] = {}  # plain values, for scripts
 
-def check_disk(where: Path, result: int, temporary: int, left: Path | None = None) -> None:
-    """Raises OutOfSpace before anything is written, when the disk below `where` is too small.
+    @classmethod
+    def of(cls, stages: Sequence[Stage[Any]], result: int | None = None) -> "RunPlan":
+        """`result` None: what the stages write for good."""
+        if result is None:
+            result = sum(s.cost.written - s.cost.passing - sum(s.files.values()) for s in stages)
+        return cls([s.plan for s in stages], result, temporary_bytes(stages))
 
-    result, temporary   bytes of what is made, and of temporary files, at most
-    left                the work folder of an earlier run: what it takes is room too
-    """
-    while not where.exists():
-        where = where.parent
-    free = shutil.disk_usage(where).free
-    if left is not None:
-        free += sum(p.stat().st_blocks * 512 for p in left.rglob("*") if p.is_file())
-    if result + temporary > free:
-        raise OutOfSpace(
-            f"{where}: found {format_bytes(free)} free, expected {format_bytes(result)} for the "
-            f"result and {format_bytes(temporary)} for its making; free some space, or choose "
-            "another disk"
-        )
+    def check_disk(self, target: Path) -> None:
+        """Raises OutOfSpace: the disk of the target is too small.
+
+        What the work folder of an earlier run takes is room too.
+        """
+        where = target.absolute().parent
+        while not where.exists():
+            where = where.parent
+        left = (p for p in work_path(target).rglob("*") if p.is_file())
+        free = shutil.disk_usage(where).free + sum(p.stat().st_blocks * 512 for p in left)
+        if self.result + self.temporary > free:
+            raise OutOfSpace(
+                f"{where}: found {format_bytes(free)} free, expected {format_bytes(self.result)} "
+                f"for the result and {format_bytes(self.temporary)} for its making; free some "
+                "space, or choose another disk"
+            )
 
 
 @contextmanager
 def resumable(
-    target: Path, signature: str, progress: Progress, need: str, fresh: bool = False
+    target: Path, signature: str, progress: Progress, plan: RunPlan, fresh: bool = False
 ) -> Iterator[WorkFolder]:
     """The work folder of a target.  When a run is stopped, or the disk is full, it says what stays.
 
     signature   of all that decides the result: another one begins from scratch
-    need        what the disk must have room for, as `disk_need` says it
     fresh       begin from scratch in any case
 
-    Raises StoreBusy.
+    Raises StoreBusy; OutOfSpace before anything is written, if the plan does not fit the disk.
     """
+    plan.check_disk(target)
+    progress.begin(plan.stages, plan.facts)
     work = WorkFolder(target, signature, fresh)
     try:
         with work:
@@ -121,13 +130,11 @@ def resumable(
             raise
         left = f"what {len(work.stages)} stages made stays in {work.path}: the same command goes on"
         if isinstance(error, OutOfSpace):
+            result, more = format_bytes(plan.result), format_bytes(plan.temporary)
+            need = f"the result takes {result}, its making {more} more"
             raise OutOfSpace(f"{error}; {need}; {left}") from error
         progress.line(left)
         raise
-
-
-def disk_need(result: int, temporary: int) -> str:
-    return f"the result takes {format_bytes(result)}, its making {format_bytes(temporary)} more"
 
 
 class PipelineRun:
@@ -150,7 +157,6 @@ class PipelineRun:
         return self.work.path / STORE
 
     def path(self, name: str) -> Path:
-        """Of a temporary file."""
         return self.work.path / name
 
     def facts(self, name: str) -> Facts:

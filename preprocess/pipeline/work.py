@@ -1,10 +1,11 @@
 """The work folder of an ingest: a lock, temporary files, a journal of the stages that are over.
 
 Beside the target `name` it is `.name.work`.  A run that finds one takes it over where the journal
-has the signature of its own inputs, and begins anew otherwise.  Files that the journal does not
-name are of a stage that was interrupted: they are removed.
+has the signature of its own inputs, and begins from scratch otherwise.  Files that the journal does
+not name are of a stage that was interrupted: they are removed.
 """
 
+import ctypes
 import hashlib
 import os
 import shutil
@@ -27,11 +28,11 @@ from preprocess.files.buckets import SPARE
 
 STORE = "store"  # the store to be, inside the work folder
 _JOURNAL = "journal.json"
+_MMAP_THRESHOLD, _ARENA_MAX = -3, -8  # of glibc's mallopt
+_LARGE_BYTES = 1 << 18
 
 
 class StageRecord(msgspec.Struct, frozen=True):
-    """A stage that is over."""
-
     name: str
     facts: dict[str, Any]
     read_bytes: int
@@ -56,6 +57,7 @@ class WorkFolder(ExitStack):
 
     def __init__(self, target: Path, signature: str, fresh: bool) -> None:
         super().__init__()
+        _give_back_freed()
         self._target = target
         self._made = missing_parents(target)
         self.path = work_path(target)
@@ -212,6 +214,18 @@ class WorkFolder(ExitStack):
         else:
             self.remove()
         os.close(self._lock)
+
+
+def _give_back_freed() -> None:
+    """So that --mem bounds what the process holds, large arrays are unmapped when they are freed.
+
+    Left alone, glibc keeps freed arrays of up to 32 MiB in heaps, one for each thread.  Nothing
+    happens under another C library.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_MMAP_THRESHOLD, _LARGE_BYTES)
+        mallopt(_ARENA_MAX, 2)
 
 
 def work_path(target: Path) -> Path:

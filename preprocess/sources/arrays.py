@@ -54,7 +54,6 @@ class ArrayRows:
         )
 
     def pieces(self, count: int) -> Iterator[NDArray[Any]]:
-        """Rows in order; the array is reused."""
         stop = self._first + self.form.num_rows
         for piece in self._file.pieces(self._first, stop, count):
             yield piece.reshape(-1, *self.form.row_shape)
@@ -118,7 +117,6 @@ class EdgeArray:
             yield src_ids, dst_ids
 
     def place(self, end: int, row: int) -> str:
-        """Of one end of an edge, for messages."""
         return f"{self.where}[{row}, {end}]" if self._paired else f"{self.where}[{end}, {row}]"
 
 
@@ -135,7 +133,6 @@ class EdgeLists:
         return zip(src, dst, strict=True)
 
     def place(self, end: int, row: int) -> str:
-        """Of one end of an edge, for messages."""
         return f"{self._ends[end].where}[{row}]"
 
 
@@ -155,7 +152,6 @@ class CompressedEdges:
         return zip(minor, major, strict=True) if self._major else zip(major, minor, strict=True)
 
     def place(self, end: int, row: int) -> str:
-        """Of an entry, for messages."""
         return f"{self._indices.where}[{row}]"
 
     def check_ends(self) -> None:

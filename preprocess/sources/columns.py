@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from preprocess.errors import BadInput
-from preprocess.files.tables import FLAG, TEXT, ColumnType, Table, Texts
+from preprocess.files.arrow import FLAG, TEXT, ColumnType, Texts
+from preprocess.files.tables import Table, joined
 from preprocess.ingest.contents import SPLITS
 from preprocess.sources.source import SourceRows
 
@@ -60,7 +61,6 @@ class TableSequence:
 
     @property
     def where(self) -> str:
-        """The first file, for messages."""
         return str(self._tables[0].path)
 
     def num_rows(self) -> int:
@@ -98,7 +98,6 @@ class TableSequence:
             yield from table.words(name, words, count)
 
     def place(self, row: int) -> str:
-        """Of a row, for messages."""
         for table in self._tables[:-1]:
             num_rows = table.num_rows()
             if row < num_rows:
@@ -186,21 +185,9 @@ class TableArray:
         return self._form._replace(num_rows=self._num_rows())
 
     def pieces(self, count: int) -> Iterator[NDArray[Any]]:
-        """Rows in order; the array is reused."""
-        shape, dtype = self._form.row_shape, self._form.dtype
-        out = np.empty((0, *shape), dtype)
-        for arrays in self._tables.arrays(self._types, count):
-            if len(arrays) == 1:
-                yield arrays[0].reshape(-1, *shape)
-                continue
-            size, at = arrays[0].shape[0], 0
-            if out.shape[0] < size:
-                out = np.empty((size, *shape), dtype)
-            for array in arrays:
-                flat = array.reshape(size, -1)
-                out[:size, at : at + flat.shape[1]] = flat
-                at += flat.shape[1]
-            yield out[:size]
+        return joined(
+            self._tables.arrays(self._types, count), self._form.row_shape, self._form.dtype
+        )
 
 
 def list_splits(

@@ -25,16 +25,8 @@ from preprocess.errors import BadInput
 from preprocess.files.npy import NpyWriter
 from preprocess.kernels.planted import assign_shares, label_ranks, make_pairs
 from preprocess.pipeline.progress import Progress
-from preprocess.pipeline.stage import (
-    Cost,
-    PipelineRun,
-    Stage,
-    check_disk,
-    disk_need,
-    result_bytes,
-    resumable,
-)
-from preprocess.pipeline.work import WorkFolder, sign, work_path
+from preprocess.pipeline.stage import Cost, PipelineRun, RunPlan, Stage, resumable
+from preprocess.pipeline.work import WorkFolder, sign
 
 _PAIRS = 1 << 18  # a chunk of edges
 _CHUNK_ITEMS = 1 << 21  # of features; with the seed it decides them
@@ -59,11 +51,11 @@ class GraphRecipe:
     exponent: float = 0.45  # a of the weights: degrees follow a power law of 1 + 1/a
 
     def check(self) -> None:
-        """Raises BadInput."""
-        for name, least in (("nodes", 1), ("features", 1), ("classes", 1), ("degree", 0)):
+        """Raises BadInput: numbers that no graph can have."""
+        for name, minimum in (("nodes", 1), ("features", 1), ("classes", 1), ("degree", 0)):
             found = getattr(self, name if name == "degree" else f"num_{name}")
-            if found < least:
-                raise BadInput.at(f"--{name}", found, f"{least} or more", "change it")
+            if found < minimum:
+                raise BadInput.at(f"--{name}", found, f"{minimum} or more", "change it")
         if self.num_classes > self.num_nodes:
             raise BadInput.at(
                 "--classes", self.num_classes, f"at most --nodes {self.num_nodes}", "change it"
@@ -93,7 +85,6 @@ class GraphRecipe:
 
     @property
     def num_pairs(self) -> int:
-        """Undirected edges."""
         return self.num_nodes * self.degree // 2 if self.num_nodes > 1 else 0
 
 
@@ -119,12 +110,9 @@ def generate(folder: Path, recipe: GraphRecipe, progress: Progress) -> None:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise StoreExists(f"{folder}: exists and is not empty; remove it, or choose another name")
     stages = _stages(recipe)
-    size = result_bytes(stages)
-    check_disk(folder.parent, size, 0, work_path(folder))
-    progress.begin([s.plan for s in stages], {})
     signature = sign({"generate": _PIPELINE, "recipe": asdict(recipe)}, b"")
     with (
-        resumable(folder, signature, progress, disk_need(size, 0)) as work,
+        resumable(folder, signature, progress, RunPlan.of(stages)) as work,
         ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool,
     ):
         run = _Generation(work, progress, recipe, pool)

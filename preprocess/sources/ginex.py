@@ -1,12 +1,4 @@
-"""The layout of Ginex and AGNES: a CSC matrix, features and labels as plain items, `conf.json`.
-
-    indptr.dat, indices.dat     integers   columns are targets, entries their sources
-    features.dat, labels.dat    (nodes, features), (nodes, 1) of float32, NaN where there is none
-    conf.json                   num_nodes, and <array>_shape and <array>_dtype of the four
-    split_idx.pth               {"train": ids, "valid": ids, "test": ids}; it may be missing
-
-`nc_score.pth` and other files beside them are not read.
-"""
+"""The layout of Ginex and AGNES: a CSC matrix, features and labels as plain items, `conf.json`."""
 
 from pathlib import Path
 
@@ -16,8 +8,8 @@ import numpy as np
 from preprocess.errors import BadInput
 from preprocess.files.npy import RawFile
 from preprocess.sources.arrays import ArrayRows, CompressedEdges, read_dict, torch_ids
+from preprocess.sources.description import read_description
 from preprocess.sources.graph import NODE, RELATION, GraphSource
-from preprocess.sources.table import read_description
 
 CONF, SPLITS = "conf.json", "split_idx.pth"
 

@@ -4,12 +4,14 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
 from numpy.typing import NDArray
 
 from preprocess.errors import BadInput
 from preprocess.files.array_file import ArrayFile
 from preprocess.kernels.edges import first_outside
 from preprocess.pipeline.progress import Progress
+from preprocess.pipeline.stage import Facts
 from preprocess.sources.source import SourceRelation, SourceRows
 
 NODE, RELATION = "node", "to"  # of a graph whose layout names no types
@@ -62,11 +64,16 @@ class EdgeFile(Protocol):
 class GraphSource:
     """A `Source` of what a layout adds: edges, arrays, labels and splits.
 
-    A layout derives from it and fills `num_nodes`.  Raises BadInput.
+    A layout derives from it and fills `num_nodes`; it is opened by its path.  Raises BadInput.
     """
 
-    layout = ""
+    layout = ""  # as `--layout` takes it
     undirected = False
+
+    @classmethod
+    def recognise(cls, _path: Path) -> str | None:
+        """What of this layout is there, by the names of files; None where it is another."""
+        return None
 
     def __init__(self, where: Path, num_nodes: Mapping[str, int] | None = None) -> None:
         self.where, self._num_nodes = str(where), dict(num_nodes or {})
@@ -82,7 +89,6 @@ class GraphSource:
         self._files.update(paths)
 
     def add_edges(self, ends: Ends, edges: EdgeFile) -> None:
-        """A relation."""
         self._edges[ends] = edges
         self._files.add(edges.path)
 
@@ -91,7 +97,6 @@ class GraphSource:
         self._add(self._arrays.setdefault(owner, []), "array", rows)
 
     def add_label(self, node_type: str, rows: RowStream) -> None:
-        """The labels of a type."""
         held: list[RowStream] = []
         self._add(held, "label", rows)
         self._labels[node_type] = rows
@@ -115,12 +120,10 @@ class GraphSource:
 
     @property
     def files(self) -> list[Path]:
-        """Every file that is read."""
         return sorted(self._files)
 
     @property
     def relations(self) -> tuple[SourceRelation, ...]:
-        """In the order in which they were added."""
         return tuple(SourceRelation(*ends, e.num_edges, e.where) for ends, e in self._edges.items())
 
     def edges(
@@ -136,24 +139,19 @@ class GraphSource:
             done += piece[0].size
 
     def edge_rows(self, relation: SourceRelation) -> list[SourceRows]:
-        """In the order in which they were added."""
         return self._readable(self._arrays.get(relation[:3], []))
 
     def edge_splits(self, relation: SourceRelation) -> list[SourceRows]:
-        """In the order in which they were added."""
         return self._readable(self._splits.get(relation[:3], []))
 
     def features(self, node_type: str) -> list[SourceRows]:
-        """In the order in which they were added."""
         return self._readable(self._arrays.get(node_type, []))
 
     def label(self, node_type: str) -> SourceRows | None:
-        """Where the type has labels."""
         held = self._labels.get(node_type)
         return None if held is None else self._readable([held])[0]
 
     def splits(self, node_type: str) -> list[SourceRows]:
-        """In the order in which they were added."""
         return self._readable(self._splits.get(node_type, []))
 
     def rows(self, rows: SourceRows, count: int) -> Iterator[NDArray[Any]]:
@@ -186,8 +184,24 @@ class MadeRows:
         """`made` may be set later: nothing is read before the preparation."""
         self.name, self.form, self.made = form.name, form, made
 
+    def write(self, window: int, none: float, fill: Callable[[int, NDArray[Any]], None]) -> Facts:
+        """Make the file in one pass for `window` nodes: `fill(first, rows)` enters what there is.
+
+        none   stands for what is not entered
+        """
+        assert self.made is not None
+        self.made.unlink(missing_ok=True)
+        form = self.form
+        buffer = np.empty((min(window, form.num_rows), *form.row_shape), form.dtype)
+        with ArrayFile(self.made, form.dtype) as out:
+            for first in range(0, form.num_rows, window):
+                rows = buffer[: min(window, form.num_rows - first)]
+                rows[:] = none
+                fill(first, rows)
+                out.append(rows)
+        return {}
+
     def pieces(self, count: int) -> Iterator[NDArray[Any]]:
-        """Rows in order; the array is reused."""
         assert self.made is not None
         form = self.form
         width = form.row_bytes // form.dtype.itemsize

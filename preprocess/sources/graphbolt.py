@@ -29,24 +29,16 @@ from preprocess.files.npy import NpyFile
 from preprocess.ingest.prepare import Preparation
 from preprocess.pipeline.stage import Facts
 from preprocess.sources.arrays import ArrayRows, EdgeArray, open_array
-from preprocess.sources.graph import (
-    NODE,
-    RELATION,
-    Ends,
-    GraphSource,
-    MadeRows,
-    Owner,
-    check_ids,
-)
+from preprocess.sources.description import read_description
+from preprocess.sources.graph import NODE, RELATION, Ends, GraphSource, MadeRows, Owner, check_ids
 from preprocess.sources.source import SourceRows
-from preprocess.sources.table import read_description
 from preprocess.sources.text import TextEdges
 
 META = "metadata.yaml"
 _SEEDS = ("seeds", "seed_nodes", "node_pairs")
 _SETS = (("train", "train_set"), ("valid", "validation_set"), ("test", "test_set"))
 _MAIN = "feat"
-_LEAST_WINDOW = 1 << 16  # labels that are brought into order at a time
+_MIN_WINDOW = 1 << 16  # labels that are brought into order at a time
 _PIECE_ROWS = 1 << 14
 
 
@@ -110,10 +102,7 @@ class _Seeds(NamedTuple):
 
 
 class GraphBoltSource(GraphSource):
-    """A `Source` that is `Preparable`: labels that lie in several lists become one array.
-
-    Raises BadInput.
-    """
+    """A `Source` that is `Preparable`: labels that lie in several lists become one array."""
 
     layout = "graphbolt"
 
@@ -145,18 +134,18 @@ class GraphBoltSource(GraphSource):
     def prepare(self, preparation: Preparation) -> None:
         """Count the edges in text, put labels into one array, tell pairs from negative pairs."""
         texts = [e for e in self._edges.values() if isinstance(e, TextEdges)]
-        counts = preparation.step(
+        counts = preparation.record(
             "count edges", lambda: {"edges": [e.num_edges for e in texts]}, lambda _: ()
         )
         for edges, count in zip(texts, counts["edges"], strict=True):
             edges.num_edges = count
         for number, (name, rows) in enumerate(self._made.items()):
             rows.made = preparation.folder / f"labels-{number}"
-            window = max(_LEAST_WINDOW, preparation.mem_bytes // 4 // rows.form.row_bytes)
+            window = max(_MIN_WINDOW, preparation.mem_bytes // 4 // rows.form.row_bytes)
             lists = [(s.ids, s.labels) for s in self._seeds[name] if s.labels is not None]
-            preparation.step(
+            preparation.record(
                 f"labels of {name}",
-                partial(write_listed, lists, rows.form, rows.made, window, name),
+                partial(write_listed, lists, rows, window, name),
                 partial(_only, rows.made.name),
             )
         for number, ends in enumerate(self._edges):
@@ -286,7 +275,7 @@ class GraphBoltSource(GraphSource):
     ) -> None:
         names = (seeds.split, f"{seeds.split}_negative")
         paths = [preparation.folder / f"pairs-{number}-{name}" for name in names]
-        counts = preparation.step(
+        counts = preparation.record(
             f"pairs of {number} {seeds.split}",
             partial(_write_pairs, seeds, paths),
             lambda _: [path.name for path in paths],
@@ -329,34 +318,28 @@ def _write_pairs(seeds: _Seeds, paths: Sequence[Path]) -> Facts:
 
 def write_listed(
     lists: Sequence[tuple[ArrayRows, ArrayRows]],
-    form: SourceRows,
-    path: Path,
+    rows: MadeRows,
     window: int,
     owner: str = NODE,
 ) -> Facts:
     """Lists of nodes and their values into one array, in order: one pass for `window` nodes.
 
-    form   what the array is; NaN, or -1, stands for every node that no list has
-    path   out
+    rows   the array; NaN, or -1, stands for every node that no list has
 
     Raises BadInput: an id out of range.
     """
-    none = np.nan if form.dtype.kind == "f" else -1
-    width = form.row_bytes // form.dtype.itemsize
-    buffer = np.empty((min(window, form.num_rows), width), form.dtype)
-    path.unlink(missing_ok=True)
-    with ArrayFile(path, form.dtype) as out:
-        for first in range(0, form.num_rows, window):
-            labels = buffer[: min(window, form.num_rows - first)]
-            labels[:] = none
-            for seeds, values in lists:
-                for row, ids, piece in _pieces(seeds, values):
-                    check_ids(ids, form.num_rows, owner, partial(_place, seeds.path), done=row)
-                    here = ids.astype(np.int64) - first
-                    inside = (here >= 0) & (here < labels.shape[0])
-                    labels[here[inside]] = piece[inside]
-            out.append(labels)
-    return {}
+    num_nodes = rows.form.num_rows
+
+    def fill(first: int, labels: NDArray[Any]) -> None:
+        flat = labels.reshape(labels.shape[0], -1)
+        for seeds, values in lists:
+            for row, ids, piece in _pieces(seeds, values):
+                check_ids(ids, num_nodes, owner, partial(_place, seeds.path), done=row)
+                here = ids.astype(np.int64) - first
+                inside = (here >= 0) & (here < flat.shape[0])
+                flat[here[inside]] = piece[inside]
+
+    return rows.write(window, np.nan if rows.form.dtype.kind == "f" else -1, fill)
 
 
 def _place(path: Path, _: int, row: int) -> str:

@@ -1,12 +1,4 @@
-"""The layout of GraphSAINT: `adj_full.npz`, `feats.npy`, `class_map.json`, `role.json`.
-
-    adj_full.npz     scipy.sparse.save_npz of (nodes, nodes): an entry an edge, its value not read
-    feats.npy        (nodes, features)
-    class_map.json   {"<node>": class, ...} or {"<node>": [0, 1, ...], ...} of -128 to 127
-    role.json        {"tr": [nodes], "va": [nodes], "te": [nodes]}
-
-`adj_train.npz`, edges between nodes of "tr", is not read.
-"""
+"""The layout of GraphSAINT: `adj_full.npz`, `feats.npy`, `class_map.json`, `role.json`."""
 
 from functools import partial
 from pathlib import Path
@@ -29,17 +21,14 @@ from preprocess.sources.source import SourceRows
 
 ADJACENCY, FEATURES, CLASSES, ROLES = "adj_full.npz", "feats.npy", "class_map.json", "role.json"
 _SPLITS = {"tr": "train", "va": "valid", "te": "test"}
-_LEAST_WINDOW = 1 << 16  # nodes
+_MIN_WINDOW = 1 << 16  # nodes
 
 _Class = Annotated[int, msgspec.Meta(ge=-(1 << 62), lt=1 << 62)]
 _Flags = list[Annotated[int, msgspec.Meta(ge=-128, le=127)]]
 
 
 class GraphSaintSource(GraphSource):
-    """A `Source` that is `Preparable`: JSON becomes arrays, a window of the nodes at a time.
-
-    Raises BadInput.
-    """
+    """A `Source` that is `Preparable`: JSON becomes arrays, a window of the nodes at a time."""
 
     layout = "graphsaint"
 
@@ -66,10 +55,10 @@ class GraphSaintSource(GraphSource):
 
     def prepare(self, preparation: Preparation) -> None:
         """Labels and splits as arrays: passes over the JSON, memory a share of what there is."""
-        self._label.made = path = preparation.folder / "labels"
-        window = max(_LEAST_WINDOW, preparation.mem_bytes // 8 // self._label.form.row_bytes)
-        preparation.step("labels", partial(self._write_labels, path, window), lambda _: ["labels"])
-        counts = preparation.step(
+        self._label.made = preparation.folder / "labels"
+        window = max(_MIN_WINDOW, preparation.mem_bytes // 8 // self._label.form.row_bytes)
+        preparation.record("labels", partial(self._write_labels, window), lambda _: ["labels"])
+        counts = preparation.record(
             "splits", partial(self._write_splits, preparation.folder), lambda facts: facts
         )
         self._splits.clear()
@@ -88,24 +77,19 @@ class GraphSaintSource(GraphSource):
         rows = SourceRows("label", dtype, shape, self.num_nodes[NODE], "dense", str(self._classes))
         return _Flags if is_row else _Class, rows
 
-    def _write_labels(self, path: Path, window: int) -> Facts:
+    def _write_labels(self, window: int) -> Facts:
         """All labels to a file, -1 where a node has none: one pass for `window` nodes."""
-        form = self._label.form
-        path.unlink(missing_ok=True)
-        buffer = np.empty((min(window, form.num_rows), *form.row_shape), form.dtype)
-        with ArrayFile(path, form.dtype) as out:
-            for first in range(0, form.num_rows, window):
-                labels = buffer[: min(window, form.num_rows - first)]
-                labels[:] = -1
-                for place, entries in read_entries(self._classes, self._kind):
-                    ids = np.fromiter(entries, np.int64, len(entries))
-                    self._check(place, ids, entries)
-                    here = (ids >= first) & (ids < first + labels.shape[0])
-                    if here.any():
-                        values = np.array(list(entries.values()), form.dtype)
-                        labels[ids[here] - first] = values[here]
-                out.append(labels)
-        return {}
+
+        def fill(first: int, labels: NDArray[Any]) -> None:
+            for place, entries in read_entries(self._classes, self._kind):
+                ids = np.fromiter(entries, np.int64, len(entries))
+                self._check(place, ids, entries)
+                here = (ids >= first) & (ids < first + labels.shape[0])
+                if here.any():
+                    values = np.array(list(entries.values()), labels.dtype)
+                    labels[ids[here] - first] = values[here]
+
+        return self._label.write(window, -1, fill)
 
     def _check(self, place: str, ids: NDArray[np.int64], entries: dict[int, Any]) -> None:
         """Nodes are there, and rows are of one width.  Raises BadInput."""

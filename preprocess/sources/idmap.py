@@ -19,7 +19,7 @@ from blockstore.errors import BudgetTooSmall
 from blockstore.units import format_bytes
 from preprocess.errors import BadInput
 from preprocess.files.array_file import ArrayFile
-from preprocess.files.tables import Texts
+from preprocess.files.arrow import Texts
 from preprocess.kernels.keys import (
     ADD,
     DEFINE,
@@ -36,7 +36,7 @@ from preprocess.kernels.keys import (
 )
 
 PIECE_ROWS = 1 << 14  # keys that are asked for at a time
-LEAST_BYTES = 16 << 20
+MIN_BYTES = 16 << 20
 _FIXED_BYTES = 8 << 20  # pieces of a table being parsed
 _SLOT_BYTES, _KEY_BYTES = 4, 16  # of the table: a slot; hash and start of a key
 _FIRST_SLOTS = 1 << 6
@@ -59,8 +59,6 @@ class IdFile(NamedTuple):
 
 
 class KeyMap(NamedTuple):
-    """What a type's keys became."""
-
     num_keys: int
     defined: int  # rows of the column that defines, 0 where there is none
     columns: tuple[IdFile, ...]  # of those that refer
@@ -76,10 +74,10 @@ class _TooMany(Exception):
 
 def table_bytes_of(mem_bytes: int) -> int:
     """Memory of the table.  Raises BudgetTooSmall."""
-    if mem_bytes < LEAST_BYTES:
+    if mem_bytes < MIN_BYTES:
         raise BudgetTooSmall(
             f"--mem {format_bytes(mem_bytes)}: expected at least --mem "
-            f"{LEAST_BYTES >> 20}M to map the ids of nodes"
+            f"{MIN_BYTES >> 20}M to map the ids of nodes"
         )
     return (mem_bytes - _FIXED_BYTES) * 3 // 4
 
@@ -257,8 +255,6 @@ class _Passes:
 
 
 class _Found(NamedTuple):
-    """Of a piece of keys."""
-
     numbers: NDArray[np.uint32]
     at: int  # how far it went
     why: int  # DONE, TWICE or UNKNOWN

@@ -1,16 +1,8 @@
 """The layout of IGB: the homogeneous IGB260M and the heterogeneous IGBH, of every size.
 
-    <size>/processed/                     tiny, small, medium, large or full
-      paper/node_feat.npy                 float32 (papers, 1024)
-      paper/node_label_19.npy             floats (papers,): classes 0 to 18
-      paper/node_label_2K.npy             floats (papers,): classes 0 to 2982
-      paper__cites__paper/edge_index.npy  integers (edges, 2)
-
-and in IGBH `paper__written_by__author`, `author__affiliated_to__institute`, `paper__topic__fos`,
-`paper__published__journal` and `paper__venue__conference`, with the features of those types.  Of
-`large` and `full` the papers' and authors' files have no header: how many rows they have is known
-from the size alone.  In `full` only the first papers have labels; zeros follow.  There are no
-splits.
+docs/layouts.md lists its files.  Of `large` and `full` the papers' and authors' files have no
+header: how many rows they have is known from the size alone.  In `full` only the first papers have
+labels; zeros follow.
 """
 
 from collections.abc import Iterator, Mapping

@@ -83,7 +83,6 @@ class _Window:
 
     @property
     def place(self) -> str:
-        """Where the text begins, for messages."""
         return f"{self._path}+{self._offset}"
 
     def more(self) -> bool:
@@ -97,7 +96,6 @@ class _Window:
         self._offset, self.text = self._offset + num_bytes, self.text[num_bytes:]
 
     def decode(self, decoder: Any, text: bytes) -> Any:
-        """Raises BadInput."""
         try:
             return decoder.decode(text)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
@@ -105,7 +103,6 @@ class _Window:
             raise self.bad(said, "numbers in JSON") from error
 
     def bad(self, found: str, expected: str) -> BadInput:
-        """What is at the place."""
         return BadInput.at(self.place, found, expected, "write the file again")
 
 

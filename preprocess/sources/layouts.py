@@ -1,13 +1,14 @@
 """The layouts of graphs that are known, and which of them a path has."""
 
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from blockstore.errors import NotAStore, StoreError
 from blockstore.root import read_root
 from preprocess.errors import BadInput
 from preprocess.sources.dgl_csv import DglCsvSource
 from preprocess.sources.ginex import GinexSource
+from preprocess.sources.graph import GraphSource
 from preprocess.sources.graphbolt import GraphBoltSource
 from preprocess.sources.graphsaint import GraphSaintSource
 from preprocess.sources.igb import Igb2kSource, IgbSource
@@ -25,20 +26,6 @@ from preprocess.sources.table import TableSource
 _MOST_SHOWN = 6  # names in a folder
 
 
-class Layout(Protocol):
-    """A class of sources."""
-
-    @property
-    def layout(self) -> str:
-        """Its name, as `--layout` takes it."""
-
-    def recognise(self, path: Path, /) -> str | None:
-        """What of this layout is there, by the names of files; None where it is another."""
-
-    def __call__(self, path: Path, /) -> Source:
-        """Open it.  Raises BadInput."""
-
-
 class Opened(NamedTuple):
     """A source and how it came to be taken for what it is."""
 
@@ -47,7 +34,7 @@ class Opened(NamedTuple):
     files: SourceFiles  # as they were
 
 
-_CLASSES: tuple[Layout, ...] = (
+_CLASSES: tuple[type[GraphSource], ...] = (
     PlainSource,
     PlainHeteroSource,
     DglCsvSource,
@@ -97,7 +84,7 @@ def open_source(path: Path, layout: str | None = None) -> Opened:
     return _open(chosen, path, saw)
 
 
-def _open(layout: Layout, path: Path, saw: str) -> Opened:
+def _open(layout: type[GraphSource], path: Path, saw: str) -> Opened:
     before = stats_below(path)  # headers are read while the source is opened
     source = layout(path)
     return Opened(source, saw, SourceFiles(source.files, before))

@@ -1,16 +1,4 @@
-"""The layout of MAG240M, as OGB-LSC unpacks it.
-
-    mag240m_kddcup2021/
-      meta.pt                                  {"paper": 121751666, "author": ..., ...}
-      split_dict.pt                            {"train": ids, "valid": ids, "test-dev": ids, ...}
-      processed/paper/node_feat.npy            float16 (papers, 768)
-      processed/paper/node_label.npy           floats (papers,), NaN where there is none
-      processed/paper/node_year.npy            integers (papers,)
-      processed/<source>___<relation>___<target>/edge_index.npy    integers (2, edges)
-
-Only papers have features.  The whole test split and its parts "test-dev" and "test-challenge" hold
-the same papers: where both parts are there the whole is left out, else it is the split "test".
-"""
+"""The layout of MAG240M, as OGB-LSC unpacks it: docs/layouts.md."""
 
 from pathlib import Path
 
@@ -73,6 +61,7 @@ class Mag240mSource(GraphSource):
 
     def _add_splits(self, path: Path) -> None:
         held = read_dict(path)
+        # the whole test split and its two parts hold the same papers, and splits may not overlap
         whole = next((name for name in _WHOLE if name in held), None)
         if all(part in held for part in _PARTS):
             left_out = set(_WHOLE)

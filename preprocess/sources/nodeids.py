@@ -10,18 +10,12 @@ from numpy.typing import NDArray
 
 from preprocess.errors import BadInput
 from preprocess.files.array_file import ArrayFile
-from preprocess.files.tables import INTEGER, BadCell, Texts
+from preprocess.files.arrow import INTEGER, Texts
+from preprocess.files.tables import BadCell
 from preprocess.ingest.prepare import Preparation
 from preprocess.pipeline.stage import Facts
 from preprocess.sources.columns import EdgeTables, NodeTables, TableSequence
-from preprocess.sources.idmap import (
-    PIECE_ROWS,
-    KeyColumn,
-    KeyTwice,
-    map_keys,
-    pick,
-    table_bytes_of,
-)
+from preprocess.sources.idmap import PIECE_ROWS, KeyColumn, KeyTwice, map_keys, pick, table_bytes_of
 
 ROW, SAME, INTEGERS, TEXTS = "row", "same", "integer", "text"  # what the ids of a type are
 _ENDS = ("src", "dst")
@@ -49,13 +43,13 @@ class NodeIds:
         """Map every type, and count the edges.  Raises BadInput, BudgetTooSmall."""
         self._folder = preparation.folder
         for node in self._nodes.values():
-            self._facts[node.name] = preparation.step(
+            self._facts[node.name] = preparation.record(
                 f"ids of {node.name}",
                 partial(self._map, node, preparation),
                 lambda facts: facts["columns"],
             )
         self._counts.clear()
-        counts = preparation.step(
+        counts = preparation.record(
             "count edges", lambda: {str(i): self.num_edges(i) for i in range(len(self._edges))},
             lambda _: (),
         )  # fmt: skip

@@ -1,10 +1,4 @@
-"""What OGB's layouts have in common: notes, and the splits that lie in `split/<name>/`.
-
-split/time/{train,valid,test}.csv.gz           ids of nodes, one a line
-split/time/<type>/{train,valid,test}.csv.gz    of a type of nodes
-split/time/{train,valid,test}.pt               pairs of nodes, for link prediction
-split/time/split_dict.pt                       any of those in one file, which wins
-"""
+"""What OGB's layouts have in common: notes, and the splits that lie in `split/<name>/`."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,8 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from preprocess.errors import BadInput
+from preprocess.files.arrow import FLAG
 from preprocess.files.strided import GivenArray, Placed
-from preprocess.files.tables import FLAG, Table
+from preprocess.files.tables import Table
 from preprocess.files.torchfile import kind_of, open_tensor, read_torch
 from preprocess.ingest.contents import SPLITS
 from preprocess.sources.arrays import ArrayRows, id_rows
@@ -141,7 +136,6 @@ class _Columns:
         self.form = forms[0]._replace(dtype=dtype, row_shape=(2,))
 
     def pieces(self, count: int) -> Iterator[NDArray[Any]]:
-        """(at most `count`, 2), in order."""
         for columns in zip(*(rows.pieces(count) for rows in self._lists), strict=True):
             yield np.stack(columns, axis=1)
 

@@ -1,11 +1,4 @@
-"""OGB's layout in arrays: `raw/data.npz`, read where it lies in the file or decompressed in order.
-
-    edge_index                      (2, edges) integers
-    num_nodes_list, num_edges_list  one number each: there is one graph
-    node_feat, node_<name>          (nodes, ...)
-    edge_feat, edge_<name>          (edges, ...)
-and `raw/node-label.npz`: node_label, (nodes,) or (nodes, labels); NaN where there is none.
-"""
+"""OGB's layout in arrays: `raw/data.npz`, read in place or decompressed in order."""
 
 from pathlib import Path
 

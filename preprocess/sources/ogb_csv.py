@@ -1,16 +1,6 @@
 """OGB's layout in text: packed csv files without a header, of a graph of one type or of several.
 
-    raw/edge.csv.gz               source,target
-    raw/num-node-list.csv.gz      nodes; num-edge-list.csv.gz likewise
-    raw/node-feat.csv.gz          a row a node; node-label.csv.gz, node_year.csv.gz likewise
-    raw/edge-feat.csv.gz          a row an edge; edge_weight.csv.gz likewise
-of several types:
-    raw/num-node-dict.csv.gz      a header of types, then their nodes
-    raw/triplet-type-list.csv.gz  source type,relation,target type
-    raw/relations/<source type>___<relation>___<target type>/edge.csv.gz, num-edge-list.csv.gz, ...
-    raw/node-feat/<type>/node-feat.csv.gz, node_year.csv.gz
-    raw/node-label/<type>/node-label.csv.gz
-    raw/nodetype-has-label.csv.gz a header of types, then True or False
+docs/layouts.md lists them.
 """
 
 from collections.abc import Mapping
@@ -19,7 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from preprocess.errors import BadInput
-from preprocess.files.tables import INTEGER, Table
+from preprocess.files.arrow import INTEGER
+from preprocess.files.tables import Table
 from preprocess.sources.graph import NODE, RELATION, Ends, Owner
 from preprocess.sources.ogb import OgbSource, read_flags
 from preprocess.sources.text import TextEdges, TextRows

@@ -1,23 +1,11 @@
-"""The plain layout: a folder of npy files with fixed names.
-
-    edge_index.npy                  (2, edges): sources, targets
-    node_feat.npy                   (nodes, features), the array "x"; or node_feat_csr.json and
-                                    node_feat_{indptr,indices,data}.npy
-    node_<name>.npy                 another array of the nodes, or its CSR form in the same way
-    node_label.npy                  (nodes,), or (nodes, labels)
-    <name>_idx.npy                  a split: train_idx.npy, valid_idx.npy, test_idx.npy, others
-    edge_<name>.npy                 an array of the edges; "weight" and "time" guide sampling
-    <name>_edge.npy                 a split of edges: positions, or pairs (source, target) a row
-    meta.json                       {"num_nodes": n}, where no array of the nodes says it
-
-Files of other names are not read.
-"""
+"""The plain layout: a folder of npy files with fixed names, which docs/layouts.md lists."""
 
 from pathlib import Path
 
 import msgspec
 
 from preprocess.errors import BadInput
+from preprocess.sources.description import read_description
 from preprocess.sources.graph import NODE, RELATION, Ends
 from preprocess.sources.plain_arrays import PlainArrays
 from preprocess.sources.plain_names import (
@@ -95,10 +83,7 @@ class PlainSource(PlainArrays):
         meta = self._folder / META
         if meta.exists():
             self.add_files(meta)
-            try:
-                said = msgspec.json.decode(meta.read_bytes(), type=_Meta).num_nodes
-            except msgspec.MsgspecError as error:
-                raise BadInput.at(meta, error, '{"num_nodes": n}', "correct it") from error
+            said = read_description(meta, _Meta, '{"num_nodes": n}').num_nodes
             counts |= {META: said} if said is not None else {}
         if counts:
             says, num_nodes = max(counts.items(), key=lambda c: c[1])

@@ -14,6 +14,7 @@ from preprocess.files.npy import NpyFile
 from preprocess.kernels.edges import first_outside
 from preprocess.kernels.rows import densify
 from preprocess.sources.arrays import ArrayRows, EdgeArray, id_rows
+from preprocess.sources.description import read_description
 from preprocess.sources.graph import Ends, GraphSource, Owner
 from preprocess.sources.plain_names import (
     CSR,
@@ -111,7 +112,6 @@ class PlainArrays(GraphSource):
         return [*([label] if label else []), *self.features(node_type)]
 
     def path(self, stem: str) -> Path:
-        """Of an npy file."""
         return self._folder / f"{stem}.npy"
 
     def npy(self, stem: str) -> NpyFile:
@@ -122,8 +122,10 @@ class PlainArrays(GraphSource):
     def _open_csr(self, node_type: str, name: str, shape: tuple[int, int] | None) -> None:
         """Add a sparse array of a type; its shape is in a file of its own if it is not given."""
         meta = self._folder / f"{self._names.csr(node_type, name, CSR)}.json"
-        csr = _Csr(shape) if shape is not None and not meta.exists() else _read_shape(meta)
-        if meta.exists():
+        if shape is not None and not meta.exists():
+            csr = _Csr(shape)
+        else:
+            csr = read_description(meta, _Csr, 'the shape, {"shape": [rows, columns], "nnz": n}')
             self.add_files(meta)
         files = [self.npy(self._names.csr(node_type, name, part)) for part in CSR_PARTS]
         self.add_array(node_type, _CsrRows(name, files, csr, meta))
@@ -147,7 +149,6 @@ class _CsrRows:
         self.form = SourceRows(name, self._data.dtype, (width,), rows, "csr", str(self.path))
 
     def pieces(self, count: int) -> Iterator[NDArray[Any]]:
-        """Rows in order; the array is reused."""
         num_rows, width = self.form.num_rows, self.form.row_shape[0]
         out = np.empty((min(count, num_rows), width), self.form.dtype)
         for first in range(0, num_rows, count):
@@ -182,7 +183,6 @@ class ShiftedIds:
         self.form = self._ids.form._replace(dtype=np.dtype(np.int64))
 
     def pieces(self, count: int) -> Iterator[NDArray[Any]]:
-        """Ids that count from the type's first node."""
         done = 0
         for piece in self._ids.pieces(count):
             ids = piece.astype(np.int64) - self._first
@@ -195,14 +195,3 @@ class ShiftedIds:
                 )  # fmt: skip
             yield ids
             done += ids.size
-
-
-def _read_shape(path: Path) -> _Csr:
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=_Csr)
-    except FileNotFoundError as error:
-        raise BadInput.at(path, "no file: it is missing", "the shape", "add it") from error
-    except msgspec.MsgspecError as error:
-        raise BadInput.at(
-            path, error, '{"shape": [rows, columns], "nnz": n}', "correct it"
-        ) from error

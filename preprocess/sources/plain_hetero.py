@@ -1,24 +1,10 @@
 """The plain layout of several types or relations: npy files whose names say what they are of.
 
-    schema.json                              {"node_types": {"paper": 3, "author": 2},
-                                              "relations": ["author|writes|paper"]}
-    edge__<src>__<relation>__<dst>.npy       (2, edges); ids count from 0 in each type
-    feat__<type>.npy                         the array "x", or its CSR form:
-    feat__<type>__{indptr,indices,data}.npy  shape in feat__<type>__csr.json, or in the schema:
-                                             "feature_shapes": {"paper": [3, 100]}
-    feat__<type>__<name>.npy                 another array, or its CSR form in the same way
-    label__<type>.npy                        (nodes,), or (nodes, labels)
-    split__<type>__<name>.npy                ids of nodes
-    edge__<src>__<relation>__<dst>__<name>.npy        an array of the edges
-    edge_split__<src>__<relation>__<dst>__<name>.npy  positions, or pairs (source, target) a row
-
-Where the schema names a "target", its labels may lie in `node_label.npy`, and its splits in
-`<name>_idx.npy`, in which ids count through the types, by "offsets".  Files of other names are not
-read.
+docs/layouts.md lists them.  Files of other names are not read.
 """
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import unquote
@@ -26,6 +12,7 @@ from urllib.parse import unquote
 import msgspec
 
 from preprocess.errors import BadInput
+from preprocess.sources.description import read_description
 from preprocess.sources.graph import Ends
 from preprocess.sources.plain_arrays import PlainArrays, ShiftedIds
 from preprocess.sources.plain_names import (
@@ -186,26 +173,13 @@ class PlainHeteroSource(PlainArrays):
 def _read_schema(path: Path) -> _Schema:
     """Raises BadInput, also for a type that is there twice."""
     expected = '{"node_types": {"<type>": nodes}, "relations": ["<src>|<name>|<dst>"]}'
-    try:
-        return msgspec.convert(
-            json.loads(path.read_bytes(), object_pairs_hook=_once(path)), _Schema
-        )
-    except FileNotFoundError as error:
-        raise BadInput.at(path, "no file: it is missing", expected, "add it") from error
-    except (ValueError, msgspec.MsgspecError) as error:
-        if isinstance(error, BadInput):
-            raise
-        what = " ".join(str(error).split())
-        raise BadInput.at(path, what, expected, "correct it") from error
+    schema = read_description(path, _Schema, expected)
 
-
-def _once(path: Path) -> Callable[[list[tuple[str, Any]]], dict[str, Any]]:
-    def taken(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        fields = dict(pairs)
-        if len(fields) < len(pairs):
-            names = [name for name, _ in pairs]
-            twice = next(n for i, n in enumerate(names) if n in names[:i])
+    def once(pairs: list[tuple[str, Any]]) -> None:
+        names = [name for name, _ in pairs]
+        twice = next((n for i, n in enumerate(names) if n in names[:i]), None)
+        if twice is not None:
             raise BadInput.at(path, f"{twice!r} twice", "each name once", "rename one")
-        return fields
 
-    return taken
+    json.loads(path.read_bytes(), object_pairs_hook=once)  # msgspec takes the last one
+    return schema

@@ -27,20 +27,16 @@ class OneType:
     """`node_feat`, `node_<name>`, `edge_<name>`, `<split>_idx`, `<split>_edge`: no types."""
 
     def edges(self, ends: Ends) -> str:
-        """(2, edges)."""
         return EDGES
 
     def edge_rows(self, ends: Ends, name: str) -> str:
-        """An array of the edges."""
         raw = _quoted(name)
         return _EDGE + (_changed(raw) if _EDGE + raw == EDGES else raw)
 
     def edge_split(self, ends: Ends, name: str) -> str:
-        """A split of the edges."""
         return _unlike(f"{_quoted(name)}{_PAIRS}")
 
     def features(self, node_type: str, name: str) -> str:
-        """An array of the nodes."""
         return _NODE + self._array(name)
 
     def csr(self, node_type: str, name: str, part: str) -> str:
@@ -51,7 +47,6 @@ class OneType:
         return LABEL
 
     def split(self, node_type: str, name: str) -> str:
-        """A split of the nodes."""
         return _unlike(f"{_quoted(name)}{_IDS}")
 
     def _array(self, name: str) -> str:
@@ -66,19 +61,15 @@ class SeveralTypes:
     """`feat__<type>`, `feat__<type>__<name>`, `edge__<src>__<name>__<dst>`, ..."""
 
     def edges(self, ends: Ends) -> str:
-        """(2, edges)."""
         return _joined("edge", *ends)
 
     def edge_rows(self, ends: Ends, name: str) -> str:
-        """An array of a relation."""
         return _joined("edge", *ends, name)
 
     def edge_split(self, ends: Ends, name: str) -> str:
-        """A split of a relation."""
         return _joined("edge_split", *ends, name)
 
     def features(self, node_type: str, name: str) -> str:
-        """An array of a type."""
         if name == MAIN:
             return _joined("feat", node_type)
         stem = _joined("feat", node_type, name)
@@ -91,11 +82,9 @@ class SeveralTypes:
         return f"{self.features(node_type, name)}{_BETWEEN}{part}"
 
     def label(self, node_type: str) -> str:
-        """The labels of a type."""
         return _joined("label", node_type)
 
     def split(self, node_type: str, name: str) -> str:
-        """A split of a type."""
         return _joined("split", node_type, name)
 
 

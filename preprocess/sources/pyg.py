@@ -1,19 +1,8 @@
 """The layout of PyG: a `.pt` file of one `Data` or `HeteroData`, as an object or as a dict.
 
-    torch.save(data, path), torch.save(data.to_dict(), path)
-    processed/data.pt of an InMemoryDataset: (data, slices) or (dict, slices, class), one graph
-
-of nodes      `x` is the main array and `y` the label; `train_mask` or `train_idx`, val_, valid_ and
-              test_ are splits, of a mask of several columns the first; other arrays with a row a
-              node keep their names
-of edges      `edge_index` (2, edges), or `adj_t` of torch_sparse or of torch in CSR, whose values
-              are weights; `edge_weight` is "weight", `edge_time` "time"; other arrays with a row an
-              edge keep their names
-nodes         `num_nodes`, else the rows of `x`, `y` or a mask, else one more than the largest id
-
-In a `Data` an array is of edges if "edge" is in its name or it has a row an edge but none a node.
-What is no array, or has other rows, is left out.  Objects are read for their attributes: no code
-of a file's classes runs, and PyG need not be installed.
+docs/layouts.md says what is taken of it.  In a `Data` an array is of edges if "edge" is in its name
+or it has a row an edge but none a node.  Objects are read for their attributes: no code of a file's
+classes runs, and PyG need not be installed.
 """
 
 from collections.abc import Iterator, Mapping
@@ -109,7 +98,7 @@ class PygSource(GraphSource):
     def _open_adjacency(self, ends: Ends, parts: Store, where: str) -> EdgeFile:
         """`adj_t`: rows are targets, columns sources."""
         sizes = parts.get("_sparse_sizes")
-        if not isinstance(sizes, list) or len(sizes) != 2 or not _are_counts(sizes):
+        if not isinstance(sizes, list) or [type(n) for n in sizes] != [int, int] or min(sizes) < 0:
             raise BadInput.at(where, f"sizes {sizes}", "(rows, columns)", "save edge_index instead")
         self._sides[ends] = sizes[::-1]
 
@@ -189,7 +178,6 @@ class _Mask:
         )
 
     def pieces(self, count: int) -> Iterator[NDArray[Any]]:
-        """Ids, `count` at most at a time."""
         first = 0
         for piece in self._rows.pieces(count):
             ids = first + np.flatnonzero(piece.reshape(piece.shape[0], -1)[:, 0])
@@ -308,10 +296,6 @@ def _listed_nodes(held: Store) -> int | None:
 def _num_rows(value: Any) -> int | None:
     """Of a dense array; None where a value is none, or one number."""
     return value.shape[0] if isinstance(value, Placed | GivenArray) and value.shape else None
-
-
-def _are_counts(values: list[Any]) -> bool:
-    return all(type(n) is int and n >= 0 for n in values)
 
 
 def _largest_id(edges: EdgeFile, end: int) -> int:

@@ -1,7 +1,6 @@
 """A source with the reverses of relations between two types, as relations of their own."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from numpy.typing import NDArray
@@ -28,6 +27,9 @@ class WithReverses:
 
     def __init__(self, source: Source) -> None:
         self._source = source
+        self.layout, self.where, self.undirected = source.layout, source.where, source.undirected
+        self.files, self.num_nodes, self.rows = source.files, source.num_nodes, source.rows
+        self.features, self.label, self.splits = source.features, source.label, source.splits
         self._original: dict[SourceRelation, SourceRelation] = {}
         names = {(r.src, r.name, r.dst) for r in source.relations}
         for r in source.relations:
@@ -45,26 +47,6 @@ class WithReverses:
         """Name of the relation that an added one reverses; "" for one of the source."""
         original = self._original.get(relation)
         return original.name if original else ""
-
-    @property
-    def layout(self) -> str:
-        return self._source.layout
-
-    @property
-    def where(self) -> str:
-        return self._source.where
-
-    @property
-    def files(self) -> Sequence[Path]:
-        return self._source.files
-
-    @property
-    def undirected(self) -> bool:
-        return self._source.undirected
-
-    @property
-    def num_nodes(self) -> Mapping[str, int]:
-        return self._source.num_nodes
 
     @property
     def relations(self) -> Sequence[SourceRelation]:
@@ -89,15 +71,3 @@ class WithReverses:
     def edge_splits(self, relation: SourceRelation) -> Sequence[SourceRows]:
         """None for an added relation."""
         return [] if relation in self._original else self._source.edge_splits(relation)
-
-    def features(self, node_type: str) -> Sequence[SourceRows]:
-        return self._source.features(node_type)
-
-    def label(self, node_type: str) -> SourceRows | None:
-        return self._source.label(node_type)
-
-    def splits(self, node_type: str) -> Sequence[SourceRows]:
-        return self._source.splits(node_type)
-
-    def rows(self, rows: SourceRows, count: int) -> Iterator[NDArray[Any]]:
-        return self._source.rows(rows, count)

@@ -36,10 +36,7 @@ def open_values(path: Path) -> ZipArray:
 
 
 class ScipyNpzSource(GraphSource):
-    """A graph as a square matrix: an entry an edge, its value the weight unless all are 1.
-
-    Raises BadInput.
-    """
+    """A graph as a square matrix: an entry an edge, its value the weight unless all are 1."""
 
     layout = "scipy-npz"
 

@@ -24,13 +24,10 @@ class SourceRows(NamedTuple):
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of a dense row."""
         return int(np.prod(self.row_shape, dtype=np.int64)) * self.dtype.itemsize
 
 
 class SourceRelation(NamedTuple):
-    """One relation of a source."""
-
     src: str
     name: str
     dst: str

@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blockstore.format import TIME_DTYPE, WEIGHT_DTYPE, NodeType, Relation, RowArray
-from blockstore.store import Store, numpy_dtype, read_rows, scan_blocks
-from blockstore.unpack import GraphBlock, unpack_block
-from preprocess.files.store import stored_edges, stored_rows
+from blockstore.store import Store, numpy_dtype, read_rows
+from blockstore.unpack import GraphBlock
+from preprocess.files.store import graph_blocks, stored_edges, stored_rows
 from preprocess.ingest.contents import TIME, WEIGHT
 from preprocess.sources.source import SourceRelation, SourceRows
 
@@ -53,11 +53,8 @@ class StoredSource:
     ) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
         """Numbers in their types, in the order of the blocks."""
         src, dst = self.types[relation.src].first, self.types[relation.dst].first
-        for some in stored_edges(self._store, self.stored(relation), count):
-            yield (
-                some.sources - some.sources.dtype.type(src),
-                some.targets - some.targets.dtype.type(dst),
-            )
+        for targets, sources in stored_edges(self._store, self.stored(relation), count):
+            yield sources - sources.dtype.type(src), targets - targets.dtype.type(dst)
 
     def edge_ids(self, relation: SourceRelation) -> SourceRows | None:
         """The ids that the source of the store gave, a row an edge."""
@@ -67,7 +64,6 @@ class StoredSource:
         return self._section(relation, "edge id", dtype, lambda block: block.edge_ids)
 
     def edge_rows(self, relation: SourceRelation) -> Sequence[SourceRows]:
-        """Weights, times and features."""
         stored, found = self.stored(relation), []
         if stored.has_weights:
             found.append(self._section(relation, WEIGHT, WEIGHT_DTYPE, lambda b: b.weights))
@@ -76,7 +72,6 @@ class StoredSource:
         return [*found, *(self._rows(name, array) for name, array in stored.features.items())]
 
     def edge_splits(self, relation: SourceRelation) -> Sequence[SourceRows]:
-        """As they are stored."""
         return [self._rows(n, array) for n, array in self.stored(relation).splits.items()]
 
     def features(self, node_type: str) -> Sequence[SourceRows]:
@@ -84,12 +79,10 @@ class StoredSource:
         return [self._rows(n, array) for n, array in self.types[node_type].features.items()]
 
     def label(self, node_type: str) -> SourceRows | None:
-        """As it is stored."""
         label = self.types[node_type].label
         return None if label is None else self._rows("label", label)
 
     def splits(self, node_type: str) -> Sequence[SourceRows]:
-        """As they are stored: original ids."""
         return [self._rows(n, array) for n, array in self.types[node_type].splits.items()]
 
     def split_places(self, node_type: str, name: str) -> Iterator[NDArray[np.int64]]:
@@ -102,33 +95,23 @@ class StoredSource:
         for ids in self.rows(self._rows(name, t.splits[name]), _SPLIT_IDS):
             yield store_id[ids].astype(np.int64) - t.first
 
-    def original_ids(self, node_type: str) -> Iterator[NDArray[Any]]:
-        """Of each node in the order of the store."""
-        return self._pieces(self.types[node_type].original_id, _SPLIT_IDS)
-
-    def store_ids(self, node_type: str) -> Iterator[NDArray[Any]]:
-        """Of each node in the order of the source."""
-        return self._pieces(self.types[node_type].store_id, _SPLIT_IDS)
-
     def rows(self, rows: SourceRows, count: int) -> Iterator[NDArray[Any]]:
-        """Rows in the order of the store."""
         if rows in self._arrays:
-            yield from self._pieces(self._arrays[rows], count)
+            yield from self.pieces(self._arrays[rows], count)
             return
         relation, section = self._sections[rows]
-        where = self._store.path / relation.path
-        for first, blocks in scan_blocks(self._store.graph(relation), _SCAN_BYTES):
-            for i in range(blocks.shape[0]):
-                values = section(unpack_block(blocks[i], f"{where}, block {first + i}"))
-                assert values is not None
-                for at in range(0, values.size, count):
-                    yield values[at : at + count]
+        for _, block in graph_blocks(self._store, relation, _SCAN_BYTES):
+            values = section(block)
+            assert values is not None
+            for at in range(0, values.size, count):
+                yield values[at : at + count]
 
     def scale(self, array: RowArray) -> NDArray[np.float32]:
         """Of an int8 array."""
         return self._store.scale(array)
 
-    def _pieces(self, array: RowArray, count: int) -> Iterator[NDArray[Any]]:
+    def pieces(self, array: RowArray, count: int = _SPLIT_IDS) -> Iterator[NDArray[Any]]:
+        """Rows of an array in the order of the store, at most `count` at a time."""
         for rows in stored_rows(self._store, array, _SCAN_BYTES):
             shaped = rows.reshape(rows.shape[0], *array.row_shape)
             for at in range(0, shaped.shape[0], count):

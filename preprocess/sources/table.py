@@ -40,13 +40,13 @@ undirected   true: the reverse of each edge is added
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeVar
 
 import msgspec
 
 from preprocess.errors import BadInput
 from preprocess.files.tables import Table, is_table
 from preprocess.sources.columns import Columns, EdgeTables, NodeTables, Splits, TableSequence
+from preprocess.sources.description import read_description
 from preprocess.sources.plain_names import typed_file
 from preprocess.sources.tabular import TabularSource
 
@@ -55,8 +55,6 @@ _SUFFIXES = (".json", ".yaml", ".yml")
 _OTHERS = ("meta", "metadata")  # descriptions of DGL's layouts
 _SPLITS = ("train", "valid", "test")
 _PATTERN = "*?["
-
-_Schema = TypeVar("_Schema")
 
 
 class _Format(msgspec.Struct, forbid_unknown_fields=True):
@@ -165,21 +163,6 @@ class TableSource(TabularSource):
             *edge.relation, _tables(schema, where, edge), edge.source_id_col, edge.dest_id_col,
             tuple(features), _splits(where, edge),
         )  # fmt: skip
-
-
-def read_description(path: Path, kind: type[_Schema]) -> _Schema:
-    """A JSON or YAML file as records of a type.  Raises BadInput."""
-    what = "a file that describes tables"
-    try:
-        raw = path.read_bytes()
-    except OSError as error:
-        raise BadInput.at(path, error.strerror, what, "is the path right?") from error
-    decode: Any = msgspec.json.decode if path.suffix == ".json" else msgspec.yaml.decode
-    try:
-        return decode(raw, type=kind)  # type: ignore[no-any-return]
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        said = " ".join(str(error).split()).replace("`", "'")
-        raise BadInput.at(path, said, what, "correct it") from error
 
 
 def _tables(schema: Path, where: str, rows: _Rows) -> TableSequence:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from preprocess.errors import BadInput
 from preprocess.files.array_file import ArrayFile
-from preprocess.files.tables import writing_keys
+from preprocess.files.arrow import writing_keys
 from preprocess.ingest.contents import SPLITS, check_length
 from preprocess.ingest.prepare import Preparation
 from preprocess.pipeline.progress import Progress
@@ -79,7 +79,7 @@ class TabularSource(GraphSource):
                 self.add_array(node.name, _KeyRows(self._ids, node, num_nodes, self.where))
         for name, (owner, tables, splits) in self._split_columns.items():
             files = {split: f"splits-{name}-{split}" for split in SPLITS}
-            facts = preparation.step(
+            facts = preparation.record(
                 f"splits of {name}",
                 partial(_write_splits, preparation.folder, files, tables, splits),
                 partial(_files_of, files),
@@ -160,15 +160,12 @@ class _RowEdges:
 
     @property
     def num_edges(self) -> int:
-        """In all tables."""
         return self._ids.num_edges(self._number)
 
     def pieces(self, count: int) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
-        """(src, dst), in the order of the tables."""
         return self._ids.ends(self._number, count)
 
     def place(self, end: int, row: int) -> str:
-        """Of an id, for messages."""
         return f"{self._edge.tables.place(row)}: column {self._edge.ends[end][1]!r}"
 
 

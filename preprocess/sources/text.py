@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from preprocess.errors import BadInput
-from preprocess.files.tables import INTEGER, ColumnType, Table
+from preprocess.files.arrow import INTEGER, ColumnType
+from preprocess.files.tables import Table, joined
 from preprocess.sources.graph import NODE, check_ids
 from preprocess.sources.source import SourceRows
 
@@ -30,11 +31,9 @@ class TextEdges:
 
     @cached_property
     def num_edges(self) -> int:
-        """Text without a count is parsed once."""
         return self._table.num_rows() if self._known is None else self._known
 
     def pieces(self, count: int) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
-        """(src, dst), at most `count` at a time."""
         if self._known == 0:
             return
         done = 0
@@ -45,7 +44,6 @@ class TextEdges:
         _check_count(self._table, done, self._known, self._says, ended=True)
 
     def place(self, end: int, row: int) -> str:
-        """Of an id: its line."""
         return self._table.place(row)
 
 
@@ -71,12 +69,12 @@ class TextRows:
         )
 
     def pieces(self, count: int) -> Iterator[NDArray[Any]]:
-        """Rows in order; the array is reused."""
         done, form = 0, self.form
-        for piece in self._table.matrix(form.dtype, count):
+        columns = dict.fromkeys(self._table.names, ColumnType(form.dtype))
+        for piece in joined(self._table.arrays(columns, count), form.row_shape, form.dtype):
             done += piece.shape[0]
             _check_count(self._table, done, form.num_rows, self._says)
-            yield piece.reshape(-1, *form.row_shape)
+            yield piece
         _check_count(self._table, done, form.num_rows, self._says, ended=True)
 
     def _seen_dtype(self) -> np.dtype[Any]:

@@ -34,8 +34,6 @@ class TrainingNodes(NamedTuple):
 
 
 class NodeClasses(NamedTuple):
-    """The class of every node."""
-
     of_node: NDArray[np.uint16]  # (num_nodes,)
     num_classes: int  # of training nodes; the next number is that of other nodes
 
@@ -153,5 +151,4 @@ def _rarest(rows: NDArray[Any], columns: NDArray[np.int64]) -> NDArray[np.int64]
 
 
 def _flat(rows: NDArray[Any]) -> NDArray[Any]:
-    """Rows of one dimension."""
     return rows.reshape(rows.shape[0], math.prod(rows.shape[1:]))

@@ -11,9 +11,11 @@ from numpy.typing import NDArray
 from preprocess.files.ahead import read_ahead
 from preprocess.files.array_file import ArrayFile
 from preprocess.kernels.levels import STRIDE, make_starts
+from preprocess.pipeline.progress import Progress
 from preprocess.stages.csc import WholeColumns
 
 COLUMNS, DEGREES = "columns", "degrees"  # temporary files
+_MIN_READ, _MOST_READ = 1 << 12, 1 << 20  # edges
 
 
 class ColumnFile:
@@ -36,7 +38,6 @@ class ColumnFile:
 
     @classmethod
     def reopen(cls, path: Path, degrees: NDArray[np.uint32]) -> "ColumnFile":
-        """Columns that have been written."""
         columns = cls(path, 0)
         columns.degrees = degrees
         columns.starts = np.zeros(degrees.size // STRIDE + 1, np.int64)
@@ -47,7 +48,6 @@ class ColumnFile:
 
     @property
     def in_memory(self) -> bool:
-        """Whether there is no file."""
         return self._file is None
 
     @property
@@ -68,7 +68,6 @@ class ColumnFile:
         self.num_edges += size
 
     def finish(self) -> None:
-        """All columns are there."""
         make_starts(self.degrees, self.starts)
         self.sources = self.sources[: self.num_edges]
         self.edge_ids = self.edge_ids[: self.num_edges]
@@ -97,8 +96,14 @@ class ColumnFile:
             self._file.close()
 
 
-def in_steps(columns: ColumnFile, step: int) -> Generator[NDArray[Any]]:
-    """All sources, at most `step` at a time, also where they are in memory."""
-    for piece in columns.read(0, columns.num_edges, step):
-        for first in range(0, piece.size, step):
-            yield piece[first : first + step]
+def scan_columns(
+    columns: ColumnFile, name: str, share: int, progress: Progress
+) -> Generator[NDArray[Any]]:
+    """All sources, some at a time, also where they are in memory: a step of that name."""
+    step = max(_MIN_READ, min(_MOST_READ, share // 32))
+    with progress.stage(name, columns.num_edges, "edges") as stage:
+        for piece in columns.read(0, columns.num_edges, step):
+            for first in range(0, piece.size, step):
+                some = piece[first : first + step]
+                yield some
+                stage.advance(some.size)

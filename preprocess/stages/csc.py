@@ -215,17 +215,13 @@ def cut_buckets(
     """Ranges of columns that can be sorted in `room` bytes: (bounds, edges of each), int64.
 
     `at_once` of them, where no column is too long for that.  Smaller ones than would fit are
-    faster; the longest column, which must fit, is the least.
+    faster; the longest column, which must fit, is the minimum.
     """
     longest = int(counts.max(initial=0)) * widths.sort_bytes + COLUMN_BYTES
     assert longest <= room
     total = int(counts.sum(dtype=np.int64)) * widths.sort_bytes
     most = max(longest, min(room // at_once, max(_BUCKET_BYTES, total // _MOST_BUCKETS)))
-    nothing = np.empty(0, np.int64)
-    ranges = cut_ranges(counts, widths.sort_bytes, COLUMN_BYTES, most, nothing, nothing)
-    bounds, sizes = np.zeros(ranges + 1, np.int64), np.empty(ranges, np.int64)
-    cut_ranges(counts, widths.sort_bytes, COLUMN_BYTES, most, bounds, sizes)
-    return bounds, sizes
+    return cut_ranges(counts, widths.sort_bytes, COLUMN_BYTES, most)
 
 
 def _fill(
@@ -347,7 +343,6 @@ class ColumnSorter:
         return self.from_values(values, starts, first, num_columns)
 
     def values(self, size: int) -> NDArray[np.uint64]:
-        """Memory for edges as words."""
         if self._values.size < size:
             self._values = np.empty(size, np.uint64)
         return self._values[:size]

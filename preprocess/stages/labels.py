@@ -18,7 +18,6 @@ _PURPOSE = 0x5370_6C69  # of the key: no other draw has it
 
 
 def label_dtype(rows: SourceRows, whole: bool) -> str:
-    """Of labels in a store."""
     if rows.dtype.kind == "f":
         return "int64" if whole else "float32"
     return "uint8" if rows.dtype.kind == "b" else rows.dtype.name
@@ -57,19 +56,20 @@ def label_pieces(
         done += piece.shape[0]
 
 
+def have_labels(rows: NDArray[Any]) -> NDArray[np.bool_]:
+    """Whether each node has a label, or one of its row of labels: other than -1 and NaN."""
+    known = ~np.isnan(rows) if rows.dtype.kind == "f" else rows != -1
+    found: NDArray[np.bool_] = known.reshape(rows.shape[0], -1).any(axis=1)
+    return found
+
+
 def labelled_bits(source: Source, rows: SourceRows, dtype: str, share: int) -> NDArray[np.uint8]:
-    """A bit a node, packed: it has a label, or one of its row of labels."""
-    bits = np.zeros(-(-rows.num_rows // 8), np.uint8)
-    left, at = np.empty(0, np.bool_), 0
+    """A bit a node, packed: it has a label; a byte a node while they are looked at."""
+    flags, done = np.zeros(rows.num_rows, np.bool_), 0
     for piece in label_pieces(source, rows, dtype, share):
-        here = ~np.isnan(piece) if piece.dtype.kind == "f" else piece != -1
-        flags = np.concatenate([left, here.reshape(here.shape[0], -1).any(axis=1)])
-        whole = flags.size // 8 * 8
-        bits[at : at + whole // 8] = np.packbits(flags[:whole])
-        left, at = flags[whole:], at + whole // 8
-    if left.size:
-        bits[at] = np.packbits(left)[0]
-    return bits
+        flags[done : done + piece.shape[0]] = have_labels(piece)
+        done += piece.shape[0]
+    return np.packbits(flags)
 
 
 def seeded_ids(

@@ -19,7 +19,6 @@ from blockstore.kernels.random import make_key
 from preprocess.kernels.levels import (
     UNSET,
     assign_places,
-    column_ranges,
     count_groups,
     degree_keys,
     discovery_keys,
@@ -30,7 +29,6 @@ from preprocess.kernels.levels import (
     place_found,
     place_randomly,
     place_rest,
-    root_keys,
     split_order,
     take_roots,
 )
@@ -58,10 +56,10 @@ class NodeOrder(NamedTuple):
         return cls(order, rank)
 
 
-def by_degree(degrees: NDArray[np.uint32]) -> NDArray[np.uint32]:
-    """Nodes by descending in-degree, ties by id; 12 bytes a node beside the degrees."""
+def by_degree(degrees: NDArray[np.uint32], minimum: int = 0) -> NDArray[np.uint32]:
+    """Nodes of so many in-edges by descending in-degree, ties by id; 12 bytes a node beside."""
     keys = np.empty(degrees.size, np.uint64)
-    degree_keys(degrees, keys)
+    keys = keys[: int(degree_keys(degrees, minimum, keys))]
     keys.sort()
     return keys.astype(np.uint32)  # the low half: ids
 
@@ -109,7 +107,7 @@ def group_nodes(
 def breadth_first(columns: ColumnFile, share: int, progress: Progress) -> NDArray[np.uint32]:
     """Nodes in breadth-first order; 20 bytes a node and `share` for reading."""
     num_nodes = columns.degrees.size
-    roots = _roots(columns.degrees)
+    roots = by_degree(columns.degrees, 1)
     rank = np.full(num_nodes, UNSET, np.uint32)
     order = np.empty(num_nodes, np.uint32)
     step = max(1, min(_MOST_STEP, share // 32))
@@ -134,14 +132,6 @@ def breadth_first(columns: ColumnFile, share: int, progress: Progress) -> NDArra
                 mark_sources(piece, rank)
         stage.advance(int(place_rest(columns.degrees, rank, order, high)) - high)
     return order
-
-
-def _roots(degrees: NDArray[np.uint32]) -> NDArray[np.uint32]:
-    """Nodes with in-edges, by descending degree, then id."""
-    keys = np.empty(degrees.size, np.uint64)
-    keys = keys[: int(root_keys(degrees, keys))]
-    keys.sort()
-    return keys.astype(np.uint32)  # the low half: ids
 
 
 def _place_level(
@@ -181,10 +171,8 @@ def _runs(columns: ColumnFile, frontier: NDArray[np.uint32], few: int) -> list[l
     if frontier.size > few:
         return everything
     nodes = np.sort(frontier)
-    first, count = np.empty(nodes.size, np.int64), np.empty(nodes.size, np.int64)
-    column_ranges(nodes, columns.starts, columns.degrees, first, count)
     runs = np.empty((nodes.size, 3), np.int64)
-    runs = runs[: merge_ranges(nodes, first, count, _GAP_EDGES, runs)]
+    runs = runs[: merge_ranges(nodes, columns.starts, columns.degrees, _GAP_EDGES, runs)]
     if int(runs[:, 2].sum()) + runs.shape[0] * _GAP_EDGES > columns.num_edges:
         return everything
     return runs.tolist()

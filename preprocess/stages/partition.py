@@ -26,15 +26,13 @@ from blockstore.format import Partitioning
 from blockstore.kernels.random import make_key
 from blockstore.units import format_bytes
 from preprocess.files.array_file import remove_file
-from preprocess.kernels.edges import Records
+from preprocess.kernels.edges import Records, count_ids
 from preprocess.kernels.levels import assign_places, rename_columns, take_counts
 from preprocess.kernels.partition import (
     Adjacent,
-    count_sources,
     make_balance,
     place_evenly,
     place_nodes,
-    put_back,
 )
 from preprocess.partition.metis import check_installed, metis_bytes, metis_partition
 from preprocess.partition.partition import (
@@ -48,13 +46,13 @@ from preprocess.partition.partition import (
 from preprocess.partition.report import count_kept, make_report
 from preprocess.pipeline.progress import Progress
 from preprocess.stages.classes import NodeClasses
-from preprocess.stages.columns import ColumnFile, in_steps
+from preprocess.stages.columns import ColumnFile, scan_columns
 from preprocess.stages.csc import COLUMN_BYTES, Widths, sorted_columns
 from preprocess.stages.order import NodeOrder, at_random, by_degree
 
 _VISITED = "visited"  # temporary file of this stage
 _PURPOSE = 0x5061_7274  # of the key: no other draw has it
-_LEAST_READ, _MOST_READ = 1 << 12, 1 << 20  # edges
+_MIN_READ = 1 << 12  # edges
 _EDGE_BYTES = 160  # an edge on its way into a bucket, what is made ahead included
 
 
@@ -93,7 +91,7 @@ def partition_nodes(
             partition = metis_partition(columns, k, progress)
         elif k > 1:
             place_evenly(k, np.uint64(make_key(seed, _PURPOSE, 0, 0, 0)), partition)
-        kept = count_kept(columns, partition, classes, None, share, progress)
+        kept = count_kept(columns, partition, classes, share, progress)
         report = make_report(settings, classes, partition, kept, 0)
         return Partitioned(partition, report, 0, 0.0, 0.0)
     tables = table_bytes(settings, classes.num_classes + 1)
@@ -105,11 +103,11 @@ def partition_nodes(
         ranked = NodeClasses(of_node, classes.num_classes)
         partition, evaluations, *seconds = _place(visits.columns, ranked, settings, share, progress)
         found = np.empty(num_nodes, np.uint32)
-        put_back(visits.order, partition, found)
+        found[visits.order] = partition
         if visits.both_ways:
-            kept = count_kept(columns, found, classes, None, share, progress)
+            kept = count_kept(columns, found, classes, share, progress)
         else:
-            kept = count_kept(visits.columns, partition, ranked, None, share, progress)
+            kept = count_kept(visits.columns, partition, ranked, share, progress)
         report = make_report(settings, ranked, partition, kept, evaluations)
         return Partitioned(found, report, visits.columns.num_edges, *seconds)
 
@@ -187,15 +185,10 @@ def _degrees_both_ways(
     """Edges of each node that draw it; the in-degrees themselves where these are all there are."""
     if settings.neighbors == "in":
         return columns.degrees
-    step = max(_LEAST_READ, min(_MOST_READ, share // 32))
     degrees = np.zeros(columns.degrees.size, np.uint32)
-    with (
-        progress.stage("count out-edges", columns.num_edges, "edges") as stage,
-        closing(in_steps(columns, step)) as pieces,
-    ):
+    with closing(scan_columns(columns, "count out-edges", share, progress)) as pieces:
         for sources in pieces:
-            count_sources(sources, degrees)
-            stage.advance(sources.size)
+            count_ids(sources, 0, degrees)
     if settings.neighbors == "auto" and np.array_equal(degrees, columns.degrees):
         return columns.degrees
     degrees += columns.degrees
@@ -210,7 +203,7 @@ def _renamed(
     progress: Progress,
 ) -> Iterator[Records]:
     """Columns as edges, both ends renamed; `both_ways`: then the same edges turned round."""
-    step = max(_LEAST_READ, min(1 << 19, share // _EDGE_BYTES))
+    step = max(_MIN_READ, min(1 << 19, share // _EDGE_BYTES))
     dst, src = np.empty(step, np.int64), np.empty(step, np.int64)
     no_ids = np.empty(0, np.int64)
     node, skip = 0, 0
@@ -250,23 +243,18 @@ def _place(
     partition = np.full(of_node.size, k, settings.dtype)
     adjacent = Adjacent(np.zeros(k + 1, np.uint32), np.zeros(k + 2, np.int64))
     linear = settings.method == "ldg"
-    step = max(_LEAST_READ, min(_MOST_READ, share // 32))
     evaluations, begun, begun_cpu = 0, time.perf_counter(), time.thread_time()
     no_edges = np.empty(0, np.uint32)
     for number in range(1, settings.passes + 1):
         node, skip, found = 0, 0, 0
         name = f"pass {number} of {settings.passes}"
-        with (
-            progress.stage(name, columns.num_edges, "edges") as stage,
-            closing(in_steps(columns, step)) as pieces,
-        ):
+        with closing(scan_columns(columns, name, share, progress)) as pieces:
             for sources in pieces:
                 node, skip, found, evaluated = place_nodes(
                     node, skip, found, columns.degrees, sources, of_node, partition, balance,
                     adjacent, linear,
                 )  # fmt: skip
                 evaluations += int(evaluated)
-                stage.advance(sources.size)
         node, _, _, evaluated = place_nodes(
             node, skip, found, columns.degrees, no_edges, of_node, partition, balance, adjacent,
             linear,

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from threading import Lock
 from typing import Any, NamedTuple
 
@@ -13,12 +12,13 @@ from blockstore.errors import CorruptBlock
 from blockstore.format import ITEM_BYTES, NodeType, Relation
 from blockstore.io.buffers import aligned_buffer
 from blockstore.store import Store, scan_blocks
-from blockstore.unpack import unpack_block
+from preprocess.files.store import graph_blocks
 from preprocess.kernels import hops as kernels
 from preprocess.kernels.rowsum import RowTable
-from preprocess.pipeline.progress import PassProgress, Progress
+from preprocess.pipeline.progress import Progress
+from preprocess.pipeline.renderings import PassProgress
 
-_LINE_BYTES = 64
+_LINE_BYTES, _SCAN_BYTES = 64, 4 << 20
 _TURNS = 8  # that a thread has in a product, at least: some columns take longer
 _MOST_PARTS = 64  # of a block
 
@@ -47,39 +47,33 @@ def count_degrees(
 
     Ingest has seen to it that weights are finite, and not negative.
     """
-    where = store.path / relation.path
-    found = EdgeTotals(
-        np.zeros(nodes.num_nodes),
-        np.zeros(nodes.num_nodes),
-        np.zeros(relation.num_blocks, np.uint8),
-    )
+    into, out = np.zeros(nodes.num_nodes), np.zeros(nodes.num_nodes)
+    found = EdgeTotals(into, out, np.zeros(relation.num_blocks, np.uint8))
     none = np.empty(0, np.float32)
     with progress.stage("count edges", relation.num_edges, "edges") as stage:
-        for first, blocks in scan_blocks(store.graph(relation)):
-            for i in range(blocks.shape[0]):
-                block = unpack_block(blocks[i], f"{where}, block {first + i}")
-                header = block.header
-                sources = block.sources.astype(np.int64) - nodes.first
-                low, high = header.first_node - nodes.first, header.num_nodes
-                inside = low >= 0 and low + high <= nodes.num_nodes
-                if sources.size:
-                    inside &= 0 <= int(sources.min()) <= int(sources.max()) < nodes.num_nodes
-                if not inside:
-                    raise CorruptBlock(
-                        f"{where}, block {first + i}: ids outside of {nodes.name}, expected "
-                        f"{nodes.first} to {nodes.first + nodes.num_nodes - 1}; ingest again"
-                    )
-                weights = block.weights if weighted and block.weights is not None else none
-                found.carried[first + i] = header.num_carried > 0
-                places = np.zeros(header.num_nodes + 2, np.int64)
-                places[1] = header.num_carried
-                np.cumsum(block.degrees_here(), out=places[2:])
-                places[2:] += header.num_carried
-                # carried edges are of the column before the first
-                own = 0 if header.num_carried else 1
-                into = found.into[low - 1 + own : low + high]
-                kernels.add_edges(places[own:], sources, weights, into, found.out)
-                stage.advance(header.num_edges)
+        for number, block in graph_blocks(store, relation, _SCAN_BYTES):
+            header = block.header
+            sources = block.sources.astype(np.int64) - nodes.first
+            low, high = header.first_node - nodes.first, header.num_nodes
+            inside = low >= 0 and low + high <= nodes.num_nodes
+            if sources.size:
+                inside &= 0 <= int(sources.min()) <= int(sources.max()) < nodes.num_nodes
+            if not inside:
+                raise CorruptBlock(
+                    f"{store.path / relation.path}, block {number}: ids outside of {nodes.name}, "
+                    f"expected {nodes.first} to {nodes.first + nodes.num_nodes - 1}; ingest again"
+                )
+            weights = block.weights if weighted and block.weights is not None else none
+            found.carried[number] = header.num_carried > 0
+            places = np.zeros(header.num_nodes + 2, np.int64)
+            places[1] = header.num_carried
+            np.cumsum(block.degrees_here(), out=places[2:])
+            places[2:] += header.num_carried
+            # carried edges are of the column before the first
+            own = 0 if header.num_carried else 1
+            into = found.into[low - 1 + own : low + high]
+            kernels.add_edges(places[own:], sources, weights, into, found.out)
+            stage.advance(header.num_edges)
     return found
 
 
@@ -99,7 +93,6 @@ class RelationProduct:
         self,
         store: Store,
         relation: Relation,
-        nodes: NodeType,
         carried: NDArray[np.uint8],
         *,
         weighted: bool,
@@ -108,7 +101,8 @@ class RelationProduct:
         resident: bool,
     ) -> None:
         """`resident`: all blocks are read now, and held.  Raises CorruptBlock."""
-        self._store, self._relation, self._nodes = store, relation, nodes
+        nodes = next(t for t in store.manifest.types if t.name == relation.dst)
+        self._relation, self._nodes = relation, nodes
         self._file, self._threads = store.graph(relation), threads
         self._block_bytes = store.manifest.block_bytes
         self._id_dtype = np.dtype(store.manifest.id_dtype)
@@ -196,6 +190,5 @@ class RelationProduct:
             size = self._block_bytes
             yield first, self._blocks[first * size : stop * size]
             return
-        with closing(scan_blocks(self._file, self._scan_bytes, first, stop)) as found:  # type: ignore[type-var]
-            for block, blocks in found:
-                yield block, blocks.reshape(-1)
+        for block, blocks in scan_blocks(self._file, self._scan_bytes, first, stop):
+            yield block, blocks.reshape(-1)

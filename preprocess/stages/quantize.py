@@ -42,23 +42,25 @@ def find_scale(
 
 
 class Quantizer:
-    """Rows of one array to int8, and what that loses."""
+    """Rows of one array to int8, and what that loses; for one thread."""
 
     def __init__(self, path: str, scale: NDArray[np.float32]) -> None:
-        self._path, self._scale = path, scale
+        self._path, self.scale = path, scale
         self._errors, self._items = np.zeros(2), 0
 
     def pieces(self, source: Source, rows: SourceRows, share: int) -> Iterator[NDArray[np.int8]]:
         """All rows in the source's order."""
         for piece in source.rows(rows, source_chunk(rows, share) // 2 + 1):
-            values = _as_floats(piece)
-            out = np.empty(values.shape, np.int8)
-            quantize(values, self._scale, out, self._errors)
-            self._items += values.size
-            yield out.reshape(piece.shape)
+            yield self.rows(_as_floats(piece)).reshape(piece.shape)
+
+    def rows(self, values: NDArray[np.float32]) -> NDArray[np.int8]:
+        """Some more rows, (rows, columns)."""
+        out = np.empty(values.shape, np.int8)
+        quantize(values, self.scale, out, self._errors)
+        self._items += values.size
+        return out
 
     def report(self) -> QuantizationError:
-        """After the last piece."""
         rms = float(np.sqrt(self._errors[1] / max(1, self._items)))
         return QuantizationError(self._path, float(self._errors[0]), rms)
 

@@ -15,7 +15,7 @@ from blockstore.store import Store
 from preprocess.files.ahead import read_ahead
 from preprocess.kernels.reach import Loaded, Sums, add_kept, end_column
 from preprocess.pipeline.progress import Progress
-from preprocess.stages.stored_columns import relation_columns
+from preprocess.stages.stored_columns import stored_columns
 
 SHARES = (8, 16)  # one of so many partitions is loaded
 REACH_NODE_BYTES = 10
@@ -68,7 +68,7 @@ def measure_kept(
         for relation in store.manifest.relations:
             state[1], stamps = -1, np.zeros(marks.size, np.uint32)
             loaded = Loaded(marks, is_hub, times, stamps, offsets, halo, halo_starts)
-            with closing(read_ahead(relation_columns(store, relation, scan_bytes))) as ahead:
+            with closing(read_ahead(stored_columns(store, relation, scan_bytes))) as ahead:
                 for head, degrees, sources in ahead:
                     add_kept(head[0], degrees, sources, loaded, types[relation.dst], others, sums)
                     stage.advance(sources.size)

@@ -77,21 +77,20 @@ def checked_features(
     done = 0
     for piece in source.rows(rows, source_chunk(rows, share)):
         if piece.dtype.kind == "f" or dtype == "float16":
-            least, most = piece.min(initial=0), piece.max(initial=0)  # NaN wins: nothing allocated
-            if not allow_nan and (np.isnan(least) or np.isnan(most)):
-                bad = _first_row(np.isnan(piece))
+            minimum, most = (
+                piece.min(initial=0),
+                piece.max(initial=0),
+            )  # NaN wins: nothing allocated
+            if not allow_nan and (np.isnan(minimum) or np.isnan(most)):
+                bad = np.argwhere(np.isnan(piece))[0][0]
                 raise BadInput.at(
                     f"{rows.where}[{done + bad}]", "NaN", "numbers",
                     "--allow-nan takes them as they are",
                 )  # fmt: skip
             if piece.dtype != np.float32 or dtype != "float32":
-                _check_overflow(piece, (least, most), dtype, rows.where, done)
+                _check_overflow(piece, (minimum, most), dtype, rows.where, done)
         yield convert(piece, dtype)
         done += piece.shape[0]
-
-
-def _first_row(mask: NDArray[np.bool_]) -> int:
-    return int(np.flatnonzero(mask.reshape(mask.shape[0], -1).any(axis=1))[0])
 
 
 def _check_overflow(
@@ -99,7 +98,7 @@ def _check_overflow(
 ) -> None:
     """Raises BadInput: a finite number that a dtype of floats turns into infinity.
 
-    bounds  the least and the largest number of the piece; NaN where it has one
+    bounds  the smallest and the largest number of the piece; NaN where it has one
     first   row of the source that the piece begins with, for the message
     """
     limit = _INFINITE.get(dtype)

@@ -18,10 +18,11 @@ from preprocess.kernels.edges import cut_ranges
 from preprocess.kernels.reach import copy_runs
 from preprocess.pipeline.progress import Progress
 from preprocess.stages.rows import Emit, chunk_rows, scatter_rows
-from preprocess.stages.stored_columns import relation_columns, scan_size
+from preprocess.stages.stored_columns import scan_size, stored_columns
 
 SLOT_BYTES = 28  # of a slot, while rows or columns are copied: node, order, degree, start, ...
 _PACKED_EDGES = 1 << 18  # at a time
+_PLACE = np.dtype(np.uint32)  # of a slot
 
 
 class SlotCopies:
@@ -36,12 +37,11 @@ class SlotCopies:
         self._order = np.argsort(nodes, kind="stable")
         self._nodes = nodes[self._order].astype(np.int64)  # ascending
         self._scan_bytes = scan_size(share, store.manifest.block_bytes)
-        self._place_dtype = np.dtype(np.uint32)
 
     def rows(self, array: RowArray, first: int, copy: RowArray, emit: Emit) -> None:
         """Rows of an array of the type, whose first node is `first`, a row a slot."""
         placed = self._placed_rows(array, first)
-        scatter_rows(placed, copy, self._place_dtype, self._share, self._work, emit, self._progress)
+        scatter_rows(placed, copy, _PLACE, self._share, self._work, emit, self._progress)
 
     def columns(self, relation: Relation, packer: GraphPacker) -> int:
         """In-edges of a relation into the type, a column a slot; returns how many edges.
@@ -51,7 +51,11 @@ class SlotCopies:
         """
         words = sum(relation.item_bytes(self._store.manifest.id_dtype)) // 4
         degrees = self._degrees(relation)
-        bounds, sizes = self._buckets_of(degrees, 4 * words)
+        # ranges of slots whose edges are put in order together
+        counts = degrees.astype(np.uint32)
+        longest = int(counts.max(initial=0)) * 4 * words + SLOT_BYTES
+        most = max(longest, self._share // 8)
+        bounds, sizes = cut_ranges(counts, 4 * words, SLOT_BYTES, most)
         total = int(degrees.sum())
         in_memory = 4 * words * total <= self._share // 2
         name = f"{relation.path}: columns of slots"
@@ -65,12 +69,11 @@ class SlotCopies:
                 slots = self._order[some]
                 bucket = np.searchsorted(bounds, slots, "right") - 1
                 order = np.argsort(bucket, kind="stable")
-                counts = degrees[slots]
-                starts = _starts(counts)
+                starts = _starts(degrees[slots])
                 chosen = np.empty(edges.size, np.uint32)
-                runs = counts[order] * words
+                runs = degrees[slots][order] * words
                 copy_runs(edges, starts[:-1][order] * words, runs, chosen, _starts(runs)[:-1])
-                grouped = np.bincount(bucket, counts, minlength=sizes.size).astype(np.int64)
+                grouped = np.bincount(bucket, degrees[slots], minlength=sizes.size).astype(np.int64)
                 buckets.append_grouped(_starts(grouped), [chosen])
                 stage.advance(int(starts[-1]))
             buckets.finish()
@@ -78,18 +81,6 @@ class SlotCopies:
                 self._pack(buckets.take(b, 0), degrees[low:high], low, relation, packer)
                 stage.advance(int(sizes[b]))
         return total
-
-    def _buckets_of(
-        self, degrees: NDArray[np.int64], edge_bytes: int
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Ranges of slots whose edges are put in order together: (bounds, edges of each)."""
-        counts, none = degrees.astype(np.uint32), np.empty(0, np.int64)
-        longest = int(counts.max(initial=0)) * edge_bytes + SLOT_BYTES
-        most = max(longest, self._share // 8)
-        num_ranges = cut_ranges(counts, edge_bytes, SLOT_BYTES, most, none, none)
-        bounds, sizes = np.zeros(num_ranges + 1, np.int64), np.empty(num_ranges, np.int64)
-        cut_ranges(counts, edge_bytes, SLOT_BYTES, most, bounds, sizes)
-        return bounds, sizes
 
     def _whole_columns(
         self, relation: Relation, degrees: NDArray[np.int64], words: int
@@ -180,11 +171,11 @@ class SlotCopies:
                 yield rows[self._nodes[some] - int(ends[0])], self._places(some)
 
     def _places(self, some: slice) -> NDArray[Any]:
-        return self._order[some].astype(self._place_dtype)
+        return self._order[some].astype(_PLACE)
 
     def _pieces(self, relation: Relation, records: bool) -> Iterator[Any]:
         """(first column, its edges before, degrees, edges, copies low, high) of each piece."""
-        pieces = relation_columns(self._store, relation, self._scan_bytes, records=records)
+        pieces = stored_columns(self._store, relation, self._scan_bytes, records=records)
         with closing(read_ahead(pieces)) as ahead:
             for (first, skipped), degrees, edges in ahead:
                 ends = np.array([first, first + degrees.size])

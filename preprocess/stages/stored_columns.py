@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blockstore.format import Relation
-from blockstore.store import BlockedFile, Store, scan_blocks
+from blockstore.store import Store, scan_blocks
 from blockstore.unpack import GraphBlock, unpack_block
 
 Piece = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[Any]]
@@ -17,27 +17,26 @@ PIECE_COPIES = 6  # of `scan_bytes`, that reading ahead of work takes in all
 
 def stored_columns(
     store: Store,
-    file: BlockedFile,
+    relation: Relation,
     scan_bytes: int,
-    first_node: NDArray[np.uint64] | None = None,
     columns: tuple[int, int] | None = None,
     records: bool = False,
 ) -> Iterator[Piece]:
-    """(head, degrees, edges) of consecutive columns; valid until the next step.
+    """(head, degrees, edges) of consecutive columns of a relation; valid until the next step.
 
     head      int64 (2,)           column of the first, and its edges in earlier pieces
     degrees   int64 (columns,)     edges of each that are in this piece
     edges     id_dtype (edges,)    sources; with `records`: uint32 (edges, words), all that a block
                                    has of an edge, section by section
 
-    columns   [first, stop) that are wanted, by the object index `first_node`: the blocks with them
-              are read, others may come too
+    columns   [first, stop) that are wanted: the blocks with them are read, others may come too
 
     Raises CorruptBlock.
     """
+    file = store.graph(relation)
     start, stop = 0, file.geometry.num_blocks
     if columns is not None:
-        assert first_node is not None
+        first_node = store.first_node(relation)
         start = max(0, int(np.searchsorted(first_node[:-1], columns[0], "right")) - 1)
         stop = int(np.searchsorted(first_node[:-1], columns[1], "left"))
     skipped = 0  # edges of the column that goes on
@@ -52,18 +51,6 @@ def stored_columns(
         skipped += int(head[1]) if degrees.size == 1 else 0
         edges = [block.edge_words() if records else block.sources for block in opened]
         yield head, degrees, np.concatenate(edges) if len(edges) > 1 else edges[0]
-
-
-def relation_columns(
-    store: Store,
-    relation: Relation,
-    scan_bytes: int,
-    columns: tuple[int, int] | None = None,
-    records: bool = False,
-) -> Iterator[Piece]:
-    """`stored_columns` of a relation."""
-    index = None if columns is None else store.first_node(relation)
-    return stored_columns(store, store.graph(relation), scan_bytes, index, columns, records)
 
 
 def scan_size(share: int, block_bytes: int) -> int:

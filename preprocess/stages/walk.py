@@ -19,15 +19,14 @@ from blockstore.kernels.intrinsics import LANES
 from blockstore.store import Store, scan_rows
 from preprocess.files.ahead import read_ahead
 from preprocess.kernels.walk import (
-    add_degrees,
     count_digits,
     keep_half,
     push_shares,
-    start_walk,
     take_top,
 )
-from preprocess.pipeline.progress import PassProgress, Progress
-from preprocess.stages.stored_columns import relation_columns
+from preprocess.pipeline.progress import Progress
+from preprocess.pipeline.renderings import PassProgress
+from preprocess.stages.stored_columns import stored_columns
 
 STEPS = 3
 _THREADS = 4
@@ -45,7 +44,6 @@ class Lanes(NamedTuple):
 
     @property
     def num_walks(self) -> int:
-        """Walks at a time."""
         return self.width * self.groups
 
 
@@ -70,7 +68,8 @@ class LazyWalk:
         self.in_degrees: NDArray[np.uint32] = np.zeros(self.num_nodes, np.uint32)
         with progress.stage("count in-edges", self.num_edges, "edges") as stage:
             for head, degrees, sources in self._pieces(None):
-                add_degrees(head[0], degrees, self.in_degrees)
+                into = self.in_degrees[head[0] : head[0] + degrees.size]
+                np.add(into, degrees, out=into, casting="unsafe")
                 stage.advance(sources.size)
 
     def scores(self, marks: NDArray[np.uint8]) -> NDArray[np.float64]:
@@ -167,7 +166,7 @@ class LazyWalk:
             columns = None if spans is None else spans[types[relation.dst]]
             if columns is not None and columns[0] == columns[1]:
                 continue
-            pieces = relation_columns(self._store, relation, self._scan_bytes, columns)
+            pieces = stored_columns(self._store, relation, self._scan_bytes, columns)
             with closing(read_ahead(pieces)) as ahead:
                 yield from ahead
 
@@ -204,7 +203,8 @@ def _start(
     scores[:] = 0
     for lane, part in enumerate(parts):
         for row in offsets:
-            start_walk(marks, row[part], row[part + 1], lane, width, scores)
+            marked = marks[row[part] : row[part + 1]]
+            scores.reshape(-1, width)[row[part] : row[part + 1], lane] = marked
 
 
 def _choose(

@@ -17,6 +17,7 @@ from preprocess.errors import BadInput
 from preprocess.ingest.ingest import ingest
 from preprocess.ingest.options import IngestOptions
 from preprocess.pipeline.progress import Progress
+from preprocess.pipeline.renderings import Rendering
 from preprocess.sources.layouts import LAYOUTS, open_source
 from tests.preprocess.quiet import QUIET
 from tests.preprocess.test_resume import stopped, tree
@@ -131,7 +132,7 @@ class At(Progress):
     """Progress that does something when a certain step begins."""
 
     def __init__(self, number: int, action: Callable[[], None]) -> None:
-        super().__init__(QUIET._stream)
+        super().__init__(rendering=Rendering())
         self._left, self._action = number, action
         self.begun = 0
 

@@ -210,7 +210,7 @@ def test_real_graphs_within_little_memory(dataset, tmp_path: Path, name: str):
     }
 
 
-def test_a_multi_block_column_over_many_blocks(dataset, tmp_path: Path):
+def test_a_column_over_many_blocks(dataset, tmp_path: Path):
     """am-rdf: Fortran order, no features, a node with 154,828 neighbors, in blocks of 64 KiB."""
     source = dataset("am-rdf")
     good("ingest", source, tmp_path / "store", "--mem", "64M", "--block-size", "64K", "--edge-ids")

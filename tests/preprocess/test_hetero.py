@@ -179,7 +179,7 @@ def citations() -> Graph:
 @pytest.fixture
 def tight(monkeypatch: pytest.MonkeyPatch):
     """So little memory that buckets, columns and rows go to disk."""
-    monkeypatch.setattr(plan, "_LEAST_SHARE", 1 << 10)
+    monkeypatch.setattr(plan, "_MIN_SHARE", 1 << 10)
     monkeypatch.setattr(plan, "_FIXED_BYTES", 0)
 
 

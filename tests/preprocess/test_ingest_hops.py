@@ -1,4 +1,4 @@
-"""Hops made by the ingest itself: the bytes of both commands, kills, what is foretold, refusals."""
+"""Hops made by the ingest itself: the bytes of both commands, kills, estimates, refusals."""
 
 import os
 import re

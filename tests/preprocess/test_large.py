@@ -29,9 +29,9 @@ from preprocess.kernels.levels import (
     STRIDE,
     UNSET,
     advance_columns,
-    column_ranges,
     make_starts,
     mark_discovered,
+    merge_ranges,
     rename_columns,
 )
 from preprocess.sources.source import SourceRelation
@@ -65,19 +65,17 @@ def test_columns_begin_behind_two_to_the_32():
     starts = np.zeros(degrees.size // STRIDE + 1, np.int64)
     make_starts(degrees, starts)
     assert starts.tolist() == [0, 64 * (2**31 + 1)]
-    first, count = np.empty(2, np.int64), np.empty(2, np.int64)
-    column_ranges(np.array([3, 69], np.uint32), starts, degrees, first, count)
-    assert first.tolist() == [3 * (2**31 + 1), 69 * (2**31 + 1)]
-    assert count.tolist() == [2**31 + 1] * 2
+    runs = np.empty((2, 3), np.int64)
+    assert merge_ranges(np.array([3, 69], np.uint32), starts, degrees, 1, runs) == 2
+    assert runs[:, 1].tolist() == [3 * (2**31 + 1), 69 * (2**31 + 1)]
+    assert runs[:, 2].tolist() == [2**31 + 1] * 2
 
 
 def test_ranges_of_columns_count_beyond_two_to_the_32():
     counts = np.full(9, 2**31, np.uint32)
-    bounds, sizes = np.empty(10, np.int64), np.empty(9, np.int64)
-    number = cut_ranges(counts, 12, 16, 3 * (12 * 2**31 + 16), bounds, sizes)
-    assert number == 3
-    assert bounds[:4].tolist() == [0, 3, 6, 9]
-    assert sizes[:3].tolist() == [3 * 2**31] * 3
+    bounds, sizes = cut_ranges(counts, 12, 16, 3 * (12 * 2**31 + 16))
+    assert bounds.tolist() == [0, 3, 6, 9]
+    assert sizes.tolist() == [3 * 2**31] * 3
 
 
 @pytest.mark.parametrize("room", [0, 1 << 20])

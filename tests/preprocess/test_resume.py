@@ -20,6 +20,7 @@ from preprocess.ingest import plan
 from preprocess.ingest.ingest import ingest
 from preprocess.ingest.options import IngestOptions
 from preprocess.pipeline.progress import Progress
+from preprocess.pipeline.renderings import Rendering
 from preprocess.pipeline.work import StageRecord, WorkFolder
 from preprocess.sources.plain import PlainSource
 from tests.preprocess.kills import run_and_kill
@@ -44,7 +45,7 @@ def tree(folder: Path) -> dict[str, str]:
 @pytest.fixture
 def tight(monkeypatch: pytest.MonkeyPatch):
     """So little memory that buckets, columns and rows go to disk."""
-    monkeypatch.setattr(plan, "_LEAST_SHARE", 1 << 10)
+    monkeypatch.setattr(plan, "_MIN_SHARE", 1 << 10)
     monkeypatch.setattr(plan, "_FIXED_BYTES", 0)
 
 
@@ -106,7 +107,7 @@ class Stop(Progress):
     """Progress that stops the run when a stage begins."""
 
     def __init__(self, at: str) -> None:
-        super().__init__(QUIET._stream)
+        super().__init__(rendering=Rendering())
         self.at = at
         self.begun: list[str] = []
 
@@ -145,7 +146,7 @@ def test_a_stopped_run_goes_on_behind_its_last_stage(tmp_path: Path):
 
 
 @pytest.mark.parametrize("change", ["options", "content", "time", "fresh", "journal", "file"])
-def test_other_inputs_begin_anew(tmp_path: Path, change: str):
+def test_other_inputs_begin_from_scratch(tmp_path: Path, change: str):
     source, target = folder_of(tmp_path / "in"), tmp_path / "store"
     stopped(source, target, "nodes/node/features/x")
     options, work = OPTIONS, tmp_path / ".store.work"

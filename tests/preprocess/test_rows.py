@@ -11,7 +11,7 @@ from hypothesis.extra import numpy as hnp
 from blockstore.format import RowArray
 from preprocess.errors import BadInput
 from preprocess.kernels.rows import densify, group_places
-from preprocess.stages.edge_list import Identified, RowPart, rows_by_id
+from preprocess.stages.edge_places import Identified, RowPart, rows_by_id
 from preprocess.stages.rows import checked_features, convert, place_rows
 from tests.preprocess.naive import ArraySource
 from tests.preprocess.quiet import QUIET

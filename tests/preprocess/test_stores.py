@@ -80,7 +80,7 @@ def test_a_store_holds_what_the_definition_says(tmp_path_factory, graph, options
 @pytest.fixture
 def tight(monkeypatch: pytest.MonkeyPatch):
     """Small graphs with so little memory that buckets and columns go to disk."""
-    monkeypatch.setattr(plan, "_LEAST_SHARE", 1 << 10)
+    monkeypatch.setattr(plan, "_MIN_SHARE", 1 << 10)
     monkeypatch.setattr(plan, "_FIXED_BYTES", 0)
     monkeypatch.setattr(export_module, "_FIXED_BYTES", 0)
 

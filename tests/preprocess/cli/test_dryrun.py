@@ -17,7 +17,7 @@ from preprocess.cli.dryrun import (
     estimate_stages,
 )
 from preprocess.ingest.contents import list_contents
-from preprocess.ingest.ingest import IngestStages, estimate_ingest, ingest
+from preprocess.ingest.ingest import IngestStages, ingest
 from preprocess.ingest.options import IngestOptions
 from preprocess.ingest.plan import COUNT, ORDER
 from preprocess.pipeline.disk import DiskRates, existing_folder, measure_disk
@@ -31,9 +31,7 @@ OPTIONS = IngestOptions(mem_bytes=64 << 20, block_bytes=1 << 16)
 
 def stages_of(source, options):
     """As an ingest declares them."""
-    return IngestStages(
-        estimate_ingest(source, list_contents(source, options), options)
-    ).all_stages()
+    return IngestStages(source, list_contents(source, options), options).all_stages()
 
 
 def test_a_disk_is_measured_and_left_as_it_was(tmp_path: Path):

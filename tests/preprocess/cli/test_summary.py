@@ -78,7 +78,7 @@ def test_isolated_nodes_have_no_edge_of_any_relation(tmp_path_factory, wrote, ci
         assert relation.num_edges == relation.num_source_edges == len(pairs)
 
 
-def test_a_multi_block_column_counts_once(tmp_path: Path):
+def test_a_column_over_several_blocks_counts_once(tmp_path: Path):
     """Node 0 has 5,000 in-edges, over five blocks of 4 KiB."""
     source = Graph().add_type("node", 5001)
     source.add_relation("node", "to", "node", [(i, 0) for i in range(1, 5001)])

@@ -26,6 +26,7 @@ from preprocess.ingest.options import IngestOptions
 from preprocess.partition.influence import InfluenceOptions
 from preprocess.partition.partition import PartitionOptions
 from preprocess.pipeline.progress import Progress
+from preprocess.pipeline.renderings import Rendering
 from preprocess.pipeline.stage import temporary_bytes
 from tests.daemons import daemon
 from tests.preprocess.naive import Graph
@@ -122,7 +123,7 @@ def graphs(draw: Any, width: int = 5) -> tuple[Graph, str]:
 @pytest.fixture
 def tight(monkeypatch: pytest.MonkeyPatch) -> None:
     """So little memory that ranges and files are needed."""
-    monkeypatch.setattr(plans, "_LEAST_SHARE", 1 << 10)
+    monkeypatch.setattr(plans, "_MIN_SHARE", 1 << 10)
     monkeypatch.setattr(plans, "_FIXED_BYTES", 0)
 
 
@@ -255,7 +256,7 @@ class Kill(Progress):
     """Progress that ends the process, as SIGKILL does, when a step begins."""
 
     def __init__(self, at: str) -> None:
-        super().__init__(QUIET._stream)
+        super().__init__(rendering=Rendering())
         self.at = at
 
     def stage(self, name, total, unit):

@@ -26,8 +26,8 @@ def test_edges_in_pieces(tmp_path_factory, graph, most: int):
     manifest = write_store(path, graph, [0])
     targets = np.repeat(np.arange(graph.num_nodes), np.diff(graph.indptr))
     pieces = [
-        (e.targets.copy(), e.sources.copy())
-        for e in stored_edges(open_store(path), manifest.relations[0], most, 8192)
+        (t.copy(), s.copy())
+        for t, s in stored_edges(open_store(path), manifest.relations[0], most, 8192)
     ]
     assert all(0 < t.size <= most for t, _ in pieces)
     assert [t for piece, _ in pieces for t in piece.tolist()] == targets.tolist()

@@ -4,6 +4,7 @@ import csv
 import gzip
 import io
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -14,7 +15,8 @@ from hypothesis import strategies as st
 
 from preprocess.errors import BadInput
 from preprocess.files import tables
-from preprocess.files.tables import FLAG, INTEGER, TEXT, ColumnType, Table, Texts, writing_keys
+from preprocess.files.arrow import FLAG, INTEGER, TEXT, ColumnType, Texts, writing_keys
+from preprocess.files.tables import Table, joined
 
 FLOAT = ColumnType(np.dtype(np.float32))
 
@@ -36,6 +38,14 @@ def words(table: Table, name: str, count: int = 3) -> list[str]:
     return [piece.at(i) for piece in table.texts(name, count) for i in range(len(piece))]
 
 
+def matrix(table: Table, dtype: Any, count: int) -> Any:
+    """All columns side by side, some rows at a time."""
+    kind = ColumnType(np.dtype(dtype))
+    arrays = table.arrays(dict.fromkeys(table.names, kind), count)
+    assert kind.dtype is not None
+    return joined(arrays, (len(table.names),), kind.dtype)
+
+
 @pytest.mark.parametrize("name", ["edge.csv", "edge.csv.gz"])
 @pytest.mark.parametrize("piece_bytes", [16, 1 << 20])
 def test_text_without_a_header(tmp_path: Path, monkeypatch, name: str, piece_bytes: int):
@@ -46,7 +56,7 @@ def test_text_without_a_header(tmp_path: Path, monkeypatch, name: str, piece_byt
     assert table.names == ("0", "1")
     assert table.num_rows() == 20
     for count in (1, 7, 100):
-        rows = [m.copy() for m in table.matrix(np.int64, count)]
+        rows = [m.copy() for m in matrix(table, np.int64, count)]
         assert np.array_equal(np.concatenate(rows), edges)
     assert np.array_equal(column(table, "1", INTEGER), edges[:, 1])
 
@@ -175,7 +185,7 @@ def test_wide_rows_take_wider_pieces(tmp_path: Path, monkeypatch):
     monkeypatch.setattr(tables, "PIECE_BYTES", 64)
     rows = np.arange(3000, dtype=np.float32).reshape(3, 1000)
     path = write(tmp_path / "a.csv", "".join(",".join(map(str, r)) + "\n" for r in rows))
-    found = [m.copy() for m in Table(path, header=False).matrix(np.float32, 2)]
+    found = [m.copy() for m in matrix(Table(path, header=False), np.float32, 2)]
     assert np.array_equal(np.concatenate(found), rows)
 
 

@@ -166,7 +166,7 @@ def large_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def tight(monkeypatch: pytest.MonkeyPatch) -> None:
     """So little memory that there are many slices."""
     monkeypatch.setattr(hops_plan, "_FIXED_BYTES", 0)
-    monkeypatch.setattr(hops_plan, "_LEAST_PIECE", 1 << 10)
+    monkeypatch.setattr(hops_plan, "_MIN_PIECE", 1 << 10)
     monkeypatch.setattr(hops_plan, "_INTERPRETER_BYTES", 0)
 
 

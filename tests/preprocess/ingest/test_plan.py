@@ -12,7 +12,7 @@ from blockstore.errors import BudgetTooSmall
 from blockstore.units import parse_bytes
 from preprocess.errors import BadInput
 from preprocess.ingest.contents import Contents, edge_id_dtype, list_contents
-from preprocess.ingest.ingest import IngestStages, estimate_ingest
+from preprocess.ingest.ingest import IngestStages
 from preprocess.ingest.options import IngestOptions
 from preprocess.ingest.plan import check_longest, node_bytes, plan_memory
 from preprocess.pipeline.result import IngestPlan
@@ -40,7 +40,7 @@ def plan_ingest(source: Source, options: IngestOptions) -> IngestPlan:
     """What an ingest says before it starts."""
     options.check()
     source = with_reverses(source, options)
-    return IngestStages(estimate_ingest(source, list_contents(source, options), options)).plan()
+    return IngestStages(source, list_contents(source, options), options).plan()
 
 
 SIZES = st.builds(Headers, st.integers(1, 10**8), st.integers(0, 10**10), st.integers(1, 10**6))

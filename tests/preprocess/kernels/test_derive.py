@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from preprocess.kernels.derive import add_rows, count_ids, finish_rows, take_greatest
+from preprocess.kernels.derive import add_rows, finish_rows, take_greatest
+from preprocess.kernels.edges import count_ids
 
 IDS = st.sampled_from([np.uint32, np.uint64])
 

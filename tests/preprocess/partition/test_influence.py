@@ -291,7 +291,7 @@ def verified(path: Path) -> Store:
 @pytest.fixture
 def tight(monkeypatch: pytest.MonkeyPatch):
     """Small graphs with so little memory that everything goes to disk."""
-    monkeypatch.setattr(plan, "_LEAST_SHARE", 1 << 10)
+    monkeypatch.setattr(plan, "_MIN_SHARE", 1 << 10)
     monkeypatch.setattr(plan, "_FIXED_BYTES", 0)
 
 

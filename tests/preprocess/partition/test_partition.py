@@ -276,9 +276,8 @@ class TestClasses:
 def test_what_is_kept_is_counted_as_by_hand():
     columns = columns_of([[1, 2, 3], [0, 1], [], [2, 2]])
     classes = NodeClasses(np.array([0, 1, 1, 0], np.uint16), 1)
-    partition, always = np.array([0, 0, 1, 1]), np.array([0, 0, 0, 1], np.uint8)
-    found = count_kept(columns, partition, classes, always, MB, QUIET)
-    assert found == (7, 1 + 2 + 2, 5, 3, 4)
+    found = count_kept(columns, np.array([0, 0, 1, 1]), classes, MB, QUIET)
+    assert found == (7, 1 + 2 + 2, 5, 3)
     assert found.cut_share == pytest.approx(2 / 7)
     assert found.inside_share == 3 / 5
     assert kept_share(0.5, 64, 8) == 0.5 + 0.5 * 7 / 63
@@ -301,7 +300,7 @@ def rows_of(group: Any) -> dict[str, Any]:
 @pytest.fixture
 def tight(monkeypatch: pytest.MonkeyPatch):
     """So little memory that buckets and columns go to disk."""
-    monkeypatch.setattr(plan, "_LEAST_SHARE", 1 << 10)
+    monkeypatch.setattr(plan, "_MIN_SHARE", 1 << 10)
     monkeypatch.setattr(plan, "_FIXED_BYTES", 0)
 
 

@@ -1,4 +1,4 @@
-"""A store written anew by partition is the store that an ingest with that partition gives."""
+"""A store written again by partition is the store that an ingest with that partition gives."""
 
 import shutil
 from dataclasses import replace
@@ -79,7 +79,7 @@ def same_stores(left: Path, right: Path) -> None:
 @pytest.fixture
 def tight(monkeypatch: pytest.MonkeyPatch):
     """So little memory that buckets, columns and rows go to disk."""
-    monkeypatch.setattr(plan, "_LEAST_SHARE", 1 << 10)
+    monkeypatch.setattr(plan, "_MIN_SHARE", 1 << 10)
     monkeypatch.setattr(plan, "_FIXED_BYTES", 0)
 
 

@@ -115,7 +115,7 @@ def text(name: str, content: str) -> Any:
 
 
 REFUSED = {
-    "no meta": (lambda f: (f / "meta.yaml").unlink(), "meta.yaml: found No such file"),
+    "no meta": (lambda f: (f / "meta.yaml").unlink(), "meta.yaml: found no file"),
     "no YAML": (text("meta.yaml", "a: [1"), "meta.yaml: found "),
     "nothing": (text("meta.yaml", "version: 1.0.0"), "meta.yaml: found Object missing required fi"),
     "version": (text("meta.yaml", META.replace("1.0.0", "2.0.0")), "found version '2.0.0'"),

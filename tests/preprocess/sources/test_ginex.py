@@ -86,7 +86,7 @@ def splits(values: Any) -> Any:
 
 
 REFUSED = {
-    "no conf": (lambda f: (f / "conf.json").unlink(), "conf.json: found No such file"),
+    "no conf": (lambda f: (f / "conf.json").unlink(), "conf.json: found no file"),
     "no JSON": (lambda f: (f / "conf.json").write_text("{"), "conf.json: found Input data"),
     "no dtype": (conf(labels_dtype=None), "conf.json: found Object missing required field"),
     "wild dtype": (conf(indptr_dtype="wild"), "conf.json: indptr_dtype: found 'wild', expected in"),

@@ -196,8 +196,9 @@ def test_listed_values_in_any_window(tmp_path_factory, num_nodes, window, width,
         )
         expected[ids] = values
     form = SourceRows("label", dtype, (width,), num_nodes, "dense", "here")
-    write_listed(lists, form, folder / "out", window)
-    found = np.concatenate([p.copy() for p in MadeRows(form, folder / "out").pieces(7)])
+    made = MadeRows(form, folder / "out")
+    write_listed(lists, made, window)
+    found = np.concatenate([p.copy() for p in made.pieces(7)])
     assert np.array_equal(found, expected, equal_nan=floats)
     assert [p.name for p in folder.iterdir() if p.suffix != ".npy"] == ["out"]
 
@@ -228,7 +229,7 @@ TWICE = """  - train_set:
           - {name: seeds, format: numpy, path: set/train.npy}
 """
 REFUSED = {
-    "no metadata": (drop("metadata.yaml"), "metadata.yaml: found No such file"),
+    "no metadata": (drop("metadata.yaml"), "metadata.yaml: found no file"),
     "no YAML": (text("metadata.yaml", "graph: ["), "metadata.yaml: found "),
     "nothing": (text("metadata.yaml", "a: 1"), "metadata.yaml: found Object missing required"),
     "type twice": (

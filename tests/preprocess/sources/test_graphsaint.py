@@ -62,7 +62,7 @@ def test_a_folder_of_graphsaint(
     window: int,
 ):
     monkeypatch.setattr(jsontext, "_PART_BYTES", part)
-    monkeypatch.setattr(graphsaint, "_LEAST_WINDOW", window)
+    monkeypatch.setattr(graphsaint, "_MIN_WINDOW", window)
     opened = open_source(write(tmp_path, classes))
     assert (opened.source.layout, opened.saw) == ("graphsaint", "adj_full.npz and role.json")
     with small_memory(opened.source, tmp_path, window):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from blockstore.errors import BudgetTooSmall
 from preprocess.errors import BadInput
-from preprocess.files.tables import Texts
+from preprocess.files.arrow import Texts
 from preprocess.sources import idmap
 from preprocess.sources.idmap import KeyColumn, KeyMap, map_keys, table_bytes_of
 

@@ -257,7 +257,7 @@ MORE_REFUSED = {
     "twice": (save("node_%79ear", np.ones(5)), "node_year.npy: found an array 'year', which n"),
     "count": (write("meta.json", '{"num_nodes": 6}'), "header: found 5 rows, expected 6, one"),
     "fewer": (write("meta.json", '{"num_nodes": 4}'), "meta.json: found 4 nodes, expected 5, as"),
-    "no count": (write("meta.json", '{"num_nodes": "six"}'), "meta.json: found Expected `int |"),
+    "no count": (write("meta.json", '{"num_nodes": "six"}'), "meta.json: found Expected 'int |"),
     "edge rows": (save("edge_type", np.ones(4)), "edge_type.npy: header: found 4 rows, expected 5"),
     "edge kind": (save("edge_type", np.ones(5) * 1j), "edge_type.npy: header: found shape (5,) of"),
     "position": (save("train_edge", np.array([0, 5])), "train_edge.npy[1]: found 5, expected 0 t"),

@@ -344,7 +344,7 @@ def likes(row: str) -> Any:
 
 USER = "id,age,vector,old,class,part\n"
 REFUSED = {
-    "no schema": (lambda f: (f / "schema.json").unlink(), "schema.json: found No such file"),
+    "no schema": (lambda f: (f / "schema.json").unlink(), "schema.json: found no file"),
     "no JSON": (text("schema.json", "{"), "schema.json: found Input data was truncated"),
     "no nodes": (schema_with("nodes", value=[]), "schema.json: found node type 'user' of rel"),
     "unknown field": (
