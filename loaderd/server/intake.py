@@ -58,6 +58,8 @@ class Intake:
 
     def take(self, message: Ids) -> None:
         """A piece has come.  Raises BadMessage: it is not the next one that was asked for."""
+        if self._failure is not None:
+            return  # the request has ended, and its error is sent once
         if self._turn and message.first != self._come:
             return  # of what was asked for in an earlier turn
         count = len(message.numbers) // 8
