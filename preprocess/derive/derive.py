@@ -219,7 +219,7 @@ class DeriveStages:
         return {"without": without, "longest": longest}
 
     def _check(self, store: Store, ids: NDArray[Any], first: int, num_nodes: int) -> None:
-        """Kernels trust ids."""
+        """Kernels index by ids unchecked.  Raises CorruptBlock: one is out of range."""
         if ids.size and not first <= int(ids.min()) <= int(ids.max()) < first + num_nodes:
             raise CorruptBlock(
                 f"{store.path / self._resolved.relation.path}: ids {ids.min()} to "

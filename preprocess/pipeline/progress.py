@@ -128,7 +128,7 @@ class Progress:
                         self._rendering.show(self._stage, self._whole())
 
     def _look(self) -> None:
-        """At the memory."""
+        """Note how much memory this process has now, and how far the tables are."""
         self._memory_bytes = found = resident_bytes()
         self.peak_bytes = max(self.peak_bytes, found)
         if (stage := self._stage) is not None:

@@ -101,10 +101,10 @@ class Rendering:
         """Before the first stage: plain values, the plan among them."""
 
     def begin_stage(self, stage: StageProgress, whole: WholeView) -> None:
-        """A stage begins."""
+        """Called once for each stage that this run does itself."""
 
     def show(self, stage: StageProgress, whole: WholeView) -> None:
-        """Where it stands."""
+        """Show how far a stage and the whole run are."""
 
     def end_step(self, stage: StageProgress, step: PassProgress) -> None:
         """A step is over."""
@@ -113,10 +113,10 @@ class Rendering:
         """A stage is over, or was by an earlier run."""
 
     def line(self, text: str) -> None:
-        """Something worth saying."""
+        """Print a line of text that stays."""
 
     def pause(self) -> None:
-        """Nothing runs now."""
+        """Take away what is drawn, until the next stage begins."""
 
 
 class Lines(Rendering):

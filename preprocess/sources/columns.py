@@ -83,17 +83,14 @@ class TableSequence:
         return self._types[name]
 
     def arrays(self, columns: Mapping[str, ColumnType], count: int) -> Iterator[list[NDArray[Any]]]:
-        """As `Table.arrays`."""
         for table in self._tables:
             yield from table.arrays(columns, count)
 
     def texts(self, name: str, count: int) -> Iterator[Texts]:
-        """As `Table.texts`."""
         for table in self._tables:
             yield from table.texts(name, count)
 
     def words(self, name: str, words: Sequence[str], count: int) -> Iterator[NDArray[np.int32]]:
-        """As `Table.words`."""
         for table in self._tables:
             yield from table.words(name, words, count)
 

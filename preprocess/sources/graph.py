@@ -44,7 +44,7 @@ class EdgeFile(Protocol):
 
     @property
     def path(self) -> Path:
-        """The file."""
+        """The file that holds them."""
 
     @property
     def where(self) -> str:

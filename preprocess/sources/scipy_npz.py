@@ -50,7 +50,6 @@ class ScipyNpzSource(GraphSource):
 
     @classmethod
     def recognise(cls, path: Path) -> str | None:
-        """A file `*.npz`."""
         is_npz = path.is_file() and path.suffix == ".npz"
         return f"{path.name}, a sparse matrix" if is_npz else None
 

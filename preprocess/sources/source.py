@@ -63,7 +63,7 @@ class Source(Protocol):
 
     @property
     def relations(self) -> Sequence[SourceRelation]:
-        """All relations."""
+        """All relations, in the order of their edge types in a store."""
 
     def edges(
         self, relation: SourceRelation, count: int

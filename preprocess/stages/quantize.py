@@ -66,6 +66,6 @@ class Quantizer:
 
 
 def _as_floats(piece: NDArray[Any]) -> NDArray[np.float32]:
-    """(rows, columns)."""
+    """Rows of any shape as float32 (rows, columns); too large a value becomes inf."""
     with np.errstate(over="ignore"):
         return np.ascontiguousarray(piece.reshape(piece.shape[0], -1), np.float32)
