@@ -20,13 +20,13 @@ $(READY): pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install -q --upgrade pip setuptools wheel
 	if command -v nvidia-smi >/dev/null && nvidia-smi >/dev/null 2>&1; then \
-	    $(BIN)/pip install -q "torch>=$(TORCH)"; \
+	    $(BIN)/pip install -q --no-compile "torch>=$(TORCH)"; \
 	else \
 	    $(BIN)/python -c "import torch" 2>/dev/null \
-	    || $(BIN)/pip install -q "torch==$(TORCH)+cpu" 2>/dev/null \
-	    || $(BIN)/pip install -q "torch==$(TORCH)" --index-url https://download.pytorch.org/whl/cpu; \
+	    || $(BIN)/pip install -q --no-compile "torch==$(TORCH)+cpu" 2>/dev/null \
+	    || $(BIN)/pip install -q --no-compile "torch==$(TORCH)" --index-url https://download.pytorch.org/whl/cpu; \
 	fi
-	$(BIN)/pip install -q -e ".[torch,pyg,dev]"
+	$(BIN)/pip install -q --no-compile -e ".[torch,pyg,dev]"
 	touch $@
 
 demo: $(READY)

@@ -26,7 +26,7 @@ CACHE = Path(tempfile.gettempdir()) / "blockstore-test-data"
 # take minutes: pytest --hypothesis-profile=shrink does it.  First calls of kernels compile them, so
 # that no example has a deadline; without the compiler there are few.
 settings.register_profile(
-    "shrink", deadline=None, max_examples=10 if config.DISABLE_JIT else 40, phases=tuple(Phase)
+    "shrink", deadline=None, max_examples=10 if config.DISABLE_JIT else 25, phases=tuple(Phase)
 )
 settings.register_profile(
     "at once", settings.get_profile("shrink"), report_multiple_bugs=False,

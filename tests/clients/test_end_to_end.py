@@ -97,7 +97,7 @@ def test_epochs_differ_and_repeat(graph):
     assert not torch.equal(zero[0].n_id, next(iter(dataset(graph, seed=1))).n_id)
 
 
-@pytest.mark.parametrize("context", ["fork", "spawn"])
+@pytest.mark.parametrize("context", ["fork", pytest.param("spawn", marks=pytest.mark.long)])
 def test_workers_keep_the_order(graph, context):
     data = dataset(graph)
     data.set_epoch(1)

@@ -123,7 +123,9 @@ def check_fields(at: At, batch, ends: list[int], options: dict) -> None:
         at.same("edge_label", batch.edge_label, [1.0] * num + [0.0] * (half - num))
 
 
-@pytest.mark.parametrize(("plan", "mem"), [SERVED[0], SERVED[2]])
+@pytest.mark.parametrize(
+    ("plan", "mem"), [SERVED[0], pytest.param(*SERVED[2], marks=pytest.mark.long)]
+)
 def test_an_epoch_has_every_edge_once_for_all_ranks_together(graph, endpoints, plan, mem):
     endpoint = endpoints[mem]
     num_edges = graph[0].indices.size

@@ -189,7 +189,7 @@ def test_a_terminated_ingest_leaves_the_store_or_what_goes_on(folder: Path, tmp_
     "name",
     [
         "planetoid-cora",
-        "flickr-small",
+        pytest.param("flickr-small", marks=pytest.mark.long),
         pytest.param("facebook-pagepage", marks=pytest.mark.long),
     ],
 )

@@ -265,6 +265,8 @@ def scene(
 
     limits   of the daemon; the edges of the store have times then
     """
+    if options.folder is not None:
+        options.folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=options.folder) as name:
         folder = Path(name)
         default = int(options.times * parse_bytes(options.mem))

@@ -142,7 +142,9 @@ def test_a_session_is_served_from_the_memory_on_that_passes_the_check(
     assert named(refusal) == mem
 
 
-@pytest.mark.parametrize(("block_bytes", "workers"), [(4096, 1), (65536, 4)])
+@pytest.mark.parametrize(
+    ("block_bytes", "workers"), [pytest.param(4096, 1, marks=pytest.mark.long), (65536, 4)]
+)
 def test_the_memory_that_a_refusal_of_macrobatches_names_is_enough_and_no_less_is(
     stores: dict[int, Path], block_bytes: int, workers: int
 ):

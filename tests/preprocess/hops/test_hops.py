@@ -190,7 +190,7 @@ def slices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hops_module, "plan_hops", planned)
 
 
-@pytest.mark.parametrize("dtype", ["float16", "int8"])
+@pytest.mark.parametrize("dtype", [pytest.param("float16", marks=pytest.mark.long), "int8"])
 def test_neither_memory_nor_threads_change_a_byte(
     large_store: Path, tmp_path: Path, dtype: Any, request: pytest.FixtureRequest
 ):
