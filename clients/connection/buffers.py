@@ -5,6 +5,7 @@ import math
 import mmap
 import os
 import weakref
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -22,15 +23,16 @@ KEEP_BYTES = 512 << 20  # of unused buffers
 ReadFiles = Callable[[Sequence[FileRange], NDArray[np.uint8]], None]
 
 
-class Memory:
+class Memory(ABC):
     """Where a reader lays batches out, one after the other; as it is, rows are copied at once."""
 
     def received(self, arena: NDArray[np.uint8], rows: list[tuple[RowArraySpec, int]]) -> None:
         """A batch begins; `rows`: how many of each array, if they come all at once."""
+        del arena, rows  # nothing is set up before
 
+    @abstractmethod
     def empty(self, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
         """An uninitialised, writable array."""
-        raise NotImplementedError
 
     def rows(self, spec: RowArraySpec, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
         """An array for rows that are gathered out of the arena."""

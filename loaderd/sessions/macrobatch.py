@@ -1,6 +1,7 @@
 """Macro-batches: a few partitions are loaded at a time, and minibatches sampled inside them."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 import numpy as np
@@ -10,7 +11,7 @@ from blockstore import concurrency
 from loaderd.api.errors import Refused
 from loaderd.api.protocol import Attach, MacroBatch, Skipped
 from loaderd.memory.ledger import ServedRows, SessionNeed, served_rows
-from loaderd.memory.slots import LOOK_WAIT_S, WAIT_S
+from loaderd.memory.slots import LOOK_WAIT_S
 from loaderd.memory.workspace import Carver, Sizes
 from loaderd.monitoring.trace import READ_MACRO, SERVE_MACRO, STAGE
 from loaderd.plans.base import Unit
@@ -265,19 +266,19 @@ def _take_memories(
         resources.store, files, resources.rows._replace(served=served), transit,
         allocation.run(cut.ids), allocation.run(cut.hubs), cut.choice,
     )  # fmt: skip
-    memories = list[MacroMemory]()
-    while len(memories) < cut.memories:
-        try:
-            carver = Carver(allocation.run(cut.macro, LOOK_WAIT_S if memories else WAIT_S))
-        except Refused:
-            # The free slots may lie too far apart, because another store has those between them.
-            # One macro-batch is enough; the next is read ahead only if there is room for it.
-            if memories:
-                break
-            raise
-        arrays = carve_macro(carver, resources.store.manifest, served, cut.bounds, cut.choice)
-        memories.append(MacroMemory(MacroGraph(shared, arrays)))
-    return memories
+    runs = [allocation.run(cut.macro)]
+    # One macro-batch is enough; the next is read ahead if there is room for it.  The free slots may
+    # lie too far apart for that, because another store has those between them.
+    with suppress(Refused):
+        while len(runs) < cut.memories:
+            runs.append(allocation.run(cut.macro, LOOK_WAIT_S))
+    manifest = resources.store.manifest
+    return [
+        MacroMemory(
+            MacroGraph(shared, carve_macro(Carver(run), manifest, served, cut.bounds, cut.choice))
+        )
+        for run in runs
+    ]
 
 
 MACROBATCH = Kind(resolve_sampled, least_slots, open_macrobatches, every_rank=True)

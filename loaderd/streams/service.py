@@ -45,9 +45,8 @@ _KEPT = 2  # of the memory for requests one in so many bytes is for ids that are
 # another stream is opened
 
 LOOK_S = 0.01  # between two looks at a stream that has nothing for one of its cursors
-# that a stream waits for the slowest of its cursors, before that one leaves
-STRAGGLER_WAIT_S = 0.25
-LAST_S = 2.0  # the same, where that one keeps the only batch that can be leased: all have to leave
+STRAGGLER_WAIT_S = 0.25  # a stream waits so long for its slowest cursor, which leaves then
+LAST_S = 2.0  # the same if that one keeps the only batch that can be leased: all leave then
 
 
 class StreamService(Closing):

@@ -91,6 +91,12 @@ class Parts:
             found.append(wanted.step)
         return found
 
+    def consume(self, cursor: Cursor, count: int) -> None:
+        """The first batches of a cursor's run: each is built, and released."""
+        for step in range(count):
+            self.build()
+            self.stream.release(cursor, cursor.held[step], 0)
+
     def steps(self, number: int) -> list[int]:
         found = [m.step for to, m in self.sent if to == number]
         self.sent = [(to, m) for to, m in self.sent if to != number]
@@ -114,9 +120,7 @@ def test_one_that_comes_late_is_served_what_has_gone_and_then_with_the_others():
     parts = Parts(30, 4)
     one = parts.add(7)
     parts.start(one)
-    for step in range(3):
-        parts.build()
-        parts.stream.release(one, one.held[step], 0)
+    parts.consume(one, 3)
     late = parts.add(8)
     assert parts.start(late)
     assert parts.build(4) == [0, 1, 2, 3]
@@ -137,9 +141,7 @@ def test_what_was_built_before_its_turn_makes_room_and_is_built_again():
     parts = Parts(30, 4)
     one = parts.add(7)
     parts.start(one)
-    for step in range(5):
-        parts.build()
-        parts.stream.release(one, one.held[step], 0)
+    parts.consume(one, 5)
     late = parts.add(8)
     assert parts.build() == [5]
     assert parts.start(late)
@@ -160,9 +162,7 @@ def test_a_batch_is_built_again_when_the_one_who_held_it_has_released_it():
     parts = Parts(9, 4)
     one = parts.add(7)
     parts.start(one)
-    for step in range(4):
-        parts.build()
-        parts.stream.release(one, one.held[step], 0)
+    parts.consume(one, 4)
     parts.build()
     late = parts.add(8)
     parts.start(late, step=3)
@@ -177,9 +177,7 @@ def test_nobody_joins_beyond_the_window_nor_in_another_epoch():
     parts = Parts(60, 2)
     one = parts.add(7)
     parts.start(one)
-    for step in range(9):
-        parts.build()
-        parts.stream.release(one, one.held[step], 0)
+    parts.consume(one, 9)
     late = parts.add(8)
     assert not parts.start(late)
     assert not parts.start(late, epoch=1)

@@ -80,7 +80,8 @@ def test_the_next_is_read_while_one_is_served_and_goes_where_nobody_needs_what_i
     assert loading.found == [(0, 0), (0, 1), (0, 2)]
 
 
-def test_what_cannot_be_read_is_an_error_for_who_needs_it_and_is_tried_again(loading):
+@pytest.mark.parametrize("wanted", [(1, 2), (0, 1)], ids=["others", "the same"])
+def test_what_cannot_be_read_is_an_error_and_is_tried_again_by_the_next_run(loading, wanted):
     loading.bad = {1}
     loading.want(0, 1)
     loading.acquire(0)
@@ -89,18 +90,5 @@ def test_what_cannot_be_read_is_an_error_for_who_needs_it_and_is_tried_again(loa
     loading.bad = set()
     with loading.lock:
         loading.loader.begin()
-        loading.loader.want([(0, 1), (0, 2)])
-    assert loading.acquire(1)
-
-
-def test_it_is_tried_again_by_a_run_that_wants_the_same(loading):
-    loading.bad = {1}
-    loading.want(0, 1)
-    loading.acquire(0)
-    with pytest.raises(OSError, match="cannot read"):
-        loading.acquire(1)
-    loading.bad = set()
-    with loading.lock:
-        loading.loader.begin()
-    loading.want(0, 1)
+    loading.want(*wanted)
     assert loading.acquire(1)
