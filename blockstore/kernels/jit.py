@@ -61,6 +61,7 @@ def private_folder() -> Path | None:
 
 
 def _parents() -> Iterator[Path]:
+    # where there is no home, `Path.home` raises, and this stays relative and is passed over
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111
     for name in (home, os.environ.get("XDG_RUNTIME_DIR", ""), tempfile.gettempdir()):
         if Path(name).is_absolute():
