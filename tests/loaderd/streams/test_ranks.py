@@ -13,6 +13,8 @@ NODES, WORLD, BATCH = 6000, 2, 200
 STEPS_BEHIND = 12  # more than the window, of one worker
 ROOM, TIGHT = 24 << 20, 4 << 20  # all in memory; a part of the rows
 
+pytestmark = pytest.mark.usefixtures("nobody_falls_behind")
+
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:

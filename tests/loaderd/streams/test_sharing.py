@@ -52,6 +52,7 @@ def solo(
     return found, read
 
 
+@pytest.mark.usefixtures("nobody_falls_behind")
 def test_eight_trainers_of_one_plan_read_as_much_as_one(store, plan):
     mem = 8 << 20
     expected, read = solo(store, mem, plan, epochs=2)

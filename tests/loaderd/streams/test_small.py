@@ -56,6 +56,7 @@ def streams(serving: Serving) -> int:
     return int(serving.exchange.status()[2]["streams"])
 
 
+@pytest.mark.usefixtures("nobody_falls_behind")
 @pytest.mark.parametrize("plan", ["minibatch", "hyperbatch"])
 def test_who_can_have_no_room_is_told_at_once_what_would_do(store: Path, plan: str):
     """Nobody's stream is closed for it; with the number it says, both are served."""
@@ -86,6 +87,7 @@ def test_who_can_have_no_room_is_told_at_once_what_would_do(store: Path, plan: s
     serving.close()
 
 
+@pytest.mark.usefixtures("nobody_falls_behind")
 def test_trainers_of_one_plan_share_the_only_batch_there_is_room_for(store: Path):
     expected, read = solo(store)
     serving = Serving(store, TIGHT)

@@ -117,6 +117,7 @@ def least_mem(store):
     return found
 
 
+@pytest.mark.usefixtures("nobody_falls_behind")
 @pytest.mark.parametrize("world", [2, pytest.param(4, marks=pytest.mark.long)])
 def test_ranks_read_as_much_as_one(store, alone, world):
     serving = Serving(store, ROOM)
