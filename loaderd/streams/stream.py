@@ -44,6 +44,10 @@ class RingBatch:
         """Whether no row group of it is free already."""
         return all(self.left)
 
+    @property
+    def is_held(self) -> bool:
+        return any(cursor.held.get(self.step) is self for cursor in self.sent)
+
 
 @dataclass(slots=True)
 class CursorPosition:
@@ -263,11 +267,10 @@ class Stream:
         first, stride = cursor.step // self.world * self.world, cursor.stride * self.world
         self.first = first
         for other in self.cursors.values():
-            self._drop_expected(other)
-            at = first + other.rank
-            other.expected = self._position(at, stride)
+            other.expected = self._position(first + other.rank, stride)
         cursor.place, cursor.expected = self._position(cursor.step, stride), None
         self._settle(cursor)
+        self._forget_unwanted()  # last, as the session asks for the next batch when one has gone
         if fresh:
             self.session.start(self.run, self)
         else:
@@ -332,24 +335,23 @@ class Stream:
         return self.leased > sum(b.stream is self for c in self.live for b in c.held.values())
 
     @property
-    def early(self) -> list[tuple[Cursor, RingBatch]]:
-        """What was built before its turn for those who have nothing."""
-        return [
-            (cursor, batch)
-            for cursor in self.hungry
-            for batch in self._ring.values()
-            if batch.pieces and cursor.number in batch.wanted
-        ]
+    def early(self) -> list[RingBatch]:
+        """Batches that nobody holds, later than the first one that somebody has nothing without."""
+        waiting = [(c.place.run, c.place.next) for c in self.hungry if c.place is not None]
+        later = [batch for at, batch in self._ring.items() if waiting and at > min(waiting)]
+        return [b for b in later if b.pieces and b.wanted and not b.is_held]
 
     def drop_early(self) -> None:
         """Make room for what those who have nothing want first; the rest is built again.
 
         One that comes late may find batches of later positions in all the memory there is.
         """
-        for cursor, batch in self.early:
-            assert cursor.place is not None
-            cursor.place.ask = cursor.place.next
-            self._forget(cursor, batch)
+        for batch in self.early:
+            for cursor, place in self._places():
+                if cursor.number in batch.wanted and place.wants(batch.run, batch.step):
+                    place.ask = min(place.ask, batch.step)
+            for cursor in [c for c in self.cursors.values() if c.number in batch.wanted]:
+                self._forget(cursor, batch)
         self.session.wake()
 
     @property
@@ -375,7 +377,9 @@ class Stream:
     def _ready(self, cursor: Cursor) -> RingBatch | None:
         assert cursor.place is not None
         batch = self._ring.get((cursor.place.run, cursor.place.next))
-        return batch if batch is not None and batch.pieces else None
+        # parts of one that was dropped may be there until its last part has come
+        mine = batch is not None and batch.pieces and cursor.number in batch.wanted
+        return batch if mine else None
 
     def _send(self, cursor: Cursor) -> None:
         most = min(self._credit(), cursor.window)
@@ -468,10 +472,10 @@ class Stream:
             for p in (cursor.place, cursor.expected)
         )
 
-    def _drop_expected(self, cursor: Cursor) -> None:
-        expected, cursor.expected = cursor.expected, None
-        if expected is not None:
-            for batch in [b for b in self._ring.values() if b.run == expected.run]:
+    def _forget_unwanted(self) -> None:
+        """What cursors were expected to want, in a run that they have not come along with."""
+        for batch in list(self._ring.values()):
+            for cursor in [c for c in self.cursors.values() if c.number in batch.wanted]:
                 held = cursor.held.get(batch.step) is batch
                 if not held and not self._wants(cursor, batch.run, batch.step):
                     self._forget(cursor, batch)

@@ -147,7 +147,7 @@ def test_what_was_built_before_its_turn_makes_room_and_is_built_again():
     assert parts.start(late)
     parts.stream.release(one, one.held[5], 0)
     assert parts.stream.next() == Wanted(1, 0, 0)
-    assert [(c, b.step) for c, b in parts.stream.early] == [(late, 5)]
+    assert [batch.step for batch in parts.stream.early] == [5]
     assert (1, 5, 0) in parts.producer.leased
     parts.stream.drop_early()
     assert not parts.producer.leased
@@ -157,8 +157,21 @@ def test_what_was_built_before_its_turn_makes_room_and_is_built_again():
     assert parts.steps(8) == [0]
 
 
-def test_a_batch_is_built_again_when_the_one_who_held_it_has_released_it():
-    """The producer was told that nothing is wanted while the ring had the batch: it is woken."""
+def test_what_was_built_for_another_rank_makes_room_too():
+    """All that the session may have on its way was built before this rank came."""
+    parts = Parts(9, 3, world=2)
+    one, late = parts.add(7), parts.add(8, rank=1)
+    parts.start(one)
+    parts.stream.drop(late)  # it is not expected with the other one
+    assert parts.build(3) == [0, 2, 4]
+    assert parts.start(late)
+    parts.stream.drop_early()
+    assert parts.producer.leased == {(1, 0, 0)}  # which is held
+    assert parts.build(5) == [1, 2, 3, 4, 5]
+    assert (parts.steps(7), parts.steps(8)) == ([0], [0])
+
+
+def test_what_somebody_holds_is_not_dropped_for_those_who_come_to_it_later():
     parts = Parts(9, 4)
     one = parts.add(7)
     parts.start(one)
@@ -166,11 +179,52 @@ def test_a_batch_is_built_again_when_the_one_who_held_it_has_released_it():
     parts.build()
     late = parts.add(8)
     parts.start(late, step=3)
-    parts.stream.drop_early()  # room for step 3: the late one wants step 4 again after that
-    assert parts.build(5) == [3, 5, 6, 7, 8]
-    assert parts.producer.ask() is None
+    parts.stream.drop_early()
+    assert parts.build() == [3]
+    parts.stream.release(late, late.held[3], 0)
+    parts.stream.send()
     parts.stream.release(one, one.held[4], 0)
-    assert parts.producer.ask() == Wanted(1, 0, 4)
+    assert late.held[4].step == 4
+    assert (1, 4, 0) in parts.producer.leased
+
+
+def test_no_part_is_sent_of_a_batch_that_was_dropped():
+    """Its last part comes after that; then it is built again."""
+    parts = Parts(9, 4)
+    one, late = parts.add(7, window=1), parts.add(8)
+    parts.start(one)
+    parts.stream.drop(late)
+    parts.consume(one, 2)
+    assert parts.build() == [2]
+    begun = parts.producer.ask()
+    assert begun == Wanted(1, 0, 3)
+    assert parts.start(late, step=1)
+    parts.producer.leased.add((1, 3, 0))
+    parts.stream.deliver(piece(begun, last=False))
+    parts.stream.drop_early()
+    assert (1, 3, 0) not in parts.producer.leased
+    assert parts.build() == [1]
+    for step in (1, 2):
+        parts.stream.release(late, late.held[step], 0)
+        parts.stream.send()
+    assert not late.held
+    parts.producer.leased.add((1, 3, 1))
+    parts.stream.deliver(piece(begun, 1))
+    assert (1, 3, 1) not in parts.producer.leased
+    assert parts.build() == [3]
+    assert late.held[3].step == 3
+
+
+def test_a_batch_is_built_again_when_the_one_who_held_it_has_released_it():
+    """The producer was told that nothing is wanted while the ring had the batch: it is woken."""
+    parts = Parts(3, 4)
+    one = parts.add(7, window=1)
+    parts.start(one)
+    parts.build(3)
+    parts.add(8)  # expected to begin with the first one, too
+    assert parts.producer.ask() is None
+    parts.stream.release(one, one.held[0], 0)
+    assert parts.producer.ask() == Wanted(1, 0, 0)
 
 
 def test_nobody_joins_beyond_the_window_nor_in_another_epoch():
@@ -241,6 +295,29 @@ def test_a_run_goes_on_with_another_epoch_while_the_last_is_leased():
     assert parts.start(one, epoch=1)
     assert parts.stream.next() == Wanted(2, 1, 0)
     assert held
+
+
+def test_a_run_that_begins_drops_what_was_built_for_those_who_did_not_come_along():
+    """The session asks for more at each release: it is not told of the run before."""
+    parts = Parts(4, 6)
+    slow, quick = parts.add(7, window=1), parts.add(8, window=9)
+    parts.start(slow)
+    parts.start(quick)
+    parts.build(4)
+    for _ in range(4):
+        parts.stream.release(quick, next(iter(quick.held.values())), 0)
+        parts.stream.send()
+    assert parts.start(quick, epoch=1)
+    parts.build(4)
+    for _ in range(4):
+        parts.stream.release(quick, next(iter(quick.held.values())), 0)
+        parts.stream.send()
+    late = parts.add(9)
+    found = list[Wanted | None]()
+    parts.producer.release = lambda _: found.append(parts.stream.next())
+    assert parts.start(quick, epoch=0)
+    assert late.expected is not None
+    assert {(w.run, w.epoch) for w in found if w is not None} == {(3, 0)}
 
 
 def test_steps_that_are_left_out_are_told_in_order():
