@@ -8,6 +8,9 @@ TORCH  := 2.13.0
 # one more than two cores: a third of the tests waits for processes and the disk
 WORKERS ?= 3
 
+# some containers set it: each of hundreds of processes would compile every module that it imports
+unexport PYTHONDONTWRITEBYTECODE
+
 # kernels once more with every index checked, and as plain Python
 CHECKS := format lint types test bounds nojit
 
