@@ -301,7 +301,7 @@ class StragglerWatch:
             self._starved.clear()
             if self._closed:  # only now: an end that comes before must not be cleared away
                 return
-            since: dict[Stream, float] = {}  # that each stream has waited for releases
+            since: dict[Stream, tuple[int, float]] = {}  # number and time of its newest release
             while streams := self._held_up():
                 pause.wait(LOOK_S)
                 for stream in streams:
@@ -318,7 +318,7 @@ class StragglerWatch:
                 and (stream.blocked or stream.early or stream.slowest() is not None)
             ]
 
-    def _look(self, stream: Stream, since: dict[Stream, float]) -> None:
+    def _look(self, stream: Stream, since: dict[Stream, tuple[int, float]]) -> None:
         """Part those who hold a stream up from those who wait, if it has waited long enough."""
         with self._registry.lock:
             here = stream in self._registry.streams and stream.hungry and stream.session.waits()
@@ -329,7 +329,12 @@ class StragglerWatch:
                 stream.drop_early()
                 return
             now, wait_s = concurrency.monotonic(), STRAGGLER_WAIT_S if stream.depth > 1 else LAST_S
-            if now - since.setdefault(stream, now) < wait_s:
+            # between two looks it may have gone on, however often it is found waiting
+            releases, begun = since.get(stream, (-1, now))
+            if releases != stream.releases:
+                since[stream] = stream.releases, now
+                return
+            if now - begun < wait_s:
                 return
             hungry, slowest = stream.hungry, stream.slowest()
             if slowest is not None and slowest not in hungry:

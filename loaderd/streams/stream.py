@@ -115,7 +115,7 @@ class Stream:
         self.closing = False  # nothing more is sent: it ends when nothing is leased
         self.stuck = False  # those who have left it hold all that it can lease
         self.in_parts = False  # a batch of it did not fit whole
-        self.leased = 0  # batches that cursors hold, each counted
+        self.leased = self.releases = 0  # batches that cursors hold, each counted; of row groups
         self.cursors: dict[int, Cursor] = {}  # by number
         self._ring: dict[tuple[int, int], RingBatch] = {}
         self._skips: dict[tuple[int, int], Skipped] = {}
@@ -419,6 +419,7 @@ class Stream:
         if not 0 <= group < len(batch.left) or number not in batch.left[group]:
             return False
         batch.left[group].remove(number)
+        self.releases += 1
         done = batch.whole and not any(number in left for left in batch.left)
         if done:
             del cursor.held[batch.step]

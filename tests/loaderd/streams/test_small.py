@@ -2,6 +2,7 @@
 
 import re
 import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -157,6 +158,40 @@ def test_one_who_keeps_the_only_batch_leaves_when_it_goes_on(store: Path, monkey
     for thread in threads:
         thread.join()
     assert found == (expected[1:], expected[1:])
+    quick.detach()
+    slow.detach()
+    serving.close()
+
+
+def test_who_has_gone_on_between_two_looks_stays(store, monkeypatch):
+    """Found waiting both times: it is the newest release that is waited after."""
+    monkeypatch.setattr(service, "LAST_S", 0.1)
+    serving = Serving(store, TIGHT)
+    watch, since = serving.exchange._watch, {}
+    watch.close()
+    quick, slow = serving.attach(**LARGE), serving.attach(**LARGE)
+    quick.start()
+    slow.start()
+
+    def look() -> int:
+        """Sessions that have left, after a look at the stream."""
+        registry, waits = serving.exchange._registry, False
+        while not waits:
+            with registry.lock:
+                (stream,) = registry.streams
+                waits = bool(stream.hungry) and stream.session.waits()
+        watch._look(stream, since)
+        return registry.left_behind
+
+    for step in range(2):
+        quick.consume(step)
+        assert slow.take(step) is not None
+        assert look() == 0
+        time.sleep(0.15)
+        if step == 0:
+            slow.release(step)
+    assert look() == 1
+    slow.release(1)
     quick.detach()
     slow.detach()
     serving.close()
