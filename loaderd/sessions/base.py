@@ -51,8 +51,11 @@ class Consumer(Protocol):
     def next(self) -> Wanted | None:
         """The batch that is wanted next; None: none is, until `EngineSession.wake`.
 
-        It is not asked for again.
+        It is not asked for again, unless it is put back.
         """
+
+    def put_back(self, wanted: Wanted) -> None:
+        """What `next` has just returned cannot begin yet: `next` is asked again, later."""
 
     def deliver(self, message: Out) -> None:
         """A row group is ready; or steps are left out, or nothing more comes."""

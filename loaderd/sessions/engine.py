@@ -1,10 +1,10 @@
 """The engine: sessions of one store by their numbers, whatever kind they are."""
 
+import itertools
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
-from typing import NamedTuple
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -315,7 +315,8 @@ class Engine(Closing):
         return (*pools, *entries), tuple(sessions), counters
 
 
-class _Steps(NamedTuple):
+@dataclass(slots=True)
+class _Steps:
     """Wants the steps of one run, one after the other."""
 
     engine: Engine
@@ -325,6 +326,9 @@ class _Steps(NamedTuple):
     def next(self) -> Wanted | None:
         step = next(self.steps, None)
         return None if step is None else Wanted(self.start.run, self.start.epoch, step)
+
+    def put_back(self, wanted: Wanted) -> None:
+        self.steps = itertools.chain([wanted.step], self.steps)
 
     def deliver(self, message: Out) -> None:
         self.engine.deliver(self.start.session, message)

@@ -14,7 +14,7 @@ from loaderd.memory.ledger import ServedRows, SessionNeed, served_rows
 from loaderd.memory.slots import LOOK_WAIT_S
 from loaderd.memory.workspace import Carver, Sizes
 from loaderd.monitoring.trace import READ_MACRO, SERVE_MACRO, STAGE
-from loaderd.plans.base import Unit
+from loaderd.plans.base import Unit, Wanted
 from loaderd.plans.macrobatch import MacrobatchPlan, SeedGroups
 from loaderd.plans.roots import node_roots
 from loaderd.sampling.macrobatch.files import MacroFiles
@@ -77,6 +77,7 @@ class MacrobatchSession(SampledSession):
         super().__init__(resources, number, spec, served, memory)
         self._nothing_missing = nothing_missing(served)
         self._in: dict[tuple[int, int], MacroMemory] = {}  # run and step -> where a batch lies
+        self._needed: Key | None = None  # of the batch that could not begin
         self._waiting_since = 0  # ns; for what is needed first
         self._loader = MacroLoader(self._macro_plan, memories, self._lock, self._on_read)
 
@@ -105,16 +106,18 @@ class MacrobatchSession(SampledSession):
         wanted = [(epoch, int(m)) for m in np.flatnonzero(steps) if m >= macro]
         self._loader.want([*wanted, (epoch + 1, int(np.flatnonzero(later)[0]))])
 
-    def _look_ahead(self) -> tuple[int, Unit] | None:
-        while (ahead := super()._look_ahead()) is not None and self._skips_passes(*ahead):
-            self._ahead = None
-        return ahead
+    def _next_wanted(self) -> Wanted | None:
+        self._needed = None
+        while (wanted := super()._next_wanted()) is not None and self._skips_passes(wanted):
+            pass
+        return wanted
 
-    def _skips_passes(self, run: int, unit: Unit) -> bool:
+    def _skips_passes(self, wanted: Wanted) -> bool:
         """Whether passes over a macro-batch are left out here; the consumer is told.
 
         No further pass begins if the session need not wait for the next macro-batch.
         """
+        unit = self._plan.unit(wanted.epoch, wanted.step)
         if not self._macro.waiting or unit.cycle == 0:
             return False
         layout = self._macro_plan.epoch_layout(unit.epoch)
@@ -123,7 +126,7 @@ class MacrobatchSession(SampledSession):
         if (unit.step - first) % steps or not ready:
             return False
         to = int(layout.first_step[unit.macro + 1])
-        self._deliver(Skipped(session=self.number, run=run, step=unit.step, to=to))
+        self._deliver(Skipped(session=self.number, run=wanted.run, step=unit.step, to=to))
         return True
 
     def _acquire(self, run: int, unit: Unit) -> bool:
@@ -132,7 +135,7 @@ class MacrobatchSession(SampledSession):
         self._want(*key)
         memory, now = self._loader.acquire(key), concurrency.perf_counter_ns()
         if memory is None:
-            self._waiting_since = self._waiting_since or now
+            self._needed, self._waiting_since = key, self._waiting_since or now
             return False
         if self._waiting_since:
             self._loader.counters["macro_wait_ns"] += now - self._waiting_since
@@ -166,10 +169,9 @@ class MacrobatchSession(SampledSession):
 
     def waits(self) -> bool:
         with self._lock:
-            if self._ahead is None:
-                return self._state.waits
-            unit = self._ahead[1]
-            return self._state.waits or self._loader.is_held_up((unit.epoch, unit.macro))
+            needed = self._needed
+            held_up = needed is not None and self._loader.is_held_up(needed)
+            return self._state.waits or held_up
 
     def _stop(self) -> None:
         self._loader.stop()

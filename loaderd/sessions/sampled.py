@@ -23,7 +23,7 @@ from loaderd.api.protocol import (
     RowArraySpec,
 )
 from loaderd.memory.ledger import EdgeItems, ServedRows, session_entry_name
-from loaderd.memory.workspace import clear_workspace
+from loaderd.memory.workspace import Workspace, clear_workspace
 from loaderd.plans.base import Unit, Wanted
 from loaderd.plans.minibatch import MinibatchPlan
 from loaderd.sampling.failures import error_text, failure
@@ -56,7 +56,6 @@ class SampledSession:
     holds_all = False
     _has_threads = False  # of its own
     _consumer: Consumer | None = None  # before the first start
-    _ahead: tuple[int, Unit] | None = None  # run and unit of the batch that begins next
 
     def __init__(
         self,
@@ -87,22 +86,31 @@ class SampledSession:
 
     def _start_batches(self) -> None:
         """Have workers begin batches, as many as may be on their way."""
-        while (ahead := self._look_ahead()) is not None:
-            run, unit = ahead
+        while not self._resources.draining.is_set() and self._state.may_start():
             work = self._memory.workspaces.try_take_large()  # what it will hold is not known
             if work is None:
                 break
-            acquired = False
+            job = None
             try:
-                acquired = self._acquire(run, unit)
+                job = self._begin_batch(work)
             finally:
-                if not acquired:
+                if job is None:
                     self._memory.workspaces.give(work)
-            if not acquired:
+            if job is None:
                 break
-            self._ahead = None
-            job = self._state.start(run, unit, work)
             self._submit(job, partial(self._sample, job))
+
+    def _begin_batch(self, work: Workspace) -> BatchInProgress | None:
+        """The batch that is wanted next; None: none is, or what it is made of is not there yet."""
+        if (wanted := self._next_wanted()) is None:
+            return None
+        unit = self._plan.unit(wanted.epoch, wanted.step)
+        if not self._acquire(wanted.run, unit):
+            # an earlier one may be wanted before this one can begin: of a rank that comes late
+            assert self._consumer is not None
+            self._consumer.put_back(wanted)
+            return None
+        return self._state.start(wanted.run, unit, work)
 
     def _acquire(self, run: int, unit: Unit) -> bool:
         """Whether what a batch is made of is in memory; it stays until `_gone`."""
@@ -158,7 +166,7 @@ class SampledSession:
     def start(self, run: int, consumer: Consumer) -> None:
         with self._lock:
             self._check_open()
-            self._consumer, self._ahead = consumer, None
+            self._consumer = consumer
             self._recycle_all(self._state.begin(run))
             self._attempt(self._begin)
             self._pump()
@@ -212,7 +220,7 @@ class SampledSession:
         with self._lock:
             self._closed = True
             self._stop()
-            self._consumer = self._ahead = None
+            self._consumer = None
             if not self._resources.draining.is_set():  # else clients may still read what is leased
                 self._recycle_all(self._state.begin(1 << 62))
             if not self._has_threads:
@@ -250,14 +258,6 @@ class SampledSession:
             return self._counters | self._own_counters()
 
     # -- batches on their way ---------------------------------------------------------------------
-
-    def _look_ahead(self) -> tuple[int, Unit] | None:
-        """Run and unit of the batch that may begin now, if one may and is wanted."""
-        if self._resources.draining.is_set() or not self._state.may_start():
-            return None
-        if self._ahead is None and (wanted := self._next_wanted()) is not None:
-            self._ahead = wanted.run, self._plan.unit(wanted.epoch, wanted.step)
-        return self._ahead
 
     def _next_wanted(self) -> Wanted | None:
         if self._consumer is not None and (wanted := self._consumer.next()) is not None:

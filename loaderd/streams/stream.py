@@ -147,6 +147,15 @@ class Stream:
             self.front = max(self.front, step + 1)
         return Wanted(run, self.epoch if run == self.run else self._epoch_of(run), step)
 
+    def put_back(self, wanted: Wanted) -> None:
+        self._ask_again(self._ring.pop((wanted.run, wanted.step)))
+
+    def _ask_again(self, batch: RingBatch) -> None:
+        """It is to be built, again or at last, for those who want it."""
+        for cursor, place in self._places():
+            if cursor.number in batch.wanted and place.wants(batch.run, batch.step):
+                place.ask = min(place.ask, batch.step)
+
     def deliver(self, message: Out) -> None:
         """The session has built a row group, leaves out steps, or builds nothing more."""
         if isinstance(message, Skipped):
@@ -235,24 +244,20 @@ class Stream:
 
     def can_begin(self, cursor: Cursor) -> bool:
         """Whether a cursor can have another run begin: nobody else asks for more of this one."""
-        return self._goes_on(cursor) or self._is_free(cursor)
-
-    def _is_free(self, cursor: Cursor) -> bool:
-        return not self.leased and not any(c is not cursor for c in self.live)
+        is_free = not self.leased and not any(c is not cursor for c in self.live)
+        return is_free or self._goes_on(cursor)
 
     def _goes_on(self, cursor: Cursor) -> bool:
         """Whether all that was asked for is wanted, and nothing more of this run is."""
         if not self.run or self.error is not None or self.closing or self.stuck:
             return False
+        others = [c.place for c in self.live if c is not cursor and c.place is not None]
         over = all(
-            c is cursor or all((p.run, s) in self._ring for s in self._rest(p))
-            for c in self.live
-            if (p := c.place) is not None
+            (place.run, step) in self._ring
+            for place in others
+            for step in range(max(place.next, place.ask), self.num_steps, place.stride)
         )
         return over and all(b.pieces or b.wanted - {cursor.number} for b in self._ring.values())
-
-    def _rest(self, place: CursorPosition) -> range:
-        return range(max(place.next, place.ask), self.num_steps, place.stride)
 
     def begin(self, cursor: Cursor) -> None:
         """A run from where a cursor is; the others are expected to come along."""
@@ -264,10 +269,9 @@ class Stream:
         self.run += 1
         self.epoch, self.front = cursor.epoch, 0
         self.stuck, self.asked, self.served = False, 0, 0
-        first, stride = cursor.step // self.world * self.world, cursor.stride * self.world
-        self.first = first
+        self.first, stride = cursor.step // self.world * self.world, cursor.stride * self.world
         for other in self.cursors.values():
-            other.expected = self._position(first + other.rank, stride)
+            other.expected = self._position(self.first + other.rank, stride)
         cursor.place, cursor.expected = self._position(cursor.step, stride), None
         self._settle(cursor)
         self._forget_unwanted()  # last, as the session asks for the next batch when one has gone
@@ -321,9 +325,7 @@ class Stream:
                 return -1, -1
             return c.place.run, c.place.next - c.place.stride * len(c.held)
 
-        waiting = [
-            c for c in self.cursors.values() if c.place is not None or c.expected is not None
-        ]
+        waiting = [c for c in self.cursors.values() if c.place or c.expected]
         if len(waiting) < 2:
             return None
         found = min(waiting, key=place)
@@ -347,9 +349,7 @@ class Stream:
         One that comes late may find batches of later positions in all the memory there is.
         """
         for batch in self.early:
-            for cursor, place in self._places():
-                if cursor.number in batch.wanted and place.wants(batch.run, batch.step):
-                    place.ask = min(place.ask, batch.step)
+            self._ask_again(batch)
             for cursor in [c for c in self.cursors.values() if c.number in batch.wanted]:
                 self._forget(cursor, batch)
         self.session.wake()
