@@ -283,6 +283,20 @@ def test_ranks_of_a_job_and_workers_of_a_loader_take_positions_in_turn():
     assert (parts.steps(1), parts.steps(2)) == ([0, 2, 4], [1, 3, 5])
 
 
+def test_what_cannot_begin_yet_comes_after_what_one_that_is_late_wants():
+    parts = Parts(30, 4)
+    one = parts.add(7)
+    parts.start(one)
+    parts.consume(one, 5)
+    wanted = parts.producer.ask()
+    assert wanted == Wanted(1, 0, 5)
+    parts.stream.put_back(wanted)
+    late = parts.add(8)
+    assert parts.start(late, step=4)
+    assert parts.build(2) == [4, 5]
+    assert (parts.steps(7)[-1], parts.steps(8)) == (5, [4])
+
+
 def test_a_run_goes_on_with_another_epoch_while_the_last_is_leased():
     parts = Parts(2, 4)
     one = parts.add(7)
@@ -422,8 +436,8 @@ class Model(RuleBasedStateMachine):
         self.held[cursor.number].clear()
 
     @precondition(lambda self: len(self.parts.producer.leased) < self.stream.depth)
-    @rule()
-    def ask(self):
+    @rule(begins=st.sampled_from([True, True, False]))
+    def ask(self, begins):
         leased = {(run, step) for run, step, _ in self.parts.producer.leased}
         if len(leased) + len(self.coming) >= self.stream.depth:
             return
@@ -432,7 +446,10 @@ class Model(RuleBasedStateMachine):
             return
         assert wanted[::2] not in leased
         assert wanted not in {w for w, _ in self.coming}
-        self.coming.append((wanted, 0))
+        if begins:
+            self.coming.append((wanted, 0))
+        else:
+            self.stream.put_back(wanted)
 
     @precondition(lambda self: self.coming)
     @rule()
