@@ -41,6 +41,21 @@ def test_a_descriptor_that_stays_is_found():
     assert grown(samples) == ["descriptors"]
 
 
+def of_sessions(stays=0):
+    """Threads: 16, up to 8 of sessions, more of which come later on; `stays` that never end."""
+    rng = np.random.default_rng(3)
+    own = rng.integers(0, 5, 600) + rng.integers(0, 5, 600) * (np.arange(600) > 300)
+    return [
+        s._replace(threads=16 + int(n) + stays * (s.at_s > 400))
+        for s, n in zip(series([100 * MB] * 600), own, strict=True)
+    ]
+
+
+def test_threads_of_sessions_are_no_growth_and_one_that_stays_is():
+    assert grown(of_sessions()) == []
+    assert grown(of_sessions(1)) == ["threads"]
+
+
 def with_loads(samples, at, kilobytes=64):
     """The same, but machine code comes at these seconds, a kernel a time."""
     return [

@@ -24,6 +24,10 @@ ALLOWED = {  # growth over a whole run that is still called flat
     "code_bytes": 1 << 20,  # kernels that were not used before
 }
 _WITH_CODE = ("anon_bytes", "mappings")  # which come with machine code
+# Sessions have some while they last, and there are more of them at some times than at others: what
+# nobody gives back is in the least of each stretch of time.
+_OF_SESSIONS = ("descriptors", "threads")
+_STRETCHES = 40
 _LOAD_S = 10.0  # that a load takes, before its code is there and after
 _MOST_POINTS = 400  # of a fit
 
@@ -89,6 +93,14 @@ def without_loads(
     return found
 
 
+def least(
+    times: NDArray[np.float64], values: NDArray[np.float64]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """When each of `_STRETCHES` stretches of time begins, or a few more, and its least value."""
+    begins = np.arange(0, times.size, max(1, times.size // _STRETCHES))
+    return times[begins], np.minimum.reduceat(values, begins)
+
+
 def slope(times: NDArray[np.float64], values: NDArray[np.float64]) -> float:
     """Median of the slopes between pairs of points: single peaks do not count."""
     chosen = np.unique(np.linspace(0, times.size - 1, _MOST_POINTS).astype(np.int64))
@@ -99,7 +111,7 @@ def growths(samples: Sequence[ProcessSample], warm_up: float) -> list[Growth]:
     """Of each figure, without the first share `warm_up` of the samples.
 
     Flat is what grows by no more than `ALLOWED`, both by its slope and from the first tenth to the
-    last, loads of code left out; what shrinks is.  Raises ValueError: fewer than ten samples are
+    last, loads of code and what sessions have left out; what shrinks is.  Raises ValueError: fewer than ten samples are
     left after warm-up.
     """
     kept = samples[int(len(samples) * warm_up) :]
@@ -107,13 +119,16 @@ def growths(samples: Sequence[ProcessSample], warm_up: float) -> list[Growth]:
         raise ValueError(f"{len(kept)} samples are left after warm-up, expected 10 or more")
     times = np.array([s.at_s for s in kept])
     code = np.array([s.code_bytes for s in kept], np.float64)
-    tenth, span = len(kept) // 10, times[-1] - times[0]
+    span = times[-1] - times[0]
     found = []
     for figure, allowed in ALLOWED.items():
-        values = np.array([getattr(s, figure) for s in kept], np.float64)
+        at, values = times, np.array([getattr(s, figure) for s in kept], np.float64)
+        if figure in _OF_SESSIONS:
+            at, values = least(times, values)
+        tenth = at.size // 10
         first, last = np.median(values[:tenth]), np.median(values[-tenth:])
         own = without_loads(times, code, values) if figure in _WITH_CODE else values
-        rise = slope(times, own)
+        rise = slope(at, own)
         flat = max(rise * span, np.median(own[-tenth:]) - np.median(own[:tenth])) <= allowed
         found.append(
             Growth(figure, float(first), float(last), rise * 3600, rise * span, bool(flat))
