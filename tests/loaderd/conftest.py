@@ -1,7 +1,17 @@
+from collections.abc import Iterator
+
 import pytest
 
 from loaderd.streams import service
-from tests.loaderd.serving import WAIT_S
+from tests.loaderd.serving import WAIT_S, Serving
+
+
+@pytest.fixture(autouse=True)
+def _no_engine_is_left() -> Iterator[None]:
+    """The threads of one that a failed test has left would fail those that count threads."""
+    yield
+    for serving in list(Serving.open):
+        serving.abandon()
 
 
 @pytest.fixture

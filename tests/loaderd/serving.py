@@ -3,7 +3,7 @@
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -19,6 +19,8 @@ WAIT_S = 30
 class Serving:
     """An engine behind an exchange, and what each session was sent."""
 
+    open: ClassVar[list["Serving"]] = []
+
     def __init__(self, store: Path, mem: int, workers: int = 1) -> None:
         self.stores = Stores([open_store(store)], default_settings(mem, workers, 2))
         self.engine = self.stores.find("")
@@ -28,6 +30,7 @@ class Serving:
         self.errors: list[ErrorReply] = []
         self.came = threading.Condition()
         self.before = self.held()
+        Serving.open.append(self)
 
     def _deliver(self, session: int, message: Any) -> None:
         with self.came:
@@ -61,6 +64,16 @@ class Serving:
         end = time.monotonic() + WAIT_S
         while self.held() != self.before:
             assert time.monotonic() < end, (self.held(), self.before)
+        self._end()
+
+    def abandon(self) -> None:
+        """End it with whatever sessions a failed test has left."""
+        for session in self.exchange.status()[1]:
+            self.exchange.detach(session.session)
+        self._end()
+
+    def _end(self) -> None:
+        Serving.open.remove(self)
         self.exchange.close()
         self.stores.close()
 
