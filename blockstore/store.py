@@ -280,12 +280,11 @@ def scan_blocks(
                 offset = (block - first) * size
                 page, pages = block * geometry.pages_per_block, count * geometry.pages_per_block
                 crcs = file.crcs[page : page + pages]
-                read_verified(fd, buffer[: count * size], offset, crcs, str(path))
-                blocks = buffer[: count * size].reshape(count, size)
+                data = buffer[: count * size]
+                read_verified(fd, data, offset, crcs, str(path))
                 if file.check is not None:
-                    for i in range(count):
-                        file.check.check(block + i, blocks[i], str(path))
-                yield block, blocks
+                    file.check.check(block, data, size, str(path))
+                yield block, data.reshape(count, size)
         finally:
             os.close(fd)
 

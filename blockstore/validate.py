@@ -41,6 +41,7 @@ from blockstore.kernels.check import (
     check_head,
     check_pages,
     check_sources,
+    find_bad_block,
 )
 
 MOST_ITEMS = 1 << 56  # rows, nodes or edges: kernels count bytes of them in int64
@@ -302,8 +303,12 @@ class RowCheck:
     first: int  # least value
     stop: NDArray[np.int64]  # of each column: values are below
 
-    def check(self, block: int, data: NDArray[np.uint8], where: str) -> None:
-        """A block as it was read, uint8 (its bytes,).  Raises CorruptBlock."""
+    def check(self, block: int, data: NDArray[np.uint8], size: int, where: str) -> None:
+        """Adjacent blocks of `size` bytes as they were read, uint8.  Raises CorruptBlock."""
+        for i in range(data.size // size):
+            self._check_rows(block + i, data[i * size : (i + 1) * size], where)
+
+    def _check_rows(self, block: int, data: NDArray[np.uint8], where: str) -> None:
         row = block * self.rows_per_block
         count = min(self.rows_per_block, self.array.num_rows - row)
         raw = data[: count * self.array.row_bytes]
@@ -391,10 +396,20 @@ class GraphCheck:
                 self.check_part(block, data, 0, data.size, where)
         return int(bad)
 
-    def check(self, block: int, data: NDArray[np.uint8], where: str) -> None:
-        """A block whose pages are right, uint8 (block_bytes,).  Raises CorruptBlock."""
-        self.check_head(block, data, where)
-        self.check_part(block, data, 0, data.size, where)
+    def check(self, block: int, data: NDArray[np.uint8], size: int, where: str) -> None:
+        """Adjacent blocks of `size` bytes whose pages are right, uint8; or the beginning of one.
+
+        One call for all of them: small blocks take less time than a call does.  Raises
+        CorruptBlock.
+        """
+        bad = int(find_bad_block(
+            data.view(self.id_dtype), size // self.id_dtype.itemsize, block, self.first_node,
+            self.first_edge, self.flags, self.capacity, self.sources,
+        ))  # fmt: skip
+        if bad >= 0:
+            part = data[bad * size : (bad + 1) * size]
+            self.check_head(block + bad, part, where)
+            self.check_part(block + bad, part, 0, size, where)
 
     def _edges(self, block: int) -> tuple[int, int]:
         start = edges_start_bytes(int(self.first_node[block + 1] - self.first_node[block]))

@@ -261,8 +261,7 @@ class BlockReader(Closing):
         check = self.files[number].check
         graph = check if isinstance(check, GraphCheck) else None
         if graph is not None:
-            graph.check_head(block, data[: head * PAGE_BYTES], where)
-            graph.check_part(block, data, 0, head * PAGE_BYTES, where)
+            graph.check(block, data[: head * PAGE_BYTES], head * PAGE_BYTES, where)
         for first, stop in parts.choose(i, data[: head * PAGE_BYTES]):
             assert stop <= run[2]
             self._read_between(number, run, data, max(first, head), stop)
@@ -284,9 +283,9 @@ class BlockReader(Closing):
             return
         pages, size = file.geometry.pages_per_block, file.geometry.slot_bytes
         block, where = self._first_block(number, run)
-        for start in range(-int(run[1]) % pages * PAGE_BYTES, data.size - size + 1, size):
-            file.check.check(block, data[start : start + size], where)
-            block += 1
+        whole = data[-int(run[1]) % pages * PAGE_BYTES :]
+        whole = whole[: whole.size // size * size]
+        file.check.check(block, whole, size, where)
 
     def _read_between(
         self, number: int, run: NDArray[np.int64], data: NDArray[np.uint8], first: int, stop: int
@@ -399,7 +398,7 @@ class BlockReader(Closing):
                 place = offset + i * size + bad * PAGE_BYTES
                 raise corrupt_page(where, place, data[bad * PAGE_BYTES :], int(expected[bad]))
             if isinstance(file.check, RowCheck):
-                file.check.check(run.first + i, data, where)
+                file.check.check(run.first + i, data, size, where)
         with self._lock:
             self.bytes_read += size * len(starts)
             self.blocks_read += len(starts)

@@ -158,6 +158,31 @@ def check_sources(ids, low, high, first, stop):
     return first <= np.uint64(least) and np.uint64(most) < stop
 
 
+@leaf
+def find_bad_block(ids, size, block, first_node, first_edge, flags, capacity, sources):
+    """The first of adjacent blocks that does not say what it must, counted from 0 on, or -1; int64.
+
+    ids       uint32 or uint64 (blocks * size,)   the blocks; or the beginning of one
+    size      ids in a block, or in that beginning
+    sources   uint64 (2,)   a tuple: first and stop of the range of store ids that they have
+
+    Further arguments are those of `check_head`.
+    """
+    id_bytes = ids.itemsize
+    for k in range(ids.size // size):
+        part, b = ids[k * size : (k + 1) * size], block + k
+        head = check_head(
+            part.view(np.uint32), b, first_node, first_edge, flags, id_bytes, capacity
+        )
+        if head != GOOD:
+            return k
+        low = _edges_start(np.int64(first_node[b + 1] - first_node[b]), id_bytes)
+        high = low + np.int64(first_edge[b + 1] - first_edge[b])
+        if not check_sources(part, low, min(high, size), sources[0], sources[1]):
+            return k
+    return -1
+
+
 @njit(nogil=True, cache=True)
 def check_pages(data, expected, ids, low, high, first, stop):
     """Page by page the checksum and the sources of a graph block, while the page is in the cache.

@@ -111,8 +111,8 @@ def growths(samples: Sequence[ProcessSample], warm_up: float) -> list[Growth]:
     """Of each figure, without the first share `warm_up` of the samples.
 
     Flat is what grows by no more than `ALLOWED`, both by its slope and from the first tenth to the
-    last, loads of code and what sessions have left out; what shrinks is.  Raises ValueError: fewer than ten samples are
-    left after warm-up.
+    last, loads of code and what sessions have left out; what shrinks is.  Raises ValueError: fewer
+    than ten samples are left after warm-up.
     """
     kept = samples[int(len(samples) * warm_up) :]
     if len(kept) < 10:

@@ -7,7 +7,13 @@ import numpy as np
 import pytest
 
 from blockstore.format import BLOCK_HEADER, BLOCK_VERSION, BlockHeader, edges_start_bytes
-from blockstore.kernels.check import GOOD, check_head, check_pages, check_sources
+from blockstore.kernels.check import (
+    GOOD,
+    check_head,
+    check_pages,
+    check_sources,
+    find_bad_block,
+)
 from blockstore.kernels.crc import page_crcs
 from tests.graphs import make_csc, pack
 
@@ -41,7 +47,15 @@ class Packed:
             block.view(np.uint32), number, self.first_node, self.first_edge, self.flags,
             self.id_bytes, self.capacity,
         )  # fmt: skip
-        return sound and head == GOOD
+        good, first = sound and head == GOOD, max(0, number - 1)
+        together = [*self.blocks[first:number], block, *self.blocks[number + 1 : number + 2]]
+        bad = find_bad_block(
+            np.concatenate(together).view(self.id_dtype), BLOCK // self.id_bytes, first,
+            self.first_node, self.first_edge, self.flags, self.capacity,
+            (np.uint64(0), np.uint64(self.stop)),
+        )  # fmt: skip
+        assert bad == (-1 if good else number - first)
+        return good
 
     def is_good(self, number, block):
         """The naive twin."""
