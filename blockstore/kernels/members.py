@@ -112,20 +112,6 @@ def take_new(words, nodes, take):
         words[word] |= bit
 
 
-@inner
-def _copy_members(view, at, edge_at, weight_at, count, members, columns, to):
-    """Edges of a column whose source is a member, from `to` on; returns where they end."""
-    for k in range(count):
-        source = view.ids[at + k]
-        columns.sources[to] = source
-        if columns.edge_ids.size:
-            columns.edge_ids[to] = view.edge_ids[edge_at + k]
-        if columns.weights.size:
-            columns.weights[to] = view.floats[weight_at + k]
-        to += np.int64(_is_member(members.words, source))
-    return to
-
-
 @leaf
 def filter_block(view, first_node, wanted, members, columns, to, row):
     """Wanted columns of a graph block without sources that are no members, from `to` on.
@@ -136,7 +122,8 @@ def filter_block(view, first_node, wanted, members, columns, to, row):
 
     All edges of the block have room.  Returns where the next column would begin.
     """
-    block = view.words
+    block, ids, words = view.words, view.ids, members.words
+    sources, edge_ids, weights = columns.sources, columns.edge_ids, columns.weights
     begin, edge_at, weight_at, _ = sections(view, 0)
     for column in range(first_node - 1, first_node + np.int64(block[NUM_NODES])):
         if column < wanted.low or column >= wanted.high:
@@ -150,10 +137,16 @@ def filter_block(view, first_node, wanted, members, columns, to, row):
             skip = np.int64(block[offset]) - begin
             count = np.int64(block[offset + 1]) - begin - skip
         node = np.int64(wanted.nodes[column - wanted.low]) if wanted.nodes.size else column
-        rank = rank_of(members.words, node) - members.base
-        end = _copy_members(
-            view, begin + skip, edge_at + skip, weight_at + skip, count, members, columns, to
-        )
+        rank, end = rank_of(words, node) - members.base, to
+        # the loop is here: a call for each column, with all these arrays, takes as long as it does
+        for k in range(skip, skip + count):
+            source = ids[begin + k]
+            sources[end] = source
+            if edge_ids.size:
+                edge_ids[end] = view.edge_ids[edge_at + k]
+            if weights.size:
+                weights[end] = view.floats[weight_at + k]
+            end += np.int64(_is_member(words, source))
         if column >= first_node:
             columns.starts[rank], columns.degrees[rank] = to, end - to
         elif count:
