@@ -7,7 +7,8 @@ noted what the daemon and the lasting trainers hold: private and shared memory, 
 threads, mappings.  Checked, beside what every scene of faults checks (`tools.faults.runner`):
 
 - none of these grows after warm-up, by the median slope over the run and from its first tenth to
-  its last (`tools.faults.growth.ALLOWED`), but for kernels that are used for the first time;
+  its last (`tools.faults.growth.ALLOWED`), but for kernels that are used for the first time; of
+  descriptors and threads, which sessions have while they last, the least of each stretch counts;
 - epoch 0 of each plan has the same sha256 of batches every time.
 
 Prints a table of figures and a line of JSON; exit code 1 if something grew.

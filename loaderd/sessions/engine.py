@@ -1,8 +1,7 @@
 """The engine: sessions of one store by their numbers, whatever kind they are."""
 
-import itertools
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
@@ -226,7 +225,7 @@ class Engine(Closing):
         """Begin a run; those before it end.  Raises SessionLost."""
         session = self._find(start.session)
         num_steps = session.describe(0).num_steps
-        steps = iter(range(start.step, num_steps, start.stride))
+        steps = range(start.step, num_steps, start.stride)
         session.start(start.run, _Steps(self, start, steps))
 
     def release(self, release: Release) -> None:
@@ -321,14 +320,16 @@ class _Steps:
 
     engine: Engine
     start: Start
-    steps: Iterator[int]
+    steps: range
 
     def next(self) -> Wanted | None:
-        step = next(self.steps, None)
-        return None if step is None else Wanted(self.start.run, self.start.epoch, step)
+        if not self.steps:
+            return None
+        step, self.steps = self.steps[0], self.steps[1:]
+        return Wanted(self.start.run, self.start.epoch, step)
 
     def put_back(self, wanted: Wanted) -> None:
-        self.steps = itertools.chain([wanted.step], self.steps)
+        self.steps = range(wanted.step, self.steps.stop, self.steps.step)
 
     def deliver(self, message: Out) -> None:
         self.engine.deliver(self.start.session, message)

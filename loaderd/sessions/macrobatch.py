@@ -117,8 +117,10 @@ class MacrobatchSession(SampledSession):
 
         No further pass begins if the session need not wait for the next macro-batch.
         """
+        if not self._macro.waiting:
+            return False
         unit = self._plan.unit(wanted.epoch, wanted.step)
-        if not self._macro.waiting or unit.cycle == 0:
+        if unit.cycle == 0:
             return False
         layout = self._macro_plan.epoch_layout(unit.epoch)
         first, steps = int(layout.first_step[unit.macro]), int(layout.steps[unit.macro])

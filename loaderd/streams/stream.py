@@ -115,7 +115,8 @@ class Stream:
         self.closing = False  # nothing more is sent: it ends when nothing is leased
         self.stuck = False  # those who have left it hold all that it can lease
         self.in_parts = False  # a batch of it did not fit whole
-        self.leased = self.releases = 0  # batches that cursors hold, each counted; of row groups
+        self.leased = 0  # batches that cursors hold, each counted
+        self.releases = 0  # that cursors have sent so far, one for each row group
         self.cursors: dict[int, Cursor] = {}  # by number
         self._ring: dict[tuple[int, int], RingBatch] = {}
         self._skips: dict[tuple[int, int], Skipped] = {}

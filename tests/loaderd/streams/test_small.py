@@ -2,7 +2,6 @@
 
 import re
 import threading
-import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -165,10 +164,10 @@ def test_one_who_keeps_the_only_batch_leaves_when_it_goes_on(store: Path, monkey
 
 def test_who_has_gone_on_between_two_looks_stays(store, monkeypatch):
     """Found waiting both times: it is the newest release that is waited after."""
-    monkeypatch.setattr(service, "LAST_S", 0.1)
     serving = Serving(store, TIGHT)
-    watch, since = serving.exchange._watch, {}
+    watch, since, now = serving.exchange._watch, {}, 0.0
     watch.close()
+    clock = SimpleNamespace(monotonic=lambda: now)
     quick, slow = serving.attach(**LARGE), serving.attach(**LARGE)
     quick.start()
     slow.start()
@@ -180,14 +179,16 @@ def test_who_has_gone_on_between_two_looks_stays(store, monkeypatch):
             with registry.lock:
                 (stream,) = registry.streams
                 waits = bool(stream.hungry) and stream.session.waits()
-        watch._look(stream, since)
+        with monkeypatch.context() as patched:
+            patched.setattr(service, "concurrency", clock)
+            watch._look(stream, since)
         return registry.left_behind
 
     for step in range(2):
         quick.consume(step)
         assert slow.take(step) is not None
         assert look() == 0
-        time.sleep(0.15)
+        now += 1.5 * service.LAST_S
         if step == 0:
             slow.release(step)
     assert look() == 1
