@@ -1,4 +1,7 @@
-"""Rows kept one by one: which row is in which entry, which entries make room, what must be read.
+"""Rows in memory: which row is in which entry, which entries make room, what must be read.
+
+A region is 2**shift adjacent rows.  The rows of some regions stay, and their entries follow from
+the region's first one; rows of the others come and go one by one.
 
 Arguments that the kernels share:
 
@@ -13,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blockstore.format import PAGE_BYTES
-from blockstore.kernels.intrinsics import prefetch
+from blockstore.kernels.intrinsics import mulhi, prefetch
 from blockstore.kernels.jit import inner, leaf
 from blockstore.kernels.rows import NO_ROW, copy_row
 
@@ -27,8 +30,15 @@ _FAR = LEVELS - _MOST_USES - 2  # batches from now on, beyond which nothing is t
 
 
 class CacheTable(NamedTuple):
-    """The rows of a type, and the entries that hold some of them."""
+    """The rows of a type, and the entries that hold some of them.
 
+    The first `kept` entries are of regions that stay; the arrays by entry begin behind them, and so
+    do the entries that `place` tells.
+    """
+
+    base: NDArray[np.int32]  # (regions,) first entry of a region that stays, ABSENT_ROW of others
+    shift: np.int64
+    kept: np.int64
     place: NDArray[np.int32]  # (num_nodes,) entry of each row, ABSENT_ROW; LISTED: to be read
     node: NDArray[Any]  # id_dtype (entries,) row in each entry; the highest value: free
     last: NDArray[np.int32]  # (entries,) last batch that uses the row, as far as known
@@ -38,18 +48,35 @@ class CacheTable(NamedTuple):
 
 
 @leaf
-def count_new(nodes, num, first, num_nodes, bits):
-    """Rows that are not in the set yet, which they enter; int64.
+def count_new(nodes, num, first, num_nodes, bits, shift, counts):
+    """Count the rows of each region that are not in the set yet, which they enter.
 
-    bits   uint64 (num_nodes // 64 + 1,)   the set
+    bits     uint64 (num_nodes // 64 + 1,)   the set
+    counts   int64 (regions,)                out: added to
     """
-    found = np.int64(0)
     one, low = np.uint64(1), np.uint64(63)
     for i in range(num):
         if i + _AHEAD < num:
             prefetch(bits, (np.int64(nodes[i + _AHEAD]) - first) >> 6)
         row = np.int64(nodes[i]) - first
         if 0 <= row < num_nodes:
+            mask = one << (np.uint64(row) & low)
+            word = row >> 6
+            if not bits[word] & mask:
+                bits[word] |= mask
+                counts[row >> shift] += 1
+
+
+@leaf
+def count_passing(nodes, num, first, num_nodes, bits, table):
+    """Rows of regions that do not stay that are not in the set yet, which they enter; int64."""
+    found, base, shift = np.int64(0), table.base, table.shift
+    one, low = np.uint64(1), np.uint64(63)
+    for i in range(num):
+        if i + _AHEAD < num:
+            prefetch(bits, (np.int64(nodes[i + _AHEAD]) - first) >> 6)
+        row = np.int64(nodes[i]) - first
+        if 0 <= row < num_nodes and base[row >> shift] < 0:
             mask = one << (np.uint64(row) & low)
             word = row >> 6
             if not bits[word] & mask:
@@ -62,18 +89,22 @@ def count_new(nodes, num, first, num_nodes, bits):
 def list_absent(nodes, num, first, num_nodes, table, until, out, count):
     """Append the rows that have no entry to `out`, each once; entries found stay until `until`.
 
-    That is the last batch of a group; what a group uses counts once in `uses`.
+    Rows of regions that stay are left out.  `until` is the last batch of a group; what a group uses
+    counts once in `uses`.
 
     out    id_dtype   rows, count of them so far
 
     Returns the new count, int64.
     """
+    base, shift = table.base, table.shift
     place, last, uses = table.place, table.last, table.uses
     for i in range(num):
         if i + _AHEAD < num:
-            prefetch(place, np.int64(nodes[i + _AHEAD]) - first)
+            ahead = np.int64(nodes[i + _AHEAD]) - first
+            if 0 <= ahead < num_nodes and base[ahead >> shift] < 0:
+                prefetch(place, ahead)
         row = np.int64(nodes[i]) - first
-        if 0 <= row < num_nodes:
+        if 0 <= row < num_nodes and base[row >> shift] < 0:
             entry = place[row]
             if entry >= 0:
                 if last[entry] != until:
@@ -95,17 +126,20 @@ def forget_listed(rows, num, place):
 
 
 @leaf
-def note_use(nodes, num, first, num_nodes, place, batch, uses):
-    """uses[entry] = batch (its number) for each of the rows that has an entry.
+def note_use(nodes, num, first, num_nodes, table, batch, uses):
+    """uses[entry] = batch (its number) for each of the rows that has an entry and may leave it.
 
     `uses` is the last use so far where batches come in order, the next one where they come in
     descending order.
     """
+    base, shift, place = table.base, table.shift, table.place
     for i in range(num):
         if i + _AHEAD < num:
-            prefetch(place, np.int64(nodes[i + _AHEAD]) - first)
+            ahead = np.int64(nodes[i + _AHEAD]) - first
+            if 0 <= ahead < num_nodes and base[ahead >> shift] < 0:
+                prefetch(place, ahead)
         row = np.int64(nodes[i]) - first
-        if 0 <= row < num_nodes:
+        if 0 <= row < num_nodes and base[row >> shift] < 0:
             entry = place[row]
             if entry >= 0:
                 uses[entry] = batch
@@ -214,8 +248,20 @@ def plan_extents(rows, low, high, layout, gap_pages, most_pages, out):
     return count
 
 
+@inner
+def _divisor(count):
+    """What `_divide` takes for a divisor, 1 to 2**31."""
+    return np.uint64(0xFFFF_FFFF_FFFF_FFFF) // np.uint64(count)
+
+
+@inner
+def _divide(entry, divisor):
+    """entry // count of an entry below 2**32: a product takes a tenth of a division's time."""
+    return np.int64(mulhi(np.uint64(entry) + np.uint64(1), divisor))
+
+
 @leaf
-def copy_extent(source, first_byte, rows, low, high, layout, place, area, data, slot_bytes):
+def copy_extent(source, first_byte, rows, low, high, layout, table, area, data, slot_bytes):
     """Rows rows[low:high] out of a run of pages into their entries.
 
     source       uint8     the pages
@@ -226,7 +272,12 @@ def copy_extent(source, first_byte, rows, low, high, layout, place, area, data, 
     row_bytes = layout.row_bytes
     per_slot = slot_bytes // row_bytes
     for i in range(low, high):
-        row, entry = np.int64(rows[i]), np.int64(place[np.int64(rows[i])])
+        row = np.int64(rows[i])
+        entry = np.int64(table.base[row >> table.shift])
+        if entry >= 0:
+            entry += row & ((np.int64(1) << table.shift) - 1)
+        else:
+            entry = table.kept + np.int64(table.place[row])
         block = row // layout.rows_per_block
         at = (row - block * layout.rows_per_block) * row_bytes
         at += block * layout.block_bytes - first_byte
@@ -235,18 +286,25 @@ def copy_extent(source, first_byte, rows, low, high, layout, place, area, data, 
 
 
 @leaf
-def address_entries(nodes, num, first, num_nodes, place, area, slot_bytes, row_bytes, out):
+def address_entries(nodes, num, first, num_nodes, table, area, slot_bytes, row_bytes, out):
     """Arena byte offset of each node's row, all of which have an entry; NO_ROW for other types.
 
     out   uint64 (>= num,)
     """
+    base, place, shift, kept = table.base, table.place, table.shift, table.kept
+    inside = (np.int64(1) << shift) - 1
     per_slot = slot_bytes // row_bytes
+    divisor = _divisor(per_slot)
     for i in range(num):
         if i + _AHEAD < num:
-            prefetch(place, np.int64(nodes[i + _AHEAD]) - first)
+            ahead = np.int64(nodes[i + _AHEAD]) - first
+            if 0 <= ahead < num_nodes and base[ahead >> shift] < 0:
+                prefetch(place, ahead)
         row = np.int64(nodes[i]) - first
         if row < 0 or row >= num_nodes:
             out[i] = NO_ROW
-        else:
-            entry = np.int64(place[row])
-            out[i] = area[entry // per_slot] * slot_bytes + entry % per_slot * row_bytes
+            continue
+        entry = np.int64(base[row >> shift])
+        entry = entry + (row & inside) if entry >= 0 else kept + np.int64(place[row])
+        slot = _divide(entry, divisor)
+        out[i] = area[slot] * slot_bytes + (entry - slot * per_slot) * row_bytes

@@ -1,10 +1,11 @@
 """Plan `hyperbatch`: the batches of `minibatch`, built many at a time, block by block (AGNES)."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from blockstore.format import PAGE_BYTES
 from loaderd.plans.minibatch import MinibatchPlan
 
 
@@ -34,28 +35,112 @@ def block_schedule(
     return groups
 
 
-def grown(rows: list[int], batches: int) -> int:
-    """Different rows of `batches` minibatches, from those of 1, 2, 4, ... that were counted.
+class RegionCurve(NamedTuple):
+    """Regions of adjacent rows, of all node types, and how much of each minibatches want."""
 
-    rows   different rows of the first 1, 2, 4, ... minibatches; the curve goes on as a power
+    rows: NDArray[np.int64]  # (regions,)
+    row_bytes: NDArray[np.int64]  # (regions,) of a row in all arrays
+    wanted: NDArray[np.int64]  # (points, regions) different rows of the first 1, 2, 4, ...
+
+    def grown(self, batches: int) -> NDArray[np.float64]:
+        """Different rows of each region that so many minibatches want.
+
+        Between two points the curve is straight, after the last it goes on as a power.
+        """
+        wanted, last = self.wanted, len(self.wanted) - 1
+        found: NDArray[np.float64]
+        if batches < 1 << last:
+            low = batches.bit_length() - 1
+            share = batches / (1 << low) - 1
+            found = wanted[low] + share * (wanted[low + 1] - wanted[low])
+        elif last == 0:
+            found = wanted[0] * float(batches)
+        else:
+            growth = np.log2(np.maximum(1.0, wanted[last] / np.maximum(0.5, wanted[last - 1])))
+            found = wanted[last] * (batches / (1 << last)) ** np.minimum(1.0, growth)
+        return np.minimum(found, self.rows)
+
+
+class HyperbatchSize(NamedTuple):
+    """How many minibatches are built together, and which regions stay in memory meanwhile."""
+
+    batches: int
+    stay: NDArray[np.bool_]  # (regions,)
+    passing: NDArray[np.float64]  # (regions,) rows of the others that need room
+
+
+class RowMemory(NamedTuple):
+    """What rows take, and what one more minibatch does."""
+
+    room: int  # bytes for rows and structures
+    batch_bytes: int  # of a minibatch's structure, times the areas for it, and of its building
+    entry_bytes: int  # of a row that does not stay, beside its own
+    gap_pages: int  # between rows wanted that are read with them
+
+
+_SPARE = 1.5  # a hyperbatch's rows come while those of the last one are in use
+_AMPLE = 64  # minibatches; more only if that saves reading
+
+
+def choose_size(
+    curve: RegionCurve, memory: RowMemory, num_steps: int, asked: int = 0
+) -> HyperbatchSize:
+    """The size with which the fewest bytes are read for a minibatch, and the regions that stay.
+
+    A hyperbatch reads what it wants of the regions that do not stay, and holds that beside them.
+    More minibatches read the same pages for more, but their structures take memory from regions.
+    Regions stay in the order of the share of their rows that is wanted.
+
+    num_steps   minibatches of an epoch, in which the regions that stay are read once
+    asked       the size, if it has room; 0: as is best
     """
-    known = 1 << (len(rows) - 1)
-    if batches <= known:
-        return int(np.interp(batches, [1 << i for i in range(len(rows))], rows))
-    if len(rows) == 1:
-        return rows[0] * batches
-    power: Any = np.log2(max(1.0, rows[-1] / max(1, rows[-2])))
-    return int(rows[-1] * (batches / known) ** min(1.0, float(power)))
+    order = np.argsort(-curve.wanted[-1] / np.maximum(1, curve.rows), kind="stable")
+    curve = RegionCurve(curve.rows[order], curve.row_bytes[order], curve.wanted[:, order])
+    most = min(asked, num_steps) if asked else num_steps
+    best, least = _cut(curve, memory, 1), float("inf")
+    sizes, size = [], 1
+    while size < most:
+        sizes.append(size)
+        size = max(size + 1, size * 9 // 8)
+    for size in [most] if asked else [*sizes, most]:
+        cut = _cut(curve, memory, size)
+        if cut is None:
+            break
+        kept = float((curve.rows * curve.row_bytes)[: cut.stay].sum())
+        cost = cut.read / size + kept / num_steps
+        if cost < least or (cost == least and size <= _AMPLE):
+            best, least = cut, cost
+    if best is None:
+        return HyperbatchSize(1, np.zeros(order.size, np.bool_), curve.grown(1)[np.argsort(order)])
+    stay, passing = np.zeros(order.size, np.bool_), curve.grown(best.size)
+    stay[order[: best.stay]] = True
+    passing[: best.stay] = 0
+    return HyperbatchSize(best.size, stay, passing[np.argsort(order)])
 
 
-def choose_size(rows: list[int], row_bytes: int, batch_bytes: int, room: int, most: int) -> int:
-    """Minibatches of a hyperbatch: as many as have room with all their different rows.
+class _Cut(NamedTuple):
+    size: int
+    stay: int  # regions that do, the first ones
+    read: float  # bytes for a hyperbatch
 
-    rows          as `grown` takes them
-    batch_bytes   of a minibatch's structure, times the areas for it, and of what its building takes
-    room          bytes for rows and structure
-    """
-    size = 1
-    while size < most and (size + 1) * batch_bytes + grown(rows, size + 1) * row_bytes <= room:
-        size += 1
-    return size
+
+def _cut(curve: RegionCurve, memory: RowMemory, size: int) -> _Cut | None:
+    """As many regions as can stay with hyperbatches of this size; None: there is no room."""
+    wanted, width = curve.grown(size), curve.row_bytes
+    share = wanted / np.maximum(1, curve.rows)
+    page = 1 - (1 - share) ** np.maximum(1, PAGE_BYTES / np.maximum(1, width))  # a page is wanted
+    read = curve.rows * width * (1 - (1 - page) ** (memory.gap_pages + 1))
+    stays = _sums(curve.rows * width)
+    passes = _SPARE * _sums((wanted * (width + memory.entry_bytes))[::-1])[::-1]
+    useful = 1 + np.count_nonzero(curve.wanted[-1])
+    room = memory.room - size * memory.batch_bytes
+    fitting = np.flatnonzero((stays + passes)[:useful] <= room)
+    if not fitting.size:
+        return None
+    count = int(fitting[-1])
+    return _Cut(size, count, float(read[count:].sum()))
+
+
+def _sums(values: NDArray[Any]) -> NDArray[Any]:
+    """Sums of the first 0, 1, ... values."""
+    return np.concatenate([[0], np.cumsum(values)])

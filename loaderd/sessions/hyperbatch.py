@@ -213,7 +213,9 @@ class HyperbatchSession(SampledSession):
         cut = self._cut
         return (
             f"; hyperbatches of {cut.size}: {cut.areas} x {cut.area} slots of structure, "
-            f"{cut.scratch} of scratch, {cut.rows} slots of rows ({sum(cut.entries):,}), "
+            f"{cut.scratch} of scratch, {cut.rows} slots of rows "
+            f"({sum(share.stay_rows for share in cut.shares):,} that stay, "
+            f"{sum(share.entries for share in cut.shares):,} that pass), "
             f"{cut.tables} of tables"
         )
 
@@ -295,12 +297,12 @@ def _take(resources: StoreResources, draft: SessionDraft, cut: HyperSizing) -> H
         scratch = None
         if cut.scratch:
             scratch = StructureArea(allocation.run(cut.scratch, LOOK_WAIT_S))
-        if not cut.entries:
+        if not cut.shares:
             return HyperMemory(cut, areas, scratch, None)
         tables = allocation.run(cut.tables, LOOK_WAIT_S)
         transit = [allocation.run(cut.run, LOOK_WAIT_S) for _ in range(settings.readers)]
         cache = RowCache(
-            resources.rows._replace(served=draft.served), cut.entries, tables,
+            resources.rows._replace(served=draft.served), cut.shares, tables,
             allocation.slots(cut.rows), transit, row_cost(resources, transit).gap_pages,
         )  # fmt: skip
         return HyperMemory(cut, areas, scratch, cache)

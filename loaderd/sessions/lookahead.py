@@ -14,7 +14,7 @@ from loaderd.memory.ledger import ServedRows, SessionNeed, served_rows
 from loaderd.memory.slots import LOOK_WAIT_S
 from loaderd.memory.workspace import Sizes, workspace_bytes
 from loaderd.monitoring.devicecost import DeviceCost
-from loaderd.sampling.hyperbatch.rowcache import rows_by_type
+from loaderd.sampling.hyperbatch.rowcache import region_rows, region_shift, rows_by_type
 from loaderd.sampling.hyperbatch.session import Sampled, Sampler, StructureArea
 from loaderd.sampling.hyperbatch.single import BatchSampler, SessionWorkers, Workspaces, usual_shape
 from loaderd.sampling.hyperbatch.sizing import Estimate, HyperSizing, cut_hyper
@@ -31,7 +31,8 @@ class Seen(NamedTuple):
     """What the first minibatches took."""
 
     structures: list[Structure]
-    rows: tuple[int, ...]  # different ones of the first 1, 2, 4, ... minibatches
+    wanted: tuple[NDArray[np.int64], ...]  # different rows of each region, of all node types in
+    #   turn, that the first 1, 2, 4, ... want
 
 
 class SessionDraft(NamedTuple):
@@ -104,7 +105,10 @@ class LookAhead:
     def _look(self) -> Seen | None:
         """Sample the first minibatches, in memory that is given back; None if it has no room."""
         resources, spec, broker = self._resources, self._draft.spec, self._resources.broker
-        units = [spec.plan.unit(0, step) for step in range(min(_BATCHES, spec.plan.num_steps))]
+        # over the whole epoch: seeds that are not shuffled change as it goes on
+        every = max(1, spec.plan.num_steps // _BATCHES)
+        units = [spec.plan.unit(0, step) for step in range(0, spec.plan.num_steps, every)]
+        units = units[:_BATCHES]
         parts = [broker.row_slots() // 4 * (1 + self._together), broker.row_slots() // 4]
         try:
             with resources.allocation() as room:
@@ -122,14 +126,17 @@ class LookAhead:
     def _seen(self, found: list[Sampled]) -> Seen:
         types = rows_by_type(self._draft.served)
         sets = [np.zeros(t.num_nodes // 64 + 1, np.uint64) for t in types]
-        different, counts = 0, list[int]()
+        counts = [np.zeros(region_rows(t).size, np.int64) for t in types]
+        curve = list[NDArray[np.int64]]()
         for number, sampled in enumerate(found, 1):
             for nodes in sampled.nodes:
-                for t, known in zip(types, sets, strict=True):
-                    different += int(count_new(nodes, nodes.size, t.first, t.num_nodes, known))
+                for t, known, count in zip(types, sets, counts, strict=True):
+                    count_new(
+                        nodes, nodes.size, t.first, t.num_nodes, known, region_shift(t), count
+                    )
             if number.bit_count() == 1:
-                counts.append(different)
-        return Seen([sampled.structure for sampled in found], tuple(counts))
+                curve.append(np.concatenate([np.empty(0, np.int64), *counts]))
+        return Seen([sampled.structure for sampled in found], tuple(curve))
 
     def _sampler(self, scratch: list[StructureArea]) -> Sampler:
         resources, spec = self._resources, self._draft.spec
@@ -166,7 +173,7 @@ class LookAhead:
             max(s.num_nodes for s in seen),
             max(self._scratch_bytes(s) for s in seen) * self._together,
             self._scratch_bytes(worst),
-            found.rows,
+            found.wanted,
         )
 
     def _scratch_bytes(self, structure: Structure) -> int:

@@ -1,4 +1,4 @@
-"""Hyperbatches: schedules, sizes, memory cuts; then the row cache over real files."""
+"""Hyperbatches: schedules of blocks; then the row cache over real files."""
 
 import queue
 from pathlib import Path
@@ -9,21 +9,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from blockstore.errors import CorruptBlock
-from blockstore.format import NodeType, RowArray
 from blockstore.io.buffers import aligned_buffer
 from blockstore.io.reader import BlockReader
 from blockstore.pool import BlockPool
 from blockstore.store import open_store, read_rows
-from loaderd.memory.ledger import ServedRows, SessionNeed, served_rows
-from loaderd.plans.hyperbatch import block_schedule, choose_size, grown
+from loaderd.memory.ledger import served_rows
+from loaderd.plans.hyperbatch import block_schedule
 from loaderd.sampling.hyperbatch.rowcache import (
+    CacheShare,
     Needs,
     RowCache,
     area_slots_of,
     rows_by_type,
     table_bytes,
 )
-from loaderd.sampling.hyperbatch.sizing import Estimate, cut_hyper
 from loaderd.sampling.rows import ServedFiles
 from preprocess.ingest.ingest import ingest
 from preprocess.ingest.options import IngestOptions
@@ -32,8 +31,6 @@ from preprocess.sources.plain import PlainSource
 from tests.heterostores import random_hetero, write_hetero_store
 
 BLOCK = 4096
-IDS = RowArray("ids", "uint32", 1_000_000)
-NODES = NodeType(name="node", first=0, num_nodes=1_000_000, original_id=IDS, store_id=IDS)
 
 
 def count_reads(pool: BlockPool, groups: list[np.ndarray]) -> int:
@@ -91,48 +88,6 @@ def test_directions_alternate_so_that_what_was_read_last_is_used_first():
     assert reads == [10, 6, 6, 6]  # what an optimal policy reads of a scan with room for four
 
 
-def test_different_rows_go_on_as_a_power():
-    assert [grown([100, 150, 225], n) for n in (1, 2, 4)] == [100, 150, 225]
-    assert grown([100, 150, 225], 8) == pytest.approx(337, abs=1)
-    assert grown([100], 5) == 500
-    assert grown([100, 100], 64) == 100
-
-
-@given(st.integers(1, 500), st.integers(1, 1 << 20), st.integers(0, 1 << 26), st.integers(1, 200))
-def test_a_hyperbatch_is_as_large_as_has_room(rows, batch_bytes, room, most):
-    curve = [rows, rows * 3 // 2, rows * 2]
-    size = choose_size(curve, 512, batch_bytes, room, most)
-
-    def takes(n: int) -> int:
-        return n * batch_bytes + grown(curve, n) * 512
-
-    assert 1 <= size <= most
-    assert size == 1 or takes(size) <= room
-    assert size == most or takes(size + 1) > room
-
-
-NEED = SessionNeed(9, 9 << 20, 1, 2, 4, 6, 50, 2)
-
-
-@given(st.integers(1, 3000), st.integers(0, 1), st.integers(0, 40))
-def test_a_cut_takes_no_more_than_there_is(room, together, asked):
-    estimate = Estimate(100, 1 << 20, 10_000, together << 19, 1 << 20, (10_000, 18_000, 30_000))
-    types = [ServedRows("x", NODES, RowArray("x", "float32", 1_000_000, (16,)))]
-    files = ServedFiles(types, None, 0, None, 1 << 20, 1 << 20, "uint32")
-    cut = cut_hyper(room, files, NEED, estimate, 8, 4, asked)
-    if cut is None:
-        assert not together or asked == 1 or room < 100
-        return
-    assert cut.slots(8) <= room
-    assert 1 <= cut.size <= (asked or 100)
-    assert cut.chunk * cut.areas >= cut.size
-    assert cut.quota >= NEED.least_quota
-    assert cut.area >= NEED.structure
-    assert bool(cut.scratch) == bool(together)
-    assert bool(cut.entries) == bool(cut.rows) == bool(cut.tables)
-    assert cut.entries or together  # with the graph in memory nothing else is gained
-
-
 @pytest.fixture(scope="module")
 def store(tmp_path_factory):
     """Rows of 40 and 8 bytes over several blocks."""
@@ -158,8 +113,9 @@ class Kit:
         """`entries`: of each node type."""
         self.store, self.served = store, served_rows(store.manifest)
         types = rows_by_type(self.served)
+        shares = [CacheShare(entries=count) for count in entries]
         rows = area_slots_of(types, entries, BLOCK)
-        tables = -(-table_bytes(types, "uint32", entries) // BLOCK)
+        tables = -(-table_bytes(types, "uint32", shares) // BLOCK)
         self.data = aligned_buffer((rows + tables + 2) * BLOCK)
         files = [store.rows(r.array) for r in self.served]
         self.reader = BlockReader(files, self.data, BLOCK, threads=2)
@@ -169,7 +125,7 @@ class Kit:
             ServedFiles(
                 self.served, self.reader, 0, self.data, BLOCK, store.manifest.block_bytes, "uint32"
             ),
-            entries, self.data[at : at + tables * BLOCK], list(range(rows)), transit, gap,
+            shares, self.data[at : at + tables * BLOCK], list(range(rows)), transit, gap,
         )  # fmt: skip
         self.cache.begin_run()
 

@@ -1,6 +1,7 @@
-"""Rows of a session kept one by one: brought in for a group of batches, evicted by next use."""
+"""Rows of a session: of some regions all stay, others come for a group of batches and leave."""
 
 import contextlib
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -18,7 +19,7 @@ from blockstore.kernels.rowcache import (
     address_entries,
     choose_by_level,
     copy_extent,
-    count_new,
+    count_passing,
     enter_rows,
     forget_listed,
     list_absent,
@@ -31,6 +32,7 @@ from loaderd.memory.workspace import Carver
 from loaderd.sampling.rows import ServedFiles
 
 CHUNK_ROWS = 1 << 16  # brought in between two looks at what may leave, at most
+_REGION_BYTES = 128 << 10
 _HALVE_EVERY = 8  # groups
 _RUNS_HELD = 2  # chunks on their way at a time
 
@@ -56,6 +58,7 @@ class _Type:
 
     first: int
     num_nodes: int
+    missing: list[int]  # regions that stay and were not read yet, ascending
     arrays: list[_Array]
     served: list[int]  # which of the served row arrays they are
     table: CacheTable
@@ -89,21 +92,35 @@ def rows_by_type(served: Sequence[ServedRows]) -> list[TypeRows]:
     ]
 
 
-def share_entries(types: Sequence[TypeRows], num_bytes: int, id_bytes: int) -> list[int]:
-    """Entries for each type out of `num_bytes` for rows and what is kept of each."""
-    each = [sum(t.row_bytes) + entry_bytes(id_bytes) for t in types]
-    whole = [t.num_nodes * e for t, e in zip(types, each, strict=True)]
-    total = max(1, sum(whole))
-    return [
-        min(t.num_nodes, num_bytes * w // total // e)
-        for t, w, e in zip(types, whole, each, strict=True)
-    ]
+class CacheShare(NamedTuple):
+    """What of one node type is in memory."""
+
+    stay: NDArray[np.int64] = np.empty(0, np.int64)  # regions that stay once they are read
+    stay_rows: int = 0  # of these
+    entries: int = 0  # rows of other regions, at a time
+
+    @property
+    def rows(self) -> int:
+        return self.stay_rows + self.entries
 
 
-def area_slots_of(types: Sequence[TypeRows], entries: Sequence[int], slot_bytes: int) -> int:
+def region_shift(t: TypeRows) -> int:
+    """A region has 2**shift adjacent rows, `_REGION_BYTES` or somewhat more."""
+    return max(1, -(-_REGION_BYTES // max(1, sum(t.row_bytes))) - 1).bit_length()
+
+
+def region_rows(t: TypeRows) -> NDArray[np.int64]:
+    """Rows of each region, int64 (regions,); the last one may have fewer."""
+    shift = region_shift(t)
+    rows = np.full(-(-t.num_nodes >> shift), 1 << shift)
+    rows[-1:] = t.num_nodes - (rows.size - 1 << shift)
+    return rows
+
+
+def area_slots_of(types: Sequence[TypeRows], rows: Sequence[int], slot_bytes: int) -> int:
     return sum(
         -(-count // (slot_bytes // width))
-        for t, count in zip(types, entries, strict=True)
+        for t, count in zip(types, rows, strict=True)
         for width in t.row_bytes
     )
 
@@ -113,40 +130,45 @@ def entry_bytes(id_bytes: int) -> int:
     return 2 * id_bytes + 4 + 4 + 1
 
 
-def table_bytes(types: Sequence[TypeRows], id_dtype: str, entries: Sequence[int]) -> int:
+def table_bytes(types: Sequence[TypeRows], id_dtype: str, shares: Sequence[CacheShare]) -> int:
     carver = Carver(None)
-    for t, count in zip(types, entries, strict=True):
-        _carve(carver, t, count, np.dtype(id_dtype))
-    _carve_chunks(carver, entries)
+    for t, share in zip(types, shares, strict=True):
+        _carve(carver, t, share.entries, np.dtype(id_dtype))
+    _carve_chunks(carver, types, shares)
     return carver.used
 
 
 def _carve(carver: Carver, t: TypeRows, entries: int, ids: np.dtype[Any]) -> tuple[Any, ...]:
     array = carver.array
     return (
-        array(np.int32, t.num_nodes), array(ids, entries), array(np.int32, entries),
-        array(np.int32, entries), array(np.uint8, entries),
-        array(np.uint64, t.num_nodes // 64 + 1), array(ids, entries),
+        array(np.int32, region_rows(t).size), array(np.int32, t.num_nodes), array(ids, entries),
+        array(np.int32, entries), array(np.int32, entries), array(np.uint8, entries),
+        array(np.uint64, t.num_nodes // 64 + 1),
+        array(ids, max(entries, _RUNS_HELD << region_shift(t))),
     )  # fmt: skip
 
 
-def _carve_chunks(carver: Carver, entries: Sequence[int]) -> tuple[Any, Any]:
+def _carve_chunks(
+    carver: Carver, types: Sequence[TypeRows], shares: Sequence[CacheShare]
+) -> tuple[Any, Any]:
     """Entries chosen for a chunk of rows, and the runs of pages that these are read by."""
-    rows = min(CHUNK_ROWS, max(1, *entries, 1))
+    entries = max((share.entries for share in shares), default=1)
+    region = max((1 << region_shift(t) for t in types), default=1)
+    rows = max(min(CHUNK_ROWS, entries), region)
     return carver.array(np.int32, rows), carver.array(np.int64, 5 * rows)
 
 
 class RowCache:
     """Entries for rows of a session.  Its gather thread brings rows in; workers look them up.
 
-    Batches are numbered in a run.  A row stays while a batch that uses it is not released: `oldest`
-    tells the first one that is not.
+    Batches are numbered in a run.  A row that may leave stays while a batch that uses it is not
+    released: `oldest` tells the first one that is not.
     """
 
     def __init__(
         self,
         files: ServedFiles,
-        entries: Sequence[int],
+        shares: Sequence[CacheShare],
         tables: NDArray[np.uint8],
         area: Sequence[int],
         transit: Sequence[NDArray[np.uint8]],
@@ -154,7 +176,7 @@ class RowCache:
     ) -> None:
         """Bring nothing yet.
 
-        entries   of each node type
+        shares    of each node type
         tables    uint8 (table_bytes,)
         area      arena slots, `area_slots` of them
         transit   buffers for runs of pages
@@ -168,20 +190,29 @@ class RowCache:
         ids = np.dtype(files.id_dtype)
         empty = np.iinfo(ids).max
         self.types: list[_Type] = []
-        for t, count in zip(rows_by_type(files.served), entries, strict=True):
-            place, node, last, coming, uses, bits, listed = _carve(carver, t, count, ids)
+        types = rows_by_type(files.served)
+        for t, share in zip(types, shares, strict=True):
+            base, place, node, last, coming, uses, bits, listed = _carve(
+                carver, t, share.entries, ids
+            )
             place[:], node[:], last[:], uses[:] = ABSENT_ROW, empty, -1, 0
-            table = CacheTable(place, node, last, coming, uses, np.uint64(empty))
+            base[:], rows = ABSENT_ROW, region_rows(t)[share.stay]
+            base[share.stay] = np.cumsum(rows) - rows
+            table = CacheTable(
+                base, np.int64(region_shift(t)), np.int64(share.stay_rows), place, node, last,
+                coming, uses, np.uint64(empty),
+            )  # fmt: skip
             arrays = []
             for i, width in zip(t.served, t.row_bytes, strict=True):
                 geometry = row_geometry(files.served[i].array, files.block_bytes)
-                num_slots = -(-count // (files.slot_bytes // width))
+                num_slots = -(-share.rows // (files.slot_bytes // width))
                 own = np.fromiter((next(slots) for _ in range(num_slots)), np.int64, num_slots)
                 arrays.append(_Array(files.first_file + i, row_layout(geometry, width), own))
+            missing, served = share.stay.tolist(), list(t.served)
             self.types.append(
-                _Type(t.first, t.num_nodes, arrays, list(t.served), table, bits, listed)
+                _Type(t.first, t.num_nodes, missing, arrays, served, table, bits, listed)
             )
-        self._chosen, self._runs = _carve_chunks(carver, entries)
+        self._chosen, self._runs = _carve_chunks(carver, types, shares)
         self._counts = np.zeros(LEVELS + 1, np.int64)
         self._groups = 0
         self.rows_read = self.rows_wanted = self.pages_read = self.runs_read = 0
@@ -211,7 +242,9 @@ class RowCache:
         for number, needs in enumerate(batches):
             for i, t in enumerate(self.types):
                 for piece in needs.pieces:
-                    room[i] -= int(count_new(piece, piece.size, t.first, t.num_nodes, t.bits))
+                    room[i] -= int(
+                        count_passing(piece, piece.size, t.first, t.num_nodes, t.bits, t.table)
+                    )
             if min(room) < 0:
                 return number
         return len(batches)
@@ -231,6 +264,7 @@ class RowCache:
         """
         until = group[-1].batch
         for t in self.types:
+            self._bring_regions(t)
             for _, piece in _pieces(group):
                 t.num_listed = list_absent(
                     piece, piece.size, t.first, t.num_nodes, t.table, until, t.listed,
@@ -241,7 +275,7 @@ class RowCache:
             for needs in reversed(later):
                 for piece in needs.pieces:
                     note_use(
-                        piece, piece.size, t.first, t.num_nodes, t.table.place, needs.batch,
+                        piece, piece.size, t.first, t.num_nodes, t.table, needs.batch,
                         t.table.coming,
                     )  # fmt: skip
         try:
@@ -254,18 +288,36 @@ class RowCache:
         for t in self.types:
             for needs, piece in _pieces(group):
                 note_use(
-                    piece,
-                    piece.size,
-                    t.first,
-                    t.num_nodes,
-                    t.table.place,
-                    needs.batch,
-                    t.table.last,
+                    piece, piece.size, t.first, t.num_nodes, t.table, needs.batch, t.table.last
                 )
 
     def _forget(self, t: _Type) -> None:
         forget_listed(t.listed, t.num_listed, t.table.place)
         t.num_listed = 0
+
+    def _bring_regions(self, t: _Type) -> None:
+        """Rows of the regions that stay, all of them, once."""
+        shift, half = int(t.table.shift), t.listed.size // _RUNS_HELD
+        step = min(self._chosen.size, half) >> shift
+        on_the_way: deque[tuple[int, list[Reading]]] = deque()
+        begun = low = 0
+        try:
+            while begun < len(t.missing) or on_the_way:
+                if begun == len(t.missing) or len(on_the_way) == _RUNS_HELD:
+                    count, readings = on_the_way.popleft()
+                    wait_all(readings)
+                    del t.missing[:count]
+                    begun -= count
+                    continue
+                regions = t.missing[begun : begun + step]
+                high = _list_regions(t, regions, low)
+                on_the_way.append((len(regions), self._read(t, low, high)))
+                self.rows_read += high - low
+                begun, low = begun + len(regions), half - low
+        except BaseException:
+            with contextlib.suppress(Exception):  # the first error is on its way up already
+                wait_all(reading for _, readings in on_the_way for reading in readings)
+            raise
 
     def _bring_type(self, t: _Type, now: int, until: int, oldest: Callable[[int], int]) -> None:
         """Chunk after chunk: room is made, runs are planned, two chunks are on their way."""
@@ -328,7 +380,7 @@ class RowCache:
             shard, page, _, first, stop = runs[run].tolist()
             copy_extent(
                 pages, shard * shard_bytes + page * PAGE_BYTES, t.listed, first, stop,
-                a.layout, t.table.place, a.area, self._data, self._slot_bytes,
+                a.layout, t.table, a.area, self._data, self._slot_bytes,
             )  # fmt: skip
 
         return copy
@@ -341,7 +393,7 @@ class RowCache:
             if served in t.served:
                 a = t.arrays[t.served.index(served)]
                 address_entries(
-                    nodes, num, t.first, t.num_nodes, t.table.place, a.area, self._slot_bytes,
+                    nodes, num, t.first, t.num_nodes, t.table, a.area, self._slot_bytes,
                     a.layout.row_bytes, out,
                 )  # fmt: skip
 
@@ -350,3 +402,13 @@ def _pieces(group: Sequence[Needs]) -> Iterator[tuple[Needs, NDArray[Any]]]:
     for needs in group:
         for piece in needs.pieces:
             yield needs, piece
+
+
+def _list_regions(t: _Type, regions: Sequence[int], low: int) -> int:
+    """List the rows of regions from `low` on; returns the end."""
+    for region in regions:
+        first = region << int(t.table.shift)
+        count = min(t.num_nodes - first, 1 << int(t.table.shift))
+        t.listed[low : low + count] = np.arange(first, first + count)
+        low += count
+    return low

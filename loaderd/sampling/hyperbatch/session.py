@@ -151,7 +151,8 @@ class Hyper:
         """Without a cache each batch's rows are for the engine to bring."""
         self._plan, self._sampler, self.cache = plan, sampler, memory.cache
         self.size, self._chunk = memory.cut.size, memory.cut.chunk
-        self._owner, self._trace, self._free = owner, trace, list(memory.areas)
+        self._owner, self._trace = owner, trace
+        self._areas, self._free = memory.areas, list(memory.areas)
         self._changed = concurrency.Condition()
         self._run: _Run | None = None
         self._stopped = self._closed = False
@@ -319,11 +320,14 @@ class Hyper:
             return True
         if run is None or not self._queue:
             return False
-        first = run.grouped == 0 or self.cache is None  # begin with what there is
-        wanted = 1 if first and self.cache is None else self._chunk if first else self.size
+        first = run.grouped == 0  # begin with what there is
+        wanted = 1 if self.cache is None else self._chunk if first else self.size
+        if self._sampling or len(self._queue) >= wanted:
+            return len(self._queue) >= wanted
         more = (self._more or bool(run.ahead)) and not self._stopped
-        starved = not self._sampling and not (more and self._free)
-        return len(self._queue) >= wanted or starved
+        # areas of batches that are being handed out become free without this thread
+        coming = sum(area.left for area in self._areas) > len(self._queue)
+        return not (more and (self._free or coming))
 
     def _gather(self) -> None:
         """The rows of one group: batches that fit the cache together."""

@@ -1,23 +1,32 @@
 """How a session's share of the arena is cut for hyperbatches.  Pure."""
 
+from collections.abc import Sequence
+from itertools import pairwise
 from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from blockstore.format import ITEM_BYTES, PAGE_BYTES
 from loaderd.memory.ledger import SessionNeed
-from loaderd.monitoring.devicecost import RUN_BYTES
-from loaderd.plans.hyperbatch import choose_size, grown
+from loaderd.monitoring.devicecost import FLASH, RUN_BYTES
+from loaderd.plans.hyperbatch import HyperbatchSize, RegionCurve, RowMemory, choose_size
 from loaderd.sampling.hyperbatch.rowcache import (
+    CacheShare,
+    TypeRows,
     area_slots_of,
     entry_bytes,
+    region_rows,
     rows_by_type,
-    share_entries,
     table_bytes,
 )
 from loaderd.sampling.rows import ServedFiles
 
 _SLACK = 8  # an area has room for an eighth more than was counted
-_CHUNKS = 4  # areas that hold a hyperbatch; two more are sampled into meanwhile
-_LEAST_BATCHES = 2  # whose rows a cache must hold to be of use
+_CHUNKS = 4  # areas that hold a hyperbatch
+_LEAST_POINTS = 2  # a cache is of use if it holds the rows of two minibatches
+_PARTS = 64  # in which memory for rows is made smaller until the tables have room, too
+_UNSEEN = 64
 
 
 class Estimate(NamedTuple):
@@ -28,7 +37,8 @@ class Estimate(NamedTuple):
     nodes: int  # of one
     scratch_bytes: int  # of one while its widest hop is sampled; 0: the graph is in memory
     least_scratch: int  # of the worst there may be
-    rows: tuple[int, ...]  # different nodes of the first 1, 2, 4, ...
+    wanted: tuple[NDArray[np.int64], ...]  # different rows of each region, of all node types in
+    #   turn, that the first 1, 2, 4, ... want
 
 
 class HyperSizing(NamedTuple):
@@ -40,8 +50,8 @@ class HyperSizing(NamedTuple):
     area: int  # contiguous, each
     scratch: int  # contiguous
     tables: int  # contiguous
-    entries: tuple[int, ...]  # rows, per node type; empty: no cache
-    rows: int  # for the entries' rows
+    shares: tuple[CacheShare, ...]  # of each node type; empty: no cache
+    rows: int  # for rows
     run: int  # contiguous, of each transit buffer
     quota: int
 
@@ -69,41 +79,80 @@ def cut_hyper(
 
     asked   minibatches of a hyperbatch that the client wants, 0: as many as have room
     """
-    slot_bytes, id_dtype, item = files.slot_bytes, files.id_dtype, ITEM_BYTES[files.id_dtype]
+    slot_bytes, id_dtype = files.slot_bytes, files.id_dtype
     types, most = rows_by_type(files.served), asked or estimate.num_steps
-    each = sum(sum(t.row_bytes) for t in types) + entry_bytes(item)
     addresses = estimate.nodes * 8 * len(files.served)
     batch = -(-estimate.structure_bytes // slot_bytes) + -(-addresses // slot_bytes) + 1
     quota = max(need.least_quota, min(window * batch, room // 4))
     run = -(-max(RUN_BYTES, PAGE_BYTES) // slot_bytes) if slot_bytes < RUN_BYTES else 1
     left = room - quota - run * readers
-    fixed = table_bytes(types, id_dtype, [0] * len(types))
-    num_bytes = left * slot_bytes - fixed
+    num_bytes = left * slot_bytes - table_bytes(types, id_dtype, [CacheShare()] * len(types))
     one = estimate.structure_bytes * (_SLACK + 1) // _SLACK
     together = bool(estimate.scratch_bytes)  # sampled so: an area holds all of them
     spare = estimate.scratch_bytes * (_SLACK + 1) // _SLACK
-    ahead = 2 * one + spare if together else one * (_CHUNKS + 2) // _CHUNKS
-    size = choose_size(list(estimate.rows), each, ahead, max(0, num_bytes), most)
+    # one is handed out while the next is brought in, and what is handed out makes room for a third
+    ahead = 2 * one + spare if together else one * (2 * _CHUNKS + 1) // _CHUNKS
+    memory = RowMemory(max(0, num_bytes), ahead, entry_bytes(ITEM_BYTES[id_dtype]), FLASH.gap_pages)
+    chosen = choose_size(region_curve(types, estimate.wanted), memory, estimate.num_steps, asked)
+    size = chosen.batches
     if asked:  # the structure of so many, whatever becomes of their rows
         size = min(asked, max(size, num_bytes // 2 // max(1, ahead)))
     chunk = size if together else -(-size // _CHUNKS)
-    areas = 2 if together else -(-size // chunk) + min(2, size)
+    areas = 2 if together else 2 * -(-size // chunk) + 1
     area = max(need.structure, -(-chunk * one // slot_bytes))
     scratch = -(-max(size * spare, estimate.least_scratch) // slot_bytes) if together else 0
     left -= areas * area + scratch
     if left < 0:
         return cut_without_cache(room, slot_bytes, need, estimate, most)
-    entries = tuple(share_entries(types, left * slot_bytes - fixed - 2 * slot_bytes, item))
-    while entries and min(entries) > 0:
-        tables = -(-table_bytes(types, id_dtype, list(entries)) // slot_bytes)
-        rows = area_slots_of(types, entries, slot_bytes)
+    for part in range(_PARTS, 0, -1):
+        shares = share_rows(types, chosen, left * slot_bytes * part // _PARTS, id_dtype)
+        tables = -(-table_bytes(types, id_dtype, shares) // slot_bytes)
+        rows = area_slots_of(types, [share.rows for share in shares], slot_bytes)
         if tables + rows <= left:
             break
-        entries = tuple(n - max(1, n // 64) for n in entries)
-    wanted = grown(list(estimate.rows), _LEAST_BATCHES)
-    if not types or sum(max(0, n) for n in entries) < min(wanted, sum(t.num_nodes for t in types)):
+    least = sum(int(wanted.sum()) for wanted in estimate.wanted[:_LEAST_POINTS][-1:])
+    least = min(least, sum(t.num_nodes for t in types))
+    if not types or tables + rows > left or sum(share.rows for share in shares) < least:
         return cut_without_cache(room, slot_bytes, need, estimate, most)
-    return HyperSizing(size, chunk, areas, area, scratch, tables, entries, rows, run, quota)
+    return HyperSizing(size, chunk, areas, area, scratch, tables, tuple(shares), rows, run, quota)
+
+
+def region_curve(types: Sequence[TypeRows], wanted: Sequence[NDArray[np.int64]]) -> RegionCurve:
+    """What minibatches want of each region, of all node types in turn."""
+    rows, widths = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+    for t in types:
+        rows.append(region_rows(t))
+        widths.append(np.full(rows[-1].size, sum(t.row_bytes)))
+    return RegionCurve(np.concatenate(rows), np.concatenate(widths), np.stack(wanted))
+
+
+def share_rows(
+    types: Sequence[TypeRows], chosen: HyperbatchSize, num_bytes: int, id_dtype: str
+) -> list[CacheShare]:
+    """What of each node type has room in `num_bytes`: regions that stay, entries for the others.
+
+    If the regions chosen have no room, none stays.
+    """
+    counts = [region_rows(t) for t in types]
+    starts = np.cumsum([0, *(rows.size for rows in counts)])
+    stay = [chosen.stay[low:high] for low, high in pairwise(starts)]
+    kept = [int(rows[own].sum()) for rows, own in zip(counts, stay, strict=True)]
+    left = num_bytes - sum(n * sum(t.row_bytes) for n, t in zip(kept, types, strict=True))
+    if left < 0:
+        left, kept, stay = num_bytes, [0] * len(kept), [np.zeros_like(own) for own in stay]
+    # a type that the first batches did not want has a little
+    weights = [
+        (float(chosen.passing[low:high].sum()) + (t.num_nodes - own) / _UNSEEN) * sum(t.row_bytes)
+        for (low, high), t, own in zip(pairwise(starts), types, kept, strict=True)
+    ]
+    total, extra = max(sum(weights), 1e-9), entry_bytes(ITEM_BYTES[id_dtype])
+    return [
+        CacheShare(
+            np.flatnonzero(own), n,
+            min(t.num_nodes - n, int(left * weight / total) // (sum(t.row_bytes) + extra)),
+        )
+        for t, own, n, weight in zip(types, stay, kept, weights, strict=True)
+    ]  # fmt: skip
 
 
 def cut_without_cache(

@@ -16,10 +16,13 @@ def u32(values):
     return np.array(values, np.uint32)
 
 
-def table_of(place, node, last, coming, uses):
+def table_of(place, node, last, coming, uses, stay=()):
+    """`stay`: numbers of the regions of 8 rows that do."""
+    base = np.full(place.size // 8 + 1, k.ABSENT_ROW, np.int32)
+    base[list(stay)] = 8 * np.arange(len(stay))
     return k.CacheTable(
-        place, node, np.array(last, np.int32), np.array(coming, np.int32),
-        np.array(uses, np.uint8), EMPTY,
+        base, np.int64(3), np.int64(8 * len(stay)), place, node, np.array(last, np.int32),
+        np.array(coming, np.int32), np.array(uses, np.uint8), EMPTY,
     )  # fmt: skip
 
 
@@ -29,19 +32,37 @@ def test_new_rows_are_counted_once(batches, first):
     for batch in batches:
         nodes = u32(batch)
         own = {n - first for n in batch if first <= n < first + 60}
-        assert k.count_new(nodes, nodes.size, first, 60, bits) == len(own - seen)
+        counts = np.zeros(8, np.int64)
+        k.count_new(nodes, nodes.size, first, 60, bits, 3, counts)
+        assert counts.tolist() == [sum(n // 8 == r for n in own - seen) for r in range(8)]
         seen |= own
 
 
-@given(rows_of, st.dictionaries(st.integers(0, 99), st.integers(0, 7), max_size=8))
-def test_absent_rows_are_listed_once_and_others_stay(batch, cached):
+regions_of = st.sets(st.integers(0, 12), max_size=5).map(sorted)
+
+
+@given(st.lists(rows_of, max_size=4), st.integers(0, 30), regions_of)
+def test_new_rows_of_regions_that_stay_are_not_counted(batches, first, stay):
+    table = table_of(np.full(60, k.ABSENT_ROW, np.int32), u32([]), [], [], [], stay[:0])
+    table.base[[r for r in stay if r < table.base.size]] = 0
+    bits, seen = np.zeros(100 // 64 + 1, np.uint64), set()
+    for batch in batches:
+        nodes = u32(batch)
+        own = {n - first for n in batch if first <= n < first + 60 and (n - first) // 8 not in stay}
+        assert k.count_passing(nodes, nodes.size, first, 60, bits, table) == len(own - seen)
+        seen |= own
+
+
+@given(rows_of, st.dictionaries(st.integers(0, 99), st.integers(0, 7), max_size=8), regions_of)
+def test_absent_rows_are_listed_once_and_others_stay(batch, cached, stay):
     place = np.full(100, k.ABSENT_ROW, np.int32)
     entries = {row: e for e, row in enumerate(cached)}
     for row, e in entries.items():
         place[row] = e
-    table = table_of(place, u32(range(8)), np.full(8, -1), np.zeros(8), np.full(8, 2))
+    table = table_of(place, u32(range(8)), np.full(8, -1), np.zeros(8), np.full(8, 2), stay)
+    batch = [n for n in batch if n // 8 not in stay]
+    nodes = u32([*batch, *(8 * r for r in stay)])
     last, uses, out = table.last, table.uses, np.zeros(100, np.uint32)
-    nodes = u32(batch)
     count = k.list_absent(nodes, nodes.size, 0, 100, table, 5, out, 0)
     absent = list(dict.fromkeys(n for n in batch if n not in entries))
     assert out[:count].tolist() == absent
@@ -92,8 +113,9 @@ def test_what_goes_is_free_or_of_the_lowest_level(entries, oldest, want, begin):
     st.sampled_from([4, 24, 512, 5000]),
     st.integers(0, 5),
     st.integers(2, 9),
+    st.sets(st.integers(0, 50), max_size=20),
 )
-def test_runs_cover_the_rows_and_copies_bring_them(rows, row_bytes, gap, most):
+def test_runs_cover_the_rows_and_copies_bring_them(rows, row_bytes, gap, most, stay):
     block_bytes = 2 * PAGE_BYTES
     per_block, per_shard = block_bytes // row_bytes, 3
     listed = u32(sorted(rows))
@@ -108,10 +130,13 @@ def test_runs_cover_the_rows_and_copies_bring_them(rows, row_bytes, gap, most):
     blocks = 400 // per_block + 1
     disk = np.random.default_rng(0).integers(0, 255, blocks * block_bytes).astype(np.uint8)
     slot = 8192
-    area = np.arange(-(-listed.size // (slot // row_bytes)), dtype=np.int64)[::-1].copy()
+    stay = sorted(stay)
+    entries = 8 * len(stay) + listed.size
+    area = np.arange(-(-entries // (slot // row_bytes)), dtype=np.int64)[::-1].copy()
     data = np.zeros((area.size + 1) * slot, np.uint8)
     place = np.full(401, k.ABSENT_ROW, np.int32)
     place[listed] = np.random.default_rng(1).permutation(listed.size)
+    table = table_of(place, u32([]), [], [], [], stay)
     for shard, page, pages, low, high in runs.tolist():
         first = shard * per_shard * block_bytes + page * PAGE_BYTES
         for row in listed[low:high].tolist():
@@ -120,24 +145,26 @@ def test_runs_cover_the_rows_and_copies_bring_them(rows, row_bytes, gap, most):
             assert first <= start
             assert start + row_bytes <= first + pages * PAGE_BYTES
         k.copy_extent(
-            disk[first : first + pages * PAGE_BYTES], first, listed, low, high, layout, place,
+            disk[first : first + pages * PAGE_BYTES], first, listed, low, high, layout, table,
             area, data, slot,
         )  # fmt: skip
     out = np.zeros(listed.size, np.uint64)
-    k.address_entries(listed, listed.size, 0, 401, place, area, slot, row_bytes, out)
+    k.address_entries(listed, listed.size, 0, 401, table, area, slot, row_bytes, out)
+    assert np.unique(out).size == listed.size
     for row, at in zip(listed.tolist(), out.tolist(), strict=True):
         start = row // per_block * block_bytes + row % per_block * row_bytes
         assert data[at : at + row_bytes].tolist() == disk[start : start + row_bytes].tolist()
 
 
 def test_next_uses_and_touches_follow_the_batches():
-    place = np.array([2, k.ABSENT_ROW, 0, 1], np.int32)
+    place = np.array([2, k.ABSENT_ROW, 0, 1, *[k.ABSENT_ROW] * 4, 0], np.int32)
+    table = table_of(place, u32([]), [], [], [], [1])
     coming, last = np.full(3, k.NEVER, np.int32), np.full(3, -1, np.int32)
     for batch, nodes in ((9, [0, 1]), (8, [0, 2])):
-        k.note_use(u32(nodes), 2, 0, 4, place, batch, coming)
+        k.note_use(u32([*nodes, 8]), 3, 0, 9, table, batch, coming)
     assert coming.tolist() == [8, k.NEVER, 8]
     for batch, nodes in ((3, [0, 3]), (4, [0, 1])):
-        k.note_use(u32(nodes), 2, 0, 4, place, batch, last)
+        k.note_use(u32([8, *nodes]), 3, 0, 9, table, batch, last)
     assert last.tolist() == [-1, 3, 4]
 
 

@@ -1,5 +1,6 @@
-"""Rows kept one by one: any batches, releases and failing reads against the rows themselves."""
+"""Rows of a session: any batches, releases and failing reads against the rows themselves."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,12 +13,15 @@ from blockstore.errors import CorruptBlock
 from blockstore.format import PAGE_BYTES, NodeType, RowArray, row_geometry
 from blockstore.kernels.rows import NO_ROW
 from loaderd.memory.ledger import ServedRows
+from loaderd.sampling.hyperbatch import rowcache
 from loaderd.sampling.hyperbatch.rowcache import (
+    CacheShare,
     Needs,
     RowCache,
     area_slots_of,
+    region_rows,
+    region_shift,
     rows_by_type,
-    share_entries,
     table_bytes,
 )
 from loaderd.sampling.rows import ServedFiles
@@ -78,16 +82,27 @@ class Reader:
         return Reading(None)
 
 
-def make_cache(entries: int, reader: Reader) -> RowCache:
+@pytest.fixture(autouse=True)
+def small_regions():
+    """Of 16 rows."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(rowcache, "_REGION_BYTES", 16 * sum(WIDTHS))
+        yield
+
+
+def make_cache(entries: int, reader: Reader, stay: Sequence[int] = ()) -> RowCache:
+    """`stay`: regions that do."""
     types = rows_by_type(SERVED)
-    num_slots = area_slots_of(types, [entries], SLOT)
+    regions = np.array(sorted(stay), np.int64)
+    share = CacheShare(regions, int(region_rows(types[0])[regions].sum()), entries)
+    num_slots = area_slots_of(types, [share.rows], SLOT)
     data = np.zeros((num_slots + 8) * SLOT, np.uint8)
     area = np.random.default_rng(entries).permutation(num_slots)
     transit = [data[(num_slots + 2 * i) * SLOT :][: 2 * SLOT] for i in range(4)]
-    tables = np.zeros(table_bytes(types, "uint32", [entries]), np.uint8)
+    tables = np.zeros(table_bytes(types, "uint32", [share]), np.uint8)
     return RowCache(
         ServedFiles(SERVED, reader, 0, data, SLOT, BLOCK, "uint32"),  # type: ignore[arg-type]
-        [entries], tables, area.tolist(), transit, 1,
+        [share], tables, area.tolist(), transit, 1,
     )  # fmt: skip
 
 
@@ -116,11 +131,11 @@ BATCHES = st.lists(st.sets(st.integers(5, 20 + NODES), max_size=9), min_size=1, 
 class Model(RuleBasedStateMachine):
     """Batches are brought in group by group, released in any order, and fail now and then."""
 
-    @initialize(entries=st.integers(9, 20))
-    def open(self, entries):
+    @initialize(entries=st.integers(9, 20), stay=st.sets(st.integers(0, 7), max_size=4))
+    def open(self, entries, stay):
         self.reader = Reader()
-        self.cache = make_cache(entries, self.reader)
-        self.entries = entries
+        self.cache = make_cache(entries, self.reader, stay)
+        self.entries, self.stay = entries, stay
         self.queue: list[Needs] = []
         self.held: dict[int, Needs] = {}  # batches with the client
         self.begin_run()
@@ -145,7 +160,8 @@ class Model(RuleBasedStateMachine):
         wanted: set[int] = set()
         expected = 0
         for needs in self.queue:
-            wanted |= {n for n in np.concatenate(needs.pieces).tolist() if 10 <= n < 10 + NODES}
+            rows = np.concatenate(needs.pieces).astype(int) - 10
+            wanted |= {r for r in rows.tolist() if 0 <= r < NODES and r // 16 not in self.stay}
             if len(wanted) > self.entries:
                 break
             expected += 1
@@ -191,6 +207,8 @@ class Model(RuleBasedStateMachine):
         if hasattr(self, "cache"):
             (t,) = self.cache.types
             place = t.table.place
+            staying = np.repeat(t.table.base >= 0, 16)[:NODES]
+            assert not (staying & (place >= 0)).any(), "a row that stays has an entry, too"
             for row in np.flatnonzero(place >= 0).tolist():
                 assert t.table.node[place[row]] == row, f"row {row}"
             assert (place >= -1).all()
@@ -222,9 +240,27 @@ def test_rows_that_stay_are_not_read_again():
     assert cache.rows_read == 12
 
 
-def test_memory_goes_to_types_by_what_all_their_rows_take():
+@pytest.mark.parametrize("fails", [-1, 0, 1, 5])
+def test_regions_that_stay_are_read_once_whatever_fails(fails):
+    reader = Reader()
+    cache = make_cache(9, reader, [0, 2, 3, 7])
+    for batch in range(4):
+        needs = needs_of(batch, [10, 42, 60, 129, 30 + batch])
+        reader.fail_after = fails if batch == 0 else -1
+        if reader.fail_after >= 0:
+            with pytest.raises(CorruptBlock):
+                cache.bring([needs], [], lambda known: known + 1)
+            continue
+        cache.bring([needs], [], lambda _known: 9)
+        check(cache, needs)
+    assert not cache.types[0].missing
+    rows, others = 16 * 3 + NODES % 16, 4 if fails < 0 else 3
+    assert cache.rows_read == rows + others if fails < 0 else cache.rows_read >= rows + others
+
+
+def test_regions_cover_the_rows_of_a_type():
     (t,) = rows_by_type(SERVED)
-    assert share_entries([t], 10 << 20, 4) == [NODES]
-    each = sum(WIDTHS) + 2 * 4 + 4 + 4 + 1
-    assert share_entries([t], 7 * each + each - 1, 4) == [7]
-    assert share_entries([t, t._replace(num_nodes=NODES * 3)], 8 * each, 4) == [2, 6]
+    assert region_shift(t) == 4
+    assert region_rows(t).tolist() == [16] * 7 + [8]
+    assert region_rows(t._replace(num_nodes=128)).tolist() == [16] * 8
+    assert region_rows(t._replace(num_nodes=3)).tolist() == [3]

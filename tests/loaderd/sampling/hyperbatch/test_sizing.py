@@ -1,0 +1,85 @@
+"""How a share of the arena is cut: no more than there is, and each type has what it needs."""
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from blockstore.format import NodeType, RowArray
+from loaderd.memory.ledger import ServedRows, SessionNeed
+from loaderd.plans.hyperbatch import HyperbatchSize
+from loaderd.sampling.hyperbatch.rowcache import TypeRows, entry_bytes, region_rows
+from loaderd.sampling.hyperbatch.sizing import Estimate, cut_hyper, region_curve, share_rows
+from loaderd.sampling.rows import ServedFiles
+
+IDS = RowArray("ids", "uint32", 1_000_000)
+NODES = NodeType(name="node", first=0, num_nodes=1_000_000, original_id=IDS, store_id=IDS)
+NEED = SessionNeed(9, 9 << 20, 1, 2, 4, 6, 50, 2)
+SERVED = [ServedRows("x", NODES, RowArray("x", "float32", 1_000_000, (16,)))]
+FILES = ServedFiles(SERVED, None, 0, None, 1 << 20, 1 << 20, "uint32")  # type: ignore[arg-type]
+
+
+def spread(total: int, regions: int) -> np.ndarray:
+    """So many rows, fewer in each region than in the one before."""
+    weights = 1 / np.arange(1, regions + 1)
+    return (total * weights / weights.sum()).astype(np.int64)
+
+
+@given(st.integers(1, 3000), st.integers(0, 1), st.integers(0, 40))
+def test_a_cut_takes_no_more_than_there_is(room, together, asked):
+    regions = -(-1_000_000 // 2048)
+    wanted = tuple(spread(n, regions) for n in (10_000, 18_000, 30_000))
+    estimate = Estimate(100, 1 << 20, 10_000, together << 19, 1 << 20, wanted)
+    cut = cut_hyper(room, FILES, NEED, estimate, 8, 4, asked)
+    if cut is None:
+        assert not together or asked == 1 or room < 100
+        return
+    assert cut.slots(8) <= room
+    assert 1 <= cut.size <= (asked or 100)
+    assert cut.chunk * cut.areas >= cut.size
+    assert cut.quota >= NEED.least_quota
+    assert cut.area >= NEED.structure
+    assert bool(cut.scratch) == bool(together)
+    assert bool(cut.shares) == bool(cut.rows) == bool(cut.tables)
+    assert cut.shares or together  # with the graph in memory nothing else is gained
+
+
+A, B = TypeRows(0, 1000, (0,), (400,)), TypeRows(1000, 3000, (1, 2), (50, 50))
+
+
+def choose(stay: list[int], passing: tuple[float, float]) -> HyperbatchSize:
+    """`passing`: rows of each type that pass, all in its last region."""
+    counts = [region_rows(t).size for t in (A, B)]
+    wanted = np.zeros(sum(counts))
+    wanted[counts[0] - 1], wanted[-1] = passing
+    return HyperbatchSize(4, np.isin(np.arange(sum(counts)), stay), wanted)
+
+
+def test_entries_go_to_types_by_what_of_their_rows_passes():
+    a, b = share_rows([A, B], choose([], (10.0, 90.0)), 60_000, "uint32")
+    assert a.stay_rows == b.stay_rows == 0
+    assert 0 < a.entries < b.entries
+    assert a.entries * (400 + entry_bytes(4)) + b.entries * (100 + entry_bytes(4)) <= 60_000
+
+
+def test_rows_that_stay_come_first():
+    first = int(region_rows(A)[0])
+    a, b = share_rows([A, B], choose([0], (1.0, 9.0)), first * 400 + 20_000, "uint32")
+    assert (a.stay.tolist(), a.stay_rows, b.stay_rows) == ([0], first, 0)
+    assert a.entries * (400 + entry_bytes(4)) + b.entries * (100 + entry_bytes(4)) <= 20_000
+    a, b = share_rows([A, B], choose([0], (1.0, 9.0)), first * 400 - 1, "uint32")
+    assert (a.stay.size, a.stay_rows) == (0, 0)  # it has no room after all
+
+
+def test_a_type_that_nobody_wanted_yet_has_some_entries():
+    a, _ = share_rows([A, B], choose([], (0.0, 90.0)), 100_000, "uint32")
+    assert a.entries > 0
+    whole = share_rows([A, B], choose([], (0.0, 90.0)), 10**9, "uint32")
+    assert [share.entries for share in whole] == [1000, 3000]
+
+
+def test_a_curve_has_the_regions_of_all_types_in_turn():
+    counts = [region_rows(t).size for t in (A, B)]
+    curve = region_curve([A, B], [np.arange(sum(counts))])
+    assert curve.rows.sum() == 4000
+    assert curve.row_bytes.tolist() == [400] * counts[0] + [100] * counts[1]
+    assert curve.wanted.shape == (1, sum(counts))
