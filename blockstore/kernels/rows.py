@@ -12,6 +12,7 @@ from blockstore.kernels.jit import leaf, njit
 ABSENT = np.uint64(2**64 - 1)  # address of a row whose block has no slot
 NO_ROW = np.uint64(2**64 - 2)  # address for a node of another type
 _AHEAD = 4  # rows
+_FAR = 16  # items of a table
 _LINE = 64  # bytes
 
 
@@ -40,6 +41,15 @@ class RowView(NamedTuple):
     row_bytes: int
     slots: NDArray[np.int32]  # (num_blocks,) slot of each block, -1 if it is absent
     slot_bytes: int
+
+
+@leaf
+def look_up(table, ids, out):
+    """out[i] = table[ids[i]]; the table is too large for the processor's caches."""
+    for i in range(ids.size):
+        if i + _FAR < ids.size:
+            prefetch(table, np.int64(ids[i + _FAR]))
+        out[i] = table[np.int64(ids[i])]
 
 
 @leaf

@@ -1,37 +1,75 @@
 """Arrays laid one after the other over arena slots that need not be adjacent."""
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from loaderd.api.protocol import Blob, BlobArray
 
 ALIGN = 64
 
 
+class Written(NamedTuple):
+    """An array that is made where it is to lie."""
+
+    dtype: np.dtype[Any]
+    size: int
+    write: Callable[[int, NDArray[Any]], object]  # fills `out` with its items from the first one on
+
+
+Make = Callable[[NDArray[Any], NDArray[Any]], object]  # items, and what is made of them: out
+
+
+def made(pieces: Sequence[NDArray[Any]], dtype: DTypeLike, make: Make) -> Written:
+    """What `make` makes of each item of pieces that follow one another."""
+
+    def write(first: int, out: NDArray[Any]) -> None:
+        at, done = first, 0
+        for piece in pieces:
+            if at < piece.size and done < out.size:
+                count = min(piece.size - at, out.size - done)
+                make(piece[at : at + count], out[done : done + count])
+                at, done = at + count, done + count
+            at -= piece.size
+
+    return Written(np.dtype(dtype), sum(piece.size for piece in pieces), write)
+
+
+def joined(pieces: Sequence[NDArray[Any]], low: int = 0, high: int | None = None) -> Written:
+    """Items [low, high) of pieces that follow one another; to the end if `high` is None."""
+    whole = made(pieces, pieces[0].dtype, _copy)
+    high = whole.size if high is None else high
+    return whole._replace(size=high - low, write=lambda i, out: whole.write(low + i, out))
+
+
+def _copy(items: NDArray[Any], out: NDArray[Any]) -> None:
+    out[:] = items
+
+
 def write_blob(
     data: NDArray[np.uint8],
     slot_bytes: int,
     slots: Sequence[int],
-    arrays: Sequence[tuple[str, NDArray[Any]]],
+    arrays: Sequence[tuple[str, NDArray[Any] | Written]],
 ) -> Blob:
-    """Copy contiguous arrays into the slots, in order.
+    """Bring arrays into the slots, in order.
 
-    data    uint8 (arena bytes,)
-    slots   enough for them, each array from a multiple of ALIGN bytes
+    data        uint8 (arena bytes,)
+    slot_bytes  a multiple of every array's item size
+    slots       enough for them, each array from a multiple of ALIGN bytes
     """
     placed, offset = [], 0
     for name, array in arrays:
-        raw = array.view(np.uint8).reshape(-1)
-        done = 0
-        while done < raw.size:
-            slot, within = divmod(offset + done, slot_bytes)
-            count = min(raw.size - done, slot_bytes - within)
+        made = array if isinstance(array, Written) else joined([array.reshape(-1)])
+        done, item = 0, made.dtype.itemsize
+        while done < made.size:
+            slot, within = divmod(offset + done * item, slot_bytes)
+            count = min(made.size - done, (slot_bytes - within) // item)
             start = slots[slot] * slot_bytes + within
-            data[start : start + count] = raw[done : done + count]
+            made.write(done, data[start : start + count * item].view(made.dtype))
             done += count
-        placed.append(BlobArray(name, array.dtype.name, offset, array.size))
-        offset += -(-raw.size // ALIGN) * ALIGN
+        placed.append(BlobArray(name, made.dtype.name, offset, made.size))
+        offset += -(-made.size * item // ALIGN) * ALIGN
     return Blob(tuple(slots), tuple(placed))

@@ -91,7 +91,6 @@ class Workspace:
     table_keys: NDArray[Any]  # hash table, or empty where there is a stamp
     table_values: NDArray[Any]
     stamp: NDArray[np.int32]
-    original: NDArray[Any]  # id_dtype: original ids of n_id
     addresses: list[NDArray[np.uint64]]  # per row array
     positions: NDArray[np.uint32]
     trees: NDArray[np.uint32]  # of each node, where nodes are not shared between seeds
@@ -139,7 +138,6 @@ def carve_workspace(carver: Carver, shape: Shape, sizes: Sizes) -> Workspace:
         table_keys=array(np.uint64 if sizes.trees else ids, hashed),
         table_values=array(np.uint32, hashed),
         stamp=array(np.int32, sizes.num_nodes if stamp else 0),
-        original=array(ids, shape.nodes),
         addresses=[array(np.uint64, num_items) for _ in range(sizes.num_row_arrays)],
         positions=array(np.uint32, num_items),
         trees=array(np.uint32, shape.nodes if sizes.trees else 0),

@@ -10,6 +10,7 @@ from blockstore.format import row_geometry
 from blockstore.io.reader import BlockReader
 from blockstore.kernels.order import mark_missing, missing_keys, order_by_block, stage_rows
 from blockstore.kernels.rows import ABSENT, RowView, address_rows, mark_blocks
+from loaderd.memory.blob import Written
 from loaderd.memory.ledger import ServedRows
 from loaderd.memory.residency import PinnedBlocks, Residency
 from loaderd.memory.workspace import Workspace
@@ -188,14 +189,14 @@ class RowAssembler:
 
     def group_arrays(
         self, work: Workspace, num: int, positions: NDArray[np.uint32] | None
-    ) -> list[tuple[str, NDArray[Any]]]:
+    ) -> list[tuple[str, NDArray[Any] | Written]]:
         """Blob arrays of a group: all nodes in order where `positions` is None."""
         if positions is None:
             return [
                 (f"address:{f.name}", work.addresses[a][:num])
                 for a, f in enumerate(self._served(work))
             ]
-        named: list[tuple[str, NDArray[Any]]] = [("positions", positions)]
+        named: list[tuple[str, NDArray[Any] | Written]] = [("positions", positions)]
         for a, file in enumerate(self._served(work)):
             named.append((f"address:{file.name}", work.addresses[a][positions]))
         return named

@@ -28,6 +28,42 @@ class Structure(NamedTuple):
     frontiers: tuple[int, ...]  # nodes that each hop expanded
     num_ends: int = 0  # of seed edges and their negatives
 
+    @property
+    def num_counts(self) -> int:
+        """Entries of `counts`: one a frontier node and relation, of all hops."""
+        hops = zip(self.frontiers, self.edges_per_hop, strict=True)
+        return sum(frontier * len(edges) for frontier, edges in hops)
+
+
+Pieces = tuple[NDArray[Any], ...]  # of an array, one after the other
+
+
+class StructureArrays(NamedTuple):
+    """What belongs to a batch's structure, wherever it stands."""
+
+    nodes: Pieces  # id_dtype: store ids, seeds first
+    counts: Pieces  # uint32: edges of each frontier node, hop by hop and relation by relation
+    local: Pieces  # uint32: local source of each edge
+    edge_ids: Pieces  # of each edge, if they are asked for
+    places: Pieces  # int64: places of the seeds among the session's
+    ends: Pieces  # uint32: local ends of seed edges and negatives
+    trees: Pieces  # uint32: of each node, where edges are sampled up to a time
+    times: Pieces  # int64: of the seeds, likewise
+
+
+def structure_arrays(work: Workspace, structure: Structure, num_seeds: int) -> StructureArrays:
+    """Those that stand in a workspace after sampling."""
+    return StructureArrays(
+        (work.n_id[: structure.num_nodes],),
+        (work.counts[: structure.num_counts],),
+        (work.local[: structure.num_edges],),
+        (work.edge_ids[: structure.num_edges],),
+        (work.index[:num_seeds],),
+        (work.ends[: structure.num_ends],),
+        (work.trees[: structure.num_nodes],),
+        (work.times[:num_seeds],),
+    )
+
 
 Draw = Callable[[Column, Workspace, bool], None]  # of a frontier, with edge ids or without
 # gives the blocks of a relation that are marked in a mask, in groups, each held in turn

@@ -1,6 +1,7 @@
 """Building one batch in a worker thread: sample and address, then fill what was placed."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -8,16 +9,22 @@ from numpy.typing import NDArray
 
 from blockstore.format import align
 from blockstore.io.arena import Arena
+from blockstore.kernels.rows import look_up
 from loaderd.api.errors import BatchFailed
 from loaderd.api.protocol import BatchReady, RowGroup
-from loaderd.memory.blob import ALIGN, write_blob
+from loaderd.memory.blob import ALIGN, Written, joined, made, write_blob
 from loaderd.memory.workspace import Workspace, WorkspaceFull
 from loaderd.plans.base import Plan, Unit
 from loaderd.plans.minibatch import MinibatchPlan
 from loaderd.plans.roots import EndTable, Roots, edge_roots, node_roots, seed_places, timed_roots
 from loaderd.sampling.macrobatch.graph import MacroGraph
 from loaderd.sampling.rows import RowAssembler
-from loaderd.sampling.structure import HeldBlocks, Structure
+from loaderd.sampling.structure import (
+    HeldBlocks,
+    Structure,
+    StructureArrays,
+    structure_arrays,
+)
 from loaderd.sampling.topology import Topology
 from loaderd.sessions.session import BatchInProgress, Placement
 
@@ -100,7 +107,6 @@ class Builder:
         num_nodes, num_edges = structure.num_nodes, structure.num_edges
         job.structure = structure
         job.structure_bytes = self.structure_bytes(structure, job.unit, spec)
-        np.take(self._original, work.n_id[:num_nodes], out=work.original[:num_nodes], mode="clip")
         job.num_items = num_nodes
         if resolved.edge_features:  # edges have rows, as nodes do: they are numbered behind them
             job.num_items += num_edges
@@ -130,19 +136,38 @@ class Builder:
             )
         whole = placement.group == 0 and placement.last
         positions = None if whole else self._positions(job, placement)
-        arrays = self._assembler.group_arrays(work, num, positions)
-        rows = RowGroup(
+        rows = self._assembler.group_arrays(work, num, positions)
+        assert job.structure is not None
+        arrays = structure_arrays(work, job.structure, job.unit.num_seeds)
+        return self.write(session, job, placement, spec, arrays, rows), copied
+
+    def write(
+        self,
+        session: int,
+        job: BatchInProgress,
+        placement: Placement,
+        spec: BatchSpec,
+        arrays: StructureArrays,
+        rows: Sequence[tuple[str, NDArray[Any] | Written]],
+    ) -> BatchReady | RowGroup:
+        """The message of a row group, what it tells of in its slots.
+
+        arrays   of the batch's structure; they come with its first group
+        rows     addresses of the group's rows, and their positions if these are not all
+        """
+        group = RowGroup(
             session=session,
             run=job.run,
             step=job.unit.step,
             group=placement.group,
             last=placement.last,
-            num_rows=num if positions is None else positions.size,
-            blob=write_blob(self._data, self._slot_bytes, placement.addresses, arrays),
+            num_rows=rows[0][1].size if rows else job.num_items,
+            blob=write_blob(self._data, self._slot_bytes, placement.addresses, rows),
         )
         if placement.group > 0:
-            return rows, copied
+            return group
         assert job.structure is not None
+        named = self._named_arrays(job.structure, arrays, spec)
         return BatchReady(
             session=session,
             run=job.run,
@@ -151,11 +176,9 @@ class Builder:
             num_seeds=job.unit.num_seeds,
             nodes_per_hop=job.structure.nodes_per_hop,
             edges_per_hop=job.structure.edges_per_hop,
-            structure=write_blob(
-                self._data, self._slot_bytes, placement.structure, _structure_arrays(job, spec)
-            ),
-            rows=rows,
-        ), copied
+            structure=write_blob(self._data, self._slot_bytes, placement.structure, named),
+            rows=group,
+        )
 
     def _positions(self, job: BatchInProgress, placement: Placement) -> NDArray[np.uint32]:
         """Positions of the nodes of a group: its missing ones, and in group 0 all in place."""
@@ -165,26 +188,27 @@ class Builder:
         in_place = self._assembler.in_place(job.workspace, job.num_items)
         return np.concatenate([in_place, missing])
 
-
-def _structure_arrays(job: BatchInProgress, spec: BatchSpec) -> list[tuple[str, NDArray[Any]]]:
-    assert job.structure is not None
-    structure, work, resolved = job.structure, job.workspace, spec.plan.resolved
-    arrays: list[tuple[str, NDArray[Any]]] = [
-        ("n_id", work.original[: structure.num_nodes]),
-        ("input_id", work.index[: job.unit.num_seeds]),
-    ]
-    used = 0
-    for hop, edges in enumerate(structure.edges_per_hop):
-        frontier = structure.frontiers[hop]
-        for relation in range(len(edges)):
-            arrays.append((f"counts:{hop}:{relation}", work.counts[used : used + frontier]))
-            used += frontier
-    arrays.append(("src", work.local[: structure.num_edges]))
-    if resolved.edge_ids:
-        arrays.append(("e_id", work.edge_ids[: structure.num_edges]))
-    if structure.num_ends:
-        arrays.append(("ends", work.ends[: structure.num_ends]))
-    if resolved.temporal is not None:
-        arrays.append(("trees", work.trees[: structure.num_nodes]))
-        arrays.append(("times", work.times[: job.unit.num_seeds]))
-    return arrays
+    def _named_arrays(
+        self, structure: Structure, arrays: StructureArrays, spec: BatchSpec
+    ) -> list[tuple[str, NDArray[Any] | Written]]:
+        resolved, ids = spec.plan.resolved, self._original
+        named: list[tuple[str, NDArray[Any] | Written]] = [
+            ("n_id", made(arrays.nodes, ids.dtype, partial(look_up, ids))),
+            ("input_id", joined(arrays.places)),
+        ]
+        used = 0
+        for hop, edges in enumerate(structure.edges_per_hop):
+            frontier = structure.frontiers[hop]
+            for relation in range(len(edges)):
+                counts = joined(arrays.counts, used, used + frontier)
+                named.append((f"counts:{hop}:{relation}", counts))
+                used += frontier
+        named.append(("src", joined(arrays.local)))
+        if resolved.edge_ids:
+            named.append(("e_id", joined(arrays.edge_ids)))
+        if structure.num_ends:
+            named.append(("ends", joined(arrays.ends)))
+        if resolved.temporal is not None:
+            named.append(("trees", joined(arrays.trees)))
+            named.append(("times", joined(arrays.times)))
+        return named

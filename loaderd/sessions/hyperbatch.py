@@ -7,6 +7,7 @@ that, or no use of it, plain minibatches serve in its place: they are the same.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -14,7 +15,8 @@ from numpy.typing import NDArray
 
 from blockstore import concurrency
 from loaderd.api.errors import Refused
-from loaderd.api.protocol import Attach
+from loaderd.api.protocol import Attach, BatchReady, RowGroup
+from loaderd.memory.blob import made
 from loaderd.memory.ledger import ServedRows, SessionNeed
 from loaderd.memory.slots import LOOK_WAIT_S
 from loaderd.memory.workspace import Sizes, Workspace
@@ -40,7 +42,7 @@ from loaderd.sessions.lookahead import LookAhead, SessionDraft, block_sampler, r
 from loaderd.sessions.minimum import least_slots
 from loaderd.sessions.resolve import make_plan
 from loaderd.sessions.sampled import SampledSession, nothing_missing, open_minibatches
-from loaderd.sessions.session import BatchInProgress
+from loaderd.sessions.session import BatchInProgress, Placement
 from loaderd.sessions.sizing import (
     Asked,
     BatchMemory,
@@ -151,28 +153,32 @@ class HyperbatchSession(SampledSession):
 
     def _may_place(self, job: BatchInProgress) -> bool:
         assert isinstance(job, _EarlyBatch)
-        if job.work is None:
-            job.work = self._memory.workspaces.try_take(job.structure)
-            if job.work is None:
-                return False
-            if not job.cached:  # its rows are to be found first
-                job.busy = True
-                self._submit(job, lambda: self._sample(job))
-                return False
-        return True
+        if job.cached or job.work is not None:
+            return True
+        job.work = self._memory.workspaces.try_take(job.structure)
+        if job.work is not None:  # its rows are to be found first
+            job.busy = True
+            self._submit(job, lambda: self._sample(job))
+        return False
 
     def _structure(self, job: BatchInProgress) -> Structure:
         assert isinstance(job, _EarlyBatch)
         expand(job.sampled, job.workspace)
         return job.sampled.structure
 
-    def _prepare_fill(self, job: BatchInProgress) -> None:
+    def _write(
+        self, job: BatchInProgress, placement: Placement
+    ) -> tuple[BatchReady | RowGroup, int]:
         assert isinstance(job, _EarlyBatch)
-        if job.cached and self._cache is not None:
-            work, num = job.workspace, job.sampled.structure.num_nodes
-            self._resources.builder.take_structure(job, self._spec, self._structure(job))
-            for a, addresses in enumerate(work.addresses):
-                self._cache.address(work.n_id, num, a, addresses)
+        cache, arrays = self._cache, job.sampled.arrays
+        if not job.cached or cache is None:
+            return super()._write(job, placement)
+        rows = [
+            (f"address:{served.name}", made(arrays.nodes, np.uint64, partial(cache.address, a)))
+            for a, served in enumerate(self._served)
+        ]
+        builder = self._resources.builder
+        return builder.write(self.number, job, placement, self._spec, arrays, rows), 0
 
     def _note_filled(self, job: BatchInProgress, begun: int, ended: int) -> None:
         if self._resources.trace is not None:

@@ -129,7 +129,7 @@ class LookAhead:
         counts = [np.zeros(region_rows(t).size, np.int64) for t in types]
         curve = list[NDArray[np.int64]]()
         for number, sampled in enumerate(found, 1):
-            for nodes in sampled.nodes:
+            for nodes in sampled.arrays.nodes:
                 for t, known, count in zip(types, sets, counts, strict=True):
                     count_new(
                         nodes, nodes.size, t.first, t.num_nodes, known, region_shift(t), count

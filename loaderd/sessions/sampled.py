@@ -18,9 +18,11 @@ from loaderd.api.errors import SessionLost
 from loaderd.api.protocol import (
     Attach,
     Attached,
+    BatchReady,
     LedgerEntry,
     Release,
     RowArraySpec,
+    RowGroup,
 )
 from loaderd.memory.ledger import EdgeItems, ServedRows, session_entry_name
 from loaderd.memory.workspace import Workspace, clear_workspace
@@ -130,8 +132,11 @@ class SampledSession:
         """By a worker: the places of a batch's rows, into its workspace."""
         return self._resources.assembler.address(job.workspace, job.num_items, 2 * self._window)
 
-    def _prepare_fill(self, job: BatchInProgress) -> None:
-        """By a worker: the workspace is to hold what `_structure` and `_address` found."""
+    def _write(
+        self, job: BatchInProgress, placement: Placement
+    ) -> tuple[BatchReady | RowGroup, int]:
+        """By a worker: fill a group's slots; its message, and the rows that were copied."""
+        return self._resources.builder.fill(self.number, job, placement, self._spec)
 
     def _built(self, job: BatchInProgress) -> None:
         """A batch has given back its workspace: it is filled, or never will be."""
@@ -316,8 +321,7 @@ class SampledSession:
 
     def _fill(self, job: BatchInProgress, placement: Placement) -> Callable[[], None]:
         begun = concurrency.perf_counter_ns()
-        self._prepare_fill(job)
-        message, copied = self._resources.builder.fill(self.number, job, placement, self._spec)
+        message, copied = self._write(job, placement)
         ended = concurrency.perf_counter_ns()
         self._note_filled(job, begun, ended)
 

@@ -136,7 +136,7 @@ class Kit:
             own = nodes[(nodes >= first) & (nodes < first + count)]
             expected = read_rows(self.store, rows.array)[own - first]
             addresses = np.zeros(own.size, np.uint64)
-            self.cache.address(own, own.size, a, addresses)
+            self.cache.address(a, own, addresses)
             width = rows.array.row_bytes
             for at, row in zip(addresses.tolist(), expected, strict=True):
                 assert self.data[at : at + width].tobytes() == row.tobytes()

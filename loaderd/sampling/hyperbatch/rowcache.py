@@ -387,13 +387,13 @@ class RowCache:
 
     # -- looking up -------------------------------------------------------------------------------
 
-    def address(self, nodes: NDArray[Any], num: int, served: int, out: NDArray[np.uint64]) -> None:
-        """Arena byte offsets of rows of one served array, uint64 (num,), for a batch brought in."""
+    def address(self, served: int, nodes: NDArray[Any], out: NDArray[np.uint64]) -> None:
+        """Arena byte offsets of nodes' rows of one served array, for a batch brought in."""
         for t in self.types:
             if served in t.served:
                 a = t.arrays[t.served.index(served)]
                 address_entries(
-                    nodes, num, t.first, t.num_nodes, t.table, a.area, self._slot_bytes,
+                    nodes, nodes.size, t.first, t.num_nodes, t.table, a.area, self._slot_bytes,
                     a.layout.row_bytes, out,
                 )  # fmt: skip
 

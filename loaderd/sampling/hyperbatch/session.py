@@ -19,7 +19,7 @@ from loaderd.monitoring.trace import ROWS, STAGE, Trace
 from loaderd.plans.base import Plan, Unit, Wanted
 from loaderd.sampling.hyperbatch.rowcache import Needs, RowCache
 from loaderd.sampling.hyperbatch.sizing import HyperSizing
-from loaderd.sampling.structure import Structure
+from loaderd.sampling.structure import Structure, StructureArrays
 
 ALIGN = 64
 
@@ -72,14 +72,7 @@ class Sampled(NamedTuple):
     batch: int  # its number since the session has begun, see `Hyper.begin`
     unit: Unit
     structure: Structure
-    nodes: tuple[NDArray[Any], ...]  # id_dtype: store ids, seeds first; all in pieces
-    counts: tuple[NDArray[np.uint32], ...]
-    local: tuple[NDArray[np.uint32], ...]
-    edge_ids: tuple[NDArray[Any], ...]
-    places: tuple[NDArray[np.int64], ...]  # places of the seeds among the session's
-    ends: tuple[NDArray[np.uint32], ...]  # local ends of seed edges and negatives
-    trees: tuple[NDArray[np.uint32], ...]  # of each node, where edges are sampled up to a time
-    times: tuple[NDArray[np.int64], ...]  # of the seeds, likewise
+    arrays: StructureArrays
     area: StructureArea
     run: int = -1
 
@@ -362,7 +355,7 @@ class Hyper:
             self.counters["hyper_groups"] += 1
         if self._trace is not None:
             for sampled in group:
-                nodes = np.concatenate(sampled.nodes)
+                nodes = np.concatenate(sampled.arrays.nodes)
                 self._trace.write(ROWS, run.number, self.counters["hyper_groups"], nodes)
         if not self._owner.admit(run.number, group, count > 0):
             with self._changed:
@@ -381,7 +374,7 @@ class Hyper:
         """Bring in the rows of the first batches that fit together; returns how many."""
         if self.cache is None:
             return 0
-        needs = [Needs(s.batch, s.nodes) for s in todo]
+        needs = [Needs(s.batch, s.arrays.nodes) for s in todo]
         count = min(self.cache.count_fitting(needs), self.size)
         if count:
             self.cache.bring(needs[:count], needs[count:], lambda known: self._oldest(run, known))

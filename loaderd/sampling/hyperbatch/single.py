@@ -3,15 +3,18 @@
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, TypeVar
-
-from numpy.typing import NDArray
+from typing import TypeVar
 
 from blockstore import concurrency
 from loaderd.memory.workspace import Workspace, WorkspaceFull, clear_workspace
 from loaderd.plans.base import Shape, Unit
 from loaderd.sampling.hyperbatch.session import Sampled, StructureArea
-from loaderd.sampling.structure import Structure
+from loaderd.sampling.structure import (
+    Pieces,
+    Structure,
+    StructureArrays,
+    structure_arrays,
+)
 
 _MORE = 4  # a small workspace has room for a quarter more than was seen
 Built = TypeVar("Built")
@@ -97,7 +100,7 @@ def _holds(work: Workspace, structure: Structure) -> bool:
     return not work.small or (
         structure.num_nodes <= work.n_id.size
         and structure.num_edges <= work.local.size
-        and _num_counts(structure) <= work.counts.size
+        and structure.num_counts <= work.counts.size
     )
 
 
@@ -105,50 +108,32 @@ def compact(
     batch: int, unit: Unit, structure: Structure, work: Workspace, area: StructureArea
 ) -> Sampled | None:
     """What stands in a workspace after sampling, copied to the area; None where it has no room."""
-    edges = structure.num_edges if work.edge_ids.size else 0
-    parts: list[tuple[NDArray[Any], ...]] = []
-    for values in (
-        work.n_id[: structure.num_nodes],
-        work.counts[: _num_counts(structure)],
-        work.local[: structure.num_edges],
-        work.edge_ids[:edges],
-        work.index[: unit.num_seeds],
-        work.ends[: structure.num_ends],
-        work.trees[: structure.num_nodes],
-        work.times[: unit.num_seeds],
-    ):
+    parts: list[Pieces] = []
+    for (values,) in structure_arrays(work, structure, unit.num_seeds):
         copied = area.copy(values)
         if copied is None:
             return None
         parts.append((copied,))
-    nodes, counts, local, edge_ids, places, ends, trees, times = parts
-    return Sampled(
-        batch, unit, structure, nodes, counts, local, edge_ids, places, ends, trees, times, area
-    )
+    return Sampled(batch, unit, structure, StructureArrays(*parts), area)
 
 
 def expand(sampled: Sampled, work: Workspace) -> None:
     """The other way round."""
+    arrays = sampled.arrays
     for pieces, out in (
-        (sampled.nodes, work.n_id),
-        (sampled.counts, work.counts),
-        (sampled.local, work.local),
-        (sampled.edge_ids, work.edge_ids),
-        (sampled.places, work.index),
-        (sampled.ends, work.ends),
-        (sampled.trees, work.trees),
-        (sampled.times, work.times),
+        (arrays.nodes, work.n_id),
+        (arrays.counts, work.counts),
+        (arrays.local, work.local),
+        (arrays.edge_ids, work.edge_ids),
+        (arrays.places, work.index),
+        (arrays.ends, work.ends),
+        (arrays.trees, work.trees),
+        (arrays.times, work.times),
     ):
         at = 0
         for piece in pieces:
             out[at : at + piece.size] = piece
             at += piece.size
-
-
-def _num_counts(structure: Structure) -> int:
-    """Entries of `counts`: one a frontier node and relation, of all hops."""
-    hops = zip(structure.frontiers, structure.edges_per_hop, strict=True)
-    return sum(frontier * len(edges) for frontier, edges in hops)
 
 
 class SessionWorkers:

@@ -35,7 +35,13 @@ from loaderd.plans.roots import Excluded, Forest, Roots, drop_seed_edges
 from loaderd.sampling.hyperbatch.session import ALIGN, Sampled, StructureArea
 from loaderd.sampling.hyperbatch.single import SessionWorkers
 from loaderd.sampling.renumbering import Renumbering
-from loaderd.sampling.structure import NO_TREES, HeldBlocks, Structure, make_column
+from loaderd.sampling.structure import (
+    NO_TREES,
+    HeldBlocks,
+    Structure,
+    StructureArrays,
+    make_column,
+)
 from loaderd.sampling.topology import MultiBlockDraws, Topology
 
 Begin = Callable[[Sequence[Unit], HeldBlocks], list[Roots]]  # where batches begin
@@ -165,11 +171,11 @@ class BlockSampler:
             tuple(batch.expanded),
             batch.ends.size,
         )
-        return Sampled(
-            number, batch.unit, structure, tuple(batch.pieces), tuple(batch.counts),
-            tuple(batch.local), tuple(batch.edge_ids), (batch.index,), (batch.ends,),
-            tuple(batch.trees), (batch.times,), area,
+        arrays = StructureArrays(
+            tuple(batch.pieces), tuple(batch.counts), tuple(batch.local), tuple(batch.edge_ids),
+            (batch.index,), (batch.ends,), tuple(batch.trees), (batch.times,),
         )  # fmt: skip
+        return Sampled(number, batch.unit, structure, arrays, area)
 
     # -- one hop ----------------------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ from blockstore.kernels.rows import (
     copy_row,
     expand_counts,
     gather_rows,
+    look_up,
     mark_blocks,
     scatter_rows,
     widen,
@@ -118,6 +119,14 @@ def test_copy_row_copies_that_many_bytes(count, start, to):
     expected = np.full(400, 0xA5, np.uint8)
     expected[to : to + count] = source[start : start + count]
     assert (target == expected).all()
+
+
+@given(st.lists(st.integers(0, 299), max_size=50), ID_DTYPES)
+def test_values_are_looked_up(ids, id_dtype):
+    table = np.random.default_rng(0).integers(0, 2**32, 300, np.uint32).astype(id_dtype)
+    out = np.zeros(len(ids), id_dtype)
+    look_up(table, np.array(ids, id_dtype), out)
+    assert out.tolist() == table[ids].tolist()
 
 
 @given(values=st.lists(st.integers(0, 2**32 - 1)), id_dtype=ID_DTYPES)

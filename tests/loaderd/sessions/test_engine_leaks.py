@@ -94,7 +94,7 @@ def test_batches_that_fail_give_all_back(store, plan, late, monkeypatch):
     with trainer_of(store, plan) as trainer:
         trainer.epoch()
         builder, fails = trainer.engine.resources.builder, [False]
-        name = "fill" if late else "take_structure"
+        name = "write" if late else "take_structure"
         real = getattr(builder, name)
         cached = plan == "hyperbatch" and not late
 

@@ -111,7 +111,7 @@ def check(cache: RowCache, needs: Needs) -> None:
     nodes = np.concatenate(needs.pieces)
     for served, width in enumerate(WIDTHS):
         addresses = np.zeros(nodes.size, np.uint64)
-        cache.address(nodes, nodes.size, served, addresses)
+        cache.address(served, nodes, addresses)
         for node, address in zip(nodes.tolist(), addresses.tolist(), strict=True):
             if not 10 <= node < 10 + NODES:
                 assert address == int(NO_ROW)

@@ -12,8 +12,13 @@ import pytest
 
 from loaderd.plans.base import Unit, Wanted
 from loaderd.sampling.hyperbatch.session import Hyper, HyperMemory, Sampled, StructureArea
+from loaderd.sampling.structure import StructureArrays
 
 WAIT_S = 10
+
+
+def _arrays(unit: Unit) -> StructureArrays:
+    return StructureArrays((np.array([unit.step]),), (), (), (), (), (), (), ())
 
 
 class Sampler:
@@ -24,9 +29,8 @@ class Sampler:
 
     def sample(self, units: Any, first: int, area: StructureArea, cancelled: Any) -> list[Sampled]:
         self.before(units)
-        none = ()
         return [
-            Sampled(first + i, unit, None, (np.array([unit.step]),), *[none] * 7, area)  # type: ignore[arg-type]
+            Sampled(first + i, unit, None, _arrays(unit), area)  # type: ignore[arg-type]
             for i, unit in enumerate(units[: self.most])
         ]
 

@@ -151,7 +151,7 @@ def test_batches_up_to_the_first_without_room_are_sampled(crew):
     found = sampler.sample(units, 40, area, lambda: False)
     assert 1 <= len(found) < 12
     assert [(s.batch, s.unit.step) for s in found] == [(40 + i, i) for i in range(len(found))]
-    assert [set(s.nodes[0].tolist()) for s in found] == [{i} for i in range(len(found))]
+    assert [set(s.arrays.nodes[0].tolist()) for s in found] == [{i} for i in range(len(found))]
     assert workspaces.all_home
     cancelled = threading.Event()
     cancelled.set()

@@ -21,10 +21,11 @@ def made(tmp_path_factory):
 
 
 def found_of(sampled: Sampled) -> Found:
+    arrays = sampled.arrays
     joined = [
         np.concatenate([np.empty(0, np.int64), *pieces]).astype(np.int64)
-        for pieces in (sampled.nodes, sampled.counts, sampled.local, sampled.edge_ids,
-                       sampled.trees)
+        for pieces in (arrays.nodes, arrays.counts, arrays.local, arrays.edge_ids,
+                       arrays.trees)
     ]  # fmt: skip
     return Found(sampled.structure, *joined)
 
