@@ -79,7 +79,7 @@ class RowMemory(NamedTuple):
 
 
 _SPARE = 1.5  # a hyperbatch's rows come while those of the last one are in use
-_AMPLE = 64  # minibatches; more only if that saves reading
+_AMPLE = 8  # minibatches; more only if that saves reading
 
 
 def choose_size(

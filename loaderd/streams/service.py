@@ -110,8 +110,12 @@ class StreamService(Closing):
             slot_bytes = self.arena.slot_bytes
             least = kind.least_slots(engine.store.manifest, request, resolved, slot_bytes)
             order = StreamRequest(engine, request, seeds, least, kept)
+            with self._registry.lock:
+                # a rank that finds no room must not end the stream that others of its job read:
+                # they train in step, and would wait for each other
+                cut = key.world == 1 or key not in self._registry.groups
             try:
-                stream = self._opener.open_stream(key, order)
+                stream = self._opener.open_stream(key, order, cut)
             except Refused:
                 if (joined := self._join(number, key, rank, request, 1)) is None:
                     raise

@@ -33,6 +33,7 @@ from loaderd.sampling.rows import ServedFiles
 
 CHUNK_ROWS = 1 << 16  # brought in between two looks at what may leave, at most
 _REGION_BYTES = 128 << 10
+_LEAST_REGIONS, _LEAST_SHIFT = 64, 4
 _HALVE_EVERY = 8  # groups
 _RUNS_HELD = 2  # chunks on their way at a time
 
@@ -105,8 +106,9 @@ class CacheShare(NamedTuple):
 
 
 def region_shift(t: TypeRows) -> int:
-    """A region has 2**shift adjacent rows, `_REGION_BYTES` or somewhat more."""
-    return max(1, -(-_REGION_BYTES // max(1, sum(t.row_bytes))) - 1).bit_length()
+    """A region has 2**shift adjacent rows: about `_REGION_BYTES`, but fewer if a type has few."""
+    rows = min(_REGION_BYTES // max(1, sum(t.row_bytes)), t.num_nodes // _LEAST_REGIONS)
+    return max(_LEAST_SHIFT, rows.bit_length())
 
 
 def region_rows(t: TypeRows) -> NDArray[np.int64]:

@@ -13,7 +13,6 @@ from blockstore.errors import CorruptBlock
 from blockstore.format import PAGE_BYTES, NodeType, RowArray, row_geometry
 from blockstore.kernels.rows import NO_ROW
 from loaderd.memory.ledger import ServedRows
-from loaderd.sampling.hyperbatch import rowcache
 from loaderd.sampling.hyperbatch.rowcache import (
     CacheShare,
     Needs,
@@ -80,14 +79,6 @@ class Reader:
         finally:
             transit.put(buffer)
         return Reading(None)
-
-
-@pytest.fixture(autouse=True)
-def small_regions():
-    """Of 16 rows."""
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(rowcache, "_REGION_BYTES", 16 * sum(WIDTHS))
-        yield
 
 
 def make_cache(entries: int, reader: Reader, stay: Sequence[int] = ()) -> RowCache:
@@ -264,3 +255,5 @@ def test_regions_cover_the_rows_of_a_type():
     assert region_rows(t).tolist() == [16] * 7 + [8]
     assert region_rows(t._replace(num_nodes=128)).tolist() == [16] * 8
     assert region_rows(t._replace(num_nodes=3)).tolist() == [3]
+    large = t._replace(num_nodes=10**6, row_bytes=(500, 20))
+    assert (region_rows(large)[0], region_rows(large).sum()) == (256, 10**6)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from blockstore.format import NodeType, RowArray
 from loaderd.memory.ledger import ServedRows, SessionNeed
 from loaderd.plans.hyperbatch import HyperbatchSize
-from loaderd.sampling.hyperbatch.rowcache import TypeRows, entry_bytes, region_rows
+from loaderd.sampling.hyperbatch.rowcache import TypeRows, entry_bytes, region_rows, rows_by_type
 from loaderd.sampling.hyperbatch.sizing import Estimate, cut_hyper, region_curve, share_rows
 from loaderd.sampling.rows import ServedFiles
 
@@ -26,7 +26,7 @@ def spread(total: int, regions: int) -> np.ndarray:
 
 @given(st.integers(1, 3000), st.integers(0, 1), st.integers(0, 40))
 def test_a_cut_takes_no_more_than_there_is(room, together, asked):
-    regions = -(-1_000_000 // 2048)
+    regions = region_rows(rows_by_type(SERVED)[0]).size
     wanted = tuple(spread(n, regions) for n in (10_000, 18_000, 30_000))
     estimate = Estimate(100, 1 << 20, 10_000, together << 19, 1 << 20, wanted)
     cut = cut_hyper(room, FILES, NEED, estimate, 8, 4, asked)
