@@ -89,8 +89,8 @@ def test_one_that_falls_behind_reads_on_its_own(store, plan):
 
 
 def test_lines_get_smaller_for_others_and_larger_again(store):
-    """Four plans, of which one takes more than a quarter: all are served, none with more."""
-    mem, seeds = 9 << 20, range(4)
+    """Four plans in a budget for three: all are served, with a quarter each at most."""
+    mem, seeds = 12 << 20, range(4)
     expected = [solo(store, mem, "hyperbatch", seed=seed)[0] for seed in seeds]
     serving = Serving(store, mem)
     trainers: list[Trainer] = []
@@ -113,7 +113,7 @@ def test_lines_get_smaller_for_others_and_larger_again(store):
         trainer.detach()
     trainers[0].start(epoch=0)
     assert [trainers[0].consume(step) for step in range(STEPS)] == expected[0]
-    assert serving.exchange.status()[1][0].held_bytes > mem // 4
+    assert serving.exchange.status()[1][0].held_bytes > min(held)
     trainers[0].detach()
     serving.close()
 
