@@ -87,7 +87,7 @@ def open_ours(file: BlockedFile, slots: int, readers: int) -> Iterator[Run]:
         return {"GB_per_s": count * block / (time.perf_counter() - begun) / 1e9}
 
     with Arena(slots, block) as arena, BlockReader([file], arena.data, block, readers) as reader:
-        if reader.mode != "O_DIRECT":
+        if not reader.mode.startswith("O_DIRECT"):
             raise SideSkipped(f"reads are {reader.mode}")
         yield run
 
