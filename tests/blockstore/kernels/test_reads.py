@@ -88,6 +88,15 @@ def test_pieces_come_whole(disk, queue, runs, verified, follows):
     assert (memory[-PAGE_BYTES:] == 0xEE).all()
 
 
+def test_pages_that_follow_each_other_in_two_shards_are_two_reads(disk, queue):
+    fds, raw, crcs = disk
+    pieces = lay_out([(0, 5, 1), (1, 6, 1), (1, 7, 2)])
+    memory = aligned_buffer(4 * PAGE_BYTES)
+    assert read_pieces(queue, fds, pieces, memory, crcs, SHARD_PAGES) == 2
+    assert not queue.failed[:3].any()
+    assert (memory == np.concatenate([content(raw, p) for p in pieces.tolist()])).all()
+
+
 def test_a_page_that_is_not_as_it_was_written_fails_its_piece_alone(disk, queue):
     fds, raw, crcs = disk
     pieces = lay_out([(0, 0, 2), (0, 2, 3), (1, 7, 5)])
