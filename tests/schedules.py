@@ -24,6 +24,7 @@ from typing import Any, Self
 
 from blockstore import concurrency
 from blockstore.io import reader
+from tests.reads import one_by_one
 
 SHORT_NS = 300_000_000  # a wait of at most so long may end while other threads can run
 MOST_STEPS = 400_000  # of a schedule: a thread waits for something that does not come
@@ -558,13 +559,12 @@ def sleep(seconds: float) -> None:
     _now.wait(deque(), "time", seconds)
 
 
-def _read(*arguments: Any) -> None:
+def _meet(_fd: int, _offset: int) -> None:
     """Others may go on before a read."""
     _now.switch()
-    _READ(*arguments)
 
 
-_READ = reader.read_exact
+_READ = reader.read_pieces
 _REPLACED = {
     name: globals()[name]
     for name in (
@@ -586,7 +586,7 @@ def schedule(seed: int) -> Iterator[Scheduler]:
     scheduler = _now = Scheduler(seed)
     for name, value in _REPLACED.items():
         setattr(concurrency, name, value)
-    reader.read_exact = _read
+    reader.read_pieces = one_by_one(_meet, _READ)
     left: list[str] = []
     try:
         yield scheduler
@@ -595,6 +595,6 @@ def schedule(seed: int) -> Iterator[Scheduler]:
         left = scheduler.end()
         for name, value in kept.items():
             setattr(concurrency, name, value)
-        reader.read_exact = _READ
+        reader.read_pieces = _READ
     if scheduler.error or left:
         raise Failed(scheduler.error or f"seed {seed}: threads that did not end: {left}")

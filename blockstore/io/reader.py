@@ -1,8 +1,9 @@
-"""Blocks from disk into slots: reader threads, adjacent blocks in one call, every block checked."""
+"""Blocks from disk into slots: reader threads, many reads at a time each, every block checked."""
 
 import os
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -10,25 +11,24 @@ from numpy.typing import NDArray
 
 from blockstore import concurrency
 from blockstore.closing import Closing
-from blockstore.errors import CorruptBlock
 from blockstore.format import PAGE_BYTES
-from blockstore.io.buffers import byte_view
-from blockstore.io.files import open_to_read, probe_direct, read_exact
-from blockstore.kernels.crc import find_bad_page
-from blockstore.store import BlockedFile, corrupt_page
-from blockstore.validate import GraphCheck, RowCheck
+from blockstore.io.files import open_to_read, probe_direct
+from blockstore.io.ring import DEPTH, MOST_PIECES, QueueOwner
+from blockstore.kernels.reads import (
+    PAGE,
+    PAGES,
+    PLACE,
+    SHARD,
+    ReadQueue,
+    cut_tasks,
+    read_pieces,
+)
+from blockstore.store import BlockedFile, read_verified
+from blockstore.validate import GraphCheck
 
-MERGE_BYTES = 4 << 20  # of adjacent blocks, at most, in one call
-_TASK_RUNS, _TASK_PAGES = 16, 256  # runs of pages that one thread takes at a time, at most
-_MOST_BUFFERS = 512  # of one call; the kernel takes 1024
-
-
-class _BlockRun(NamedTuple):
-    """Adjacent blocks of one shard."""
-
-    file: int
-    first: int  # block
-    slots: NDArray[np.int64]
+MERGE_BYTES = 4 << 20  # of blocks that one thread takes at a time, at most
+_TASK_PAGES = 256  # of runs, likewise
+_NO_CRCS = np.empty(0, np.uint32)
 
 
 class _Request:
@@ -47,16 +47,22 @@ class _Request:
                 self.done.set()
 
 
-Transit = concurrency.SimpleQueue[NDArray[np.uint8]]  # buffers that runs of pages pass through
-Consume = Callable[[int, NDArray[np.uint8]], None]  # number of a run, its pages
+class Transit(NamedTuple):
+    """Buffers that runs of pages pass through."""
+
+    free: concurrency.SimpleQueue[NDArray[np.uint8]]
+    pages: int  # that each has room for
 
 
-def make_transit(buffers: Iterable[NDArray[np.uint8]]) -> Transit:
-    """A queue of these buffers."""
-    transit: Transit = concurrency.SimpleQueue()
+def make_transit(buffers: Sequence[NDArray[np.uint8]]) -> Transit:
+    """Of these buffers, which are page-aligned."""
+    free: concurrency.SimpleQueue[NDArray[np.uint8]] = concurrency.SimpleQueue()
     for buffer in buffers:
-        transit.put(buffer)
-    return transit
+        free.put(buffer)
+    return Transit(free, min(b.size for b in buffers) // PAGE_BYTES)
+
+
+Consume = Callable[[int, int, NDArray[np.uint8]], None]  # runs [low, high), their pages in a row
 
 
 class Parts(NamedTuple):
@@ -65,6 +71,25 @@ class Parts(NamedTuple):
     heads: NDArray[np.int64]  # (runs,) pages of each that come first; 0: the run is read whole
     choose: Callable[[int, NDArray[np.uint8]], Sequence[tuple[int, int]]]  # of a run, by its first
     #   pages: pages [first, stop) that are to be read beside them, ascending; they may overlap
+
+
+class _Passing(NamedTuple):
+    """What `stream` was asked for."""
+
+    file: int
+    runs: NDArray[np.int64]
+    transit: Transit
+    consume: Consume
+    parts: Parts | None
+
+
+class _Placing(NamedTuple):
+    """What `read` or `fetch` was asked for."""
+
+    file: int
+    runs: NDArray[np.int64]
+    places: NDArray[np.int64]
+    are_blocks: bool  # each run is one block
 
 
 class Reading:
@@ -95,37 +120,49 @@ def wait_all(readings: Iterable[Reading]) -> None:
         raise error
 
 
+_Task = Callable[[ReadQueue], None]
+
+
 class ReadThreads:
-    """Threads that any number of readers share.  Ends with `close`."""
+    """Threads that any number of readers share.  Ends with `close`.
+
+    refusal   why they read one run at a time each, not many by io_uring; or ""
+    """
 
     def __init__(self, count: int) -> None:
         self.count = count
-        self._queue: concurrency.SimpleQueue[Callable[[], None] | None] = concurrency.SimpleQueue()
+        self._tasks: concurrency.SimpleQueue[_Task | None] = concurrency.SimpleQueue()
+        self._queues = [QueueOwner() for _ in range(count)]
+        self.refusal = self._queues[-1].refusal
         self._threads = [
-            concurrency.Thread(target=self._serve, name=f"read-{i}", daemon=True)
-            for i in range(count)
+            concurrency.Thread(target=self._serve, name=f"read-{i}", args=(q,), daemon=True)
+            for i, q in enumerate(self._queues)
         ]
         for thread in self._threads:
             thread.start()
 
-    def put(self, task: Callable[[], None]) -> None:
+    def put(self, task: _Task) -> None:
         """Have one of them do this, which raises nothing."""
-        self._queue.put(task)
+        self._tasks.put(task)
 
     def close(self) -> None:
         """End them, after what was asked for."""
         for _ in self._threads:
-            self._queue.put(None)
-        for thread in self._threads:
+            self._tasks.put(None)
+        for thread, queue in zip(self._threads, self._queues, strict=True):
             thread.join()
+            queue.close()
 
-    def _serve(self) -> None:
-        while (task := self._queue.get()) is not None:
-            task()
+    def _serve(self, owner: QueueOwner) -> None:
+        while (task := self._tasks.get()) is not None:
+            task(owner.queue)
 
 
 class BlockReader(Closing):
-    """Threads that read blocks of several files into the slots of one piece of memory."""
+    """Threads that read blocks of several files into the slots of one piece of memory.
+
+    mode   how: past the page cache or not, by which call, and why so
+    """
 
     def __init__(
         self,
@@ -141,25 +178,27 @@ class BlockReader(Closing):
         Raises CorruptBlock: a shard is missing.
         """
         self.files, self._data, self._slot_bytes = tuple(files), data, slot_bytes
-        self._view = byte_view(data)
         shards = [path for f in files for path in f.shards]
         self.mode = probe_direct(shards[0]) if shards else "O_DIRECT"
         self._direct = self.mode == "O_DIRECT"
-        self._fds: list[list[int]] = []
+        self._fds: list[NDArray[np.int64]] = []  # of the shards of each file
         try:
             for f in files:
-                self._fds.append([])
-                for path in f.shards:
-                    self._fds[-1].append(open_to_read(path, self._direct))
+                self._fds.append(np.full(len(f.shards), -1, np.int64))
+                for i, path in enumerate(f.shards):
+                    self._fds[-1][i] = open_to_read(path, self._direct)
         except BaseException:
             self._close()
             raise
         self.bytes_read = self.reads = self.blocks_read = self.errors = 0
-        self.retries = 0  # of reads that failed once
+        self.retries = 0  # of pieces that did not come at first, or not as they were written
         self.busy_ns = self.wait_ns = 0  # of reader threads at work; of threads that waited
         self._lock = concurrency.Lock()
         self._own = isinstance(threads, int)
         self._threads = ReadThreads(threads) if isinstance(threads, int) else threads
+        if self._direct:
+            refusal = self._threads.refusal
+            self.mode += f" by preadv: {refusal}" if refusal else " by io_uring"
 
     def close(self) -> None:
         if self._own:
@@ -172,13 +211,14 @@ class BlockReader(Closing):
         Ascending blocks that are adjacent on disk are read by one call.  Any thread may call.
         Raises CorruptBlock (file, offset, found, expected), OSError: the first error met.
         """
-        runs = list(self._runs(file, blocks, slots))
-        if not runs:
-            return
-        request = _Request(len(runs))
-        for run in runs:
-            self._put(partial(self._read_run, run), request)
-        Reading(request, self._waited).wait()
+        geometry = self.files[file].geometry
+        runs = np.empty((blocks.size, 3), np.int64)
+        runs[:, SHARD] = blocks // geometry.blocks_per_shard
+        runs[:, PAGE] = blocks % geometry.blocks_per_shard * geometry.pages_per_block
+        runs[:, PAGES] = geometry.pages_per_block
+        asked = _Placing(file, runs, slots * self._slot_bytes, are_blocks=True)
+        task = partial(self._place_pages, asked)
+        self._ask(runs, MOST_PIECES, MERGE_BYTES // PAGE_BYTES, task).wait()
 
     def stream(
         self,
@@ -188,15 +228,16 @@ class BlockReader(Closing):
         consume: Consume,
         parts: Parts | None = None,
     ) -> Reading:
-        """Bring runs of pages through buffers; `consume` gets each in a reader thread.
+        """Bring runs of pages through buffers; `consume` gets some at a time in a reader thread.
 
         runs      int64 (runs, 3 or more)   shard, first page in it, pages; kept until all are read
-        transit   page-aligned uint8 buffers, each with room for the longest run
+        transit   each buffer has room for the longest run
         parts     runs that are not read whole; `consume` gets them with anything in the gaps
 
         Returns at once; errors come at `Reading.wait`: CorruptBlock, OSError.
         """
-        return self._ask(runs, partial(self._pass_pages, file, runs, transit, consume, parts))
+        task = partial(self._pass_pages, _Passing(file, runs, transit, consume, parts))
+        return self._ask(runs, DEPTH, min(_TASK_PAGES, transit.pages), task)
 
     def fetch(self, file: int, runs: NDArray[np.int64], places: NDArray[np.int64]) -> Reading:
         """Bring runs of pages straight to where they stay.
@@ -206,163 +247,35 @@ class BlockReader(Closing):
 
         Returns at once; errors come at `Reading.wait`: CorruptBlock, OSError.
         """
-        return self._ask(runs, partial(self._place_pages, file, runs, places))
+        task = partial(self._place_pages, _Placing(file, runs, places, are_blocks=False))
+        return self._ask(runs, DEPTH, _TASK_PAGES, task)
 
-    def _ask(self, runs: NDArray[np.int64], read: Callable[[int, int], None]) -> Reading:
-        """Have runs [low, high) read, some at a time."""
-        tasks, first, pages = [], 0, 0
-        for i, count in enumerate(runs[:, 2].tolist()):
-            if i - first == _TASK_RUNS or (i > first and pages + count > _TASK_PAGES):
-                tasks.append((first, i))
-                first, pages = i, 0
-            pages += count
-        if not len(runs):
+    def _ask(
+        self,
+        runs: NDArray[np.int64],
+        most: int,
+        most_pages: int,
+        task: Callable[[int, int, ReadQueue], None],
+    ) -> Reading:
+        """Have runs [low, high) read, at most so many at a time, and all threads at work."""
+        most = min(most, -(-len(runs) // self._threads.count))
+        first = np.empty(len(runs) + 1, np.int64)
+        tasks = int(cut_tasks(runs, most, most_pages, first))
+        if not tasks:
             return Reading(None, self._waited)
-        tasks.append((first, len(runs)))
-        request = _Request(len(tasks))
-        for low, high in tasks:
-            self._put(partial(read, low, high), request)
+        request = _Request(tasks)
+        for low, high in pairwise(first[: tasks + 1].tolist()):
+            self._threads.put(partial(self._do, partial(task, low, high), request))
         return Reading(request, self._waited)
 
     def _waited(self, ns: int) -> None:
         with self._lock:
             self.wait_ns += ns
 
-    def _pass_pages(
-        self,
-        number: int,
-        runs: NDArray[np.int64],
-        transit: Transit,
-        consume: Consume,
-        parts: Parts | None,
-        low: int,
-        high: int,
-    ) -> None:
-        buffer = transit.get()
-        try:
-            for i in range(low, high):
-                data = buffer[: int(runs[i, 2]) * PAGE_BYTES]
-                if parts is None or not parts.heads[i]:
-                    self._read_pages(number, runs[i], data)
-                    self._check_blocks(number, runs[i], data)
-                else:
-                    self._read_part(number, runs[i], data, i, parts)
-                consume(i, data)
-        finally:
-            transit.put(buffer)
-
-    def _read_part(
-        self, number: int, run: NDArray[np.int64], data: NDArray[np.uint8], i: int, parts: Parts
-    ) -> None:
-        """The first pages of a run, then those that these ask for."""
-        head = int(parts.heads[i])
-        self._read_between(number, run, data, 0, head)
-        block, where = self._first_block(number, run)
-        check = self.files[number].check
-        graph = check if isinstance(check, GraphCheck) else None
-        if graph is not None:
-            graph.check(block, data[: head * PAGE_BYTES], head * PAGE_BYTES, where)
-        for first, stop in parts.choose(i, data[: head * PAGE_BYTES]):
-            assert stop <= run[2]
-            self._read_between(number, run, data, max(first, head), stop)
-            if graph is not None:
-                graph.check_part(
-                    block, data, max(first, head) * PAGE_BYTES, stop * PAGE_BYTES, where
-                )
-            head = max(head, stop)
-
-    def _first_block(self, number: int, run: NDArray[np.int64]) -> tuple[int, str]:
-        file, shard, page = self.files[number], int(run[0]), int(run[1])
-        geometry = file.geometry
-        block = shard * geometry.blocks_per_shard - (-page // geometry.pages_per_block)
-        return block, str(file.shards[shard])
-
-    def _check_blocks(self, number: int, run: NDArray[np.int64], data: NDArray[np.uint8]) -> None:
-        file = self.files[number]
-        if file.check is None:
-            return
-        pages, size = file.geometry.pages_per_block, file.geometry.slot_bytes
-        block, where = self._first_block(number, run)
-        whole = data[-int(run[1]) % pages * PAGE_BYTES :]
-        whole = whole[: whole.size // size * size]
-        file.check.check(block, whole, size, where)
-
-    def _read_between(
-        self, number: int, run: NDArray[np.int64], data: NDArray[np.uint8], first: int, stop: int
-    ) -> None:
-        if first < stop:
-            piece = np.array([run[0], run[1] + first, stop - first])
-            self._read_pages(number, piece, data[first * PAGE_BYTES : stop * PAGE_BYTES])
-
-    def _place_pages(
-        self, number: int, runs: NDArray[np.int64], places: NDArray[np.int64], low: int, high: int
-    ) -> None:
-        for i in range(low, high):
-            start = int(places[i])
-            size = int(runs[i, 2]) * PAGE_BYTES
-            data = self._data[start : start + size]
-            self._read_pages(number, runs[i], data)
-            self._check_blocks(number, runs[i], data)
-
-    def _twice(self, read: Callable[[], None]) -> None:
-        """A read that fails is tried once more: a disk may err, a bit flip on the way.
-
-        Raises CorruptBlock, OSError: of the second attempt.
-        """
-        try:
-            read()
-        except (CorruptBlock, OSError):
-            with self._lock:
-                self.retries += 1
-            read()
-
-    def _read_pages(self, number: int, run: NDArray[np.int64], data: NDArray[np.uint8]) -> None:
-        self._twice(partial(self._read_pages_once, number, run, data))
-
-    def _read_pages_once(
-        self, number: int, run: NDArray[np.int64], data: NDArray[np.uint8]
-    ) -> None:
-        begun = concurrency.perf_counter_ns()
-        file = self.files[number]
-        shard, page, pages = run[:3].tolist()
-        offset = page * PAGE_BYTES
-        fd, where = self._fds[number][shard], str(file.shards[shard])
-        read_exact(fd, [byte_view(data)], offset, where)
-        if not self._direct:
-            os.posix_fadvise(fd, offset, data.size, os.POSIX_FADV_DONTNEED)
-        first = shard * file.geometry.blocks_per_shard * file.geometry.pages_per_block + page
-        expected = file.crcs[first : first + pages]
-        bad = int(find_bad_page(data, pages, expected))
-        if bad >= 0:
-            rest = data[bad * PAGE_BYTES :]
-            raise corrupt_page(where, offset + bad * PAGE_BYTES, rest, int(expected[bad]))
-        with self._lock:
-            self.bytes_read += data.size
-            self.reads += 1
-            self.busy_ns += concurrency.perf_counter_ns() - begun
-
-    def _runs(
-        self, file: int, blocks: NDArray[np.int64], slots: NDArray[np.int64]
-    ) -> list[_BlockRun]:
-        geometry = self.files[file].geometry
-        most = max(1, min(_MOST_BUFFERS, MERGE_BYTES // geometry.slot_bytes))
-        most = min(most, max(1, -(-blocks.size // self._threads.count)))  # all threads have work
-        shard = blocks // geometry.blocks_per_shard
-        cuts = (np.flatnonzero((np.diff(blocks) != 1) | (np.diff(shard) != 0)) + 1).tolist()
-        runs = []
-        for low, high in zip([0, *cuts], [*cuts, blocks.size], strict=True):
-            for i in range(low, high, most):
-                part = slots[i : min(i + most, high)]
-                runs.append(_BlockRun(file, int(blocks[i]), part))
-        return runs if blocks.size else []
-
-    def _put(self, task: Callable[[], None], request: _Request) -> None:
-        self._threads.put(partial(self._do, task, request))
-
-    def _do(self, task: Callable[[], None], request: _Request) -> None:
+    def _do(self, task: _Task, request: _Request, queue: ReadQueue) -> None:
         """In a reader thread."""
         try:
-            task()
+            task(queue if self._direct else queue.without_ring())
         except BaseException as error:
             with self._lock:
                 self.errors += 1
@@ -370,43 +283,182 @@ class BlockReader(Closing):
         else:
             request.finish(None)
 
-    def _read_run(self, run: _BlockRun) -> None:
-        self._twice(partial(self._read_run_once, run))
+    # -- tasks ------------------------------------------------------------------------------------
 
-    def _read_run_once(self, run: _BlockRun) -> None:
-        begun = concurrency.perf_counter_ns()
-        file = self.files[run.file]
-        geometry = file.geometry
-        shard, offset = geometry.locate(run.first)
-        size = geometry.slot_bytes
-        where = str(file.shards[shard])
-        starts = [int(slot) * self._slot_bytes for slot in run.slots]
-        fd = self._fds[run.file][shard]
-        read_exact(fd, [self._view[s : s + size] for s in starts], offset, where)
-        if not self._direct:
-            os.posix_fadvise(fd, offset, size * len(starts), os.POSIX_FADV_DONTNEED)
-        pages = geometry.pages_per_block
-        for i, start in enumerate(starts):
-            first = (run.first + i) * pages
-            expected = file.crcs[first : first + pages]
-            data = self._data[start : start + size]
-            if isinstance(file.check, GraphCheck):
-                bad = file.check.find_bad_page(run.first + i, data, expected, where)
+    def _place_pages(self, asked: _Placing, low: int, high: int, queue: ReadQueue) -> None:
+        number, data = asked.file, self._data
+        pieces = _pieces(asked.runs[low:high], asked.places[low:high])
+        check = self.files[number].check
+        if asked.are_blocks and isinstance(check, GraphCheck):
+            self._read(number, pieces, data, queue, verify=False)
+            for piece in pieces:
+                self._verify_block(number, check, piece)
+        else:
+            self._read(number, pieces, data, queue)
+            self._check_blocks(number, pieces, data)
+        if asked.are_blocks:
+            with self._lock:
+                self.blocks_read += len(pieces)
+
+    def _pass_pages(self, asked: _Passing, low: int, high: int, queue: ReadQueue) -> None:
+        runs, transit = asked.runs[low:high], asked.transit
+        buffer = transit.free.get()
+        try:
+            ends = np.cumsum(runs[:, PAGES]) * PAGE_BYTES
+            pieces = _pieces(runs, ends - runs[:, PAGES] * PAGE_BYTES)
+            if asked.parts is None:
+                self._read(asked.file, pieces, buffer, queue)
+                self._check_blocks(asked.file, pieces, buffer)
             else:
-                bad = int(find_bad_page(data, pages, expected))
-            if bad >= 0:
-                place = offset + i * size + bad * PAGE_BYTES
-                raise corrupt_page(where, place, data[bad * PAGE_BYTES :], int(expected[bad]))
-            if isinstance(file.check, RowCheck):
-                file.check.check(run.first + i, data, size, where)
+                self._read_parts(asked, low, pieces, buffer, queue)
+            asked.consume(low, high, buffer[: int(ends[-1])])
+        finally:
+            transit.free.put(buffer)
+
+    def _read_parts(
+        self,
+        asked: _Passing,
+        low: int,
+        pieces: NDArray[np.int64],
+        buffer: NDArray[np.uint8],
+        queue: ReadQueue,
+    ) -> None:
+        """The first pages of runs, which are numbered from `low` on, then what these ask for."""
+        number, parts = asked.file, asked.parts
+        assert parts is not None
+        heads = parts.heads[low : low + len(pieces)]
+        first = pieces.copy()
+        first[:, PAGES] = np.where(heads > 0, heads, pieces[:, PAGES])
+        self._read(number, first, buffer, queue)
+        self._check_blocks(number, pieces[heads == 0], buffer)
+        check = self.files[number].check
+        graph = check if isinstance(check, GraphCheck) else None
+        rest: list[tuple[int, int, int]] = []  # pages [start, stop) of a piece
+        for k in np.flatnonzero(heads).tolist():
+            data, done = _bytes_of(first[k], buffer), int(heads[k])
+            if graph is not None:
+                block, where = self._first_block(number, pieces[k])
+                graph.check(block, data, data.size, where)
+            for start, stop in parts.choose(low + k, data):
+                assert stop <= pieces[k, PAGES]
+                if done < stop:
+                    rest.append((k, max(start, done), stop))
+                    done = stop
+        more = pieces[[k for k, _, _ in rest]]
+        for piece, (_, start, stop) in zip(more, rest, strict=True):
+            piece += (0, start, 0, start * PAGE_BYTES)
+            piece[PAGES] = stop - start
+        for i in range(0, len(more), MOST_PIECES):
+            self._read(number, more[i : i + MOST_PIECES], buffer, queue)
+        if graph is not None:
+            for k, start, stop in rest:
+                block, where = self._first_block(number, pieces[k])
+                data = _bytes_of(pieces[k], buffer)
+                graph.check_part(block, data, start * PAGE_BYTES, stop * PAGE_BYTES, where)
+
+    # -- checks -----------------------------------------------------------------------------------
+
+    def _verify_block(self, number: int, check: GraphCheck, piece: NDArray[np.int64]) -> None:
+        """A graph block in its slot, read and not verified: checksums and what it says at once."""
+        begun = concurrency.perf_counter_ns()
+        data = _bytes_of(piece, self._data)
+        block, where = self._first_block(number, piece)
+        bad = check.find_bad_page(block, data, self._crcs(number, piece), where)
+        self._count(begun)
+        if bad >= 0:
+            self._read_again(number, piece, data)
+            check.check(block, data, data.size, where)
+
+    def _check_blocks(
+        self, number: int, pieces: NDArray[np.int64], memory: NDArray[np.uint8]
+    ) -> None:
+        """What the blocks say that lie in pieces as a whole.  Raises CorruptBlock."""
+        file = self.files[number]
+        if file.check is None:
+            return
+        pages, size = file.geometry.pages_per_block, file.geometry.slot_bytes
+        for piece in pieces:
+            block, where = self._first_block(number, piece)
+            whole = _bytes_of(piece, memory)[-int(piece[PAGE]) % pages * PAGE_BYTES :]
+            file.check.check(block, whole[: whole.size // size * size], size, where)
+
+    def _first_block(self, number: int, piece: NDArray[np.int64]) -> tuple[int, str]:
+        """The first block that begins in a piece or after it, and the shard's name."""
+        file, shard, page = self.files[number], int(piece[SHARD]), int(piece[PAGE])
+        geometry = file.geometry
+        block = shard * geometry.blocks_per_shard - (-page // geometry.pages_per_block)
+        return block, str(file.shards[shard])
+
+    def _crcs(self, number: int, piece: NDArray[np.int64]) -> NDArray[np.uint32]:
+        first = int(piece[SHARD]) * self._shard_pages(number) + int(piece[PAGE])
+        return self.files[number].crcs[first : first + int(piece[PAGES])]
+
+    def _shard_pages(self, number: int) -> int:
+        geometry = self.files[number].geometry
+        return geometry.blocks_per_shard * geometry.pages_per_block
+
+    # -- reads ------------------------------------------------------------------------------------
+
+    def _read(
+        self,
+        number: int,
+        pieces: NDArray[np.int64],
+        memory: NDArray[np.uint8],
+        queue: ReadQueue,
+        verify: bool = True,
+    ) -> None:
+        """Pieces of a file, at most MOST_PIECES, into memory.
+
+        One that does not come, or not as it was written, is tried once more: a disk may err, a bit
+        flip on the way.  Raises CorruptBlock, OSError: of the second attempt.
+        """
+        begun = concurrency.perf_counter_ns()
+        crcs = self.files[number].crcs if verify else _NO_CRCS
+        shard_pages = self._shard_pages(number)
+        reads = read_pieces(queue, self._fds[number], pieces, memory, crcs, shard_pages)
+        failed = queue.failed[: len(pieces)].copy()
+        self._forget(number, pieces)
+        self._count(begun, int(pieces[~failed, PAGES].sum()), int(reads))
+        for piece in pieces[failed]:
+            self._read_again(number, piece, _bytes_of(piece, memory))
+
+    def _read_again(self, number: int, piece: NDArray[np.int64], data: NDArray[np.uint8]) -> None:
+        begun = concurrency.perf_counter_ns()
         with self._lock:
-            self.bytes_read += size * len(starts)
-            self.blocks_read += len(starts)
-            self.reads += 1
+            self.retries += 1
+        shard, page, pages = piece[:PLACE].tolist()
+        fd, where = int(self._fds[number][shard]), str(self.files[number].shards[shard])
+        read_verified(fd, data, page * PAGE_BYTES, self._crcs(number, piece), where)
+        self._forget(number, piece[np.newaxis])
+        self._count(begun, pages, 1)
+
+    def _forget(self, number: int, pieces: NDArray[np.int64]) -> None:
+        """The page cache, if it is passed, keeps nothing of them."""
+        if not self._direct:
+            for shard, page, pages in pieces[:, :PLACE].tolist():
+                fd, offset, size = self._fds[number][shard], page * PAGE_BYTES, pages * PAGE_BYTES
+                os.posix_fadvise(int(fd), offset, size, os.POSIX_FADV_DONTNEED)
+
+    def _count(self, begun: int, pages: int = 0, reads: int = 0) -> None:
+        with self._lock:
+            self.bytes_read += pages * PAGE_BYTES
+            self.reads += reads
             self.busy_ns += concurrency.perf_counter_ns() - begun
 
     def _close(self) -> None:
         for fds in self._fds:
-            for fd in fds:
+            for fd in fds[fds >= 0].tolist():
                 os.close(fd)
         self._fds = []
+
+
+def _pieces(runs: NDArray[np.int64], places: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Runs and the bytes in memory that they go to, as `read_pieces` takes them."""
+    pieces = np.empty((len(runs), 4), np.int64)
+    pieces[:, :PLACE], pieces[:, PLACE] = runs[:, :PLACE], places
+    return pieces
+
+
+def _bytes_of(piece: NDArray[np.int64], memory: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    start = int(piece[PLACE])
+    return memory[start : start + int(piece[PAGES]) * PAGE_BYTES]

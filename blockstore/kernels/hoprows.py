@@ -1,5 +1,6 @@
 """Rows of hop-wise arrays, which have no gaps: row i is `row_bytes` bytes from i * row_bytes on."""
 
+from blockstore.format import PAGE_BYTES
 from blockstore.kernels.intrinsics import prefetch
 from blockstore.kernels.jit import leaf, njit
 from blockstore.kernels.random import permute
@@ -41,14 +42,19 @@ def gather_hops(data, bases, row_bytes, index, start, stop, firsts, out):
 
 
 @leaf
-def spread_rows(pages, first_byte, rows, places, start, stop, row_bytes, out):
-    """Row places[i] of `out` = row rows[i] of an array, for start <= i < stop.
+def spread_rows(pages, runs, shard_bytes, rows, places, row_bytes, out):
+    """Row places[i] of `out` = row rows[i] of an array, for those that runs of pages hold.
 
-    pages       uint8             part of the array that holds these rows
-    first_byte  int               of the array, at which `pages` begins
-    rows        int64 (>= stop,)
-    places      int64 (>= stop,)
-    out         uint8 (bytes,)    flat
+    pages        uint8             of the runs, one run after the other
+    runs         int64 (runs, 5)   as `plan_extents` gives them, of `rows`
+    shard_bytes  int               of the array that a shard holds
+    rows         int64 (rows,)
+    places       int64 (rows,)
+    out          uint8 (bytes,)    flat
     """
-    for i in range(start, stop):
-        copy_row(pages, rows[i] * row_bytes - first_byte, out, places[i] * row_bytes, row_bytes)
+    start = 0
+    for k in range(runs.shape[0]):
+        first = runs[k, 0] * shard_bytes + runs[k, 1] * PAGE_BYTES - start
+        for i in range(runs[k, 3], runs[k, 4]):
+            copy_row(pages, rows[i] * row_bytes - first, out, places[i] * row_bytes, row_bytes)
+        start += runs[k, 2] * PAGE_BYTES

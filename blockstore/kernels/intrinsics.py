@@ -1,5 +1,6 @@
 """Machine instructions that numba lacks, each with a plain Python path for runs without the JIT."""
 
+import ctypes
 import platform
 
 import numpy as np
@@ -173,3 +174,92 @@ def crc32_word(_context, crc, word):
         return builder.call(function, args)
 
     return types.uint64(types.uint64, types.uint64), codegen
+
+
+# System calls are called as functions of libc by name, which the linker of the compiled code
+# resolves: no address gets into a kernel that is kept on disk.
+
+
+def _preadv(fd, iovecs, low, high, offset):
+    call = ctypes.CDLL(None).preadv
+    call.restype = ctypes.c_int64
+    address = ctypes.c_void_p(iovecs.ctypes.data + 16 * int(low))
+    return call(int(fd), address, int(high - low), ctypes.c_int64(int(offset)))
+
+
+@_or_python(_preadv)
+def preadv(_context, fd, iovecs, low, high, offset):
+    """libc's `preadv` from byte `offset` on into buffers [low, high); bytes read, or -1; int64.
+
+    fd, low, high, offset   int64
+    iovecs                  uint64 (2 * buffers,)   address and bytes of each
+    """
+
+    def codegen(context, builder, signature, args):
+        view = context.make_array(signature.args[1])(context, builder, args[1])
+        first = builder.gep(view.data, [builder.mul(args[2], ir.Constant(_INT64, 2))])
+        function = cgutils.get_or_insert_function(
+            builder.module,
+            ir.FunctionType(_INT64, [_INT32, _BYTE.as_pointer(), _INT32, _INT64]),
+            "preadv",
+        )
+        count = builder.trunc(builder.sub(args[3], args[2]), _INT32)
+        buffers = builder.bitcast(first, _BYTE.as_pointer())
+        return builder.call(function, [builder.trunc(args[0], _INT32), buffers, count, args[4]])
+
+    return types.int64(types.int64, iovecs, types.int64, types.int64, types.int64), codegen
+
+
+_SYS_ENTER, _GET_EVENTS = 426, 1
+
+
+def _enter_ring(fd, count):
+    call = ctypes.CDLL(None).syscall
+    call.restype = ctypes.c_int64
+    return call(_SYS_ENTER, int(fd), int(count), 1, _GET_EVENTS, None, ctypes.c_size_t(0))
+
+
+@_or_python(_enter_ring)
+def enter_ring(_context, fd, count):
+    """io_uring_enter: hand over `count` entries, and wait for one completion.
+
+    Returns how many were taken, or -1, int64; int64, int64 -> int64.
+    """
+
+    def codegen(_context, builder, _signature, args):
+        function = cgutils.get_or_insert_function(
+            builder.module, ir.FunctionType(_INT64, [_INT64], var_arg=True), "syscall"
+        )
+        number, one, events, none = (
+            ir.Constant(_INT64, value) for value in (_SYS_ENTER, 1, _GET_EVENTS, 0)
+        )
+        return builder.call(function, [number, args[0], args[1], one, events, none, none])
+
+    return types.int64(types.int64, types.int64), codegen
+
+
+@_or_python(lambda words, index: words[int(index)])
+def load_shared(_context, words, index):
+    """words[index], before anything that is read after it; uint32 (any,), int64 -> uint32."""
+
+    def codegen(context, builder, signature, args):
+        view = context.make_array(signature.args[0])(context, builder, args[0])
+        return builder.load_atomic(builder.gep(view.data, [args[1]]), "acquire", 4)
+
+    return types.uint32(words, types.int64), codegen
+
+
+def _store_item(words, index, value):
+    words[int(index)] = value
+
+
+@_or_python(_store_item)
+def store_shared(_context, words, index, value):
+    """words[index] = value, after all that was written before; uint32 (any,), int64, uint32."""
+
+    def codegen(context, builder, signature, args):
+        view = context.make_array(signature.args[0])(context, builder, args[0])
+        builder.store_atomic(args[2], builder.gep(view.data, [args[1]]), "release", 4)
+        return context.get_dummy_value()
+
+    return types.void(words, types.int64, types.uint32), codegen

@@ -261,28 +261,33 @@ def _divide(entry, divisor):
 
 
 @leaf
-def copy_extent(source, first_byte, rows, low, high, layout, table, area, data, slot_bytes):
-    """Rows rows[low:high] out of a run of pages into their entries.
+def copy_extents(source, runs, rows, layout, table, area, data, slot_bytes):
+    """The rows of runs of pages into their entries.
 
-    source       uint8     the pages
-    first_byte   int       where they begin, counted over the blocks of the array from its first
-    area         int64     arena slots of the array's entries
-    data         uint8     the arena
+    source   uint8             the pages, run after run
+    runs     int64 (runs, 5)   as `plan_extents` gives them, of `rows`
+    area     int64             arena slots of the array's entries
+    data     uint8             the arena
     """
     row_bytes = layout.row_bytes
-    per_slot = slot_bytes // row_bytes
-    for i in range(low, high):
-        row = np.int64(rows[i])
-        entry = np.int64(table.base[row >> table.shift])
-        if entry >= 0:
-            entry += row & ((np.int64(1) << table.shift) - 1)
-        else:
-            entry = table.kept + np.int64(table.place[row])
-        block = row // layout.rows_per_block
-        at = (row - block * layout.rows_per_block) * row_bytes
-        at += block * layout.block_bytes - first_byte
-        target = area[entry // per_slot] * slot_bytes + entry % per_slot * row_bytes
-        copy_row(source, at, data, target, row_bytes)
+    per_slot, start = slot_bytes // row_bytes, 0
+    for k in range(runs.shape[0]):
+        # byte 0 of `source`, counted over the blocks of the array from its first
+        first = runs[k, 0] * layout.blocks_per_shard * layout.block_bytes + runs[k, 1] * _PAGE
+        first -= start
+        for i in range(runs[k, 3], runs[k, 4]):
+            row = np.int64(rows[i])
+            entry = np.int64(table.base[row >> table.shift])
+            if entry >= 0:
+                entry += row & ((np.int64(1) << table.shift) - 1)
+            else:
+                entry = table.kept + np.int64(table.place[row])
+            block = row // layout.rows_per_block
+            at = (row - block * layout.rows_per_block) * row_bytes
+            at += block * layout.block_bytes - first
+            target = area[entry // per_slot] * slot_bytes + entry % per_slot * row_bytes
+            copy_row(source, at, data, target, row_bytes)
+        start += runs[k, 2] * _PAGE
 
 
 @leaf

@@ -374,7 +374,7 @@ class StoreStatus(msgspec.Struct, frozen=True):
     name: str
     path: str  # as it was given
     fingerprint: str
-    io_mode: str  # "O_DIRECT", or "buffered" and why
+    io_mode: str  # "O_DIRECT" and by which call, or "buffered" and why
     sessions: int
     retired: bool = False  # opened again, or dropped: it serves the sessions that it has
 

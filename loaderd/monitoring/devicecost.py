@@ -54,7 +54,7 @@ def measure_cost(
         runs[:, 1] = np.sort(spread.integers(0, shard_pages - pages, count))
         runs[:, 2] = pages
         begun = concurrency.perf_counter_ns()
-        reader.stream(number, runs, transit, lambda _run, _data: None).wait()
+        reader.stream(number, runs, transit, lambda _low, _high, _data: None).wait()
         return (concurrency.perf_counter_ns() - begun) / 1e9 / count
 
     short = min(seconds(_PAGES, 1) for _ in range(2))

@@ -19,6 +19,7 @@ from blockstore.errors import BudgetTooSmall, StoreError
 from blockstore.io.arena import Arena, available_memory
 from blockstore.io.buffers import aligned_buffer, byte_view
 from blockstore.io.files import open_to_read, probe_direct
+from blockstore.io.ring import DEPTH, QueueOwner
 from blockstore.kernels.crc import page_crcs
 from blockstore.kernels.jit import cache_folder
 from blockstore.store import Store, open_store
@@ -202,6 +203,21 @@ def _shards(store: Store) -> list[Path]:
     return [path for f in files for path in f.shards]
 
 
+def judge_queue(refusal: str) -> MachineCheck:
+    """By why reads do not go through io_uring, or ''."""
+    found = refusal or f"io_uring: each reader thread has up to {DEPTH} reads in flight"
+    remedy = (
+        "each reader thread has one read in flight: allow io_uring (kernel.io_uring_disabled=0; "
+        "in the seccomp profile io_uring_setup and io_uring_enter), or give more --readers"
+    )
+    return _judge("reads", not refusal, found, remedy)
+
+
+def _check_queue() -> MachineCheck:
+    with QueueOwner() as owner:
+        return judge_queue(owner.refusal)
+
+
 def _check_direct(mode: str) -> MachineCheck:
     good = mode == "O_DIRECT"
     found = "the store's file system takes it" if good else mode
@@ -249,6 +265,7 @@ def examine(settings: EngineSettings, path: Path | None) -> Iterator[MachineChec
     yield _check_memfd()
     yield judge_kernel_cache(cache_folder(page_crcs))
     yield _check_shm()
+    yield _check_queue()
     pages = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
     yield judge_pages(pages.read_text() if pages.exists() else "")
     yield _check_gpu()

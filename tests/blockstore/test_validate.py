@@ -1,6 +1,5 @@
 """Stores whose checksums are right and whose content is not: what opening and reading refuse."""
 
-import queue
 import shutil
 
 import numpy as np
@@ -9,7 +8,7 @@ import pytest
 from blockstore.errors import CorruptBlock, StoreError
 from blockstore.format import BLOCK_HEADER, FINGERPRINT_KEY
 from blockstore.io.buffers import aligned_buffer
-from blockstore.io.reader import BlockReader, Parts
+from blockstore.io.reader import BlockReader, Parts, make_transit
 from blockstore.store import open_store, read_rows, scan_blocks
 from tests.graphs import make_csc
 from tests.stores import write_store
@@ -198,8 +197,7 @@ def test_every_way_to_read_a_block_checks_it(draft, tmp_path, halo):
     size, count = file.geometry.slot_bytes, file.geometry.num_blocks
     pages = size // 4096
     data = aligned_buffer(count * size)
-    transit = queue.SimpleQueue()
-    transit.put(aligned_buffer(count * size))
+    transit = make_transit([aligned_buffer(count * size)])
     all_blocks = np.arange(count)
     whole = np.array([[0, 0, count * pages]])
     one = np.array([[0, bad * pages, pages]])
@@ -211,10 +209,10 @@ def test_every_way_to_read_a_block_checks_it(draft, tmp_path, halo):
         with pytest.raises(CorruptBlock, match=MESSAGE):
             reader.fetch(0, whole, np.zeros(1, np.int64)).wait()
         with pytest.raises(CorruptBlock, match=MESSAGE):
-            reader.stream(0, whole, transit, lambda i, d: None).wait()
+            reader.stream(0, whole, transit, lambda low, high, d: None).wait()
         parts = Parts(np.ones(1, np.int64), lambda i, head: [(0, pages)])
         with pytest.raises(CorruptBlock, match=MESSAGE):
-            reader.stream(0, one, transit, lambda i, d: None, parts).wait()
+            reader.stream(0, one, transit, lambda low, high, d: None, parts).wait()
         good = np.delete(all_blocks, bad)
         reader.read(0, good, good)
 
@@ -227,14 +225,13 @@ def test_a_part_of_a_block_is_checked_as_far_as_it_is_read(tmp_path):
     block = np.frombuffer(draft.blocks[BLOCKS].data, np.uint32)
     block[1024 + 100] = 2**31  # a source in page 1
     file = open_store(written(draft, tmp_path)).graph(open_store(path).manifest.relations[0])
-    transit = queue.SimpleQueue()
-    transit.put(aligned_buffer(16384))
+    transit = make_transit([aligned_buffer(16384)])
     run, heads, seen = np.array([[0, 0, 4]]), np.ones(1, np.int64), []
     with BlockReader([file], aligned_buffer(16384), 16384, threads=1) as reader:
 
         def read(pages):
             parts = Parts(heads, lambda i, head: [pages])
-            reader.stream(0, run, transit, lambda i, d: seen.append(i), parts).wait()
+            reader.stream(0, run, transit, lambda low, high, d: seen.append(low), parts).wait()
 
         read((0, 1))
         assert seen == [0]

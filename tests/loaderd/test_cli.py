@@ -161,7 +161,8 @@ def test_the_start_line_and_the_files(store, tmp_path):
     assert process.stdout is not None
     line = process.stdout.readline()
     assert re.fullmatch(
-        rf"serving {store} \(fingerprint \w+\) at {endpoint}, budget 64M, (O_DIRECT|buffered.*)\n",
+        rf"serving {store} \(fingerprint \w+\) at {endpoint}, budget 64M, "
+        r"(O_DIRECT by .*|buffered.*)\n",
         line,
     )
     modes = {p.name: stat.S_IMODE(p.stat().st_mode) for p in tmp_path.iterdir()}

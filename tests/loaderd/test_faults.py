@@ -18,7 +18,6 @@ import pytest
 
 from blockstore.errors import BudgetTooSmall
 from blockstore.io import arena as arena_module
-from blockstore.io import reader as reader_module
 from blockstore.io.arena import Arena
 from blockstore.store import open_store
 from loaderd.api.endpoint import parse_endpoint
@@ -33,6 +32,7 @@ from tests.graphs import Csc
 from tests.hopstores import make_hops, write_hop_store
 from tests.loaderd.harness import WAIT_S, Client
 from tests.loaderd.opened import PLANS, held, serve, session_of
+from tests.reads import watch_reads
 from tests.stores import write_store
 from tools.faults.trainers import open_files
 
@@ -66,17 +66,16 @@ def running(request, monkeypatch):
     """A session, and a switch that makes reads fail; afterwards nothing is held any more."""
     store = "hop_store" if request.param in ("chunks", "rows") else "store"
     failing: dict[str, int] = {"left": 0, "met": 0}
-    real = reader_module.read_exact
 
-    def read(fd, buffers, offset, where):
+    def meet(fd, offset):
         if failing["left"]:
             if failing["left"] < ALL:  # else a test may end it meanwhile
                 failing["left"] -= 1
             failing["met"] += 1
+            where = Path(f"/proc/self/fd/{fd}").readlink()
             raise OSError(errno.EIO, "Input/output error", f"{where}+{offset}")
-        real(fd, buffers, offset, where)
 
-    monkeypatch.setattr(reader_module, "read_exact", read)
+    watch_reads(monkeypatch, meet)
     with session_of(request.getfixturevalue(store), 3 << 20, request.param) as session:
         session.failing = failing
         yield session

@@ -21,13 +21,13 @@ import pytest
 
 from blockstore import concurrency
 from blockstore.errors import CorruptBlock
-from blockstore.io import reader as reader_module
 from loaderd.api.errors import Refused, Shortage
 from loaderd.api.protocol import BatchReady, ChunkReady, ErrorReply, Release, Start
 from loaderd.memory.slots import SlotBroker
 from tests.graphs import Csc
 from tests.hopstores import make_hops, write_hop_store
 from tests.loaderd.opened import PLANS, Opened, Sessions, content, serve, sessions_of
+from tests.reads import watch_reads
 from tests.stores import write_store
 
 NODES, BATCH, STEPS = 6000, 10, 4
@@ -131,17 +131,13 @@ def injector(monkeypatch: pytest.MonkeyPatch) -> Injector:
     monkeypatch.setattr(concurrency, "Thread", FailingThread)
     for name in ("take", "take_run"):
         monkeypatch.setattr(SlotBroker, name, failing_take(injector, getattr(SlotBroker, name)))
-    real = reader_module.read_exact
 
-    def read(fd: int, buffers: Any, offset: int, where: str) -> None:
+    def meet(fd: int, offset: int) -> None:
         short = injector.number % 2
-        error = CorruptBlock(f"{where}+{offset}: ends, injected")
-        injector.hit(
-            error if short else OSError(errno.EIO, "Input/output error", where), (fd, offset)
-        )
-        real(fd, buffers, offset, where)
+        error = CorruptBlock(f"{fd}+{offset}: ends, injected")
+        injector.hit(error if short else OSError(errno.EIO, "Input/output error"), (fd, offset))
 
-    monkeypatch.setattr(reader_module, "read_exact", read)
+    watch_reads(monkeypatch, meet)
     return injector
 
 

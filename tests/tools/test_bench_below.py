@@ -15,10 +15,13 @@ from tools.bench.setup import make_graph, make_store
 def test_disk(folder, tmp_path):
     out = tmp_path / "results.jsonl"
     sizes = ["--size", "1M", "--block-size", "64K", "--arena", "512K", "--rounds", "2"]
+    sizes += ["--pages", "300"]
     lines = run("disk", ["--folder", str(folder), "--out", str(out), *sizes])
     ours = by_side(lines)["ours, verified"]
     assert "skipped" in ours or ours["share_of_limit"]["min"] > 0
     assert "skipped" in ours or ours["bytes_read"]["min"] >= 1 << 20
+    pages = by_side(lines)["ours, pages verified"]
+    assert "skipped" in pages or pages["share_of_limit"]["min"] > 0
     assert not (folder / "disk.bin").exists()
     assert [json.loads(line) for line in out.read_text().splitlines()] == lines
 

@@ -8,19 +8,24 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from blockstore.format import PAGE_BYTES, BlockGeometry
 from blockstore.io.arena import Arena
 from blockstore.io.buffers import aligned_buffer, byte_view
-from blockstore.io.reader import BlockReader
+from blockstore.io.reader import BlockReader, make_transit
+from blockstore.io.ring import MOST_PIECES, QueueOwner
 from blockstore.kernels.crc import page_crcs
+from blockstore.kernels.reads import read_pieces
 from blockstore.store import BlockedFile
 from blockstore.units import parse_bytes
 from tools.bench.harness import BenchOptions, BenchPlan, Ratio, Run, Side, SideSkipped
 
 DEPTH = 8
 LIMIT_BYTES = 1 << 30  # that are read to know a disk's limit
+TRANSIT_BYTES = 1 << 20  # of each thread, for pages at random
 OURS, BARE = "ours, verified", f"bare preadv, {DEPTH} threads"
+OUR_PAGES, BARE_PAGES = "ours, pages verified", "bare, pages at random"
 
 
 @dataclass(frozen=True)
@@ -29,6 +34,7 @@ class DiskOptions(BenchOptions):
     block_size: str = "1M"
     arena: str = "256M"
     readers: int = DEPTH
+    pages: int = 50_000  # read at random
     rounds: int = 5
 
 
@@ -87,9 +93,61 @@ def open_ours(file: BlockedFile, slots: int, readers: int) -> Iterator[Run]:
         return {"GB_per_s": count * block / (time.perf_counter() - begun) / 1e9}
 
     with Arena(slots, block) as arena, BlockReader([file], arena.data, block, readers) as reader:
-        if reader.mode != "O_DIRECT":
-            raise SideSkipped(f"reads are {reader.mode}")
+        _expect_direct(reader)
         yield run
+
+
+def _expect_direct(reader: BlockReader) -> None:
+    if not reader.mode.startswith("O_DIRECT"):
+        raise SideSkipped(f"reads are {reader.mode}")
+
+
+def _pages_at_random(file: BlockedFile, count: int) -> NDArray[np.int64]:
+    """Runs of one page."""
+    runs = np.ones((count, 3), np.int64)
+    pages = file.geometry.num_blocks * file.geometry.pages_per_block
+    runs[:, 0], runs[:, 1] = 0, np.random.default_rng(count).integers(0, pages, count)
+    return runs
+
+
+def open_our_pages(file: BlockedFile, count: int, readers: int) -> Iterator[Run]:
+    """The engine's reader: through buffers, every page verified."""
+    runs = _pages_at_random(file, count)
+
+    def run() -> Mapping[str, float]:
+        begun = time.perf_counter()
+        reader.stream(0, runs, transit, lambda _low, _high, _pages: None).wait()
+        return {"reads_per_s": count / (time.perf_counter() - begun)}
+
+    memory = aligned_buffer(readers * TRANSIT_BYTES)
+    transit = make_transit(np.split(memory, readers))
+    with BlockReader([file], memory, TRANSIT_BYTES, readers) as reader:
+        _expect_direct(reader)
+        yield run
+
+
+def read_bare_pages(file: BlockedFile, count: int, readers: int) -> dict[str, float]:
+    """Reads/s of as many threads with as many reads in flight, and nothing verified."""
+    pieces = np.zeros((count, 4), np.int64)
+    pieces[:, :3] = _pages_at_random(file, count)
+    pieces[:, 3] = np.arange(count) % MOST_PIECES * PAGE_BYTES
+
+    def read(own: NDArray[np.int64]) -> None:
+        memory = aligned_buffer(MOST_PIECES * PAGE_BYTES)
+        with QueueOwner() as owner:
+            for i in range(0, len(own), MOST_PIECES):
+                part = own[i : i + MOST_PIECES]
+                read_pieces(owner.queue, fds, part, memory, file.crcs[:0], 0)
+
+    fds = np.array([os.open(file.shards[0], os.O_RDONLY | os.O_DIRECT)])
+    try:
+        with ThreadPoolExecutor(readers) as pool:
+            read(pieces[:1])  # the kernel is loaded then
+            begun = time.perf_counter()
+            list(pool.map(read, np.array_split(pieces, readers)))
+            return {"reads_per_s": count / (time.perf_counter() - begun)}
+    finally:
+        os.close(int(fds[0]))
 
 
 def disk(given: DiskOptions) -> Iterator[BenchPlan]:
@@ -104,5 +162,11 @@ def disk(given: DiskOptions) -> Iterator[BenchPlan]:
             Side(BARE, read_bare, (path, size, block)),
         ]
         yield BenchPlan(sides, {"cache": "cold"}, [Ratio("share_of_limit", OURS, "GB_per_s", BARE)])
+        sides = [
+            Side(OUR_PAGES, open_our_pages, (file, given.pages, given.readers)),
+            Side(BARE_PAGES, read_bare_pages, (file, given.pages, given.readers)),
+        ]
+        ratio = Ratio("share_of_limit", OUR_PAGES, "reads_per_s", BARE_PAGES)
+        yield BenchPlan(sides, {"cache": "cold"}, [ratio])
     finally:
         path.unlink(missing_ok=True)

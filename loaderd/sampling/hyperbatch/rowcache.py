@@ -18,7 +18,7 @@ from blockstore.kernels.rowcache import (
     CacheTable,
     address_entries,
     choose_by_level,
-    copy_extent,
+    copy_extents,
     count_passing,
     enter_rows,
     forget_listed,
@@ -375,14 +375,11 @@ class RowCache:
 
     def _copier(
         self, t: _Type, a: _Array, runs: NDArray[np.int64]
-    ) -> Callable[[int, NDArray[np.uint8]], None]:
-        shard_bytes = a.layout.blocks_per_shard * a.layout.block_bytes
-
-        def copy(run: int, pages: NDArray[np.uint8]) -> None:
-            shard, page, _, first, stop = runs[run].tolist()
-            copy_extent(
-                pages, shard * shard_bytes + page * PAGE_BYTES, t.listed, first, stop,
-                a.layout, t.table, a.area, self._data, self._slot_bytes,
+    ) -> Callable[[int, int, NDArray[np.uint8]], None]:
+        def copy(low: int, high: int, pages: NDArray[np.uint8]) -> None:
+            copy_extents(
+                pages, runs[low:high], t.listed, a.layout, t.table, a.area, self._data,
+                self._slot_bytes,
             )  # fmt: skip
 
         return copy

@@ -351,9 +351,12 @@ class MacroGraph:
         parts = cut_parts(runs, columns, cuts, self._item_bytes(r))
         size = shared.manifest.block_bytes
 
-        def consume(i: int, data: NDArray[np.uint8]) -> None:
-            for j in range(data.size // size):
-                block = int(runs[i, 3]) + j
+        held = runs[:, 2] // geometry.pages_per_block
+        before = np.cumsum(held) - held  # blocks in runs before each
+
+        def consume(low: int, high: int, data: NDArray[np.uint8]) -> None:
+            own = blocks[before[low] : before[high - 1] + held[high - 1]]
+            for j, block in enumerate(own.tolist()):
                 self._filter_block(
                     r, columns, wanted, block, data[j * size : (j + 1) * size], places
                 )

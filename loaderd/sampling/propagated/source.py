@@ -364,14 +364,13 @@ class PassingRows:
         memory: _Gathered,
         runs: NDArray[np.int64],
         out: NDArray[np.uint8],
-    ) -> Callable[[int, NDArray[np.uint8]], None]:
+    ) -> Callable[[int, int, NDArray[np.uint8]], None]:
         shard_bytes = array.geometry.blocks_per_shard * array.geometry.slot_bytes
 
-        def copy(run: int, pages: NDArray[np.uint8]) -> None:
-            shard, page, _, first, stop = runs[run].tolist()
+        def copy(low: int, high: int, pages: NDArray[np.uint8]) -> None:
             spread_rows(
-                pages, shard * shard_bytes + page * PAGE_BYTES, memory.ascending, memory.places,
-                first, stop, array.row_bytes, out,
+                pages, runs[low:high], shard_bytes, memory.ascending, memory.places,
+                array.row_bytes, out,
             )  # fmt: skip
 
         return copy

@@ -16,6 +16,8 @@ G = 1 << 30
         (doctor.judge_kernel("6.1.0-18-amd64"), "ok"),
         (doctor.judge_kernel("5.10.0"), "warn"),
         (doctor.judge_kernel("strange"), "warn"),
+        (doctor.judge_queue(""), "ok"),
+        (doctor.judge_queue("io_uring is refused (Operation not permitted)"), "warn"),
         (doctor.judge_kernel_cache("/home/x/.cache"), "ok"),
         (doctor.judge_kernel_cache(None), "warn"),
         (doctor.judge_cores(1), "warn"),

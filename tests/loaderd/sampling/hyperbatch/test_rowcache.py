@@ -64,7 +64,7 @@ class Reader:
 
     def stream(self, file: int, runs: Any, transit: Any, consume: Any) -> Reading:
         raw, shard_bytes = self.files[file]
-        buffer = transit.get()
+        buffer = transit.free.get()
         try:
             for i, (shard, page, pages) in enumerate(runs[:, :3].tolist()):
                 if self.fail_after == 0:
@@ -75,9 +75,9 @@ class Reader:
                 data[:] = 0xEE
                 piece = raw[start : start + data.size]
                 data[: piece.size] = piece
-                consume(i, data)
+                consume(i, i + 1, data)
         finally:
-            transit.put(buffer)
+            transit.free.put(buffer)
         return Reading(None)
 
 

@@ -1,6 +1,5 @@
 """Graph blocks that partitions share: of each only the pages of one's own columns are read."""
 
-import queue
 from itertools import pairwise
 
 import numpy as np
@@ -10,7 +9,7 @@ from hypothesis import strategies as st
 
 from blockstore.format import PAGE_BYTES, BlockGeometry, BlockHeader, section_offsets
 from blockstore.io.buffers import aligned_buffer
-from blockstore.io.reader import BlockReader
+from blockstore.io.reader import BlockReader, make_transit
 from blockstore.store import open_store
 from loaderd.memory.ledger import served_rows
 from loaderd.sampling.macrobatch.blocks import block_runs, cut_blocks, cut_parts, head_pages
@@ -54,15 +53,15 @@ def read(made, members, item_bytes):
     runs = block_runs(blocks, geometry, 3, cuts)
     assert sorted(b for first, n in zip(runs[:, 3], runs[:, 2] // 8, strict=True)
                   for b in range(first, first + n)) == blocks.tolist()  # fmt: skip
-    transit: queue.SimpleQueue = queue.SimpleQueue()
-    for _ in range(2):
-        transit.put(aligned_buffer(3 * BLOCK_BYTES))
+    transit = make_transit([aligned_buffer(7 * BLOCK_BYTES) for _ in range(2)])
     found: dict[int, dict[int, list[np.ndarray]]] = {}
     held = relation.item_bytes(store.manifest.id_dtype)
 
-    def consume(i, data):
-        for j in range(data.size // BLOCK_BYTES):
-            block, raw = int(runs[i, 3]) + j, data[j * BLOCK_BYTES : (j + 1) * BLOCK_BYTES]
+    def consume(low, high, data):
+        numbers = [b for _, _, n, first in runs[low:high] for b in range(first, first + n // 8)]
+        assert len(numbers) == data.size // BLOCK_BYTES
+        for j, block in enumerate(numbers):
+            raw = data[j * BLOCK_BYTES : (j + 1) * BLOCK_BYTES]
             header = BlockHeader.unpack(raw[:64].tobytes(), "")
             ends = raw[64 : 64 + 4 * (header.num_nodes + 1)].view(np.uint32).astype(int)
             ends = np.array([header.edges_start, *ends]) - header.edges_start
