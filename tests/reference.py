@@ -102,6 +102,40 @@ def weigh_edges(indptr: Any, weights: Any, node: int, fanout: int, key: int) -> 
     return sorted(edge for _, edge in sorted(keys)[:fanout])
 
 
+def rank_sources(
+    indptr: Any, indices: Any, node: int, fanout: int, key: int, first: int = 0
+) -> list[int]:
+    """Places in `indices` of a LABOR draw, ascending: the least hashes of the edges' sources.
+
+    An edge from the source of the edge before it has a hash of its own.  `first` is the store id of
+    column 0; sources are store ids.
+    """
+    start, stop = int(indptr[node]), int(indptr[node + 1])
+    ranked = []
+    for edge in range(start, stop):
+        source = int(indices[edge])
+        hashed = mix(key ^ ((source * GOLDEN + M1) & BITS))
+        if edge > start and source == int(indices[edge - 1]):
+            hashed = draw_hash(key, first + node, edge - start)
+        ranked.append((hashed >> 1, edge))
+    return sorted(edge for _, edge in sorted(ranked)[:fanout])
+
+
+SOURCES = 7 << 60  # in place of a relation, of keys of ranks of sources
+
+
+class Labor(NamedTuple):
+    """Under which key LABOR ranks sources."""
+
+    layer_dependency: bool = False
+    batch_dependency: int = 1
+
+    def key(self, seed: int, epoch: int, step: int, hop: int) -> int:
+        """Of a hop over any relation."""
+        hop = 0 if self.layer_dependency else hop
+        return make_key(seed, epoch, step // self.batch_dependency, hop, SOURCES)
+
+
 class SampledBatch(NamedTuple):
     """One batch; edges by hop, nodes in order of first occurrence, seeds first."""
 
@@ -124,6 +158,7 @@ def sample_batch(
     replace: bool = False,
     weights: Any = None,
     banned: Any = (),
+    labor: Labor | None = None,
 ) -> SampledBatch:
     """Neighbor sampling of one relation: a hop expands newly found nodes only, or all so far.
 
@@ -144,11 +179,14 @@ def sample_batch(
         edges: list[int] = []
         for place in expanded:
             node = batch.n_id[place]
-            for edge in (
-                sample_edges(indptr, node, fanout, key, replace)
-                if weights is None or fanout < 0
-                else weigh_edges(indptr, weights, node, fanout, key)
-            ):
+            if labor is not None and fanout >= 0:
+                ranked = labor.key(seed, epoch, step, hop)
+                picks = rank_sources(indptr, indices, node, fanout, ranked)
+            elif weights is None or fanout < 0:
+                picks = sample_edges(indptr, node, fanout, key, replace)
+            else:
+                picks = weigh_edges(indptr, weights, node, fanout, key)
+            for edge in picks:
                 source = int(indices[edge])
                 if (source, node) in banned:
                     continue
