@@ -5,6 +5,7 @@ edges are indices[indptr[v] : indptr[v + 1]], and numbers are Python's own, cut 
 """
 
 import math
+from functools import partial
 from typing import Any, NamedTuple
 
 BITS = 2**64 - 1
@@ -130,6 +131,13 @@ class Labor(NamedTuple):
     layer_dependency: bool = False
     batch_dependency: int = 1
 
+    @classmethod
+    def of(cls, options: Any) -> "Labor | None":
+        """What the options of a dataset say."""
+        if options.get("sampler") != "labor":
+            return None
+        return cls(**{name: options[name] for name in cls._fields if name in options})
+
     def key(self, seed: int, epoch: int, step: int, hop: int) -> int:
         """Of a hop over any relation."""
         hop = 0 if self.layer_dependency else hop
@@ -222,6 +230,7 @@ def sample_hetero_batch(
     position: tuple[int, int, int],
     frontier: str = "new",
     banned: Any = None,
+    labor: Labor | None = None,
 ) -> HeteroSampled:
     """Neighbor sampling over several relations, in their order.
 
@@ -253,11 +262,16 @@ def sample_hetero_batch(
         for number, ((src, name, dst), (indptr, indices)) in enumerate(relations.items()):
             key = make_key(*position, hop, number)
             fanout = fanouts[src, name, dst][hop]
+            draw = partial(sample_edges, indptr, fanout=fanout, key=key)
+            if labor is not None and fanout >= 0:
+                stored = [int(source) + first[src] for source in indices]
+                ranked = labor.key(*position, hop)
+                draw = partial(rank_sources, indptr, stored, fanout=fanout, key=ranked)
             edges = [
                 (place, edge)
                 for place in expanded
                 if found[place][0] == dst and fanout
-                for edge in sample_edges(indptr, found[place][1], fanout, key, first=first[dst])
+                for edge in draw(node=found[place][1], first=first[dst])
                 if (int(indices[edge]), found[place][1]) not in banned.get((src, name, dst), ())
             ]
             for _, edge in edges:
@@ -368,6 +382,7 @@ def sample_link_batch(
     exclude: str = "none",
     frontier: str = "new",
     replace: bool = False,
+    labor: Labor | None = None,
 ) -> tuple[SampledBatch, list[int]]:
     """A batch of seed edges (source, target), the first of them at `start` of the epoch's order.
 
@@ -391,8 +406,9 @@ def sample_link_batch(
     if exclude == "reverse":
         banned |= {(t, s) for s, t in edges}
     batch = sample_batch(
-        indptr, indices, n_id, fanouts, seed, epoch, step, frontier, replace, banned=banned
-    )
+        indptr, indices, n_id, fanouts, seed, epoch, step, frontier, replace, banned=banned,
+        labor=labor,
+    )  # fmt: skip
     return batch, [n_id.index(node) for node in ends]
 
 

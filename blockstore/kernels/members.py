@@ -27,7 +27,7 @@ from blockstore.kernels.picks import (
     fetch_group,
     pick_column,
 )
-from blockstore.kernels.ranked import draw_rule, put_picks, rank_edges, take_all
+from blockstore.kernels.ranked import draw_rule, put_picks, rank_edges, sort_first, take_all
 from blockstore.kernels.rows import NO_ROW
 
 _ONE, _ALL = np.uint64(1), np.uint64(2**64 - 1)
@@ -278,7 +278,7 @@ def _draw_ranked(members, columns, column, draws, room):
     for i in range(column.nodes.size):
         found = _rank_column(members, columns, column, i, heap)
         if found > 0:
-            positions[:found].sort()
+            sort_first(positions, found)
             _put_column(members, columns, column, i, positions[:found], draws)
 
 

@@ -9,7 +9,9 @@ from blockstore.kernels.intrinsics import mulhi, prefetch
 from blockstore.kernels.jit import inner, leaf
 from blockstore.kernels.random import draw_hash, mix, node_key
 
-UNIFORM, BY_WEIGHT, UNTIL, LATEST, BY_SOURCE = range(5)  # kinds of a rule; all but the first rank edges
+UNIFORM, BY_WEIGHT, UNTIL, LATEST, BY_SOURCE = range(
+    5
+)  # kinds of a rule; all but the first rank edges
 _LINEAR = 64  # fanout up to which a pick is looked for among the others one by one
 
 

@@ -52,6 +52,7 @@ from blockstore.kernels.ranked import (
     put_picks,
     rank_edges,
     rank_seam,
+    sort_first,
     take_all,
 )
 
@@ -233,7 +234,7 @@ def _draw_ranked(view, column, blocks, order, low, high, draws, multi_block, num
             if found < 0:
                 num_multi_block += 1
             elif found > 0:
-                positions[:found].sort()
+                sort_first(positions, found)
                 _put_column(view, column, blocks, i, positions[:found], draws)
     return num_multi_block
 
@@ -330,7 +331,10 @@ def rank_multi_block(view, column, blocks, multi_block, picks):
                     picks.found[g],
                 )  # fmt: skip
                 if by_source:
-                    picks.seams[part, 0], picks.seams[part, 1] = view.ids[at], view.ids[at + count - 1]
+                    picks.seams[part, 0], picks.seams[part, 1] = (
+                        view.ids[at],
+                        view.ids[at + count - 1],
+                    )
             part += 1
 
 

@@ -7,7 +7,6 @@ from loaderd.api.protocol import Resolved
 from loaderd.plans.base import EVERY_RANK, Part, Shape, Unit, count_steps, share
 from loaderd.plans.roots import num_ends
 
-
 _SOURCES = 7 << 60  # of keys, in place of a relation: no other draw has it
 
 

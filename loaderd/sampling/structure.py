@@ -131,5 +131,7 @@ def make_column(
         key = plan.source_key(unit.epoch, unit.step, hop)
     else:
         key = plan.hop_key(unit.epoch, unit.step, hop, relation)
-    rule = Rule(fanout, resolved.replace, kind, np.uint64(key), trees, forest.limits, forest.numbers)
+    rule = Rule(
+        fanout, resolved.replace, kind, np.uint64(key), trees, forest.limits, forest.numbers
+    )
     return Column(frontier, relation, counts, rule, resolved.edge_features)

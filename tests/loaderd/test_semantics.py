@@ -1,8 +1,6 @@
 """What a hop expands and how it draws, end to end against plain Python, for both plans."""
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -56,21 +54,18 @@ CASES = {
     "labor, layer": {"num_neighbors": (7, 70), "sampler": "labor", "frontier": "layer"},
     "labor, all": {"num_neighbors": (3, -1, 4), "sampler": "labor"},
     "labor, one key of all hops": {
-        "num_neighbors": (4, 4, 4), "sampler": "labor", "layer_dependency": True
+        "num_neighbors": (4, 4, 4),
+        "sampler": "labor",
+        "layer_dependency": True,
     },
     "labor, one key of two steps": {
-        "num_neighbors": (4, 3), "sampler": "labor", "batch_dependency": 2
+        "num_neighbors": (4, 3),
+        "sampler": "labor",
+        "batch_dependency": 2,
     },
     "wider than the graph": {"num_neighbors": (10, 200)},
     "wider than the graph, layer": {"num_neighbors": (20, 70, 70), "frontier": "layer"},
 }
-
-
-def labor_of(options: Mapping[str, Any]) -> Labor | None:
-    """What the reference takes."""
-    if options.get("sampler") != "labor":
-        return None
-    return Labor(**{name: options[name] for name in Labor._fields if name in options})
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -92,7 +87,7 @@ def test_batches_are_the_references(graph, served, case):
             csc.indptr, csc.indices, order[step * BATCH : (step + 1) * BATCH],
             options["num_neighbors"], SEED, 2, step, options.get("frontier", "new"),
             options.get("replace", False), weights if options.get("weighted") else None,
-            labor=labor_of(options),
+            labor=Labor.of(options),
         )  # fmt: skip
         same_batch(At(2, step), batch, expected)
 
