@@ -149,11 +149,11 @@ def macro_ways(options: CompareOptions) -> list[Way]:
 def labor_ways(_: CompareOptions) -> list[Way]:
     """Neighbors of each node by themselves, and LABOR with keys of more and more draws."""
     base = "neighbor"
-    ways = {
+    ways: dict[str, dict[str, Any]] = {
         base: {},
         "labor": {"sampler": "labor"},
-        "labor, one key of all hops": {"sampler": "labor", "layer_dependency": True},
-        "labor, one key of 8 steps": {"sampler": "labor", "batch_dependency": 8},
+        "one key of all hops": {"sampler": "labor", "layer_dependency": True},
+        "one key of 8 steps": {"sampler": "labor", "batch_dependency": 8},
     }
     return [Way(name, nodes, base, options=asked) for name, asked in ways.items()]
 
