@@ -25,7 +25,7 @@ from clients.hopwise.dataset import HopBatch, HopDataset
 from clients.prefetch import Prefetcher, prefetch
 from clients.records import TensorRecord
 from loaderd.api.errors import Refused
-from loaderd.api.protocol import Attach, Attached, Temporal
+from loaderd.api.protocol import Attach, Attached, Labor, Temporal
 
 __all__ = [
     "Batch",
@@ -205,6 +205,11 @@ class SamplingOptions(DatasetOptions, total=False):
                         nodes found so far, drawing again, as in DGL
     replace             draw with replacement
     weighted            draw neighbors by the weights of the edges; one of weight 0 never is drawn
+    sampler             "neighbor" (default): each node draws its neighbors by itself; "labor": all
+                        nodes that a hop expands prefer the same ones, so that a batch has fewer
+                        nodes.  Without `replace`, `weighted` and times of the seeds
+    layer_dependency    of "labor": the hops of a batch prefer the same nodes, too
+    batch_dependency    of "labor": so do batches, this many in a row (1)
     temporal_strategy   with times of the seeds: "uniform" (default) draws any of the edges up to
                         the time, "last" takes the latest
     strict              with times of the seeds: take only edges before the time
@@ -224,6 +229,9 @@ class SamplingOptions(DatasetOptions, total=False):
     frontier: str
     replace: bool
     weighted: bool
+    sampler: Literal["neighbor", "labor"]
+    layer_dependency: bool
+    batch_dependency: int
     temporal_strategy: Literal["uniform", "last"]
     strict: bool | None
     macro_partitions: int
@@ -320,8 +328,11 @@ def sampling_request(
     kind    the options there are
     own     fields that the dataset sets itself, in place of options of these names
 
-    Raises TypeError: an option that there is not.
+    Raises TypeError: an option that there is not; Refused: options that do not go together.
     """
+    labor = _labor_of(options)
+    if labor is not None:
+        own["labor"] = labor
     if times:
         strict = options.get("strict")
         strict = times == "edges" if strict is None else strict
@@ -329,6 +340,23 @@ def sampling_request(
     if options.get("reuse") == "while-waiting":
         own |= {"reuse": MOST_REUSE, "waiting": True}
     return make_request(kind, options, own)
+
+
+def _labor_of(options: Mapping[str, Any]) -> Labor | None:
+    """What the options say of LABOR; None: neighbors are drawn otherwise.  Raises Refused."""
+    sampler = options.get("sampler", "neighbor")
+    if sampler not in ("neighbor", "labor"):
+        raise Refused(f"sampler {sampler!r}: expected 'neighbor' or 'labor'")
+    given = {name: options[name] for name in Labor.__struct_fields__ if name in options}
+    if sampler == "labor":
+        return Labor(**given)
+    if given:
+        names = " and ".join(given)
+        raise Refused(
+            f"{names}: found sampler 'neighbor', expected 'labor'; give sampler='labor' or leave "
+            f"{names} out"
+        )
+    return None
 
 
 def host_array(values: Any) -> NDArray[Any]:

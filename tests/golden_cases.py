@@ -197,6 +197,12 @@ PLAIN = {
     "replace": neighbor(replace=True),
     "layer-replace": neighbor(frontier="layer", replace=True),
     "weighted": neighbor(weighted=True, return_e_id=True),
+    "labor": neighbor(sampler="labor", return_e_id=True),
+    "labor-layer-all-hops": neighbor(sampler="labor", frontier="layer", layer_dependency=True),
+    "labor-hyperbatch-three-steps": neighbor(
+        sampler="labor", plan="hyperbatch", batch_dependency=3
+    ),
+    "labor-macrobatch": neighbor(sampler="labor", plan="macrobatch", macro_partitions=2),
     "edge-features": neighbor(edge_features=True),
     "ids-in-order": neighbor(input_nodes=IDS, shuffle=False),
     "split-valid": neighbor(split="valid"),
@@ -216,6 +222,7 @@ PLAIN = {
     "macrobatch-rank-1-of-2": neighbor(plan="macrobatch", macro_partitions=2, rank=1, world_size=2),
     "links-binary": link(edges="valid", amount=2),
     "links-triplet": link(negatives="triplet", amount=2, exclude="self"),
+    "links-labor": link(edges="valid", amount=2, sampler="labor"),
     "links-own-times": link(edge_label_time="own", batch_size=3000),
     "hops-chunks": hops(),
     "hops-small-chunks": hops(chunk=16, operators="row", hops=1),
@@ -228,6 +235,7 @@ HETERO = {
     "hetero": Case(HeteroDataset, _TYPED | {"return_e_id": True}),
     "hetero-layer": Case(HeteroDataset, _TYPED | {"frontier": "layer"}),
     "hetero-weighted": Case(HeteroDataset, _TYPED | {"weighted": True}),
+    "hetero-labor": Case(HeteroDataset, _TYPED | {"sampler": "labor"}),
     "hetero-replace": Case(HeteroDataset, _TYPED | {"replace": True}),
     "hetero-times": Case(
         HeteroDataset,
@@ -276,6 +284,7 @@ REAL: dict[str, tuple[IngestOptions, dict[str, Case]]] = {
         {
             "new": Case(NeighborDataset, _REAL),
             "layer": Case(NeighborDataset, _REAL | {"frontier": "layer"}),
+            "labor": Case(NeighborDataset, _REAL | {"sampler": "labor"}),
             "macrobatch": Case(NeighborDataset, _REAL | {"plan": "macrobatch"}),
         },
     )

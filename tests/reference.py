@@ -5,6 +5,7 @@ edges are indices[indptr[v] : indptr[v + 1]], and numbers are Python's own, cut 
 """
 
 import math
+from functools import partial
 from typing import Any, NamedTuple
 
 BITS = 2**64 - 1
@@ -102,6 +103,47 @@ def weigh_edges(indptr: Any, weights: Any, node: int, fanout: int, key: int) -> 
     return sorted(edge for _, edge in sorted(keys)[:fanout])
 
 
+def rank_sources(
+    indptr: Any, indices: Any, node: int, fanout: int, key: int, first: int = 0
+) -> list[int]:
+    """Places in `indices` of a LABOR draw, ascending: the least hashes of the edges' sources.
+
+    An edge from the source of the edge before it has a hash of its own.  `first` is the store id of
+    column 0; sources are store ids.
+    """
+    start, stop = int(indptr[node]), int(indptr[node + 1])
+    ranked = []
+    for edge in range(start, stop):
+        source = int(indices[edge])
+        hashed = mix(key ^ ((source * GOLDEN + M1) & BITS))
+        if edge > start and source == int(indices[edge - 1]):
+            hashed = draw_hash(key, first + node, edge - start)
+        ranked.append((hashed >> 1, edge))
+    return sorted(edge for _, edge in sorted(ranked)[:fanout])
+
+
+SOURCES = 7 << 60  # in place of a relation, of keys of ranks of sources
+
+
+class Labor(NamedTuple):
+    """Under which key LABOR ranks sources."""
+
+    layer_dependency: bool = False
+    batch_dependency: int = 1
+
+    @classmethod
+    def of(cls, options: Any) -> "Labor | None":
+        """What the options of a dataset say."""
+        if options.get("sampler") != "labor":
+            return None
+        return cls(**{name: options[name] for name in cls._fields if name in options})
+
+    def key(self, seed: int, epoch: int, step: int, hop: int) -> int:
+        """Of a hop over any relation."""
+        hop = 0 if self.layer_dependency else hop
+        return make_key(seed, epoch, step // self.batch_dependency, hop, SOURCES)
+
+
 class SampledBatch(NamedTuple):
     """One batch; edges by hop, nodes in order of first occurrence, seeds first."""
 
@@ -124,6 +166,7 @@ def sample_batch(
     replace: bool = False,
     weights: Any = None,
     banned: Any = (),
+    labor: Labor | None = None,
 ) -> SampledBatch:
     """Neighbor sampling of one relation: a hop expands newly found nodes only, or all so far.
 
@@ -144,11 +187,14 @@ def sample_batch(
         edges: list[int] = []
         for place in expanded:
             node = batch.n_id[place]
-            for edge in (
-                sample_edges(indptr, node, fanout, key, replace)
-                if weights is None or fanout < 0
-                else weigh_edges(indptr, weights, node, fanout, key)
-            ):
+            if labor is not None and fanout >= 0:
+                ranked = labor.key(seed, epoch, step, hop)
+                picks = rank_sources(indptr, indices, node, fanout, ranked)
+            elif weights is None or fanout < 0:
+                picks = sample_edges(indptr, node, fanout, key, replace)
+            else:
+                picks = weigh_edges(indptr, weights, node, fanout, key)
+            for edge in picks:
                 source = int(indices[edge])
                 if (source, node) in banned:
                     continue
@@ -184,6 +230,7 @@ def sample_hetero_batch(
     position: tuple[int, int, int],
     frontier: str = "new",
     banned: Any = None,
+    labor: Labor | None = None,
 ) -> HeteroSampled:
     """Neighbor sampling over several relations, in their order.
 
@@ -215,11 +262,16 @@ def sample_hetero_batch(
         for number, ((src, name, dst), (indptr, indices)) in enumerate(relations.items()):
             key = make_key(*position, hop, number)
             fanout = fanouts[src, name, dst][hop]
+            draw = partial(sample_edges, indptr, fanout=fanout, key=key)
+            if labor is not None and fanout >= 0:
+                stored = [int(source) + first[src] for source in indices]
+                ranked = labor.key(*position, hop)
+                draw = partial(rank_sources, indptr, stored, fanout=fanout, key=ranked)
             edges = [
                 (place, edge)
                 for place in expanded
                 if found[place][0] == dst and fanout
-                for edge in sample_edges(indptr, found[place][1], fanout, key, first=first[dst])
+                for edge in draw(node=found[place][1], first=first[dst])
                 if (int(indices[edge]), found[place][1]) not in banned.get((src, name, dst), ())
             ]
             for _, edge in edges:
@@ -330,6 +382,7 @@ def sample_link_batch(
     exclude: str = "none",
     frontier: str = "new",
     replace: bool = False,
+    labor: Labor | None = None,
 ) -> tuple[SampledBatch, list[int]]:
     """A batch of seed edges (source, target), the first of them at `start` of the epoch's order.
 
@@ -353,8 +406,9 @@ def sample_link_batch(
     if exclude == "reverse":
         banned |= {(t, s) for s, t in edges}
     batch = sample_batch(
-        indptr, indices, n_id, fanouts, seed, epoch, step, frontier, replace, banned=banned
-    )
+        indptr, indices, n_id, fanouts, seed, epoch, step, frontier, replace, banned=banned,
+        labor=labor,
+    )  # fmt: skip
     return batch, [n_id.index(node) for node in ends]
 
 

@@ -17,6 +17,7 @@ from blockstore.kernels.columns import (
 from blockstore.kernels.intrinsics import popcount, prefetch
 from blockstore.kernels.jit import inner, leaf, njit
 from blockstore.kernels.picks import (
+    BY_SOURCE,
     EDGE_FIRST,
     FIRST,
     FOUND,
@@ -26,7 +27,7 @@ from blockstore.kernels.picks import (
     fetch_group,
     pick_column,
 )
-from blockstore.kernels.ranked import draw_rule, put_picks, rank_edges
+from blockstore.kernels.ranked import draw_rule, put_picks, rank_edges, sort_first, take_all
 from blockstore.kernels.rows import NO_ROW
 
 _ONE, _ALL = np.uint64(1), np.uint64(2**64 - 1)
@@ -272,25 +273,28 @@ def _pick_group(members, columns, column, start, count, draws, room):
 
 
 @njit(nogil=True, cache=True)
-def _draw_ranked(members, columns, column, draws, heap):
-    positions = heap.positions
+def _draw_ranked(members, columns, column, draws, room):
+    heap, positions = room.heap, room.heap.positions
     for i in range(column.nodes.size):
         found = _rank_column(members, columns, column, i, heap)
         if found > 0:
-            positions[:found].sort()
+            sort_first(positions, found)
             _put_column(members, columns, column, i, positions[:found], draws)
 
 
 @inner
 def _rank_column(members, columns, column, i, heap):
-    """Edges of least weight key into the heap; how many."""
+    """Edges of least rank into the heap; how many."""
     column.counts[i] = 0
     if column.rule.fanout == 0 or not _is_of_type(members, column.nodes[i]):
         return np.int64(0)
     rank = rank_of(members.words, column.nodes[i]) - members.base
+    degree = np.int64(columns.degrees[rank])
+    if column.rule.kind == BY_SOURCE and degree <= column.rule.fanout:
+        return take_all(degree, heap)
     return rank_edges(
-        columns.weights, columns.starts, columns.starts[rank], 0, np.int64(columns.degrees[rank]),
-        column, i, heap, np.int64(0),
+        columns.sources, columns.weights, columns.starts, columns.starts[rank], 0, degree, column,
+        i, heap, np.int64(0),
     )  # fmt: skip
 
 

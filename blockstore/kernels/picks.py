@@ -9,7 +9,9 @@ from blockstore.kernels.intrinsics import mulhi, prefetch
 from blockstore.kernels.jit import inner, leaf
 from blockstore.kernels.random import draw_hash, mix, node_key
 
-UNIFORM, BY_WEIGHT, UNTIL, LATEST = range(4)  # kinds of a rule; all but the first rank edges
+UNIFORM, BY_WEIGHT, UNTIL, LATEST, BY_SOURCE = range(
+    5
+)  # kinds of a rule; all but the first rank edges
 _LINEAR = 64  # fanout up to which a pick is looked for among the others one by one
 
 
@@ -62,7 +64,7 @@ class DrawWorkspace(NamedTuple):
     scratch: NDArray[np.int64]  # (scratch_size(fanout),)
 
 
-_FEW_LINES = 16  # of a column that is copied whole; the processor asks for the rest by itself
+FEW_LINES = 16  # of a column that is copied whole; the processor asks for the rest by itself
 
 
 @leaf
@@ -173,7 +175,7 @@ def _ask_for(values, first, degree, positions, at, found, whole):
     """Prefetch what a column's picks need: its cache lines, or those of the picks if fewer."""
     per_line = 64 // values.itemsize
     if whole or degree <= found * per_line:
-        stop = first + (min(degree, _FEW_LINES * per_line) if whole else degree)
+        stop = first + (min(degree, FEW_LINES * per_line) if whole else degree)
         for edge in range(first, stop, per_line):
             prefetch(values, edge)
         prefetch(values, stop - 1)

@@ -1,9 +1,13 @@
-"""Edges of least rank: by weight, or up to a time.
+"""Edges of least rank: by weight, up to a time, or by their sources.
 
 BY_WEIGHT      The rank is -log(u) / weight, u drawn by (key, node, position): edges of weight 0
                are never picked.  Source: Efraimidis and Spirakis, IPL 97(5), 2006.
 UNTIL, LATEST  Edges no later than the limit of the node's tree are picked: those with the least
                hashes of (key, tree, node, position), or the latest, of equal ones the last.
+BY_SOURCE      The rank is a hash of (key, source): columns with one key agree on their sources.
+               Of parallel edges, which are neighbors in a column, the first has that rank, each
+               other one of (key, node, position): so all edges are picked equally often.  Source:
+               Balin and Catalyurek, Layer-Neighbor Sampling, NeurIPS 2023, with a fixed fanout.
 
 Picks stand in the order of their positions.
 """
@@ -14,9 +18,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from blockstore.kernels.intrinsics import prefetch
 from blockstore.kernels.jit import inner, leaf
 from blockstore.kernels.picks import (
+    BY_SOURCE,
     BY_WEIGHT,
+    FEW_LINES,
     GROUP,
     GROUP_ROWS,
     LATEST,
@@ -34,13 +41,20 @@ class Heap(NamedTuple):
     positions: NDArray[np.int64]  # (most,) that each belongs to
 
 
+class RankWorkspace(NamedTuple):
+    """Where a ranked draw works."""
+
+    table: NDArray[np.int64]  # (GROUP_ROWS, GROUP)
+    heap: Heap
+
+
 def draw_rule(rule, uniform, ranked):
     """Which of two kernels draws by a rule, and the memory that it works in."""
+    table = np.empty((GROUP_ROWS, GROUP), np.int64)
     if rule.kind == UNIFORM:
-        scratch = np.full(scratch_size(rule.fanout), -1, np.int64)
-        return uniform, DrawWorkspace(np.empty((GROUP_ROWS, GROUP), np.int64), scratch)
+        return uniform, DrawWorkspace(table, np.full(scratch_size(rule.fanout), -1, np.int64))
     most = max(1, rule.fanout)
-    return ranked, Heap(np.empty(most, np.int64), np.empty(most, np.int64))
+    return ranked, RankWorkspace(table, Heap(np.empty(most, np.int64), np.empty(most, np.int64)))
 
 
 @inner
@@ -110,13 +124,74 @@ def _columns_key(column, i):
 
 
 @inner
-def rank_edges(floats, longs, at, first, count, column, i, heap, found):
+def _source_rank(key, source):
+    return np.int64(node_key(key, source) >> np.uint64(1))
+
+
+@inner
+def _position_rank(nkey, position):
+    return np.int64(draw_hash(nkey, np.uint64(position)) >> np.uint64(1))
+
+
+@inner
+def _source_rank_after(before, source, key, nkey, position):
+    """The rank by source of an edge, where the edge before it is from `before`."""
+    return _position_rank(nkey, position) if source == before else _source_rank(key, source)
+
+
+@inner
+def rank_seam(source, before, position, column, i, heap, found):
+    """Take the edge of node i that `rank_edges` left out; returns how many are there then."""
+    rule, nkey = column.rule, _columns_key(column, i)
+    rank = _source_rank_after(before, source, rule.key, nkey, position)
+    return push(heap, found, rule.fanout, rank, position, False)
+
+
+@inner
+def take_all(degree, heap):
+    """Take a whole column, if it has no more edges than the heap has room for; how many."""
+    for k in range(degree):
+        heap.positions[k] = k
+    return degree
+
+
+@inner
+def ask_for_ranks(ids, floats, longs, at, count, rule):
+    """Prefetch what `rank_edges` reads first; the processor asks for the rest by itself."""
+    if rule.kind == BY_SOURCE:
+        _ask_for(ids, at, count)
+    elif rule.kind == BY_WEIGHT:
+        _ask_for(floats, at, count)
+    else:
+        _ask_for(longs, at, count)
+
+
+@inner
+def _ask_for(values, at, count):
+    per_line = 64 // values.itemsize
+    for edge in range(at, at + min(count, FEW_LINES * per_line), per_line):
+        prefetch(values, edge)
+
+
+@inner
+def rank_edges(ids, floats, longs, at, first, count, column, i, heap, found):
     """Take edges of node i into its heap; returns how many are there then, int64.
 
-    floats, longs   weights and times; which of them is read, from `at` on, tells the rule
-    first, count    positions of these edges in the column
+    ids, floats, longs   sources, weights and times; the rule tells which is read, from `at` on
+    first, count         positions of these edges in the column
+
+    By source, the first edge of those that are not the column's first is left out: whether it is
+    parallel to the one before it cannot be seen here.
     """
     rule, nkey = column.rule, _columns_key(column, i)
+    if rule.kind == BY_SOURCE:
+        if first == 0 and count > 0:
+            found = push(heap, found, rule.fanout, _source_rank(rule.key, ids[at]), 0, False)
+        for k in range(1, count):
+            rank = _source_rank_after(ids[at + k - 1], ids[at + k], rule.key, nkey, first + k)
+            if found < rule.fanout or rank < heap.ranks[0]:
+                found = push(heap, found, rule.fanout, rank, first + k, False)
+        return found
     if rule.kind == BY_WEIGHT:
         for k in range(count):
             mark = weight_key(nkey, first + k, floats[at + k])
@@ -128,12 +203,28 @@ def rank_edges(floats, longs, at, first, count, column, i, heap, found):
     for k in range(count):
         time = longs[at + k]
         if time <= limit:
-            if rule.kind == LATEST:
-                rank = ~time
-            else:
-                rank = np.int64(draw_hash(nkey, np.uint64(first + k)) >> np.uint64(1))
+            rank = ~time if rule.kind == LATEST else _position_rank(nkey, first + k)
             found = push(heap, found, rule.fanout, rank, first + k, True)
     return found
+
+
+@leaf
+def sort_first(values, count):
+    """Sort the first entries, by Shell's method with Knuth's gaps.
+
+    numba's own sort allocates a stack each time, which takes longer than to sort ten numbers.
+    """
+    gap = 1
+    while 3 * gap + 1 < count:
+        gap = 3 * gap + 1
+    while gap > 0:
+        for k in range(gap, count):
+            value, to = values[k], k
+            while to >= gap and values[to - gap] > value:
+                values[to] = values[to - gap]
+                to -= gap
+            values[to] = value
+        gap //= 3
 
 
 @inner

@@ -28,21 +28,33 @@ from blockstore.kernels.columns import (
 from blockstore.kernels.intrinsics import prefetch
 from blockstore.kernels.jit import inner, leaf, njit
 from blockstore.kernels.picks import (
+    BY_SOURCE,
     BY_WEIGHT,
     EDGE_FIRST,
     FIRST,
     FOUND,
     GROUP,
     GROUP_ROWS,
+    UNIFORM,
     Column,
     Draws,
+    Rule,
     fetch_group,
     is_whole,
     pick_column,
     pick_positions,
     scratch_size,
 )
-from blockstore.kernels.ranked import Heap, draw_rule, put_picks, rank_edges
+from blockstore.kernels.ranked import (
+    Heap,
+    ask_for_ranks,
+    draw_rule,
+    put_picks,
+    rank_edges,
+    rank_seam,
+    sort_first,
+    take_all,
+)
 
 
 class MultiBlockColumns(NamedTuple):
@@ -58,6 +70,8 @@ class Picks(NamedTuple):
     ranks: NDArray[np.int64]  # (columns, fanout), of a ranked draw
     positions: NDArray[np.int64]  # (columns, fanout)
     found: NDArray[np.int64]  # (columns,)
+    seams: NDArray[np.int64]  # (blocks of all the columns, 2): first and last source that each has
+    #   of its column, of a draw by source
 
 
 @njit(nogil=True, cache=True)
@@ -162,16 +176,36 @@ def _rank_column(view, column, blocks, i, multi_block, num_multi_block, heap):
     if degree > view.capacity:
         _append(multi_block, num_multi_block, column, i, degree)
         return np.int64(-1)
+    if column.rule.kind == BY_SOURCE and degree <= column.rule.fanout:
+        return take_all(degree, heap)
     at = _values_at(view, column.rule, np.int64(view.slots[blocks[i]]))
     at += np.int64(view.words[word]) - np.int64(view.words[base + EDGES_START])
-    return rank_edges(view.floats, view.longs, at, 0, degree, column, i, heap, np.int64(0))
+    return rank_edges(
+        view.ids, view.floats, view.longs, at, 0, degree, column, i, heap, np.int64(0)
+    )
 
 
 @inner
 def _values_at(view, rule, slot):
     """Where the values that a block's edges are ranked by begin."""
-    _, _, weight_at, time_at = sections(view, slot)
+    source_at, _, weight_at, time_at = sections(view, slot)
+    if rule.kind == BY_SOURCE:
+        return source_at
     return weight_at if rule.kind == BY_WEIGHT else time_at
+
+
+@inner
+def _ask_group(view, column, blocks, order, start, count, table):
+    """Prefetch the values that the columns of a group are ranked by."""
+    for g in range(count):
+        word = table[FIRST, g]
+        if word >= 0:
+            i = np.int64(order[start + g]) if order.size else start + g
+            base = slot_word(view, blocks[i])
+            skip = np.int64(view.words[word]) - np.int64(view.words[base + EDGES_START])
+            at = _values_at(view, column.rule, np.int64(view.slots[blocks[i]])) + skip
+            degree = np.int64(view.words[word + 1]) - np.int64(view.words[word])
+            ask_for_ranks(view.ids, view.floats, view.longs, at, degree, column.rule)
 
 
 @inner
@@ -187,17 +221,21 @@ def _put_column(view, column, blocks, i, positions, draws):
 
 
 @njit(nogil=True, cache=True)
-def _draw_ranked(view, column, blocks, order, low, high, draws, multi_block, num_multi_block, heap):
-    """Column by column, O(degree log fanout) each."""
-    positions = heap.positions
-    for j in range(low, high):
-        i = np.int64(order[j]) if order.size else j
-        found = _rank_column(view, column, blocks, i, multi_block, num_multi_block, heap)
-        if found < 0:
-            num_multi_block += 1
-        elif found > 0:
-            positions[:found].sort()
-            _put_column(view, column, blocks, i, positions[:found], draws)
+def _draw_ranked(view, column, blocks, order, low, high, draws, multi_block, num_multi_block, room):
+    """Group by group: find the columns, then each by itself, O(degree log fanout)."""
+    heap, positions = room.heap, room.heap.positions
+    for start in range(low, high, GROUP):
+        count = min(GROUP, high - start)
+        _find_group(view, column, blocks, order, start, count, True, room.table)
+        _ask_group(view, column, blocks, order, start, count, room.table)
+        for j in range(start, start + count):
+            i = np.int64(order[j]) if order.size else j
+            found = _rank_column(view, column, blocks, i, multi_block, num_multi_block, heap)
+            if found < 0:
+                num_multi_block += 1
+            elif found > 0:
+                sort_first(positions, found)
+                _put_column(view, column, blocks, i, positions[:found], draws)
     return num_multi_block
 
 
@@ -227,6 +265,16 @@ def draw_columns(
     return int(
         draw(view, column, blocks, order, low, high, draws, multi_block, num_multi_block, room)
     )
+
+
+def make_picks(rule: Rule, multi_block: MultiBlockColumns, capacity: int) -> Picks:
+    """Room for the picks of multi-block columns; a ranked draw counts all edges as picked first."""
+    shape = multi_block.entries.size, max(1, rule.fanout)
+    parts = int(np.sum(-(-multi_block.degrees // capacity))) if rule.kind == BY_SOURCE else 0
+    return Picks(
+        np.empty((0, 0) if rule.kind == UNIFORM else shape, np.int64), np.empty(shape, np.int64),
+        np.full(shape[0], -1, np.int64), np.empty((parts, 2), np.int64),
+    )  # fmt: skip
 
 
 @njit(nogil=True, cache=True)
@@ -269,6 +317,7 @@ def mark_multi_block(capacity, blocks, multi_block, picks, marks):
 @leaf
 def rank_multi_block(view, column, blocks, multi_block, picks):
     """Take edges in blocks that are present into the columns' heaps; each block comes once."""
+    by_source, part = column.rule.kind == BY_SOURCE, 0  # of all blocks of all columns
     for g in range(multi_block.entries.size):
         i, degree = np.int64(multi_block.entries[g]), multi_block.degrees[g]
         heap = Heap(picks.ranks[g], picks.positions[g])
@@ -278,8 +327,28 @@ def rank_multi_block(view, column, blocks, multi_block, picks):
                 at = _values_at(view, column.rule, slot)
                 count = min(view.capacity, degree - low)
                 picks.found[g] = rank_edges(
-                    view.floats, view.longs, at, low, count, column, i, heap, picks.found[g]
-                )
+                    view.ids, view.floats, view.longs, at, low, count, column, i, heap,
+                    picks.found[g],
+                )  # fmt: skip
+                if by_source:
+                    picks.seams[part, 0], picks.seams[part, 1] = (
+                        view.ids[at],
+                        view.ids[at + count - 1],
+                    )
+            part += 1
+
+
+@leaf
+def rank_seams(capacity, column, multi_block, picks):
+    """Take the first edge of each block but the first, too, after all were present: by source."""
+    part = 0
+    for g in range(multi_block.entries.size):
+        i, heap = np.int64(multi_block.entries[g]), Heap(picks.ranks[g], picks.positions[g])
+        for low in range(0, multi_block.degrees[g], capacity):
+            if low:
+                source, before = picks.seams[part, 0], picks.seams[part - 1, 1]
+                picks.found[g] = rank_seam(source, before, low, column, i, heap, picks.found[g])
+            part += 1
 
 
 @leaf

@@ -57,6 +57,13 @@ class Temporal(msgspec.Struct, frozen=True):
     strict: bool = False  # edges before the seed's time, none at it
 
 
+class Labor(msgspec.Struct, frozen=True):
+    """LABOR: columns that are expanded under one key agree on the sources that they pick."""
+
+    layer_dependency: bool = False  # one key for all hops of a step
+    batch_dependency: int = 1  # steps of an epoch that have their keys in common
+
+
 class Resolved(msgspec.Struct, frozen=True, kw_only=True):
     """Semantic parameters of a plan: with (epoch, step) they fix every bit of a batch."""
 
@@ -79,6 +86,7 @@ class Resolved(msgspec.Struct, frozen=True, kw_only=True):
     edges: SeedEdges | None = None  # where seeds are edges
     temporal: Temporal | None = None  # where edges are sampled up to a time
     edge_features: bool = False  # rows of the sampled edges
+    labor: Labor | None = None  # where neighbors are drawn by LABOR; else each column by itself
 
 
 class Attach(Message, frozen=True, kw_only=True, tag="attach"):
@@ -118,6 +126,7 @@ class Attach(Message, frozen=True, kw_only=True, tag="attach"):
     edges: SeedEdges | None = None  # seeds are edges: all, a split of them, or the frame's
     temporal: Temporal | None = None  # edges up to each seed's time alone
     edge_features: bool = False  # rows of the sampled edges, of all arrays of edges
+    labor: Labor | None = None  # draw neighbors by LABOR
     mask_size: int = 0  # of the mask over a type's nodes that ids are what is set of; 0: of none
     ids: int = 0  # numbers that describe the seeds: sent as `IdsWanted` asks for them
 

@@ -4,7 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loaderd.api.errors import Refused
-from loaderd.api.protocol import Attach, SeedEdges, Start, Temporal
+from loaderd.api.protocol import Attach, Labor, SeedEdges, Start, Temporal
 
 MAX_WINDOW = 1024
 MAX_HYPERBATCH = 1 << 16
@@ -51,6 +51,8 @@ def check_attach(request: Attach) -> None:
         _check_edges(request.edges)
     if request.temporal is not None:
         _check_temporal(request.temporal)
+    if request.labor is not None:
+        _check_labor(request.labor)
     parts = num_parts(request)
     if not parts:
         if request.ids:
@@ -104,6 +106,10 @@ def _check_temporal(temporal: Temporal) -> None:
     for name, known in (("strategy", ("uniform", "last")), ("times", ("given", "edges"))):
         if (value := getattr(temporal, name)) not in known:
             raise Refused(f"temporal.{name} is {value[:MAX_NAME]!r}, expected {' or '.join(known)}")
+
+
+def _check_labor(labor: Labor) -> None:
+    _within("labor.batch_dependency", labor.batch_dependency, 1, MAX_POSITION)
 
 
 def _check_edges(edges: SeedEdges) -> None:

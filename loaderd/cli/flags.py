@@ -10,7 +10,7 @@ from typer import Argument, Option
 from blockstore.flags import flag
 from blockstore.units import parse_bytes
 from loaderd.api.errors import Refused
-from loaderd.api.protocol import Attach
+from loaderd.api.protocol import Attach, Labor
 from loaderd.api.tcp import parse_tcp
 from loaderd.memory.ledger import EngineSettings
 from loaderd.server.daemon import Access
@@ -152,20 +152,24 @@ class Sampling:
     batch_size: int = flag(1000, "seeds of a batch", min=1)
     split: str = flag("train", "whose nodes are the seeds, or all")
     seed_type: str = flag("", "node type of the seeds, of several")
+    sampler: str = flag("neighbor", "how neighbors are drawn: neighbor or labor")
     macro_partitions: int = flag(0, "of a macro-batch; 0: an eighth of the store's", min=0)
 
     def request(self, hops: list[int] | None) -> Attach:
-        """`hops`: more of `num_neighbors`.  Raises ValueError: no numbers."""
+        """`hops`: more of `num_neighbors`.  Raises ValueError: no numbers, or no such sampler."""
         try:
             fanouts = [int(word) for word in self.num_neighbors.replace(",", " ").split()]
         except ValueError:
             raise ValueError(
                 f"--num-neighbors {self.num_neighbors!r}: expected numbers such as 15 10 5"
             ) from None
+        if self.sampler not in ("neighbor", "labor"):
+            raise ValueError(f"--sampler {self.sampler!r}: expected neighbor or labor")
         return Attach(
             token=0, request=0, num_neighbors=(*fanouts, *(hops or ())),
             batch_size=self.batch_size, split=self.split, seed_type=self.seed_type,
             macro_partitions=self.macro_partitions,
+            labor=Labor() if self.sampler == "labor" else None,
         )  # fmt: skip
 
 

@@ -79,6 +79,9 @@ class Plan(Protocol):
     def hop_key(self, epoch: int, step: int, hop: int, relation: int) -> int:
         """Key of the draws of one hop over one relation, uint64; knows no part."""
 
+    def source_key(self, epoch: int, step: int, hop: int) -> int:
+        """Key of the ranks of sources under LABOR, uint64; of all relations, knows no part."""
+
     def shape(self) -> Shape:
         """Bounds for the ledger."""
 

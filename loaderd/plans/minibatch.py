@@ -7,6 +7,8 @@ from loaderd.api.protocol import Resolved
 from loaderd.plans.base import EVERY_RANK, Part, Shape, Unit, count_steps, share
 from loaderd.plans.roots import num_ends
 
+_SOURCES = 7 << 60  # of keys, in place of a relation: no other draw has it
+
 
 class GraphBounds(NamedTuple):
     """What a plan must know of the store to bound its work."""
@@ -48,6 +50,14 @@ class MinibatchPlan:
 
     def hop_key(self, epoch: int, step: int, hop: int, relation: int) -> int:
         return int(make_key(self.resolved.seed, epoch, step // self.together, hop, relation))
+
+    def source_key(self, epoch: int, step: int, hop: int) -> int:
+        """`step`: or a position, as in `hop_key`; knows no relation: all agree on their sources."""
+        labor = self.resolved.labor
+        assert labor is not None
+        run = step // self.together // labor.batch_dependency
+        hop = 0 if labor.layer_dependency else hop
+        return int(make_key(self.resolved.seed, epoch, run, hop, _SOURCES))
 
     def shape(self) -> Shape:
         """Worst case of a step: every draw finds a new node, until the graph is used up."""

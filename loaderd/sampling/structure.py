@@ -7,7 +7,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blockstore.kernels.order import compact_draws
-from blockstore.kernels.picks import BY_WEIGHT, LATEST, UNIFORM, UNTIL, Column, Rule
+from blockstore.kernels.picks import (
+    BY_SOURCE,
+    BY_WEIGHT,
+    LATEST,
+    UNIFORM,
+    UNTIL,
+    Column,
+    Rule,
+)
 from loaderd.memory.workspace import Workspace, WorkspaceFull
 from loaderd.plans.base import Plan, Unit
 from loaderd.plans.roots import Forest, Roots, drop_seed_edges
@@ -153,6 +161,13 @@ def make_column(
         trees, forest = NO_TREES, NO_FOREST
         if resolved.weighted and fanout >= 0:
             kind = BY_WEIGHT
-    key = np.uint64(plan.hop_key(unit.epoch, unit.step, hop, relation))
-    rule = Rule(fanout, resolved.replace, kind, key, trees, forest.limits, forest.numbers)
+        elif resolved.labor is not None and fanout >= 0:
+            kind = BY_SOURCE
+    if kind == BY_SOURCE:
+        key = plan.source_key(unit.epoch, unit.step, hop)
+    else:
+        key = plan.hop_key(unit.epoch, unit.step, hop, relation)
+    rule = Rule(
+        fanout, resolved.replace, kind, np.uint64(key), trees, forest.limits, forest.numbers
+    )
     return Column(frontier, relation, counts, rule, resolved.edge_features)

@@ -16,16 +16,18 @@ from blockstore.kernels.order import (
     prefix_starts,
     stride_starts,
 )
-from blockstore.kernels.picks import UNIFORM, Column, Draws
+from blockstore.kernels.picks import BY_SOURCE, UNIFORM, Column, Draws
 from blockstore.kernels.sample import (
     MultiBlockColumns,
     Picks,
     column_degrees,
     draw_columns,
     fetch_multi_block,
+    make_picks,
     mark_multi_block,
     pick_multi_block,
     rank_multi_block,
+    rank_seams,
 )
 from blockstore.store import Store
 from loaderd.memory.ledger import first_items, has_edge_rows
@@ -37,7 +39,6 @@ from loaderd.plans.roots import Roots
 from loaderd.sampling.structure import IDENTITY, HeldBlocks, Structure, sample_hops
 
 NO_ITEMS = np.empty(0, np.int64)
-_NO_RANKS = np.empty((0, 0), np.int64)
 
 
 class RelationIndex(NamedTuple):
@@ -208,7 +209,8 @@ class Topology:
         if not found:
             return
         relation, rule = found[0].column.relation, found[0].column.rule
-        picks = [_make_picks(f) for f in found]
+        capacity = self.relations[relation].view.capacity
+        picks = [make_picks(f.column.rule, f.multi_block, capacity) for f in found]
         if rule.kind == UNIFORM:
             for f, own in zip(found, picks, strict=True):
                 pick_multi_block(f.column, f.multi_block, own)
@@ -220,7 +222,9 @@ class Topology:
                 view = self._only(relation, group)
                 for f, own in zip(found, picks, strict=True):
                     rank_multi_block(view, f.column, f.blocks, f.multi_block, own)
-            for own in picks:
+            for f, own in zip(found, picks, strict=True):
+                if rule.kind == BY_SOURCE:
+                    rank_seams(capacity, f.column, f.multi_block, own)
                 for positions, count in zip(own.positions, own.found.tolist(), strict=True):
                     positions[:count].sort()
         for group in held(self._mark(found, picks)):
@@ -321,11 +325,3 @@ class Topology:
                     yield group
                 finally:
                     self.residency.drop(held)
-
-
-def _make_picks(found: MultiBlockDraws) -> Picks:
-    """Room for picks of multi-block columns; a ranked draw counts all edges as picked at first."""
-    rule = found.column.rule
-    shape = found.multi_block.entries.size, max(1, rule.fanout)
-    ranks = _NO_RANKS if rule.kind == UNIFORM else np.empty(shape, np.int64)
-    return Picks(ranks, np.empty(shape, np.int64), np.full(shape[0], -1, np.int64))

@@ -85,6 +85,14 @@ def resolve(manifest: Manifest, request: Attach, seeds_name: str, num_seeds: int
         raise Refused(f"replace=True: expected no {what}; leave one of them out")
     if request.weighted and not all(r.has_weights for r in manifest.relations):
         raise Refused("weighted=True: the store has no edge weights; ingest a graph that has them")
+    if request.labor is not None and (request.replace or request.weighted or request.temporal):
+        what = "replace=True" if request.replace else "weighted=True"
+        what = "times of the seeds" if request.temporal else what
+        raise Refused(
+            f"sampler 'labor': found {what}, expected neither replace nor weighted nor times, as "
+            "one rank of each neighbor holds for all columns; leave it out, or take "
+            "sampler 'neighbor'"
+        )
     if request.return_e_id and any(r.edge_id_dtype is None for r in manifest.relations):
         raise Refused("return_e_id: the store has no edge ids; ingest with --edge-ids")
     if request.edge_features:
@@ -111,6 +119,7 @@ def resolve(manifest: Manifest, request: Attach, seeds_name: str, num_seeds: int
         edges=edges,
         temporal=temporal,
         edge_features=request.edge_features,
+        labor=request.labor,
     )
 
 

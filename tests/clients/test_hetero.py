@@ -13,7 +13,7 @@ from loaderd.api.errors import Refused  # noqa: E402
 from tests.daemons import daemon  # noqa: E402
 from tests.differences import At, same_hetero_batch  # noqa: E402
 from tests.heterostores import HeteroGraph, random_hetero, write_hetero_store  # noqa: E402
-from tests.reference import make_epoch_key, make_key, permute, sample_hetero_batch  # noqa: E402
+from tests.reference import Labor, make_epoch_key, make_key, permute, sample_hetero_batch  # noqa: E402
 
 SEED, BATCH = 3, 8
 CITES = ("paper", "cites", "paper")
@@ -73,7 +73,7 @@ def check_epoch(
         assert (batch.input_type, batch.batch_size) == (seed_type, len(places))
         expected = sample_hetero_batch(
             graph.first, graph.relations, seed_type, train[places], fanouts, (SEED, 2, step),
-            options.get("frontier", "new"),
+            options.get("frontier", "new"), labor=Labor.of(options),
         )  # fmt: skip
         check(graph, batch, expected)
 
@@ -87,6 +87,7 @@ CASES = {
     },
     "all": {"num_neighbors": dict.fromkeys(RELATIONS, (-1, 2))},
     "layer": {"num_neighbors": (3, 2, 2), "frontier": "layer"},
+    "labor": {"num_neighbors": (3, 2, 2), "sampler": "labor", "layer_dependency": True},
 }
 
 

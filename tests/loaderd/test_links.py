@@ -11,7 +11,7 @@ from loaderd.api.errors import Refused
 from tests.daemons import daemon
 from tests.differences import At, same_batch
 from tests.graphs import Csc, make_csc
-from tests.reference import make_epoch_key, permute, sample_link_batch
+from tests.reference import Labor, make_epoch_key, permute, sample_link_batch
 from tests.stores import write_store
 
 SEED, BATCH, EPOCH = 3, 9, 2
@@ -62,6 +62,13 @@ CASES = {
     "three hops": {"listed": 25, "num_neighbors": (12, 2, 1), "amount": 2},
     "replace": {"listed": 25, "replace": True, "shuffle": False},
     "two ranks": {"listed": 50, "world_size": 2, "rank": 1},
+    "labor, two ranks": {
+        "listed": 50,
+        "world_size": 2,
+        "rank": 1,
+        "sampler": "labor",
+        "batch_dependency": 2,
+    },
 }
 
 
@@ -96,7 +103,7 @@ def test_batches_are_the_references(graph, served, case):
         expected, ends = sample_link_batch(
             csc.indptr, csc.indices, [edges[p] for p in own], first, options["num_neighbors"],
             SEED, EPOCH, step, options["negatives"], options["amount"], options["exclude"],
-            options["frontier"], options.get("replace", False),
+            options["frontier"], options.get("replace", False), Labor.of(options),
         )  # fmt: skip
         at = At(EPOCH, step)
         at.same("input_id", batch.input_id, own)

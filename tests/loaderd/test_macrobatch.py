@@ -23,7 +23,7 @@ from tests.daemons import daemon
 from tests.differences import At, same_batch
 from tests.graphs import Csc, make_csc
 from tests.preprocess.quiet import QUIET
-from tests.reference import make_key, permute, sample_batch
+from tests.reference import Labor, make_key, permute, sample_batch
 from tests.stores import write_store
 from tools.replay import read_trace
 
@@ -122,6 +122,7 @@ def expected_epoch(graph, epoch: int, options: dict, passes: int = 1):
                     options["num_neighbors"], SEED, epoch, step,
                     options.get("frontier", "new"), options.get("replace", False),
                     weights[edges] if options.get("weighted") else None,
+                    labor=Labor.of(options),
                 )  # fmt: skip
                 yield index, batch, edges
                 step += 1
@@ -143,6 +144,8 @@ CASES = {
     "wide": {"num_neighbors": (10, 200)},
     "replace": {"num_neighbors": (5, 4), "replace": True},
     "weighted": {"num_neighbors": (4, 3, 2), "weighted": True},
+    "labor": {"num_neighbors": (4, 3, 2), "sampler": "labor", "batch_dependency": 3},
+    "labor, wide": {"num_neighbors": (10, 200), "sampler": "labor", "layer_dependency": True},
     "three passes": {"num_neighbors": (3, 2), "reuse": 3},
 }
 

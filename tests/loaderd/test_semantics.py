@@ -10,7 +10,7 @@ from loaderd.api.errors import Refused
 from tests.daemons import daemon
 from tests.differences import At, same_batch
 from tests.graphs import Csc, make_csc
-from tests.reference import make_epoch_key, permute, sample_batch
+from tests.reference import Labor, make_epoch_key, permute, sample_batch
 from tests.stores import write_store
 
 SEED, BATCH, TRAIN = 3, 8, 40
@@ -50,6 +50,19 @@ CASES = {
     "weighted, layer": {"num_neighbors": (7, 70), "weighted": True, "frontier": "layer"},
     "weighted, all": {"num_neighbors": (3, -1), "weighted": True},
     "five hops": {"num_neighbors": (2, 2, 2, 1, 1)},
+    "labor": {"num_neighbors": (4, 3, 2), "sampler": "labor"},
+    "labor, layer": {"num_neighbors": (7, 70), "sampler": "labor", "frontier": "layer"},
+    "labor, all": {"num_neighbors": (3, -1, 4), "sampler": "labor"},
+    "labor, one key of all hops": {
+        "num_neighbors": (4, 4, 4),
+        "sampler": "labor",
+        "layer_dependency": True,
+    },
+    "labor, one key of two steps": {
+        "num_neighbors": (4, 3),
+        "sampler": "labor",
+        "batch_dependency": 2,
+    },
     "wider than the graph": {"num_neighbors": (10, 200)},
     "wider than the graph, layer": {"num_neighbors": (20, 70, 70), "frontier": "layer"},
 }
@@ -74,6 +87,7 @@ def test_batches_are_the_references(graph, served, case):
             csc.indptr, csc.indices, order[step * BATCH : (step + 1) * BATCH],
             options["num_neighbors"], SEED, 2, step, options.get("frontier", "new"),
             options.get("replace", False), weights if options.get("weighted") else None,
+            labor=Labor.of(options),
         )  # fmt: skip
         same_batch(At(2, step), batch, expected)
 
@@ -84,6 +98,15 @@ def test_batches_are_the_references(graph, served, case):
         ({"frontier": "all"}, "frontier 'all': expected new or layer"),
         ({"replace": True, "num_neighbors": (-1,)}, "fanout -1"),
         ({"replace": True, "weighted": True}, "expected no weighted=True"),
+        ({"sampler": "labor", "replace": True}, "found replace=True, .* leave it out"),
+        ({"sampler": "labor", "weighted": True}, "found weighted=True, .* leave it out"),
+        (
+            {"sampler": "labor", "input_nodes": [1], "input_time": [1]},
+            "found times of the seeds, .* leave it out",
+        ),
+        ({"sampler": "labor", "batch_dependency": 0}, "batch_dependency is 0, expected 1"),
+        ({"sampler": "labour"}, "sampler 'labour': expected 'neighbor' or 'labor'"),
+        ({"layer_dependency": True}, "layer_dependency: found sampler 'neighbor'"),
     ],
 )
 def test_what_makes_no_sense_is_refused(served, options, words):

@@ -146,6 +146,18 @@ def macro_ways(options: CompareOptions) -> list[Way]:
     return found
 
 
+def labor_ways(_: CompareOptions) -> list[Way]:
+    """Neighbors of each node by themselves, and LABOR with keys of more and more draws."""
+    base = "neighbor"
+    ways: dict[str, dict[str, Any]] = {
+        base: {},
+        "labor": {"sampler": "labor"},
+        "one key of all hops": {"sampler": "labor", "layer_dependency": True},
+        "one key of 8 steps": {"sampler": "labor", "batch_dependency": 8},
+    }
+    return [Way(name, nodes, base, options=asked) for name, asked in ways.items()]
+
+
 def hop_ways(options: CompareOptions) -> list[Way]:
     """Each model on rows in any order, and on chunks of several sizes."""
     operator, _, loops = options.operator.partition("+")
@@ -183,6 +195,10 @@ CASES = {
     "macro": Case(
         "macro-batches against batches from the whole graph, by partitioner, hubs and halos",
         tasks.NodeTask, macro_ways, {"epochs": 60, "batch_size": 250, "jobs": 2},
+    ),
+    "labor": Case(
+        "batches by LABOR against those by neighbor sampling",
+        tasks.NodeTask, labor_ways, {"epochs": 20},
     ),
     "hops": Case(
         "models on propagated features: chunks of rows against rows in any order",

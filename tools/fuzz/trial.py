@@ -24,6 +24,7 @@ from loaderd.api.protocol import (
     BatchReady,
     ChunkReady,
     ErrorReply,
+    Labor,
     Release,
     RowGroup,
     SeedEdges,
@@ -85,7 +86,10 @@ def requests(store: Store, random: Random) -> list[Attach]:
         "batch_size": random.choice((16, 64)), "window": 2, "seed_type": node_type.name,
         "split": random.choice(("train", "train", "all")) if labelled else "all",
     }  # fmt: skip
-    drawn = random.choice(({}, {"weighted": has_weights}, {"replace": True}, {"frontier": "layer"}))
+    drawn = random.choice((
+        {}, {"weighted": has_weights}, {"replace": True}, {"frontier": "layer"},
+        {"labor": Labor(batch_dependency=2)},
+    ))  # fmt: skip
     if drawn.get("replace"):
         usual["num_neighbors"] = (6, 4)
     edge_ids = all(r.edge_id_dtype for r in manifest.relations) and random.random() < 0.5
@@ -103,6 +107,7 @@ def requests(store: Store, random: Random) -> list[Attach]:
     asked.append(Attach(plan=random.choice(("minibatch", "hyperbatch")), **linked))
     if has_times:
         timed = {**usual, "num_neighbors": (5, 4), "replace": False, "weighted": False}
+        timed["labor"] = None
         timed |= {"split": "all", "edges": SeedEdges(named), "temporal": Temporal(times="edges")}
         asked.append(Attach(plan="minibatch", **timed))
     if any(t.num_partitions for t in manifest.types):

@@ -7,16 +7,17 @@ from numpy.typing import NDArray
 
 from blockstore.kernels.locate import build_guide, choose_shift, locate_columns
 from blockstore.kernels.order import order_by_block, prefix_starts, stride_starts
-from blockstore.kernels.picks import UNIFORM, Column, Draws, Rule
+from blockstore.kernels.picks import BY_SOURCE, UNIFORM, Column, Draws, Rule
 from blockstore.kernels.sample import (
     MultiBlockColumns,
-    Picks,
     column_degrees,
     draw_columns,
     fetch_multi_block,
+    make_picks,
     mark_multi_block,
     pick_multi_block,
     rank_multi_block,
+    rank_seams,
 )
 from tests import reference
 from tests.graphs import FILL, Held
@@ -98,8 +99,7 @@ class Sampler:
         self.multi_block = MultiBlockColumns(
             self.multi_block.entries[:n], self.multi_block.degrees[:n]
         )
-        shape = n, max(1, self.rule.fanout)
-        self.picks = Picks(np.empty(shape, np.int64), np.empty(shape, np.int64), np.full(n, -1))
+        self.picks = make_picks(self.rule, self.multi_block, self.held.capacity)
 
     def mark(self) -> NDArray[np.int64]:
         """Blocks that picks of multi-block columns lie in."""
@@ -117,6 +117,8 @@ class Sampler:
         for at in range(0, whole.size, together):
             view = self.held.view(*_present(self.held, whole[at : at + together], at))
             rank_multi_block(view, self.column, self.blocks, self.multi_block, self.picks)
+        if self.rule.kind == BY_SOURCE:
+            rank_seams(self.held.capacity, self.column, self.multi_block, self.picks)
         for positions, count in zip(self.picks.positions, self.picks.found, strict=True):
             positions[:count].sort()
         picked = self.mark()

@@ -7,13 +7,13 @@ from hypothesis import strategies as st
 
 from blockstore.kernels import members as kernels
 from blockstore.kernels.columns import view_blocks
-from blockstore.kernels.picks import BY_WEIGHT, Column, Draws, Rule
+from blockstore.kernels.picks import BY_SOURCE, BY_WEIGHT, Column, Draws, Rule
 from blockstore.kernels.rows import NO_ROW, RowLayout
 from blockstore.pack import GraphPacker
 from blockstore.unpack import unpack_block
 from tests.blockstore.kernels.sampling import NO_ITEMS, NO_TREES, uniform
 from tests.graphs import Csc, make_csc
-from tests.reference import pick_positions, weigh_edges
+from tests.reference import pick_positions, rank_sources, weigh_edges
 
 COUNT = 300
 KEY = 12345
@@ -137,9 +137,10 @@ def test_draws_are_those_of_the_reference_in_the_induced_graph(found, fanout, re
         assert draws[here].tolist() == [int(graph.indices[column[p]]) for p in picks]
 
 
-@given(subgraphs(), st.integers(1, 20))
-@settings(max_examples=25, deadline=None)
-def test_weighted_draws_are_those_of_the_reference(found, fanout):
+@given(subgraphs(), st.integers(1, 20), st.booleans())
+@settings(max_examples=40, deadline=None)
+def test_ranked_draws_are_those_of_the_reference(found, fanout, weighted):
+    """By weight, or by source."""
     graph, members, low, high = found
     rng = np.random.default_rng(2)
     weights = rng.exponential(1.0, graph.indices.size).astype(np.float32)
@@ -149,14 +150,18 @@ def test_weighted_draws_are_those_of_the_reference(found, fanout):
     at = np.arange(nodes.size, dtype=np.int64) * fanout
     draws, edges = (np.empty(nodes.size * fanout, np.uint32) for _ in range(2))
     counts = np.empty(nodes.size, np.uint32)
-    rule = Rule(fanout, False, BY_WEIGHT, np.uint64(KEY), *NO_TREES)
+    kind = BY_WEIGHT if weighted else BY_SOURCE
+    rule = Rule(fanout, False, kind, np.uint64(KEY), *NO_TREES)
     frontier = Column(nodes, 0, counts, rule)
     kernels.draw_members(inside, kept, frontier, Draws(at, draws, at, edges, NO_ITEMS))
     for i, node in enumerate(nodes.tolist()):
         column = expected(graph, members, node)
         indptr = np.zeros(COUNT + 1, np.int64)
         indptr[node + 1 :] = len(column)
-        wanted = weigh_edges(indptr, weights[column], node, fanout, KEY)
+        if weighted:
+            wanted = weigh_edges(indptr, weights[column], node, fanout, KEY)
+        else:
+            wanted = rank_sources(indptr, graph.indices[column], node, fanout, KEY)
         here = slice(int(at[i]), int(at[i]) + int(counts[i]))
         assert edges[here].tolist() == [column[p] for p in wanted]
 

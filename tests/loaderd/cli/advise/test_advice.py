@@ -209,6 +209,7 @@ def test_too_little_memory_names_what_would_do(store):
         (("--split", "nowhere"), "split 'nowhere' is not in the store: it has train, all"),
         (("--num-neighbors", "15,x"), "--num-neighbors '15,x': expected numbers such as 15 10 5"),
         (("--num-neighbors", "0"), "fanout 0 at hop 0"),
+        (("--sampler", "labour"), "--sampler 'labour': expected neighbor or labor"),
         (("--mem", "much"), "'much' is not a size"),
         (("--macro-partitions", 17), "macro_partitions is 17, expected 1 to the store's 16"),
     ],
