@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from blockstore.format import align
 from blockstore.io.arena import Arena
+from blockstore.kernels.order import take_ids
 from loaderd.api.errors import BatchFailed
 from loaderd.api.protocol import BatchReady, RowGroup
 from loaderd.memory.blob import ALIGN, write_blob
@@ -100,7 +101,7 @@ class Builder:
         num_nodes, num_edges = structure.num_nodes, structure.num_edges
         job.structure = structure
         job.structure_bytes = self.structure_bytes(structure, job.unit, spec)
-        np.take(self._original, work.n_id[:num_nodes], out=work.original[:num_nodes], mode="clip")
+        take_ids(self._original, work.n_id, num_nodes, work.original)
         job.num_items = num_nodes
         if resolved.edge_features:  # edges have rows, as nodes do: they are numbered behind them
             job.num_items += num_edges
