@@ -120,6 +120,48 @@ def copy_bytes(_context, source, start, target, at, num_bytes):
     return types.void(source, types.int64, target, types.int64, types.int64), codegen
 
 
+VECTOR = 32  # bytes that `stream_vector` writes
+
+
+def _vector_slice(source, start, target, at):
+    target[int(at) : int(at) + VECTOR] = source[int(start) : int(start) + VECTOR]
+
+
+@_or_python(_vector_slice)
+def stream_vector(_context, source, start, target, at):
+    """target[at : at + VECTOR] = source[start : start + VECTOR], past the caches.
+
+    source, target   uint8 (any,)   C-contiguous; the range is not checked
+    start, at        int64          what it writes must begin at a multiple of VECTOR in memory
+
+    Others see it after the next `fence`.
+    """
+
+    def codegen(context, builder, signature, args):
+        vector = ir.VectorType(_INT64, VECTOR // 8).as_pointer()
+        of = context.make_array(signature.args[0])(context, builder, args[0]).data
+        to = context.make_array(signature.args[2])(context, builder, args[2]).data
+        piece = builder.load(builder.bitcast(builder.gep(of, [args[1]]), vector), align=1)
+        place = builder.bitcast(builder.gep(to, [args[3]]), vector)
+        stored = builder.store(piece, place, align=VECTOR)
+        once = builder.module.add_metadata([ir.Constant(_INT32, 1)])
+        stored.set_metadata("nontemporal", once)
+        return context.get_dummy_value()
+
+    return types.void(source, types.int64, target, types.int64), codegen
+
+
+@_or_python(lambda: None)
+def fence(_context):
+    """All that was written so far is seen by others before what is written afterwards."""
+
+    def codegen(context, builder, _signature, _args):
+        builder.fence("seq_cst")
+        return context.get_dummy_value()
+
+    return types.void(), codegen
+
+
 LANES = 16  # that `add_lanes` adds at once
 
 

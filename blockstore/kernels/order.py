@@ -2,8 +2,11 @@
 
 import numpy as np
 
+from blockstore.kernels.intrinsics import prefetch
 from blockstore.kernels.jit import njit
 from blockstore.kernels.rows import ABSENT, copy_row
+
+_AHEAD = 32  # entries of a table, asked for before they are taken
 
 
 @njit(nogil=True, cache=True)
@@ -111,10 +114,12 @@ def map_range(ids, first, table, out):
 
 
 @njit(nogil=True, cache=True)
-def take_seeds(seeds, index, num, out):
-    """out[i] = seeds[index[i]] for i < num."""
+def take_ids(table, index, num, out):
+    """out[i] = table[index[i]] for i < num; the table may be larger than any cache."""
     for i in range(num):
-        out[i] = seeds[index[i]]
+        if i + _AHEAD < num:
+            prefetch(table, np.int64(index[i + _AHEAD]))
+        out[i] = table[index[i]]
 
 
 @njit(nogil=True, cache=True)

@@ -6,14 +6,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blockstore.format import BlockGeometry
-from blockstore.kernels.intrinsics import copy_bytes, prefetch
-from blockstore.kernels.jit import leaf, njit
+from blockstore.kernels.intrinsics import VECTOR, copy_bytes, fence, prefetch, stream_vector
+from blockstore.kernels.jit import inner, leaf, njit
 
 ABSENT = np.uint64(2**64 - 1)  # address of a row whose block has no slot
 NO_ROW = np.uint64(2**64 - 2)  # address for a node of another type
-_AHEAD = 4  # rows
-_FAR = 16  # items of a table
 _LINE = 64  # bytes
+# Rows are asked for so many bytes ahead, a few rows at least: as many lines as may be under way.
+_AHEAD_BYTES, _LEAST_AHEAD, _MOST_AHEAD = 8 << 10, 2, 16
+# Rows of so many bytes are written past the caches, which could not keep them for their reader:
+# a line is then not read before it is written.
+_STREAM_BYTES = 16 << 20
 
 
 class RowLayout(NamedTuple):
@@ -41,15 +44,6 @@ class RowView(NamedTuple):
     row_bytes: int
     slots: NDArray[np.int32]  # (num_blocks,) slot of each block, -1 if it is absent
     slot_bytes: int
-
-
-@leaf
-def look_up(table, ids, out):
-    """out[i] = table[ids[i]]; the table is too large for the processor's caches."""
-    for i in range(ids.size):
-        if i + _FAR < ids.size:
-            prefetch(table, np.int64(ids[i + _FAR]))
-        out[i] = table[np.int64(ids[i])]
 
 
 @leaf
@@ -104,6 +98,12 @@ def copy_row(source, start, target, to, row_bytes):
     copy_bytes(source, np.int64(start), target, np.int64(to), np.int64(row_bytes))
 
 
+@inner
+def _stream_row(source, start, target, to, row_bytes):
+    for byte in range(0, row_bytes, VECTOR):
+        stream_vector(source, start + byte, target, to + byte)
+
+
 @njit(nogil=True, cache=True)
 def scatter_rows(data, addresses, positions, start, stop, row_bytes, out):
     """Row positions[i] of `out` = the row at addresses[i], for start <= i < stop.
@@ -113,16 +113,23 @@ def scatter_rows(data, addresses, positions, start, stop, row_bytes, out):
     positions  uint32 (rows,)         empty: row i goes to row i
     out        uint8 (bytes,)         flat
     """
+    streams = (stop - start) * row_bytes >= _STREAM_BYTES
+    streams = streams and row_bytes % VECTOR == 0 and out.ctypes.data % VECTOR == 0
+    ahead = min(_MOST_AHEAD, max(_LEAST_AHEAD, _AHEAD_BYTES // max(1, row_bytes)))
     for i in range(start, stop):
-        if i + _AHEAD < stop and addresses[i + _AHEAD] < NO_ROW:
-            near = np.int64(addresses[i + _AHEAD])
+        if i + ahead < stop and addresses[i + ahead] < NO_ROW:
+            near = np.int64(addresses[i + ahead])
             for byte in range(near, near + row_bytes, _LINE):
                 prefetch(data, byte)
         to = (np.int64(positions[i]) if positions.size else i) * row_bytes
-        if addresses[i] < NO_ROW:
-            copy_row(data, addresses[i], out, to, row_bytes)
-        else:
+        if addresses[i] >= NO_ROW:
             out[to : to + row_bytes] = 0
+        elif streams:
+            _stream_row(data, np.int64(addresses[i]), out, to, row_bytes)
+        else:
+            copy_row(data, addresses[i], out, to, row_bytes)
+    if streams:
+        fence()
 
 
 @njit(nogil=True, cache=True)

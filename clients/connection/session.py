@@ -3,7 +3,6 @@
 import contextlib
 import fcntl
 import itertools
-import mmap
 import os
 import socket
 import threading
@@ -17,6 +16,7 @@ import numpy as np
 import zmq
 from numpy.typing import NDArray
 
+from blockstore.io.mapping import map_shared
 from clients.connection.position import StateMismatch, check_resolved
 from loaderd.api import errors
 from loaderd.api.endpoint import connect, parse_endpoint
@@ -69,13 +69,13 @@ class Attachment:
         self.slot_bytes, self._arena_fd = welcome.slot_bytes, fd
         try:
             num_bytes, stamp = welcome.num_slots * welcome.slot_bytes, welcome.stamp
-            mapped = mmap.mmap(fd, stamp + _WORD_BYTES, mmap.MAP_SHARED, mmap.PROT_READ)
+            mapped = map_shared(fd, stamp + _WORD_BYTES, writable=False)
         except BaseException:
             os.close(fd)
             self.door.close()
             raise
-        self.data: NDArray[np.uint8] = np.frombuffer(mapped, np.uint8, num_bytes)
-        self.stamp: NDArray[np.uint64] = np.frombuffer(mapped, np.uint64, 1, stamp)
+        self.data: NDArray[np.uint8] = mapped.array(num_bytes)
+        self.stamp: NDArray[np.uint64] = mapped.array(_WORD_BYTES, stamp).view(np.uint64)
         self.context = zmq.Context()
 
     def lost(self) -> bool:

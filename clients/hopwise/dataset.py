@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal, Unpack
 
@@ -170,7 +171,7 @@ class HopDataset(SteppedDataset[HopBatch]):
         super().__init__(endpoint, request, None, options.get("reconnect_s", RECONNECT_S))
         self.advice: HopAdvice | None = None  # by which it was made, if it was
         self._chunks = {name: getattr(request, name) for name in _OF_CHUNKS}
-        self._arena: tuple[int, Tensor] | None = None  # of what session, all of it
+        self._arena: tuple[NDArray[np.uint8], Tensor] | None = None  # the session's, all of it
         self._files = None if files is None else Path(files)
         self._rows: ResidentRows | None = None
 
@@ -342,11 +343,17 @@ class HopDataset(SteppedDataset[HopBatch]):
     def _view(self, array: NDArray[Any], dtype: str) -> Tensor:
         """The tensor over a piece of the arena, which torch believes to be writable."""
         data = self._connect().session.attachment.data
-        if self._arena is None or self._arena[0] != data.ctypes.data:
+        if self._arena is None or self._arena[0] is not data:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", UserWarning)  # that it is not writable
-                self._arena = data.ctypes.data, torch.from_numpy(data)
-        first = array.ctypes.data - data.ctypes.data
-        kind = torch.bfloat16 if dtype == "bfloat16" else getattr(torch, np.dtype(dtype).name)
-        raw = self._arena[1][first : first + array.nbytes]
-        return raw.view(kind).reshape(array.shape)
+                self._arena = data, torch.from_numpy(data)
+        whole = self._arena[1]
+        first = array.__array_interface__["data"][0] - whole.data_ptr()
+        return whole[first : first + array.nbytes].view(_torch_dtype(dtype)).view(array.shape)
+
+
+@cache
+def _torch_dtype(dtype: str) -> torch.dtype:
+    """The dtype of a store's rows, as torch has it."""
+    found: torch.dtype = getattr(torch, dtype)
+    return found

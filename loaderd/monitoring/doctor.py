@@ -1,5 +1,6 @@
 """What a machine gives a daemon: checks, each with what was found and what to do about it."""
 
+import contextlib
 import fcntl
 import mmap
 import os
@@ -33,6 +34,7 @@ SHM = "/dev/shm"  # noqa: S108
 SHM_WELL = 1 << 30
 DISK_WELL = 500 << 20  # bytes/s
 DISK_S, DISK_THREADS, READ_BYTES = 1.0, 8, 1 << 20
+HUGE_WELL = 64 << 20
 F_GET_SEALS = 1034
 
 
@@ -134,13 +136,14 @@ def judge_disk(bytes_s: float, direct: bool) -> MachineCheck:
     return _judge("disk speed", bytes_s >= DISK_WELL, found, remedy)
 
 
-def judge_pages(shmem_enabled: str) -> MachineCheck:
-    """Transparent huge pages of shared memory, as sysfs writes them: `always [never] ...`."""
-    chosen = re.search(r"\[(\w+)\]", shmem_enabled)
-    found = f"of shared memory: {chosen[1] if chosen else 'unknown'}"
-    if chosen and chosen[1] in ("never", "deny"):
-        found += " (within_size may save misses of the TLB)"
-    return MachineCheck("huge pages", State.ok, found)
+def judge_pages(huge_bytes: int, whole: int) -> MachineCheck:
+    """How much of an arena of so many bytes lies on huge pages, which the daemon asks for."""
+    found = f"{format_bytes(huge_bytes)} of {format_bytes(whole)} of shared memory"
+    remedy = (
+        "batches from memory come more slowly: use Linux 6.1 or newer; where free memory lies in "
+        "pieces, echo 1 > /proc/sys/vm/compact_memory before the start"
+    )
+    return _judge("huge pages", huge_bytes >= whole, found, remedy)
 
 
 # -- looking --------------------------------------------------------------------------------------
@@ -156,6 +159,12 @@ def _check_memfd() -> MachineCheck:
         remedy = "allow memfd_create and its seals in the container's seccomp profile"
         return MachineCheck("memfd", State.fail, str(error), remedy)
     return MachineCheck("memfd", State.ok, f"sealed ({seals:#x})")
+
+
+def _check_pages() -> Iterator[MachineCheck]:
+    """Makes an arena of some huge pages; what keeps one from being made, others say."""
+    with contextlib.suppress(OSError, BudgetTooSmall), Arena(1, HUGE_WELL) as arena:
+        yield judge_pages(arena.huge_bytes, HUGE_WELL)
 
 
 def judge_kernel_cache(folder: str | None) -> MachineCheck:
@@ -266,8 +275,7 @@ def examine(settings: EngineSettings, path: Path | None) -> Iterator[MachineChec
     yield judge_kernel_cache(cache_folder(page_crcs))
     yield _check_shm()
     yield _check_queue()
-    pages = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
-    yield judge_pages(pages.read_text() if pages.exists() else "")
+    yield from _check_pages()
     yield _check_gpu()
     if path is None:
         yield judge_files(*resource.getrlimit(resource.RLIMIT_NOFILE), 0)

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blockstore.kernels.links import draw_negatives, drop_excluded, group_excluded
-from blockstore.kernels.order import take_seeds
+from blockstore.kernels.order import take_ids
 from blockstore.kernels.random import permute_range
 from blockstore.kernels.renumber import HashTable, renumber_hash
 from loaderd.api.protocol import SeedEdges
@@ -83,7 +83,7 @@ def seed_places(plan: Plan, unit: Unit, out: NDArray[np.int64]) -> None:
 def node_roots(seeds: NDArray[Any], index: NDArray[np.int64]) -> Roots:
     """Of seeds that are nodes: `index` are their places in `seeds`."""
     nodes = np.empty(index.size, seeds.dtype)
-    take_seeds(seeds, index, index.size, nodes)
+    take_ids(seeds, index, index.size, nodes)
     return Roots(nodes, index, NO_ENDS, ())
 
 

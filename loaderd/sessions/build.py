@@ -1,7 +1,6 @@
 """Building one batch in a worker thread: sample and address, then fill what was placed."""
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -9,7 +8,7 @@ from numpy.typing import NDArray
 
 from blockstore.format import align
 from blockstore.io.arena import Arena
-from blockstore.kernels.rows import look_up
+from blockstore.kernels.order import take_ids
 from loaderd.api.errors import BatchFailed
 from loaderd.api.protocol import BatchReady, RowGroup
 from loaderd.memory.blob import ALIGN, Written, joined, made, write_blob
@@ -192,8 +191,12 @@ class Builder:
         self, structure: Structure, arrays: StructureArrays, spec: BatchSpec
     ) -> list[tuple[str, NDArray[Any] | Written]]:
         resolved, ids = spec.plan.resolved, self._original
+
+        def original(nodes: NDArray[Any], out: NDArray[Any]) -> None:
+            take_ids(ids, nodes, nodes.size, out)
+
         named: list[tuple[str, NDArray[Any] | Written]] = [
-            ("n_id", made(arrays.nodes, ids.dtype, partial(look_up, ids))),
+            ("n_id", made(arrays.nodes, ids.dtype, original)),
             ("input_id", joined(arrays.places)),
         ]
         used = 0

@@ -5,7 +5,7 @@ import pytest
 from numba import config
 
 from blockstore.kernels.jit import leaf
-from blockstore.kernels.order import take_seeds
+from blockstore.kernels.order import take_ids
 
 checked = pytest.mark.skipif(
     not (config.BOUNDSCHECK or config.DISABLE_JIT), reason="needs NUMBA_BOUNDSCHECK=1"
@@ -21,6 +21,6 @@ def _item(values, i):
 def test_an_index_beyond_an_array_is_refused():
     seeds, out = np.arange(3, dtype=np.uint32), np.zeros(1, np.uint32)
     with pytest.raises(IndexError):
-        take_seeds(seeds, np.array([3], np.int64), 1, out)
+        take_ids(seeds, np.array([3], np.int64), 1, out)
     with pytest.raises(IndexError):
         _item(seeds, 3)

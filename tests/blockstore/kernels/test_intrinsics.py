@@ -5,7 +5,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numba import njit
 
-from blockstore.kernels.intrinsics import LANES, add_lanes, mulhi, prefetch
+from blockstore.kernels.intrinsics import (
+    LANES,
+    VECTOR,
+    add_lanes,
+    fence,
+    mulhi,
+    prefetch,
+    stream_vector,
+)
 
 WORDS = st.integers(0, 2**64 - 1)
 
@@ -25,6 +33,22 @@ def _prefetch_around(array, far):
 @njit
 def _add_lanes(target, at, source):
     add_lanes(target, at, source)
+
+
+@njit
+def _stream_vector(source, start, target, at):
+    stream_vector(source, start, target, at)
+    fence()
+
+
+@given(start=st.integers(0, 70), at=st.integers(0, 3))
+def test_a_vector_is_written_past_the_caches_from_any_place(start, at):
+    source, memory = np.arange(120, dtype=np.uint8), np.zeros(6 * VECTOR, np.uint8)
+    first = -memory.ctypes.data % VECTOR + at * VECTOR
+    expected = memory.copy()
+    expected[first : first + VECTOR] = source[start : start + VECTOR]
+    _stream_vector(source, start, memory, first)
+    assert np.array_equal(memory, expected)
 
 
 @given(dtype=st.sampled_from([np.float32, np.float64]), at=st.integers(0, 9))

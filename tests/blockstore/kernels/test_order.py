@@ -16,7 +16,7 @@ from blockstore.kernels.order import (
     prefix_starts,
     stage_rows,
     stride_starts,
-    take_seeds,
+    take_ids,
 )
 from blockstore.kernels.rows import ABSENT, NO_ROW, RowView, address_rows, gather_rows
 from tests.graphs import FILL, ID_DTYPES
@@ -157,7 +157,7 @@ def test_ids_are_mapped_piece_by_piece_of_a_table(ids, first, size, id_dtype, ou
 @given(index=st.lists(st.integers(0, 29)), id_dtype=ID_DTYPES)
 def test_seeds_are_taken_by_index(index, id_dtype):
     seeds, out = np.arange(100, 130, dtype=id_dtype), np.full(len(index) + 1, 7, id_dtype)
-    take_seeds(seeds, np.array(index, np.int64), len(index), out)
+    take_ids(seeds, np.array(index, np.int64), len(index), out)
     assert out.tolist() == [*(i + 100 for i in index), 7]
 
 

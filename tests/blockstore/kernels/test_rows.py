@@ -13,7 +13,6 @@ from blockstore.kernels.rows import (
     copy_row,
     expand_counts,
     gather_rows,
-    look_up,
     mark_blocks,
     scatter_rows,
     widen,
@@ -111,6 +110,30 @@ def test_rows_are_copied_from_their_addresses(row_bytes, aligned):
     assert (out[positions] == expected).all()
 
 
+@pytest.mark.parametrize(("row_bytes", "offset"), [(512, 0), (512, 1), (96, 0), (100, 0)])
+def test_rows_of_more_than_the_caches_are_copied_from_their_addresses(row_bytes, offset):
+    """They are written another way, where they are whole vectors that begin where vectors may."""
+    rng = np.random.default_rng(row_bytes)
+    data = rng.integers(0, 256, (300 * row_bytes) | 1, np.uint8)
+    rows = (20 << 20) // row_bytes
+    addresses = rng.integers(0, data.size - row_bytes, rows).astype(np.uint64)
+    addresses[[3, rows - 1]] = NO_ROW
+    memory = np.full(rows * row_bytes + 128, 0xA5, np.uint8)
+    begin = -memory.ctypes.data % 64 + offset
+    out = memory[begin : begin + rows * row_bytes]
+    picked = addresses.astype(np.int64)
+    picked[[3, rows - 1]] = 0
+    expected = data[picked[:, None] + np.arange(row_bytes)]
+    expected[[3, rows - 1]] = 0
+    gather_rows(data, addresses, 0, rows, row_bytes, out)
+    assert (out.reshape(rows, row_bytes) == expected).all()
+    assert (memory[:begin] == 0xA5).all()
+    assert (memory[begin + out.size :] == 0xA5).all()
+    positions = rng.permutation(rows).astype(np.uint32)
+    scatter_rows(data, addresses, positions, 0, rows, row_bytes, out)
+    assert (out.reshape(rows, row_bytes)[positions] == expected).all()
+
+
 @given(count=st.integers(0, 300), start=st.integers(0, 9), to=st.integers(0, 9))
 def test_copy_row_copies_that_many_bytes(count, start, to):
     source = np.arange(400, dtype=np.uint64).astype(np.uint8)
@@ -119,14 +142,6 @@ def test_copy_row_copies_that_many_bytes(count, start, to):
     expected = np.full(400, 0xA5, np.uint8)
     expected[to : to + count] = source[start : start + count]
     assert (target == expected).all()
-
-
-@given(st.lists(st.integers(0, 299), max_size=50), ID_DTYPES)
-def test_values_are_looked_up(ids, id_dtype):
-    table = np.random.default_rng(0).integers(0, 2**32, 300, np.uint32).astype(id_dtype)
-    out = np.zeros(len(ids), id_dtype)
-    look_up(table, np.array(ids, id_dtype), out)
-    assert out.tolist() == table[ids].tolist()
 
 
 @given(values=st.lists(st.integers(0, 2**32 - 1)), id_dtype=ID_DTYPES)

@@ -37,7 +37,8 @@ G = 1 << 30
         (doctor.judge_shm(8 * G), "ok"),
         (doctor.judge_disk(100e6, True), "warn"),
         (doctor.judge_disk(3e9, False), "ok"),
-        (doctor.judge_pages("always within_size [never] deny"), "ok"),
+        (doctor.judge_pages(64 << 20, 64 << 20), "ok"),
+        (doctor.judge_pages(0, 64 << 20), "warn"),
     ],
 )
 def test_judgements(check, state):
@@ -49,7 +50,7 @@ def test_a_fix_that_is_within_reach_is_named():
     assert "ulimit -n" in doctor.judge_files(256, 4096, 100).remedy
     assert "LimitNOFILE" in doctor.judge_files(256, 256, 100).remedy
     assert "--mem 6.4G" in doctor.judge_memory(9 * G, 8 * G, "free memory").remedy
-    assert "[never]" not in doctor.judge_pages("always [never]").found
+    assert "compact_memory" in doctor.judge_pages(0, 64 << 20).remedy
 
 
 def test_what_to_do_stands_below_its_check():
