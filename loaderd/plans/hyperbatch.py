@@ -78,7 +78,7 @@ class RowMemory(NamedTuple):
     gap_pages: int  # between rows wanted that are read with them
 
 
-_SPARE = 1.5  # a hyperbatch's rows come while those of the last one are in use
+_SPARE = 1.25  # a hyperbatch's rows come while those of the last one are in use
 _AMPLE = 8  # minibatches; more only if that saves reading
 
 

@@ -32,7 +32,7 @@ from loaderd.memory.workspace import Carver
 from loaderd.sampling.rows import ServedFiles
 
 CHUNK_ROWS = 1 << 16  # brought in between two looks at what may leave, at most
-_REGION_BYTES = 128 << 10
+_REGION_BYTES = 1 << 20
 _LEAST_REGIONS, _LEAST_SHIFT = 64, 4
 _HALVE_EVERY = 8  # groups
 _RUNS_HELD = 2  # chunks on their way at a time

@@ -22,8 +22,8 @@ from loaderd.sampling.hyperbatch.rowcache import (
 )
 from loaderd.sampling.rows import ServedFiles
 
-_SLACK = 8  # an area has room for an eighth more than was counted
-_CHUNKS = 4  # areas that hold a hyperbatch
+_SLACK = 16  # an area has room for a sixteenth more than was counted
+_CHUNKS = 8  # areas that hold a hyperbatch
 _LEAST_POINTS = 2  # a cache is of use if it holds the rows of two minibatches
 _PARTS = 64  # in which memory for rows is made smaller until the tables have room, too
 _UNSEEN = 64

@@ -40,7 +40,7 @@ def takes(curve: RegionCurve, memory: RowMemory, size: int, stay: set[int]) -> t
         if region in stay:
             room += rows * WIDTH
             continue
-        room += 1.5 * wanted * (WIDTH + memory.entry_bytes)
+        room += 1.25 * wanted * (WIDTH + memory.entry_bytes)
         page = 1 - (1 - wanted / rows) ** (4096 / WIDTH)
         read += rows * WIDTH * (1 - (1 - page) ** (memory.gap_pages + 1))
     return room, read
