@@ -256,4 +256,4 @@ def test_regions_cover_the_rows_of_a_type():
     assert region_rows(t._replace(num_nodes=128)).tolist() == [16] * 8
     assert region_rows(t._replace(num_nodes=3)).tolist() == [3]
     large = t._replace(num_nodes=10**6, row_bytes=(500, 20))
-    assert (region_rows(large)[0], region_rows(large).sum()) == (256, 10**6)
+    assert (region_rows(large)[0], region_rows(large).sum()) == (2048, 10**6)
