@@ -66,9 +66,10 @@ class Hand:
 
 
 class Cache:
-    """Room for three rows; notes what it brings."""
+    """Room for the rows of three batches, or of so many; notes what it brings."""
 
-    def __init__(self) -> None:
+    def __init__(self, room: int = 3) -> None:
+        self.room = room
         self.groups: list[list[int]] = []
         self.oldest: list[int] = []
         self.runs = 0
@@ -80,7 +81,7 @@ class Cache:
         pass
 
     def count_fitting(self, batches: Any) -> int:
-        return min(3, len(batches))
+        return min(self.room, len(batches))
 
     def bring(self, group: Any, later: Any, oldest: Any) -> None:
         self.groups.append([needs.batch for needs in group])
@@ -112,7 +113,7 @@ class Parts:
         self.hyper.begin(run)
 
     def take(self, count: int) -> list[tuple[int, int, int]]:
-        """(run, epoch, step) of the next batches, each given back at once."""
+        """(run, epoch, step) of so many batches or a few more, each given back at once."""
         found: list[tuple[int, int, int]] = []
         while len(found) < count:
             run, batches = self.hand.got.get(timeout=WAIT_S)
@@ -124,8 +125,10 @@ class Parts:
 
 
 @contextmanager
-def session(steps: int = 10, areas: int = 2, cache: Cache | None = None) -> Iterator[Parts]:
-    parts = Parts(steps, areas, cache)
+def session(
+    steps: int = 10, areas: int = 2, cache: Cache | None = None, size: int = 3
+) -> Iterator[Parts]:
+    parts = Parts(steps, areas, cache, size)
     try:
         yield parts
     finally:
@@ -171,6 +174,24 @@ def test_rows_are_brought_in_when_batches_before_are_released():
         parts.hyper.released(1, 2)
         parts.take(7)
         assert cache.oldest[0] == 3
+
+
+def wait_sampled(hyper: Hyper, batches: int) -> None:
+    with hyper._changed:
+        assert hyper._changed.wait_for(lambda: hyper.counters["hyper_sampled"] >= batches, WAIT_S)
+
+
+def test_a_hyperbatch_waits_for_areas_that_are_to_become_free():
+    """Fewer batches together would read the same pages for less."""
+    with session(steps=21, areas=3, cache=(cache := Cache(9)), size=6) as parts:
+        parts.begin(1, 0, 0)
+        taken = len(parts.take(1))
+        while taken < 21:
+            # what is free is sampled into while a group is in use
+            wait_sampled(parts.hyper, min(21, taken + 9))
+            taken += len(parts.take(1))
+        sizes = [len(group) for group in cache.groups]
+        assert (sum(sizes), set(sizes[1:-1])) == (21, {6})
 
 
 def test_an_error_of_a_run_that_has_ended_is_nobodys():
