@@ -33,7 +33,7 @@ from loaderd.sampling.rows import ServedFiles
 
 CHUNK_ROWS = 1 << 16  # brought in between two looks at what may leave, at most
 _REGION_BYTES = 1 << 20
-_LEAST_REGIONS, _LEAST_SHIFT = 64, 4
+_LEAST_REGIONS, _MOST_REGIONS, _LEAST_SHIFT = 64, 1 << 16, 4
 _HALVE_EVERY = 8  # groups
 _RUNS_HELD = 2  # chunks on their way at a time
 
@@ -106,9 +106,13 @@ class CacheShare(NamedTuple):
 
 
 def region_shift(t: TypeRows) -> int:
-    """A region has 2**shift adjacent rows: about `_REGION_BYTES`, but fewer if a type has few."""
+    """A region has 2**shift adjacent rows: about `_REGION_BYTES`, but neither too few nor too many.
+
+    What is read of one costs no more a page than longer runs do; and it has many times the rows
+    that some minibatches want of a cold one, so that what is counted says how cold it is.
+    """
     rows = min(_REGION_BYTES // max(1, sum(t.row_bytes)), t.num_nodes // _LEAST_REGIONS)
-    return max(_LEAST_SHIFT, rows.bit_length())
+    return max(_LEAST_SHIFT, rows.bit_length(), (t.num_nodes // _MOST_REGIONS).bit_length())
 
 
 def region_rows(t: TypeRows) -> NDArray[np.int64]:
@@ -266,7 +270,7 @@ class RowCache:
         """
         until = group[-1].batch
         for t in self.types:
-            self._bring_regions(t)
+            self._bring_regions(t, oldest)
             for _, piece in _pieces(group):
                 t.num_listed = list_absent(
                     piece, piece.size, t.first, t.num_nodes, t.table, until, t.listed,
@@ -297,8 +301,8 @@ class RowCache:
         forget_listed(t.listed, t.num_listed, t.table.place)
         t.num_listed = 0
 
-    def _bring_regions(self, t: _Type) -> None:
-        """Rows of the regions that stay, all of them, once."""
+    def _bring_regions(self, t: _Type, oldest: Callable[[int], int]) -> None:
+        """Rows of the regions that stay, all of them, once; a run that ends leaves some missing."""
         shift, half = int(t.table.shift), t.listed.size // _RUNS_HELD
         step = min(self._chosen.size, half) >> shift
         on_the_way: deque[tuple[int, list[Reading]]] = deque()
@@ -311,6 +315,7 @@ class RowCache:
                     del t.missing[:count]
                     begun -= count
                     continue
+                oldest(-1)
                 regions = t.missing[begun : begun + step]
                 high = _list_regions(t, regions, low)
                 on_the_way.append((len(regions), self._read(t, low, high)))

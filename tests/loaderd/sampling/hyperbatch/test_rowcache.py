@@ -249,6 +249,24 @@ def test_regions_that_stay_are_read_once_whatever_fails(fails):
     assert cache.rows_read == rows + others if fails < 0 else cache.rows_read >= rows + others
 
 
+def test_a_run_that_ends_leaves_regions_for_the_next_one():
+    cache = make_cache(9, Reader(), range(8))
+    cache._chosen = cache._chosen[:16]  # a region at a time
+    needs, asked = needs_of(0, [10, 129]), iter(range(5))
+
+    def oldest(known: int) -> int:
+        if next(asked, None) is None:
+            raise ValueError("the run has ended")
+        return known + 1
+
+    with pytest.raises(ValueError, match="has ended"):
+        cache.bring([needs], [], oldest)
+    assert 0 < len(cache.types[0].missing) < 8
+    cache.bring([needs], [], lambda known: known + 1)
+    check(cache, needs)
+    assert not cache.types[0].missing
+
+
 def test_regions_cover_the_rows_of_a_type():
     (t,) = rows_by_type(SERVED)
     assert region_shift(t) == 4
@@ -257,3 +275,4 @@ def test_regions_cover_the_rows_of_a_type():
     assert region_rows(t._replace(num_nodes=3)).tolist() == [3]
     large = t._replace(num_nodes=10**6, row_bytes=(500, 20))
     assert (region_rows(large)[0], region_rows(large).sum()) == (2048, 10**6)
+    assert region_rows(large._replace(num_nodes=10**9)).size <= 1 << 16
