@@ -199,6 +199,33 @@ def test_types_of_different_sizes_have_a_search_each(tmp_path):
         kit.reader.close()
 
 
+def test_a_type_whose_regions_cannot_be_read_leaves_nothing_of_the_others(tmp_path, monkeypatch):
+    rng = np.random.default_rng(2)
+    sizes = {"one": 90, "other": 60}
+    graph = random_hetero(rng, sizes, [("one", "to", "other")], 2, {"one": 3, "other": 5}, "one")
+    write_hetero_store(tmp_path / "store", graph)
+    kit = Kit(open_store(tmp_path / "store"), 50, 40)
+    cache, real = kit.cache, kit.cache._bring_regions
+
+    def fail_once(t, oldest):
+        if t is cache.types[1] and calls.pop():
+            raise CorruptBlock("a region")
+        real(t, oldest)
+
+    calls = [False, True]
+    monkeypatch.setattr(cache, "_bring_regions", fail_once)
+    try:
+        nodes = np.arange(60, 120, dtype=np.uint32)
+        with pytest.raises(CorruptBlock):
+            cache.bring([Needs(0, (nodes,))], [], lambda known: 0)
+        assert [t.num_listed for t in cache.types] == [0, 0]
+        nodes = np.arange(0, 50, dtype=np.uint32)
+        cache.bring([Needs(1, (nodes,))], [], lambda known: 1)
+        kit.check(nodes)
+    finally:
+        kit.reader.close()
+
+
 def test_a_batch_that_is_not_released_keeps_its_rows(kit):
     small = kit(150)
     nodes = [np.arange(i * 100, i * 100 + 100, dtype=np.uint32) for i in range(3)]

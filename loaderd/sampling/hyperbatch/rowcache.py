@@ -271,6 +271,7 @@ class RowCache:
         until = group[-1].batch
         for t in self.types:
             self._bring_regions(t, oldest)
+        for t in self.types:
             for _, piece in _pieces(group):
                 t.num_listed = list_absent(
                     piece, piece.size, t.first, t.num_nodes, t.table, until, t.listed,
