@@ -76,9 +76,9 @@ class RowMemory(NamedTuple):
     batch_bytes: int  # of a minibatch's structure, times the areas for it, and of its building
     entry_bytes: int  # of a row that does not stay, beside its own
     gap_pages: int  # between rows wanted that are read with them
+    spare: float  # room for rows that pass, over what a hyperbatch wants of them
 
 
-_SPARE = 1.25  # a hyperbatch's rows come while those of the last one are in use
 _AMPLE = 8  # minibatches; more only if that saves reading
 
 
@@ -131,7 +131,7 @@ def _cut(curve: RegionCurve, memory: RowMemory, size: int) -> _Cut | None:
     page = 1 - (1 - share) ** np.maximum(1, PAGE_BYTES / np.maximum(1, width))  # a page is wanted
     read = curve.rows * width * (1 - (1 - page) ** (memory.gap_pages + 1))
     stays = _sums(curve.rows * width)
-    passes = _SPARE * _sums((wanted * (width + memory.entry_bytes))[::-1])[::-1]
+    passes = memory.spare * _sums((wanted * (width + memory.entry_bytes))[::-1])[::-1]
     useful = 1 + np.count_nonzero(curve.wanted[-1])
     room = memory.room - size * memory.batch_bytes
     fitting = np.flatnonzero((stays + passes)[:useful] <= room)

@@ -27,6 +27,9 @@ _CHUNKS = 8  # areas that hold a hyperbatch
 _LEAST_POINTS = 2  # a cache is of use if it holds the rows of two minibatches
 _PARTS = 64  # in which memory for rows is made smaller until the tables have room, too
 _UNSEEN = 64
+# A hyperbatch's rows come while those of the last one are in use.  Where the graph has no room
+# either, reading is what takes the time, and more batches together save more of it.
+_SPARE, _SPARE_TOGETHER = 1.25, 1.0
 
 
 class Estimate(NamedTuple):
@@ -92,7 +95,9 @@ def cut_hyper(
     spare = estimate.scratch_bytes * (_SLACK + 1) // _SLACK
     # one is handed out while the next is brought in, and what is handed out makes room for a third
     ahead = 2 * one + spare if together else one * (2 * _CHUNKS + 1) // _CHUNKS
-    memory = RowMemory(max(0, num_bytes), ahead, entry_bytes(ITEM_BYTES[id_dtype]), FLASH.gap_pages)
+    extra = entry_bytes(ITEM_BYTES[id_dtype])
+    ample = _SPARE_TOGETHER if together else _SPARE
+    memory = RowMemory(max(0, num_bytes), ahead, extra, FLASH.gap_pages, ample)
     chosen = choose_size(region_curve(types, estimate.wanted), memory, estimate.num_steps, asked)
     size = chosen.batches
     if asked:  # the structure of so many, whatever becomes of their rows

@@ -40,15 +40,21 @@ def takes(curve: RegionCurve, memory: RowMemory, size: int, stay: set[int]) -> t
         if region in stay:
             room += rows * WIDTH
             continue
-        room += 1.25 * wanted * (WIDTH + memory.entry_bytes)
+        room += memory.spare * wanted * (WIDTH + memory.entry_bytes)
         page = 1 - (1 - wanted / rows) ** (4096 / WIDTH)
         read += rows * WIDTH * (1 - (1 - page) ** (memory.gap_pages + 1))
     return room, read
 
 
-@given(curves, st.integers(0, 400_000), st.integers(1, 20_000), st.integers(1, 30))
-def test_the_fewest_bytes_are_read_that_the_room_allows(curve, room, batch_bytes, num_steps):
-    memory = RowMemory(room, batch_bytes, 17, 2)
+@given(
+    curves,
+    st.integers(0, 400_000),
+    st.integers(1, 20_000),
+    st.integers(1, 30),
+    st.sampled_from([1.0, 1.25]),
+)
+def test_the_fewest_bytes_are_read_that_the_room_allows(curve, room, batch_bytes, num_steps, spare):
+    memory = RowMemory(room, batch_bytes, 17, 2, spare)
     found = choose_size(curve, memory, num_steps)
     order = np.argsort(-curve.wanted[-1], kind="stable").tolist()
     useful = int(np.count_nonzero(curve.wanted[-1]))
@@ -75,7 +81,7 @@ def test_the_fewest_bytes_are_read_that_the_room_allows(curve, room, batch_bytes
 
 def test_more_minibatches_are_together_where_that_saves_reading():
     half = make_curve(*([min(100, n)] * 50 for n in (10, 20, 40)))
-    tight, roomy = (RowMemory(room, 1000, 17, 2) for room in (60 * 100 * WIDTH, 10**9))
+    tight, roomy = (RowMemory(room, 1000, 17, 2, 1.25) for room in (60 * 100 * WIDTH, 10**9))
     assert choose_size(half, tight, 100).batches > 1
     everything = choose_size(half, roomy, 100)
     assert everything.stay.all()
@@ -85,6 +91,6 @@ def test_more_minibatches_are_together_where_that_saves_reading():
 @pytest.mark.parametrize("asked", [1, 3, 7])
 def test_the_size_that_is_asked_for_is_taken_if_it_has_room(asked):
     curve = make_curve([1, 5, 50], [2, 9, 60], [4, 15, 80])
-    memory = RowMemory(10**6, 1000, 17, 2)
+    memory = RowMemory(10**6, 1000, 17, 2, 1.25)
     assert choose_size(curve, memory, 100, asked).batches == asked
     assert choose_size(curve, memory._replace(room=1), 100, asked).batches == 1
