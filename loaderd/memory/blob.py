@@ -62,14 +62,15 @@ def write_blob(
     """
     placed, offset = [], 0
     for name, array in arrays:
-        made = array if isinstance(array, Written) else joined([array.reshape(-1)])
-        done, item = 0, made.dtype.itemsize
-        while done < made.size:
+        if not isinstance(array, Written):
+            array = joined([array.reshape(-1)])
+        done, item = 0, array.dtype.itemsize
+        while done < array.size:
             slot, within = divmod(offset + done * item, slot_bytes)
-            count = min(made.size - done, (slot_bytes - within) // item)
+            count = min(array.size - done, (slot_bytes - within) // item)
             start = slots[slot] * slot_bytes + within
-            made.write(done, data[start : start + count * item].view(made.dtype))
+            array.write(done, data[start : start + count * item].view(array.dtype))
             done += count
-        placed.append(BlobArray(name, made.dtype.name, offset, made.size))
-        offset += -(-made.size * item // ALIGN) * ALIGN
+        placed.append(BlobArray(name, array.dtype.name, offset, array.size))
+        offset += -(-array.size * item // ALIGN) * ALIGN
     return Blob(tuple(slots), tuple(placed))

@@ -1,5 +1,6 @@
 """Plan `hyperbatch`: the batches of `minibatch`, built many at a time, block by block (AGNES)."""
 
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -65,15 +66,14 @@ class HyperbatchSize(NamedTuple):
     """How many minibatches are built together, and which regions stay in memory meanwhile."""
 
     batches: int
-    stay: NDArray[np.bool_]  # (regions,)
-    passing: NDArray[np.float64]  # (regions,) rows of the others that need room
+    stay: NDArray[np.int64]  # regions, those first whose rows are wanted most
+    passing: NDArray[np.float64]  # (regions,) rows of the others that a hyperbatch wants
 
 
 class RowMemory(NamedTuple):
-    """What rows take, and what one more minibatch does."""
+    """What there is for rows, and what they take."""
 
-    room: int  # bytes for rows and structures
-    batch_bytes: int  # of a minibatch's structure, times the areas for it, and of its building
+    room: Callable[[int], int]  # bytes for rows beside the structures of so many minibatches
     entry_bytes: int  # of a row that does not stay, beside its own
     gap_pages: int  # between rows wanted that are read with them
     spare: float  # room for rows that pass, over what a hyperbatch wants of them
@@ -92,36 +92,37 @@ def choose_size(
     Regions stay in the order of the share of their rows that is wanted.
 
     num_steps   minibatches of an epoch, in which the regions that stay are read once
-    asked       the size, if it has room; 0: as is best
+    asked       the size, or as much of it as has room; 0: as is best
     """
     order = np.argsort(-curve.wanted[-1] / np.maximum(1, curve.rows), kind="stable")
-    curve = RegionCurve(curve.rows[order], curve.row_bytes[order], curve.wanted[:, order])
-    most = min(asked, num_steps) if asked else num_steps
-    best, least = _cut(curve, memory, 1), float("inf")
-    sizes, size = [], 1
-    while size < most:
-        sizes.append(size)
-        size = max(size + 1, size * 9 // 8)
-    for size in [most] if asked else [*sizes, most]:
-        cut = _cut(curve, memory, size)
+    ordered = RegionCurve(curve.rows[order], curve.row_bytes[order], curve.wanted[:, order])
+    best, least = _Cut(1, 0, 0.0), float("inf")
+    for size in _sizes(min(asked or num_steps, num_steps)):
+        cut = _cut(ordered, memory, size)
         if cut is None:
             break
-        kept = float((curve.rows * curve.row_bytes)[: cut.stay].sum())
-        cost = cut.read / size + kept / num_steps
-        if cost < least or (cost == least and size <= _AMPLE):
+        cost = 0.0 if asked else cut.read / size + cut.fill / num_steps
+        if cost < least or (cost == least and (asked or size <= _AMPLE)):
             best, least = cut, cost
-    if best is None:
-        return HyperbatchSize(1, np.zeros(order.size, np.bool_), curve.grown(1)[np.argsort(order)])
-    stay, passing = np.zeros(order.size, np.bool_), curve.grown(best.size)
-    stay[order[: best.stay]] = True
-    passing[: best.stay] = 0
-    return HyperbatchSize(best.size, stay, passing[np.argsort(order)])
+    passing = curve.grown(best.size)
+    passing[order[: best.stay]] = 0
+    return HyperbatchSize(best.size, order[: best.stay], passing)
+
+
+def _sizes(most: int) -> Iterator[int]:
+    """Sizes that are tried, an eighth apart."""
+    size = 1
+    while size < most:
+        yield size
+        size = max(size + 1, size * 9 // 8)
+    yield most
 
 
 class _Cut(NamedTuple):
     size: int
     stay: int  # regions that do, the first ones
     read: float  # bytes for a hyperbatch
+    fill: float = 0.0  # bytes of the regions that stay
 
 
 def _cut(curve: RegionCurve, memory: RowMemory, size: int) -> _Cut | None:
@@ -133,12 +134,11 @@ def _cut(curve: RegionCurve, memory: RowMemory, size: int) -> _Cut | None:
     stays = _sums(curve.rows * width)
     passes = memory.spare * _sums((wanted * (width + memory.entry_bytes))[::-1])[::-1]
     useful = 1 + np.count_nonzero(curve.wanted[-1])
-    room = memory.room - size * memory.batch_bytes
-    fitting = np.flatnonzero((stays + passes)[:useful] <= room)
+    fitting = np.flatnonzero((stays + passes)[:useful] <= memory.room(size))
     if not fitting.size:
         return None
     count = int(fitting[-1])
-    return _Cut(size, count, float(read[count:].sum()))
+    return _Cut(size, count, float(read[count:].sum()), float(stays[count]))
 
 
 def _sums(values: NDArray[Any]) -> NDArray[Any]:

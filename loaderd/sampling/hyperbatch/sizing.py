@@ -12,6 +12,7 @@ from loaderd.memory.ledger import SessionNeed
 from loaderd.monitoring.devicecost import FLASH, RUN_BYTES
 from loaderd.plans.hyperbatch import HyperbatchSize, RegionCurve, RowMemory, choose_size
 from loaderd.sampling.hyperbatch.rowcache import (
+    CHUNK_ROWS,
     CacheShare,
     TypeRows,
     area_slots_of,
@@ -89,28 +90,28 @@ def cut_hyper(
     quota = max(need.least_quota, min(window * batch, room // 4))
     run = -(-max(RUN_BYTES, PAGE_BYTES) // slot_bytes) if slot_bytes < RUN_BYTES else 1
     left = room - quota - run * readers
-    num_bytes = left * slot_bytes - table_bytes(types, id_dtype, [CacheShare()] * len(types))
-    one = estimate.structure_bytes * (_SLACK + 1) // _SLACK
-    together = bool(estimate.scratch_bytes)  # sampled so: an area holds all of them
-    spare = estimate.scratch_bytes * (_SLACK + 1) // _SLACK
-    # one is handed out while the next is brought in, and what is handed out makes room for a third
-    ahead = 2 * one + spare if together else one * (2 * _CHUNKS + 1) // _CHUNKS
+    # of what is cut into slots, each piece may take one more than it fills
+    spent = sum(len(t.row_bytes) for t in types) + 1
+    fixed = table_bytes(
+        types, id_dtype, [CacheShare(entries=min(CHUNK_ROWS, t.num_nodes)) for t in types]
+    )
+
+    def room_beside(size: int) -> int:
+        areas = _cut_areas(size, slot_bytes, need, estimate)
+        return (left - areas.slots - spent) * slot_bytes - fixed
+
+    spare = _SPARE_TOGETHER if estimate.scratch_bytes else _SPARE
     extra = entry_bytes(ITEM_BYTES[id_dtype])
-    ample = _SPARE_TOGETHER if together else _SPARE
-    memory = RowMemory(max(0, num_bytes), ahead, extra, FLASH.gap_pages, ample)
-    chosen = choose_size(region_curve(types, estimate.wanted), memory, estimate.num_steps, asked)
-    size = chosen.batches
-    if asked:  # the structure of so many, whatever becomes of their rows
-        size = min(asked, max(size, num_bytes // 2 // max(1, ahead)))
-    chunk = size if together else -(-size // _CHUNKS)
-    areas = 2 if together else 2 * -(-size // chunk) + 1
-    area = max(need.structure, -(-chunk * one // slot_bytes))
-    scratch = -(-max(size * spare, estimate.least_scratch) // slot_bytes) if together else 0
-    left -= areas * area + scratch
+    memory = RowMemory(room_beside, extra, FLASH.gap_pages, spare)
+    curve = region_curve(types, slot_bytes, estimate.wanted)
+    chosen = choose_size(curve, memory, estimate.num_steps, asked)
+    areas = _cut_areas(chosen.batches, slot_bytes, need, estimate)
+    left -= areas.slots
     if left < 0:
         return cut_without_cache(room, slot_bytes, need, estimate, most)
     for part in range(_PARTS, 0, -1):
-        shares = share_rows(types, chosen, left * slot_bytes * part // _PARTS, id_dtype)
+        num_bytes = left * slot_bytes * part // _PARTS
+        shares = share_rows(types, slot_bytes, chosen, num_bytes, id_dtype)
         tables = -(-table_bytes(types, id_dtype, shares) // slot_bytes)
         rows = area_slots_of(types, [share.rows for share in shares], slot_bytes)
         if tables + rows <= left:
@@ -119,44 +120,90 @@ def cut_hyper(
     least = min(least, sum(t.num_nodes for t in types))
     if not types or tables + rows > left or sum(share.rows for share in shares) < least:
         return cut_without_cache(room, slot_bytes, need, estimate, most)
-    return HyperSizing(size, chunk, areas, area, scratch, tables, tuple(shares), rows, run, quota)
+    return HyperSizing(
+        chosen.batches, areas.chunk, areas.number, areas.area, areas.scratch, tables, tuple(shares),
+        rows, run, quota,
+    )  # fmt: skip
 
 
-def region_curve(types: Sequence[TypeRows], wanted: Sequence[NDArray[np.int64]]) -> RegionCurve:
+class _Areas(NamedTuple):
+    """Where the structures of hyperbatches stand; slots, unless said otherwise."""
+
+    chunk: int  # minibatches sampled into one
+    number: int
+    area: int  # contiguous, each
+    scratch: int
+
+    @property
+    def slots(self) -> int:
+        return self.number * self.area + self.scratch
+
+
+def _cut_areas(size: int, slot_bytes: int, need: SessionNeed, estimate: Estimate) -> _Areas:
+    """For hyperbatches of so many minibatches.
+
+    One is handed out while the next is brought in, and what is handed out makes room for a third.
+    """
+    one, scratch = (
+        n * (_SLACK + 1) // _SLACK for n in (estimate.structure_bytes, estimate.scratch_bytes)
+    )
+    if scratch:  # sampled together: an area holds all of them
+        chunk, number = size, 2
+        scratch = -(-max(size * scratch, estimate.least_scratch) // slot_bytes)
+    else:
+        chunk = -(-size // _CHUNKS)
+        number = 2 * -(-size // chunk) + 1
+    return _Areas(chunk, number, max(need.structure, -(-chunk * one // slot_bytes)), scratch)
+
+
+def _row_bytes(t: TypeRows, slot_bytes: int) -> int:
+    """Of a row in all arrays, with what is left over in its slots."""
+    return sum(-(-slot_bytes // (slot_bytes // width)) for width in t.row_bytes)
+
+
+def region_curve(
+    types: Sequence[TypeRows], slot_bytes: int, wanted: Sequence[NDArray[np.int64]]
+) -> RegionCurve:
     """What minibatches want of each region, of all node types in turn."""
     rows, widths = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
     for t in types:
         rows.append(region_rows(t))
-        widths.append(np.full(rows[-1].size, sum(t.row_bytes)))
+        widths.append(np.full(rows[-1].size, _row_bytes(t, slot_bytes)))
     return RegionCurve(np.concatenate(rows), np.concatenate(widths), np.stack(wanted))
 
 
 def share_rows(
-    types: Sequence[TypeRows], chosen: HyperbatchSize, num_bytes: int, id_dtype: str
+    types: Sequence[TypeRows],
+    slot_bytes: int,
+    chosen: HyperbatchSize,
+    num_bytes: int,
+    id_dtype: str,
 ) -> list[CacheShare]:
     """What of each node type has room in `num_bytes`: regions that stay, entries for the others.
 
-    If the regions chosen have no room, none stays.
+    Of the regions chosen those stay that are wanted most, as many as have room.
     """
-    counts = [region_rows(t) for t in types]
+    counts, widths = [region_rows(t) for t in types], [_row_bytes(t, slot_bytes) for t in types]
+    sizes = np.concatenate([rows * width for rows, width in zip(counts, widths, strict=True)])
+    taken = np.cumsum(sizes[chosen.stay])
+    count = int(np.searchsorted(taken, num_bytes, "right"))
+    left = num_bytes - int(taken[count - 1] if count else 0)
+    stays = np.isin(np.arange(sizes.size), chosen.stay[:count])
     starts = np.cumsum([0, *(rows.size for rows in counts)])
-    stay = [chosen.stay[low:high] for low, high in pairwise(starts)]
+    stay = [stays[low:high] for low, high in pairwise(starts)]
     kept = [int(rows[own].sum()) for rows, own in zip(counts, stay, strict=True)]
-    left = num_bytes - sum(n * sum(t.row_bytes) for n, t in zip(kept, types, strict=True))
-    if left < 0:
-        left, kept, stay = num_bytes, [0] * len(kept), [np.zeros_like(own) for own in stay]
     # a type that the first batches did not want has a little
     weights = [
-        (float(chosen.passing[low:high].sum()) + (t.num_nodes - own) / _UNSEEN) * sum(t.row_bytes)
-        for (low, high), t, own in zip(pairwise(starts), types, kept, strict=True)
+        (float(chosen.passing[low:high].sum()) + (t.num_nodes - own) / _UNSEEN) * width
+        for (low, high), t, own, width in zip(pairwise(starts), types, kept, widths, strict=True)
     ]
     total, extra = max(sum(weights), 1e-9), entry_bytes(ITEM_BYTES[id_dtype])
     return [
         CacheShare(
             np.flatnonzero(own), n,
-            min(t.num_nodes - n, int(left * weight / total) // (sum(t.row_bytes) + extra)),
+            min(t.num_nodes - n, int(left * weight / total) // (width + extra)),
         )
-        for t, own, n, weight in zip(types, stay, kept, weights, strict=True)
+        for t, own, n, weight, width in zip(types, stay, kept, weights, widths, strict=True)
     ]  # fmt: skip
 
 

@@ -18,6 +18,11 @@ def make_curve(*points: list[int], rows: int = 100) -> RegionCurve:
     return RegionCurve(np.full(wanted.shape[1], rows), np.full(wanted.shape[1], WIDTH), wanted)
 
 
+def memory_of(room: int) -> RowMemory:
+    """A minibatch takes 1000 bytes."""
+    return RowMemory(lambda size: room - 1000 * size, 17, 2, 1.25)
+
+
 def test_wanted_rows_lie_between_the_points_and_go_on_as_a_power():
     curve = make_curve([40, 9, 0], [60, 9, 0], [90, 9, 1])
     assert [curve.grown(n).tolist() for n in (1, 2, 3, 4)] == [
@@ -34,7 +39,7 @@ curves = st.lists(st.tuples(*[st.integers(0, 100)] * 3).map(sorted), min_size=1,
 
 def takes(curve: RegionCurve, memory: RowMemory, size: int, stay: set[int]) -> tuple[float, float]:
     """Bytes of memory, and bytes read for a hyperbatch: the rules in words."""
-    room, read = float(size * memory.batch_bytes), 0.0
+    room, read = 0.0, 0.0
     for region, wanted in enumerate(curve.grown(size).tolist()):
         rows = int(curve.rows[region])
         if region in stay:
@@ -54,7 +59,7 @@ def takes(curve: RegionCurve, memory: RowMemory, size: int, stay: set[int]) -> t
     st.sampled_from([1.0, 1.25]),
 )
 def test_the_fewest_bytes_are_read_that_the_room_allows(curve, room, batch_bytes, num_steps, spare):
-    memory = RowMemory(room, batch_bytes, 17, 2, spare)
+    memory = RowMemory(lambda size: room - size * batch_bytes, 17, 2, spare)
     found = choose_size(curve, memory, num_steps)
     order = np.argsort(-curve.wanted[-1], kind="stable").tolist()
     useful = int(np.count_nonzero(curve.wanted[-1]))
@@ -62,17 +67,17 @@ def test_the_fewest_bytes_are_read_that_the_room_allows(curve, room, batch_bytes
     for size in range(1, num_steps + 1):
         for count in range(useful + 1):
             needs, read = takes(curve, memory, size, set(order[:count]))
-            if needs <= room:
+            if needs <= memory.room(size):
                 best = min(best, read / size + count * 100 * WIDTH / num_steps)
     if best == math.inf:
         assert found.batches == 1
-        assert not found.stay.any()
+        assert not found.stay.size
         return
-    stay = set(np.flatnonzero(found.stay).tolist())
-    assert stay == set(order[: len(stay)])
+    assert found.stay.tolist() == order[: found.stay.size]
+    stay = set(found.stay.tolist())
     assert found.passing[found.stay].sum() == 0
     needs, read = takes(curve, memory, found.batches, stay)
-    assert needs <= room + 1e-6
+    assert needs <= memory.room(found.batches) + 1e-6
     # as many regions stay as can, and not every size is tried
     assert read / found.batches + len(stay) * 100 * WIDTH / num_steps <= 1.3 * best + len(stay) * (
         100 * WIDTH / num_steps
@@ -81,16 +86,19 @@ def test_the_fewest_bytes_are_read_that_the_room_allows(curve, room, batch_bytes
 
 def test_more_minibatches_are_together_where_that_saves_reading():
     half = make_curve(*([min(100, n)] * 50 for n in (10, 20, 40)))
-    tight, roomy = (RowMemory(room, 1000, 17, 2, 1.25) for room in (60 * 100 * WIDTH, 10**9))
+    tight, roomy = (memory_of(room) for room in (60 * 100 * WIDTH, 10**9))
     assert choose_size(half, tight, 100).batches > 1
     everything = choose_size(half, roomy, 100)
-    assert everything.stay.all()
+    assert everything.stay.size == 50
     assert everything.batches <= 8  # nothing is saved by more
 
 
 @pytest.mark.parametrize("asked", [1, 3, 7])
-def test_the_size_that_is_asked_for_is_taken_if_it_has_room(asked):
+def test_the_size_that_is_asked_for_is_taken_as_far_as_it_has_room(asked):
     curve = make_curve([1, 5, 50], [2, 9, 60], [4, 15, 80])
-    memory = RowMemory(10**6, 1000, 17, 2, 1.25)
-    assert choose_size(curve, memory, 100, asked).batches == asked
-    assert choose_size(curve, memory._replace(room=1), 100, asked).batches == 1
+    found = choose_size(curve, memory_of(10**6), 100, asked)
+    assert (found.batches, found.stay.tolist()) == (asked, [2, 1, 0])
+    tight = memory_of(100 * WIDTH + 4000)  # the warmest region and the structures of three
+    found = choose_size(curve, tight, 100, asked)
+    assert found.batches <= min(asked, 3)
+    assert choose_size(curve, memory_of(1), 100, asked).batches == 1

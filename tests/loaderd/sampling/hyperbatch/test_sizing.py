@@ -43,6 +43,7 @@ def test_a_cut_takes_no_more_than_there_is(room, together, asked):
     assert cut.shares or together  # with the graph in memory nothing else is gained
 
 
+SLOT = 400_000  # nothing is left over of one
 A, B = TypeRows(0, 1000, (0,), (400,)), TypeRows(1000, 3000, (1, 2), (50, 50))
 
 
@@ -51,11 +52,11 @@ def choose(stay: list[int], passing: tuple[float, float]) -> HyperbatchSize:
     counts = [region_rows(t).size for t in (A, B)]
     wanted = np.zeros(sum(counts))
     wanted[counts[0] - 1], wanted[-1] = passing
-    return HyperbatchSize(4, np.isin(np.arange(sum(counts)), stay), wanted)
+    return HyperbatchSize(4, np.array(stay, np.int64), wanted)
 
 
 def test_entries_go_to_types_by_what_of_their_rows_passes():
-    a, b = share_rows([A, B], choose([], (10.0, 90.0)), 60_000, "uint32")
+    a, b = share_rows([A, B], SLOT, choose([], (10.0, 90.0)), 60_000, "uint32")
     assert a.stay_rows == b.stay_rows == 0
     assert 0 < a.entries < b.entries
     assert a.entries * (400 + entry_bytes(4)) + b.entries * (100 + entry_bytes(4)) <= 60_000
@@ -63,23 +64,40 @@ def test_entries_go_to_types_by_what_of_their_rows_passes():
 
 def test_rows_that_stay_come_first():
     first = int(region_rows(A)[0])
-    a, b = share_rows([A, B], choose([0], (1.0, 9.0)), first * 400 + 20_000, "uint32")
+    a, b = share_rows([A, B], SLOT, choose([0], (1.0, 9.0)), first * 400 + 20_000, "uint32")
     assert (a.stay.tolist(), a.stay_rows, b.stay_rows) == ([0], first, 0)
     assert a.entries * (400 + entry_bytes(4)) + b.entries * (100 + entry_bytes(4)) <= 20_000
-    a, b = share_rows([A, B], choose([0], (1.0, 9.0)), first * 400 - 1, "uint32")
+    a, b = share_rows([A, B], SLOT, choose([0], (1.0, 9.0)), first * 400 - 1, "uint32")
     assert (a.stay.size, a.stay_rows) == (0, 0)  # it has no room after all
+    a, b = share_rows([A, B], SLOT, choose([2, 1, 0], (1.0, 9.0)), 2 * first * 400 + 9, "uint32")
+    assert (a.stay.tolist(), a.stay_rows) == ([1, 2], 2 * first)  # those that are wanted most
+
+
+def test_next_to_all_rows_stay_where_there_is_room_for_next_to_all():
+    """Whatever is lost where structures, tables and rows are cut into slots."""
+    regions = region_rows(rows_by_type(SERVED)[0]).size
+    wanted = tuple(spread(n, regions) for n in (100_000, 180_000, 300_000))
+    estimate = Estimate(100, 1 << 20, 10_000, 0, 1 << 20, wanted)
+    least = -(-1_000_000 * 64 // (1 << 20))
+    stay = []
+    for room in range(least, least + 60):
+        cut = cut_hyper(room, FILES, NEED, estimate, 8, 4, 0)
+        stay.append(cut.shares[0].stay_rows if cut is not None and cut.shares else 0)
+    assert stay[-1] == 1_000_000
+    known = stay[stay.index(next(n for n in stay if n)) :]
+    assert min(known) > 0, "more room, and no rows stay"
 
 
 def test_a_type_that_nobody_wanted_yet_has_some_entries():
-    a, _ = share_rows([A, B], choose([], (0.0, 90.0)), 100_000, "uint32")
+    a, _ = share_rows([A, B], SLOT, choose([], (0.0, 90.0)), 100_000, "uint32")
     assert a.entries > 0
-    whole = share_rows([A, B], choose([], (0.0, 90.0)), 10**9, "uint32")
+    whole = share_rows([A, B], SLOT, choose([], (0.0, 90.0)), 10**9, "uint32")
     assert [share.entries for share in whole] == [1000, 3000]
 
 
 def test_a_curve_has_the_regions_of_all_types_in_turn():
     counts = [region_rows(t).size for t in (A, B)]
-    curve = region_curve([A, B], [np.arange(sum(counts))])
+    curve = region_curve([A, B], SLOT, [np.arange(sum(counts))])
     assert curve.rows.sum() == 4000
     assert curve.row_bytes.tolist() == [400] * counts[0] + [100] * counts[1]
     assert curve.wanted.shape == (1, sum(counts))
