@@ -6,7 +6,7 @@ import msgspec
 
 from loaderd.api.errors import BadMessage
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 SAMPLER_VERSION = 1  # of the draws: a change of kernels that changes batches counts it up
 HEARTBEAT_S = 1.0  # between two of a daemon to a client on another host
 LEASE_S = 15.0  # without a sign of life, after which such a client, or daemon, counts as gone

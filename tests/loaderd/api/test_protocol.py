@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from loaderd.api import endpoint, errors, protocol, requests
 from loaderd.api.errors import BadMessage
 from loaderd.api.protocol import (
+    PROTOCOL_VERSION,
     Attach,
     ClientMessage,
     DaemonMessage,
@@ -116,27 +117,29 @@ def test_a_message_comes_out_as_it_went_in(message):
 
 def test_another_version_is_named():
     frame = msgspec.msgpack.encode((1, {"kind": "status"}))
-    with pytest.raises(BadMessage, match="peer speaks protocol 1, this side 2"):
+    with pytest.raises(BadMessage, match="peer speaks protocol 1, this side 3"):
         protocol.decode_client(frame)
 
 
 def test_unknown_fields_are_ignored_and_unknown_kinds_refused():
-    frame = msgspec.msgpack.encode((2, {"kind": "status", "request": 3, "news": [1]}))
+    frame = msgspec.msgpack.encode(
+        (PROTOCOL_VERSION, {"kind": "status", "request": 3, "news": [1]})
+    )
     assert protocol.decode_client(frame) == StatusRequest(request=3)
     for body in ({"kind": "sing"}, {"request": 3}, [], 7, None):
         with pytest.raises(BadMessage):
-            protocol.decode_client(msgspec.msgpack.encode((2, body)))
+            protocol.decode_client(msgspec.msgpack.encode((PROTOCOL_VERSION, body)))
 
 
 @pytest.mark.parametrize(
     "frame",
     [
-        b"\x92\x02" + b"\x91" * 200_000,  # nested deeper than the stack
-        b"\x92\x02" + b"\x81\xa1a" * 200_000,
-        b"\x92\x02\x82\xa4kind\xa6status\xa1z" + b"\x91" * 200_000,
+        b"\x92\x03" + b"\x91" * 200_000,  # nested deeper than the stack
+        b"\x92\x03" + b"\x81\xa1a" * 200_000,
+        b"\x92\x03\x82\xa4kind\xa6status\xa1z" + b"\x91" * 200_000,
         encode(Attach(token=1, request=2, split="abcd")).replace(b"abcd", b"\xff\xfe\xff\xff"),
         encode(StatusRequest()).replace(b"status", b"\xff" * 6),
-        b"\x92\x02\xdd\xff\xff\xff\xff",  # four billion items announced
+        b"\x92\x03\xdd\xff\xff\xff\xff",  # four billion items announced
         b"",
         encode(StatusRequest()) + b"\x00",
     ],

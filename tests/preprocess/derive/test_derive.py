@@ -28,6 +28,7 @@ from preprocess.partition.partition import PartitionOptions
 from preprocess.pipeline.progress import Progress
 from preprocess.pipeline.renderings import Rendering
 from preprocess.pipeline.stage import temporary_bytes
+from preprocess.pipeline.work import WorkFolder
 from tests.daemons import daemon
 from tests.preprocess.naive import Graph
 from tests.preprocess.quiet import QUIET
@@ -253,7 +254,10 @@ def test_a_chain_of_types(tmp_path: Path):
 
 
 class Kill(Progress):
-    """Progress that ends the process, as SIGKILL does, when a step begins."""
+    """Progress that ends the process by SIGKILL when a step begins.
+
+    What the journal is to say of the step before is on disk by then.
+    """
 
     def __init__(self, at: str) -> None:
         super().__init__(rendering=Rendering())
@@ -280,6 +284,13 @@ def test_a_kill_leaves_the_old_store_and_the_next_run_goes_on(
     many_slices(monkeypatch)
     child = os.fork()
     if child == 0:
+        finish = WorkFolder.finish
+
+        def finish_and_wait(work: WorkFolder, *arguments: Any) -> None:
+            finish(work, *arguments)
+            work._settle()
+
+        WorkFolder.finish = finish_and_wait
         try:
             derive(tmp_path / "killed", asked, Kill(at))
         finally:
