@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from blockstore.kernels.intrinsics import prefetch
+from blockstore.kernels.intrinsics import popcount, prefetch
 from blockstore.kernels.jit import inner, leaf
 from blockstore.kernels.random import mix
 
@@ -177,3 +177,57 @@ def clear_hash(n_id, num_nodes, table, trees=None):
         slot = _find(_key(n_id[i], trees, i), keys, empty)
         if values[slot] == i:  # not the second place of a seed that is given twice
             keys[slot] = empty
+
+
+@leaf
+def split_sources(local, kept):
+    """Local sources in less room: a bit where the source is the next new node, else its id.
+
+    local   uint32 (edges,)
+    kept    new    local id of the first node that these edges find
+            found  uint64 (>= edges / 64,)       out: a bit an edge, the lowest first
+            low    uint16, high uint8 or uint16  out: lower and upper bits of the other ids
+
+    Returns how many others there are; -1: more than have room.
+    """
+    low, high, most = kept.low, kept.high, np.uint64(kept.low.size)
+    new, others = np.uint64(kept.new), np.uint64(0)
+    for word in range((local.size + 63) // 64):
+        bits, bit = np.uint64(0), np.uint64(1)
+        for edge in range(64 * word, min(local.size, 64 * word + 64)):
+            if others == most:
+                return -1
+            source = local[edge]
+            low[others] = source
+            high[others] = source >> np.uint32(16)
+            is_new = np.uint64(source == new)
+            bits |= bit * is_new
+            bit <<= np.uint64(1)
+            new += is_new
+            others += np.uint64(1) - is_new
+        kept.found[word] = bits
+    return np.int64(others)
+
+
+@leaf
+def join_sources(kept, first, out):
+    """The other way round, for edges [first, first + out.size); `low` and `high` have one more."""
+    found = 0
+    for word in range(first // 64):
+        found += popcount(kept.found[word])
+    if first & 63:
+        found += popcount(kept.found[first // 64] << np.uint64(64 - (first & 63)))
+    low, high = kept.low, kept.high
+    new, others = np.uint64(kept.new + found), np.uint64(first - found)
+    at, stop = first, first + out.size
+    while at < stop:
+        bits = kept.found[at // 64] >> np.uint64(at & 63)
+        until = min(stop, (at // 64 + 1) * 64)
+        for edge in range(at - first, until - first):
+            is_new = bits & np.uint64(1)
+            other = np.uint64(low[others]) | np.uint64(high[others]) << np.uint64(16)
+            out[edge] = new if is_new else other
+            bits >>= np.uint64(1)
+            new += is_new
+            others += np.uint64(1) - is_new
+        at = until

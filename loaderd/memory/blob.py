@@ -22,25 +22,40 @@ class Written(NamedTuple):
 Make = Callable[[NDArray[Any], NDArray[Any]], object]  # items, and what is made of them: out
 
 
-def made(pieces: Sequence[NDArray[Any]], dtype: DTypeLike, make: Make) -> Written:
-    """What `make` makes of each item of pieces that follow one another."""
+def chained(parts: Sequence[Written], dtype: DTypeLike) -> Written:
+    """Arrays that follow one another."""
 
     def write(first: int, out: NDArray[Any]) -> None:
         at, done = first, 0
-        for piece in pieces:
-            if at < piece.size and done < out.size:
-                count = min(piece.size - at, out.size - done)
-                make(piece[at : at + count], out[done : done + count])
+        for one in parts:
+            if at < one.size and done < out.size:
+                count = min(one.size - at, out.size - done)
+                one.write(at, out[done : done + count])
                 at, done = at + count, done + count
-            at -= piece.size
+            at -= one.size
 
-    return Written(np.dtype(dtype), sum(piece.size for piece in pieces), write)
+    return Written(np.dtype(dtype), sum(one.size for one in parts), write)
 
 
-def joined(pieces: Sequence[NDArray[Any]], low: int = 0, high: int | None = None) -> Written:
-    """Items [low, high) of pieces that follow one another; to the end if `high` is None."""
-    whole = made(pieces, pieces[0].dtype, _copy)
-    high = whole.size if high is None else high
+def made(pieces: Sequence[NDArray[Any]], dtype: DTypeLike, make: Make) -> Written:
+    """What `make` makes of each item of pieces that follow one another."""
+
+    def of(piece: NDArray[Any]) -> Written:
+        def write(first: int, out: NDArray[Any]) -> None:
+            make(piece[first : first + out.size], out)
+
+        return Written(np.dtype(dtype), piece.size, write)
+
+    return chained([of(piece) for piece in pieces], dtype)
+
+
+def joined(pieces: Sequence[NDArray[Any]], dtype: DTypeLike | None = None) -> Written:
+    """Pieces that follow one another; `dtype`: that of the first, unless it is given."""
+    return made(pieces, pieces[0].dtype if dtype is None else dtype, _copy)
+
+
+def part(whole: Written, low: int, high: int) -> Written:
+    """Items [low, high) of an array."""
     return whole._replace(size=high - low, write=lambda i, out: whole.write(low + i, out))
 
 

@@ -16,6 +16,7 @@ from blockstore.kernels.picks import (
     Column,
     Rule,
 )
+from loaderd.memory.blob import Written, joined
 from loaderd.memory.workspace import Workspace, WorkspaceFull
 from loaderd.plans.base import Plan, Unit
 from loaderd.plans.roots import Forest, Roots, drop_seed_edges
@@ -43,33 +44,30 @@ class Structure(NamedTuple):
         return sum(frontier * len(edges) for frontier, edges in hops)
 
 
-Pieces = tuple[NDArray[Any], ...]  # of an array, one after the other
-
-
 class StructureArrays(NamedTuple):
-    """What belongs to a batch's structure, wherever it stands."""
+    """What belongs to a batch's structure, wherever it stands and however it is kept there."""
 
-    nodes: Pieces  # id_dtype: store ids, seeds first
-    counts: Pieces  # uint32: edges of each frontier node, hop by hop and relation by relation
-    local: Pieces  # uint32: local source of each edge
-    edge_ids: Pieces  # of each edge, if they are asked for
-    places: Pieces  # int64: places of the seeds among the session's
-    ends: Pieces  # uint32: local ends of seed edges and negatives
-    trees: Pieces  # uint32: of each node, where edges are sampled up to a time
-    times: Pieces  # int64: of the seeds, likewise
+    nodes: tuple[NDArray[Any], ...]  # id_dtype: store ids, seeds first; pieces that follow
+    counts: Written  # uint32: edges of each frontier node, hop by hop and relation by relation
+    local: Written  # uint32: local source of each edge
+    edge_ids: Written  # of each edge, if they are asked for
+    places: Written  # int64: places of the seeds among the session's
+    ends: Written  # uint32: local ends of seed edges and negatives
+    trees: Written  # uint32: of each node, where edges are sampled up to a time
+    times: Written  # int64: of the seeds, likewise
 
 
 def structure_arrays(work: Workspace, structure: Structure, num_seeds: int) -> StructureArrays:
     """Those that stand in a workspace after sampling."""
     return StructureArrays(
         (work.n_id[: structure.num_nodes],),
-        (work.counts[: structure.num_counts],),
-        (work.local[: structure.num_edges],),
-        (work.edge_ids[: structure.num_edges],),
-        (work.index[:num_seeds],),
-        (work.ends[: structure.num_ends],),
-        (work.trees[: structure.num_nodes],),
-        (work.times[:num_seeds],),
+        joined([work.counts[: structure.num_counts]]),
+        joined([work.local[: structure.num_edges]]),
+        joined([work.edge_ids[: structure.num_edges]]),
+        joined([work.index[:num_seeds]]),
+        joined([work.ends[: structure.num_ends]]),
+        joined([work.trees[: structure.num_nodes]]),
+        joined([work.times[:num_seeds]]),
     )
 
 

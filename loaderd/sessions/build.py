@@ -11,7 +11,7 @@ from blockstore.io.arena import Arena
 from blockstore.kernels.order import take_ids
 from loaderd.api.errors import BatchFailed
 from loaderd.api.protocol import BatchReady, RowGroup
-from loaderd.memory.blob import ALIGN, Written, joined, made, write_blob
+from loaderd.memory.blob import ALIGN, Written, made, part, write_blob
 from loaderd.memory.workspace import Workspace, WorkspaceFull
 from loaderd.plans.base import Plan, Unit
 from loaderd.plans.minibatch import MinibatchPlan
@@ -197,21 +197,21 @@ class Builder:
 
         named: list[tuple[str, NDArray[Any] | Written]] = [
             ("n_id", made(arrays.nodes, ids.dtype, original)),
-            ("input_id", joined(arrays.places)),
+            ("input_id", arrays.places),
         ]
         used = 0
         for hop, edges in enumerate(structure.edges_per_hop):
             frontier = structure.frontiers[hop]
             for relation in range(len(edges)):
-                counts = joined(arrays.counts, used, used + frontier)
+                counts = part(arrays.counts, used, used + frontier)
                 named.append((f"counts:{hop}:{relation}", counts))
                 used += frontier
-        named.append(("src", joined(arrays.local)))
+        named.append(("src", arrays.local))
         if resolved.edge_ids:
-            named.append(("e_id", joined(arrays.edge_ids)))
+            named.append(("e_id", arrays.edge_ids))
         if structure.num_ends:
-            named.append(("ends", joined(arrays.ends)))
+            named.append(("ends", arrays.ends))
         if resolved.temporal is not None:
-            named.append(("trees", joined(arrays.trees)))
-            named.append(("times", joined(arrays.times)))
+            named.append(("trees", arrays.trees))
+            named.append(("times", arrays.times))
         return named

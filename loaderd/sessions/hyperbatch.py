@@ -25,6 +25,7 @@ from loaderd.plans.base import Unit, Wanted
 from loaderd.plans.hyperbatch import HyperbatchPlan
 from loaderd.plans.minibatch import MinibatchPlan
 from loaderd.sampling.failures import error_text
+from loaderd.sampling.hyperbatch.compact import expand
 from loaderd.sampling.hyperbatch.rowcache import RowCache
 from loaderd.sampling.hyperbatch.session import (
     Hyper,
@@ -33,7 +34,7 @@ from loaderd.sampling.hyperbatch.session import (
     Sampler,
     StructureArea,
 )
-from loaderd.sampling.hyperbatch.single import BatchSampler, SessionWorkers, Workspaces, expand
+from loaderd.sampling.hyperbatch.single import BatchSampler, SessionWorkers, Workspaces
 from loaderd.sampling.hyperbatch.sizing import HyperSizing
 from loaderd.sampling.structure import Structure
 from loaderd.sessions.base import Allocation, Kind, StoreResources

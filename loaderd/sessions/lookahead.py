@@ -31,6 +31,7 @@ class Seen(NamedTuple):
     """What the first minibatches took."""
 
     structures: list[Structure]
+    area_bytes: int  # of one in an area
     wanted: tuple[NDArray[np.int64], ...]  # different rows of each region, of all node types in
     #   turn, that the first 1, 2, 4, ... want
 
@@ -117,13 +118,13 @@ class LookAhead:
                         StructureArea(room.run(n, LOOK_WAIT_S)) for n in parts[: 1 + self._together]
                     ]
                     found = self._sampler(areas[1:]).sample(units, 0, areas[0], lambda: False)
-                    return self._seen(found) if found else None
+                    return self._seen(found, areas[0].used) if found else None
                 finally:
                     room.free()
         except Refused:
             return None
 
-    def _seen(self, found: list[Sampled]) -> Seen:
+    def _seen(self, found: list[Sampled], used: int) -> Seen:
         types = rows_by_type(self._draft.served)
         sets = [np.zeros(t.num_nodes // 64 + 1, np.uint64) for t in types]
         counts = [np.zeros(region_rows(t).size, np.int64) for t in types]
@@ -136,7 +137,8 @@ class LookAhead:
                     )
             if number.bit_count() == 1:
                 curve.append(np.concatenate([np.empty(0, np.int64), *counts]))
-        return Seen([sampled.structure for sampled in found], tuple(curve))
+        structures = [sampled.structure for sampled in found]
+        return Seen(structures, -(-used // len(found)), tuple(curve))
 
     def _sampler(self, scratch: list[StructureArea]) -> Sampler:
         resources, spec = self._resources, self._draft.spec
@@ -170,6 +172,7 @@ class LookAhead:
         return Estimate(
             plan.num_steps,
             max(builder.structure_bytes(s, plan.unit(0, 0), self._draft.spec) for s in seen),
+            found.area_bytes,
             max(s.num_nodes for s in seen),
             max(self._scratch_bytes(s) for s in seen) * self._together,
             self._scratch_bytes(worst),

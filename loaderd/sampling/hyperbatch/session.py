@@ -24,6 +24,10 @@ from loaderd.sampling.structure import Structure, StructureArrays
 ALIGN = 64
 
 
+class AreaFull(Exception):
+    """An area has no more room."""
+
+
 class StructureArea:
     """Arrays one behind the other in a piece of memory, all freed at once."""
 
@@ -32,30 +36,34 @@ class StructureArea:
         self._lock = concurrency.Lock()
         self.left = 0  # batches whose structure still is needed
 
-    def take(self, dtype: DTypeLike, count: int) -> NDArray[Any] | None:
-        """Room for `count` items; None where there is no more.  Any thread may call."""
-        first = self.reserve(dtype, count)
-        return None if first is None else self.view(dtype)[first : first + count]
+    @property
+    def used(self) -> int:
+        """Bytes that are taken."""
+        return self._used
 
-    def reserve(self, dtype: DTypeLike, count: int) -> int | None:
-        """Room for `count` items, as the place of the first in `view(dtype)`."""
+    def take(self, dtype: DTypeLike, count: int) -> NDArray[Any]:
+        """Room for `count` items.  Any thread may call.  Raises AreaFull."""
+        first = self.reserve(dtype, count)
+        return self.view(dtype)[first : first + count]
+
+    def reserve(self, dtype: DTypeLike, count: int) -> int:
+        """Room for `count` items, as the place of the first in `view(dtype)`.  Raises AreaFull."""
         item = np.dtype(dtype).itemsize
         size = -(-count * item // ALIGN) * ALIGN
         with self._lock:
             start = self._used
             if start + size > self._memory.size:
-                return None
+                raise AreaFull
             self._used = start + size
         return start // item
 
     def view(self, dtype: DTypeLike) -> NDArray[Any]:
         return self._memory.view(np.dtype(dtype))
 
-    def copy(self, values: NDArray[Any]) -> NDArray[Any] | None:
-        """A copy of an array; None where there is no room."""
+    def copy(self, values: NDArray[Any]) -> NDArray[Any]:
+        """A copy of an array.  Raises AreaFull."""
         out = self.take(values.dtype, values.size)
-        if out is not None:
-            out[:] = values
+        out[:] = values
         return out
 
     def rewind(self) -> None:

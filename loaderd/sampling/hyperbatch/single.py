@@ -8,13 +8,9 @@ from typing import TypeVar
 from blockstore import concurrency
 from loaderd.memory.workspace import Workspace, WorkspaceFull, clear_workspace
 from loaderd.plans.base import Shape, Unit
+from loaderd.sampling.hyperbatch.compact import compact
 from loaderd.sampling.hyperbatch.session import Sampled, StructureArea
-from loaderd.sampling.structure import (
-    Pieces,
-    Structure,
-    StructureArrays,
-    structure_arrays,
-)
+from loaderd.sampling.structure import Structure
 
 _MORE = 4  # a small workspace has room for a quarter more than was seen
 Built = TypeVar("Built")
@@ -102,38 +98,6 @@ def _holds(work: Workspace, structure: Structure) -> bool:
         and structure.num_edges <= work.local.size
         and structure.num_counts <= work.counts.size
     )
-
-
-def compact(
-    batch: int, unit: Unit, structure: Structure, work: Workspace, area: StructureArea
-) -> Sampled | None:
-    """What stands in a workspace after sampling, copied to the area; None where it has no room."""
-    parts: list[Pieces] = []
-    for (values,) in structure_arrays(work, structure, unit.num_seeds):
-        copied = area.copy(values)
-        if copied is None:
-            return None
-        parts.append((copied,))
-    return Sampled(batch, unit, structure, StructureArrays(*parts), area)
-
-
-def expand(sampled: Sampled, work: Workspace) -> None:
-    """The other way round."""
-    arrays = sampled.arrays
-    for pieces, out in (
-        (arrays.nodes, work.n_id),
-        (arrays.counts, work.counts),
-        (arrays.local, work.local),
-        (arrays.edge_ids, work.edge_ids),
-        (arrays.places, work.index),
-        (arrays.ends, work.ends),
-        (arrays.trees, work.trees),
-        (arrays.times, work.times),
-    ):
-        at = 0
-        for piece in pieces:
-            out[at : at + piece.size] = piece
-            at += piece.size
 
 
 class SessionWorkers:

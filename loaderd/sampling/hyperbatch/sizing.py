@@ -37,6 +37,7 @@ class Estimate(NamedTuple):
     """An epoch, by what its first minibatches took."""
 
     num_steps: int  # minibatches of the epoch
+    message_bytes: int  # of one's structure as it is handed over
     structure_bytes: int  # of one, compact
     nodes: int  # of one
     scratch_bytes: int  # of one while its widest hop is sampled; 0: the graph is in memory
@@ -86,7 +87,7 @@ def cut_hyper(
     slot_bytes, id_dtype = files.slot_bytes, files.id_dtype
     types, most = rows_by_type(files.served), asked or estimate.num_steps
     addresses = estimate.nodes * 8 * len(files.served)
-    batch = -(-estimate.structure_bytes // slot_bytes) + -(-addresses // slot_bytes) + 1
+    batch = -(-estimate.message_bytes // slot_bytes) + -(-addresses // slot_bytes) + 1
     quota = max(need.least_quota, min(window * batch, room // 4))
     run = -(-max(RUN_BYTES, PAGE_BYTES) // slot_bytes) if slot_bytes < RUN_BYTES else 1
     left = room - quota - run * readers

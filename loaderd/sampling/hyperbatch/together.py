@@ -12,7 +12,7 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import NDArray
 
 from blockstore import concurrency
 from blockstore.kernels.order import (
@@ -25,6 +25,7 @@ from blockstore.kernels.order import (
 )
 from blockstore.kernels.picks import Column, Draws
 from blockstore.kernels.sample import MultiBlockColumns, column_degrees, draw_columns
+from loaderd.memory.blob import Written, chained, joined
 from loaderd.memory.reservation import Account
 from loaderd.memory.residency import PinnedBlocks
 from loaderd.memory.workspace import Workspace, WorkspaceFull
@@ -32,7 +33,8 @@ from loaderd.monitoring.trace import BLOCKS, Trace
 from loaderd.plans.base import Plan, Unit
 from loaderd.plans.hyperbatch import block_schedule
 from loaderd.plans.roots import Excluded, Forest, Roots, drop_seed_edges
-from loaderd.sampling.hyperbatch.session import ALIGN, Sampled, StructureArea
+from loaderd.sampling.hyperbatch.compact import keep_counts, keep_sources
+from loaderd.sampling.hyperbatch.session import ALIGN, AreaFull, Sampled, StructureArea
 from loaderd.sampling.hyperbatch.single import SessionWorkers
 from loaderd.sampling.renumbering import Renumbering
 from loaderd.sampling.structure import (
@@ -45,10 +47,6 @@ from loaderd.sampling.structure import (
 from loaderd.sampling.topology import MultiBlockDraws, Topology
 
 Begin = Callable[[Sequence[Unit], HeldBlocks], list[Roots]]  # where batches begin
-
-
-class _Full(Exception):
-    """An area has no more room."""
 
 
 @dataclass(slots=True)
@@ -75,8 +73,8 @@ class _Batch:
     times: NDArray[np.int64]  # of the seeds, where edges are sampled up to a time
     forest: Forest | None  # likewise
     trees: list[NDArray[np.uint32]]  # of each node, in the pieces of the nodes
-    counts: list[NDArray[np.uint32]] = field(default_factory=list)
-    local: list[NDArray[np.uint32]] = field(default_factory=list)
+    counts: list[NDArray[Any]] = field(default_factory=list)
+    local: list[Written] = field(default_factory=list)
     edge_ids: list[NDArray[Any]] = field(default_factory=list)
     edges_per_hop: list[tuple[int, ...]] = field(default_factory=list)
     expanded: list[int] = field(default_factory=list)  # nodes, by hop
@@ -91,7 +89,7 @@ def scratch_bytes(structure: Structure, num_blocks: int, id_bytes: int, edge_id_
     """Bytes that a batch of this structure takes while its widest hop is sampled."""
     most = 0
     for frontier, edges in zip(structure.frontiers, structure.edges_per_hop, strict=True):
-        each = frontier * (4 + 4 + 8 + 8 * bool(edge_id_bytes)) + 4 * num_blocks + 6 * ALIGN
+        each = frontier * (4 + 4 + 4 + 8 + 8 * bool(edge_id_bytes)) + 4 * num_blocks + 7 * ALIGN
         most_nodes = frontier * id_bytes + ALIGN  # a copy, where hops expand layers
         each += 2 * ALIGN * num_blocks  # draws of each group of blocks are aligned
         draws = sum(edges) * (id_bytes + edge_id_bytes)
@@ -138,7 +136,7 @@ class BlockSampler:
         batches: list[_Batch] = []
         with self._turn, concurrency.ThreadPoolExecutor(1, "hyper-read") as ahead:
             found = self._roots(units, lambda r, marks: self._held(r, marks, ahead))
-            with contextlib.suppress(_Full):
+            with contextlib.suppress(AreaFull):
                 for unit, roots in zip(units, found, strict=True):
                     batches.append(self._rooted(unit, roots, area))
             for hop in range(len(self._plan.resolved.fanouts)):
@@ -149,7 +147,7 @@ class BlockSampler:
 
     def _rooted(self, unit: Unit, roots: Roots, area: StructureArea) -> _Batch:
         """A batch where it begins."""
-        copy = partial(self._copy, area)
+        copy = area.copy
         excluded = tuple(
             Excluded(e.relation, copy(e.starts), copy(e.sources)) for e in roots.excluded
         )
@@ -172,8 +170,9 @@ class BlockSampler:
             batch.ends.size,
         )
         arrays = StructureArrays(
-            tuple(batch.pieces), tuple(batch.counts), tuple(batch.local), tuple(batch.edge_ids),
-            (batch.index,), (batch.ends,), tuple(batch.trees), (batch.times,),
+            tuple(batch.pieces), joined(batch.counts, np.uint32), chained(batch.local, np.uint32),
+            joined(batch.edge_ids, self._edge_ids), joined([batch.index]), joined([batch.ends]),
+            joined(batch.trees, np.uint32), joined([batch.times]),
         )  # fmt: skip
         return Sampled(number, batch.unit, structure, arrays, area)
 
@@ -189,7 +188,7 @@ class BlockSampler:
         """One hop of all batches; those that find no room are left out, the last first."""
         self._scratch.reset()
         relations = len(self._plan.resolved.fanouts[hop])
-        self._each(batches, lambda batch, _: self._begin(hop, batch, area))
+        self._each(batches, lambda batch, _: self._begin(hop, batch))
         for r in range(relations):
             needed = np.zeros(self._topology.relations[r].num_blocks, np.uint8)
             for batch in batches:
@@ -213,7 +212,7 @@ class BlockSampler:
         def run(i: int, work: Workspace) -> bool:
             try:
                 step(batches[i], work)
-            except _Full:
+            except AreaFull:
                 full.append(i)
                 return False
             return True
@@ -222,37 +221,26 @@ class BlockSampler:
         if full:
             del batches[min(full) :]
 
-    def _take(self, area: StructureArea, dtype: DTypeLike, count: int) -> NDArray[Any]:
-        out = area.take(dtype, count)
-        if out is None:
-            raise _Full
-        return out
-
-    def _copy(self, area: StructureArea, values: NDArray[Any]) -> NDArray[Any]:
-        out = self._take(area, values.dtype, values.size)
-        out[:] = values
-        return out
-
-    def _begin(self, hop: int, batch: _Batch, area: StructureArea) -> None:
+    def _begin(self, hop: int, batch: _Batch) -> None:
         """Bring a batch's frontier into block order, for every relation."""
-        nodes, take, scratch = batch.pieces[-1], self._take, self._scratch
+        nodes, scratch = batch.pieces[-1], self._scratch
         trees = batch.trees[-1] if batch.trees else NO_TREES
         if self._plan.resolved.frontier == "layer" and hop > 0:
-            nodes = take(scratch, self._ids, batch.num_nodes)
+            nodes = scratch.take(self._ids, batch.num_nodes)
             np.concatenate(batch.pieces, out=nodes)
             if batch.trees:
-                trees = take(scratch, np.uint32, batch.num_nodes)
+                trees = scratch.take(np.uint32, batch.num_nodes)
                 np.concatenate(batch.trees, out=trees)
         batch.frontiers = []
         batch.expanded.append(nodes.size)
         for r, index in enumerate(self._topology.relations):
-            counts = take(area, np.uint32, nodes.size)
+            counts = scratch.take(np.uint32, nodes.size)
             counts[:] = 0
             column = make_column(self._plan, batch.unit, hop, r, nodes, counts, trees, batch.forest)
-            blocks = take(scratch, np.int32, nodes.size)
-            order = take(scratch, np.uint32, nodes.size)
-            block_starts = take(scratch, np.int32, index.num_blocks + 1)
-            starts = take(scratch, np.int64, nodes.size + 1)
+            blocks = scratch.take(np.int32, nodes.size)
+            order = scratch.take(np.uint32, nodes.size)
+            block_starts = scratch.take(np.int32, index.num_blocks + 1)
+            starts = scratch.take(np.int64, nodes.size + 1)
             starts[:] = 0
             if column.rule.fanout == 0:
                 blocks[:] = -1
@@ -261,11 +249,10 @@ class BlockSampler:
             order_by_block(blocks, nodes.size, block_starts, order)
             draws = self._whole_scratch(column, starts)
             if draws.edges.size:
-                edge_starts = take(scratch, np.int64, nodes.size + 1)
+                edge_starts = scratch.take(np.int64, nodes.size + 1)
                 edge_starts[:] = 0
                 draws = draws._replace(edge_starts=edge_starts)
             batch.frontiers.append(_Frontier(column, blocks, order, block_starts, draws))
-            batch.counts.append(counts)
 
     def _whole_scratch(self, column: Column, starts: NDArray[np.int64]) -> Draws:
         """Draws go to wherever in the scratch there is room: starts count from its first item."""
@@ -289,8 +276,6 @@ class BlockSampler:
             places.append((draws.edge_starts, self._edge_ids))
         for starts, dtype in places:
             first = self._scratch.reserve(dtype, total)
-            if first is None:
-                raise _Full
             place_draws(column.counts, entries, num, rule.fanout, rule.replace, first, starts)
         multi_block = MultiBlockColumns(np.empty(0, np.uint32), np.empty(0, np.int64))
         if index.has_multi_block:
@@ -320,12 +305,13 @@ class BlockSampler:
         self._exclude(batch)
         with self._crew.large_enough(work, lambda w: self._number(batch, w)) as (ends, w):
             before = batch.num_nodes
-            batch.pieces.append(self._copy(area, w.n_id[before : ends[0]]))
+            batch.pieces.append(area.copy(w.n_id[before : ends[0]]))
             if batch.trees:
-                batch.trees.append(self._copy(area, w.trees[before : ends[0]]))
-            batch.local.append(self._copy(area, w.local[: ends[-1]]))
+                batch.trees.append(area.copy(w.trees[before : ends[0]]))
+            batch.local.append(keep_sources(w.local[: ends[-1]], before, ends[0], area))
+            batch.counts += [keep_counts(f.column.counts, area) for f in batch.frontiers]
             if self._plan.resolved.edge_ids:
-                batch.edge_ids.append(self._copy(area, w.edge_ids[: ends[-1]]))
+                batch.edge_ids.append(area.copy(w.edge_ids[: ends[-1]]))
             batch.edges_per_hop.append(tuple(b - a for a, b in pairwise([0, *ends[1:]])))
 
     def _exclude(self, batch: _Batch) -> None:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loaderd.memory.blob import ALIGN, joined, made, write_blob
+from loaderd.memory.blob import ALIGN, joined, made, part, write_blob
 
 SLOT = 256
 
@@ -54,7 +54,7 @@ def test_pieces_are_written_as_one_array(sizes, data):
     low = data.draw(st.integers(0, int(ends[-1])))
     high = data.draw(st.integers(low, int(ends[-1])))
     twice = made(pieces, np.uint64, lambda items, out: np.multiply(items, 2, out=out))
-    arrays = [("part", joined(pieces, low, high)), ("twice", twice), ("all", joined(pieces))]
+    arrays = [("part", part(joined(pieces), low, high)), ("twice", twice), ("all", joined(pieces))]
     memory = np.zeros(80 * SLOT, np.uint8)
     blob = write_blob(memory, SLOT, range(80), arrays)
     expected = [whole[low:high], 2 * whole.astype(np.uint64), whole]

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from loaderd.memory.blob import joined
 from loaderd.plans.base import Unit, Wanted
 from loaderd.sampling.hyperbatch.session import Hyper, HyperMemory, Sampled, StructureArea
 from loaderd.sampling.structure import StructureArrays
@@ -18,7 +19,7 @@ WAIT_S = 10
 
 
 def _arrays(unit: Unit) -> StructureArrays:
-    return StructureArrays((np.array([unit.step]),), (), (), (), (), (), (), ())
+    return StructureArrays((np.array([unit.step]),), *[joined([np.empty(0, np.uint32)])] * 7)
 
 
 class Sampler:

@@ -11,13 +11,7 @@ import pytest
 from loaderd.memory.workspace import Carver, Sizes, Workspace, WorkspaceFull, carve_workspace
 from loaderd.plans.base import Shape, Unit
 from loaderd.sampling.hyperbatch.session import StructureArea
-from loaderd.sampling.hyperbatch.single import (
-    BatchSampler,
-    SessionWorkers,
-    Workspaces,
-    compact,
-    expand,
-)
+from loaderd.sampling.hyperbatch.single import BatchSampler, SessionWorkers, Workspaces
 from loaderd.sampling.structure import Structure
 
 STRUCTURE = Structure((2, 3), ((4,),), 5, 4, (2,))
@@ -116,33 +110,11 @@ def fail(_work: Workspace) -> str:
     raise WorkspaceFull
 
 
-@pytest.mark.parametrize("trees", [False, True])
-def test_a_batch_comes_back_from_an_area_as_it_was(trees):
-    work, again = make_work(20, trees=trees), make_work(20, trees=trees)
-    rng = np.random.default_rng(1)
-    names = ("n_id", "counts", "local", "edge_ids", "index", "ends", "trees", "times")
-    for name in names:
-        values = getattr(work, name)
-        values[:] = rng.integers(1, 200, values.size)
-    structure = STRUCTURE._replace(num_ends=3)
-    area = StructureArea(np.zeros(4096, np.uint8))
-    sampled = compact(7, Unit(0, 1, 3, 5), structure, work, area)
-    assert sampled is not None
-    expand(sampled, again)
-    used = (5, 2, 4, 4, 2, 3, 5 * trees, 2 * trees)
-    for name, count in zip(names, used, strict=True):
-        assert getattr(again, name)[:count].tolist() == getattr(work, name)[:count].tolist(), name
-    assert (
-        compact(8, Unit(0, 1, 3, 5), structure, work, StructureArea(np.zeros(300, np.uint8)))
-        is None
-    )
-
-
 def test_batches_up_to_the_first_without_room_are_sampled(crew):
     workspaces, team = crew
 
     def build(unit: Unit, work: Workspace) -> Structure:
-        work.n_id[:5] = unit.step
+        work.n_id[:5], work.local[:4] = unit.step, [2, 3, 0, 4]
         return STRUCTURE
 
     sampler: Any = BatchSampler(build, team)

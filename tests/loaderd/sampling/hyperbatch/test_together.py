@@ -21,13 +21,13 @@ def made(tmp_path_factory):
 
 
 def found_of(sampled: Sampled) -> Found:
-    arrays = sampled.arrays
-    joined = [
-        np.concatenate([np.empty(0, np.int64), *pieces]).astype(np.int64)
-        for pieces in (arrays.nodes, arrays.counts, arrays.local, arrays.edge_ids,
-                       arrays.trees)
-    ]  # fmt: skip
-    return Found(sampled.structure, *joined)
+    nodes, counts, local, edge_ids, _, _, trees, _ = sampled.arrays
+    whole = [np.concatenate(nodes).astype(np.int64)]
+    for array in (counts, local, edge_ids, trees):
+        values = np.empty(array.size, array.dtype)
+        array.write(0, values)
+        whole.append(values.astype(np.int64))
+    return Found(sampled.structure, *whole)
 
 
 def sample(parts: Parts, area_bytes: int, scratch_bytes: int) -> list[Sampled]:

@@ -1,0 +1,91 @@
+"""Structures of batches that wait for their turn, in less room than they take in a message.
+
+Nodes are numbered as edges find them.  So of the local source of an edge one bit is kept where it
+is the next new node, and three bytes, rarely four, where it was found before; counts, which are at
+most the fanout, are kept in bytes.
+"""
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from blockstore.kernels.renumber import join_sources, split_sources
+from loaderd.memory.blob import Written, joined
+from loaderd.memory.workspace import Workspace
+from loaderd.plans.base import Unit
+from loaderd.sampling.hyperbatch.session import AreaFull, Sampled, StructureArea
+from loaderd.sampling.structure import Structure, StructureArrays, structure_arrays
+
+
+class Sources(NamedTuple):
+    """Local sources of edges, as `split_sources` keeps them."""
+
+    new: int  # local id of the first node that these edges find
+    found: NDArray[np.uint64]  # a bit an edge: its source is the next new node
+    low: NDArray[np.uint16]  # of the others: the lower 16 bits of their local ids
+    high: NDArray[Any]  # uint8 or uint16: the rest
+
+
+def keep_sources(
+    local: NDArray[np.uint32], new: int, num_nodes: int, area: StructureArea
+) -> Written:
+    """Local sources of edges that find nodes `new` to `num_nodes` - 1.  Raises AreaFull."""
+    others = local.size - (num_nodes - new)
+    room = others + 1  # one more is looked at, and not taken
+    high = np.uint8 if num_nodes <= 1 << 24 else np.uint16
+    kept = Sources(
+        new, area.take(np.uint64, -(-local.size // 64)), area.take(np.uint16, room),
+        area.take(high, room),
+    )  # fmt: skip
+    left = split_sources(local, kept)
+    assert left == others, "each new node is found by one edge, in order"
+    return Written(local.dtype, local.size, partial(join_sources, kept))
+
+
+def keep_counts(counts: NDArray[np.uint32], area: StructureArea) -> NDArray[Any]:
+    """Edges of frontier nodes, in bytes if they are no more than 255.  Raises AreaFull."""
+    out = area.take(np.uint8 if counts.max(initial=0) < 256 else np.uint32, counts.size)
+    out[:] = counts
+    return out
+
+
+def compact(
+    batch: int, unit: Unit, structure: Structure, work: Workspace, area: StructureArea
+) -> Sampled | None:
+    """What stands in a workspace after sampling, copied to the area; None where it has no room."""
+    nodes, *found = structure_arrays(work, structure, unit.num_seeds)
+    counts, local = work.counts[: structure.num_counts], work.local[: structure.num_edges]
+
+    def keep(array: Written) -> Written:
+        out = area.take(array.dtype, array.size)
+        array.write(0, out)
+        return joined([out])
+
+    try:
+        arrays = StructureArrays(
+            tuple(map(area.copy, nodes)),
+            joined([keep_counts(counts, area)], counts.dtype),
+            keep_sources(local, structure.nodes_per_hop[0], structure.num_nodes, area),
+            *map(keep, found[2:]),
+        )
+    except AreaFull:
+        return None
+    return Sampled(batch, unit, structure, arrays, area)
+
+
+def expand(sampled: Sampled, work: Workspace) -> None:
+    """The other way round."""
+    arrays = sampled.arrays
+    for array, out in (
+        (joined(arrays.nodes), work.n_id),
+        (arrays.counts, work.counts),
+        (arrays.local, work.local),
+        (arrays.edge_ids, work.edge_ids),
+        (arrays.places, work.index),
+        (arrays.ends, work.ends),
+        (arrays.trees, work.trees),
+        (arrays.times, work.times),
+    ):
+        array.write(0, out[: array.size])
