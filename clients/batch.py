@@ -96,6 +96,17 @@ class ArenaReader:
         self._pool = pool
         self._threads = threads
         self._helpers: ThreadPoolExecutor | None = None
+        self._loaded = False
+
+    def _load_kernels(self) -> None:
+        """Load the compiled code that copies rows, while the daemon builds the first batch.
+
+        The first kernel that a process calls takes a second, most of it for numba's own modules.
+        """
+        if not self._loaded:
+            arena = self._session.attachment.data
+            gather_rows(arena, arena[:0].view(np.uint64), 0, 0, 1, np.empty(0, np.uint8))
+            self._loaded = True
 
     def close(self) -> None:
         """End the helper threads, if there are any."""
@@ -219,6 +230,7 @@ class BatchReader(ArenaReader):
 
     def read(self, step: int) -> BatchArrays:
         """The batch of `step`, all of it copied and released; waits for the daemon."""
+        self._load_kernels()
         ready = self._session.receive_batch(step)
         blob, attached = ready.structure, self._session.attached
         named = {array.name: array for array in blob.arrays}

@@ -37,6 +37,8 @@ COUNTERS = (
     _Counter("loaderd_rows_copied", "rows_copied", 1, "Rows copied within the daemon."),
     _Counter("loaderd_cache_rows_wanted", "hyper_rows_wanted", 1, "Rows wanted of row caches."),
     _Counter("loaderd_cache_rows_read", "hyper_rows_read", 1, "Of these, rows that were read."),
+    _Counter("loaderd_cache_stay_rows", "hyper_stay_rows", 1, "Rows that are to stay in them."),
+    _Counter("loaderd_cache_stay_read", "hyper_stay_read", 1, "Of these, rows that were read."),
     _Counter("loaderd_macro_batches_loaded", "macro_loaded", 1, "Macro-batches read."),
     _Counter(
         "loaderd_macro_wait_seconds", "macro_wait_ns", NS, "Time sessions waited for macro-batches."

@@ -1,6 +1,7 @@
 """What a session of the engine is, and the resources that every kind of session uses."""
 
 import itertools
+import logging
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -32,6 +33,7 @@ from loaderd.memory.ledger import Budget, EngineSettings
 from loaderd.memory.residency import Residency
 from loaderd.memory.slots import WAIT_S, SlotBroker
 from loaderd.monitoring.devicecost import DeviceGauge
+from loaderd.monitoring.logs import tell
 from loaderd.monitoring.trace import Trace
 from loaderd.plans.base import Plan, Wanted
 from loaderd.plans.chunks import HopPlan
@@ -40,6 +42,8 @@ from loaderd.sampling.rows import RowAssembler, ServedFiles
 from loaderd.sampling.topology import Topology
 from loaderd.sessions.build import Builder
 from loaderd.sessions.workers import SerialExecutor, WorkerPool
+
+log = logging.getLogger(__name__)
 
 Out = BatchReady | RowGroup | ChunkReady | Skipped | ErrorReply
 Deliver = Callable[[int, Out], None]
@@ -216,7 +220,11 @@ class StoreResources:
     def load_graph(self) -> None:
         """Read the graph, if the pool is to hold all of it.  Raises CorruptBlock, OSError."""
         if self.broker.graph_preferred >= self.budget.graph_blocks:
+            before, begun = self.reader.bytes_read, concurrency.monotonic()
             self.topology.load()
+            if num_bytes := self.reader.bytes_read - before:
+                seconds = round(concurrency.monotonic() - begun, 2)
+                tell(log, logging.INFO, "graph read", bytes=num_bytes, seconds=seconds)
 
 
 class Allocation:

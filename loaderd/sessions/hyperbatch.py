@@ -211,7 +211,9 @@ class HyperbatchSession(SampledSession):
             return self._hyper.counters
         return self._hyper.counters | {
             "hyper_rows_wanted": rows.rows_wanted,  # by batches, each counted
-            "hyper_rows_read": rows.rows_read,  # into entries
+            "hyper_rows_read": rows.rows_read,
+            "hyper_stay_rows": rows.stay_rows,  # of regions that stay
+            "hyper_stay_read": rows.stay_read,  # of these, in memory by now
             "hyper_pages_read": rows.pages_read,  # of all arrays, 4 KiB each
             "hyper_runs_read": rows.runs_read,  # of pages, in one call each
         }

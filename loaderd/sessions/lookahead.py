@@ -1,5 +1,6 @@
 """Some minibatches of a session, sampled as they will be, to know what batches take."""
 
+import logging
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -14,6 +15,7 @@ from loaderd.memory.ledger import ServedRows, SessionNeed, served_rows
 from loaderd.memory.slots import LOOK_WAIT_S
 from loaderd.memory.workspace import Sizes, workspace_bytes
 from loaderd.monitoring.devicecost import DeviceCost
+from loaderd.monitoring.logs import tell
 from loaderd.sampling.hyperbatch.rowcache import region_rows, region_shift, rows_by_type
 from loaderd.sampling.hyperbatch.session import Sampled, Sampler, StructureArea
 from loaderd.sampling.hyperbatch.single import BatchSampler, SessionWorkers, Workspaces, usual_shape
@@ -23,6 +25,8 @@ from loaderd.sampling.structure import Structure
 from loaderd.sessions.base import Allocation, StoreResources
 from loaderd.sessions.build import BatchSpec
 from loaderd.sessions.sizing import SessionSizing, WorkspaceNeed, add_workspaces
+
+log = logging.getLogger(__name__)
 
 _BATCHES = 16
 
@@ -110,6 +114,7 @@ class LookAhead:
         every = max(1, spec.plan.num_steps // _BATCHES)
         units = [spec.plan.unit(0, step) for step in range(0, spec.plan.num_steps, every)]
         units = units[:_BATCHES]
+        begun = concurrency.monotonic()
         parts = [broker.row_slots() // 4 * (1 + self._together), broker.row_slots() // 4]
         try:
             with resources.allocation() as room:
@@ -118,7 +123,12 @@ class LookAhead:
                         StructureArea(room.run(n, LOOK_WAIT_S)) for n in parts[: 1 + self._together]
                     ]
                     found = self._sampler(areas[1:]).sample(units, 0, areas[0], lambda: False)
-                    return self._seen(found, areas[0].used) if found else None
+                    if not found:
+                        return None
+                    seen = self._seen(found, areas[0].used)
+                    seconds = round(concurrency.monotonic() - begun, 2)
+                    tell(log, logging.INFO, "looked ahead", batches=len(found), seconds=seconds)
+                    return seen
                 finally:
                     room.free()
         except Refused:

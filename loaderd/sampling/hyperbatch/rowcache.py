@@ -1,6 +1,7 @@
 """Rows of a session: of some regions all stay, others come for a group of batches and leave."""
 
 import contextlib
+import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -9,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from blockstore import concurrency
 from blockstore.format import PAGE_BYTES, row_geometry
 from blockstore.io.reader import Reading, make_transit, wait_all
 from blockstore.kernels.rowcache import (
@@ -29,7 +31,10 @@ from blockstore.kernels.rowcache import (
 from blockstore.kernels.rows import RowLayout, row_layout
 from loaderd.memory.ledger import ServedRows
 from loaderd.memory.workspace import Carver
+from loaderd.monitoring.logs import tell
 from loaderd.sampling.rows import ServedFiles
+
+log = logging.getLogger(__name__)
 
 CHUNK_ROWS = 1 << 16  # brought in between two looks at what may leave, at most
 _REGION_BYTES = 1 << 20
@@ -222,6 +227,7 @@ class RowCache:
         self._counts = np.zeros(LEVELS + 1, np.int64)
         self._groups = 0
         self.rows_read = self.rows_wanted = self.pages_read = self.runs_read = 0
+        self.stay_rows, self.stay_read = sum(share.stay_rows for share in shares), 0
 
     # -- groups -----------------------------------------------------------------------------------
 
@@ -269,8 +275,7 @@ class RowCache:
         Raises CorruptBlock, OSError, and what `oldest` raises.
         """
         until = group[-1].batch
-        for t in self.types:
-            self._bring_regions(t, oldest)
+        self._fill(oldest)
         for t in self.types:
             for _, piece in _pieces(group):
                 t.num_listed = list_absent(
@@ -302,29 +307,40 @@ class RowCache:
         forget_listed(t.listed, t.num_listed, t.table.place)
         t.num_listed = 0
 
+    def _fill(self, oldest: Callable[[int], int]) -> None:
+        """Bring the regions that stay, all of them, once; a run that ends leaves some missing."""
+        begun, rows = concurrency.monotonic(), self.stay_rows - self.stay_read
+        if rows:
+            tell(log, logging.INFO, "row cache fills", rows=rows)
+        for t in self.types:
+            self._bring_regions(t, oldest)
+        if rows:
+            seconds = round(concurrency.monotonic() - begun, 2)
+            tell(log, logging.INFO, "row cache filled", rows=rows, seconds=seconds)
+
     def _bring_regions(self, t: _Type, oldest: Callable[[int], int]) -> None:
-        """Rows of the regions that stay, all of them, once; a run that ends leaves some missing."""
         shift, half = int(t.table.shift), t.listed.size // _RUNS_HELD
         step = min(self._chosen.size, half) >> shift
-        on_the_way: deque[tuple[int, list[Reading]]] = deque()
+        on_the_way: deque[tuple[int, int, list[Reading]]] = deque()
         begun = low = 0
         try:
             while begun < len(t.missing) or on_the_way:
                 if begun == len(t.missing) or len(on_the_way) == _RUNS_HELD:
-                    count, readings = on_the_way.popleft()
+                    count, num_rows, readings = on_the_way.popleft()
                     wait_all(readings)
                     del t.missing[:count]
                     begun -= count
+                    self.stay_read += num_rows
                     continue
                 oldest(-1)
                 regions = t.missing[begun : begun + step]
                 high = _list_regions(t, regions, low)
-                on_the_way.append((len(regions), self._read(t, low, high)))
+                on_the_way.append((len(regions), high - low, self._read(t, low, high)))
                 self.rows_read += high - low
                 begun, low = begun + len(regions), half - low
         except BaseException:
             with contextlib.suppress(Exception):  # the first error is on its way up already
-                wait_all(reading for _, readings in on_the_way for reading in readings)
+                wait_all(reading for *_, readings in on_the_way for reading in readings)
             raise
 
     def _bring_type(self, t: _Type, now: int, until: int, oldest: Callable[[int], int]) -> None:

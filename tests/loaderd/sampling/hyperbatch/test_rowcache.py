@@ -1,5 +1,6 @@
 """Rows of a session: any batches, releases and failing reads against the rows themselves."""
 
+import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -249,7 +250,8 @@ def test_regions_that_stay_are_read_once_whatever_fails(fails):
     assert cache.rows_read == rows + others if fails < 0 else cache.rows_read >= rows + others
 
 
-def test_a_run_that_ends_leaves_regions_for_the_next_one():
+def test_a_run_that_ends_leaves_regions_for_the_next_one(caplog):
+    caplog.set_level(logging.INFO, "loaderd")
     cache = make_cache(9, Reader(), range(8))
     cache._chosen = cache._chosen[:16]  # a region at a time
     needs, asked = needs_of(0, [10, 129]), iter(range(5))
@@ -262,9 +264,18 @@ def test_a_run_that_ends_leaves_regions_for_the_next_one():
     with pytest.raises(ValueError, match="has ended"):
         cache.bring([needs], [], oldest)
     assert 0 < len(cache.types[0].missing) < 8
+    assert 0 < cache.stay_read < cache.stay_rows == NODES
+    read = cache.stay_read
     cache.bring([needs], [], lambda known: known + 1)
     check(cache, needs)
     assert not cache.types[0].missing
+    assert cache.stay_read == NODES
+    cache.bring([needs], [], lambda known: known + 1)  # nothing is missing now
+    told = [(record.message, record.fields["rows"]) for record in caplog.records]
+    assert told == [
+        ("row cache fills", NODES), ("row cache fills", NODES - read),
+        ("row cache filled", NODES - read),
+    ]  # fmt: skip
 
 
 def test_regions_cover_the_rows_of_a_type():
