@@ -275,7 +275,7 @@ def _size(resources: StoreResources, asked: Asked) -> _HyperSize:
     budget, broker = resources.budget, resources.broker
     need, sizes, available = fit(resources, asked)
     plain = cut_session(
-        need, available, budget.row_blocks, resources.settings, asked.request.window
+        need, available, budget.row_blocks, resources.settings, asked.window(resources.settings)
     )
     spare = broker.graph_slots() - budget.graph_least
     blocks = max(0, broker.pooled() - spare - plain.slots(need))
@@ -288,7 +288,7 @@ def _draft(
 ) -> SessionDraft:
     """Take the seeds, and a workspace to look ahead with."""
     need, sizes, workspaces = sized.need, sized.sizes, Workspaces()
-    cut = cut_workspaces(need, sized.available, resources.settings, asked.request.window)
+    cut = cut_workspaces(need, sized.available, asked.window(resources.settings))
     spec = take_seeds(resources, allocation, asked, need, sizes)
     add_workspaces(
         resources, allocation, workspaces, sizes,

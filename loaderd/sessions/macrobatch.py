@@ -250,7 +250,7 @@ def _size(resources: StoreResources, asked: Asked, files: MacroFiles) -> _MacroS
     available = max(least, (available - macro.slots) // ranks)  # batches of the others come later
     need, sizes = choose_need(resources, asked, needs, available)
     # no row passes through: its rows are in the macro-batch
-    cut = cut_session(need, available, 0, settings, asked.request.window)
+    cut = cut_session(need, available, 0, settings, asked.window(settings))
     return _MacroSize(need, sizes, cut, macro)
 
 

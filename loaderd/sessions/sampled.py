@@ -438,7 +438,11 @@ def open_minibatches(resources: StoreResources, number: int, asked: Asked) -> Sa
     """The same, of what is asked for, by plan `minibatch`."""
     need, sizes, available = fit(resources, asked)
     cut = cut_session(
-        need, available, resources.budget.row_blocks, resources.settings, asked.request.window
+        need,
+        available,
+        resources.budget.row_blocks,
+        resources.settings,
+        asked.window(resources.settings),
     )
     with explained_shortage(resources, need.least), resources.allocation() as allocation:
         spec = take_seeds(resources, allocation, asked, need, sizes)

@@ -63,6 +63,12 @@ class Asked(NamedTuple):
     num_ids: int  # in the table of seeds
     lookup: int  # original ids that are looked up for it
 
+    def window(self, settings: EngineSettings) -> int:
+        """Batches in flight; two of each rank and two more, if all ranks of a job are served."""
+        together = self.plan.together
+        ranks = 0 if together == 1 else 2 * together + 2
+        return self.request.window * together or max(2 * settings.workers, ranks)
+
 
 class SessionSizing(NamedTuple):
     """How much of each a session gets: physical, so it may follow the budget."""
@@ -194,7 +200,6 @@ def cut_session(
     need: SessionNeed, available: int, row_blocks: int, settings: EngineSettings, window: int
 ) -> SessionSizing:
     """Share `available` slots between a session and the row pool.  `need.least` fits."""
-    window = window or 2 * settings.workers
     batch = need.structure + need.addresses
     room = available - need.seeds - need.least_quota
     workers = max(1, min(settings.workers, room // 2 // (need.workspace + 2)))
@@ -208,14 +213,12 @@ def cut_session(
     return SessionSizing(workers, transit, quota, window)
 
 
-def cut_workspaces(
-    need: SessionNeed, available: int, settings: EngineSettings, window: int
-) -> SessionSizing:
+def cut_workspaces(need: SessionNeed, available: int, window: int) -> SessionSizing:
     """The same for hyperbatches, which begin with one workspace.  `need.least` fits."""
     # blocks pass through where there is no room for a cache
     spare = available - need.workspace - need.seeds - need.least_quota
     transit = 2 if available > _ROOMY else max(2, min(MAX_TRANSIT // 2, spare // 8))
-    return SessionSizing(1, transit, need.least_quota, window or 2 * settings.workers)
+    return SessionSizing(1, transit, need.least_quota, window)
 
 
 # -- too little -----------------------------------------------------------------------------------

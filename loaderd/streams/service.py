@@ -47,6 +47,9 @@ _KEPT = 2  # of the memory for requests one in so many bytes is for ids that are
 LOOK_S = 0.01  # between two looks at a stream that has nothing for one of its cursors
 STRAGGLER_WAIT_S = 0.25  # a stream waits so long for its slowest cursor, which leaves then
 LAST_S = 2.0  # the same if that one keeps the only batch that can be leased: all leave then
+# The same of a rank of a job.  Ranks train in step: who gets its batches first waits for the others
+# in the step, and a stream more takes memory from all.  First steps differ by seconds.
+RANK_WAIT_S = 10.0
 
 
 class StreamService(Closing):
@@ -332,7 +335,9 @@ class StragglerWatch:
             if stream.early:
                 stream.drop_early()
                 return
-            now, wait_s = concurrency.monotonic(), STRAGGLER_WAIT_S if stream.depth > 1 else LAST_S
+            now, wait_s = concurrency.monotonic(), LAST_S
+            if stream.depth > 1:
+                wait_s = STRAGGLER_WAIT_S if stream.world == 1 else RANK_WAIT_S
             # between two looks it may have gone on, however often it is found waiting
             releases, begun = since.get(stream, (-1, now))
             if releases != stream.releases:

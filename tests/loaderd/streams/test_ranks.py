@@ -1,10 +1,12 @@
 """Ranks of one job at one stream: each batch is built once, rows are read once for all of them."""
 
+import queue
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from loaderd.streams import service
 from tests.graphs import make_csc
 from tests.loaderd.serving import Serving, Trainer
 from tests.stores import write_store
@@ -24,8 +26,8 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def attach(serving: Serving, rank: int, plan: str) -> Trainer:
-    return serving.attach(plan, batch_size=BATCH, rank=rank, world_size=WORLD)
+def attach(serving: Serving, rank: int, plan: str, world: int = WORLD) -> Trainer:
+    return serving.attach(plan, batch_size=BATCH, rank=rank, world_size=world)
 
 
 def steps_of(serving: Serving) -> int:
@@ -96,5 +98,56 @@ def test_a_rank_that_comes_late_joins_the_others(store, behind):
         assert first.consume(step) != late.consume(step)
     assert streams_of(serving) == 1
     for trainer in (first, late):
+        trainer.detach()
+    serving.close()
+
+
+@pytest.mark.parametrize("mem", [ROOM, TIGHT])
+@pytest.mark.parametrize("plan", ["minibatch", "hyperbatch"])
+def test_one_stream_has_batches_enough_for_every_rank(store, plan, mem):
+    """A rank for which there is none would take memory for a stream of its own."""
+    serving = Serving(store, mem)
+    ranks = [attach(serving, rank, plan, 6) for rank in range(6)]
+    for trainer in ranks:
+        trainer.start(0)
+    for step in range(steps_of(serving)):
+        for trainer in ranks:
+            trainer.consume(step)
+    assert streams_of(serving) == 1
+    for trainer in ranks:
+        trainer.detach()
+    serving.close()
+
+
+def test_ranks_wait_for_one_that_takes_long_for_a_step(store, monkeypatch):
+    """Others are parted at once here: ranks train in step, and gain nothing by being parted."""
+    monkeypatch.setattr(service, "STRAGGLER_WAIT_S", 0.0)
+    looks, real = queue.SimpleQueue[int](), service.StragglerWatch._look
+
+    def look(self, stream, since):
+        real(self, stream, since)
+        looks.put(0)
+
+    monkeypatch.setattr(service.StragglerWatch, "_look", look)
+    serving = Serving(store, ROOM)
+    quick, slow = (attach(serving, rank, "minibatch") for rank in range(WORLD))
+    quick.start(0)
+    slow.start(0)
+    assert slow.take(0) is not None
+    got = 0
+    while quick.take(got, wait_s=0.2) is not None:
+        quick.release(got)
+        got += 1
+    assert 0 < got < steps_of(serving)
+    for _ in range(5):
+        looks.get(timeout=10)
+    assert streams_of(serving) == 1
+    assert serving.exchange.status()[2]["sessions_left_behind"] == 0
+    slow.release(0)
+    for step in range(1, steps_of(serving)):
+        slow.consume(step)
+        if step >= got:
+            quick.consume(step)
+    for trainer in (quick, slow):
         trainer.detach()
     serving.close()

@@ -141,7 +141,7 @@ def test_a_rank_that_stops_holds_nobody_up_and_goes_on_afterwards(
     store, alone, least_mem, tight, held, monkeypatch
 ):
     """In a budget without room for another macro-batch it keeps one of the two."""
-    monkeypatch.setattr(service, "STRAGGLER_WAIT_S", 0.0)  # parted whenever another one waits
+    monkeypatch.setattr(service, "RANK_WAIT_S", 0.0)  # parted whenever another one waits
     serving = Serving(store, least_mem(3, 2) if tight else ROOM)
     ranks = [attach(serving, rank, 3) for rank in range(3)]
     expected = [alone(rank, 3)[0] for rank in range(3)]
