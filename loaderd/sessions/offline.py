@@ -9,7 +9,6 @@ from blockstore.format import Manifest
 from blockstore.store import Store
 from loaderd.api.errors import BatchFailed
 from loaderd.api.protocol import Attach
-from loaderd.api.requests import check_attach
 from loaderd.memory.ledger import EngineSettings
 from loaderd.memory.slots import LOOK_WAIT_S
 from loaderd.plans.hyperbatch import HyperbatchPlan
@@ -41,8 +40,10 @@ class OfflineSampler(Closing):
     """Samples batches as a session of the same request would, all positions of its ranks."""
 
     def __init__(self, store: Store, request: Attach, settings: EngineSettings) -> None:
-        """Raises BudgetTooSmall, Refused, StoreError."""
-        check_attach(request)
+        """`request`: of rank `EVERY_RANK`, if there are several.
+
+        Raises BudgetTooSmall, Refused, StoreError.
+        """
         self._engine = Engine(bare_store(store), settings)
         try:
             resources = self._engine.resources

@@ -4,6 +4,7 @@ import time
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 
 from blockstore.errors import BudgetTooSmall
@@ -11,6 +12,7 @@ from blockstore.format import ITEM_BYTES, PAGE_BYTES, Manifest
 from blockstore.store import Store
 from blockstore.units import format_bytes, format_mem
 from loaderd.api.protocol import Attach, Resolved
+from loaderd.api.requests import check_attach
 from loaderd.memory.ledger import EngineSettings, served_rows, slot_bytes
 from loaderd.plans.base import EVERY_RANK
 from loaderd.sampling.hyperbatch.rowcache import TypeRows, rows_by_type
@@ -58,10 +60,7 @@ class PackOptions:
     def all_ranks(self) -> Attach:
         """The request for the batches of all ranks, as a daemon makes it of theirs."""
         rank = EVERY_RANK if self.request.world_size > 1 else 0
-        return Attach(**{n: getattr(self.request, n) for n in _FIELDS} | {"rank": rank})
-
-
-_FIELDS = Attach.__struct_fields__
+        return msgspec.structs.replace(self.request, rank=rank)
 
 
 class PackMemory(NamedTuple):
@@ -87,6 +86,7 @@ class PackJob:
     def of(cls, store: Store, options: PackOptions) -> "PackJob":
         """Raises BadInput, Refused, BudgetTooSmall."""
         options.check()
+        check_attach(options.request)
         manifest = store.manifest
         resolved = resolve_sampled(manifest, options.request, None)
         types = rows_by_type(served_rows(manifest))
