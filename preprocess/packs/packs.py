@@ -33,6 +33,7 @@ from loaderd.sampling.packed.format import (
     page_array,
     place_pages,
     record_bytes,
+    typed,
     write_pack,
     write_record,
 )
@@ -227,11 +228,11 @@ class PackStages:
         if epoch:
             wants = load_array(run.path(f"wants.{epoch - 1}"), np.uint16)
         steps = range(sampler.plan.num_steps)
-        pages, counts, dtypes = list[int](), list[int](), dict[str, str]()
+        pages, counts = list[int](), list[int]()
         out = PagesWriter(run.writer, _structure(epoch))
         with run.progress.stage(_sampled(epoch), len(steps), "batches") as stage:
             for sampled in sampler.batches(epoch, steps):
-                structure, arrays = sampled.structure, sampled.arrays
+                structure, arrays = sampled.structure, typed(sampled.arrays, self._job.dtypes)
                 size = -(-record_bytes(structure, arrays) // PAGE_BYTES)
                 record = np.empty(size * PAGE_BYTES, np.uint8)
                 write_record(structure, arrays, record)
@@ -240,14 +241,10 @@ class PackStages:
                     count_wants(wants, piece)
                 pages.append(size)
                 counts.append(structure.num_nodes)
-                dtypes = {
-                    name: str(pieces[0].dtype)
-                    for name, pieces in zip(arrays._fields, arrays, strict=True)
-                }
                 stage.advance(1)
         out.close()
         save_array(run.path(f"wants.{epoch}"), wants)
-        return {"pages": pages, "nodes": counts, "dtypes": dtypes}
+        return {"pages": pages, "nodes": counts}
 
     # -- places -----------------------------------------------------------------------------------
 
@@ -358,7 +355,7 @@ class PackStages:
             resolved=msgspec.structs.replace(job.resolved, cycle=0),
             world_size=job.options.request.world_size,
             block_bytes=block,
-            dtypes=run.facts(_sampled(0))["dtypes"],
+            dtypes=job.dtypes,
             hot=tuple(run.facts(_CHOSEN)["rows"]),
             hot_rows=tuple(self._array(s, None, run) for s in served),
             epochs=tuple(epochs),

@@ -16,7 +16,8 @@ from loaderd.api.requests import check_attach
 from loaderd.memory.ledger import EngineSettings, served_rows, slot_bytes
 from loaderd.plans.base import EVERY_RANK
 from loaderd.sampling.hyperbatch.rowcache import TypeRows, rows_by_type
-from loaderd.sampling.packed.format import num_pages, place_pages, record_bytes
+from loaderd.sampling.packed.format import array_dtypes, num_pages, place_pages, record_bytes
+from loaderd.sessions.minimum import sizes_of
 from loaderd.sessions.offline import OfflineSampler
 from loaderd.sessions.sizing import resolve_sampled
 from preprocess.errors import BadInput
@@ -81,6 +82,13 @@ class PackJob:
     resolved: Resolved
     types: list[TypeRows]
     memory: PackMemory
+
+    @property
+    def dtypes(self) -> dict[str, str]:
+        """Of the arrays of a batch's structure."""
+        manifest = self.store.manifest
+        sizes = sizes_of(manifest, self.resolved, False)
+        return array_dtypes(manifest.id_dtype, sizes.edge_id_dtype)
 
     @classmethod
     def of(cls, store: Store, options: PackOptions) -> "PackJob":

@@ -12,6 +12,7 @@ from blockstore.format import PAGE_BYTES, row_geometry
 from blockstore.store import open_store
 from clients.torch import HeteroDataset, NeighborDataset
 from loaderd.api.errors import BatchFailed
+from loaderd.sampling.hyperbatch.together import BlockSampler
 from loaderd.sampling.packed.format import Pack, place_pages
 from preprocess.ingest.ingest import ingest
 from preprocess.ingest.options import IngestOptions
@@ -210,14 +211,24 @@ def test_auto_reads_a_pack_where_not_all_is_in_memory(large: Path, tmp_path: Pat
     shutil.rmtree(large.with_name("store.packs"))
 
 
-def test_the_bytes_of_a_pack_do_not_depend_on_memory_or_threads(large: Path):
+def test_the_bytes_of_a_pack_do_not_depend_on_memory_or_threads(
+    large: Path, monkeypatch: pytest.MonkeyPatch
+):
     options = {"num_neighbors": (6, 4, 3), "batch_size": 200, "seed": 5}
-    found, folder = [], large.with_name("store.packs")
-    for mem, threads in ((64 << 20, 1), (7 << 20, 2), (64 << 20, 3)):
+    found, folder, together = [], large.with_name("store.packs"), []
+    sample = BlockSampler.sample
+
+    def sample_and_note(self: BlockSampler, units: Any, *arguments: Any) -> Any:
+        together.append(len(units))
+        return sample(self, units, *arguments)
+
+    monkeypatch.setattr(BlockSampler, "sample", sample_and_note)
+    for mem, threads in ((64 << 20, 1), (5 << 20, 2), (64 << 20, 3)):
         result = pack(large, options, 1, 400_000, 100_000, mem, threads)
         found.append({str(p): p.read_bytes() for p in folder.rglob("*") if p.is_file()})
         assert result.seeds == 2000
         shutil.rmtree(folder)
+        assert bool(together) == (mem < 64 << 20 or threads == 3)
     assert found[0] == found[1] == found[2]
 
 

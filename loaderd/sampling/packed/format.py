@@ -190,6 +190,23 @@ def _starts(counts: Iterable[int]) -> list[int]:
 # -- records --------------------------------------------------------------------------------------
 
 
+def array_dtypes(id_dtype: str, edge_id_dtype: str) -> dict[str, str]:
+    """Of `StructureArrays`, by name; `edge_id_dtype`: "" if edge ids are not asked for."""
+    found = dict.fromkeys(StructureArrays._fields, "uint32")
+    return found | {
+        "nodes": id_dtype, "edge_ids": edge_id_dtype or "uint32", "places": "int64",
+        "times": "int64",
+    }  # fmt: skip
+
+
+def typed(arrays: StructureArrays, dtypes: dict[str, str]) -> StructureArrays:
+    """The same numbers in these dtypes: what samples many batches together leaves some out."""
+    return StructureArrays(*(
+        tuple(piece.astype(dtypes[name], copy=False) for piece in pieces)
+        for name, pieces in zip(arrays._fields, arrays, strict=True)
+    ))  # fmt: skip
+
+
 def record_sizes(structure: Structure, arrays: StructureArrays) -> NDArray[np.int64]:
     """The head of a record: its own length, then the structure, then the items of each array."""
     numbers = [*structure.nodes_per_hop, *structure.frontiers]
