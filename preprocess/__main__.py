@@ -26,6 +26,7 @@ from preprocess.errors import BadInput
 from preprocess.export.export import export as export_store
 from preprocess.hops.hops import make_hops
 from preprocess.ingest.options import IngestOptions
+from preprocess.packs.check import pack_lines, verify_packs
 from preprocess.packs.command import run_pack
 from preprocess.partition.repartition import repartition as repartition_store
 from preprocess.partition.report import partition_lines
@@ -189,14 +190,14 @@ def info(
                 facts["summary"] = msgspec.to_builtins(found)
             typer.echo(msgspec.json.encode(facts).decode())
             return
-        typer.echo(info_text(opened))
+        typer.echo("\n".join([info_text(opened), *pack_lines(opened.path)]))
         if found is not None:
             typer.echo(graph_text(found))
 
 
 @app.command()
 def verify(store: Path) -> None:
-    """Check every checksum and every cross-reference of a store."""
+    """Check every checksum and every cross-reference of a store, and checksums of its packs."""
     with _one_line_errors():
         report = verify_store(store)
         typer.echo(
@@ -205,6 +206,8 @@ def verify(store: Path) -> None:
         )
         for name in report.strays:
             typer.echo(f"{store / name}: not a file of the store, and nothing reads it")
+        for folder, num_bytes in verify_packs(store):
+            typer.echo(f"{folder}: good: {format_bytes(num_bytes)} read")
 
 
 @app.command()

@@ -45,7 +45,8 @@ from loaderd.sessions.hyperbatch import HyperbatchSession, size_session
 from loaderd.sessions.sizing import Asked, BatchMemory, ask
 
 _PLANS = ("auto", MinibatchPlan.name, HyperbatchPlan.name)  # whose batches a pack may hold
-_STRUCTURES = 4  # areas: one that is read, some that wait, one that is handed over
+_STRUCTURES = 3  # areas: one that is read, one that waits, one that is handed over
+_TOGETHER = 8  # batches whose structure is read at a time, at most
 _MOST_AREAS = 6
 _log = logging.getLogger("loaderd")
 
@@ -53,18 +54,25 @@ _log = logging.getLogger("loaderd")
 class PackedMemory(NamedTuple):
     """Slots of a session of packed epochs."""
 
-    structures: int  # areas for the structure of a batch each
-    structure: int  # contiguous, of each
+    structures: int  # areas for the structure of some batches each
+    together: int  # how many
+    structure: int  # bytes of one of them
     hot: int
     areas: int  # for the rows of a group each
     area: int  # of each
     window: int
     batch: int  # of a batch that is handed over
+    slot_bytes: int
+
+    @property
+    def run(self) -> int:
+        """Of an area for structure, contiguous."""
+        return -(-self.together * self.structure // self.slot_bytes)
 
     @property
     def slots(self) -> int:
         rows = self.hot + self.areas * self.area
-        return self.structures * self.structure + rows + self.window * self.batch
+        return self.structures * self.run + rows + self.window * self.batch
 
 
 class PackedSession(HyperbatchSession):
@@ -110,7 +118,7 @@ class PackedSession(HyperbatchSession):
     def _own_basis(self) -> str:
         cut = self._parts.memory
         return (
-            f"; packed epochs: {cut.structures} x {cut.structure} slots of structure, {cut.hot} of "
+            f"; packed epochs: {cut.structures} x {cut.run} slots of structure, {cut.hot} of "
             f"rows that stay, {cut.areas} x {cut.area} of rows of groups"
         )
 
@@ -157,7 +165,7 @@ def open_packed(
             stack.pop_all()
             return session
     except (StoreError, OSError, Refused) as error:
-        tell(_log, logging.WARNING, "pack-not-used", pack=str(folder), reason=error_text(error))
+        tell(_log, logging.WARNING, "pack not used", pack=str(folder), reason=error_text(error))
         return None
 
 
@@ -204,13 +212,13 @@ def _take(
     files: PackFiles,
 ) -> tuple[HyperMemory, _Parts]:
     """Take areas for structure and rows.  Raises Refused."""
-    areas = [StructureArea(allocation.run(memory.structure)) for _ in range(memory.structures)]
+    areas = [StructureArea(allocation.run(memory.run)) for _ in range(memory.structures)]
     hot = allocation.slots(memory.hot)
     groups = [allocation.slots(memory.area) for _ in range(memory.areas)]
     rows = PackedRows(index, files, geometry, resources.budget.slot_bytes, hot, groups)
     sampler = PackedSampler(index, files, resources.arena.data)
     cut = HyperSizing(
-        1, 1, memory.structures, memory.structure, 0, 0, (), memory.hot, 0,
+        1, memory.together, memory.structures, memory.run, 0, 0, (), memory.hot, 0,
         memory.window * memory.batch,
     )  # fmt: skip
     return HyperMemory(cut, areas, None, rows), _Parts(index, files, sampler, rows, memory)
@@ -238,15 +246,17 @@ def cut_packed(
     each = max(1, batches // sum(len(epoch.groups) for epoch in pack.epochs))
     area = sum(geometry.most_blocks)
     found = PackedMemory(
-        _STRUCTURES, -(-pages * PAGE_BYTES // slot_bytes), geometry.hot_slots,
-        min(_MOST_AREAS, 2 + -(-(window + _STRUCTURES) // each)), area, window,
-        structure + addresses,
+        _STRUCTURES, min(_TOGETHER, batches), pages * PAGE_BYTES, geometry.hot_slots,
+        min(_MOST_AREAS, 2 + -(-(window + _TOGETHER) // each)), area, window,
+        structure + addresses, slot_bytes,
     )  # fmt: skip
     smaller: list[Callable[[PackedMemory], PackedMemory]] = [
-        lambda m: m._replace(areas=max(3, m.areas - 1)),
-        lambda m: m._replace(window=max(2, m.window - 1)),
-        lambda m: m._replace(structures=max(2, m.structures - 1)),
+        lambda m: m._replace(areas=max(3, m.areas - 1) if m.areas > 3 else m.areas),
+        lambda m: m._replace(together=max(4, m.together - 1) if m.together > 4 else m.together),
+        lambda m: m._replace(window=max(2, m.window - 1) if m.window > 2 else m.window),
+        lambda m: m._replace(structures=2),
         lambda m: m._replace(areas=2),
+        lambda m: m._replace(together=max(1, m.together - 1)),
         lambda m: m._replace(window=1),
     ]
     for make in smaller:

@@ -1,10 +1,9 @@
 """Rows to the groups that want them: the rows of a store pass by once, in order."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -63,12 +62,32 @@ class _GroupRows:
             self._number, self._filled = self._number + 1, 0
 
 
+class WantedRows(NamedTuple):
+    """The rows of one group, and where they go."""
+
+    nodes: NDArray[Any]  # store ids, ascending
+    out: BlocksWriter
+    block: int  # the first of theirs
+
+    @property
+    def num_bytes(self) -> int:
+        """Of memory, while they are filled."""
+        return self.out.geometry.slot_bytes + 8 * self.nodes.size
+
+
+def wanted_rows(groups: Iterable[NDArray[Any]], out: BlocksWriter) -> Iterator[WantedRows]:
+    """Groups that follow each other in an array, each from a block on."""
+    block = 0
+    for nodes in groups:
+        yield WantedRows(nodes, out, block)
+        block += -(-nodes.size // out.geometry.rows_per_block)
+
+
 def fill_groups(
     store: Store,
     array: RowArray,
     first_node: int,
-    wanted: Sequence[NDArray[Any]],
-    out: BlocksWriter,
+    wanted: Sequence[WantedRows],
     pool: ThreadPoolExecutor,
     memory: PackMemory,
     stage: PassProgress,
@@ -77,26 +96,23 @@ def fill_groups(
 
     array        of the store, whose rows are wanted
     first_node   store id of its first row
-    wanted       store ids of each group, ascending
 
     Raises CorruptBlock, OutOfSpace.
     """
-    per, slot = out.geometry.rows_per_block, out.geometry.slot_bytes
-    first = list(accumulate((-(-ids.size // per) for ids in wanted), initial=0))
     low = 0
     while low < len(wanted):
         high, room = low, memory.blocks
-        while high < len(wanted) and (high == low or room >= slot + 8 * wanted[high].size):
-            room -= slot + 8 * wanted[high].size
+        while high < len(wanted) and (high == low or room >= wanted[high].num_bytes):
+            room -= wanted[high].num_bytes
             high += 1
+        slot = wanted[low].out.geometry.slot_bytes
         blocks = aligned_buffer((high - low) * slot).reshape(high - low, slot)
         groups = [
             _GroupRows(
-                wanted[i].astype(np.int64) - first_node, first[i], blocks[i - low],
-                array.row_bytes, out,
+                w.nodes.astype(np.int64) - first_node, w.block, block, array.row_bytes, w.out
             )
-            for i in range(low, high)
-        ]  # fmt: skip
+            for w, block in zip(wanted[low:high], blocks, strict=True)
+        ]
         _pass_by(store, array, groups, pool, memory, stage if high == len(wanted) else None)
         low = high
 

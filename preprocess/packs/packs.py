@@ -6,8 +6,10 @@ a group of batches has each once; the rows of the store pass by in order, and ea
 blocks of the groups that want it.  Nothing is read at random.
 """
 
+import gc
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -39,7 +41,7 @@ from loaderd.sampling.packed.format import (
 )
 from loaderd.sessions.offline import OfflineSampler
 from preprocess.files.array_file import ArrayFile, load_array, save_array
-from preprocess.packs.fill import fill_groups
+from preprocess.packs.fill import WantedRows, fill_groups, wanted_rows
 from preprocess.packs.nodes import NodesReader
 from preprocess.packs.places import Grouping, choose_hot, count_levels, count_wants, hot_nodes
 from preprocess.packs.plan import PackEstimate, PackJob, PackOptions, estimate_pack
@@ -140,6 +142,7 @@ class Sampling(Closing):
         if self._sampler is not None:
             self._sampler.close()
             self._sampler = None
+            gc.collect()  # what refers to the engine's memory refers to itself
 
 
 class PackRun(PipelineRun):
@@ -178,9 +181,9 @@ class PackStages:
 
     @property
     def passing_bytes(self) -> int:
-        """Of the store's rows: each array passes by for the rows that stay, and for each epoch."""
+        """Of the store's rows: each array passes by for each epoch."""
         arrays = [rows.array for rows in self._served]
-        return (1 + len(self._epochs)) * sum(a.num_rows * a.row_bytes for a in arrays)
+        return len(self._epochs) * sum(a.num_rows * a.row_bytes for a in arrays)
 
     def stages(self) -> list[Stage[PackRun]]:
         job, e = self._job, self._estimate
@@ -209,14 +212,12 @@ class PackStages:
         for served, rows in enumerate(self._served):
             share = rows.array.row_bytes / sum(job.types[self._type_of[served]].row_bytes)
             read = rows.array.num_rows * rows.array.row_bytes
-            cost = Cost(read, int(share * e.hot_bytes))
-            body = partial(self._fill, served, None)
-            made.append(Stage(_filled(rows.name, None), cost, body, arrays=[_rows(served, None)]))
             for epoch in self._epochs:
-                cost = Cost(read, int(share * e.batches * e.cold_bytes))
+                written = share * (e.batches * e.cold_bytes + e.hot_bytes * (epoch == 0))
+                arrays = [_rows(served, which) for which in _filled_with(epoch)]
                 body = partial(self._fill, served, epoch)
                 name = _filled(rows.name, epoch)
-                made.append(Stage(name, cost, body, arrays=[_rows(served, epoch)]))
+                made.append(Stage(name, Cost(read, int(written)), body, arrays=arrays))
         made.append(Stage("pack", Cost(), self._commit, ends=True))
         return made
 
@@ -319,19 +320,19 @@ class PackStages:
             total += geometry.num_blocks * geometry.slot_bytes
         return total
 
-    def _fill(self, served: int, epoch: int | None, run: PackRun) -> None:
+    def _fill(self, served: int, epoch: int, run: PackRun) -> None:
         job, number = self._job, self._type_of[served]
         rows, t = self._served[served].array, job.types[number]
-        ids = run.ids(_HOT if epoch is None else f"cold.{epoch}")
         name = _filled(self._served[served].name, epoch)
-        with (
-            BlocksWriter(run.writer, run.result, self._array(served, epoch, run)) as out,
-            run.progress.stage(name, rows.num_rows, "rows") as stage,
-        ):
-            wanted = list(_of_type(ids, self._groups(epoch, run), number))
-            fill_groups(
-                job.store, rows, t.first, wanted, out, run.pool, job.memory, stage
-            )  # fmt: skip
+        with ExitStack() as stack:
+            wanted = list[WantedRows]()
+            for which in _filled_with(epoch):
+                array = self._array(served, which, run)
+                out = stack.enter_context(BlocksWriter(run.writer, run.result, array))
+                ids = run.ids(_HOT if which is None else f"cold.{which}")
+                wanted += wanted_rows(_of_type(ids, self._groups(which, run), number), out)
+            stage = stack.enter_context(run.progress.stage(name, rows.num_rows, "rows"))
+            fill_groups(job.store, rows, t.first, wanted, run.pool, job.memory, stage)
 
     # -- the end ----------------------------------------------------------------------------------
 
@@ -399,8 +400,13 @@ def _placed(epoch: int) -> str:
     return f"places of epoch {epoch}"
 
 
-def _filled(name: str, epoch: int | None) -> str:
-    return f"{name} that stay" if epoch is None else f"{name} of epoch {epoch}"
+def _filled(name: str, epoch: int) -> str:
+    return f"{name} of epoch {epoch}"
+
+
+def _filled_with(epoch: int) -> list[int | None]:
+    """What is filled in the pass of an epoch: its rows, and with the first those that stay."""
+    return [None, epoch] if epoch == 0 else [epoch]
 
 
 def _of_type(

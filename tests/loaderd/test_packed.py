@@ -241,7 +241,7 @@ def test_a_pack_that_has_no_room_is_left_out(large: Path, tmp_path: Path, caplog
         assert not is_packed(streams)
         data.close()
     shutil.rmtree(large.with_name("store.packs"))
-    (record,) = [r for r in caplog.records if r.message == "pack-not-used"]
+    (record,) = [r for r in caplog.records if r.message == "pack not used"]
     assert "of the arena" in record.fields["reason"]
 
 
@@ -296,7 +296,7 @@ def test_a_flipped_bit_of_any_file_is_named(copied: Path, tmp_path: Path, caplog
             else:
                 assert found == expected
                 assert not is_packed(streams)
-                reasons = [r.fields["reason"] for r in caplog.records if "pack-not" in r.message]
+                reasons = [r.fields["reason"] for r in caplog.records if "pack not" in r.message]
                 assert any(str(folder / name) in reason for reason in reasons), (name, reasons)
                 seen["left out"] += 1
             data.close()

@@ -78,7 +78,7 @@ class PackFiles(Closing):
         root, files = os.path.realpath(folder), list[BlockedFile]()
         try:
             for name, expected in pack.files.items():
-                _check_bound(folder / name, expected)
+                check_bound(folder / name, expected)
             for number, array in enumerate(pack.arrays()):
                 geometry = row_geometry(array, pack.block_bytes)
                 crcs = PageCrcs(folder / crc_path(array.path) / "c/0", geometry.num_pages)
@@ -146,7 +146,7 @@ def _bounds(geometry: BlockGeometry, runs: NDArray[np.int64]) -> tuple[int, int]
     return shard * per_shard + page, last * per_shard + start + count
 
 
-def _check_bound(path: Path, expected: str) -> None:
+def check_bound(path: Path, expected: str) -> None:
     """Raises CorruptBlock: a file is missing, or another one than was written."""
     total = hashlib.blake2b(digest_size=16)
     try:

@@ -1,4 +1,5 @@
-"""What packed epochs look like on disk: the only code that knows docs/packs.md.
+"""What packed epochs look like on disk: the only code that knows
+docs/derivations/packed-epochs.md.
 
 A pack is a folder of row arrays, as those of a store are, and `pack.json`, which binds them.
 """

@@ -1,63 +1,95 @@
-"""The structure of packed batches: one record each, read as it is."""
+"""The structure of packed batches: one record each, read as it is, some at a time."""
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from blockstore.errors import CorruptBlock
 from blockstore.format import PAGE_BYTES, RowArray
+from blockstore.io.reader import Reading, wait_all
 from loaderd.plans.base import Unit
 from loaderd.sampling.hyperbatch.session import Sampled, StructureArea
 from loaderd.sampling.packed.files import PackFiles, place_of
-from loaderd.sampling.packed.format import PackIndex, read_record
+from loaderd.sampling.packed.format import BatchPlace, PackIndex, read_record
 
 
 class PackedSampler:
-    """Reads batches one by one, each into an area of its own."""
+    """Reads the records of some batches together: reads of rows may be waiting before theirs."""
 
     def __init__(self, index: PackIndex, files: PackFiles, data: NDArray[np.uint8]) -> None:
         """`data`: the arena."""
         self._index, self._files, self._data = index, files, data
-        self._places: dict[StructureArea, NDArray[np.uint32]] = {}
+        # of the batches in each area, by their numbers
+        self._places: dict[StructureArea, dict[int, NDArray[np.uint32]]] = {}
 
     def sample(
         self, units: Sequence[Unit], first: int, area: StructureArea, cancelled: Callable[[], bool]
     ) -> list[Sampled]:
-        """The first of these batches.  Raises CorruptBlock, OSError, BatchFailed."""
+        """The first of these batches that the area holds.
+
+        Raises CorruptBlock, OSError, BatchFailed.
+        """
         del cancelled
-        unit, pack = units[0], self._index.pack
-        place, epoch = self._index.find(unit), pack.epochs[self._index.find(unit).epoch]
-        record = self._begin(epoch.structure, *place.record, area)
-        places = self._begin(epoch.places, *place.places, area)
-        if record is None or places is None:
-            return []
-        structure, arrays = read_record(record, pack.dtypes)
-        if structure.num_nodes != place.nodes:
+        pack, coming, readings = self._index.pack, list[_Coming](), list[Reading]()
+        arrays = list[RowArray]()
+        try:
+            for unit in units:
+                place = self._index.find(unit)
+                epoch = pack.epochs[place.epoch]
+                record = area.take(np.uint8, _size(place.record))
+                places = area.take(np.uint8, _size(place.places))
+                if record is None or places is None:
+                    break
+                for array, pages, memory in (
+                    (epoch.structure, place.record, record), (epoch.places, place.places, places),
+                ):  # fmt: skip
+                    readings.append(self._begin(array, pages, memory))
+                    arrays.append(array)
+                coming.append(_Coming(unit, place, record, places))
+        finally:
+            try:
+                wait_all(readings)
+            finally:
+                for array in arrays:
+                    self._files.ended(array)
+        found = [self._sampled(one, first + i, area) for i, one in enumerate(coming)]
+        self._places[area] = {
+            first + i: one.places.view(np.uint32)[: one.place.nodes] for i, one in enumerate(coming)
+        }
+        return found
+
+    def _sampled(self, one: "_Coming", batch: int, area: StructureArea) -> Sampled:
+        pack = self._index.pack
+        structure, arrays = read_record(one.record, pack.dtypes)
+        if structure.num_nodes != one.place.nodes:
             raise CorruptBlock(
-                f"{epoch.structure.path}: batch {unit.step} has {structure.num_nodes} nodes, "
-                f"expected {place.nodes}; pack again"
+                f"{pack.epochs[one.place.epoch].structure.path}: batch {one.unit.step} has "
+                f"{structure.num_nodes} nodes, expected {one.place.nodes}; pack again"
             )
-        self._places[area] = places.view(np.uint32)[: place.nodes]
-        return [Sampled(first, unit, structure, arrays, area)]
+        return Sampled(batch, one.unit, structure, arrays, area)
 
     def places(self, sampled: Sampled) -> NDArray[np.uint32]:
         """Of each node of a batch whose area has not been given back."""
-        return self._places[sampled.area]
+        return self._places[sampled.area][sampled.batch]
 
-    def _begin(
-        self, array: RowArray, first: int, stop: int, area: StructureArea
-    ) -> NDArray[np.uint8] | None:
-        """Pages [first, stop), in the area; None: it has no room."""
-        memory = area.take(np.uint8, (stop - first) * PAGE_BYTES)
-        if memory is None:
-            return None
-        runs = self._files.pages(array, first, stop)
+    def _begin(self, array: RowArray, pages: tuple[int, int], memory: NDArray[np.uint8]) -> Reading:
+        """Begin to read pages [first, stop) of an array into a piece of the arena."""
+        runs = self._files.pages(array, *pages)
         ends = np.cumsum(runs[:, 2]) * PAGE_BYTES
         places = place_of(memory, self._data) + ends - runs[:, 2] * PAGE_BYTES
-        reading = self._files.begin(array, runs, places)
-        try:
-            reading.wait()
-        finally:
-            self._files.ended(array)
-        return memory
+        return self._files.begin(array, runs, places)
+
+
+class _Coming(NamedTuple):
+    """A batch on its way."""
+
+    unit: Unit
+    place: BatchPlace
+    record: NDArray[np.uint8]
+    places: NDArray[np.uint8]
+
+
+def _size(pages: tuple[int, int]) -> int:
+    return (pages[1] - pages[0]) * PAGE_BYTES
