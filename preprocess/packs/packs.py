@@ -31,11 +31,11 @@ from loaderd.sampling.packed.format import (
     Pack,
     PackedEpoch,
     PackedGroup,
+    make_record,
+    num_pages,
     pack_path,
     page_array,
     place_pages,
-    record_bytes,
-    typed,
     write_pack,
     write_record,
 )
@@ -233,11 +233,12 @@ class PackStages:
         out = PagesWriter(run.writer, _structure(epoch))
         with run.progress.stage(_sampled(epoch), len(steps), "batches") as stage:
             for sampled in sampler.batches(epoch, steps):
-                structure, arrays = sampled.structure, typed(sampled.arrays, self._job.dtypes)
-                size = -(-record_bytes(structure, arrays) // PAGE_BYTES)
-                record = np.empty(size * PAGE_BYTES, np.uint8)
-                write_record(structure, arrays, record)
-                out.append(record)
+                structure, arrays = sampled.structure, sampled.arrays
+                record = make_record(structure, arrays, self._job.dtypes)
+                size = num_pages(record.num_bytes)
+                raw = np.empty(size * PAGE_BYTES, np.uint8)
+                write_record(record, raw)
+                out.append(raw)
                 for piece in arrays.nodes:
                     count_wants(wants, piece)
                 pages.append(size)

@@ -16,7 +16,7 @@ from loaderd.api.requests import check_attach
 from loaderd.memory.ledger import EngineSettings, served_rows, slot_bytes
 from loaderd.plans.base import EVERY_RANK
 from loaderd.sampling.hyperbatch.rowcache import TypeRows, rows_by_type
-from loaderd.sampling.packed.format import array_dtypes, num_pages, place_pages, record_bytes
+from loaderd.sampling.packed.format import array_dtypes, make_record, num_pages, place_pages
 from loaderd.sessions.minimum import sizes_of
 from loaderd.sessions.offline import OfflineSampler
 from loaderd.sessions.sizing import resolve_sampled
@@ -152,7 +152,8 @@ def estimate_pack(job: PackJob, sampler: OfflineSampler) -> PackEstimate:
         ids = np.concatenate(sampled.arrays.nodes)
         count_wants(wants, ids)
         found.append(ids)
-        size = num_pages(record_bytes(sampled.structure, sampled.arrays)) + place_pages(ids.size)
+        record = make_record(sampled.structure, sampled.arrays, job.dtypes)
+        size = num_pages(record.num_bytes) + place_pages(ids.size)
         records.append(size * PAGE_BYTES)
     took = (time.perf_counter() - begun) / len(found)
     widths = [sum(t.row_bytes) for t in job.types]

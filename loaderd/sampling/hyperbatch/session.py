@@ -92,6 +92,8 @@ class RowSource(Protocol):
     rows_read: int  # so far
     pages_read: int  # of all arrays, 4 KiB each
     runs_read: int  # of pages, in one call each
+    stay_rows: int  # that stay in memory
+    stay_read: int  # of these, so far
 
     def begin_run(self) -> None:
         """Batches are numbered from 0 again; rows stay."""

@@ -8,7 +8,7 @@ import hashlib
 from collections.abc import Iterable
 from itertools import accumulate
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -19,6 +19,7 @@ from blockstore.format import PAGE_BYTES, RowArray
 from blockstore.root import digest
 from loaderd.api.errors import BatchFailed
 from loaderd.api.protocol import Resolved
+from loaderd.memory.blob import Written, joined
 from loaderd.plans.base import Unit, drawn_epoch
 from loaderd.sampling.structure import Structure, StructureArrays
 
@@ -200,46 +201,43 @@ def array_dtypes(id_dtype: str, edge_id_dtype: str) -> dict[str, str]:
     }  # fmt: skip
 
 
-def typed(arrays: StructureArrays, dtypes: dict[str, str]) -> StructureArrays:
-    """The same numbers in these dtypes: what samples many batches together leaves some out."""
-    return StructureArrays(*(
-        tuple(piece.astype(dtypes[name], copy=False) for piece in pieces)
-        for name, pieces in zip(arrays._fields, arrays, strict=True)
-    ))  # fmt: skip
+class Record(NamedTuple):
+    """The structure of a batch as it is written."""
+
+    head: NDArray[np.int64]  # its own length, then the structure, then the items of each array
+    arrays: list[Written]
+    dtypes: list[np.dtype[Any]]  # of the arrays
+
+    @property
+    def num_bytes(self) -> int:
+        sizes = zip(self.arrays, self.dtypes, strict=True)
+        total = sum(_aligned(array.size * dtype.itemsize) for array, dtype in sizes)
+        return _aligned(self.head.nbytes) + total
 
 
-def record_sizes(structure: Structure, arrays: StructureArrays) -> NDArray[np.int64]:
-    """The head of a record: its own length, then the structure, then the items of each array."""
+def make_record(structure: Structure, arrays: StructureArrays, dtypes: dict[str, str]) -> Record:
+    """`dtypes`: as `array_dtypes` gives them."""
     numbers = [*structure.nodes_per_hop, *structure.frontiers]
     numbers += [count for hop in structure.edges_per_hop for count in hop]
-    sizes = [sum(piece.size for piece in pieces) for pieces in arrays]
+    written = [joined(arrays.nodes), *arrays[1:]]
     own = [structure.num_nodes, structure.num_edges, structure.num_ends]
-    hops = len(structure.frontiers)
-    relations = len(structure.edges_per_hop[0])
-    head = [0, hops, relations, *own, *numbers, *sizes]
+    hops, relations = len(structure.frontiers), len(structure.edges_per_hop[0])
+    head = [0, hops, relations, *own, *numbers, *(array.size for array in written)]
     head[0] = len(head)
-    return np.array(head, np.int64)
+    found = [np.dtype(dtypes[name]) for name in StructureArrays._fields]
+    return Record(np.array(head, np.int64), written, found)
 
 
-def record_bytes(structure: Structure, arrays: StructureArrays) -> int:
-    total = _aligned(record_sizes(structure, arrays).nbytes)
-    return total + sum(_aligned(sum(piece.nbytes for piece in pieces)) for pieces in arrays)
-
-
-def write_record(structure: Structure, arrays: StructureArrays, out: NDArray[np.uint8]) -> None:
-    """A record of `record_bytes`; what is left of `out` becomes zeros."""
-    head = record_sizes(structure, arrays).view(np.uint8)
-    at = 0
-    for pieces in ((head,), *arrays):
-        start = at
-        for piece in pieces:
-            raw = np.ascontiguousarray(piece).view(np.uint8)
-            out[at : at + raw.size] = raw
-            at += raw.size
-        end = start + _aligned(at - start)
-        out[at:end] = 0
-        at = end
-    out[at:] = 0
+def write_record(record: Record, out: NDArray[np.uint8]) -> None:
+    """Into `num_bytes` or more; what is left of `out` becomes zeros."""
+    out[:] = 0
+    out[: record.head.nbytes] = record.head.view(np.uint8)
+    at = _aligned(record.head.nbytes)
+    for array, dtype in zip(record.arrays, record.dtypes, strict=True):
+        size = array.size * dtype.itemsize
+        if size:
+            array.write(0, out[at : at + size].view(dtype))
+        at += _aligned(size)
 
 
 def read_record(
@@ -256,12 +254,13 @@ def read_record(
     structure = Structure(
         tuple(nodes_per_hop), per_hop, num_nodes, num_edges, tuple(frontiers), num_ends
     )
-    found, at = [], _aligned(8 * length)
+    found, at = list[NDArray[Any]](), _aligned(8 * length)
     for name, size in zip(StructureArrays._fields, sizes, strict=True):
         dtype = np.dtype(dtypes[name])
-        found.append((memory[at : at + size * dtype.itemsize].view(dtype),))
+        found.append(memory[at : at + size * dtype.itemsize].view(dtype))
         at += _aligned(size * dtype.itemsize)
-    return structure, StructureArrays(*found)
+    nodes, *others = found
+    return structure, StructureArrays((nodes,), *(joined([array]) for array in others))
 
 
 def _aligned(num_bytes: int) -> int:

@@ -85,6 +85,7 @@ class PackedRows:
         self._areas = [_Area(_shared_out(slots, most)) for slots in areas]
         self._firsts = [self._first_blocks(e) for e in range(len(self._pack.epochs))]
         self.rows_wanted = self.rows_read = self.pages_read = self.runs_read = 0
+        self.stay_rows, self.stay_read = sum(self._pack.hot), 0
 
     def _first_blocks(self, epoch: int) -> list[list[int]]:
         """Of each group, the first block in each served array."""
@@ -131,6 +132,7 @@ class PackedRows:
             self.rows_wanted += place.nodes
             self._read_ahead(area, key, oldest(-1))
         self._finish(self._hot)
+        self.stay_read = self.stay_rows
 
     def _find(self, key: _Key) -> _Area | None:
         return next((area for area in self._areas if area.key == key), None)

@@ -10,7 +10,7 @@ from blockstore.errors import CorruptBlock
 from blockstore.format import PAGE_BYTES, RowArray
 from blockstore.io.reader import Reading, wait_all
 from loaderd.plans.base import Unit
-from loaderd.sampling.hyperbatch.session import Sampled, StructureArea
+from loaderd.sampling.hyperbatch.session import AreaFull, Sampled, StructureArea
 from loaderd.sampling.packed.files import PackFiles, place_of
 from loaderd.sampling.packed.format import BatchPlace, PackIndex, read_record
 
@@ -38,9 +38,10 @@ class PackedSampler:
             for unit in units:
                 place = self._index.find(unit)
                 epoch = pack.epochs[place.epoch]
-                record = area.take(np.uint8, _size(place.record))
-                places = area.take(np.uint8, _size(place.places))
-                if record is None or places is None:
+                try:
+                    record = area.take(np.uint8, _size(place.record))
+                    places = area.take(np.uint8, _size(place.places))
+                except AreaFull:
                     break
                 for array, pages, memory in (
                     (epoch.structure, place.record, record), (epoch.places, place.places, places),

@@ -16,6 +16,7 @@ from blockstore.format import PAGE_BYTES, row_geometry
 from blockstore.lock import lock_folder
 from blockstore.store import open_store, read_rows
 from loaderd.api.errors import Refused
+from loaderd.memory.blob import joined
 from loaderd.memory.ledger import served_rows
 from loaderd.sampling.hyperbatch.rowcache import rows_by_type
 from loaderd.sampling.packed import format as packed
@@ -131,21 +132,26 @@ def test_every_node_of_every_batch_finds_its_rows(store: Path):
 
 
 def test_a_record_is_what_was_sampled():
+    pieces = [np.arange(n, dtype=np.uint32) for n in (5, 3, 7, 9, 0)]
     arrays = StructureArrays(
-        (np.arange(5, dtype=np.uint32), np.arange(3, dtype=np.uint32)), (np.ones(7, np.uint32),),
-        (np.arange(9, dtype=np.uint32),), (np.empty(0, np.uint64),), (np.arange(2),),
-        (np.empty(0, np.uint32),), (np.empty(0, np.uint32),), (np.empty(0, np.int64),),
+        (pieces[0], pieces[1]), joined([pieces[2]]), joined([pieces[3]]), joined([], np.uint64),
+        joined([np.arange(2)]), joined([pieces[4]]), joined([pieces[4]]),
+        joined([np.empty(0, np.int64)]),
     )  # fmt: skip
     structure = Structure((2, 4, 2), ((3, 1), (4, 1)), 8, 9, (2, 4), 0)
-    size = packed.record_bytes(structure, arrays)
-    memory = np.full(-(-size // PAGE_BYTES) * PAGE_BYTES, 7, np.uint8)
-    packed.write_record(structure, arrays, memory)
-    assert not memory[size:].any()
-    dtypes = {n: str(p[0].dtype) for n, p in zip(arrays._fields, arrays, strict=True)}
+    dtypes = packed.array_dtypes("uint32", "")
+    record = packed.make_record(structure, arrays, dtypes)
+    memory = np.full(packed.num_pages(record.num_bytes) * PAGE_BYTES, 7, np.uint8)
+    packed.write_record(record, memory)
+    assert not memory[record.num_bytes :].any()
     found, back = read_record(memory, dtypes)
     assert found == structure
-    for pieces, (one,) in zip(arrays, back, strict=True):
-        assert np.concatenate(pieces).tolist() == one.tolist()
+    assert back.nodes[0].tolist() == [0, 1, 2, 3, 4, 0, 1, 2]
+    for array, one in zip(arrays[1:], back[1:], strict=True):
+        values = [np.empty(w.size, w.dtype) for w in (array, one)]
+        for w, out in zip((array, one), values, strict=True):
+            w.write(0, out)
+        assert values[0].tolist() == values[1].tolist()
     offset = packed.nodes_offset(2, 2)
     assert memory[offset : offset + 20].view(np.uint32).tolist() == [0, 1, 2, 3, 4]
 
