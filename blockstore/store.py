@@ -201,7 +201,7 @@ class Store:
         for name in expected:
             read_bound(self._root, manifest, name)
         for path, geometry, ndim in blocked_arrays(manifest):
-            self._shards(path, geometry, ndim)
+            find_shards(self._root, path, geometry, ndim)
         for columns in manifest.graphs():
             self.graph_check(columns)
         for t in manifest.types:
@@ -219,18 +219,8 @@ class Store:
     ) -> BlockedFile:
         count = geometry.num_pages
         crcs = self.side(crc_path(array_path), np.uint32, count)
-        shards = self._shards(array_path, geometry, ndim)
+        shards = find_shards(self._root, array_path, geometry, ndim)
         return BlockedFile(array_path, geometry, shards, crcs, check)
-
-    def _shards(self, array_path: str, geometry: BlockGeometry, ndim: int) -> tuple[Path, ...]:
-        """Files of an array, each of its size and with its index.  Raises CorruptBlock."""
-        shards = []
-        for shard in range(geometry.num_shards):
-            path = inside(self._root, shard_path(array_path, shard, ndim))
-            left = geometry.num_blocks - shard * geometry.blocks_per_shard
-            _check_shard(path, geometry, min(left, geometry.blocks_per_shard))
-            shards.append(path)
-        return tuple(shards)
 
 
 def open_store(path: Path) -> Store:
@@ -338,6 +328,20 @@ def corrupt_page(where: str, offset: int, page: NDArray[np.uint8], expected: int
         f"{where}+{offset}: crc32c of the page is {int(found[0]):#010x}, expected "
         f"{expected:#010x}; the disk or a copy changed it: ingest again, or restore the file"
     )
+
+
+def find_shards(root: str, array_path: str, geometry: BlockGeometry, ndim: int) -> tuple[Path, ...]:
+    """Files of an array, each of its size and with its index.  Raises CorruptBlock.
+
+    root   of the store, or of packed epochs, without links: `os.path.realpath`
+    """
+    shards = []
+    for shard in range(geometry.num_shards):
+        path = inside(root, shard_path(array_path, shard, ndim))
+        left = geometry.num_blocks - shard * geometry.blocks_per_shard
+        _check_shard(path, geometry, min(left, geometry.blocks_per_shard))
+        shards.append(path)
+    return tuple(shards)
 
 
 def _check_shard(path: Path, geometry: BlockGeometry, num_blocks: int) -> None:

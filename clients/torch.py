@@ -210,6 +210,8 @@ class SamplingOptions(DatasetOptions, total=False):
                         nodes.  Without `replace`, `weighted` and times of the seeds
     layer_dependency    of "labor": the hops of a batch prefer the same nodes, too
     batch_dependency    of "labor": so do batches, this many in a row (1)
+    cycle               epoch e has the draws of epoch e % cycle, as packed epochs serve them again
+                        (0, the default: each epoch its own)
     temporal_strategy   with times of the seeds: "uniform" (default) draws any of the edges up to
                         the time, "last" takes the latest
     strict              with times of the seeds: take only edges before the time
@@ -232,6 +234,7 @@ class SamplingOptions(DatasetOptions, total=False):
     sampler: Literal["neighbor", "labor"]
     layer_dependency: bool
     batch_dependency: int
+    cycle: int
     temporal_strategy: Literal["uniform", "last"]
     strict: bool | None
     macro_partitions: int

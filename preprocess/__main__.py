@@ -1,4 +1,4 @@
-"""The `blockstore` command: generate, ingest, derive, hops, info, verify, export."""
+"""The `blockstore` command: generate, ingest, derive, hops, pack, info, verify, export."""
 
 import signal
 import sys
@@ -15,6 +15,7 @@ from blockstore.io.files import FULL
 from blockstore.store import open_store
 from blockstore.units import format_bytes
 from blockstore.verify import verify_store
+from loaderd.api.errors import DaemonError
 from preprocess.cli import flags
 from preprocess.cli.command import error_event, run_dry, run_ingest
 from preprocess.cli.info import info_text, store_info
@@ -25,6 +26,8 @@ from preprocess.errors import BadInput
 from preprocess.export.export import export as export_store
 from preprocess.hops.hops import make_hops
 from preprocess.ingest.options import IngestOptions
+from preprocess.packs.check import pack_lines, verify_packs
+from preprocess.packs.command import run_pack
 from preprocess.partition.repartition import repartition as repartition_store
 from preprocess.partition.report import partition_lines
 from preprocess.pipeline.progress import Progress
@@ -44,7 +47,7 @@ def _one_line_errors(events: bool = False) -> Iterator[None]:
     """What can go wrong is said in one line, with exit code 2; as the last event too."""
     try:
         yield
-    except (StoreError, BadInput, OSError) as error:
+    except (StoreError, DaemonError, BadInput, OSError) as error:
         text = str(error)
         if isinstance(error, OSError):
             place = error.filename or "writing"
@@ -151,6 +154,24 @@ def hops(store: Path, propagated: flags.AddedHopFlags, resources: flags.IngestRe
         typer.echo(result.text(store))
 
 
+@app.command(cls=flags.Panels)
+@flags.grouped
+def pack(
+    store: Path,
+    of_epochs: flags.PackFlags,
+    sampling: flags.PackedSampling,
+    show: flags.PackShow,
+    resources: flags.IngestResources,
+) -> None:
+    """Sample epochs ahead of training, and write what their batches want, within --mem.
+
+    Sessions of the same parameters find the pack beside the store, and read it in order: the same
+    batches, with little memory.  Other epochs and other sessions are served as ever.
+    """
+    with _one_line_errors(events=show.json):
+        run_pack(store, of_epochs, sampling, show, resources)
+
+
 @app.command()
 def info(
     store: Path,
@@ -169,14 +190,14 @@ def info(
                 facts["summary"] = msgspec.to_builtins(found)
             typer.echo(msgspec.json.encode(facts).decode())
             return
-        typer.echo(info_text(opened))
+        typer.echo("\n".join([info_text(opened), *pack_lines(opened.path)]))
         if found is not None:
             typer.echo(graph_text(found))
 
 
 @app.command()
 def verify(store: Path) -> None:
-    """Check every checksum and every cross-reference of a store."""
+    """Check every checksum and every cross-reference of a store, and checksums of its packs."""
     with _one_line_errors():
         report = verify_store(store)
         typer.echo(
@@ -185,6 +206,8 @@ def verify(store: Path) -> None:
         )
         for name in report.strays:
             typer.echo(f"{store / name}: not a file of the store, and nothing reads it")
+        for folder, num_bytes in verify_packs(store):
+            typer.echo(f"{folder}: good: {format_bytes(num_bytes)} read")
 
 
 @app.command()

@@ -205,6 +205,21 @@ class BlockReader(Closing):
             self._threads.close()
         self._close()
 
+    def beside(self, files: Sequence[BlockedFile]) -> "BlockReader":
+        """One that reads other files into the same memory, by the same threads."""
+        return BlockReader(files, self._data, self._slot_bytes, self._threads)
+
+    def counters(self) -> dict[str, int]:
+        """What it has done so far."""
+        return {
+            "bytes_read": self.bytes_read,
+            "reads": self.reads,
+            "read_errors": self.errors,
+            "read_retries": self.retries,
+            "read_ns": self.busy_ns,
+            "read_wait_ns": self.wait_ns,
+        }
+
     def read(self, file: int, blocks: NDArray[np.int64], slots: NDArray[np.int64]) -> None:
         """Bring blocks[i] of files[file] into slot slots[i]; returns when all are there.
 

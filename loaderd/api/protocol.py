@@ -87,6 +87,7 @@ class Resolved(msgspec.Struct, frozen=True, kw_only=True):
     temporal: Temporal | None = None  # where edges are sampled up to a time
     edge_features: bool = False  # rows of the sampled edges
     labor: Labor | None = None  # where neighbors are drawn by LABOR; else each column by itself
+    cycle: int = 0  # epoch e has the draws of epoch e % cycle; 0: its own
 
 
 class Attach(Message, frozen=True, kw_only=True, tag="attach"):
@@ -127,6 +128,7 @@ class Attach(Message, frozen=True, kw_only=True, tag="attach"):
     temporal: Temporal | None = None  # edges up to each seed's time alone
     edge_features: bool = False  # rows of the sampled edges, of all arrays of edges
     labor: Labor | None = None  # draw neighbors by LABOR
+    cycle: int = 0  # epoch e has the draws of epoch e % cycle; 0: its own
     mask_size: int = 0  # of the mask over a type's nodes that ids are what is set of; 0: of none
     ids: int = 0  # numbers that describe the seeds: sent as `IdsWanted` asks for them
 

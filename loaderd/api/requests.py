@@ -39,6 +39,7 @@ def check_attach(request: Attach) -> None:
     _within("hops", request.hops, -1, MAX_POSITION)
     _within("chunk", request.chunk, 0, MAX_POSITION)
     _within("redeal", request.redeal, 0, MAX_POSITION)
+    _within("cycle", request.cycle, 0, MAX_POSITION)
     _within("number of operators", len(request.operators), 0, MAX_OPERATORS)
     for name in request.operators:
         if len(name) > MAX_NAME:

@@ -86,6 +86,11 @@ class Plan(Protocol):
         """Bounds for the ledger."""
 
 
+def drawn_epoch(resolved: Resolved, epoch: int) -> int:
+    """The epoch whose draws an epoch has: its own, or that of its place in a cycle."""
+    return epoch % resolved.cycle if resolved.cycle else epoch
+
+
 def count_steps(num_seeds: int, batch_size: int, world_size: int) -> int:
     """Global batches of an epoch; a tail smaller than `world_size` joins the batch before it.
 

@@ -16,7 +16,7 @@ from blockstore.kernels.random import make_epoch_key, make_key, permute_range
 from loaderd.api.errors import Refused
 from loaderd.api.protocol import SAMPLER_VERSION, Attach, HopBatches, Resolved
 from loaderd.api.requests import check_global_batch
-from loaderd.plans.base import Part, Unit, count_steps, share
+from loaderd.plans.base import Part, Unit, count_steps, drawn_epoch, share
 
 STRIPS = 16  # of a chunk, that rows are dealt by
 _DEAL = 5 << 60  # in the place of a step: no step has this number
@@ -71,18 +71,20 @@ class HopPlan:
         if not self.resolved.shuffle:
             return found
         size, seed = self.resolved.num_seeds, self.resolved.seed
-        order = int(make_epoch_key(seed, unit.epoch))
+        epoch = drawn_epoch(self.resolved, unit.epoch)
+        order = int(make_epoch_key(seed, epoch))
         found = deal(found, max(1, self.hops.chunk), size, order)
         redeal = self.hops.redeal
-        if redeal and unit.epoch >= redeal:
-            key = make_key(seed, unit.epoch // redeal, _DEAL, 0, 0)
+        if redeal and epoch >= redeal:
+            key = make_key(seed, epoch // redeal, _DEAL, 0, 0)
             found = deal(found, self._strip, size, key)
         return found
 
     def rows(self, unit: Unit, out: NDArray[np.int64]) -> None:
         """out[i] = row i of the unit in the stored order; int64 (num_seeds of the unit,)."""
         if self.hops.method == "rr" and self.resolved.shuffle:
-            key = np.uint64(make_epoch_key(self.resolved.seed, unit.epoch))
+            epoch = drawn_epoch(self.resolved, unit.epoch)
+            key = np.uint64(make_epoch_key(self.resolved.seed, epoch))
             permute_range(unit.start, unit.stop, self.resolved.num_seeds, key, out)
             return
         ranges = self.ranges(unit)
@@ -184,6 +186,7 @@ def resolve_hops(manifest: Manifest, request: Attach) -> Resolved:
             redeal=request.redeal,
             labels=request.labels,
         ),
+        cycle=request.cycle,
     )
 
 

@@ -15,7 +15,7 @@ from blockstore.kernels.order import group_by_range
 from blockstore.kernels.random import make_key, permute_range
 from loaderd.api.errors import Refused
 from loaderd.api.protocol import Resolved
-from loaderd.plans.base import EVERY_RANK, Part, Unit
+from loaderd.plans.base import EVERY_RANK, Part, Unit, drawn_epoch
 from loaderd.plans.minibatch import GraphBounds, MinibatchPlan
 
 _PARTITIONS, _SEEDS = 1 << 62, 3 << 61  # of keys, in place of a step: no draw has them
@@ -87,7 +87,8 @@ class MacrobatchPlan(MinibatchPlan):
         if not self.resolved.shuffle:
             out[:] = np.arange(unit.start, unit.stop)
             return
-        key = make_key(self.resolved.seed, unit.epoch, _SEEDS, unit.macro, unit.cycle)
+        epoch = drawn_epoch(self.resolved, unit.epoch)
+        key = make_key(self.resolved.seed, epoch, _SEEDS, unit.macro, unit.cycle)
         size = int(layout.seeds[unit.macro])
         permute_range(unit.start, unit.stop, size, np.uint64(key), out)
 
@@ -118,7 +119,7 @@ def _lay_out(
     assert seeds_in is not None
     order = np.arange(macro.num_partitions)
     if resolved.shuffle:
-        key = make_key(resolved.seed, epoch, _PARTITIONS, 0, 0)
+        key = make_key(resolved.seed, drawn_epoch(resolved, epoch), _PARTITIONS, 0, 0)
         permute_range(0, order.size, order.size, np.uint64(key), order)
     cuts = range(macro.partitions, order.size, macro.partitions)
     members = tuple(np.sort(m) for m in np.split(order, cuts))

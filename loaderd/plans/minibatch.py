@@ -4,7 +4,15 @@ from typing import NamedTuple
 
 from blockstore.kernels.random import make_epoch_key, make_key
 from loaderd.api.protocol import Resolved
-from loaderd.plans.base import EVERY_RANK, Part, Shape, Unit, count_steps, share
+from loaderd.plans.base import (
+    EVERY_RANK,
+    Part,
+    Shape,
+    Unit,
+    count_steps,
+    drawn_epoch,
+    share,
+)
 from loaderd.plans.roots import num_ends
 
 _SOURCES = 7 << 60  # of keys, in place of a relation: no other draw has it
@@ -46,17 +54,18 @@ class MinibatchPlan:
         return Unit(epoch, position, own.start, own.stop)
 
     def epoch_key(self, epoch: int) -> int:
-        return int(make_epoch_key(self.resolved.seed, epoch))
+        return int(make_epoch_key(self.resolved.seed, drawn_epoch(self.resolved, epoch)))
 
     def hop_key(self, epoch: int, step: int, hop: int, relation: int) -> int:
-        return int(make_key(self.resolved.seed, epoch, step // self.together, hop, relation))
+        epoch, step = drawn_epoch(self.resolved, epoch), step // self.together
+        return int(make_key(self.resolved.seed, epoch, step, hop, relation))
 
     def source_key(self, epoch: int, step: int, hop: int) -> int:
         """`step`: or a position, as in `hop_key`; knows no relation: all agree on their sources."""
         labor = self.resolved.labor
         assert labor is not None
         run = step // self.together // labor.batch_dependency
-        hop = 0 if labor.layer_dependency else hop
+        hop, epoch = 0 if labor.layer_dependency else hop, drawn_epoch(self.resolved, epoch)
         return int(make_key(self.resolved.seed, epoch, run, hop, _SOURCES))
 
     def shape(self) -> Shape:

@@ -78,6 +78,9 @@ class EngineSession(Protocol):
     def describe(self, request: int) -> Attached:
         """The reply to the client."""
 
+    def serves(self, epoch: int) -> bool:
+        """Whether it can build the batches of an epoch; another session has to, otherwise."""
+
     def start(self, run: int, consumer: Consumer) -> None:
         """Build what a consumer wants of this run and later ones.
 

@@ -47,6 +47,7 @@ from loaderd.sessions.base import Deliver, EngineSession, Out, SharedResources, 
 from loaderd.sessions.build import Builder
 from loaderd.sessions.kinds import find_kind
 from loaderd.sessions.minimum import check_numbers
+from loaderd.sessions.packed import open_packed
 
 # that a status has, also without sessions
 _COUNTERS = (
@@ -161,13 +162,20 @@ class Engine(Closing):
         """What a request is resolved to; nothing is taken.  Raises Refused."""
         return find_kind(request.plan).resolve(self.store.manifest, request, seeds)
 
-    def open(self, request: Attach, seeds: NDArray[np.int64] | None) -> EngineSession:
+    def open(
+        self, request: Attach, seeds: NDArray[np.int64] | None, epoch: int = 0
+    ) -> EngineSession:
         """A session, for one consumer; reads the seeds' store ids from disk.
+
+        epoch   that it is to serve; there are sessions that do not serve every one
 
         Raises Refused, StoreError, ShuttingDown.
         """
         self.wait_ended(WAIT_S)  # for what sessions that end still hold
-        session = find_kind(request.plan).open(self.resources, next(self._numbers), request, seeds)
+        number, kind = next(self._numbers), find_kind(request.plan)
+        session: EngineSession | None = open_packed(self.resources, number, request, seeds, epoch)
+        if session is None:
+            session = kind.open(self.resources, number, request, seeds)
         with self.lock:
             self._sessions()[session.number] = session
         return session
@@ -289,17 +297,12 @@ class Engine(Closing):
             counters["device_run_ns"] = int(cost.run_s * 1e9)
             counters["device_page_ns"] = int(cost.page_s * 1e9)
         reader = self.reader
+        add_counts(counters, reader.counters())  # sessions of packed epochs have readers, too
         counters |= {
-            "bytes_read": reader.bytes_read,
             "blocks_read": reader.blocks_read,
-            "reads": reader.reads,
             "bytes_written": 0,
-            "read_errors": reader.errors,
-            "read_retries": reader.retries,
             "slots_in_pools": self.broker.available(),
             "slots_pinned": self.broker.pinned(),
-            "read_ns": reader.busy_ns,
-            "read_wait_ns": reader.wait_ns,
         }
         for name, residency in (("graph", self.graph), ("row", self.rows)):
             pool = residency.pool

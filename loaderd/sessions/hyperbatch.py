@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from blockstore import concurrency
 from loaderd.api.errors import Refused
 from loaderd.api.protocol import Attach, BatchReady, RowGroup
-from loaderd.memory.blob import made
+from loaderd.memory.blob import Written, made
 from loaderd.memory.ledger import ServedRows, SessionNeed
 from loaderd.memory.slots import LOOK_WAIT_S
 from loaderd.memory.workspace import Sizes, Workspace
@@ -89,13 +89,16 @@ class HyperbatchSession(SampledSession):
         super().__init__(resources, number, spec, served, memory)
         self._cut, self._cache = hyper.cut, hyper.cache
         self._nothing_missing = nothing_missing(served)
-        crew = SessionWorkers(memory.workspaces, resources.workers.later, super().wake)
-        sampler: Sampler
-        if hyper.scratch is None:  # the graph is in memory: nothing is gained by blocks
-            sampler = BatchSampler(self._sample_alone, crew)
-        else:
-            sampler = block_sampler(resources, spec, crew, hyper.scratch)
+        sampler = self._make_sampler(hyper.scratch)
         self._hyper = Hyper(spec.plan, sampler, hyper, self, resources.trace)
+
+    def _make_sampler(self, scratch: StructureArea | None) -> Sampler:
+        """`scratch`: if batches are sampled together."""
+        resources, spec = self._resources, self._spec
+        crew = SessionWorkers(self._memory.workspaces, resources.workers.later, super().wake)
+        if scratch is None:  # the graph is in memory: nothing is gained by blocks
+            return BatchSampler(self._sample_alone, crew)
+        return block_sampler(resources, spec, crew, scratch)
 
     def _sample_alone(self, unit: Unit, work: Workspace) -> Structure:
         begun = concurrency.perf_counter_ns()
@@ -171,15 +174,20 @@ class HyperbatchSession(SampledSession):
         self, job: BatchInProgress, placement: Placement
     ) -> tuple[BatchReady | RowGroup, int]:
         assert isinstance(job, _EarlyBatch)
-        cache, arrays = self._cache, job.sampled.arrays
-        if not job.cached or cache is None:
+        if not job.cached or self._cache is None:
             return super()._write(job, placement)
         rows = [
-            (f"address:{served.name}", made(arrays.nodes, np.uint64, partial(cache.address, a)))
+            (f"address:{served.name}", self._addresses(job.sampled, a))
             for a, served in enumerate(self._served)
         ]
-        builder = self._resources.builder
+        builder, arrays = self._resources.builder, job.sampled.arrays
         return builder.write(self.number, job, placement, self._spec, arrays, rows), 0
+
+    def _addresses(self, sampled: Sampled, served: int) -> Written:
+        """Where the rows of a served array are, of a batch whose rows have been brought in."""
+        cache = self._cache
+        assert isinstance(cache, RowCache)
+        return made(sampled.arrays.nodes, np.uint64, partial(cache.address, served))
 
     def _note_filled(self, job: BatchInProgress, begun: int, ended: int) -> None:
         if self._resources.trace is not None:
@@ -240,7 +248,7 @@ def open_hyperbatches(
     Raises Refused, StoreError.
     """
     asked = ask(resources, request, frame, HyperbatchPlan.name)
-    sized = _size(resources, asked)
+    sized = size_session(resources, asked)
     plain = asked._replace(
         plan=make_plan(
             resources.store.manifest, asked.plan.resolved, asked.plan.part, MinibatchPlan.name
@@ -250,7 +258,7 @@ def open_hyperbatches(
     if asked.plan.resolved.edge_features or (auto and sized.fits):
         return open_minibatches(resources, number, plain)
     with explained_shortage(resources, sized.need.least), resources.allocation() as allocation:
-        draft = _draft(resources, asked, sized, allocation)
+        draft = draft_session(resources, asked, sized, allocation)
         wanted = LookAhead(resources, draft).cut(request.hyperbatch)
         hyper = None if wanted is None else _take(resources, draft, wanted)
         if hyper is None:
@@ -271,7 +279,8 @@ class _HyperSize(NamedTuple):
     fits: bool  # graph and rows stay in memory beside it
 
 
-def _size(resources: StoreResources, asked: Asked) -> _HyperSize:
+def size_session(resources: StoreResources, asked: Asked) -> _HyperSize:
+    """Raises Refused: there is too little for any."""
     budget, broker = resources.budget, resources.broker
     need, sizes, available = fit(resources, asked)
     plain = cut_session(
@@ -283,7 +292,7 @@ def _size(resources: StoreResources, asked: Asked) -> _HyperSize:
     return _HyperSize(need, sizes, available, fits)
 
 
-def _draft(
+def draft_session(
     resources: StoreResources, asked: Asked, sized: _HyperSize, allocation: Allocation
 ) -> SessionDraft:
     """Take the seeds, and a workspace to look ahead with."""

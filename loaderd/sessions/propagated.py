@@ -116,6 +116,10 @@ class PropagatedSession:
             self, self._resources.store.manifest, request, self._plan, self._window, rows
         )
 
+    def serves(self, epoch: int) -> bool:
+        del epoch
+        return True
+
     def start(self, run: int, consumer: Consumer) -> None:
         with self._changed:
             if self._stop.is_set():

@@ -120,6 +120,7 @@ def resolve(manifest: Manifest, request: Attach, seeds_name: str, num_seeds: int
         temporal=temporal,
         edge_features=request.edge_features,
         labor=request.labor,
+        cycle=request.cycle,
     )
 
 

@@ -71,6 +71,7 @@ class StreamOpener:
     def open_stream(self, key: StreamKey, order: StreamRequest, cut: bool = True) -> Stream:
         """A stream with a fair share of the arena; those that have more go on with less, if `cut`.
 
+        It serves `order.epoch`, and maybe not every other one.
         Raises Refused, StoreError.  `opening` is held.
         """
         share, broker, stubborn = self._registry.fair_share(1), order.engine.broker, set[Stream]()
@@ -92,7 +93,7 @@ class StreamOpener:
     def _take(self, key: StreamKey, order: StreamRequest, share: int) -> Stream:
         engine = order.engine
         with engine.broker.at_most(share) if share else contextlib.nullcontext():
-            session = engine.open(order.request, order.ids)
+            session = engine.open(order.request, order.ids, order.epoch)
         if session.holds_all or not order.again:
             share = 0  # nothing is gained by opening it again when there is more room, or it cannot
         return Stream(
@@ -188,7 +189,7 @@ class StreamOpener:
         if (ended := self._end(stream)) is None:
             return
         group, cursors = ended
-        smaller = self._instead(group, share)
+        smaller = self._instead(group, share, max(0, stream.epoch))
         with self._registry.lock:
             cursors = [c for c in cursors if self._is_without(c)]
             if smaller is not None:
@@ -200,7 +201,7 @@ class StreamOpener:
                     if cursor.active and smaller.can_join(cursor):
                         self._registry.move(cursor, smaller)
                         smaller.join(cursor)
-                    elif cursor.active and not smaller.run:
+                    elif cursor.active and not smaller.run and smaller.can_begin(cursor):
                         self._registry.move(cursor, smaller)
                         smaller.begin(cursor)
             self._find_places([c for c in cursors if c.stream is None])
@@ -217,14 +218,14 @@ class StreamOpener:
             if cursor.active and not self._registry.place(cursor):
                 self.want(cursor, again=True)
 
-    def _instead(self, group: StreamGroup, share: int) -> Stream | None:
+    def _instead(self, group: StreamGroup, share: int, epoch: int) -> Stream | None:
         """A stream with `share` slots.  If it cannot do with these, it gets back what it had.
 
         None if there is not even that.
         """
         for most in (share, 0):
             try:
-                return self._take(group.key, group.order, most)
+                return self._take(group.key, group.order._replace(epoch=epoch), most)
             except Refused:
                 continue
             except Exception:  # whoever opens a stream for a session meets and reports it
@@ -242,7 +243,8 @@ class StreamOpener:
             group = self._registry.sessions[cursor.number][1]
         try:
             with self.opening:
-                stream = self.open_stream(group.key, group.order, not again)
+                order = group.order._replace(epoch=cursor.epoch)
+                stream = self.open_stream(group.key, order, not again)
         except ShuttingDown:
             return
         except Refused:

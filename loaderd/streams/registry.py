@@ -52,6 +52,7 @@ class StreamRequest(NamedTuple):
     ids: NDArray[np.int64] | None
     least: int  # slots: with fewer of them none is opened
     again: bool  # whether the ids are kept, so that another one can be opened
+    epoch: int = 0  # that is wanted of it
 
 
 @dataclass(slots=True)

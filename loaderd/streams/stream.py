@@ -246,7 +246,7 @@ class Stream:
     def can_begin(self, cursor: Cursor) -> bool:
         """Whether a cursor can have another run begin: nobody else asks for more of this one."""
         is_free = not self.leased and not any(c is not cursor for c in self.live)
-        return is_free or self._goes_on(cursor)
+        return self.session.serves(cursor.epoch) and (is_free or self._goes_on(cursor))
 
     def _goes_on(self, cursor: Cursor) -> bool:
         """Whether all that was asked for is wanted, and nothing more of this run is."""

@@ -228,6 +228,46 @@ class IngestResources:
 
 
 @dataclass(frozen=True)
+class PackFlags:
+    """Epochs."""
+
+    epochs: int = flag(1, "how many, from epoch 0 on; a session with cycle=P has them again", min=1)
+    hot: str = flag("256M", "rows that stay in memory when the pack is served")
+    group: str = flag("", "rows that a group of batches reads together; else half of --hot")
+
+
+@dataclass(frozen=True)
+class PackedSampling:
+    """Sampling, as the sessions that are to be served ask for it."""
+
+    num_neighbors: str = flag("15,10,5", "of each hop, seeds outward")
+    fanout: list[str] | None = flag(
+        None, "of one relation: src__name__dst=15,10,5; several may be", show_default=False
+    )
+    batch_size: int = flag(1000, "seeds of a batch, of all ranks together", min=1)
+    seed: int = flag(0, "of the draws")
+    split: str = flag("train", "whose nodes are the seeds, or all")
+    seed_type: str = flag("", "node type of the seeds, of several")
+    world_size: int = flag(1, "ranks of the job", min=1)
+    shuffle: bool = flag(True, "seeds in another order each epoch")
+    replace: bool = flag(False, "draw with replacement", "--replace")
+    weighted: bool = flag(False, "draw by the weights of edges", "--weighted")
+    frontier: str = flag("new", "what a hop expands: new nodes, or the layer of all found so far")
+    return_e_id: bool = flag(False, "with ids of edges", "--return-e-id")
+    sampler: str = flag("neighbor", "how neighbors are drawn: neighbor or labor")
+    layer_dependency: bool = flag(False, "of labor", "--layer-dependency")
+    batch_dependency: int = flag(1, "of labor", min=1)
+
+
+@dataclass(frozen=True)
+class PackShow:
+    """Output."""
+
+    dry_run: bool = flag(False, "say what it would take, and do nothing", "--dry-run")
+    json: bool = flag(False, "for scripts: an event a line, see docs/preprocessing.md", "--json")
+
+
+@dataclass(frozen=True)
 class ShowFlags:
     """Output."""
 

@@ -32,6 +32,7 @@ from blockstore.kernels.rows import RowLayout, row_layout
 from loaderd.memory.ledger import ServedRows
 from loaderd.memory.workspace import Carver
 from loaderd.monitoring.logs import tell
+from loaderd.plans.base import Unit
 from loaderd.sampling.rows import ServedFiles
 
 log = logging.getLogger(__name__)
@@ -48,6 +49,7 @@ class Needs(NamedTuple):
 
     batch: int  # its number in the run
     pieces: tuple[NDArray[Any], ...]
+    unit: Unit | None = None  # what the batch is
 
 
 class _Array(NamedTuple):

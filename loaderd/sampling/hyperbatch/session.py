@@ -17,7 +17,7 @@ from blockstore import concurrency
 from loaderd.api.errors import BatchFailed
 from loaderd.monitoring.trace import ROWS, STAGE, Trace
 from loaderd.plans.base import Plan, Unit, Wanted
-from loaderd.sampling.hyperbatch.rowcache import Needs, RowCache
+from loaderd.sampling.hyperbatch.rowcache import Needs
 from loaderd.sampling.hyperbatch.sizing import HyperSizing
 from loaderd.sampling.structure import Structure, StructureArrays
 
@@ -85,13 +85,38 @@ class Sampled(NamedTuple):
     run: int = -1
 
 
+class RowSource(Protocol):
+    """Brings rows in for batches; called by the gather thread.  `RowCache` is one."""
+
+    rows_wanted: int  # by batches, each counted
+    rows_read: int  # so far
+    pages_read: int  # of all arrays, 4 KiB each
+    runs_read: int  # of pages, in one call each
+    stay_rows: int  # that stay in memory
+    stay_read: int  # of these, so far
+
+    def begin_run(self) -> None:
+        """Batches are numbered from 0 again; rows stay."""
+
+    def age(self) -> None:
+        """A group begins."""
+
+    def count_fitting(self, batches: Sequence[Needs]) -> int:
+        """How many of the batches, from the first on, fit together; 0: not even the first."""
+
+    def bring(
+        self, group: Sequence[Needs], later: Sequence[Needs], oldest: Callable[[int], int]
+    ) -> None:
+        """All rows of a group that fits; see `RowCache.bring`."""
+
+
 class HyperMemory(NamedTuple):
     """What hyperbatches take beside what batches are built in."""
 
     cut: HyperSizing
     areas: list[StructureArea]
     scratch: StructureArea | None  # if batches are sampled together
-    cache: RowCache | None  # None: rows pass by, batch by batch
+    cache: RowSource | None  # None: rows pass by, batch by batch
 
 
 class _Cancelled(Exception):
@@ -382,7 +407,7 @@ class Hyper:
         """Bring in the rows of the first batches that fit together; returns how many."""
         if self.cache is None:
             return 0
-        needs = [Needs(s.batch, s.arrays.nodes) for s in todo]
+        needs = [Needs(s.batch, s.arrays.nodes, s.unit) for s in todo]
         count = min(self.cache.count_fitting(needs), self.size)
         if count:
             self.cache.bring(needs[:count], needs[count:], lambda known: self._oldest(run, known))

@@ -86,6 +86,8 @@ def cut_hyper(
     """
     slot_bytes, id_dtype = files.slot_bytes, files.id_dtype
     types, most = rows_by_type(files.served), asked or estimate.num_steps
+    if not types:
+        return cut_without_cache(room, slot_bytes, need, estimate, most)
     addresses = estimate.nodes * 8 * len(files.served)
     batch = -(-estimate.message_bytes // slot_bytes) + -(-addresses // slot_bytes) + 1
     quota = max(need.least_quota, min(window * batch, room // 4))
@@ -119,7 +121,7 @@ def cut_hyper(
             break
     least = sum(int(wanted.sum()) for wanted in estimate.wanted[:_LEAST_POINTS][-1:])
     least = min(least, sum(t.num_nodes for t in types))
-    if not types or tables + rows > left or sum(share.rows for share in shares) < least:
+    if tables + rows > left or sum(share.rows for share in shares) < least:
         return cut_without_cache(room, slot_bytes, need, estimate, most)
     return HyperSizing(
         chosen.batches, areas.chunk, areas.number, areas.area, areas.scratch, tables, tuple(shares),

@@ -1,13 +1,20 @@
 """How seeds are shared by steps and ranks: each seed once, no step larger than its bounds."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from loaderd.api.errors import Refused
+from loaderd.api.protocol import HopBatches, Labor, MacroBatch
 from loaderd.plans.base import Part, count_steps, share
-from loaderd.plans.macrobatch import share_steps
+from loaderd.plans.chunks import HopPlan
+from loaderd.plans.macrobatch import MacrobatchPlan, share_steps
+from loaderd.plans.minibatch import GraphBounds, MinibatchPlan
+from tests.loaderd.samples import RESOLVED
 
 
 @given(st.integers(1, 500), st.integers(1, 60), st.integers(1, 5))
@@ -55,3 +62,37 @@ def test_no_step_of_a_macro_batch_has_more_seeds_than_a_batch(seeds, batch, worl
             before = counts[g] / max(steps[g] - 1, 1)
             others = sizes[(steps < counts // world) & (np.arange(sizes.size) != g)]
             assert others.size == 0 or before >= others.max() - 1e-9 or steps[g] == 1
+
+
+@pytest.mark.parametrize("family", ["neighbor", "macro", "hops"])
+def test_a_cycle_has_the_draws_of_its_epochs_again(family: str):
+    """Of every plan, and each epoch of the cycle another."""
+    hops = HopBatches(("sym",), 1, "cr", 8, 1, False) if family == "hops" else None
+    macro = MacroBatch(4, 2, 1, False, False, False) if family == "macro" else None
+    labor = Labor() if family == "neighbor" else None
+    resolved = structs.replace(
+        RESOLVED, family=family, hops=hops, macro=macro, labor=labor, cycle=3, num_seeds=200
+    )
+
+    def draws(epoch: int) -> Any:
+        if family == "hops":
+            plan = HopPlan(resolved, Part())
+            return plan.ranges(plan.unit(epoch, 1)).tolist()
+        bounds = GraphBounds(1000, (5000,))
+        if family == "macro":
+            macros = MacrobatchPlan(resolved, Part(), bounds, np.full(4, 50))
+            unit = macros.unit(epoch, 1)
+            out = np.empty(unit.num_seeds, np.int64)
+            macros.order(unit, out)
+            layout = macros.epoch_layout(epoch)
+            return out.tolist(), [m.tolist() for m in layout.members]
+        plan = MinibatchPlan(resolved, Part(), bounds)
+        return plan.epoch_key(epoch), plan.hop_key(epoch, 1, 0, 0), plan.source_key(epoch, 1, 0)
+
+    first = [draws(epoch) for epoch in range(3)]
+    assert first[0] != first[1] != first[2]
+    assert [draws(epoch) for epoch in range(3, 9)] == first * 2
+    unit = MinibatchPlan(
+        structs.replace(resolved, hops=None, macro=None), Part(), GraphBounds(1000, (5000,))
+    ).unit(7, 1)
+    assert unit.epoch == 7  # as the client is told

@@ -32,12 +32,16 @@ class Producer:
 
     def __init__(self, depth: int) -> None:
         self.depth, self.run, self.consumer = depth, 0, None
+        self.epochs = 1 << 62  # that it serves, from 0 on
         self.asleep = False  # it was told that nothing is wanted, and nobody has woken it since
         self.leased: set[tuple[int, int, int]] = set()  # run, step, group
 
     def start(self, run: int, consumer: Any) -> None:
         self.run, self.consumer, self.asleep = run, consumer, False
         self.leased.clear()
+
+    def serves(self, epoch: int) -> bool:
+        return epoch < self.epochs
 
     def wake(self) -> None:
         self.asleep = False
@@ -101,6 +105,16 @@ class Parts:
         found = [m.step for to, m in self.sent if to == number]
         self.sent = [(to, m) for to, m in self.sent if to != number]
         return found
+
+
+def test_an_epoch_that_the_session_does_not_serve_is_begun_elsewhere():
+    parts = Parts(3, 4)
+    parts.producer.epochs = 2
+    cursor = parts.add(7)
+    assert parts.start(cursor, epoch=1)
+    parts.consume(cursor, 3)
+    assert not parts.start(cursor, epoch=2)
+    assert parts.start(cursor, epoch=0)
 
 
 def test_a_batch_is_built_once_and_stays_until_all_have_released_it():

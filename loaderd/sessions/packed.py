@@ -1,0 +1,265 @@
+"""Packed epochs: a session whose batches, and the rows that they want, were written beforehand.
+
+`blockstore pack` has written, for each batch of some epochs, its structure, and for each group of
+batches the rows that few of them share.  A session of these parameters reads both in order.  It is
+one of hyperbatches in all but where structure and rows come from.  Sessions of other parameters,
+and epochs that are not packed, are served as if there were no pack.
+"""
+
+import logging
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from blockstore.errors import StoreError
+from blockstore.format import PAGE_BYTES
+from blockstore.units import format_bytes
+from loaderd.api.errors import Refused
+from loaderd.api.protocol import Attach
+from loaderd.memory.blob import ALIGN, Written, made
+from loaderd.monitoring.logs import tell
+from loaderd.plans.base import EVERY_RANK
+from loaderd.plans.hyperbatch import HyperbatchPlan
+from loaderd.plans.minibatch import MinibatchPlan
+from loaderd.sampling.failures import error_text
+from loaderd.sampling.hyperbatch.rowcache import rows_by_type
+from loaderd.sampling.hyperbatch.session import (
+    HyperMemory,
+    Sampled,
+    Sampler,
+    StructureArea,
+)
+from loaderd.sampling.hyperbatch.single import Workspaces
+from loaderd.sampling.hyperbatch.sizing import HyperSizing
+from loaderd.sampling.packed.files import PackFiles
+from loaderd.sampling.packed.format import Pack, PackIndex, pack_path, place_pages, read_pack
+from loaderd.sampling.packed.rows import PackedRows, PackGeometry
+from loaderd.sampling.packed.sampler import PackedSampler
+from loaderd.sessions.base import Allocation, StoreResources
+from loaderd.sessions.build import BatchSpec
+from loaderd.sessions.hyperbatch import HyperbatchSession, size_session
+from loaderd.sessions.sizing import Asked, BatchMemory, ask
+
+_PLANS = ("auto", MinibatchPlan.name, HyperbatchPlan.name)  # whose batches a pack may hold
+_STRUCTURES = 3  # areas: one that is read, one that waits, one that is handed over
+_TOGETHER = 8  # batches whose structure is read at a time, at most
+_MOST_AREAS = 6
+_log = logging.getLogger("loaderd")
+
+
+class PackedMemory(NamedTuple):
+    """Slots of a session of packed epochs."""
+
+    structures: int  # areas for the structure of some batches each
+    together: int  # how many
+    structure: int  # bytes of one of them
+    hot: int
+    areas: int  # for the rows of a group each
+    area: int  # of each
+    window: int
+    batch: int  # of a batch that is handed over
+    slot_bytes: int
+
+    @property
+    def run(self) -> int:
+        """Of an area for structure, contiguous."""
+        return -(-self.together * self.structure // self.slot_bytes)
+
+    @property
+    def slots(self) -> int:
+        rows = self.hot + self.areas * self.area
+        return self.structures * self.run + rows + self.window * self.batch
+
+
+class PackedSession(HyperbatchSession):
+    """Batches of packed epochs."""
+
+    def __init__(
+        self,
+        resources: StoreResources,
+        number: int,
+        asked: Asked,
+        memory: BatchMemory,
+        hyper: HyperMemory,
+        parts: "_Parts",
+    ) -> None:
+        self._parts = parts
+        seeds = np.empty(0, resources.store.manifest.id_dtype)  # its batches name theirs
+        edge_ids = np.dtype(parts.batches.pack.dtypes["edge_ids"]).itemsize
+        spec = BatchSpec(asked.plan, seeds, np.empty(0, np.int64), None, edge_ids)
+        super().__init__(resources, number, spec, asked.served, memory, hyper)
+
+    def serves(self, epoch: int) -> bool:
+        return self._parts.batches.pack.serves(self._plan.resolved, epoch)
+
+    def _make_sampler(self, scratch: StructureArea | None) -> Sampler:
+        del scratch
+        return self._parts.sampler
+
+    def _addresses(self, sampled: Sampled, served: int) -> Written:
+        places = self._parts.sampler.places(sampled)
+        address = partial(self._parts.rows.address, served, sampled.unit)
+        return made((places,), np.uint64, address)
+
+    def _end_threads(self) -> None:
+        try:
+            super()._end_threads()
+        finally:
+            self._parts.rows.close()
+            self._parts.files.close()
+
+    def _own_counters(self) -> dict[str, int]:
+        return super()._own_counters() | self._parts.files.reader.counters()
+
+    def _own_basis(self) -> str:
+        cut = self._parts.memory
+        return (
+            f"; packed epochs: {cut.structures} x {cut.run} slots of structure, {cut.hot} of "
+            f"rows that stay, {cut.areas} x {cut.area} of rows of groups"
+        )
+
+
+class _Parts(NamedTuple):
+    """What a session reads its pack by."""
+
+    batches: PackIndex
+    files: PackFiles
+    sampler: PackedSampler
+    rows: PackedRows
+    memory: PackedMemory
+
+
+# -- opening --------------------------------------------------------------------------------------
+
+
+def open_packed(
+    resources: StoreResources,
+    number: int,
+    request: Attach,
+    frame: NDArray[np.int64] | None,
+    epoch: int,
+) -> PackedSession | None:
+    """A session that has this epoch from a pack; None: it is to be had otherwise.
+
+    Raises Refused: nobody serves this request.  Why a pack that is there is not used, the log says.
+    """
+    alone = request.world_size > 1 and request.rank != EVERY_RANK  # positions are not its steps
+    if request.plan not in _PLANS or alone or request.edge_features:
+        return None
+    asked = ask(resources, request, frame, HyperbatchPlan.name)
+    resolved = asked.plan.resolved
+    folder = pack_path(resources.store.path, resolved, request.world_size)
+    if not folder.exists():
+        return None
+    try:
+        index = PackIndex(read_pack(folder), resolved)
+        if not index.pack.serves(resolved, epoch) or _fits(resources, asked):
+            return None
+        with ExitStack() as stack:
+            files = stack.enter_context(PackFiles(folder, index.pack, resources.reader))
+            session = _open(resources, number, asked, index, files)
+            stack.pop_all()
+            return session
+    except (StoreError, OSError, Refused) as error:
+        tell(_log, logging.WARNING, "pack not used", pack=str(folder), reason=error_text(error))
+        return None
+
+
+def _fits(resources: StoreResources, asked: Asked) -> bool:
+    """Whether plan `auto` has all in memory without the pack: nothing is read then."""
+    if asked.request.plan != "auto":
+        return False
+    try:
+        return size_session(resources, asked).fits
+    except Refused:
+        return False
+
+
+def _open(
+    resources: StoreResources, number: int, asked: Asked, index: PackIndex, files: PackFiles
+) -> PackedSession:
+    """Raises Refused: it has no room."""
+    geometry = PackGeometry(index.pack, rows_by_type(asked.served))
+    room = int(resources.broker.available() * resources.settings.session_share)
+    slot_bytes = resources.budget.slot_bytes
+    memory = cut_packed(
+        geometry, index.pack, slot_bytes, room,
+        asked.request.window or 2 * resources.settings.workers,
+    )  # fmt: skip
+    if memory.slots > room:
+        raise Refused(
+            f"needs {format_bytes(memory.slots * slot_bytes)} of the arena, "
+            f"{format_bytes(room * slot_bytes)} can be had: serve with more --mem, or pack with "
+            "less --hot and --group"
+        )
+    with resources.allocation() as allocation:
+        hyper, parts = _take(resources, allocation, memory, geometry, index, files)
+        quota = allocation.slots(memory.window * memory.batch)
+        batches = BatchMemory(allocation, Workspaces(), quota, memory.window, 0)
+        return PackedSession(resources, number, asked, batches, hyper, parts)
+
+
+def _take(
+    resources: StoreResources,
+    allocation: Allocation,
+    memory: PackedMemory,
+    geometry: PackGeometry,
+    index: PackIndex,
+    files: PackFiles,
+) -> tuple[HyperMemory, _Parts]:
+    """Take areas for structure and rows.  Raises Refused."""
+    areas = [StructureArea(allocation.run(memory.run)) for _ in range(memory.structures)]
+    hot = allocation.slots(memory.hot)
+    groups = [allocation.slots(memory.area) for _ in range(memory.areas)]
+    rows = PackedRows(index, files, geometry, resources.budget.slot_bytes, hot, groups)
+    sampler = PackedSampler(index, files, resources.arena.data)
+    cut = HyperSizing(
+        1, memory.together, memory.structures, memory.run, 0, 0, (), memory.hot, 0,
+        memory.window * memory.batch,
+    )  # fmt: skip
+    return HyperMemory(cut, areas, None, rows), _Parts(index, files, sampler, rows, memory)
+
+
+def cut_packed(
+    geometry: PackGeometry, pack: Pack, slot_bytes: int, room: int, window: int
+) -> PackedMemory:
+    """How a session shares `room` slots; what has more `slots` than that is the least there is.
+
+    A group is read while the one before it is served, and batches of it are in flight.
+    """
+    nodes = max(n for epoch in pack.epochs for n in epoch.nodes)
+    pages = max(
+        own + place_pages(n)
+        for epoch in pack.epochs
+        for own, n in zip(epoch.pages, epoch.nodes, strict=True)
+    )
+    records = max(own for epoch in pack.epochs for own in epoch.pages)
+    # of what is handed over, arrays are aligned that are one in a record
+    arrays = 8 + sum(map(len, pack.resolved.fanouts))
+    structure = -(-(records * PAGE_BYTES + ALIGN * arrays) // slot_bytes)
+    addresses = -(-(8 * nodes + ALIGN) * len(geometry.per_block) // slot_bytes)
+    batches = sum(len(epoch.pages) for epoch in pack.epochs)
+    each = max(1, batches // sum(len(epoch.groups) for epoch in pack.epochs))
+    area = sum(geometry.most_blocks)
+    found = PackedMemory(
+        _STRUCTURES, min(_TOGETHER, batches), pages * PAGE_BYTES, geometry.hot_slots,
+        min(_MOST_AREAS, 2 + -(-(window + _TOGETHER) // each)), area, window,
+        structure + addresses, slot_bytes,
+    )  # fmt: skip
+    smaller: list[Callable[[PackedMemory], PackedMemory]] = [
+        lambda m: m._replace(areas=max(3, m.areas - 1) if m.areas > 3 else m.areas),
+        lambda m: m._replace(together=max(4, m.together - 1) if m.together > 4 else m.together),
+        lambda m: m._replace(window=max(2, m.window - 1) if m.window > 2 else m.window),
+        lambda m: m._replace(structures=2),
+        lambda m: m._replace(areas=2),
+        lambda m: m._replace(together=max(1, m.together - 1)),
+        lambda m: m._replace(window=1),
+    ]
+    for make in smaller:
+        while found.slots > room and make(found) != found:
+            found = make(found)
+    return found

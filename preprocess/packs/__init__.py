@@ -1,0 +1,1 @@
+"""Epochs packed ahead of training: the one folder of this package that builds on `loaderd`."""

@@ -1,0 +1,148 @@
+"""Rows to the groups that want them: the rows of a store pass by once, in order."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from blockstore.format import BlockGeometry, RowArray
+from blockstore.io.buffers import aligned_buffer
+from blockstore.kernels.rows import gather_rows
+from blockstore.store import Store, scan_blocks
+from preprocess.files.ahead import read_ahead
+from preprocess.packs.plan import PackMemory
+from preprocess.packs.sink import BlocksWriter
+from preprocess.pipeline.renderings import PassProgress
+
+
+class _GroupRows:
+    """The rows of one group, as they come: one block is being filled."""
+
+    def __init__(
+        self,
+        rows: NDArray[np.int64],
+        first_block: int,
+        block: NDArray[np.uint8],
+        row_bytes: int,
+        out: BlocksWriter,
+    ) -> None:
+        """rows   that it wants, ascending"""
+        self._rows, self._number, self._block = rows, first_block, block
+        self._width, self._out, self._geometry = row_bytes, out, out.geometry
+        self._done = self._filled = 0
+
+    def take(self, piece: NDArray[np.uint8], first: int, source: BlockGeometry) -> None:
+        """What it wants of a piece: uint8 (blocks, slot_bytes), from block `first` of the array on.
+
+        Raises OutOfSpace.
+        """
+        per, width = source.rows_per_block, self._width
+        stop = self._done + int(
+            np.searchsorted(self._rows[self._done :], (first + len(piece)) * per)
+        )
+        while self._done < stop:
+            count = min(stop - self._done, self._geometry.rows_per_block - self._filled)
+            blocks, within = np.divmod(self._rows[self._done : self._done + count], per)
+            addresses = ((blocks - first) * source.slot_bytes + within * width).view(np.uint64)
+            to = self._block[self._filled * width :]
+            gather_rows(piece.reshape(-1), addresses, 0, count, width, to)
+            self._done += count
+            self._filled += count
+            if self._filled == self._geometry.rows_per_block:
+                self.flush()
+
+    def flush(self) -> None:
+        """The block is as full as it gets.  Raises OutOfSpace."""
+        if self._filled:
+            self._block[self._filled * self._width :] = 0
+            self._out.put(self._number, self._block)
+            self._number, self._filled = self._number + 1, 0
+
+
+class WantedRows(NamedTuple):
+    """The rows of one group, and where they go."""
+
+    nodes: NDArray[Any]  # store ids, ascending
+    out: BlocksWriter
+    block: int  # the first of theirs
+
+    @property
+    def num_bytes(self) -> int:
+        """Of memory, while they are filled."""
+        return self.out.geometry.slot_bytes + 8 * self.nodes.size
+
+
+def wanted_rows(groups: Iterable[NDArray[Any]], out: BlocksWriter) -> Iterator[WantedRows]:
+    """Groups that follow each other in an array, each from a block on."""
+    block = 0
+    for nodes in groups:
+        yield WantedRows(nodes, out, block)
+        block += -(-nodes.size // out.geometry.rows_per_block)
+
+
+def fill_groups(
+    store: Store,
+    array: RowArray,
+    first_node: int,
+    wanted: Sequence[WantedRows],
+    pool: ThreadPoolExecutor,
+    memory: PackMemory,
+    stage: PassProgress,
+) -> None:
+    """Write the rows of all groups: of as many in one pass as there is memory for.
+
+    array        of the store, whose rows are wanted
+    first_node   store id of its first row
+
+    Raises CorruptBlock, OutOfSpace.
+    """
+    low = 0
+    while low < len(wanted):
+        high, room = low, memory.blocks
+        while high < len(wanted) and (high == low or room >= wanted[high].num_bytes):
+            room -= wanted[high].num_bytes
+            high += 1
+        slot = wanted[low].out.geometry.slot_bytes
+        blocks = aligned_buffer((high - low) * slot).reshape(high - low, slot)
+        groups = [
+            _GroupRows(
+                w.nodes.astype(np.int64) - first_node, w.block, block, array.row_bytes, w.out
+            )
+            for w, block in zip(wanted[low:high], blocks, strict=True)
+        ]
+        _pass_by(store, array, groups, pool, memory, stage if high == len(wanted) else None)
+        low = high
+
+
+def _pass_by(
+    store: Store,
+    array: RowArray,
+    groups: Sequence[_GroupRows],
+    pool: ThreadPoolExecutor,
+    memory: PackMemory,
+    stage: PassProgress | None,
+) -> None:
+    """The rows of the array in order, to all of these groups."""
+    file, threads = store.rows(array), memory.settings.workers
+    shares = [groups[i::threads] for i in range(threads)]
+
+    def pieces() -> Iterator[tuple[NDArray[Any], ...]]:
+        for block, piece in scan_blocks(file, memory.scan):
+            yield np.array([block]), piece
+
+    with closing(read_ahead(pieces())) as ahead:
+        for number, piece in ahead:
+            block = int(number[0])
+
+            def take(share: Sequence[_GroupRows]) -> None:
+                for group in share:
+                    group.take(piece, block, file.geometry)  # noqa: B023  # ends before the next
+
+            list(pool.map(take, shares))
+            if stage is not None:
+                stage.advance(len(piece) * file.geometry.rows_per_block)
+    for group in groups:
+        group.flush()

@@ -1,0 +1,421 @@
+"""Epochs sampled ahead, with the rows that their batches want: beside the store, whole or absent.
+
+The batches of an epoch are sampled in order, and their structure is appended to an array.  Rows
+that most batches want stay in memory when the pack is served, and are written once.  Of the others
+a group of batches has each once; the rows of the store pass by in order, and each goes to the
+blocks of the groups that want it.  Nothing is read at random.
+"""
+
+import gc
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from blockstore.closing import Closing
+from blockstore.format import ITEM_BYTES, PAGE_BYTES, ROOT, RowArray, row_geometry
+from blockstore.root import digest
+from blockstore.store import open_store
+from blockstore.units import format_bytes
+from blockstore.writer import StoreWriter
+from loaderd.memory.ledger import served_rows
+from loaderd.sampling.packed.format import (
+    PACK_VERSION,
+    Pack,
+    PackedEpoch,
+    PackedGroup,
+    make_record,
+    num_pages,
+    pack_path,
+    page_array,
+    place_pages,
+    write_pack,
+    write_record,
+)
+from loaderd.sessions.offline import OfflineSampler
+from preprocess.files.array_file import ArrayFile, load_array, save_array
+from preprocess.packs.fill import WantedRows, fill_groups, wanted_rows
+from preprocess.packs.nodes import NodesReader
+from preprocess.packs.places import Grouping, choose_hot, count_levels, count_wants, hot_nodes
+from preprocess.packs.plan import PackEstimate, PackJob, PackOptions, estimate_pack
+from preprocess.packs.sink import BlocksWriter, PagesWriter
+from preprocess.pipeline.progress import Progress
+from preprocess.pipeline.result import Ran, StageResult
+from preprocess.pipeline.stage import Cost, Facts, PipelineRun, RunPlan, Stage, resumable
+from preprocess.pipeline.work import STORE, WorkFolder, check_free, sign
+
+_HOT = "hot"  # temporary file: store ids of the rows that stay
+_PIPELINE = 1  # goes up when stages or their files change: nothing older is taken over
+
+
+@dataclass(frozen=True, slots=True)
+class PackResult(Ran):
+    """What has been written."""
+
+    path: Path
+    pack: Pack
+    seeds: int  # of an epoch
+    epoch_bytes: int  # of the files that an epoch of a session reads, on average
+    stages: tuple[StageResult, ...]  # those of earlier runs included
+
+    def text(self) -> str:
+        epochs, hot = self.pack.epochs, sum(self.pack.hot)
+        groups = sum(len(epoch.groups) for epoch in epochs)
+        batches = sum(len(epoch.nodes) for epoch in epochs)
+        cold = sum(sum(group.rows) for epoch in epochs for group in epoch.groups)
+        return "\n".join([
+            f"{self.path}: {len(epochs)} epochs of {len(epochs[0].nodes):,} batches",
+            f"rows        {hot:,} stay, {cold / batches:,.0f} a batch come in {groups:,} groups",
+            f"an epoch    reads {format_bytes(self.epoch_bytes)}, "
+            f"{self.epoch_bytes / self.seeds / 1e3:.1f} KB a seed",
+            f"took        {self.elapsed_s:.1f} s; {format_bytes(self.read_bytes)} read, "
+            f"{format_bytes(self.written_bytes)} written, at most "
+            f"{format_bytes(self.peak_bytes)} of memory",
+        ])  # fmt: skip
+
+
+def pack_epochs(
+    path: Path, options: PackOptions, progress: Progress, fresh: bool = False
+) -> PackResult:
+    """Pack epochs of the store at `path`, beside it.
+
+    fresh   begin from scratch, whatever an earlier run has left
+
+    Raises BadInput, Refused, BudgetTooSmall, OutOfSpace, StoreBusy, StoreExists, NotAStore,
+    CorruptBlock, BatchFailed.  When the disk fills up, or the run is stopped, finished stages stay
+    beside the store, and the same call goes on after them.
+    """
+    job = PackJob.of(open_store(path), options)
+    target = pack_path(job.store.path, job.resolved, options.request.world_size)
+    check_free(target, target)
+    with Sampling(job) as sampling:
+        made = PackStages(job, sampling.estimate())
+        stages = made.stages()
+        facts = {
+            "packs": _PIPELINE, "resolved": msgspec.to_builtins(job.resolved),
+            "world": options.request.world_size, "epochs": options.epochs,
+            "hot": options.hot_bytes, "group": options.group,
+        }  # fmt: skip
+        planned = RunPlan.of(stages, made.result_bytes)._replace(facts={"pack": str(target)})
+        with (
+            resumable(target, sign(facts, b""), progress, planned, fresh) as work,
+            StoreWriter(
+                target, block_bytes=job.store.manifest.block_bytes,
+                buffer_bytes=job.memory.buffer, folder=work.path / STORE,
+            ) as writer,
+            ThreadPoolExecutor(options.threads, thread_name_prefix="pack") as pool,
+        ):  # fmt: skip
+            run = PackRun(job, work, progress, writer, sampling, pool)
+            run.execute(stages[: made.first_rows])
+            sampling.close()
+            RunPlan.of(stages, made.exact_bytes(run)).check_disk(target)
+            run.execute(stages[made.first_rows :])
+            return made.result(run, target)
+
+
+class Sampling(Closing):
+    """The engine that samples, opened when it is needed, and its memory given back."""
+
+    def __init__(self, job: PackJob) -> None:
+        self._job = job
+        self._sampler: OfflineSampler | None = None
+
+    @property
+    def sampler(self) -> OfflineSampler:
+        if self._sampler is None:
+            job = self._job
+            request = job.options.all_ranks()
+            self._sampler = OfflineSampler(job.store, request, job.memory.settings)
+        return self._sampler
+
+    def estimate(self) -> PackEstimate:
+        return estimate_pack(self._job, self.sampler)
+
+    def close(self) -> None:
+        if self._sampler is not None:
+            self._sampler.close()
+            self._sampler = None
+            gc.collect()  # what refers to the engine's memory refers to itself
+
+
+class PackRun(PipelineRun):
+    """Stages that pack, and what they share."""
+
+    def __init__(
+        self,
+        job: PackJob,
+        work: WorkFolder,
+        progress: Progress,
+        writer: StoreWriter,
+        sampling: Sampling,
+        pool: ThreadPoolExecutor,
+    ) -> None:
+        super().__init__(work, progress, writer)
+        self.job, self.writer, self.sampling, self.pool = job, writer, sampling, pool
+
+    def ids(self, name: str) -> NDArray[Any]:
+        """Store ids out of a temporary file."""
+        return load_array(self.path(name), self.job.store.manifest.id_dtype)
+
+
+class PackStages:
+    """The stages of a pack: epoch by epoch, so that a run goes on with the next one."""
+
+    def __init__(self, job: PackJob, estimate: PackEstimate) -> None:
+        self._job, self._estimate = job, estimate
+        self._epochs = range(job.options.epochs)
+        self._served = served_rows(job.store.manifest)
+        self._type_of = {i: n for n, t in enumerate(job.types) for i in t.served}
+        self._ids = ITEM_BYTES[job.store.manifest.id_dtype]
+
+    @property
+    def result_bytes(self) -> int:
+        return self._estimate.hot_bytes + len(self._epochs) * self._estimate.epoch_bytes
+
+    @property
+    def passing_bytes(self) -> int:
+        """Of the store's rows: each array passes by for each epoch."""
+        arrays = [rows.array for rows in self._served]
+        return len(self._epochs) * sum(a.num_rows * a.row_bytes for a in arrays)
+
+    def stages(self) -> list[Stage[PackRun]]:
+        job, e = self._job, self._estimate
+        nodes = job.store.manifest.num_nodes
+        records = e.batches * e.record_bytes
+        made: list[Stage[PackRun]] = []
+        for epoch in self._epochs:
+            made.append(Stage(
+                _sampled(epoch), Cost(0, records), partial(self._sample, epoch),
+                {f"wants.{epoch}": 2 * nodes}, [f"wants.{epoch - 1}"] * (epoch > 0),
+                [_structure(epoch)],
+            ))  # fmt: skip
+        width = min([sum(t.row_bytes) for t in job.types], default=1)
+        last = self._epochs[-1]
+        made.append(Stage(
+            "choose rows that stay", Cost(2 * nodes), self._choose,
+            {_HOT: self._ids * (e.hot_bytes // width)}, [f"wants.{last}"],
+        ))  # fmt: skip
+        listed = self._ids * e.batches * (e.cold_bytes // width)
+        for epoch in self._epochs:
+            made.append(Stage(
+                _placed(epoch), Cost(records // 3, listed), partial(self._place, epoch),
+                {f"cold.{epoch}": listed}, arrays=[_places(epoch)],
+            ))  # fmt: skip
+        self.first_rows = len(made)
+        for served, rows in enumerate(self._served):
+            share = rows.array.row_bytes / sum(job.types[self._type_of[served]].row_bytes)
+            read = rows.array.num_rows * rows.array.row_bytes
+            for epoch in self._epochs:
+                written = share * (e.batches * e.cold_bytes + e.hot_bytes * (epoch == 0))
+                arrays = [_rows(served, which) for which in _filled_with(epoch)]
+                body = partial(self._fill, served, epoch)
+                name = _filled(rows.name, epoch)
+                made.append(Stage(name, Cost(read, int(written)), body, arrays=arrays))
+        made.append(Stage("pack", Cost(), self._commit, ends=True))
+        return made
+
+    # -- structure --------------------------------------------------------------------------------
+
+    def _sample(self, epoch: int, run: PackRun) -> Facts:
+        sampler, nodes = run.sampling.sampler, self._job.store.manifest.num_nodes
+        wants = np.zeros(nodes, np.uint16)
+        if epoch:
+            wants = load_array(run.path(f"wants.{epoch - 1}"), np.uint16)
+        steps = range(sampler.plan.num_steps)
+        pages, counts = list[int](), list[int]()
+        out = PagesWriter(run.writer, _structure(epoch))
+        with run.progress.stage(_sampled(epoch), len(steps), "batches") as stage:
+            for sampled in sampler.batches(epoch, steps):
+                structure, arrays = sampled.structure, sampled.arrays
+                record = make_record(structure, arrays, self._job.dtypes)
+                size = num_pages(record.num_bytes)
+                raw = np.empty(size * PAGE_BYTES, np.uint8)
+                write_record(record, raw)
+                out.append(raw)
+                for piece in arrays.nodes:
+                    count_wants(wants, piece)
+                pages.append(size)
+                counts.append(structure.num_nodes)
+                stage.advance(1)
+        out.close()
+        save_array(run.path(f"wants.{epoch}"), wants)
+        return {"pages": pages, "nodes": counts}
+
+    # -- places -----------------------------------------------------------------------------------
+
+    def _choose(self, run: PackRun) -> Facts:
+        wants = load_array(run.path(f"wants.{self._epochs[-1]}"), np.uint16)
+        types = self._job.types
+        levels = [count_levels(wants, t) for t in types]
+        widths = [sum(t.row_bytes) for t in types]
+        hot, rows = self._job.options.hot_bytes, list[int]()
+        run.path(_HOT).unlink(missing_ok=True)
+        with ArrayFile(run.path(_HOT), self._job.store.manifest.id_dtype) as file:
+            for t, share in zip(types, choose_hot(levels, widths, hot), strict=True):
+                first = file.size
+                for piece in hot_nodes(wants, t, share):
+                    file.append(piece)
+                rows.append(file.size - first)
+        return {"rows": rows}
+
+    def _place(self, epoch: int, run: PackRun) -> Facts:
+        job, facts = self._job, run.facts(_sampled(epoch))
+        counts, groups = facts["nodes"], list[list[Any]]()
+        grouping = Grouping(
+            job.store.manifest.num_nodes, job.types, run.ids(_HOT), job.options.group
+        )
+        out = PagesWriter(run.writer, _places(epoch))
+        run.path(f"cold.{epoch}").unlink(missing_ok=True)
+        with (
+            self._nodes(epoch, run) as nodes,
+            ArrayFile(run.path(f"cold.{epoch}"), job.store.manifest.id_dtype) as cold,
+            run.progress.stage(_placed(epoch), len(counts), "batches") as stage,
+        ):
+            for group in grouping.groups(len(counts), nodes.read):
+                for batch in range(group.first, group.stop):
+                    raw = np.zeros(place_pages(counts[batch]) * PAGE_BYTES // 4, np.uint32)
+                    np.take(grouping.place, nodes.read(batch), out=raw[: counts[batch]])
+                    out.append(raw.view(np.uint8))
+                cold.append(group.nodes)
+                groups.append([group.stop - group.first, list(group.rows)])
+                stage.advance(group.stop - group.first)
+        out.close()
+        return {"groups": groups}
+
+    def _nodes(self, epoch: int, run: PackRun) -> NodesReader:
+        facts, fanouts = run.facts(_sampled(epoch)), self._job.resolved.fanouts
+        block = self._job.store.manifest.block_bytes
+        array = page_array(_structure(epoch), sum(facts["pages"]), block)
+        return NodesReader(
+            run.result, array, block, (len(fanouts), len(fanouts[0])), facts["pages"],
+            facts["nodes"], self._job.store.manifest.id_dtype,
+        )  # fmt: skip
+
+    # -- rows -------------------------------------------------------------------------------------
+
+    def _groups(self, epoch: int | None, run: PackRun) -> list[tuple[int, ...]]:
+        """Rows of each type, of each group; of those that stay, one group."""
+        if epoch is None:
+            return [tuple(run.facts(_CHOSEN)["rows"])]
+        return [tuple(rows) for _, rows in run.facts(_placed(epoch))["groups"]]
+
+    def _array(self, served: int, epoch: int | None, run: PackRun) -> RowArray:
+        """Each group begins at a block."""
+        rows, number = self._served[served].array, self._type_of[served]
+        per_block = row_geometry(rows, self._job.store.manifest.block_bytes).rows_per_block
+        blocks = sum(-(-group[number] // per_block) for group in self._groups(epoch, run))
+        return RowArray(_rows(served, epoch), rows.dtype, blocks * per_block, rows.row_shape)
+
+    def exact_bytes(self, run: PackRun) -> int:
+        """Bytes on disk of all arrays, once it is known which rows are to be written."""
+        block, total = self._job.store.manifest.block_bytes, 0
+        for array in self.pack(run).arrays():
+            geometry = row_geometry(array, block)
+            total += geometry.num_blocks * geometry.slot_bytes
+        return total
+
+    def _fill(self, served: int, epoch: int, run: PackRun) -> None:
+        job, number = self._job, self._type_of[served]
+        rows, t = self._served[served].array, job.types[number]
+        name = _filled(self._served[served].name, epoch)
+        with ExitStack() as stack:
+            wanted = list[WantedRows]()
+            for which in _filled_with(epoch):
+                array = self._array(served, which, run)
+                out = stack.enter_context(BlocksWriter(run.writer, run.result, array))
+                ids = run.ids(_HOT if which is None else f"cold.{which}")
+                wanted += wanted_rows(_of_type(ids, self._groups(which, run), number), out)
+            stage = stack.enter_context(run.progress.stage(name, rows.num_rows, "rows"))
+            fill_groups(job.store, rows, t.first, wanted, run.pool, job.memory, stage)
+
+    # -- the end ----------------------------------------------------------------------------------
+
+    def pack(self, run: PackRun) -> Pack:
+        job = self._job
+        block, served = job.store.manifest.block_bytes, range(len(self._served))
+        epochs = []
+        for epoch in self._epochs:
+            sampled, placed = run.facts(_sampled(epoch)), run.facts(_placed(epoch))
+            pages = sum(map(place_pages, sampled["nodes"]))
+            epochs.append(PackedEpoch(
+                structure=page_array(_structure(epoch), sum(sampled["pages"]), block),
+                places=page_array(_places(epoch), pages, block),
+                rows=tuple(self._array(s, epoch, run) for s in served),
+                pages=tuple(sampled["pages"]),
+                nodes=tuple(sampled["nodes"]),
+                groups=tuple(PackedGroup(n, tuple(rows)) for n, rows in placed["groups"]),
+            ))  # fmt: skip
+        return Pack(
+            format=PACK_VERSION,
+            resolved=msgspec.structs.replace(job.resolved, cycle=0),
+            world_size=job.options.request.world_size,
+            block_bytes=block,
+            dtypes=job.dtypes,
+            hot=tuple(run.facts(_CHOSEN)["rows"]),
+            hot_rows=tuple(self._array(s, None, run) for s in served),
+            epochs=tuple(epochs),
+        )
+
+    def _commit(self, run: PackRun) -> None:
+        files = run.writer.digests | {ROOT: digest((run.result / ROOT).read_bytes())}
+        bound = {name: files[name] for name in sorted(files)}
+        write_pack(run.result, msgspec.structs.replace(self.pack(run), files=bound))
+        run.appear(run.writer.path)
+
+    def result(self, run: PackRun, target: Path) -> PackResult:
+        pack, block = self.pack(run), self._job.store.manifest.block_bytes
+        total = 0
+        for array in pack.arrays()[len(pack.hot_rows) :]:
+            total += row_geometry(array, block).num_pages * PAGE_BYTES
+        each = total // len(pack.epochs)
+        return PackResult(target, pack, self._job.resolved.num_seeds, each, run.results)
+
+
+_CHOSEN = "choose rows that stay"
+
+
+def _structure(epoch: int) -> str:
+    return f"structure/{epoch}"
+
+
+def _places(epoch: int) -> str:
+    return f"places/{epoch}"
+
+
+def _rows(served: int, epoch: int | None) -> str:
+    return f"hot/{served}" if epoch is None else f"rows/{epoch}/{served}"
+
+
+def _sampled(epoch: int) -> str:
+    return f"sample epoch {epoch}"
+
+
+def _placed(epoch: int) -> str:
+    return f"places of epoch {epoch}"
+
+
+def _filled(name: str, epoch: int) -> str:
+    return f"{name} of epoch {epoch}"
+
+
+def _filled_with(epoch: int) -> list[int | None]:
+    """What is filled in the pass of an epoch: its rows, and with the first those that stay."""
+    return [None, epoch] if epoch == 0 else [epoch]
+
+
+def _of_type(
+    ids: NDArray[Any], groups: Sequence[tuple[int, ...]], number: int
+) -> Iterator[NDArray[Any]]:
+    """The nodes of one type in each group; a group's are in the order of types."""
+    at = 0
+    for rows in groups:
+        first = at + sum(rows[:number])
+        yield ids[first : first + rows[number]]
+        at += sum(rows)
