@@ -4,6 +4,7 @@ Each worker of pytest-xdist collects all files, and importing PyG takes seconds 
 """
 
 import importlib
+import warnings
 from importlib.util import find_spec
 from typing import Any
 
@@ -23,4 +24,7 @@ class Later:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):  # pytest looks at all that a file has
             raise AttributeError(name)
-        return getattr(importlib.import_module(self._name), name)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of packages that are not ours, as importorskip does
+            module = importlib.import_module(self._name)
+        return getattr(module, name)
