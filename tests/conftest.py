@@ -1,5 +1,6 @@
 """Fixtures shared by all tests: real graphs, unpacked once, and a small generated one."""
 
+import fcntl
 import gc
 import os
 import re
@@ -7,7 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,24 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.skip(reason="runs with --long only"))
         if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(SLOW_S))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """The first of several workers collects alone.
+
+    In a fresh checkout it compiles what all files import, and rewrites their assertions; each of
+    the others would do the same at the same time, and finds the results instead.
+    """
+    folder = os.open(Path(__file__).parent, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            fcntl.flock(folder, fcntl.LOCK_SH)
+        return (yield)
+    finally:
+        os.close(folder)
 
 
 def pytest_collection_finish() -> None:
