@@ -101,7 +101,7 @@ def test_accuracy_of_a_daemon_and_of_a_loader_in_memory(graph, tmp_path, monkeyp
     monkeypatch.setattr("tools.compare.cases.NeighborLoader", WholeGraph)
     out = tmp_path / "lines"
     words = ["--seeds", "2", "--epochs", "5", "--hidden", "16", "--num-neighbors", "5", "5"]
-    words += ["--batch-size", "20", "--mem", "256M"]
+    words += ["--batch-size", "20", "--mem", "32M"]
     printed = main(["accuracy", str(graph), *words, "--learning-rate", "0.01", "--out", str(out)])
     found = read_lines(out)
     runs = [(x["way"], x["seed"]) for x in found]
@@ -116,7 +116,7 @@ def test_every_way_of_macro_batches(graph, tmp_path):
     names = ["in memory", "random 1/8", "GAP + hubs + halo 0.3 1/16"]
     words = ["--partitions", "16", "--epochs", "5", "--num-neighbors", "3", "2", "--hidden", "8"]
     words += ["--seeds", "1", "--batch-size", "20", "--jobs", "1", "--learning-rate", "0.03"]
-    words += ["--dropout", "0", "--ways", *names]
+    words += ["--dropout", "0", "--mem", "32M", "--ways", *names]
     main(["macro", str(graph), *words, "--out", str(out)])
     found = read_lines(out)
     assert [x["way"] for x in found] == names
@@ -127,7 +127,7 @@ def test_every_way_of_macro_batches(graph, tmp_path):
 def test_models_on_hops(graph, tmp_path):
     out = tmp_path / "lines"
     words = ["--hops", "1", "--epochs", "8", "--batch-size", "10", "--hidden", "8", "--seeds", "1"]
-    words += ["--models", "sign", "--chunks", "5", "--jobs", "1"]
+    words += ["--models", "sign", "--chunks", "5", "--jobs", "1", "--mem", "32M"]
     main(["hops", str(graph), *words, "--out", str(out)])
     found = read_lines(out)
     assert [x["way"] for x in found] == ["sign, rows", "sign, chunks of 5"]
@@ -145,6 +145,7 @@ def test_links(tmp_path):
         np.save(tmp_path / f"{name}_edge.npy", chosen)
     words = ["--seeds", "1", "--steps", "40", "--epochs", "5", "--batch-size", "64"]
     words += ["--hidden", "8", "--num-neighbors", "4", "3", "--learning-rate", "0.03", "--replace"]
+    words += ["--mem", "32M"]
     ways = ["PyG", "daemon"] if has_sampler() else ["daemon"]
     main(["links", str(tmp_path), *words, "--ways", *ways, "--out", str(tmp_path / "lines")])
     found = read_lines(tmp_path / "lines")
@@ -167,6 +168,7 @@ def test_drop_in_over_several_types(tmp_path):
         np.save(folder / f"split__paper__{name}.npy", ids)
     words = ["--undirected", "--seeds", "1", "--epochs", "5", "--learning-rate", "0.05"]
     words += ["--hidden", "8", "--num-neighbors", "3", "3", "--batch-size", "20"]
+    words += ["--mem", "32M"]
     ways = ["PyG", "daemon"] if has_sampler() else ["daemon"]
     main(["drop-in", str(folder), *words, "--ways", *ways, "--out", str(tmp_path / "lines")])
     found = read_lines(tmp_path / "lines")
