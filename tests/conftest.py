@@ -1,12 +1,14 @@
 """Fixtures shared by all tests: real graphs, unpacked once, and a small generated one."""
 
+import fcntl
 import gc
 import os
+import re
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -46,6 +48,24 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.timeout(SLOW_S))
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """The first of several workers collects alone.
+
+    In a fresh checkout it compiles what all files import, and rewrites their assertions; each of
+    the others would do the same at the same time, and finds the results instead.
+    """
+    folder = os.open(Path(__file__).parent, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            fcntl.flock(folder, fcntl.LOCK_SH)
+        return (yield)
+    finally:
+        os.close(folder)
+
+
 def pytest_collection_finish() -> None:
     """All modules are there now, and stay: no collection of garbage walks through them again."""
     gc.collect()
@@ -75,6 +95,16 @@ def fresh_processes() -> Iterator[None]:
     """Our commands begin as any other, and import what they need."""
     with processes.fresh():
         yield
+
+
+@pytest.fixture
+def tmp_path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """As pytest's, but what a test leaves is deleted when all have passed, not after each.
+
+    ext4 gives no inode again for minutes: each new file looks at all that were deleted since, and
+    that took a fifth of the system time.
+    """
+    return tmp_path_factory.mktemp(re.sub(r"\W", "_", request.node.name)[:30])
 
 
 @pytest.fixture(scope="session")

@@ -51,7 +51,7 @@ def stop(process: "subprocess.Popen[str]") -> int:
 
 
 @contextmanager
-def daemon(store: Path, mem: str = "256M", workers: int = 2, *options: str) -> Iterator[str]:
+def daemon(store: Path, mem: str = "32M", workers: int = 2, *options: str) -> Iterator[str]:
     """The endpoint of a daemon that serves the store; it must drain to exit code 0."""
     with tempfile.TemporaryDirectory(prefix="loaderd-") as folder:
         endpoint = f"ipc://{folder}/daemon.sock"

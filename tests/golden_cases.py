@@ -311,7 +311,7 @@ def make_store(source: Path, target: Path, options: IngestOptions) -> Path:
     return target
 
 
-def epochs(store: Path, cases: Mapping[str, Case], mem: str = "256M") -> Iterator[tuple[str, str]]:
+def epochs(store: Path, cases: Mapping[str, Case], mem: str = "64M") -> Iterator[tuple[str, str]]:
     """(case, digest), all served by one daemon."""
     with daemon(store, mem) as endpoint:
         for name, case in cases.items():
@@ -334,7 +334,7 @@ def real_digests(folder: Path) -> Iterator[tuple[str, str]]:
         subprocess.run([sys.executable, SHARED / "unpack.py", folder, name], check=True)
         store = make_store(folder / name, folder / f"{name}.store", options)
         yield f"store/{name}", store_digest(store)
-        for case, digest in epochs(store, cases):
+        for case, digest in epochs(store, cases, "256M"):
             yield f"{name}/{case}", digest
 
 

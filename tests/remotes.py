@@ -1,5 +1,6 @@
 """A daemon for tests that also listens on tcp, and folders of keys."""
 
+import os
 import socket
 import tempfile
 from collections.abc import Iterator
@@ -12,10 +13,16 @@ from tests.daemons import spawn, stop
 
 
 def free_address() -> str:
-    """A tcp address of this host at which nobody listens."""
+    """A tcp address of this host at which nobody listens.
+
+    The host is one of this process alone: at 127.0.0.1 any connection of another one could be given
+    the port before it is bound.
+    """
+    pid = os.getpid()
+    host = f"127.{1 + pid // 62500}.{pid // 250 % 250}.{1 + pid % 250}"
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"tcp://127.0.0.1:{probe.getsockname()[1]}"
+        probe.bind((host, 0))
+        return f"tcp://{host}:{probe.getsockname()[1]}"
 
 
 @contextmanager

@@ -15,8 +15,10 @@ import runpy
 import socket
 import sys
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
+import typer
 
 from blockstore.kernels.crc import page_crcs
 
@@ -25,16 +27,23 @@ MAX_REQUEST = 1 << 20
 
 
 def prepare() -> None:
-    """Import the commands, and what numba loads with the first kernel that is called."""
+    """Import the commands, and what numba and typer load with the first kernel and command."""
     importlib.import_module("loaderd.cli.commands")
     for name in COMMANDS:
         importlib.import_module(f"{name}.__main__")
         del sys.modules[f"{name}.__main__"]  # runpy runs it
+    app = typer.Typer()
+    app.command()(_with_an_option)
+    app([], standalone_mode=False)
     page_crcs(np.zeros(4096, np.uint8), 1, np.zeros(1, np.uint32))
     threads = list(Path("/proc/self/task").iterdir())
     assert len(threads) == 1, "a process with threads does not fork well"
     gc.collect()
     gc.freeze()
+
+
+def _with_an_option(number: Annotated[int, typer.Option()] = 1) -> None:
+    pass
 
 
 def begun(server: socket.socket) -> list[str] | None:

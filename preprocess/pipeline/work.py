@@ -125,6 +125,10 @@ class WorkFolder(ExitStack):
         whole = all(
             (self.path / name).is_file() and (self.path / name).stat().st_size == size
             for name, size in journal.files.items()
+        ) and all(  # of a run that was killed as its store had just taken its name, there is none
+            (self.path / STORE / name).exists()
+            for record in journal.stages
+            for name in record.arrays
         )
         return journal if whole and journal.signature == signature else _Journal(signature)
 

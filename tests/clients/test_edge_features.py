@@ -7,17 +7,19 @@ import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
-pytest.importorskip("torch_geometric")
 
 from clients.link import HeteroLinkDataset, LinkDataset  # noqa: E402
-from clients.pyg import LinkNeighborLoader, NeighborLoader  # noqa: E402
 from clients.torch import HeteroDataset, NeighborDataset  # noqa: E402
 from loaderd.api.errors import Refused  # noqa: E402
 from loaderd.server.transport import ask_status, parse_either  # noqa: E402
 from tests.graphs import make_csc  # noqa: E402
 from tests.heterostores import random_hetero, write_hetero_store  # noqa: E402
+from tests.later import Later  # noqa: E402
 from tests.remotes import remote_daemon  # noqa: E402
 from tests.stores import write_store  # noqa: E402
+
+Later("torch_geometric")
+pyg = Later("clients.pyg")
 
 NODES, TRAIN, TIGHT = 3000, 60, "6M"  # a third of what is served in memory
 CITES = ("paper", "cites", "paper")
@@ -166,13 +168,13 @@ def test_each_relation_has_its_own(several, links):
 
 
 def test_pyg_finds_them_under_its_names(served, several):
-    data = next(iter(NeighborLoader(served.roomy, [3], "train", 8, edge_features=True)))
+    data = next(iter(pyg.NeighborLoader(served.roomy, [3], "train", 8, edge_features=True)))
     assert data.edge_feat.shape == (data.num_edges, 100)
     assert data.edge_type.shape == (data.num_edges,)
     hetero = {"num_neighbors": [3, 2], "batch_size": 8, "edge_features": True}
     for loader in (
-        NeighborLoader(several.local, input_nodes=("paper", "train"), **hetero),
-        LinkNeighborLoader(several.local, edge_label_index=(CITES, None), **hetero),
+        pyg.NeighborLoader(several.local, input_nodes=("paper", "train"), **hetero),
+        pyg.LinkNeighborLoader(several.local, edge_label_index=(CITES, None), **hetero),
     ):
         data = next(iter(loader))
         assert data[WRITTEN].edge_attr.shape == (data[WRITTEN].edge_index.shape[1], 300)

@@ -1,29 +1,27 @@
 """LinkNeighborLoader against PyG's own: the same fields, of the same kinds."""
 
 import warnings
+from typing import Any
 
 import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
-pytest.importorskip("torch_geometric")
-from torch_geometric import typing  # noqa: E402
-from torch_geometric.data import Data, HeteroData  # noqa: E402
-from torch_geometric.loader import LinkNeighborLoader as Theirs  # noqa: E402
-from torch_geometric.sampler import NegativeSampling  # noqa: E402
 
-from clients.pyg import LinkNeighborLoader, NeighborLoader  # noqa: E402
 from tests.daemons import daemon  # noqa: E402
 from tests.heterostores import random_hetero, write_hetero_store  # noqa: E402
+from tests.later import Later  # noqa: E402
+
+geometric, pyg = Later("torch_geometric"), Later("clients.pyg")
 
 CITES = ("paper", "cites", "paper")
 WRITES = ("author", "writes", "paper")
 CASES = {
-    "pairs": {"neg_sampling_ratio": 1.0},
-    "triplets": {"neg_sampling": NegativeSampling("triplet", 2)},
-    "one triplet": {"neg_sampling": "triplet"},
-    "edges alone": {},
-    "labels": {"edge_label": torch.arange(40) % 3, "neg_sampling_ratio": 0.5},
+    "pairs": lambda: {"neg_sampling_ratio": 1.0},
+    "triplets": lambda: {"neg_sampling": geometric.sampler.NegativeSampling("triplet", 2)},
+    "one triplet": lambda: {"neg_sampling": "triplet"},
+    "edges alone": dict,
+    "labels": lambda: {"edge_label": torch.arange(40) % 3, "neg_sampling_ratio": 0.5},
 }
 
 
@@ -39,9 +37,9 @@ def served(tmp_path_factory):
         yield graph, endpoint
 
 
-def in_memory(graph) -> HeteroData:
+def in_memory(graph) -> Any:
     """The same for PyG."""
-    data = HeteroData()
+    data = geometric.data.HeteroData()
     for name, count in graph.num_nodes.items():
         data[name].x = torch.from_numpy(graph.x(name))
         assert data[name].x.shape[0] == count
@@ -51,7 +49,7 @@ def in_memory(graph) -> HeteroData:
     return data
 
 
-def kinds(data: Data | HeteroData) -> dict:
+def kinds(data: Any) -> dict:
     """What is there of seed edges, with shapes and dtypes."""
     found = {}
     for store in data.stores:
@@ -64,17 +62,17 @@ def kinds(data: Data | HeteroData) -> dict:
 
 @pytest.mark.parametrize("case", CASES)
 def test_fields_are_pygs(served, case):
-    if not typing.WITH_TORCH_SPARSE and not typing.WITH_PYG_LIB:
+    if not geometric.typing.WITH_TORCH_SPARSE and not geometric.typing.WITH_PYG_LIB:
         pytest.skip("PyG's own loader needs pyg-lib or torch-sparse")
     graph, endpoint = served
     theirs = in_memory(graph)
     edges = theirs[WRITES].edge_index[:, :40]
     options = {"num_neighbors": [3, 2], "edge_label_index": (WRITES, edges), "batch_size": 16}
-    options |= CASES[case]
+    options |= CASES[case]()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of pyg-lib, which may be missing
-        expected = list(Theirs(theirs, **options))
-    loader = LinkNeighborLoader(endpoint, **options)
+        expected = list(geometric.loader.LinkNeighborLoader(theirs, **options))
+    loader = pyg.LinkNeighborLoader(endpoint, **options)
     found = list(loader)
     assert len(found) == len(expected) == len(loader)
     for ours, other in zip(found, expected, strict=True):
@@ -94,20 +92,20 @@ def test_fields_are_pygs(served, case):
 
 
 def test_weights_of_negatives_and_lone_time_attributes_are_refused(served):
-    weighted = NegativeSampling("binary", 1, src_weight=torch.ones(90))
+    weighted = geometric.sampler.NegativeSampling("binary", 1, src_weight=torch.ones(90))
     with pytest.raises(ValueError, match="drawn uniformly"):
-        LinkNeighborLoader(served[1], [2], neg_sampling=weighted)
+        pyg.LinkNeighborLoader(served[1], [2], neg_sampling=weighted)
     with pytest.raises(TypeError, match="time_attr without edge_label_time"):
-        LinkNeighborLoader(served[1], [2], time_attr="time")
+        pyg.LinkNeighborLoader(served[1], [2], time_attr="time")
     with pytest.raises(TypeError, match="time_attr without input_time"):
-        NeighborLoader(served[1], [2], time_attr="time")
+        pyg.NeighborLoader(served[1], [2], time_attr="time")
     with pytest.raises(TypeError, match="expected a daemon's endpoint"):
-        LinkNeighborLoader(Data(), [2])
+        pyg.LinkNeighborLoader(geometric.data.Data(), [2])
 
 
 def test_an_epoch_goes_on_after_a_saved_state(served):
-    def make() -> LinkNeighborLoader:
-        return LinkNeighborLoader(
+    def make() -> Any:
+        return pyg.LinkNeighborLoader(
             served[1], [2], (WRITES, None), batch_size=64, shuffle=True, neg_sampling_ratio=1.0
         )
 

@@ -79,6 +79,19 @@ def test_kills_at_any_moment_change_nothing(tmp_path: Path):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["store", "whole"]
 
 
+def test_a_kill_as_the_store_has_taken_its_name_leaves_nothing_to_go_on_with(tmp_path, monkeypatch):
+    """The journal is still there, what it vouches for has gone with the store."""
+    target = tmp_path / "store"
+    with monkeypatch.context() as patch:
+        patch.setattr(WorkFolder, "remove", lambda work: None)
+        ingest(citations(), target, OPTIONS, QUIET)
+    assert (tmp_path / ".store.work" / "journal.json").exists()
+    expected = tree(target)
+    shutil.rmtree(target)
+    ingest(citations(), target, OPTIONS, QUIET)
+    assert tree(target) == expected
+
+
 def test_the_command_goes_on_after_kills(small_graph: Path, tmp_path: Path):
     """A real command, killed when it has said that some stages are over."""
     words = [sys.executable, "-m", "preprocess", "ingest", small_graph, tmp_path / "store"]

@@ -6,18 +6,14 @@ import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
-typing = pytest.importorskip("torch_geometric.typing")
 
-from torch_geometric.data import Data  # noqa: E402
-
+from tests.later import Later  # noqa: E402
 from tools.bench.setup import make_graph  # noqa: E402
 from tools.command import read_lines, table  # noqa: E402
-from tools.compare import cases, pairs  # noqa: E402
-from tools.compare.__main__ import main  # noqa: E402
-from tools.compare.cases import CASES  # noqa: E402
-from tools.compare.tasks import CompareOptions, noisy_source  # noqa: E402
+from tools.compare import pairs  # noqa: E402
 
-HAS_SAMPLER = typing.WITH_PYG_LIB or typing.WITH_TORCH_SPARSE  # PyG's loaders need one
+geometric = Later("torch_geometric")
+cases, tasks = Later("tools.compare.cases"), Later("tools.compare.tasks")
 quiet = pytest.mark.filterwarnings("ignore:Using 'NeighborSampler' without a 'pyg-lib'")
 
 
@@ -38,6 +34,16 @@ def graph(folder):
     return make_graph(folder, 1000, 8, 8, 4)
 
 
+def main(words: list[str]) -> str:
+    """What `python -m tools.compare` prints."""
+    return str(Later("tools.compare.__main__").main(words))
+
+
+def has_sampler() -> bool:
+    """Whether PyG's loaders have what they need."""
+    return bool(geometric.typing.WITH_PYG_LIB or geometric.typing.WITH_TORCH_SPARSE)
+
+
 class WholeGraph:
     """A loader in PyG's place without a sampler: all nodes are in each batch, seeds first."""
 
@@ -51,7 +57,7 @@ class WholeGraph:
             n_id = torch.cat([seeds, rest.nonzero()[:, 0]])
             place = torch.empty_like(n_id)
             place[n_id] = torch.arange(n_id.numel())
-            yield Data(
+            yield geometric.data.Data(
                 self.data.x[n_id], place[self.data.edge_index], y=self.data.y[n_id],
                 batch_size=seeds.numel(),
             )  # fmt: skip
@@ -85,17 +91,17 @@ def test_runs_are_done_each_once(jobs):
 
 
 def test_noise_is_added_to_the_features_alone(small_graph, tmp_path):
-    noisy = noisy_source(CompareOptions(small_graph, noise=2.0), tmp_path)
+    noisy = tasks.noisy_source(tasks.CompareOptions(small_graph, noise=2.0), tmp_path)
     clean, spoilt = (np.load(f / "node_feat.npy") for f in (small_graph, noisy))
     assert (spoilt - clean).std() == pytest.approx(2 * clean.std(), rel=0.05)
     assert (noisy / "edge_index.npy").resolve() == small_graph / "edge_index.npy"
 
 
 def test_accuracy_of_a_daemon_and_of_a_loader_in_memory(graph, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(cases, "NeighborLoader", WholeGraph)
+    monkeypatch.setattr("tools.compare.cases.NeighborLoader", WholeGraph)
     out = tmp_path / "lines"
     words = ["--seeds", "2", "--epochs", "5", "--hidden", "16", "--num-neighbors", "5", "5"]
-    words += ["--batch-size", "20", "--mem", "256M"]
+    words += ["--batch-size", "20", "--mem", "32M"]
     printed = main(["accuracy", str(graph), *words, "--learning-rate", "0.01", "--out", str(out)])
     found = read_lines(out)
     runs = [(x["way"], x["seed"]) for x in found]
@@ -110,7 +116,7 @@ def test_every_way_of_macro_batches(graph, tmp_path):
     names = ["in memory", "random 1/8", "GAP + hubs + halo 0.3 1/16"]
     words = ["--partitions", "16", "--epochs", "5", "--num-neighbors", "3", "2", "--hidden", "8"]
     words += ["--seeds", "1", "--batch-size", "20", "--jobs", "1", "--learning-rate", "0.03"]
-    words += ["--dropout", "0", "--ways", *names]
+    words += ["--dropout", "0", "--mem", "32M", "--ways", *names]
     main(["macro", str(graph), *words, "--out", str(out)])
     found = read_lines(out)
     assert [x["way"] for x in found] == names
@@ -121,7 +127,7 @@ def test_every_way_of_macro_batches(graph, tmp_path):
 def test_models_on_hops(graph, tmp_path):
     out = tmp_path / "lines"
     words = ["--hops", "1", "--epochs", "8", "--batch-size", "10", "--hidden", "8", "--seeds", "1"]
-    words += ["--models", "sign", "--chunks", "5", "--jobs", "1"]
+    words += ["--models", "sign", "--chunks", "5", "--jobs", "1", "--mem", "32M"]
     main(["hops", str(graph), *words, "--out", str(out)])
     found = read_lines(out)
     assert [x["way"] for x in found] == ["sign, rows", "sign, chunks of 5"]
@@ -139,7 +145,8 @@ def test_links(tmp_path):
         np.save(tmp_path / f"{name}_edge.npy", chosen)
     words = ["--seeds", "1", "--steps", "40", "--epochs", "5", "--batch-size", "64"]
     words += ["--hidden", "8", "--num-neighbors", "4", "3", "--learning-rate", "0.03", "--replace"]
-    ways = ["PyG", "daemon"] if HAS_SAMPLER else ["daemon"]
+    words += ["--mem", "32M"]
+    ways = ["PyG", "daemon"] if has_sampler() else ["daemon"]
     main(["links", str(tmp_path), *words, "--ways", *ways, "--out", str(tmp_path / "lines")])
     found = read_lines(tmp_path / "lines")
     assert [x["way"] for x in found] == ways
@@ -161,7 +168,8 @@ def test_drop_in_over_several_types(tmp_path):
         np.save(folder / f"split__paper__{name}.npy", ids)
     words = ["--undirected", "--seeds", "1", "--epochs", "5", "--learning-rate", "0.05"]
     words += ["--hidden", "8", "--num-neighbors", "3", "3", "--batch-size", "20"]
-    ways = ["PyG", "daemon"] if HAS_SAMPLER else ["daemon"]
+    words += ["--mem", "32M"]
+    ways = ["PyG", "daemon"] if has_sampler() else ["daemon"]
     main(["drop-in", str(folder), *words, "--ways", *ways, "--out", str(tmp_path / "lines")])
     found = read_lines(tmp_path / "lines")
     assert [x["way"] for x in found] == ways
@@ -178,8 +186,8 @@ def test_a_folder_that_a_case_cannot_use_is_said_in_a_line(tmp_path, capsys):
 
 
 def test_every_case_has_a_baseline():
-    for case in CASES.values():
-        ways = case.ways(CompareOptions("folder", **case.defaults))
+    for case in cases.CASES.values():
+        ways = case.ways(tasks.CompareOptions("folder", **case.defaults))
         assert {way.against for way in ways} <= {way.name for way in ways}
 
 

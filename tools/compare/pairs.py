@@ -10,8 +10,6 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from scipy import stats
-
 from tools.command import append, read_lines, table
 
 CONTEXT = get_context("spawn")  # each run has threads of its own
@@ -33,6 +31,8 @@ def run_each(
 
 def interval(differences: Sequence[float]) -> float:
     """Half the 95 % interval of the mean of two differences or more."""
+    from scipy import stats  # a second of CPU, and most runs only train
+
     return float(stats.t.ppf(0.975, len(differences) - 1) * stats.sem(differences))
 
 

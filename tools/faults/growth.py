@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import theilslopes
 
 from tools.bench.resources import PROC, counts_of
 from tools.command import table
@@ -103,6 +102,8 @@ def least(
 
 def slope(times: NDArray[np.float64], values: NDArray[np.float64]) -> float:
     """Median of the slopes between pairs of points: single peaks do not count."""
+    from scipy.stats import theilslopes  # a second of CPU, which each process of a test would take
+
     chosen = np.unique(np.linspace(0, times.size - 1, _MOST_POINTS).astype(np.int64))
     return float(theilslopes(values[chosen], times[chosen]).slope)
 

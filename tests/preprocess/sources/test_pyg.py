@@ -13,6 +13,7 @@ from preprocess.errors import BadInput
 from preprocess.files.strided import GivenArray, Placed
 from preprocess.sources.layouts import open_source
 from preprocess.sources.pyg import PygSource, _read_stores
+from tests.later import Later
 from tests.preprocess.sources.conformance import (
     ExpectedGraph,
     ExpectedRelation,
@@ -23,10 +24,7 @@ from tests.preprocess.sources.conformance import (
 from tests.preprocess.sources.refusals import assert_refused
 
 torch = pytest.importorskip("torch")
-pytest.importorskip("torch_geometric")
-
-from torch_geometric import EdgeIndex  # noqa: E402
-from torch_geometric.data import Data, HeteroData, InMemoryDataset, TemporalData  # noqa: E402
+geometric, pyg = Later("torch_geometric"), Later("torch_geometric.data")
 
 EDGES = np.array([[0, 2, 1, 0], [1, 1, 3, 3]])
 X = np.arange(10, dtype=np.float32).reshape(5, 2)
@@ -38,7 +36,7 @@ ONLY = ("node", "to", "node")
 
 def small() -> Any:
     """One of each array that a `Data` of one graph may hold."""
-    data = Data(x=torch.tensor(X), edge_index=torch.tensor(EDGES), y=torch.tensor(Y)[:, None])
+    data = pyg.Data(x=torch.tensor(X), edge_index=torch.tensor(EDGES), y=torch.tensor(Y)[:, None])
     data.train_mask, data.val_mask = torch.tensor(TRAIN), torch.tensor(VALID)
     data.test_idx = torch.tensor([4, 1])
     data.edge_weight = torch.tensor([0.5, 1, 1.5, 2])
@@ -70,7 +68,7 @@ CITES, WRITES = ("paper", "cites", "paper"), ("author", "writes", "paper")
 
 def large() -> Any:
     """Types with and without arrays, splits of edges, one type without a store."""
-    data = HeteroData(name="large")
+    data = pyg.HeteroData(name="large")
     data["paper"].x = torch.tensor(X[:3])
     data["paper"].y = torch.tensor([[1, 0], [0, 1], [1, 1]], dtype=torch.bool)
     data["paper"].time = torch.tensor([3, 1, 2])
@@ -113,7 +111,7 @@ def as_dict(data: Any, path: Path) -> None:
 
 def as_data_set(data: Any, path: Path) -> None:
     """`processed/data.pt`."""
-    InMemoryDataset.save([data], str(path))
+    pyg.InMemoryDataset.save([data], str(path))
 
 
 def as_pair(data: Any, path: Path) -> None:
@@ -182,7 +180,7 @@ def test_tensors_are_read_from_the_file(tmp_path: Path):
 def test_what_torch_allows_elsewhere_stays(tmp_path: Path):
     as_object(small(), tmp_path / "graph.pt")
     before = set(torch.serialization.get_safe_globals())
-    assert Data in before
+    assert pyg.Data in before
     PygSource(tmp_path / "graph.pt")
     assert set(torch.serialization.get_safe_globals()) == before
 
@@ -236,7 +234,7 @@ class Reduced:
         self.state = state
 
     def __reduce__(self) -> Any:
-        return (Data, (), self.state)
+        return (pyg.Data, (), self.state)
 
 
 def test_a_graph_of_old_pyg(tmp_path: Path):
@@ -290,7 +288,7 @@ def test_a_transposed_adjacency_is_read(tmp_path: Path, layout: str, weighted: b
         )
         if layout == "torch_sparse":
             adjacency.storage.rowptr()
-    data = Data(adj_t=adjacency, x=torch.tensor(X))
+    data = pyg.Data(adj_t=adjacency, x=torch.tensor(X))
     torch.save(data, tmp_path / "a.pt")
     arrays = {"weight": values.numpy()} if weighted else {}
     arrays |= {"weight": np.ones(4)} if layout == "torch" and not weighted else {}
@@ -315,7 +313,7 @@ def sparse(**parts: Any) -> Any:
     adjacency.storage.rowptr()
     for name, value in parts.items():
         setattr(adjacency.storage, f"_{name}", value)
-    return Data(adj_t=adjacency, x=torch.tensor(X))
+    return pyg.Data(adj_t=adjacency, x=torch.tensor(X))
 
 
 def hetero(**values: Any) -> Any:
@@ -338,14 +336,14 @@ REFUSED = {
     "several": (lambda: [small(), small()], "graph.pt: found a list, expected Data"),
     "a model": (lambda: {"weight": torch.ones(2)}, "graph.pt: found weight, expected edge_index"),
     "temporal": (
-        lambda: TemporalData(src=torch.tensor([0]), dst=torch.tensor([1]), t=torch.tensor([0])),
+        lambda: pyg.TemporalData(src=torch.tensor([0]), dst=torch.tensor([1]), t=torch.tensor([0])),
         "graph.pt: found Unsupported global: GLOBAL torch_geometric.data.temporal.TemporalData",
     ),
     "no edges": (lambda: changed(edge_index=None), "graph.pt: found x, y"),
     "edges as list": (
         lambda: {"edge_index": [[0], [1]]}, "graph.pt: edge_index: found list, expected edge_index",
     ),
-    "EdgeIndex": (lambda: {"edge_index": EdgeIndex([[0], [1]])}, "graph.pt: found "),
+    "EdgeIndex": (lambda: {"edge_index": geometric.EdgeIndex([[0], [1]])}, "graph.pt: found "),
     "pairs": (
         lambda: changed(edge_index=torch.tensor(EDGES.T.copy())),
         "graph.pt: edge_index: found shape (4, 2) of int64, expected (2, edges)",
@@ -397,7 +395,8 @@ REFUSED = {
     "far split": (lambda: changed(test_idx=torch.tensor([5])), "test_idx[0]: found node id 5"),
     "split of floats": (lambda: changed(test_idx=torch.ones(1)), "test_idx: found shape (1,) of"),
     "no nodes": (
-        lambda: Data(edge_index=torch.empty(2, 0, dtype=torch.long)), "graph.pt: found no edges,",
+        lambda: pyg.Data(edge_index=torch.empty(2, 0, dtype=torch.long)),
+        "graph.pt: found no edges,",
     ),
     "nodes below zero": (lambda: changed(num_nodes=-1), "graph.pt: num_nodes: found -1"),
     "other type": (far_author, "graph.pt: author:writes:paper.edge_index[0, 1]: found node id 2"),
@@ -438,7 +437,7 @@ def test_what_is_refused_is_named(tmp_path: Path, name: str):
 
 def test_a_data_set_of_several_graphs_is_refused(tmp_path: Path):
     path = tmp_path / "graph.pt"
-    InMemoryDataset.save([small(), small()], str(path))
+    pyg.InMemoryDataset.save([small(), small()], str(path))
     assert_refused(tmp_path, lambda: PygSource(path), "graph.pt: slices: found 2 graphs, expected")
 
 

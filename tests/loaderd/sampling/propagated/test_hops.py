@@ -24,7 +24,8 @@ from tests.daemons import daemon
 from tests.hopstores import Hops, make_hops, write_hop_store
 from tests.reference import hop_order
 
-ROWS, WIDTH, BATCH, SEED = 12001, 25, 1000, 5
+ROWS, WIDTH, BATCH, SEED = 4001, 25, 400, 5
+ROOM, TIGHT = "16M", "1792K"  # for all arrays, which take 2 MB, or for some batches
 OPERATORS = {"sym": 3, "ppr": 2}
 
 
@@ -45,7 +46,7 @@ def store(tmp_path_factory, splits):
     return path
 
 
-@pytest.fixture(scope="module", params=["64M", "5M"], ids=["held", "passing"])
+@pytest.fixture(scope="module", params=[ROOM, TIGHT], ids=["held", "passing"])
 def endpoint(request, store):
     """A daemon with room for all arrays, or for some batches."""
     with daemon(store, request.param, 2) as endpoint:
@@ -55,7 +56,7 @@ def endpoint(request, store):
 @pytest.fixture(scope="module")
 def other(store):
     """A daemon that knows nothing of the first."""
-    with daemon(store, "8M", 1) as endpoint:
+    with daemon(store, "4M", 1) as endpoint:
         yield endpoint
 
 
@@ -91,7 +92,7 @@ CASES = {
     "chunk is batch": {},
     "small chunks": {"chunk": 100},
     "single rows": {"chunk": 1},
-    "large chunks": {"chunk": 3500},
+    "large chunks": {"chunk": 1170},
     "one chunk": {"chunk": ROWS},
     "in order": {"shuffle": False},
     "rr in order": {"method": "rr", "shuffle": False},
@@ -128,24 +129,24 @@ def test_batches_are_the_references(endpoint, splits, case):
     data.close()
 
 
-def test_arrays_are_named_hop_0_once(endpoint):
-    data = HopDataset(endpoint)
+def test_arrays_are_named_hop_0_once(other):
+    data = HopDataset(other)
     pairs = [("sym", 0), ("sym", 1), ("sym", 2), ("ppr", 1), ("ppr", 2)]
     assert data.arrays == pairs
     data.close()
-    data = HopDataset(endpoint, operators="sym")
+    data = HopDataset(other, operators="sym")
     assert data.arrays == [("sym", hop) for hop in range(4)]
     resolved = data.attached().resolved
     assert (resolved.family, resolved.hops.operators, resolved.hops.hops) == ("hops", ("sym",), 3)
-    assert (resolved.hops.method, resolved.hops.chunk) == ("cr", 8000)
+    assert (resolved.hops.method, resolved.hops.chunk) == ("cr", ROWS)  # of 8000
     data.close()
 
 
 @pytest.mark.parametrize("options", [{}, {"method": "rr"}, {"chunk": 10}])
 def test_ranks_share_each_step(endpoint, options):
-    whole = HopDataset(endpoint, batch_size=240, seed=SEED, **options)
+    whole = HopDataset(endpoint, batch_size=80, seed=SEED, **options)
     four = [
-        HopDataset(endpoint, batch_size=240, seed=SEED, rank=r, world_size=4, **options)
+        HopDataset(endpoint, batch_size=80, seed=SEED, rank=r, world_size=4, **options)
         for r in range(4)
     ]
     assert len(whole) == 51
@@ -154,7 +155,7 @@ def test_ranks_share_each_step(endpoint, options):
     for batches in zip(*four, strict=True):
         sizes = [b.batch_size for b in batches]
         assert max(sizes) - min(sizes) <= 1
-        assert sum(sizes) == 240 + (batches[0].step == 49)
+        assert sum(sizes) == 80 + (batches[0].step == 49)
         shares += [i for b in batches for i in b.input_id.tolist()]
     assert shares == [i for b in whole for i in b.input_id.tolist()]
     for data in (whole, *four):
@@ -234,16 +235,16 @@ def test_views_are_refused_in_workers(endpoint):
 
 def test_too_little_memory_names_what_would_do(store):
     with daemon(store, "1M", 1) as endpoint, pytest.raises(Refused) as caught:
-        len(HopDataset(endpoint, batch_size=5000))
+        len(HopDataset(endpoint, batch_size=1700))
     enough = str(caught.value).split("--mem ")[1].split(",")[0].replace(" ", "").replace("iB", "")
     with daemon(store, enough, 1) as endpoint:
-        data = HopDataset(endpoint, batch_size=5000)
+        data = HopDataset(endpoint, batch_size=1700)
         assert sum(b.batch_size for b in data) == ROWS
         data.close()
 
 
 def test_held_arrays_are_read_once_and_shared_and_given_back(store):
-    with daemon(store, "64M", 2) as endpoint:
+    with daemon(store, ROOM, 2) as endpoint:
         before = names(endpoint)
         first, second = (HopDataset(endpoint, batch_size=BATCH, method=m) for m in ("cr", "rr"))
         for _ in range(2):
@@ -264,7 +265,7 @@ def test_held_arrays_are_read_once_and_shared_and_given_back(store):
 
 def test_passing_chunks_are_read_in_ranges(store):
     """A range of pages of each array a chunk, at most a page more than its bytes at each end."""
-    with daemon(store, "5M", 2) as endpoint:
+    with daemon(store, TIGHT, 2) as endpoint:
         data = HopDataset(endpoint, batch_size=BATCH)
         steps, start = len(data), status(endpoint).counters
         assert sum(b.batch_size for b in data) == ROWS
@@ -277,7 +278,7 @@ def test_passing_chunks_are_read_in_ranges(store):
     assert rows <= read <= rows + 2 * page * arrays * steps
 
 
-@pytest.mark.parametrize("mem", ["64M", "1M"])
+@pytest.mark.parametrize("mem", [ROOM, "1M"])
 def test_a_wrong_bit_is_an_error_and_no_batch(tmp_path, mem):
     hops = make_hops(3000, WIDTH, {"sym": 1}, 4)
     write_hop_store(tmp_path / "store", {"train": hops})
@@ -360,7 +361,7 @@ def test_rows_on_a_device_give_the_same_batches(endpoint, case):
 
 
 def test_rows_on_a_device_are_fetched_once(store):
-    with daemon(store, "64M", 2) as endpoint:
+    with daemon(store, ROOM, 2) as endpoint:
         data = HopDataset(endpoint, batch_size=BATCH, resident="cpu")
         for _ in range(3):
             assert sum(b.batch_size for b in data) == ROWS
@@ -372,7 +373,7 @@ def free(monkeypatch, num_bytes: int) -> None:
     monkeypatch.setattr(hopdataset, "device_bytes", lambda device: num_bytes)
 
 
-@pytest.mark.parametrize(("mem", "place"), [("64M", "host"), ("5M", "storage")])
+@pytest.mark.parametrize(("mem", "place"), [(ROOM, "host"), (TIGHT, "storage")])
 def test_advice_is_taken_once_and_recorded(store, monkeypatch, mem, place):
     monkeypatch.setattr(hopadvice, "_TRY_S", 0.02)
     with daemon(store, mem, 2) as endpoint:
