@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blockstore.kernels.packed import PlacedRows, address_places
+from blockstore.kernels.places import PlacedRows, address_places
 from blockstore.kernels.rows import NO_ROW
 
 
