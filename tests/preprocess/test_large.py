@@ -147,7 +147,7 @@ def test_plans_of_graphs_beyond_two_to_the_32():
     assert contents.relations[0].edge_id_dtype == "uint64"
     assert place_dtype(contents.relations[0]) == "uint64"
     found = plan_ingest(source, options)
-    assert found.store_bytes > 2**33 * 12 + 10**8 * 512
+    assert found.store_bytes > 2**33 * (27 + 64) // 8 + 10**8 * 512
     assert found.temporary_bytes > 2**33 * 16
 
 
