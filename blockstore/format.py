@@ -1,7 +1,7 @@
-"""Byte layout of a store, format version 2: the only code that knows FORMAT.md."""
+"""Byte layout of a store, format version 3: the only code that knows FORMAT.md."""
 
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from math import gcd, prod
 from typing import NamedTuple, Self
 
@@ -9,7 +9,7 @@ import msgspec
 
 from blockstore.errors import CorruptBlock, UnsupportedVersion
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 PAGE_BYTES = 4096  # one crc32c each
 MIN_BLOCK_BYTES = PAGE_BYTES
 DEFAULT_BLOCK_BYTES = 1 << 20
@@ -26,8 +26,8 @@ ITEM_BYTES = {  # store dtype -> bytes; bfloat16 is a uint16 array as far as Zar
 }  # fmt: skip
 
 BLOCK_MAGIC = b"GBLK"
-BLOCK_VERSION = 1  # of the layout of a graph block, in its header
-BLOCK_HEADER = struct.Struct("<4sHHQQIIII24x")  # FORMAT.md, "Graph block header"
+BLOCK_VERSION = 2  # of the layout of a graph block, in its header
+BLOCK_HEADER = struct.Struct("<4sHHQQIIIIQ16x")  # FORMAT.md, "Graph block header"
 assert BLOCK_HEADER.size == 64
 
 HAS_EDGE_IDS = 1  # flag bits of a graph block
@@ -37,13 +37,15 @@ HAS_WEIGHTS = 8
 HAS_TIMES = 16
 KNOWN_FLAGS = HAS_EDGE_IDS | WIDE_NODE_IDS | WIDE_EDGE_IDS | HAS_WEIGHTS | HAS_TIMES
 WEIGHT_DTYPE, TIME_DTYPE = "float32", "int64"  # beside each edge, in its block
+MOST_ID_BITS = 56  # of a source: a store has at most 2^56 nodes
 
 # byte offsets inside the header, for kernels
 LAST_DEGREE_OFFSET = 16
 NUM_NODES_OFFSET = 24
 NUM_EDGES_OFFSET = 28
 NUM_CARRIED_OFFSET = 32
-EDGES_START_OFFSET = 36
+SOURCE_BITS_OFFSET = 36
+SOURCE_BASE_OFFSET = 40
 
 
 class BlockHeader(NamedTuple):
@@ -55,7 +57,8 @@ class BlockHeader(NamedTuple):
     num_nodes: int  # columns that start here; 0 in the middle of a multi-block column
     num_edges: int  # edges that lie here, carried ones included
     num_carried: int  # of these, the first ones continue the column before `first_node`
-    edges_start: int  # where the edges begin, in units of the id width from the block's start
+    source_bits: int  # of each source, in a stream of bits
+    source_base: int  # what is added to each: store id of the first node of their type
 
     def pack(self) -> bytes:
         """The 64 header bytes."""
@@ -89,47 +92,65 @@ def edges_start_bytes(num_nodes: int) -> int:
     return align(BLOCK_HEADER.size + 4 * (num_nodes + 1), 8)
 
 
-def section_offsets(num_nodes: int, num_edges: int, item_bytes: Sequence[int]) -> list[int]:
-    """Byte offsets in a graph block of its sections (sources, edge ids, weights, times), then of
-    what follows the last one.
-
-    item_bytes   of an edge in each section; 0: the section is not there
-    """
-    at, offsets = edges_start_bytes(num_nodes), []
-    for size in item_bytes:
-        at = align(at, 8) if size else at
-        offsets.append(at)
-        at += num_edges * size
-    return [*offsets, at]
+def id_bits(num_nodes: int) -> int:
+    """Bits of the number of a node in its type, which has so many."""
+    return max(1, (num_nodes - 1).bit_length())
 
 
-def block_fill_bytes(num_nodes: int, num_edges: int, *item_bytes: int) -> int:
-    """Bytes that a graph block with these columns and edges takes; `section_offsets`."""
-    return section_offsets(num_nodes, num_edges, item_bytes)[-1]
+def packed_bytes(count: int, bits: int) -> int:
+    """Bytes of a stream of numbers of so many bits: any of them is in 8 bytes that begin in it."""
+    return align(align(count * bits, 8) // 8, 8) + 8 if count else 0
 
 
-def block_flags(item_bytes: Sequence[int]) -> int:
-    """Flag bits of graph blocks with these sections; `item_bytes` as in `section_offsets`."""
-    ids, edge_ids, weights, times = item_bytes
-    return (
-        HAS_EDGE_IDS * bool(edge_ids)
-        | WIDE_NODE_IDS * (ids == 8)
-        | WIDE_EDGE_IDS * (edge_ids == 8)
-        | HAS_WEIGHTS * bool(weights)
-        | HAS_TIMES * bool(times)
-    )
+class EdgeLayout(NamedTuple):
+    """What the graph blocks of a relation hold of each edge; the same in all of them."""
 
+    id_dtype: str  # uint32 or uint64: of store ids
+    source_bits: int  # of a source, in a stream of bits: its store id minus the base
+    source_base: int
+    edge_id_bytes: int  # of an edge id; 0: there are none
+    weight_bytes: int  # likewise
+    time_bytes: int
 
-def column_capacity(block_bytes: int, *item_bytes: int) -> int:
-    """Edges of one column that fill a block alone; a longer column goes on in further blocks.
+    @property
+    def flags(self) -> int:
+        """Flag bits of the blocks."""
+        return (
+            HAS_EDGE_IDS * bool(self.edge_id_bytes)
+            | WIDE_NODE_IDS * (self.id_dtype == "uint64")
+            | WIDE_EDGE_IDS * (self.edge_id_bytes == 8)
+            | HAS_WEIGHTS * bool(self.weight_bytes)
+            | HAS_TIMES * bool(self.time_bytes)
+        )
 
-    item_bytes   of an edge in each section: `edge_item_bytes`
-    """
-    room = block_bytes - edges_start_bytes(1)
-    capacity = room // sum(item_bytes)
-    while capacity and block_fill_bytes(1, capacity, *item_bytes) > block_bytes:
-        capacity -= 1
-    return capacity
+    @property
+    def bits(self) -> tuple[int, int, int, int]:
+        """Of an edge in each section; 0: the section is not there."""
+        edge_id, weight, time = self.edge_id_bytes, self.weight_bytes, self.time_bytes
+        return self.source_bits, 8 * edge_id, 8 * weight, 8 * time
+
+    def sections(self, num_nodes: int, num_edges: int) -> list[int]:
+        """Byte offsets in a block of its sections (sources, edge ids, weights, times), then of what
+        follows the last one."""
+        at = edges_start_bytes(num_nodes)
+        offsets = [at]
+        at += packed_bytes(num_edges, self.source_bits)
+        for size in (self.edge_id_bytes, self.weight_bytes, self.time_bytes):
+            at = align(at, 8) if size else at
+            offsets.append(at)
+            at += num_edges * size
+        return [*offsets, at]
+
+    def fill_bytes(self, num_nodes: int, num_edges: int) -> int:
+        """Bytes that a block with these columns and edges takes."""
+        return self.sections(num_nodes, num_edges)[-1]
+
+    def capacity(self, block_bytes: int) -> int:
+        """Edges of one column that fill a block alone; a longer column goes on in further ones."""
+        capacity = 8 * (block_bytes - edges_start_bytes(1)) // sum(self.bits)
+        while capacity and self.fill_bytes(1, capacity) > block_bytes:
+            capacity -= 1
+        return capacity
 
 
 class RowArray(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -300,7 +321,7 @@ class Relation(msgspec.Struct, frozen=True, omit_defaults=True):
     halo: HaloColumns | None = None
 
     def item_bytes(self, id_dtype: str) -> tuple[int, int, int, int]:
-        """Bytes of an edge in each section of a graph block; 0: the section is not there."""
+        """Bytes of an edge in arrays of its own: source, id, weight, time; 0: there is none."""
         return (
             ITEM_BYTES[id_dtype],
             ITEM_BYTES[self.edge_id_dtype] if self.edge_id_dtype else 0,
@@ -361,7 +382,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     format: int
     fingerprint: str = ""  # of all else; it does not stand in the manifest but beside it
     block_bytes: int
-    id_dtype: str  # uint32 or uint64: width of node ids in graph blocks and id arrays
+    id_dtype: str  # uint32 or uint64: of node ids in id arrays and in memory
     types: tuple[NodeType, ...]
     relations: tuple[Relation, ...]
     order: str = "source"  # how store ids were given: "source", "bfs", ...
@@ -398,6 +419,13 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         for r in self.relations:
             found += [*r.features.values(), *r.splits.values()]
         return found
+
+
+def edge_layout(manifest: Manifest, relation: Relation) -> EdgeLayout:
+    """Of the graph blocks of a relation and of its copies."""
+    src = next(t for t in manifest.types if t.name == relation.src)
+    held = relation.item_bytes(manifest.id_dtype)[1:]
+    return EdgeLayout(manifest.id_dtype, id_bits(src.num_nodes), src.first, *held)
 
 
 def columns_of(relation: Relation) -> list[Relation | HaloColumns]:

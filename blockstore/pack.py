@@ -6,17 +6,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from blockstore.format import (
-    BLOCK_HEADER,
-    ITEM_BYTES,
-    TIME_DTYPE,
-    WEIGHT_DTYPE,
-    BlockHeader,
-    block_flags,
-    column_capacity,
-    section_offsets,
-)
+from blockstore.format import BLOCK_HEADER, TIME_DTYPE, WEIGHT_DTYPE, BlockHeader, EdgeLayout
 from blockstore.kernels.pack import count_fitting
+from blockstore.kernels.packed import pack_ids
 
 Emit = Callable[[NDArray[np.uint8]], None]
 EdgeArrays = tuple[NDArray[Any] | None, ...]  # sources, edge ids, weights, times
@@ -26,30 +18,20 @@ class GraphPacker:
     """Fills blocks with columns and hands each full one to `emit`, which must not keep it.
 
     A column that does not fit into what is left of a block opens a new one.  One that is longer
-    than `column_capacity` starts in a fresh block, fills it and the following ones, and the block
-    with its last edges takes further columns.
+    than the capacity of the layout starts in a fresh block, fills it and the following ones, and
+    the block with its last edges takes further columns.
     """
 
-    def __init__(
-        self,
-        block_bytes: int,
-        id_dtype: str,
-        edge_id_dtype: str | None,
-        first: int,
-        emit: Emit,
-        *,
-        weights: bool = False,
-        times: bool = False,
-    ) -> None:
+    def __init__(self, block_bytes: int, layout: EdgeLayout, first: int, emit: Emit) -> None:
         """`first`: store id of the first column."""
-        self._block_bytes, self._emit = block_bytes, emit
-        kept = [id_dtype, edge_id_dtype, WEIGHT_DTYPE * weights, TIME_DTYPE * times]
-        self._item_bytes = [ITEM_BYTES[d] if d else 0 for d in kept]
-        self._capacity = column_capacity(block_bytes, *self._item_bytes)
-        self._flags = block_flags(self._item_bytes)
-        most = block_bytes // sum(self._item_bytes)
+        self._block_bytes, self._layout, self._emit = block_bytes, layout, emit
+        self._capacity = layout.capacity(block_bytes)
         self._degrees = np.empty(block_bytes // 4, np.int64)
-        self._sections = [np.empty(most if d else 0, np.dtype(d or "uint32")) for d in kept]
+        self._sources = np.zeros(block_bytes // 8 + 1, np.uint64)  # a stream of bits
+        most = 8 * block_bytes // sum(layout.bits)
+        held = [f"uint{8 * layout.edge_id_bytes}" if layout.edge_id_bytes else None]
+        held += [WEIGHT_DTYPE * bool(layout.weight_bytes), TIME_DTYPE * bool(layout.time_bytes)]
+        self._sections = [np.empty(most if d else 0, np.dtype(d or "uint32")) for d in held]
         self._block = np.zeros(block_bytes, np.uint8)
         self._num_nodes = self._num_edges = self._num_carried = 0
         self._next, self._packed = first, 0
@@ -68,14 +50,14 @@ class GraphPacker:
 
         degrees   int64 (columns,)
         sources   id_dtype (sum of degrees,)
-        edge_ids, weights, times  the same length, where the packer keeps them
+        edge_ids, weights, times  the same length, where the layout has them
         """
         edges_of = (sources, edge_ids, weights, times)
         at = edge = 0
         while at < degrees.size:
             columns, edges = count_fitting(
                 degrees, at, self._num_nodes, self._num_edges, self._block_bytes,
-                *self._item_bytes, self._capacity,
+                self._layout.bits, self._capacity,
             )  # fmt: skip
             if columns:
                 self._add(degrees[at : at + columns], edges_of, edge, edges)
@@ -100,8 +82,13 @@ class GraphPacker:
         if not self._num_nodes and not self._num_edges:
             self._first_nodes.append(self._next)
             self._first_edges.append(self._packed)
-        at = self._num_edges
-        for section, values in zip(self._sections, edges_of, strict=True):
+        layout, at = self._layout, self._num_edges
+        sources, *others = edges_of
+        assert sources is not None
+        base, bits = np.uint64(layout.source_base), layout.source_bits
+        fit = pack_ids(sources[edge : edge + count], base, bits, self._sources, at * bits)
+        assert fit, f"a source is not of {bits} bits from {base} on"
+        for section, values in zip(self._sections, others, strict=True):
             if section.size:
                 assert values is not None
                 section[at : at + count] = values[edge : edge + count]
@@ -131,22 +118,25 @@ class GraphPacker:
 
     def _flush(self) -> None:
         nodes, edges = self._num_nodes, self._num_edges
-        places = section_offsets(nodes, edges, self._item_bytes)
+        layout, block = self._layout, self._block
+        places = layout.sections(nodes, edges)
         last_degree = int(self._degrees[nodes - 1]) if nodes else 0
         header = BlockHeader(
-            self._flags, self._first_nodes[-1], last_degree, nodes, edges, self._num_carried,
-            places[0] // self._item_bytes[0],
+            layout.flags, self._first_nodes[-1], last_degree, nodes, edges, self._num_carried,
+            layout.source_bits, layout.source_base,
         )  # fmt: skip
-        block = self._block
         block[:] = 0
         block[: BLOCK_HEADER.size] = np.frombuffer(header.pack(), np.uint8)
         offsets = block[BLOCK_HEADER.size : BLOCK_HEADER.size + 4 * (nodes + 1)].view(np.uint32)
-        offsets[0] = header.edges_start + self._num_carried
+        offsets[0] = self._num_carried
         # of a multi-block column, what lies here
         held = np.minimum(self._degrees[:nodes], self._capacity)
-        offsets[1:] = offsets[0] + np.cumsum(held)
-        for at, section in zip(places, self._sections, strict=False):
-            raw = section[:edges].view(np.uint8)
+        offsets[1:] = self._num_carried + np.cumsum(held)
+        words = self._sources[: -(-edges * layout.source_bits // 64)]
+        sections = [words, *(section[:edges] for section in self._sections)]
+        for at, section in zip(places, sections, strict=False):
+            raw = section.view(np.uint8)
             block[at : at + raw.size] = raw
+        words[:] = 0
         self._emit(block)
         self._num_nodes = self._num_edges = self._num_carried = 0

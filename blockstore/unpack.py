@@ -11,20 +11,23 @@ from blockstore.format import (
     HAS_EDGE_IDS,
     HAS_TIMES,
     HAS_WEIGHTS,
+    MOST_ID_BITS,
     TIME_DTYPE,
     WEIGHT_DTYPE,
     WIDE_EDGE_IDS,
     WIDE_NODE_IDS,
     BlockHeader,
-    section_offsets,
+    EdgeLayout,
 )
+from blockstore.kernels.columns import view_sources
+from blockstore.kernels.packed import unpack_ids
 
 
 class GraphBlock(NamedTuple):
-    """Views into the block's bytes."""
+    """Views into the block's bytes, and its sources."""
 
     header: BlockHeader
-    offsets: NDArray[np.uint32]  # (num_nodes + 1,) as stored
+    offsets: NDArray[np.uint32]  # (num_nodes + 1,) as stored: edges of the block
     sources: NDArray[Any]  # id_dtype (num_edges,): carried ones first
     edge_ids: NDArray[Any] | None  # (num_edges,)
     weights: NDArray[np.float32] | None = None  # (num_edges,)
@@ -55,31 +58,32 @@ def unpack_block(block: NDArray[np.uint8], where: str) -> GraphBlock:
     Raises CorruptBlock, UnsupportedVersion: the header does not fit the block.
     """
     header = BlockHeader.unpack(block[: BLOCK_HEADER.size].tobytes(), where)
-    flags = header.flags
-    dtypes = [
-        np.dtype(np.uint64 if flags & WIDE_NODE_IDS else np.uint32),
-        np.dtype(np.uint64 if flags & WIDE_EDGE_IDS else np.uint32),
-        np.dtype(WEIGHT_DTYPE),
-        np.dtype(TIME_DTYPE),
-    ]
-    held = [True, *(bool(flags & bit) for bit in (HAS_EDGE_IDS, HAS_WEIGHTS, HAS_TIMES))]
-    widths = [d.itemsize * h for d, h in zip(dtypes, held, strict=True)]
-    places = section_offsets(header.num_nodes, header.num_edges, widths)
-    if header.edges_start * widths[0] != places[0]:
-        raise CorruptBlock(
-            f"{where}: edges start at {header.edges_start * widths[0]}, expected {places[0]} for "
-            f"{header.num_nodes} columns"
-        )
+    layout = _layout_of(header, where)
+    places = layout.sections(header.num_nodes, header.num_edges)
     if places[-1] > block.size or header.num_carried > header.num_edges:
         raise CorruptBlock(
             f"{where}: {header.num_edges} edges, {header.num_carried} of them carried, do not fit "
             f"a block of {block.size} bytes"
         )
     offsets = block[BLOCK_HEADER.size : BLOCK_HEADER.size + 4 * (header.num_nodes + 1)]
-    sections = [
-        block[at : at + header.num_edges * width].view(dtype) if width else None
-        for at, width, dtype in zip(places, widths, dtypes, strict=False)
-    ]
-    sources, edge_ids, weights, times = sections
-    assert sources is not None
+    sources = np.empty(header.num_edges, np.dtype(layout.id_dtype))
+    unpack_ids(view_sources(block, layout), 8 * places[0], sources)
+    dtypes = f"uint{8 * layout.edge_id_bytes or 32}", WEIGHT_DTYPE, TIME_DTYPE
+    edge_ids, weights, times = (
+        block[at : at + header.num_edges * bits // 8].view(np.dtype(dtype)) if bits else None
+        for at, bits, dtype in zip(places[1:], layout.bits[1:], dtypes, strict=False)
+    )
     return GraphBlock(header, offsets.view(np.uint32), sources, edge_ids, weights, times)
+
+
+def _layout_of(header: BlockHeader, where: str) -> EdgeLayout:
+    """What a header says of the edges.  Raises CorruptBlock."""
+    flags, bits, base = header.flags, header.source_bits, header.source_base
+    id_dtype = "uint64" if flags & WIDE_NODE_IDS else "uint32"
+    if not 1 <= bits <= MOST_ID_BITS or base + (1 << bits) > 1 << 64:
+        raise CorruptBlock(
+            f"{where}: sources of {bits} bits from {base} on, expected 1 to {MOST_ID_BITS} bits"
+        )
+    edge_id_bytes = (8 if flags & WIDE_EDGE_IDS else 4) * bool(flags & HAS_EDGE_IDS)
+    beside = 4 * bool(flags & HAS_WEIGHTS), 8 * bool(flags & HAS_TIMES)
+    return EdgeLayout(id_dtype, bits, base, edge_id_bytes, *beside)

@@ -17,17 +17,18 @@ from blockstore.errors import CorruptBlock
 from blockstore.format import (
     BLOCK_HEADER,
     ITEM_BYTES,
+    MOST_ID_BITS,
     PAGE_BYTES,
     SHARD_BYTES,
     BlockHeader,
+    EdgeLayout,
     HaloColumns,
     Manifest,
     NodeType,
     Relation,
     RowArray,
-    block_flags,
-    column_capacity,
     columns_of,
+    edge_layout,
     edges_start_bytes,
     row_geometry,
     side_arrays,
@@ -38,13 +39,15 @@ from blockstore.kernels.check import (
     BAD_OFFSETS,
     FIELDS,
     GOOD,
+    Expected,
     check_head,
     check_pages,
     check_sources,
     find_bad_block,
 )
+from blockstore.kernels.packed import PackedIds, unpack_ids
 
-MOST_ITEMS = 1 << 56  # rows, nodes or edges: kernels count bytes of them in int64
+MOST_ITEMS = 1 << MOST_ID_BITS  # rows, nodes or edges: kernels count bytes of them in int64
 _MOST_DIMENSIONS = 32
 _IDS = ("uint32", "uint64")
 
@@ -253,7 +256,7 @@ def _check_relation(manifest: Manifest, relation: Relation) -> None:
     _count(f"num_source_edges of {what}", relation.num_source_edges)
     copies = relation.halo is not None, dst.halo is not None
     _expect(copies[0] == copies[1], f"whether {what} has a halo, as {dst.name!r} does", *copies)
-    capacity = column_capacity(manifest.block_bytes, *relation.item_bytes(manifest.id_dtype))
+    capacity = edge_layout(manifest, relation).capacity(manifest.block_bytes)
     for columns in columns_of(relation):
         _count(f"num_blocks of {what}", columns.num_blocks)
         _count(f"num_edges of {what}", columns.num_edges)
@@ -351,12 +354,7 @@ def inside(root: str, path: str) -> Path:
 class GraphCheck:
     """What the blocks of one relation, or of its copies, must say."""
 
-    first_node: NDArray[np.uint64]  # (num_blocks + 1,)
-    first_edge: NDArray[np.uint64]  # (num_blocks + 1,)
-    flags: int
-    id_dtype: np.dtype[Any]
-    capacity: int  # edges of one column in a block of its own
-    sources: tuple[np.uint64, np.uint64]  # [first, stop) of store ids
+    expected: Expected
 
     @classmethod
     def make(
@@ -370,13 +368,12 @@ class GraphCheck:
         """Raises CorruptBlock: no blocks can be as these tables say."""
         relation = next(r for r in manifest.relations if columns in (r, r.halo))
         src = next(t for t in manifest.types if t.name == relation.src)
-        widths = relation.item_bytes(manifest.id_dtype)
-        _check_room(first_node, first_edge, widths, manifest.block_bytes, where)
-        return cls(
-            first_node, first_edge, block_flags(widths), np.dtype(manifest.id_dtype),
-            column_capacity(manifest.block_bytes, *widths),
-            (np.uint64(src.first), np.uint64(src.first + src.num_nodes)),
-        )  # fmt: skip
+        layout = edge_layout(manifest, relation)
+        _check_room(first_node, first_edge, layout, manifest.block_bytes, where)
+        return cls(Expected(
+            first_node, first_edge, layout.flags, layout.capacity(manifest.block_bytes),
+            layout.source_bits, layout.source_base, src.num_nodes,
+        ))  # fmt: skip
 
     def find_bad_page(
         self, block: int, data: NDArray[np.uint8], expected: NDArray[np.uint32], where: str
@@ -387,9 +384,7 @@ class GraphCheck:
         the cache: a pass of its own over blocks of 1 MiB takes as long as the checksums.  Raises
         CorruptBlock.
         """
-        ids = data.view(self.id_dtype)
-        first, stop = self._edges(block)
-        bad, sound = check_pages(data, expected, ids, first, stop, *self.sources)
+        bad, sound = check_pages(data, expected, block, self.expected)
         if bad < 0:
             self.check_head(block, data, where)
             if not sound:
@@ -397,51 +392,45 @@ class GraphCheck:
         return int(bad)
 
     def check(self, block: int, data: NDArray[np.uint8], size: int, where: str) -> None:
-        """Adjacent blocks of `size` bytes whose pages are right, uint8; or the beginning of one.
+        """Adjacent blocks of `size` bytes whose pages are right, uint8.
 
         One call for all of them: small blocks take less time than a call does.  Raises
         CorruptBlock.
         """
-        bad = int(find_bad_block(
-            data.view(self.id_dtype), size // self.id_dtype.itemsize, block, self.first_node,
-            self.first_edge, self.flags, self.capacity, self.sources,
-        ))  # fmt: skip
+        bad = int(find_bad_block(data, size, block, self.expected))
         if bad >= 0:
             part = data[bad * size : (bad + 1) * size]
             self.check_head(block + bad, part, where)
             self.check_part(block + bad, part, 0, size, where)
 
-    def _edges(self, block: int) -> tuple[int, int]:
-        start = edges_start_bytes(int(self.first_node[block + 1] - self.first_node[block]))
-        first = start // self.id_dtype.itemsize
-        return first, first + int(self.first_edge[block + 1] - self.first_edge[block])
-
     def check_head(self, block: int, data: NDArray[np.uint8], where: str) -> None:
         """Header and offsets of a block, uint8: these, or more.  Raises CorruptBlock."""
-        bad = int(check_head(
-            data.view(np.uint32), block, self.first_node, self.first_edge, self.flags,
-            self.id_dtype.itemsize, self.capacity,
-        ))  # fmt: skip
+        bad = int(check_head(data.view(np.uint32), block, self.expected))
         if bad != GOOD:
             self._say(bad, block, data, where)
 
     def check_part(
         self, block: int, data: NDArray[np.uint8], low: int, high: int, where: str
     ) -> None:
-        """Sources among the bytes [low, high) of a block whose head is good.  Raises CorruptBlock.
-
-        low, high   multiples of the id width
-        """
-        size, ids = self.id_dtype.itemsize, data.view(self.id_dtype)
-        start, end = self._edges(block)
-        first, stop = max(low // size, start), min(high // size, end)
-        if not check_sources(ids, first, stop, *self.sources):
-            edges = ids[first:stop]
-            edge = int(np.flatnonzero((edges < self.sources[0]) | (edges >= self.sources[1]))[0])
+        """Sources that lie as a whole in bytes [low, high) of a block, uint8 (block_bytes,), whose
+        head is good.  Raises CorruptBlock."""
+        expected, bits = self.expected, self.expected.source_bits
+        nodes, edges = (
+            int(table[block + 1] - table[block])
+            for table in (expected.first_node, expected.first_edge)
+        )
+        start = edges_start_bytes(nodes)
+        first = max(0, -(-8 * (low - start) // bits))
+        stop = min(edges, 8 * (high - start) // bits)
+        if not check_sources(data, start, first, stop, expected):
+            found = np.empty(stop - first, np.uint64)
+            ids = PackedIds(data, bits, np.uint64(expected.source_base))
+            unpack_ids(ids, 8 * start + first * bits, found)
+            end = np.uint64(expected.source_base + expected.num_sources)
+            edge = int(np.flatnonzero(found >= end)[0])
             raise CorruptBlock(
-                f"{where}, block {block}, edge {first + edge - start}: source "
-                f"{edges[edge]}, expected {self.sources[0]} to {self.sources[1] - np.uint64(1)}; "
-                "ingest again, or restore the file"
+                f"{where}, block {block}, edge {first + edge}: source {found[edge]}, expected "
+                f"{expected.source_base} to {end - np.uint64(1)}; ingest again, or restore the file"
             )
 
     def _say(self, bad: int, block: int, data: NDArray[np.uint8], where: str) -> None:
@@ -450,7 +439,7 @@ class GraphCheck:
         header = BlockHeader.unpack(data[: BLOCK_HEADER.size].tobytes(), place)
         nodes, edges = (
             (int(table[block]), int(table[block + 1] - table[block]))
-            for table in (self.first_node, self.first_edge)
+            for table in (self.expected.first_node, self.expected.first_edge)
         )
         said = {
             BAD_CARRIED: f"{header.num_carried} carried edges, which no earlier block begins",
@@ -458,28 +447,28 @@ class GraphCheck:
             BAD_OFFSETS: "offsets that do not ascend to the end",
         }.get(bad, f"{header} with another {FIELDS[min(bad, len(FIELDS) - 1)]}")
         raise CorruptBlock(
-            f"{place}: {said}, expected flags {self.flags}, columns from {nodes[0]} on, "
-            f"{nodes[1]} of them, and {edges[1]} edges, as the object index has it; ingest again, "
-            "or restore the file"
+            f"{place}: {said}, expected flags {self.expected.flags}, columns from {nodes[0]} on, "
+            f"{nodes[1]} of them, {edges[1]} edges, sources of {self.expected.source_bits} bits "
+            f"from {self.expected.source_base} on; ingest again, or restore the file"
         )
 
 
 def _check_room(
     first_node: NDArray[np.uint64],
     first_edge: NDArray[np.uint64],
-    widths: tuple[int, int, int, int],
+    layout: EdgeLayout,
     block_bytes: int,
     where: Path,
 ) -> None:
     """Every block has room for its columns and edges.  Raises CorruptBlock."""
-    most = np.uint64(block_bytes)  # more of either would not fit, and sums could wrap
+    most = np.uint64(8 * block_bytes)  # more of either would not fit, and sums could wrap
     nodes, edges = (
         np.minimum(np.diff(table), most).astype(np.int64) for table in (first_node, first_edge)
     )
-    end = BLOCK_HEADER.size + 4 + 4 * nodes
-    for width in widths:
-        if width:
-            end = (end + 7) // 8 * 8 + edges * width
+    end = (BLOCK_HEADER.size + 4 + 4 * nodes + 7) // 8 * 8
+    end += np.where(edges, (edges * layout.source_bits + 63) // 64 * 8 + 8, 0)
+    for width in (layout.edge_id_bytes, layout.weight_bytes, layout.time_bytes):
+        end += (edges * width + 7) // 8 * 8
     bad = np.flatnonzero(end > block_bytes)
     if bad.size:
         raise CorruptBlock(

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blockstore.errors import CorruptBlock
-from blockstore.format import HaloColumns, Relation, column_capacity
+from blockstore.format import HaloColumns, Relation, edge_layout
 from blockstore.store import Store, scan_blocks
 from blockstore.unpack import unpack_block
 
@@ -33,7 +33,7 @@ def check_columns(
 ) -> None:
     """The blocks of a relation, or of the columns of its halo slots.  Raises CorruptBlock."""
     manifest, file, path = store.manifest, store.graph(columns), store.path / columns.path
-    capacity = column_capacity(manifest.block_bytes, *relation.item_bytes(manifest.id_dtype))
+    capacity = edge_layout(manifest, relation).capacity(manifest.block_bytes)
     ids = _EdgeIds(relation) if columns is relation and relation.edge_id_dtype else None
     owed = 0  # edges of the last column that are still to come
     for first, blocks in scan_blocks(file):

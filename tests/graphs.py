@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from blockstore.format import ITEM_BYTES, column_capacity
+from blockstore.format import ITEM_BYTES, MOST_ID_BITS, EdgeLayout, id_bits
 from blockstore.kernels.columns import BlockView, view_blocks
 from blockstore.pack import GraphPacker
 
@@ -74,28 +74,27 @@ class Held(NamedTuple):
     slot_of_block: NDArray[np.int32]  # of every block, all present
     arena: NDArray[np.uint8]
     slot_bytes: int
-    id_dtype: str
     edge_id_dtype: str | None
-    capacity: int
+    layout: EdgeLayout
     beside: tuple[bool, bool] = (False, False)  # whether weights and times lie beside the edges
 
-    def item_bytes(self) -> tuple[int, int, int, int]:
-        """Bytes of an edge in each section."""
-        return _item_bytes(self.id_dtype, self.edge_id_dtype, self.beside)
+    @property
+    def id_dtype(self) -> str:
+        return self.layout.id_dtype
+
+    @property
+    def capacity(self) -> int:
+        return self.layout.capacity(self.blocks[0].size if self.blocks else 4096)
 
     def view(
         self, arena: NDArray[np.uint8] | None = None, slots: NDArray[np.int32] | None = None
     ) -> BlockView:
         """What kernels take; `arena` and `slots` in place of the graph's own."""
         return view_blocks(
-            self.arena if arena is None else arena, self.id_dtype, self.edge_id_dtype,
+            self.arena if arena is None else arena, self.layout,
             self.slot_of_block if slots is None else slots, self.first_node, self.slot_bytes,
-            *self.item_bytes()[1:3], self.capacity,
+            self.capacity,
         )  # fmt: skip
-
-    def ids(self) -> NDArray[Any]:
-        """The arena as node ids."""
-        return self.arena.view(self.id_dtype)
 
     def nodes(self, columns: Any) -> NDArray[Any]:
         """Store ids of columns."""
@@ -107,11 +106,24 @@ class Held(NamedTuple):
         return (np.searchsorted(self.first_node, nodes, side="right") - 1).astype(np.int32)
 
 
-def _item_bytes(
-    id_dtype: str, edge_id_dtype: str | None, beside: tuple[bool, bool]
-) -> tuple[int, int, int, int]:
+def lay_out(
+    graph: Csc,
+    id_dtype: str,
+    edge_id_dtype: str | None = None,
+    beside: tuple[bool, bool] = (False, False),
+    bits: int = 0,
+) -> EdgeLayout:
+    """Sources are numbered from the least, rounded down to a multiple of 3.
+
+    bits   of a source; fewer than they need: so many. 0: about as many as ids that are not packed,
+           and no whole number of bytes
+    """
+    held = graph.indices if graph.indices.size else np.zeros(1, np.int64)
+    least, most = int(held.min()), int(held.max())
+    base = least // 3 * 3
+    bits = max(bits or {"uint32": 27, "uint64": 53}[id_dtype], id_bits(most - base + 1))
     edge = ITEM_BYTES[edge_id_dtype] if edge_id_dtype else 0
-    return ITEM_BYTES[id_dtype], edge, 4 * beside[0], 8 * beside[1]
+    return EdgeLayout(id_dtype, bits, base, edge, 4 * beside[0], 8 * beside[1])
 
 
 def pack(
@@ -121,13 +133,12 @@ def pack(
     edge_id_dtype: str | None = None,
     first: int = 0,
     beside: tuple[bool, bool] = (False, False),
+    bits: int = 0,
 ) -> tuple[list[NDArray[np.uint8]], NDArray[np.uint64]]:
     """(blocks, first_node) of a whole graph, given to the packer at once."""
     blocks: list[NDArray[np.uint8]] = []
-    packer = GraphPacker(
-        block_bytes, id_dtype, edge_id_dtype, first, lambda block: blocks.append(block.copy()),
-        weights=beside[0], times=beside[1],
-    )  # fmt: skip
+    layout = lay_out(graph, id_dtype, edge_id_dtype, beside, bits)
+    packer = GraphPacker(block_bytes, layout, first, lambda block: blocks.append(block.copy()))
     edge_ids = graph.edge_ids if edge_id_dtype else None
     packer.append(np.diff(graph.indptr), graph.indices, edge_ids, graph.weights, graph.times)
     return blocks, packer.close()
@@ -141,19 +152,19 @@ def hold(
     first: int = 0,
     seed: int = 0,
     beside: tuple[bool, bool] = (False, False),
+    bits: int = 0,
 ) -> Held:
     """Pack a graph and put its blocks into random slots; slots are longer than blocks."""
-    blocks, first_node = pack(graph, block_bytes, id_dtype, edge_id_dtype, first, beside)
+    blocks, first_node = pack(graph, block_bytes, id_dtype, edge_id_dtype, first, beside, bits)
     slot_bytes = 2 * block_bytes
     num_slots = len(blocks) + 3
     slots = np.random.default_rng(seed).permutation(num_slots)[: len(blocks)]
     arena = np.full(num_slots * slot_bytes, FILL, np.uint8)
     for slot, block in zip(slots, blocks, strict=True):
         arena[slot * slot_bytes :][:block_bytes] = block
-    widths = _item_bytes(id_dtype, edge_id_dtype, beside)
     return Held(
-        graph, first, blocks, first_node, slots.astype(np.int32), arena, slot_bytes, id_dtype,
-        edge_id_dtype, column_capacity(block_bytes, *widths), beside,
+        graph, first, blocks, first_node, slots.astype(np.int32), arena, slot_bytes,
+        edge_id_dtype, lay_out(graph, id_dtype, edge_id_dtype, beside, bits), beside,
     )  # fmt: skip
 
 
@@ -176,4 +187,5 @@ def held_graphs(draw: Any, with_edge_ids: bool = False, block_sizes: Any = (4096
     # store ids beyond 32 bits where they are wide: the graph's type comes late in the store
     first = draw(st.sampled_from([0, 7, 2**33 if id_dtype == "uint64" else 2**31]))
     seed, beside = draw(st.integers(0, 2**16)), draw(st.tuples(st.booleans(), st.booleans()))
-    return hold(graph, block_bytes, id_dtype, edge_id_dtype, first, seed, beside)
+    bits = draw(st.integers(0, 32 if id_dtype == "uint32" else MOST_ID_BITS))
+    return hold(graph, block_bytes, id_dtype, edge_id_dtype, first, seed, beside, bits)

@@ -7,7 +7,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from blockstore.format import FORMAT_VERSION, Manifest, NodeType, Relation, RowArray
+from blockstore.format import (
+    FORMAT_VERSION,
+    EdgeLayout,
+    Manifest,
+    NodeType,
+    Relation,
+    RowArray,
+    id_bits,
+)
 from blockstore.pack import GraphPacker
 from blockstore.writer import StoreWriter
 
@@ -134,9 +142,9 @@ def _write_relation(writer: StoreWriter, graph: HeteroGraph, relation: EdgeType)
     folder = f"edges/{src}___{name}___{dst}"
     blocks = writer.graph(f"{folder}/blocks")
     times = graph.times.get(relation)
-    packer = GraphPacker(
-        4096, "uint32", "uint32", graph.first[dst], blocks.append, times=times is not None
-    )
+    bits = id_bits(graph.num_nodes[src])
+    layout = EdgeLayout("uint32", bits, graph.first[src], 4, 0, 8 * (times is not None))
+    packer = GraphPacker(4096, layout, graph.first[dst], blocks.append)
     packer.append(
         np.diff(indptr), (indices + graph.first[src]).astype(np.uint32),
         np.arange(indices.size, dtype=np.uint32), None, times,

@@ -7,12 +7,14 @@ import numpy as np
 
 from blockstore.format import (
     FORMAT_VERSION,
+    EdgeLayout,
     HopSet,
     Manifest,
     NodeType,
     Relation,
     RowArray,
     gapless_rows,
+    id_bits,
 )
 from blockstore.pack import GraphPacker
 from blockstore.store import numpy_dtype
@@ -107,7 +109,8 @@ def write_edge(writer: StoreWriter, block_bytes: int, num_nodes: int) -> Relatio
     """A relation of one edge: there is no store without."""
     folder = "edges/node___to___node"
     blocks = writer.graph(f"{folder}/blocks")
-    packer = GraphPacker(block_bytes, "uint32", None, 0, blocks.append)
+    layout = EdgeLayout("uint32", id_bits(num_nodes), 0, 0, 0, 0)
+    packer = GraphPacker(block_bytes, layout, 0, blocks.append)
     packer.append((np.arange(num_nodes) < 1).astype(np.int64), np.array([1], np.uint32), None, None)
     writer.side(f"{folder}/first_node", packer.close())
     writer.side(f"{folder}/first_edge", packer.first_edges())

@@ -5,6 +5,7 @@ edges are indices[indptr[v] : indptr[v + 1]], and numbers are Python's own, cut 
 """
 
 import math
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -305,6 +306,18 @@ def renumber(columns: list[list[int]], seeds: list[int]) -> tuple[list[int], lis
             n_id.append(node)
         found.append(local[node])
     return n_id, found
+
+
+def pack_bits(values: Sequence[int], bits: int) -> bytes:
+    """Numbers as a stream of bits, the first in the lowest, filled up to whole bytes."""
+    stream = sum(value << k * bits for k, value in enumerate(values))
+    return stream.to_bytes(-(-len(values) * bits // 8), "little")
+
+
+def unpack_bits(raw: bytes, bits: int, base: int, count: int) -> list[int]:
+    """The first numbers of such a stream, `base` added to each."""
+    stream = int.from_bytes(raw, "little")
+    return [base + (stream >> k * bits & (1 << bits) - 1) for k in range(count)]
 
 
 def pack_columns(degrees: list[int], capacity: int, fits: Any) -> list[tuple[int, int, int]]:

@@ -9,12 +9,14 @@ import numpy as np
 
 from blockstore.format import (
     FORMAT_VERSION,
+    EdgeLayout,
     Halo,
     HaloColumns,
     Manifest,
     NodeType,
     Relation,
     RowArray,
+    id_bits,
 )
 from blockstore.pack import GraphPacker
 from blockstore.writer import StoreWriter
@@ -127,10 +129,11 @@ def _pack(
 ) -> int:
     """Columns of some nodes as blocks, numbered 0, 1, ...; returns how many blocks."""
     blocks = writer.graph(f"{folder}/blocks")
-    packer = GraphPacker(
-        block_bytes, "uint32", "uint32" if edge_ids else None, 0, blocks.append,
-        weights=weights is not None, times=times is not None,
+    layout = EdgeLayout(
+        "uint32", id_bits(graph.num_nodes), 0, 4 * edge_ids, 4 * (weights is not None),
+        8 * (times is not None),
     )  # fmt: skip
+    packer = GraphPacker(block_bytes, layout, 0, blocks.append)
     spans = [np.arange(graph.indptr[v], graph.indptr[v + 1]) for v in nodes]
     edges = np.concatenate([*spans, np.empty(0, np.int64)]).astype(np.int64)
     packer.append(

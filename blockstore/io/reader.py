@@ -348,14 +348,17 @@ class BlockReader(Closing):
         self._check_blocks(number, pieces[heads == 0], buffer)
         check = self.files[number].check
         graph = check if isinstance(check, GraphCheck) else None
-        rest: list[tuple[int, int, int]] = []  # pages [start, stop) of a piece
+        # pages [start, stop) of a piece: those that are wanted, and what is to be read of them
+        wanted: list[tuple[int, int, int]] = []
+        rest: list[tuple[int, int, int]] = []
         for k in np.flatnonzero(heads).tolist():
             data, done = _bytes_of(first[k], buffer), int(heads[k])
             if graph is not None:
                 block, where = self._first_block(number, pieces[k])
-                graph.check(block, data, data.size, where)
+                graph.check_head(block, data, where)
             for start, stop in parts.choose(low + k, data):
                 assert stop <= pieces[k, PAGES]
+                wanted.append((k, start, stop))
                 if done < stop:
                     rest.append((k, max(start, done), stop))
                     done = stop
@@ -366,7 +369,7 @@ class BlockReader(Closing):
         for i in range(0, len(more), MOST_PIECES):
             self._read(number, more[i : i + MOST_PIECES], buffer, queue)
         if graph is not None:
-            for k, start, stop in rest:
+            for k, start, stop in wanted:
                 block, where = self._first_block(number, pieces[k])
                 data = _bytes_of(pieces[k], buffer)
                 graph.check_part(block, data, start * PAGE_BYTES, stop * PAGE_BYTES, where)

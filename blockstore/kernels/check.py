@@ -3,42 +3,57 @@
 Layout: FORMAT.md, "Graph blocks".
 """
 
-import numpy as np
+from typing import NamedTuple
 
-from blockstore.format import BLOCK_HEADER, BLOCK_MAGIC, BLOCK_VERSION, PAGE_BYTES
+import numpy as np
+from numpy.typing import NDArray
+
+from blockstore.format import BLOCK_MAGIC, BLOCK_VERSION, PAGE_BYTES
 from blockstore.kernels.columns import (
-    EDGES_START,
     FIRST_NODE,
     HEADER_WORDS,
     LAST_DEGREE,
     NUM_CARRIED,
     NUM_EDGES,
     NUM_NODES,
+    SOURCE_BASE,
+    SOURCE_BITS,
+    edges_start,
     wide,
 )
 from blockstore.kernels.crc import find_bad_page
 from blockstore.kernels.jit import inner, leaf, njit
+from blockstore.kernels.packed import PackedIds, id_at
 
 _TOGETHER = 4  # pages: 16 KiB stay in the nearest cache
 MAGIC = int.from_bytes(BLOCK_MAGIC, "little")
-HEADER_BYTES = BLOCK_HEADER.size
 # what `check_head` returns; the first ones are about fields of the header, in this order
-FIELDS = ("magic", "version and flags", "first_node", "num_nodes", "num_edges", "edges_start")
-GOOD, BAD_CARRIED, BAD_LAST_DEGREE, BAD_OFFSETS = -1, 6, 7, 8
+FIELDS = (
+    "magic", "version and flags", "first_node", "num_nodes", "num_edges", "source_bits",
+    "source_base",
+)  # fmt: skip
+GOOD, BAD_CARRIED, BAD_LAST_DEGREE, BAD_OFFSETS = -1, 7, 8, 9
+
+
+class Expected(NamedTuple):
+    """What the blocks of a relation, or of its copies, must say."""
+
+    first_node: NDArray[np.uint64]  # (num_blocks + 1,)   ascending
+    first_edge: NDArray[np.uint64]  # (num_blocks + 1,)   ascending; a block has room for its edges
+    flags: int
+    capacity: int  # edges of one column in a block of its own
+    source_bits: int
+    source_base: int
+    num_sources: int  # nodes of the type that sources are of, from the base on
 
 
 @inner
-def _edges_start(num_nodes, id_bytes):
-    """Where edges begin in a block with so many columns, in units of the id width."""
-    return (HEADER_BYTES + 4 * (num_nodes + 1) + 7) // 8 * 8 // id_bytes
-
-
-@inner
-def _bad_field(words, block, first_node, first_edge, flags, start):
+def _bad_field(words, block, expected):
     """Number of the first field that is not as the object index has it, or GOOD."""
+    first_node, first_edge = expected.first_node, expected.first_edge
     if words[0] != MAGIC:
         return 0
-    if words[1] != BLOCK_VERSION + (flags << 16):
+    if words[1] != BLOCK_VERSION + (expected.flags << 16):
         return 1
     if wide(words, FIRST_NODE) != np.int64(first_node[block]):
         return 2
@@ -46,7 +61,9 @@ def _bad_field(words, block, first_node, first_edge, flags, start):
         return 3
     if np.int64(words[NUM_EDGES]) != np.int64(first_edge[block + 1] - first_edge[block]):
         return 4
-    return GOOD if np.int64(words[EDGES_START]) == start else 5
+    if np.int64(words[SOURCE_BITS]) != expected.source_bits:
+        return 5
+    return GOOD if wide(words, SOURCE_BASE) == expected.source_base else 6
 
 
 @inner
@@ -106,26 +123,24 @@ def _bad_offset(words, num_nodes, begin, end):
 
 
 @leaf
-def check_head(words, block, first_node, first_edge, flags, id_bytes, capacity):
+def check_head(words, block, expected):
     """Header and offsets of a graph block: GOOD, the number of a field, or a BAD_ number, int64.
 
     words        uint32   the block, or as much of it as its offsets need
-    first_node   uint64 (num_blocks + 1,)   ascending
-    first_edge   uint64 (num_blocks + 1,)   ascending; no block has more edges than have room in it
-    flags        that the relation's blocks have
-    capacity     edges of one column in a block of its own
 
     Time: O(columns), O(log blocks) more where edges are carried.
     """
-    num_nodes = np.int64(first_node[block + 1] - first_node[block])
-    start = _edges_start(num_nodes, id_bytes)
-    bad = _bad_field(words, block, first_node, first_edge, flags, start)
+    bad = _bad_field(words, block, expected)
     if bad >= 0:
         return bad
+    first_node, first_edge, capacity = (
+        expected.first_node, expected.first_edge, expected.capacity
+    )  # fmt: skip
+    num_nodes = np.int64(words[NUM_NODES])
     carried = np.int64(words[NUM_CARRIED])
     if not _is_carried(carried, block, first_node, first_edge, capacity):
         return BAD_CARRIED
-    if _bad_offset(words, num_nodes, start + carried, start + np.int64(words[NUM_EDGES])):
+    if _bad_offset(words, num_nodes, carried, np.int64(words[NUM_EDGES])):
         return BAD_OFFSETS
     degree, here = wide(words, LAST_DEGREE), np.int64(0)
     if num_nodes:
@@ -141,68 +156,60 @@ def check_head(words, block, first_node, first_edge, flags, id_bytes, capacity):
 
 
 @leaf
-def check_sources(ids, low, high, first, stop):
-    """Whether ids[low:high] are all in [first, stop).
+def check_sources(data, start, low, high, expected):
+    """Whether sources [low, high) of a block are nodes of their type.
 
-    ids   uint32 or uint64 (any,)   a block
+    data    uint8 (any,)   a block
+    start   byte at which its sources begin
     """
-    if low >= high:
+    bits, last, below = expected.source_bits, expected.num_sources - 1, np.int64(0)
+    if last == (1 << bits) - 1:
         return True
-    part = ids[low:high]  # counted from 0 on, which makes the loop one of vectors
-    least, most = part[0], part[0]
-    for i in range(part.size):
-        most = max(most, part[i])
-    if first > 0:
-        for i in range(part.size):
-            least = min(least, part[i])
-    return first <= np.uint64(least) and np.uint64(most) < stop
+    ids = PackedIds(data, bits, np.uint64(0))
+    for k in range(low, high):  # no branch: the sign stays
+        below |= last - np.int64(id_at(ids, 8 * start + k * bits))
+    return below >= 0
 
 
 @leaf
-def find_bad_block(ids, size, block, first_node, first_edge, flags, capacity, sources):
+def find_bad_block(data, size, block, expected):
     """The first of adjacent blocks that does not say what it must, counted from 0 on, or -1; int64.
 
-    ids       uint32 or uint64 (blocks * size,)   the blocks; or the beginning of one
-    size      ids in a block, or in that beginning
-    sources   uint64 (2,)   a tuple: first and stop of the range of store ids that they have
-
-    Further arguments are those of `check_head`.
+    data   uint8 (blocks * size,)
     """
-    id_bytes = ids.itemsize
-    for k in range(ids.size // size):
-        part, b = ids[k * size : (k + 1) * size], block + k
-        head = check_head(
-            part.view(np.uint32), b, first_node, first_edge, flags, id_bytes, capacity
-        )
-        if head != GOOD:
+    first_node, first_edge = expected.first_node, expected.first_edge
+    for k in range(data.size // size):
+        part, b = data[k * size : (k + 1) * size], block + k
+        if check_head(part.view(np.uint32), b, expected) != GOOD:
             return k
-        low = _edges_start(np.int64(first_node[b + 1] - first_node[b]), id_bytes)
-        high = low + np.int64(first_edge[b + 1] - first_edge[b])
-        if not check_sources(part, low, min(high, size), sources[0], sources[1]):
+        start = edges_start(np.int64(first_node[b + 1] - first_node[b]))
+        count = np.int64(first_edge[b + 1] - first_edge[b])
+        if not check_sources(part, start, 0, count, expected):
             return k
     return -1
 
 
 @njit(nogil=True, cache=True)
-def check_pages(data, expected, ids, low, high, first, stop):
+def check_pages(data, crcs, block, expected):
     """Page by page the checksum and the sources of a graph block, while the page is in the cache.
 
-    data          uint8    the block, aligned to 8 bytes
-    expected      uint32   crc32c of each of its pages
-    ids           uint32 or uint64   the block
-    low, high     where its sources lie in `ids`, as the object index has it
-    first, stop   uint64   range of store ids that they have
+    data   uint8    the block, aligned to 8 bytes
+    crcs   uint32   crc32c of each of its pages
 
     Returns (the first page whose checksum is wrong, or -1, whether all sources are in range), and
     looks at no more sources once a page is wrong.
     """
-    num_ids, sound = PAGE_BYTES // ids.itemsize, True
-    for page in range(0, expected.size, _TOGETHER):
-        end = min(page + _TOGETHER, expected.size)
+    first_node, first_edge = expected.first_node, expected.first_edge
+    start = edges_start(np.int64(first_node[block + 1] - first_node[block]))
+    count, done, sound = np.int64(first_edge[block + 1] - first_edge[block]), np.int64(0), True
+    for page in range(0, crcs.size, _TOGETHER):
+        end = min(page + _TOGETHER, crcs.size)
         part = data[page * PAGE_BYTES : end * PAGE_BYTES]
-        bad = find_bad_page(part, end - page, expected[page:end])
+        bad = find_bad_page(part, end - page, crcs[page:end])
         if bad >= 0:
             return page + bad, sound
-        here = max(low, page * num_ids), min(high, end * num_ids)
-        sound &= check_sources(ids, here[0], here[1], first, stop)
+        # those that lie in these pages as a whole
+        here = min(count, max(0, 8 * (end * PAGE_BYTES - start)) // expected.source_bits)
+        sound &= check_sources(data, start, done, here, expected)
+        done = here
     return np.int64(-1), sound

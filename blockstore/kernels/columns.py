@@ -7,28 +7,33 @@ from numpy.typing import NDArray
 
 from blockstore.format import (
     BLOCK_HEADER,
-    EDGES_START_OFFSET,
     LAST_DEGREE_OFFSET,
     NUM_CARRIED_OFFSET,
     NUM_EDGES_OFFSET,
     NUM_NODES_OFFSET,
+    SOURCE_BASE_OFFSET,
+    SOURCE_BITS_OFFSET,
+    EdgeLayout,
 )
 from blockstore.kernels.jit import inner
+from blockstore.kernels.packed import PackedIds
 
-HEADER_WORDS = BLOCK_HEADER.size // 4  # the offsets follow
+HEADER_BYTES = BLOCK_HEADER.size  # the offsets follow
+HEADER_WORDS = HEADER_BYTES // 4
 FIRST_NODE = 2  # this and the others in words of four bytes
 LAST_DEGREE = LAST_DEGREE_OFFSET // 4
 NUM_NODES = NUM_NODES_OFFSET // 4
 NUM_EDGES = NUM_EDGES_OFFSET // 4
 NUM_CARRIED = NUM_CARRIED_OFFSET // 4
-EDGES_START = EDGES_START_OFFSET // 4
+SOURCE_BITS = SOURCE_BITS_OFFSET // 4
+SOURCE_BASE = SOURCE_BASE_OFFSET // 4
 
 
 class BlockView(NamedTuple):
     """Graph blocks of one relation in slots of an arena; each array but the tables is all of it."""
 
     words: NDArray[np.uint32]
-    ids: NDArray[Any]  # id_dtype
+    sources: PackedIds
     edge_ids: NDArray[Any]
     floats: NDArray[np.float32]
     longs: NDArray[np.int64]
@@ -43,18 +48,24 @@ class BlockView(NamedTuple):
 
 def view_blocks(
     arena: NDArray[np.uint8],
-    id_dtype: str,
-    edge_id_dtype: str | None,
+    layout: EdgeLayout,
     slots: NDArray[np.int32],
     first_node: NDArray[np.uint64],
-    *sizes: int,
+    slot_bytes: int,
+    capacity: int,
 ) -> BlockView:
-    """A view of an arena; `sizes` are the last four fields."""
+    """A view of an arena."""
+    edge_ids = np.dtype(np.uint64 if layout.edge_id_bytes == 8 else np.uint32)
     return BlockView(
-        arena.view(np.uint32), arena.view(np.dtype(id_dtype)),
-        arena.view(np.dtype(edge_id_dtype or "uint32")), arena.view(np.float32),
-        arena.view(np.int64), slots, first_node, *sizes,
+        arena.view(np.uint32), view_sources(arena, layout), arena.view(edge_ids),
+        arena.view(np.float32), arena.view(np.int64), slots, first_node, slot_bytes,
+        layout.edge_id_bytes, layout.weight_bytes, capacity,
     )  # fmt: skip
+
+
+def view_sources(data: NDArray[np.uint8], layout: EdgeLayout) -> PackedIds:
+    """Sources of graph blocks that lie in `data`."""
+    return PackedIds(data, layout.source_bits, np.uint64(layout.source_base))
 
 
 @inner
@@ -84,17 +95,38 @@ def column_degree(view, word, base):
 
 
 @inner
+def edges_start(num_nodes):
+    """Byte of a block with so many columns at which its edges begin."""
+    return (HEADER_BYTES + 4 * (num_nodes + 1) + 7) & -8
+
+
+@inner
+def first_bit(view, block):
+    """Where the sources of a block that is present begin, without a look at it."""
+    num_nodes = np.int64(view.first_node[block + 1]) - np.int64(view.first_node[block])
+    return 8 * (np.int64(view.slots[block]) * view.slot_bytes + edges_start(num_nodes))
+
+
+@inner
+def packed_size(count, bits):
+    """Bytes of a stream of so many sources: `format.packed_bytes`."""
+    return ((((count * bits + 7) >> 3) + 7) & -8) + 8 if count else 0
+
+
+@inner
 def sections(view, slot):
-    """Where a block's edges begin: indices, in their views, of the first source, id, weight, time.
+    """Where a block's edges begin: the bit of the first source, and indices, in their views, of the
+    first edge id, weight and time.
 
     An index means nothing if the blocks hold no such section.
     """
-    words, id_bytes = view.words, view.ids.itemsize
+    words = view.words
     base = slot * (view.slot_bytes // 4)
-    start, edges = np.int64(words[base + EDGES_START]), np.int64(words[base + NUM_EDGES])
-    at = slot * view.slot_bytes + ((start + edges) * id_bytes + 7) // 8 * 8
+    edges = np.int64(words[base + NUM_EDGES])
+    start = slot * view.slot_bytes + edges_start(np.int64(words[base + NUM_NODES]))
+    at = start + packed_size(edges, view.sources.bits)
     edge_at = at // view.edge_ids.itemsize
-    at += (edges * view.edge_bytes + 7) // 8 * 8
+    at += (edges * view.edge_bytes + 7) & -8
     weight_at = at // 4
-    at += (edges * view.weight_bytes + 7) // 8 * 8
-    return slot * (view.slot_bytes // id_bytes) + start, edge_at, weight_at, at // 8
+    at += (edges * view.weight_bytes + 7) & -8
+    return 8 * start, edge_at, weight_at, at // 8

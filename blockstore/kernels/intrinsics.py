@@ -50,6 +50,16 @@ def wrap_add(_context, a, b):
     return types.uint64(types.uint64, types.uint64), codegen
 
 
+@_or_python(lambda a, b: np.uint64(int(a) - int(b) & _BITS))
+def wrap_sub(_context, a, b):
+    """Low 64 bits of a difference; uint64, uint64 -> uint64."""
+
+    def codegen(_context, builder, _signature, args):
+        return builder.sub(*args)
+
+    return types.uint64(types.uint64, types.uint64), codegen
+
+
 @_or_python(lambda a, b: np.uint64(int(a) * int(b) >> 64))
 def mulhi(_context, a, b):
     """High 64 bits of a product; uint64, uint64 -> uint64."""
@@ -95,6 +105,26 @@ def prefetch(_context, array, index):
     if isinstance(array, types.Array) and isinstance(index, types.Integer):
         return types.void(array, index), codegen
     return None
+
+
+def _word_of(data, index):
+    at = int(index)
+    return np.uint64(int.from_bytes(data[at : at + 8].tobytes(), "little"))
+
+
+@_or_python(_word_of)
+def load_word(_context, data, index):
+    """The 8 bytes from data[index] on as one number, at any place; not checked.
+
+    uint8 (any,) C-contiguous, int64 -> uint64
+    """
+
+    def codegen(context, builder, signature, args):
+        view = context.make_array(signature.args[0])(context, builder, args[0])
+        place = builder.bitcast(builder.gep(view.data, [args[1]]), _INT64.as_pointer())
+        return builder.load(place, align=1)
+
+    return types.uint64(data, types.int64), codegen
 
 
 def _copy_slice(source, start, target, at, num_bytes):

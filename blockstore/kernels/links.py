@@ -6,7 +6,6 @@ Layout of blocks: FORMAT.md, "Graph blocks".
 import numpy as np
 
 from blockstore.kernels.columns import (
-    EDGES_START,
     HEADER_WORDS,
     NUM_CARRIED,
     NUM_NODES,
@@ -14,12 +13,13 @@ from blockstore.kernels.columns import (
     slot_word,
 )
 from blockstore.kernels.jit import inner, leaf, njit
+from blockstore.kernels.packed import id_at
 from blockstore.kernels.random import draw_below
 
 
 @inner
 def _column_of(arena32, base, edge):
-    """Which of a block's columns the edge at `edge`, counted as its offsets are, belongs to."""
+    """Which of a block's columns its edge of this number belongs to."""
     low, high = np.int64(0), np.int64(arena32[base + NUM_NODES]) - 1
     while low < high:
         middle = (low + high + 1) >> 1
@@ -47,13 +47,12 @@ def find_ends(view, entries, blocks, first_edge, src, dst, index, times):
         block = np.int64(blocks[i])
         base = slot_word(view, block)
         k = index[i] - np.int64(first_edge[block])
-        start = np.int64(view.words[base + EDGES_START])
         first, edge_at, _, time_at = sections(view, np.int64(view.slots[block]))
-        src[i] = view.ids[first + k]
+        src[i] = id_at(view.sources, first + k * view.sources.bits)
         if k < np.int64(view.words[base + NUM_CARRIED]):  # of the last column that starts before
             dst[i] = np.int64(view.first_node[block]) - 1
         else:
-            dst[i] = np.int64(view.first_node[block]) + _column_of(view.words, base, start + k)
+            dst[i] = np.int64(view.first_node[block]) + _column_of(view.words, base, k)
         if view.edge_bytes:
             index[i] = view.edge_ids[edge_at + k]
         if times.size:

@@ -16,6 +16,7 @@ from blockstore.kernels.columns import (
 )
 from blockstore.kernels.intrinsics import popcount, prefetch
 from blockstore.kernels.jit import inner, leaf, njit
+from blockstore.kernels.packed import id_at, view_ids
 from blockstore.kernels.picks import (
     BY_SOURCE,
     EDGE_FIRST,
@@ -48,7 +49,7 @@ class MemberColumns(NamedTuple):
 
     starts: NDArray[np.int64]  # where the column lies in `sources`
     degrees: NDArray[np.uint32]
-    sources: NDArray[Any]  # id_dtype
+    sources: NDArray[Any]  # id_dtype; SPARE_BYTES more than edges take
     edge_ids: NDArray[Any]  # beside the sources; size 0: not wanted
     weights: NDArray[np.float32]  # likewise
     fragments: NDArray[np.int64]  # (blocks, 3) of each block: rank of the column that it carries
@@ -123,7 +124,7 @@ def filter_block(view, first_node, wanted, members, columns, to, row):
 
     All edges of the block have room.  Returns where the next column would begin.
     """
-    block, ids, words = view.words, view.ids, members.words
+    block, ids, words = view.words, view.sources, members.words
     sources, edge_ids, weights = columns.sources, columns.edge_ids, columns.weights
     begin, edge_at, weight_at, _ = sections(view, 0)
     for column in range(first_node - 1, first_node + np.int64(block[NUM_NODES])):
@@ -135,13 +136,13 @@ def filter_block(view, first_node, wanted, members, columns, to, row):
             skip, count = np.int64(0), np.int64(block[NUM_CARRIED])
         else:
             offset = HEADER_WORDS + column - first_node
-            skip = np.int64(block[offset]) - begin
-            count = np.int64(block[offset + 1]) - begin - skip
+            skip = np.int64(block[offset])
+            count = np.int64(block[offset + 1]) - skip
         node = np.int64(wanted.nodes[column - wanted.low]) if wanted.nodes.size else column
         rank, end = rank_of(words, node) - members.base, to
         # the loop is here: a call for each column, with all these arrays, takes as long as it does
         for k in range(skip, skip + count):
-            source = ids[begin + k]
+            source = id_at(ids, begin + k * ids.bits)
             sources[end] = source
             if edge_ids.size:
                 edge_ids[end] = view.edge_ids[edge_at + k]
@@ -244,7 +245,7 @@ def _draw_uniform(members, columns, column, draws, room):
     for start in range(0, column.nodes.size, GROUP):
         count = min(GROUP, column.nodes.size - start)
         _pick_group(members, columns, column, start, count, draws, room)
-        fetch_group(columns.sources, columns.edge_ids, count, draws, room.table)
+        fetch_group(view_ids(columns.sources), columns.edge_ids, count, draws, room.table)
 
 
 @inner
@@ -265,10 +266,11 @@ def _pick_group(members, columns, column, start, count, draws, room):
         if rank < 0:
             column.counts[start + g] = 0
             continue
-        table[FIRST, g] = table[EDGE_FIRST, g] = columns.starts[rank]
+        ids, begin = view_ids(columns.sources), columns.starts[rank]
+        table[FIRST, g], table[EDGE_FIRST, g] = begin * ids.bits, begin
         pick_column(
-            columns.sources, columns.edge_ids, column, start + g, np.int64(columns.degrees[rank]),
-            draws, g, room,
+            ids, columns.edge_ids, column, start + g, np.int64(columns.degrees[rank]), draws, g,
+            room,
         )  # fmt: skip
 
 
@@ -292,13 +294,16 @@ def _rank_column(members, columns, column, i, heap):
     degree = np.int64(columns.degrees[rank])
     if column.rule.kind == BY_SOURCE and degree <= column.rule.fanout:
         return take_all(degree, heap)
+    ids, at = view_ids(columns.sources), columns.starts[rank]
+    if column.rule.kind == BY_SOURCE:
+        at *= ids.bits
     return rank_edges(
-        columns.sources, columns.weights, columns.starts, columns.starts[rank], 0, degree, column,
-        i, heap, np.int64(0),
-    )  # fmt: skip
+        ids, columns.weights, columns.starts, at, 0, degree, column, i, heap, np.int64(0)
+    )
 
 
 @inner
 def _put_column(members, columns, column, i, positions, draws):
     begin = columns.starts[rank_of(members.words, column.nodes[i]) - members.base]
-    put_picks(columns.sources, columns.edge_ids, begin, begin, column, i, positions, draws)
+    ids = view_ids(columns.sources)
+    put_picks(ids, columns.edge_ids, begin * ids.bits, begin, column, i, positions, draws)

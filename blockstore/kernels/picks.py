@@ -5,8 +5,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from blockstore.kernels.intrinsics import mulhi, prefetch
+from blockstore.kernels.intrinsics import mulhi
 from blockstore.kernels.jit import inner, leaf
+from blockstore.kernels.packed import LINE_BITS, ask_for_id, id_at, view_ids
 from blockstore.kernels.random import draw_hash, mix, node_key
 
 UNIFORM, BY_WEIGHT, UNTIL, LATEST, BY_SOURCE = range(
@@ -51,8 +52,8 @@ class Draws(NamedTuple):
     first_item: NDArray[np.int64]  # (num_blocks + 1,) of each block's first edge; size 0: edge ids
 
 
-# What is kept of each column of a group whose memory is asked for before any is used: its first
-# edge among the sources and among the edge ids (or its item), where picks go in both, and how many.
+# What is kept of each column of a group whose memory is asked for before any is used: the first bit
+# of its sources, its first edge among the edge ids (or its item), where picks go in both, how many.
 FIRST, EDGE_FIRST, AT, EDGE_AT, FOUND, WHOLE, GROUP_ROWS = range(7)
 GROUP = 64  # columns
 
@@ -171,24 +172,25 @@ def is_whole(degree, rule):
 
 
 @inner
-def _ask_for(values, first, degree, positions, at, found, whole):
+def _ask_for_ids(ids, first, degree, positions, at, found, whole):
     """Prefetch what a column's picks need: its cache lines, or those of the picks if fewer."""
-    per_line = 64 // values.itemsize
-    if whole or degree <= found * per_line:
-        stop = first + (min(degree, FEW_LINES * per_line) if whole else degree)
-        for edge in range(first, stop, per_line):
-            prefetch(values, edge)
-        prefetch(values, stop - 1)
+    size = degree * ids.bits
+    if whole or size <= found * LINE_BITS:
+        stop = first + (min(size, FEW_LINES * LINE_BITS) if whole else size)
+        for bit in range(first, stop, LINE_BITS):
+            ask_for_id(ids, bit)
+        ask_for_id(ids, stop - 1)
     else:
         for k in range(np.uint64(at), np.uint64(at + found)):
-            prefetch(values, first + np.int64(positions[k]))
+            ask_for_id(ids, first + np.int64(positions[k]) * ids.bits)
 
 
 @inner
 def pick_column(ids, edge_ids, column, i, degree, draws, g, room):
     """Pick edges of node i, whose first edge column g of the table tells: positions, to the draws.
 
-    ids, edge_ids   what FIRST and EDGE_FIRST count in
+    ids        PackedIds: sources, of which FIRST tells the bit
+    edge_ids   what EDGE_FIRST counts in
     """
     rule, table = column.rule, room.table
     whole = is_whole(degree, rule)
@@ -201,11 +203,13 @@ def pick_column(ids, edge_ids, column, i, degree, draws, g, room):
     column.counts[i] = found
     table[AT, g], table[FOUND, g], table[WHOLE, g] = at, found, whole
     if found:
-        _ask_for(ids, table[FIRST, g], degree, draws.sources, at, found, whole)
+        _ask_for_ids(ids, table[FIRST, g], degree, draws.sources, at, found, whole)
     if draws.edges.size:
         table[EDGE_AT, g] = draws.edge_starts[i]
         if found and not draws.first_item.size:
-            _ask_for(edge_ids, table[EDGE_FIRST, g], degree, draws.sources, at, found, whole)
+            held = view_ids(edge_ids)
+            first = table[EDGE_FIRST, g] * held.bits
+            _ask_for_ids(held, first, degree, draws.sources, at, found, whole)
 
 
 @inner
@@ -213,16 +217,17 @@ def fetch_group(ids, edge_ids, count, draws, table):
     """Positions to the sources and edges that lie there, of the first columns of a group."""
     sources = draws.sources
     for g in range(count):
-        first, at = np.uint64(table[FIRST, g]), np.uint64(table[AT, g])
+        first, at = table[FIRST, g], np.uint64(table[AT, g])
         found = np.uint64(table[FOUND, g])
         if draws.edges.size:
             _fetch_edges(edge_ids, draws, table, g)
         if table[WHOLE, g]:
             for k in range(found):
-                sources[at + k] = ids[first + k]
+                sources[at + k] = id_at(ids, first)
+                first += ids.bits
         else:
             for k in range(at, at + found):
-                sources[k] = ids[first + np.uint64(sources[k])]
+                sources[k] = id_at(ids, first + np.int64(sources[k]) * ids.bits)
 
 
 @inner

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from blockstore.kernels.intrinsics import prefetch
 from blockstore.kernels.jit import inner, leaf
+from blockstore.kernels.packed import LINE_BITS, ask_for_id, id_at
 from blockstore.kernels.picks import (
     BY_SOURCE,
     BY_WEIGHT,
@@ -159,7 +160,8 @@ def take_all(degree, heap):
 def ask_for_ranks(ids, floats, longs, at, count, rule):
     """Prefetch what `rank_edges` reads first; the processor asks for the rest by itself."""
     if rule.kind == BY_SOURCE:
-        _ask_for(ids, at, count)
+        for bit in range(at, at + min(count * ids.bits, FEW_LINES * LINE_BITS), LINE_BITS):
+            ask_for_id(ids, bit)
     elif rule.kind == BY_WEIGHT:
         _ask_for(floats, at, count)
     else:
@@ -177,7 +179,8 @@ def _ask_for(values, at, count):
 def rank_edges(ids, floats, longs, at, first, count, column, i, heap, found):
     """Take edges of node i into its heap; returns how many are there then, int64.
 
-    ids, floats, longs   sources, weights and times; the rule tells which is read, from `at` on
+    ids, floats, longs   sources, weights and times; the rule tells which is read, from `at` on: the
+                         bit of the first source, else an index
     first, count         positions of these edges in the column
 
     By source, the first edge of those that are not the column's first is left out: whether it is
@@ -185,10 +188,14 @@ def rank_edges(ids, floats, longs, at, first, count, column, i, heap, found):
     """
     rule, nkey = column.rule, _columns_key(column, i)
     if rule.kind == BY_SOURCE:
-        if first == 0 and count > 0:
-            found = push(heap, found, rule.fanout, _source_rank(rule.key, ids[at]), 0, False)
+        if count == 0:
+            return found
+        source = id_at(ids, at)
+        if first == 0:
+            found = push(heap, found, rule.fanout, _source_rank(rule.key, source), 0, False)
         for k in range(1, count):
-            rank = _source_rank_after(ids[at + k - 1], ids[at + k], rule.key, nkey, first + k)
+            before, source = source, id_at(ids, at + k * ids.bits)
+            rank = _source_rank_after(before, source, rule.key, nkey, first + k)
             if found < rule.fanout or rank < heap.ranks[0]:
                 found = push(heap, found, rule.fanout, rank, first + k, False)
         return found
@@ -229,11 +236,14 @@ def sort_first(values, count):
 
 @inner
 def put_picks(ids, edge_ids, first, edge_first, column, i, positions, draws):
-    """Sources and edges at the positions picked of node i, ascending; `first` as in a group."""
+    """Sources and edges at the positions picked of node i, ascending.
+
+    first, edge_first   bit of its first source, and its first edge id or item
+    """
     column.counts[i] = positions.size
     at, to = draws.starts[i], draws.edge_starts[i]
     for k in range(positions.size):
-        draws.sources[at + k] = ids[first + positions[k]]
+        draws.sources[at + k] = id_at(ids, first + positions[k] * ids.bits)
         if draws.edges.size:
             edge = edge_first + positions[k]
             draws.edges[to + k] = edge if draws.first_item.size else edge_ids[edge]

@@ -18,15 +18,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blockstore.kernels.columns import (
-    EDGES_START,
     BlockView,
     column_degree,
     column_word,
+    first_bit,
     sections,
     slot_word,
 )
 from blockstore.kernels.intrinsics import prefetch
 from blockstore.kernels.jit import inner, leaf, njit
+from blockstore.kernels.packed import id_at
 from blockstore.kernels.picks import (
     BY_SOURCE,
     BY_WEIGHT,
@@ -131,14 +132,13 @@ def _pick_group(
             num_multi_block += 1
             continue
         offset = np.int64(view.words[word])
-        table[FIRST, g] = offset + slot * (view.slot_bytes // view.ids.itemsize)
+        table[FIRST, g] = first_bit(view, blocks[i]) + offset * view.sources.bits
         if draws.edges.size:
-            offset -= np.int64(view.words[base + EDGES_START])
             items = draws.first_item
             table[EDGE_FIRST, g] = offset + (
                 items[blocks[i]] if items.size else sections(view, slot)[1]
             )
-        pick_column(view.ids, view.edge_ids, column, i, degree, draws, g, room)
+        pick_column(view.sources, view.edge_ids, column, i, degree, draws, g, room)
     return num_multi_block
 
 
@@ -160,7 +160,7 @@ def _draw_uniform(
         num_multi_block = _pick_group(
             view, column, blocks, order, start, count, draws, multi_block, num_multi_block, room
         )
-        fetch_group(view.ids, view.edge_ids, count, draws, room.table)
+        fetch_group(view.sources, view.edge_ids, count, draws, room.table)
     return num_multi_block
 
 
@@ -178,20 +178,19 @@ def _rank_column(view, column, blocks, i, multi_block, num_multi_block, heap):
         return np.int64(-1)
     if column.rule.kind == BY_SOURCE and degree <= column.rule.fanout:
         return take_all(degree, heap)
-    at = _values_at(view, column.rule, np.int64(view.slots[blocks[i]]))
-    at += np.int64(view.words[word]) - np.int64(view.words[base + EDGES_START])
+    at = _values_at(view, column.rule, blocks[i], np.int64(view.words[word]))
     return rank_edges(
-        view.ids, view.floats, view.longs, at, 0, degree, column, i, heap, np.int64(0)
+        view.sources, view.floats, view.longs, at, 0, degree, column, i, heap, np.int64(0)
     )
 
 
 @inner
-def _values_at(view, rule, slot):
-    """Where the values that a block's edges are ranked by begin."""
-    source_at, _, weight_at, time_at = sections(view, slot)
+def _values_at(view, rule, block, edge):
+    """Where the values are that the edges of a block from one on are ranked by."""
     if rule.kind == BY_SOURCE:
-        return source_at
-    return weight_at if rule.kind == BY_WEIGHT else time_at
+        return first_bit(view, block) + edge * view.sources.bits
+    _, _, weight_at, time_at = sections(view, np.int64(view.slots[block]))
+    return edge + (weight_at if rule.kind == BY_WEIGHT else time_at)
 
 
 @inner
@@ -201,23 +200,21 @@ def _ask_group(view, column, blocks, order, start, count, table):
         word = table[FIRST, g]
         if word >= 0:
             i = np.int64(order[start + g]) if order.size else start + g
-            base = slot_word(view, blocks[i])
-            skip = np.int64(view.words[word]) - np.int64(view.words[base + EDGES_START])
-            at = _values_at(view, column.rule, np.int64(view.slots[blocks[i]])) + skip
-            degree = np.int64(view.words[word + 1]) - np.int64(view.words[word])
-            ask_for_ranks(view.ids, view.floats, view.longs, at, degree, column.rule)
+            edge = np.int64(view.words[word])
+            at = _values_at(view, column.rule, blocks[i], edge)
+            degree = np.int64(view.words[word + 1]) - edge
+            ask_for_ranks(view.sources, view.floats, view.longs, at, degree, column.rule)
 
 
 @inner
 def _put_column(view, column, blocks, i, positions, draws):
     """Picks of entry i, whose column lies in one block."""
-    base = slot_word(view, blocks[i])
-    word = column_word(view, column.nodes[i], blocks[i])
+    edge = np.int64(view.words[column_word(view, column.nodes[i], blocks[i])])
     first, edge_first, _, _ = sections(view, np.int64(view.slots[blocks[i]]))
     if draws.first_item.size:
         edge_first = draws.first_item[blocks[i]]
-    skip = np.int64(view.words[word]) - np.int64(view.words[base + EDGES_START])
-    put_picks(view.ids, view.edge_ids, first + skip, edge_first + skip, column, i, positions, draws)
+    first += edge * view.sources.bits
+    put_picks(view.sources, view.edge_ids, first, edge_first + edge, column, i, positions, draws)
 
 
 @njit(nogil=True, cache=True)
@@ -322,19 +319,18 @@ def rank_multi_block(view, column, blocks, multi_block, picks):
         i, degree = np.int64(multi_block.entries[g]), multi_block.degrees[g]
         heap = Heap(picks.ranks[g], picks.positions[g])
         for low in range(0, degree, view.capacity):
-            slot = np.int64(view.slots[np.int64(blocks[i]) + low // view.capacity])
-            if slot >= 0:
-                at = _values_at(view, column.rule, slot)
+            block = np.int64(blocks[i]) + low // view.capacity
+            if view.slots[block] >= 0:
+                at = _values_at(view, column.rule, block, 0)
                 count = min(view.capacity, degree - low)
                 picks.found[g] = rank_edges(
-                    view.ids, view.floats, view.longs, at, low, count, column, i, heap,
+                    view.sources, view.floats, view.longs, at, low, count, column, i, heap,
                     picks.found[g],
                 )  # fmt: skip
                 if by_source:
-                    picks.seams[part, 0], picks.seams[part, 1] = (
-                        view.ids[at],
-                        view.ids[at + count - 1],
-                    )
+                    picks.seams[part, 0] = id_at(view.sources, at)
+                    last = at + (count - 1) * view.sources.bits
+                    picks.seams[part, 1] = id_at(view.sources, last)
             part += 1
 
 
@@ -377,7 +373,8 @@ def _fetch_part(view, head, position, count, i, k, draws):
     first, edge_first, _, _ = sections(view, slot)
     skip = position - part * view.capacity
     for j in range(count):
-        draws.sources[draws.starts[i] + k + j] = view.ids[first + skip + j]
+        source = id_at(view.sources, first + (skip + j) * view.sources.bits)
+        draws.sources[draws.starts[i] + k + j] = source
         if draws.edges.size:
             edge = draws.edge_starts[i] + k + j
             if draws.first_item.size:

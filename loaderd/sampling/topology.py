@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from blockstore.format import Relation, column_capacity
+from blockstore.format import Relation, edge_layout
 from blockstore.kernels.columns import BlockView, view_blocks
 from blockstore.kernels.links import find_ends
 from blockstore.kernels.locate import build_guide, choose_shift, locate_columns
@@ -82,6 +82,7 @@ class Topology:
     ) -> None:
         manifest = store.manifest
         self.residency, self._data, self._slot_bytes = residency, data, slot_bytes
+        self.id_dtype = np.dtype(manifest.id_dtype)
         firsts = first_items(manifest)
         self.relations = [
             self._index(store, r, relation, first)
@@ -102,11 +103,10 @@ class Topology:
         dst = next(t for t in manifest.types if t.name == relation.dst)
         first_node = store.first_node(relation)
         shift = choose_shift(dst.num_nodes, relation.num_blocks)
-        item_bytes = relation.item_bytes(manifest.id_dtype)
-        slots = self.residency.pool.slot_of_block[r]
+        layout = edge_layout(manifest, relation)
         view = view_blocks(
-            self._data, manifest.id_dtype, relation.edge_id_dtype, slots, first_node,
-            self._slot_bytes, *item_bytes[1:3], column_capacity(manifest.block_bytes, *item_bytes),
+            self._data, layout, self.residency.pool.slot_of_block[r], first_node, self._slot_bytes,
+            layout.capacity(manifest.block_bytes),
         )  # fmt: skip
         return RelationIndex(
             dst.first,
@@ -155,7 +155,7 @@ class Topology:
         order_by_block(blocks, num, starts, order)
         marks = (np.diff(starts) > 0).astype(np.uint8)
         entries, times = np.empty(num, np.uint32), np.empty(num * timed, np.int64)
-        src, dst = (np.empty(num, info.view.ids.dtype) for _ in range(2))
+        src, dst = (np.empty(num, self.id_dtype) for _ in range(2))
         for group in self._held_whole(relation, marks) if held is None else held(relation, marks):
             count = int(entries_of_blocks(order, starts, group, entries))
             find_ends(info.view, entries[:count], blocks, first_edge, src, dst, index, times)

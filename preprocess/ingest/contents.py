@@ -7,7 +7,15 @@ from itertools import pairwise
 from typing import NamedTuple
 from urllib.parse import quote
 
-from blockstore.format import ITEM_BYTES, TIME_DTYPE, WEIGHT_DTYPE, RowArray, row_geometry
+from blockstore.format import (
+    ITEM_BYTES,
+    TIME_DTYPE,
+    WEIGHT_DTYPE,
+    EdgeLayout,
+    RowArray,
+    id_bits,
+    row_geometry,
+)
 from preprocess.errors import BadInput
 from preprocess.ingest.options import IngestOptions
 from preprocess.sources.reverse import WithReverses
@@ -69,12 +77,21 @@ class RelationContents:
         return self.source.num_edges * (2 if self.undirected else 1)
 
     @property
+    def layout(self) -> EdgeLayout:
+        """Of its graph blocks."""
+        return EdgeLayout(
+            self.widths.node,
+            id_bits(self.src.num_nodes),
+            self.src.first,
+            ITEM_BYTES[self.edge_id_dtype] if self.edge_id_dtype else 0,
+            ITEM_BYTES[WEIGHT_DTYPE] if self.weight else 0,
+            ITEM_BYTES[TIME_DTYPE] if self.time else 0,
+        )
+
+    @property
     def item_bytes(self) -> int:
-        """Of an edge in a graph block."""
-        edge = ITEM_BYTES[self.edge_id_dtype] if self.edge_id_dtype else 0
-        weight = ITEM_BYTES[WEIGHT_DTYPE] if self.weight else 0
-        time = ITEM_BYTES[TIME_DTYPE] if self.time else 0
-        return ITEM_BYTES[self.widths.node] + edge + weight + time
+        """Of an edge in arrays, before it is packed."""
+        return ITEM_BYTES[self.widths.node] + sum(self.layout.bits[1:]) // 8
 
     @property
     def inline(self) -> tuple[SourceRows, ...]:
@@ -139,7 +156,7 @@ def row_disk_bytes(array: RowArray, block_bytes: int) -> int:
 
 def graph_bytes(relation: RelationContents, options: IngestOptions) -> int:
     """Blocks of a relation, with their headers and what is left of them."""
-    size = relation.most_edges * relation.item_bytes + 4 * relation.dst.num_nodes
+    size = relation.most_edges * sum(relation.layout.bits) // 8 + 4 * relation.dst.num_nodes
     return size + size // 64 + options.block_bytes
 
 

@@ -277,12 +277,8 @@ class RelationStages:
         return list(zip(bounds[:-1].tolist(), bounds[1:].tolist(), sizes.tolist(), strict=True))
 
     def _packer(self, emit: Any) -> GraphPacker:
-        relation = self._relation
-        return GraphPacker(
-            self._job.options.block_bytes, relation.widths.node, relation.edge_id_dtype,
-            relation.dst.first, emit, weights=relation.weight is not None,
-            times=relation.time is not None,
-        )  # fmt: skip
+        relation, block_bytes = self._relation, self._job.options.block_bytes
+        return GraphPacker(block_bytes, relation.layout, relation.dst.first, emit)
 
     def _close(self, run: IngestRun, packer: GraphPacker, graph: GraphWriter) -> Facts:
         first_node = packer.close()

@@ -1,22 +1,24 @@
 """Rows of neighbors added up, column by column of graph blocks as they are on disk."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from blockstore.kernels.columns import (
-    EDGES_START,
     FIRST_NODE,
     HEADER_WORDS,
     LAST_DEGREE,
     NUM_CARRIED,
     NUM_EDGES,
     NUM_NODES,
+    edges_start,
+    packed_size,
     wide,
 )
 from blockstore.kernels.intrinsics import prefetch
 from blockstore.kernels.jit import inner, leaf, njit
+from blockstore.kernels.packed import PackedIds
 from preprocess.kernels.rowsum import RowSources, sum_rows
 
 CHUNK_EDGES = 128  # summed in registers, then added to the sum: errors grow with chunks, not edges
@@ -27,7 +29,7 @@ class RawBlocks(NamedTuple):
     """Whole graph blocks, one behind the other, already checked."""
 
     words: NDArray[np.uint32]
-    ids: NDArray[Any]  # the same bytes as ids of the store's dtype
+    sources: PackedIds  # the same bytes
     weights: NDArray[np.float32] | None  # the same bytes again, or None: edges weigh 1
     block_bytes: int
     edge_id_bytes: int  # of an edge, before its weight; 0: none
@@ -78,35 +80,33 @@ def multiply_blocks(blocks, table, product, out, carry_slots, carry, part, parts
 
     A column whose edges go on in later blocks is not finished: its row is the sum of those here.
     """
-    words, width, id_bytes = blocks.words, table.width, blocks.ids.itemsize
+    words, width, sources = blocks.words, table.width, blocks.sources
     for block in range(carry_slots.size):
         word = block * (blocks.block_bytes // 4)
-        base = block * (blocks.block_bytes // id_bytes)
         node = wide(words, word + FIRST_NODE) - table.first
         last_degree = wide(words, word + LAST_DEGREE)
         count, num_edges = np.int64(words[word + NUM_NODES]), np.int64(words[word + NUM_EDGES])
-        start = np.int64(words[word + EDGES_START])
-        zero = base + start  # the block's first edge
-        edges = RowSources(blocks.ids, blocks.weights, zero + num_edges)
+        start = edges_start(count)
+        zero = np.int64(8 * (block * blocks.block_bytes + start))  # the block's first edge
+        edges = RowSources(
+            sources.data, sources.bits, sources.base, zero, blocks.weights, num_edges
+        )
         weight_at = np.int64(0)
         if blocks.weights is not None:
-            over = (start + num_edges) * id_bytes
-            if blocks.edge_id_bytes > 0:
-                over = (over + 7) // 8 * 8 + num_edges * blocks.edge_id_bytes
-            weight_at = word + (over + 7) // 8 * 2
+            over = start + packed_size(num_edges, sources.bits)
+            over += (num_edges * blocks.edge_id_bytes + 7) & -8
+            weight_at = word + over // 4
         if part == 0 and carry_slots[block] >= 0:
-            at, high = carry_slots[block] * width, zero + np.int64(words[word + NUM_CARRIED])
-            sum_edges(table, edges, zero, high, weight_at, carry, at, np.int64(-1), np.float32(1))
+            at, high = carry_slots[block] * width, np.int64(words[word + NUM_CARRIED])
+            sum_edges(table, edges, 0, high, weight_at, carry, at, np.int64(-1), np.float32(1))
         begin, end = count * part // parts, count * (part + 1) // parts
-        high = base + np.int64(words[word + HEADER_WORDS + begin])
+        high = np.int64(words[word + HEADER_WORDS + begin])
         for i in range(begin, end):
-            low, high = high, base + np.int64(words[word + HEADER_WORDS + i + 1])
+            low, high = high, np.int64(words[word + HEADER_WORDS + i + 1])
             own = node + i if product.loops else np.int64(-1)
             whole = i < count - 1 or last_degree == high - low
             times = product.scale * product.factor[node + i] if whole else np.float32(1)
-            sum_edges(
-                table, edges, low, high, weight_at + low - zero, out, (node + i) * width, own, times
-            )
+            sum_edges(table, edges, low, high, weight_at + low, out, (node + i) * width, own, times)
             if whole and product.share != 0:
                 _add_share(node + i, width, product, out)
 

@@ -1,6 +1,6 @@
 """The sum of some rows, in registers: vector instructions that numba does not make of loops."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from llvmlite import ir
@@ -9,6 +9,8 @@ from numba.core import cgutils
 from numba.core.config import DISABLE_JIT
 from numba.extending import intrinsic
 from numpy.typing import NDArray
+
+from blockstore.kernels.packed import PackedIds, id_at
 
 _TILES = 64, 32, 16, 8, 4, 2, 1  # columns summed at once: the widest that fit
 _AHEAD_LINES = 32  # that are on their way from memory, of all edges together
@@ -27,9 +29,12 @@ class RowTable(NamedTuple):
 class RowSources(NamedTuple):
     """Where each row comes from."""
 
-    sources: NDArray[Any]  # uint32 or uint64 (any,)
+    data: NDArray[np.uint8]  # with a stream of bits: of each source, which `base` is added to
+    bits: int
+    base: np.uint64
+    start: np.int64  # bit at which source 0 begins
     weights: NDArray[np.float32] | None  # None: each edge weighs 1
-    limit: int  # rows of sources up to this one are asked for ahead
+    limit: np.int64  # rows of sources up to this one are asked for ahead
 
 
 def _int64(value):
@@ -94,9 +99,13 @@ class _Emitter:
     def _source(self, edge):
         """Number of the row of an edge."""
         builder = self._builder
-        source = builder.load(builder.gep(self._given["sources"], [edge]))
-        source = builder.zext(source, _INT64) if source.type.width < 64 else source
-        return builder.sub(source, self._given["first"])
+        given, bits = self._given, self._given["bits"]
+        bit = builder.add(given["start"], builder.mul(edge, bits))
+        place = builder.gep(given["data"], [builder.lshr(bit, _int64(3))])
+        word = builder.load(builder.bitcast(place, _INT64.as_pointer()), align=1)
+        word = builder.lshr(word, builder.and_(bit, _int64(7)))
+        mask = builder.lshr(_int64(-1), builder.sub(_int64(64), bits))
+        return builder.add(builder.and_(word, mask), builder.sub(given["base"], given["first"]))
 
     def _row(self, number, column):
         start = self._builder.add(self._builder.mul(number, self._given["width"]), column)
@@ -115,14 +124,16 @@ class _Emitter:
 
 def _python(table, edges, low, high, weight_at, out, at, own, fresh, times):
     rows, width, first = table
-    sources, weights, limit = edges
+    data, bits, base, start, weights, limit = edges
     assert high <= limit
+    ids = PackedIds(data, int(bits), np.uint64(base))
+    sources = [id_at(ids, int(start) + edge * int(bits)) for edge in range(int(low), int(high))]
 
     def row(number):
         return rows[int(number) * int(width) : (int(number) + 1) * int(width)]
 
     total = row(own).copy() if own >= 0 else np.zeros(int(width), np.float32)
-    for count, source in enumerate(sources[int(low) : int(high)]):
+    for count, source in enumerate(sources):
         weight = np.float32(1) if weights is None else weights[int(weight_at) + count]
         total += row(int(source) - int(first)) * weight
     held = out[int(at) : int(at) + int(width)]

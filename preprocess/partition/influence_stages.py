@@ -22,6 +22,7 @@ from blockstore.format import (
     Relation,
     RowArray,
     crc_path,
+    edge_layout,
 )
 from blockstore.pack import GraphPacker
 from blockstore.store import Store
@@ -131,7 +132,8 @@ class InfluenceStages:
     def _relation_stage(self, r: RelationContents) -> IngestStage:
         job, path = self._job, halo_relation_path(r.path)
         written = copied_graph_bytes(r, job.contents, job.options)
-        passing = scatter_bytes(written // r.item_bytes, r.item_bytes, 0, job.share)
+        copied = 8 * written // sum(r.layout.bits)
+        passing = scatter_bytes(copied, r.item_bytes, 0, job.share)
         cost = Cost(2 * graph_bytes(r, job.options) + passing, written + passing, passing)
         arrays = _column_paths(path)
         return IngestStage(
@@ -285,10 +287,8 @@ class InfluenceStages:
         dst = next(t for t in self._job.contents.types if t.name == relation.dst)
         paths = _column_paths(halo_relation_path(relation_path))
         graph = run.writer.graph(paths[0])
-        packer = GraphPacker(
-            manifest.block_bytes, manifest.id_dtype, relation.edge_id_dtype, 0, graph.append,
-            weights=relation.has_weights, times=relation.has_times,
-        )  # fmt: skip
+        layout = edge_layout(manifest, relation)
+        packer = GraphPacker(manifest.block_bytes, layout, 0, graph.append)
         num_edges = self._copies(run, dst).columns(relation, packer)
         run.writer.side(paths[1], packer.close())
         num_blocks = graph.close()

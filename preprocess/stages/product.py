@@ -9,8 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blockstore.errors import CorruptBlock
-from blockstore.format import ITEM_BYTES, NodeType, Relation
+from blockstore.format import NodeType, Relation, edge_layout
 from blockstore.io.buffers import aligned_buffer
+from blockstore.kernels.columns import view_sources
 from blockstore.store import Store, scan_blocks
 from preprocess.files.store import graph_blocks
 from preprocess.kernels import hops as kernels
@@ -105,10 +106,9 @@ class RelationProduct:
         self._relation, self._nodes = relation, nodes
         self._file, self._threads = store.graph(relation), threads
         self._block_bytes = store.manifest.block_bytes
-        self._id_dtype = np.dtype(store.manifest.id_dtype)
+        self._layout = edge_layout(store.manifest, relation)
         self._scan_bytes = max(scan_bytes, self._block_bytes)
-        edge_id = relation.edge_id_dtype
-        self._weighted, self._edge_id_bytes = weighted, ITEM_BYTES[edge_id] if edge_id else 0
+        self._weighted = weighted
         carrying = np.flatnonzero(carried)
         self._slots = np.full(carried.size, -1, np.int64)
         self._slots[carrying] = np.arange(carrying.size)
@@ -160,9 +160,9 @@ class RelationProduct:
                 for first, blocks in self._read(start, stop):
                     slots = self._slots[first : first + blocks.size // self._block_bytes]
                     raw = kernels.RawBlocks(
-                        blocks.view(np.uint32), blocks.view(self._id_dtype),
+                        blocks.view(np.uint32), view_sources(blocks, self._layout),
                         blocks.view(np.float32) if self._weighted else None, self._block_bytes,
-                        self._edge_id_bytes,
+                        self._layout.edge_id_bytes,
                     )  # fmt: skip
                     kernels.multiply_blocks(
                         raw, table, product, out, slots, self._carry, part, parts

@@ -149,6 +149,12 @@ def test_a_fingerprint_that_was_edited_is_refused(store: Path, value: Any):
         open_store(store)
 
 
+def test_a_store_of_format_2_is_to_be_ingested_again(store: Path):
+    edit(store, lambda document: document["attributes"]["blockstore"].update(format=2))
+    with pytest.raises(UnsupportedVersion, match=r"format 2, this code reads 3; .*ingest again"):
+        open_store(store)
+
+
 def test_a_store_of_format_1_is_to_be_ingested_again(store: Path):
     def to_format_1(document: Any) -> None:
         attributes = document["attributes"]
@@ -157,7 +163,7 @@ def test_a_store_of_format_1_is_to_be_ingested_again(store: Path):
         del attributes["blockstore"]["files"]
 
     edit(store, to_format_1)
-    with pytest.raises(UnsupportedVersion, match=r"format 1, this code reads 2; .*ingest again"):
+    with pytest.raises(UnsupportedVersion, match=r"format 1, this code reads 3; .*ingest again"):
         open_store(store)
 
 

@@ -11,6 +11,7 @@ from blockstore import format as fmt
 from blockstore.errors import CorruptBlock, UnsupportedVersion
 from blockstore.format import (
     BlockHeader,
+    EdgeLayout,
     Halo,
     HaloColumns,
     HopSet,
@@ -21,11 +22,7 @@ from blockstore.format import (
     Partitioning,
     Relation,
     RowArray,
-    block_fill_bytes,
-    column_capacity,
-    gapless_rows,
-    row_geometry,
-    section_offsets,
+    id_bits,
 )
 
 TEXT = (Path(fmt.__file__).parent / "FORMAT.md").read_text()
@@ -59,7 +56,7 @@ def test_constants_are_those_of_the_document():
 
 def test_the_header_is_that_of_the_document():
     rows = table("offset")
-    letters = {"uint16": "H", "uint32": "I", "uint64": "Q", "bytes": "4s", "zeros": "24x"}
+    letters = {"uint16": "H", "uint32": "I", "uint64": "Q", "bytes": "4s", "zeros": "16x"}
     assert "<" + "".join(letters[r[2]] for r in rows) == fmt.BLOCK_HEADER.format
     at = 0
     for offset, size, kind, *_ in rows:
@@ -69,7 +66,9 @@ def test_the_header_is_that_of_the_document():
     assert at == fmt.BLOCK_HEADER.size
     assert [r[3] for r in rows[2:-1]] == list(BlockHeader._fields)
     places = {r[3]: int(r[0]) for r in rows}
-    for name in ("last_degree", "num_nodes", "num_edges", "num_carried", "edges_start"):
+    for name in (
+        "last_degree", "num_nodes", "num_edges", "num_carried", "source_bits", "source_base",
+    ):  # fmt: skip
         assert getattr(fmt, f"{name.upper()}_OFFSET") == places[name]
 
 
@@ -105,18 +104,18 @@ def test_row_dtypes_are_those_of_the_document():
 
 
 def test_a_header_comes_back():
-    header = BlockHeader(3, 5, 7, 11, 13, 2, 18)
+    header = BlockHeader(3, 5, 7, 11, 13, 2, 18, 2**40)
     assert BlockHeader.unpack(header.pack(), "here") == header
 
 
 def test_a_header_of_another_kind_is_refused():
-    raw = bytearray(BlockHeader(0, 0, 0, 0, 0, 0, 18).pack())
+    raw = bytearray(BlockHeader(0, 0, 0, 0, 0, 0, 18, 0).pack())
     with pytest.raises(CorruptBlock, match=r"here: header has 63 bytes, needs 64"):
         BlockHeader.unpack(bytes(raw[:63]), "here")
     with pytest.raises(UnsupportedVersion, match="unknown flag bits 0x20"):
-        BlockHeader.unpack(BlockHeader(33, 0, 0, 0, 0, 0, 18).pack(), "here")
-    raw[4] = 2
-    with pytest.raises(UnsupportedVersion, match="block format 2, this code reads 1"):
+        BlockHeader.unpack(BlockHeader(33, 0, 0, 0, 0, 0, 18, 0).pack(), "here")
+    raw[4] = 1
+    with pytest.raises(UnsupportedVersion, match="block format 1, this code reads 2"):
         BlockHeader.unpack(bytes(raw), "here")
     raw[0] = 0
     with pytest.raises(CorruptBlock, match="magic"):
@@ -125,43 +124,24 @@ def test_a_header_of_another_kind_is_refused():
 
 @pytest.mark.parametrize("block_bytes", [4096, 65536, 1 << 20])
 @pytest.mark.parametrize("edge_ids", [0, 4, 8])
-@pytest.mark.parametrize("others", [(), (0, 0), (4, 0), (0, 8), (4, 8)])
-@pytest.mark.parametrize("ids", [4, 8])
-def test_a_column_fills_its_block_and_no_more(block_bytes, ids, edge_ids, others):
-    capacity = column_capacity(block_bytes, ids, edge_ids, *others)
-    assert block_fill_bytes(1, capacity, ids, edge_ids, *others) <= block_bytes
-    assert block_fill_bytes(1, capacity + 1, ids, edge_ids, *others) > block_bytes
+@pytest.mark.parametrize("others", [(0, 0), (4, 0), (0, 8), (4, 8)])
+@pytest.mark.parametrize("bits", [1, 17, 24, 32, 56])
+def test_a_column_fills_its_block_and_no_more(block_bytes, bits, edge_ids, others):
+    layout = EdgeLayout("uint64", bits, 0, edge_ids, *others)
+    capacity = layout.capacity(block_bytes)
+    assert layout.fill_bytes(1, capacity) <= block_bytes
+    assert layout.fill_bytes(1, capacity + 1) > block_bytes
 
 
 def test_sections_begin_at_multiples_of_eight():
-    assert section_offsets(1, 3, (4, 4, 4, 8)) == [72, 88, 104, 120, 144]
-    assert section_offsets(1, 3, (4, 0, 4, 0)) == [72, 84, 88, 100, 100]
+    """Sources are 8 bytes more than they need, in whole words."""
+    assert EdgeLayout("uint32", 24, 0, 4, 4, 8).sections(1, 3) == [72, 96, 112, 128, 152]
+    assert EdgeLayout("uint32", 21, 0, 0, 4, 0).sections(1, 3) == [72, 88, 88, 100, 100]
+    assert EdgeLayout("uint32", 22, 0, 0, 0, 0).sections(1, 3) == [72, 96, 96, 96, 96]
+    assert EdgeLayout("uint32", 56, 0, 4, 4, 8).sections(2, 0) == [80, 80, 80, 80, 80]
 
 
-def test_rows_wider_than_a_block_take_whole_slots():
-    wide = row_geometry(RowArray("x", "float32", 10, (5000,)), 16384)
-    assert (wide.rows_per_block, wide.chunk_bytes, wide.slot_bytes) == (1, 20000, 32768)
-    narrow = row_geometry(RowArray("x", "float32", 10, (1000,)), 16384)
-    assert (narrow.rows_per_block, narrow.chunk_bytes, narrow.num_blocks) == (4, 16000, 3)
-
-
-@pytest.mark.parametrize("row_bytes", [1, 4, 77, 100, 512, 4096, 5732])
-@pytest.mark.parametrize("block_bytes", [4096, 1 << 20])
-@pytest.mark.parametrize("num_rows", [0, 1, 5000, 10_000_000])
-def test_gapless_rows_fill_whole_pages(row_bytes, block_bytes, num_rows):
-    rows = gapless_rows(row_bytes, block_bytes, num_rows)
-    found = row_geometry(RowArray("x", "uint8", num_rows, (row_bytes,), rows_per_block=rows), 4096)
-    assert found.slot_bytes == found.chunk_bytes == rows * row_bytes
-    assert found.slot_bytes % fmt.PAGE_BYTES == 0
-    unit = min(n for n in range(1, 4097) if n * row_bytes % 4096 == 0)
-    assert rows % unit == 0
-    distance = abs(rows * row_bytes - block_bytes)
-    assert rows - unit < num_rows or rows == unit
-    if rows < num_rows:  # not cut: nothing is closer
-        near = [n for n in (rows - unit, rows + unit) if n]
-        assert all(distance <= abs(n * row_bytes - block_bytes) for n in near)
-
-
-def test_rows_without_gaps_that_do_not_fill_pages_are_refused():
-    with pytest.raises(CorruptBlock, match="3 rows of 4 bytes a block, expected whole pages"):
-        row_geometry(RowArray("x", "float32", 10, rows_per_block=3), 4096)
+@pytest.mark.parametrize(("nodes", "bits"), [(0, 1), (1, 1), (2, 1), (3, 2), (256, 8), (257, 9)])
+def test_a_source_has_the_bits_that_numbers_of_its_type_need(nodes, bits):
+    assert id_bits(nodes) == bits
+    assert id_bits(1 << fmt.MOST_ID_BITS) == fmt.MOST_ID_BITS

@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blockstore.errors import CorruptBlock, StoreError, UnsupportedVersion
-from blockstore.format import block_fill_bytes
 from blockstore.pack import GraphPacker
 from blockstore.unpack import unpack_block
 from tests import reference
@@ -23,10 +22,7 @@ def _in_pieces(held: Held, cuts: list[int]) -> tuple[list[bytes], list[int]]:
     """Blocks and index of the same graph, appended in pieces."""
     blocks: list[bytes] = []
     graph, size = held.graph, held.blocks[0].size if held.blocks else 4096
-    packer = GraphPacker(
-        size, held.id_dtype, held.edge_id_dtype, held.first, lambda b: blocks.append(b.tobytes()),
-        weights=held.beside[0], times=held.beside[1],
-    )  # fmt: skip
+    packer = GraphPacker(size, held.layout, held.first, lambda b: blocks.append(b.tobytes()))
     bounds = [0, *sorted(min(cut, graph.num_nodes) for cut in cuts), graph.num_nodes]
     for low, high in pairwise(bounds):
         edges = slice(int(graph.indptr[low]), int(graph.indptr[high]))
@@ -68,7 +64,7 @@ def test_headers_say_what_lies_where(held):
         column += header.num_nodes
         assert here.tolist() == np.minimum(expected, held.capacity).tolist()
         assert header.num_carried + here.sum() == header.num_edges
-        assert block.offsets[0] == header.edges_start + header.num_carried
+        assert block.offsets[0] == header.num_carried
         assert header.last_degree == (expected[-1] if expected.size else 0)
         if header.last_degree > held.capacity:  # a multi-block column starts in a block of its own
             assert (header.num_nodes, header.num_carried) == (1, 0)
@@ -77,11 +73,10 @@ def test_headers_say_what_lies_where(held):
 @given(held=held_graphs())
 def test_columns_are_cut_into_blocks_by_the_rule(held):
     size = held.blocks[0].size
-    widths = held.item_bytes()
     expected = reference.pack_columns(
         np.diff(held.graph.indptr).tolist(),
         held.capacity,
-        lambda columns, edges: block_fill_bytes(columns, edges, *widths) <= size,
+        lambda columns, edges: held.layout.fill_bytes(columns, edges) <= size,
     )
     headers = [block.header for block in _unpacked(held)]
     assert [(h.num_nodes, h.num_edges, h.num_carried) for h in headers] == expected
@@ -133,7 +128,7 @@ def test_errors_name_the_place_what_was_found_and_what_was_expected():
         unpack_block(changed, "train+8192")
     changed = block.copy()
     changed[4] = 9
-    with pytest.raises(UnsupportedVersion, match=r"^here: block format 9, this code reads 1"):
+    with pytest.raises(UnsupportedVersion, match=r"^here: block format 9, this code reads 2"):
         unpack_block(changed, "here")
     changed = block.copy()
     changed[29] = 255

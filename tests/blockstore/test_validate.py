@@ -1,12 +1,13 @@
 """Stores whose checksums are right and whose content is not: what opening and reading refuse."""
 
 import shutil
+import struct
 
 import numpy as np
 import pytest
 
 from blockstore.errors import CorruptBlock, StoreError
-from blockstore.format import BLOCK_HEADER, FINGERPRINT_KEY
+from blockstore.format import BLOCK_HEADER, FINGERPRINT_KEY, BlockHeader, edges_start_bytes
 from blockstore.io.buffers import aligned_buffer
 from blockstore.io.reader import BlockReader, Parts, make_transit
 from blockstore.store import open_store, read_rows, scan_blocks
@@ -174,14 +175,25 @@ def test_links_out_of_a_store_are_refused(draft, tmp_path, name):
         read_graph(path)
 
 
+def put_source(block, edge, source):
+    """Another source of an edge of a graph block."""
+    header = BlockHeader.unpack(block[:64].tobytes(), "")
+    bits, at = header.source_bits, 8 * edges_start_bytes(header.num_nodes)
+    at += edge * bits
+    held = int.from_bytes(block[at // 8 :][:8].tobytes(), "little")
+    held &= ~((1 << bits) - 1 << at % 8)
+    held |= source - header.source_base << at % 8
+    block[at // 8 :][:8] = np.frombuffer(held.to_bytes(8, "little"), np.uint8)
+
+
 def hostile(draft, tmp_path, halo=False):
     """A store of which one block has a source that is no node; its file, that block."""
     path = HALO if halo else BLOCKS
     size = draft.blocks[path].geometry.slot_bytes
     number = draft.blocks[path].geometry.num_blocks // 2
-    block = np.frombuffer(draft.blocks[path].data, np.uint32)[number * size // 4 :]
-    start = int(block[9])
-    block[start + int(block[7]) - 1] = NODES
+    raw = np.frombuffer(draft.blocks[path].data, np.uint8)[number * size :]
+    header = BlockHeader.unpack(raw[:64].tobytes(), "")
+    put_source(raw, header.num_edges - 1, NODES)
     store = open_store(written(draft, tmp_path))
     relation = store.manifest.relations[0]
     assert relation.halo is not None
@@ -217,13 +229,21 @@ def test_every_way_to_read_a_block_checks_it(draft, tmp_path, halo):
         reader.read(0, good, good)
 
 
-def test_a_part_of_a_block_is_checked_as_far_as_it_is_read(tmp_path):
-    """Blocks of several pages: the head, then pages of edges."""
+@pytest.mark.parametrize("edge", [0, 3000, 4305, 4306, 4307, 6499])
+def test_a_part_of_a_block_is_checked_as_far_as_it_is_read(tmp_path, edge):
+    """Blocks of several pages: the head, then pages of edges.
+
+    Sources of 7 bits begin at byte 328, in the head: one of them lies on the first two pages.
+    """
     path = tmp_path / "base"
-    write_store(path, make_csc(np.full(64, 100), 1), np.arange(64), block_bytes=16384)
+    write_store(
+        path, make_csc(np.full(65, 100), 1), np.arange(64), block_bytes=16384, edge_ids=False
+    )
     draft = StoreDraft.load(path)
-    block = np.frombuffer(draft.blocks[BLOCKS].data, np.uint32)
-    block[1024 + 100] = 2**31  # a source in page 1
+    raw = np.frombuffer(draft.blocks[BLOCKS].data, np.uint8)
+    put_source(raw, edge, 127)
+    low, high = 8 * 328 + 7 * edge, 8 * 328 + 7 * edge + 6
+    own = low // 8 // 4096, high // 8 // 4096 + 1  # pages
     file = open_store(written(draft, tmp_path)).graph(open_store(path).manifest.relations[0])
     transit = make_transit([aligned_buffer(16384)])
     run, heads, seen = np.array([[0, 0, 4]]), np.ones(1, np.int64), []
@@ -233,14 +253,38 @@ def test_a_part_of_a_block_is_checked_as_far_as_it_is_read(tmp_path):
             parts = Parts(heads, lambda i, head: [pages])
             reader.stream(0, run, transit, lambda low, high, d: seen.append(low), parts).wait()
 
-        read((0, 1))
-        assert seen == [0]
-        with pytest.raises(CorruptBlock, match="source 2147483648, expected 0 to 63"):
-            read((1, 2))
-    assert seen == [0]
+        for pages in ((0, 1), (1, 2), (0, 2), (1, 4), (0, 4)):
+            seen.clear()
+            if pages[0] <= own[0] and own[1] <= pages[1]:
+                with pytest.raises(CorruptBlock, match=f"edge {edge}: source 127, expected 0 to"):
+                    read(pages)
+                assert seen == []
+            else:
+                read(pages)
+                assert seen == [0]
 
 
-@pytest.mark.parametrize("word", [0, 1, 2, 4, 6, 7, 8, 9, 16])
+@pytest.mark.parametrize(
+    ("form", "at", "value"),
+    [("<I", 36, v) for v in (0, 8, 10, 56, 57, 64, 99, 2**32 - 1)]
+    + [("<Q", 40, v) for v in (1, 399, 2**32, 2**63, 2**64 - 1)],
+)
+def test_sources_of_another_width_or_base_are_refused(draft, tmp_path, form, at, value):
+    struct.pack_into(form, draft.blocks[BLOCKS].data, at, value)
+    store = open_store(written(draft, tmp_path))
+    file = store.graph(store.manifest.relations[0])
+    expected = "expected flags .*sources of 9 bits from 0 on; ingest again"
+    with pytest.raises(CorruptBlock, match=expected):
+        list(scan_blocks(file))
+    size = file.geometry.slot_bytes
+    with (
+        BlockReader([file], aligned_buffer(size), size, threads=1) as reader,
+        pytest.raises(CorruptBlock, match=expected),
+    ):
+        reader.read(0, np.zeros(1, np.int64), np.zeros(1, np.int64))
+
+
+@pytest.mark.parametrize("word", [0, 1, 2, 4, 6, 7, 8, 9, 10, 16])
 def test_a_header_that_differs_from_the_object_index_is_refused(draft, tmp_path, word):
     np.frombuffer(draft.blocks[BLOCKS].data, np.uint32)[word] += 1
     store = open_store(written(draft, tmp_path))

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from blockstore.format import column_capacity
+from blockstore.format import EdgeLayout
 from blockstore.pack import GraphPacker
 from preprocess.files import buckets as buckets_module
 from preprocess.files.array_file import ArrayFile
@@ -115,9 +115,10 @@ def test_edge_ids_beyond_two_to_the_32():
 
 def test_blocks_count_edges_beyond_two_to_the_32():
     blocks: list[bytes] = []
-    packer = GraphPacker(4096, "uint32", None, 0, lambda b: blocks.append(b.tobytes()))
+    layout = EdgeLayout("uint32", 30, 0, 0, 0, 0)
+    packer = GraphPacker(4096, layout, 0, lambda b: blocks.append(b.tobytes()))
     packer._packed = 2**32 - 1  # as if so many edges were packed
-    degrees = np.array([column_capacity(4096, 4), 3])
+    degrees = np.array([layout.capacity(4096), 3])
     packer.append(degrees, np.zeros(degrees.sum(), np.uint32))
     packer.close()
     assert packer.first_edges().tolist() == [
@@ -146,7 +147,7 @@ def test_plans_of_graphs_beyond_two_to_the_32():
     assert contents.relations[0].edge_id_dtype == "uint64"
     assert place_dtype(contents.relations[0]) == "uint64"
     found = plan_ingest(source, options)
-    assert found.store_bytes > 2**33 * 12 + 10**8 * 512
+    assert found.store_bytes > 2**33 * (27 + 64) // 8 + 10**8 * 512
     assert found.temporary_bytes > 2**33 * 16
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from blockstore.format import PAGE_BYTES, column_capacity
+from blockstore.format import PAGE_BYTES, edge_layout
 from blockstore.io.buffers import aligned_buffer
 from blockstore.kernels.columns import view_blocks
 from blockstore.kernels.crc import find_bad_page, page_crcs
@@ -48,13 +48,13 @@ class HeldGraph:
         data = aligned_buffer(relation.num_blocks * self.block_bytes)
         for first, blocks in scan_blocks(store.graph(relation)):
             data[first * self.block_bytes :][: blocks.size] = blocks.reshape(-1)
-        first_node, item_bytes = store.first_node(relation), relation.item_bytes(manifest.id_dtype)
+        first_node, layout = store.first_node(relation), edge_layout(manifest, relation)
+        self.id_dtype = np.dtype(manifest.id_dtype)
         self.shift = choose_shift(self.num_nodes, relation.num_blocks)
         self.guide = build_guide(first_node, 0, self.num_nodes, self.shift)
         self.view = view_blocks(
-            data, manifest.id_dtype, relation.edge_id_dtype,
-            np.arange(relation.num_blocks, dtype=np.int32), first_node, self.block_bytes,
-            *item_bytes[1:3], column_capacity(self.block_bytes, *item_bytes),
+            data, layout, np.arange(relation.num_blocks, dtype=np.int32), first_node,
+            self.block_bytes, layout.capacity(self.block_bytes),
         )  # fmt: skip
 
 
@@ -64,7 +64,7 @@ class Frontier:
     def __init__(self, graph: HeldGraph, size: int, fanout: int, number: int) -> None:
         self.graph, self.size, self.fanout = graph, size, fanout
         generator = np.random.default_rng(number)
-        dtype = graph.view.ids.dtype
+        dtype = graph.id_dtype
         self.nodes = generator.permutation(graph.num_nodes)[:size].astype(dtype)
         self.blocks, self.starts = np.empty(size, np.int32), np.empty(size, np.int64)
         stride_starts(size, fanout, self.starts)

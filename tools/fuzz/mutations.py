@@ -32,6 +32,7 @@ from blockstore.format import (
     bound_files,
     columns_of,
     crc_path,
+    edges_start_bytes,
     graph_geometry,
     row_geometry,
     shard_path,
@@ -165,7 +166,7 @@ _FLOATS = (0.0, -1.0, float("nan"), float("inf"), float("-inf"), 1e300, 1e-320)
 _HEADER = (
     ("magic", 0, "<I"), ("version", 4, "<H"), ("flags", 6, "<H"), ("first_node", 8, "<Q"),
     ("last_degree", 16, "<Q"), ("num_nodes", 24, "<I"), ("num_edges", 28, "<I"),
-    ("num_carried", 32, "<I"), ("edges_start", 36, "<I"),
+    ("num_carried", 32, "<I"), ("source_bits", 36, "<I"), ("source_base", 40, "<Q"),
 )  # fmt: skip
 
 
@@ -303,8 +304,8 @@ def block_edges(draft: StoreDraft, random: Random) -> str:
     """Sources, edge ids, weights or times in a graph block."""
     path, blocks, start = _one_block(draft, random)
     kind = random.choice(("uint32", "uint32", "uint64", "float32", "int64"))
-    begin = struct.unpack_from("<I", blocks.data, start + 36)[0] * 4
-    begin = min(-(-begin // 8) * 8, blocks.geometry.slot_bytes - 8)
+    count = struct.unpack_from("<I", blocks.data, start + 24)[0]
+    begin = min(edges_start_bytes(count), blocks.geometry.slot_bytes - 8)
     size = (blocks.geometry.slot_bytes - begin) // np.dtype(kind).itemsize
     values = np.frombuffer(blocks.data, kind, size, start + begin)
     used = np.flatnonzero(values)

@@ -115,7 +115,7 @@ class BlockSampler:
         self._residency, self._crew, self._scratch = topology.residency, crew, scratch
         self._turn, self._upward, self._trace = turn, True, trace
         views = [index.view for index in topology.relations]
-        self._ids = views[0].ids.dtype
+        self._ids = topology.id_dtype
         self._edge_ids = max((v.edge_ids.dtype for v in views), key=lambda dtype: dtype.itemsize)
 
     def sample(

@@ -4,7 +4,7 @@ A block that holds columns of other partitions too is read in part: its head, wh
 columns lie, then the pages of the edges that are wanted.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from functools import partial
 
 import numpy as np
@@ -15,13 +15,14 @@ from blockstore.format import (
     PAGE_BYTES,
     BlockGeometry,
     BlockHeader,
+    EdgeLayout,
     edges_start_bytes,
-    section_offsets,
 )
 from blockstore.io.reader import Parts
 from loaderd.sampling.macrobatch.files import RelationBlocks
 
 Span = tuple[int, int]  # columns [low, high)
+_PAGE_BITS = 8 * PAGE_BYTES
 
 
 def cut_blocks(
@@ -83,14 +84,15 @@ def cut_parts(
     runs: NDArray[np.int64],
     columns: RelationBlocks,
     cuts: Mapping[int, Span],
-    item_bytes: Sequence[int],
+    layout: EdgeLayout,
+    last: int,
 ) -> Parts:
     """What is read of those runs that are to be read in part.
 
-    item_bytes   of an edge in each section of a block, up to the last that is wanted
+    last   number of the last section of a block that is wanted
     """
     heads = [head_pages(columns, b) if b in cuts else 0 for b in runs[:, 3].tolist()]
-    choose = partial(_edge_pages, runs, columns, cuts, item_bytes)
+    choose = partial(_edge_pages, runs, columns, cuts, layout, last)
     return Parts(np.array(heads, np.int64), choose)
 
 
@@ -98,7 +100,8 @@ def _edge_pages(
     runs: NDArray[np.int64],
     columns: RelationBlocks,
     cuts: Mapping[int, Span],
-    item_bytes: Sequence[int],
+    layout: EdgeLayout,
+    last: int,
     run: int,
     head: NDArray[np.uint8],
 ) -> list[tuple[int, int]]:
@@ -109,14 +112,14 @@ def _edge_pages(
     offsets = head[BLOCK_HEADER.size :].view(np.uint32)
     begin, end = 0, header.num_edges
     if low >= first:
-        begin = int(offsets[low - first]) - header.edges_start
+        begin = int(offsets[low - first])
     if high < first + header.num_nodes:
-        end = int(offsets[high - first]) - header.edges_start
+        end = int(offsets[high - first])
     if end <= begin:
         return []
-    places = section_offsets(header.num_nodes, header.num_edges, item_bytes)
+    places = layout.sections(header.num_nodes, header.num_edges)
     return [
-        ((at + begin * size) // PAGE_BYTES, -(-(at + end * size) // PAGE_BYTES))
-        for at, size in zip(places, item_bytes, strict=False)
-        if size
+        ((8 * at + begin * bits) // _PAGE_BITS, -(-(8 * at + end * bits) // _PAGE_BITS))
+        for at, bits in zip(places[: last + 1], layout.bits, strict=False)
+        if bits
     ]

@@ -18,7 +18,7 @@ from blockstore.format import (
     NodeType,
     Relation,
     RowArray,
-    column_capacity,
+    edge_layout,
     row_geometry,
 )
 from blockstore.store import BlockedFile, Store
@@ -174,7 +174,7 @@ def _columns(
     """Blocks of the parts whose columns lie between `bounds`."""
     first_node = store.first_node(columns).astype(np.int64)
     first_edge = store.first_edge(columns).astype(np.int64)
-    capacity = column_capacity(manifest.block_bytes, *relation.item_bytes(manifest.id_dtype))
+    capacity = edge_layout(manifest, relation).capacity(manifest.block_bytes)
     starts = first_node[:-1]
     at = np.searchsorted(starts, bounds, "right") - 1  # block in which a column begins
     low, high = at[:-1].copy(), at[1:].copy()

@@ -10,12 +10,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from blockstore.format import PAGE_BYTES, Manifest, Relation
+from blockstore.format import ITEM_BYTES, PAGE_BYTES, Manifest, edge_layout
 from blockstore.io.reader import Reading, make_transit, wait_all
 from blockstore.kernels import members as kernels
 from blockstore.kernels.columns import view_blocks
 from blockstore.kernels.members import MemberColumns, Members, WantedMembers
 from blockstore.kernels.order import prefix_starts, stride_starts
+from blockstore.kernels.packed import SPARE_BYTES
 from blockstore.kernels.picks import Column, Draws
 from blockstore.kernels.rows import row_layout
 from blockstore.store import Store, scan_rows
@@ -70,7 +71,7 @@ def carve_macro(
 ) -> MacroArrays:
     """Cut the memory of a macro-batch out of a run of slots."""
     types = {t.name: i for i, t in enumerate(manifest.types)}
-    array = carver.array
+    array, node_bytes = carver.array, ITEM_BYTES[manifest.id_dtype]
     rows = array(np.uint8, bounds.pages * PAGE_BYTES)
     words = array(np.uint64, kernels.words_size(manifest.num_nodes))
     take = [array(np.uint8, n) for n in bounds.copies]
@@ -84,7 +85,7 @@ def carve_macro(
             MemberColumns(
                 array(np.int64, nodes),
                 array(np.uint32, nodes),
-                array(np.dtype(manifest.id_dtype), edges),
+                array(np.dtype(manifest.id_dtype), edges + SPARE_BYTES // node_bytes),
                 array(ids, edges * choice.edge_ids),
                 array(np.float32, edges * (choice.weights and relation.has_weights)),
                 array(np.int64, 3 * blocks).reshape(-1, 3),
@@ -118,6 +119,7 @@ class MacroShared:
         manifest = store.manifest
         self.manifest, self.files, self.served = manifest, files, rows.served
         self.reader, self.data, self.choice = rows.reader, rows.data, choice
+        self.layouts = [edge_layout(manifest, r) for r in manifest.relations]
         self.types = [files.type_of[r.node_type.name] for r in rows.served]
         self.transit = make_transit(transit)
         self.run_blocks = max(1, transit[0].size // manifest.block_bytes)
@@ -348,7 +350,10 @@ class MacroGraph:
         spans = ((w.low, w.high, row) for w, row in wanted)
         cuts = cut_blocks(columns, spans, geometry.pages_per_block)
         runs = block_runs(blocks, geometry, shared.run_blocks, cuts)
-        parts = cut_parts(runs, columns, cuts, self._item_bytes(r))
+        layout = shared.layouts[r]
+        taken = (True, shared.choice.edge_ids, shared.choice.weights)
+        last = max(i for i in range(3) if taken[i] and layout.bits[i])
+        parts = cut_parts(runs, columns, cuts, layout, last)
         size = shared.manifest.block_bytes
 
         held = runs[:, 2] // geometry.pages_per_block
@@ -363,14 +368,6 @@ class MacroGraph:
 
         readings.append(shared.reader.stream(columns.file, runs, shared.transit, consume, parts))
         return places.end
-
-    def _item_bytes(self, r: int) -> list[int]:
-        """Of an edge in each section of a block, up to the last that is taken."""
-        shared, relation = self._shared, self._shared.manifest.relations[r]
-        held = relation.item_bytes(shared.manifest.id_dtype)
-        taken = (True, shared.choice.edge_ids, shared.choice.weights)
-        last = max(i for i in range(3) if taken[i] and held[i])
-        return list(held[: last + 1])
 
     def _filter_hubs(
         self,
@@ -395,15 +392,11 @@ class MacroGraph:
     ) -> None:
         """Take what is wanted of a block that passes by, in whatever thread."""
         shared, out = self._shared, self._arrays.columns[r]
-        relation: Relation = shared.manifest.relations[r]
+        relation = shared.manifest.relations[r]
         members = self._members[shared.files.type_of[relation.dst]]
         i = int(np.searchsorted(places.blocks, block))
-        to, id_dtype = int(places.starts[i]), shared.manifest.id_dtype
-        first_node = int(columns.first_node[block])
-        view = view_blocks(
-            data, id_dtype, relation.edge_id_dtype, _ONE_SLOT, _NO_TABLE, data.size,
-            *relation.item_bytes(id_dtype)[1:3], 0,
-        )  # fmt: skip
+        to, first_node = int(places.starts[i]), int(columns.first_node[block])
+        view = view_blocks(data, shared.layouts[r], _ONE_SLOT, _NO_TABLE, data.size, 0)
         for want, row in wanted:
             if columns.low[row] <= block < columns.high[row]:
                 to = kernels.filter_block(

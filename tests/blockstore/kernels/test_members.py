@@ -5,8 +5,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from blockstore.format import EdgeLayout
 from blockstore.kernels import members as kernels
 from blockstore.kernels.columns import view_blocks
+from blockstore.kernels.packed import SPARE_BYTES
 from blockstore.kernels.picks import BY_SOURCE, BY_WEIGHT, Column, Draws, Rule
 from blockstore.kernels.rows import NO_ROW, RowLayout
 from blockstore.pack import GraphPacker
@@ -16,6 +18,7 @@ from tests.graphs import Csc, make_csc
 from tests.reference import pick_positions, rank_sources, weigh_edges
 
 COUNT = 300
+LAYOUT = EdgeLayout("uint32", 27, 0, 4, 4, 0)
 KEY = 12345
 
 
@@ -50,9 +53,7 @@ def test_a_copy_counts_only_where_its_node_is_no_member():
 def packed(graph: Csc, weights: np.ndarray) -> tuple[list[np.ndarray], np.ndarray]:
     """Blocks of 4 KiB with edge ids and weights, and the first column of each."""
     blocks: list[np.ndarray] = []
-    packer = GraphPacker(
-        4096, "uint32", "uint32", 0, lambda block: blocks.append(block.copy()), weights=True
-    )
+    packer = GraphPacker(4096, LAYOUT, 0, lambda block: blocks.append(block.copy()))
     ids = np.arange(graph.indices.size, dtype=np.uint32)
     packer.append(np.diff(graph.indptr), graph.indices, ids, weights)
     return blocks, packer.close()
@@ -78,14 +79,15 @@ def filtered(graph: Csc, members: set[int], low: int, high: int, weights: np.nda
     count, size = len(members), graph.indices.size
     blocks, first_node = packed(graph, weights)
     columns = kernels.MemberColumns(
-        np.zeros(count, np.int64), np.zeros(count, np.uint32), np.empty(size, np.uint32),
-        np.empty(size, np.uint32), np.empty(size, np.float32),
+        np.zeros(count, np.int64), np.zeros(count, np.uint32),
+        np.empty(size + SPARE_BYTES // 4, np.uint32), np.empty(size, np.uint32),
+        np.empty(size, np.float32),
         np.full((len(blocks), 3), -1, np.int64),
     )  # fmt: skip
     wanted = kernels.WantedMembers(low, high, np.empty(0, np.uint32), np.empty(0, np.uint8))
     slot, table, to = np.zeros(1, np.int32), np.empty(0, np.uint64), 0
     for i, block in enumerate(blocks):
-        view = view_blocks(block, "uint32", "uint32", slot, table, block.size, 4, 4, 0)
+        view = view_blocks(block, LAYOUT, slot, table, block.size, 0)
         end = kernels.filter_block(view, int(first_node[i]), wanted, inside, columns, to, i)
         assert end <= to + unpack_block(block, "block").header.num_edges
         to += unpack_block(block, "block").header.num_edges

@@ -6,10 +6,12 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from blockstore.format import EdgeLayout
+from blockstore.kernels.columns import view_sources
 from blockstore.unpack import unpack_block
 from preprocess.kernels import hops as kernels
 from preprocess.kernels.rowsum import RowTable
-from tests.graphs import Csc, csc_graphs, pack
+from tests.graphs import Csc, csc_graphs, lay_out, pack
 
 DTYPES = st.sampled_from(["uint32", "uint64"])
 
@@ -25,7 +27,7 @@ def naive(graph: Csc, x: np.ndarray, weighted: bool, loops: bool) -> np.ndarray:
 
 def product(
     blocks: list[Any],
-    id_dtype: str,
+    layout: EdgeLayout,
     first: int,
     x: np.ndarray,
     edge_id_bytes: int | None,
@@ -48,7 +50,7 @@ def product(
     step = kernels.Product(factor, np.float32(2), np.float32(-0.5), rows, loops)
     weights = None if edge_id_bytes is None else raw.view(np.float32)
     held = kernels.RawBlocks(
-        raw.view(np.uint32), raw.view(id_dtype), weights, blocks[0].size, edge_id_bytes or 0
+        raw.view(np.uint32), view_sources(raw, layout), weights, blocks[0].size, edge_id_bytes or 0
     )
     for part in range(parts):
         kernels.multiply_blocks(held, table, step, out, slots, carry, part, parts)
@@ -69,11 +71,12 @@ def test_products_are_those_of_the_definition(
     blocks, _ = pack(moved, 4096, id_dtype, edge_id, first, (weighted, times))
     x = np.random.default_rng(width).standard_normal((graph.num_nodes, width)).astype(np.float32)
     place = {None: 0, "uint32": 4, "uint64": 8}[edge_id] if weighted else None
-    found = product(blocks, id_dtype, first, x, place, loops, parts)
+    layout = lay_out(moved, id_dtype, edge_id, (weighted, times))
+    found = product(blocks, layout, first, x, place, loops, parts)
     sums = naive(graph, x, weighted, loops)
     expected = 2 * sums / (1 + np.arange(graph.num_nodes))[:, None] - 0.5 * x
     assert np.abs(found - expected).max() <= 1e-5 * max(1.0, np.abs(sums).max())
-    again = product(blocks, id_dtype, first, x, place, loops)
+    again = product(blocks, layout, first, x, place, loops)
     assert np.array_equal(found, again)  # parts do not show
 
 
@@ -82,9 +85,10 @@ def test_widths_do_not_show():
     graph = Csc(np.array([0, 700]), np.zeros(700, np.uint32), np.empty(0))
     blocks, _ = pack(graph, 4096, "uint32")
     x = np.random.default_rng(0).random((1, 112)).astype(np.float32)
-    wide = product(blocks, "uint32", 0, x, None, True)
+    layout = lay_out(graph, "uint32")
+    wide = product(blocks, layout, 0, x, None, True)
     for column in range(112):
-        alone = product(blocks, "uint32", 0, x[:, column : column + 1].copy(), None, True)
+        alone = product(blocks, layout, 0, x[:, column : column + 1].copy(), None, True)
         assert alone[0, 0] == wide[0, column]
 
 
@@ -93,7 +97,7 @@ def test_long_sums_stay_close():
     graph = Csc(np.array([0, 1_000_000]), np.zeros(1_000_000, np.uint32), np.empty(0))
     blocks, _ = pack(graph, 1 << 16, "uint32")
     x = np.full((1, 1), 0.1, np.float32)
-    found = product(blocks, "uint32", 0, x, None, False)[0, 0]
+    found = product(blocks, lay_out(graph, "uint32"), 0, x, None, False)[0, 0]
     assert abs(found - (2e6 * np.float64(np.float32(0.1)) - 0.05)) < 1e-4 * 2e5
 
 

@@ -7,9 +7,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from blockstore.format import PAGE_BYTES, BlockGeometry, BlockHeader, section_offsets
+from blockstore.format import PAGE_BYTES, BlockGeometry, BlockHeader, edge_layout
 from blockstore.io.buffers import aligned_buffer
 from blockstore.io.reader import BlockReader, make_transit
+from blockstore.kernels.columns import view_sources
+from blockstore.kernels.packed import unpack_ids
 from blockstore.store import open_store
 from loaderd.memory.ledger import served_rows
 from loaderd.sampling.macrobatch.blocks import block_runs, cut_blocks, cut_parts, head_pages
@@ -40,8 +42,11 @@ def made(request, tmp_path_factory):
         yield graph, weights, store, files, reader
 
 
-def read(made, members, item_bytes):
-    """(pieces of each member column, in order of blocks; pages read; pages there may be more)."""
+def read(made, members, last):
+    """(pieces of each member column, in order of blocks; pages read; pages there may be more).
+
+    last   number of the last section that is read
+    """
     _, _, store, files, reader = made
     columns, relation = files.columns[0], store.manifest.relations[0]
     geometry = reader.files[0].geometry
@@ -55,7 +60,7 @@ def read(made, members, item_bytes):
                   for b in range(first, first + n)) == blocks.tolist()  # fmt: skip
     transit = make_transit([aligned_buffer(7 * BLOCK_BYTES) for _ in range(2)])
     found: dict[int, dict[int, list[np.ndarray]]] = {}
-    held = relation.item_bytes(store.manifest.id_dtype)
+    layout = edge_layout(store.manifest, relation)
 
     def consume(low, high, data):
         numbers = [b for _, _, n, first in runs[low:high] for b in range(first, first + n // 8)]
@@ -64,23 +69,32 @@ def read(made, members, item_bytes):
             raw = data[j * BLOCK_BYTES : (j + 1) * BLOCK_BYTES]
             header = BlockHeader.unpack(raw[:64].tobytes(), "")
             ends = raw[64 : 64 + 4 * (header.num_nodes + 1)].view(np.uint32).astype(int)
-            ends = np.array([header.edges_start, *ends]) - header.edges_start
-            places = section_offsets(header.num_nodes, header.num_edges, held)
+            ends = np.array([0, *ends])
+            places = layout.sections(header.num_nodes, header.num_edges)
             for n, (start, stop) in enumerate(pairwise(ends)):
                 column = int(columns.first_node[block]) - 1 + n
                 if any(low <= column < high for low, high, _ in wanted):
-                    pieces = [
-                        raw[at + start * size : at + stop * size].copy()
-                        for at, size in zip(places, item_bytes, strict=False)
+                    sources = np.empty(stop - start, np.uint32)
+                    packed = view_sources(raw, layout)
+                    unpack_ids(packed, 8 * places[0] + start * layout.source_bits, sources)
+                    pieces = [sources] + [
+                        raw[at + start * bits // 8 : at + stop * bits // 8].copy()
+                        for at, bits in zip(places[1 : last + 1], layout.bits[1:], strict=False)
                     ]
                     found.setdefault(column, {})[block] = pieces
 
     before = reader.bytes_read
-    parts = cut_parts(runs, columns, cuts, item_bytes)
+    parts = cut_parts(runs, columns, cuts, layout, last)
     reader.stream(0, runs, transit, consume, parts).wait()
     own = {c: [p[1] for p in sorted(by_block.items())] for c, by_block in found.items()}
-    spare = sum(head_pages(columns, b) + len(item_bytes) for b in cuts)
+    spare = sum(head_pages(columns, b) + last + 1 for b in cuts)
     return own, (reader.bytes_read - before) // PAGE_BYTES, spare
+
+
+def last_section(store) -> int:
+    """Number of the weights, if the blocks hold them."""
+    bits = edge_layout(store.manifest, store.manifest.relations[0]).bits
+    return max(i for i in range(3) if bits[i])
 
 
 def expect_columns(made, members, found) -> None:
@@ -90,8 +104,8 @@ def expect_columns(made, members, found) -> None:
         for v in range(*files.nodes_of(0, p)):
             low, high = graph.indptr[v], graph.indptr[v + 1]
             pieces = found.get(v, [])
-            sources = np.concatenate([np.empty(0, np.uint8), *(p[0] for p in pieces)])
-            assert sources.view(np.uint32).tolist() == graph.indices[low:high].tolist()
+            sources = np.concatenate([np.empty(0, np.uint32), *(p[0] for p in pieces)])
+            assert sources.tolist() == graph.indices[low:high].tolist()
             if weights is not None and pieces and len(pieces[0]) == 3:
                 own = np.concatenate([p[2] for p in pieces]).view(np.float32)
                 assert own.tolist() == weights[low:high].tolist()
@@ -104,19 +118,17 @@ def expect_columns(made, members, found) -> None:
 def test_members_have_their_columns_whole(made, data):
     *_, store, files, _ = made
     members = sorted(data.draw(st.sets(st.integers(0, files.num_partitions - 1), min_size=1)))
-    held = [n for n in store.manifest.relations[0].item_bytes("uint32")[:3] if n]
-    found, *_ = read(made, members, held[: data.draw(st.integers(1, len(held)))])
+    found, *_ = read(made, members, data.draw(st.integers(0, last_section(store))))
     expect_columns(made, members, found)
 
 
 def test_an_epoch_reads_each_page_once_but_for_heads_and_ends_of_shared_blocks(made):
     *_, store, files, reader = made
     columns, geometry = files.columns[0], reader.files[0].geometry
-    held = [n for n in store.manifest.relations[0].item_bytes("uint32")[:3] if n]
     pages = spare = whole = 0
     for p in range(files.num_partitions):
         if columns.low[p] < columns.high[p]:
-            _, more, allowed = read(made, [p], held)
+            _, more, allowed = read(made, [p], last_section(store))
             pages, spare = pages + more, spare + allowed
             whole += int(columns.high[p] - columns.low[p]) * geometry.pages_per_block
     once = geometry.num_pages
