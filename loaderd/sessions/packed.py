@@ -186,10 +186,8 @@ def _open(
     geometry = PackGeometry(index.pack, rows_by_type(asked.served))
     room = int(resources.broker.available() * resources.settings.session_share)
     slot_bytes = resources.budget.slot_bytes
-    memory = cut_packed(
-        geometry, index.pack, slot_bytes, room,
-        asked.request.window or 2 * resources.settings.workers,
-    )  # fmt: skip
+    window = asked.window(resources.settings)
+    memory = cut_packed(geometry, index.pack, slot_bytes, room, window)
     if memory.slots > room:
         raise Refused(
             f"needs {format_bytes(memory.slots * slot_bytes)} of the arena, "
