@@ -13,6 +13,7 @@ from blockstore.io.buffers import aligned_buffer
 from blockstore.kernels.rows import gather_rows
 from blockstore.store import Store, scan_blocks
 from preprocess.files.ahead import read_ahead
+from preprocess.files.array_file import ArrayFile
 from preprocess.packs.plan import PackMemory
 from preprocess.packs.sink import BlocksWriter
 from preprocess.pipeline.renderings import PassProgress
@@ -65,22 +66,36 @@ class _GroupRows:
 class WantedRows(NamedTuple):
     """The rows of one group, and where they go."""
 
-    nodes: NDArray[Any]  # store ids, ascending
+    ids: ArrayFile  # store ids
+    first: int  # of these the group's begin there
+    num_rows: int  # they ascend
     out: BlocksWriter
     block: int  # the first of theirs
 
     @property
     def num_bytes(self) -> int:
-        """Of memory, while they are filled."""
-        return self.out.geometry.slot_bytes + 8 * self.nodes.size
+        """Of memory, while they are filled: a block, and ids as they are read and as int64."""
+        id_bytes: int = 8 + self.ids.dtype.itemsize
+        return self.out.geometry.slot_bytes + id_bytes * self.num_rows
+
+    def rows(self, first_node: int) -> NDArray[np.int64]:
+        """Their rows in the array whose first is that of `first_node`."""
+        return self.ids.read(self.first, self.num_rows).astype(np.int64) - first_node
 
 
-def wanted_rows(groups: Iterable[NDArray[Any]], out: BlocksWriter) -> Iterator[WantedRows]:
-    """Groups that follow each other in an array, each from a block on."""
-    block = 0
-    for nodes in groups:
-        yield WantedRows(nodes, out, block)
-        block += -(-nodes.size // out.geometry.rows_per_block)
+def wanted_rows(
+    ids: ArrayFile, groups: Iterable[tuple[int, ...]], number: int, out: BlocksWriter
+) -> Iterator[WantedRows]:
+    """The rows of one type in each group; an array has them group by group, each from a block on.
+
+    ids      group by group, those of a group in the order of types
+    groups   rows of each type
+    """
+    at = block = 0
+    for rows in groups:
+        yield WantedRows(ids, at + sum(rows[:number]), rows[number], out, block)
+        at += sum(rows)
+        block += -(-rows[number] // out.geometry.rows_per_block)
 
 
 def fill_groups(
@@ -108,9 +123,7 @@ def fill_groups(
         slot = wanted[low].out.geometry.slot_bytes
         blocks = aligned_buffer((high - low) * slot).reshape(high - low, slot)
         groups = [
-            _GroupRows(
-                w.nodes.astype(np.int64) - first_node, w.block, block, array.row_bytes, w.out
-            )
+            _GroupRows(w.rows(first_node), w.block, block, array.row_bytes, w.out)
             for w, block in zip(wanted[low:high], blocks, strict=True)
         ]
         _pass_by(store, array, groups, pool, memory, stage if high == len(wanted) else None)

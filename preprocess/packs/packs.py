@@ -7,7 +7,6 @@ blocks of the groups that want it.  Nothing is read at random.
 """
 
 import gc
-from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -17,7 +16,6 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from blockstore.closing import Closing
 from blockstore.format import ITEM_BYTES, PAGE_BYTES, ROOT, RowArray, row_geometry
@@ -160,10 +158,6 @@ class PackRun(PipelineRun):
         super().__init__(work, progress, writer)
         self.job, self.writer, self.sampling, self.pool = job, writer, sampling, pool
 
-    def ids(self, name: str) -> NDArray[Any]:
-        """Store ids out of a temporary file."""
-        return load_array(self.path(name), self.job.store.manifest.id_dtype)
-
 
 class PackStages:
     """The stages of a pack: epoch by epoch, so that a run goes on with the next one."""
@@ -173,7 +167,8 @@ class PackStages:
         self._epochs = range(job.options.epochs)
         self._served = served_rows(job.store.manifest)
         self._type_of = {i: n for n, t in enumerate(job.types) for i in t.served}
-        self._ids = ITEM_BYTES[job.store.manifest.id_dtype]
+        self._dtype = job.store.manifest.id_dtype
+        self._ids = ITEM_BYTES[self._dtype]
 
     @property
     def result_bytes(self) -> int:
@@ -269,7 +264,10 @@ class PackStages:
         job, facts = self._job, run.facts(_sampled(epoch))
         counts, groups = facts["nodes"], list[list[Any]]()
         grouping = Grouping(
-            job.store.manifest.num_nodes, job.types, run.ids(_HOT), job.options.group
+            job.store.manifest.num_nodes,
+            job.types,
+            load_array(run.path(_HOT), self._dtype),
+            job.options.group,
         )
         out = PagesWriter(run.writer, _places(epoch))
         run.path(f"cold.{epoch}").unlink(missing_ok=True)
@@ -324,15 +322,16 @@ class PackStages:
     def _fill(self, served: int, epoch: int, run: PackRun) -> None:
         job, number = self._job, self._type_of[served]
         rows, t = self._served[served].array, job.types[number]
-        name = _filled(self._served[served].name, epoch)
+        title = _filled(self._served[served].name, epoch)
         with ExitStack() as stack:
             wanted = list[WantedRows]()
             for which in _filled_with(epoch):
                 array = self._array(served, which, run)
                 out = stack.enter_context(BlocksWriter(run.writer, run.result, array))
-                ids = run.ids(_HOT if which is None else f"cold.{which}")
-                wanted += wanted_rows(_of_type(ids, self._groups(which, run), number), out)
-            stage = stack.enter_context(run.progress.stage(name, rows.num_rows, "rows"))
+                name = _HOT if which is None else f"cold.{which}"
+                ids = stack.enter_context(ArrayFile(run.path(name), self._dtype))
+                wanted += wanted_rows(ids, self._groups(which, run), number, out)
+            stage = stack.enter_context(run.progress.stage(title, rows.num_rows, "rows"))
             fill_groups(job.store, rows, t.first, wanted, run.pool, job.memory, stage)
 
     # -- the end ----------------------------------------------------------------------------------
@@ -408,14 +407,3 @@ def _filled(name: str, epoch: int) -> str:
 def _filled_with(epoch: int) -> list[int | None]:
     """What is filled in the pass of an epoch: its rows, and with the first those that stay."""
     return [None, epoch] if epoch == 0 else [epoch]
-
-
-def _of_type(
-    ids: NDArray[Any], groups: Sequence[tuple[int, ...]], number: int
-) -> Iterator[NDArray[Any]]:
-    """The nodes of one type in each group; a group's are in the order of types."""
-    at = 0
-    for rows in groups:
-        first = at + sum(rows[:number])
-        yield ids[first : first + rows[number]]
-        at += sum(rows)
