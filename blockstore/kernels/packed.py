@@ -26,7 +26,11 @@ class PackedIds(NamedTuple):
 
 @inner
 def view_ids(ids):
-    """Ids in an array of their own, of which the last SPARE_BYTES are not asked for."""
+    """Ids in an array of their own, of which the last SPARE_BYTES are not asked for.
+
+    Not for a kernel that counts references (a plain `njit`): it would give back one that the view
+    never took.
+    """
     return PackedIds(ids.view(np.uint8), 8 * ids.itemsize, np.uint64(0))
 
 

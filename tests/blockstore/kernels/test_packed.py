@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from blockstore.format import MOST_ID_BITS, EdgeLayout, packed_bytes
-from blockstore.kernels.jit import njit
+from blockstore.kernels.jit import leaf
 from blockstore.kernels.packed import PackedIds, pack_ids, unpack_ids, view_ids
 from blockstore.pack import GraphPacker
 from blockstore.unpack import unpack_block
@@ -57,7 +57,7 @@ def test_numbers_without_room_are_told(bits):
     assert not pack_ids(np.array([5 + (1 << bits)], np.uint64), np.uint64(5), bits, words, 0)
 
 
-@njit(nogil=True, cache=True)
+@leaf
 def _read_array(values, out):
     ids = view_ids(values)
     unpack_ids(ids, ids.bits, out)
