@@ -170,8 +170,8 @@ def test_a_newer_store_a_flipped_bit_and_a_truncated_file(store: Path, tmp_path:
     copy = Path(shutil.copytree(store, tmp_path / "copy"))
     root = copy / "zarr.json"
     text = root.read_text()
-    root.write_text(text.replace('"format": 2', '"format": 3'))
-    refused(command("preprocess", "info", copy), "zarr.json", "format 3", "reads 2")
+    root.write_text(text.replace('"format": 3', '"format": 4'))
+    refused(command("preprocess", "info", copy), "zarr.json", "format 4", "reads 3")
     root.write_text(text)
     shard = next((copy / "nodes/node/features/x/c").rglob("0"))
     while shard.is_dir():

@@ -130,11 +130,11 @@ def test_a_daemon_shows_what_it_does(daemon):
         time.sleep(0.02)
     lines = [json.loads(line) for line in daemon.log.read_text().splitlines()]
     assert [line["event"] for line in lines] == [
-        "serving", "session attached", "session refused", "session detached",
+        "serving", "graph read", "session attached", "session refused", "session detached",
     ]  # fmt: skip
     assert lines[0]["page"] == daemon.page
-    assert lines[2]["level"] == "warning"
-    assert "Refused" in lines[2]["error"]
+    assert lines[3]["level"] == "warning"
+    assert "Refused" in lines[3]["error"]
 
 
 @pytest.mark.skipif(BROWSER is None, reason="no browser")

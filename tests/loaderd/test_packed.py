@@ -186,7 +186,7 @@ def test_what_was_taken_is_given_back(copied: Path, tmp_path: Path):
 def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A graph of 5 MB and rows of 4 MB in blocks of 16 KiB."""
     folder = tmp_path_factory.mktemp("large")
-    generate(folder / "graph", GraphRecipe(20_000, 30, 50, 8, 0.1, 0.05, 0.1, 0, 1.0), QUIET)
+    generate(folder / "graph", GraphRecipe(20_000, 64, 50, 8, 0.1, 0.05, 0.1, 0, 1.0), QUIET)
     ingest(
         PlainSource(folder / "graph"), folder / "store", IngestOptions(block_bytes=16 << 10), QUIET
     )

@@ -200,7 +200,7 @@ def test_too_little_memory_names_what_would_do(store):
     enough = re.findall(r"--mem (\w+)", text)[-1]
     code, text = run(store.path, "--mem", enough, *words)
     assert code == 0, text
-    assert "plan auto takes minibatch" in text
+    assert "plan auto takes hyperbatch" in text
 
 
 @pytest.mark.parametrize(
