@@ -64,7 +64,7 @@ def test_memory_comes_on_huge_pages_where_the_kernel_has_them():
         # the kernel may take a page out of the page table at any time; a touch brings it back
         assert not arena.data[:: HUGE_BYTES // 2].any()
         with Path("/proc/self/smaps").open() as lines:
-            text = lines.read().partition("memfd:blockstore-arena")[2]
+            text = lines.read().partition(f"{arena.data.ctypes.data:x}-")[2]
         mapped = text[text.index("ShmemPmdMapped:") :].split()[1]
         assert int(mapped) << 10 == arena.huge_bytes
 
