@@ -102,23 +102,6 @@ def test_a_rank_that_comes_late_joins_the_others(store, behind):
     serving.close()
 
 
-@pytest.mark.parametrize("mem", [ROOM, TIGHT])
-@pytest.mark.parametrize("plan", ["minibatch", "hyperbatch"])
-def test_one_stream_has_batches_enough_for_every_rank(store, plan, mem):
-    """A rank for which there is none would take memory for a stream of its own."""
-    serving = Serving(store, mem)
-    ranks = [attach(serving, rank, plan, 6) for rank in range(6)]
-    for trainer in ranks:
-        trainer.start(0)
-    for step in range(steps_of(serving)):
-        for trainer in ranks:
-            trainer.consume(step)
-    assert streams_of(serving) == 1
-    for trainer in ranks:
-        trainer.detach()
-    serving.close()
-
-
 def test_ranks_wait_for_one_that_takes_long_for_a_step(store, monkeypatch):
     """Others are parted at once here: ranks train in step, and gain nothing by being parted."""
     monkeypatch.setattr(service, "STRAGGLER_WAIT_S", 0.0)
