@@ -441,13 +441,8 @@ def open_sampled(
 def open_minibatches(resources: StoreResources, number: int, asked: Asked) -> SampledSession:
     """The same, of what is asked for, by plan `minibatch`."""
     need, sizes, available = fit(resources, asked)
-    cut = cut_session(
-        need,
-        available,
-        resources.budget.row_blocks,
-        resources.settings,
-        asked.window(resources.settings),
-    )
+    row_blocks, window = resources.budget.row_blocks, asked.window(resources.settings)
+    cut = cut_session(need, available, row_blocks, resources.settings, window)
     with explained_shortage(resources, need.least), resources.allocation() as allocation:
         spec = take_seeds(resources, allocation, asked, need, sizes)
         memory = take_memory(resources, allocation, spec.plan, sizes, cut)

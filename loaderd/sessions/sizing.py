@@ -64,8 +64,10 @@ class Asked(NamedTuple):
     lookup: int  # original ids that are looked up for it
 
     def window(self, settings: EngineSettings) -> int:
-        """Batches in flight."""
-        return self.request.window or 2 * settings.workers
+        """Batches in flight; two of each rank and two more, if all ranks of a job are served."""
+        together = self.plan.together
+        ranks = 0 if together == 1 else 2 * together + 2
+        return self.request.window * together or max(2 * settings.workers, ranks)
 
 
 class SessionSizing(NamedTuple):

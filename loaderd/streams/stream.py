@@ -131,6 +131,10 @@ class Stream:
         # that the search begins where it ended; `drop_early` moves it back
         found: tuple[int, int] | None = None
         for cursor, place in self._places():
+            # what is built ahead for one that has not come along must leave room for the others
+            built = sum(cursor.number in batch.wanted for batch in self._ring.values())
+            if place is cursor.expected and built >= self._credit():
+                continue
             batch = self._ring.get((place.run, place.ask))
             while batch is not None and cursor.number in batch.wanted:
                 place.ask += place.stride
@@ -146,7 +150,8 @@ class Stream:
         self._ring[found] = RingBatch(self, run, step, wanted)
         if run == self.run:
             self.front = max(self.front, step + 1)
-        return Wanted(run, self.epoch if run == self.run else self._epoch_of(run), step)
+        epochs = (c.epoch for c in self.live if c.place is not None and c.place.run == run)
+        return Wanted(run, self.epoch if run == self.run else next(epochs), step)
 
     def put_back(self, wanted: Wanted) -> None:
         self._ask_again(self._ring.pop((wanted.run, wanted.step)))
@@ -252,10 +257,11 @@ class Stream:
         """Whether all that was asked for is wanted, and nothing more of this run is."""
         if not self.run or self.error is not None or self.closing or self.stuck:
             return False
-        others = [c.place for c in self.live if c is not cursor and c.place is not None]
+        if self.world > 1 and len(self._ring) >= self.depth:
+            return False  # it would wait for ranks that wait for it, in the step that they are at
         over = all(
             (place.run, step) in self._ring
-            for place in others
+            for place in [c.place for c in self.live if c is not cursor and c.place is not None]
             for step in range(max(place.next, place.ask), self.num_steps, place.stride)
         )
         return over and all(b.pieces or b.wanted - {cursor.number} for b in self._ring.values())
@@ -306,8 +312,7 @@ class Stream:
         cursor.stream = None
 
     def end(self) -> None:
-        """Its session has been closed: batches that were begun refer to it no more."""
-        self._ring.clear()
+        self._ring.clear()  # batches that were begun refer to it
 
     # -- who is behind ----------------------------------------------------------------------------
 
@@ -373,7 +378,7 @@ class Stream:
 
     def _credit(self) -> int:
         num = len(self.cursors)
-        return self.depth if num < 2 else max(1, self.depth // (num + 1))
+        return max(1, self.depth // (num + 1)) if num > 1 else self.depth
 
     def _ready(self, cursor: Cursor) -> RingBatch | None:
         assert cursor.place is not None
@@ -456,8 +461,6 @@ class Stream:
         if gone and any((p.run, p.ask) == (batch.run, batch.step) for _, p in self._places()):
             self.session.wake()
 
-    # -- places -----------------------------------------------------------------------------------
-
     def _position(self, step: int, stride: int) -> CursorPosition:
         """In the newest run, before anything is asked for."""
         return CursorPosition(self.run, step, stride, step)
@@ -481,9 +484,6 @@ class Stream:
                 held = cursor.held.get(batch.step) is batch
                 if not held and not self._wants(cursor, batch.run, batch.step):
                     self._forget(cursor, batch)
-
-    def _epoch_of(self, run: int) -> int:
-        return next(c.epoch for c in self.live if c.place is not None and c.place.run == run)
 
 
 def _is_last(piece: Piece) -> bool:

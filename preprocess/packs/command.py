@@ -14,7 +14,7 @@ from loaderd.sampling.packed.format import pack_path
 from preprocess.cli.flags import IngestResources, PackedSampling, PackFlags, PackShow, size
 from preprocess.errors import BadInput
 from preprocess.hops.hops import default_threads
-from preprocess.packs.packs import PackStages, Sampling, pack_epochs
+from preprocess.packs.packs import EpochSampler, PackStages, pack_epochs
 from preprocess.packs.plan import PackJob, PackOptions
 from preprocess.pipeline.disk import existing_folder, measure_disk
 from preprocess.pipeline.progress import Progress
@@ -83,7 +83,7 @@ def _numbers(option: str, text: str) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True)
-class DryRun:
+class PackDryRun:
     """What packing would take, by 16 batches of its first epoch; bytes and seconds."""
 
     pack: str
@@ -128,11 +128,11 @@ class DryRun:
         ])  # fmt: skip
 
 
-def dry_run(path: Path, options: PackOptions) -> DryRun:
+def dry_run(path: Path, options: PackOptions) -> PackDryRun:
     """Sample some batches, and look at the disk.  Raises what `pack_epochs` does at first."""
     job = PackJob.of(open_store(path), options)
     target = pack_path(job.store.path, job.resolved, options.request.world_size)
-    with Sampling(job) as sampling:
+    with EpochSampler(job) as sampling:
         e = sampling.estimate()
     made = PackStages(job, e)
     plan = RunPlan.of(made.stages(), made.result_bytes)
@@ -144,7 +144,7 @@ def dry_run(path: Path, options: PackOptions) -> DryRun:
     sampled = options.epochs * e.batches * e.sample_s
     took = sampled + read / disk.read + written / disk.write
     epoch_s = e.epoch_bytes / disk.read
-    return DryRun(
+    return PackDryRun(
         str(target), e.batches, e.seeds, options.epochs, plan.result, plan.temporary, free,
         plan.result + plan.temporary <= free, made.passing_bytes, e.epoch_bytes, e.hot_bytes,
         e.batch_bytes, options.mem_bytes, e.hot_bytes + 2 * max(options.group, e.cold_bytes),

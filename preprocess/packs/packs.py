@@ -93,7 +93,7 @@ def pack_epochs(
     job = PackJob.of(open_store(path), options)
     target = pack_path(job.store.path, job.resolved, options.request.world_size)
     check_free(target, target)
-    with Sampling(job) as sampling:
+    with EpochSampler(job) as sampling:
         made = PackStages(job, sampling.estimate())
         stages = made.stages()
         facts = {
@@ -118,7 +118,7 @@ def pack_epochs(
             return made.result(run, target)
 
 
-class Sampling(Closing):
+class EpochSampler(Closing):
     """The engine that samples, opened when it is needed, and its memory given back."""
 
     def __init__(self, job: PackJob) -> None:
@@ -152,7 +152,7 @@ class PackRun(PipelineRun):
         work: WorkFolder,
         progress: Progress,
         writer: StoreWriter,
-        sampling: Sampling,
+        sampling: EpochSampler,
         pool: ThreadPoolExecutor,
     ) -> None:
         super().__init__(work, progress, writer)

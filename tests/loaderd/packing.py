@@ -1,28 +1,18 @@
-"""Packs of stores, and a daemon in this process that may serve them."""
+"""Packs of stores."""
 
-import asyncio
 import hashlib
-import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from blockstore.store import open_store
 from clients.connection.request import fanout_fields
 from clients.torch import sampling_request
-from loaderd.api.endpoint import Endpoint, claim
 from loaderd.api.protocol import Attach
-from loaderd.server.daemon import Daemon
-from loaderd.sessions.engine import default_settings
-from loaderd.sessions.stores import Stores
 from loaderd.streams.service import StreamService
 from preprocess.packs.packs import PackResult, pack_epochs
 from preprocess.packs.plan import PackOptions
 from tests.golden_cases import update
 from tests.preprocess.quiet import QUIET
-
-WAIT_S = 30
 
 
 def request_of(options: Mapping[str, Any]) -> Attach:
@@ -41,38 +31,6 @@ def pack(
     """Pack what a dataset with these options would be sent."""
     asked = PackOptions(request_of(options), epochs, hot, group, mem, threads)
     return pack_epochs(store, asked, QUIET)
-
-
-@contextmanager
-def serving(store: Path, folder: Path, mem: int = 24 << 20) -> Iterator[tuple[str, StreamService]]:
-    """A daemon in a thread: its endpoint, and its streams."""
-    ready, ended = threading.Event(), threading.Event()
-    endpoint, loops = Endpoint(folder / "d.sock"), []
-    with (
-        Stores([open_store(store)], default_settings(mem, 2, 2)) as stores,
-        StreamService(stores) as streams,
-    ):
-
-        async def run() -> None:
-            stop, hurry = asyncio.Event(), asyncio.Event()
-            loops.append((asyncio.get_running_loop(), stop))
-            with claim(endpoint):
-                daemon = Daemon(streams, endpoint)
-                ready.set()
-                await stop.wait()
-                await daemon.drain(hurry)
-            ended.set()
-
-        thread = threading.Thread(target=lambda: asyncio.run(run()))
-        thread.start()
-        try:
-            assert ready.wait(WAIT_S)
-            yield str(endpoint), streams
-        finally:
-            loop, stop = loops[0]
-            loop.call_soon_threadsafe(stop.set)
-            thread.join()
-            assert ended.is_set()
 
 
 def digests(data: Any, epoch: int, first: int = 0) -> list[str]:

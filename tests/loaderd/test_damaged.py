@@ -4,12 +4,10 @@ BLOCKSTORE_SERVED=n flips so many bits in shards of blocks.  Other files are bou
 each opening (tests/blockstore/test_binding.py).
 """
 
-import asyncio
 import hashlib
 import os
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,55 +16,18 @@ import pytest
 import torch
 
 from blockstore.errors import StoreError
-from blockstore.store import open_store
 from clients.hopwise.dataset import HopDataset
 from clients.torch import HeteroDataset, NeighborDataset
-from loaderd.api.endpoint import Endpoint, claim
 from loaderd.api.errors import DaemonError
 from loaderd.api.protocol import Attach
-from loaderd.server.daemon import Daemon
-from loaderd.sessions.engine import default_settings
-from loaderd.sessions.stores import Stores
-from loaderd.streams.service import StreamService
 from tests.blockstore.damage import MAKERS, damaged, files_of, kind_of, random_flips
 from tests.graphs import Csc
 from tests.loaderd.serving import Serving, Trainer
+from tests.loaderd.threaded import serving
 from tests.stores import write_store
 
 FLIPS = int(os.environ.get("BLOCKSTORE_SERVED", "4"))
 MEM, WAIT_S = 24 << 20, 30
-
-
-@contextmanager
-def served(store: Path, folder: Path) -> Iterator[str]:
-    """The endpoint of a daemon in a thread.  Raises StoreError."""
-    ready, ended = threading.Event(), threading.Event()
-    endpoint, loops = Endpoint(folder / "d.sock"), []
-    with (
-        Stores([open_store(store)], default_settings(MEM, 1, 1)) as stores,
-        StreamService(stores) as e,
-    ):
-
-        async def run() -> None:
-            stop, hurry = asyncio.Event(), asyncio.Event()
-            loops.append((asyncio.get_running_loop(), stop))
-            with claim(endpoint):
-                daemon = Daemon(e, endpoint)
-                ready.set()
-                await stop.wait()
-                await daemon.drain(hurry)
-            ended.set()
-
-        thread = threading.Thread(target=lambda: asyncio.run(run()))
-        thread.start()
-        try:
-            assert ready.wait(WAIT_S)
-            yield str(endpoint)
-        finally:
-            loop, stop = loops[0]
-            loop.call_soon_threadsafe(stop.set)
-            thread.join(WAIT_S)
-            assert ended.is_set()
 
 
 def absorb(total: Any, value: Any) -> None:
@@ -114,7 +75,7 @@ def datasets(kind: str, endpoint: str) -> Iterator[Any]:
 def digests(kind: str, store: Path, folder: Path) -> list[str]:
     """Of an epoch of each plan; where it ended with an error, that.  Raises StoreError."""
     found = []
-    with served(store, folder) as endpoint:
+    with serving(store, folder, MEM, 1) as (endpoint, _):
         makers = datasets(kind, endpoint)
         while True:
             total = hashlib.sha256()

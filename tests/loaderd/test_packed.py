@@ -20,7 +20,8 @@ from preprocess.sources.generate import GraphRecipe, generate
 from preprocess.sources.layouts import open_source
 from preprocess.sources.plain import PlainSource
 from tests.golden_cases import write_hetero, write_plain
-from tests.loaderd.packing import counters, digests, is_packed, pack, serving
+from tests.loaderd.packing import counters, digests, is_packed, pack
+from tests.loaderd.threaded import serving
 from tests.preprocess.quiet import QUIET
 
 SMALL: dict[str, Any] = {"num_neighbors": (6, 4, 3), "batch_size": 150, "seed": 3}

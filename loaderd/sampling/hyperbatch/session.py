@@ -85,7 +85,7 @@ class Sampled(NamedTuple):
     run: int = -1
 
 
-class RowSource(Protocol):
+class RowProvider(Protocol):
     """Brings rows in for batches; called by the gather thread.  `RowCache` is one."""
 
     rows_wanted: int  # by batches, each counted
@@ -116,7 +116,7 @@ class HyperMemory(NamedTuple):
     cut: HyperSizing
     areas: list[StructureArea]
     scratch: StructureArea | None  # if batches are sampled together
-    cache: RowSource | None  # None: rows pass by, batch by batch
+    cache: RowProvider | None  # None: rows pass by, batch by batch
 
 
 class _Cancelled(Exception):

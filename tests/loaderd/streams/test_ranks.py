@@ -76,9 +76,14 @@ def test_ranks_share_a_stream_and_get_their_own_batches(store, plan, mem):
         assert read <= 1.05 * max(read for _, read in expected)
 
 
-@pytest.mark.parametrize("behind", [1, 2 * STEPS_BEHIND])
-def test_a_rank_that_comes_late_joins_the_others(store, behind):
-    """At once within the window, else in the next epoch; until then by a stream of its own."""
+@pytest.mark.parametrize(
+    ("behind", "streams"), [(1, {1}), (STEPS_BEHIND + 6, {2}), (2 * STEPS_BEHIND, {1, 2})]
+)
+def test_a_rank_that_comes_late_joins_the_others(store, behind, streams):
+    """At once within the window, else in the next epoch; until then by a stream of its own.
+
+    It needs none if all that the others still want of their epoch is there when it comes.
+    """
     serving = Serving(store, ROOM)
     first = attach(serving, 0, "minibatch")
     first.start(0)
@@ -91,11 +96,57 @@ def test_a_rank_that_comes_late_joins_the_others(store, behind):
         late.consume(step)
         if step >= behind:
             first.consume(step)
-    assert streams_of(serving) == 1 + (behind > STEPS_BEHIND)
+    assert streams_of(serving) in streams
     late.start(1)
     first.start(1)
     for step in range(steps):
         assert first.consume(step) != late.consume(step)
+    assert streams_of(serving) == 1
+    for trainer in (first, late):
+        trainer.detach()
+    serving.close()
+
+
+@pytest.mark.parametrize("mem", [ROOM, TIGHT])
+@pytest.mark.parametrize("plan", ["minibatch", "hyperbatch"])
+def test_one_stream_has_batches_enough_for_every_rank(store, plan, mem):
+    """A rank for which there is none would take memory for a stream of its own."""
+    serving = Serving(store, mem)
+    ranks = [attach(serving, rank, plan, 6) for rank in range(6)]
+    for trainer in ranks:
+        trainer.start(0)
+    for step in range(steps_of(serving)):
+        for trainer in ranks:
+            trainer.consume(step)
+    assert streams_of(serving) == 1
+    for trainer in ranks:
+        trainer.detach()
+    serving.close()
+
+
+def test_a_rank_that_holds_its_last_batches_does_not_hold_up_the_next_epoch(store):
+    """Its batches of the new epoch are built ahead: with those it holds they take all the room."""
+    serving = Serving(store, ROOM)
+    first, late = (attach(serving, rank, "minibatch") for rank in range(WORLD))
+    first.start(0)
+    late.start(0)
+    steps, held, ahead = steps_of(serving), 2, 8
+    for step in range(steps):
+        first.consume(step)
+        if step < steps - held:
+            late.consume(step)
+        else:
+            assert late.take(step) is not None
+    first.start(1)
+    for step in range(ahead):
+        first.consume(step)
+    for step in range(steps - held, steps):
+        late.release(step)
+    late.start(1)
+    for step in range(steps):
+        late.consume(step)
+        if step >= ahead:
+            first.consume(step)
     assert streams_of(serving) == 1
     for trainer in (first, late):
         trainer.detach()
