@@ -18,10 +18,11 @@ from numpy.typing import NDArray
 from blockstore.closing import Closing
 from blockstore.errors import StoreExists
 from blockstore.format import EXTEND_FOLDER, ROOT, Manifest, RowArray
+from blockstore.io.files import flush
 from blockstore.lock import lock_folder
 from blockstore.store import open_store
 from blockstore.validate import check_path
-from blockstore.writer import RowsWriter, StoreWriter, flush
+from blockstore.writer import RowsWriter, StoreWriter
 
 _MOVED = "moved.json"  # what is on its way into the store
 _TREE, _WORK = "store", "work"

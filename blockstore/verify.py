@@ -8,6 +8,7 @@ import numpy as np
 from blockstore.errors import CorruptBlock
 from blockstore.format import (
     EXTEND_FOLDER,
+    OWNERS_FOLDER,
     ROOT,
     HopSet,
     NodeType,
@@ -15,6 +16,7 @@ from blockstore.format import (
     blocked_arrays,
     shard_path,
 )
+from blockstore.owners import MAP_FILES, check_owners, list_owners
 from blockstore.store import Store, open_store, read_rows, scan_blocks, scan_rows
 from blockstore.verify_copies import check_copies, compare_rows
 from blockstore.verify_graph import VerifyReport, check_columns
@@ -39,6 +41,8 @@ def verify_store(path: Path) -> VerifyReport:
             _check_hops(store, node_type, hops)
     for array in store.manifest.row_arrays():
         _check_rows(store, array, report)
+    for name in list_owners(store):  # one of before the store was changed is no fault of the store
+        check_owners(store, name)
     report.strays = _strays(store)
     return report
 
@@ -48,6 +52,7 @@ def _strays(store: Store) -> tuple[str, ...]:
     own = {ROOT, *store.manifest.files}
     for path, geometry, ndim in blocked_arrays(store.manifest):
         own |= {shard_path(path, shard, ndim) for shard in range(geometry.num_shards)}
+    own |= {f"{OWNERS_FOLDER}/{name}/{file}" for name in list_owners(store) for file in MAP_FILES}
     found = {
         str(Path(folder, name).relative_to(store.path))
         for folder, _, names in os.walk(store.path)

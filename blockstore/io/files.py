@@ -1,7 +1,11 @@
-"""Descriptors for whole-block I/O: O_DIRECT where the file system takes it, else buffered."""
+"""Descriptors for whole-block I/O: O_DIRECT where the file system takes it, else buffered.
+
+And what makes that files and folders are on disk.
+"""
 
 import errno
 import os
+import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -108,3 +112,43 @@ def write_exact(fd: int, data: memoryview, offset: int, where: str) -> None:
             raise _full(error, f"{where}+{offset + done}", len(data) - done) from error
         error.filename = error.filename or where
         raise
+
+
+def remove_leftovers(path: Path) -> None:
+    """Remove what writers of this target that are no longer alive have left behind."""
+    for folder in path.parent.glob(f".{path.name}.partial-*"):
+        pid = folder.name.rpartition("-")[2]
+        if pid.isdigit() and not Path(f"/proc/{pid}").exists():
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def missing_parents(path: Path) -> list[Path]:
+    """Folders above a path that are not there yet; whoever makes them flushes their parents."""
+    return [folder for folder in path.absolute().parents if not folder.exists()]
+
+
+def flush_tree(folder: Path) -> None:
+    """Every file and folder in it is on disk then, and itself."""
+    for inner, _, files in os.walk(folder):
+        for name in files:
+            flush(Path(inner, name))
+        flush(Path(inner))
+
+
+def flush_below(root: Path, path: str) -> None:
+    """What lies at a path in a tree is on disk then, with the folders that lead there."""
+    flush_tree(root / path)
+    for folder in (root / path).relative_to(root).parents:
+        for metadata in (root / folder).glob("zarr.json"):
+            flush(metadata)
+        flush(root / folder)
+
+
+def flush(path: Path) -> None:
+    """A file, or what a folder names, is on disk then.  Raises OutOfSpace."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        with naming(path, os.fstat(fd).st_size):  # room may be taken no sooner than here
+            os.fsync(fd)
+    finally:
+        os.close(fd)

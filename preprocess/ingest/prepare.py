@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-from blockstore.writer import flush, flush_tree, missing_parents
+from blockstore.io.files import flush, flush_tree, missing_parents
 from preprocess.pipeline.progress import Progress
 from preprocess.pipeline.stage import PipelineRun
 from preprocess.pipeline.work import WorkFolder, sign

@@ -15,8 +15,9 @@ from typing import Any, Generic, NamedTuple, Self, TypeVar
 
 from blockstore.errors import OutOfSpace
 from blockstore.format import arrays_of
+from blockstore.io.files import flush, flush_tree
 from blockstore.units import format_bytes
-from blockstore.writer import StoreWriter, flush, flush_tree
+from blockstore.writer import StoreWriter
 from preprocess.pipeline.progress import Progress
 from preprocess.pipeline.result import StagePlan, StageResult
 from preprocess.pipeline.work import STORE, StageRecord, WorkFolder, work_path

@@ -19,10 +19,9 @@ import msgspec
 
 from blockstore.errors import OutOfSpace, StoreBusy, StoreError, StoreExists
 from blockstore.format import EXTEND_FOLDER, ROOT, array_paths
-from blockstore.io.files import naming
+from blockstore.io.files import flush, flush_below, missing_parents, naming
 from blockstore.lock import LOCK, lock_folder
 from blockstore.root import read_root
-from blockstore.writer import flush, flush_below, missing_parents
 from preprocess.files.array_file import held_open, remove_file
 from preprocess.files.buckets import SPARE
 
