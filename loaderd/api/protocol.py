@@ -129,6 +129,7 @@ class Attach(Message, frozen=True, kw_only=True, tag="attach"):
     edge_features: bool = False  # rows of the sampled edges, of all arrays of edges
     labor: Labor | None = None  # draw neighbors by LABOR
     cycle: int = 0  # epoch e has the draws of epoch e % cycle; 0: its own
+    owners: str = ""  # name of an owner map of the store: batches say who owns their nodes
     mask_size: int = 0  # of the mask over a type's nodes that ids are what is set of; 0: of none
     ids: int = 0  # numbers that describe the seeds: sent as `IdsWanted` asks for them
 
@@ -156,6 +157,8 @@ class Attached(Message, frozen=True, kw_only=True, tag="attached"):
     rows: tuple[RowArraySpec, ...]
     types: tuple[str, ...]  # of nodes, in the order of the store
     relations: tuple[tuple[str, str, str], ...]  # (src, name, dst), in the order of `fanouts`
+    owners: str = ""  # digest of the owner map that was asked for
+    num_owners: int = 0  # that it has
 
 
 class IdsWanted(Message, frozen=True, kw_only=True, tag="ids-wanted"):
@@ -269,7 +272,8 @@ class BatchReady(Message, frozen=True, kw_only=True, tag="batch"):
     and relation `counts:H:R` uint32 (nodes of hop H,), edges found per frontier node; `src` uint32
     (edges,), the local source of each edge, hop by hop and relation by relation; `e_id` if asked;
     `ends` uint32 where seeds are edges: the local ends of these and of their negatives; where
-    edges are sampled up to a time `trees` uint32, of each node, and `times` int64, of each seed.
+    edges are sampled up to a time `trees` uint32, of each node, and `times` int64, of each seed;
+    with an owner map `owner` uint8, or uint16 for more than 256 owners, of each node.
     The structure's slots are released together with row group 0.
     """
 

@@ -44,7 +44,7 @@ def check_attach(request: Attach) -> None:
     for name in request.operators:
         if len(name) > MAX_NAME:
             raise Refused(f"an operator has {len(name)} characters, expected at most {MAX_NAME}")
-    for name in ("plan", "store", "split", "seed_type", "frontier"):
+    for name in ("plan", "store", "split", "seed_type", "frontier", "owners"):
         if len(value := getattr(request, name)) > MAX_NAME:
             raise Refused(f"{name} has {len(value)} characters, expected at most {MAX_NAME}")
     _within("number of relations in fanouts", len(request.fanouts), 0, MAX_RELATIONS)

@@ -306,7 +306,7 @@ class SessionNeed(NamedTuple):
 
     workspace: int  # contiguous, per worker
     workspace_bytes: int
-    seeds: int  # contiguous
+    seeds: int  # contiguous; with the owner map
     lookup: int  # contiguous, of original ids while the store ids of the seeds are looked up
     structure: int  # of one batch, worst case
     addresses: int  # of one batch, worst case, in several groups
@@ -327,12 +327,15 @@ class SessionNeed(NamedTuple):
         return self.structure + self.addresses + self.least_area
 
 
-def structure_bytes(shape: Shape, id_bytes: int, edge_id_bytes: int, trees: bool) -> int:
+def structure_bytes(shape: Shape, sizes: Sizes) -> int:
     """Bytes of a batch's structure blob in the worst case, alignment included."""
-    relations = len(shape.edges[0])
-    arrays = 6 + len(shape.edges) * relations
+    id_bytes = ITEM_BYTES[sizes.id_dtype]
+    edge_id_bytes = ITEM_BYTES[sizes.edge_id_dtype] if sizes.edge_id_dtype else 0
+    relations, trees = len(shape.edges[0]), sizes.trees
+    arrays = 6 + len(shape.edges) * relations + (sizes.owner_bytes > 0)
     total = shape.nodes * id_bytes + 8 * shape.seeds + 4 * sum(shape.frontier) * relations
     total += 4 * shape.ends + (4 * shape.nodes + 8 * shape.seeds) * trees
+    total += shape.nodes * sizes.owner_bytes
     return total + shape.total_edges * (4 + edge_id_bytes) + 64 * arrays
 
 
@@ -349,15 +352,14 @@ def session_need(
         return -(-num_bytes // slot)
 
     item = ITEM_BYTES[sizes.id_dtype]
-    edge_item = ITEM_BYTES[sizes.edge_id_dtype] if sizes.edge_id_dtype else 0
     items = shape.nodes + shape.total_edges * sizes.edge_rows
     work = workspace_bytes(shape, sizes)
     return SessionNeed(
         workspace=slots(work),
         workspace_bytes=work,
-        seeds=slots(num_seeds * item),
+        seeds=slots(num_seeds * item + sizes.num_nodes * sizes.owner_bytes),
         lookup=slots(lookup_bytes),
-        structure=slots(structure_bytes(shape, item, edge_item, sizes.trees)),
+        structure=slots(structure_bytes(shape, sizes)),
         addresses=slots(items * (8 * len(rows) + 4) + 64 * (len(rows) + 1)),
         area=sum(-(-items // (slot // r.array.row_bytes)) for r in rows),
         least_area=len(rows),
@@ -370,6 +372,7 @@ def make_sizes(
     stamp: bool,
     trees: bool = False,
     edge_rows: bool = False,
+    owner_bytes: int = 0,
 ) -> Sizes:
     """What the store adds to a plan's shape."""
     rows = [row_geometry(r.array, manifest.block_bytes) for r in rows_of(manifest, edge_rows)]
@@ -388,4 +391,5 @@ def make_sizes(
         stamp=stamp,
         trees=trees,
         edge_rows=edge_rows,
+        owner_bytes=owner_bytes,
     )

@@ -24,6 +24,7 @@ class Sizes(NamedTuple):
     stamp: bool  # renumber by a table of all nodes, else by a hash table
     trees: bool = False  # nodes are not shared between seeds
     edge_rows: bool = False  # edges have rows as nodes do: `edge_ids` holds their items
+    owner_bytes: int = 0  # at most, of a node's owner, if the session has an owner map
 
 
 class WorkspaceFull(Exception):

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from blockstore.format import align
 from blockstore.io.arena import Arena
 from blockstore.kernels.order import take_ids
+from blockstore.owners import OwnerMap
 from loaderd.api.errors import BatchFailed
 from loaderd.api.protocol import BatchReady, RowGroup
 from loaderd.memory.blob import ALIGN, Written, made, part, write_blob
@@ -36,6 +37,7 @@ class BatchSpec(NamedTuple):
     times: NDArray[np.int64]  # of the seeds, if the client gave them
     ends: EndTable | None  # if the seeds are edges
     edge_id_bytes: int  # of an edge id in a batch
+    owners: OwnerMap | None = None  # of the nodes, if batches name owners
 
 
 def sample_from(
@@ -122,6 +124,8 @@ class Builder:
             sizes += [4 * frontier] * len(edges)
         if resolved.edge_ids:
             sizes.append(spec.edge_id_bytes * structure.num_edges)
+        if spec.owners is not None:
+            sizes.append(spec.owners.owner.itemsize * structure.num_nodes)
         return sum(align(size, ALIGN) for size in sizes)
 
     def fill(
@@ -190,15 +194,20 @@ class Builder:
     def _named_arrays(
         self, structure: Structure, arrays: StructureArrays, spec: BatchSpec
     ) -> list[tuple[str, NDArray[Any] | Written]]:
-        resolved, ids = spec.plan.resolved, self._original
+        resolved = spec.plan.resolved
 
-        def original(nodes: NDArray[Any], out: NDArray[Any]) -> None:
-            take_ids(ids, nodes, nodes.size, out)
+        def of_nodes(table: NDArray[Any]) -> Written:
+            def take(nodes: NDArray[Any], out: NDArray[Any]) -> None:
+                take_ids(table, nodes, nodes.size, out)
+
+            return made(arrays.nodes, table.dtype, take)
 
         named: list[tuple[str, NDArray[Any] | Written]] = [
-            ("n_id", made(arrays.nodes, ids.dtype, original)),
+            ("n_id", of_nodes(self._original)),
             ("input_id", arrays.places),
         ]
+        if spec.owners is not None:
+            named.append(("owner", of_nodes(spec.owners.owner)))
         used = 0
         for hop, edges in enumerate(structure.edges_per_hop):
             frontier = structure.frontiers[hop]

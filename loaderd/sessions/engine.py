@@ -47,6 +47,7 @@ from loaderd.sessions.base import Deliver, EngineSession, Out, SharedResources, 
 from loaderd.sessions.build import Builder
 from loaderd.sessions.kinds import find_kind
 from loaderd.sessions.minimum import check_numbers
+from loaderd.sessions.owners import map_digest
 from loaderd.sessions.packed import open_packed
 
 # that a status has, also without sessions
@@ -161,6 +162,10 @@ class Engine(Closing):
     def identify(self, request: Attach, seeds: NDArray[np.int64] | None) -> Resolved:
         """What a request is resolved to; nothing is taken.  Raises Refused."""
         return find_kind(request.plan).resolve(self.store.manifest, request, seeds)
+
+    def owners_digest(self, request: Attach) -> str:
+        """Of the owner map that a request names; "": it names none.  Raises Refused."""
+        return map_digest(self.store, request)
 
     def open(
         self, request: Attach, seeds: NDArray[np.int64] | None, epoch: int = 0

@@ -17,6 +17,7 @@ from loaderd.memory.ledger import (
 from loaderd.memory.workspace import Sizes
 from loaderd.plans.base import Part, Plan
 from loaderd.plans.chunks import METHOD_OF
+from loaderd.sessions.owners import owner_bytes
 from loaderd.sessions.resolve import make_plan, resolve, seed_relation
 from loaderd.sessions.seeds import lookup_items, table_items
 
@@ -35,7 +36,8 @@ def least_slots(
     plan = make_plan(manifest, resolved, Part(request.rank, request.world_size), request.plan)
     timed = request.temporal is not None and request.temporal.times == "given"
     times, lookup = resolved.num_seeds * timed, lookup_items(request.split, resolved)
-    needs = session_needs(manifest, plan, num_ids, times, lookup, slot_bytes)
+    owners = owner_bytes(request)
+    needs = session_needs(manifest, plan, num_ids, times, lookup, slot_bytes, owners)
     return min(need.least for need in needs.values())
 
 
@@ -70,12 +72,19 @@ def check_numbers(
 
 
 def session_needs(
-    manifest: Manifest, plan: Plan, num_ids: int, num_times: int, num_lookup: int, slot_bytes: int
+    manifest: Manifest,
+    plan: Plan,
+    num_ids: int,
+    num_times: int,
+    num_lookup: int,
+    slot_bytes: int,
+    owners: int,
 ) -> dict[bool, SessionNeed]:
     """What a session needs with a table of all nodes, and without.
 
     num_ids, num_times   of the table of seeds
     num_lookup           original ids that are looked up for it, as `lookup_items` says
+    owners               bytes of a node's owner
     """
     resolved = plan.resolved
     served = rows_of(manifest, resolved.edge_features)
@@ -83,7 +92,7 @@ def session_needs(
     return {
         stamp: session_need(
             plan.shape(),
-            sizes_of(manifest, resolved, stamp),
+            sizes_of(manifest, resolved, stamp, owners),
             served,
             seeds,
             8 * num_lookup,
@@ -93,8 +102,7 @@ def session_needs(
     }
 
 
-def sizes_of(manifest: Manifest, resolved: Resolved, stamp: bool) -> Sizes:
+def sizes_of(manifest: Manifest, resolved: Resolved, stamp: bool, owners: int = 0) -> Sizes:
     """What the store, and what is asked of it, add to a plan's shape."""
-    return make_sizes(
-        manifest, resolved.edge_ids, stamp, resolved.temporal is not None, resolved.edge_features
-    )
+    trees = resolved.temporal is not None
+    return make_sizes(manifest, resolved.edge_ids, stamp, trees, resolved.edge_features, owners)

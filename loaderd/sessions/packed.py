@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from blockstore.errors import StoreError
 from blockstore.format import PAGE_BYTES
+from blockstore.owners import OwnerMap
 from blockstore.units import format_bytes
 from loaderd.api.errors import Refused
 from loaderd.api.protocol import Attach
@@ -42,6 +43,7 @@ from loaderd.sampling.packed.sampler import PackedSampler
 from loaderd.sessions.base import Allocation, StoreResources
 from loaderd.sessions.build import BatchSpec
 from loaderd.sessions.hyperbatch import HyperbatchSession, size_session
+from loaderd.sessions.owners import owner_bytes, read_map
 from loaderd.sessions.sizing import Asked, BatchMemory, ask
 
 _PLANS = ("auto", MinibatchPlan.name, HyperbatchPlan.name)  # whose batches a pack may hold
@@ -90,7 +92,8 @@ class PackedSession(HyperbatchSession):
         self._parts = parts
         seeds = np.empty(0, resources.store.manifest.id_dtype)  # its batches name theirs
         edge_ids = np.dtype(parts.batches.pack.dtypes["edge_ids"]).itemsize
-        spec = BatchSpec(asked.plan, seeds, np.empty(0, np.int64), None, edge_ids)
+        times = np.empty(0, np.int64)
+        spec = BatchSpec(asked.plan, seeds, times, None, edge_ids, parts.owners)
         super().__init__(resources, number, spec, asked.served, memory, hyper)
 
     def serves(self, epoch: int) -> bool:
@@ -131,6 +134,7 @@ class _Parts(NamedTuple):
     sampler: PackedSampler
     rows: PackedRows
     memory: PackedMemory
+    owners: OwnerMap | None
 
 
 # -- opening --------------------------------------------------------------------------------------
@@ -184,10 +188,11 @@ def _open(
 ) -> PackedSession:
     """Raises Refused: it has no room."""
     geometry = PackGeometry(index.pack, rows_by_type(asked.served))
-    room = int(resources.broker.available() * resources.settings.session_share)
-    slot_bytes = resources.budget.slot_bytes
+    slot_bytes, owners = resources.budget.slot_bytes, owner_bytes(asked.request)
+    map_slots = -(-owners * resources.store.manifest.num_nodes // slot_bytes)
+    room = int(resources.broker.available() * resources.settings.session_share) - map_slots
     window = asked.window(resources.settings)
-    memory = cut_packed(geometry, index.pack, slot_bytes, room, window)
+    memory = cut_packed(geometry, index.pack, slot_bytes, room, window, owners)
     if memory.slots > room:
         raise Refused(
             f"needs {format_bytes(memory.slots * slot_bytes)} of the arena, "
@@ -195,7 +200,8 @@ def _open(
             "less --hot and --group"
         )
     with resources.allocation() as allocation:
-        hyper, parts = _take(resources, allocation, memory, geometry, index, files)
+        owner_map = read_map(resources.store, asked.request, allocation.run(map_slots))
+        hyper, parts = _take(resources, allocation, memory, geometry, index, files, owner_map)
         quota = allocation.slots(memory.window * memory.batch)
         batches = BatchMemory(allocation, Workspaces(), quota, memory.window, 0)
         return PackedSession(resources, number, asked, batches, hyper, parts)
@@ -208,6 +214,7 @@ def _take(
     geometry: PackGeometry,
     index: PackIndex,
     files: PackFiles,
+    owners: OwnerMap | None,
 ) -> tuple[HyperMemory, _Parts]:
     """Take areas for structure and rows.  Raises Refused."""
     areas = [StructureArea(allocation.run(memory.run)) for _ in range(memory.structures)]
@@ -219,13 +226,16 @@ def _take(
         1, memory.together, memory.structures, memory.run, 0, 0, (), memory.hot, 0,
         memory.window * memory.batch,
     )  # fmt: skip
-    return HyperMemory(cut, areas, None, rows), _Parts(index, files, sampler, rows, memory)
+    parts = _Parts(index, files, sampler, rows, memory, owners)
+    return HyperMemory(cut, areas, None, rows), parts
 
 
 def cut_packed(
-    geometry: PackGeometry, pack: Pack, slot_bytes: int, room: int, window: int
+    geometry: PackGeometry, pack: Pack, slot_bytes: int, room: int, window: int, owners: int = 0
 ) -> PackedMemory:
     """How a session shares `room` slots; what has more `slots` than that is the least there is.
+
+    owners   bytes of a node's owner, if the session has an owner map
 
     A group is read while the one before it is served, and batches of it are in flight.
     """
@@ -237,8 +247,8 @@ def cut_packed(
     )
     records = max(own for epoch in pack.epochs for own in epoch.pages)
     # of what is handed over, arrays are aligned that are one in a record
-    arrays = 8 + sum(map(len, pack.resolved.fanouts))
-    structure = -(-(records * PAGE_BYTES + ALIGN * arrays) // slot_bytes)
+    arrays = 9 + sum(map(len, pack.resolved.fanouts))
+    structure = -(-(records * PAGE_BYTES + nodes * owners + ALIGN * arrays) // slot_bytes)
     addresses = -(-(8 * nodes + ALIGN) * len(geometry.per_block) // slot_bytes)
     batches = sum(len(epoch.pages) for epoch in pack.epochs)
     each = max(1, batches // sum(len(epoch.groups) for epoch in pack.epochs))

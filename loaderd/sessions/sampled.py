@@ -11,6 +11,7 @@ from collections.abc import Callable
 from functools import partial
 
 import numpy as np
+from msgspec import structs
 from numpy.typing import NDArray
 
 from blockstore import concurrency
@@ -164,9 +165,12 @@ class SampledSession:
 
     def describe(self, request: int) -> Attached:
         rows = tuple(map(_row_spec, self._served))
-        return describe(
+        attached = describe(
             self, self._resources.store.manifest, request, self._plan, self._window, rows
         )
+        if (owners := self._spec.owners) is None:
+            return attached
+        return structs.replace(attached, owners=owners.digest, num_owners=owners.owners)
 
     def serves(self, epoch: int) -> bool:
         del epoch
@@ -258,8 +262,8 @@ class SampledSession:
                 session_entry_name([self.number]),
                 self.held_bytes(),
                 f"{self._memory.workspaces.total} workspaces, each with {self._memory.transit} "
-                f"transit slots, seeds, {self._state.num_slots} slots for {self._window} batches"
-                f"{self._own_basis()}",
+                f"transit slots, seeds{_owners_text(self._spec)}, {self._state.num_slots} slots "
+                f"for {self._window} batches{self._own_basis()}",
             )
 
     def counters(self) -> dict[str, int]:
@@ -417,6 +421,12 @@ class SampledSession:
             self._freed = True
             self._memory.allocation.free()
             self._resources.ended(self)
+
+
+def _owners_text(spec: BatchSpec) -> str:
+    if spec.owners is None:
+        return ""
+    return f", owner map {spec.owners.name} ({spec.owners.owner.nbytes:,} B)"
 
 
 def nothing_missing(served: list[ServedRows]) -> Addressed:

@@ -37,6 +37,7 @@ from loaderd.sampling.hyperbatch.single import Workspaces
 from loaderd.sessions.base import Allocation, StoreResources
 from loaderd.sessions.build import BatchSpec
 from loaderd.sessions.minimum import check_numbers, least_slots, session_needs, sizes_of
+from loaderd.sessions.owners import owner_bytes, read_map
 from loaderd.sessions.resolve import make_plan, resolve, seed_relation, seed_type
 from loaderd.sessions.seeds import (
     check_mask,
@@ -168,7 +169,7 @@ def needs_of(resources: StoreResources, asked: Asked) -> dict[bool, SessionNeed]
     """What a session needs with a table of all nodes, and without."""
     return session_needs(
         resources.store.manifest, asked.plan, asked.num_ids, asked.times.size, asked.lookup,
-        resources.budget.slot_bytes,
+        resources.budget.slot_bytes, owner_bytes(asked.request),
     )  # fmt: skip
 
 
@@ -186,7 +187,8 @@ def choose_need(
         needs[True].workspace <= needs[False].workspace
         or needs[True].least + more * needs[True].workspace <= available // 4
     )
-    return needs[stamp], sizes_of(resources.store.manifest, asked.plan.resolved, stamp)
+    manifest, owners = resources.store.manifest, owner_bytes(asked.request)
+    return needs[stamp], sizes_of(manifest, asked.plan.resolved, stamp, owners)
 
 
 def fit(resources: StoreResources, asked: Asked) -> tuple[SessionNeed, Sizes, int]:
@@ -262,7 +264,7 @@ def _refuse(
 def take_seeds(
     resources: StoreResources, allocation: Allocation, asked: Asked, need: SessionNeed, sizes: Sizes
 ) -> BatchSpec:
-    """Take room for the table of seeds, and fill it.  Raises Refused, StoreError.
+    """Take room for the table of seeds and the owner map; fill it.  Raises Refused, StoreError.
 
     It comes before everything else, at the top of the free slots: what lies below it can be given
     back as one run.  Original ids pass through slots that are free again afterwards.
@@ -271,7 +273,9 @@ def take_seeds(
     memory, dtype = allocation.run(need.seeds), np.dtype(sizes.id_dtype)
     times = memory[: 8 * size].view(np.int64)
     times[:] = asked.times
-    seeds = memory[8 * size :][: asked.num_ids * dtype.itemsize].view(dtype)
+    stop = 8 * size + asked.num_ids * dtype.itemsize
+    seeds = memory[8 * size : stop].view(dtype)
+    owners = read_map(store, asked.request, memory[stop:])
     request, ends = asked.request, None
     relation = seed_relation(store.manifest, request)
     first = broker.take_run(need.lookup, low=True)
@@ -287,7 +291,8 @@ def take_seeds(
             fill_seeds(store, node_type, request.split, asked.ids, scratch, seeds)
     finally:
         broker.give(list(range(first, first + need.lookup)))
-    return BatchSpec(plan, seeds, times, ends, np.dtype(sizes.edge_id_dtype or "uint8").itemsize)
+    item = np.dtype(sizes.edge_id_dtype or "uint8").itemsize
+    return BatchSpec(plan, seeds, times, ends, item, owners)
 
 
 class WorkspaceNeed(NamedTuple):

@@ -5,6 +5,7 @@ from collections.abc import Callable, Container
 from functools import partial
 
 from blockstore import concurrency
+from blockstore.errors import StoreError
 from loaderd.api.errors import Refused, ShuttingDown
 from loaderd.api.protocol import ErrorReply
 from loaderd.memory.slots import WAIT_S
@@ -94,10 +95,17 @@ class StreamOpener:
         engine = order.engine
         with engine.broker.at_most(share) if share else contextlib.nullcontext():
             session = engine.open(order.request, order.ids, order.epoch)
+        attached = session.describe(0)
+        if attached.owners != key.owners:
+            engine.close_session(session)
+            raise StoreError(
+                f"owners {order.request.owners!r}: another map has taken the place of the one of "
+                "this session; begin a new session"
+            )
         if session.holds_all or not order.again:
             share = 0  # nothing is gained by opening it again when there is more room, or it cannot
         return Stream(
-            session, session.describe(0).num_steps, self._registry.send, self._registry.starved,
+            session, attached.num_steps, self._registry.send, self._registry.starved,
             share, key.world,
         )  # fmt: skip
 

@@ -38,10 +38,16 @@ class StreamKey(NamedTuple):
     world_size: int
     plan: str
     alone: int  # number of a session that shares with nobody, else 0
+    owners: str = ""  # digest of the owner map that batches name owners by
 
     @property
     def world(self) -> int:
         return self.world_size if self.rank == EVERY_RANK else 1
+
+    @property
+    def in_step(self) -> bool:
+        """Whether its sessions are those of one job: trainers that wait for each other's steps."""
+        return self.world > 1 or self.owners != ""
 
 
 class StreamRequest(NamedTuple):

@@ -47,8 +47,9 @@ _KEPT = 2  # of the memory for requests one in so many bytes is for ids that are
 LOOK_S = 0.01  # between two looks at a stream that has nothing for one of its cursors
 STRAGGLER_WAIT_S = 0.25  # a stream waits so long for its slowest cursor, which leaves then
 LAST_S = 2.0  # the same if that one keeps the only batch that can be leased: all leave then
-# The same of a rank of a job.  Ranks train in step: who gets its batches first waits for the others
-# in the step, and a stream more takes memory from all.  First steps differ by seconds.
+# The same of a rank of a job, or of an owner of its nodes.  These train in step: who gets its
+# batches first waits for the others in the step, and a stream more takes memory from all.  First
+# steps differ by seconds.
 RANK_WAIT_S = 10.0
 
 
@@ -96,7 +97,7 @@ class StreamService(Closing):
     def attach(self, request: Attach, seeds: NDArray[np.int64] | None) -> Attached:
         """Open a session: at a stream that is there, or at one of its own.  Raises Refused."""
         engine = self._stores.find(request.store)
-        resolved = engine.identify(request, seeds)
+        owners, resolved = engine.owners_digest(request), engine.identify(request, seeds)
         kept = seeds is None or self._keeps(resolved, seeds)
         timed = resolved.macro is not None and resolved.macro.waiting
         with self._registry.lock:
@@ -105,7 +106,7 @@ class StreamService(Closing):
         kind, rank = find_kind(request.plan), 0
         if kind.every_rank and request.world_size > 1:
             request, rank = structs.replace(request, rank=EVERY_RANK), request.rank
-        key = StreamKey(resolved, request.rank, request.world_size, request.plan, alone)
+        key = StreamKey(resolved, request.rank, request.world_size, request.plan, alone, owners)
         with self._opener.opening:
             # of streams that do not get wider rather another one
             if (attached := self._join(number, key, rank, request, 2 - kind.resizable)) is not None:
@@ -114,9 +115,9 @@ class StreamService(Closing):
             least = kind.least_slots(engine.store.manifest, request, resolved, slot_bytes)
             order = StreamRequest(engine, request, seeds, least, kept)
             with self._registry.lock:
-                # a rank that finds no room must not end the stream that others of its job read:
-                # they train in step, and would wait for each other
-                cut = key.world == 1 or key not in self._registry.groups
+                # one that finds no room must not end the stream that others of its job read: they
+                # train in step, and would wait for each other
+                cut = not key.in_step or key not in self._registry.groups
             try:
                 stream = self._opener.open_stream(key, order, cut)
             except Refused:
@@ -145,6 +146,7 @@ class StreamService(Closing):
     def check(self, request: Attach) -> None:
         """Raises Refused: the request can never be served, even if all others leave."""
         engine, others = self._stores.find(request.store), self._stores.all()
+        engine.owners_digest(request)
         most = sum(other.broker.num_slots - other.least_slots for other in others)
         find_kind(request.plan).check(
             engine.store.manifest, request, self.settings, engine.budget, most + LEAST_SESSION
@@ -166,7 +168,8 @@ class StreamService(Closing):
             group = self._registry.groups.get(key)
             for stream in [] if group is None else list(group.streams):
                 assert group is not None
-                stream.session.widen(_MORE)
+                if not key.owners:  # these want the same batch at the same time
+                    stream.session.widen(_MORE)
                 if stream.has_room(rank) and stream.depth >= least:
                     window = request.window or group.attached.window
                     self._registry.admit(Cursor(number, rank, window, key.world), group, stream)
@@ -337,7 +340,8 @@ class StragglerWatch:
                 return
             now, wait_s = concurrency.monotonic(), LAST_S
             if stream.depth > 1:
-                wait_s = STRAGGLER_WAIT_S if stream.world == 1 else RANK_WAIT_S
+                in_step = self._registry.streams[stream].key.in_step
+                wait_s = RANK_WAIT_S if in_step else STRAGGLER_WAIT_S
             # between two looks it may have gone on, however often it is found waiting
             releases, begun = since.get(stream, (-1, now))
             if releases != stream.releases:

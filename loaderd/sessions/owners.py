@@ -1,0 +1,67 @@
+"""Owner maps of sessions: a batch that is built once names the owner of each of its nodes.
+
+Trainers of one job cut their own pieces out of the batch (`clients.split`).  A map lies behind the
+seeds of the session that builds for all of them, so it comes and goes with that, and its memory is
+known before it is read.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from blockstore.errors import StoreError
+from blockstore.owners import OwnerMap, read_facts, read_owners
+from blockstore.store import Store
+from loaderd.api.errors import Refused
+from loaderd.api.protocol import Attach
+from loaderd.plans.chunks import METHOD_OF
+
+
+def owner_bytes(request: Attach) -> int:
+    """Of a node's owner, at most: how many owners there are, only the map itself says."""
+    return np.dtype(np.uint16).itemsize if request.owners else 0
+
+
+def map_digest(store: Store, request: Attach) -> str:
+    """Of the map that a request names; "": it names none.
+
+    Raises Refused: its batches cannot be split, or not by this map.
+    """
+    if not (name := request.owners):
+        return ""
+    manifest, where = store.manifest, f"owners {request.owners!r}"
+    several = max(len(manifest.types), len(manifest.relations)) > 1
+    for found, is_so in (
+        (f"plan {request.plan!r}", request.plan in METHOD_OF),
+        ("a store of several node types or relations", several),
+        ("seeds that are edges", request.edges is not None),
+        ("times of the seeds", request.temporal is not None),
+        ("edge_features", request.edge_features),
+        ("return_e_id", request.return_e_id),
+    ):
+        if is_so:
+            raise Refused(
+                f"{where}: found {found}, expected batches around seed nodes of a store of one "
+                "node type and relation, without rows, ids or times of edges; leave owners out"
+            )
+    try:
+        facts = read_facts(store, name)
+    except StoreError as error:
+        raise Refused(f"{where}: {error}") from error
+    if facts.fingerprint != manifest.fingerprint:
+        raise Refused(
+            f"{where}: the map is of a store of fingerprint {facts.fingerprint}, expected "
+            f"{manifest.fingerprint}; make the map again"
+        )
+    return facts.digest
+
+
+def read_map(store: Store, request: Attach, memory: NDArray[np.uint8]) -> OwnerMap | None:
+    """The map of a session, in memory that holds it.  Raises StoreError."""
+    if not request.owners:
+        return None
+    found = read_owners(store, request.owners)
+    owner = memory[: found.owner.nbytes].view(found.owner.dtype)
+    owner[:] = found.owner
+    return replace(found, owner=owner)
