@@ -52,7 +52,7 @@ class BatchArrays:
     times: NDArray[np.int64] | None = None  # (num_seeds,) likewise
 
 
-class _Order(NamedTuple):
+class ItemOrder(NamedTuple):
     """Where each node of a batch, and each edge that has rows, stands among those of its type.
 
     Relations are types that follow those of the nodes.
@@ -62,6 +62,7 @@ class _Order(NamedTuple):
     kind: Any = None  # (items,) type, integers; None: items come type by type already
     order: Any = None  # uint32 (items,) places in the batch, type by type; None likewise
     place: Any = None  # int64 (items,) among those of the type; None likewise
+    some: bool = False  # items of no type that is asked for come along, if their rows do
 
     def count(self, kind: int) -> int:
         return self.starts[kind + 1] - self.starts[kind]
@@ -142,6 +143,11 @@ class ArenaReader:
         shape = (num_rows, *spec.row_shape)
         return self._pool.rows(spec, shape, numpy_dtype(spec))
 
+    def _rooms(self, counts: Sequence[int]) -> dict[str, NDArray[Any]]:
+        """For so many rows of each row array."""
+        specs = self._session.attached.rows
+        return {s.name: self._room(s, count) for s, count in zip(specs, counts, strict=True)}
+
     def _release(self, group: RowGroup) -> None:
         """Give a row group back once it is copied, unless its run has ended by then."""
         session, run = self._session, self._session.run
@@ -159,18 +165,31 @@ class ArenaReader:
         array: BlobArray,
         positions: NDArray[np.uint32] | None,
         out: NDArray[np.uint8],
+        taken: NDArray[Any] | None = None,
     ) -> None:
-        """Rows that came along, to their places."""
+        """Rows that came along, to their places.
+
+        taken   which of them are wanted, ascending or as a mask; None: all
+        """
         width = spec.row_bytes
+        if taken is not None and taken.dtype == np.bool_:
+            taken = np.flatnonzero(taken)
         for start, data in self._session.views(blob, array):
-            if positions is None:
+            if positions is None and taken is None:
                 out[start : start + data.size] = data
                 continue
             if start % width or data.size % width:
                 raise BadMessage(f"a piece of {array.name} ends within a row")
-            num, places = data.size // width, positions[start // width :]
-            here = np.arange(0, data.size, width, dtype=np.uint64)
-            scatter_rows(data, here, places, 0, num, width, out)
+            low, high = start // width, (start + data.size) // width
+            here = np.arange(low, high)
+            if taken is not None:
+                low, high = np.searchsorted(taken, (low, high)).tolist()
+                here = taken[low:high]
+            places = np.arange(low, high, dtype=np.uint32)
+            if positions is not None:
+                places = positions[low:high]
+            at = (here * width - start).astype(np.uint64)
+            scatter_rows(data, at, places, 0, at.size, width, out)
 
     def _gather_piece(
         self,
@@ -261,26 +280,19 @@ class BatchReader(ArenaReader):
             e_id=self._e_id(ready, named["e_id"], edge_starts) if "e_id" in named else None,
             nodes_per_hop=self._nodes_per_hop(ready, nodes),
             edges_per_hop=edges_per_hop,
-            rows={
-                spec.name: self._room(spec, count)
-                for spec, count in zip(attached.rows, counts, strict=True)
-            },
+            rows=self._rooms(counts),
             ends=ends,
             trees=None if trees is None else self._by_type(blob, trees, nodes),
             times=None if times is None else self._wide(blob, times),
         )
-        group = ready.rows
-        self._gather(group, items, batch.rows)
-        while not group.last:
-            group = self._session.receive_rows(step, group.group + 1)
-            self._gather(group, items, batch.rows)
+        self._gather_groups(ready, items, batch.rows)
         return batch
 
-    def _order_nodes(self, ready: BatchReady, views: Views) -> _Order:
+    def _order_nodes(self, ready: BatchReady, views: Views) -> ItemOrder:
         """Types of the nodes: a relation finds nodes of one type, new ones in order."""
         num, num_types = sum(ready.nodes_per_hop), len(self._type_of)
         if self._single:
-            return _Order([0, num])
+            return ItemOrder([0, num])
         kind = np.empty(num, np.uint8 if num_types <= 256 else np.uint16)
         known = ready.nodes_per_hop[0]
         resolved = self._session.attached.resolved
@@ -303,9 +315,9 @@ class BatchReader(ArenaReader):
         starts = np.empty(num_types + 1, np.int64)
         order, place = np.empty(num, np.uint32), np.empty(num, np.int64)
         order_by_type(kind, starts, order, place)
-        return _Order(starts.tolist(), kind, order, place)
+        return ItemOrder(starts.tolist(), kind, order, place)
 
-    def _by_type(self, blob: Blob, array: BlobArray, nodes: _Order) -> NDArray[np.int64]:
+    def _by_type(self, blob: Blob, array: BlobArray, nodes: ItemOrder) -> NDArray[np.int64]:
         """Values of the nodes, type by type."""
         if nodes.order is None:
             return self._wide(blob, array)
@@ -313,7 +325,7 @@ class BatchReader(ArenaReader):
         out[:] = self._narrow(blob, array)[nodes.order]
         return out
 
-    def _nodes_per_hop(self, ready: BatchReady, nodes: _Order) -> list[list[int]]:
+    def _nodes_per_hop(self, ready: BatchReady, nodes: ItemOrder) -> list[list[int]]:
         if nodes.kind is None:
             return [list(ready.nodes_per_hop)]
         ends = itertools.accumulate(ready.nodes_per_hop, initial=0)
@@ -329,7 +341,7 @@ class BatchReader(ArenaReader):
         ready: BatchReady,
         named: Named,
         starts: Sequence[int],
-        nodes: _Order,
+        nodes: ItemOrder,
         views: Views,
     ) -> NDArray[np.int64]:
         """(2, edges) of each relation, one behind the other, hop by hop within each.
@@ -377,9 +389,20 @@ class BatchReader(ArenaReader):
                 edge += count
         return e_id
 
-    def _gather(self, group: RowGroup, items: _Order, rows: dict[str, NDArray[Any]]) -> None:
+    def _gather_groups(
+        self, ready: BatchReady, items: ItemOrder, rows: dict[str, NDArray[Any]]
+    ) -> None:
+        """Copy all row groups of a batch, and release each; waits for those that follow."""
+        group = ready.rows
+        self._gather(group, items, rows)
+        while not group.last:
+            group = self._session.receive_rows(ready.step, group.group + 1)
+            self._gather(group, items, rows)
+
+    def _gather(self, group: RowGroup, items: ItemOrder, rows: dict[str, NDArray[Any]]) -> None:
         """Copy one row group to its places, then release it."""
-        blob, whole = group.blob, len(items.starts) == 2  # all items are of one type
+        blob = group.blob
+        whole = len(items.starts) == 2 and not items.some  # all items are of one type
         named = {array.name: array for array in blob.arrays}
         positions = None
         if array := named.get("positions"):
@@ -388,7 +411,7 @@ class BatchReader(ArenaReader):
             out = rows[spec.name].reshape(-1).view(np.uint8)
             mine, to = (None, positions) if whole else items.pick(t, positions)
             if came := named.get(f"rows:{spec.name}"):
-                self._land(spec, blob, came, to, out)
+                self._land(spec, blob, came, to, out, mine if items.some else None)
                 continue
             addresses = named[f"address:{spec.name}"]
             pieces = self._session.views(blob, addresses)
@@ -399,7 +422,7 @@ class BatchReader(ArenaReader):
         self._release(group)
 
 
-def _with_edges(nodes: _Order, ready: BatchReady, starts: Sequence[int]) -> _Order:
+def _with_edges(nodes: ItemOrder, ready: BatchReady, starts: Sequence[int]) -> ItemOrder:
     """Edges numbered on behind the nodes: relations are types that follow those of the nodes.
 
     starts   (relations + 1,) of each relation's edges among all
@@ -407,14 +430,14 @@ def _with_edges(nodes: _Order, ready: BatchReady, starts: Sequence[int]) -> _Ord
     num_nodes, num_types = nodes.starts[-1], len(nodes.starts) - 1
     bounds = [*nodes.starts, *(num_nodes + start for start in starts[1:])]
     if nodes.kind is None:
-        return _Order(bounds)
+        return ItemOrder(bounds)
     per_hop = np.array(ready.edges_per_hop, np.int64).reshape(-1, len(starts) - 1)
     kind = np.repeat(np.tile(np.arange(len(starts) - 1), len(per_hop)), per_hop.reshape(-1))
     order = np.argsort(kind, kind="stable")  # hop by hop within a relation
     place = np.empty(kind.size, np.int64)
     place[order] = np.arange(kind.size)
     place -= np.array(starts)[kind]
-    return _Order(
+    return ItemOrder(
         bounds,
         np.concatenate([nodes.kind.astype(np.int64), num_types + kind]),
         np.concatenate([nodes.order, (num_nodes + order).astype(np.uint32)]),

@@ -1,14 +1,43 @@
-"""The piece of a batch that one owner computes: what a trainer of plan "split" iterates."""
+"""The piece of a batch that one owner computes: what a trainer of plan "split" iterates.
 
+The daemon builds each batch once for all owners, and says which owner each node has.  Every trainer
+takes its own piece of it: the edges into its nodes, its nodes' rows, and whom to exchange with.
+"""
+
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any, NamedTuple, Unpack
 
+import msgspec
+import numpy as np
+import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from blockstore.kernels.split import WORD_BITS, OwnedNodes, split_hop
+from clients.batch import BatchArrays, BatchReader, ItemOrder
+from clients.connection.buffers import BufferPool, Memory
+from clients.connection.request import checked_request
+from clients.connection.session import Session
+from clients.dataset import gather_threads
 from clients.records import TensorRecord
+from clients.torch import (
+    Fanouts,
+    InputNodes,
+    NodeSampledDataset,
+    SamplingOptions,
+    batch_fields,
+    only_type,
+)
+from loaderd.api.errors import Refused
+from loaderd.api.protocol import Attached
+from loaderd.api.tcp import SCHEME
 
 __all__ = [
     "Exchange",
     "SplitBatch",
+    "SplitDataset",
 ]
 
 
@@ -49,3 +78,234 @@ class SplitBatch(TensorRecord):
     # by hop: frontier "new": what its edges are the first to need; "layer": all that they need
     exchanges: list[Exchange]
     frontier: str
+
+
+class BatchStructure(NamedTuple):
+    """The sampled structure of a whole batch; nodes are places in the batch."""
+
+    owner: NDArray[Any]  # uint8 or uint16 (nodes,)
+    nodes_per_hop: Sequence[int]  # the seeds, then those found by each hop
+    src: NDArray[np.uint32]  # (edges,) hop by hop
+    counts: Sequence[NDArray[np.uint32]]  # by hop: edges of each node that it expands
+    layers: bool  # a hop expands all nodes found so far, else those found by the one before
+
+
+class Piece(NamedTuple):
+    """What of a batch is one owner's."""
+
+    own: NDArray[np.int64]  # places in the batch of its nodes
+    remote: NDArray[np.int64]  # and of the nodes of others that its edges need
+    local: NDArray[np.int64]  # (nodes,) local id of each of these; of others -1
+    edges: NDArray[np.int64]  # (2, own edges) local ids
+    nodes_per_hop: list[int]
+    remote_per_hop: list[int]
+    edges_per_hop: list[int]
+    exchanges: list[Exchange]
+
+
+def split_structure(
+    whole: BatchStructure, mine: int, num_owners: int, memory: Memory, scratch: Memory
+) -> Piece:
+    """The piece of owner `mine`, in time linear in the nodes and edges of the whole batch.
+
+    memory    for `edges`
+    scratch   for what is needed until the piece is, and for `local`
+    """
+    owner, num = whole.owner, whole.owner.size
+    own = np.flatnonzero(owner == mine)
+    local = scratch.empty((num,), np.int64)
+    local.fill(-1)
+    local[own] = np.arange(own.size)
+    needed_by = scratch.empty((num, -(-num_owners // WORD_BITS)), np.uint64)
+    nodes = OwnedNodes(mine, owner, local, needed_by)
+    starts = [0, *accumulate(whole.nodes_per_hop)]
+    lows = [0 if whole.layers else start for start in starts[: len(whole.counts)]]
+    edges_per_hop = [
+        int(counts[owner[low : low + counts.size] == mine].sum(dtype=np.int64))
+        for low, counts in zip(lows, whole.counts, strict=True)
+    ]
+    edges = memory.empty((2 * sum(edges_per_hop),), np.int64).reshape(2, -1)
+    remote, exchanges, edge, at = [np.empty(0, np.int64)], list[Exchange](), 0, 0
+    num_local = own.size
+    for hop, counts in enumerate(whole.counts):
+        if whole.layers or hop == 0:
+            needed_by.fill(0)
+        num_edges, num_own = int(counts.sum(dtype=np.int64)), edges_per_hop[hop]
+        others = num_edges - num_own
+        needed, sent = (scratch.empty((n,), np.uint32) for n in (num_own, others))
+        sent_to = scratch.empty((others,), np.uint16)
+        sources, targets = edges[:, at : at + num_own]
+        num_needed, num_sent = split_hop(
+            whole.src[edge : edge + num_edges], counts, lows[hop], nodes, sources, targets,
+            needed, sent, sent_to,
+        )  # fmt: skip
+        came, recv_counts = _by_owner(needed[:num_needed], owner[needed[:num_needed]], num_owners)
+        send, send_counts = _by_owner(sent[:num_sent], sent_to[:num_sent], num_owners)
+        new = came[local[came] < 0]
+        local[new] = np.arange(num_local, num_local + new.size)
+        remote.append(new)
+        num_local += new.size
+        exchanges.append(
+            Exchange(
+                torch.from_numpy(send), torch.from_numpy(local[came] - own.size), send_counts,
+                recv_counts,
+            )
+        )  # fmt: skip
+        sources[:] = local[sources]
+        edge, at = edge + num_edges, at + num_own
+    return Piece(
+        own, np.concatenate(remote), local, edges, np.diff(np.searchsorted(own, starts)).tolist(),
+        [new.size for new in remote[1:]], edges_per_hop, exchanges,
+    )  # fmt: skip
+
+
+def _by_owner(
+    items: NDArray[np.uint32], owner: NDArray[Any], num_owners: int
+) -> tuple[NDArray[np.int64], list[int]]:
+    """Items grouped by owner, each group in its order; and how many each owner has."""
+    order = np.argsort(owner, kind="stable")
+    return items[order].astype(np.int64), np.bincount(owner, minlength=num_owners).tolist()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SplitArrays(BatchArrays):
+    """What `BatchArrays` has, of the own nodes and edges of one owner; and what else is its own."""
+
+    step_seeds: int
+    piece: Piece
+
+
+class SplitReader(BatchReader):
+    """Reads one owner's pieces of the batches of a session."""
+
+    def __init__(
+        self, session: Session, pool: Memory, threads: int, owner: int, mixed_rows: bool
+    ) -> None:
+        super().__init__(session, pool, threads)
+        self._owner, self._mixed_rows = owner, mixed_rows
+        self._scratch = BufferPool()
+
+    def read(self, step: int) -> SplitArrays:
+        """The piece of the batch of `step`, all of it copied and released; waits for the daemon."""
+        self._load_kernels()
+        ready = self._session.receive_batch(step)
+        blob, attached = ready.structure, self._session.attached
+        named = {array.name: array for array in blob.arrays}
+        src = self._scratch.empty((named["src"].length,), np.uint32)
+        whole = BatchStructure(
+            self._writable(blob, named["owner"]),
+            ready.nodes_per_hop,
+            self._copy(blob, named["src"], src),
+            [self._writable(blob, named[f"counts:{h}:0"]) for h in range(len(ready.edges_per_hop))],
+            attached.resolved.frontier == "layer",
+        )
+        piece = split_structure(whole, self._owner, attached.num_owners, self._pool, self._scratch)
+        own, num_seeds = piece.own, piece.nodes_per_hop[0]
+        n_id = self._pool.empty((own.size,), np.int64)
+        n_id[:] = self._narrow(blob, named["n_id"])[own]
+        input_id = self._narrow(blob, named["input_id"])[own[:num_seeds]]
+        items = self._items(whole, piece)
+        counts = [items.count(0)] * len(attached.rows)
+        if self._mixed_rows:  # a device's cache knows rows by `n_id`, which has own nodes only
+            self._pool.received(self._session.attachment.data, [])
+        else:
+            self._announce(ready, counts)
+        rows = self._rooms(counts)
+        self._gather_groups(ready, items, rows)
+        if "y" in rows:  # no loss is computed for remote nodes
+            rows["y"] = rows["y"][: own.size]
+        return SplitArrays(
+            epoch=ready.epoch,
+            step=step,
+            num_seeds=num_seeds,
+            n_id=n_id,
+            node_starts=[0, own.size],
+            input_id=input_id,
+            edges=piece.edges.reshape(-1),
+            edge_starts=[0, piece.edges.shape[1]],
+            e_id=None,
+            nodes_per_hop=[piece.nodes_per_hop],
+            edges_per_hop=[piece.edges_per_hop],
+            rows=rows,
+            step_seeds=ready.num_seeds,
+            piece=piece,
+        )
+
+    def _items(self, whole: BatchStructure, piece: Piece) -> ItemOrder:
+        """Nodes whose rows are wanted, as the only type there is; the others are of no type."""
+        if not self._mixed_rows:
+            own, others = piece.own, whole.owner != self._owner
+            return ItemOrder([0, own.size], others, own, piece.local, some=True)
+        mixed = np.concatenate([piece.own, piece.remote])
+        return ItemOrder([0, mixed.size], piece.local < 0, mixed, piece.local, some=True)
+
+
+class SplitDataset(NodeSampledDataset[SplitBatch]):
+    """One owner's pieces of the batches of a store of one node type and one relation.
+
+    The owners' trainers iterate the same epochs side by side; each batch is built once for them.
+    With `world_size`, each batch of a rank is split.
+    """
+
+    def __init__(
+        self,
+        endpoint: str,
+        split: str = "train",
+        num_neighbors: Fanouts = (15, 10, 5),
+        batch_size: int = 1000,
+        *,
+        owners: str,
+        owner: int,
+        num_owners: int = 0,
+        mixed_rows: bool = False,
+        input_nodes: InputNodes = None,
+        **options: Unpack[SamplingOptions],
+    ) -> None:
+        """As `NeighborDataset`; what splits cannot be made of, the daemon refuses.
+
+        owners       name of an owner map of the store
+        owner        which of its owners this trainer is
+        num_owners   how many the trainers expect it to have; 0: any number
+        mixed_rows   bring rows of features of remote nodes, too, instead of having them exchanged;
+                     by a daemon on this host
+        """
+        if not owners:
+            raise Refused("owners: found '', expected the name of an owner map of the store")
+        if mixed_rows and endpoint.startswith(SCHEME):
+            raise Refused(
+                f"{endpoint}: mixed_rows takes rows out of the memory of a daemon on this host, "
+                "expected an endpoint ipc://; leave mixed_rows out"
+            )
+        super().__init__(
+            endpoint, split, num_neighbors, batch_size, input_nodes=input_nodes, **options
+        )
+        self._request = checked_request(msgspec.structs.replace(self._request, owners=owners))
+        self._owner, self._num_owners, self._mixed_rows = owner, num_owners, mixed_rows
+
+    def _make_reader(self, session: Session) -> SplitReader:
+        name, found = self._request.owners, session.attached.num_owners
+        if self._num_owners not in (0, found):
+            raise Refused(
+                f"{self.endpoint}: wrong number of owners: the map {name!r} has {found}, expected "
+                f"{self._num_owners}, one for each trainer; make another map by `blockstore owners`"
+            )
+        if not 0 <= self._owner < found:
+            raise Refused(
+                f"{self.endpoint}: owner {self._owner}: the map {name!r} has {found} owners, "
+                f"expected one from 0 to {found - 1}"
+            )
+        return SplitReader(session, self.memory, gather_threads(), self._owner, self._mixed_rows)
+
+    def _to_batch(self, arrays: BatchArrays, attached: Attached) -> SplitBatch:
+        assert isinstance(arrays, SplitArrays)
+        found = only_type(batch_fields(arrays, attached))
+        for name in ("e_id", "batch", "seed_time", "edge_features"):
+            del found[name]
+        return SplitBatch(
+            **found,
+            owner=self._owner,
+            num_owners=attached.num_owners,
+            step_seeds=arrays.step_seeds,
+            num_remote_nodes=arrays.piece.remote_per_hop,
+            exchanges=arrays.piece.exchanges,
+        )
