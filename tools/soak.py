@@ -1,10 +1,11 @@
 """Hours of epochs compressed into minutes: `python -m tools.soak --minutes 20`.
 
 A daemon serves a small store.  Two trainers last from the beginning to the end and read by every
-plan in turn (minibatch, hyperbatch, macrobatch, chunks, rows), attached again for each; others come
-for some batches and go, one of four of them without detaching, some killed.  Once a second it is
-noted what the daemon and the lasting trainers hold: private and shared memory, descriptors,
-threads, mappings.  Checked, beside what every scene of faults checks (`tools.faults.runner`):
+plan in turn (minibatch, hyperbatch, macrobatch, chunks, rows, split), attached again for each;
+others come for some batches and go, one of four of them without detaching, some killed.  Once a
+second it is noted what the daemon and the lasting trainers hold: private and shared memory,
+descriptors, threads, mappings.  Checked, beside what every scene of faults checks
+(`tools.faults.runner`):
 
 - none of these grows after warm-up, by the median slope over the run and from its first tenth to
   its last (`tools.faults.growth.ALLOWED`), but for kernels that are used for the first time; of

@@ -55,7 +55,9 @@ class StormOptions(SceneOptions):
     faults: int = 200
     trainers: int = 4
     plan: Annotated[
-        Literal["auto", "mixed", "minibatch", "hyperbatch", "macrobatch", "chunks", "rows"],
+        Literal[
+            "auto", "mixed", "minibatch", "hyperbatch", "macrobatch", "chunks", "rows", "split"
+        ],
         "of ranks of one job; mixed: a job for every plan",
     ] = "auto"
     tcp: Annotated[bool, "every other trainer connects by tcp"] = False

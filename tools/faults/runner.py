@@ -24,6 +24,8 @@ from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 
+from blockstore.owners import write_owners
+from blockstore.store import open_store
 from blockstore.units import parse_bytes
 from loaderd.api.endpoint import parse_endpoint
 from loaderd.api.errors import DaemonError
@@ -34,7 +36,7 @@ from preprocess.sources.generate import GraphRecipe, generate
 from tools.bench.setup import command
 from tools.command import byte_size
 from tools.faults.growth import ProcessSample, sample
-from tools.faults.trainers import open_files
+from tools.faults.trainers import OWNERS, open_files
 from tools.group import ControlGroup
 
 CONTEXT = multiprocessing.get_context("forkserver")
@@ -75,6 +77,8 @@ def make_store(folder: Path, num_bytes: int = 0, times: bool = False) -> Path:
     words = [str(folder / "graph"), str(folder / "store"), "--mem", "256M", "--block-size", "16K"]
     words += ["--partitions", "64", "--hops", str(HOPS), "--operator", "sym", "--no-summary"]
     command("preprocess", "ingest", *words)
+    store = open_store(folder / "store")
+    write_owners(store, OWNERS, np.arange(nodes) * 2 // nodes, 2, {})
     return folder / "store"
 
 

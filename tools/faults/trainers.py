@@ -17,10 +17,12 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from clients.dataset import SteppedDataset
+from clients.split import SplitDataset
 from clients.torch import HopDataset, NeighborDataset
 from loaderd.api.errors import NoDaemon, Refused, SessionLost, ShuttingDown
 
-PLANS = ("minibatch", "hyperbatch", "macrobatch", "chunks", "rows")
+PLANS = ("minibatch", "hyperbatch", "macrobatch", "chunks", "rows", "split")
+OWNERS = "halves"  # an owner map of two; trainers of plan "split" are its first owner
 METHODS: dict[str, Literal["cr", "rr"]] = {"chunks": "cr", "rows": "rr"}
 DIGEST_CHARS = 32
 STEP_S = 0.005  # that a trainer beside a fuzzer takes for a batch
@@ -30,6 +32,9 @@ def dataset(endpoint: str, plan: str, **options: Any) -> SteppedDataset[Any]:
     """Batches of a plan, from a store that `tools.faults.runner.make_store` made."""
     if plan in METHODS:
         return HopDataset(endpoint, method=METHODS[plan], **options)
+    if plan == "split":
+        fanouts = (5, 3)
+        return SplitDataset(endpoint, num_neighbors=fanouts, owners=OWNERS, owner=0, **options)
     return NeighborDataset(
         endpoint, num_neighbors=(5, 3), plan=plan, window=4,
         hyperbatch=8 if plan == "hyperbatch" else 0,

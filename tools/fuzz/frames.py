@@ -71,6 +71,7 @@ def base_messages() -> list[list[bytes]]:
         attach(request=5, plan="rows", num_neighbors=(), labels=False),
         attach(request=6, rank=1, world_size=2, shuffle=False, frontier="layer", replace=True),
         attach(request=7, num_neighbors=(3, -1), split="valid", return_e_id=True),
+        attach(request=9, owners="all"),
         attach(request=8, split="", ids=len(_IDS) // 8),
         Ids(request=8, first=0, numbers=_IDS),
         Start(session=SESSION, run=1, epoch=0, step=0),
