@@ -4,6 +4,7 @@ A map lies in a folder of the store, and appears by one rename.  Neither manifes
 know it: it decides who gets what of a batch, not what is in a batch.
 """
 
+import hashlib
 import os
 import re
 import shutil
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 
 from blockstore.errors import CorruptBlock, StoreError, StoreExists
 from blockstore.format import OWNERS_FOLDER, PAGE_BYTES
+from blockstore.io.buffers import byte_view
 from blockstore.io.files import flush, flush_tree, naming, remove_leftovers
 from blockstore.kernels.crc import find_bad_page, page_crcs
 from blockstore.root import digest
@@ -216,4 +218,6 @@ def _folder(store: Store, name: str) -> Path:
 
 
 def _digest(fingerprint: str, owner: NDArray[Any]) -> str:
-    return digest(fingerprint.encode() + owner.tobytes())
+    found = hashlib.blake2b(fingerprint.encode(), digest_size=16)
+    found.update(byte_view(owner))
+    return found.hexdigest()

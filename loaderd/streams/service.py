@@ -338,10 +338,10 @@ class StragglerWatch:
             if stream.early:
                 stream.drop_early()
                 return
-            now, wait_s = concurrency.monotonic(), LAST_S
-            if stream.depth > 1:
-                in_step = self._registry.streams[stream].key.in_step
-                wait_s = RANK_WAIT_S if in_step else STRAGGLER_WAIT_S
+            now = concurrency.monotonic()
+            wait_s = STRAGGLER_WAIT_S if stream.depth > 1 else LAST_S
+            if self._registry.streams[stream].key.in_step:
+                wait_s = RANK_WAIT_S
             # between two looks it may have gone on, however often it is found waiting
             releases, begun = since.get(stream, (-1, now))
             if releases != stream.releases:

@@ -1,5 +1,6 @@
 """Pieces of batches over real daemons: all owners' together are the batch, each part once."""
 
+import pickle
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,7 +11,7 @@ from msgspec import structs
 
 torch = pytest.importorskip("torch")
 
-from blockstore.owners import write_owners  # noqa: E402
+from blockstore.owners import remove_owners, write_owners  # noqa: E402
 from blockstore.store import Store, open_store, read_rows  # noqa: E402
 from clients.prefetch import Prefetcher  # noqa: E402
 from clients.split import SplitBatch, SplitDataset  # noqa: E402
@@ -162,6 +163,7 @@ def test_pieces_are_those_of_the_batch(served, store, place, plan, names, more, 
 def test_owners_of_two_bytes(served, store):
     (batch, *_), (_, maps, _) = NeighborDataset(served.roomy, **OPTIONS), store
     data = SplitDataset(served.roomy, owners="random300", owner=270, **OPTIONS)
+    data = pickle.loads(pickle.dumps(data))  # as a DataLoader's workers get it
     expected = split(batch, maps["random300"][batch.n_id].tolist(), 300)
     check_same(next(iter(data)), expected[270])
     data.close()
@@ -188,8 +190,8 @@ def bytes_read(endpoint: str) -> int:
     return ask_status(parse_either(endpoint)).counters["bytes_read"]
 
 
-@pytest.mark.parametrize("plan", ["minibatch", "auto"])
-def test_four_owners_read_what_one_trainer_reads(store, plan):
+@pytest.mark.parametrize(("plan", "name"), [("minibatch", "random8"), ("auto", "parts")])
+def test_owners_read_together_what_one_trainer_reads(store, plan, name):
     def read(make) -> int:
         with daemon(store[0], TIGHT) as endpoint:
             data = make(endpoint)
@@ -198,7 +200,33 @@ def test_four_owners_read_what_one_trainer_reads(store, plan):
             return bytes_read(endpoint)
 
     alone = read(lambda endpoint: [NeighborDataset(endpoint, plan=plan, **OPTIONS)])
-    assert 0 < read(lambda endpoint: open_pieces(endpoint, "parts", 4, plan=plan)) <= 1.05 * alone
+    num = store[2][name]
+    assert 0 < read(lambda endpoint: open_pieces(endpoint, name, num, plan=plan)) <= 1.05 * alone
+
+
+def test_another_map_of_a_name_is_for_new_sessions(served, store):
+    opened, digests = open_store(store[0]), list[str]()
+    olds = []
+    for owner in (np.arange(NODES) % 2, np.arange(NODES) // 1500):
+        write_owners(opened, "moving", owner, 2, {})
+        olds.append(SplitDataset(served.roomy, owners="moving", owner=1, **OPTIONS))
+        digests.append(olds[-1].attached().owners)
+        remove_owners(opened, "moving")
+    assert digests[0] != digests[1]
+    found = [sum(batch.n_id.numel() for batch in data) for data in olds]
+    assert found[0] != found[1]
+    close(*olds)
+
+
+@pytest.mark.parametrize("mixed_rows", [False, True])
+@pytest.mark.parametrize("mode", ["staging", "direct", "cached"])
+def test_pieces_come_to_a_device(served, mode, mixed_rows):
+    (data,) = open_pieces(served.roomy, "random3", 3, mixed_rows=mixed_rows)[1:2]
+    expected = list(data)
+    data.set_epoch(0)
+    with Prefetcher(data, "cpu", mode=mode) as ahead:
+        for found, piece in zip(ahead, expected, strict=True):
+            check_same(found, piece)
 
 
 def test_one_that_leaves_in_mid_epoch_leaves_nothing(served, store):

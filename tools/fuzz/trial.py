@@ -16,6 +16,7 @@ import numpy as np
 
 from blockstore.errors import StoreError
 from blockstore.kernels.rows import NO_ROW
+from blockstore.owners import list_owners
 from blockstore.store import Store, open_store
 from blockstore.verify import verify_store
 from loaderd.api.errors import DaemonError
@@ -103,6 +104,7 @@ def requests(store: Store, random: Random) -> list[Attach]:
         Attach(plan="minibatch", edge_features=random.random() < 0.5, **usual),
         Attach(plan="hyperbatch", hyperbatch=2, **usual),
     ]
+    asked += [Attach(plan="minibatch", owners=name, **usual) for name in list_owners(store)]
     linked = usual | {"edges": links, "split": random.choice(("all", *relation.splits))}
     asked.append(Attach(plan=random.choice(("minibatch", "hyperbatch")), **linked))
     if has_times:
