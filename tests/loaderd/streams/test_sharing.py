@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from blockstore.owners import write_owners
+from blockstore.store import open_store
 from loaderd.api.errors import Refused
 from loaderd.api.protocol import Start
 from loaderd.streams.service import StragglerWatch
@@ -193,4 +195,30 @@ def test_a_start_that_is_repeated_changes_nothing(store, plan):
     assert found == expected[:4]
     assert (trainer.run, 0) not in serving.out[trainer.session]  # it was not sent again
     trainer.detach()
+    serving.close()
+
+
+@pytest.mark.usefixtures("nobody_falls_behind")
+def test_owners_share_a_stream_that_does_not_grow(store, plan):
+    """Each batch names the owner of each of its nodes."""
+    write_owners(open_store(store), f"thirds-{plan}", np.arange(NODES) % 3, 3, {})
+    serving = Serving(store, 8 << 20)
+    trainers = [serving.attach(plan, owners=f"thirds-{plan}")]
+    ledger = [entry.num_bytes for entry in serving.exchange.status()[0]]
+    trainers += [serving.attach(plan, owners=f"thirds-{plan}") for _ in range(3)]
+    found, _, counters = serving.exchange.status()
+    assert [entry.num_bytes for entry in found] == ledger
+    assert counters["streams"] == 1
+    for trainer in trainers:
+        trainer.start()
+    for trainer in trainers:
+        batch = trainer.take(0)
+        assert batch is not None
+        names = [array.name for array in batch.structure.arrays]
+        arrays = dict(zip(names, serving.bytes_of(batch.structure), strict=True))
+        owner = np.frombuffer(arrays["owner"], np.uint8)
+        assert (owner == np.frombuffer(arrays["n_id"], np.uint32) % 3).all()
+        trainer.release(0)
+    for trainer in trainers:
+        trainer.detach()
     serving.close()
