@@ -90,7 +90,7 @@ class BatchStructure(NamedTuple):
     layers: bool  # a hop expands all nodes found so far, else those found by the one before
 
 
-class Piece(NamedTuple):
+class OwnedPiece(NamedTuple):
     """What of a batch is one owner's."""
 
     own: NDArray[np.int64]  # places in the batch of its nodes
@@ -105,7 +105,7 @@ class Piece(NamedTuple):
 
 def split_structure(
     whole: BatchStructure, mine: int, num_owners: int, memory: Memory, scratch: Memory
-) -> Piece:
+) -> OwnedPiece:
     """The piece of owner `mine`, in time linear in the nodes and edges of the whole batch.
 
     memory    for `edges`
@@ -128,6 +128,7 @@ def split_structure(
     remote, exchanges, edge, at = [np.empty(0, np.int64)], list[Exchange](), 0, 0
     num_local = own.size
     for hop, counts in enumerate(whole.counts):
+        # "new": a row that came for an earlier hop is there; "layer": each layer exchanges its own
         if whole.layers or hop == 0:
             needed_by.fill(0)
         num_edges, num_own = int(counts.sum(dtype=np.int64)), edges_per_hop[hop]
@@ -141,6 +142,7 @@ def split_structure(
         )  # fmt: skip
         came, recv_counts = _by_owner(needed[:num_needed], owner[needed[:num_needed]], num_owners)
         send, send_counts = _by_owner(sent[:num_sent], sent_to[:num_sent], num_owners)
+        # numbered only now: what edges name first is not what stands first among its owner's
         new = came[local[came] < 0]
         local[new] = np.arange(num_local, num_local + new.size)
         remote.append(new)
@@ -153,7 +155,7 @@ def split_structure(
         )  # fmt: skip
         sources[:] = local[sources]
         edge, at = edge + num_edges, at + num_own
-    return Piece(
+    return OwnedPiece(
         own, np.concatenate(remote), local, edges, np.diff(np.searchsorted(own, starts)).tolist(),
         [new.size for new in remote[1:]], edges_per_hop, exchanges,
     )  # fmt: skip
@@ -172,7 +174,7 @@ class SplitArrays(BatchArrays):
     """What `BatchArrays` has, of the own nodes and edges of one owner; and what else is its own."""
 
     step_seeds: int
-    piece: Piece
+    piece: OwnedPiece
 
 
 class SplitReader(BatchReader):
@@ -231,7 +233,7 @@ class SplitReader(BatchReader):
             piece=piece,
         )
 
-    def _items(self, whole: BatchStructure, piece: Piece) -> ItemOrder:
+    def _items(self, whole: BatchStructure, piece: OwnedPiece) -> ItemOrder:
         """Nodes whose rows are wanted, as the only type there is; the others are of no type."""
         if not self._mixed_rows:
             own, others = piece.own, whole.owner != self._owner
