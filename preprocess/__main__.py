@@ -1,4 +1,4 @@
-"""The `blockstore` command: generate, ingest, derive, hops, pack, info, verify, export."""
+"""The `blockstore` command: generate, ingest, derive, hops, pack, owners, info, verify, export."""
 
 import signal
 import sys
@@ -12,13 +12,14 @@ import typer
 
 from blockstore.errors import StoreError
 from blockstore.io.files import FULL
+from blockstore.owners import list_owners, read_facts, remove_owners
 from blockstore.store import open_store
 from blockstore.units import format_bytes
 from blockstore.verify import verify_store
 from loaderd.api.errors import DaemonError
 from preprocess.cli import flags
 from preprocess.cli.command import error_event, run_dry, run_ingest
-from preprocess.cli.info import info_text, store_info
+from preprocess.cli.info import info_text, owner_line, owner_lines, store_info
 from preprocess.cli.report import graph_text, made_line
 from preprocess.cli.summary import summarise
 from preprocess.derive.derive import derive as derive_features
@@ -28,6 +29,7 @@ from preprocess.hops.hops import make_hops
 from preprocess.ingest.options import IngestOptions
 from preprocess.packs.check import pack_lines, verify_packs
 from preprocess.packs.command import run_pack
+from preprocess.partition.owners import make_owners
 from preprocess.partition.repartition import repartition as repartition_store
 from preprocess.partition.report import partition_lines
 from preprocess.pipeline.progress import Progress
@@ -172,6 +174,31 @@ def pack(
         run_pack(store, of_epochs, sampling, show, resources)
 
 
+@app.command(cls=flags.Panels)
+@flags.grouped
+def owners(
+    store: Path,
+    how: flags.OwnerFlags,
+    counts: Annotated[
+        Path | None, typer.Argument(help="of `loaderd presample`; else edges count alike")
+    ] = None,
+    mem: flags.Mem = "2G",
+) -> None:
+    """Make a map of which trainer owns which node, within --mem; remove one; or list them.
+
+    The store keeps its fingerprint.  Adding arrays to it changes that: then make maps again.
+    """
+    with _one_line_errors():
+        opened = open_store(store)
+        if how.remove:
+            remove_owners(opened, how.remove)
+        elif how.name:
+            made = make_owners(opened, counts, how.options(), Progress(), flags.size(mem))
+            typer.echo(f"{store}: {owner_line(made.name, made.owners, made.facts)}")
+        else:
+            typer.echo("\n".join(owner_lines(opened)) or f"{store}: no owner maps")
+
+
 @app.command()
 def info(
     store: Path,
@@ -186,11 +213,13 @@ def info(
         found = summarise(opened, Progress()) if summary else None
         if json:
             facts = store_info(opened)
+            maps = {name: read_facts(opened, name) for name in list_owners(opened)}
+            facts["owners"] = msgspec.to_builtins(maps)
             if found is not None:
                 facts["summary"] = msgspec.to_builtins(found)
             typer.echo(msgspec.json.encode(facts).decode())
             return
-        typer.echo("\n".join([info_text(opened), *pack_lines(opened.path)]))
+        typer.echo("\n".join([info_text(opened), *owner_lines(opened), *pack_lines(opened.path)]))
         if found is not None:
             typer.echo(graph_text(found))
 

@@ -30,6 +30,7 @@ from loaderd.cli import flags
 from loaderd.cli.advise.report import report_on
 from loaderd.cli.advise.text import advice_json, advice_text
 from loaderd.cli.config import read_config
+from loaderd.cli.presample import presample as count_epochs
 from loaderd.memory.ledger import EngineSettings, plan_budget
 from loaderd.monitoring.doctor import State, checks_text, examine
 from loaderd.monitoring.logs import logging_to_stderr, tell
@@ -220,6 +221,21 @@ def advise(
         typer.echo(advice_json(report) if json else advice_text(report))
         if not report.plan:
             raise typer.Exit(2)
+
+
+@app.command(cls=Panels)
+@grouped
+def presample(store: Path, sampling: flags.Presampling, mem: flags.Mem = "2G") -> None:
+    """Count how often nodes are sampled in the epochs to come, for `blockstore owners`.
+
+    Stopped or killed, the same command goes on with the next epoch.
+    """
+    with _one_line_errors():
+        found = count_epochs(
+            open_store(store), sampling.request(), sampling.epochs,
+            default_settings(parse_bytes(mem)), sampling.out, typer.echo,
+        )  # fmt: skip
+        typer.echo(f"{sampling.out}: {found.steps:,} batches of {found.epochs} epochs")
 
 
 @app.command()

@@ -1,6 +1,6 @@
 """Options of the `loaderd` command, in groups: each a frozen record, and a panel of --help."""
 
-from dataclasses import dataclass, replace
+from dataclasses import MISSING, dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -157,12 +157,7 @@ class Sampling:
 
     def request(self, hops: list[int] | None) -> Attach:
         """`hops`: more of `num_neighbors`.  Raises ValueError: no numbers, or no such sampler."""
-        try:
-            fanouts = [int(word) for word in self.num_neighbors.replace(",", " ").split()]
-        except ValueError:
-            raise ValueError(
-                f"--num-neighbors {self.num_neighbors!r}: expected numbers such as 15 10 5"
-            ) from None
+        fanouts = _fanouts(self.num_neighbors)
         if self.sampler not in ("neighbor", "labor"):
             raise ValueError(f"--sampler {self.sampler!r}: expected neighbor or labor")
         return Attach(
@@ -171,6 +166,33 @@ class Sampling:
             macro_partitions=self.macro_partitions,
             labor=Labor() if self.sampler == "labor" else None,
         )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Presampling:
+    """What is sampled."""
+
+    out: Path = flag(MISSING, "the file of counts")
+    num_neighbors: str = flag("15,10,5", "of each hop, seeds outward: 15,10,5")
+    batch_size: int = flag(1000, "seeds of a batch, of all trainers", min=1)
+    epochs: int = flag(10, "that are counted", min=1)
+    split: str = flag("train", "whose nodes are the seeds, or all")
+    frontier: str = flag("new", "what a hop expands: new nodes, or all of its layer")
+    seed: int = flag(0, "of the draws")
+
+    def request(self) -> Attach:
+        """Raises ValueError: no numbers."""
+        return Attach(
+            token=0, request=0, num_neighbors=tuple(_fanouts(self.num_neighbors)),
+            batch_size=self.batch_size, split=self.split, frontier=self.frontier, seed=self.seed,
+        )  # fmt: skip
+
+
+def _fanouts(text: str) -> list[int]:
+    try:
+        return [int(word) for word in text.replace(",", " ").split()]
+    except ValueError:
+        raise ValueError(f"--num-neighbors {text!r}: expected numbers such as 15 10 5") from None
 
 
 def config(callback: Any) -> Any:

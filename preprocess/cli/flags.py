@@ -25,6 +25,7 @@ from preprocess.ingest.options import (
     OperatorKind,
 )
 from preprocess.partition.influence import HubScore, InfluenceOptions, parse_hubs
+from preprocess.partition.owners import MOST_OWNERS, Method, OwnerOptions, Weights
 from preprocess.partition.partition import Neighbors, Partitioner, PartitionOptions, Visit
 from preprocess.sources.generate import GraphRecipe
 from preprocess.sources.layouts import LAYOUTS
@@ -198,6 +199,24 @@ class IngestPartitionFlags(PartitionerFlags):
     """Partitions, hubs and halos."""
 
     partitions: int = flag(0, "partition the nodes, for macro-batches; 0: do not")
+
+
+@dataclass(frozen=True)
+class OwnerFlags:
+    """Owner maps."""
+
+    name: str = flag("", "of the map that is made")
+    owners: int = flag(4, "trainers that share the nodes", min=1, max=MOST_OWNERS)
+    partitioner: Method = flag("stream", "metis holds the whole graph")
+    weights: Weights = flag("edges", "of nodes: edges that they are expanded to, or times")
+    balance: float = flag(1.05, "of stream: an owner's load is at most so many times the mean")
+    seed: int = flag(0, "of random, and of what stream tries")
+    remove: str = flag("", "the map of this name")
+
+    def options(self) -> OwnerOptions:
+        return OwnerOptions(
+            self.name, self.owners, self.partitioner, self.weights, self.balance, self.seed
+        )
 
 
 @dataclass(frozen=True)

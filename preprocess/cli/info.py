@@ -4,10 +4,17 @@ from typing import Any
 
 import msgspec
 
+from blockstore.errors import StoreError
 from blockstore.format import HopSet, Influence, graph_geometry, row_geometry
+from blockstore.owners import list_owners, read_facts
 from blockstore.store import Store
 from blockstore.units import format_bytes
 from preprocess.partition.report import partition_lines
+
+_OWNER_FACTS = {  # of a map: what is said before them
+    "cross": "cross edges", "imbalance": "greatest load", "node_imbalance": "nodes",
+    "row_imbalance": "rows loaded",
+}  # fmt: skip
 
 
 def store_info(store: Store) -> dict[str, Any]:
@@ -71,6 +78,29 @@ def info_text(store: Store) -> str:
         first, *rest = influence_lines(manifest.influence)
         lines += [f"  hubs, halos   {first}", *(f"                {line}" for line in rest)]
     return "\n".join(lines)
+
+
+def owner_lines(store: Store) -> list[str]:
+    """A line for each owner map; of one that cannot be read, why."""
+    lines = []
+    for name in list_owners(store):
+        try:
+            found = read_facts(store, name)
+        except StoreError as error:
+            lines.append(f"  owners        {error}")
+            continue
+        stale = "" if found.fingerprint == store.manifest.fingerprint else ", of another store"
+        lines.append(f"  {owner_line(name, found.owners, found.facts)}{stale}")
+    return lines
+
+
+def owner_line(name: str, owners: int, facts: dict[str, Any]) -> str:
+    """What is said of a map; facts of one that others have made may be missing."""
+    words = [f"owners        {name}: {owners:,} by {facts.get('method', 'others')}"]
+    for fact, text in _OWNER_FACTS.items():
+        if fact in facts:
+            words.append(f"{text} {facts[fact]:.3f}")
+    return ", ".join(words)
 
 
 def hops_text(found: HopSet) -> str:

@@ -124,7 +124,8 @@ def write_store(
     Raises what `ingest` does.
     """
     job = stages.job
-    check_installed(job.options.partition)
+    if job.options.partition is not None:
+        check_installed(job.options.partition.method)
     planned = stages.plan()
     facts = {
         "source": job.source.where, "layout": job.source.layout, "store": str(target),

@@ -5,6 +5,8 @@ the dearer for a class the more nodes of that class it holds; it is closed to tr
 the others, once it holds as many as the cap of their group.  For each class the partitions stay
 sorted by what they hold of it, so that the cheapest is found, and kept, in O(1).
 
+Owners of nodes are few, and have loads in place of classes: nodes and edges weigh something there.
+
 Source: GAP, the thesis on HANOI, Algorithm 2; FENNEL, Tsourakakis et al., WSDM 2014; LDG, Stanton
 and Kliot, KDD 2012.
 """
@@ -147,6 +149,162 @@ def place_nodes(
         node += 1
         skip, num_adjacent = np.int64(0), np.int64(0)
     return node, skip, num_adjacent, evaluated
+
+
+class NodeWeights(NamedTuple):
+    """What nodes and edges weigh, in the order of the columns."""
+
+    node: NDArray[np.float32]  # (num_nodes,): what a node adds to the load of its partition
+    edge: NDArray[np.float32]  # (num_nodes,): of each in-edge of a node
+    marked: bool  # sources are twice the node, and 1 more of an out-edge; else each edge is both
+
+
+class WeightedLoads(NamedTuple):
+    """What partitions hold, and what more would cost there."""
+
+    loads: NDArray[np.float64]  # (k,)
+    sizes: NDArray[np.int64]  # (k,): nodes
+    prices: NDArray[np.float64]  # (k,): of a load of one more
+    near: NDArray[np.float64]  # (k + 1,): weight of edges to neighbours; zeros between nodes
+    cap: float  # load, at most
+    price: float  # FENNEL's: times the root of the load
+
+    @classmethod
+    def empty(cls, k: int, cap: float, price: float) -> "WeightedLoads":
+        zeros = np.zeros(k), np.zeros(k, np.int64), np.zeros(k), np.zeros(k + 1)
+        return cls(*zeros, cap, price)
+
+
+@njit(nogil=True, cache=True, inline="always")
+def _add_load(balance, p, load, nodes):
+    balance.loads[p] = max(0.0, balance.loads[p] + load)
+    balance.sizes[p] += nodes
+    balance.prices[p] = balance.price * np.sqrt(balance.loads[p])
+
+
+@njit(nogil=True, cache=True)
+def _cheapest(balance, load):
+    """The partition with room whose neighbours outweigh the cost most; `near` becomes zeros.
+
+    Of equal ones the one of fewest nodes, or the first; if no one has room, that of least load.
+    """
+    found, best, fits = np.int64(-1), 0.0, False
+    for p in range(balance.loads.size):
+        room = balance.loads[p] + load <= balance.cap
+        score = balance.near[p] - load * balance.prices[p] if room else -balance.loads[p]
+        balance.near[p] = 0.0
+        if found < 0 or (room and not fits):
+            found, best, fits = np.int64(p), score, room
+        elif room == fits:
+            fewer = score == best and balance.sizes[p] < balance.sizes[found]
+            if score > best or fewer:
+                found, best = np.int64(p), score
+    balance.near[balance.near.size - 1] = 0.0
+    return found
+
+
+@njit(nogil=True, cache=True)
+def place_weighted(node, skip, degrees, sources, weights, partition, balance):
+    """Nodes whose columns end in a piece, each to the best of all partitions that have room.
+
+    As `place_nodes`, with weights: few partitions, all of which are compared, hold loads instead of
+    nodes by class.
+
+    node, skip  column of the first edge here, and how many of its edges came before
+    degrees     uint32 (num_nodes,)   in the order of the columns, as everything of a node
+    sources     uint32 (edges,)       of this column and the following ones; empty: columns without
+                                      edges from here on
+    weights     NodeWeights
+    partition   uint16 (num_nodes,)   in and out; k: none yet
+    balance     WeightedLoads         in and out
+
+    Returns (node, skip) for the next piece.
+    """
+    at, none = np.int64(0), balance.loads.size
+    edge, shift = weights.edge, np.uint32(weights.marked)
+    while node < degrees.size:
+        degree = np.int64(degrees[node])
+        here = min(degree - skip, sources.size - at)
+        own = np.float64(edge[node])
+        for i in range(at, at + here):
+            if i + AHEAD < sources.size:
+                prefetch(partition, np.int64(sources[i + AHEAD] >> shift))
+                prefetch(edge, np.int64(sources[i + AHEAD] >> shift))
+            u = np.int64(sources[i] >> shift)
+            weight = own
+            if shift == 0:
+                weight += edge[u]
+            elif sources[i] & np.uint32(1):
+                weight = np.float64(edge[u])
+            balance.near[partition[u]] += weight
+        at += here
+        skip += here
+        if skip < degree:
+            break
+        load, old = np.float64(weights.node[node]), np.int64(partition[node])
+        if old != none:
+            _add_load(balance, old, -load, -1)
+        found = _cheapest(balance, load)
+        _add_load(balance, found, load, 1)
+        partition[node] = found
+        node += 1
+        skip = np.int64(0)
+    return node, skip
+
+
+@njit(nogil=True, cache=True)
+def place_clusters(table, loads, key, found, balance):
+    """Clusters of nodes to partitions, in a keyed order, again and again until none moves.
+
+    table    float64 (clusters, clusters)   weight of the edges between each two, symmetric
+    loads    float64 (clusters,)
+    found    int64 (clusters,)              in and out: partition of each; k: none yet
+    balance  WeightedLoads                  in and out
+    """
+    for _ in range(50):
+        moved = False
+        for i in range(loads.size):
+            c = permute(i, loads.size, key)
+            for other in range(loads.size):
+                if other != c:
+                    balance.near[found[other]] += table[c, other]
+            old = found[c]
+            if old != balance.loads.size:
+                _add_load(balance, old, -loads[c], -1)
+            found[c] = _cheapest(balance, loads[c])
+            _add_load(balance, found[c], loads[c], 1)
+            moved |= found[c] != old
+        if not moved:
+            break
+
+
+@njit(nogil=True, cache=True)
+def weigh_between(node, skip, degrees, sources, edge, partition, table):
+    """Weights of the edges of a piece, by the partitions of target and source.
+
+    node, skip  column of the first edge here, and how many of its edges came before
+    degrees     uint32 (num_nodes,)
+    sources     uint32 (edges,)
+    edge        float32 (num_nodes,)  weight of each in-edge of a node
+    partition   uint16 (num_nodes,)
+    table       float64 (k, k)        in and out
+
+    Returns (node, skip) for the next piece.
+    """
+    at = np.int64(0)
+    while at < sources.size:
+        here = min(np.int64(degrees[node]) - skip, sources.size - at)
+        p, weight = partition[node], np.float64(edge[node])
+        for i in range(at, at + here):
+            if i + AHEAD < sources.size:
+                prefetch(partition, np.int64(sources[i + AHEAD]))
+            table[p, partition[sources[i]]] += weight
+        at += here
+        skip += here
+        if skip == np.int64(degrees[node]):
+            node += 1
+            skip = np.int64(0)
+    return node, skip
 
 
 @njit(nogil=True, cache=True)

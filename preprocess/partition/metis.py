@@ -1,39 +1,52 @@
-"""METIS, for comparison: the only module that knows pymetis.  It holds the whole graph."""
+"""METIS, for comparison: the only module that knows pymetis.  It holds the whole graph.
+
+METIS adds up integer weights in 32 bits, and does not say when they overflow: those of all nodes
+are scaled to 2**30 together, and so are those of all edges, each at least 1.
+"""
 
 import importlib
 from importlib.util import find_spec
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from preprocess.errors import BadInput
-from preprocess.partition.partition import PartitionOptions
 from preprocess.pipeline.progress import Progress
 from preprocess.stages.columns import ColumnFile
 
 _EDGE_BYTES, _NODE_BYTES = 60, 200  # seen: 51 to 54 an edge in one direction, nodes included
+_WEIGHT_BYTES = 48  # more of an edge in one direction, while weights of equal ones are added
+WHOLE = 1 << 30  # what the weights of all nodes come to, and those of all edges both ways
 
 
-def check_installed(settings: PartitionOptions | None) -> None:
+def check_installed(method: str) -> None:
     """Raises BadInput: METIS is asked for, and pymetis is not installed."""
-    if settings is not None and settings.method == "metis" and find_spec("pymetis") is None:
+    if method == "metis" and find_spec("pymetis") is None:
         raise BadInput.at(
             "--partitioner", "metis without pymetis", "it to be installed",
-            'pip install "blockstore[metis]"; gap needs nothing',
+            'pip install "blockstore[metis]"; others need nothing',
         )  # fmt: skip
 
 
-def metis_bytes(columns: ColumnFile) -> int:
+def metis_bytes(columns: ColumnFile, weighted: bool = False) -> int:
     """Memory that it takes, about: both directions of each edge, and coarser graphs of them."""
-    return 2 * _EDGE_BYTES * columns.num_edges + _NODE_BYTES * columns.degrees.size
+    edge = _EDGE_BYTES + weighted * _WEIGHT_BYTES
+    return 2 * edge * columns.num_edges + _NODE_BYTES * columns.degrees.size
 
 
 def metis_partition(
-    columns: ColumnFile, num_partitions: int, progress: Progress
+    columns: ColumnFile,
+    num_partitions: int,
+    progress: Progress,
+    weights: tuple[NDArray[np.float32], NDArray[np.float32]] | None = None,
 ) -> NDArray[np.uint32]:
-    """Edges count in both directions, once; loops not at all.
+    """Edges count in both directions, once, or with the weights of both; loops not at all.
+
+    weights   float32 (num_nodes,) each: of the nodes, and of each in-edge of a node
 
     Returns uint32 (num_nodes,): where nodes are no more than partitions, each has its own.
+    Raises BadInput: so many edges cannot have weights.
     """
     pymetis = importlib.import_module("pymetis")
     num_nodes = columns.degrees.size
@@ -45,24 +58,57 @@ def metis_partition(
         sources[done : done + piece.size] = piece
         done += piece.size
     targets = np.repeat(np.arange(num_nodes, dtype=np.uint32), columns.degrees)
-    starts, neighbors = both_ways(targets, sources, num_nodes)
+    edge_weights = None if weights is None else weights[1]
+    starts, neighbors, sums = both_ways(targets, sources, num_nodes, edge_weights)
+    scaled = dict[str, NDArray[np.int64]]()
+    if weights is not None:
+        if sums.size > WHOLE:
+            raise BadInput.at(
+                "--partitioner metis", f"{sums.size:,} edges both ways", f"{WHOLE:,} at most",
+                "take stream",
+            )  # fmt: skip
+        scaled["vweights"] = _scaled(weights[0], 0)
+        scaled["eweights"] = _scaled(sums, 1)
     with progress.stage("METIS", num_nodes, "nodes") as stage:
         graph = pymetis.CSRAdjacency(adj_starts=starts, adjacent=neighbors)
-        _, found = pymetis.part_graph(num_partitions, adjacency=graph)
+        _, found = pymetis.part_graph(num_partitions, adjacency=graph, **scaled)
         stage.advance(num_nodes)
     return np.asarray(found, np.uint32)
 
 
+def _scaled(weights: NDArray[Any], least: int) -> NDArray[np.int64]:
+    """Whole numbers of at least `least`, in all about WHOLE, and at most twice that."""
+    total = float(weights.sum(dtype=np.float64))
+    found = np.rint(weights * (WHOLE / total if total else 0.0)).astype(np.int64)
+    return np.maximum(found, least)
+
+
 def both_ways(
-    targets: NDArray[np.uint32], sources: NDArray[np.uint32], num_nodes: int
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """CSR of the undirected graph without loops and parallel edges: (starts, neighbors), int64."""
+    targets: NDArray[np.uint32],
+    sources: NDArray[np.uint32],
+    num_nodes: int,
+    weights: NDArray[np.float32] | None = None,
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
+    """CSR of the undirected graph without loops and parallel edges: (starts, neighbors, sums).
+
+    weights   float32 (num_nodes,)   of each in-edge of a node
+
+    Starts and neighbors are int64; sums, float64, are of the weights of all edges, in either
+    direction, between a node and its neighbor, or empty.
+    """
     shift, low = np.uint64(32), np.uint64(0xFFFFFFFF)
     ends = targets.astype(np.uint64), sources.astype(np.uint64)
-    pairs = np.unique(np.concatenate([ends[0] << shift | ends[1], ends[1] << shift | ends[0]]))
+    pairs = np.concatenate([ends[0] << shift | ends[1], ends[1] << shift | ends[0]])
+    del ends
+    sums: NDArray[Any] = np.empty(0)
+    if weights is None:
+        pairs = np.unique(pairs)
+    else:
+        pairs, inverse = np.unique(pairs, return_inverse=True)
+        sums = np.bincount(inverse, np.tile(weights[targets], 2), pairs.size)
     first = (pairs >> shift).astype(np.int64)
     second = (pairs & low).astype(np.int64)
     kept = first != second
     starts = np.zeros(num_nodes + 1, np.int64)
     np.cumsum(np.bincount(first[kept], minlength=num_nodes), out=starts[1:])
-    return starts, second[kept]
+    return starts, second[kept], sums[kept] if sums.size else sums

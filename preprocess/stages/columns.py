@@ -56,9 +56,9 @@ class ColumnFile:
         return self.sources.nbytes + self.edge_ids.nbytes
 
     def append(self, columns: WholeColumns) -> None:
-        """The next columns; sources of 32 bits."""
+        """The next columns, or more edges of the last one; sources of 32 bits."""
         first, at, size = columns.first, self.num_edges, columns.sources.size
-        self.degrees[first : first + columns.degrees.size] = columns.degrees
+        self.degrees[first : first + columns.degrees.size] += columns.degrees.astype(np.uint32)
         if self._file is not None:
             self._file.append(columns.sources)
         else:

@@ -85,7 +85,7 @@ def partition_nodes(
     num_nodes, k = classes.of_node.size, settings.num_partitions
     if not settings.is_streamed:
         partition = np.zeros(num_nodes, np.uint32)
-        check_installed(settings)
+        check_installed(settings.method)
         if settings.method == "metis" and k > 1:
             _check_room(metis_bytes(columns), share, "METIS, which holds the whole graph")
             partition = metis_partition(columns, k, progress)
@@ -97,7 +97,7 @@ def partition_nodes(
     tables = table_bytes(settings, classes.num_classes + 1)
     why = f"{classes.num_classes + 1} classes in each of {k:,} partitions"
     _check_room(4 * tables, share, why)
-    with _Visits(columns, settings, seed, share, work, progress) as visits:
+    with Visits(columns, settings, seed, share, work, progress) as visits:
         of_node = np.empty(num_nodes, np.uint16)
         take_counts(classes.of_node, visits.order, 0, of_node)
         ranked = NodeClasses(of_node, classes.num_classes)
@@ -120,9 +120,11 @@ def _check_room(need: int, share: int, why: str) -> None:
         )
 
 
-class _Visits:
+class Visits:
     """Columns in the order in which nodes are visited, both ends by their places in it.
 
+    With weights nodes are visited by these, the heaviest first, and sources of columns that are
+    both ways are marked: twice their place, and 1 more where the edge leaves the column's node.
     A context manager that removes the file.
     """
 
@@ -134,6 +136,7 @@ class _Visits:
         share: int,
         work: Path,
         progress: Progress,
+        weights: NDArray[np.uint32] | None = None,
     ) -> None:
         self._path: Path | None = None
         num_nodes, num_edges = columns.degrees.size, columns.num_edges
@@ -144,7 +147,7 @@ class _Visits:
             self.columns = columns
             return
         if settings.visit == "degree":
-            order = by_degree(degrees)
+            order = by_degree(degrees if weights is None else weights)
         elif settings.visit == "random":
             order = at_random(num_nodes, make_key(seed, _PURPOSE, 1, 0, 0))
         else:
@@ -159,18 +162,19 @@ class _Visits:
             self._path.unlink(missing_ok=True)
         self.columns = ColumnFile(self._path, num_nodes, num_edges)
         share -= self.columns.held_bytes
-        widths = Widths.of("uint32", num_nodes, None, num_edges)
+        marked = weights is not None and self.both_ways
+        widths = Widths.of("uint32", num_nodes << marked, None, num_edges)
         longest = int(counts.max(initial=0)) * widths.sort_bytes + COLUMN_BYTES
         _check_room(longest // 3 * 4 + 4, share, "sorting the edges of one node")
         for some in sorted_columns(
-            _renamed(columns, rank, self.both_ways, share // 4, progress), counts, widths, False,
-            share, work, progress,
+            _renamed(columns, rank, (self.both_ways, marked), share // 4, progress), counts, widths,
+            False, share, work, progress,
         ):  # fmt: skip
             self.columns.append(some)
         self.columns.finish()
         self.order = NodeOrder.from_rank(rank).order
 
-    def __enter__(self) -> "_Visits":
+    def __enter__(self) -> "Visits":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -198,11 +202,13 @@ def _degrees_both_ways(
 def _renamed(
     columns: ColumnFile,
     rank: NDArray[np.uint32],
-    both_ways: bool,
+    ways: tuple[bool, bool],
     share: int,
     progress: Progress,
 ) -> Iterator[Records]:
-    """Columns as edges, both ends renamed; `both_ways`: then the same edges turned round."""
+    """Columns as edges, both ends renamed; `ways`: whether the same edges follow turned round, and
+    whether sources say which they are, as `Visits` marks them."""
+    both_ways, marked = ways
     step = max(_MIN_READ, min(1 << 19, share // _EDGE_BYTES))
     dst, src = np.empty(step, np.int64), np.empty(step, np.int64)
     no_ids = np.empty(0, np.int64)
@@ -215,9 +221,9 @@ def _renamed(
                 node, skip = rename_columns(
                     node, skip, columns.degrees, sources, rank, 0, dst[:size], src[:size]
                 )
-                yield Records(dst[:size], src[:size], no_ids)
+                yield Records(dst[:size], src[:size] << marked, no_ids)
                 if both_ways:
-                    yield Records(src[:size], dst[:size], no_ids)
+                    yield Records(src[:size], dst[:size] << marked | marked, no_ids)
                 stage.advance(size)
 
 
