@@ -6,6 +6,7 @@ import math
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from preprocess.kernels.partition import (
 from preprocess.partition.metis import WHOLE, both_ways
 from preprocess.partition.owners import OwnerOptions, make_owners, weigh_nodes
 from tests import reference
-from tests.graphs import Csc, csc_graphs
+from tests.graphs import Csc, csc_graphs, make_csc
 from tests.heterostores import random_hetero, write_hetero_store
 from tests.preprocess.quiet import QUIET
 from tests.preprocess.test_commands import good, refused
@@ -57,7 +58,7 @@ def in_pieces(kernel: Callable[..., Any], sources: np.ndarray, cuts: list[int]) 
     """Call a kernel with pieces of the sources, and what it returned for the one before."""
     node, skip = 0, 0
     bounds = [0, *sorted(c % (sources.size + 1) for c in cuts), sources.size]
-    for low, high in zip(bounds, bounds[1:], strict=False):
+    for low, high in pairwise(bounds):
         node, skip = kernel(node, skip, sources[low:high])
 
 
@@ -172,6 +173,34 @@ def test_weights_are_those_of_the_formula(frontier: str, kind: Any):
         assert made.edge[v] * degree == pytest.approx(edges)
     assert made.loaded is not None
     assert np.array_equal(made.loaded, counts[3])
+
+
+def test_edges_are_sampled_as_often_as_they_weigh():
+    """Each edge of 240 within five standard deviations of a binomial at each hop, and the edges of
+    a node together exactly, given how often nodes were expanded."""
+    graph = make_csc([i % 7 for i in range(80)], 2)
+    counts, seen = np.zeros((3, 80), np.uint32), np.zeros(graph.indices.size)
+    for step in range(60):
+        own = [(7 * step + i) % 80 for i in range(10)]
+        batch = reference.sample_batch(graph.indptr, graph.indices, own, (3, 2), 0, 0, step)
+        for hop, edges in enumerate(batch.edges):
+            low = sum(batch.nodes_per_hop[:hop])
+            counts[hop, batch.n_id[low : low + batch.nodes_per_hop[hop]]] += np.uint32(1)
+            seen[edges] += 2 - hop
+    found = Expansions(
+        fingerprint="", num_nodes=80, fanouts=(3, 2), batch_size=10, frontier="new", seeds="all",
+        seed=0, epochs=1, steps=60,
+    )  # fmt: skip
+    degrees = np.diff(graph.indptr)
+    made = weigh_nodes(degrees.astype(np.uint32), (found, counts), "edges")
+    targets = np.repeat(np.arange(80), degrees)
+    assert np.bincount(targets, seen, 80) == pytest.approx(60 * made.node, rel=1e-5)
+    variance = np.zeros(80)
+    for hop, fanout in enumerate((3, 2)):
+        p = np.minimum(fanout, degrees) / np.maximum(degrees, 1)
+        variance += (2 - hop) ** 2 * counts[hop] * p * (1 - p)
+    away = np.abs(seen - 60 * made.edge[targets])
+    assert (away <= 5 * np.sqrt(variance[targets]) + 1e-4).all()
 
 
 def test_without_counts_edges_count_alike():
@@ -289,20 +318,23 @@ def test_any_number_of_owners(store: Store, method: Any, owners: int):
 
 
 def test_what_cannot_be_made_is_refused_at_once(store: Store, tmp_path: Path):
-    with pytest.raises(BudgetTooSmall, match="--mem: found 16M, expected .* more for weights"):
+    with pytest.raises(BudgetTooSmall, match=r"--mem: found 16M, expected .* more for weights"):
         make_owners(store, None, OPTIONS, QUIET, 16 << 20)
-    with pytest.raises(BadInput, match="--balance: found 0.9"):
+    with pytest.raises(BadInput, match=r"--balance: found 0\.9"):
         make_owners(store, None, replace(OPTIONS, balance=0.9), QUIET)
     write_counts(store, tmp_path / "counts")
     write_store(tmp_path / "other", planted(True), [3], edge_ids=False)
     other = open_store(tmp_path / "other")
-    with pytest.raises(StoreError, match="counts: counts of fingerprint .* loaderd presample"):
+    with pytest.raises(StoreError, match=r"counts: counts of fingerprint .* `loaderd presample`"):
         make_owners(other, tmp_path / "counts", OPTIONS, QUIET)
     assert not (other.path / "owners").exists()
     make_owners(store, None, replace(OPTIONS, method="random"), QUIET)
     with pytest.raises(StoreExists, match="remove the map"):
         make_owners(store, None, OPTIONS, QUIET)
-    write_hetero_store(tmp_path / "hetero", random_hetero(1))
+    graph = random_hetero(
+        np.random.default_rng(1), {"a": 4, "b": 3}, [("a", "to", "b")], 2, {"a": 1}, "a"
+    )
+    write_hetero_store(tmp_path / "hetero", graph)
     with pytest.raises(BadInput, match="node types"):
         make_owners(open_store(tmp_path / "hetero"), None, OPTIONS, QUIET)
 
