@@ -432,11 +432,12 @@ def test_the_command_says_what_it_found(small_graph: Path, tmp_path: Path):
 
 
 def test_both_ways_have_each_edge_once():
-    starts, neighbors = both_ways(
+    starts, neighbors, sums = both_ways(
         np.array([0, 1, 1, 2], np.uint32), np.array([1, 0, 0, 2], np.uint32), 4
     )
     assert starts.tolist() == [0, 1, 2, 2, 2]
     assert neighbors.tolist() == [1, 0]
+    assert sums.size == 0
 
 
 def real_graph(folder: Path) -> ArraySource:
