@@ -3,10 +3,10 @@
 An edge weighs what it is expected to be sampled, times the layers that use it, in a step; a node
 what its in-edges do together, or how often it is expanded (docs/derivations/owners.md).
 
-`stream` has five passes over the columns, in the order of the nodes' weights.  Three put nodes into
+`stream` has five passes over the columns, in the order of the nodes' weights.  Two put nodes into
 many clusters, FENNEL's way; the clusters, whose edges fit in memory, are put together for the
-owners; and two more passes move nodes between owners.  Passes with the owners alone stay with what
-the heaviest nodes begin with: they cut 1.5 to 1.7 times what METIS does.
+owners; and three more passes move nodes between owners.  Five passes with the owners alone stay
+with what the heaviest nodes begin with: they cut up to 1.7 times what METIS does.
 """
 
 import math
@@ -54,10 +54,10 @@ _TABLE_BYTES = 4 * 8 * MOST_OWNERS**2
 _STEP = 1 << 18  # nodes whose weights are worked out at a time
 _PURPOSE = 0x4F77_6E65  # of the key: no other draw has it
 
-# of the clusters; by cross edges of facebook, github, arxiv-cs and com-dblp, for 2, 4 and 8 owners
+# of clusters: the least cross edges of facebook, github, arxiv-cs and com-dblp, for 4 owners
 _CLUSTERS = 2.0  # times the root of the nodes
-_CLUSTER_PASSES, _OWNER_PASSES = 3, 2
-_CLUSTER_SLACK = 1.3
+_CLUSTER_PASSES, _OWNER_PASSES = 2, 3
+_CLUSTER_SLACK = 2.0
 _CLUSTER_PRICE = 0.1  # of FENNEL's: clusters are to be put together, not to be even
 _TRIES = 32  # to put clusters together, each in another order
 

@@ -6,6 +6,7 @@ import math
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,9 @@ from hypothesis import strategies as st
 
 from blockstore.errors import BudgetTooSmall, StoreError, StoreExists
 from blockstore.expansions import Expansions, write_expansions
-from blockstore.owners import read_owners
+from blockstore.owners import list_owners, read_owners, remove_owners
 from blockstore.store import Store, open_store
+from blockstore.verify import verify_store
 from preprocess.errors import BadInput
 from preprocess.kernels.partition import (
     NodeWeights,
@@ -32,6 +34,7 @@ from preprocess.partition.owners import OwnerOptions, make_owners, weigh_nodes
 from tests import reference
 from tests.graphs import Csc, csc_graphs, make_csc
 from tests.heterostores import random_hetero, write_hetero_store
+from tests.preprocess.kills import run_and_kill
 from tests.preprocess.quiet import QUIET
 from tests.preprocess.test_commands import good, refused
 from tests.stores import write_store
@@ -315,6 +318,22 @@ def test_any_number_of_owners(store: Store, method: Any, owners: int):
     assert int(found.owner.max()) < owners
     if method == "random":
         assert np.ptp(np.bincount(found.owner, minlength=owners)) <= 1
+
+
+def test_a_kill_leaves_a_whole_map_or_none(store: Store):
+    whole = make_owners(store, None, OPTIONS, QUIET, 256 << 20).owner
+    for number in range(6):
+        options = replace(OPTIONS, name=f"k{number % 2}")
+        if options.name in list_owners(store):
+            remove_owners(store, options.name)
+        run_and_kill(partial(make_owners, store, None, options, QUIET, 256 << 20), 0.02 * number)
+        for name in list_owners(store):
+            assert np.array_equal(read_owners(store, name).owner, whole)
+    for name in set(list_owners(store)) & {"k0", "k1"}:
+        remove_owners(store, name)
+    make_owners(store, None, replace(OPTIONS, name="k0"), QUIET, 256 << 20)
+    make_owners(store, None, replace(OPTIONS, name="k1"), QUIET, 256 << 20)
+    assert verify_store(store.path).strays == ()
 
 
 def test_what_cannot_be_made_is_refused_at_once(store: Store, tmp_path: Path):
