@@ -19,6 +19,7 @@ __all__ = [
     "Mfg",
     "MiniBatch",
     "SampledSubgraph",
+    "layer_edges",
     "layer_fanouts",
     "to_hetero_mfgs",
     "to_mfgs",
@@ -29,6 +30,16 @@ __all__ = [
 def layer_fanouts(fanouts: Sequence[int]) -> list[int]:
     """DGL's and GraphBolt's fanouts as `num_neighbors`, or the other way round."""
     return list(reversed(fanouts))
+
+
+def layer_edges(num_sampled_edges: Sequence[int], hop: int, frontier: str) -> slice:
+    """Which of a relation's edges the layer uses that gives the targets of a hop.
+
+    If hops expand newly found nodes (frontier "new"), these are the edges of all hops up to this
+    one; with frontier "layer", as in DGL, those of its own hop.
+    """
+    first = sum(num_sampled_edges[:hop]) if frontier == "layer" else 0
+    return slice(first, sum(num_sampled_edges[: hop + 1]))
 
 
 @dataclass(slots=True, repr=False)
@@ -58,11 +69,7 @@ class HeteroMfg(TensorRecord):
 
 
 def to_mfgs(batch: Batch) -> list[Mfg]:
-    """The layers of a batch, that of the input first; nothing is copied.
-
-    If hops expand newly found nodes (frontier "new"), a layer has the edges of all hops that it
-    needs; with frontier "layer", as in DGL, those of its own hop.
-    """
+    """The layers of a batch, that of the input first, with the edges of `layer_edges`; no copy."""
     return [next(iter(layer.relations.values())) for layer in to_hetero_mfgs(by_type(batch))]
 
 
@@ -74,8 +81,7 @@ def to_hetero_mfgs(batch: HeteroBatch) -> list[HeteroMfg]:
     for hop in range(hops):
         found = {}
         for relation, edges in batch.num_sampled_edges.items():
-            high = sum(edges[: hop + 1])
-            own = slice(high - edges[hop] if batch.frontier == "layer" else 0, high)
+            own = layer_edges(edges, hop, batch.frontier)
             src, dst = batch.edge_index[relation]
             rows = batch.edge_features.get(relation, {})
             found[relation] = Mfg(

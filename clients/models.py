@@ -2,21 +2,27 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from blockstore.kernels.random import make_key
+from clients.mfg import layer_edges
 from clients.torch import EdgeType, HeteroBatch
 
 __all__ = [
     "LAYERS",
+    "DropoutKeys",
     "GatLayer",
     "GcnLayer",
     "GraphSage",
     "Layered",
     "RelationalModel",
+    "RowExchange",
     "SageLayer",
+    "keep_mask",
     "mean_of_neighbors",
 ]
 
@@ -37,6 +43,78 @@ def mean_of_neighbors(h: Tensor, edge_index: Tensor, num_targets: int) -> Tensor
         src = src[order]
     counts = torch.bincount(dst, minlength=num_targets)
     return functional.embedding_bag(src, h, counts.cumsum(0) - counts, mode="mean")
+
+
+def keep_mask(ids: Tensor, width: int, rate: float, key: int) -> Tensor:
+    """What dropout keeps of rows of nodes: bool (num_nodes, width), each with chance 1 - rate.
+
+    ids    int64 (num_nodes,)  a row of the mask depends on its id and `key` alone
+    rate   in steps of 2^-16, below 1
+
+    Four entries a hash: 16 bits each of `draw_hash` of `blockstore.kernels.random`.
+    """
+    words = torch.arange(-(-width // 4), device=ids.device)
+    nodes = _mix((ids * _GOLDEN + _M1) ^ _signed(key))
+    lanes = _mix(nodes[:, None] + words * _GOLDEN).view(torch.int16)
+    return lanes[:, :width] >= round(rate * 2**16) - 2**15
+
+
+def _signed(value: int) -> int:
+    """The int64 of the same 64 bits."""
+    return (value ^ 1 << 63) - (1 << 63)
+
+
+_GOLDEN, _M1, _M2 = map(_signed, (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
+
+
+def _mix(x: Tensor) -> Tensor:
+    """`mix` of `blockstore.kernels.random` for int64, of which torch shifts the sign in."""
+    x = (x ^ (x >> 30 & (1 << 34) - 1)) * _M1
+    x = (x ^ (x >> 27 & (1 << 37) - 1)) * _M2
+    return x ^ (x >> 31 & (1 << 33) - 1)
+
+
+class DropoutKeys(NamedTuple):
+    """What keyed dropout of a batch depends on, in addition to the layer and the node.
+
+    A node has the same mask in every process that computes it, whichever nodes are beside it.
+    """
+
+    seed: int
+    epoch: int
+    step: int
+    n_id: Mapping[str, Tensor]  # int64 original ids of the batch's nodes, by type, or by ""
+
+
+class Dropout(nn.Module):
+    """Dropout by torch's generator, or by keys."""
+
+    def __init__(self, rate: float) -> None:
+        super().__init__()
+        self.rate = rate
+
+    def forward(
+        self, h: Tensor, keys: DropoutKeys | None, layer: int, node_type: str = ""
+    ) -> Tensor:
+        """`h`: (num_nodes, width) of the batch's first nodes of a type."""
+        if keys is None or not self.training:
+            return functional.dropout(h, self.rate, self.training)
+        # draws of neighbors have relations from 0 on: no mask shares its key with them
+        relation = -1 - list(keys.n_id).index(node_type)
+        key = make_key(keys.seed, keys.epoch, keys.step, layer, relation)
+        keep = keep_mask(keys.n_id[node_type][: h.size(0)], h.size(1), self.rate, key)
+        return torch.where(keep, h / (1 - self.rate), 0.0)
+
+
+class RowExchange(Protocol):
+    """Brings rows of nodes that other processes compute."""
+
+    def __call__(self, h: Tensor, edge_index: Tensor, hop: int) -> tuple[Tensor, Tensor]:
+        """Rows that hold all sources of a layer's edges, own ones first, and edges into them.
+
+        h           (num_nodes, width) of the first own nodes
+        edge_index  int64 (2, num_edges) of the layer that gives the targets of `hop`
+        """
 
 
 class SageLayer(nn.Module):
@@ -135,7 +213,7 @@ class Layered(nn.Module):
         super().__init__()
         widths = [num_in, *[num_hidden] * (num_layers - 1), num_out]
         self.layers = nn.ModuleList(layer(a, b) for a, b in pairwise(widths))
-        self.dropout = dropout
+        self.dropout = Dropout(dropout)
 
     def forward(
         self,
@@ -143,22 +221,31 @@ class Layered(nn.Module):
         edge_index: Tensor,
         num_sampled_nodes: list[int] | None = None,
         num_sampled_edges: list[int] | None = None,
+        frontier: str = "new",
+        exchange: RowExchange | None = None,
+        keys: DropoutKeys | None = None,
     ) -> Tensor:
         """Logits of all nodes, or, with the counts of a sampled batch, of its seeds only.
 
         With counts, layer l leaves out the outermost hops, which no seed sees through the layers
         that are left: the same result for the seeds, less work.
+
+        frontier   that of the batch
+        exchange   of a batch whose edges come from nodes of other processes, too
+        keys       of dropout; None: masks by torch's generator
         """
         h, depth = x, len(self.layers)
         for number, layer in enumerate(self.layers):
-            targets, edges = h.size(0), edge_index
+            targets, rows, edges = h.size(0), h, edge_index
             if num_sampled_nodes is not None and num_sampled_edges is not None:
-                reach = depth - number
-                edges = edge_index[:, : sum(num_sampled_edges[:reach])]
-                targets = sum(num_sampled_nodes[:reach])
-            h = layer(h, h[:targets], edges)
+                hop = depth - number - 1
+                targets = sum(num_sampled_nodes[: hop + 1])
+                edges = edge_index[:, layer_edges(num_sampled_edges, hop, frontier)]
+                if exchange is not None:
+                    rows, edges = exchange(h, edges, hop)
+            h = layer(rows, h[:targets], edges)
             if number < depth - 1:
-                h = functional.dropout(functional.relu(h), self.dropout, self.training)
+                h = self.dropout(functional.relu(h), keys, number)
         return h
 
 
@@ -198,9 +285,9 @@ class RelationalModel(nn.Module):
             for _ in range(num_layers)
         )
         self.out = nn.Linear(num_hidden, num_out)
-        self.dropout = dropout
+        self.dropout = Dropout(dropout)
 
-    def forward(self, batch: HeteroBatch) -> Tensor:
+    def forward(self, batch: HeteroBatch, keys: DropoutKeys | None = None) -> Tensor:
         """Logits of the batch's seeds; each layer leaves out the hops that none of them sees."""
         h = {}
         for name, enter in zip(self.types, self.enter, strict=True):
@@ -209,19 +296,18 @@ class RelationalModel(nn.Module):
             h[name] = enter(x.expand(ids.numel(), 1) if x.dim() == 0 else x)
         for number, layers in enumerate(self.layers):
             assert isinstance(layers, nn.ModuleList)
-            reach = len(self.layers) - number
-            own = {t: h[t][: sum(batch.num_sampled_nodes[t][:reach])] for t in self.types}
+            hop = len(self.layers) - number - 1
+            own = {t: h[t][: sum(batch.num_sampled_nodes[t][: hop + 1])] for t in self.types}
             found: dict[str, Tensor] = {}
             for relation, layer in zip(self.relations, layers, strict=True):
                 src, _, dst = relation
-                edges = batch.edge_index[relation][
-                    :, : sum(batch.num_sampled_edges[relation][:reach])
-                ]
+                used = layer_edges(batch.num_sampled_edges[relation], hop, batch.frontier)
+                edges = batch.edge_index[relation][:, used]
                 if own[dst].size(0):
                     given = layer(h[src], own[dst], edges)
                     found[dst] = given + found[dst] if dst in found else given
             h = {
-                t: functional.dropout(functional.relu(found[t]), self.dropout, self.training)
+                t: self.dropout(functional.relu(found[t]), keys, number, t)
                 if t in found
                 else own[t]
                 for t in self.types

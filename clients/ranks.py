@@ -2,14 +2,25 @@
 
 import contextlib
 import os
+import socket
+import time
 from collections.abc import Iterator
+from datetime import timedelta
+from itertools import accumulate
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import distributed, nn
-from torch.nn.parallel import DistributedDataParallel
+from torch import Tensor, distributed, nn
+from torch.distributed.rendezvous import rendezvous
 
+TIMEOUT_S = 600.0
 _VARIABLES = (("RANK", 0), ("WORLD_SIZE", 1), ("LOCAL_RANK", 0))
+_NOTICED_S = 1.0  # a killed process closes its sockets some moments before it has ended
+
+
+class RankLost(RuntimeError):
+    """A process that takes part has ended or is stopped; the others cannot go on."""
 
 
 class Ranks(NamedTuple):
@@ -18,31 +29,59 @@ class Ranks(NamedTuple):
     rank: int = 0
     world_size: int = 1
     local: int = 0  # among those of this host
+    timeout_s: float = TIMEOUT_S  # of a collective
 
     def device(self, name: str) -> torch.device:
         """Where this process trains: of "cuda", each process of a host has a GPU of its own."""
         several = name == "cuda" and self.world_size > 1
         return usable_device(f"cuda:{self.local}" if several else name)
 
-    def wrap(self, model: nn.Module, *, partly_used: bool = False) -> nn.Module:
-        """The model, with gradients averaged over all ranks.
-
-        partly_used   a batch may leave out parameters, as where it has no edge of a relation
-        """
-        if self.world_size == 1:
-            return model
-        return DistributedDataParallel(model, find_unused_parameters=partly_used)
+    def add_up(self, values: Tensor) -> None:
+        """Put the sum over all ranks in place of `values`."""
+        if self.world_size > 1:
+            distributed.all_reduce(values)
 
     def total(self, *values: float) -> list[float]:
         sums = torch.tensor(values, dtype=torch.float64)
-        if self.world_size > 1:
-            distributed.all_reduce(sums)
+        self.add_up(sums)
         result: list[float] = sums.tolist()
         return result
 
     def barrier(self) -> None:
         if self.world_size > 1:
             distributed.barrier()
+
+
+class FlatGradients:
+    """The gradients of a model, as views of one tensor that all ranks add up at once.
+
+    What takes no part in a step has a gradient of zeros, whatever the number of ranks.
+    """
+
+    def __init__(self, model: nn.Module, ranks: Ranks) -> None:
+        """All parameters have one dtype and lie on one device."""
+        self._ranks = ranks
+        parameters = [p for p in model.parameters() if p.requires_grad]
+        sizes = [p.numel() for p in parameters]
+        self._flat = parameters[0].new_zeros(sum(sizes) + 2)  # in the end: loss, labelled seeds
+        for parameter, stop in zip(parameters, accumulate(sizes), strict=True):
+            parameter.grad = self._flat[stop - parameter.numel() : stop].view_as(parameter)
+
+    def of_mean(self, loss: Tensor, count: Tensor) -> tuple[float, int]:
+        """Compute the gradients of the mean loss over what all ranks count.
+
+        loss    sum of the losses of this rank, 0-d; it requires grad on every rank
+        count   how many they are, 0-d; 0 is possible
+
+        Returns both, added up over all ranks.
+        """
+        self._flat.zero_()
+        torch.autograd.backward(loss)
+        self._flat[-2], self._flat[-1] = loss.detach(), count
+        self._ranks.add_up(self._flat)
+        total, counted = self._flat[-2:].tolist()
+        self._flat /= max(counted, 1)
+        return total, int(counted)
 
 
 def usable_device(name: str) -> torch.device:
@@ -59,18 +98,65 @@ def usable_device(name: str) -> torch.device:
 
 
 @contextlib.contextmanager
-def joined(environment: Any = os.environ) -> Iterator[Ranks]:
+def joined(timeout_s: float = TIMEOUT_S, environment: Any = os.environ) -> Iterator[Ranks]:
     """The group that torchrun's variables name; one process without them.
 
     Over gloo, and NCCL between GPUs.
+
+    timeout_s   how long a collective waits for the other ranks
+
+    Raises RankLost: another process of this host has ended, or was stopped for that long.
     """
-    ranks = Ranks(*(int(environment.get(name, value)) for name, value in _VARIABLES))
-    if ranks.world_size == 1:
+    rank, world_size, local = (int(environment.get(name, value)) for name, value in _VARIABLES)
+    ranks = Ranks(rank, world_size, local, timeout_s)
+    if world_size == 1:
         yield ranks
         return
+    limit = timedelta(seconds=timeout_s)
+    store, *_ = next(rendezvous("env://", rank, world_size, timeout=limit))
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-    distributed.init_process_group(backend, rank=ranks.rank, world_size=ranks.world_size)
+    distributed.init_process_group(
+        backend, store=store, rank=rank, world_size=world_size, timeout=limit
+    )
+    store.set(f"process/{rank}", f"{socket.gethostname()} {os.getpid()}")
+    processes = [store.get(f"process/{r}").decode().split() for r in range(world_size)]
     try:
         yield ranks
+    except RuntimeError as error:
+        lost = _lost(ranks, store, processes)
+        if lost:
+            raise RankLost(
+                f"rank {rank}: {lost}, expected all {world_size} ranks; start them all "
+                "again, they go on from --checkpoint"
+            ) from error
+        raise
     finally:
         distributed.destroy_process_group()
+
+
+def _lost(ranks: Ranks, store: Any, processes: list[list[str]]) -> str:
+    """Which rank of this host was the first to go, as far as is known; "" if none has.
+
+    Those that notice end too, and others may notice these first: what the first one saw holds.
+    """
+    until, found = time.monotonic() + _NOTICED_S, ""
+    while not found and time.monotonic() < until:
+        for rank, (host, pid) in enumerate(processes):
+            state = _process_state(int(pid)) if host == socket.gethostname() else ""
+            if state and rank != ranks.rank and not found:
+                found = f"rank {rank} (process {pid}) {state}"
+        time.sleep(0.01)
+    with contextlib.suppress(RuntimeError):  # the store may have ended with its rank
+        store.set_timeout(timedelta(seconds=_NOTICED_S))
+        found = store.compare_set("lost", "", found).decode() if found else found
+    return found
+
+
+def _process_state(pid: int) -> str:
+    """What keeps a process of this host from taking part; "" if nothing does."""
+    try:
+        # "pid (name) state ...": a name may have any character in it
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return "has ended"
+    return {"Z": "has ended", "X": "has ended", "T": "is stopped"}.get(state, "")

@@ -2,7 +2,8 @@
 
 Under `torchrun --nproc-per-node 2 -m clients.train ENDPOINT` the processes share each batch.  With
 `--checkpoint FILE` a run that was stopped goes on at the next step, to the same weights as if it
-had not been: dropout is keyed by (seed, epoch, step, rank).
+had not been.  `--dropout keyed` gives a node the same mask for any number of processes; otherwise
+masks depend on (seed, epoch, step, rank).
 """
 
 import argparse
@@ -18,8 +19,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from clients.models import LAYERS, Layered, RelationalModel
-from clients.ranks import Ranks, joined
+from clients.models import LAYERS, DropoutKeys, Layered, RelationalModel
+from clients.ranks import TIMEOUT_S, FlatGradients, RankLost, Ranks, joined
 from clients.torch import Batch, HeteroBatch, HeteroDataset, NeighborDataset, Prefetcher, prefetch
 from loaderd.api.errors import DaemonError
 
@@ -39,8 +40,10 @@ class Settings:
     model: str = "sage"
     epochs: int = 5
     num_neighbors: tuple[int, ...] = (15, 10)
+    frontier: str = "new"
     batch_size: int = 1000
     hidden: int = 128
+    dropout: str = "random"  # or "keyed": by (seed, epoch, step, layer, node)
     learning_rate: float = 0.003
     seed: int = 0
     input_type: str = ""  # node type that is classified, of a store of several
@@ -49,6 +52,7 @@ class Settings:
     max_steps: int = 0  # stop, and save, after so many in all; 0: never
     device: str = "cuda" if torch.cuda.is_available() else "cpu"
     store: str = ""  # its name, where the daemon serves several
+    timeout: float = TIMEOUT_S  # seconds that a rank waits for the others
 
 
 @dataclass(slots=True)
@@ -73,14 +77,14 @@ class Classes(nn.Module):
         super().__init__()
         self.net = net
 
-    def forward(self, batch: AnyBatch) -> torch.Tensor:
+    def forward(self, batch: AnyBatch, keys: DropoutKeys | None = None) -> torch.Tensor:
         logits: torch.Tensor
         if isinstance(batch, HeteroBatch):
-            logits = self.net(batch)
+            logits = self.net(batch, keys)
         else:
             assert batch.x is not None
             counts = (batch.num_sampled_nodes, batch.num_sampled_edges)
-            logits = self.net(batch.x.float(), batch.edge_index, *counts)
+            logits = self.net(batch.x.float(), batch.edge_index, *counts, batch.frontier, keys=keys)
         return logits
 
 
@@ -94,6 +98,12 @@ def seed_labels(batch: AnyBatch) -> torch.Tensor:
     return y[: batch.batch_size]
 
 
+def sum_of_losses(logits: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Cross entropy added up over the labelled rows, and how many these are; both 0-d."""
+    loss = functional.cross_entropy(logits, labels, ignore_index=UNLABELLED, reduction="sum")
+    return loss, (labels != UNLABELLED).sum()
+
+
 def say(line: str) -> None:
     """A line of what the command is to give, at once."""
     sys.stdout.write(f"{line}\n")
@@ -102,29 +112,29 @@ def say(line: str) -> None:
 
 def optimize(
     batches: Iterable[Any],
-    loss_of: Callable[[Any], torch.Tensor],
+    loss_of: Callable[[Any], tuple[torch.Tensor, torch.Tensor]],
     optimizer: torch.optim.Optimizer,
+    gradients: FlatGradients,
     goes_on: Callable[[], bool] = lambda: True,
-) -> tuple[float, int, Clock]:
-    """A step for each batch: sum of losses over seeds, seeds, and where the time went.
+) -> tuple[float, Clock]:
+    """A step for each batch: mean loss over the labelled seeds, and where the time went.
 
+    loss_of   sum of the losses of a batch, and of how many, as `sum_of_losses` gives them
     goes_on   asked after each step
     """
     clock, total, seeds = Clock(), 0.0, 0
     begun = asked = time.perf_counter()
     for batch in batches:
         clock.waiting_s += time.perf_counter() - asked
-        loss = loss_of(batch)
-        optimizer.zero_grad()
-        torch.autograd.backward(loss)
+        loss, labelled = gradients.of_mean(*loss_of(batch))
         optimizer.step()
-        total += loss.item() * batch.batch_size
-        seeds += batch.batch_size
+        total += loss
+        seeds += labelled
         if not goes_on():
             break
         asked = time.perf_counter()
     clock.total_s = time.perf_counter() - begun
-    return total, seeds, clock
+    return total / max(seeds, 1), clock
 
 
 class Trainer:
@@ -144,7 +154,7 @@ class Trainer:
                 "make it, or choose another one"
             )
         self.model = Classes(self._make_net()).to(self._device)
-        self._parallel = ranks.wrap(self.model, partly_used=bool(settings.input_type))
+        self._gradients = FlatGradients(self.model, ranks)
         self._optimizer = torch.optim.Adam(self.model.parameters(), settings.learning_rate)
         self._data = self.ahead(self.open_split("train"))
         self._steps = 0  # in all
@@ -155,7 +165,7 @@ class Trainer:
     def open_split(self, split: str, **options: Any) -> AnyDataset:
         """This rank's part of a split."""
         settings = self._settings
-        names = ("num_neighbors", "batch_size", "seed", "input_type", "store")
+        names = ("num_neighbors", "frontier", "batch_size", "seed", "input_type", "store")
         wanted: dict[str, Any] = {name: getattr(settings, name) for name in names}
         wanted |= {"rank": self._ranks.rank, "world_size": self._ranks.world_size}
         make = HeteroDataset if settings.input_type else NeighborDataset
@@ -220,17 +230,20 @@ class Trainer:
 
     def _train_epoch(self) -> tuple[float, Clock]:
         """What is left of an epoch: mean loss over seeds of all ranks, and where the time went."""
-        settings, ranks = self._settings, self._ranks
+        settings = self._settings
         self.model.train()
 
-        def loss_of(batch: AnyBatch) -> torch.Tensor:
+        def loss_of(batch: AnyBatch) -> tuple[torch.Tensor, torch.Tensor]:
             if self._observe is not None:
                 self._observe(batch)
-            place = (settings.seed, batch.epoch, batch.step, ranks.rank)
-            torch.manual_seed(hash(place) & (2**63 - 1))
-            return functional.cross_entropy(
-                self._parallel(batch), seed_labels(batch), ignore_index=UNLABELLED
-            )
+            place = (settings.seed, batch.epoch, batch.step)
+            keys = None
+            if settings.dropout == "keyed":
+                ids = batch.n_id if isinstance(batch, HeteroBatch) else {"": batch.n_id}
+                keys = DropoutKeys(*place, ids)
+            else:
+                torch.manual_seed(hash((*place, self._ranks.rank)) & (2**63 - 1))
+            return sum_of_losses(self.model(batch, keys), seed_labels(batch))
 
         def goes_on() -> bool:
             self._steps += 1
@@ -238,11 +251,10 @@ class Trainer:
                 self._save()
             return not self._ended
 
-        total, seeds, clock = optimize(self._data, loss_of, self._optimizer, goes_on)
+        loss, clock = optimize(self._data, loss_of, self._optimizer, self._gradients, goes_on)
         if not self._ended and not settings.save_every:
             self._save()
-        total_loss, total_seeds = ranks.total(total, seeds)
-        return total_loss / max(total_seeds, 1), clock
+        return loss, clock
 
     def _save(self) -> None:
         """Rank 0 writes where all of them stand; whole or not at all."""
@@ -294,7 +306,8 @@ def run_command(
     make      settings for an endpoint: gives the names and the defaults
     special   further arguments of `add_argument`, by field
 
-    Ends with exit code 2, and a line, if the settings or the store cannot be used.
+    Ends with exit code 2, and a line, if the settings or the store cannot be used, or if another
+    rank has ended.
     """
     default = make("")
     parser = argparse.ArgumentParser(description=doc)
@@ -306,7 +319,7 @@ def run_command(
         parser.add_argument(option, **(usual | {**special.get(field.name, {})}))
     try:
         run(vars(parser.parse_args()))
-    except (DaemonError, NotTrainable, ValueError) as error:
+    except (DaemonError, NotTrainable, RankLost, ValueError) as error:
         sys.stderr.write(f"error: {error}\n")
         sys.exit(2)
 
@@ -314,18 +327,21 @@ def run_command(
 def main() -> None:
     def run(arguments: dict[str, Any]) -> None:
         arguments["num_neighbors"] = parse_fanouts(arguments["num_neighbors"])
-        with joined() as ranks:
+        with joined(arguments["timeout"]) as ranks:
             train(Settings(**arguments), ranks)
 
     of_hops = "of each hop, seeds outward: 15 10, or 15,10"
     special: dict[str, dict[str, Any]] = {
         "model": {"choices": LAYERS},
         "num_neighbors": {"nargs": "+", "type": str, "help": of_hops},
+        "frontier": {"choices": ("new", "layer"), "help": "which nodes a hop expands"},
+        "dropout": {"choices": ("random", "keyed")},
         "input_type": {"help": "node type that is classified"},
         "store": {"help": "its name, if the daemon serves several"},
         "device": {"help": "cpu, cuda, cuda:1"},
         "checkpoint": {"help": "file to go on from and to save to"},
         "save_every": {"help": "steps between two checkpoints; 0: at the end of each epoch"},
+        "timeout": {"help": "seconds that a process waits for the others"},
     }
     run_command(Settings, __doc__, run, special)
 

@@ -5,13 +5,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from clients.hopwise.dataset import HopBatch, HopDataset
 from clients.hopwise.models import ALONE, make_model
 from clients.prefetch import prefetch
-from clients.ranks import usable_device
-from clients.train import UNLABELLED, NotTrainable, optimize, run_command, say
+from clients.ranks import FlatGradients, Ranks, usable_device
+from clients.train import UNLABELLED, NotTrainable, optimize, run_command, say, sum_of_losses
 
 MODELS = ("linear", "features", "sgc", "sign", "sign-mlp", "hoga")
 
@@ -100,20 +99,21 @@ def train(settings: HopSettings) -> tuple[float, float]:
     ).to(settings.device)
     optimizer = torch.optim.Adam(model.parameters(), settings.learning_rate)
 
-    def loss_of(batch: HopBatch) -> Tensor:
+    gradients = FlatGradients(model, Ranks())
+
+    def loss_of(batch: HopBatch) -> tuple[Tensor, Tensor]:
         assert batch.y is not None
-        x = inputs(settings, batch)
-        return functional.cross_entropy(model(x), batch.y, ignore_index=UNLABELLED)
+        return sum_of_losses(model(inputs(settings, batch)), batch.y)
 
     ahead, best = prefetch(data, settings.device), (0.0, 0.0)
     for epoch in range(settings.epochs):
         ahead.set_epoch(epoch)
         model.train()
-        total, rows, clock = optimize(ahead, loss_of, optimizer)
+        loss, clock = optimize(ahead, loss_of, optimizer, gradients)
         found = accuracy(settings, model, valid)
         if found >= best[0]:
             best = found, accuracy(settings, model, test)
-        say(clock.report(epoch, total / max(rows, 1), found))
+        say(clock.report(epoch, loss, found))
     ahead.close()
     say(f"test accuracy {best[1]:.4f} where valid was best")
     return best
