@@ -19,14 +19,15 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from clients.models import LAYERS, DropoutKeys, Layered, RelationalModel
+from clients.models import LAYERS, DropoutKeys, Layered, RelationalModel, RowExchange
 from clients.ranks import TIMEOUT_S, FlatGradients, RankLost, Ranks, joined
+from clients.split import SplitBatch
 from clients.torch import Batch, HeteroBatch, HeteroDataset, NeighborDataset, Prefetcher, prefetch
 from loaderd.api.errors import DaemonError
 
 UNLABELLED = -1
 
-AnyBatch = Batch | HeteroBatch
+AnyBatch = Batch | HeteroBatch | SplitBatch
 AnyDataset = NeighborDataset | HeteroDataset
 
 
@@ -77,14 +78,21 @@ class Classes(nn.Module):
         super().__init__()
         self.net = net
 
-    def forward(self, batch: AnyBatch, keys: DropoutKeys | None = None) -> torch.Tensor:
+    def forward(
+        self,
+        batch: AnyBatch,
+        keys: DropoutKeys | None = None,
+        exchange: RowExchange | None = None,
+    ) -> torch.Tensor:
+        """`exchange`: of a `SplitBatch` of several owners."""
         logits: torch.Tensor
         if isinstance(batch, HeteroBatch):
             logits = self.net(batch, keys)
         else:
             assert batch.x is not None
             counts = (batch.num_sampled_nodes, batch.num_sampled_edges)
-            logits = self.net(batch.x.float(), batch.edge_index, *counts, batch.frontier, keys=keys)
+            x, rule = batch.x.float(), batch.frontier
+            logits = self.net(x, batch.edge_index, *counts, rule, exchange, keys)
         return logits
 
 
