@@ -23,6 +23,16 @@ class RankLost(RuntimeError):
     """A process that takes part has ended or is stopped; the others cannot go on."""
 
 
+class SplitPlace(NamedTuple):
+    """Where a rank stands if batches are shared, and each share is split by owner."""
+
+    share: int = 0  # rank // owners
+    shares: int = 1
+    owner: int = 0
+    owners: int = 1
+    group: Any = None  # of the owners of this share, for their exchanges alone
+
+
 class Ranks(NamedTuple):
     """This process among those that train together."""
 
@@ -35,6 +45,35 @@ class Ranks(NamedTuple):
         """Where this process trains: of "cuda", each process of a host has a GPU of its own."""
         several = name == "cuda" and self.world_size > 1
         return usable_device(f"cuda:{self.local}" if several else name)
+
+    def split_place(self, owners: int) -> SplitPlace:
+        """This rank's place among shares of so many owners.  Raises ValueError.
+
+        All ranks make the groups of all shares, in one order.
+        """
+        if self.world_size % owners:
+            raise ValueError(
+                f"{self.world_size} ranks: expected {owners}, one for each owner of the map, or a "
+                "multiple; start so many, or choose another map"
+            )
+        share, owner = divmod(self.rank, owners)
+        shares, groups = self.world_size // owners, []
+        limit = timedelta(seconds=self.timeout_s)
+        for first in range(0, self.world_size, owners) if self.world_size > 1 else ():
+            groups.append(distributed.new_group(range(first, first + owners), timeout=limit))
+        return SplitPlace(share, shares, owner, owners, groups[share] if groups else None)
+
+    def refuse_different(self, what: str, value: str) -> None:
+        """Raise ValueError, on all ranks, if `value` is not the same on all of them."""
+        values = [value] * self.world_size
+        if self.world_size > 1:
+            distributed.all_gather_object(values, value)
+        for rank, other in enumerate(values):
+            if other != values[0]:
+                raise ValueError(
+                    f"{what}: found {values[0]} on rank 0 and {other} on rank {rank}, expected one "
+                    "for all ranks; start them all again"
+                )
 
     def add_up(self, values: Tensor) -> None:
         """Put the sum over all ranks in place of `values`."""

@@ -1,12 +1,15 @@
 """Train GraphSAGE, GAT or GCN from a daemon: `python -m clients.train ENDPOINT --model gat`.
 
 Under `torchrun --nproc-per-node 2 -m clients.train ENDPOINT` the processes share each batch.  With
+`--plan split --owners NAME` each computes the nodes that it owns by a map of the store; if there
+are D times as many processes as owners, they share each batch D ways, and split each share.  With
 `--checkpoint FILE` a run that was stopped goes on at the next step, to the same weights as if it
 had not been.  `--dropout keyed` gives a node the same mask for any number of processes; otherwise
 masks depend on (seed, epoch, step, rank).
 """
 
 import argparse
+import contextlib
 import os
 import sys
 import time
@@ -20,15 +23,17 @@ from torch import nn
 from torch.nn import functional
 
 from clients.models import LAYERS, DropoutKeys, Layered, RelationalModel, RowExchange
-from clients.ranks import TIMEOUT_S, FlatGradients, RankLost, Ranks, joined
-from clients.split import SplitBatch
+from clients.ranks import TIMEOUT_S, FlatGradients, RankLost, Ranks, SplitPlace, joined
+from clients.shuffle import Shuffle
+from clients.split import SplitBatch, SplitDataset
 from clients.torch import Batch, HeteroBatch, HeteroDataset, NeighborDataset, Prefetcher, prefetch
 from loaderd.api.errors import DaemonError
 
 UNLABELLED = -1
+PLANS = ("auto", "minibatch", "hyperbatch", "macrobatch", "split")
 
 AnyBatch = Batch | HeteroBatch | SplitBatch
-AnyDataset = NeighborDataset | HeteroDataset
+AnyDataset = NeighborDataset | HeteroDataset | SplitDataset
 
 
 class NotTrainable(ValueError):
@@ -42,6 +47,9 @@ class Settings:
     epochs: int = 5
     num_neighbors: tuple[int, ...] = (15, 10)
     frontier: str = "new"
+    plan: str = "auto"
+    owners: str = ""  # of plan "split": name of an owner map of the store
+    mixed_rows: bool = False  # of plan "split": gather rows of remote nodes, too
     batch_size: int = 1000
     hidden: int = 128
     dropout: str = "random"  # or "keyed": by (seed, epoch, step, layer, node)
@@ -153,6 +161,7 @@ class Trainer:
     ) -> None:
         """`observe`: called with each batch that is trained on."""
         self._settings, self._ranks, self._observe = settings, ranks, observe
+        _check_split(settings)
         torch.manual_seed(settings.seed)
         self._device = ranks.device(settings.device)
         folder = Path(settings.checkpoint).parent
@@ -161,6 +170,12 @@ class Trainer:
                 f"checkpoint {settings.checkpoint}: {folder} is no folder that can be written to; "
                 "make it, or choose another one"
             )
+        self._place = SplitPlace(ranks.rank, ranks.world_size)
+        if settings.owners:
+            with contextlib.closing(self.open_split("train")) as data:
+                attached = data.attached()
+            ranks.refuse_different(f"owner map {settings.owners!r}", attached.owners)
+            self._place = ranks.split_place(attached.num_owners)
         self.model = Classes(self._make_net()).to(self._device)
         self._gradients = FlatGradients(self.model, ranks)
         self._optimizer = torch.optim.Adam(self.model.parameters(), settings.learning_rate)
@@ -172,13 +187,18 @@ class Trainer:
 
     def open_split(self, split: str, **options: Any) -> AnyDataset:
         """This rank's part of a split."""
-        settings = self._settings
-        names = ("num_neighbors", "frontier", "batch_size", "seed", "input_type", "store")
+        settings, place = self._settings, self._place
+        owners = options.pop("owners", settings.owners)
+        names = ("num_neighbors", "frontier", "batch_size", "seed", "store")
         wanted: dict[str, Any] = {name: getattr(settings, name) for name in names}
-        wanted |= {"rank": self._ranks.rank, "world_size": self._ranks.world_size}
-        make = HeteroDataset if settings.input_type else NeighborDataset
-        wanted |= {"shuffle": split == "train"} | options
-        return make(settings.endpoint, split=split, **wanted)
+        wanted |= {"rank": place.share, "world_size": place.shares, "shuffle": split == "train"}
+        if not owners:
+            plan = "auto" if settings.plan == "split" else settings.plan
+            wanted |= {"plan": plan, "input_type": settings.input_type}
+            make = HeteroDataset if settings.input_type else NeighborDataset
+            return make(settings.endpoint, split=split, **(wanted | options))
+        owned = {"owners": owners, "owner": place.owner, "mixed_rows": settings.mixed_rows}
+        return SplitDataset(settings.endpoint, split=split, **(wanted | owned | options))
 
     def ahead(self, data: AnyDataset) -> Prefetcher[Any]:
         """Its batches, on the device: the next ones are gathered while one is trained on."""
@@ -206,10 +226,18 @@ class Trainer:
         with self.ahead(self.open_split(split)) as data:  # takes no memory while the model trains
             for batch in data:
                 label = seed_labels(batch)
-                right += int((self.model(batch).argmax(dim=1) == label).sum())
+                right += int((self._logits(batch).argmax(dim=1) == label).sum())
                 seeds += int((label != UNLABELLED).sum())
         total_right, total_seeds = self._ranks.total(right, seeds)
         return total_right / max(total_seeds, 1)
+
+    def _logits(self, batch: AnyBatch, keys: DropoutKeys | None = None) -> torch.Tensor:
+        """Logits of this rank's seeds; owners of a split batch exchange rows."""
+        exchange = None
+        if isinstance(batch, SplitBatch) and batch.num_owners > 1:
+            exchange = Shuffle(batch, self._place.group, self._settings.mixed_rows)
+        logits: torch.Tensor = self.model(batch, keys, exchange)
+        return logits
 
     @property
     def _ended(self) -> bool:
@@ -223,7 +251,8 @@ class Trainer:
         """A model for what a quick pass over the training seeds shows of features and classes."""
         settings = self._settings
         num_classes = 0
-        data = self.open_split("train", num_neighbors=(1,), shuffle=False, rank=0, world_size=1)
+        whole = {"rank": 0, "world_size": 1, "owners": ""}
+        data = self.open_split("train", num_neighbors=(1,), shuffle=False, **whole)
         for batch in data:
             num_classes = max(num_classes, int(seed_labels(batch).max()) + 1)
         data.close()
@@ -251,7 +280,7 @@ class Trainer:
                 keys = DropoutKeys(*place, ids)
             else:
                 torch.manual_seed(hash((*place, self._ranks.rank)) & (2**63 - 1))
-            return sum_of_losses(self.model(batch, keys), seed_labels(batch))
+            return sum_of_losses(self._logits(batch, keys), seed_labels(batch))
 
         def goes_on() -> bool:
             self._steps += 1
@@ -283,6 +312,20 @@ class Trainer:
         self._optimizer.load_state_dict(state["optimizer"])
         self._data.load_state_dict(state["data"])
         self._steps, self._first_epoch = state["steps"], state["data"]["epoch"]
+
+
+def _check_split(settings: Settings) -> None:
+    """Raises ValueError: options that do not go together."""
+    found = f"plan {settings.plan!r}, owners {settings.owners!r}"
+    if (settings.plan == "split") != bool(settings.owners):
+        raise ValueError(f"{found}: expected both or neither; give --plan split --owners NAME")
+    if settings.mixed_rows and not settings.owners:
+        raise ValueError(f"mixed_rows: found {found}, expected plan 'split'; leave mixed_rows out")
+    if settings.input_type and settings.owners:
+        raise ValueError(
+            f"input_type {settings.input_type!r}: found {found}, expected a store of one node type "
+            "and no input_type"
+        )
 
 
 def train(
@@ -322,7 +365,9 @@ def run_command(
     parser.add_argument("endpoint", help="ipc:///path/of/the/socket")
     for field in fields(default)[1:]:
         value = getattr(default, field.name)
-        usual = {"type": type(value), "default": value}
+        usual: dict[str, Any] = {"type": type(value), "default": value}
+        if isinstance(value, bool):
+            usual = {"action": "store_true"}
         option = "--" + field.name.replace("_", "-")
         parser.add_argument(option, **(usual | {**special.get(field.name, {})}))
     try:
@@ -343,6 +388,9 @@ def main() -> None:
         "model": {"choices": LAYERS},
         "num_neighbors": {"nargs": "+", "type": str, "help": of_hops},
         "frontier": {"choices": ("new", "layer"), "help": "which nodes a hop expands"},
+        "plan": {"choices": PLANS},
+        "owners": {"help": "of plan split: name of an owner map of the store"},
+        "mixed_rows": {"help": "of plan split: gather input rows of all nodes, exchange none"},
         "dropout": {"choices": ("random", "keyed")},
         "input_type": {"help": "node type that is classified"},
         "store": {"help": "its name, if the daemon serves several"},

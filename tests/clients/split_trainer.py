@@ -114,7 +114,7 @@ def together(
     model, losses = model_of(case), []
     gradients = FlatGradients(model, ranks)
     optimizer = torch.optim.Adam(model.parameters(), case.learning_rate)
-    group = own_group(ranks, case)
+    group = ranks.split_place(case.owners).group
     for step in range(case.steps):
         before(step)
         piece = piece_of(case, step, ranks.rank)
@@ -126,13 +126,6 @@ def together(
         losses.append(loss / labelled)
     before = sampled(case, case.steps - 1, 0).batch_size if ranks.rank >= case.owners else 0
     return _trained(model, logits, (piece.input_id + before).tolist(), losses)
-
-
-def own_group(ranks: Ranks, case: Case) -> Any:
-    """That of the owners of this rank's share."""
-    shares = range(0, ranks.world_size, case.owners)
-    groups = [distributed.new_group(range(at, at + case.owners)) for at in shares]
-    return groups[ranks.rank // case.owners]
 
 
 def _trained(model: Layered, logits: Tensor, places: list[int], losses: list[float]) -> Trained:
@@ -161,7 +154,7 @@ def exchanged(ranks: Ranks, case: Case) -> list[tuple[list[int], list[int]]]:
 def sources(ranks: Ranks, case: Case) -> list[tuple[np.ndarray, np.ndarray]]:
     """Input rows of the sources of the first layer's edges: exchanged, and gathered with x."""
     shuffled, mixed = (piece_of(case, 0, ranks.rank, mixed_rows) for mixed_rows in (False, True))
-    group, hop, found = own_group(ranks, case), len(FANOUTS) - 1, []
+    group, hop, found = ranks.split_place(case.owners).group, len(FANOUTS) - 1, []
     for piece, has_rows in ((shuffled, False), (mixed, True)):
         used = piece.edge_index[:, layer_edges(piece.num_sampled_edges, hop, piece.frontier)]
         rows, edges = Shuffle(piece, group, has_rows)(piece.x, used, hop)
