@@ -201,7 +201,12 @@ class Trainer:
         return SplitDataset(settings.endpoint, split=split, **(wanted | owned | options))
 
     def ahead(self, data: AnyDataset) -> Prefetcher[Any]:
-        """Its batches, on the device: the next ones are gathered while one is trained on."""
+        """Its batches, on the device: the next ones are gathered while one is trained on.
+
+        All ranks attach before one begins: who comes later may not find a place in their stream.
+        """
+        data.attached()
+        self._ranks.barrier()
         return prefetch(data, self._device)
 
     def run(self) -> float:

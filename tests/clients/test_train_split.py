@@ -1,0 +1,133 @@
+"""Training by plan "split" over a real daemon: as one process trains, whoever owns what."""
+
+import re
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from blockstore.owners import write_owners  # noqa: E402
+from blockstore.store import open_store  # noqa: E402
+from clients.ranks import Ranks  # noqa: E402
+from clients.train import Settings, train  # noqa: E402
+from loaderd.api.errors import Refused  # noqa: E402
+from loaderd.server.transport import ask_status  # noqa: E402
+from preprocess.ingest.ingest import ingest  # noqa: E402
+from preprocess.ingest.options import IngestOptions  # noqa: E402
+from preprocess.sources.generate import GraphRecipe, generate  # noqa: E402
+from preprocess.sources.plain import PlainSource  # noqa: E402
+from tests.clients.ddp_trainer import trained, trained_until_killed  # noqa: E402
+from tests.daemons import daemon, until  # noqa: E402
+from tests.preprocess.quiet import QUIET  # noqa: E402
+from tests.ranks import pool  # noqa: E402
+
+NODES = 600
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory):
+    """A small store with maps of one, two and four owners; the fourth of "three" has nothing."""
+    folder = tmp_path_factory.mktemp("split")
+    generate(folder / "graph", GraphRecipe(NODES, 6, 8, 4, 0.3, 0.1, 0.1, seed=2), QUIET)
+    ingest(PlainSource(folder / "graph"), folder / "store", IngestOptions(), QUIET)
+    store, rng = open_store(folder / "store"), np.random.default_rng(1)
+    for name, owners, used in (("one", 1, 1), ("two", 2, 2), ("four", 4, 4), ("three", 4, 3)):
+        write_owners(store, name, rng.integers(0, used, NODES), owners, {})
+    with daemon(folder / "store", "32M", 2) as endpoint:
+        yield endpoint
+
+
+@pytest.fixture(scope="module")
+def ranks():
+    with pool(4) as opened:
+        yield opened
+
+
+def settings(endpoint: str, owners: str = "", **options) -> dict:
+    wanted = {
+        "endpoint": endpoint, "epochs": 2, "num_neighbors": [4, 3], "batch_size": 50, "hidden": 8,
+        "learning_rate": 0.01, "dropout": "keyed", "seed": 5,
+    }  # fmt: skip
+    split = {"plan": "split", "owners": owners} if owners else {}
+    return wanted | split | options
+
+
+@pytest.fixture(scope="module")
+def alone(served):
+    """What one process trains on by step, and its weights in the end."""
+    seen, weights = trained(Ranks(), settings(served))
+    return {(epoch, step): sorted(ids) for epoch, step, ids in seen}, weights
+
+
+def check(found: list, expected: tuple) -> None:
+    """Each rank's (batches, weights) of a whole run against those of one process."""
+    seeds: dict[tuple[int, int], list[int]] = {}
+    for batches, weights in found:
+        np.testing.assert_allclose(weights, expected[1], rtol=1e-4, atol=1e-4)
+        for epoch, step, ids in batches:
+            seeds.setdefault((epoch, step), []).extend(ids)
+    assert {at: sorted(ids) for at, ids in seeds.items()} == expected[0]
+
+
+@pytest.mark.parametrize(
+    ("owners", "world", "options"),
+    [
+        ("one", 1, {}), ("two", 2, {}), ("four", 4, {}), ("four", 4, {"mixed_rows": True}),
+        ("three", 4, {"plan": "split"}),
+    ],
+)  # fmt: skip
+def test_owners_train_together_as_one_process(served, ranks, alone, owners, world, options):
+    found = ranks.run(trained, settings(served, owners, **options), world=world)
+    check(found, alone)
+
+
+def test_a_checkpoint_goes_on_with_other_owners(served, ranks, alone, tmp_path):
+    saved = {"checkpoint": str(tmp_path / "saved"), "save_every": 1}
+    first = ranks.run(trained, settings(served, "four", max_steps=2, **saved), world=4)
+    then = ranks.run(trained, settings(served, "two", max_steps=5, **saved), world=2)
+    batches, weights = trained(Ranks(), settings(served, **saved))
+    before = [one for found in (first, then) for batches, _ in found for one in batches]
+    check([(before + batches, weights)], alone)
+
+
+def test_shares_of_batches_are_split_too(served, ranks):
+    """Two shares of two owners against two processes, each with its share."""
+    shared = ranks.run(trained, settings(served), world=2)
+    found = ranks.run(trained, settings(served, "two"), world=4)
+    for share in (0, 1):
+        own = {(epoch, step): sorted(ids) for epoch, step, ids in shared[share][0]}
+        check(found[2 * share : 2 * share + 2], (own, shared[share][1]))
+
+
+def test_if_a_rank_is_killed_the_others_name_it_and_the_daemon_is_as_before(served):
+    before = ask_status(served)["ledger"]
+    with pool(2) as opened:
+        wanted, lost = settings(served, "two"), opened.processes[1]
+        ((done, text),) = opened.outcomes([0], trained_until_killed, wanted, 1, world=2)
+        assert not done
+        assert f"RankLost: rank 0: rank 1 (process {lost.pid}) has ended" in text.splitlines()[-1]
+    until(lambda: ask_status(served)["ledger"] == before, "the ledger does not shrink")
+
+
+def test_what_cannot_be_split_is_said(served, ranks):
+    for wrong, said in (
+        ({"owners": "two"}, "plan 'auto', owners 'two': expected both or neither"),
+        ({"plan": "split"}, "plan 'split', owners '': expected both or neither"),
+        ({"mixed_rows": True}, "mixed_rows: found plan 'auto'"),
+        ({"plan": "split", "owners": "two", "input_type": "paper"}, "input_type 'paper': found"),
+    ):
+        with pytest.raises(ValueError, match=re.escape(said)):
+            train(Settings(**(settings(served) | wrong)), Ranks())
+    with pytest.raises(Refused, match="owner map 'none'"):
+        train(Settings(**settings(served, "none")), Ranks())
+    outcomes = ranks.outcomes(range(3), trained, settings(served, "two"), world=3)
+    assert all(
+        "ValueError: 3 ranks: expected 2, one for each owner" in text for _, text in outcomes
+    )
+    outcomes = ranks.outcomes(range(2), _refuse, world=2)
+    assert all("owner map 'a': found 0 on rank 0 and 1 on rank 1" in text for _, text in outcomes)
+
+
+def _refuse(ranks: Ranks) -> None:
+    ranks.refuse_different("owner map 'a'", str(ranks.rank))
