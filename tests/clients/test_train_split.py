@@ -12,7 +12,7 @@ from blockstore.store import open_store  # noqa: E402
 from clients.ranks import Ranks  # noqa: E402
 from clients.train import Settings, train  # noqa: E402
 from loaderd.api.errors import Refused  # noqa: E402
-from loaderd.server.transport import ask_status  # noqa: E402
+from loaderd.server.transport import ask_status, parse_either  # noqa: E402
 from preprocess.ingest.ingest import ingest  # noqa: E402
 from preprocess.ingest.options import IngestOptions  # noqa: E402
 from preprocess.sources.generate import GraphRecipe, generate  # noqa: E402
@@ -101,13 +101,13 @@ def test_shares_of_batches_are_split_too(served, ranks):
 
 
 def test_if_a_rank_is_killed_the_others_name_it_and_the_daemon_is_as_before(served):
-    before = ask_status(served)["ledger"]
+    before = ask_status(parse_either(served)).ledger
     with pool(2) as opened:
         wanted, lost = settings(served, "two"), opened.processes[1]
         ((done, text),) = opened.outcomes([0], trained_until_killed, wanted, 1, world=2)
         assert not done
         assert f"RankLost: rank 0: rank 1 (process {lost.pid}) has ended" in text.splitlines()[-1]
-    until(lambda: ask_status(served)["ledger"] == before, "the ledger does not shrink")
+    until(lambda: ask_status(parse_either(served)).ledger == before, "the ledger does not shrink")
 
 
 def test_what_cannot_be_split_is_said(served, ranks):
