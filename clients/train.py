@@ -205,9 +205,10 @@ class Trainer:
 
         All ranks attach before one begins: who comes later may not find a place in their stream.
         """
+        ahead = prefetch(data, self._device)
         data.attached()
         self._ranks.barrier()
-        return prefetch(data, self._device)
+        return ahead
 
     def run(self) -> float:
         """Train, print a line an epoch, and return the accuracy on the test split."""

@@ -3,6 +3,8 @@
 import os
 import signal
 from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,6 +12,7 @@ import torch
 from torch import Tensor, distributed
 from torch.nn import functional
 
+from blockstore.kernels.random import make_key
 from clients.mfg import layer_edges
 from clients.models import LAYERS, DropoutKeys, Layered
 from clients.ranks import FlatGradients, Ranks
@@ -21,6 +24,8 @@ from tests.split_reference import split
 
 NODES, WIDTH, CLASSES, FANOUTS = 60, 6, 4, (3, 2, 2)
 RATE = 0.5
+DIFFERENT = 3  # batches
+make_key(0, 0, 0, 0, 0)  # compiled, or loaded, before processes are forked
 
 
 class Case(NamedTuple):
@@ -42,15 +47,16 @@ class Trained(NamedTuple):
     weights: np.ndarray
 
 
-def sampled(case: Case, step: int, share: int) -> Batch:
+@cache
+def sampled(frontier: str, number: int, share: int) -> Batch:
     """A batch of a random graph; every fourth label is missing."""
-    rng = np.random.default_rng([step, share])
+    rng = np.random.default_rng([number, share])
     rows = torch.from_numpy(np.random.default_rng(5).standard_normal((NODES, WIDTH)))
     found = rng.permutation(NODES)[: 9 + share].tolist()
     nodes, counts, edges = [len(found)], [], []
     begin = 0
     for fanout in FANOUTS:
-        end, first = len(found), 0 if case.frontier == "layer" else begin
+        end, first = len(found), 0 if frontier == "layer" else begin
         counts.append(0)
         for target in range(first, end):
             for node in rng.integers(0, NODES, rng.integers(0, fanout + 1)).tolist():
@@ -61,12 +67,12 @@ def sampled(case: Case, step: int, share: int) -> Batch:
         nodes.append(len(found) - end)
     n_id = torch.tensor(found)
     return Batch(
-        x=rows[n_id].to(getattr(torch, case.dtype)),
+        x=rows[n_id],
         y=torch.where(n_id % 4 == 3, UNLABELLED, n_id % CLASSES),
         edge_index=torch.tensor(edges, dtype=torch.int64).view(-1, 2).t().contiguous(),
         n_id=n_id, e_id=None, input_id=torch.arange(nodes[0]), batch_size=nodes[0],
-        num_sampled_nodes=nodes, num_sampled_edges=counts, epoch=0, step=step,
-        frontier=case.frontier,
+        num_sampled_nodes=nodes, num_sampled_edges=counts, epoch=0, step=number,
+        frontier=frontier,
     )  # fmt: skip
 
 
@@ -76,27 +82,43 @@ def model_of(case: Case) -> Layered:
     return model.to(getattr(torch, case.dtype))
 
 
+def batches_of(case: Case, step: int) -> list[Batch]:
+    """Those of the shares; a few come again and again."""
+    found = [sampled(case.frontier, step % DIFFERENT, share) for share in range(case.shares)]
+    return [replace(batch, step=step) for batch in found]
+
+
 def piece_of(case: Case, step: int, rank: int, mixed_rows: bool = False) -> SplitBatch:
     """What a rank computes of a step, the owners being drawn at random."""
     share, owner = divmod(rank, case.owners)
-    batch = sampled(case, step, share)
-    draws = np.random.default_rng(case.owners).integers(0, case.used or case.owners, NODES)
-    return split(batch, draws[batch.n_id.numpy()].tolist(), case.owners, mixed_rows)[owner]
+    used = case.used or case.owners
+    pieces = pieces_of(case.frontier, step % DIFFERENT, share, case.owners, used, mixed_rows)
+    return replace(pieces[owner], step=step)
+
+
+@cache
+def pieces_of(
+    frontier: str, number: int, share: int, owners: int, used: int, mixed_rows: bool
+) -> list[SplitBatch]:
+    batch = sampled(frontier, number, share)
+    owner = np.random.default_rng(owners).integers(0, used, NODES)
+    return split(batch, owner[batch.n_id.numpy()].tolist(), owners, mixed_rows)
 
 
 def logits_of(model: Layered, batch: Batch | SplitBatch, exchange: Any = None) -> Tensor:
     keys = DropoutKeys(1, batch.epoch, batch.step, {"": batch.n_id})
     counts = (batch.num_sampled_nodes, batch.num_sampled_edges)
     assert batch.x is not None
-    return model(batch.x, batch.edge_index, *counts, batch.frontier, exchange, keys)
+    x = batch.x.to(next(model.parameters()).dtype)
+    return model(x, batch.edge_index, *counts, batch.frontier, exchange, keys)
 
 
-def alone(case: Case) -> Trained:
+def alone(ranks: Ranks, case: Case) -> Trained:
     """One process, with torch's own mean over the labelled seeds of all shares."""
     model, losses = model_of(case), []
     optimizer = torch.optim.Adam(model.parameters(), case.learning_rate)
     for step in range(case.steps):
-        batches = [sampled(case, step, share) for share in range(case.shares)]
+        batches = batches_of(case, step)
         logits = torch.cat([logits_of(model, batch) for batch in batches])
         y = torch.cat([batch.y[: batch.batch_size] for batch in batches])
         loss = functional.cross_entropy(logits, y, ignore_index=UNLABELLED)
@@ -124,8 +146,8 @@ def together(
         loss, labelled = gradients.of_mean(*summed)
         optimizer.step()
         losses.append(loss / labelled)
-    before = sampled(case, case.steps - 1, 0).batch_size if ranks.rank >= case.owners else 0
-    return _trained(model, logits, (piece.input_id + before).tolist(), losses)
+    first = batches_of(case, case.steps - 1)[0].batch_size if ranks.rank >= case.owners else 0
+    return _trained(model, logits, (piece.input_id + first).tolist(), losses)
 
 
 def _trained(model: Layered, logits: Tensor, places: list[int], losses: list[float]) -> Trained:

@@ -12,8 +12,8 @@ torch = pytest.importorskip("torch")
 from clients import train_hops  # noqa: E402
 from clients.connection.position import StateMismatch  # noqa: E402
 from clients.models import LAYERS, GatLayer, GcnLayer, Layered  # noqa: E402
-from clients.ranks import Ranks  # noqa: E402
-from clients.train import Settings, parse_fanouts, train  # noqa: E402
+from clients.ranks import FlatGradients, Ranks  # noqa: E402
+from clients.train import Settings, parse_fanouts, sum_of_losses, train  # noqa: E402
 from loaderd.api.errors import Refused  # noqa: E402
 from tests.daemons import ROOT, daemon  # noqa: E402
 from tests.heterostores import random_hetero, write_hetero_store  # noqa: E402
@@ -61,6 +61,22 @@ def test_trimming_changes_nothing_for_the_seeds(kind):
     model = Layered(LAYERS[kind], 5, 8, 3, 2).eval()
     x = torch.randn(sum(nodes), 5)
     torch.testing.assert_close(model(x, edge_index, nodes, edges), model(x, edge_index)[:4])
+
+
+def test_gradients_are_those_of_the_mean_over_labelled_seeds():
+    """A step without labels, and a parameter without use, have gradients of zeros."""
+    model = torch.nn.ModuleList([torch.nn.Linear(3, 4), torch.nn.Linear(3, 4)])
+    gradients, x = FlatGradients(model, Ranks()), torch.randn(5, 3)
+    labels = torch.tensor([1, -1, 0, 3, -1])
+    for y in (labels, torch.full_like(labels, -1)):
+        loss, labelled = gradients.of_mean(*sum_of_losses(model[0](x), y))
+        rows = x[y >= 0], y[y >= 0]
+        mean = torch.nn.functional.cross_entropy(model[0](rows[0]), rows[1], reduction="sum")
+        mean = mean / max(labelled, 1)
+        assert (loss, labelled) == (pytest.approx(mean.item() * labelled), len(rows[1]))
+        (expected,) = torch.autograd.grad(mean, [model[0].weight])
+        torch.testing.assert_close(model[0].weight.grad, expected)
+        assert not model[1].weight.grad.any()
 
 
 @pytest.fixture(scope="module")
