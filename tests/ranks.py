@@ -1,7 +1,8 @@
 """Ranks of a training job for tests: processes that are started once and then given tasks.
 
-torch is imported once, in the fork server of `multiprocessing`.  The store through which ranks of a
-task find each other is this process's, as torchrun's agent has it: it stays if a rank is killed.
+torch is imported once, in the fork server of `multiprocessing`.  The store through which ranks find
+each other is this process's, as torchrun's agent has it: it stays if a rank is killed.  There is
+one for all tasks, as now and then it takes five seconds to open.
 """
 
 import multiprocessing
@@ -11,10 +12,12 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import distributed
 
+import clients.ranks
 from clients.ranks import joined
 
 WAIT_S = 60
@@ -27,9 +30,12 @@ class Pool:
     def __init__(self, size: int) -> None:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(PRELOADED)
+        self._store = distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        self._tasks = 0
         pipes = [context.Pipe() for _ in range(size)]
         self.processes = [
-            context.Process(target=_serve, args=(theirs,), daemon=True) for _, theirs in pipes
+            context.Process(target=_serve, args=(theirs, self._store.port), daemon=True)
+            for _, theirs in pipes
         ]
         for process in self.processes:
             process.start()
@@ -52,14 +58,10 @@ class Pool:
         timeout_s: float = 60.0,
     ) -> list[tuple[bool, Any]]:
         """Of some ranks: whether the function came to an end, and its value or its traceback."""
-        store = distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        place = {
-            "WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True",
-            "GLOO_SOCKET_IFNAME": "lo",  # nobody is asked for the host's address
-        }  # fmt: skip
+        self._tasks += 1
         for rank, pipe in enumerate(self._pipes[:world]):
-            pipe.send((place | {"RANK": str(rank)}, timeout_s, function, arguments))
+            place = {"RANK": str(rank), "WORLD_SIZE": str(world)}
+            pipe.send((place, self._tasks, timeout_s, function, arguments))
         found = []
         for rank in of:
             assert self._pipes[rank].poll(WAIT_S), f"rank {rank} of {function.__name__} hangs"
@@ -83,17 +85,22 @@ def pool(size: int) -> Iterator[Pool]:
         opened.close()
 
 
-def _serve(pipe: "Connection") -> None:
+def _serve(pipe: "Connection", port: int) -> None:
     """Tasks, one after another, until the other end is closed."""
     torch.set_num_threads(1)
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"  # nobody is asked for the host's address
+    store = distributed.TCPStore("127.0.0.1", port, is_master=False)
     while True:
         try:
-            environment, timeout_s, function, arguments = pipe.recv()
+            place, task, timeout_s, function, arguments = pipe.recv()
         except EOFError:  # nobody asks more
             return
-        os.environ.update(environment)
+        met = distributed.PrefixStore(str(task), store)
         try:
-            with joined(timeout_s) as ranks:
+            with (
+                patch.object(clients.ranks, "rendezvous", lambda *_, **__: iter([[met]])),  # noqa: B023
+                joined(timeout_s, place) as ranks,
+            ):
                 value = True, function(ranks, *arguments)
         except BaseException:
             value = False, traceback.format_exc()
