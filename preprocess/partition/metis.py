@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from blockstore.kernels.order import distinct
 from preprocess.errors import BadInput
 from preprocess.pipeline.progress import Progress
 from preprocess.stages.columns import ColumnFile
@@ -102,7 +103,7 @@ def both_ways(
     del ends
     sums: NDArray[Any] = np.empty(0)
     if weights is None:
-        pairs = np.unique(pairs)
+        pairs = distinct(pairs)
     else:
         pairs, inverse = np.unique(pairs, return_inverse=True)
         sums = np.bincount(inverse, np.tile(weights[targets], 2), pairs.size)
