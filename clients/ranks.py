@@ -29,7 +29,7 @@ class SplitPlace(NamedTuple):
     share: int = 0  # rank // owners
     shares: int = 1
     owner: int = 0
-    owners: int = 1
+    owners: int = 0  # 0: not known yet, or batches are not split
     group: Any = None  # of the owners of this share, for their exchanges alone
 
 

@@ -197,8 +197,9 @@ class Trainer:
             wanted |= {"plan": plan, "input_type": settings.input_type}
             make = HeteroDataset if settings.input_type else NeighborDataset
             return make(settings.endpoint, split=split, **(wanted | options))
-        owned = {"owners": owners, "owner": place.owner, "mixed_rows": settings.mixed_rows}
-        return SplitDataset(settings.endpoint, split=split, **(wanted | owned | options))
+        wanted |= {"owners": owners, "owner": place.owner, "num_owners": place.owners}
+        wanted |= {"mixed_rows": settings.mixed_rows}
+        return SplitDataset(settings.endpoint, split=split, **(wanted | options))
 
     def ahead(self, data: AnyDataset) -> Prefetcher[Any]:
         """Its batches, on the device: the next ones are gathered while one is trained on.
