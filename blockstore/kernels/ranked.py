@@ -196,7 +196,7 @@ def rank_edges(ids, floats, longs, at, first, count, column, i, heap, found):
         for k in range(1, count):
             before, source = source, id_at(ids, at + k * ids.bits)
             rank = _source_rank_after(before, source, rule.key, nkey, first + k)
-            if found < rule.fanout or rank < heap.ranks[0]:
+            if found < rule.fanout or rank <= heap.ranks[0]:  # of equal ones the first position
                 found = push(heap, found, rule.fanout, rank, first + k, False)
         return found
     if rule.kind == BY_WEIGHT:

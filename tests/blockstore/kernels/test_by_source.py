@@ -4,15 +4,19 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from blockstore.kernels.picks import BY_SOURCE, Rule
+from blockstore.kernels.jit import leaf
+from blockstore.kernels.packed import PackedIds
+from blockstore.kernels.picks import BY_SOURCE, Column, Rule
+from blockstore.kernels.ranked import Heap, rank_edges
 from tests.blockstore.kernels.sampling import NO_TREES, Found, draw_present, uniform
 from tests.graphs import Csc, Held, hold, make_csc
 from tests.reference import rank_sources
 
 KEYS = 4000  # of a test in distribution
+NOTHING, ZERO = np.zeros(8, np.uint8), np.uint64(0)
 
 
 def draw(held: Held, columns: Any, fanout: int, key: int) -> Found:
@@ -56,6 +60,34 @@ def test_a_draw_does_not_depend_on_the_size_of_blocks():
         for size in (4096, 8192, 65536)
     ]
     assert by_size[0] == by_size[1] == by_size[2]
+
+
+@example([1, 0, 2, 0], 1, 2)
+@given(st.lists(st.integers(0, 5), max_size=40), st.integers(1, 6), st.integers(0, 40))
+def test_parts_of_a_column_may_come_in_any_order(sources, fanout, cut):
+    """Also where edges of one source lie apart, and so have equal ranks."""
+    ids = PackedIds(np.append(np.array(sources, np.uint64).view(np.uint8), NOTHING), 64, ZERO)
+    rule = Rule(fanout, False, BY_SOURCE, np.uint64(5), *NO_TREES)
+    column = Column(np.zeros(1, np.uint32), 0, np.zeros(1, np.uint32), rule)
+    cut = min(cut, len(sources))
+    parts = [(0, cut), (cut, len(sources) - cut)]
+    ranks = rank_parts(ids, column, parts)
+    assert ranks == rank_parts(ids, column, parts[::-1])
+
+
+@leaf
+def rank_part(ids, floats, longs, part, column, heap, found):
+    first, count = part
+    return rank_edges(ids, floats, longs, 64 * first, first, count, column, 0, heap, found)
+
+
+def rank_parts(ids: PackedIds, column: Column, parts: Any) -> list[tuple[int, int]]:
+    """(rank, position) of what is picked of a column whose parts come in this order."""
+    fanout, unused = column.rule.fanout, np.empty(0, np.int64)
+    heap, found = Heap(np.empty(fanout, np.int64), np.empty(fanout, np.int64)), 0
+    for part in parts:
+        found = rank_part(ids, unused.view(np.float64), unused, part, column, heap, found)
+    return sorted(zip(heap.ranks[:found].tolist(), heap.positions[:found].tolist(), strict=True))
 
 
 @pytest.mark.parametrize("sources", [7, 10**6])
