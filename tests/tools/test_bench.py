@@ -9,9 +9,11 @@ import pytest
 
 pytest.importorskip("torch")
 
+from blockstore.owners import write_owners
+from blockstore.store import open_store
 from tests.daemons import ROOT
 from tests.tools.tiny import TINY, by_side
-from tools.bench import epochs, gpu, trainers
+from tools.bench import epochs, gpu, split, trainers
 from tools.bench.harness import BENCHES, run
 from tools.bench.setup import serving
 
@@ -66,6 +68,23 @@ def test_trainers_of_different_plans_all_get_something(trainers_task):
     figures = trainers.run_fair(trainers_task)
     assert figures["sessions"] == 2
     assert 0 < figures["least_of_mean"] <= 1 <= figures["most_of_mean"]
+
+
+def test_owners_share_the_work_of_one_process(folder):
+    given = split.SplitOptions(
+        folder, nodes=3000, degree=8, features=16, mem="32M", trainers=2, fanouts=(3, 2),
+        batch_size=50, steps=2, hidden=8,
+    )  # fmt: skip
+    store = given.store()
+    owner = np.random.default_rng(0).integers(0, 2, 3000)
+    write_owners(open_store(store), "two", owner, 2, {})
+    ways = {"one": ("", 1), "ranks": ("", 2), "owners": ("two", 2)}
+    found = {way: split.run_trainers(given, store, *of) for way, of in ways.items()}
+    for figure in ("rows", "edges"):
+        assert found["owners"][figure] == found["one"][figure] < found["ranks"][figure]
+    sent = [found[way]["exchanged_bytes"] for way in ways]
+    assert sent[:2] == [0, 0]
+    assert sent[2] > 0
 
 
 def test_the_command_lists_its_benches():
