@@ -21,7 +21,7 @@ from blockstore.format import OWNERS_FOLDER, PAGE_BYTES
 from blockstore.io.buffers import byte_view
 from blockstore.io.files import flush, flush_tree, naming, remove_leftovers
 from blockstore.kernels.crc import find_bad_page, page_crcs
-from blockstore.root import digest
+from blockstore.root import read_digested, write_digested
 from blockstore.store import Store, corrupt_page
 from blockstore.validate import inside
 
@@ -53,11 +53,6 @@ class OwnerMap:
     facts: dict[str, Any]
 
 
-class _Root(msgspec.Struct):
-    digest: str  # of the bytes of `map`
-    map: msgspec.Raw
-
-
 def owner_dtype(owners: int) -> type[np.uint8] | type[np.uint16]:
     return np.uint8 if owners <= 1 << 8 else np.uint16
 
@@ -80,15 +75,11 @@ def read_facts(store: Store, name: str) -> OwnerFacts:
     path = inside(os.path.realpath(store.path), f"{OWNERS_FOLDER}/{name}/{MAP}")
     mends = f"remove {folder}, and make the map again"
     try:
-        root = msgspec.json.decode(path.read_bytes(), type=_Root)
-        found = msgspec.json.decode(root.map, type=OwnerFacts)
+        found = msgspec.json.decode(read_digested(path, "map", mends), type=OwnerFacts)
     except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise CorruptBlock(f"{path}: {error}, expected an owner map; {mends}") from error
-    if digest(bytes(root.map)) != root.digest or found.format != _FORMAT:
-        raise CorruptBlock(
-            f"{path}: format {found.format}, digest {digest(bytes(root.map))}, expected "
-            f"{_FORMAT} and {root.digest!r}; {mends}"
-        )
+    if found.format != _FORMAT:
+        raise CorruptBlock(f"{path}: format {found.format}, expected {_FORMAT}; {mends}")
     return found
 
 
@@ -174,8 +165,7 @@ def write_owners(
             with (folder / OWNER).open("wb") as file:
                 file.write(data.data)
                 file.write(crcs.data)
-            root = {"digest": digest(raw), "map": msgspec.Raw(raw)}
-            (folder / MAP).write_bytes(msgspec.json.encode(root))
+            write_digested(folder / MAP, "map", raw)
         flush_tree(folder)
         flush(store.path)  # that the folder of the maps is there
         if target.exists():  # the rename would only tell where it is not empty

@@ -37,6 +37,31 @@ def digest(raw: bytes) -> str:
     return hashlib.blake2b(raw, digest_size=16).hexdigest()
 
 
+def write_digested(path: Path, name: str, raw: bytes) -> None:
+    """A JSON file of a text and its digest.
+
+    name   what the text is called in the file
+    """
+    path.write_bytes(msgspec.json.encode({"digest": digest(raw), name: msgspec.Raw(raw)}))
+
+
+def read_digested(path: Path, name: str, mends: str) -> bytes:
+    """The text of such a file.
+
+    mends   what to do if it is damaged
+
+    Raises CorruptBlock, OSError.
+    """
+    try:
+        fields = msgspec.json.decode(path.read_bytes(), type=dict[str, msgspec.Raw])
+        raw, expected = bytes(fields[name]), _text(fields.get("digest"))
+    except (msgspec.DecodeError, KeyError, UnicodeDecodeError, RecursionError) as error:
+        raise CorruptBlock(f"{path}: {error}, expected {name!r} and a digest; {mends}") from error
+    if digest(raw) != expected:
+        raise CorruptBlock(f"{path}: digest {digest(raw)}, expected {expected!r}; {mends}")
+    return raw
+
+
 def read_root(folder: Path) -> Manifest:
     """The manifest of a store, with its fingerprint, which is that of the bytes in the file.
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from blockstore.errors import CorruptBlock, NotAStore, UnsupportedVersion
 from blockstore.format import PAGE_BYTES, RowArray
-from blockstore.root import digest
+from blockstore.root import read_digested, write_digested
 from loaderd.api.errors import BatchFailed
 from loaderd.api.protocol import Resolved
 from loaderd.memory.blob import Written, joined
@@ -73,11 +73,6 @@ class Pack(msgspec.Struct, frozen=True, kw_only=True):
         return found
 
 
-class _Root(msgspec.Struct):
-    digest: str
-    pack: msgspec.Raw
-
-
 class _Version(msgspec.Struct):
     format: int
 
@@ -97,17 +92,15 @@ def pack_path(store: Path, resolved: Resolved, world_size: int) -> Path:
 
 def write_pack(folder: Path, pack: Pack) -> None:
     """Put `pack.json` into the folder of its arrays."""
-    raw = msgspec.json.encode(pack)
-    root = {"digest": digest(raw), "pack": msgspec.Raw(raw)}
-    (folder / PACK).write_bytes(msgspec.json.encode(root))
+    write_digested(folder / PACK, "pack", msgspec.json.encode(pack))
 
 
 def read_pack(folder: Path) -> Pack:
     """What a pack says of itself.  Raises NotAStore, UnsupportedVersion, CorruptBlock."""
     path = folder / PACK
     try:
-        root = msgspec.json.decode(path.read_bytes(), type=_Root)
-        version = msgspec.json.decode(root.pack, type=_Version).format
+        raw = read_digested(path, "pack", _MENDS)
+        version = msgspec.json.decode(raw, type=_Version).format
     except (FileNotFoundError, NotADirectoryError) as error:
         raise NotAStore(f"{folder}: no {PACK}, expected packed epochs") from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -116,11 +109,8 @@ def read_pack(folder: Path) -> Pack:
         raise UnsupportedVersion(
             f"{path}: format {version}, this code reads {PACK_VERSION}; {_MENDS}"
         )
-    found = digest(bytes(root.pack))
-    if found != root.digest:
-        raise CorruptBlock(f"{path}: digest {found}, expected {root.digest!r}; {_MENDS}")
     try:
-        return msgspec.json.decode(root.pack, type=Pack)
+        return msgspec.json.decode(raw, type=Pack)
     except msgspec.ValidationError as error:
         raise CorruptBlock(f"{path}: {error}; {_MENDS}") from error
 
