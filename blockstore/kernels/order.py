@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blockstore.kernels.intrinsics import prefetch
-from blockstore.kernels.jit import njit
+from blockstore.kernels.jit import leaf, njit
 from blockstore.kernels.rows import ABSENT, copy_row
 
 _AHEAD = 32  # entries of a table, asked for before they are taken
@@ -21,6 +21,19 @@ def distinct(values: NDArray[Any]) -> NDArray[Any]:
     first = np.ones(ordered.size, np.bool_)
     np.not_equal(ordered[1:], ordered[:-1], out=first[1:])
     return ordered[first]
+
+
+@leaf
+def count_nodes(nodes, most, counts):
+    """One more for each of these nodes, as often as it is named.
+
+    nodes    (n,) store ids
+    most     a count that stays as it is
+    counts   unsigned integers (nodes of the store,)   in and out
+    """
+    for i in range(nodes.size):
+        if counts[nodes[i]] < most:
+            counts[nodes[i]] += 1
 
 
 @njit(nogil=True, cache=True)

@@ -1,4 +1,4 @@
-"""Rows of packed epochs: which are wanted how often, and where in arena slots they are."""
+"""Rows of packed epochs in arena slots: where they are follows from a number of each node."""
 
 from typing import NamedTuple
 
@@ -19,18 +19,6 @@ class PlacedRows(NamedTuple):
     rows_per_block: int
     row_bytes: int
     slot_bytes: int
-
-
-@leaf
-def count_wants(nodes, wants):
-    """One more batch wants these nodes; a count of 65,535 stays.
-
-    nodes   (n,) ids, each once
-    wants   uint16 (nodes of the store,)
-    """
-    for i in range(nodes.size):
-        found = wants[nodes[i]]
-        wants[nodes[i]] = found + np.uint16(found < np.uint16(65535))
 
 
 @leaf

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from blockstore.errors import CorruptBlock, StoreExists
 from blockstore.expansions import Expansions, read_expansions, write_expansions
 from blockstore.io.files import flush
+from blockstore.kernels.order import count_nodes
 from blockstore.store import Store
 from loaderd.api.errors import Refused
 from loaderd.api.protocol import Attach
@@ -24,6 +25,8 @@ from loaderd.memory.ledger import EngineSettings
 from loaderd.sampling.hyperbatch.session import Sampled
 from loaderd.sessions.offline import OfflineSampler
 from loaderd.sessions.sizing import resolve_sampled
+
+_MOST = (1 << 32) - 1  # of a count
 
 
 def presample(
@@ -71,9 +74,8 @@ def count_batches(batches: Iterable[Sampled], counts: NDArray[np.uint32]) -> Non
         stop = 0
         for hop, size in enumerate(structure.frontiers):
             stop += structure.nodes_per_hop[hop]
-            # seeds that are given several times are expanded as often
-            np.add.at(counts[hop], nodes[stop - size : stop], np.uint32(1))
-        np.add.at(counts[-1], nodes, np.uint32(1))
+            count_nodes(nodes[stop - size : stop], _MOST, counts[hop])
+        count_nodes(nodes, _MOST, counts[-1])
 
 
 def _expected(store: Store, request: Attach) -> Expansions:

@@ -19,7 +19,7 @@ import numpy as np
 
 from blockstore.closing import Closing
 from blockstore.format import ITEM_BYTES, PAGE_BYTES, ROOT, RowArray, row_geometry
-from blockstore.kernels.places import count_wants
+from blockstore.kernels.order import count_nodes
 from blockstore.root import digest
 from blockstore.store import open_store
 from blockstore.units import format_bytes
@@ -42,7 +42,13 @@ from loaderd.sessions.offline import OfflineSampler
 from preprocess.files.array_file import ArrayFile, load_array, save_array
 from preprocess.packs.fill import WantedRows, fill_groups, wanted_rows
 from preprocess.packs.nodes import NodesReader
-from preprocess.packs.places import Grouping, choose_hot, count_levels, hot_nodes
+from preprocess.packs.places import (
+    MOST_WANTS,
+    Grouping,
+    choose_hot,
+    count_levels,
+    hot_nodes,
+)
 from preprocess.packs.plan import PackEstimate, PackJob, PackOptions, estimate_pack
 from preprocess.packs.sink import BlocksWriter, PagesWriter
 from preprocess.pipeline.progress import Progress
@@ -236,7 +242,7 @@ class PackStages:
                 write_record(record, raw)
                 out.append(raw)
                 for piece in arrays.nodes:
-                    count_wants(piece, wants)
+                    count_nodes(piece, MOST_WANTS, wants)
                 pages.append(size)
                 counts.append(structure.num_nodes)
                 stage.advance(1)

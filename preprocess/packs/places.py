@@ -13,6 +13,7 @@ from loaderd.sampling.packed.format import MOST_PLACES, NOWHERE
 ABSENT = np.uint32(NOWHERE - 1)  # a node whose row neither stays nor is in the group
 _PENDING = np.uint32(NOWHERE - 2)  # its row will be in the group
 _STEP = 1 << 20  # nodes looked at together
+MOST_WANTS = (1 << 16) - 1  # batches that want a node are counted up to here
 
 
 def count_levels(wants: NDArray[np.uint16], t: TypeRows) -> NDArray[np.int64]:

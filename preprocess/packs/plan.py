@@ -9,7 +9,7 @@ import numpy as np
 
 from blockstore.errors import BudgetTooSmall
 from blockstore.format import ITEM_BYTES, PAGE_BYTES, Manifest
-from blockstore.kernels.places import count_wants
+from blockstore.kernels.order import count_nodes
 from blockstore.store import Store
 from blockstore.units import format_bytes, format_mem
 from loaderd.api.protocol import Attach, Resolved
@@ -22,7 +22,7 @@ from loaderd.sessions.minimum import sizes_of
 from loaderd.sessions.offline import OfflineSampler
 from loaderd.sessions.sizing import resolve_sampled
 from preprocess.errors import BadInput
-from preprocess.packs.places import choose_hot, count_levels
+from preprocess.packs.places import MOST_WANTS, choose_hot, count_levels
 
 _TRIED = 16  # batches, over the first epoch, that a plan is made from
 _LEAST_BUFFER, _MOST_BUFFER = 64 << 10, 8 << 20
@@ -151,7 +151,7 @@ def estimate_pack(job: PackJob, sampler: OfflineSampler) -> PackEstimate:
     begun = time.perf_counter()
     for sampled in sampler.batches(0, steps):
         ids = np.concatenate(sampled.arrays.nodes)
-        count_wants(ids, wants)
+        count_nodes(ids, MOST_WANTS, wants)
         found.append(ids)
         record = make_record(sampled.structure, sampled.arrays, job.dtypes)
         size = num_pages(record.num_bytes) + place_pages(ids.size)

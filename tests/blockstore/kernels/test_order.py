@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from blockstore.kernels.order import (
     compact_draws,
+    count_nodes,
     distinct,
     map_range,
     mark_missing,
@@ -186,3 +187,10 @@ def test_each_of_some_values_is_left_once_in_ascending_order(values, dtype):
     found = distinct(np.array(values, dtype))
     assert found.dtype == np.dtype(dtype)
     assert found.tolist() == sorted(set(values))
+
+
+@given(nodes=st.lists(st.integers(0, 5), max_size=30), most=st.integers(0, 12))
+def test_nodes_are_counted_up_to_a_bound(nodes, most):
+    counts = np.zeros(6, np.uint16)
+    count_nodes(np.array(nodes, np.uint32), most, counts)
+    assert counts.tolist() == [min(most, nodes.count(node)) for node in range(6)]

@@ -6,10 +6,10 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from blockstore.kernels.places import count_wants
+from blockstore.kernels.order import count_nodes
 from loaderd.sampling.hyperbatch.rowcache import TypeRows
 from loaderd.sampling.packed.format import NOWHERE
-from preprocess.packs.places import Grouping, choose_hot, count_levels, hot_nodes
+from preprocess.packs.places import MOST_WANTS, Grouping, choose_hot, count_levels, hot_nodes
 
 TYPES = [TypeRows(0, 20, (0,), (8,)), TypeRows(30, 30, (1, 2), (4, 20))]  # 20 to 29 have no rows
 NUM_NODES = 60
@@ -22,7 +22,7 @@ BATCHES = st.lists(
 def wanted(batches: Any) -> np.ndarray:
     wants = np.zeros(NUM_NODES, np.uint16)
     for batch in batches:
-        count_wants(np.array(batch, np.uint32), wants)
+        count_nodes(np.array(batch, np.uint32), MOST_WANTS, wants)
     return wants
 
 
@@ -61,7 +61,7 @@ def test_the_rows_wanted_most_for_their_bytes_stay(batches, num_bytes):
 def test_a_count_does_not_start_again():
     wants = np.full(3, 65534, np.uint16)
     for _ in range(3):
-        count_wants(np.array([1], np.uint32), wants)
+        count_nodes(np.array([1], np.uint32), MOST_WANTS, wants)
     assert wants.tolist() == [65534, 65535, 65534]
 
 
