@@ -77,13 +77,13 @@ def _all_to_all(rows: Tensor, arriving: list[int], leaving: list[int], group: An
 def _joined(exchanges: Sequence[Exchange]) -> Exchange:
     """One exchange in place of several: for each owner what the first has, then the next ones."""
     return Exchange(
-        _by_owner((e.send, e.send_counts) for e in exchanges),
-        _by_owner((e.recv, e.recv_counts) for e in exchanges),
+        _join_by_owner((e.send, e.send_counts) for e in exchanges),
+        _join_by_owner((e.recv, e.recv_counts) for e in exchanges),
         [sum(counts) for counts in zip(*(e.send_counts for e in exchanges), strict=True)],
         [sum(counts) for counts in zip(*(e.recv_counts for e in exchanges), strict=True)],
     )
 
 
-def _by_owner(parts: Iterable[tuple[Tensor, list[int]]]) -> Tensor:
+def _join_by_owner(parts: Iterable[tuple[Tensor, list[int]]]) -> Tensor:
     pieces = [values.split_with_sizes(counts) for values, counts in parts]
     return torch.cat([piece for owner in zip(*pieces, strict=True) for piece in owner])

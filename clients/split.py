@@ -140,8 +140,10 @@ def split_structure(
             whole.src[edge : edge + num_edges], counts, lows[hop], nodes, sources, targets,
             needed, sent, sent_to,
         )  # fmt: skip
-        came, recv_counts = _by_owner(needed[:num_needed], owner[needed[:num_needed]], num_owners)
-        send, send_counts = _by_owner(sent[:num_sent], sent_to[:num_sent], num_owners)
+        came, recv_counts = _group_by_owner(
+            needed[:num_needed], owner[needed[:num_needed]], num_owners
+        )
+        send, send_counts = _group_by_owner(sent[:num_sent], sent_to[:num_sent], num_owners)
         # numbered only now: what edges name first is not what stands first among its owner's
         new = came[local[came] < 0]
         local[new] = np.arange(num_local, num_local + new.size)
@@ -161,7 +163,7 @@ def split_structure(
     )  # fmt: skip
 
 
-def _by_owner(
+def _group_by_owner(
     items: NDArray[np.uint32], owner: NDArray[Any], num_owners: int
 ) -> tuple[NDArray[np.int64], list[int]]:
     """Items grouped by owner, each group in its order; and how many each owner has."""
