@@ -90,13 +90,14 @@ def owner_lines(store: Store) -> list[str]:
             lines.append(f"  owners        {error}")
             continue
         stale = "" if found.fingerprint == store.manifest.fingerprint else ", of another store"
-        lines.append(f"  {owner_line(name, found.owners, found.facts)}{stale}")
+        line = owner_line(name, found.owners, found.facts)
+        lines.append(f"  owners        {line}{stale}")
     return lines
 
 
 def owner_line(name: str, owners: int, facts: dict[str, Any]) -> str:
     """What is said of a map; facts of one that others have made may be missing."""
-    words = [f"owners        {name}: {owners:,} by {facts.get('method', 'others')}"]
+    words = [f"{name}: {owners:,} owners by {facts.get('method', 'others')}"]
     for fact, text in _OWNER_FACTS.items():
         if fact in facts:
             words.append(f"{text} {facts[fact]:.3f}")

@@ -363,11 +363,11 @@ def test_the_command(store: Store, tmp_path: Path):
     assert good("owners", store.path).strip() == f"{store.path}: no owner maps"
     words = "--name", "m", "--owners", "3", "--mem", "256M"
     line = good("owners", store.path, tmp_path / "counts", *words).strip()
-    assert "m: 3 by stream, cross edges 0." in line
+    assert "m: 3 owners by stream, cross edges 0." in line
     assert "rows loaded 1." in line
     assert "owners/m: exists already" in refused("owners", store.path, *words)
     assert good("owners", store.path).strip() == line.split(": ", 1)[1]
-    assert "m: 3 by stream" in good("info", store.path)
+    assert "m: 3 owners by stream" in good("info", store.path)
     facts = json.loads(good("info", store.path, "--json"))["owners"]["m"]
     assert (facts["owners"], facts["facts"]["presampled"]["steps"]) == (3, 5)
     assert "good" in good("verify", store.path)
