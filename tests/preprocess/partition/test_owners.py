@@ -366,7 +366,7 @@ def test_the_command(store: Store, tmp_path: Path):
     assert "m: 3 owners by stream, cross edges 0." in line
     assert "rows loaded 1." in line
     assert "owners/m: exists already" in refused("owners", store.path, *words)
-    assert good("owners", store.path).strip() == line.split(": ", 1)[1]
+    assert good("owners", store.path).split(maxsplit=1) == ["owners", line.split(": ", 1)[1] + "\n"]
     assert "m: 3 owners by stream" in good("info", store.path)
     facts = json.loads(good("info", store.path, "--json"))["owners"]["m"]
     assert (facts["owners"], facts["facts"]["presampled"]["steps"]) == (3, 5)
