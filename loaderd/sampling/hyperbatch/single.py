@@ -198,6 +198,10 @@ class BatchSampler:
             return results[i] is not None and not cancelled()
 
         self._crew.run(len(units), step)
+        if results and results[0] is None:  # it came last: those after it had taken all the room
+            area.rewind()
+            results = [None]
+            self._crew.run(1, step)
         found: list[Sampled] = []
         for sampled in results:
             if sampled is None:

@@ -110,10 +110,17 @@ def fail(_work: Workspace) -> str:
     raise WorkspaceFull
 
 
-def test_batches_up_to_the_first_without_room_are_sampled(crew):
+@pytest.mark.parametrize("late", [False, True])
+def test_batches_up_to_the_first_without_room_are_sampled(crew, late):
+    """If the first one comes last, those after it have taken all the room."""
     workspaces, team = crew
+    others = threading.Event()
 
     def build(unit: Unit, work: Workspace) -> Structure:
+        if late and unit.step == 0:
+            others.wait(0.1)
+        if unit.step == 7:
+            others.set()
         work.n_id[:5], work.local[:4] = unit.step, [2, 3, 0, 4]
         return STRUCTURE
 

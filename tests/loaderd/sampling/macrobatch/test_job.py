@@ -3,6 +3,7 @@
 import re
 import shutil
 import threading
+import time
 from functools import cache
 from pathlib import Path
 
@@ -70,6 +71,11 @@ def alone(store):
             for epoch in range(2):
                 trainer.start(epoch)
                 epochs.append(epoch_of(trainer, range(steps)))
+            # that of the next epoch, which is read ahead, may not be there yet
+            end = time.monotonic() + WAIT_S
+            while serving.exchange.status()[2]["macro_loaded"] < 2 * PARTS + 1:
+                assert time.monotonic() < end
+                time.sleep(0.01)
             trainer.detach()
             serving.close()
             kept[key] = epochs, serving.engine.reader.bytes_read - before
