@@ -27,6 +27,7 @@ from loaderd.api.endpoint import Endpoint, claim, parse_endpoint
 from loaderd.api.errors import DaemonError, Refused
 from loaderd.api.keys import PUBLIC, SECRET, keys_folder, write_pair
 from loaderd.cli import flags
+from loaderd.cli.advise.owners import OwnersQuestion
 from loaderd.cli.advise.report import report_on
 from loaderd.cli.advise.text import advice_json, advice_text
 from loaderd.cli.config import read_config
@@ -212,12 +213,17 @@ def advise(
         list[int] | None, typer.Argument(help="more of --num-neighbors", show_default=False)
     ] = None,
     seconds: Annotated[float, typer.Option(min=0.1, help="that each plan is tried")] = 10.0,
+    owners: Annotated[
+        str, typer.Option(help="owner map: what splitting batches by it would exchange")
+    ] = "",
+    hidden: Annotated[int, typer.Option(min=1, help="width of the model that owners train")] = 256,
     json: flags.Json = False,
 ) -> None:
     """Serve every plan for some seconds, and say which to take."""
     with _one_line_errors():
         request = sampling.request(hops)
-        report = report_on(open_store(store), resources.settings(), request, seconds)
+        asked = OwnersQuestion(owners, hidden) if owners else None
+        report = report_on(open_store(store), resources.settings(), request, seconds, asked)
         typer.echo(advice_json(report) if json else advice_text(report))
         if not report.plan:
             raise typer.Exit(2)

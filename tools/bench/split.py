@@ -4,12 +4,14 @@ import multiprocessing
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from typing import Annotated, Any
 
 from clients.split import SplitBatch, SplitDataset
 from clients.torch import NeighborDataset
+from loaderd.cli.advise.owners import exchanged_bytes
 from tools.bench.harness import BenchPlan, GraphOptions, Side
 from tools.bench.setup import counters, serving
 
@@ -29,19 +31,11 @@ class SplitOptions(GraphOptions):
     hidden: Annotated[int, "width of the layers, of whose rows the exchanges are computed"] = 256
 
 
-def exchanged_bytes(batch: SplitBatch, hidden: int) -> int:
-    """That come for a step of a model with as many layers as hops, gradients included.
-
-    Before the first layer these are rows of features, and no gradients return; frontier "new".
-    """
+def bytes_of_exchanges(batch: SplitBatch, hidden: int) -> int:
+    """That come to a trainer for a step of a model with as many layers as hops; frontier "new"."""
     assert batch.x is not None
-    rows, total, hops = 0, 0, len(batch.exchanges)
-    for hop, exchange in enumerate(batch.exchanges):
-        rows += exchange.recv.numel()
-        first = hop == hops - 1
-        width = batch.x.size(1) * batch.x.element_size() if first else 2 * 4 * hidden
-        total += rows * width
-    return total
+    needed = list(accumulate(exchange.recv.numel() for exchange in batch.exchanges))
+    return exchanged_bytes(needed, batch.x.size(1) * batch.x.element_size(), hidden)
 
 
 def _train(
@@ -62,7 +56,7 @@ def _train(
         rows += batch.n_id.numel()
         edges += batch.edge_index.size(1)
         seeds += batch.batch_size
-        exchanged += exchanged_bytes(batch, given.hidden) if name else 0
+        exchanged += bytes_of_exchanges(batch, given.hidden) if name else 0
     out.put((rows, edges, exchanged, seeds, time.perf_counter() - begun))
 
 

@@ -14,6 +14,7 @@ from loaderd.api.errors import Refused
 from loaderd.api.placement import TRAINING_BYTES, HopAdvice, HopFacts, advise_hops
 from loaderd.api.protocol import Attach
 from loaderd.cli.advise.accelerator import free_bytes
+from loaderd.cli.advise.owners import OwnersQuestion, SplitAdvice, advise_split
 from loaderd.cli.advise.trial import PlanTrial, try_plan
 from loaderd.memory.ledger import EngineSettings
 from loaderd.plans.chunks import METHOD_OF, hop_set, resolve_hops
@@ -88,12 +89,19 @@ class Report:
     options: str
     reason: str
     hops: HopAdvice | None = None  # None: there are none
+    split: SplitAdvice | None = None  # None: no owner map was named
 
 
-def report_on(store: Store, settings: EngineSettings, request: Attach, seconds: float) -> Report:
-    """Try every plan for so many seconds.
+def report_on(
+    store: Store,
+    settings: EngineSettings,
+    request: Attach,
+    seconds: float,
+    owners: OwnersQuestion | None = None,
+) -> Report:
+    """Try every plan for so many seconds, and sample some steps for an owner map.
 
-    Raises Refused, StoreError: no such split, fanouts that cannot be, a corrupt block.
+    Raises Refused, StoreError: no such split or map, fanouts that cannot be, a corrupt block.
     """
     manifest = store.manifest
     count_seeds(seed_type(manifest, request), request.split, None)  # refuses for all plans alike
@@ -103,13 +111,14 @@ def report_on(store: Store, settings: EngineSettings, request: Attach, seconds: 
     ]
     for _, asked in cases:
         find_kind(asked.plan).resolve(manifest, asked, None)  # raises what no memory mends
+    split = advise_split(store, settings, request, owners) if owners else None
     lines = [_tried(store, settings, line, asked, seconds) for line, asked in cases]
     auto = _tried(store, settings, Line("auto"), request, 0.0).trial
     plan, options, reason = choose(lines)
     hops = _hop_advice(manifest, request, lines)
     return Report(
         len(os.sched_getaffinity(0)), settings.mem_bytes, seconds, tuple(lines),
-        auto.plan if auto else "", plan, options, reason, hops,
+        auto.plan if auto else "", plan, options, reason, hops, split,
     )  # fmt: skip
 
 

@@ -34,6 +34,8 @@ def advice_text(report: Report) -> str:
     pages.append(f"advice: {name}: {report.reason}" if name else report.reason)
     if report.hops is not None:
         pages.append(f"advice for hop-wise batches: {report.hops.text}")
+    if report.split is not None:
+        pages += ["", report.split.text]
     return "\n".join(pages)
 
 
