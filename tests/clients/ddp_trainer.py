@@ -6,10 +6,12 @@ import signal
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
+from torch import Tensor
 from torch.nn.utils import parameters_to_vector
 
-from clients.ranks import Ranks, joined
+from clients.ranks import FlatGradients, Ranks, joined
 from clients.train import AnyBatch, Settings, train
 
 
@@ -20,6 +22,22 @@ def trained(ranks: Ranks, settings: dict[str, Any]) -> tuple[list[Any], list[flo
         Settings(**settings), ranks, lambda b: seen.append([b.epoch, b.step, b.input_id.tolist()])
     )
     return seen, parameters_to_vector(trainer.model.parameters()).tolist()
+
+
+def trained_with_losses(
+    ranks: Ranks, settings: dict[str, Any]
+) -> tuple[list[Any], list[float], list[float]]:
+    """The same, and the mean loss of each step."""
+    losses: list[float] = []
+    plain = FlatGradients.of_mean
+
+    def noted(self: FlatGradients, loss: Tensor, labelled: Tensor) -> tuple[float, float]:
+        found = plain(self, loss, labelled)
+        losses.append(found[0] / found[1])
+        return found
+
+    with patch.object(FlatGradients, "of_mean", noted):
+        return *trained(ranks, settings), losses
 
 
 def trained_until_killed(ranks: Ranks, settings: dict[str, Any], rank: int) -> None:

@@ -17,7 +17,7 @@ from preprocess.ingest.ingest import ingest  # noqa: E402
 from preprocess.ingest.options import IngestOptions  # noqa: E402
 from preprocess.sources.generate import GraphRecipe, generate  # noqa: E402
 from preprocess.sources.plain import PlainSource  # noqa: E402
-from tests.clients.ddp_trainer import trained, trained_until_killed  # noqa: E402
+from tests.clients.ddp_trainer import trained, trained_until_killed, trained_with_losses  # noqa: E402
 from tests.daemons import daemon, until  # noqa: E402
 from tests.preprocess.quiet import QUIET  # noqa: E402
 from tests.ranks import pool  # noqa: E402
@@ -83,12 +83,19 @@ def test_owners_train_together_as_one_process(served, ranks, alone, owners, worl
 
 
 def test_a_checkpoint_goes_on_with_other_owners(served, ranks, alone, tmp_path):
+    """On four ranks, then two, then one: each step once, with the losses of one process."""
+    ((_, _, losses),) = ranks.run(trained_with_losses, settings(served), world=1)
     saved = {"checkpoint": str(tmp_path / "saved"), "save_every": 1}
-    first = ranks.run(trained, settings(served, "four", max_steps=2, **saved), world=4)
-    then = ranks.run(trained, settings(served, "two", max_steps=5, **saved), world=2)
-    ((batches, weights),) = ranks.run(trained, settings(served, **saved), world=1)
-    before = [one for found in (first, then) for early, _ in found for one in early]
+    runs = [
+        ranks.run(trained_with_losses, settings(served, "four", max_steps=2, **saved), world=4),
+        ranks.run(trained_with_losses, settings(served, "two", max_steps=5, **saved), world=2),
+        ranks.run(trained_with_losses, settings(served, **saved), world=1),
+    ]
+    before = [one for found in runs[:2] for early, *_ in found for one in early]
+    ((batches, weights, _),) = runs[2]
     check([(before + batches, weights)], alone)
+    found = [loss for run in runs for loss in run[0][2]]
+    np.testing.assert_allclose(found, losses, rtol=1e-5)
 
 
 def test_shares_of_batches_are_split_too(served, ranks):
