@@ -11,6 +11,8 @@ from msgspec import structs
 
 torch = pytest.importorskip("torch")
 
+from torch.utils.data import DataLoader  # noqa: E402
+
 from blockstore.owners import remove_owners, write_owners  # noqa: E402
 from blockstore.store import Store, open_store, read_rows  # noqa: E402
 from clients.prefetch import Prefetcher  # noqa: E402
@@ -258,6 +260,18 @@ def test_a_state_goes_on_with_another_map(served):
     assert [seeds(pieces) for pieces in zip(fewer[0], ahead, strict=True)] == epoch[1:]
     ahead.close()
     close(*data, *fewer)
+
+
+def test_workers_of_a_loader_take_steps_in_turn(served):
+    """Two owners, each with two workers, against one process."""
+    plain = open_pieces(served.tight, "random2", 2)
+    expected = list(side_by_side(*plain))
+    data = open_pieces(served.tight, "random2", 2)
+    loaders = [DataLoader(d, batch_size=None, num_workers=2) for d in data]
+    for found, pieces in zip(side_by_side(*loaders), expected, strict=True):
+        for one, other in zip(found, pieces, strict=True):
+            check_same(one, other)
+    close(*plain, *data)
 
 
 def test_ranks_share_a_batch_and_owners_each_share(served, store):
