@@ -27,6 +27,7 @@ class VerifyReport:
     edges: int = 0
     bytes: int = 0
     strays: tuple[str, ...] = ()  # files that lie in the folder and are not of the store
+    foreign_maps: tuple[str, ...] = ()  # owner maps of another store, or of this before a change
 
 
 def check_columns(

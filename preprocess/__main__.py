@@ -235,6 +235,11 @@ def verify(store: Path) -> None:
         )
         for name in report.strays:
             typer.echo(f"{store / name}: not a file of the store, and nothing reads it")
+        for name in report.foreign_maps:
+            typer.echo(
+                f"{store}: owner map {name}: of another store, or of this one before it was "
+                "changed: no session can use it; remove it, and make it again"
+            )
         for folder, num_bytes in verify_packs(store):
             typer.echo(f"{folder}: good: {format_bytes(num_bytes)} read")
 

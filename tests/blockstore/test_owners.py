@@ -5,12 +5,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 from blockstore import owners
 from blockstore.errors import CorruptBlock, StoreError, StoreExists
 from blockstore.owners import list_owners, read_facts, read_owners, remove_owners, write_owners
 from blockstore.store import Store, open_store
 from blockstore.verify import verify_store
+from preprocess.__main__ import app
 from tests.graphs import make_csc
 from tests.stores import write_store
 
@@ -77,7 +79,11 @@ def test_a_map_of_another_store_is_refused(store: Store, tmp_path: Path):
     other = open_store(tmp_path / "other")
     with pytest.raises(StoreError, match=r"of fingerprint .* it is of another store"):
         read_owners(other, "m")
-    assert verify_store(other.path).strays == ()
+    report = verify_store(other.path)
+    assert (report.strays, report.foreign_maps) == ((), ("m",))
+    assert verify_store(store.path).foreign_maps == ()
+    said = CliRunner().invoke(app, ["verify", str(other.path)]).output
+    assert "owner map m: of another store" in said
 
 
 @pytest.mark.parametrize("file", ["owner", "map.json"])
