@@ -7,7 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, field
 
 from msgspec import structs
@@ -158,7 +158,8 @@ class Daemon:
     def _drain_engine(self, idle: asyncio.Event) -> None:
         """In a thread of its own, which nobody joins: a worker may hang in a read."""
         self._engine.drain()
-        with contextlib.suppress(RuntimeError):  # the loop is closed: it came too late
+        with contextlib.suppress(RuntimeError, CancelledError):  # too late: the daemon has ended
+            self._opener.settle()
             self._loop.call_soon_threadsafe(idle.set)
 
     # -- from the engine --------------------------------------------------------------------------

@@ -89,6 +89,10 @@ class SessionOpener:
         """What requests take of the pools."""
         return [] if self._intake is None else [self._intake.entry()]
 
+    def settle(self) -> None:
+        """Wait until what the thread was given is done: it reads by what is closed next."""
+        self._thread.submit(lambda: None).result()
+
     def close(self) -> None:
         self._thread.shutdown(wait=False, cancel_futures=True)
 

@@ -438,6 +438,20 @@ def test_a_drain_refuses_newcomers_hangs_up_and_removes_its_files(shell, client)
     shell.engine.deliver(number, last)  # by then nobody listens, and nothing happens
 
 
+def test_a_drain_waits_for_a_session_that_is_being_opened(shell, client):
+    """What it reads by is closed afterwards: it would wait for a read that nobody does."""
+    shell.engine.may_attach.clear()
+    client.send(Attach(token=client.welcome.token, request=5))
+    assert shell.engine.seen()[0] == "attach"
+    shell.stop()
+    assert shell.engine.seen() == ("drain", None)
+    assert client.ask(StatusRequest()).draining
+    shell._thread.join(0.3)
+    assert shell._thread.is_alive()
+    shell.engine.may_attach.set()
+    shell.join()
+
+
 def test_a_second_signal_ends_the_wait_for_workers(shell, client):
     shell.engine.may_idle.clear()
     shell.stop()
