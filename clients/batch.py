@@ -50,6 +50,8 @@ class BatchArrays:
     ends: NDArray[np.int64] | None = None  # local ends of seed edges and negatives, in their types
     trees: NDArray[np.int64] | None = None  # (num_nodes,) as `n_id`, if sampled up to a time
     times: NDArray[np.int64] | None = None  # (num_seeds,) likewise
+    # with home placement: which rank trains each seed of the global batch
+    seed_rank: NDArray[np.int64] | None = None
 
 
 class ItemOrder(NamedTuple):
@@ -264,7 +266,7 @@ class BatchReader(ArenaReader):
             items = _with_edges(nodes, ready, edge_starts)
         counts = [items.count(t) for t in self._row_types]
         self._announce(ready, counts)
-        trees, times = named.get("trees"), named.get("times")
+        trees, times, ranks = (named.get(name) for name in ("trees", "times", "seed_rank"))
         ends = None
         if "ends" in named:
             ends = self._wide(blob, named["ends"]) if self._single else nodes.place[views["ends"]]
@@ -284,6 +286,7 @@ class BatchReader(ArenaReader):
             ends=ends,
             trees=None if trees is None else self._by_type(blob, trees, nodes),
             times=None if times is None else self._wide(blob, times),
+            seed_rank=None if ranks is None else self._wide(blob, ranks),
         )
         self._gather_groups(ready, items, batch.rows)
         return batch

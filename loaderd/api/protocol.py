@@ -64,6 +64,12 @@ class Labor(msgspec.Struct, frozen=True):
     batch_dependency: int = 1  # steps of an epoch that have their keys in common
 
 
+class HomePlacement(msgspec.Struct, frozen=True):
+    """The seeds of a global batch are trained by their owners, as ranks, instead of in ranges."""
+
+    time_steps: int = 0  # of all models together, after merging by model; 0: seeds stay at home
+
+
 class Resolved(msgspec.Struct, frozen=True, kw_only=True):
     """Semantic parameters of a plan: with (epoch, step) they fix every bit of a batch."""
 
@@ -130,6 +136,7 @@ class Attach(Message, frozen=True, kw_only=True, tag="attach"):
     labor: Labor | None = None  # draw neighbors by LABOR
     cycle: int = 0  # epoch e has the draws of epoch e % cycle; 0: its own
     owners: str = ""  # name of an owner map of the store: batches say who owns their nodes
+    home: HomePlacement | None = None  # `owners` names who trains which seeds, as ranks
     mask_size: int = 0  # of the mask over a type's nodes that ids are what is set of; 0: of none
     ids: int = 0  # numbers that describe the seeds: sent as `IdsWanted` asks for them
 
@@ -273,7 +280,8 @@ class BatchReady(Message, frozen=True, kw_only=True, tag="batch"):
     (edges,), the local source of each edge, hop by hop and relation by relation; `e_id` if asked;
     `ends` uint32 where seeds are edges: the local ends of these and of their negatives; where
     edges are sampled up to a time `trees` uint32, of each node, and `times` int64, of each seed;
-    with an owner map `owner` uint8, or uint16 for more than 256 owners, of each node.
+    with an owner map `owner` uint8, or uint16 for more than 256 owners, of each node; with home
+    placement `seed_rank` uint16, which rank trains each seed of the global batch, in its order.
     The structure's slots are released together with row group 0.
     """
 

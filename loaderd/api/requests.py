@@ -40,6 +40,8 @@ def check_attach(request: Attach) -> None:
     _within("chunk", request.chunk, 0, MAX_POSITION)
     _within("redeal", request.redeal, 0, MAX_POSITION)
     _within("cycle", request.cycle, 0, MAX_POSITION)
+    if request.home is not None:
+        _within("home.time_steps", request.home.time_steps, 0, request.world_size)
     _within("number of operators", len(request.operators), 0, MAX_OPERATORS)
     for name in request.operators:
         if len(name) > MAX_NAME:

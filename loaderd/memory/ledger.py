@@ -23,6 +23,7 @@ from loaderd.api.protocol import LedgerEntry
 from loaderd.memory.reservation import least_slots
 from loaderd.memory.workspace import ALIGN, Sizes, workspace_bytes
 from loaderd.plans.base import Shape
+from loaderd.plans.home import RANK_BYTES
 
 MAX_TRANSIT = 16  # slots a worker may use to pass blocks through
 _MOST_REQUESTS, _REQUESTS_PART = 1 << 20, 16  # bytes; a part of --mem, if that is less
@@ -333,9 +334,10 @@ def structure_bytes(shape: Shape, sizes: Sizes) -> int:
     edge_id_bytes = ITEM_BYTES[sizes.edge_id_dtype] if sizes.edge_id_dtype else 0
     relations, trees = len(shape.edges[0]), sizes.trees
     arrays = 6 + len(shape.edges) * relations + (sizes.owner_bytes > 0)
+    arrays += shape.placed > 0
     total = shape.nodes * id_bytes + 8 * shape.seeds + 4 * sum(shape.frontier) * relations
     total += 4 * shape.ends + (4 * shape.nodes + 8 * shape.seeds) * trees
-    total += shape.nodes * sizes.owner_bytes
+    total += shape.nodes * sizes.owner_bytes + RANK_BYTES * shape.placed
     return total + shape.total_edges * (4 + edge_id_bytes) + 64 * arrays
 
 

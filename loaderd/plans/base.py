@@ -3,17 +3,19 @@
 from typing import NamedTuple, Protocol
 
 from loaderd.api.errors import Refused
-from loaderd.api.protocol import Resolved
+from loaderd.api.protocol import HomePlacement, Resolved
 
 
 class Part(NamedTuple):
     """Whose share of each global batch is wanted: one trainer's of many, or one server's.
 
     rank   or `EVERY_RANK`
+    home   an owner map decides which seeds a rank gets; None: a range of the batch
     """
 
     rank: int = 0
     world_size: int = 1
+    home: HomePlacement | None = None
 
 
 EVERY_RANK = -1  # as a part's rank: the batches of all ranks of a job, one after another
@@ -39,9 +41,11 @@ class Unit(NamedTuple):
     stop: int
     macro: int = -1  # number of the macro-batch in the epoch
     cycle: int = 0
+    rank: int = -1  # whose seeds of these are wanted, if an owner map shares them; -1: all are
 
     @property
     def num_seeds(self) -> int:
+        """At these positions, whoever wants them."""
         return self.stop - self.start
 
 
@@ -53,6 +57,7 @@ class Shape(NamedTuple):
     edges: tuple[tuple[int, ...], ...]  # [hop][relation] edges found, at most
     nodes: int  # in the batch, at most
     ends: int = 0  # of seed edges and their negatives, at most
+    placed: int = 0  # seeds of all ranks, if an owner map shares them
 
     @property
     def total_edges(self) -> int:

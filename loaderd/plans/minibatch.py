@@ -49,9 +49,10 @@ class MinibatchPlan:
         r, part, position = self.resolved, self.part, step
         if part.rank == EVERY_RANK:
             step, rank = divmod(position, part.world_size)
-            part = Part(rank, part.world_size)
-        own = share(step, self._num_steps, r.num_seeds, r.batch_size, part)
-        return Unit(epoch, position, own.start, own.stop)
+            part = part._replace(rank=rank)
+        asked = Part() if part.home else part
+        own = share(step, self._num_steps, r.num_seeds, r.batch_size, asked)
+        return Unit(epoch, position, own.start, own.stop, rank=part.rank if part.home else -1)
 
     def epoch_key(self, epoch: int) -> int:
         return int(make_epoch_key(self.resolved.seed, drawn_epoch(self.resolved, epoch)))
@@ -73,7 +74,8 @@ class MinibatchPlan:
         world = self.part.world_size
         batch = self.resolved.batch_size
         largest = min(self.resolved.num_seeds, batch + world - 1)  # with a tail that joined
-        units = seeds = -(-largest // world)
+        # all seeds of a batch may have one owner
+        units = seeds = largest if self.part.home else -(-largest // world)
         ends = 0
         if self.resolved.edges is not None:
             ends = num_ends(self.resolved.edges, units)
@@ -95,7 +97,8 @@ class MinibatchPlan:
             repeated *= layers
         if not self._trees:
             nodes = min(nodes, self._bounds.num_nodes + seeds)
-        return Shape(units, tuple(frontier[:-1]), tuple(edges), nodes, ends)
+        placed = largest if self.part.home else 0
+        return Shape(units, tuple(frontier[:-1]), tuple(edges), nodes, ends, placed)
 
     def _most_edges(self, frontier: int, repeated: int, fanout: int, total: int) -> int:
         """Edges that a hop finds over a relation of `total` edges.

@@ -35,6 +35,7 @@ class Structure(NamedTuple):
     num_nodes: int
     num_edges: int
     frontiers: tuple[int, ...]  # nodes that each hop expanded
+    num_seeds: int
     num_ends: int = 0  # of seed edges and their negatives
 
     @property
@@ -57,17 +58,17 @@ class StructureArrays(NamedTuple):
     times: Written  # int64: of the seeds, likewise
 
 
-def structure_arrays(work: Workspace, structure: Structure, num_seeds: int) -> StructureArrays:
+def structure_arrays(work: Workspace, structure: Structure) -> StructureArrays:
     """Those that stand in a workspace after sampling."""
     return StructureArrays(
         (work.n_id[: structure.num_nodes],),
         joined([work.counts[: structure.num_counts]]),
         joined([work.local[: structure.num_edges]]),
         joined([work.edge_ids[: structure.num_edges]]),
-        joined([work.index[:num_seeds]]),
+        joined([work.index[: structure.num_seeds]]),
         joined([work.ends[: structure.num_ends]]),
         joined([work.trees[: structure.num_nodes]]),
-        joined([work.times[:num_seeds]]),
+        joined([work.times[: structure.num_seeds]]),
     )
 
 
@@ -124,7 +125,7 @@ def sample_hops(draw: Draw, plan: Plan, unit: Unit, work: Workspace, roots: Root
             edges_per_hop.append(tuple(found))
     return Structure(
         tuple(nodes_per_hop), tuple(edges_per_hop), num_nodes, edge, tuple(frontiers),
-        roots.ends.size,
+        roots.places.size, roots.ends.size,
     )  # fmt: skip
 
 

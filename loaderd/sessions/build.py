@@ -15,6 +15,7 @@ from loaderd.api.protocol import BatchReady, RowGroup
 from loaderd.memory.blob import ALIGN, Written, made, part, write_blob
 from loaderd.memory.workspace import Workspace, WorkspaceFull
 from loaderd.plans.base import Plan, Unit
+from loaderd.plans.home import RANK_BYTES, place_seeds
 from loaderd.plans.minibatch import MinibatchPlan
 from loaderd.plans.roots import EndTable, Roots, edge_roots, node_roots, seed_places, timed_roots
 from loaderd.sampling.macrobatch.graph import MacroGraph
@@ -91,11 +92,21 @@ class Builder:
         for unit in units:
             index = np.empty(unit.num_seeds, np.int64)
             seed_places(plan, unit, index)
+            if unit.rank >= 0:
+                index = index[self._seed_ranks(spec, index) == unit.rank]
             if plan.resolved.temporal is None:
                 found.append(node_roots(spec.seeds, index))
             else:
                 found.append(timed_roots(plan, unit, spec.seeds, spec.times, index))
         return found
+
+    def _seed_ranks(self, spec: BatchSpec, places: NDArray[np.int64]) -> NDArray[np.uint16]:
+        """Which rank trains each seed of a global batch, whose places are given."""
+        owners, part = spec.owners, spec.plan.part
+        assert owners is not None
+        assert part.home is not None
+        own = owners.owner[spec.seeds[places]]
+        return place_seeds(own, part.world_size, part.home.time_steps)
 
     def structure(self, spec: BatchSpec, unit: Unit, work: Workspace) -> Structure:
         """Structure of a batch of the whole graph.  Raises as `sample_from`."""
@@ -116,16 +127,18 @@ class Builder:
 
     def structure_bytes(self, structure: Structure, unit: Unit, spec: BatchSpec) -> int:
         item, resolved = self._original.itemsize, spec.plan.resolved
-        sizes = [item * structure.num_nodes, 8 * unit.num_seeds, 4 * structure.num_edges]
+        sizes = [item * structure.num_nodes, 8 * structure.num_seeds, 4 * structure.num_edges]
         sizes.append(4 * structure.num_ends)
         if resolved.temporal is not None:
-            sizes += [4 * structure.num_nodes, 8 * unit.num_seeds]
+            sizes += [4 * structure.num_nodes, 8 * structure.num_seeds]
         for frontier, edges in zip(structure.frontiers, structure.edges_per_hop, strict=True):
             sizes += [4 * frontier] * len(edges)
         if resolved.edge_ids:
             sizes.append(spec.edge_id_bytes * structure.num_edges)
         if spec.owners is not None:
             sizes.append(spec.owners.owner.itemsize * structure.num_nodes)
+        if unit.rank >= 0:
+            sizes.append(RANK_BYTES * unit.num_seeds)
         return sum(align(size, ALIGN) for size in sizes)
 
     def fill(
@@ -141,7 +154,7 @@ class Builder:
         positions = None if whole else self._positions(job, placement)
         rows = self._assembler.group_arrays(work, num, positions)
         assert job.structure is not None
-        arrays = structure_arrays(work, job.structure, job.unit.num_seeds)
+        arrays = structure_arrays(work, job.structure)
         return self.write(session, job, placement, spec, arrays, rows), copied
 
     def write(
@@ -170,13 +183,13 @@ class Builder:
         if placement.group > 0:
             return group
         assert job.structure is not None
-        named = self._named_arrays(job.structure, arrays, spec)
+        named = self._named_arrays(job.unit, job.structure, arrays, spec)
         return BatchReady(
             session=session,
             run=job.run,
             epoch=job.unit.epoch,
             step=job.unit.step,
-            num_seeds=job.unit.num_seeds,
+            num_seeds=job.structure.num_seeds,
             nodes_per_hop=job.structure.nodes_per_hop,
             edges_per_hop=job.structure.edges_per_hop,
             structure=write_blob(self._data, self._slot_bytes, placement.structure, named),
@@ -192,7 +205,7 @@ class Builder:
         return np.concatenate([in_place, missing])
 
     def _named_arrays(
-        self, structure: Structure, arrays: StructureArrays, spec: BatchSpec
+        self, unit: Unit, structure: Structure, arrays: StructureArrays, spec: BatchSpec
     ) -> list[tuple[str, NDArray[Any] | Written]]:
         resolved = spec.plan.resolved
 
@@ -208,6 +221,10 @@ class Builder:
         ]
         if spec.owners is not None:
             named.append(("owner", of_nodes(spec.owners.owner)))
+        if unit.rank >= 0:
+            places = np.empty(unit.num_seeds, np.int64)
+            seed_places(spec.plan, unit, places)
+            named.append(("seed_rank", self._seed_ranks(spec, places)))
         used = 0
         for hop, edges in enumerate(structure.edges_per_hop):
             frontier = structure.frontiers[hop]

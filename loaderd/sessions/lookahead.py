@@ -177,7 +177,7 @@ class LookAhead:
         shape, builder = plan.shape(), self._resources.builder
         worst = Structure(
             (*shape.frontier, 0), shape.edges, shape.nodes, shape.total_edges, shape.frontier,
-            shape.ends,
+            shape.seeds, shape.ends,
         )  # fmt: skip
         return Estimate(
             plan.num_steps,

@@ -15,10 +15,10 @@ from loaderd.memory.ledger import (
     session_need,
 )
 from loaderd.memory.workspace import Sizes
-from loaderd.plans.base import Part, Plan
+from loaderd.plans.base import Plan
 from loaderd.plans.chunks import METHOD_OF
 from loaderd.sessions.owners import owner_bytes
-from loaderd.sessions.resolve import make_plan, resolve, seed_relation
+from loaderd.sessions.resolve import asked_part, make_plan, resolve, seed_relation
 from loaderd.sessions.seeds import lookup_items, table_items
 
 
@@ -33,7 +33,7 @@ def least_slots(
     Macro-batches need their own memory beside it.
     """
     num_ids = table_items(manifest, seed_relation(manifest, request), request.split, resolved)
-    plan = make_plan(manifest, resolved, Part(request.rank, request.world_size), request.plan)
+    plan = make_plan(manifest, resolved, asked_part(request), request.plan)
     timed = request.temporal is not None and request.temporal.times == "given"
     times, lookup = resolved.num_seeds * timed, lookup_items(request.split, resolved)
     owners = owner_bytes(request)

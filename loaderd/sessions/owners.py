@@ -16,6 +16,8 @@ from blockstore.store import Store
 from loaderd.api.errors import Refused
 from loaderd.api.protocol import Attach
 from loaderd.plans.chunks import METHOD_OF
+from loaderd.plans.hyperbatch import HyperbatchPlan
+from loaderd.plans.minibatch import MinibatchPlan
 
 
 def owner_bytes(request: Attach) -> int:
@@ -29,6 +31,11 @@ def map_digest(store: Store, request: Attach) -> str:
     Raises Refused: its batches cannot be split, or not by this map.
     """
     if not (name := request.owners):
+        if request.home is not None:
+            raise Refused(
+                "home placement: found no owner map, expected the name of one with as many owners "
+                "as ranks; give owners"
+            )
         return ""
     manifest, where = store.manifest, f"owners {request.owners!r}"
     several = max(len(manifest.types), len(manifest.relations)) > 1
@@ -54,7 +61,26 @@ def map_digest(store: Store, request: Attach) -> str:
             f"{where}: the map is of a store of fingerprint {facts.fingerprint}, expected "
             f"{manifest.fingerprint}; make the map again"
         )
+    if request.home is not None:
+        _check_home(request, facts.owners)
     return facts.digest
+
+
+def _check_home(request: Attach, owners: int) -> None:
+    """Raises Refused: seeds cannot be placed at home, or not by a map of so many owners."""
+    where = f"home placement by owners {request.owners!r}"
+    if request.plan not in ("auto", MinibatchPlan.name, HyperbatchPlan.name):
+        raise Refused(f"{where}: found plan {request.plan!r}, expected 'minibatch' or 'hyperbatch'")
+    if request.frontier != "layer":
+        raise Refused(
+            f"{where}: found frontier {request.frontier!r}, expected 'layer': otherwise what is "
+            "sampled around a seed depends on the other seeds of its batch"
+        )
+    if owners != request.world_size:
+        raise Refused(
+            f"{where}: the map has {owners} owners, expected {request.world_size}, one for each "
+            "rank; make another map by `blockstore owners`"
+        )
 
 
 def read_map(store: Store, request: Attach, memory: NDArray[np.uint8]) -> OwnerMap | None:

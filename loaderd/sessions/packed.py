@@ -152,7 +152,7 @@ def open_packed(
     Raises Refused: nobody serves this request.  Why a pack that is there is not used, the log says.
     """
     alone = request.world_size > 1 and request.rank != EVERY_RANK  # positions are not its steps
-    if request.plan not in _PLANS or alone or request.edge_features:
+    if request.plan not in _PLANS or alone or request.edge_features or request.home:
         return None
     asked = ask(resources, request, frame, HyperbatchPlan.name)
     resolved = asked.plan.resolved

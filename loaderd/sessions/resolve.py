@@ -287,6 +287,10 @@ def has_halos(manifest: Manifest) -> bool:
     )
 
 
+def asked_part(request: Attach) -> Part:
+    return Part(request.rank, request.world_size, request.home)
+
+
 def make_plan(manifest: Manifest, resolved: Resolved, part: Part, name: str) -> MinibatchPlan:
     """The plan of this name that serves these parameters; `auto`: the one for what is in memory."""
     bounds = GraphBounds(manifest.num_nodes, tuple(r.num_edges for r in manifest.relations))

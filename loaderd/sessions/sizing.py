@@ -31,14 +31,14 @@ from loaderd.memory.workspace import (
     clear_workspace,
     workspace_bytes,
 )
-from loaderd.plans.base import Part, Shape
+from loaderd.plans.base import Shape
 from loaderd.plans.minibatch import MinibatchPlan
 from loaderd.sampling.hyperbatch.single import Workspaces
 from loaderd.sessions.base import Allocation, StoreResources
 from loaderd.sessions.build import BatchSpec
 from loaderd.sessions.minimum import check_numbers, least_slots, session_needs, sizes_of
 from loaderd.sessions.owners import owner_bytes, read_map
-from loaderd.sessions.resolve import make_plan, resolve, seed_relation, seed_type
+from loaderd.sessions.resolve import asked_part, make_plan, resolve, seed_relation, seed_type
 from loaderd.sessions.seeds import (
     check_mask,
     count_edges,
@@ -151,10 +151,9 @@ def ask(
     """The request for a plan; `frame`: ids and times of seeds.  Raises Refused."""
     manifest = resources.store.manifest
     resolved = resolve_sampled(manifest, request, frame)
-    part = Part(request.rank, request.world_size)
     return Asked(
         request,
-        make_plan(manifest, resolved, part, plan),
+        make_plan(manifest, resolved, asked_part(request), plan),
         *split_frame(request, frame),
         rows_of(manifest, resolved.edge_features),
         table_items(manifest, seed_relation(manifest, request), request.split, resolved),

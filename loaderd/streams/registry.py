@@ -15,6 +15,7 @@ from loaderd.api.protocol import (
     BatchReady,
     ChunkReady,
     ErrorReply,
+    HomePlacement,
     LedgerEntry,
     Resolved,
     SessionStatus,
@@ -39,10 +40,16 @@ class StreamKey(NamedTuple):
     plan: str
     alone: int  # number of a session that shares with nobody, else 0
     owners: str = ""  # digest of the owner map that batches name owners by
+    home: HomePlacement | None = None  # by that map, instead of ranges of seeds
 
     @property
     def world(self) -> int:
         return self.world_size if self.rank == EVERY_RANK else 1
+
+    @property
+    def splits(self) -> bool:
+        """Whether its sessions are owners that want the same batch at the same time."""
+        return self.owners != "" and self.home is None
 
     @property
     def in_step(self) -> bool:

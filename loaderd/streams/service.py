@@ -106,7 +106,9 @@ class StreamService(Closing):
         kind, rank = find_kind(request.plan), 0
         if kind.every_rank and request.world_size > 1:
             request, rank = structs.replace(request, rank=EVERY_RANK), request.rank
-        key = StreamKey(resolved, request.rank, request.world_size, request.plan, alone, owners)
+        key = StreamKey(
+            resolved, request.rank, request.world_size, request.plan, alone, owners, request.home
+        )
         with self._opener.opening:
             # of streams that do not get wider rather another one
             if (attached := self._join(number, key, rank, request, 2 - kind.resizable)) is not None:
@@ -168,7 +170,7 @@ class StreamService(Closing):
             group = self._registry.groups.get(key)
             for stream in [] if group is None else list(group.streams):
                 assert group is not None
-                if not key.owners:  # these want the same batch at the same time
+                if not key.splits:
                     stream.session.widen(_MORE)
                 if stream.has_room(rank) and stream.depth >= least:
                     window = request.window or group.attached.window

@@ -55,7 +55,7 @@ def compact(
     batch: int, unit: Unit, structure: Structure, work: Workspace, area: StructureArea
 ) -> Sampled | None:
     """What stands in a workspace after sampling, copied to the area; None where it has no room."""
-    nodes, *found = structure_arrays(work, structure, unit.num_seeds)
+    nodes, *found = structure_arrays(work, structure)
     counts, local = work.counts[: structure.num_counts], work.local[: structure.num_edges]
 
     def keep(array: Written) -> Written:

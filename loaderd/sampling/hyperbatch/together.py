@@ -167,6 +167,7 @@ class BlockSampler:
             batch.num_nodes,
             sum(sum(edges) for edges in batch.edges_per_hop),
             tuple(batch.expanded),
+            batch.index.size,
             batch.ends.size,
         )
         arrays = StructureArrays(

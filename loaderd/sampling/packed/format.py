@@ -242,8 +242,9 @@ def read_record(
     edges, sizes = rest[: hops * relations], rest[hops * relations :]
     per_hop = tuple(tuple(edges[h * relations : (h + 1) * relations]) for h in range(hops))
     structure = Structure(
-        tuple(nodes_per_hop), per_hop, num_nodes, num_edges, tuple(frontiers), num_ends
-    )
+        tuple(nodes_per_hop), per_hop, num_nodes, num_edges, tuple(frontiers),
+        sizes[StructureArrays._fields.index("places")], num_ends,
+    )  # fmt: skip
     found, at = list[NDArray[Any]](), _aligned(8 * length)
     for name, size in zip(StructureArrays._fields, sizes, strict=True):
         dtype = np.dtype(dtypes[name])

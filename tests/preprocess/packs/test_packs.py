@@ -138,7 +138,7 @@ def test_a_record_is_what_was_sampled():
         joined([np.arange(2)]), joined([pieces[4]]), joined([pieces[4]]),
         joined([np.empty(0, np.int64)]),
     )  # fmt: skip
-    structure = Structure((2, 4, 2), ((3, 1), (4, 1)), 8, 9, (2, 4), 0)
+    structure = Structure((2, 4, 2), ((3, 1), (4, 1)), 8, 9, (2, 4), 2, 0)
     dtypes = packed.array_dtypes("uint32", "")
     record = packed.make_record(structure, arrays, dtypes)
     memory = np.full(packed.num_pages(record.num_bytes) * PAGE_BYTES, 7, np.uint8)

@@ -14,7 +14,7 @@ from loaderd.sampling.hyperbatch.session import StructureArea
 from loaderd.sampling.hyperbatch.single import BatchSampler, SessionWorkers, Workspaces
 from loaderd.sampling.structure import Structure
 
-STRUCTURE = Structure((2, 3), ((4,),), 5, 4, (2,))
+STRUCTURE = Structure((2, 3), ((4,),), 5, 4, (2,), 2)
 
 
 def make_work(nodes: int, small: bool = False, trees: bool = False) -> Workspace:

@@ -1,0 +1,77 @@
+"""Home batches: each rank trains the seeds of the global batch that it owns by an owner map."""
+
+from dataclasses import dataclass
+from typing import Unpack
+
+import msgspec
+import torch
+from torch import Tensor
+
+from clients.batch import BatchArrays
+from clients.connection.request import checked_request
+from clients.torch import (
+    Batch,
+    Fanouts,
+    InputNodes,
+    NodeSampledDataset,
+    SamplingOptions,
+    batch_fields,
+    only_type,
+)
+from loaderd.api.protocol import Attached, HomePlacement
+
+__all__ = ["HomeBatch", "HomeDataset"]
+
+
+@dataclass(slots=True, repr=False, kw_only=True)
+class HomeBatch(Batch):
+    """What one rank trains of a global batch; there may be no seeds, and no nodes at all."""
+
+    seed_rank: Tensor  # int64 (seeds of all ranks,) which rank trains each, in the batch's order
+
+
+class HomeDataset(NodeSampledDataset[HomeBatch]):
+    """The batches of a rank, of a store of one node type and relation.
+
+    In a step all ranks together train the global batch of `NeighborDataset`, with the same edges;
+    which of its seeds a rank gets does not change a saved position.
+    """
+
+    batch_type, several_types = HomeBatch, "another way to share batches"
+
+    def __init__(
+        self,
+        endpoint: str,
+        split: str = "train",
+        num_neighbors: Fanouts = (15, 10, 5),
+        batch_size: int = 1000,
+        *,
+        owners: str,
+        time_steps: int = 0,
+        input_nodes: InputNodes = None,
+        **options: Unpack[SamplingOptions],
+    ) -> None:
+        """As `NeighborDataset`; what cannot be placed at home, the daemon refuses.
+
+        owners       name of an owner map of the store, with as many owners as ranks
+        time_steps   seeds are merged by model into so many time steps; 0: each stays at home
+        frontier     "layer"
+        """
+        super().__init__(
+            endpoint, split, num_neighbors, batch_size, input_nodes=input_nodes, **options
+        )
+        self._request = checked_request(
+            msgspec.structs.replace(self._request, owners=owners, home=HomePlacement(time_steps))
+        )
+
+    def set_time_steps(self, time_steps: int) -> None:
+        """Between two epochs: merge by model into another number of time steps from now on."""
+        home = HomePlacement(time_steps)
+        if home != self._request.home:
+            self.close()
+            self._request = checked_request(msgspec.structs.replace(self._request, home=home))
+
+    def _to_batch(self, arrays: BatchArrays, attached: Attached) -> HomeBatch:
+        assert arrays.seed_rank is not None
+        found = only_type(batch_fields(arrays, attached))
+        return HomeBatch(**found, seed_rank=torch.from_numpy(arrays.seed_rank))
