@@ -102,9 +102,9 @@ class FlatGradients:
         self._ranks = ranks
         parameters = [p for p in model.parameters() if p.requires_grad]
         sizes = [p.numel() for p in parameters]
-        self._flat = parameters[0].new_zeros(sum(sizes) + 2)  # in the end: loss, labelled seeds
+        self.flat = parameters[0].new_zeros(sum(sizes) + 2)  # in the end: loss, labelled seeds
         for parameter, stop in zip(parameters, accumulate(sizes), strict=True):
-            parameter.grad = self._flat[stop - parameter.numel() : stop].view_as(parameter)
+            parameter.grad = self.flat[stop - parameter.numel() : stop].view_as(parameter)
 
     def of_mean(self, loss: Tensor, count: Tensor) -> tuple[float, int]:
         """Compute the gradients of the mean loss over what all ranks count.
@@ -114,12 +114,28 @@ class FlatGradients:
 
         Returns both, added up over all ranks.
         """
-        self._flat.zero_()
+        self.clear()
+        self.add(loss, count)
+        return self.mean(everywhere=True)
+
+    def clear(self) -> None:
+        self.flat.zero_()
+
+    def add(self, loss: Tensor, count: Tensor) -> None:
+        """Add the gradients of a sum of losses, which requires grad; arguments as of `of_mean`."""
         torch.autograd.backward(loss)
-        self._flat[-2], self._flat[-1] = loss.detach(), count
-        self._ranks.add_up(self._flat)
-        total, counted = self._flat[-2:].tolist()
-        self._flat /= max(counted, 1)
+        self.flat[-2] += loss.detach()
+        self.flat[-1] += count
+
+    def mean(self, everywhere: bool) -> tuple[float, int]:
+        """Divide what was added by how many losses these were: on all ranks together, or here.
+
+        Returns the sum of the losses, and how many.
+        """
+        if everywhere:
+            self._ranks.add_up(self.flat)
+        total, counted = self.flat[-2:].tolist()
+        self.flat /= max(counted, 1)
         return total, int(counted)
 
 
