@@ -3,6 +3,7 @@
 Under `torchrun --nproc-per-node 2 -m clients.train ENDPOINT` the processes share each batch.  With
 `--plan split --owners NAME` each computes the nodes that it owns by a map of the store; if there
 are D times as many processes as owners, they share each batch D ways, and split each share.  With
+`--placement home --owners NAME --frontier layer` each trains the seeds that it owns.  With
 `--checkpoint FILE` a run that was stopped goes on at the next step, to the same weights as if it
 had not been.  `--dropout keyed` gives a node the same mask for any number of processes; otherwise
 masks depend on (seed, epoch, step, rank).
@@ -22,6 +23,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from clients.micrograph.dataset import HomeBatch, HomeDataset
+from clients.micrograph.training import MERGES, MIGRATE, HomeOptions, HomeTraining
 from clients.models import LAYERS, DropoutKeys, Layered, RelationalModel, RowExchange
 from clients.ranks import TIMEOUT_S, FlatGradients, RankLost, Ranks, SplitPlace, joined
 from clients.shuffle import Shuffle
@@ -31,9 +34,10 @@ from loaderd.api.errors import DaemonError
 
 UNLABELLED = -1
 PLANS = ("auto", "minibatch", "hyperbatch", "macrobatch", "split")
+HOME_ONLY = ("parts", "merge", "migrate", "sync_every")  # settings of placement "home"
 
 AnyBatch = Batch | HeteroBatch | SplitBatch
-AnyDataset = NeighborDataset | HeteroDataset | SplitDataset
+AnyDataset = NeighborDataset | HeteroDataset | SplitDataset | HomeDataset
 
 
 class NotTrainable(ValueError):
@@ -48,8 +52,13 @@ class Settings:
     num_neighbors: tuple[int, ...] = (15, 10)
     frontier: str = "new"
     plan: str = "auto"
-    owners: str = ""  # of plan "split": name of an owner map of the store
+    owners: str = ""  # of plan "split" and placement "home": name of an owner map of the store
     mixed_rows: bool = False  # of plan "split": gather rows of remote nodes, too
+    placement: str = ""  # "home": each rank trains the seeds that it owns by map `owners`
+    parts: str = "1"  # of placement "home": time steps of an iteration; "auto": as is fastest
+    merge: str = "server"  # how there get to be fewer than ranks; or "model"
+    migrate: str = "never"  # whether models travel between time steps; or "always"
+    sync_every: int = 1  # steps between two averages of the ranks' models
     batch_size: int = 1000
     hidden: int = 128
     dropout: str = "random"  # or "keyed": by (seed, epoch, step, layer, node)
@@ -128,22 +137,19 @@ def say(line: str) -> None:
 
 def optimize(
     batches: Iterable[Any],
-    loss_of: Callable[[Any], tuple[torch.Tensor, torch.Tensor]],
-    optimizer: torch.optim.Optimizer,
-    gradients: FlatGradients,
+    update: Callable[[Any], tuple[float, int]],
     goes_on: Callable[[], bool] = lambda: True,
 ) -> tuple[float, Clock]:
     """A step for each batch: mean loss over the labelled seeds, and where the time went.
 
-    loss_of   sum of the losses of a batch, and of how many, as `sum_of_losses` gives them
+    update    takes the step: sum of the losses, and how many, on all ranks together
     goes_on   asked after each step
     """
     clock, total, seeds = Clock(), 0.0, 0
     begun = asked = time.perf_counter()
     for batch in batches:
         clock.waiting_s += time.perf_counter() - asked
-        loss, labelled = gradients.of_mean(*loss_of(batch))
-        optimizer.step()
+        loss, labelled = update(batch)
         total += loss
         seeds += labelled
         if not goes_on():
@@ -161,7 +167,8 @@ class Trainer:
     ) -> None:
         """`observe`: called with each batch that is trained on."""
         self._settings, self._ranks, self._observe = settings, ranks, observe
-        _check_split(settings)
+        _check_owners(settings)
+        home = HomeOptions.of(settings, ranks.world_size) if settings.placement else None
         torch.manual_seed(settings.seed)
         self._device = ranks.device(settings.device)
         folder = Path(settings.checkpoint).parent
@@ -171,7 +178,7 @@ class Trainer:
                 "make it, or choose another one"
             )
         self._place = SplitPlace(ranks.rank, ranks.world_size)
-        if settings.owners:
+        if settings.plan == "split":
             with contextlib.closing(self.open_split("train")) as data:
                 attached = data.attached()
             ranks.refuse_different(f"owner map {settings.owners!r}", attached.owners)
@@ -179,8 +186,15 @@ class Trainer:
         self.model = Classes(self._make_net()).to(self._device)
         self._gradients = FlatGradients(self.model, ranks)
         self._optimizer = torch.optim.Adam(self.model.parameters(), settings.learning_rate)
-        self._data = self.ahead(self.open_split("train"))
+        data = self.open_split("train")
+        self._data = self.ahead(data)
+        self._home: HomeTraining | None = None
+        if home is not None:
+            assert isinstance(data, HomeDataset)
+            ranks.refuse_different(f"owner map {settings.owners!r}", data.attached().owners)
+            self._home = HomeTraining(home, data, self._gradients, self._optimizer, ranks)
         self._steps = 0  # in all
+        self._due = False  # a checkpoint is to be saved
         self._first_epoch = 0
         if settings.checkpoint and Path(settings.checkpoint).exists():
             self._load(settings.checkpoint)
@@ -192,6 +206,9 @@ class Trainer:
         names = ("num_neighbors", "frontier", "batch_size", "seed", "store")
         wanted: dict[str, Any] = {name: getattr(settings, name) for name in names}
         wanted |= {"rank": place.share, "world_size": place.shares, "shuffle": split == "train"}
+        if settings.placement and owners:
+            plain = {"plan": settings.plan, "owners": owners}
+            return HomeDataset(settings.endpoint, split=split, **(wanted | plain | options))
         if not owners:
             plan = "auto" if settings.plan == "split" else settings.plan
             wanted |= {"plan": plan, "input_type": settings.input_type}
@@ -215,6 +232,8 @@ class Trainer:
         """Train, print a line an epoch, and return the accuracy on the test split."""
         settings = self._settings
         for epoch in range(self._first_epoch, settings.epochs):
+            if self._home is not None:
+                self._home.begin_epoch()
             self._data.set_epoch(epoch)
             loss, clock = self._train_epoch()
             if self._ended:
@@ -233,6 +252,8 @@ class Trainer:
         with self.ahead(self.open_split(split)) as data:  # takes no memory while the model trains
             for batch in data:
                 label = seed_labels(batch)
+                if isinstance(batch, HomeBatch) and not label.numel():
+                    continue  # owners of split batches exchange rows, with seeds or without
                 right += int((self._logits(batch).argmax(dim=1) == label).sum())
                 seeds += int((label != UNLABELLED).sum())
         total_right, total_seeds = self._ranks.total(right, seeds)
@@ -274,31 +295,45 @@ class Trainer:
 
     def _train_epoch(self) -> tuple[float, Clock]:
         """What is left of an epoch: mean loss over seeds of all ranks, and where the time went."""
-        settings = self._settings
+        save_every = self._settings.save_every
         self.model.train()
-
-        def loss_of(batch: AnyBatch) -> tuple[torch.Tensor, torch.Tensor]:
-            if self._observe is not None:
-                self._observe(batch)
-            place = (settings.seed, batch.epoch, batch.step)
-            keys = None
-            if settings.dropout == "keyed":
-                ids = batch.n_id if isinstance(batch, HeteroBatch) else {"": batch.n_id}
-                keys = DropoutKeys(*place, ids)
-            else:
-                torch.manual_seed(hash((*place, self._ranks.rank)) & (2**63 - 1))
-            return sum_of_losses(self._logits(batch, keys), seed_labels(batch))
 
         def goes_on() -> bool:
             self._steps += 1
-            if self._ended or (settings.save_every and self._steps % settings.save_every == 0):
+            self._due |= self._ended or (save_every > 0 and self._steps % save_every == 0)
+            if self._home is not None and not self._home.averaged:
+                return True  # what rank 0 has is not the model of all of them
+            if self._due:
                 self._save()
+                self._due = False
             return not self._ended
 
-        loss, clock = optimize(self._data, loss_of, self._optimizer, self._gradients, goes_on)
-        if not self._ended and not settings.save_every:
+        loss, clock = optimize(self._data, self._update, goes_on)
+        if not self._ended and not save_every:
             self._save()
         return loss, clock
+
+    def _update(self, batch: AnyBatch) -> tuple[float, int]:
+        """One step: sum of the losses over seeds of all ranks, and how many were labelled."""
+        if self._observe is not None:
+            self._observe(batch)
+        if self._settings.dropout != "keyed":
+            place = (self._settings.seed, batch.epoch, batch.step, self._ranks.rank)
+            torch.manual_seed(hash(place) & (2**63 - 1))
+        if self._home is not None:
+            assert isinstance(batch, HomeBatch)
+            return self._home.update(batch, self._loss_of)
+        found = self._gradients.of_mean(*self._loss_of(batch))
+        self._optimizer.step()
+        return found
+
+    def _loss_of(self, batch: AnyBatch) -> tuple[torch.Tensor, torch.Tensor]:
+        """As `sum_of_losses`."""
+        keys = None
+        if self._settings.dropout == "keyed":
+            ids = batch.n_id if isinstance(batch, HeteroBatch) else {"": batch.n_id}
+            keys = DropoutKeys(self._settings.seed, batch.epoch, batch.step, ids)
+        return sum_of_losses(self._logits(batch, keys), seed_labels(batch))
 
     def _save(self) -> None:
         """Rank 0 writes where all of them stand; whole or not at all."""
@@ -309,6 +344,8 @@ class Trainer:
             "model": self.model.state_dict(), "optimizer": self._optimizer.state_dict(),
             "data": self._data.state_dict(), "steps": self._steps,
         }  # fmt: skip
+        if self._home is not None:
+            state["home"] = self._home.state_dict()
         torch.save(state, f"{path}.new")
         Path(f"{path}.new").replace(path)
 
@@ -319,14 +356,27 @@ class Trainer:
         self._optimizer.load_state_dict(state["optimizer"])
         self._data.load_state_dict(state["data"])
         self._steps, self._first_epoch = state["steps"], state["data"]["epoch"]
+        if self._home is not None and "home" in state:
+            self._home.load_state_dict(state["home"])
 
 
-def _check_split(settings: Settings) -> None:
+def _check_owners(settings: Settings) -> None:
     """Raises ValueError: options that do not go together."""
+    split, home = settings.plan == "split", settings.placement == "home"
     found = f"plan {settings.plan!r}, owners {settings.owners!r}"
-    if (settings.plan == "split") != bool(settings.owners):
-        raise ValueError(f"{found}: expected both or neither; give --plan split --owners NAME")
-    if settings.mixed_rows and not settings.owners:
+    if split + home != bool(settings.owners) or home != bool(settings.placement):
+        raise ValueError(
+            f"{found}, placement {settings.placement!r}: expected owners with either plan 'split' "
+            "or placement 'home', and none without; give --plan split --owners NAME"
+        )
+    usual = Settings("")
+    own = [name for name in HOME_ONLY if getattr(settings, name) != getattr(usual, name)]
+    if own and not home:
+        raise ValueError(
+            f"{own[0]} {getattr(settings, own[0])!r}: found no placement 'home', expected it; give "
+            f"--placement home --owners NAME, or leave {own[0]} out"
+        )
+    if settings.mixed_rows and not split:
         raise ValueError(f"mixed_rows: found {found}, expected plan 'split'; leave mixed_rows out")
     if settings.input_type and settings.owners:
         raise ValueError(
@@ -398,6 +448,11 @@ def main() -> None:
         "plan": {"choices": PLANS},
         "owners": {"help": "of plan split: name of an owner map of the store"},
         "mixed_rows": {"help": "of plan split: gather input rows of all nodes, exchange none"},
+        "placement": {"choices": ("home",), "help": "home: each rank trains the seeds it owns"},
+        "parts": {"help": "of placement home: time steps of an iteration, or auto"},
+        "merge": {"choices": MERGES, "help": "where seeds go if there are fewer than ranks"},
+        "migrate": {"choices": MIGRATE, "help": "whether models travel between time steps"},
+        "sync_every": {"help": "steps between two averages of models that travel"},
         "dropout": {"choices": ("random", "keyed")},
         "input_type": {"help": "node type that is classified"},
         "store": {"help": "its name, if the daemon serves several"},

@@ -101,15 +101,17 @@ def train(settings: HopSettings) -> tuple[float, float]:
 
     gradients = FlatGradients(model, Ranks())
 
-    def loss_of(batch: HopBatch) -> tuple[Tensor, Tensor]:
+    def update(batch: HopBatch) -> tuple[float, int]:
         assert batch.y is not None
-        return sum_of_losses(model(inputs(settings, batch)), batch.y)
+        found = gradients.of_mean(*sum_of_losses(model(inputs(settings, batch)), batch.y))
+        optimizer.step()
+        return found
 
     ahead, best = prefetch(data, settings.device), (0.0, 0.0)
     for epoch in range(settings.epochs):
         ahead.set_epoch(epoch)
         model.train()
-        loss, clock = optimize(ahead, loss_of, optimizer, gradients)
+        loss, clock = optimize(ahead, update)
         found = accuracy(settings, model, valid)
         if found >= best[0]:
             best = found, accuracy(settings, model, test)

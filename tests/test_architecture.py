@@ -118,6 +118,7 @@ DOORS = {  # library -> the only files that import it, in the packages that are 
         "clients/cut.py",
         "clients/micrograph/dataset.py",
         "clients/micrograph/migrate.py",
+        "clients/micrograph/training.py",
         "clients/micrograph/updates.py",
         "clients/micrograph/visits.py",
         "clients/lightning.py",

@@ -121,5 +121,7 @@ class HomeUpdates:
 
 def _scatter(values: Tensor, parts: list[Tensor]) -> None:
     """Flat values to the tensors that they were made of."""
-    for part, own in zip(parts, values.split([part.numel() for part in parts]), strict=True):
+    for part, own in zip(
+        parts, values.split_with_sizes([part.numel() for part in parts]), strict=True
+    ):
         part.copy_(own.view_as(part))

@@ -119,8 +119,8 @@ def test_if_a_rank_is_killed_the_others_name_it_and_the_daemon_is_as_before(serv
 
 def test_what_cannot_be_split_is_said(served, ranks):
     for wrong, said in (
-        ({"owners": "two"}, "plan 'auto', owners 'two': expected both or neither"),
-        ({"plan": "split"}, "plan 'split', owners '': expected both or neither"),
+        ({"owners": "two"}, "plan 'auto', owners 'two', placement '': expected owners with"),
+        ({"plan": "split"}, "plan 'split', owners '', placement '': expected owners with"),
         ({"mixed_rows": True}, "mixed_rows: found plan 'auto'"),
         ({"plan": "split", "owners": "two", "input_type": "paper"}, "input_type 'paper': found"),
     ):
