@@ -41,8 +41,8 @@ class MergeSearch:
     def state_dict(self) -> dict[str, Any]:
         """Plain values: where the search stands, in the middle of an epoch, too."""
         return {
-            "num_ranks": self._num_ranks, "time_steps": self.time_steps, "ended": self.ended, "before": self._before,
-            "spent": self._seconds,
+            "num_ranks": self._num_ranks, "time_steps": self.time_steps, "ended": self.ended,
+            "before": self._before, "spent": self._seconds,
         }  # fmt: skip
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
