@@ -96,6 +96,7 @@ class HomeTraining:
         """On all ranks, before batches of an epoch are read."""
         if self._options.by_model:
             self._data.set_time_steps(self.time_steps)
+            self._ranks.barrier()  # the stream of the epoch before has nobody who reads it
             self._data.attached()
             self._ranks.barrier()  # who comes later may not find a place in their stream
         if self._search is not None:
