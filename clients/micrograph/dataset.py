@@ -37,8 +37,6 @@ class HomeDataset(NodeSampledDataset[HomeBatch]):
     which of its seeds a rank gets does not change a saved position.
     """
 
-    batch_type, several_types = HomeBatch, "another way to share batches"
-
     def __init__(
         self,
         endpoint: str,

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from loaderd.api.errors import Refused
-from loaderd.api.protocol import HopBatches, Labor, MacroBatch
-from loaderd.plans.base import Part, count_steps, share
+from loaderd.api.protocol import HomePlacement, HopBatches, Labor, MacroBatch
+from loaderd.plans.base import EVERY_RANK, Part, count_steps, share
 from loaderd.plans.chunks import HopPlan
 from loaderd.plans.macrobatch import MacrobatchPlan, share_steps
 from loaderd.plans.minibatch import GraphBounds, MinibatchPlan
@@ -96,3 +96,26 @@ def test_a_cycle_has_the_draws_of_its_epochs_again(family: str):
         structs.replace(resolved, hops=None, macro=None), Part(), GraphBounds(1000, (5000,))
     ).unit(7, 1)
     assert unit.epoch == 7  # as the client is told
+
+
+def test_a_unit_at_home_is_the_whole_batch_and_a_rank():
+    """Of one rank, and of all ranks of a job: a rank may own all of the largest batch."""
+    resolved = structs.replace(RESOLVED, num_seeds=202, batch_size=50, fanouts=((2,), (3,)))
+    bounds, home = GraphBounds(1000, (5000,)), HomePlacement()
+    alone = MinibatchPlan(resolved, Part(2, 4, home), bounds)
+    whole = MinibatchPlan(resolved, Part(EVERY_RANK, 4, home), bounds)
+    ranges = MinibatchPlan(resolved, Part(2, 4), bounds)
+    assert (alone.num_steps, whole.num_steps) == (4, 16)  # a tail of 2 joined the last batch
+    for step in range(4):
+        unit = alone.unit(1, step)
+        assert (unit.start, unit.stop, unit.rank) == (
+            50 * step,
+            202 if step == 3 else 50 + 50 * step,
+            2,
+        )
+        assert [whole.unit(1, 4 * step + r)[2:4] for r in range(4)] == [unit[2:4]] * 4
+        assert [whole.unit(1, 4 * step + r).rank for r in range(4)] == [0, 1, 2, 3]
+        assert ranges.unit(1, step).rank == -1
+    for plan in (alone, whole):
+        assert plan.shape().seeds == plan.shape().placed == 53
+    assert (ranges.shape().seeds, ranges.shape().placed) == (14, 0)

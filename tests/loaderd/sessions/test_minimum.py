@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 from blockstore.errors import BudgetTooSmall
+from blockstore.owners import write_owners
 from blockstore.store import Store, open_store
 from blockstore.units import format_mem, parse_bytes
 from loaderd.api.errors import Refused
-from loaderd.api.protocol import Attach, SeedEdges
+from loaderd.api.protocol import Attach, HomePlacement, SeedEdges
 from loaderd.memory.ledger import make_budget
 from loaderd.sessions.engine import default_settings
 from loaderd.sessions.sizing import check_possible
@@ -28,6 +29,10 @@ REQUESTS: tuple[dict[str, Any], ...] = (
     {"batch_size": 256, "num_neighbors": (15, 10)},
     {"batch_size": 1024, "num_neighbors": (10, 5)},
 )
+HOME: dict[str, Any] = {  # of four ranks, one of which owns everything
+    "batch_size": 1024, "num_neighbors": (10, 5), "frontier": "layer", "owners": "one",
+    "home": HomePlacement(), "world_size": 4,
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +48,7 @@ def stores(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
         write_store(
             found[block_bytes], graph, train, block_bytes, offsets=list(offsets), halos=halos
         )
+        write_owners(open_store(found[block_bytes]), "one", np.zeros(NODES, np.int64), 4, {})
     return found
 
 
@@ -129,6 +135,8 @@ def test_the_memory_that_a_refusal_names_passes_the_check_and_no_less_does(
         ("auto", 65536, 4, REQUESTS[1]),
         ("hyperbatch", 65536, 1, REQUESTS[2]),
         ("hyperbatch", 4096, 4, REQUESTS[0]),
+        ("minibatch", 4096, 1, HOME),
+        ("hyperbatch", 65536, 2, HOME),
     ],
 )
 def test_a_session_is_served_from_the_memory_on_that_passes_the_check(
