@@ -20,6 +20,7 @@ class Averaging(NamedTuple):
 
     sync_every   optimizer steps between two averages of the models; 1: gradients are added up in
                  each step, so that all models are one
+    migrate      models travel between time steps; they must with `sync_every` over 1
     """
 
     sync_every: int = 1

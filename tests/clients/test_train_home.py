@@ -115,6 +115,18 @@ def test_a_checkpoint_goes_on_as_if_nothing_had_been(served, ranks, tmp_path, op
     assert len(seeds_of(before)) == (4 if options is LOCAL else 3)  # at an average
 
 
+def test_models_that_travel_do_not_depend_on_the_number_of_time_steps(served, ranks):
+    """Each takes steps on its own seeds, wherever these are; `auto` goes by the clock."""
+    first, *others = (
+        ranks.run(trained, settings(served, "four", **(LOCAL | {"parts": parts})), world=4)
+        for parts in ("4", "2", "auto")
+    )
+    for found in others:
+        assert seeds_of(found) == seeds_of(first)
+        for (_, weights), (_, expected) in zip(found, first, strict=True):
+            np.testing.assert_allclose(weights, expected, rtol=1e-4, atol=1e-4)
+
+
 def test_a_checkpoint_goes_on_with_other_ranks(served, ranks, alone, tmp_path):
     saved = {"checkpoint": str(tmp_path / "saved")}
     before = ranks.run(trained, settings(served, "two", **saved, max_steps=3), world=2)

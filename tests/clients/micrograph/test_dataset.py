@@ -1,7 +1,9 @@
 """Home batches over real daemons: each seed on the rank that owns it, edges as if it were alone."""
 
+import operator
 import pickle
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import fields
 from types import SimpleNamespace
 
 import numpy as np
@@ -28,6 +30,7 @@ from tests.stores import write_store  # noqa: E402
 
 NODES, TRAIN, BATCH, SEED, FANOUTS = 400, 150, 40, 3, (4, 3)
 OPTIONS = {"num_neighbors": FANOUTS, "batch_size": BATCH, "seed": SEED, "frontier": "layer"}
+SIZES = (40, 40, 40, 30)  # of the global batches
 OWNERS = {"two": 2, "four": 4, "one of three": 3}
 
 
@@ -187,6 +190,22 @@ def test_a_state_goes_on_with_other_ranks_and_without_a_map(served):
 def read_all_of(iterables) -> list[list]:
     with ThreadPoolExecutor(len(iterables)) as pool:
         return list(pool.map(list, iterables))
+
+
+@pytest.mark.parametrize("mode", ["staging", "direct", "cached"])
+def test_home_batches_come_to_a_device(served, mode):
+    data = open_ranks(served.roomy, "one of three")
+    for rank, one in enumerate(data):
+        expected = list(one)
+        assert [batch.batch_size for batch in expected] == [0 if rank != 1 else n for n in SIZES]
+        one.set_epoch(0)
+        with Prefetcher(one, "cpu", mode=mode) as ahead:
+            for found, batch in zip(ahead, expected, strict=True):
+                for field in fields(batch):
+                    one_value, other = getattr(found, field.name), getattr(batch, field.name)
+                    same = torch.equal if isinstance(other, torch.Tensor) else operator.eq
+                    assert same(one_value, other), field.name
+        one.close()
 
 
 def test_a_pack_of_ranges_is_not_used(served):
