@@ -208,6 +208,9 @@ class OwnerFlags:
     name: str = flag("", "of the map that is made")
     owners: int = flag(4, "trainers that share the nodes", min=1, max=MOST_OWNERS)
     partitioner: Method = flag("stream", "metis holds the whole graph")
+    from_partitions: bool = flag(
+        False, "whole partitions of the store to each, training nodes even", "--from-partitions"
+    )
     weights: Weights = flag("edges", "of nodes: edges that they are expanded to, or times")
     balance: float = flag(1.05, "of stream: an owner's load is at most so many times the mean")
     seed: int = flag(0, "of random, and of what stream tries")
@@ -215,8 +218,9 @@ class OwnerFlags:
 
     def options(self) -> OwnerOptions:
         return OwnerOptions(
-            self.name, self.owners, self.partitioner, self.weights, self.balance, self.seed
-        )
+            self.name, self.owners, self.partitioner, self.weights, self.balance, self.seed,
+            self.from_partitions,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)

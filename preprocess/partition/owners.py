@@ -10,7 +10,7 @@ with what the heaviest nodes begin with: they cut up to 1.7 times what METIS doe
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +36,7 @@ from preprocess.kernels.partition import (
     place_weighted,
     weigh_between,
 )
+from preprocess.partition.grouped import MOST_OWNERS, check_partitions, even_out, partitions_of
 from preprocess.partition.metis import WHOLE, check_installed, metis_bytes, metis_partition
 from preprocess.partition.partition import PartitionOptions, visited_fits
 from preprocess.pipeline.progress import Progress
@@ -47,7 +48,6 @@ from preprocess.stages.stored_columns import scan_size, stored_columns
 
 Method = Literal["stream", "metis", "random"]
 Weights = Literal["edges", "nodes"]
-MOST_OWNERS = 1024  # a table of all pairs of owners or clusters is 8 MiB
 _MOST_NODES = 1 << 31  # twice that fits uint32: sources are marked
 _NODE_BYTES = 64  # degrees, weights and orders of a node, the order of visits as it is found
 _TABLE_BYTES = 4 * 8 * MOST_OWNERS**2
@@ -60,6 +60,7 @@ _CLUSTER_PASSES, _OWNER_PASSES = 2, 3
 _CLUSTER_SLACK = 2.0
 _CLUSTER_PRICE = 0.1  # of FENNEL's: clusters are to be put together, not to be even
 _TRIES = 32  # to put clusters together, each in another order
+_PARTITION_SLACK = 1.02  # the greatest share of training nodes, over the mean, if partitions allow
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +73,7 @@ class OwnerOptions:
     weights: Weights = "edges"
     balance: float = 1.05  # the greatest load that `stream` gives, over the mean
     seed: int = 0
+    from_partitions: bool = False  # whole partitions of the store, instead of `method`
 
     def check(self) -> None:
         """Raises BadInput."""
@@ -106,8 +108,11 @@ def make_owners(
     """
     options.check()
     check_name(store, options.name)
-    check_installed(options.method)
     num_nodes = _check_graph(store)
+    if options.from_partitions:
+        check_partitions(store, options.owners)
+    else:
+        check_installed(options.method)
     share = mem_bytes - _NODE_BYTES * num_nodes - _TABLE_BYTES
     least = 16 * store.manifest.block_bytes
     if share < least:
@@ -122,7 +127,12 @@ def make_owners(
         _stored(store, work.path / "columns", share, progress) as columns,
     ):
         weights = weigh_nodes(columns.degrees, found, options.weights)
-        owner = _find(columns, weights, options, share, work.path, progress)
+        if options.from_partitions:
+            partition, loads = partitions_of(store)
+            table = weights_between(columns, weights.edge, partition, loads.size, share, progress)
+            owner = group_partitions(table, loads, options)[partition]
+        else:
+            owner = _find(columns, weights, options, share, work.path, progress)
         facts = _facts(options, found) | measure(columns, weights, owner, options, share, progress)
     return write_owners(store, options.name, owner, options.owners, facts)
 
@@ -275,7 +285,10 @@ class _Streaming:
             self._columns, self._edge, by_id, clusters, self._share, self._progress
         )
         loads = sum_by_owner(self._ranked.node, found, clusters)
-        found = self._merge(table + table.T, loads)[found]
+        table += table.T
+        found = put_together(
+            table, loads, self._options, lambda: self._empty(k, self._options.balance, 1.0)
+        )[found]
         balance = self._empty(k, self._options.balance, 1.0)
         balance.loads[:] = sum_by_owner(self._ranked.node, found, k)
         balance.sizes[:] = np.bincount(found, minlength=k)
@@ -303,20 +316,48 @@ class _Streaming:
             )
             assert node == found.size
 
-    def _merge(self, table: NDArray[np.float64], loads: NDArray[np.float64]) -> NDArray[np.uint16]:
-        """The owner of each cluster, uint16 (clusters,): of some tries that with the least cross
-        weight, if none is overfull."""
-        k, best = self._options.owners, (math.inf, math.inf)
-        kept = np.zeros(loads.size, np.int64)
-        for number in range(_TRIES):
-            found = np.full(loads.size, k, np.int64)
-            balance = self._empty(k, self._options.balance, 1.0)
-            place_clusters(table, loads, _key(self._options, number), found, balance)
-            cross = float(table[found[:, None] != found].sum())
-            over = max(0.0, float(balance.loads.max()) - balance.cap)
-            if (over, cross) < best:
-                best, kept = (over, cross), found
-        return kept.astype(np.uint16)
+
+def put_together(
+    table: NDArray[np.float64],
+    loads: NDArray[np.float64],
+    options: OwnerOptions,
+    empty: Callable[[], WeightedLoads],
+) -> NDArray[np.uint16]:
+    """The owner of each cluster, uint16 (clusters,): of some tries that with the least cross
+    weight, if none is overfull.
+
+    table   float64 (clusters, clusters)   weight of the edges between each two, symmetric
+    empty   owners that have nothing yet
+    """
+    k, best = options.owners, (math.inf, math.inf)
+    kept = np.zeros(loads.size, np.int64)
+    for number in range(_TRIES):
+        found, balance = np.full(loads.size, k, np.int64), empty()
+        place_clusters(table, loads, _key(options, number), found, balance)
+        cross = float(table[found[:, None] != found].sum())
+        over = max(0.0, float(balance.loads.max()) - balance.cap)
+        if (over, cross) < best:
+            best, kept = (over, cross), found
+    return kept.astype(np.uint16)
+
+
+def group_partitions(
+    table: NDArray[np.float64], loads: NDArray[np.float64], options: OwnerOptions
+) -> NDArray[np.uint16]:
+    """The owner of each partition, uint16 (partitions,): of equal loads, and few cross edges.
+
+    table   float64 (partitions, partitions)   weights of the edges between each two
+    """
+    k, load, weight = options.owners, float(loads.sum()), float(table.sum())
+    price = 1.5 * math.sqrt(k) * weight / load**1.5
+
+    def empty() -> WeightedLoads:
+        return WeightedLoads.empty(k, _PARTITION_SLACK * load / k, price)
+
+    both = table + table.T
+    found = put_together(both, loads, options, empty)
+    even_out(both, loads, found, k, _PARTITION_SLACK * load / k)
+    return found
 
 
 # -- measuring ------------------------------------------------------------------------------------
@@ -380,11 +421,12 @@ def _facts(
 ) -> dict[str, Any]:
     """How a map was made, in plain values."""
     facts: dict[str, Any] = {
-        "method": options.method, "weights": options.weights, "seed": options.seed,
+        "method": "partitions" if options.from_partitions else options.method,
+        "weights": options.weights, "seed": options.seed,
         "presampled": None if found is None else msgspec.to_builtins(found[0]),
     }  # fmt: skip
-    if options.method == "stream":
+    if facts["method"] == "stream":
         facts["balance"] = options.balance
-    if options.method == "metis":
+    if facts["method"] == "metis":
         facts["scale"] = WHOLE
     return facts

@@ -29,6 +29,7 @@ from preprocess.kernels.partition import (
     place_weighted,
     weigh_between,
 )
+from preprocess.partition.grouped import even_out
 from preprocess.partition.metis import WHOLE, both_ways
 from preprocess.partition.owners import OwnerOptions, make_owners, weigh_nodes
 from tests import reference
@@ -373,3 +374,63 @@ def test_the_command(store: Store, tmp_path: Path):
     assert "good" in good("verify", store.path)
     good("owners", store.path, "--remove", "m")
     assert "no owner map 'm'" in refused("owners", store.path, "--remove", "m")
+
+
+# -- whole partitions -----------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def partitioned(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Twelve partitions of unequal size, three of each planted group of nodes."""
+    path = tmp_path_factory.mktemp("partitioned") / "store"
+    graph = planted(True)
+    order = np.argsort(np.arange(GROUPS * EACH) % GROUPS, kind="stable")  # group by group
+    place = np.empty(order.size, np.int64)
+    place[order] = np.arange(order.size)
+    dst = place[np.repeat(np.arange(order.size), np.diff(graph.indptr))]
+    by_column = np.argsort(dst, kind="stable")
+    indptr = np.concatenate([[0], np.cumsum(np.bincount(dst, minlength=order.size))])
+    sources = place[graph.indices][by_column].astype(np.uint32)
+    sorted_graph = Csc(indptr, sources, np.arange(dst.size, dtype=np.uint32))
+    offsets = [g * EACH + at for g in range(GROUPS) for at in (0, 10, 30)] + [order.size]
+    write_store(path, sorted_graph, list(range(0, order.size, 2)), edge_ids=False, offsets=offsets)
+    return path
+
+
+def test_whole_partitions_go_to_owners(partitioned: Path, tmp_path: Path):
+    store = open_store(shutil.copytree(partitioned, tmp_path / "store"))
+    made = make_owners(store, None, OwnerOptions("p", GROUPS, from_partitions=True), QUIET)
+    offsets = store.partition_offsets(store.manifest.types[0]).astype(int).tolist()
+    for first, stop in pairwise(offsets):
+        assert np.unique(made.owner[first:stop]).size == 1
+    train = np.bincount(made.owner[::2], minlength=GROUPS)
+    assert train.max() <= 1.02 * train.mean()
+    assert made.facts["cross"] < 0.12  # the groups were found: an edge in ten is from anywhere
+    assert made.facts["method"] == "partitions"
+    line = good("owners", store.path, "--name", "q", "--owners", "2", "--from-partitions")
+    assert "q: 2 owners by partitions" in line
+    asked = "--name", "r", "--owners", "13", "--from-partitions"
+    assert "12 partitions, expected 13 to 1,024" in refused("owners", store.path, *asked)
+
+
+@given(st.integers(0, 999), st.integers(2, 5), st.integers(2, 20))
+def test_evening_out_moves_toward_equal_loads(seed: int, k: int, partitions: int):
+    rng = np.random.default_rng(seed)
+    table = rng.integers(0, 9, (partitions, partitions)).astype(float)
+    table += table.T
+    np.fill_diagonal(table, 0)
+    loads = rng.integers(0, 30, partitions).astype(float)
+    owner = rng.integers(0, k, partitions).astype(np.uint16)
+    before = np.bincount(owner, loads, k).max()
+    even_out(table, loads, owner, k, loads.sum() / k)
+    totals = np.bincount(owner, loads, k)
+    assert totals.max() <= before
+    full = int(totals.argmax())
+    # no single move and no exchange lowers the greatest load, unless the mean is reached
+    if totals.max() > loads.sum() / k:
+        for other in set(range(k)) - {full}:
+            for p in np.flatnonzero(owner == full):
+                for back in [0.0, *loads[owner == other]]:
+                    moved = loads[p] - back
+                    after = max(totals[full] - moved, totals[other] + moved)
+                    assert after >= totals[full]
