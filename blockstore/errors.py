@@ -21,6 +21,10 @@ class CorruptBlock(StoreError):
     """Bytes on disk are not what was written: wrong checksum, short file, impossible header."""
 
 
+class AbsentRows(StoreError):
+    """Rows that are not in this part of a store but with another server."""
+
+
 class OutOfSpace(StoreError):
     """The disk has no room for what is to be written."""
 

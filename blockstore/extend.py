@@ -37,7 +37,7 @@ class StoreExtender(Closing):
     def __init__(self, path: Path, buffer_bytes: int = 8 << 20) -> None:
         """`buffer_bytes`: of each of two buffers per array being written."""
         self._path, self._folder = path, path / EXTEND_FOLDER
-        open_store(path)  # else nothing is made there
+        open_store(path).check_whole("an array that is added")  # else nothing is made there
         self._held = ExitStack()
         with ExitStack() as held:
             held.callback(os.close, lock_folder(self._folder, path, "extending"))

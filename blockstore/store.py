@@ -10,7 +10,7 @@ import google_crc32c
 import numpy as np
 from numpy.typing import NDArray
 
-from blockstore.errors import CorruptBlock
+from blockstore.errors import CorruptBlock, StoreError
 from blockstore.format import (
     PAGE_BYTES,
     ROOT,
@@ -30,6 +30,7 @@ from blockstore.format import (
 from blockstore.io.buffers import aligned_buffer, byte_view
 from blockstore.io.files import open_to_read, probe_direct, read_exact
 from blockstore.kernels.crc import find_bad_page, page_crcs
+from blockstore.part import Holes, StorePart, holes_of, read_part, without_hops
 from blockstore.root import read_bound, read_root
 from blockstore.validate import (
     GraphCheck,
@@ -62,6 +63,7 @@ class BlockedFile:
     shards: tuple[Path, ...]
     crcs: NDArray[np.uint32]  # (num_blocks * pages_per_block,)
     check: GraphCheck | RowCheck | None = None  # for whoever reads a block; None: any bytes do
+    holes: Holes | None = None  # blocks that are not in this part of a store; None: all are here
 
     def row_ranges(self, row_bytes: int, first: int, stop: int) -> list[FileRange]:
         """Where rows [first, stop) lie, in order: one range a shard, nothing between the rows.
@@ -94,12 +96,24 @@ def numpy_dtype(dtype: str) -> np.dtype[Any]:
 class Store:
     """A store on disk.  Holds no descriptor; every file that is opened through it is checked."""
 
-    def __init__(self, path: Path, manifest: Manifest) -> None:
-        """`manifest`: has been checked."""
-        self.path, self.manifest = path, manifest
+    def __init__(self, path: Path, manifest: Manifest, part: StorePart | None = None) -> None:
+        """`manifest`: has been checked.
+
+        part   which part of a store it is; None: it is whole
+        """
+        self.path, self.part = path, part
+        self.manifest = manifest if part is None else without_hops(manifest)
         self._root = os.path.realpath(path)  # links may lead to a store, not out of it
-        self._row_checks = row_checks(manifest)
+        self._row_checks = row_checks(self.manifest)
         self._tables: dict[str, NDArray[np.uint64]] = {}  # of graphs, by path
+
+    def check_whole(self, what: str) -> None:
+        """Raises StoreError: it is a part, and `what` is for whole stores."""
+        if self.part is not None:
+            raise StoreError(
+                f"{self.path}: is the {self.part}; {what} expects a whole store; give it the store "
+                "that this part was made of"
+            )
 
     def rows(self, array: RowArray) -> BlockedFile:
         """The blocks of a row array.  Raises CorruptBlock."""
@@ -220,7 +234,8 @@ class Store:
         count = geometry.num_pages
         crcs = self.side(crc_path(array_path), np.uint32, count)
         shards = find_shards(self._root, array_path, geometry, ndim)
-        return BlockedFile(array_path, geometry, shards, crcs, check)
+        holes = None if self.part is None else holes_of(self.part, array_path, geometry)
+        return BlockedFile(array_path, geometry, shards, crcs, check, holes)
 
 
 def open_store(path: Path) -> Store:
@@ -230,7 +245,7 @@ def open_store(path: Path) -> Store:
     """
     manifest = read_root(path)
     check_manifest(manifest, path / ROOT)
-    store = Store(path, manifest)
+    store = Store(path, manifest, read_part(os.path.realpath(path), manifest))
     store.check_files()
     return store
 
@@ -247,7 +262,7 @@ def scan_blocks(
     lane   (i, n)   only parts i, i + n, i + 2 n, ... of those that come: n threads share the work
 
     Checksums fit, and so does what the blocks say.  The array is reused by the next step.  Raises
-    CorruptBlock.
+    CorruptBlock; AbsentRows: one is not in this part of the store.
     """
     geometry = file.geometry
     size = geometry.slot_bytes
@@ -268,6 +283,8 @@ def scan_blocks(
                     continue
                 count = min(batch, last - block)
                 offset = (block - first) * size
+                if file.holes is not None:
+                    file.holes.check(block, block + count, f"{path}+{offset}")
                 page, pages = block * geometry.pages_per_block, count * geometry.pages_per_block
                 crcs = file.crcs[page : page + pages]
                 data = buffer[: count * size]
@@ -280,15 +297,23 @@ def scan_blocks(
 
 
 def scan_rows(
-    store: Store, array: RowArray, buffer_bytes: int = 4 << 20
+    store: Store,
+    array: RowArray,
+    buffer_bytes: int = 4 << 20,
+    start: int = 0,
+    stop: int | None = None,
 ) -> Iterator[tuple[int, NDArray[Any]]]:
     """Rows in order, verified: (first row, rows of numpy dtype (count, *row_shape)).
 
-    A piece is one block's rows, valid until the next step.  Raises CorruptBlock.
+    start, stop   only blocks that have some of these rows
+
+    A piece is one block's rows, valid until the next step.  Raises CorruptBlock, AbsentRows.
     """
     file = store.rows(array)
     geometry = file.geometry
-    for first, blocks in scan_blocks(file, buffer_bytes):
+    low = start // geometry.rows_per_block
+    high = None if stop is None else -(-stop // geometry.rows_per_block)
+    for first, blocks in scan_blocks(file, buffer_bytes, low, high):
         for i in range(blocks.shape[0]):
             row = (first + i) * geometry.rows_per_block
             count = min(geometry.rows_per_block, array.num_rows - row)
@@ -299,10 +324,10 @@ def scan_rows(
 def read_rows(
     store: Store, array: RowArray, start: int = 0, stop: int | None = None
 ) -> NDArray[Any]:
-    """Rows [start, stop) as one array in memory.  Raises CorruptBlock."""
+    """Rows [start, stop) as one array in memory.  Raises CorruptBlock, AbsentRows."""
     stop = array.num_rows if stop is None else stop
     out = np.empty((stop - start, *array.row_shape), numpy_dtype(array.dtype))
-    for first, rows in scan_rows(store, array):
+    for first, rows in scan_rows(store, array, start=start, stop=stop):
         low, high = max(first, start), min(first + rows.shape[0], stop)
         if low < high:
             out[low - start : high - start] = rows[low - first : high - first]

@@ -16,7 +16,8 @@ from blockstore.format import (
     blocked_arrays,
     shard_path,
 )
-from blockstore.owners import MAP_FILES, check_owners, list_owners
+from blockstore.owners import MAP_FILES, check_owners, list_owners, read_owners
+from blockstore.part import PART, StorePart, part_of
 from blockstore.store import Store, open_store, read_rows, scan_blocks, scan_rows
 from blockstore.verify_copies import check_copies, compare_rows
 from blockstore.verify_graph import VerifyReport, check_columns
@@ -45,13 +46,27 @@ def verify_store(path: Path) -> VerifyReport:
     facts = {name: check_owners(store, name)[0] for name in list_owners(store)}
     fingerprint = store.manifest.fingerprint
     report.foreign_maps = tuple(n for n, f in facts.items() if f.fingerprint != fingerprint)
+    if store.part is not None:
+        _check_part(store, store.part)
+        report.part = str(store.part)
     report.strays = _strays(store)
     return report
 
 
+def _check_part(store: Store, part: StorePart) -> None:
+    """Its owner map is here, and gives the rows that it says are here."""
+    found = read_owners(store, part.owners)
+    names = part.owners, found.digest
+    if part_of(store.manifest, found.owner, part.server, found.owners, names) != part:
+        raise CorruptBlock(
+            f"{store.path / PART}: rows of the {part}, digest {part.digest}, expected those of the "
+            f"map, digest {found.digest}; make the part again"
+        )
+
+
 def _strays(store: Store) -> tuple[str, ...]:
     """Files that are not of the store, by path in it, sorted."""
-    own = {ROOT, *store.manifest.files}
+    own = {ROOT, *store.manifest.files, *([PART] if store.part else [])}
     for path, geometry, ndim in blocked_arrays(store.manifest):
         own |= {shard_path(path, shard, ndim) for shard in range(geometry.num_shards)}
     own |= {f"{OWNERS_FOLDER}/{name}/{file}" for name in list_owners(store) for file in MAP_FILES}
@@ -65,10 +80,12 @@ def _strays(store: Store) -> tuple[str, ...]:
 
 def _check_rows(store: Store, array: RowArray, report: VerifyReport) -> None:
     file = store.rows(array)
-    for _, blocks in scan_blocks(file):
-        report.blocks += blocks.shape[0]
-        report.bytes += blocks.nbytes
-    report.pages += file.crcs.size
+    present = [(0, file.geometry.num_blocks)] if file.holes is None else file.holes.present()
+    for low, high in present:
+        for _, blocks in scan_blocks(file, start=low, stop=high):
+            report.blocks += blocks.shape[0]
+            report.bytes += blocks.nbytes
+        report.pages += (high - low) * file.geometry.pages_per_block
 
 
 def _check_ids(store: Store, node_type: NodeType) -> None:

@@ -28,6 +28,7 @@ class VerifyReport:
     bytes: int = 0
     strays: tuple[str, ...] = ()  # files that lie in the folder and are not of the store
     foreign_maps: tuple[str, ...] = ()  # owner maps of another store, or of this before a change
+    part: str = ""  # which part of a store it is, of which what is here was looked at
 
 
 def check_columns(

@@ -1,4 +1,4 @@
-"""The `blockstore` command: generate, ingest, derive, hops, pack, owners, info, verify, export."""
+"""The `blockstore` command: stores are made, added to, divided, looked at, checked, exported."""
 
 import signal
 import sys
@@ -12,6 +12,7 @@ import typer
 
 from blockstore.errors import StoreError
 from blockstore.io.files import FULL
+from blockstore.make_part import make_part, part_bytes, plan_part
 from blockstore.owners import list_owners, read_facts, remove_owners
 from blockstore.store import open_store
 from blockstore.units import format_bytes
@@ -132,8 +133,10 @@ def repartition(
 ) -> None:
     """Write a store again, its nodes partition by partition; ids of nodes and edges stay."""
     with _one_line_errors():
+        whole = open_store(store)
+        whole.check_whole("blockstore repartition")
         result = repartition_store(
-            open_store(store), new, in_parts.settings(partitions), Progress(),
+            whole, new, in_parts.settings(partitions), Progress(),
             flags.size(resources.mem), in_parts.influence(), seed, resources.fresh,
         )  # fmt: skip
         typer.echo(made_line(new, result.manifest))
@@ -200,6 +203,26 @@ def owners(
 
 
 @app.command()
+def part(
+    store: Path,
+    target: Path,
+    owners: Annotated[str, typer.Option(help="the owner map that says who has what")],
+    server: Annotated[int, typer.Option(help="whose part it is, from 0")],
+) -> None:
+    """Write what one of several servers serves: the graph, and of the features its own rows.
+
+    Blocks of features without rows of its own are holes.  Ids, splits and labels are all there,
+    propagated features and packed epochs are not.
+    """
+    with _one_line_errors():
+        opened = open_store(store)
+        plan = plan_part(opened, owners, server)
+        with Progress().stage("copy blocks", part_bytes(opened, plan), "B") as stage:
+            make_part(opened, target, plan, stage.advance)
+        typer.echo(f"{target}: {plan}")
+
+
+@app.command()
 def info(
     store: Path,
     summary: Annotated[
@@ -229,8 +252,9 @@ def verify(store: Path) -> None:
     """Check every checksum and every cross-reference of a store, and checksums of its packs."""
     with _one_line_errors():
         report = verify_store(store)
+        whole = "" if report.part is None else f", {report.part}: of features what is here"
         typer.echo(
-            f"{store}: good: {report.blocks:,} blocks, {report.pages:,} pages, "
+            f"{store}: good{whole}: {report.blocks:,} blocks, {report.pages:,} pages, "
             f"{report.nodes:,} nodes, {report.edges:,} edges, {format_bytes(report.bytes)} read"
         )
         for name in report.strays:
@@ -255,7 +279,9 @@ def export(
     Edges come out in the source's order where the store has edge ids, else sorted by target.
     """
     with _one_line_errors():
-        export_store(open_store(store), folder, Progress(), flags.size(mem))
+        whole = open_store(store)
+        whole.check_whole("blockstore export")
+        export_store(whole, folder, Progress(), flags.size(mem))
 
 
 def main() -> None:

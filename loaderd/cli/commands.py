@@ -223,7 +223,9 @@ def advise(
     with _one_line_errors():
         request = sampling.request(hops)
         asked = OwnersQuestion(owners, hidden) if owners else None
-        report = report_on(open_store(store), resources.settings(), request, seconds, asked)
+        whole = open_store(store)
+        whole.check_whole("loaderd advise")
+        report = report_on(whole, resources.settings(), request, seconds, asked)
         typer.echo(advice_json(report) if json else advice_text(report))
         if not report.plan:
             raise typer.Exit(2)

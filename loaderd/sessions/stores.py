@@ -146,6 +146,7 @@ class Stores(Closing):
             known.store.manifest.fingerprint == store.manifest.fingerprint
             and known.store.path == store.path
             and known.store.manifest == store.manifest
+            and known.store.part == store.part
         )
 
     def _check_slot(self, store: Store) -> None:

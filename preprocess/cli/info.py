@@ -27,7 +27,10 @@ def store_info(store: Store) -> dict[str, Any]:
     for rows in manifest.row_arrays():
         geometry = row_geometry(rows, manifest.block_bytes)
         arrays[rows.path] = geometry.num_blocks * geometry.slot_bytes
-    on_disk = sum(p.stat().st_size for p in store.path.rglob("*") if p.is_file())
+    on_disk = sum(
+        min(found.st_size, found.st_blocks * 512)  # a part has holes
+        for found in (p.stat() for p in store.path.rglob("*") if p.is_file())
+    )
     built: dict[str, Any] = msgspec.to_builtins(manifest)
     return {
         "path": str(store.path),
@@ -49,6 +52,8 @@ def info_text(store: Store) -> str:
         f"{manifest.id_dtype}, order {manifest.order}",
         f"  on disk       {format_bytes(facts['disk_bytes'])}",
     ]
+    if store.part is not None:
+        lines.append(f"  part          {store.part}")
     for t in manifest.types:
         lines.append(f"  {t.name:<13} {t.num_nodes:,} nodes")
         held = {**t.features, **({"label": t.label} if t.label else {})}

@@ -95,6 +95,7 @@ class PackJob:
     def of(cls, store: Store, options: PackOptions) -> "PackJob":
         """Raises BadInput, Refused, BudgetTooSmall."""
         options.check()
+        store.check_whole("blockstore pack")
         check_attach(options.request)
         manifest = store.manifest
         resolved = resolve_sampled(manifest, options.request, None)
