@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,8 +12,10 @@ from numpy.typing import NDArray
 from blockstore import concurrency
 from blockstore.closing import Closing
 from blockstore.format import PAGE_BYTES
+from blockstore.io.absent import RowSource, bring, split_pieces, tasks_away
 from blockstore.io.files import open_to_read, probe_direct
-from blockstore.io.ring import DEPTH, MOST_PIECES, QueueOwner
+from blockstore.io.ring import DEPTH, MOST_PIECES
+from blockstore.io.threads import ReadThreads, Task
 from blockstore.kernels.reads import (
     PAGE,
     PAGES,
@@ -81,6 +83,7 @@ class _Passing(NamedTuple):
     transit: Transit
     consume: Consume
     parts: Parts | None
+    rows: NDArray[Any] | None
 
 
 class _Placing(NamedTuple):
@@ -90,6 +93,7 @@ class _Placing(NamedTuple):
     runs: NDArray[np.int64]
     places: NDArray[np.int64]
     are_blocks: bool  # each run is one block
+    rows: NDArray[Any] | None = None
 
 
 class Reading:
@@ -120,44 +124,6 @@ def wait_all(readings: Iterable[Reading]) -> None:
         raise error
 
 
-_Task = Callable[[ReadQueue], None]
-
-
-class ReadThreads:
-    """Threads that any number of readers share.  Ends with `close`.
-
-    refusal   why they read one run at a time each, not many by io_uring; or ""
-    """
-
-    def __init__(self, count: int) -> None:
-        self.count = count
-        self._tasks: concurrency.SimpleQueue[_Task | None] = concurrency.SimpleQueue()
-        self._queues = [QueueOwner() for _ in range(count)]
-        self.refusal = self._queues[-1].refusal
-        self._threads = [
-            concurrency.Thread(target=self._serve, name=f"read-{i}", args=(q,), daemon=True)
-            for i, q in enumerate(self._queues)
-        ]
-        for thread in self._threads:
-            thread.start()
-
-    def put(self, task: _Task) -> None:
-        """Have one of them do this, which raises nothing."""
-        self._tasks.put(task)
-
-    def close(self) -> None:
-        """End them, after what was asked for."""
-        for _ in self._threads:
-            self._tasks.put(None)
-        for thread, queue in zip(self._threads, self._queues, strict=True):
-            thread.join()
-            queue.close()
-
-    def _serve(self, owner: QueueOwner) -> None:
-        while (task := self._tasks.get()) is not None:
-            task(owner.queue)
-
-
 class BlockReader(Closing):
     """Threads that read blocks of several files into the slots of one piece of memory.
 
@@ -170,10 +136,12 @@ class BlockReader(Closing):
         data: NDArray[np.uint8],
         slot_bytes: int,
         threads: int | ReadThreads = 8,
+        source: RowSource | None = None,
     ) -> None:
         """`data`: uint8, page-aligned, slots of `slot_bytes`, at least as wide as any block's.
 
         threads   how many, or those that other readers use, too
+        source    of the rows in blocks that are holes; None: reading these is an error
 
         Raises CorruptBlock: a shard is missing.
         """
@@ -196,6 +164,7 @@ class BlockReader(Closing):
         self._lock = concurrency.Lock()
         self._own = isinstance(threads, int)
         self._threads = ReadThreads(threads) if isinstance(threads, int) else threads
+        self._source = source
         if self._direct:
             refusal = self._threads.refusal
             self.mode += f" by preadv: {refusal}" if refusal else " by io_uring"
@@ -220,20 +189,28 @@ class BlockReader(Closing):
             "read_wait_ns": self.wait_ns,
         }
 
-    def read(self, file: int, blocks: NDArray[np.int64], slots: NDArray[np.int64]) -> None:
+    def read(
+        self,
+        file: int,
+        blocks: NDArray[np.int64],
+        slots: NDArray[np.int64],
+        rows: NDArray[Any] | None = None,
+    ) -> None:
         """Bring blocks[i] of files[file] into slot slots[i]; returns when all are there.
 
+        rows   ascending; of blocks that another server has only these are brought; None: all
+
         Ascending blocks that are adjacent on disk are read by one call.  Any thread may call.
-        Raises CorruptBlock (file, offset, found, expected), OSError: the first error met.
+        Raises StoreError (file, offset, found, expected), OSError: the first error met.
         """
         geometry = self.files[file].geometry
         runs = np.empty((blocks.size, 3), np.int64)
         runs[:, SHARD] = blocks // geometry.blocks_per_shard
         runs[:, PAGE] = blocks % geometry.blocks_per_shard * geometry.pages_per_block
         runs[:, PAGES] = geometry.pages_per_block
-        asked = _Placing(file, runs, slots * self._slot_bytes, are_blocks=True)
+        asked = _Placing(file, runs, slots * self._slot_bytes, are_blocks=True, rows=rows)
         task = partial(self._place_pages, asked)
-        self._ask(runs, MOST_PIECES, MERGE_BYTES // PAGE_BYTES, task).wait()
+        self._ask(file, runs, MOST_PIECES, MERGE_BYTES // PAGE_BYTES, task).wait()
 
     def stream(
         self,
@@ -242,17 +219,19 @@ class BlockReader(Closing):
         transit: Transit,
         consume: Consume,
         parts: Parts | None = None,
+        rows: NDArray[Any] | None = None,
     ) -> Reading:
         """Bring runs of pages through buffers; `consume` gets some at a time in a reader thread.
 
         runs      int64 (runs, 3 or more)   shard, first page in it, pages; kept until all are read
         transit   each buffer has room for the longest run
         parts     runs that are not read whole; `consume` gets them with anything in the gaps
+        rows      as in `read`; `consume` gets anything in place of other rows
 
-        Returns at once; errors come at `Reading.wait`: CorruptBlock, OSError.
+        Returns at once; errors come at `Reading.wait`: StoreError, OSError.
         """
-        task = partial(self._pass_pages, _Passing(file, runs, transit, consume, parts))
-        return self._ask(runs, DEPTH, min(_TASK_PAGES, transit.pages), task)
+        task = partial(self._pass_pages, _Passing(file, runs, transit, consume, parts, rows))
+        return self._ask(file, runs, DEPTH, min(_TASK_PAGES, transit.pages), task)
 
     def fetch(self, file: int, runs: NDArray[np.int64], places: NDArray[np.int64]) -> Reading:
         """Bring runs of pages straight to where they stay.
@@ -263,10 +242,11 @@ class BlockReader(Closing):
         Returns at once; errors come at `Reading.wait`: CorruptBlock, OSError.
         """
         task = partial(self._place_pages, _Placing(file, runs, places, are_blocks=False))
-        return self._ask(runs, DEPTH, _TASK_PAGES, task)
+        return self._ask(file, runs, DEPTH, _TASK_PAGES, task)
 
     def _ask(
         self,
+        file: int,
         runs: NDArray[np.int64],
         most: int,
         most_pages: int,
@@ -279,15 +259,19 @@ class BlockReader(Closing):
         if not tasks:
             return Reading(None, self._waited)
         request = _Request(tasks)
-        for low, high in pairwise(first[: tasks + 1].tolist()):
-            self._threads.put(partial(self._do, partial(task, low, high), request))
+        blocked, first = self.files[file], first[: tasks + 1]
+        away = tasks_away(runs, first, blocked.geometry, blocked.holes)
+        for (low, high), others in zip(pairwise(first.tolist()), away, strict=True):
+            # what waits for another server keeps no reader of the disk waiting
+            threads = self._source if others and self._source is not None else self._threads
+            threads.put(partial(self._do, partial(task, low, high), request))
         return Reading(request, self._waited)
 
     def _waited(self, ns: int) -> None:
         with self._lock:
             self.wait_ns += ns
 
-    def _do(self, task: _Task, request: _Request, queue: ReadQueue) -> None:
+    def _do(self, task: Task, request: _Request, queue: ReadQueue) -> None:
         """In a reader thread."""
         try:
             task(queue if self._direct else queue.without_ring())
@@ -309,7 +293,7 @@ class BlockReader(Closing):
             for piece in pieces:
                 self._verify_block(number, check, piece)
         else:
-            self._read(number, pieces, data, queue)
+            self._read(number, pieces, data, queue, rows=asked.rows)
             self._check_blocks(number, pieces, data)
         if asked.are_blocks:
             with self._lock:
@@ -322,7 +306,7 @@ class BlockReader(Closing):
             ends = np.cumsum(runs[:, PAGES]) * PAGE_BYTES
             pieces = _pieces(runs, ends - runs[:, PAGES] * PAGE_BYTES)
             if asked.parts is None:
-                self._read(asked.file, pieces, buffer, queue)
+                self._read(asked.file, pieces, buffer, queue, rows=asked.rows)
                 self._check_blocks(asked.file, pieces, buffer)
             else:
                 self._read_parts(asked, low, pieces, buffer, queue)
@@ -424,8 +408,29 @@ class BlockReader(Closing):
         memory: NDArray[np.uint8],
         queue: ReadQueue,
         verify: bool = True,
+        rows: NDArray[Any] | None = None,
     ) -> None:
-        """Pieces of a file, at most MOST_PIECES, into memory.
+        """Pieces of a file into memory, at most MOST_PIECES: from disk, or from other servers."""
+        file = self.files[number]
+        if file.holes is not None:
+            pieces, away = split_pieces(pieces, file.geometry, file.holes)
+            if len(away.pieces):
+                if self._source is None:
+                    file.holes.check(0, file.geometry.num_blocks, file.path)
+                else:
+                    bring(self._source, file, away, memory, rows)
+        for i in range(0, len(pieces), MOST_PIECES):
+            self._read_here(number, pieces[i : i + MOST_PIECES], memory, queue, verify)
+
+    def _read_here(
+        self,
+        number: int,
+        pieces: NDArray[np.int64],
+        memory: NDArray[np.uint8],
+        queue: ReadQueue,
+        verify: bool,
+    ) -> None:
+        """Pieces that are on this disk.
 
         One that does not come, or not as it was written, is tried once more: a disk may err, a bit
         flip on the way.  Raises CorruptBlock, OSError: of the second attempt.

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from blockstore import concurrency
 from blockstore.format import Manifest
 from blockstore.io.arena import Arena
-from blockstore.io.reader import BlockReader, ReadThreads
+from blockstore.io.reader import BlockReader
+from blockstore.io.threads import ReadThreads
 from blockstore.store import Store
 from loaderd.api.protocol import (
     Attach,
