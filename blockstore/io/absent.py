@@ -34,6 +34,15 @@ class RowSource(Protocol):
     def ask(self, server: int, path: str, rows: NDArray[np.int64]) -> NDArray[np.uint8]:
         """Rows of an array, ascending, as bytes.  Raises StoreError: they do not come."""
 
+    def hurry(self) -> None:
+        """Wait for nobody any more: what is asked for fails."""
+
+    def close(self) -> None:
+        """End its threads; nothing is asked for any more."""
+
+    def counters(self) -> dict[str, int]:
+        """What it has done so far."""
+
 
 class Away(NamedTuple):
     """Runs of pages whose blocks others have."""
@@ -168,7 +177,8 @@ def _given_rows(
 def _byte_of(geometry: BlockGeometry, row_bytes: int, rows: NDArray[np.int64]) -> NDArray[np.int64]:
     """Where rows begin, counted over the blocks of all shards."""
     block, inside = np.divmod(rows, geometry.rows_per_block)
-    return block * geometry.slot_bytes + inside * row_bytes
+    found: NDArray[np.int64] = block * geometry.slot_bytes + inside * row_bytes
+    return found
 
 
 def _starts(

@@ -35,16 +35,9 @@ from loaderd.api.protocol import (
     encode,
 )
 from loaderd.api.tcp import SCHEME, check_reachable, parse_tcp
-from loaderd.server.curve import client_options
+from loaderd.server.curve import client_options, watched
 
 WELCOME_TIMEOUT_S = 10.0
-_ENDS = (
-    zmq.EVENT_DISCONNECTED
-    | zmq.EVENT_CLOSED
-    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
-    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
-    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
-)
 
 
 class RemoteAttachment(Attachment):
@@ -142,12 +135,6 @@ class RemoteAttachment(Attachment):
         self._control.disable_monitor()
         self._monitor.close(0)
         self._control.close(0)
-
-
-def watched(dealer: "zmq.Socket[bytes]") -> "zmq.Socket[bytes]":
-    """A socket on which the end of a DEALER's connection is told; ask before it connects."""
-    monitor: zmq.Socket[bytes] = dealer.get_monitor_socket(_ENDS)
-    return monitor
 
 
 class RemoteSession(Session):

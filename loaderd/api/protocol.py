@@ -184,6 +184,26 @@ class Ids(Message, frozen=True, kw_only=True, tag="ids"):
     numbers: bytes  # int64, little-endian
 
 
+class RowsWanted(Message, frozen=True, kw_only=True, tag="rows-wanted"):
+    """Daemon with a part of a store, to one with another part: send these rows of an array."""
+
+    request: int
+    fingerprint: str  # of the store
+    digest: str  # of the owner map by which it was divided
+    server: int  # that asks
+    array: str  # path in the store
+    ids: bytes  # store ids, ascending, each once: uint64, little-endian
+
+
+class RowsGiven(Message, frozen=True, kw_only=True, tag="rows-given"):
+    """The answer: the rows follow in a frame, in the order of the request."""
+
+    request: int
+    array: str
+    count: int
+    crc32c: int  # of the frame
+
+
 class Start(Message, frozen=True, kw_only=True, tag="start"):
     """Client: push steps `step`, `step + stride`, ... of `epoch`.
 
@@ -421,10 +441,11 @@ class StatusReply(Message, frozen=True, kw_only=True, tag="status-reply"):
 
 ClientMessage = (
     Attach | Ids | Start | Release | Detach | StatusRequest | Hello | Heartbeat | Taken
+    | RowsWanted
 )  # fmt: skip
 DaemonMessage = (
     Attached | BatchReady | ChunkReady | RowGroup | Piece | Skipped | ErrorReply | StatusReply
-    | Welcome | Heartbeat | IdsWanted
+    | Welcome | Heartbeat | IdsWanted | RowsGiven
 )  # fmt: skip
 
 _encoder = msgspec.msgpack.Encoder()

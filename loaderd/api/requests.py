@@ -3,8 +3,8 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from loaderd.api.errors import Refused
-from loaderd.api.protocol import Attach, Labor, SeedEdges, Start, Temporal
+from loaderd.api.errors import BadMessage, Refused
+from loaderd.api.protocol import Attach, Labor, RowsWanted, SeedEdges, Start, Temporal
 
 MAX_WINDOW = 1024
 MAX_HYPERBATCH = 1 << 16
@@ -18,6 +18,8 @@ MAX_OPERATORS = 64
 MAX_RELATIONS = 1 << 12
 MAX_NEGATIVES = 1 << 16  # for an edge
 MAX_POSITION = 1 << 62  # kernels count in int64
+MAX_ROW_IDS = 1 << 14  # of one request of a peer
+MAX_ROW_BYTES = 1 << 20  # of the answer
 
 
 def _within(name: str, value: int, least: int, most: int) -> None:
@@ -121,6 +123,30 @@ def _check_edges(edges: SeedEdges) -> None:
             raise Refused(f"edges.{name} has {len(value)} characters, expected at most {MAX_NAME}")
     if not 0 <= edges.amount <= MAX_NEGATIVES:  # nor a NaN
         raise Refused(f"edges.amount is {edges.amount}, expected 0 to {MAX_NEGATIVES}")
+
+
+def most_rows(row_bytes: int) -> int:
+    """Rows of so many bytes that a peer may ask for at once; 0: one is too long."""
+    return min(MAX_ROW_IDS, MAX_ROW_BYTES // row_bytes)
+
+
+def check_rows(wanted: RowsWanted, first: int, num_rows: int, row_bytes: int) -> NDArray[np.int64]:
+    """The rows that a peer asks for, of an array whose first row is that of store id `first`.
+
+    Raises BadMessage: too many or none, not ascending, or of other nodes.
+    """
+    where = f"rows of {wanted.array}"
+    if len(wanted.ids) % 8 or not 0 < len(wanted.ids) // 8 <= most_rows(row_bytes):
+        raise BadMessage(
+            f"{where}: {len(wanted.ids)} bytes of ids, expected 8 each, 1 to {most_rows(row_bytes)}"
+        )
+    ids = np.frombuffer(wanted.ids, "<u8")
+    if (ids[1:] <= ids[:-1]).any() or int(ids[0]) < first or int(ids[-1]) >= first + num_rows:
+        raise BadMessage(
+            f"{where}: ids {ids[0]} to {ids[-1]}, expected ascending ones from {first} to "
+            f"{first + num_rows - 1}"
+        )
+    return ids.astype(np.int64) - first
 
 
 def check_start(start: Start) -> None:

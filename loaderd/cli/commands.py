@@ -26,6 +26,7 @@ from blockstore.units import format_bytes, parse_bytes
 from loaderd.api.endpoint import Endpoint, claim, parse_endpoint
 from loaderd.api.errors import DaemonError, Refused
 from loaderd.api.keys import PUBLIC, SECRET, keys_folder, write_pair
+from loaderd.api.peers import part_with_peers
 from loaderd.cli import flags
 from loaderd.cli.advise.owners import OwnersQuestion
 from loaderd.cli.advise.report import report_on
@@ -44,6 +45,8 @@ from loaderd.server.daemon import Access, Daemon
 from loaderd.server.daemon import serve as serve_engine
 from loaderd.server.notify import notify
 from loaderd.server.owners import check_folder, user_name
+from loaderd.server.peer_answers import peers_bytes
+from loaderd.server.peer_rows import PeerRows, peer_source
 from loaderd.server.signals import Signals
 from loaderd.server.transport import ask_status, parse_either
 from loaderd.sessions.engine import default_settings
@@ -102,13 +105,19 @@ def serve(
     with _one_line_errors():
         address = parse_endpoint(endpoint)
         opened = [open_store(path) for path in store]
-        settings = replace(resources.settings(), trace=monitoring.trace)
+        peers = others.addresses()
+        for one in opened:
+            part_with_peers(one, peers)
+        settings = replace(
+            resources.settings(), trace=monitoring.trace, peer_bytes=peers_bytes(opened)
+        )
         if resources.dry_run:
             typer.echo(ledger_text(plan_budget(opened, settings), settings.mem_bytes))
             return
         access = flags.access(users, others)
         with logging_to_stderr(monitoring.log_format.value, monitoring.log_level.value):
-            _serve(opened, settings, address, monitoring, access, lambda: _paths(context))
+            source = peer_source(peers)
+            _serve(opened, settings, source, address, monitoring, access, lambda: _paths(context))
 
 
 def _paths(context: typer.Context) -> list[Path]:
@@ -125,6 +134,7 @@ def _paths(context: typer.Context) -> list[Path]:
 def _serve(
     stores: list[Store],
     settings: EngineSettings,
+    source: Callable[[Store], PeerRows | None],
     endpoint: Endpoint,
     monitoring: flags.Monitoring,
     access: Access,
@@ -136,7 +146,7 @@ def _serve(
     with claim(endpoint):
         check_folder(endpoint.path.parent, access.admission.gid)
         with signals.to(lambda: _leave(endpoint)):
-            opened = Stores(stores, settings)
+            opened = Stores(stores, settings, source)
         with contextlib.ExitStack() as stack:
             stack.enter_context(opened)
             _reclaim(opened.arena)

@@ -10,6 +10,7 @@ from typer import Argument, Option
 from blockstore.flags import flag
 from blockstore.units import parse_bytes
 from loaderd.api.errors import Refused
+from loaderd.api.peers import WAIT_S, PeerAddresses, read_peers
 from loaderd.api.protocol import Attach, Labor
 from loaderd.api.tcp import parse_tcp
 from loaderd.memory.ledger import EngineSettings
@@ -115,11 +116,21 @@ class Users:
 
 @dataclass(frozen=True)
 class OtherMachines:
-    """Trainers on other machines."""
+    """Other machines."""
 
     listen: str = _serve("LISTEN", "", "tcp://HOST:PORT, where they are served")
     keys: Path | None = _serve("SERVE_KEYS", None, "folder of keys, for --listen")
     remote_credit: str = _serve("REMOTE_CREDIT", "128M", "bytes on their way to one session")
+    peers: Path | None = _serve("PEERS", None, "file: where the other parts of the store are")
+    peer_wait: float = _serve("PEER_WAIT", WAIT_S, "seconds that a peer may stay away", min=0)
+
+    def addresses(self) -> PeerAddresses | None:
+        """Raises Refused: the file cannot be read, or this daemon listens nowhere."""
+        if self.peers is None:
+            return None
+        if not self.listen:
+            raise Refused("--peers: expected --listen tcp://HOST:PORT beside it, for the others")
+        return read_peers(self.peers, self.keys and self.keys.expanduser(), self.peer_wait)
 
     def listening(self) -> Listening | None:
         """Raises Refused: they cannot be served."""

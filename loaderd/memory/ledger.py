@@ -40,6 +40,7 @@ class EngineSettings:
     session_share: float = 0.95  # of what is free, that a session of hyperbatches takes at most
     trace: Path | None = None  # where to record what hyperbatches needed
     reserve_bytes: int = 0  # for tables of stores that are opened later
+    peer_bytes: int = 0  # for rows that are asked of peers, and given to them
 
 
 class EdgeItems(NamedTuple):
@@ -211,7 +212,7 @@ def make_budgets(manifests: Sequence[Manifest], settings: EngineSettings) -> lis
 
     Raises BudgetTooSmall with the least that would do.
     """
-    fixed = settings.reserve_bytes + request_bytes(settings.mem_bytes)
+    fixed = settings.reserve_bytes + settings.peer_bytes + request_bytes(settings.mem_bytes)
     fixed += sum(e.num_bytes for m in manifests for e in table_entries(m))
     slot = max(slot_bytes(m) for m in manifests)
     num_slots = (settings.mem_bytes - fixed) // slot
@@ -293,7 +294,15 @@ def plan_budget(stores: Sequence[Store], settings: EngineSettings) -> tuple[Ledg
     if settings.reserve_bytes:
         basis = "for tables of stores that are opened later"
         found.append(LedgerEntry("reserve", settings.reserve_bytes, basis))
-    return tuple(found)
+    return (*found, *peers_entries(settings))
+
+
+def peers_entries(settings: EngineSettings) -> list[LedgerEntry]:
+    """The line of rows of parts, if parts are served."""
+    if not settings.peer_bytes:
+        return []
+    basis = "16 x 1 MiB of rows and 2 MiB of pages and ids for each peer, owners of blocks"
+    return [LedgerEntry("peers", settings.peer_bytes, basis)]
 
 
 def requests_entry(settings: EngineSettings) -> LedgerEntry:

@@ -39,6 +39,7 @@ class Residency:
         self.reservation = reservation
         # blocks that were wanted, counted under `changed`; a whole file that is here counts as one
         self.hits = self.misses = 0
+        self._failure = ""  # why blocks could last not be read; under `changed`
 
     @property
     def worker_blocks(self) -> int:
@@ -161,8 +162,9 @@ class Residency:
         try:
             if wanted.size:
                 self._reader.read(self._first_file + file, wanted, slots)
-        except BaseException:
+        except BaseException as error:
             with self._changed:
+                self._failure = str(error)
                 self.pool.failed(file, wanted, slots)
                 self._unpin(held)
             raise
@@ -203,7 +205,7 @@ class Residency:
                 shard, offset = of.geometry.locate(block)
                 raise CorruptBlock(
                     f"{of.shards[shard]}+{offset}: block {block} could not be read for another "
-                    "batch"
+                    f"batch: {self._failure}"
                 )
         except BaseException:
             self._unpin(PinnedBlocks(hold.slots, hold.left_out, account))

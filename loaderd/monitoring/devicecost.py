@@ -75,9 +75,12 @@ class DeviceGauge:
     def cost(self, files: Sequence[int], buffers: Sequence[NDArray[np.uint8]]) -> DeviceCost:
         """Measured over the largest of the reader's `files`; once more only through larger buffers.
 
+        Of a part of a store only arrays that are whole are read for it.
+
         Raises CorruptBlock, OSError.
         """
         with self._lock:
+            files = [i for i in files if self._reader.files[i].holes is None]
             size = min((b.size for b in buffers), default=0)
             if files and self._through < min(size, RUN_BYTES):
                 number = max(files, key=lambda i: self._reader.files[i].geometry.num_blocks)

@@ -170,7 +170,12 @@ class RowAssembler:
     ) -> int:
         file = self.files[a]
         slots = transit[: blocks.size]
-        self._reader.read(self._first_file + a, blocks, slots)
+        rows = None
+        if self._reader.files[self._first_file + a].holes is not None:
+            # of blocks that another server has only rows that are wanted cross the network
+            items = work.items[work.order[bounds[0] : bounds[1]]].astype(np.int64)
+            rows = np.unique(items) - file.view.first
+        self._reader.read(self._first_file + a, blocks, slots, rows)
         where = work.transit[: file.num_blocks]
         where[blocks] = slots
         finest = self._finest(work)

@@ -14,6 +14,13 @@ from loaderd.monitoring.logs import Throttle, tell
 DOMAIN = b"loaderd"
 TURNED_AWAY_LOGGED = 20  # a second
 log = logging.getLogger(__name__)
+_ENDS = (
+    zmq.EVENT_DISCONNECTED
+    | zmq.EVENT_CLOSED
+    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+)
 
 
 def new_pair() -> KeyPair:
@@ -47,6 +54,12 @@ def client_options(address: TcpAddress) -> list[tuple[int, int | bytes]]:
             (zmq.CURVE_SECRETKEY, keys.own.secret.encode()),
         ]
     return options
+
+
+def watched(dealer: "zmq.Socket[bytes]") -> "zmq.Socket[bytes]":
+    """A socket on which the end of a DEALER's connection is told; ask before it connects."""
+    monitor: zmq.Socket[bytes] = dealer.get_monitor_socket(_ENDS)
+    return monitor
 
 
 class KeyAuthenticator(AsyncioAuthenticator):

@@ -27,6 +27,7 @@ from loaderd.api.protocol import (
     Ids,
     Message,
     Release,
+    RowsWanted,
     SessionStatus,
     Start,
     StatusReply,
@@ -249,7 +250,9 @@ class Daemon:
             case Detach(session=session):
                 if self._registry.holds(caller, session):
                     self.detach(session)
-            case Hello() | Heartbeat() | Taken():
+            case RowsWanted() if self._draining:
+                raise ShuttingDown("the daemon is shutting down")
+            case Hello() | Heartbeat() | Taken() | RowsWanted():
                 clients.handle(caller, message)
 
     def refuse(self, caller: Caller, error: Exception, message: ClientMessage | None) -> None:
@@ -288,6 +291,7 @@ class Daemon:
     def _status(self, request: int) -> StatusReply:
         ledger, sessions, counters = self._engine.status()
         remote = [] if self._remote is None else self._remote.entries()
+        given = {} if self._remote is None else self._remote.counters()
         return StatusReply(
             request=request,
             stores=self._engine.stores(),
@@ -296,7 +300,7 @@ class Daemon:
             budget_bytes=self._engine.settings.mem_bytes,
             ledger=(*ledger, *remote, *self._opener.entries()),
             sessions=tuple(self._owned(s) for s in sessions),
-            counters=counters | self._counts,
+            counters=counters | self._counts | given,
             draining=self._draining,
             workers=self._engine.settings.workers,
             readers=self._engine.settings.readers,

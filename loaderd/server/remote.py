@@ -18,18 +18,22 @@ from loaderd.api.protocol import (
     LEASE_S,
     Attached,
     ClientMessage,
+    ErrorReply,
     Heartbeat,
     Hello,
     LedgerEntry,
     Message,
     Piece,
     Release,
+    RowsGiven,
+    RowsWanted,
     Start,
     Taken,
 )
 from loaderd.api.tcp import TcpAddress
 from loaderd.server.callbacks import DaemonCallbacks
 from loaderd.server.owners import LOOPBACK
+from loaderd.server.peer_answers import PeerAnswers
 from loaderd.server.registry import Caller, Peer
 from loaderd.server.sender import Frames, Sender
 from loaderd.server.transport import Frame, TcpRouter
@@ -87,6 +91,7 @@ class RemoteClients:
         address = listening.address.numeric()
         pair, self._authorized = listening.pair()
         self._router = TcpRouter(address, self._receive, pair, self._authorized)
+        self._answers = PeerAnswers(engine.parts, self._answer_soon)
         self._keys: dict[Caller, str] = {}
         self._timer = self._loop.call_later(HEARTBEAT_S, self._beat)
 
@@ -98,6 +103,7 @@ class RemoteClients:
         self._timer.cancel()
         for session in list(self._senders):
             self.close_session(session)
+        self._answers.close()
         self._router.close()
         for sender in self._closing:
             sender.join(CLOSE_S)
@@ -132,6 +138,8 @@ class RemoteClients:
                         "the lease of this client has ended: it was silent for too long"
                     )
                 self._clients[token].alive_at = time.monotonic()
+            case RowsWanted():
+                self._answers.ask(caller.identity, message)
             case Taken(session=session):
                 if session in self._senders and self._senders[session][1] == caller:
                     self._senders[session][0].taken(message.run, message.num_bytes)
@@ -215,6 +223,19 @@ class RemoteClients:
         """Of the arena, beside what the engine holds for the session."""
         held = self._senders.get(session)
         return 0 if held is None else held[0].frames.num_bytes
+
+    def counters(self) -> dict[str, int]:
+        return self._answers.counters()
+
+    def _answer_soon(
+        self, identity: bytes, message: RowsGiven | ErrorReply, array: NDArray[np.uint8] | None
+    ) -> None:
+        """From a thread that answers peers; one that has left needs no answer."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            if array is None:
+                self._loop.call_soon_threadsafe(self._router.send, identity, message)
+            else:
+                self._loop.call_soon_threadsafe(self._router.send_array, identity, message, array)
 
     def _send_soon(
         self, session: int, message: Out | Piece, array: NDArray[np.uint8] | None

@@ -44,36 +44,18 @@ class _Ended(Exception):
     """The session is closed, or its run is."""
 
 
-class Frames:
-    """Buffers in the arena; each comes back when the last view of it is gone."""
+class SendBuffers:
+    """Buffers of bytes to send; each comes back when the last view of it is gone."""
 
-    def __init__(self, engine: StreamService) -> None:
-        """Takes them.  Raises Refused."""
-        self._broker, slot = engine.broker, engine.arena.slot_bytes
-        room = self._broker.available() // _SHARE
-        per = max(1, min(FRAME_BYTES // slot, room // FRAMES))
-        count = max(2, min(FRAMES, room // per))
-        self._taken: list[int] = []
-        self._memory: list[NDArray[np.uint8]] = []
+    def __init__(self, memory: list[NDArray[np.uint8]]) -> None:
+        self._memory = memory
         self._free: queue.SimpleQueue[int] = queue.SimpleQueue()  # finalizers may put anywhere
-        try:
-            for _ in range(count):
-                first = self._broker.take_run(per, LOOK_WAIT_S)
-                self._taken += range(first, first + per)
-                self._free.put(len(self._memory))
-                self._memory.append(engine.arena.data[first * slot : (first + per) * slot])
-        except Refused:
-            if len(self._memory) < 2:
-                self.give_back()
-                raise
-        self.capacity = per * slot
+        for number in range(len(memory)):
+            self._free.put(number)
 
     @property
     def num_bytes(self) -> int:
         return sum(m.size for m in self._memory)
-
-    def basis(self) -> str:
-        return f"{len(self._memory)} pieces x {self.capacity:,} B on their way to another host"
 
     def take(self) -> int:
         """The number of a free buffer; waits for one."""
@@ -97,6 +79,33 @@ class Frames:
         """Until all have come back."""
         for _ in self._memory:
             self._free.get()
+
+
+class Frames(SendBuffers):
+    """Buffers in the arena."""
+
+    def __init__(self, engine: StreamService) -> None:
+        """Takes them.  Raises Refused."""
+        self._broker, slot = engine.broker, engine.arena.slot_bytes
+        room = self._broker.available() // _SHARE
+        per = max(1, min(FRAME_BYTES // slot, room // FRAMES))
+        count = max(2, min(FRAMES, room // per))
+        self._taken: list[int] = []
+        memory: list[NDArray[np.uint8]] = []
+        try:
+            for _ in range(count):
+                first = self._broker.take_run(per, LOOK_WAIT_S)
+                self._taken += range(first, first + per)
+                memory.append(engine.arena.data[first * slot : (first + per) * slot])
+        except Refused:
+            if len(memory) < 2:
+                self.give_back()
+                raise
+        super().__init__(memory)
+        self.capacity = per * slot
+
+    def basis(self) -> str:
+        return f"{len(self._memory)} pieces x {self.capacity:,} B on their way to another host"
 
     def give_back(self) -> None:
         """To the arena; nobody may use them any more."""

@@ -7,13 +7,14 @@ from typing import Any
 import numpy as np
 import zmq
 from numpy.typing import NDArray
+from zmq.utils.monitor import recv_monitor_message
 
 from loaderd.api.endpoint import Endpoint, connect, parse_endpoint
 from loaderd.api.errors import BadMessage, DaemonError, NoDaemon, Refused
 from loaderd.api.keys import Authorized, KeyPair
 from loaderd.api.protocol import LEASE_S, Message, StatusReply, StatusRequest, decode_daemon, encode
 from loaderd.api.tcp import SCHEME, TcpAddress, check_reachable, parse_tcp
-from loaderd.server.curve import KeyAuthenticator, client_options, server_options
+from loaderd.server.curve import KeyAuthenticator, client_options, server_options, watched
 
 ANSWER_MS = 5000
 SEND_QUEUE = 100_000  # messages to one peer; a window of batches is far below
@@ -24,6 +25,7 @@ MAX_FRAMES = 1  # of a message
 BURST = 64  # messages taken before the loop may do other things
 LINGER_MS = 200  # for what is queued at the end
 HANDSHAKE_MS = 10_000  # for a peer over tcp
+GIVEN = 1 << 20  # bytes of rows that a peer sends at once
 WAITING = 128  # connections over tcp that are not accepted yet
 
 Frame = bytes | memoryview
@@ -212,6 +214,66 @@ def ask_status(endpoint: Endpoint | TcpAddress) -> StatusReply:
         context.term()
         if door is not None:
             door.close()
+
+
+class Sockets:
+    """Where the sockets to peers come from.  `close` it after the last of them."""
+
+    def __init__(self) -> None:
+        self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
+
+    def close(self) -> None:
+        self.context.term()
+
+
+class PeerConnection:
+    """A connection to another daemon, for one request at a time; any thread, one after another."""
+
+    def __init__(self, sockets: Sockets, address: TcpAddress) -> None:
+        """Begins to connect.  Raises Refused: there are no keys for that address."""
+        self.address = address
+        options = client_options(address)
+        self._socket = sockets.context.socket(zmq.DEALER)
+        self._monitor = watched(self._socket)
+        self._poller = zmq.Poller()
+        for option, value in (
+            (zmq.RECONNECT_IVL, -1), (zmq.LINGER, 0), (zmq.MAXMSGSIZE, 2 * MESSAGE_BYTES + GIVEN),
+            (zmq.HANDSHAKE_IVL, HANDSHAKE_MS), *options,
+        ):  # fmt: skip
+            self._socket.setsockopt(option, value)
+        self._socket.connect(address.place)
+        self._poller.register(self._socket, zmq.POLLIN)
+        self._poller.register(self._monitor, zmq.POLLIN)
+
+    def send(self, message: Message) -> None:
+        """Raises NoDaemon: the connection has ended meanwhile."""
+        try:
+            self._socket.send(encode(message), zmq.NOBLOCK)
+        except zmq.Again as error:
+            raise NoDaemon(f"{self.address.place}: no daemon answers there") from error
+
+    def receive(self, wait_ms: int) -> list[memoryview] | None:
+        """The frames of the next message; None: none came in that time.
+
+        Raises NoDaemon: the connection has ended; Refused: the key is not let in.
+        """
+        ready = dict(self._poller.poll(wait_ms))
+        if self._socket in ready:
+            return [frame.buffer for frame in self._socket.recv_multipart(copy=False)]
+        if self._monitor in ready:
+            event = recv_monitor_message(self._monitor)["event"]
+            if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+                raise Refused(
+                    f"{self.address.place}: this daemon's key is not let in; add the line of its "
+                    "public.key to authorized_keys there"
+                )
+            raise NoDaemon(f"{self.address.place}: no daemon answers there")
+        return None
+
+    def close(self) -> None:
+        self._socket.disable_monitor()
+        self._monitor.close()
+        self._socket.close()
 
 
 def parse_either(text: str) -> Endpoint | TcpAddress:

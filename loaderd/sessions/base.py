@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from blockstore import concurrency
 from blockstore.format import Manifest
+from blockstore.io.absent import RowSource
 from blockstore.io.arena import Arena
 from blockstore.io.reader import BlockReader
 from blockstore.io.threads import ReadThreads
@@ -149,9 +150,21 @@ class SharedResources:
     """What the stores of one daemon share: arena, workers, readers.  Ends with `close`."""
 
     def __init__(
-        self, settings: EngineSettings, num_slots: int, slot_bytes: int, unused_bytes: int
+        self,
+        settings: EngineSettings,
+        num_slots: int,
+        slot_bytes: int,
+        unused_bytes: int,
+        row_source: Callable[[Store], RowSource | None] = lambda _store: None,
     ) -> None:
-        """`unused_bytes`: of --mem.  Raises BudgetTooSmall: the system does not give so much."""
+        """Take it all.
+
+        unused_bytes   of --mem
+        row_source     where the reader of a store gets rows that are not in its part
+
+        Raises BudgetTooSmall: the system does not give so much.
+        """
+        self.row_source = row_source
         self._stack = ExitStack()
         self.unused_bytes = unused_bytes
         self.numbers = itertools.count(1)  # of sessions, through all stores

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 
 from blockstore.closing import Closing
+from blockstore.io.absent import RowSource
 from blockstore.store import Store
 from blockstore.units import format_bytes, format_mem
 from loaderd.api.errors import Refused
@@ -32,14 +33,26 @@ class Stores(Closing):
     One thread at a time changes which there are.
     """
 
-    def __init__(self, stores: Sequence[Store], settings: EngineSettings) -> None:
-        """Raises BudgetTooSmall, StoreError, Refused: two of one name."""
+    def __init__(
+        self,
+        stores: Sequence[Store],
+        settings: EngineSettings,
+        row_source: Callable[[Store], RowSource | None] = lambda _store: None,
+    ) -> None:
+        """Open all.
+
+        row_source   as in `SharedResources`
+
+        Raises BudgetTooSmall, StoreError, Refused: two of one name.
+        """
         self.settings = settings
         check_names(stores)
         budgets = make_budgets([s.manifest for s in stores], settings)
         num_slots = sum(budget.num_slots for budget in budgets)
         budget = budgets[0]
-        self._shared = SharedResources(settings, num_slots, budget.slot_bytes, budget.unused_bytes)
+        self._shared = SharedResources(
+            settings, num_slots, budget.slot_bytes, budget.unused_bytes, row_source
+        )
         self.arena, self.lock = self._shared.arena, self._shared.lock
         self.engines: dict[str, Engine] = {}
         self.retired: list[Engine] = []  # opened again, or dropped; some sessions still use them

@@ -22,7 +22,12 @@ from loaderd.api.protocol import (
     StoreStatus,
 )
 from loaderd.memory.guarded import Guarded
-from loaderd.memory.ledger import is_session_entry, requests_entry, session_entry_name
+from loaderd.memory.ledger import (
+    is_session_entry,
+    peers_entries,
+    requests_entry,
+    session_entry_name,
+)
 from loaderd.monitoring.meter import Meter, add_counts
 from loaderd.plans.base import EVERY_RANK
 from loaderd.sessions.base import Deliver, Out
@@ -277,6 +282,7 @@ class StreamRegistry:
             add_counts(counters, counts)
         ledger.append(requests_entry(self._stores.settings))
         ledger += self._stores.reserve_entries()
+        ledger += peers_entries(self._stores.settings)
         with self.lock:
             times = dict(self.times)
             for session, _ in self.sessions.values():

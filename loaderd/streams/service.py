@@ -227,6 +227,11 @@ class StreamService(Closing):
             if cursor.active and cursor.stream is None and not cursor.waits:
                 self._opener.find_place(cursor)  # it fell behind, and is alive
 
+    def parts(self) -> list[Store]:
+        """Stores that are served now and are parts."""
+        engines = list(self._stores.engines.values())
+        return [engine.store for engine in engines if engine.store.part is not None]
+
     def stores(self) -> tuple[StoreStatus, ...]:
         return self._registry.stores()
 

@@ -24,8 +24,9 @@ from preprocess.ingest.options import (
     NodeOrder,
     OperatorKind,
 )
+from preprocess.partition.grouped import MOST_OWNERS
 from preprocess.partition.influence import HubScore, InfluenceOptions, parse_hubs
-from preprocess.partition.owners import MOST_OWNERS, Method, OwnerOptions, Weights
+from preprocess.partition.owners import Method, OwnerOptions, Weights
 from preprocess.partition.partition import Neighbors, Partitioner, PartitionOptions, Visit
 from preprocess.sources.generate import GraphRecipe
 from preprocess.sources.layouts import LAYOUTS

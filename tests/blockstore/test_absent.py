@@ -1,6 +1,5 @@
 """A reader of a part of a store: what is not in it comes from another server, and fits in."""
 
-
 import numpy as np
 import pytest
 from hypothesis import given

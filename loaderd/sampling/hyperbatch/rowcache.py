@@ -393,7 +393,9 @@ class RowCache:
             self.pages_read += int(own[:, 2].sum())
             self.runs_read += count
             readings.append(
-                self._reader.stream(a.file, own, self._transit, self._copier(t, a, own))
+                self._reader.stream(
+                    a.file, own, self._transit, self._copier(t, a, own), rows=t.listed[low:high]
+                )
             )
         return readings
 

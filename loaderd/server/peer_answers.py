@@ -1,0 +1,244 @@
+"""Rows of this daemon's part for its peers.
+
+Nothing here waits for a session: threads, buffers and readers are their own, taken at start, and
+only rows that are on this disk are given.  So daemons cannot wait for each other in a cycle.
+"""
+
+import contextlib
+import queue
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import NamedTuple
+
+import google_crc32c
+import numpy as np
+from numpy.typing import NDArray
+
+from blockstore.errors import StoreError
+from blockstore.format import PAGE_BYTES, RowArray
+from blockstore.io.buffers import aligned_buffer
+from blockstore.io.reader import BlockReader, make_transit
+from blockstore.io.threads import ReadThreads
+from blockstore.kernels.rowcache import plan_extents
+from blockstore.kernels.rows import gather_rows, row_layout
+from blockstore.part import split_arrays
+from blockstore.store import BlockedFile, Store
+from loaderd.api.errors import BadMessage, Refused
+from loaderd.api.protocol import ErrorReply, RowsGiven, RowsWanted
+from loaderd.api.requests import MAX_ROW_BYTES, MAX_ROW_IDS, check_rows
+from loaderd.server.sender import SendBuffers
+
+OUTSTANDING = 8  # requests of a peer; of more the oldest goes: whoever sent it has given it up
+_TRANSIT_BYTES = MAX_ROW_BYTES + 2 * PAGE_BYTES  # the longest row, wherever it begins
+PEER_BYTES = 2 * OUTSTANDING * MAX_ROW_BYTES + _TRANSIT_BYTES + OUTSTANDING * 8 * MAX_ROW_IDS
+READERS = 2
+_JOIN_S = 1.0
+
+Answer = RowsGiven | ErrorReply
+Send = Callable[[bytes, Answer, NDArray[np.uint8] | None], None]  # to an identity, in any thread
+
+
+class _Request(NamedTuple):
+    identity: bytes
+    wanted: RowsWanted
+    rows: NDArray[np.int64]
+    served: "_Served"
+
+
+class _Served:
+    """The rows of one store's part."""
+
+    def __init__(self, store: Store, threads: ReadThreads) -> None:
+        assert store.part is not None
+        self.store, self.part = store, store.part
+        self.arrays = {a.path: (i, first, a)
+                       for i, (first, a) in enumerate(split_arrays(store.manifest))}  # fmt: skip
+        self.files: list[BlockedFile] = [store.rows(a) for _, _, a in self.arrays.values()]
+        self.reader = BlockReader(self.files, aligned_buffer(PAGE_BYTES), PAGE_BYTES, threads)
+
+    def check(self, wanted: RowsWanted) -> NDArray[np.int64]:
+        """The rows that a peer wants.
+
+        Raises Refused: of another store, map or array; BadMessage: of others, or not ascending.
+        """
+        part = self.part
+        if wanted.digest != part.digest or wanted.array not in self.arrays:
+            raise Refused(
+                f"rows of {wanted.array[:256]!r} by owner map {wanted.digest[:64]}, this is the "
+                f"{part}, digest {part.digest}; make all parts by one map"
+            )
+        if not 0 <= wanted.server < part.servers or wanted.server == part.server:
+            raise BadMessage(
+                f"server {wanted.server} asks server {part.server}, expected another one of "
+                f"{part.servers}"
+            )
+        number, first, array = self.arrays[wanted.array]
+        rows = check_rows(wanted, first, array.num_rows, array.row_bytes)
+        holes, geometry = self.files[number].holes, self.files[number].geometry
+        if holes is not None:
+            away = holes.keepers[rows // geometry.rows_per_block] != holes.server
+            if away.any():
+                bad = int(rows[away][0])
+                raise BadMessage(
+                    f"rows of {array.path}: id {first + bad} is with server "
+                    f"{holes.keepers[bad // geometry.rows_per_block]}, this is server {part.server}"
+                )
+        return rows
+
+    def read(self, request: _Request, memory: NDArray[np.uint8], out: NDArray[np.uint8]) -> int:
+        """Rows of a request, one after the other; returns their bytes.  Raises StoreError, OSError.
+
+        memory   that pages pass through
+        """
+        number, _, array = self.arrays[request.wanted.array]
+        layout = row_layout(self.files[number].geometry, array.row_bytes)
+        rows, transit = request.rows, make_transit([memory])
+        runs = np.empty((rows.size, 5), np.int64)
+        # no pages between the rows: these may be holes
+        count = int(plan_extents(rows, 0, rows.size, layout, 0, transit.pages, runs))
+        runs = runs[:count]
+        places = _places(self.files[number], array, rows, runs)
+
+        def copy(low: int, high: int, pages: NDArray[np.uint8]) -> None:
+            before = int(runs[:low, 2].sum()) * PAGE_BYTES
+            first, stop = int(runs[low, 3]), int(runs[high - 1, 4])
+            addresses = (places[first:stop] - before).astype(np.uint64)
+            target = out[first * array.row_bytes : stop * array.row_bytes]
+            gather_rows(pages, addresses, 0, stop - first, array.row_bytes, target)
+
+        self.reader.stream(number, runs, transit, copy).wait()
+        return rows.size * array.row_bytes
+
+
+def _places(
+    file: BlockedFile, array: RowArray, rows: NDArray[np.int64], runs: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """Where rows begin in the pages of runs, run after run: int64 (rows,)."""
+    geometry = file.geometry
+    block, inside = np.divmod(rows, geometry.rows_per_block)
+    at = block % geometry.blocks_per_shard * geometry.slot_bytes + inside * array.row_bytes
+    base = (np.cumsum(runs[:, 2]) - runs[:, 2] - runs[:, 1]) * PAGE_BYTES
+    found: NDArray[np.int64] = at + np.repeat(base, runs[:, 4] - runs[:, 3])
+    return found
+
+
+class _Peer:
+    """What is kept for one peer: its requests, and the buffers of its answers."""
+
+    def __init__(self, server: int, answer: Callable[["_Peer", _Request], None]) -> None:
+        self._requests: deque[_Request] = deque(maxlen=OUTSTANDING)
+        self._come: queue.SimpleQueue[bool] = queue.SimpleQueue()  # False: the end
+        self.buffers = SendBuffers([np.empty(MAX_ROW_BYTES, np.uint8) for _ in range(OUTSTANDING)])
+        self.transit = aligned_buffer(_TRANSIT_BYTES)
+        self._answer = answer
+        self.thread = threading.Thread(target=self._work, name=f"peer-{server}", daemon=True)
+        self.thread.start()
+
+    def put(self, request: _Request) -> None:
+        self._requests.append(request)
+        self._come.put(True)
+
+    def end(self) -> None:
+        self._come.put(False)
+
+    def _work(self) -> None:
+        while self._come.get():
+            with contextlib.suppress(IndexError):  # a later one took its place
+                self._answer(self, self._requests.popleft())
+
+
+class PeerAnswers:
+    """Answers `RowsWanted`.  `ask` belongs to the event loop's thread."""
+
+    def __init__(self, stores: Callable[[], Sequence[Store]], send: Send) -> None:
+        """Takes all memory.
+
+        stores   those that are served now
+        """
+        self._stores, self._send = stores, send
+        self._stack = ExitStack()
+        self._threads = ReadThreads(READERS)
+        self._stack.callback(self._threads.close)
+        self._served: dict[str, _Served] = {}  # by fingerprint
+        self._closed: deque[bytes] = deque(maxlen=1024)  # identities that are not answered any more
+        self._lock = threading.Lock()
+        self._counts = dict.fromkeys(("peer_rows_given", "peer_bytes_given"), 0)
+        parts = [store.part for store in stores() if store.part is not None]
+        self._peers = {
+            server: _Peer(server, self._answer)
+            for server in range(max((p.servers for p in parts), default=0))
+            if any(p.server != server for p in parts)
+        }
+
+    def close(self) -> None:
+        for peer in self._peers.values():
+            peer.end()
+        for peer in self._peers.values():
+            peer.thread.join(_JOIN_S)
+        for served in self._served.values():
+            served.reader.close()
+        self._stack.close()
+
+    def counters(self) -> dict[str, int]:
+        with self._lock:
+            return dict(self._counts)
+
+    def ask(self, identity: bytes, wanted: RowsWanted) -> None:
+        """Begin to answer.  Raises Refused; BadMessage: nothing more of this peer is answered."""
+        if identity in self._closed:
+            return
+        served = self._find(wanted.fingerprint)
+        try:
+            rows = served.check(wanted)
+        except BadMessage:
+            self._closed.append(identity)
+            raise
+        if wanted.server not in self._peers:  # a store that a reload opened has more servers
+            raise Refused(f"server {wanted.server}: has no buffers here; start this daemon again")
+        self._peers[wanted.server].put(_Request(identity, wanted, rows, served))
+
+    def _find(self, fingerprint: str) -> _Served:
+        parts = {s.manifest.fingerprint: s for s in self._stores() if s.part is not None}
+        store = parts.get(fingerprint)
+        if store is None:
+            raise Refused(
+                f"rows of fingerprint {fingerprint[:64]}, parts are served here of "
+                f"{', '.join(parts) or 'none'}; make all parts of one store"
+            )
+        known = self._served.get(fingerprint)
+        if known is None or known.store is not store:
+            self._served[fingerprint] = known = _Served(store, self._threads)
+        return known
+
+    def _answer(self, peer: _Peer, request: _Request) -> None:
+        """In the peer's thread."""
+        wanted, number = request.wanted, peer.buffers.take()
+        try:
+            size = request.served.read(request, peer.transit, peer.buffers.memory(number))
+        except (StoreError, OSError) as error:
+            peer.buffers.put(number)
+            reply = ErrorReply(
+                error=Refused.__name__, message=str(error), request=wanted.request, session=-1,
+                run=-1,
+            )  # fmt: skip
+            self._send(request.identity, reply, None)
+            return
+        crc = int(google_crc32c.value(bytes(peer.buffers.memory(number)[:size])))
+        given = RowsGiven(
+            request=wanted.request, array=wanted.array, count=request.rows.size, crc32c=crc
+        )
+        with self._lock:
+            self._counts["peer_rows_given"] += request.rows.size
+            self._counts["peer_bytes_given"] += size
+        self._send(request.identity, given, peer.buffers.lend(number, size))
+
+
+def peers_bytes(stores: Sequence[Store]) -> int:
+    """Memory that peers take of --mem: of the largest part, requests and answers of each other one,
+    and who has each block."""
+    parts = [store.part for store in stores if store.part is not None]
+    blocks = [store.rows(a).geometry.num_blocks for store in stores if store.part is not None
+              for _, a in split_arrays(store.manifest)]  # fmt: skip
+    return max((p.servers - 1 for p in parts), default=0) * PEER_BYTES + 2 * sum(blocks)

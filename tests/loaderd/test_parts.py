@@ -1,0 +1,168 @@
+"""Daemons with parts of a store give the batches of the whole store, whatever happens to peers."""
+
+import shutil
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from blockstore.store import Store, open_store
+from clients.torch import NeighborDataset
+from loaderd.api.errors import BatchFailed, Refused
+from loaderd.api.peers import PeerAddresses, part_with_peers, read_peers
+from loaderd.api.tcp import parse_tcp
+from tests.golden_cases import Case, epoch_digest
+from tests.graphs import Csc
+from tests.loaderd.parts import make_parts, partition_owners, serving_parts
+from tests.loaderd.threaded import serving
+from tests.remotes import free_address
+from tests.stores import write_store
+
+NODES, PARTITIONS, WIDTH = 2000, 8, 64
+LEAST, AMPLE = 1900 << 10, 24 << 20  # beside the memory of peers
+PLANS = ("minibatch", "hyperbatch", "macrobatch")
+
+
+def dataset(plan: str) -> Case:
+    options: dict[str, Any] = {"macro_partitions": 2} if plan == "macrobatch" else {}
+    options |= {"num_neighbors": (5, 4), "batch_size": 50, "seed": 3, "plan": plan}
+    return Case(NeighborDataset, options | {"reconnect_s": 0})
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Partitions of 250 nodes, whose edges are mostly inside; rows of 256 bytes."""
+    path = tmp_path_factory.mktemp("whole") / "store"
+    rng, each = np.random.default_rng(2), NODES // PARTITIONS
+    dst = np.repeat(np.arange(NODES), 8)
+    src = dst // each * each + rng.integers(0, each, dst.size)
+    away = rng.random(dst.size) < 0.1
+    src[away] = rng.integers(0, NODES, int(away.sum()))
+    graph = Csc(
+        np.arange(NODES + 1) * 8, src.astype(np.uint32), np.arange(dst.size, dtype=np.uint32)
+    )
+    offsets = list(range(0, NODES + 1, each))
+    halos = [np.unique(rng.integers(0, each, 9) + (p + 1) % PARTITIONS * each) for p in range(8)]
+    train = rng.permutation(NODES)[:400]
+    write_store(path, graph, train, width=WIDTH, offsets=offsets, hubs=[5, 900], halos=halos)
+    return path
+
+
+@pytest.fixture(scope="module")
+def digests(whole: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    with serving(whole, tmp_path_factory.mktemp("d"), AMPLE) as (endpoint, _):
+        return {plan: epoch_digest(endpoint, dataset(plan)) for plan in PLANS}
+
+
+def owners_of(store: Store, kind: str, servers: int) -> np.ndarray:
+    if kind == "partitions":
+        return partition_owners(store, servers)
+    runs = np.random.default_rng(7).integers(0, servers, NODES // 40)
+    return np.repeat(runs, 40)
+
+
+@pytest.mark.parametrize("mem", [LEAST, AMPLE], ids=["least", "ample"])
+@pytest.mark.parametrize(("servers", "kind"), [(2, "partitions"), (4, "random")])
+def test_every_daemon_gives_the_batches_of_the_whole_store(
+    whole: Path, tmp_path: Path, digests: dict[str, str], mem: int, servers: int, kind: str
+):
+    copy = shutil.copytree(whole, tmp_path / "store")
+    parts = make_parts(copy, tmp_path / "m", owners_of(open_store(copy), kind, servers), servers)
+    with serving_parts(parts, tmp_path, mem) as (endpoints, services, _, _):
+        found: dict[tuple[int, str], str] = {}
+
+        def epochs(server: int) -> None:
+            for plan in PLANS:
+                found[server, plan] = epoch_digest(endpoints[server], dataset(plan))
+
+        threads = [threading.Thread(target=epochs, args=(i,)) for i in range(servers)]
+        for thread in threads:  # they fetch from each other at the same time
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert found == {(i, plan): digests[plan] for i in range(servers) for plan in PLANS}
+        for service in services:
+            ledger, _, counters = service.status()
+            assert counters["peer_rows_asked"] > 0
+            assert counters["peer_bytes_asked"] == counters["peer_rows_asked"] * 4 * WIDTH
+            assert counters["peer_retries"] == 0
+            assert "peers" in [entry.name for entry in ledger]
+
+
+def test_a_peer_that_comes_back_in_time(whole: Path, tmp_path: Path, digests: dict[str, str]):
+    copy = shutil.copytree(whole, tmp_path / "store")
+    parts = make_parts(copy, tmp_path / "m", partition_owners(open_store(copy), 2), 2)
+    with serving_parts(parts, tmp_path, LEAST) as (endpoints, services, stop, start):
+        stop(1)
+        threading.Timer(1.0, start, [1]).start()
+        assert epoch_digest(endpoints[0], dataset("minibatch")) == digests["minibatch"]
+        assert services[0].status()[2]["peer_retries"] > 0
+
+
+def test_a_peer_that_stays_away_is_named_and_a_replica_goes_on(
+    whole: Path, tmp_path: Path, digests: dict[str, str]
+):
+    copy = shutil.copytree(whole, tmp_path / "store")
+    parts = make_parts(copy, tmp_path / "m", partition_owners(open_store(copy), 2), 2)
+    dead, alive, own = (free_address() for _ in range(3))
+    for name in "abc":
+        (tmp_path / name).mkdir()
+    back = PeerAddresses({0: (parse_tcp(own),)}, 1.0)
+    for replicas in ((dead,), (dead, alive)):
+        peers = PeerAddresses({1: tuple(map(parse_tcp, replicas))}, 0.5)
+        with (
+            serving(parts[1], tmp_path / "a", LEAST, peers=back, listen=alive),
+            serving(parts[0], tmp_path / "b", LEAST, peers=peers, listen=own) as (endpoint, _),
+        ):
+            if len(replicas) == 2:
+                assert epoch_digest(endpoint, dataset("hyperbatch")) == digests["hyperbatch"]
+                continue
+            begun = time.monotonic()
+            with pytest.raises(BatchFailed, match=f"server 1 at {dead}: gave no rows"):
+                epoch_digest(endpoint, dataset("hyperbatch"))
+            assert time.monotonic() - begun < 10
+
+
+def test_parts_of_other_stores_and_maps_are_refused(whole: Path, tmp_path: Path):
+    copy = shutil.copytree(whole, tmp_path / "store")
+    owner = partition_owners(open_store(copy), 2)
+    (tmp_path / "n").mkdir()
+    mine = make_parts(copy, tmp_path / "m", owner, 2)
+    other = owner.copy()
+    other[-1] ^= 1
+    theirs = make_parts(copy, tmp_path / "n", other, 2)
+    with (
+        serving_parts([mine[0], theirs[1]], tmp_path, LEAST) as (endpoints, _, _, _),
+        pytest.raises(BatchFailed, match=r"server 1 at .*by owner map .* this is the part of"),
+    ):
+        epoch_digest(endpoints[0], dataset("minibatch"))
+
+
+def test_what_is_said_of_files_of_peers(whole: Path, tmp_path: Path):
+    copy = shutil.copytree(whole, tmp_path / "store")
+    part = open_store(make_parts(copy, tmp_path / "m", partition_owners(open_store(copy), 2), 2)[0])
+    path, one = tmp_path / "peers", "tcp://127.0.0.1:1"
+    for text, match in (
+        (f"1 {one}\n1 {one}", r"peers:2: server 1 was named before"),
+        ("1", "expected a server's number and its addresses"),
+        (f"x {one}", "expected a server's number"),
+        ("1 udp://x", "expected tcp://HOST:PORT"),
+        (f"0 {one}", "no line of server 1, expected 0 to 1"),
+        (f"1 {one}\n2 {one}", "server 2, expected 0 to 1"),
+    ):
+        path.write_text(text)
+        with pytest.raises(Refused, match=match):
+            part_with_peers(part, read_peers(path, None))
+    path.write_text(f"# ours\n0 {one}\n1 {one} tcp://127.0.0.1:2 # and a replica\n")
+    peers = read_peers(path, tmp_path)
+    assert [a.place for a in peers.by_server[1]] == [one, "tcp://127.0.0.1:2"]
+    assert part_with_peers(part, peers) == part.part
+    with pytest.raises(Refused, match="expected --peers FILE"):
+        part_with_peers(part, None)
+    with pytest.raises(Refused, match="is a whole store, --peers is for parts"):
+        part_with_peers(open_store(copy), peers)
+    with pytest.raises(Refused, match="No such file or directory, expected a line"):
+        read_peers(tmp_path / "nothing", None)
