@@ -170,16 +170,16 @@ class RowAssembler:
     ) -> int:
         file = self.files[a]
         slots = transit[: blocks.size]
-        rows = None
+        wanted, view = None, file.view
         if self._reader.files[self._first_file + a].holes is not None:
             # of blocks that another server has only rows that are wanted cross the network
             items = work.items[work.order[bounds[0] : bounds[1]]].astype(np.int64)
-            rows = np.unique(items) - file.view.first
-        self._reader.read(self._first_file + a, blocks, slots, rows)
+            wanted = np.unique(items) - view.first
+            wanted = wanted[(wanted >= 0) & (wanted < view.num_nodes)]
+        self._reader.read(self._first_file + a, blocks, slots, wanted)
         where = work.transit[: file.num_blocks]
         where[blocks] = slots
         finest = self._finest(work)
-        view = file.view
         first = (view.first + int(blocks[0]) * view.rows_per_block) // finest
         last = (view.first + (int(blocks[-1]) + 1) * view.rows_per_block - 1) // finest
         last = min(last, work.block_starts.size - 2)
