@@ -43,6 +43,12 @@ COUNTERS = (
     _Counter(
         "loaderd_macro_wait_seconds", "macro_wait_ns", NS, "Time sessions waited for macro-batches."
     ),
+    _Counter("loaderd_peer_requests", "peer_requests", 1, "Requests for rows of other servers."),
+    _Counter("loaderd_peer_retries", "peer_retries", 1, "Attempts that a peer did not answer."),
+    _Counter("loaderd_peer_rows_asked", "peer_rows_asked", 1, "Rows that peers gave."),
+    _Counter("loaderd_peer_bytes_asked", "peer_bytes_asked", 1, "Bytes of these."),
+    _Counter("loaderd_peer_rows_given", "peer_rows_given", 1, "Rows given to peers."),
+    _Counter("loaderd_peer_bytes_given", "peer_bytes_given", 1, "Bytes of these."),
     _Counter("loaderd_sessions_attached", "sessions_attached", 1, "Sessions opened."),
     _Counter("loaderd_sessions_refused", "sessions_refused", 1, "Sessions refused."),
     _Counter(
