@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from blockstore.kernels.random import make_key
+from clients.hashing import draw_hash, node_key
 from clients.mfg import layer_edges
 from clients.torch import EdgeType, HeteroBatch
 
@@ -54,24 +55,8 @@ def keep_mask(ids: Tensor, width: int, rate: float, key: int) -> Tensor:
     Four entries a hash: 16 bits each of `draw_hash` of `blockstore.kernels.random`.
     """
     words = torch.arange(-(-width // 4), device=ids.device)
-    nodes = _mix((ids * _GOLDEN + _M1) ^ _signed(key))
-    lanes = _mix(nodes[:, None] + words * _GOLDEN).view(torch.int16)
+    lanes = draw_hash(node_key(key, ids)[:, None], words).view(torch.int16)
     return lanes[:, :width] >= round(rate * 2**16) - 2**15
-
-
-def _signed(value: int) -> int:
-    """The int64 of the same 64 bits."""
-    return (value ^ 1 << 63) - (1 << 63)
-
-
-_GOLDEN, _M1, _M2 = map(_signed, (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
-
-
-def _mix(x: Tensor) -> Tensor:
-    """`mix` of `blockstore.kernels.random` for int64, of which torch shifts the sign in."""
-    x = (x ^ (x >> 30 & (1 << 34) - 1)) * _M1
-    x = (x ^ (x >> 27 & (1 << 37) - 1)) * _M2
-    return x ^ (x >> 31 & (1 << 33) - 1)
 
 
 class DropoutKeys(NamedTuple):

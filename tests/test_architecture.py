@@ -35,6 +35,9 @@ BELOW = {  # folder -> folders beside it, and modules, that it builds on
     "clients/connection": {},
     "clients/device": {"connection", "records"},
     "clients/hopwise": {"batch", "connection", "dataset", "records"},
+    "clients/large": {
+        "batch", "connection", "cut", "dataset", "hashing", "models", "records", "torch"
+    },
     "loaderd/api": {},
     "loaderd/plans": {"api"},
     "loaderd/memory": {"api", "plans"},
@@ -114,6 +117,12 @@ DOORS = {  # library -> the only files that import it, in the packages that are 
         "clients/shuffle.py",
         "clients/split.py",
         "clients/lightning.py",
+        "clients/cut.py",
+        "clients/hashing.py",
+        "clients/large/batch.py",
+        "clients/large/dataset.py",
+        "clients/large/reader.py",
+        "clients/large/second.py",
     },
     "triton": {"clients/device/kernels.py"},
     "kvikio": {"blockstore/io/gds.py"},
