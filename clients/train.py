@@ -22,6 +22,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from clients.large.dataset import LargeDataset
 from clients.models import LAYERS, DropoutKeys, Layered, RelationalModel, RowExchange
 from clients.ranks import TIMEOUT_S, FlatGradients, RankLost, Ranks, SplitPlace, joined
 from clients.shuffle import Shuffle
@@ -30,10 +31,10 @@ from clients.torch import Batch, HeteroBatch, HeteroDataset, NeighborDataset, Pr
 from loaderd.api.errors import DaemonError
 
 UNLABELLED = -1
-PLANS = ("auto", "minibatch", "hyperbatch", "macrobatch", "split")
+PLANS = ("auto", "minibatch", "hyperbatch", "macrobatch", "split", "large")
 
 AnyBatch = Batch | HeteroBatch | SplitBatch
-AnyDataset = NeighborDataset | HeteroDataset | SplitDataset
+AnyDataset = NeighborDataset | HeteroDataset | LargeDataset | SplitDataset
 
 
 class NotTrainable(ValueError):
@@ -50,6 +51,9 @@ class Settings:
     plan: str = "auto"
     owners: str = ""  # of plan "split": name of an owner map of the store
     mixed_rows: bool = False  # of plan "split": gather rows of remote nodes, too
+    draws: str = "own"  # of plan "large": or "shared"
+    large_batches: int = 0  # of plan "large": steps of a large batch; 0: a twelfth of an epoch's
+    second_fanout: tuple[int, ...] = ()  # of shared draws: those that a step keeps, by hop
     batch_size: int = 1000
     hidden: int = 128
     dropout: str = "random"  # or "keyed": by (seed, epoch, step, layer, node)
@@ -162,6 +166,7 @@ class Trainer:
         """`observe`: called with each batch that is trained on."""
         self._settings, self._ranks, self._observe = settings, ranks, observe
         _check_split(settings)
+        _check_large(settings)
         torch.manual_seed(settings.seed)
         self._device = ranks.device(settings.device)
         folder = Path(settings.checkpoint).parent
@@ -179,7 +184,7 @@ class Trainer:
         self.model = Classes(self._make_net()).to(self._device)
         self._gradients = FlatGradients(self.model, ranks)
         self._optimizer = torch.optim.Adam(self.model.parameters(), settings.learning_rate)
-        self._data = self.ahead(self.open_split("train"))
+        self._data = self.ahead(self._open_training())
         self._steps = 0  # in all
         self._first_epoch = 0
         if settings.checkpoint and Path(settings.checkpoint).exists():
@@ -193,20 +198,32 @@ class Trainer:
         wanted: dict[str, Any] = {name: getattr(settings, name) for name in names}
         wanted |= {"rank": place.share, "world_size": place.shares, "shuffle": split == "train"}
         if not owners:
-            plan = "auto" if settings.plan == "split" else settings.plan
+            plan = "auto" if settings.plan in ("split", "large") else settings.plan
             wanted |= {"plan": plan, "input_type": settings.input_type}
-            make = HeteroDataset if settings.input_type else NeighborDataset
-            return make(settings.endpoint, split=split, **(wanted | options))
+            kinds: tuple[type[AnyDataset], ...] = (NeighborDataset, HeteroDataset)
+            make = options.pop("make", kinds[bool(settings.input_type)])
+            data: AnyDataset = make(settings.endpoint, split=split, **(wanted | options))
+            return data
         wanted |= {"owners": owners, "owner": place.owner, "num_owners": place.owners}
         wanted |= {"mixed_rows": settings.mixed_rows}
         return SplitDataset(settings.endpoint, split=split, **(wanted | options))
+
+    def _open_training(self) -> AnyDataset:
+        """This rank's part of the training split, as the plan reads it."""
+        settings = self._settings
+        if settings.plan != "large":
+            return self.open_split("train")
+        names = ("draws", "large_batches", "second_fanout")
+        large = {name: getattr(settings, name) for name in names}
+        return self.open_split("train", make=LargeDataset, **large)
 
     def ahead(self, data: AnyDataset) -> Prefetcher[Any]:
         """Its batches, on the device: the next ones are gathered while one is trained on.
 
         All ranks attach before one begins: who comes later may not find a place in their stream.
         """
-        ahead = prefetch(data, self._device)
+        # of a large batch one more is read ahead: each takes as much memory as many batches
+        ahead = prefetch(data, self._device, depth=1 if isinstance(data, LargeDataset) else 2)
         data.attached()
         self._ranks.barrier()
         return ahead
@@ -335,6 +352,16 @@ def _check_split(settings: Settings) -> None:
         )
 
 
+def _check_large(settings: Settings) -> None:
+    """Raises ValueError: options of large batches without them."""
+    given = (settings.draws != "own", settings.large_batches, settings.second_fanout)
+    if any(given) and settings.plan != "large":
+        raise ValueError(
+            "draws, large_batches and second_fanout: found "
+            f"plan {settings.plan!r}, expected 'large'; leave them out, or give --plan large"
+        )
+
+
 def train(
     settings: Settings, ranks: Ranks, observe: Callable[[AnyBatch], None] | None = None
 ) -> Trainer:
@@ -344,13 +371,14 @@ def train(
     return trainer
 
 
-def parse_fanouts(words: Iterable[object]) -> tuple[int, ...]:
-    """Numbers with commas or spaces between them.  Raises ValueError."""
+def parse_fanouts(words: Iterable[object], option: str = "num_neighbors") -> tuple[int, ...]:
+    """Numbers with commas or spaces between them.  Raises ValueError, which names the option."""
     text = " ".join(map(str, words))
     try:
         return tuple(int(word) for word in text.replace(",", " ").split())
     except ValueError:
-        raise ValueError(f"--num-neighbors {text!r}: expected numbers such as 15 10") from None
+        name = option.replace("_", "-")
+        raise ValueError(f"--{name} {text!r}: expected numbers such as 15 10") from None
 
 
 def run_command(
@@ -386,7 +414,8 @@ def run_command(
 
 def main() -> None:
     def run(arguments: dict[str, Any]) -> None:
-        arguments["num_neighbors"] = parse_fanouts(arguments["num_neighbors"])
+        for name in ("num_neighbors", "second_fanout"):
+            arguments[name] = parse_fanouts(arguments[name], name)
         with joined(arguments["timeout"]) as ranks:
             train(Settings(**arguments), ranks)
 
@@ -398,6 +427,9 @@ def main() -> None:
         "plan": {"choices": PLANS},
         "owners": {"help": "of plan split: name of an owner map of the store"},
         "mixed_rows": {"help": "of plan split: gather input rows of all nodes, exchange none"},
+        "draws": {"choices": ("own", "shared"), "help": "of plan large: of each step, or shared"},
+        "large_batches": {"help": "of plan large: steps of a large batch; 0: a twelfth of all"},
+        "second_fanout": {"nargs": "+", "type": str, "help": "draws that a step keeps, by hop"},
         "dropout": {"choices": ("random", "keyed")},
         "input_type": {"help": "node type that is classified"},
         "store": {"help": "its name, if the daemon serves several"},

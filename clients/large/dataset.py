@@ -72,7 +72,7 @@ class LargeDataset(NodeSampledDataset[Batch]):
             endpoint, split, num_neighbors, batch_size, input_nodes=input_nodes, **options
         )
         self._draws, self._steps_asked = draws, large_batches
-        self._second_fanout = fanouts_of_hops(second_fanout)
+        self._second_fanout = fanouts_of_hops(second_fanout, "second_fanout")
         self._refuse()
 
     def _refuse(self) -> None:

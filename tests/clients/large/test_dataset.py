@@ -2,6 +2,7 @@
 
 import pickle
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from types import SimpleNamespace
 
@@ -18,6 +19,7 @@ from clients.large.steps import LargeSteps  # noqa: E402
 from clients.prefetch import Prefetcher  # noqa: E402
 from clients.torch import NeighborDataset  # noqa: E402
 from loaderd.api.errors import Refused  # noqa: E402
+from loaderd.server.transport import ask_status, parse_either  # noqa: E402
 from tests.clients.batches import different_fields, digest  # noqa: E402
 from tests.daemons import daemon, spawn, stop  # noqa: E402
 from tests.differences import flat  # noqa: E402
@@ -151,6 +153,24 @@ def test_a_large_batch_of_shared_draws_is_a_minibatch_of_all_its_seeds(served):
     check_epoch(
         whole, epoch_of(NeighborDataset(served.roomy, **(LAYER | {"batch_size": 4 * SIZE})))
     )
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_the_daemon_samples_once_for_all_ranks(served, world):
+    def sampled(world: int) -> tuple[int, ...]:
+        with daemon(served.path, "64M") as endpoint:
+            ranks = [
+                LargeDataset(endpoint, **SHARED, world_size=world, rank=rank)
+                for rank in range(world)
+            ]
+            for data in ranks:
+                data.attached()
+            with ThreadPoolExecutor(world) as pool:
+                list(pool.map(list, ranks))
+            counters = ask_status(parse_either(endpoint)).counters
+        return tuple(counters[name] for name in ("batches", "edges", "rows"))
+
+    assert sampled(world) == sampled(1)
 
 
 @pytest.mark.parametrize("place", ["tight", "remote"])
@@ -314,6 +334,7 @@ REFUSED = [
     ({"plan": "macrobatch"}, "large batches: found plan 'macrobatch', expected 'auto' or"),
     ({"edge_features": True, "return_e_id": False}, "large batches: found edge_features"),
     ({"second_fanout": (2, 2)}, "second_fanout: found draws 'own', expected 'shared'"),
+    ({"second_fanout": "2 2"}, "second_fanout: found '2 2', expected an integer for each hop"),
     ({"draws": "shared", "second_fanout": (2,)}, "found [2], expected a fanout for each of 2"),
     ({"draws": "shared", "second_fanout": (2, -2)}, "found [2, -2], expected a fanout"),
     ({"draws": "shared", "world_size": 4, "batch_size": 102, "large_batches": 2},
@@ -331,11 +352,11 @@ def test_what_cannot_be_is_refused_in_a_line(served, wrong, text):
 
 
 def test_a_large_batch_beyond_the_budget_is_refused_with_one_that_would_do(served):
-    options = SHARED | {"large_batches": 11, "num_neighbors": (30, 30)}
+    options = SHARED | {"large_batches": 11, "num_neighbors": (30, 30), "return_e_id": False}
     with daemon(served.path, "700K") as endpoint:
-        with pytest.raises(Refused, match="serve with at least --mem 2M, or") as caught:
+        with pytest.raises(Refused, match="serve with at least --mem 1M, or ask for a") as caught:
             len(LargeDataset(endpoint, **options))
-        assert len(LargeDataset(endpoint, **(options | {"large_batches": 4}))) == 11
+        assert len(LargeDataset(endpoint, **(options | {"large_batches": 1}))) == 11
     assert "\n" not in str(caught.value)
 
 
