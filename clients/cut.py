@@ -108,7 +108,11 @@ class BatchCutter:
 
     def batch(self, seeds: Tensor, keep: Keep | None = None) -> Batch:
         """The batch of these seeds alone, with its rows; arguments as of `structure`."""
-        large, cut = self._batch, self.structure(seeds, keep)
+        return self.with_rows(self.structure(seeds, keep), seeds)
+
+    def with_rows(self, cut: Cut, seeds: Tensor) -> Batch:
+        """The batch of which `cut` is the structure."""
+        large = self._batch
         return replace(
             large,
             x=None if large.x is None else large.x[cut.nodes],

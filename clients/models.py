@@ -20,6 +20,7 @@ __all__ = [
     "GcnLayer",
     "GraphSage",
     "Layered",
+    "OrderedLayer",
     "RelationalModel",
     "RowExchange",
     "SageLayer",
@@ -102,7 +103,17 @@ class RowExchange(Protocol):
         """
 
 
-class SageLayer(nn.Module):
+class OrderedLayer(nn.Module):
+    """A layer that can multiply rows by its weights before it aggregates them, or after.
+
+    Both give the same up to rounding.  A(XW) aggregates narrower rows if the layer narrows; (AX)W
+    multiplies the rows of targets alone, of which there are fewer than of sources.
+    """
+
+    aggregates_first: bool  # (AX)W
+
+
+class SageLayer(OrderedLayer):
     """Mean over in-neighbors beside the node itself: W_self h_v + W_nbr mean(h_u).
 
     Source: Hamilton, Ying and Leskovec, Inductive Representation Learning on Large Graphs,
@@ -113,20 +124,17 @@ class SageLayer(nn.Module):
         super().__init__()
         self.neighbor = nn.Linear(num_in, num_out, bias=False)
         self.own = nn.Linear(num_in, num_out)
+        self.aggregates_first = num_out >= num_in
 
     def forward(self, h: Tensor, own: Tensor, edge_index: Tensor) -> Tensor:
-        """(sources, num_in), (targets, num_in) -> (targets, num_out).
-
-        A(XW) where that is narrower than (AX)W: the same up to rounding.
-        """
-        narrow = self.neighbor.out_features < self.neighbor.in_features
-        message = self.neighbor(h) if narrow else h
-        mean = mean_of_neighbors(message, edge_index, own.size(0))
-        out: Tensor = (mean if narrow else self.neighbor(mean)) + self.own(own)
+        """(sources, num_in), (targets, num_in) -> (targets, num_out)."""
+        first = self.aggregates_first
+        mean = mean_of_neighbors(h if first else self.neighbor(h), edge_index, own.size(0))
+        out: Tensor = (self.neighbor(mean) if first else mean) + self.own(own)
         return out
 
 
-class GcnLayer(nn.Module):
+class GcnLayer(OrderedLayer):
     """Mean over in-neighbors and the node itself: W (h_v + sum h_u) / (1 + edges of v).
 
     Rows are normalised, not both ends: of a sample the mean is unbiased, and degrees of sources are
@@ -137,16 +145,19 @@ class GcnLayer(nn.Module):
     def __init__(self, num_in: int, num_out: int) -> None:
         super().__init__()
         self.linear = nn.Linear(num_in, num_out)
+        self.aggregates_first = True
 
     def forward(self, h: Tensor, own: Tensor, edge_index: Tensor) -> Tensor:
         """(sources, num_in), (targets, num_in) -> (targets, num_out)."""
-        mean = mean_of_neighbors(h, edge_index, own.size(0))
         counts = torch.bincount(edge_index[1], minlength=own.size(0))[:, None]
-        out: Tensor = self.linear((own + mean * counts) / (1 + counts))
-        return out
+        if not self.aggregates_first:
+            h, own = (functional.linear(rows, self.linear.weight) for rows in (h, own))
+        mean = mean_of_neighbors(h, edge_index, own.size(0))
+        mixed: Tensor = (own + mean * counts) / (1 + counts)
+        return self.linear(mixed) if self.aggregates_first else mixed + self.linear.bias
 
 
-class GatLayer(nn.Module):
+class GatLayer(OrderedLayer):
     """Attention over in-neighbors and the node itself, by several heads side by side.
 
     Source: Veličković et al., Graph Attention Networks, ICLR 2018.
@@ -161,22 +172,38 @@ class GatLayer(nn.Module):
         shape = (self.heads, num_out // self.heads)
         self.from_source = nn.Parameter(nn.init.xavier_uniform_(torch.empty(shape)))
         self.from_target = nn.Parameter(nn.init.xavier_uniform_(torch.empty(shape)))
+        self.aggregates_first = False
 
     def forward(self, h: Tensor, own: Tensor, edge_index: Tensor) -> Tensor:
-        """(sources, num_in), (targets, num_in) -> (targets, num_out)."""
+        """(sources, num_in), (targets, num_in) -> (targets, num_out).
+
+        (AX)W takes scores of rows from x (W^T a), and aggregates rows of x for each head.
+        """
         src, dst = edge_index[0], edge_index[1]
-        sources = self.linear(h).view(-1, *self.from_source.shape)
-        targets = self.linear(own).view(-1, *self.from_source.shape)
-        asked = (targets * self.from_target).sum(-1)  # (targets, heads)
-        scores = functional.leaky_relu((sources * self.from_source).sum(-1)[src] + asked[dst], 0.2)
-        alone = functional.leaky_relu((targets * self.from_source).sum(-1) + asked, 0.2)
+        weight = self.linear.weight.view(*self.from_source.shape, -1)  # (heads, out, in)
+        if self.aggregates_first:
+            to_score = [
+                torch.einsum("ho,hoi->ih", a, weight) for a in (self.from_source, self.from_target)
+            ]
+            of_sources, alone, asked = h @ to_score[0], own @ to_score[0], own @ to_score[1]
+            sources, targets = h[:, None], own[:, None]  # the same for all heads
+        else:
+            sources = self.linear(h).view(-1, *self.from_source.shape)
+            targets = self.linear(own).view(-1, *self.from_source.shape)
+            of_sources, alone = ((x * self.from_source).sum(-1) for x in (sources, targets))
+            asked = (targets * self.from_target).sum(-1)  # (targets, heads)
+        scores = functional.leaky_relu(of_sources[src] + asked[dst], 0.2)
+        alone = functional.leaky_relu(alone + asked, 0.2)
         index = dst[:, None].expand_as(scores)
         top = alone.scatter_reduce(0, index, scores, "amax").detach()
         shares, own_share = (scores - top[dst]).exp(), (alone - top).exp()
         total = own_share.scatter_add(0, index, shares)
         mixed = own_share[..., None] * targets
         mixed = mixed.index_add(0, dst, shares[..., None] * sources[src])
-        out: Tensor = (mixed / total[..., None]).flatten(1) + self.bias
+        mixed = mixed / total[..., None]
+        if self.aggregates_first:
+            mixed = torch.einsum("nhi,hoi->nho", mixed, weight)
+        out: Tensor = mixed.flatten(1) + self.bias
         return out
 
 

@@ -23,6 +23,8 @@ from torch import nn
 from torch.nn import functional
 
 from clients.large.dataset import LargeDataset
+from clients.large.fused import FirstLayerRows, FusedBatch
+from clients.large.order import Order, measure_order
 from clients.models import LAYERS, DropoutKeys, Layered, RelationalModel, RowExchange
 from clients.ranks import TIMEOUT_S, FlatGradients, RankLost, Ranks, SplitPlace, joined
 from clients.shuffle import Shuffle
@@ -54,6 +56,7 @@ class Settings:
     draws: str = "own"  # of plan "large": or "shared"
     large_batches: int = 0  # of plan "large": steps of a large batch; 0: a twelfth of an epoch's
     second_fanout: tuple[int, ...] = ()  # of shared draws: those that a step keeps, by hop
+    order: str = "widths"  # of plan "large": or "measured"
     batch_size: int = 1000
     hidden: int = 128
     dropout: str = "random"  # or "keyed": by (seed, epoch, step, layer, node)
@@ -104,6 +107,8 @@ class Classes(nn.Module):
             assert batch.x is not None
             counts = (batch.num_sampled_nodes, batch.num_sampled_edges)
             x, rule = batch.x.float(), batch.frontier
+            if isinstance(batch, FusedBatch):
+                exchange = FirstLayerRows(batch)
             logits = self.net(x, batch.edge_index, *counts, rule, exchange, keys)
         return logits
 
@@ -187,8 +192,10 @@ class Trainer:
         self._data = self.ahead(self._open_training())
         self._steps = 0  # in all
         self._first_epoch = 0
+        self._order: Order | None = None
         if settings.checkpoint and Path(settings.checkpoint).exists():
             self._load(settings.checkpoint)
+        self._set_order()
 
     def open_split(self, split: str, **options: Any) -> AnyDataset:
         """This rank's part of a split."""
@@ -216,6 +223,24 @@ class Trainer:
         names = ("draws", "large_batches", "second_fanout")
         large = {name: getattr(settings, name) for name in names}
         return self.open_split("train", make=LargeDataset, **large)
+
+    def _set_order(self) -> None:
+        """Have layers computed in the order that rank 0 measures to be the fastest, or measured."""
+        data = self._data.dataset
+        if self._settings.order != "measured" or not isinstance(data, LargeDataset):
+            return
+        net = self.model.net
+        assert isinstance(net, Layered)
+        if self._order is None:
+            measured = None
+            if self._ranks.rank == 0:
+                first = self._open_training()
+                assert isinstance(first, LargeDataset)
+                measured = measure_order(net, first.first_large_batch().to(self._device))
+                first.close()
+            self._order = Order(*self._ranks.of_first(measured))
+        self._order.apply(net)
+        data.fused = self._order.fused
 
     def ahead(self, data: AnyDataset) -> Prefetcher[Any]:
         """Its batches, on the device: the next ones are gathered while one is trained on.
@@ -325,6 +350,7 @@ class Trainer:
         state = {
             "model": self.model.state_dict(), "optimizer": self._optimizer.state_dict(),
             "data": self._data.state_dict(), "steps": self._steps,
+            "order": None if self._order is None else tuple(self._order),
         }  # fmt: skip
         torch.save(state, f"{path}.new")
         Path(f"{path}.new").replace(path)
@@ -336,6 +362,7 @@ class Trainer:
         self._optimizer.load_state_dict(state["optimizer"])
         self._data.load_state_dict(state["data"])
         self._steps, self._first_epoch = state["steps"], state["data"]["epoch"]
+        self._order = Order(*state["order"]) if state.get("order") else None
 
 
 def _check_split(settings: Settings) -> None:
@@ -354,10 +381,11 @@ def _check_split(settings: Settings) -> None:
 
 def _check_large(settings: Settings) -> None:
     """Raises ValueError: options of large batches without them."""
-    given = (settings.draws != "own", settings.large_batches, settings.second_fanout)
+    measured = settings.order != "widths"
+    given = (settings.draws != "own", settings.large_batches, settings.second_fanout, measured)
     if any(given) and settings.plan != "large":
         raise ValueError(
-            "draws, large_batches and second_fanout: found "
+            "draws, large_batches, second_fanout and order: found "
             f"plan {settings.plan!r}, expected 'large'; leave them out, or give --plan large"
         )
 
@@ -430,6 +458,7 @@ def main() -> None:
         "draws": {"choices": ("own", "shared"), "help": "of plan large: of each step, or shared"},
         "large_batches": {"help": "of plan large: steps of a large batch; 0: a twelfth of all"},
         "second_fanout": {"nargs": "+", "type": str, "help": "draws that a step keeps, by hop"},
+        "order": {"choices": ("widths", "measured"), "help": "of plan large: of each layer"},
         "dropout": {"choices": ("random", "keyed")},
         "input_type": {"help": "node type that is classified"},
         "store": {"help": "its name, if the daemon serves several"},

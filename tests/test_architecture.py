@@ -121,6 +121,8 @@ DOORS = {  # library -> the only files that import it, in the packages that are 
         "clients/hashing.py",
         "clients/large/batch.py",
         "clients/large/dataset.py",
+        "clients/large/fused.py",
+        "clients/large/order.py",
         "clients/large/reader.py",
         "clients/large/second.py",
     },

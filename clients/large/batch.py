@@ -1,10 +1,9 @@
 """A large batch: some steps of an epoch, out of which each is taken on the device."""
 
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,9 +19,19 @@ class LargeBatch(TensorRecord):
 
     __slots__ = ()
 
-    @abstractmethod
     def batches(self) -> Iterator[Batch]:
         """The batch of each step, in order, on the device of the large batch."""
+        rows = self.rows()
+        for step, places in self.cuts():
+            yield replace(step, x=None if rows is None else rows[places])
+
+    @abstractmethod
+    def rows(self) -> Tensor | None:
+        """`x` of the distinct nodes."""
+
+    @abstractmethod
+    def cuts(self) -> Iterator[tuple[Batch, Tensor]]:
+        """Each step's batch without `x`, and the places of its nodes among the distinct ones."""
 
     @property
     @abstractmethod
@@ -37,26 +46,27 @@ class OwnBatches(LargeBatch):
     steps: list[Batch]  # with rows of the nodes that no earlier one of them has
     places: list[Tensor]  # int64, of each: places of its nodes among the distinct ones
 
-    def batches(self) -> Iterator[Batch]:
-        x, y = (_joined([getattr(s, name) for s in self.steps]) for name in ("x", "y"))
+    def rows(self) -> Tensor | None:
+        return _joined([step.x for step in self.steps])
+
+    def cuts(self) -> Iterator[tuple[Batch, Tensor]]:
+        y = _joined([step.y for step in self.steps])
         names = self.steps[0].features
-        features = {name: _joined([s.features[name] for s in self.steps]) for name in names}
+        features = {name: torch.cat([s.features[name] for s in self.steps]) for name in names}
         for step, places in zip(self.steps, self.places, strict=True):
-            yield replace(
-                step,
-                x=None if x is None else x[places],
-                y=None if y is None else y[places],
-                features={name: rows[places] for name, rows in features.items()},
-            )
+            found = {name: rows[places] for name, rows in features.items()}
+            batch = replace(step, x=None, y=None if y is None else y[places], features=found)
+            yield batch, places
 
     @property
     def num_rows(self) -> int:
         return 1 + reduce(max, (int(p.max()) for p in self.places if p.numel()), -1)
 
 
-def _joined(parts: list[Any]) -> Any:
+def _joined(parts: Sequence[Tensor | None]) -> Tensor | None:
     """Rows one behind the other; None if there are none."""
-    return None if parts[0] is None else torch.cat(parts)
+    found = [part for part in parts if part is not None]
+    return torch.cat(found) if found else None
 
 
 @dataclass(slots=True, repr=False)
@@ -65,17 +75,22 @@ class SharedDraws(LargeBatch):
 
     whole: Batch
     first: int  # step whose seeds these are: the first one; earlier ones are left out
-    cuts: list[tuple[int, int]]  # of each step: [start, stop) among the seeds of `whole`
+    cut_seeds: list[tuple[int, int]]  # of each step: [start, stop) among the seeds of `whole`
     second_fanout: tuple[int, ...]  # draws that a step keeps, by hop; (): all
     seed: int
 
-    def batches(self) -> Iterator[Batch]:
-        cutter, device = BatchCutter(self.whole), self.whole.n_id.device
-        for step, (start, stop) in enumerate(self.cuts, self.first):
+    def rows(self) -> Tensor | None:
+        return self.whole.x
+
+    def cuts(self) -> Iterator[tuple[Batch, Tensor]]:
+        cutter, device = BatchCutter(replace(self.whole, x=None)), self.whole.n_id.device
+        for step, (start, stop) in enumerate(self.cut_seeds, self.first):
             keep = None
             if self.second_fanout:
                 keep = SecondStage(self.second_fanout, self.seed, self.whole.epoch, step)
-            yield replace(cutter.batch(torch.arange(start, stop, device=device), keep), step=step)
+            seeds = torch.arange(start, stop, device=device)
+            cut = cutter.structure(seeds, keep)
+            yield replace(cutter.with_rows(cut, seeds), step=step), cut.nodes
 
     @property
     def num_rows(self) -> int:

@@ -14,6 +14,7 @@ from clients.connection.request import fanouts_of_hops
 from clients.connection.session import Session
 from clients.dataset import ReadStep, gather_threads
 from clients.large.batch import LargeBatch, OwnBatches, SharedDraws
+from clients.large.fused import fused_batches
 from clients.large.reader import OwnArrays, OwnReader, SharedArrays, SharedReader
 from clients.large.steps import LargeSteps
 from clients.torch import (
@@ -71,6 +72,7 @@ class LargeDataset(NodeSampledDataset[Batch]):
         super().__init__(
             endpoint, split, num_neighbors, batch_size, input_nodes=input_nodes, **options
         )
+        self.fused = False  # whether batches are handed out as `FusedBatch`
         self._draws, self._steps_asked = draws, large_batches
         self._second_fanout = fanouts_of_hops(second_fanout, "second_fanout")
         self._refuse()
@@ -170,6 +172,12 @@ class LargeDataset(NodeSampledDataset[Batch]):
             )
         return super().ahead()
 
+    def first_large_batch(self) -> LargeBatch:
+        """That of the next epoch's first steps, for a look at it; no step is consumed."""
+        read = next(self.ahead()).batch
+        assert isinstance(read, LargeBatch)
+        return read
+
     def _reads(self, steps: range) -> Iterable[int]:
         size = self._steps_of(self.attached()).steps
         return (s for s in steps if s == steps.start or s % size == 0)
@@ -183,7 +191,7 @@ class LargeDataset(NodeSampledDataset[Batch]):
         if not isinstance(read, LargeBatch) or step.position is None:
             yield from super().hand_out(step, read)
             return
-        for batch in read.batches():
+        for batch in fused_batches(read) if self.fused else read.batches():
             self.consume(step._replace(position=step.position._replace(step=batch.step)))
             yield batch
 

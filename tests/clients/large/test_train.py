@@ -7,6 +7,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+import clients.train  # noqa: E402
+from clients.large.order import Order  # noqa: E402
 from clients.ranks import Ranks  # noqa: E402
 from clients.train import Settings, train  # noqa: E402
 from loaderd.api.errors import Refused  # noqa: E402
@@ -75,11 +77,33 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_weights(served, tmp_path, op
     assert (before + after, found) == (whole, weights)
 
 
+@pytest.mark.parametrize("kind", ["sage", "gat"])
+def test_ranks_compute_layers_in_the_order_that_the_first_measures(served, ranks, kind):
+    given = settings(served, dropout="keyed", model=kind, plan="large", large_batches=3)
+    usual, measured = (
+        ranks.run(trained, given | {"order": order}, world=2) for order in ("widths", "measured")
+    )
+    for (seen, weights), (other, found) in zip(usual, measured, strict=True):
+        assert seen == other
+        torch.testing.assert_close(torch.tensor(found), torch.tensor(weights), atol=1e-3, rtol=1e-3)
+    assert measured[0][1] == measured[1][1]
+
+
+def test_a_checkpoint_has_the_order_that_was_measured(served, tmp_path, monkeypatch):
+    saved = settings(served, plan="large", order="measured", checkpoint=str(tmp_path / "saved"))
+    monkeypatch.setattr(clients.train, "measure_order", lambda *_: Order(True, (False, True)))
+    train(Settings(**saved | {"max_steps": 1}), Ranks())
+    monkeypatch.setattr(clients.train, "measure_order", None)
+    trainer = train(Settings(**saved), Ranks())
+    assert [layer.aggregates_first for layer in trainer.model.net.layers] == [False, True]
+
+
 @pytest.mark.parametrize(
     ("wrong", "text"),
     [
         ({"draws": "shared"}, "found plan 'auto', expected 'large'"),
         ({"plan": "large", "draws": "shared"}, "draws 'shared': found frontier 'new'"),
+        ({"order": "measured"}, "found plan 'auto', expected 'large'"),
         ({"plan": "minibatch", "second_fanout": (2, 2)}, "found plan 'minibatch', expected"),
     ],
 )
