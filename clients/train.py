@@ -25,6 +25,7 @@ from torch.nn import functional
 from clients.large.dataset import LargeDataset
 from clients.large.fused import FirstLayerRows, FusedBatch
 from clients.large.order import Order, measure_order
+from clients.large.padding import PaddedBatch, Padding
 from clients.models import LAYERS, DropoutKeys, Layered, RelationalModel, RowExchange
 from clients.ranks import TIMEOUT_S, FlatGradients, RankLost, Ranks, SplitPlace, joined
 from clients.shuffle import Shuffle
@@ -57,6 +58,7 @@ class Settings:
     large_batches: int = 0  # of plan "large": steps of a large batch; 0: a twelfth of an epoch's
     second_fanout: tuple[int, ...] = ()  # of shared draws: those that a step keeps, by hop
     order: str = "widths"  # of plan "large": or "measured"
+    compile: bool = False  # of plan "large": batches of one shape, from the second epoch on
     batch_size: int = 1000
     hidden: int = 128
     dropout: str = "random"  # or "keyed": by (seed, epoch, step, layer, node)
@@ -89,9 +91,10 @@ class Clock:
 class Classes(nn.Module):
     """Logits (batch_size, classes) of a batch's seeds, of one node type or several."""
 
-    def __init__(self, net: nn.Module) -> None:
+    def __init__(self, net: nn.Module, compiles: bool = False) -> None:
         super().__init__()
         self.net = net
+        self.compiled = torch.compile(net.forward, dynamic=False) if compiles else net.forward
 
     def forward(
         self,
@@ -109,7 +112,8 @@ class Classes(nn.Module):
             x, rule = batch.x.float(), batch.frontier
             if isinstance(batch, FusedBatch):
                 exchange = FirstLayerRows(batch)
-            logits = self.net(x, batch.edge_index, *counts, rule, exchange, keys)
+            net = self.compiled if isinstance(batch, PaddedBatch) else self.net
+            logits = net(x, batch.edge_index, *counts, rule, exchange, keys)
         return logits
 
 
@@ -186,13 +190,14 @@ class Trainer:
                 attached = data.attached()
             ranks.refuse_different(f"owner map {settings.owners!r}", attached.owners)
             self._place = ranks.split_place(attached.num_owners)
-        self.model = Classes(self._make_net()).to(self._device)
+        self.model = Classes(self._make_net(), settings.compile).to(self._device)
         self._gradients = FlatGradients(self.model, ranks)
         self._optimizer = torch.optim.Adam(self.model.parameters(), settings.learning_rate)
         self._data = self.ahead(self._open_training())
         self._steps = 0  # in all
         self._first_epoch = 0
         self._order: Order | None = None
+        self.padding = Padding() if settings.compile else None
         if settings.checkpoint and Path(settings.checkpoint).exists():
             self._load(settings.checkpoint)
         self._set_order()
@@ -259,10 +264,14 @@ class Trainer:
         for epoch in range(self._first_epoch, settings.epochs):
             self._data.set_epoch(epoch)
             loss, clock = self._train_epoch()
+            if self.padding is not None and not self.padding.settled and not self._ended:
+                self.padding.settle(self._ranks.most(self.padding.maxima))
             if self._ended:
                 break
             self._say(clock.report(epoch, loss, self.accuracy("valid")))
         self._data.close()
+        if self.padding is not None:
+            self._say(f"{self.padding.larger} batches were too large to be padded")
         result = self.accuracy("test")
         self._say(f"test accuracy {result:.4f}")
         return result
@@ -322,6 +331,11 @@ class Trainer:
         def loss_of(batch: AnyBatch) -> tuple[torch.Tensor, torch.Tensor]:
             if self._observe is not None:
                 self._observe(batch)
+            if self.padding is not None and isinstance(batch, Batch):
+                if self.padding.settled:
+                    batch = self.padding(batch)
+                else:
+                    self.padding.observe(batch)
             place = (settings.seed, batch.epoch, batch.step)
             keys = None
             if settings.dropout == "keyed":
@@ -351,6 +365,7 @@ class Trainer:
             "model": self.model.state_dict(), "optimizer": self._optimizer.state_dict(),
             "data": self._data.state_dict(), "steps": self._steps,
             "order": None if self._order is None else tuple(self._order),
+            "padding": None if self.padding is None else self.padding.state_dict(),
         }  # fmt: skip
         torch.save(state, f"{path}.new")
         Path(f"{path}.new").replace(path)
@@ -363,6 +378,8 @@ class Trainer:
         self._data.load_state_dict(state["data"])
         self._steps, self._first_epoch = state["steps"], state["data"]["epoch"]
         self._order = Order(*state["order"]) if state.get("order") else None
+        if self.padding is not None and state.get("padding"):
+            self.padding.load_state_dict(state["padding"])
 
 
 def _check_split(settings: Settings) -> None:
@@ -382,10 +399,17 @@ def _check_split(settings: Settings) -> None:
 def _check_large(settings: Settings) -> None:
     """Raises ValueError: options of large batches without them."""
     measured = settings.order != "widths"
-    given = (settings.draws != "own", settings.large_batches, settings.second_fanout, measured)
+    if measured and settings.compile:
+        raise ValueError(
+            "compile: found order 'measured', expected 'widths'; leave one of them out"
+        )
+    given = (
+        settings.draws != "own", settings.large_batches, settings.second_fanout, measured,
+        settings.compile,
+    )  # fmt: skip
     if any(given) and settings.plan != "large":
         raise ValueError(
-            "draws, large_batches, second_fanout and order: found "
+            "draws, large_batches, second_fanout, order and compile: found "
             f"plan {settings.plan!r}, expected 'large'; leave them out, or give --plan large"
         )
 

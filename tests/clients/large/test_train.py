@@ -1,5 +1,6 @@
 """Training by plan "large": the weights of minibatches with draws of their own, and after stops."""
 
+import re
 import subprocess
 import sys
 
@@ -98,11 +99,36 @@ def test_a_checkpoint_has_the_order_that_was_measured(served, tmp_path, monkeypa
     assert [layer.aggregates_first for layer in trainer.model.net.layers] == [False, True]
 
 
+def test_epochs_after_the_first_are_compiled_and_go_on_after_a_stop(
+    served, tmp_path, monkeypatch, capsys
+):
+    compile_as_it_is, called = torch.compile, []
+
+    def compiled(function, **options):
+        run = compile_as_it_is(function, backend="aot_eager", **options)
+        return lambda *arguments: called.append(len(arguments)) or run(*arguments)
+
+    monkeypatch.setattr(torch, "compile", compiled)
+    given = settings(served, plan="large", epochs=3, compile=True)
+    seen, found = trained(Ranks(), given)
+    larger = int(re.search(r"(\d+) batches were too large", capsys.readouterr().out)[1])
+    assert len(called) == len(seen) * 2 // 3 - larger > 0
+    saved = given | {"checkpoint": str(tmp_path / "saved")}
+    trained(Ranks(), saved | {"max_steps": len(seen) // 3 + 2})
+    after, weights = trained(Ranks(), saved)
+    assert (seen[-len(after) :], weights) == (after, found)
+
+
 @pytest.mark.parametrize(
     ("wrong", "text"),
     [
         ({"draws": "shared"}, "found plan 'auto', expected 'large'"),
         ({"plan": "large", "draws": "shared"}, "draws 'shared': found frontier 'new'"),
+        ({"compile": True}, "found plan 'auto', expected 'large'"),
+        (
+            {"plan": "large", "compile": True, "order": "measured"},
+            "compile: found order 'measured'",
+        ),
         ({"order": "measured"}, "found plan 'auto', expected 'large'"),
         ({"plan": "minibatch", "second_fanout": (2, 2)}, "found plan 'minibatch', expected"),
     ],
