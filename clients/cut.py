@@ -16,7 +16,7 @@ from clients.records import TensorRecord
 from clients.torch import Batch
 from loaderd.api.errors import Refused
 
-__all__ = ["BatchCutter", "Cut", "Keep", "cut_batch"]
+__all__ = ["BatchCutter", "CutStructure", "Keep", "cut_batch"]
 
 # (hop, original ids of the draws' targets, their columns, slots within these) -> draws, ascending,
 # that are kept; None: all
@@ -26,7 +26,7 @@ _ABSENT = torch.iinfo(torch.int64).max  # of a node that the batch being cut doe
 
 
 @dataclass(slots=True, repr=False)
-class Cut(TensorRecord):
+class CutStructure(TensorRecord):
     """The structure of a batch that is cut out of a larger one."""
 
     nodes: Tensor  # int64 (num_nodes,) places among the nodes of the larger batch, the seeds first
@@ -62,7 +62,7 @@ class BatchCutter:
         self._first = _first_places(batch.n_id[: batch.batch_size])
         self._local = torch.full((batch.num_nodes,), _ABSENT, device=device)
 
-    def structure(self, seeds: Tensor, keep: Keep | None = None) -> Cut:
+    def structure(self, seeds: Tensor, keep: Keep | None = None) -> CutStructure:
         """What the sampler draws for these seeds alone.
 
         seeds   int64, places among the seeds of the larger batch, in any order
@@ -102,7 +102,7 @@ class BatchCutter:
         local[nodes] = _ABSENT
         local[self._first[seeds]] = _ABSENT
         ends = torch.stack([torch.cat([*sources, seeds[:0]]), torch.cat([*targets, seeds[:0]])])
-        return Cut(
+        return CutStructure(
             nodes, torch.cat([*edges, seeds[:0]]), ends, num_nodes, [e.numel() for e in edges]
         )
 
@@ -110,7 +110,7 @@ class BatchCutter:
         """The batch of these seeds alone, with its rows; arguments as of `structure`."""
         return self.with_rows(self.structure(seeds, keep), seeds)
 
-    def with_rows(self, cut: Cut, seeds: Tensor) -> Batch:
+    def with_rows(self, cut: CutStructure, seeds: Tensor) -> Batch:
         """The batch of which `cut` is the structure."""
         large = self._batch
         return replace(
