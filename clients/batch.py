@@ -171,11 +171,14 @@ class ArenaReader:
     ) -> None:
         """Rows that came along, to their places.
 
-        taken   which of them are wanted, ascending or as a mask; None: all
+        taken   which of them are wanted, as a mask, or in the order of their places; None: all
         """
         width = spec.row_bytes
         if taken is not None and taken.dtype == np.bool_:
             taken = np.flatnonzero(taken)
+        elif taken is not None:
+            order = np.argsort(taken, kind="stable")
+            taken, positions = taken[order], order.astype(np.uint32)
         for start, data in self._session.views(blob, array):
             if positions is None and taken is None:
                 out[start : start + data.size] = data
@@ -253,26 +256,48 @@ class BatchReader(ArenaReader):
         """The batch of `step`, all of it copied and released; waits for the daemon."""
         self._load_kernels()
         ready = self._session.receive_batch(step)
-        blob, attached = ready.structure, self._session.attached
-        named = {array.name: array for array in blob.arrays}
+        named = {array.name: array for array in ready.structure.arrays}
         wanted = () if self._single else ("src", "ends")  # what the order of the nodes depends on
-        views = {name: self._narrow(blob, named[name]) for name in wanted if name in named}
-        num_relations = len(attached.relations)
-        edges_per_hop = [[hop[r] for hop in ready.edges_per_hop] for r in range(num_relations)]
-        edge_starts = [0, *itertools.accumulate(sum(edges) for edges in edges_per_hop)]
+        views = {n: self._narrow(ready.structure, named[n]) for n in wanted if n in named}
         nodes = self._order_nodes(ready, views)
-        items = nodes
-        if attached.resolved.edge_features:
-            items = _with_edges(nodes, ready, edge_starts)
+        items = self._wanted(ready, named, nodes)
         counts = [items.count(t) for t in self._row_types]
         self._announce(ready, counts)
+        batch = self._structure(ready, named, nodes, views, self._rooms(counts))
+        self._gather_groups(ready, items, batch.rows)
+        return batch
+
+    def _wanted(self, ready: BatchReady, named: Named, nodes: ItemOrder) -> ItemOrder:
+        """What rows are wanted of."""
+        del named
+        if not self._session.attached.resolved.edge_features:
+            return nodes
+        return _with_edges(nodes, ready, self._edge_starts(ready)[1])
+
+    def _edge_starts(self, ready: BatchReady) -> tuple[list[list[int]], list[int]]:
+        """Edges of each relation by hop, and the first of each relation among all."""
+        relations = range(len(self._session.attached.relations))
+        per_hop = [[hop[r] for hop in ready.edges_per_hop] for r in relations]
+        return per_hop, [0, *itertools.accumulate(sum(edges) for edges in per_hop)]
+
+    def _structure(
+        self,
+        ready: BatchReady,
+        named: Named,
+        nodes: ItemOrder,
+        views: Views,
+        rows: dict[str, NDArray[Any]],
+    ) -> BatchArrays:
+        """A batch's structure copied, beside room for its rows."""
+        blob = ready.structure
+        edges_per_hop, edge_starts = self._edge_starts(ready)
         trees, times, ranks = (named.get(name) for name in ("trees", "times", "seed_rank"))
         ends = None
         if "ends" in named:
             ends = self._wide(blob, named["ends"]) if self._single else nodes.place[views["ends"]]
-        batch = BatchArrays(
+        return BatchArrays(
             epoch=ready.epoch,
-            step=step,
+            step=ready.step,
             num_seeds=ready.num_seeds,
             n_id=self._by_type(blob, named["n_id"], nodes),
             node_starts=nodes.starts,
@@ -282,14 +307,12 @@ class BatchReader(ArenaReader):
             e_id=self._e_id(ready, named["e_id"], edge_starts) if "e_id" in named else None,
             nodes_per_hop=self._nodes_per_hop(ready, nodes),
             edges_per_hop=edges_per_hop,
-            rows=self._rooms(counts),
+            rows=rows,
             ends=ends,
             trees=None if trees is None else self._by_type(blob, trees, nodes),
             times=None if times is None else self._wide(blob, times),
             seed_rank=None if ranks is None else self._wide(blob, ranks),
         )
-        self._gather_groups(ready, items, batch.rows)
-        return batch
 
     def _order_nodes(self, ready: BatchReady, views: Views) -> ItemOrder:
         """Types of the nodes: a relation finds nodes of one type, new ones in order."""

@@ -5,6 +5,7 @@ that seed and the keys alone.  So a batch holds those of each subset of its seed
 docs/derivations/large-batches.md.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 
@@ -15,13 +16,17 @@ from clients.records import TensorRecord
 from clients.torch import Batch
 from loaderd.api.errors import Refused
 
-__all__ = ["BatchCutter", "Cut", "cut_batch"]
+__all__ = ["BatchCutter", "CutStructure", "Keep", "cut_batch"]
+
+# (hop, original ids of the draws' targets, their columns, slots within these) -> draws, ascending,
+# that are kept; None: all
+Keep = Callable[[int, Tensor, Tensor, Tensor], Tensor | None]
 
 _ABSENT = torch.iinfo(torch.int64).max  # of a node that the batch being cut does not hold (yet)
 
 
 @dataclass(slots=True, repr=False)
-class Cut(TensorRecord):
+class CutStructure(TensorRecord):
     """The structure of a batch that is cut out of a larger one."""
 
     nodes: Tensor  # int64 (num_nodes,) places among the nodes of the larger batch, the seeds first
@@ -57,10 +62,11 @@ class BatchCutter:
         self._first = _first_places(batch.n_id[: batch.batch_size])
         self._local = torch.full((batch.num_nodes,), _ABSENT, device=device)
 
-    def structure(self, seeds: Tensor) -> Cut:
+    def structure(self, seeds: Tensor, keep: Keep | None = None) -> CutStructure:
         """What the sampler draws for these seeds alone.
 
         seeds   int64, places among the seeds of the larger batch, in any order
+        keep    which draws are taken; None: all
         """
         local, device = self._local, seeds.device
         nodes, edges, sources, targets = seeds, list[Tensor](), list[Tensor](), list[Tensor]()
@@ -69,7 +75,7 @@ class BatchCutter:
             0, self._first[seeds], torch.arange(seeds.numel(), device=device), "amin"
         )
         num_nodes = [seeds.numel()]
-        for starts in self._starts:
+        for hop, starts in enumerate(self._starts):
             first = starts[nodes]
             counts = starts[nodes + 1] - first
             ends = counts.cumsum(0)
@@ -77,6 +83,11 @@ class BatchCutter:
             column = torch.repeat_interleave(counts, output_size=total)
             places = torch.arange(total, device=device)
             edge = places + (first - ends + counts)[column]
+            if keep is not None:
+                slots = places - (ends - counts)[column]
+                kept = keep(hop, self._batch.n_id[nodes][column], column, slots)
+                if kept is not None:
+                    edge, column, places = edge[kept], column[kept], places[: kept.numel()]
             source = self._batch.edge_index[0, edge]
             # where a node is found first gives its number: the least place among the edges
             places += nodes.numel()
@@ -91,13 +102,17 @@ class BatchCutter:
         local[nodes] = _ABSENT
         local[self._first[seeds]] = _ABSENT
         ends = torch.stack([torch.cat([*sources, seeds[:0]]), torch.cat([*targets, seeds[:0]])])
-        return Cut(
+        return CutStructure(
             nodes, torch.cat([*edges, seeds[:0]]), ends, num_nodes, [e.numel() for e in edges]
         )
 
-    def batch(self, seeds: Tensor) -> Batch:
+    def batch(self, seeds: Tensor, keep: Keep | None = None) -> Batch:
         """The batch of these seeds alone, with its rows; arguments as of `structure`."""
-        large, cut = self._batch, self.structure(seeds)
+        return self.with_rows(self.structure(seeds, keep), seeds)
+
+    def with_rows(self, cut: CutStructure, seeds: Tensor) -> Batch:
+        """The batch of which `cut` is the structure."""
+        large = self._batch
         return replace(
             large,
             x=None if large.x is None else large.x[cut.nodes],

@@ -6,8 +6,8 @@ import os
 import time
 import weakref
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
-from typing import Any, Generic, NamedTuple, Protocol, TypedDict, TypeVar
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple, Protocol, TypedDict, TypeVar
 
 import numpy as np
 import torch
@@ -75,10 +75,10 @@ class Reader(Protocol):
         """End helper threads, if there are any; the session is closed by others."""
 
 
-class ReadStep(NamedTuple, Generic[B_co]):
+class ReadStep(NamedTuple):
     """One step of a run that is read ahead."""
 
-    batch: B_co | None  # None: steps left out, or the run's end
+    batch: Any  # what `_to_batch` made; None: steps left out, or the run's end
     position: Position | None  # None: the run's end
     iteration: int  # the run's number
 
@@ -137,8 +137,39 @@ class SteppedDataset(IterableDataset[B_co]):
         """Raises Refused: this dataset cannot deliver what the daemon serves."""
 
     @abstractmethod
-    def _to_batch(self, arrays: Any, attached: Attached) -> B_co:
-        """What the reader has read, as tensors."""
+    def _to_batch(self, arrays: Any, attached: Attached) -> Any:
+        """What the reader has read, as tensors; `hand_out` gives the batches in it."""
+
+    # -- what a dataset whose reads are no single steps overrides ----------------------------------
+
+    rows_by_device = True  # whether a device may gather rows out of the arena
+
+    def _asked(self) -> Attach:
+        """What is asked of the daemon."""
+        return self._request
+
+    def _count_steps(self, attached: Attached) -> int:
+        """Steps of an epoch."""
+        return attached.num_steps
+
+    def _reads(self, steps: range) -> Iterable[int]:
+        """The steps with which what is read at once begins."""
+        return steps
+
+    def _start(self, session: Session, at: Position) -> None:
+        session.start(at.epoch, at.step, at.stride)
+        self._running = session
+
+    def hand_out(self, step: ReadStep, read: Any) -> Iterator[B_co]:
+        """The batches in what was read of a step, each consumed as it is taken.
+
+        read   what the step holds, which may have been brought to a device since; None: nothing
+        """
+        self.consume(step)
+        if read is not None:
+            yield read
+
+    # ----------------------------------------------------------------------------------------------
 
     def __len__(self) -> int:
         """Batches of an epoch; connects, the first time."""
@@ -148,7 +179,7 @@ class SteppedDataset(IterableDataset[B_co]):
         """Start a run at once; it ends the run of any earlier iterator of this dataset."""
         return self._consumed(self.ahead())
 
-    def ahead(self) -> Iterator[ReadStep[B_co]]:
+    def ahead(self) -> Iterator[ReadStep]:
         """As `__iter__`; but each step counts as consumed only when it is given to `consume`.
 
         May be iterated in another thread, which then is the only one that uses the dataset, but
@@ -159,7 +190,7 @@ class SteppedDataset(IterableDataset[B_co]):
         info = get_worker_info()
         worker, stride = (0, 1) if info is None else (info.id, info.num_workers)
         session = self._connect().session
-        num_steps = session.attached.num_steps
+        num_steps = self._count_steps(session.attached)
         # an iteration that handed out batches is over, finished or not: the next epoch begins; one
         # that handed out none (or a state that was loaded since) leaves the position as it is
         if self._begun:
@@ -171,10 +202,10 @@ class SteppedDataset(IterableDataset[B_co]):
         if steps:
             with contextlib.suppress(SessionLost):  # the first read meets it again
                 self._start(session, Position(at.epoch, steps.start, worker, stride))
-        positions = (Position(at.epoch, step, worker, stride) for step in steps)
+        positions = (Position(at.epoch, s, worker, stride) for s in self._reads(steps))
         return self._steps(positions, self._iteration)
 
-    def consume(self, step: ReadStep[Any]) -> None:
+    def consume(self, step: ReadStep) -> None:
         """Count a step of the newest run as consumed: a state goes on after it."""
         if step.iteration != self._iteration:
             return
@@ -287,29 +318,23 @@ class SteppedDataset(IterableDataset[B_co]):
                     raise
 
     def _open(self) -> Connection:
-        session = open_session(self.endpoint, self._request, self._ids, self._resolved)
+        session = open_session(self.endpoint, self._asked(), self._ids, self._resolved)
         try:
             reader = self._make_reader(session)
         except BaseException:
             session.close()
             raise
         attached = session.attached
-        self._resolved, self._num_steps = attached.resolved, attached.num_steps
+        self._resolved, self._num_steps = attached.resolved, self._count_steps(attached)
         close = weakref.finalize(self, _close, session, reader)
         self._connection = Connection(session, reader, close)
         return self._connection
 
-    def _start(self, session: Session, at: Position) -> None:
-        session.start(at.epoch, at.step, at.stride)
-        self._running = session
-
-    def _consumed(self, steps: Iterator[ReadStep[B_co]]) -> Iterator[B_co]:
+    def _consumed(self, steps: Iterator[ReadStep]) -> Iterator[B_co]:
         for step in steps:
-            self.consume(step)
-            if step.batch is not None:
-                yield step.batch
+            yield from self.hand_out(step, step.batch)
 
-    def _steps(self, positions: Iterator[Position], iteration: int) -> Iterator[ReadStep[B_co]]:
+    def _steps(self, positions: Iterator[Position], iteration: int) -> Iterator[ReadStep]:
         served = 0  # steps before are left out
         for position in positions:
             if self._iteration != iteration:
@@ -325,7 +350,7 @@ class SteppedDataset(IterableDataset[B_co]):
             yield ReadStep(batch, position, iteration)
         yield ReadStep(None, None, iteration)
 
-    def _read(self, position: Position, iteration: int) -> B_co:
+    def _read(self, position: Position, iteration: int) -> Any:
         """The batch of a step, from whatever daemon is there or comes."""
 
         def sleep(seconds: float) -> None:

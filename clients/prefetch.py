@@ -24,7 +24,7 @@ B = TypeVar("B")
 class _Item(NamedTuple):
     """What the thread that reads hands over."""
 
-    step: ReadStep[Any] | None  # None: `error` came
+    step: ReadStep | None  # None: `error` came
     ready: Ready | None  # where the batch is on its way to a device
     error: BaseException | None = None
 
@@ -65,7 +65,6 @@ class Prefetcher(Generic[B]):
         self.dataset, self.depth = dataset, depth
         self.device = torch.device(device)
         self.waited_s = 0.0  # that the trainer waited, in all
-        hops = isinstance(dataset, HopDataset)
         views = isinstance(dataset, HopDataset) and dataset.views
         if views and self.device.type == "cpu":
             raise Refused(
@@ -76,7 +75,7 @@ class Prefetcher(Generic[B]):
         if self.device.type != "cpu" or mode != "auto":
             on = open_device(self.device)
             self.device = on.device
-            self._stage = DeviceStaging(on, mode, not hops, views, cache_bytes)
+            self._stage = DeviceStaging(on, mode, dataset.rows_by_device, views, cache_bytes)
         dataset.lay_out_in(self._stage)
         self._run: _ReadThread | None = None
 
@@ -139,12 +138,15 @@ class _Batches(Iterator[B]):
 
     def __init__(self, owner: Prefetcher[B], run: "_ReadThread") -> None:
         self._owner, self._run = owner, run
+        self._parts: Iterator[B] = iter(())  # what is left of what was read at once
         self._stop = weakref.finalize(self, run.stop)
 
     def __next__(self) -> B:
         owner, run = self._owner, self._run
         if run.stopped and owner._run is not run:
             raise RuntimeError("a newer iterator of this dataset has taken over")
+        for batch in self._parts:
+            return batch
         while True:
             begun = time.perf_counter()
             item = run.take()
@@ -152,20 +154,19 @@ class _Batches(Iterator[B]):
             if item.error is not None or item.step is None:
                 self._stop()
                 raise item.error or StopIteration
-            owner.dataset.consume(item.step)
+            read = item.step.batch
+            if read is not None:
+                run.free()
+            if item.ready is not None:
+                assert run.stage is not None
+                run.stage.device.adopt(item.ready.memory, item.ready.mark)
+                read = item.ready.batch
+            self._parts = owner.dataset.hand_out(item.step, read)
+            for batch in self._parts:
+                return batch
             if item.step.position is None:
                 self._stop()
                 raise StopIteration
-            if item.step.batch is None:
-                continue
-            run.free()
-            if item.ready is None:
-                batch: B = item.step.batch
-                return batch
-            assert run.stage is not None
-            run.stage.device.adopt(item.ready.memory, item.ready.mark)
-            moved: B = item.ready.batch
-            return moved
 
 
 class _ReadThread:
@@ -174,7 +175,7 @@ class _ReadThread:
     def __init__(
         self,
         dataset: SteppedDataset[Any],
-        steps: Iterator[ReadStep[Any]],
+        steps: Iterator[ReadStep],
         stage: DeviceStaging | None,
         depth: int,
         window: int,
@@ -215,7 +216,7 @@ class _ReadThread:
         if threading.current_thread() is not self._thread:
             self._thread.join()
 
-    def _next(self, steps: Iterator[ReadStep[Any]], window: int) -> ReadStep[Any]:
+    def _next(self, steps: Iterator[ReadStep], window: int) -> ReadStep:
         """The next batch, or the end."""
         if self.stage is not None:
             self.stage.begin(window)
@@ -226,7 +227,7 @@ class _ReadThread:
                 step = next(steps)
         return step
 
-    def _read(self, steps: Iterator[ReadStep[Any]], window: int) -> None:
+    def _read(self, steps: Iterator[ReadStep], window: int) -> None:
         try:
             while True:
                 self._room.acquire()

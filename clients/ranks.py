@@ -75,6 +75,21 @@ class Ranks(NamedTuple):
                     "for all ranks; start them all again"
                 )
 
+    def of_first(self, value: Any) -> Any:
+        """What rank 0 has."""
+        values = [value]
+        if self.world_size > 1:
+            distributed.broadcast_object_list(values, 0)
+        return values[0]
+
+    def most(self, values: list[int]) -> list[int]:
+        """The largest of each that any rank has."""
+        found = torch.tensor(values)
+        if self.world_size > 1:
+            distributed.all_reduce(found, distributed.ReduceOp.MAX)
+        largest: list[int] = found.tolist()
+        return largest
+
     def add_up(self, values: Tensor) -> None:
         """Put the sum over all ranks in place of `values`."""
         if self.world_size > 1:

@@ -16,6 +16,7 @@ from clients.connection.session import Session
 from clients.dataset import (
     RECONNECT_S,
     DatasetOptions,
+    Reader,
     SteppedDataset,
     gather_threads,
     make_request,
@@ -253,18 +254,22 @@ class SampledDataset(SteppedDataset[B_co]):
         """Those of a batch of several types."""
         return batch_fields(arrays, attached)
 
-    def _to_batch(self, arrays: BatchArrays, attached: Attached) -> B_co:
+    def _to_batch(self, arrays: Any, attached: Attached) -> Any:
         found = self._fields(arrays, attached)
         return self.batch_type(**(only_type(found) if self.several_types else found))
 
-    def _make_reader(self, session: Session) -> BatchReader:
+    def _make_reader(self, session: Session) -> Reader:
+        self._refuse_types(session)
+        return BatchReader(session, self.memory, gather_threads())
+
+    def _refuse_types(self, session: Session) -> None:
+        """Raises Refused: several node types or relations, if this dataset takes one."""
         relations, types = session.attached.relations, session.attached.types
         if self.several_types and (len(relations) != 1 or len(types) != 1):
             raise Refused(
                 f"{self.endpoint}: the store has {len(relations)} relations, a "
                 f"{type(self).__name__} delivers stores of one; take {self.several_types}"
             )
-        return BatchReader(session, self.memory, gather_threads())
 
 
 class NodeSampledDataset(SampledDataset[B_co]):

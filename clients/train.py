@@ -9,13 +9,12 @@ had not been.  `--dropout keyed` gives a node the same mask for any number of pr
 masks depend on (seed, epoch, step, rank).
 """
 
-import argparse
 import contextlib
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,54 +22,30 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from clients.large.dataset import LargeDataset
+from clients.large.fused import FirstLayerRows, FusedBatch
+from clients.large.order import Order, measure_order
+from clients.large.padding import PaddedBatch, Padding
 from clients.micrograph.dataset import HomeBatch, HomeDataset
-from clients.micrograph.training import MERGES, MIGRATE, HomeOptions, HomeTraining
+from clients.micrograph.training import HomeOptions, HomeTraining
 from clients.models import LAYERS, DropoutKeys, Layered, RelationalModel, RowExchange
-from clients.ranks import TIMEOUT_S, FlatGradients, RankLost, Ranks, SplitPlace, joined
+from clients.ranks import FlatGradients, Ranks, SplitPlace, joined
+from clients.settings import (
+    OPTIONS,
+    NotTrainable,
+    Settings,
+    check_settings,
+    parse_fanouts,
+    run_command,
+)
 from clients.shuffle import Shuffle
 from clients.split import SplitBatch, SplitDataset
 from clients.torch import Batch, HeteroBatch, HeteroDataset, NeighborDataset, Prefetcher, prefetch
-from loaderd.api.errors import DaemonError
 
 UNLABELLED = -1
-PLANS = ("auto", "minibatch", "hyperbatch", "macrobatch", "split")
-HOME_ONLY = ("parts", "merge", "migrate", "sync_every")  # settings of placement "home"
 
 AnyBatch = Batch | HeteroBatch | SplitBatch
-AnyDataset = NeighborDataset | HeteroDataset | SplitDataset | HomeDataset
-
-
-class NotTrainable(ValueError):
-    """The store does not hold what a classifier is trained on."""
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    endpoint: str
-    model: str = "sage"
-    epochs: int = 5
-    num_neighbors: tuple[int, ...] = (15, 10)
-    frontier: str = "new"
-    plan: str = "auto"
-    owners: str = ""  # of plan "split" and placement "home": name of an owner map of the store
-    mixed_rows: bool = False  # of plan "split": gather rows of remote nodes, too
-    placement: str = ""  # "home": each rank trains the seeds that it owns by map `owners`
-    parts: str = "1"  # of placement "home": time steps of an iteration; "auto": as is fastest
-    merge: str = "server"  # how there get to be fewer than ranks; or "model"
-    migrate: str = "never"  # whether models travel between time steps; or "always"
-    sync_every: int = 1  # steps between two averages of the ranks' models
-    batch_size: int = 1000
-    hidden: int = 128
-    dropout: str = "random"  # or "keyed": by (seed, epoch, step, layer, node)
-    learning_rate: float = 0.003
-    seed: int = 0
-    input_type: str = ""  # node type that is classified, of a store of several
-    checkpoint: str = ""  # file to go on from and to save to
-    save_every: int = 0  # steps; 0: at the end of each epoch
-    max_steps: int = 0  # stop, and save, after so many in all; 0: never
-    device: str = "cuda" if torch.cuda.is_available() else "cpu"
-    store: str = ""  # its name, where the daemon serves several
-    timeout: float = TIMEOUT_S  # seconds that a rank waits for the others
+AnyDataset = NeighborDataset | HeteroDataset | LargeDataset | SplitDataset | HomeDataset
 
 
 @dataclass(slots=True)
@@ -91,9 +66,10 @@ class Clock:
 class Classes(nn.Module):
     """Logits (batch_size, classes) of a batch's seeds, of one node type or several."""
 
-    def __init__(self, net: nn.Module) -> None:
+    def __init__(self, net: nn.Module, compiles: bool = False) -> None:
         super().__init__()
         self.net = net
+        self.compiled = torch.compile(net.forward, dynamic=False) if compiles else net.forward
 
     def forward(
         self,
@@ -109,7 +85,10 @@ class Classes(nn.Module):
             assert batch.x is not None
             counts = (batch.num_sampled_nodes, batch.num_sampled_edges)
             x, rule = batch.x.float(), batch.frontier
-            logits = self.net(x, batch.edge_index, *counts, rule, exchange, keys)
+            if isinstance(batch, FusedBatch):
+                exchange = FirstLayerRows(batch)
+            net = self.compiled if isinstance(batch, PaddedBatch) else self.net
+            logits = net(x, batch.edge_index, *counts, rule, exchange, keys)
         return logits
 
 
@@ -167,7 +146,7 @@ class Trainer:
     ) -> None:
         """`observe`: called with each batch that is trained on."""
         self._settings, self._ranks, self._observe = settings, ranks, observe
-        _check_owners(settings)
+        check_settings(settings)
         home = HomeOptions.of(settings, ranks.world_size) if settings.placement else None
         torch.manual_seed(settings.seed)
         self._device = ranks.device(settings.device)
@@ -183,10 +162,10 @@ class Trainer:
                 attached = data.attached()
             ranks.refuse_different(f"owner map {settings.owners!r}", attached.owners)
             self._place = ranks.split_place(attached.num_owners)
-        self.model = Classes(self._make_net()).to(self._device)
+        self.model = Classes(self._make_net(), settings.compile).to(self._device)
         self._gradients = FlatGradients(self.model, ranks)
         self._optimizer = torch.optim.Adam(self.model.parameters(), settings.learning_rate)
-        data = self.open_split("train")
+        data = self._open_training()
         self._data = self.ahead(data)
         self._home: HomeTraining | None = None
         if home is not None:
@@ -196,8 +175,11 @@ class Trainer:
         self._steps = 0  # in all
         self._due = False  # a checkpoint is to be saved
         self._first_epoch = 0
+        self._order: Order | None = None
+        self.padding = Padding() if settings.compile else None
         if settings.checkpoint and Path(settings.checkpoint).exists():
             self._load(settings.checkpoint)
+        self._set_order()
 
     def open_split(self, split: str, **options: Any) -> AnyDataset:
         """This rank's part of a split."""
@@ -210,20 +192,50 @@ class Trainer:
             plain = {"plan": settings.plan, "owners": owners}
             return HomeDataset(settings.endpoint, split=split, **(wanted | plain | options))
         if not owners:
-            plan = "auto" if settings.plan == "split" else settings.plan
+            plan = "auto" if settings.plan in ("split", "large") else settings.plan
             wanted |= {"plan": plan, "input_type": settings.input_type}
-            make = HeteroDataset if settings.input_type else NeighborDataset
-            return make(settings.endpoint, split=split, **(wanted | options))
+            kinds: tuple[type[AnyDataset], ...] = (NeighborDataset, HeteroDataset)
+            make = options.pop("make", kinds[bool(settings.input_type)])
+            data: AnyDataset = make(settings.endpoint, split=split, **(wanted | options))
+            return data
         wanted |= {"owners": owners, "owner": place.owner, "num_owners": place.owners}
         wanted |= {"mixed_rows": settings.mixed_rows}
         return SplitDataset(settings.endpoint, split=split, **(wanted | options))
+
+    def _open_training(self) -> AnyDataset:
+        """This rank's part of the training split, as the plan reads it."""
+        settings = self._settings
+        if settings.plan != "large":
+            return self.open_split("train")
+        names = ("draws", "large_batches", "second_fanout")
+        large = {name: getattr(settings, name) for name in names}
+        return self.open_split("train", make=LargeDataset, **large)
+
+    def _set_order(self) -> None:
+        """Have layers computed in the order that rank 0 measures to be the fastest, or measured."""
+        data = self._data.dataset
+        if self._settings.order != "measured" or not isinstance(data, LargeDataset):
+            return
+        net = self.model.net
+        assert isinstance(net, Layered)
+        if self._order is None:
+            measured = None
+            if self._ranks.rank == 0:
+                first = self._open_training()
+                assert isinstance(first, LargeDataset)
+                measured = measure_order(net, first.first_large_batch().to(self._device))
+                first.close()
+            self._order = Order(*self._ranks.of_first(measured))
+        self._order.apply(net)
+        data.fused = self._order.fused
 
     def ahead(self, data: AnyDataset) -> Prefetcher[Any]:
         """Its batches, on the device: the next ones are gathered while one is trained on.
 
         All ranks attach before one begins: who comes later may not find a place in their stream.
         """
-        ahead = prefetch(data, self._device)
+        # of a large batch one more is read ahead: each takes as much memory as many batches
+        ahead = prefetch(data, self._device, depth=1 if isinstance(data, LargeDataset) else 2)
         data.attached()
         self._ranks.barrier()
         return ahead
@@ -236,10 +248,14 @@ class Trainer:
                 self._home.begin_epoch()
             self._data.set_epoch(epoch)
             loss, clock = self._train_epoch()
+            if self.padding is not None and not self.padding.settled and not self._ended:
+                self.padding.settle(self._ranks.most(self.padding.maxima))
             if self._ended:
                 break
             self._say(clock.report(epoch, loss, self.accuracy("valid")))
         self._data.close()
+        if self.padding is not None:
+            self._say(f"{self.padding.larger} batches were too large to be padded")
         result = self.accuracy("test")
         self._say(f"test accuracy {result:.4f}")
         return result
@@ -317,6 +333,11 @@ class Trainer:
         """One step: sum of the losses over seeds of all ranks, and how many were labelled."""
         if self._observe is not None:
             self._observe(batch)
+        if self.padding is not None and isinstance(batch, Batch):
+            if self.padding.settled:
+                batch = self.padding(batch)
+            else:
+                self.padding.observe(batch)
         if self._settings.dropout != "keyed":
             place = (self._settings.seed, batch.epoch, batch.step, self._ranks.rank)
             torch.manual_seed(hash(place) & (2**63 - 1))
@@ -343,6 +364,8 @@ class Trainer:
         state = {
             "model": self.model.state_dict(), "optimizer": self._optimizer.state_dict(),
             "data": self._data.state_dict(), "steps": self._steps,
+            "order": None if self._order is None else tuple(self._order),
+            "padding": None if self.padding is None else self.padding.state_dict(),
         }  # fmt: skip
         if self._home is not None:
             state["home"] = self._home.state_dict()
@@ -356,33 +379,11 @@ class Trainer:
         self._optimizer.load_state_dict(state["optimizer"])
         self._data.load_state_dict(state["data"])
         self._steps, self._first_epoch = state["steps"], state["data"]["epoch"]
+        self._order = Order(*state["order"]) if state.get("order") else None
+        if self.padding is not None and state.get("padding"):
+            self.padding.load_state_dict(state["padding"])
         if self._home is not None and "home" in state:
             self._home.load_state_dict(state["home"])
-
-
-def _check_owners(settings: Settings) -> None:
-    """Raises ValueError: options that do not go together."""
-    split, home = settings.plan == "split", settings.placement == "home"
-    found = f"plan {settings.plan!r}, owners {settings.owners!r}"
-    if split + home != bool(settings.owners) or home != bool(settings.placement):
-        raise ValueError(
-            f"{found}, placement {settings.placement!r}: expected owners with either plan 'split' "
-            "or placement 'home', and none without; give --plan split --owners NAME"
-        )
-    usual = Settings("")
-    own = [name for name in HOME_ONLY if getattr(settings, name) != getattr(usual, name)]
-    if own and not home:
-        raise ValueError(
-            f"{own[0]} {getattr(settings, own[0])!r}: found no placement 'home', expected it; give "
-            f"--placement home --owners NAME, or leave {own[0]} out"
-        )
-    if settings.mixed_rows and not split:
-        raise ValueError(f"mixed_rows: found {found}, expected plan 'split'; leave mixed_rows out")
-    if settings.input_type and settings.owners:
-        raise ValueError(
-            f"input_type {settings.input_type!r}: found {found}, expected a store of one node type "
-            "and no input_type"
-        )
 
 
 def train(
@@ -394,74 +395,14 @@ def train(
     return trainer
 
 
-def parse_fanouts(words: Iterable[object]) -> tuple[int, ...]:
-    """Numbers with commas or spaces between them.  Raises ValueError."""
-    text = " ".join(map(str, words))
-    try:
-        return tuple(int(word) for word in text.replace(",", " ").split())
-    except ValueError:
-        raise ValueError(f"--num-neighbors {text!r}: expected numbers such as 15 10") from None
-
-
-def run_command(
-    make: Callable[[str], Any],
-    doc: str | None,
-    run: Callable[[dict[str, Any]], object],
-    special: Mapping[str, Mapping[str, Any]],
-) -> None:
-    """Run a training command: an endpoint, and an option for each further field of its settings.
-
-    make      settings for an endpoint: gives the names and the defaults
-    special   further arguments of `add_argument`, by field
-
-    Ends with exit code 2, and a line, if the settings or the store cannot be used, or if another
-    rank has ended.
-    """
-    default = make("")
-    parser = argparse.ArgumentParser(description=doc)
-    parser.add_argument("endpoint", help="ipc:///path/of/the/socket")
-    for field in fields(default)[1:]:
-        value = getattr(default, field.name)
-        usual: dict[str, Any] = {"type": type(value), "default": value}
-        if isinstance(value, bool):
-            usual = {"action": "store_true"}
-        option = "--" + field.name.replace("_", "-")
-        parser.add_argument(option, **(usual | {**special.get(field.name, {})}))
-    try:
-        run(vars(parser.parse_args()))
-    except (DaemonError, NotTrainable, RankLost, ValueError) as error:
-        sys.stderr.write(f"error: {error}\n")
-        sys.exit(2)
-
-
 def main() -> None:
     def run(arguments: dict[str, Any]) -> None:
-        arguments["num_neighbors"] = parse_fanouts(arguments["num_neighbors"])
+        for name in ("num_neighbors", "second_fanout"):
+            arguments[name] = parse_fanouts(arguments[name], name)
         with joined(arguments["timeout"]) as ranks:
             train(Settings(**arguments), ranks)
 
-    of_hops = "of each hop, seeds outward: 15 10, or 15,10"
-    special: dict[str, dict[str, Any]] = {
-        "model": {"choices": LAYERS},
-        "num_neighbors": {"nargs": "+", "type": str, "help": of_hops},
-        "frontier": {"choices": ("new", "layer"), "help": "which nodes a hop expands"},
-        "plan": {"choices": PLANS},
-        "owners": {"help": "of plan split: name of an owner map of the store"},
-        "mixed_rows": {"help": "of plan split: gather input rows of all nodes, exchange none"},
-        "placement": {"choices": ("home",), "help": "home: each rank trains the seeds it owns"},
-        "parts": {"help": "of placement home: time steps of an iteration, or auto"},
-        "merge": {"choices": MERGES, "help": "where seeds go if there are fewer than ranks"},
-        "migrate": {"choices": MIGRATE, "help": "whether models travel between time steps"},
-        "sync_every": {"help": "steps between two averages of models that travel"},
-        "dropout": {"choices": ("random", "keyed")},
-        "input_type": {"help": "node type that is classified"},
-        "store": {"help": "its name, if the daemon serves several"},
-        "device": {"help": "cpu, cuda, cuda:1"},
-        "checkpoint": {"help": "file to go on from and to save to"},
-        "save_every": {"help": "steps between two checkpoints; 0: at the end of each epoch"},
-        "timeout": {"help": "seconds that a process waits for the others"},
-    }
-    run_command(Settings, __doc__, run, special)
+    run_command(Settings, __doc__, run, OPTIONS)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,8 @@ from clients.hopwise.dataset import HopBatch, HopDataset
 from clients.hopwise.models import ALONE, make_model
 from clients.prefetch import prefetch
 from clients.ranks import FlatGradients, Ranks, usable_device
-from clients.train import UNLABELLED, NotTrainable, optimize, run_command, say, sum_of_losses
+from clients.settings import NotTrainable, run_command
+from clients.train import UNLABELLED, optimize, say, sum_of_losses
 
 MODELS = ("linear", "features", "sgc", "sign", "sign-mlp", "hoga")
 

@@ -39,7 +39,7 @@ def checked_epoch(epoch: Any) -> int:
     return number
 
 
-def fanouts_of_hops(fanouts: Any) -> tuple[int, ...]:
+def fanouts_of_hops(fanouts: Any, option: str = "num_neighbors") -> tuple[int, ...]:
     """Fanouts, hop by hop, as integers.  Raises Refused: a text, a single number, a fraction."""
     try:
         if isinstance(fanouts, str) or not isinstance(fanouts, Iterable):
@@ -47,7 +47,7 @@ def fanouts_of_hops(fanouts: Any) -> tuple[int, ...]:
         return tuple(operator.index(k) for k in fanouts)
     except TypeError as error:
         raise Refused(
-            f"num_neighbors: found {fanouts!r}, expected an integer for each hop, such as [15, 10]"
+            f"{option}: found {fanouts!r}, expected an integer for each hop, such as [15, 10]"
         ) from error
 
 

@@ -84,10 +84,10 @@ class DeviceStaging(Memory):
             expected = ", ".join(map(repr, ("auto", *MODES)))
             raise Refused(f"mode {mode!r}: expected one of {expected}")
         if mode in (DIRECT, CACHED) and not direct:
-            raise Refused(f"mode {mode!r}: the rows of this dataset are ranges; use 'staging'")
+            raise Refused(f"mode {mode!r}: the host brings the rows of this dataset; use 'staging'")
         self.device = device
         wanted = (STAGING,) if not direct else MODES if mode == "auto" else (mode,)
-        reason = "asked for" if mode != "auto" else "" if direct else "rows are ranges"
+        reason = "asked for" if mode != "auto" else "" if direct else "the host brings such rows"
         self._calibration = Calibration(wanted, reason)
         self._cache_bytes, self._borrows = cache_bytes, borrows
         self._slabs: list[tuple[Slab, Mark | None]] = [

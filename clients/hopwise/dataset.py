@@ -140,6 +140,8 @@ class HopDataset(SteppedDataset[HopBatch]):
     `SteppedDataset`.
     """
 
+    rows_by_device = False  # they come in ranges
+
     def __init__(
         self,
         endpoint: str,

@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.nn.utils import parameters_to_vector
 
 from clients.ranks import FlatGradients, Ranks, joined
-from clients.train import AnyBatch, Settings, train
+from clients.settings import Settings
+from clients.train import AnyBatch, train
 
 
 def trained(ranks: Ranks, settings: dict[str, Any]) -> tuple[list[Any], list[float]]:

@@ -90,7 +90,7 @@ def test_chunks_that_lie_in_the_arena_are_lent_until_they_are_copied(hops, monke
 def test_what_cannot_be_is_refused(hops):
     with pytest.raises(Refused, match="views=True, read ahead"):
         prefetch(HopDataset(hops, views=True), "cpu")
-    with pytest.raises(Refused, match="mode 'direct': the rows of this dataset are ranges"):
+    with pytest.raises(Refused, match="mode 'direct': the host brings the rows of this"):
         prefetch(HopDataset(hops), "cpu", mode="direct")
 
 

@@ -13,7 +13,8 @@ from clients import train_hops  # noqa: E402
 from clients.connection.position import StateMismatch  # noqa: E402
 from clients.models import LAYERS, GatLayer, GcnLayer, Layered  # noqa: E402
 from clients.ranks import FlatGradients, Ranks  # noqa: E402
-from clients.train import Settings, parse_fanouts, sum_of_losses, train  # noqa: E402
+from clients.settings import Settings, parse_fanouts  # noqa: E402
+from clients.train import sum_of_losses, train  # noqa: E402
 from loaderd.api.errors import Refused  # noqa: E402
 from tests.daemons import ROOT, daemon  # noqa: E402
 from tests.heterostores import random_hetero, write_hetero_store  # noqa: E402

@@ -10,7 +10,8 @@ torch = pytest.importorskip("torch")
 from blockstore.owners import write_owners  # noqa: E402
 from blockstore.store import open_store  # noqa: E402
 from clients.ranks import Ranks  # noqa: E402
-from clients.train import Settings, train  # noqa: E402
+from clients.settings import Settings  # noqa: E402
+from clients.train import train  # noqa: E402
 from loaderd.api.errors import Refused  # noqa: E402
 from loaderd.server.transport import ask_status, parse_either  # noqa: E402
 from preprocess.ingest.ingest import ingest  # noqa: E402

@@ -13,7 +13,7 @@ from blockstore.owners import write_owners
 from blockstore.store import open_store
 from tests.daemons import ROOT
 from tests.tools.tiny import TINY, by_side
-from tools.bench import epochs, gpu, split, trainers
+from tools.bench import epochs, gpu, large, split, trainers
 from tools.bench.harness import BENCHES, run
 from tools.bench.setup import serving
 
@@ -85,6 +85,18 @@ def test_owners_share_the_work_of_one_process(folder):
     sent = [found[way]["exchanged_bytes"] for way in ways]
     assert sent[:2] == [0, 0]
     assert sent[2] > 0
+
+
+def test_rows_of_large_batches_come_once_and_shared_draws_are_sampled_once(folder):
+    given = large.LargeOptions(
+        folder, nodes=3000, degree=8, features=16, mem="32M", fanouts=(5, 5), batch_size=50
+    )
+    ways = {"one": ("", 1), "own": ("own", 4), "shared": ("shared", 4)}
+    found = {way: large.read_epoch(given, given.store(), *of) for way, of in ways.items()}
+    one, own, shared = found.values()
+    assert shared["rows"] < own["rows"] < one["rows"]
+    assert shared["sampled"] < own["sampled"] == one["sampled"] == one["edges"] == own["edges"]
+    assert own["mb"] == pytest.approx(own["rows"] * one["mb"] / one["rows"])
 
 
 def test_the_command_lists_its_benches():

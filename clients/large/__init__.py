@@ -1,0 +1,1 @@
+"""Large batches: several steps whose rows come to the trainer once."""

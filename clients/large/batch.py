@@ -1,0 +1,97 @@
+"""A large batch: some steps of an epoch, out of which each is taken on the device."""
+
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
+
+import torch
+from torch import Tensor
+
+from clients.cut import BatchCutter
+from clients.large.second import SecondStage
+from clients.records import TensorRecord
+from clients.torch import Batch
+
+
+class LargeBatch(TensorRecord):
+    """Steps of an epoch that come together."""
+
+    __slots__ = ()
+
+    def batches(self) -> Iterator[Batch]:
+        """The batch of each step, in order, on the device of the large batch."""
+        rows = self.rows()
+        for step, places in self.cuts():
+            yield replace(step, x=None if rows is None else rows[places])
+
+    @abstractmethod
+    def rows(self) -> Tensor | None:
+        """`x` of the distinct nodes."""
+
+    @abstractmethod
+    def cuts(self) -> Iterator[tuple[Batch, Tensor]]:
+        """Each step's batch without `x`, and the places of its nodes among the distinct ones."""
+
+    @property
+    @abstractmethod
+    def num_rows(self) -> int:
+        """Distinct nodes, whose rows came along."""
+
+
+@dataclass(slots=True, repr=False)
+class OwnBatches(LargeBatch):
+    """Batches with draws of their own; of each row the first that needs it brings it."""
+
+    steps: list[Batch]  # with rows of the nodes that no earlier one of them has
+    places: list[Tensor]  # int64, of each: places of its nodes among the distinct ones
+
+    def rows(self) -> Tensor | None:
+        return _joined([step.x for step in self.steps])
+
+    def cuts(self) -> Iterator[tuple[Batch, Tensor]]:
+        y = _joined([step.y for step in self.steps])
+        names = self.steps[0].features
+        features = {name: torch.cat([s.features[name] for s in self.steps]) for name in names}
+        for step, places in zip(self.steps, self.places, strict=True):
+            found = {name: rows[places] for name, rows in features.items()}
+            batch = replace(step, x=None, y=None if y is None else y[places], features=found)
+            yield batch, places
+
+    @property
+    def num_rows(self) -> int:
+        return 1 + reduce(max, (int(p.max()) for p in self.places if p.numel()), -1)
+
+
+def _joined(parts: Sequence[Tensor | None]) -> Tensor | None:
+    """Rows one behind the other; None if there are none."""
+    found = [part for part in parts if part is not None]
+    return torch.cat(found) if found else None
+
+
+@dataclass(slots=True, repr=False)
+class SharedDraws(LargeBatch):
+    """A batch that was sampled as a whole, and where the steps are whose seeds it has."""
+
+    whole: Batch
+    first: int  # step whose seeds these are: the first one; earlier ones are left out
+    cut_seeds: list[tuple[int, int]]  # of each step: [start, stop) among the seeds of `whole`
+    second_fanout: tuple[int, ...]  # draws that a step keeps, by hop; (): all
+    seed: int
+
+    def rows(self) -> Tensor | None:
+        return self.whole.x
+
+    def cuts(self) -> Iterator[tuple[Batch, Tensor]]:
+        cutter, device = BatchCutter(replace(self.whole, x=None)), self.whole.n_id.device
+        for step, (start, stop) in enumerate(self.cut_seeds, self.first):
+            keep = None
+            if self.second_fanout:
+                keep = SecondStage(self.second_fanout, self.seed, self.whole.epoch, step)
+            seeds = torch.arange(start, stop, device=device)
+            cut = cutter.structure(seeds, keep)
+            yield replace(cutter.with_rows(cut, seeds), step=step), cut.nodes
+
+    @property
+    def num_rows(self) -> int:
+        return self.whole.num_nodes

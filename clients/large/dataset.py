@@ -1,0 +1,228 @@
+"""Batches that come to the trainer, and to its device, several steps at a time."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Literal, Unpack
+
+import torch
+from msgspec import structs
+from torch.utils.data import get_worker_info
+
+from clients.batch import BatchArrays
+from clients.connection.position import Position, StateMismatch
+from clients.connection.remote import open_session
+from clients.connection.request import fanouts_of_hops
+from clients.connection.session import Session
+from clients.dataset import ReadStep, gather_threads
+from clients.large.batch import LargeBatch, OwnBatches, SharedDraws
+from clients.large.fused import fused_batches
+from clients.large.reader import OwnArrays, OwnReader, SharedArrays, SharedReader
+from clients.large.steps import LargeSteps
+from clients.torch import (
+    Batch,
+    Fanouts,
+    InputNodes,
+    NodeSampledDataset,
+    SamplingOptions,
+    batch_fields,
+    only_type,
+)
+from loaderd.api.errors import Refused
+from loaderd.api.protocol import Attach, Attached
+
+__all__ = ["LargeDataset"]
+
+PLANS = ("auto", "minibatch", "hyperbatch")
+_STATE = "large"  # in the state of a dataset with shared draws
+
+
+class LargeDataset(NodeSampledDataset[Batch]):
+    """Batches of a store of one node type and one relation, read a large batch at a time.
+
+    A large batch covers `large_batches` steps, whose rows come once.  Iterating gives the batch of
+    each step, as `NeighborDataset` does; through `Prefetcher` each is taken on the device out of
+    the large batch there.  Steps, states and epochs count batches.
+    """
+
+    batch_type, several_types = Batch, "clients.torch.HeteroDataset"
+    rows_by_device = False  # several messages make up what is brought to a device at once
+
+    def __init__(
+        self,
+        endpoint: str,
+        split: str = "train",
+        num_neighbors: Fanouts = (15, 10, 5),
+        batch_size: int = 1000,
+        *,
+        draws: Literal["own", "shared"] = "own",
+        large_batches: int = 0,
+        second_fanout: Sequence[int] = (),
+        input_nodes: InputNodes = None,
+        **options: Unpack[SamplingOptions],
+    ) -> None:
+        """As `NeighborDataset`, one node type and relation and no times.
+
+        draws          "own": the batches of `NeighborDataset`, to the bit.  "shared": the steps of
+                       a large batch have their draws in common, so the daemon samples them once;
+                       with frontier="layer"
+        large_batches  steps of a large batch; 0: a twelfth of an epoch's.  Of own draws it changes
+                       no batch
+        second_fanout  of shared draws: how many of them each step keeps of each node, by hop, -1 is
+                       all
+        """
+        super().__init__(
+            endpoint, split, num_neighbors, batch_size, input_nodes=input_nodes, **options
+        )
+        self.fused = False  # whether batches are handed out as `FusedBatch`
+        self._draws, self._steps_asked = draws, large_batches
+        self._second_fanout = fanouts_of_hops(second_fanout, "second_fanout")
+        self._refuse()
+
+    def _refuse(self) -> None:
+        """Raises Refused: options that do not go together."""
+        asked, draws = self._request, self._draws
+        if draws not in ("own", "shared"):
+            raise Refused(f"draws {draws!r}: expected 'own' or 'shared'")
+        if not isinstance(self._steps_asked, int) or self._steps_asked < 0:
+            raise Refused(
+                f"large_batches: found {self._steps_asked!r}, expected a number of steps, or 0 for "
+                "a twelfth of an epoch"
+            )
+        if asked.plan not in PLANS:
+            expected = " or ".join(map(repr, PLANS))
+            raise Refused(f"large batches: found plan {asked.plan!r}, expected {expected}")
+        if asked.edge_features:
+            raise Refused("large batches: found edge_features, expected rows of nodes alone")
+        if draws == "shared" and asked.frontier != "layer":
+            raise Refused(
+                f"draws 'shared': found frontier {asked.frontier!r}, in which the draws of a seed "
+                "depend on the others, expected frontier='layer'"
+            )
+        if not self._second_fanout:
+            return
+        hops = len(asked.num_neighbors) or max(map(len, asked.fanouts.values()), default=0)
+        if draws != "shared":
+            raise Refused(f"second_fanout: found draws {draws!r}, expected 'shared'")
+        if len(self._second_fanout) != hops or min(self._second_fanout) < -1:
+            raise Refused(
+                f"second_fanout: found {list(self._second_fanout)}, expected a fanout for each of "
+                f"{hops} hops"
+            )
+
+    # -- large batches -----------------------------------------------------------------------------
+
+    def _steps_of(self, attached: Attached) -> LargeSteps:
+        """How steps fall to large batches."""
+        asked, num_seeds = self._request, attached.resolved.num_seeds
+        epoch = LargeSteps(num_seeds, asked.batch_size, asked.world_size, self._steps_asked)
+        return epoch if self._steps_asked else epoch.with_default()
+
+    def _asked(self) -> Attach:
+        """The request; of shared draws for large batches, which all ranks read alike."""
+        if self._draws == "own":
+            return self._request
+        if not self._steps_asked:
+            self._steps_asked = self._default_steps()
+        size = self._steps_asked * self._request.batch_size
+        return structs.replace(self._request, batch_size=size, rank=0, world_size=1)
+
+    def _default_steps(self) -> int:
+        """As many as an epoch wants; the daemon knows how many seeds there are."""
+        probe = structs.replace(self._request, window=1)
+        session = open_session(self.endpoint, probe, self._ids, None)
+        try:
+            return self._steps_of(session.attached).steps
+        finally:
+            session.close()
+
+    def _count_steps(self, attached: Attached) -> int:
+        return self._steps_of(attached).num_steps
+
+    def _make_reader(self, session: Session) -> OwnReader | SharedReader:
+        self._refuse_types(session)
+        steps, threads = self._steps_of(session.attached), gather_threads()
+        if self._draws == "own":
+            return OwnReader(session, self.memory, threads, steps)
+        if steps.leaves_tail:
+            raise Refused(
+                f"{self.endpoint}: {steps.num_seeds} seeds in large batches of {steps.steps} steps "
+                f"leave fewer to the last one than the {steps.world_size} ranks; take "
+                f"large_batches {steps.without_tail().steps}"
+            )
+        return SharedReader(session, self.memory, threads, steps, self._request.rank)
+
+    def _to_batch(self, arrays: Any, attached: Attached) -> LargeBatch:
+        def batch_of(whole: BatchArrays) -> Batch:
+            return Batch(**only_type(batch_fields(whole, attached)))
+
+        if isinstance(arrays, OwnArrays):
+            places = [torch.from_numpy(places) for places in arrays.places]
+            return OwnBatches([batch_of(step) for step in arrays.steps], places)
+        assert isinstance(arrays, SharedArrays)
+        whole, seed = batch_of(arrays.whole), attached.resolved.seed
+        return SharedDraws(whole, arrays.steps.start, arrays.cuts, self._second_fanout, seed)
+
+    # -- steps of them -----------------------------------------------------------------------------
+
+    def ahead(self) -> Iterator[ReadStep]:
+        info = get_worker_info()
+        if info is not None:
+            raise Refused(
+                f"large batches: found a DataLoader with {info.num_workers} workers, expected "
+                "none; clients.torch.Prefetcher reads ahead in a thread"
+            )
+        return super().ahead()
+
+    def first_large_batch(self) -> LargeBatch:
+        """That of the next epoch's first steps, for a look at it; no step is consumed."""
+        read = next(self.ahead()).batch
+        assert isinstance(read, LargeBatch)
+        return read
+
+    def _reads(self, steps: range) -> Iterable[int]:
+        size = self._steps_of(self.attached()).steps
+        return (s for s in steps if s == steps.start or s % size == 0)
+
+    def _start(self, session: Session, at: Position) -> None:
+        if self._draws == "shared":
+            at = at._replace(step=at.step // self._steps_of(session.attached).steps)
+        super()._start(session, at)
+
+    def hand_out(self, step: ReadStep, read: Any) -> Iterator[Batch]:
+        if not isinstance(read, LargeBatch) or step.position is None:
+            yield from super().hand_out(step, read)
+            return
+        for batch in fused_batches(read) if self.fused else read.batches():
+            self.consume(step._replace(position=step.position._replace(step=batch.step)))
+            yield batch
+
+    # -- states ------------------------------------------------------------------------------------
+
+    def state_dict(self, batch: Any = None) -> dict[str, Any]:
+        """As `SteppedDataset`; of own draws `NeighborDataset` can go on with it, and vice versa."""
+        state = super().state_dict(batch)
+        if self._draws == "own":
+            return state
+        # other datasets find no step, and refuse: theirs would be one of larger batches
+        step = state.pop("step")
+        return state | {_STATE: {"step": step, "large_batches": self._steps_asked, **self._fixed()}}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        large = state.get(_STATE, {})
+        if self._draws == "shared" and large:
+            steps = self._steps_asked or large.get("large_batches")
+            expected = {"large_batches": steps, **self._fixed()}
+            found = {name: large.get(name) for name in expected}
+            if found != expected:
+                raise StateMismatch(f"state was saved with {found} (now {expected})")
+            self._steps_asked = int(steps)
+            state = {**state, "step": large.get("step")}
+        elif self._draws == "shared":
+            raise StateMismatch("state was saved with own draws (now with shared draws)")
+        elif large:
+            raise StateMismatch("state was saved with shared draws (now with own draws)")
+        super().load_state_dict(state)
+
+    def _fixed(self) -> dict[str, Any]:
+        """What the daemon does not know, and batches depend on."""
+        asked = self._request.batch_size
+        return {"batch_size": asked, "second_fanout": list(self._second_fanout)}

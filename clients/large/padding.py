@@ -1,0 +1,103 @@
+"""Batches of one shape, so that a model is compiled once.
+
+Each hop's nodes and edges are filled up to a bound.  Padding edges lead from a node that does not
+exist, whose row is zero, to another one, whose result nobody reads.
+"""
+
+from dataclasses import dataclass, fields
+from itertools import accumulate, pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from clients.torch import Batch
+
+__all__ = ["PaddedBatch", "Padding"]
+
+_MARGIN = 0.05  # of a bound over the largest batch of the first epoch
+_NOBODY = -1  # label and id of a node that does not exist: no loss is computed for it
+
+
+@dataclass(slots=True, repr=False, kw_only=True)
+class PaddedBatch(Batch):
+    """A batch whose `num_sampled_nodes`, `num_sampled_edges` and `batch_size` are the bounds.
+
+    `input_id` has the seeds that there are; the others have the label -1.
+    """
+
+
+class Padding:
+    """Bounds on nodes and edges of each hop, learned from batches and then kept."""
+
+    def __init__(self) -> None:
+        self.larger = 0  # batches that went beyond the bounds, and were not padded
+        self.settled = False
+        self._nodes: list[int] = []
+        self._edges: list[int] = []
+
+    def observe(self, batch: Batch) -> None:
+        """Take a batch into account."""
+        self._nodes = _largest(self._nodes, batch.num_sampled_nodes)
+        self._edges = _largest(self._edges, batch.num_sampled_edges)
+
+    def settle(self, maxima: list[int]) -> None:
+        """Fix the bounds; `maxima`: those of all ranks, as `maxima` gives them."""
+        hops = len(self._nodes)
+        # a node that does not exist beside those that do
+        self._nodes = [int(n * (1 + _MARGIN)) + 1 for n in maxima[:hops]]
+        self._edges = [int(e * (1 + _MARGIN)) for e in maxima[hops:]]
+        self.settled = True
+
+    @property
+    def maxima(self) -> list[int]:
+        """Nodes, then edges by hop: the largest, or the bounds once these are settled."""
+        return [*self._nodes, *self._edges]
+
+    def state_dict(self) -> dict[str, Any]:
+        """What `load_state_dict` takes."""
+        return {"settled": self.settled, "nodes": self._nodes, "edges": self._edges}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on with bounds that were saved."""
+        self.settled, self._nodes, self._edges = (state[n] for n in ("settled", "nodes", "edges"))
+
+    def __call__(self, batch: Batch) -> Batch:
+        """A `PaddedBatch`; a batch beyond the bounds as it is, which is counted."""
+        nodes, edges = batch.num_sampled_nodes, batch.num_sampled_edges
+        fits = all(n < bound for n, bound in zip(nodes, self._nodes, strict=True))
+        if not (fits and all(e <= bound for e, bound in zip(edges, self._edges, strict=True))):
+            self.larger += 1
+            return batch
+        ends = list(accumulate(self._nodes))
+        device = batch.n_id.device
+        spans = zip(nodes, ends, self._nodes, strict=True)
+        places = torch.cat(
+            [torch.arange(end - bound, end - bound + n, device=device) for n, end, bound in spans]
+        )
+        parts = []
+        for hop, (first, stop) in enumerate(pairwise(accumulate(edges, initial=0))):
+            spare = places.new_tensor([[ends[hop + 1] - 1], [ends[hop] - 1]])
+            spare = spare.expand(2, self._edges[hop] - (stop - first))
+            parts += [places[batch.edge_index[:, first:stop]], spare]
+
+        def fill(rows: Tensor | None, value: int = 0) -> Tensor | None:
+            if rows is None:
+                return None
+            out = rows.new_full((ends[-1], *rows.shape[1:]), value)
+            out[places] = rows
+            return out
+
+        own = {f.name: getattr(batch, f.name) for f in fields(Batch)}
+        own |= {
+            "x": fill(batch.x), "y": fill(batch.y, _NOBODY), "n_id": fill(batch.n_id, _NOBODY),
+            "e_id": None, "edge_features": {}, "edge_index": torch.cat(parts, dim=1),
+            "features": {name: fill(rows) for name, rows in batch.features.items()},
+            "batch_size": self._nodes[0], "num_sampled_nodes": self._nodes,
+            "num_sampled_edges": self._edges,
+        }  # fmt: skip
+        return PaddedBatch(**own)
+
+
+def _largest(known: list[int], found: list[int]) -> list[int]:
+    return [max(pair) for pair in zip(known or found, found, strict=True)]

@@ -1,0 +1,53 @@
+"""How the steps of an epoch fall to large batches; pure."""
+
+from typing import NamedTuple, Self
+
+from loaderd.plans.base import Part, count_steps, share
+
+LARGE_BATCHES = 12  # of an epoch, unless a number of steps is asked for
+
+
+class LargeSteps(NamedTuple):
+    """An epoch of batches, `steps` of them to a large batch, each shared by the ranks."""
+
+    num_seeds: int
+    batch_size: int  # of a step, all ranks together
+    world_size: int
+    steps: int  # of a large batch; the last one of an epoch may have fewer
+
+    @property
+    def num_steps(self) -> int:
+        return count_steps(self.num_seeds, self.batch_size, self.world_size)
+
+    @property
+    def leaves_tail(self) -> bool:
+        """Whether seeds of the last step lie beyond its large batch.
+
+        Seeds that are fewer than ranks join the last step; they begin a large batch of their own if
+        those before it are full.
+        """
+        tail = self.num_seeds % self.batch_size
+        full = self.num_steps % self.steps == 0 and self.num_seeds > self.batch_size
+        return full and 0 < tail < self.world_size
+
+    def without_tail(self) -> Self:
+        """With a few more steps to a large batch, if it needs these to leave no tail."""
+        found = self
+        while found.leaves_tail:
+            found = found._replace(steps=found.steps + 1)
+        return found
+
+    def with_default(self) -> Self:
+        """With as many steps to a large batch that an epoch has `LARGE_BATCHES`, or fewer."""
+        return self._replace(steps=-(-self.num_steps // LARGE_BATCHES)).without_tail()
+
+    def of(self, step: int) -> range:
+        """The steps of the large batch of a step, from this one on."""
+        return range(step, min((step // self.steps + 1) * self.steps, self.num_steps))
+
+    def seeds(self, step: int, rank: int) -> range:
+        """A rank's share of a step, as places among the seeds of its large batch."""
+        part = Part(rank, self.world_size)
+        own = share(step, self.num_steps, self.num_seeds, self.batch_size, part)
+        first = step // self.steps * self.steps * self.batch_size
+        return range(own.start - first, own.stop - first)
