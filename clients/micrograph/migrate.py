@@ -8,7 +8,7 @@ from torch import Tensor, distributed
 from clients.ranks import Ranks
 
 
-class Ring:
+class RankRing:
     """The ranks in their order, on a process group of their own: nothing else waits for it."""
 
     def __init__(self, ranks: Ranks) -> None:

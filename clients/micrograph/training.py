@@ -15,7 +15,7 @@ MERGES = ("server", "model")
 MIGRATE = ("never", "always")
 
 
-class Wanted(Protocol):
+class HomeSettings(Protocol):
     """Settings of a training command, as a user gives them."""
 
     @property
@@ -36,7 +36,7 @@ class HomeOptions(NamedTuple):
     averaging: Averaging
 
     @classmethod
-    def of(cls, wanted: Wanted, num_ranks: int) -> Self:
+    def of(cls, wanted: HomeSettings, num_ranks: int) -> Self:
         """Raises ValueError: options that do not go together."""
         parts, merge, migrate = wanted.parts, wanted.merge, wanted.migrate
         steps = 0 if parts == AUTO else int(parts) if parts.isascii() and parts.isdigit() else -1

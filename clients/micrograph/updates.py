@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from clients.micrograph.dataset import HomeBatch
-from clients.micrograph.migrate import Ring
+from clients.micrograph.migrate import RankRing
 from clients.micrograph.visits import visit_batches
 from clients.ranks import FlatGradients, Ranks
 from clients.torch import Batch
@@ -46,7 +46,7 @@ class HomeUpdates:
         """All ranks make theirs at the same time."""
         self._gradients, self._optimizer, self._ranks = gradients, optimizer, ranks
         self._averaging = averaging
-        self._ring = Ring(ranks) if averaging.migrate else None
+        self._ring = RankRing(ranks) if averaging.migrate else None
         # the model here is that of the rank so many before this one; None: all models are one
         self._time: int | None = None
         self._sums = torch.zeros(2, dtype=torch.float64)  # losses since the last average

@@ -16,7 +16,7 @@ from clients.torch import Batch
 from loaderd.plans.home import merge_times, times_of
 
 
-class Visit(NamedTuple):
+class ModelVisit(NamedTuple):
     """A time step of an iteration, as rank s sees it: model (s - time) mod N is there."""
 
     time: int
@@ -25,7 +25,7 @@ class Visit(NamedTuple):
 
 def plan_visits(
     seed_rank: NDArray[np.int64], rank: int, num_ranks: int, time_steps: int
-) -> list[Visit]:
+) -> list[ModelVisit]:
     """The visits to a rank in an iteration, at the same times on all ranks.
 
     seed_rank    of `HomeBatch`
@@ -37,7 +37,7 @@ def plan_visits(
     if time_steps < num_ranks:
         times = merge_times(times, seed_rank, num_ranks, time_steps)
     own = times[seed_rank == rank]
-    return [Visit(time, np.flatnonzero(own == time)) for time in np.unique(times).tolist()]
+    return [ModelVisit(time, np.flatnonzero(own == time)) for time in np.unique(times).tolist()]
 
 
 def visit_batches(

@@ -4,7 +4,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from clients.micrograph.migrate import Ring  # noqa: E402
+from clients.micrograph.migrate import RankRing  # noqa: E402
 from clients.ranks import Ranks  # noqa: E402
 from tests.ranks import pool  # noqa: E402
 
@@ -13,17 +13,22 @@ HOPS = (1, 3, -1, 0, 4, 2, 1)
 
 def travel(ranks: Ranks, size: int) -> list[list[float]]:
     """What a rank has after each of some shifts."""
-    ring, values, found = Ring(ranks), torch.full((size,), float(ranks.rank)), []
+    ring, values, found = RankRing(ranks), torch.full((size,), float(ranks.rank)), []
     for hops in HOPS:
         ring.shift(values, hops)
         found.append(values.unique().tolist())
     return found
 
 
+@pytest.fixture(scope="module")
+def processes():
+    with pool(4) as opened:
+        yield opened
+
+
 @pytest.mark.parametrize(("world", "size"), [(1, 5), (2, 5), (4, 1), (4, 1 << 20)])
-def test_values_go_so_many_ranks_on(world, size):
+def test_values_go_so_many_ranks_on(processes, world, size):
     """A megabyte is more than a socket takes at once: nobody waits for who waits for him."""
-    with pool(world) as ranks:
-        for rank, found in enumerate(ranks.run(travel, size, world=world)):
-            expected = [[float((rank - sum(HOPS[: i + 1])) % world)] for i in range(len(HOPS))]
-            assert found == expected
+    for rank, found in enumerate(processes.run(travel, size, world=world)):
+        expected = [[float((rank - sum(HOPS[: i + 1])) % world)] for i in range(len(HOPS))]
+        assert found == expected
