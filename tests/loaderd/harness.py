@@ -89,6 +89,9 @@ class FakeEngine:
     def release(self, release: Message) -> None:
         self._note("release", release)
 
+    def parts(self):
+        return []
+
     def stores(self) -> Any:
         return (StoreStatus("x", "/x", "f00d", "O_DIRECT", self.sessions),)
 
